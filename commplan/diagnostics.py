@@ -1,0 +1,86 @@
+"""Diagnostics: what went wrong, where, what was expected and found, and how to mend it.
+
+A diagnostic is a value. Rooms make them; only `commplan.cli` and `str()` of an error turn them
+into text. Every code has a page, `commplan/pages/CODE.md`, that `commplan explain CODE` prints.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import NoReturn
+
+import msgspec
+
+
+class Severity(enum.StrEnum):
+    """How bad it is. Only errors stop a compilation."""
+
+    ERROR = "error"
+    WARNING = "warning"
+
+
+class Span(msgspec.Struct, frozen=True, order=True):
+    """A range of a `.plan` file. Lines and columns count from 1; the end column is exclusive."""
+
+    line: int
+    column: int
+    end_line: int
+    end_column: int
+
+    def __str__(self) -> str:
+        return f"{self.line}:{self.column}-{self.end_line}:{self.end_column}"
+
+    def to(self, other: Span) -> Span:
+        """The span from the start of this one to the end of `other`."""
+        return Span(self.line, self.column, other.end_line, other.end_column)
+
+
+class Note(msgspec.Struct, frozen=True):
+    """A remark that belongs to a diagnostic, with its own place where it has one."""
+
+    text: str
+    span: Span | None = None
+
+
+class Fix(msgspec.Struct, frozen=True):
+    """A replacement that is certain: put `text` in place of `span`."""
+
+    title: str
+    span: Span
+    text: str
+
+
+class Diagnostic(msgspec.Struct, frozen=True):
+    """One mistake: a stable code, one sentence, its place, remarks and a fix where one is certain."""
+
+    code: str
+    message: str
+    span: Span | None = None
+    notes: tuple[Note, ...] = ()
+    fix: Fix | None = None
+    severity: Severity = Severity.ERROR
+    file: str = ""
+
+    def __str__(self) -> str:
+        place = f"{self.file or '<plan>'}:{self.span.line}:{self.span.column}: " if self.span else ""
+        lines = [f"{place}{self.severity}[{self.code}]: {self.message}"]
+        lines += [f"  note: {note.text}" for note in self.notes]
+        if self.fix:
+            lines.append(f"  fix: {self.fix.title}")
+        return "\n".join(lines)
+
+
+class CommplanError(Exception):
+    """A user's mistake, as diagnostics. Raised by every public call that cannot go on."""
+
+    def __init__(self, *diagnostics: Diagnostic) -> None:
+        super().__init__(*diagnostics)
+        self.diagnostics = diagnostics
+
+    def __str__(self) -> str:
+        return "\n".join(str(diagnostic) for diagnostic in self.diagnostics)
+
+
+def fail(code: str, message: str, *notes: str, span: Span | None = None, file: str = "") -> NoReturn:
+    """Raise a `CommplanError` with one diagnostic; each of `notes` becomes a remark."""
+    raise CommplanError(Diagnostic(code, message, span, tuple(Note(note) for note in notes), file=file))

@@ -1,0 +1,407 @@
+"""The schedule: what runs where and in what order, the same text for every rank.
+
+`commplan.passes.lower` makes it from a plan, the other passes rewrite it, the lowerings run it.
+Shapes are those of one rank: `per` dimensions stripped, `split` leaves cut and padded. An op
+names its operands and results; results are in SSA form over the whole phase.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import msgspec
+
+from commplan.diagnostics import Span
+from commplan.ir.plan import Algorithm, AxisKind, Hints, Ref
+from commplan.ir.types import ArrayType, BytesType, DType, Placement, TreeType
+
+SCHEMA_VERSION = 1
+
+
+class Leaf(msgspec.Struct, frozen=True):
+    """One array of a value on one rank. `path` is its key path, parts joined by `/`; "" for an array."""
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: DType
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.nbytes
+
+
+class Value(msgspec.Struct, frozen=True):
+    """A value of the schedule, as one rank holds it.
+
+    kind: `tree` (a pytree, leaves in JAX's flattening order), `array` (one leaf), `records` (a
+    loaded batch; its leaf has the local batch as leading dimension, none if it is `bytes`), `flat`
+    (a contiguous one-dimensional buffer made by the compiler; one leaf).
+    `whole` keeps, for a tree or array that is split, the leaves before the first cut.
+    """
+
+    id: Ref
+    kind: Literal["tree", "array", "records", "flat"]
+    leaves: tuple[Leaf, ...]
+    placement: Placement
+    whole: tuple[Leaf, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one rank's copy."""
+        return sum(leaf.nbytes for leaf in self.leaves)
+
+
+class Part(msgspec.Struct, frozen=True):
+    """A run of elements of leaf `leaf` of `value`, and where it lies in a buffer.
+
+    Source and destination both have `ways` rows (see `Pack`); `start`, `size` and `offset` count
+    elements within a row.
+    """
+
+    value: Ref
+    leaf: int
+    start: int
+    size: int
+    offset: int
+
+
+class Read(msgspec.Struct, frozen=True, tag="read"):
+    """Read a batch of records of a source. Lane: host read."""
+
+    result: Ref
+    source: str
+    batch: tuple[int, ...]
+    visit: Literal["exactly_once", "at_least_once", "at_most_once"]
+    seed: int
+    span: Span
+    count: Ref | None = None
+    clock: str | None = None
+    split: tuple[str, ...] = ()
+    per: tuple[str, ...] = ()
+    tail: Literal["pad", "short", "drop"] = "pad"
+    hints: Hints = Hints()
+    after: tuple[Ref, ...] = ()
+    lane: str = "host_read"
+
+
+class Map(msgspec.Struct, frozen=True, tag="map"):
+    """Apply a bound function. `per_record` on the device means `vmap` over the leading dimension.
+
+    `per`: the ensembles between whose members a random function differs.
+    """
+
+    results: tuple[Ref, ...]
+    fn: str
+    operands: tuple[Ref, ...]
+    span: Span
+    per: tuple[str, ...] = ()
+    per_record: bool = False
+    random: bool = False
+    hints: Hints = Hints()
+    after: tuple[Ref, ...] = ()
+    lane: str = "device"  # or host_compute
+
+
+class Share(msgspec.Struct, frozen=True, tag="share"):
+    """How a loaded value that is the same over ensembles is made so, between processes.
+
+    design: duplicate (each computes it), all_shared (each computes 1/n and all see all),
+    single_broadcast or multi_broadcast (`readers` compute).
+    """
+
+    result: Ref
+    operand: Ref
+    over: tuple[str, ...]
+    design: Literal["duplicate", "all_shared", "single_broadcast", "multi_broadcast"]
+    span: Span
+    readers: int | None = None
+    after: tuple[Ref, ...] = ()
+    lane: str = "host_compute"
+
+
+class Pack(msgspec.Struct, frozen=True, tag="pack"):
+    """Copy parts of leaves into one flat buffer of `ways` equal rows, zero where no part lies.
+
+    A leaf is flattened, zero-padded to a multiple of `ways`, and seen as `ways` rows; each part
+    is a run of columns. With ways = 1 that is plain concatenation. A reduce-scatter of a buffer
+    packed `ways` = ranks leaves each rank the row that holds its shard of every leaf.
+    For an array (not a tree) that is cut along its leading dimension, the leading dimension is
+    padded instead, so that a row is a whole number of its rows.
+    """
+
+    result: Ref
+    parts: tuple[Part, ...]
+    span: Span
+    ways: int = 1
+    after: tuple[Ref, ...] = ()
+    lane: str = "device"
+
+
+class Unpack(msgspec.Struct, frozen=True, tag="unpack"):
+    """The way back: make `result` from parts of flat buffers.
+
+    Part.value names the buffer and Part.leaf the leaf of `result`; `ways` rows as in `Pack`,
+    padding dropped.
+    """
+
+    result: Ref
+    parts: tuple[Part, ...]
+    span: Span
+    ways: int = 1
+    after: tuple[Ref, ...] = ()
+    lane: str = "device"
+
+
+class Cast(msgspec.Struct, frozen=True, tag="cast"):
+    """Convert every leaf to `dtype`."""
+
+    result: Ref
+    operand: Ref
+    dtype: DType
+    span: Span
+    after: tuple[Ref, ...] = ()
+    lane: str = "device"
+
+
+class Collective(msgspec.Struct, frozen=True, tag="collective"):
+    """One collective over `axes`, leaf by leaf.
+
+    all_reduce: same shape out. reduce_scatter: a flat [n*k] in, this rank's [k] out.
+    all_gather: [k] in, [n*k] out in rank order. all_to_all: flat [n*k] in and out, row i to rank
+    i. broadcast: from `root`, counted row-major over `axes`, first major.
+    """
+
+    kind: Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast"]
+    result: Ref
+    operand: Ref
+    axes: tuple[str, ...]
+    dtype: DType  # of the widest leaf that moves
+    nbytes: int  # of one rank's operand
+    span: Span
+    op: Literal["sum", "max", "min"] | None = None
+    root: int | None = None
+    algorithm: Algorithm = Algorithm("native")
+    hints: Hints = Hints()
+    after: tuple[Ref, ...] = ()
+    lane: str = "network"
+
+
+class LocalSum(msgspec.Struct, frozen=True, tag="local_sum"):
+    """Sum the `ways` rows of a flat buffer [ways*k] -> [k], in the operand's dtype."""
+
+    result: Ref
+    operand: Ref
+    ways: int
+    span: Span
+    after: tuple[Ref, ...] = ()
+    lane: str = "device"
+
+
+class Scale(msgspec.Struct, frozen=True, tag="scale"):
+    """Multiply or divide every leaf by a number or by a scalar value. Integers are left alone by 1.
+
+    A scalar value is converted to each leaf's dtype; a division by a zero scalar gives zero
+    (a weighted mean over no records is zero, not NaN).
+    """
+
+    result: Ref
+    operand: Ref
+    how: Literal["mul", "div"]
+    by: float | Ref
+    span: Span
+    after: tuple[Ref, ...] = ()
+    lane: str = "device"
+
+
+class Slice(msgspec.Struct, frozen=True, tag="slice"):
+    """Keep this rank's cut along `axis`. Each tree leaf is flattened, zero-padded and cut; scalars
+    stay. An array is cut along its leading dimension."""
+
+    result: Ref
+    operand: Ref
+    axis: str
+    span: Span
+    after: tuple[Ref, ...] = ()
+    lane: str = "device"
+
+
+class Elastic(msgspec.Struct, frozen=True, tag="elastic"):
+    """`pull` = eta * rho * (operand - center), leaf by leaf (Zhang et al. 2015).
+
+    mode sync: local arithmetic; an all-reduce of `pull` and an `Update` follow. Any other mode
+    is the whole exchange with a server, makes `result` too, and is run by the exchange runtime.
+    """
+
+    pull: Ref
+    operand: Ref
+    center: Ref
+    mode: Literal["sync", "round_robin", "async", "hogwild"]
+    eta: float | Ref
+    rho: float | Ref
+    over: tuple[str, ...]
+    span: Span
+    result: Ref | None = None
+    hints: Hints = Hints()
+    after: tuple[Ref, ...] = ()
+    lane: str = "device"
+
+
+class Update(msgspec.Struct, frozen=True, tag="update"):
+    """`result` = operand + delta, leaf by leaf: the new centre."""
+
+    result: Ref
+    operand: Ref
+    delta: Ref
+    span: Span
+    after: tuple[Ref, ...] = ()
+    lane: str = "device"
+
+
+class Exchange(msgspec.Struct, frozen=True, tag="exchange"):
+    """A parameter-server step, run by the exchange runtime: results = fn(states, mean gradient)."""
+
+    results: tuple[Ref, ...]
+    gradient: Ref
+    states: tuple[Ref, ...]
+    fn: str
+    over: tuple[str, ...]
+    op: Literal["sum", "mean"]
+    span: Span
+    weight: Ref | None = None
+    algorithm: Algorithm | None = None
+    hints: Hints = Hints()
+    after: tuple[Ref, ...] = ()
+    lane: str = "network"
+
+
+Op = (
+    Read | Map | Share | Pack | Unpack | Cast | Collective | LocalSum | Scale | Slice | Elastic
+    | Update | Exchange
+)  # fmt: skip
+
+
+class Binding(msgspec.Struct, frozen=True):
+    """A name and its value. `source_only` is true where it depends on sources alone: then `batches`
+    yields it, made on the host and by per-record device functions, and the phase does not."""
+
+    name: str
+    value: Ref
+    source_only: bool = False
+
+
+class Phase(msgspec.Struct, frozen=True):
+    """One phase: its ops in the order in which every rank issues them."""
+
+    name: str
+    kind: Literal["start", "step", "every", "named"]
+    span: Span
+    period: int
+    ops: tuple[Op, ...]
+    inputs: tuple[Ref, ...]  # inputs of the plan that it reads
+    states: tuple[Ref, ...]  # states that it reads, as on entry
+    outputs: tuple[Binding, ...]
+    updates: tuple[Binding, ...]
+    values: tuple[Value, ...]  # results of its ops
+    takes: tuple[Binding, ...] = ()  # source-only values that its other ops need: arguments of the phase
+
+
+class Axis(msgspec.Struct, frozen=True):
+    name: str
+    kind: AxisKind
+    size: int
+    level: str | None = None  # the level of the topology that it is placed on
+
+
+class FnType(msgspec.Struct, frozen=True):
+    name: str
+    operands: tuple[ArrayType | BytesType | TreeType, ...]
+    results: tuple[ArrayType | BytesType | TreeType, ...]
+    where: Literal["host", "device"]
+    elementwise: bool = False
+    random: bool = False
+
+
+class SourceType(msgspec.Struct, frozen=True):
+    name: str
+    type: ArrayType | BytesType | TreeType
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """What a pass decided, for `explain`: the rejected alternatives with the reason."""
+
+    by: str
+    what: str
+    why: str
+    span: Span | None = None
+    rejected: tuple[str, ...] = ()
+
+
+class Schedule(msgspec.Struct, frozen=True):
+    """The whole compiled plan. `entry` holds the values of inputs and states (version 0)."""
+
+    plan: str
+    plan_digest: str
+    axes: tuple[Axis, ...]
+    sources: tuple[SourceType, ...]
+    fns: tuple[FnType, ...]
+    inputs: tuple[Ref, ...]
+    states: tuple[Ref, ...]
+    entry: tuple[Value, ...]
+    phases: tuple[Phase, ...]
+    pipeline: str = ""  # the passes that made it, as text
+    choices: tuple[Choice, ...] = ()
+    file: str = ""
+    schema: int = SCHEMA_VERSION
+
+    def axis(self, name: str) -> Axis:
+        return next(axis for axis in self.axes if axis.name == name)
+
+    def fn(self, name: str) -> FnType:
+        return next(fn for fn in self.fns if fn.name == name)
+
+    def phase(self, name: str) -> Phase:
+        return next(phase for phase in self.phases if phase.name == name)
+
+    def size(self, axes: tuple[str, ...]) -> int:
+        """The number of ranks along `axes`."""
+        return math.prod(self.axis(name).size for name in axes)
+
+
+def operands(op: Op) -> tuple[Ref, ...]:
+    """Every value that `op` reads, in a fixed order, `after` not included."""
+    match op:
+        case Read():
+            return ()
+        case Map():
+            return op.operands
+        case Pack() | Unpack():
+            return tuple(dict.fromkeys(part.value for part in op.parts))
+        case Scale():
+            return (op.operand, op.by) if isinstance(op.by, str) else (op.operand,)
+        case Elastic():
+            scalars = tuple(x for x in (op.eta, op.rho) if isinstance(x, str))
+            return (op.operand, op.center, *scalars)
+        case Update():
+            return (op.operand, op.delta)
+        case Exchange():
+            return (op.gradient, *op.states, *((op.weight,) if op.weight else ()))
+        case Share() | Cast() | Collective() | LocalSum() | Slice():
+            return (op.operand,)
+
+
+def results(op: Op) -> tuple[Ref, ...]:
+    """Every value that `op` makes."""
+    match op:
+        case Read():
+            return (op.result, op.count) if op.count else (op.result,)
+        case Map() | Exchange():
+            return op.results
+        case Elastic():
+            return (op.pull, op.result) if op.result else (op.pull,)
+        case _:
+            return (op.result,)

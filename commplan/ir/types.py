@@ -1,0 +1,144 @@
+"""Types and placements: what a value is, and how it lies over the axes of a plan."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Iterable
+
+import msgspec
+
+
+class DType(enum.StrEnum):
+    """An element type of the language."""
+
+    F32 = "f32"
+    BF16 = "bf16"
+    F16 = "f16"
+    F64 = "f64"
+    I32 = "i32"
+    I64 = "i64"
+    U8 = "u8"
+    BOOL = "bool"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one element."""
+        return _NBYTES[self]
+
+    @property
+    def is_float(self) -> bool:
+        return self in (DType.F32, DType.BF16, DType.F16, DType.F64)
+
+    @property
+    def numpy_name(self) -> str:
+        """The name that NumPy (with ml_dtypes for bfloat16) gives it."""
+        return _NUMPY[self]
+
+    @classmethod
+    def of(cls, name: str) -> DType | None:
+        """The type that NumPy calls `name` (or that the language calls so), if there is one."""
+        return _BY_NUMPY.get(name)
+
+
+_NBYTES = {
+    DType.F32: 4, DType.BF16: 2, DType.F16: 2, DType.F64: 8,
+    DType.I32: 4, DType.I64: 8, DType.U8: 1, DType.BOOL: 1,
+}  # fmt: skip
+_NUMPY = {
+    DType.F32: "float32", DType.BF16: "bfloat16", DType.F16: "float16", DType.F64: "float64",
+    DType.I32: "int32", DType.I64: "int64", DType.U8: "uint8", DType.BOOL: "bool",
+}  # fmt: skip
+_BY_NUMPY = {name: dtype for dtype, name in _NUMPY.items()} | {str(dtype): dtype for dtype in _NUMPY}
+
+
+class ArrayType(msgspec.Struct, frozen=True, tag="array"):
+    """An array with written dimensions (global: before any placement cuts or repeats it)."""
+
+    dtype: DType
+    shape: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{', '.join(map(str, self.shape))}]" if self.shape else str(self.dtype)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+class BytesType(msgspec.Struct, frozen=True, tag="bytes"):
+    """One record of variable length."""
+
+    def __str__(self) -> str:
+        return "bytes"
+
+
+class TreeType(msgspec.Struct, frozen=True, tag="tree"):
+    """A pytree whose leaves are bound when the plan is compiled."""
+
+    def __str__(self) -> str:
+        return "tree"
+
+
+Element = ArrayType | BytesType | TreeType
+
+
+class RecordsType(msgspec.Struct, frozen=True, tag="records"):
+    """A loaded value: a batch of records.
+
+    `batch` is the global number of records a step, one number, or one per member where members
+    have clocks of their own.
+    """
+
+    batch: tuple[int, ...]
+    element: ArrayType | BytesType | TreeType
+
+    def __str__(self) -> str:
+        batch = str(self.batch[0]) if len(self.batch) == 1 else f"[{', '.join(map(str, self.batch))}]"
+        return f"{batch} x {self.element}"
+
+
+Type = ArrayType | BytesType | TreeType | RecordsType
+
+
+class Placement(msgspec.Struct, frozen=True):
+    """How a value lies over the axes: `same` on each axis that is not named here.
+
+    `per` and `partial` stand in the order in which the plan declares the axes; `split` is one
+    ordered list, major first: the leading dimension is cut along its first axis, then its second.
+    """
+
+    per: tuple[str, ...] = ()
+    partial: tuple[str, ...] = ()
+    split: tuple[str, ...] = ()
+    server: str | None = None
+
+    def __str__(self) -> str:
+        words = [
+            f"{word} {', '.join(axes)}"
+            for word, axes in (("per", self.per), ("partial", self.partial), ("split", self.split))
+            if axes
+        ]
+        if self.server:
+            words.append(f"on {self.server}")
+        return " ".join(words) or "same"
+
+    @property
+    def varying(self) -> tuple[str, ...]:
+        """Every axis along which ranks hold different data."""
+        return self.per + self.partial + self.split
+
+    def varies(self, axis: str) -> bool:
+        return axis in self.per or axis in self.partial or axis in self.split
+
+    def same_over(self, axes: Iterable[str]) -> Placement:
+        """This placement with `axes` no longer per or partial: what a reduction or broadcast leaves."""
+        gone = frozenset(axes)
+        return msgspec.structs.replace(
+            self,
+            per=tuple(a for a in self.per if a not in gone),
+            partial=tuple(a for a in self.partial if a not in gone),
+        )
+
+
+SAME = Placement()

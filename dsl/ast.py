@@ -1,0 +1,216 @@
+"""The untyped tree: what was written, with a span on every node.
+
+The parser makes it, the checker reads it, the formatter prints it. Names are not resolved, units
+not converted, defaults not filled in.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from commplan.diagnostics import Span
+
+
+class Node(msgspec.Struct, frozen=True, kw_only=True):
+    span: Span
+
+
+class Name(Node, frozen=True):
+    text: str
+
+
+class Number(Node, frozen=True):
+    """`text` as written, `value` without `_`, `unit` one of the language's units or None."""
+
+    text: str
+    value: int | float
+    unit: str | None = None
+
+
+class TypeExpr(Node, frozen=True):
+    """`f32[3, 4]`, `f32`, `bytes`, `tree`. `dims` is None where no brackets were written."""
+
+    name: Name
+    dims: tuple[Number, ...] | None = None
+
+
+class PlacementItem(Node, frozen=True):
+    """`same`, `per A, B`, `partial A`, `split A, B`, in the order written."""
+
+    kind: Literal["same", "per", "partial", "split"]
+    axes: tuple[Name, ...]
+
+
+class AxisDecl(Node, frozen=True):
+    """`axis NAME = N`, `ensemble NAME = N`, `server NAME = N`; `size` None is `?`."""
+
+    kind: Literal["axis", "ensemble", "server"]
+    name: Name
+    size: Number | None
+
+
+class SourceDecl(Node, frozen=True):
+    name: Name
+    type: TypeExpr
+
+
+class FnDecl(Node, frozen=True):
+    """`flags` are the words after `host` or `device`, as written."""
+
+    name: Name
+    operands: tuple[TypeExpr, ...]
+    results: tuple[TypeExpr, ...]
+    where: Name | None
+    flags: tuple[Name, ...] = ()
+
+
+class InputDecl(Node, frozen=True):
+    name: Name
+    type: TypeExpr
+    placement: tuple[PlacementItem, ...] = ()
+
+
+class StateDecl(Node, frozen=True):
+    name: Name
+    type: TypeExpr
+    placement: tuple[PlacementItem, ...] = ()
+    server: Name | None = None
+
+
+class Call(Node, frozen=True):
+    """`hierarchical(gpu = native, node)`, `sync(eta = eta, rho = 0.1)`, `ring`, `mean(weight = n)`.
+
+    `args` is None where no parentheses were written.
+    """
+
+    name: Name
+    args: tuple[CallArg, ...] | None = None
+
+
+class CallArg(Node, frozen=True):
+    value: Name | Number
+    key: Name | None = None
+
+
+class Option(Node, frozen=True):
+    """`bucket = 25 MiB` inside braces."""
+
+    key: Name
+    value: Name | Number
+
+
+class Options(Node, frozen=True):
+    items: tuple[Option, ...]
+
+
+class Batch(Node, frozen=True):
+    """`batch 64`, or `batch [32, 32, 64] over MEMBER`."""
+
+    sizes: tuple[Number, ...]
+    over: Name | None = None
+
+
+class LoadExpr(Node, frozen=True):
+    source: Name
+    batch: Batch
+    split: tuple[Name, ...] = ()
+    per: tuple[Name, ...] = ()
+    visit: Name | None = None
+    seed: Number | None = None
+    tail: Name | None = None
+    options: Options | None = None
+
+
+class MapExpr(Node, frozen=True):
+    fn: Name
+    operands: tuple[Name, ...]
+    per: tuple[Name, ...] = ()
+    options: Options | None = None
+
+
+class StageExpr(Node, frozen=True):
+    """broadcast, share, reduce, scatter, slice, gather: one operand over some axes.
+
+    `over_word` is the word written, `over` or `across`; `by`, `root`, `via`, `options` are what
+    was written, allowed or not: the checker says which stage takes which.
+    """
+
+    kind: Literal["broadcast", "share", "reduce", "scatter", "slice", "gather"]
+    operand: Name
+    over_word: Name
+    over: tuple[Name, ...]
+    root: Number | None = None
+    by: Call | None = None
+    via: Call | None = None
+    options: Options | None = None
+
+
+class ExchangeExpr(Node, frozen=True):
+    gradient: Name
+    states: tuple[Name, ...]
+    fn: Name
+    over: tuple[Name, ...]
+    by: Call | None = None
+    via: Call | None = None
+    options: Options | None = None
+
+
+class ElasticExpr(Node, frozen=True):
+    operand: Name
+    center: Name
+    over: tuple[Name, ...]
+    by: Call | None = None
+    via: Call | None = None
+    options: Options | None = None
+
+
+Expr = LoadExpr | MapExpr | StageExpr | ExchangeExpr | ElasticExpr
+
+
+class StageStmt(Node, frozen=True):
+    """`targets = expr`."""
+
+    targets: tuple[Name, ...]
+    expr: Expr
+
+
+class OutputStmt(Node, frozen=True):
+    names: tuple[Name, ...]
+
+
+class BadStmt(Node, frozen=True):
+    """A statement that did not parse; the names left of its `=`, where there were any, are bound."""
+
+    targets: tuple[Name, ...] = ()
+
+
+class PhaseDecl(Node, frozen=True):
+    """`at start`, `each step`, `every N steps`, `phase NAME`; `header` spans the words before `{`."""
+
+    kind: Literal["start", "step", "every", "named"]
+    header: Span
+    body: tuple[StageStmt | OutputStmt | BadStmt, ...]
+    period: Number | None = None
+    name: Name | None = None
+
+
+class Comment(Node, frozen=True):
+    """`text` with its `#`; `trailing` where code stands before it on its line."""
+
+    text: str
+    trailing: bool
+
+
+Decl = AxisDecl | SourceDecl | FnDecl | InputDecl | StateDecl | PhaseDecl | BadStmt
+
+
+class File(Node, frozen=True):
+    """A whole file. `name` is None where the `plan NAME` line is missing or wrong."""
+
+    file: str
+    text: str
+    name: Name | None
+    items: tuple[Decl, ...]
+    comments: tuple[Comment, ...] = ()
