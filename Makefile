@@ -1,0 +1,67 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`. `make help` lists the rest.
+# PYTHON=/path/to/python3.11 chooses the interpreter, VENV=dir the place of the virtual environment.
+
+VENV    ?= .venv
+PYTHON  ?=
+WORKERS ?= 2
+TESTS   ?=
+
+PY  := $(VENV)/bin/python
+SET := PYTHON='$(PYTHON)' sh .ci/venv
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help demo test lint types format audit oldest build packages clean
+
+help:  ## this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
+
+demo:  ## make the virtual environment and train the ensemble of examples/plans/ensemble_training.plan
+	@$(SET) $(VENV) demo constraints.txt
+	$(PY) examples/ensemble_training.py
+
+test:  ## install what the tests need and run them all, with coverage; TESTS="tests/dsl -x" runs some
+	@$(SET) $(VENV) test constraints.txt
+	@rm -f .coverage .coverage.*
+ifeq ($(TESTS),)
+	$(PY) -m coverage run -m pytest -n $(WORKERS) --dist worksteal -q
+	@$(PY) -m coverage combine -q
+	@$(PY) -m coverage report
+else
+	$(PY) -m pytest $(TESTS)
+endif
+
+lint:  ## ruff: rules and format
+	@$(SET) $(VENV) lint constraints.txt
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+types:  ## pyright, strict
+	@$(SET) $(VENV) lint constraints.txt
+	$(VENV)/bin/pyright
+
+format:  ## rewrite the sources as ruff formats them
+	@$(SET) $(VENV) lint constraints.txt
+	$(PY) -m ruff check --fix-only -q .
+	$(PY) -m ruff format .
+
+audit:  ## compile the plans ahead of time for 4 x 8 H100 and read the result (no GPU needed; 230 MB of wheels)
+	@$(SET) .venv-audit audit constraints.txt
+	JAX_PLATFORMS=cpu COMMPLAN_AUDIT=1 .venv-audit/bin/python -m pytest tests/audit -q
+
+oldest:  ## the tests of lowering and runtime on the oldest supported JAX
+	@$(SET) .venv-oldest oldest constraints-oldest.txt
+	.venv-oldest/bin/python -m pytest tests/lowering tests/runtime -n $(WORKERS) -q
+
+build:  ## wheel and sdist into dist/
+	@$(SET) $(VENV) test constraints.txt
+	@rm -rf build
+	$(PY) -m build --outdir dist .
+
+packages: build  ## install the sources, the wheel and the sdist into empty environments and run the command there
+	sh .ci/packages $(PY)
+
+clean:  ## remove what make and the tools left behind, the virtual environments included
+	rm -rf .venv .venv-audit .venv-oldest .make build dist *.egg-info .coverage .coverage.* htmlcov
+	rm -rf .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
