@@ -1,0 +1,77 @@
+"""Element types in NumPy, bfloat16 included where `ml_dtypes` is not installed.
+
+Without `ml_dtypes` a bfloat16 array is held as float32 whose every value is a bfloat16: `convert`
+rounds after each operation, to nearest, ties to even, as the hardware does.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from commplan.ir.types import DType
+
+Array = npt.NDArray[Any]
+
+
+@functools.cache
+def storage(dtype: DType) -> np.dtype[Any]:
+    """The NumPy type that holds `dtype`: its own, or float32 for bfloat16 without `ml_dtypes`."""
+    if dtype is not DType.BF16:
+        return np.dtype(dtype.numpy_name)
+    try:
+        import ml_dtypes  # noqa: PLC0415 - it comes with jax and is no dependency of the core
+    except ImportError:
+        return np.dtype(np.float32)
+    return np.dtype(ml_dtypes.bfloat16)
+
+
+def round_bfloat16(array: Array) -> Array:
+    """The float32 values of `array`, each rounded to the nearest bfloat16, ties to even."""
+    bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
+    odd = (bits >> 16) & 1
+    rounded = ((bits + np.uint32(0x7FFF) + odd) & np.uint32(0xFFFF0000)).view(np.float32)
+    # Adding to the bits of a NaN could make it an infinity, so NaNs keep theirs.
+    return np.where(np.isnan(array), array, rounded).astype(np.float32).reshape(np.shape(array))
+
+
+def convert(array: npt.ArrayLike, dtype: DType) -> Array:
+    """`array` as `dtype`, rounded where that is narrower; values out of range become infinite."""
+    with np.errstate(all="ignore"):
+        held = np.asarray(array).astype(storage(dtype))
+    if dtype is DType.BF16 and held.dtype == np.float32:
+        return round_bfloat16(held)
+    return held
+
+
+def combine(op: Literal["sum", "max", "min"], left: Array, right: Array, dtype: DType) -> Array:
+    """`left` and `right` combined element by element, the result rounded to `dtype`.
+
+    Integers wrap around; a NaN in either operand gives NaN.
+    """
+    function = {"sum": np.add, "max": np.maximum, "min": np.minimum}[op]
+    with np.errstate(all="ignore"):
+        return convert(function(left, right), dtype)
+
+
+def multiply(array: Array, factor: npt.ArrayLike, dtype: DType) -> Array:
+    """`array * factor`, the factor first converted to `dtype`."""
+    with np.errstate(all="ignore"):
+        return convert(np.multiply(array, convert(factor, dtype)), dtype)
+
+
+def divide(array: Array, divisor: npt.ArrayLike, dtype: DType) -> Array:
+    """`array / divisor`, the divisor first converted to `dtype`; by zero it is zero.
+
+    That is the weighted mean over no records. Integers are divided by one only.
+    """
+    by = convert(divisor, dtype)
+    if not dtype.is_float:
+        return array if bool(by == 1) else convert(np.floor_divide(array, by), dtype)
+    if bool(by == 0):
+        return np.zeros_like(array)
+    with np.errstate(all="ignore"):
+        return convert(np.divide(array, by), dtype)

@@ -1,0 +1,164 @@
+"""What each op of a schedule means, for all ranks at once.
+
+A clear definition, not a fast one: loops over ranks, and sums in rank order in the dtype of the
+operand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from commplan.ir import schedule as ir
+from commplan.lowering.oracle.layout import Grid, Held, Rank, cut, join, pad_rows
+from commplan.lowering.oracle.numbers import Array, combine, convert, divide, multiply, storage
+
+Values = Mapping[str, ir.Value]
+Env = Mapping[str, Held]
+
+
+def pack(op: ir.Pack, values: Values, env: Env, grid: Grid) -> Held:
+    """`ways` rows; in each, the runs of columns that the parts name. Zero where no part lies."""
+    leaf = values[op.result].leaves[0]
+    held: Held = {}
+    for rank in grid.ranks:
+        buffer = np.zeros(leaf.size, storage(leaf.dtype)).reshape(op.ways, -1)
+        for part in op.parts:
+            rows = _rows(env[part.value][rank][part.leaf], op.ways, values[part.value])
+            buffer[:, part.offset : part.offset + part.size] = rows[:, part.start : part.start + part.size]
+        held[rank] = (buffer.reshape(-1),)
+    return held
+
+
+def _rows(array: Array, ways: int, value: ir.Value) -> Array:
+    """A leaf as `ways` rows: flattened and padded; an array's leading dimension is padded instead."""
+    if value.kind == "array" and array.ndim:
+        array = pad_rows(array, ways)
+    return pad_rows(array.reshape(-1), ways).reshape(ways, -1)
+
+
+def unpack(op: ir.Unpack, values: Values, env: Env, grid: Grid) -> Held:
+    """Leaves from the runs of columns of buffers: padding dropped, shapes restored."""
+    value = values[op.result]
+    held: Held = {}
+    for rank in grid.ranks:
+        mine: list[Array] = []
+        for number, leaf in enumerate(value.leaves):
+            width = _rows(np.zeros(leaf.shape, np.bool_), op.ways, value).shape[1]
+            rows = np.zeros((op.ways, width), storage(leaf.dtype))
+            for part in op.parts:
+                if part.leaf == number:
+                    buffer = env[part.value][rank][0].reshape(op.ways, -1)
+                    rows[:, part.start : part.start + part.size] = buffer[
+                        :, part.offset : part.offset + part.size
+                    ]
+            mine.append(rows.reshape(-1)[: leaf.size].reshape(leaf.shape))
+        held[rank] = tuple(mine)
+    return held
+
+
+def cast(op: ir.Cast, values: Values, env: Env, grid: Grid) -> Held:
+    del values
+    return {rank: tuple(convert(leaf, op.dtype) for leaf in env[op.operand][rank]) for rank in grid.ranks}
+
+
+def local_sum(op: ir.LocalSum, values: Values, env: Env, grid: Grid) -> Held:
+    """The `ways` rows of a flat buffer, added from first to last."""
+    dtype = values[op.operand].leaves[0].dtype
+    held: Held = {}
+    for rank in grid.ranks:
+        rows = env[op.operand][rank][0].reshape(op.ways, -1)
+        held[rank] = (_fold("sum", list(rows), dtype),)
+    return held
+
+
+def scale(op: ir.Scale, values: Values, env: Env, grid: Grid) -> Held:
+    change = multiply if op.how == "mul" else divide
+    leaves = values[op.operand].leaves
+    held: Held = {}
+    for rank in grid.ranks:
+        by = env[op.by][rank][0] if isinstance(op.by, str) else op.by
+        held[rank] = tuple(
+            change(array, by, leaf.dtype) for leaf, array in zip(leaves, env[op.operand][rank], strict=True)
+        )
+    return held
+
+
+def slice_(op: ir.Slice, values: Values, env: Env, grid: Grid) -> Held:
+    tree = values[op.operand].kind == "tree"
+    ways = grid.size((op.axis,))
+    held: Held = {}
+    for rank in grid.ranks:
+        place = grid.position(rank, (op.axis,))
+        held[rank] = tuple(cut(leaf, ways, place, tree=tree) for leaf in env[op.operand][rank])
+    return held
+
+
+def elastic(op: ir.Elastic, values: Values, env: Env, grid: Grid) -> Held:
+    """pull = eta rho (W - C), the pull towards the centre of Zhang, Choromanska and LeCun (2015)."""
+    leaves = values[op.operand].leaves
+    held: Held = {}
+    for rank in grid.ranks:
+        eta, rho = (env[x][rank][0] if isinstance(x, str) else x for x in (op.eta, op.rho))
+        pulls: list[Array] = []
+        for leaf, own, center in zip(leaves, env[op.operand][rank], env[op.center][rank], strict=True):
+            factor = multiply(convert(eta, leaf.dtype), rho, leaf.dtype)
+            pulls.append(multiply(convert(np.subtract(own, center), leaf.dtype), factor, leaf.dtype))
+        held[rank] = tuple(pulls)
+    return held
+
+
+def update(op: ir.Update, values: Values, env: Env, grid: Grid) -> Held:
+    leaves = values[op.operand].leaves
+    return {
+        rank: tuple(
+            combine("sum", own, delta, leaf.dtype)
+            for leaf, own, delta in zip(leaves, env[op.operand][rank], env[op.delta][rank], strict=True)
+        )
+        for rank in grid.ranks
+    }
+
+
+def collective(op: ir.Collective, values: Values, env: Env, grid: Grid) -> Held:
+    """Leaf by leaf within each group of ranks; algorithms change nothing but rounding."""
+    source, target = values[op.operand], values[op.result]
+    held: dict[Rank, list[Array]] = {rank: [] for rank in grid.ranks}
+    for group in grid.groups(op.axes):
+        for number, leaf in enumerate(source.leaves):
+            arrays = [env[op.operand][rank][number] for rank in group]
+            results = _exchange(op, arrays, leaf, target.leaves[number], source.kind == "tree")
+            for rank, result in zip(group, results, strict=True):
+                held[rank].append(result)
+    return {rank: tuple(leaves) for rank, leaves in held.items()}
+
+
+def _exchange(
+    op: ir.Collective, arrays: list[Array], leaf: ir.Leaf, target: ir.Leaf, tree: bool
+) -> list[Array]:
+    """One leaf of every rank of a group, in rank order, before and after the collective."""
+    ways = len(arrays)
+    match op.kind:
+        case "all_reduce":
+            return [_fold(op.op, arrays, leaf.dtype)] * ways
+        case "reduce_scatter":
+            total = _fold(op.op, arrays, leaf.dtype)
+            return [cut(total, ways, place, tree=tree) for place in range(ways)]
+        case "all_gather":
+            return [join(arrays, target)] * ways
+        case "all_to_all":
+            rows = [array.reshape(ways, -1) for array in arrays]
+            return [np.concatenate([row[place] for row in rows]) for place in range(ways)]
+        case "broadcast":
+            return [arrays[op.root or 0]] * ways
+
+
+def _fold(op: str | None, arrays: Sequence[Array], dtype: ir.DType) -> Array:
+    total = arrays[0]
+    for array in arrays[1:]:
+        match op:
+            case "max" | "min":
+                total = combine(op, total, array, dtype)
+            case _:
+                total = combine("sum", total, array, dtype)
+    return total

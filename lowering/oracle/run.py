@@ -1,0 +1,222 @@
+"""The oracle: a schedule executed in NumPy for all ranks at once. The reference for every lowering."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from commplan.diagnostics import fail
+from commplan.ir import schedule as ir
+from commplan.lowering.oracle import ops
+from commplan.lowering.oracle.layout import Grid, Held, collect, global_shape, spread
+from commplan.lowering.oracle.numbers import Array, convert, storage
+from commplan.trees import flatten, nest
+
+Tree = Any
+State = dict[str, Tree]
+
+
+class Oracle:
+    """Runs the phases of `schedule`, every rank after the other.
+
+    `functions` are the plan's device functions, given as callables on NumPy trees; one applied record
+    by record gets one record. A random function takes one more argument before the others: a
+    `numpy.random.Generator` that depends on (seed, call, place of the op, record, and the members
+    named by `per`), so that ranks that must agree do.
+
+    Arrays are in the global layout: one leading dimension for each `per` and each `partial` axis of
+    the value, in plan order; the leading dimension of a `split` leaf is the concatenation of the
+    padded cuts; nothing is added for `same`. Trees are nested dicts, lists and tuples.
+
+    Raises `CommplanError`: CP0890 where a value has not the shape that the schedule says, CP0891
+    where a value that should be the same differs between ranks, CP0892 for an op that needs the
+    exchange runtime, CP0893 for a missing or unknown input, CP0894 for a missing function.
+    """
+
+    def __init__(
+        self, schedule: ir.Schedule, functions: Mapping[str, Callable[..., Any]] | None = None, seed: int = 0
+    ) -> None:
+        self.schedule = schedule
+        self.grid = Grid(schedule)
+        self._functions = dict(functions or {})
+        self._seed = seed
+        self._calls = 0
+        self._entry = {value.id: value for value in schedule.entry}
+        # How to rebuild a tree from its leaves, by the paths of the leaves; learnt from every tree seen.
+        self._rebuild: dict[tuple[str, ...], Callable[[Sequence[Any]], Tree]] = {}
+
+    def init(self) -> State:
+        """The plan's states before `at start`: zeros, in the global layout."""
+        state: State = {}
+        for ref in self.schedule.states:
+            value = self._entry[ref]
+            shapes = [global_shape(self.grid, value, leaf) for leaf in value.leaves]
+            zeros = [np.zeros(s, storage(x.dtype)) for s, x in zip(shapes, value.leaves, strict=True)]
+            state[name_of(ref)] = self._tree(value, zeros)
+        return state
+
+    def phase(self, name: str, state: State, inputs: Mapping[str, Tree]) -> tuple[dict[str, Tree], State]:
+        """Run phase `name`: `(outputs, new state)`.
+
+        `inputs` holds, by name, the inputs that the phase reads and the source-only values that it
+        takes; outputs that depend on sources alone are not among the results.
+        """
+        phase = next((p for p in self.schedule.phases if p.name == name), None)
+        if phase is None:
+            names = ", ".join(p.name for p in self.schedule.phases)
+            fail("CP0893", f"the schedule has no phase `{name}`", f"its phases are: {names}")
+        values = self._entry | {value.id: value for value in phase.values}
+        outputs = tuple(binding for binding in phase.outputs if not binding.source_only)
+        given = {name_of(ref): ref for ref in phase.inputs} | {b.name: b.value for b in phase.takes}
+        env = self._enter(given, inputs, values)
+        for ref in phase.states:
+            env[ref] = self._spread(values[ref], state[name_of(ref)])
+        wanted = [binding.value for binding in (*outputs, *phase.updates)]
+        for place, op in needed(phase.ops, wanted, env):
+            env |= self._run(op, values, env, (self._calls, place))
+        self._calls += 1
+        results = {b.name: self._collect(values[b.value], env[b.value]) for b in outputs}
+        new = {b.name: self._collect(values[b.value], env[b.value]) for b in phase.updates}
+        return results, dict(state) | new
+
+    def _enter(
+        self, given: Mapping[str, str], inputs: Mapping[str, Tree], values: Mapping[str, ir.Value]
+    ) -> dict[str, Held]:
+        missing = sorted(given.keys() - inputs.keys())
+        if missing:
+            fail("CP0893", f"the phase needs a value for {', '.join(f'`{name}`' for name in missing)}")
+        unknown = sorted(inputs.keys() - given.keys())
+        if unknown:
+            fail("CP0893", f"the phase does not read {', '.join(f'`{name}`' for name in unknown)}",
+                 f"it reads: {', '.join(given) or 'nothing'}")  # fmt: skip
+        return {ref: self._spread(values[ref], inputs[name]) for name, ref in given.items()}
+
+    def _spread(self, value: ir.Value, tree: Tree) -> Held:
+        leaves = [
+            convert(a, leaf.dtype) for a, leaf in zip(self._leaves(value, tree), value.leaves, strict=True)
+        ]
+        return spread(self.grid, value, leaves)
+
+    def _collect(self, value: ir.Value, held: Held) -> Tree:
+        return self._tree(value, collect(self.grid, value, held))
+
+    def _leaves(self, value: ir.Value, tree: Tree) -> list[Any]:
+        pairs, rebuild = flatten(tree)
+        paths = tuple(path for path, _ in pairs)
+        wanted = tuple(leaf.path for leaf in value.leaves)
+        if paths != wanted:
+            fail("CP0890", f"`{value.id}` has the leaves {list(wanted)}, not {list(paths)}")
+        self._rebuild[paths] = rebuild
+        return [leaf for _, leaf in pairs]
+
+    def _tree(self, value: ir.Value, leaves: Sequence[Array]) -> Tree:
+        paths = tuple(leaf.path for leaf in value.leaves)
+        rebuild = self._rebuild.get(paths)
+        return rebuild(list(leaves)) if rebuild else nest(paths, leaves)
+
+    def _run(
+        self, op: ir.Op, values: Mapping[str, ir.Value], env: Mapping[str, Held], place: tuple[int, int]
+    ) -> dict[str, Held]:
+        match op:
+            case ir.Map():
+                return self._map(op, values, env, place)
+            case ir.Share():  # it pins how sameness is made, and changes no value
+                held = env[op.operand]
+            case ir.Pack():
+                held = ops.pack(op, values, env, self.grid)
+            case ir.Unpack():
+                held = ops.unpack(op, values, env, self.grid)
+            case ir.Cast():
+                held = ops.cast(op, values, env, self.grid)
+            case ir.Collective():
+                held = ops.collective(op, values, env, self.grid)
+            case ir.LocalSum():
+                held = ops.local_sum(op, values, env, self.grid)
+            case ir.Scale():
+                held = ops.scale(op, values, env, self.grid)
+            case ir.Slice():
+                held = ops.slice_(op, values, env, self.grid)
+            case ir.Elastic() if op.mode == "sync":
+                held = ops.elastic(op, values, env, self.grid)
+            case ir.Update():
+                held = ops.update(op, values, env, self.grid)
+            case ir.Read() | ir.Elastic() | ir.Exchange():
+                self._refuse(op)
+        return {ir.results(op)[0]: held}
+
+    def _refuse(self, op: ir.Read | ir.Elastic | ir.Exchange) -> NoReturn:
+        if isinstance(op, ir.Read):
+            message = (
+                f"source `{op.source}` is read by the data runtime: the oracle takes loaded values as inputs"
+            )
+            fail("CP0893", message, span=op.span, file=self.schedule.file)
+        what = f"elastic by {op.mode}" if isinstance(op, ir.Elastic) else "exchange"
+        message = f"`{what}` needs the exchange runtime: the oracle runs synchronous stages only"
+        fail("CP0892", message, span=op.span, file=self.schedule.file)
+
+    def _map(
+        self, op: ir.Map, values: Mapping[str, ir.Value], env: Mapping[str, Held], place: tuple[int, int]
+    ) -> dict[str, Held]:
+        function = self._functions.get(op.fn)
+        if function is None:
+            fail("CP0894", f"no function is bound to `{op.fn}`", span=op.span, file=self.schedule.file)
+        held: dict[str, Held] = {result: {} for result in op.results}
+        for rank in self.grid.ranks:
+            key: list[int] | None = None
+            if op.random:
+                members = [rank[self.grid.names.index(name)] for name in op.per]
+                key = [self._seed, *place, zlib.crc32(op.fn.encode()), *members]
+            operands = [self._tree(values[ref], env[ref][rank]) for ref in op.operands]
+            results = by_record(function, operands, key) if op.per_record else call(function, operands, key)
+            answers: Sequence[Any] = results if len(op.results) > 1 else (results,)
+            for ref, answer in zip(op.results, answers, strict=True):
+                held[ref][rank] = self._checked(op, values[ref], answer)
+        return held
+
+    def _checked(self, op: ir.Map, value: ir.Value, answer: Tree) -> tuple[Array, ...]:
+        arrays: list[Array] = []
+        for leaf, array in zip(value.leaves, self._leaves(value, answer), strict=True):
+            if np.shape(array) != leaf.shape:
+                message = f"`{op.fn}` made {np.shape(array)} for `{value.id}`, which should be {leaf.shape}"
+                fail("CP0890", message, span=op.span, file=self.schedule.file)
+            arrays.append(convert(array, leaf.dtype))
+        return tuple(arrays)
+
+
+def call(function: Callable[..., Any], operands: Sequence[Tree], key: list[int] | None) -> Any:
+    """`function` on whole values; `key` seeds the generator that a random one takes first."""
+    return function(*operands) if key is None else function(np.random.default_rng(key), *operands)
+
+
+def by_record(function: Callable[..., Any], operands: Sequence[Tree], key: list[int] | None) -> Any:
+    """`function` on each record, that is on each index of the leading dimension; results stacked."""
+    flat = [flatten(tree) for tree in operands]
+    count = len(flat[0][0][0][1])
+    answers: list[Any] = []
+    for record in range(count):
+        one = [rebuild([leaf[record] for _, leaf in pairs]) for pairs, rebuild in flat]
+        answers.append(call(function, one, None if key is None else [*key, record]))
+    stacked = [flatten(answer) for answer in answers]
+    columns = zip(*([leaf for _, leaf in pairs] for pairs, _ in stacked), strict=True)
+    return stacked[0][1]([np.stack(column) for column in columns])
+
+
+def needed(sequence: Iterable[ir.Op], wanted: Iterable[str], known: Iterable[str]) -> list[tuple[int, ir.Op]]:
+    """The ops that `wanted` depends on, with their places; what makes the values in `known` is left out."""
+    known = set(known)
+    missing = set(wanted) - known
+    chosen: list[tuple[int, ir.Op]] = []
+    for place, op in reversed(list(enumerate(sequence))):
+        if missing.isdisjoint(ir.results(op)):
+            continue
+        chosen.append((place, op))
+        missing |= set(ir.operands(op)) - known
+    return chosen[::-1]
+
+
+def name_of(ref: str) -> str:
+    """`grads` of `grads.0`."""
+    return ref.rpartition(".")[0]
