@@ -152,7 +152,8 @@ def test_two_cuts_pad_each_for_itself():
         [ir.Slice("s.0", "x.0", "a", SPAN), ir.Slice("t.0", "s.0", "b", SPAN),
          collective("all_gather", ["b"], "u.0", "t.0"), collective("all_gather", ["a"], "v.0", "u.0")],
         [value("s.0", [leaf(3)], Placement(split=("a",))),
-         value("t.0", [leaf(2)], Placement(split=("a", "b"))), value("u.0", [leaf(3)], Placement(split=("a",))), value("v.0", [leaf(5)], SAME)],
+         value("t.0", [leaf(2)], Placement(split=("a", "b"))),
+         value("u.0", [leaf(3)], Placement(split=("a",))), value("v.0", [leaf(5)], SAME)],
         {"t": "t.0", "v": "v.0"},
     )  # fmt: skip
     out = run(plan, x=np.arange(1, 6, dtype=np.float32))

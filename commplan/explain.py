@@ -1,0 +1,278 @@
+"""What each line of a plan became, what it moves, what was chosen and what was rejected.
+
+Bytes on the wire are lower bounds: what a rank must at least send, whatever the algorithm. With n
+ranks and an operand of S bytes on each of them that is 2(n-1)/n S for an all-reduce, (n-1)/n S for
+a reduce-scatter and an all-to-all, (n-1) S for an all-gather, and S for a broadcast (from its root,
+and what every other rank receives): Chan, Heimlich, Purkayastha and van de Geijn, "Collective
+communication: theory, practice, and experience" (2007), table II; nccl-tests' bus bandwidths use the
+same factors. A hierarchy is charged level by level.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from commplan.ir import plan as graph
+from commplan.ir import schedule as ir
+from commplan.ir.types import DType
+from commplan.wording import phase_title, results, size, stage_lines
+
+
+class Traffic(msgspec.Struct, frozen=True):
+    """What one rank must at least send over `axes`, in bytes, and by which formula."""
+
+    axes: tuple[str, ...]
+    ranks: int
+    nbytes: int
+    formula: str
+
+
+class Step(msgspec.Struct, frozen=True):
+    """One op. `nbytes` is the size of one rank's operand; `algorithm` is set for collectives."""
+
+    kind: str
+    result: str
+    detail: str
+    lane: str
+    nbytes: int
+    dtype: DType | None = None
+    algorithm: str | None = None
+    traffic: tuple[Traffic, ...] = ()
+
+
+class Bucket(msgspec.Struct, frozen=True):
+    """One buffer that the compiler packs: its size in bytes and the leaves with a part in it."""
+
+    buffer: str
+    nbytes: int
+    dtype: DType
+    leaves: tuple[str, ...]
+
+
+class Line(msgspec.Struct, frozen=True):
+    """One stage of the plan and what became of it."""
+
+    line: int
+    stage: str
+    results: tuple[str, ...]
+    steps: tuple[Step, ...]
+    buckets: tuple[Bucket, ...]
+    traffic: tuple[Traffic, ...]  # summed over the steps, one entry for each group of axes
+    choices: tuple[ir.Choice, ...]
+
+
+class PhaseLines(msgspec.Struct, frozen=True):
+    """A phase: its stages, and what a rank must at least send in one run of it."""
+
+    name: str
+    title: str
+    lines: tuple[Line, ...]
+    traffic: tuple[Traffic, ...]
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    """A whole plan explained; `msgspec.json.encode` writes it as JSON, `text()` for people."""
+
+    plan: str
+    axes: dict[str, int]
+    pipeline: str
+    phases: tuple[PhaseLines, ...]
+    choices: tuple[ir.Choice, ...]  # those that belong to no single line
+
+    def text(self) -> str:
+        """The explanation in plain text, ops of one kind on one line."""
+        axes = ", ".join(f"{name} = {count}" for name, count in self.axes.items())
+        lines = [f"plan {self.plan}", f"  axes: {axes}", f"  passes: {self.pipeline or 'none'}"]
+        lines += [f"  {text}" for choice in self.choices for text in _choice(choice)]
+        for phase in self.phases:
+            lines += ["", phase.title]
+            for line in phase.lines:
+                lines += [f"  {text}" for text in _line(line)]
+            if len(phase.lines) > 1:
+                lines += [f"  in all: {text}" for text in _traffic(phase.traffic)]
+        return "\n".join(lines) + "\n"
+
+
+def explain_plan(plan: graph.Plan, schedule: ir.Schedule) -> Explanation:
+    """What each line of `plan` became in `schedule`, which was compiled from it."""
+    spans = {stage.span for phase in plan.phases for stage in phase.stages}
+    return Explanation(
+        plan=plan.name,
+        axes={axis.name: axis.size for axis in schedule.axes},
+        pipeline=schedule.pipeline,
+        phases=tuple(_phase(phase, schedule) for phase in plan.phases),
+        choices=tuple(choice for choice in schedule.choices if choice.span not in spans),
+    )
+
+
+def _phase(phase: graph.Phase, schedule: ir.Schedule) -> PhaseLines:
+    compiled = schedule.phase(phase.name)
+    values = {value.id: value for value in (*schedule.entry, *compiled.values)}
+    lines = tuple(_stage(stage, compiled, values, schedule) for stage in phase.stages)
+    total = _sum(entry for line in lines for entry in line.traffic)
+    return PhaseLines(phase.name, phase_title(phase), lines, total)
+
+
+def _stage(
+    stage: graph.Stage, phase: ir.Phase, values: Mapping[str, ir.Value], schedule: ir.Schedule
+) -> Line:
+    ops = [op for op in phase.ops if op.span == stage.span]
+    steps = tuple(_step(op, values, schedule) for op in ops)
+    return Line(
+        line=stage.span.line,
+        stage=" ".join(stage_lines(stage)),
+        results=results(stage),
+        steps=steps,
+        buckets=tuple(_bucket(op, values) for op in ops if isinstance(op, ir.Pack)),
+        traffic=_sum(entry for step in steps for entry in step.traffic),
+        choices=tuple(choice for choice in schedule.choices if choice.span == stage.span),
+    )
+
+
+def _bucket(op: ir.Pack, values: Mapping[str, ir.Value]) -> Bucket:
+    buffer = values[op.result]
+    leaves = dict.fromkeys(
+        f"{part.value}/{path}" if (path := values[part.value].leaves[part.leaf].path) else part.value
+        for part in op.parts
+    )
+    return Bucket(op.result, buffer.nbytes, buffer.leaves[0].dtype, tuple(leaves))
+
+
+def _step(op: ir.Op, values: Mapping[str, ir.Value], schedule: ir.Schedule) -> Step:
+    nbytes = sum(values[ref].nbytes for ref in ir.operands(op))
+    kind = op.kind if isinstance(op, ir.Collective) else op.__struct_config__.tag
+    step = Step(str(kind), ir.results(op)[0], _detail(op, values), op.lane, nbytes)
+    if not isinstance(op, ir.Collective):
+        return step
+    return msgspec.structs.replace(
+        step, dtype=op.dtype, algorithm=str(op.algorithm), nbytes=op.nbytes, traffic=traffic(op, schedule)
+    )
+
+
+def _detail(op: ir.Op, values: Mapping[str, ir.Value]) -> str:
+    match op:
+        case ir.Read():
+            return f"{op.source}, visit {op.visit}, tail {op.tail}"
+        case ir.Map():
+            return f"{op.fn}, record by record" if op.per_record else op.fn
+        case ir.Share():
+            readers = f", {op.readers} readers" if op.readers else ""
+            return f"{op.design} over {', '.join(op.over)}{readers}"
+        case ir.Pack():
+            return f"into {values[op.result].leaves[0].dtype}" + (f", {op.ways} rows" if op.ways > 1 else "")
+        case ir.Cast():
+            return f"to {op.dtype}"
+        case ir.Collective():
+            return f"{op.op + ' ' if op.op else ''}{op.dtype} over {', '.join(op.axes)}, {op.algorithm}"
+        case ir.LocalSum():
+            return f"{op.ways} rows in {values[op.operand].leaves[0].dtype}"
+        case ir.Scale():
+            by = op.by if isinstance(op.by, str) else f"{op.by:g}"
+            return f"{'times' if op.how == 'mul' else 'divided by'} {by}"
+        case ir.Slice():
+            return f"along {op.axis}"
+        case ir.Elastic():
+            return op.mode
+        case ir.Exchange():
+            return f"with {op.fn} by {op.op}"
+        case ir.Unpack() | ir.Update():
+            return ""
+
+
+def traffic(op: ir.Collective, schedule: ir.Schedule) -> tuple[Traffic, ...]:
+    """What one rank must at least send for `op`, one entry for each level of a hierarchy.
+
+    The formulas are those of the head of this module.
+    """
+    if op.algorithm.name == "hierarchical":
+        return _levels(op, schedule)
+    return (_charge(op.kind, op.axes, op.nbytes, schedule),)
+
+
+def _levels(op: ir.Collective, schedule: ir.Schedule) -> tuple[Traffic, ...]:
+    """An all-reduce: reduce-scatter inwards, all-reduce outermost, all-gather outwards.
+
+    Any other collective moves all its bytes on every level.
+    """
+    axes = [arg.key or str(arg.value) for arg in op.algorithm.args]
+    if op.kind != "all_reduce":
+        return tuple(_charge(op.kind, (axis,), op.nbytes, schedule) for axis in axes)
+    entries: list[Traffic] = []
+    nbytes = op.nbytes
+    for axis in axes[:-1]:
+        shard = -(-nbytes // schedule.size((axis,)))
+        entries.append(_charge("reduce_scatter", (axis,), nbytes, schedule))
+        entries.append(_charge("all_gather", (axis,), shard, schedule))
+        nbytes = shard
+    entries.append(_charge("all_reduce", (axes[-1],), nbytes, schedule))
+    return _sum(entries)
+
+
+def _charge(kind: str, axes: tuple[str, ...], nbytes: int, schedule: ir.Schedule) -> Traffic:
+    ranks = schedule.size(axes)
+    match kind:
+        case "all_reduce":
+            sent, formula = 2 * (ranks - 1) * nbytes / ranks, "2(n-1)/n S"
+        case "reduce_scatter" | "all_to_all":
+            sent, formula = (ranks - 1) * nbytes / ranks, "(n-1)/n S"
+        case "all_gather":
+            sent, formula = (ranks - 1) * nbytes, "(n-1) S"
+        case _:
+            sent, formula = nbytes if ranks > 1 else 0, "S"
+    return Traffic(axes, ranks, round(sent), formula)
+
+
+def _sum(entries: Iterable[Traffic]) -> tuple[Traffic, ...]:
+    """One entry for each group of axes, in the order in which they come first."""
+    totals: dict[tuple[str, ...], Traffic] = {}
+    for entry in entries:
+        before = totals.get(entry.axes)
+        if before is None:
+            totals[entry.axes] = entry
+            continue
+        formulas = dict.fromkeys([*before.formula.split(" + "), *entry.formula.split(" + ")])
+        totals[entry.axes] = msgspec.structs.replace(
+            before, nbytes=before.nbytes + entry.nbytes, formula=" + ".join(formulas)
+        )
+    return tuple(totals.values())
+
+
+def _line(line: Line) -> list[str]:
+    lines = [f"line {line.line}: {', '.join(line.results)} = {line.stage}"]
+    groups: dict[tuple[str, str, str], list[Step]] = {}
+    for step in line.steps:
+        groups.setdefault((step.kind, step.detail, step.lane), []).append(step)
+    for (kind, detail, lane), steps in groups.items():
+        count = f"{len(steps)} x " if len(steps) > 1 else ""
+        nbytes = sum(step.nbytes for step in steps)
+        moved = f", {size(nbytes)}" if nbytes else ""
+        lines.append(f"    {count}{kind} {detail}".rstrip() + f"{moved}  [{lane.replace('_', ' ')}]")
+    if not line.steps:
+        lines.append("    nothing is left of it")
+    if line.buckets:
+        sizes = ", ".join(f"{size(bucket.nbytes)} ({_leaves(bucket)})" for bucket in line.buckets[:8])
+        more = f", and {len(line.buckets) - 8} more" if len(line.buckets) > 8 else ""
+        lines.append(f"    buckets in the order sent: {sizes}{more}")
+    lines += [f"    {text}" for text in _traffic(line.traffic)]
+    lines += [f"    {text}" for choice in line.choices for text in _choice(choice)]
+    return lines
+
+
+def _leaves(bucket: Bucket) -> str:
+    return "1 leaf" if len(bucket.leaves) == 1 else f"{len(bucket.leaves)} leaves"
+
+
+def _traffic(entries: Iterable[Traffic]) -> list[str]:
+    return [
+        f"each rank sends at least {size(entry.nbytes)} over {', '.join(entry.axes)}"
+        f" (n = {entry.ranks}: {entry.formula})"
+        for entry in entries
+    ]
+
+
+def _choice(choice: ir.Choice) -> list[str]:
+    lines = [f"{choice.by} chose {choice.what}: {choice.why}"]
+    lines += [f"  rejected: {text}" for text in choice.rejected]
+    return lines
