@@ -18,6 +18,11 @@ from commplan.ir.types import ArrayType, BytesType, DType, Placement, TreeType
 
 SCHEMA_VERSION = 1
 
+Design = Literal["duplicate", "all_shared", "single_broadcast", "multi_broadcast"]
+Kind = Literal["tree", "array", "records", "flat"]
+CollectiveKind = Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast"]
+ReduceOp = Literal["sum", "max", "min"]
+
 
 class Leaf(msgspec.Struct, frozen=True):
     """One array of a value on one rank. `path` is its key path, parts joined by `/`; "" for an array."""
@@ -45,7 +50,7 @@ class Value(msgspec.Struct, frozen=True):
     """
 
     id: Ref
-    kind: Literal["tree", "array", "records", "flat"]
+    kind: Kind
     leaves: tuple[Leaf, ...]
     placement: Placement
     whole: tuple[Leaf, ...] = ()
@@ -117,7 +122,7 @@ class Share(msgspec.Struct, frozen=True, tag="share"):
     result: Ref
     operand: Ref
     over: tuple[str, ...]
-    design: Literal["duplicate", "all_shared", "single_broadcast", "multi_broadcast"]
+    design: Design
     span: Span
     readers: int | None = None
     after: tuple[Ref, ...] = ()
@@ -176,14 +181,14 @@ class Collective(msgspec.Struct, frozen=True, tag="collective"):
     i. broadcast: from `root`, counted row-major over `axes`, first major.
     """
 
-    kind: Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast"]
+    kind: CollectiveKind
     result: Ref
     operand: Ref
     axes: tuple[str, ...]
     dtype: DType  # of the widest leaf that moves
     nbytes: int  # of one rank's operand
     span: Span
-    op: Literal["sum", "max", "min"] | None = None
+    op: ReduceOp | None = None
     root: int | None = None
     algorithm: Algorithm = Algorithm("native")
     hints: Hints = Hints()

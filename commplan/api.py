@@ -1,0 +1,177 @@
+"""The public face: plans, programs, and the way from one to the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from commplan import compiler, trees
+from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
+from commplan.ir import plan as graph
+from commplan.ir.schedule import Leaf, Schedule
+from commplan.ir.serial import plan_digest, schedule_digest
+from commplan.passes.axes import check_mesh
+
+if TYPE_CHECKING:
+    from commplan.runtime.run import Run
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """A checked plan. Make one with `commplan.load` or `commplan.loads`."""
+
+    graph: graph.Plan
+
+    @property
+    def name(self) -> str:
+        return self.graph.name
+
+    @property
+    def digest(self) -> str:
+        """sha256 of what the plan says; comments and layout are no part of it."""
+        return plan_digest(self.graph)
+
+    def compile(
+        self,
+        mesh: Any = None,
+        shapes: Mapping[str, Any] | None = None,
+        topology: Any = None,
+        axes: Mapping[str, int] | None = None,
+        order: Mapping[str, Sequence[str]] | None = None,
+        passes: str | None = None,
+    ) -> Program:
+        """This plan for one mesh and one set of shapes.
+
+        mesh: anything whose `.shape` maps axis names to sizes (a `jax.sharding.Mesh`), or a mapping.
+        shapes: name -> pytree of arrays, `jax.ShapeDtypeStruct` or `{"shape", "dtype"}`, for inputs,
+        states and map results of type tree; `per` dimensions omitted, split ones uncut.
+        topology: a path to a topology file, or a `commplan.topology.Topology`.
+        axes: sizes by name, for axes declared `?` where there is no mesh.
+        order: name -> leaf paths in the order in which the backward pass makes them.
+        passes: a pipeline such as `"share,bucket{max=4MiB},decompose,wire,overlap"`.
+        Raises CommplanError (CP07xx).
+        """
+        sizes = dict(axes or {})
+        if mesh is not None:
+            found = mesh_sizes(mesh)
+            check_mesh(self.graph, found)
+            sizes |= {axis.name: found[axis.name] for axis in self.graph.axes if axis.name in found}
+        given = dict(shapes or {})
+        leaves = {name: shapes_of(tree) for name, tree in given.items()}
+        schedule = compiler.compile_plan(
+            self.graph, sizes, leaves, topology=topology, order=order, pipeline=passes
+        )
+        return Program(schedule, given)
+
+
+class Program:
+    """A compiled plan: frozen, hashable, equal where the schedules are."""
+
+    __slots__ = ("_digest", "_schedule", "_structures")
+
+    def __init__(self, schedule: Schedule, structures: Mapping[str, Any] | None = None) -> None:
+        self._schedule = schedule
+        self._structures = dict(structures or {})
+        self._digest = schedule_digest(schedule)
+
+    @property
+    def schedule(self) -> Schedule:
+        return self._schedule
+
+    @property
+    def digest(self) -> str:
+        """sha256 of the schedule, the same on every machine."""
+        return self._digest
+
+    @property
+    def structures(self) -> Mapping[str, Any]:
+        """The pytrees that gave the shapes, by name: neither compared nor saved."""
+        return dict(self._structures)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Program) and self._digest == other._digest
+
+    def __hash__(self) -> int:
+        return hash(self._digest)
+
+    def __repr__(self) -> str:
+        axes = ", ".join(f"{axis.name}={axis.size}" for axis in self._schedule.axes)
+        return f"<Program {self._schedule.plan} {axes} {self._digest[:12]}>"
+
+    def bind(
+        self,
+        mesh: Any,
+        sources: Mapping[str, Any] | None = None,
+        functions: Mapping[str, Callable[..., Any]] | None = None,
+        seed: int = 0,
+    ) -> Run:
+        """This program with the mesh, data and functions that it runs on (see `runtime.run.Run`).
+
+        Raises CP1006 where the mesh is another than the one compiled for.
+        """
+        check_binding(self._schedule, self._digest, mesh_sizes(mesh))
+        from commplan.runtime.run import Run  # noqa: PLC0415  jax is loaded only here
+
+        return Run(self, mesh, sources=sources or {}, functions=functions or {}, seed=seed)
+
+
+def load(path: str | Path) -> Plan:
+    """The plan in the file at `path`, checked. Raises CommplanError with all that is wrong with it."""
+    place = Path(path)
+    try:
+        text = place.read_text(encoding="utf-8")
+    except OSError as error:
+        fail("CP1009", f"{place} cannot be read: {error.strerror or error}", file=str(place))
+    except UnicodeDecodeError:
+        fail("CP1009", f"{place} is not UTF-8 text", "a plan is plain text", file=str(place))
+    return loads(text, str(place))
+
+
+def loads(text: str, file: str = "<plan>") -> Plan:
+    """The plan in `text`, checked. Raises CommplanError with all that is wrong with it."""
+    from commplan import dsl  # noqa: PLC0415  the parser is loaded only where text is read
+
+    plan, diagnostics = dsl.load(text, file)
+    if plan is None:
+        raise CommplanError(*diagnostics)
+    return Plan(plan)
+
+
+def mesh_sizes(mesh: Any) -> dict[str, int]:
+    """Axis name -> size of a mesh, or of a mapping that says the same."""
+    shape: Any = getattr(mesh, "shape", mesh)
+    if not hasattr(shape, "items"):
+        fail("CP0722", f"a {type(mesh).__name__} is no mesh", "expected a jax.sharding.Mesh, or axis sizes")
+    return {str(name): int(size) for name, size in shape.items()}
+
+
+def shapes_of(tree: Any) -> tuple[Leaf, ...]:
+    """The leaves of `tree`, whatever kind of pytree it is. jax is asked only about nodes of its own."""
+    return trees.shapes_of(tree)
+
+
+def check_binding(schedule: Schedule, digest: str, mesh: Mapping[str, int]) -> None:
+    """Refuse another mesh than the one compiled for (CP1006)."""
+    ours = {axis.name: axis.size for axis in schedule.axes if axis.kind is not graph.AxisKind.SERVER}
+    theirs = {name: mesh[name] for name in ours if name in mesh}
+    if ours == theirs:
+        return
+    raise CommplanError(
+        Diagnostic(
+            "CP1006",
+            f"program `{schedule.plan}` was compiled for another mesh",
+            None,
+            (
+                Note(f"compiled for {_sizes(ours)} (schedule {digest})"),
+                Note(f"found {_sizes(mesh)}"),
+                Note("bind to the mesh that it was compiled for, or compile again with this one"),
+            ),
+            file=schedule.file,
+        )
+    )
+
+
+def _sizes(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}={size}" for name, size in sizes.items()) or "no axes"

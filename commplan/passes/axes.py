@@ -1,0 +1,147 @@
+"""Binding axis sizes: every axis of the plan gets a number, and what depends on it is checked."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping
+
+from commplan.diagnostics import CommplanError, Diagnostic, Note, Span
+from commplan.ir.plan import AxisKind, Broadcast, Elastic, Load, Plan, Share, Stage
+from commplan.ir.schedule import Axis
+
+
+def bind_axes(plan: Plan, sizes: Mapping[str, int]) -> tuple[Axis, ...]:
+    """The axes of `plan` with their sizes (ranks along each).
+
+    `sizes` gives those written `?` and may repeat the others. Raises CP0706 (unbound), CP0708
+    (another size than declared, or no size at all), CP0709 (no such axis), CP0710 (the sizes
+    break a rule of a stage).
+    """
+    problems = [_unknown(plan, name) for name in sizes if name not in {a.name for a in plan.axes}]
+    bound: list[Axis] = []
+    for axis in plan.axes:
+        given = sizes.get(axis.name)
+        size = axis.size if given is None else given
+        if size is None:
+            problems.append(
+                _problem(
+                    plan,
+                    "CP0706",
+                    f"axis `{axis.name}` has no size yet: it is declared `?`",
+                    axis.span,
+                    f"give its size when compiling: a mesh with an axis `{axis.name}`, "
+                    f"axes={{{axis.name!r}: N}}, or --axis {axis.name}=N",
+                )
+            )
+            continue
+        if size < 1 or (axis.size is not None and size != axis.size):
+            declared = "at least 1" if axis.size is None else str(axis.size)
+            problems.append(
+                _problem(
+                    plan,
+                    "CP0708",
+                    f"axis `{axis.name}` has size {size}, but the plan declares {declared}",
+                    axis.span,
+                    f"expected {declared}, found {size}",
+                    f"use a mesh whose axis `{axis.name}` has that size, or declare `{axis.name} = ?`",
+                )
+            )
+            continue
+        bound.append(Axis(axis.name, axis.kind, size))
+    if problems:
+        raise CommplanError(*problems)
+    axes = tuple(bound)
+    broken = [p for phase in plan.phases for stage in phase.stages for p in _stage_rules(plan, axes, stage)]
+    if broken:
+        raise CommplanError(*broken)
+    return axes
+
+
+def check_mesh(plan: Plan, mesh: Mapping[str, int]) -> None:
+    """Refuse a mesh that lacks an axis of the plan (CP0707). Servers are no axes of a mesh."""
+    missing = [a for a in plan.axes if a.kind is not AxisKind.SERVER and a.name not in mesh]
+    if not missing:
+        return
+    found = ", ".join(f"{name}={size}" for name, size in mesh.items()) or "no axes"
+    raise CommplanError(
+        *(
+            _problem(
+                plan,
+                "CP0707",
+                f"the mesh has no axis `{axis.name}`",
+                axis.span,
+                f"expected an axis `{axis.name}` of size {axis.size or 'your choice'}, found {found}",
+                _mesh_fix(axis.name, axis.kind),
+            )
+            for axis in missing
+        )
+    )
+
+
+def _mesh_fix(name: str, kind: AxisKind) -> str:
+    if kind is AxisKind.ENSEMBLE:
+        return f"members are spread over devices too: add an axis `{name}` to the mesh, of size 1 if need be"
+    return f"add an axis `{name}` to the mesh, of size 1 if nothing is replicated along it"
+
+
+def _unknown(plan: Plan, name: str) -> Diagnostic:
+    known = [axis.name for axis in plan.axes]
+    near = difflib.get_close_matches(name, known, 1)
+    hint = f"did you mean `{near[0]}`?" if near else f"its axes are: {', '.join(known) or 'none'}"
+    return _problem(plan, "CP0709", f"plan `{plan.name}` has no axis `{name}`", None, hint)
+
+
+def _stage_rules(plan: Plan, axes: tuple[Axis, ...], stage: Stage) -> list[Diagnostic]:
+    """Rules of stages that need numbers. The checker has seen them where the numbers were written."""
+    sizes = {axis.name: axis.size for axis in axes}
+
+    def broken(message: str, *notes: str) -> list[Diagnostic]:
+        return [_problem(plan, "CP0710", message, stage.span, *notes)]
+
+    match stage:
+        case Load(clock=str(member)) if len(stage.batch) != sizes[member]:
+            return broken(
+                f"`batch` names {len(stage.batch)} sizes, but ensemble `{member}` has {sizes[member]} members"
+            )
+        case Load(split=(_, *_)):
+            ways = math.prod(sizes[name] for name in stage.split)
+            bad = [b for b in stage.batch if b % ways]
+            return (
+                []
+                if not bad
+                else broken(
+                    f"a batch of {bad[0]} records cannot be split evenly over {ways} ranks",
+                    f"expected a multiple of {ways}: {', '.join(f'{n} = {sizes[n]}' for n in stage.split)}",
+                )
+            )
+        case Broadcast():
+            ranks = math.prod(sizes[name] for name in stage.over)
+            return (
+                []
+                if stage.root < ranks
+                else broken(
+                    f"there is no rank {stage.root}: {' x '.join(stage.over)} has ranks 0 to {ranks - 1}"
+                )
+            )
+        case Share():
+            readers, members = stage.via.get("readers"), math.prod(sizes[name] for name in stage.over)
+            ok = readers is None or 1 <= int(readers) <= members
+            return [] if ok else broken(f"{readers} readers were asked for, but there are {members} members")
+        case Elastic(eta=float(eta), rho=float(rho)):
+            workers = math.prod(sizes[name] for name in stage.over) if stage.mode == "sync" else 1
+            product = eta * rho * workers
+            return (
+                []
+                if product < 1
+                else broken(
+                    f"the centre would overshoot: eta * rho{' * p' if stage.mode == 'sync' else ''} = "
+                    f"{product:g}, and must be below 1"
+                )
+            )
+        case _:
+            return []
+
+
+def _problem(plan: Plan, code: str, message: str, span: Span | None, *notes: str) -> Diagnostic:
+    return Diagnostic(code, message, span, tuple(Note(note) for note in notes), file=plan.file)

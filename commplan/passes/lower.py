@@ -1,0 +1,243 @@
+"""lower: the plan graph, with sizes and shapes, becomes a schedule.
+
+Each stage turns into the few ops that carry it out on whole values; later passes pack, cut and
+order them. `reduce by mean` --> all_reduce sum, then a division.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import msgspec
+
+from commplan.diagnostics import fail
+from commplan.ir import plan as graph
+from commplan.ir import schedule as sched
+from commplan.ir.serial import plan_digest
+from commplan.ir.types import DType, Placement
+from commplan.passes.sources import bind_sources
+
+NATIVE = graph.Algorithm("native")
+
+
+def lower(
+    plan: graph.Plan, axes: tuple[sched.Axis, ...], values: Mapping[graph.Ref, sched.Value]
+) -> sched.Schedule:
+    """The schedule of `plan` before any rewriting; `values` come from `shapes.infer`."""
+    fns = tuple(
+        sched.FnType(f.name, f.operands, f.results, f.where, elementwise=f.elementwise, random=f.random)
+        for f in plan.fns
+    )
+    return sched.Schedule(
+        plan=plan.name,
+        plan_digest=plan_digest(plan),
+        axes=axes,
+        sources=tuple(sched.SourceType(source.name, source.type) for source in plan.sources),
+        fns=fns,
+        inputs=plan.inputs,
+        states=plan.states,
+        entry=tuple(values[ref] for ref in (*plan.inputs, *plan.states)),
+        phases=tuple(_Lowering(plan, axes, values).phase(phase) for phase in plan.phases),
+        pipeline="lower",
+        file=plan.file,
+    )
+
+
+class _Lowering:
+    """Lowers the stages of one phase after another, collecting ops and the values they make."""
+
+    def __init__(
+        self, plan: graph.Plan, axes: tuple[sched.Axis, ...], values: Mapping[graph.Ref, sched.Value]
+    ) -> None:
+        self.plan, self.axes, self.of = plan, axes, dict(values)
+        self.ops: list[sched.Op] = []
+        self.made: list[sched.Value] = []
+        self.weights: dict[tuple[graph.Ref, tuple[str, ...]], graph.Ref] = {}
+
+    def phase(self, phase: graph.Phase) -> sched.Phase:
+        self.ops, self.made, self.weights = [], [], {}
+        for stage in phase.stages:
+            _STAGES[type(stage)](self, stage)
+        for op in self.ops:
+            self.made += [self.of[ref] for ref in sched.results(op) if ref in self.of]
+        read = {ref for op in self.ops for ref in sched.operands(op)}
+        read |= {binding.value for binding in (*phase.outputs, *phase.updates)}
+        lowered = sched.Phase(
+            name=phase.name,
+            kind=phase.kind,
+            span=phase.span,
+            period=phase.period,
+            ops=tuple(self.ops),
+            inputs=tuple(ref for ref in self.plan.inputs if ref in read),
+            states=tuple(ref for ref in self.plan.states if ref in read),
+            outputs=tuple(sched.Binding(b.name, b.value) for b in phase.outputs),
+            updates=tuple(sched.Binding(b.name, b.value) for b in phase.updates),
+            values=tuple(self.made),
+        )
+        return bind_sources(lowered)
+
+    def ranks(self, over: tuple[str, ...]) -> int:
+        return math.prod(axis.size for axis in self.axes if axis.name in over)
+
+    def temporary(self, like: graph.Ref, name: str, placement: Placement | None = None) -> graph.Ref:
+        """A new value with the leaves of `like`, called after the result `name`."""
+        value = self.of[like]
+        self.of[name] = msgspec.structs.replace(value, id=name, placement=placement or value.placement)
+        return name
+
+    def load(self, stage: graph.Load) -> None:
+        self.ops.append(
+            sched.Read(
+                stage.result, stage.source, stage.batch, stage.visit, stage.seed, stage.span, stage.count,
+                stage.clock, stage.split, stage.per, stage.tail, stage.hints,
+            )
+        )  # fmt: skip
+
+    def map(self, stage: graph.Map) -> None:
+        fn = self.plan.fn(stage.fn)
+        lane = "host_compute" if fn.where == "host" else "device"
+        self.ops.append(
+            sched.Map(
+                stage.results, stage.fn, stage.operands, stage.span, stage.per, stage.per_record, fn.random,
+                stage.hints, lane=lane,
+            )
+        )  # fmt: skip
+
+    def share(self, stage: graph.Share) -> None:
+        design = cast("sched.Design", stage.via.name)
+        asked = stage.via.get("readers")
+        readers = int(asked) if asked is not None else None
+        self.ops.append(sched.Share(stage.result, stage.operand, stage.over, design, stage.span, readers))
+
+    def broadcast(self, stage: graph.Broadcast) -> None:
+        self._collective("broadcast", stage.result, stage.operand, stage.over, stage, root=stage.root)
+
+    def reduce(self, stage: graph.Reduce) -> None:
+        self._reduction("all_reduce", stage, stage.over)
+
+    def scatter(self, stage: graph.Scatter) -> None:
+        self._reduction("reduce_scatter", stage, (stage.over,))
+
+    def gather(self, stage: graph.Gather) -> None:
+        self._collective("all_gather", stage.result, stage.operand, (stage.over,), stage)
+
+    def slice(self, stage: graph.Slice) -> None:
+        self.ops.append(sched.Slice(stage.result, stage.operand, stage.over, stage.span))
+
+    def _reduction(
+        self, kind: sched.CollectiveKind, stage: graph.Reduce | graph.Scatter, over: tuple[str, ...]
+    ) -> None:
+        """max, min, sum --> one collective; mean --> sum, divide by N; weighted --> n x, sums, divide."""
+        op = stage.op
+        self._check_leaves(stage, op.name)
+        if op.name != "mean":
+            self._collective(kind, stage.result, stage.operand, over, stage, op=op.name)
+            return
+        total, operand = f"{stage.result}/sum", stage.operand
+        self.temporary(stage.result, total)
+        divisor: float | graph.Ref = float(self.ranks(over))
+        if op.weight is not None:
+            operand = self.temporary(stage.operand, f"{stage.result}/weighted")
+            self.ops.append(sched.Scale(operand, stage.operand, "mul", op.weight, stage.span))
+        self._collective(kind, total, operand, over, stage, op="sum")
+        if op.weight is not None:
+            divisor = self._total_weight(op.weight, over, stage)
+        self.ops.append(sched.Scale(stage.result, total, "div", divisor, stage.span))
+
+    def _total_weight(
+        self, weight: graph.Ref, over: tuple[str, ...], stage: graph.Reduce | graph.Scatter
+    ) -> graph.Ref:
+        """The sum of `weight` over `over`, made once a phase; along axes where it is the same, a product."""
+        if (weight, over) in self.weights:
+            return self.weights[weight, over]
+        placement = self.of[weight].placement
+        varying = tuple(axis for axis in over if placement.varies(axis))
+        same = self.ranks(tuple(axis for axis in over if axis not in varying))
+        total = weight
+        if varying:
+            total = self.temporary(weight, f"{stage.result}/weights", placement.same_over(varying))
+            bare = msgspec.structs.replace(stage, hints=graph.NO_HINTS, via=None)
+            self._collective("all_reduce", total, weight, varying, bare, op="sum")
+        if same > 1:
+            scaled = self.temporary(total, f"{stage.result}/all_weights")
+            self.ops.append(sched.Scale(scaled, total, "mul", float(same), stage.span))
+            total = scaled
+        self.weights[weight, over] = total
+        return total
+
+    def elastic(self, stage: graph.Elastic) -> None:
+        """sync --> pull, its sum, the centre moved by the sum; otherwise the whole exchange is one op."""
+        self._check_leaves(stage, "elastic")
+        sync = stage.mode == "sync"
+        self.ops.append(
+            sched.Elastic(
+                stage.pull, stage.operand, stage.center, stage.mode, stage.eta, stage.rho, stage.over,
+                stage.span, None if sync else stage.result, stage.hints, lane="device" if sync else "network",
+            )
+        )  # fmt: skip
+        if not sync:
+            return
+        placement = self.of[stage.pull].placement.same_over(stage.over)
+        total = self.temporary(stage.pull, f"{stage.result}/sum", placement)
+        self._collective("all_reduce", total, stage.pull, stage.over, stage, op="sum")
+        self.ops.append(sched.Update(stage.result, stage.center, total, stage.span))
+
+    def exchange(self, stage: graph.Exchange) -> None:
+        name = "mean" if stage.op.name == "mean" else "sum"
+        self.ops.append(
+            sched.Exchange(
+                stage.results, stage.gradient, stage.states, stage.fn, stage.over, name, stage.span,
+                stage.op.weight, stage.via, stage.hints,
+            )
+        )  # fmt: skip
+
+    def _collective(
+        self,
+        kind: sched.CollectiveKind,
+        result: graph.Ref,
+        operand: graph.Ref,
+        over: tuple[str, ...],
+        stage: graph.Broadcast | graph.Reduce | graph.Scatter | graph.Gather | graph.Elastic,
+        op: sched.ReduceOp | None = None,
+        root: int | None = None,
+    ) -> None:
+        value = self.of[operand]
+        widest = max((leaf.dtype for leaf in value.leaves), key=lambda d: d.nbytes, default=DType.F32)
+        made = sched.Collective(
+            kind, result, operand, over, widest, value.nbytes, stage.span,
+            op, root, stage.via or NATIVE, stage.hints,
+        )  # fmt: skip
+        self.ops.append(made)
+
+    def _check_leaves(self, stage: graph.Reduce | graph.Scatter | graph.Elastic, how: str) -> None:
+        """Means and elastic pulls need float leaves (CP0704); truth values have no sum (CP0721)."""
+        value = self.of[stage.operand]
+        for leaf in value.leaves:
+            place = f"leaf `{leaf.path}` of `{self.plan.value(stage.operand).name}`"
+            if how in ("mean", "elastic") and not leaf.dtype.is_float:
+                fail(
+                    "CP0704", f"{place} is {leaf.dtype}: {how} needs a float type",
+                    "convert it, or keep it out of this tree", span=stage.span, file=self.plan.file,
+                )  # fmt: skip
+            if how == "sum" and leaf.dtype is DType.BOOL:
+                fail(
+                    "CP0721", f"{place} is bool, and truth values have no sum",
+                    "use `by max` for any and `by min` for all, or convert to i32 to count",
+                    span=stage.span, file=self.plan.file,
+                )  # fmt: skip
+
+
+_STAGES: dict[type, Callable[[_Lowering, Any], None]] = {
+    graph.Load: _Lowering.load,
+    graph.Map: _Lowering.map,
+    graph.Share: _Lowering.share,
+    graph.Broadcast: _Lowering.broadcast,
+    graph.Reduce: _Lowering.reduce,
+    graph.Scatter: _Lowering.scatter,
+    graph.Gather: _Lowering.gather,
+    graph.Slice: _Lowering.slice,
+    graph.Elastic: _Lowering.elastic,
+    graph.Exchange: _Lowering.exchange,
+}

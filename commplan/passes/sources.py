@@ -1,0 +1,55 @@
+"""What of a phase depends on sources alone: made ahead by `batches`, outside the training step."""
+
+from __future__ import annotations
+
+import msgspec
+
+from commplan.ir.schedule import Binding, Map, Op, Phase, Read, Share, operands, results
+
+
+def source_only(phase: Phase) -> frozenset[str]:
+    """Values of `phase` that are read, or mapped per record (or on the host) from such values only."""
+    found: set[str] = set()
+    for op in phase.ops:
+        if runs_ahead(op, found):
+            found.update(results(op))
+    return frozenset(found)
+
+
+def runs_ahead(op: Op, known: set[str] | frozenset[str]) -> bool:
+    """Whether `op` belongs to the input pipeline, where `known` are the source-only values so far."""
+    match op:
+        case Read():
+            return True
+        case Map():
+            eligible = op.lane == "host_compute" or op.per_record
+            return eligible and all(ref in known for ref in op.operands)
+        case Share():
+            return op.operand in known
+        case _:
+            return False
+
+
+def bind_sources(phase: Phase) -> Phase:
+    """`phase` with its bindings marked and `takes` filled in.
+
+    `takes` holds source-only values that the phase's own ops (or its states) need, called as the
+    output of the same value, else as the plan calls it; a name that is taken gets the version too.
+    """
+    known = source_only(phase)
+    outputs = tuple(msgspec.structs.replace(b, source_only=b.value in known) for b in phase.outputs)
+    updates = tuple(msgspec.structs.replace(b, source_only=b.value in known) for b in phase.updates)
+    needed: dict[str, None] = {}
+    for op in phase.ops:
+        if not runs_ahead(op, known):
+            needed.update((ref, None) for ref in operands(op) if ref in known)
+    needed.update((b.value, None) for b in updates if b.source_only)
+    names = {b.name for b in outputs} | {ref.rpartition(".")[0] for ref in (*phase.inputs, *phase.states)}
+    takes: list[Binding] = []
+    for ref in needed:
+        output = next((b.name for b in outputs if b.value == ref), None)
+        plain = ref.rpartition(".")[0]
+        name = output or (plain if plain not in names else ref.replace(".", "_"))
+        names.add(name)
+        takes.append(Binding(name, ref, source_only=True))
+    return msgspec.structs.replace(phase, outputs=outputs, updates=updates, takes=tuple(takes))
