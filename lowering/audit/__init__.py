@@ -1,0 +1,12 @@
+"""Audit of compiled programs: what the scheduled HLO of a step does, against what its plan asks for."""
+
+from commplan.lowering.audit.expect import Difference as Difference
+from commplan.lowering.audit.expect import Expected as Expected
+from commplan.lowering.audit.expect import Report as Report
+from commplan.lowering.audit.expect import compare as compare
+from commplan.lowering.audit.expect import expected as expected
+from commplan.lowering.audit.hlo import HloError as HloError
+from commplan.lowering.audit.hlo import Tensor as Tensor
+from commplan.lowering.audit.step import CompiledStep as CompiledStep
+from commplan.lowering.audit.step import Found as Found
+from commplan.lowering.audit.step import audit_text as audit_text

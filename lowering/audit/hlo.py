@@ -1,0 +1,236 @@
+"""A reader of HLO text, as compiled executables print it: computations, instructions, shapes.
+
+It reads what an audit needs and no more: names, result shapes, opcodes, operand names and the
+attributes as text. Unknown opcodes and attributes are kept as they are; text that is no HLO, and
+replica groups in a form that is not known, raise `HloError`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterator
+
+import msgspec
+
+_BITS = {
+    "pred": 8, "s4": 4, "u4": 4, "s8": 8, "u8": 8, "s16": 16, "u16": 16, "s32": 32, "u32": 32, "s64": 64,
+    "u64": 64, "f16": 16, "bf16": 16, "f32": 32, "f64": 64, "c64": 64, "c128": 128,
+}  # fmt: skip
+_OPEN, _CLOSE = "([{", ")]}"
+_ARRAY = re.compile(r"([a-z]+\d*[a-z0-9]*)\[([^\]]*)\]")
+_HEAD = re.compile(r"^(ENTRY\s+)?%?([\w.\-$]+)\s*\(.*\{\s*$")
+_INSTRUCTION = re.compile(r"^\s+(ROOT\s+)?%?([\w.\-$]+)\s*=\s*(.*)$")
+_OPCODE = re.compile(r"\s*([a-z][\w\-]*)\(")
+_NAME = re.compile(r"%([\w.\-$]+)")
+_IOTA = re.compile(r"^\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?$")
+
+
+class HloError(ValueError):
+    """The text is not HLO, or holds something that this reader cannot make out."""
+
+
+class Tensor(msgspec.Struct, frozen=True):
+    """One array of a result: HLO's name of the element type, and the dimensions."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements; tokens and opaque results have none."""
+        return (self.size * _bits(self.dtype) + 7) // 8
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+
+
+class Instruction(msgspec.Struct, frozen=True):
+    """One line of a computation. `position` counts lines from 0: in scheduled HLO, the order of issue."""
+
+    name: str
+    opcode: str
+    results: tuple[Tensor, ...]
+    operands: tuple[str, ...]
+    attributes: str
+    position: int
+    root: bool = False
+
+    def attribute(self, key: str) -> str | None:
+        """The text of attribute `key` up to the comma that ends it, or None."""
+        found = re.search(rf"(?:^|, ){re.escape(key)}=", self.attributes)
+        if found is None:
+            return None
+        return self.attributes[found.end() : _end_of_item(self.attributes, found.end())]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.results)
+
+    @property
+    def calls(self) -> tuple[str, ...]:
+        """The computations that it runs: fusions, calls, loops and their conditions, reductions."""
+        names: list[str] = []
+        for key in ("calls", "to_apply", "body", "condition", "branch_computations", "called_computations"):
+            text = self.attribute(key)
+            if text is not None:
+                names += _NAME.findall(text) or [text.strip("{} ")]
+        return tuple(names)
+
+    @property
+    def op_name(self) -> str:
+        """Where JAX says that it comes from: the path of `jit` and `named_scope` names."""
+        found = re.search(r'op_name="([^"]*)"', self.attributes)
+        return found.group(1) if found else ""
+
+
+class Computation(msgspec.Struct, frozen=True):
+    name: str
+    instructions: tuple[Instruction, ...]
+
+    @property
+    def root(self) -> Instruction:
+        return next((i for i in self.instructions if i.root), self.instructions[-1])
+
+
+class Module(msgspec.Struct, frozen=True):
+    """A whole HLO module. `entry` is the name of the computation that runs."""
+
+    name: str
+    entry: str
+    partitions: int
+    scheduled: bool
+    computations: dict[str, Computation]
+
+
+def read_module(text: str) -> Module:
+    """Read the text of one HLO module (`compiled.as_text()`).
+
+    Raises `HloError` if it holds no module or no entry computation.
+    """
+    header = re.search(r"^HloModule\s+([\w.\-$<>]+)(.*)$", text, re.MULTILINE)
+    if header is None:
+        raise HloError("no line begins with HloModule: this is not the text of a compiled HLO module")
+    entry, computations = "", dict[str, Computation]()
+    current: str | None = None
+    lines: list[Instruction] = []
+    for line in text[header.end() :].splitlines():
+        if current is None:
+            head = _HEAD.match(line)
+            if head is not None:
+                current, lines = head.group(2), []
+                entry = current if head.group(1) else entry
+            continue
+        if line.startswith("}"):
+            computations[current], current = Computation(current, tuple(lines)), None
+            continue
+        instruction = _read_instruction(line, len(lines))
+        if instruction is not None:
+            lines.append(instruction)
+    if entry not in computations:
+        raise HloError(f"module {header.group(1)} has no complete ENTRY computation: is the text cut off?")
+    count = re.search(r"num_partitions=(\d+)", header.group(2))
+    return Module(
+        header.group(1), entry, int(count.group(1)) if count else 1, "is_scheduled=true" in header.group(2),
+        computations,
+    )  # fmt: skip
+
+
+def read_groups(text: str, partitions: int) -> tuple[tuple[int, ...], ...]:
+    """Expand `replica_groups` (or `source_target_pairs`): lists `{{0,1},{2,3}}`, iotas `[2,4]<=[4,2]T(1,0)`.
+
+    Empty lists mean all of `partitions` in one group. Raises `HloError` for any other form.
+    """
+    text = text.strip()
+    iota = _IOTA.match(text)
+    if iota is not None:
+        rows, dims = _ints(iota.group(1)), _ints(iota.group(2))
+        order = _ints(iota.group(3)) if iota.group(3) else tuple(range(len(dims)))
+        ids = list(_transposed(dims, order))
+        width = math.prod(rows[1:])
+        return tuple(tuple(ids[i : i + width]) for i in range(0, len(ids), width))
+    if text in ("{}", "{{}}"):
+        return (tuple(range(partitions)),)
+    if not re.fullmatch(r"\{(\{[\d,]*\},?)+\}", text):
+        raise HloError(f"replica groups in an unknown form: {text[:80]}")
+    return tuple(_ints(group) for group in re.findall(r"\{([\d,]+)\}", text))
+
+
+def _transposed(dims: tuple[int, ...], order: tuple[int, ...]) -> Iterator[int]:
+    strides = [math.prod(dims[i + 1 :]) for i in range(len(dims))]
+    for index in itertools.product(*(range(dims[axis]) for axis in order)):
+        yield sum(i * strides[axis] for i, axis in zip(index, order, strict=True))
+
+
+def _ints(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(",") if part)
+
+
+def _bits(dtype: str) -> int:
+    if dtype.startswith("f8"):
+        return 8
+    return _BITS.get(dtype, 0)
+
+
+def _read_instruction(line: str, position: int) -> Instruction | None:
+    found = _INSTRUCTION.match(line)
+    if found is None:
+        return None
+    rest = found.group(3)
+    # The result's shape is a tuple in brackets or one word; layouts may hold brackets of their own.
+    end = _end_of_bracket(rest, 0) if rest.startswith("(") else _end_of_word(rest)
+    opcode = _OPCODE.match(rest, end)
+    if opcode is None:
+        return None
+    close = _end_of_bracket(rest, opcode.end() - 1)
+    return Instruction(
+        name=found.group(2),
+        opcode=opcode.group(1),
+        results=tuple(Tensor(d, _ints(re.sub(r"[<= ]", "", s))) for d, s in _ARRAY.findall(rest[:end])),
+        operands=tuple(_NAME.findall(rest[opcode.end() : close - 1])),
+        attributes=rest[close:].removeprefix(", "),
+        position=position,
+        root=found.group(1) is not None,
+    )
+
+
+def _end_of_word(text: str) -> int:
+    end = text.find(" ")
+    return len(text) if end < 0 else end
+
+
+def _end_of_bracket(text: str, start: int) -> int:
+    """The index after the bracket that closes the one at `start`; strings are skipped."""
+    depth, quoted = 0, False
+    for index in range(start, len(text)):
+        char = text[index]
+        if char == '"' and text[index - 1] != "\\":
+            quoted = not quoted
+        elif quoted:
+            continue
+        elif char in _OPEN:
+            depth += 1
+        elif char in _CLOSE:
+            depth -= 1
+            if depth == 0:
+                return index + 1
+    return len(text)
+
+
+def _end_of_item(text: str, start: int) -> int:
+    """The index of the comma that ends the attribute value at `start`."""
+    index = start
+    while index < len(text) and text[index] != ",":
+        if text[index] in _OPEN:
+            index = _end_of_bracket(text, index)
+        elif text[index] == '"':
+            close = text.find('"', index + 1)
+            index = len(text) if close < 0 else close + 1
+        else:
+            index += 1
+    return index
