@@ -10,3 +10,5 @@ from commplan.lowering.audit.hlo import Tensor as Tensor
 from commplan.lowering.audit.step import CompiledStep as CompiledStep
 from commplan.lowering.audit.step import Found as Found
 from commplan.lowering.audit.step import audit_text as audit_text
+from commplan.lowering.audit.targets import Target as Target
+from commplan.lowering.audit.targets import target as target

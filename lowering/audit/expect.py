@@ -39,7 +39,7 @@ class MeshLike(Protocol):
 
 
 class Expected(msgspec.Struct, frozen=True):
-    """One collective that the plan asks for, as HLO has it: `count` elements of `dtype` given by each rank."""
+    """One collective that the plan asks for, as HLO has it: each rank gives `count` elements of `dtype`."""
 
     kind: str
     op: str | None

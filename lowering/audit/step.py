@@ -202,6 +202,21 @@ def audit_text(hlo_text: str) -> CompiledStep:
     )
 
 
+def _ends(computation: Computation) -> dict[str, int]:
+    """Where each asynchronous operation that starts in `computation` is done."""
+    begun: dict[str, str] = {}
+    ends: dict[str, int] = {}
+    for instruction in computation.instructions:
+        if not instruction.operands:
+            continue
+        start = begun.get(instruction.operands[0], instruction.operands[0])
+        if instruction.opcode == "async-update":
+            begun[instruction.name] = start
+        elif instruction.opcode.endswith("-done"):
+            ends[start] = instruction.position
+    return ends
+
+
 class _Walk:
     """Visits what runs, in order: the entry computation, and loop bodies, calls and branches inside it."""
 
@@ -216,11 +231,7 @@ class _Walk:
 
     def run(self, computation: Computation, loops: tuple[str, ...]) -> None:
         shapes = {i.name: i.results for i in computation.instructions}
-        done = {
-            i.operands[0]: i.position
-            for i in computation.instructions
-            if i.opcode.endswith("-done") and i.operands
-        }
+        done = _ends(computation)
         for instruction in computation.instructions:
             self._visit(instruction, computation, loops, shapes, done)
 

@@ -1,0 +1,86 @@
+"""Machines to compile for that need not be there: what XLA must know of them, as text.
+
+The text is a `GpuTargetConfigProto` in text form. The figures are the vendor's: registers, shared
+memory and threads from the CUDA programming guide's table of compute capabilities, memory and
+clocks from the data sheets of the SXM boards.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+import msgspec
+
+from commplan.diagnostics import fail
+
+
+class Target(msgspec.Struct, frozen=True):
+    """`hosts` machines with `per_host` devices each. `config` is the text for XLA."""
+
+    name: str
+    platform: Literal["cuda"]
+    hosts: int
+    per_host: int
+    config: str
+
+    @property
+    def topology(self) -> str:
+        """Partitions x hosts x devices per host, as XLA's topology description reads it."""
+        return f"1x{self.hosts}x{self.per_host}"
+
+
+class _Gpu(msgspec.Struct, frozen=True):
+    capability: tuple[int, int]
+    cores: int
+    shared_per_core: int
+    shared_optin: int
+    bandwidth: int  # bytes per second
+    l2: int
+    memory: int
+    clock_ghz: float
+
+
+_GPUS = {
+    "h100": _Gpu((9, 0), 132, 233472, 232448, 3_350_000_000_000, 52_428_800, 85_899_345_920, 1.98),
+    "a100": _Gpu((8, 0), 108, 167936, 166912, 2_039_000_000_000, 41_943_040, 85_899_345_920, 1.41),
+}
+
+_CONFIG = """\
+gpu_device_info {{
+  threads_per_block_limit: 1024
+  threads_per_warp: 32
+  shared_memory_per_block: 49152
+  shared_memory_per_core: {gpu.shared_per_core}
+  shared_memory_per_block_optin: {gpu.shared_optin}
+  threads_per_core_limit: 2048
+  core_count: {gpu.cores}
+  fpus_per_core: {fpus}
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+  memory_bandwidth: {gpu.bandwidth}
+  l2_cache_size: {gpu.l2}
+  clock_rate_ghz: {gpu.clock_ghz}
+  device_memory_size: {gpu.memory}
+  registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+  cuda_compute_capability {{ major: {gpu.capability[0]} minor: {gpu.capability[1]} }}
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 8 patch: 0 }}
+"""
+
+
+def target(text: str) -> Target:
+    """The target that `text` names: `h100:4x8` is four hosts with eight H100 each; `h100` one device.
+
+    Raises `CommplanError` CP1150 if there is no such machine or the text has another form.
+    """
+    found = re.fullmatch(r"(\w+)(?::([1-9]\d{0,5})x([1-9]\d{0,5}))?", text.strip().lower())
+    gpu = _GPUS.get(found.group(1)) if found else None
+    if found is None or gpu is None:
+        fail("CP1150", f"`{text}` is no target to compile for",
+             "targets are a100 and h100, with hosts x devices per host: `h100:4x8`")  # fmt: skip
+    config = _CONFIG.format(gpu=gpu, fpus=128 if gpu.capability[0] == 9 else 64)
+    return Target(found.group(1), "cuda", int(found.group(2) or 1), int(found.group(3) or 1), config)
