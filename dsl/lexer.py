@@ -1,0 +1,146 @@
+"""Text to tokens: words, numbers with their units, punctuation, comments; each with its place.
+
+Lines and columns count from 1, in characters. A line ends at LF, CRLF or CR. Nothing here fails:
+what is no token of the language becomes a `BAD` token that carries its diagnostic's code.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from commplan.diagnostics import Span
+
+# The words of the grammar. A name may not be one of these ...
+KEYWORDS = frozenset(
+    {
+        "plan", "axis", "ensemble", "server", "source", "fn", "input", "state",
+        "at", "each", "every", "phase", "output",
+        "load", "map", "broadcast", "share", "reduce", "scatter", "slice", "gather", "exchange", "elastic",
+        "over", "across", "from", "by", "via", "per", "split", "partial", "with", "into",
+        "visit", "seed", "tail", "on",
+    }
+)  # fmt: skip
+# ... but may be one of these, which mean something in one place only, ...
+SOFT = frozenset({"batch", "start", "step", "steps", "same"})
+# ... nor one of these, kept for stages to come.
+RESERVED = frozenset({"shift", "swap"})
+
+UNITS = ("KiB", "MiB", "GiB", "Mbit/s", "Gbit/s", "GB/s", "us", "ms", "s")
+PUNCTUATION = {
+    "=": "EQUAL", ":": "COLON", ",": "COMMA", "->": "ARROW", "?": "QUESTION",
+    "(": "LPAR", ")": "RPAR", "[": "LSQB", "]": "RSQB", "{": "LBRACE", "}": "RBRACE",
+}  # fmt: skip
+
+_UNIT = "|".join(re.escape(unit) for unit in UNITS)
+_TOKEN = re.compile(
+    rf"""
+      (?P<blank>[ \t\f]+)
+    | (?P<newline>\r\n|\r|\n+)
+    | (?P<comment>\#[^\r\n]*)
+    | (?P<word>[A-Za-z_][A-Za-z0-9_]*)
+    | (?P<number>(?P<digits>-?\d[\d_]*(?:\.[\d_]*)?(?:[eE][+-]?\d+)?)
+                 (?:[ \t]*(?P<unit>{_UNIT})(?![\w/])|(?P<tail>[\w./%]+))?)
+    | (?P<punctuation>->|[=:,?()\[\]{{}}])
+    | (?P<junk>[^\s\#\w=:,?()\[\]{{}}-]+|[^\W\d]+|.)
+    """,
+    re.VERBOSE | re.ASCII | re.DOTALL,
+)
+_WELL_FORMED = re.compile(r"\d+(?:_\d+)*(?:\.\d+(?:_\d+)*)?(?:[eE][+-]?\d+)?", re.ASCII)
+_LONGEST_NUMBER = 40
+
+
+class Token(NamedTuple):
+    """A token. `type` is NAME, INT, FLOAT, QUANTITY (a number with a unit), BAD, a name of
+    `PUNCTUATION` or a word of the grammar in capitals; `leads` where it is the first on its line."""
+
+    type: str
+    text: str
+    line: int
+    column: int
+    end_column: int
+    leads: bool
+
+    @property
+    def span(self) -> Span:
+        return Span(self.line, self.column, self.line, self.end_column)
+
+    @property
+    def is_word(self) -> bool:
+        """Whether it is made like a name: a name or any word of the language."""
+        return self.text[:1].isalpha() or self.text[:1] == "_"
+
+
+def word_type(text: str) -> str:
+    """NAME, or the word in capitals where the grammar has it."""
+    return text.upper() if text in KEYWORDS or text in SOFT else "RESERVED" if text in RESERVED else "NAME"
+
+
+def tokenize(text: str) -> Iterator[Token]:
+    """Every token and comment (type COMMENT) of `text`, lazily and in linear time."""
+    line, line_start, leads = 1, 0, True
+    for match in _TOKEN.finditer(text):
+        group = match.lastgroup
+        start, end = match.span()
+        if group == "blank":
+            continue
+        if group == "newline":
+            line, line_start, leads = line + (end - start if text[start] == "\n" else 1), end, True
+            continue
+        found = match.group()
+        if group == "word":
+            kind = word_type(found)
+        elif group == "punctuation":
+            kind = PUNCTUATION[found]
+        elif group == "comment":
+            kind = "COMMENT"
+        elif group == "junk":
+            kind = "BAD"
+        else:
+            kind = _number_type(match)
+        yield Token(kind, found, line, start - line_start + 1, end - line_start + 1, leads)
+        leads = False
+
+
+def _number_type(match: re.Match[str]) -> str:
+    digits = match["digits"]
+    if match["tail"] or len(digits) > _LONGEST_NUMBER or not _WELL_FORMED.fullmatch(digits):
+        return "BAD"
+    if not math.isfinite(float(digits)):
+        return "BAD"
+    if match["unit"]:
+        return "QUANTITY"
+    return "INT" if digits.replace("_", "").isdigit() else "FLOAT"
+
+
+def split_number(text: str) -> tuple[str, str | None]:
+    """`25 MiB` -> (`25`, `MiB`); of a well-formed INT, FLOAT or QUANTITY."""
+    match = _TOKEN.match(text)
+    assert match and match["number"], text
+    return match["digits"], match["unit"]
+
+
+def number_value(digits: str) -> int | float:
+    """The value of well-formed digits: an int unless a point or an exponent was written."""
+    plain = digits.replace("_", "")
+    return int(plain) if plain.isdigit() else float(plain)
+
+
+def number_mistake(text: str) -> tuple[str, str | None]:
+    """What is wrong with a BAD token that begins like a number, and the number that was meant."""
+    match = _TOKEN.match(text)
+    assert match and match["digits"], text
+    digits, tail = match["digits"], match["tail"]
+    if digits.startswith("-"):
+        return "no number of a plan is negative", None
+    if tail:
+        near = {unit.lower(): unit for unit in UNITS} | {"kb": "KiB", "mb": "MiB", "gb": "GiB"}
+        meant = near.get(tail.lower())
+        return f"`{tail}` is not a unit; the units are {', '.join(UNITS)}", meant and f"{digits} {meant}"
+    if len(digits) > _LONGEST_NUMBER:
+        return f"a number has at most {_LONGEST_NUMBER} characters", None
+    if not _WELL_FORMED.fullmatch(digits):
+        return "`_` and `.` stand between digits only", None
+    return "the number is too large", None

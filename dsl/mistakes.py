@@ -1,0 +1,212 @@
+"""What to say about a statement that does not parse: what, where, expected, found, and the fix."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from commplan.diagnostics import Diagnostic, Fix, Note, Span
+from commplan.dsl.grammar import Start, Unexpected, parse_statement
+from commplan.dsl.lexer import PUNCTUATION, Token, number_mistake, word_type
+from commplan.dsl.statements import DECLARES, HEADS, VERBS
+
+_KINDS = {
+    "NAME": "a name", "INT": "a whole number", "FLOAT": "a number", "QUANTITY": "a number with a unit",
+    "$END": "the end of the line",
+} | {name: f"`{text}`" for text, name in PUNCTUATION.items()}  # fmt: skip
+
+# How each statement is written, by its first word or its stage's.
+FORMS = {
+    "PLAN": "plan NAME",
+    "AXIS": "axis NAME = N",
+    "ENSEMBLE": "ensemble NAME = N",
+    "SERVER": "server NAME = N",
+    "SOURCE": "source NAME : TYPE",
+    "FN": "fn NAME(TYPES) -> TYPES on host|device [elementwise] [linear] [random]",
+    "INPUT": "input NAME : TYPE [per AXES] [partial AXES] [split AXES]",
+    "STATE": "state NAME : TYPE [per AXES] [split AXES] [on SERVER]",
+    "AT": "at start { ... }",
+    "EACH": "each step { ... }",
+    "EVERY": "every N steps { ... }",
+    "PHASE": "phase NAME { ... }",
+    "OUTPUT": "output NAMES",
+    "LOAD": "x [, n] = load SOURCE batch N [split AXES] [per MEMBER] visit KIND seed N [tail KIND]",
+    "MAP": "y, ... = map FN(x, ...) [per MEMBER]",
+    "BROADCAST": "y = broadcast x over AXES from ROOT [via ALGORITHM]",
+    "SHARE": "y = share x over MEMBER via DESIGN",
+    "REDUCE": "y = reduce x over AXES by OP [via ALGORITHM] [{ OPTIONS }]",
+    "SCATTER": "y = scatter x over AXIS by OP [via ALGORITHM] [{ OPTIONS }]",
+    "SLICE": "y = slice x over AXIS",
+    "GATHER": "y = gather x over AXIS [via ALGORITHM] [{ OPTIONS }]",
+    "EXCHANGE": "w [, m] = exchange g into w [, m] with FN over AXES by OP [via ALGORITHM]",
+    "ELASTIC": "d, c = elastic w with c over AXES by MODE(eta = .., rho = ..)",
+}
+
+
+def nearest(word: str, known: Sequence[str]) -> str | None:
+    """The known word that `word` was probably meant to be, if any is near enough."""
+    from difflib import get_close_matches  # noqa: PLC0415  (only mistakes need it)
+
+    found = get_close_matches(word.lower()[:64], known, n=1, cutoff=0.7)
+    return found[0] if found else None
+
+
+def bad_token(token: Token) -> Diagnostic:
+    """A piece of text that is no token of the language."""
+    if token.text[:1].isdigit() or (token.text[:1] == "-" and len(token.text) > 1):
+        why, meant = number_mistake(token.text)
+        fix = Fix(f"write `{meant}`", token.span, meant) if meant else None
+        return Diagnostic("CP0004", f"malformed number `{_short(token.text)}`: {why}", token.span, fix=fix)
+    message = f"unexpected {_character(token.text)}"
+    notes: tuple[Note, ...] = ()
+    if token.text[0].isalpha():
+        notes = (Note("names are made of the letters A to Z and a to z, digits and `_`"),)
+    elif token.text[0] in "\"'":
+        notes = (Note("a plan has no strings; names are written bare"),)
+    elif token.text.startswith(("//", "/*", ";")):
+        notes = (Note("comments start with `#`, and a newline ends a statement"),)
+    return Diagnostic("CP0003", message, token.span, notes)
+
+
+def bad_unit(number: Token, unit: Token) -> Diagnostic:
+    """A number with something behind it that is no unit."""
+    why, meant = number_mistake(f"{number.text}{unit.text}")
+    span = number.span.to(unit.span)
+    fix = Fix(f"write `{meant}`", span, meant) if meant else None
+    return Diagnostic("CP0004", f"malformed number `{number.text} {unit.text}`: {why}", span, fix=fix)
+
+
+def unknown_statement(tokens: Sequence[Token], inside: bool) -> Diagnostic:
+    """A line that begins with none of the words that may begin one there."""
+    first = tokens[0]
+    starts = ["output"] if inside else [word.lower() for word in (*DECLARES, *HEADS)]
+    meant = nearest(first.text, sorted(starts)) if first.type == "NAME" else None
+    if inside:
+        message = f"expected a stage `NAMES = ...` or `output`, found {_found(tokens, 0)}"
+    else:
+        message = f"expected a declaration or a phase, found {_found(tokens, 0)}"
+    if meant:
+        message += f"; did you mean `{meant}`?"
+    fix = Fix(f"write `{meant}`", first.span, meant) if meant else None
+    notes = () if meant else (Note(_KNOWN_INSIDE if inside else _KNOWN_OUTSIDE),)
+    return Diagnostic("CP0008", message, first.span, notes, fix)
+
+
+PHASES = "phases are `at start { }`, `each step { }`, `every N steps { }`, `phase NAME { }`"
+_KNOWN_OUTSIDE = (
+    "outside a phase stand axis, ensemble, server, source, fn, input, state and the phases: "
+    "at start, each step, every N steps, phase NAME"
+)
+_KNOWN_INSIDE = (
+    "the stages are load, map, broadcast, share, reduce, scatter, slice, gather, exchange, elastic"
+)
+
+
+def unexpected(start: Start, tokens: Sequence[Token], error: Unexpected) -> Diagnostic:
+    """The first token of a statement that does not fit, with what would have."""
+    index, accepted = error.index, error.accepted
+    token = tokens[index] if index < len(tokens) else None
+    span = token.span if token else _end(tokens)
+    if token and token.type == "RESERVED":
+        return Diagnostic(
+            "CP0011", f"`{token.text}` is reserved for a stage to come; it is not in the language yet", span
+        )
+    if token and "NAME" in accepted and is_keyword(token.text) and _reads_on(start, tokens, index):
+        return Diagnostic("CP0010", f"`{token.text}` is a word of the language: it cannot be a name", span)
+    if token and token.is_word and tokens[index - 1].type in ("INT", "FLOAT") and "COMMA" in accepted:
+        return bad_unit(tokens[index - 1], token)
+    if token and accepted >= VERBS:
+        return _no_stage(tokens, index)
+    meant = _meant(token, accepted)
+    message = f"expected {_expected(accepted)}, found {_found(tokens, index)}"
+    if meant:
+        message += f"; did you mean `{meant}`?"
+    fix = Fix(f"write `{meant}`", span, meant) if meant else None
+    form = next((FORMS[t.type] for t in tokens if t.type in FORMS), None)
+    notes = [Note(f"it is written: {form}")] if form else []
+    if token is None and "BATCH" in accepted:
+        notes.append(Note("`batch` stays on the line of `load`"))
+    elif token is None and tokens[-1].type in ("EQUAL", "COMMA", "ARROW", "COLON"):
+        notes.append(Note("a newline ends a statement, except inside brackets"))
+    return Diagnostic("CP0009", message, span, tuple(notes), fix)
+
+
+def _no_stage(tokens: Sequence[Token], index: int) -> Diagnostic:
+    """After `NAMES =` stands no stage."""
+    token = tokens[index]
+    message = f"expected a stage, found {_found(tokens, index)}"
+    meant = nearest(token.text, sorted(verb.lower() for verb in VERBS)) if token.is_word else None
+    if token.type == "NAME" and index + 1 < len(tokens) and tokens[index + 1].type == "LPAR":
+        fix = Fix("write `map` before it", token.span, f"map {token.text}")
+        note = Note("a function is applied with `map`: y = map FN(x)")
+        return Diagnostic("CP0009", message, token.span, (note,), fix)
+    if meant:
+        message += f"; did you mean `{meant}`?"
+        return Diagnostic("CP0009", message, token.span, fix=Fix(f"write `{meant}`", token.span, meant))
+    return Diagnostic("CP0009", message, token.span, (Note(_KNOWN_INSIDE),))
+
+
+def _reads_on(start: Start, tokens: Sequence[Token], index: int) -> bool:
+    """Whether the statement goes on well if the word at `index` is taken for a name."""
+    changed = [*tokens[:index], tokens[index]._replace(type="NAME"), *tokens[index + 1 :]]
+    try:
+        parse_statement(start, changed)
+    except Unexpected as error:
+        return error.index > index + 1
+    return True
+
+
+def _meant(token: Token | None, accepted: frozenset[str]) -> str | None:
+    """The word of the grammar, possible here, that was probably meant."""
+    if token is None or token.type != "NAME":
+        return None
+    words = sorted(kind.lower() for kind in accepted if kind not in _KINDS)
+    return nearest(token.text, words)
+
+
+def _expected(accepted: frozenset[str]) -> str:
+    kinds = set(accepted)
+    if kinds >= VERBS:
+        return "a stage"
+    if "INT" in kinds and "FLOAT" in kinds:
+        kinds -= {"FLOAT", "QUANTITY", "INT"}
+        kinds.add("number")
+    words = sorted(f"`{kind.lower()}`" for kind in kinds if kind not in _KINDS and kind != "number")
+    named = [_KINDS[kind] for kind in _KINDS if kind in kinds]
+    if "number" in kinds:
+        named.insert(0, "a number")
+    both = [*words, *named]
+    return both[0] if len(both) == 1 else f"{', '.join(both[:-1])} or {both[-1]}"
+
+
+def _found(tokens: Sequence[Token], index: int) -> str:
+    if index >= len(tokens):
+        return "the end of the line"
+    return f"`{_short(tokens[index].text)}`"
+
+
+def _end(tokens: Sequence[Token]) -> Span:
+    last = tokens[-1]
+    return Span(last.line, last.end_column, last.line, last.end_column + 1)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def _character(text: str) -> str:
+    shown = _short(text)
+    if shown.isprintable():
+        return f"`{shown}`"
+    return f"character U+{ord(text[0]):04X}"
+
+
+def is_keyword(text: str) -> bool:
+    """Whether `text` is a word that cannot be a name."""
+    return word_type(text) not in ("NAME", "BATCH", "START", "STEP", "STEPS", "SAME")
+
+
+def is_declaration_like(tokens: Sequence[Token]) -> bool:
+    """Whether `axes data = 8` was meant to be a declaration: two words, the first nearly known."""
+    if len(tokens) < 2 or not tokens[1].is_word:
+        return False
+    return nearest(tokens[0].text, sorted(word.lower() for word in DECLARES)) is not None

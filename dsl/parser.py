@@ -1,0 +1,336 @@
+"""Text to the untyped tree. Bad text ends in diagnostics, all of them in one run, never in an exception.
+
+Each statement is parsed on its own, so a mistake costs that statement and no more: it becomes a
+`BadStmt` that still binds the names left of its `=`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import cast
+
+from commplan.diagnostics import Diagnostic, Note, Span
+from commplan.dsl import ast
+from commplan.dsl.grammar import Header, PhaseHeader, Piece, Start, Unexpected, parse_statement
+from commplan.dsl.lexer import Token, tokenize
+from commplan.dsl.mistakes import PHASES, bad_token, is_declaration_like, unexpected, unknown_statement
+from commplan.dsl.statements import (
+    DECLARES,
+    HEADS,
+    GiveUp,
+    PhaseClose,
+    PhaseOpen,
+    Statement,
+    begins_assignment,
+    split,
+)
+
+MOST_ERRORS = 1000
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0e-\x1f]")
+
+
+def parse(text: str, file: str) -> tuple[ast.File, tuple[Diagnostic, ...]]:
+    """The tree of a `.plan` file, and what is wrong with it, in the order of the text.
+
+    `file` is the name that diagnostics carry. The tree is always whole: what did not parse stands
+    in it as `BadStmt`. A byte order mark is dropped; lines may end in LF, CRLF or CR.
+    """
+    return _Parser(text.removeprefix("\ufeff"), file).run()
+
+
+class _Parser:
+    def __init__(self, text: str, file: str) -> None:
+        self.text = text
+        self.file = file
+        self.found: list[Diagnostic] = []
+        self.comments: list[ast.Comment] = []
+        self.name: ast.Name | None = None
+        self.header_seen = False
+        self.items: list[ast.Decl] = []
+        self.outside = False  # in a run of statements outside a phase, reported once
+        self.first: Token | None = None
+
+    def run(self) -> tuple[ast.File, tuple[Diagnostic, ...]]:
+        control = _CONTROL.search(self.text)
+        if control:
+            self._report(_not_text(self.text, control.start()))
+        else:
+            with suppress(GiveUp):
+                self._read()
+                self._check_header()
+        end = _end_of(self.text)
+        tree = ast.File(
+            span=Span(1, 1, end[0], end[1]),
+            file=self.file,
+            text=self.text,
+            name=self.name,
+            items=tuple(self.items),
+            comments=tuple(self.comments),
+        )
+        return tree, tuple(sorted(self.found, key=_place))
+
+    def _report(self, diagnostic: Diagnostic) -> None:
+        if len(self.found) > MOST_ERRORS:
+            raise GiveUp
+        if len(self.found) == MOST_ERRORS:
+            diagnostic = Diagnostic(
+                "CP0013", f"more than {MOST_ERRORS} errors; the rest of the file is not read", diagnostic.span
+            )
+        self.found.append(_in_file(diagnostic, self.file))
+        if len(self.found) > MOST_ERRORS:
+            raise GiveUp
+
+    def _tokens(self) -> Iterator[Token]:
+        """Tokens without the comments, which are kept aside."""
+        for token in tokenize(self.text):
+            if token.type == "COMMENT":
+                self.comments.append(ast.Comment(span=token.span, text=token.text, trailing=not token.leads))
+                continue
+            self.first = self.first or token
+            yield token
+
+    def _read(self) -> None:
+        events = split(self._tokens(), self._report)
+        for event in events:
+            match event:
+                case PhaseOpen():
+                    self._phase(event, events)
+                case Statement():
+                    self._top(event)
+                case PhaseClose():
+                    pass
+
+    def _top(self, statement: Statement) -> None:
+        """A statement outside the phases."""
+        tokens = statement.tokens
+        first = tokens[0].type
+        if first == "PLAN":
+            self._header(statement)
+            return
+        if first in DECLARES:
+            self.outside = False
+            name = _declared(tokens)
+            node = self._parse("declaration", statement)
+            self.items.append(cast(ast.Decl, node) if node else ast.BadStmt(span=_span(tokens), targets=name))
+            return
+        targets = _targets(tokens)
+        self.items.append(ast.BadStmt(span=_span(tokens), targets=targets))
+        if statement.bad or self._bad_token(tokens) or self.outside:
+            return
+        if first == "OUTPUT" or (targets and not is_declaration_like(tokens)):
+            self.outside = True
+            what = "a stage" if targets else "`output`"
+            self._report(
+                Diagnostic(
+                    "CP0012",
+                    f"{what} must stand inside a phase",
+                    _span(tokens),
+                    (Note(PHASES),),
+                )
+            )
+            return
+        self._report(unknown_statement(tokens, inside=False))
+
+    def _header(self, statement: Statement) -> None:
+        node = self._parse("header", statement)
+        if self.header_seen:
+            if node:
+                self._report(
+                    Diagnostic("CP0005", "`plan NAME` is written once in a file", _span(statement.tokens))
+                )
+            return
+        self.header_seen = True
+        if self.items and node:
+            self._report(
+                Diagnostic("CP0005", "`plan NAME` must stand before all else", _span(statement.tokens))
+            )
+        if isinstance(node, Header):
+            self.name = node.name
+
+    def _check_header(self) -> None:
+        if self.header_seen:
+            return
+        if self.first is None:
+            message, span = "a plan begins with `plan NAME`: the file is empty", Span(1, 1, 1, 2)
+        else:
+            message = f"a plan begins with `plan NAME`, found `{self.first.text[:40]}`"
+            span = self.first.span
+        if any(diagnostic.span == span for diagnostic in self.found):
+            return  # what stands there is reported as something else: `pln x`
+        self.found.append(Diagnostic("CP0005", message, span, file=self.file))
+
+    def _phase(self, opened: PhaseOpen, events: Iterator[object]) -> None:
+        self.outside = False
+        header = self._phase_header(opened)
+        body: list[ast.StageStmt | ast.OutputStmt | ast.BadStmt] = []
+        place = len(self.items)
+        end: Token | None = None
+        gave_up: GiveUp | None = None
+        try:
+            for event in events:
+                if isinstance(event, PhaseClose):
+                    end = event.brace
+                    break
+                assert isinstance(event, Statement)
+                if event.outer:
+                    self._top(event)
+                else:
+                    body.append(self._inside(event))
+        except GiveUp as error:
+            gave_up = error
+        tokens = opened.tokens or cast(tuple[Token, ...], (opened.brace,))
+        words = _span(tokens)
+        last = end.span if end else body[-1].span if body else opened.brace.span if opened.brace else words
+        span = words.to(last)
+        if header is None:
+            targets = tuple(
+                name for stmt in body if not isinstance(stmt, ast.OutputStmt) for name in stmt.targets
+            )
+            item: ast.Decl = ast.BadStmt(span=span, targets=targets)
+        else:
+            item = ast.PhaseDecl(
+                span=span,
+                kind=header.kind,
+                header=words,
+                body=tuple(body),
+                period=header.period,
+                name=header.name,
+            )
+        self.items.insert(place, item)
+        if gave_up:
+            raise gave_up
+
+    def _phase_header(self, opened: PhaseOpen) -> PhaseHeader | None:
+        tokens = opened.tokens
+        if not tokens:
+            assert opened.brace is not None
+            self._report(
+                Diagnostic("CP0009", "expected a phase before `{`, such as `each step`", opened.brace.span)
+            )
+            return None
+        if tokens[0].type not in HEADS:
+            self._not_a_phase(opened)
+            return None
+        node = self._parse("phase", Statement(tokens, opened.bad))
+        if node is None:
+            return _guess_header(tokens)
+        if opened.brace is None:
+            last = tokens[-1]
+            span = Span(last.line, last.end_column, last.line, last.end_column + 1)
+            self._report(Diagnostic("CP0009", "expected `{`, found the end of the line", span))
+        return cast(PhaseHeader, node)
+
+    def _not_a_phase(self, opened: PhaseOpen) -> None:
+        """Something else than a phase header stands before `{`."""
+        tokens = opened.tokens
+        if opened.bad or self._bad_token(tokens):
+            return
+        if tokens[0].type in DECLARES and opened.brace is not None:
+            start: Start = "header" if tokens[0].type == "PLAN" else "declaration"
+            node = self._parse(start, Statement((*tokens, opened.brace)))
+            assert node is None
+            self.header_seen = self.header_seen or start == "header"
+            return
+        self._report(unknown_statement(tokens, inside=False))
+
+    def _inside(self, statement: Statement) -> ast.StageStmt | ast.OutputStmt | ast.BadStmt:
+        tokens = statement.tokens
+        bad = ast.BadStmt(span=_span(tokens), targets=_targets(tokens))
+        if tokens[0].type == "OUTPUT" or begins_assignment(tokens):
+            node = self._parse("statement", statement)
+            return cast(ast.StageStmt | ast.OutputStmt, node) if node else bad
+        if not statement.bad and not self._bad_token(tokens):
+            self._report(unknown_statement(tokens, inside=True))
+        return bad
+
+    def _parse(self, start: Start, statement: Statement) -> Piece | None:
+        """The node, or None where something in it is wrong, which is then reported."""
+        if statement.bad or self._bad_token(statement.tokens):
+            return None
+        tokens = statement.tokens[: statement.line_end]
+        try:
+            return parse_statement(start, tokens)
+        except Unexpected as error:
+            self._report(unexpected(start, tokens, error))
+            return None
+
+    def _bad_token(self, tokens: Sequence[Token]) -> bool:
+        """Report the first of `tokens` that is none of the language."""
+        bad = next((token for token in tokens if token.type == "BAD"), None)
+        if bad:
+            self._report(bad_token(bad))
+        return bad is not None
+
+
+def _guess_header(tokens: Sequence[Token]) -> PhaseHeader | None:
+    """What a wrong phase header most likely is, so that its body can be checked all the same."""
+    match tokens[0].type:
+        case "AT":
+            return PhaseHeader("start", None, None)
+        case "EACH":
+            return PhaseHeader("step", None, None)
+        case "EVERY" if len(tokens) > 1 and tokens[1].type == "INT":
+            number = ast.Number(span=tokens[1].span, text=tokens[1].text, value=int(tokens[1].text))
+            return PhaseHeader("every", number, None)
+        case "PHASE" if len(tokens) > 1 and tokens[1].is_word:
+            return PhaseHeader("named", None, ast.Name(span=tokens[1].span, text=tokens[1].text))
+        case _:
+            return None
+
+
+def _targets(tokens: Sequence[Token]) -> tuple[ast.Name, ...]:
+    """The names left of `=`, where the statement begins with such."""
+    if not begins_assignment(tokens):
+        return ()
+    names: list[ast.Name] = []
+    for token in tokens:
+        if token.type == "EQUAL":
+            break
+        if token.is_word:
+            names.append(ast.Name(span=token.span, text=token.text))
+    return tuple(names)
+
+
+def _declared(tokens: Sequence[Token]) -> tuple[ast.Name, ...]:
+    """The name that a declaration declares."""
+    if len(tokens) > 1 and tokens[1].is_word:
+        return (ast.Name(span=tokens[1].span, text=tokens[1].text),)
+    return ()
+
+
+def _span(tokens: Sequence[Token]) -> Span:
+    return tokens[0].span.to(tokens[-1].span)
+
+
+def _place(diagnostic: Diagnostic) -> tuple[int, int]:
+    return (diagnostic.span.line, diagnostic.span.column) if diagnostic.span else (0, 0)
+
+
+def _in_file(diagnostic: Diagnostic, file: str) -> Diagnostic:
+    return Diagnostic(
+        diagnostic.code,
+        diagnostic.message,
+        diagnostic.span,
+        diagnostic.notes,
+        diagnostic.fix,
+        diagnostic.severity,
+        file,
+    )
+
+
+def _end_of(text: str) -> tuple[int, int]:
+    """Line and column just behind the last character."""
+    line = 1 + text.count("\n") + text.count("\r") - text.count("\r\n")
+    return line, len(text) - max(text.rfind("\n"), text.rfind("\r"))
+
+
+def _not_text(text: str, offset: int) -> Diagnostic:
+    line, column = _end_of(text[:offset])
+    return Diagnostic(
+        "CP0002",
+        f"this is not a text file: found the control character U+{ord(text[offset]):04X}",
+        Span(line, column, line, column + 1),
+        (Note("a plan is text in UTF-8"),),
+    )

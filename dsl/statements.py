@@ -1,0 +1,305 @@
+"""Tokens to statements and phases: the newline rule, brackets, and where to go on after a mistake.
+
+A newline ends a statement except inside ( ), [ ] or option braces, or before one of CONTINUES.
+Brackets are matched here, so that one that is never closed is reported where it was opened, and
+the next statement, declaration or phase header is read as if it had been closed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from commplan.diagnostics import Diagnostic, Note
+from commplan.dsl.lexer import PUNCTUATION, Token
+
+CONTINUES = frozenset(
+    {
+        "OVER",
+        "ACROSS",
+        "FROM",
+        "BY",
+        "VIA",
+        "PER",
+        "SPLIT",
+        "PARTIAL",
+        "WITH",
+        "INTO",
+        "VISIT",
+        "SEED",
+        "TAIL",
+        "ON",
+        "LBRACE",
+    }
+)
+DECLARES = frozenset({"PLAN", "AXIS", "ENSEMBLE", "SERVER", "SOURCE", "FN", "INPUT", "STATE"})
+HEADS = frozenset({"AT", "EACH", "EVERY", "PHASE"})
+VERBS = frozenset(
+    {"LOAD", "MAP", "BROADCAST", "SHARE", "REDUCE", "SCATTER", "SLICE", "GATHER", "EXCHANGE", "ELASTIC"}
+)
+
+_CLOSER = {"LPAR": "RPAR", "LSQB": "RSQB", "LBRACE": "RBRACE"}
+_CLOSERS = frozenset(_CLOSER.values())
+_TEXT = {name: text for text, name in PUNCTUATION.items()}
+_DANGLES = frozenset({"EQUAL", "COLON", "COMMA", "ARROW"})  # a line cannot end with these
+_DEEPEST = 32
+_LONGEST = 200_000  # tokens of one statement; a batch size for each of 65,536 members fits
+_TARGETS = 64  # names looked at to see whether a line begins `a, b = map`
+
+
+class Statement(NamedTuple):
+    """The tokens of one statement. `bad`: something in it was reported already.
+
+    `outer` marks a declaration that was found inside an open phase; `line_end` is the number of
+    tokens before the newline that should have ended the statement, where it plainly goes on.
+    """
+
+    tokens: tuple[Token, ...]
+    bad: bool = False
+    outer: bool = False
+    line_end: int | None = None
+
+
+class PhaseOpen(NamedTuple):
+    """A phase header; `brace` is None where it has none, and the phase goes on all the same."""
+
+    tokens: tuple[Token, ...]
+    brace: Token | None
+    bad: bool = False
+
+
+class PhaseClose(NamedTuple):
+    """The end of a phase; `brace` is None where it was taken for closed."""
+
+    brace: Token | None
+
+
+Event = Statement | PhaseOpen | PhaseClose
+Report = Callable[[Diagnostic], None]
+
+
+class GiveUp(Exception):  # noqa: N818  (it never leaves the parser)
+    """The rest of the file is not worth reading; the reason was reported."""
+
+
+class _Ahead:
+    """A stream of tokens that can be looked into."""
+
+    def __init__(self, tokens: Iterator[Token]) -> None:
+        self._tokens = tokens
+        self._ready: deque[Token] = deque()
+
+    def peek(self, distance: int = 0) -> Token | None:
+        while len(self._ready) <= distance:
+            token = next(self._tokens, None)
+            if token is None:
+                return None
+            self._ready.append(token)
+        return self._ready[distance]
+
+    def next(self) -> Token:
+        token = self.peek()
+        assert token is not None
+        return self._ready.popleft()
+
+
+def split(tokens: Iterator[Token], report: Report) -> Iterator[Event]:
+    """Statements and phases of a file, in order. May raise `GiveUp`."""
+    return _Splitter(tokens, report).events()
+
+
+def begins_assignment(tokens: Sequence[Token]) -> bool:
+    """Whether `NAMES =` stands at the start, well formed or nearly so."""
+    for token in tokens:
+        if token.type == "EQUAL":
+            return token is not tokens[0]
+        if token.type != "COMMA" and not token.is_word:
+            return False
+    return False
+
+
+class _Splitter:
+    def __init__(self, tokens: Iterator[Token], report: Report) -> None:
+        self.ahead = _Ahead(tokens)
+        self.report = report
+        self.phase: PhaseOpen | None = None
+        self.phase_reported = False  # that the phase is not closed, or never opened
+        self.forgiven = 0  # closing braces that belong to something already reported
+        self.outside = False  # in a run of stages outside a phase
+
+    def events(self) -> Iterator[Event]:
+        while (token := self.ahead.peek()) is not None:
+            if token.type == "RBRACE":
+                yield from self._close(self.ahead.next())
+                continue
+            outer = False
+            if self.phase is not None and token.type in HEADS | DECLARES:
+                self._phase_is_open(token)
+                outer = token.type in DECLARES
+                if not outer:
+                    self.phase = None
+                    self.forgiven += 1
+                    yield PhaseClose(None)
+            event = self._collect(outer)
+            if isinstance(event, PhaseOpen):
+                self.phase, self.phase_reported = event, event.brace is None
+            self._note_outside(event)
+            yield event
+        if self.phase is not None:
+            self._phase_is_open(None)
+            yield PhaseClose(None)
+
+    def _note_outside(self, event: Statement | PhaseOpen) -> None:
+        """A run of stages after the end of a phase has a `}` of its own, most likely."""
+        tokens = event.tokens
+        stage = isinstance(event, Statement) and (tokens[0].type == "OUTPUT" or begins_assignment(tokens))
+        outside = self.phase is None and stage
+        if outside and not self.outside:
+            self.forgiven += 1
+        self.outside = outside
+
+    def _close(self, brace: Token) -> Iterator[Event]:
+        if self.phase is not None:
+            self.phase = None
+            yield PhaseClose(brace)
+        elif self.forgiven:
+            self.forgiven -= 1
+        else:
+            self._stray(brace)
+
+    def _phase_is_open(self, before: Token | None) -> None:
+        assert self.phase is not None
+        if not self.phase_reported and self.phase.brace is not None:
+            self._unclosed(self.phase.brace, before)
+        self.phase_reported = True
+
+    def _collect(self, outer: bool) -> Statement | PhaseOpen:
+        """The tokens up to the end of the statement, its brackets matched."""
+        tokens: list[Token] = []
+        open_: list[Token] = []
+        bad = False
+        line_end: int | None = None
+        assignment: bool | None = None  # found out at the first brace that asks for it
+        inside = self.phase is not None and not outer
+        while (token := self.ahead.peek()) is not None:
+            if tokens and token.leads:
+                if not open_ and token.type not in CONTINUES:
+                    if self._ends(tokens, token):
+                        break
+                    line_end = len(tokens) if line_end is None else line_end
+                if open_ and self._begins(token):
+                    if not bad:
+                        self._unclosed(open_[-1], token)
+                    return self._done(Statement(tuple(tokens), True, outer))
+            if token.type == "LBRACE" and not open_ and not inside:
+                assignment = begins_assignment(tokens) if assignment is None else assignment
+                if not assignment:
+                    return PhaseOpen(tuple(tokens), self.ahead.next(), bad)
+            if token.type in _CLOSER:
+                open_.append(token)
+                self._guard(token, len(open_) > _DEEPEST, "brackets are nested too deep")
+            elif token.type in _CLOSERS:
+                if token.type == "RBRACE" and not open_:
+                    break
+                if token.type == "RBRACE" and self._closes_phase(token, open_, bad):
+                    bad = True
+                    break
+                bad = not self._match(token, open_, bad) or bad
+            tokens.append(self.ahead.next())
+            self._guard(token, len(tokens) > _LONGEST, "the statement is too long")
+        if open_:
+            if not bad:
+                self._unclosed(open_[-1], self.ahead.peek())
+            bad = True
+            self.phase_reported = True  # the same mistake, where the file ends
+        return self._done(Statement(tuple(tokens), bad, outer, line_end))
+
+    def _done(self, statement: Statement) -> Statement | PhaseOpen:
+        if statement.tokens[0].type in HEADS and self.phase is None:
+            return PhaseOpen(statement.tokens, None, statement.bad)
+        return statement
+
+    def _ends(self, tokens: list[Token], token: Token) -> bool:
+        """Whether `token` on a new line begins something new. The newline ends the statement in any
+        case; but after `,` or `=`, or at the `batch` of a load, what follows is the same mistake."""
+        if token.type == "RBRACE" or self._begins(token):
+            return True
+        if token.type == "BATCH":
+            after = self.ahead.peek(1)
+            stray = after is not None and after.type in ("INT", "LSQB")
+            return not (stray and any(before.type == "LOAD" for before in tokens))
+        return tokens[-1].type not in _DANGLES
+
+    def _begins(self, token: Token) -> bool:
+        """Whether the next token begins a statement, a declaration or a phase header for certain."""
+        if token.type in DECLARES or token.type in HEADS or token.type == "OUTPUT":
+            return True
+        for distance in range(0, 2 * _TARGETS, 2):
+            name, mark = self.ahead.peek(distance), self.ahead.peek(distance + 1)
+            if name is None or mark is None or not name.is_word or mark.leads:
+                return False
+            if mark.type == "EQUAL":
+                verb = self.ahead.peek(distance + 2)
+                return verb is not None and verb.type in VERBS and not verb.leads
+            if mark.type != "COMMA":
+                return False
+        return False
+
+    def _match(self, closer: Token, open_: list[Token], bad: bool) -> bool:
+        """Close the bracket that `closer` belongs to. False where that is not the innermost,
+        which is reported once in a statement."""
+        if not open_:
+            if not bad:
+                self._stray(closer)
+            return False
+        if _CLOSER[open_[-1].type] == closer.type:
+            open_.pop()
+            return True
+        if not bad:
+            self._unclosed(open_[-1], closer)
+        if any(_CLOSER[token.type] == closer.type for token in open_):
+            while _CLOSER[open_[-1].type] != closer.type:
+                open_.pop()
+        open_.pop()
+        return False
+
+    def _closes_phase(self, brace: Token, open_: list[Token], bad: bool) -> bool:
+        """Whether `}` ends the phase although brackets of the statement are open (then reported).
+
+        It does where the statement opened no brace; and where it did, if it stands no further in
+        than the phase header and only one `}` is left for the two.
+        """
+        if any(token.type == "LBRACE" for token in open_):
+            after = self.ahead.peek(1)
+            last = after is None or after.type in HEADS or after.type in DECLARES
+            if self.phase is None or not brace.leads or not last:
+                return False
+            if brace.column > self.phase.tokens[0].column:
+                return False
+        if not bad:
+            self._unclosed(open_[-1], brace)
+        open_.clear()
+        return True
+
+    def _unclosed(self, opener: Token, before: Token | None) -> None:
+        closer = _TEXT[_CLOSER[opener.type]]
+        if before is None:
+            note = Note("the file ends before that")
+        elif before.type in _CLOSERS:
+            note = Note(f"this `{before.text}` comes first", before.span)
+        else:
+            note = Note(f"`{before.text}` begins something new here", before.span)
+        self.report(
+            Diagnostic(
+                "CP0006", f"`{opener.text}` is never closed: expected `{closer}`", opener.span, (note,)
+            )
+        )
+
+    def _stray(self, closer: Token) -> None:
+        self.report(Diagnostic("CP0007", f"`{closer.text}` closes nothing", closer.span))
+
+    def _guard(self, token: Token, too_much: bool, why: str) -> None:
+        if too_much:
+            self.report(Diagnostic("CP0013", f"{why}; the rest of the file is not read", token.span))
+            raise GiveUp
