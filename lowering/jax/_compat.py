@@ -1,0 +1,100 @@
+"""What differs between the versions of JAX that are supported (0.9 up to 0.10.2), and nothing else.
+
+Everything that touches a private name of JAX stands here too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+# `lax.all_gather(..., to="invarying")` in 0.10; 0.9 has it under this name only.
+from jax._src.lax.parallel import all_gather_invariant
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from commplan.lowering.jax.untyped import jax, lax
+
+Array = Any  # a jax.Array or a tracer of one
+
+_all_gather_same = cast("Callable[..., Array]", all_gather_invariant)
+
+
+def varying_axes(x: Array) -> frozenset[str]:
+    """The manual mesh axes over which JAX types `x` as varying; empty with `check_vma=False`."""
+    aval: Any = jax.typeof(x)
+    manual = getattr(aval, "mat", None)  # 0.10: ManualAxisType
+    return frozenset(manual.varying if manual is not None else getattr(aval, "vma", ()))
+
+
+def as_varying(x: Array, axes: Sequence[str]) -> Array:
+    """`x`, typed as varying over `axes` too. No communication; its transpose is a sum over `axes`."""
+    missing = tuple(axis for axis in axes if axis not in varying_axes(x))
+    if not missing:
+        return x
+    return lax.pcast(x, missing, to="varying")
+
+
+def tracks_varying(axis: str) -> bool:
+    """Whether the shard_map around us types its values (`check_vma=True`). `axis` is one of its axes."""
+    return axis in varying_axes(lax.axis_index(axis))
+
+
+def manual_axes() -> dict[str, int]:
+    """The axes, and their sizes, of the shard_map around us; empty outside of one."""
+    mesh: Any = jax.sharding.get_abstract_mesh()
+    sizes = dict(mesh.shape)
+    return {name: int(sizes[name]) for name in mesh.manual_axes}
+
+
+def all_gather_same(x: Array, axes: tuple[str, ...]) -> Array:
+    """`lax.all_gather` along the leading dimension, its result typed as the same over `axes`."""
+    return _all_gather_same(x, axes, tiled=True)
+
+
+def broadcast_native(x: Array, axis: str, root: int) -> Array:
+    """XLA's collective broadcast from `root` along `axis`, typed as the same over `axis`. GPUs only."""
+    return assume_same(lax.pbroadcast(x, axis, root), (axis,))
+
+
+def assume_same(x: Array, axes: Sequence[str]) -> Array:
+    """`x`, typed as the same over `axes`: only for what a proof says about it. No operation at all."""
+    dropped = tuple(axis for axis in axes if axis in varying_axes(x))
+    return cast("Array", _same.bind(x, axes=dropped)) if dropped else x
+
+
+_same = Primitive("commplan_same")
+
+
+def _same_type(aval: Any, *, axes: tuple[str, ...]) -> Any:
+    if hasattr(aval, "mat"):
+        return aval.update(manual_axis_type=aval.mat.update(varying=aval.mat.varying - set(axes)))
+    return aval.update(vma=aval.vma - set(axes))
+
+
+def _same_lowering(ctx: Any, x: Any, *, axes: tuple[str, ...]) -> list[Any]:
+    del ctx, axes
+    return [x]
+
+
+def _same_batch(args: Sequence[Any], dims: Sequence[Any], *, axes: tuple[str, ...]) -> tuple[Any, Any]:
+    return _same.bind(args[0], axes=axes), dims[0]
+
+
+def _same_transpose(cotangent: Any, x: Any, *, axes: tuple[str, ...]) -> list[Any]:
+    del x
+    return [cotangent if type(cotangent) is ad.Zero else as_varying(cotangent, axes)]
+
+
+def _register() -> None:
+    same: Any = _same
+    same.def_abstract_eval(_same_type)
+    lower: Any = mlir.register_lowering
+    lower(same, _same_lowering)
+    linear: Any = ad.deflinear2
+    linear(same, _same_transpose)
+    batchers: Any = batching.primitive_batchers
+    batchers[same] = _same_batch
+
+
+_register()

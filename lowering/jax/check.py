@@ -1,0 +1,174 @@
+"""What arrives is what the schedule says: structure, shapes, dtypes and types, leaf by leaf.
+
+Codes: CP0805 structure, shape or dtype; CP0807 gradients that JAX has already summed; CP0813 a value
+that should be the same and that JAX types as varying.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from commplan.diagnostics import Span, fail
+from commplan.ir.schedule import Leaf, Value
+from commplan.ir.types import DType
+from commplan.lowering.jax import _compat
+from commplan.lowering.jax.layout import global_shape
+from commplan.lowering.jax.trees import Tree, flatten
+from commplan.lowering.jax.untyped import jnp
+
+Layout = Literal["local", "global"]
+_KINDS = {"b": (bool, np.bool_), "i": (int, np.integer), "u": (int, np.integer), "f": (int, float)}
+
+
+def value(
+    what: str, value: Value, tree: Any, layout: Layout, sizes: Mapping[str, int], span: Span | None, file: str
+) -> Tree:
+    """`tree` as a `Tree`, after checking it against `value`. `what` names it: "input `grads`".
+
+    Python numbers stand for scalars. Raises `CommplanError` CP0805.
+    """
+    paths, flat = flatten(tree)
+    expected = tuple(leaf.path for leaf in value.leaves)
+    if paths != expected:
+        _structure(what, expected, paths, span, file)
+    leaves = [
+        _leaf(what, value, leaf, array, layout, sizes, span, file)
+        for leaf, array in zip(value.leaves, flat.leaves, strict=True)
+    ]
+    return flat.like(leaves)
+
+
+def _structure(
+    what: str, expected: Sequence[str], found: Sequence[str], span: Span | None, file: str
+) -> None:
+    missing = [path for path in expected if path not in set(found)]
+    extra = [path for path in found if path not in set(expected)]
+    notes = [f"it lacks {_some(missing)}"] if missing else []
+    notes += [f"it has {_some(extra)}, which the compiled shapes do not"] if extra else []
+    notes += [] if notes else [f"the leaves stand in another order: {_some(found)}, not {_some(expected)}"]
+    fail(
+        "CP0805",
+        f"{what} has another structure than the one that the plan was compiled for",
+        *notes,
+        "compile the plan with the shapes of what you pass: plan.compile(mesh, shapes={...})",
+        span=span,
+        file=file,
+    )
+
+
+def _some(paths: Sequence[str]) -> str:
+    shown = ", ".join(f"`{path}`" if path else "a bare array" for path in paths[:4])
+    return f"{shown} and {len(paths) - 4} more" if len(paths) > 4 else shown
+
+
+def _leaf(
+    what: str,
+    value: Value,
+    leaf: Leaf,
+    array: Any,
+    layout: Layout,
+    sizes: Mapping[str, int],
+    span: Span | None,
+    file: str,
+) -> Any:
+    where = f" at `{leaf.path}`" if leaf.path else ""
+    wanted = leaf.shape if layout == "local" else global_shape(value, leaf, sizes)
+    if isinstance(array, bool | int | float):
+        array = number(array, leaf)
+    if not (hasattr(array, "shape") and hasattr(array, "dtype")):
+        fail("CP0805", f"{what}{where} is a {type(array).__name__}, not an array", span=span, file=file)
+    shape = tuple(array.shape)
+    if shape != wanted:
+        fail(
+            "CP0805",
+            f"{what}{where} has the shape {list(shape)}, expected {list(wanted)}",
+            *_why(value, leaf, shape, layout, sizes),
+            span=span,
+            file=file,
+        )
+    found = jnp.result_type(array) if isinstance(array, np.ndarray | np.generic) else array.dtype
+    if str(found) != leaf.dtype.numpy_name:
+        notes = [f"cast it: {leaf.path or 'x'}.astype('{leaf.dtype.numpy_name}')"]
+        if leaf.dtype in (DType.F64, DType.I64):
+            notes = ["64-bit types need jax.config.update('jax_enable_x64', True)"]
+        fail(
+            "CP0805",
+            f"{what}{where} has the dtype {found}, expected {leaf.dtype.numpy_name}",
+            *notes,
+            span=span,
+            file=file,
+        )
+    return array
+
+
+def number(number: bool | float, leaf: Leaf) -> Any:
+    fits = _KINDS[np.dtype(leaf.dtype.numpy_name).kind if leaf.dtype is not DType.BF16 else "f"]
+    return jnp.asarray(number, leaf.dtype.numpy_name) if isinstance(number, fits) else number
+
+
+def _why(
+    value: Value, leaf: Leaf, shape: tuple[int, ...], layout: Layout, sizes: Mapping[str, int]
+) -> list[str]:
+    placement = value.placement
+    notes = [f"it is placed `{placement}`"]
+    count = len(placement.per)
+    if layout == "local" and placement.per and shape == (*(1,) * count, *leaf.shape):
+        notes.append(
+            "inside a shard_map a rank passes its own part without the leading dimension of each `per`"
+            f" axis: take it off with x.reshape(x.shape[{count}:]); run.spmd does that by itself"
+        )
+    if layout == "local" and not placement.per and shape == global_shape(value, leaf, sizes):
+        notes.append("inside a shard_map a rank passes its own part, not the whole")
+    if layout == "global" and placement.per and shape == leaf.shape:
+        lead = ", ".join(f"{axis} = {sizes[axis]}" for axis in placement.per)
+        notes.append(f"outside of run.spmd it has one leading dimension per axis that it differs on: {lead}")
+    return notes
+
+
+def types(
+    name: str, value: Value, tree: Tree, sizes: Mapping[str, int], span: Span | None, file: str
+) -> Tree:
+    """Check how JAX types what a phase was given inside a shard_map, and mark it varying where it may be.
+
+    Raises CP0807 where a `partial` value no longer varies over an axis that it is a term over: JAX
+    has summed it already. Raises CP0813 where a value that should be the same varies.
+    """
+    axes = [axis for axis, size in sizes.items() if size > 1]
+    if not axes or not _compat.tracks_varying(axes[0]):
+        return tree
+    placement = value.placement
+    for leaf, array in zip(value.leaves, tree.leaves, strict=True):
+        varying = _compat.varying_axes(array)
+        summed = [axis for axis in placement.partial if axis in axes and axis not in varying]
+        if summed:
+            _summed(name, leaf, summed, span, file)
+        odd = [axis for axis in axes if axis in varying and not placement.varies(axis)]
+        if odd:
+            where = f" at `{leaf.path}`" if leaf.path else ""
+            over = ", ".join(odd)
+            fail(
+                "CP0813",
+                f"`{name}`{where} should be the same over {over}, and JAX types it as varying",
+                f"its placement in the plan is `{placement}`",
+                "pass the value itself, not run.varying(...) of it; or declare it `per` and broadcast it",
+                span=span,
+                file=file,
+            )
+    return tree.like([_compat.as_varying(x, placement.varying) for x in tree.leaves])
+
+
+def _summed(name: str, leaf: Leaf, axes: Sequence[str], span: Span | None, file: str) -> None:
+    where = f" at `{leaf.path}`" if leaf.path else ""
+    fail(
+        "CP0807",
+        f"`{name}`{where} is already summed over {', '.join(axes)}; reducing it again would"
+        " multiply it by the number of ranks",
+        "the plan takes each rank's own term; JAX types this value as the same on all ranks, because the"
+        " gradient with respect to parameters that do not vary is summed by JAX itself",
+        "differentiate with respect to varying parameters: jax.grad(loss)(run.varying(params), ...)",
+        span=span,
+        file=file,
+    )

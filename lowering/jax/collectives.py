@@ -1,0 +1,151 @@
+"""One collective on one array, inside a shard_map: from the schedule's words to `jax.lax`.
+
+Results that the schedule calls `same` are typed so, which `out_specs=P()` and later reductions need.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from commplan.diagnostics import fail
+from commplan.ir.plan import Algorithm
+from commplan.ir.schedule import Collective
+from commplan.lowering.jax import _compat
+from commplan.lowering.jax.untyped import jnp, lax
+
+Array = Any
+
+_BITS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}
+
+
+@dataclasses.dataclass(frozen=True)
+class Backend:
+    """What a collective needs to know of its machine: `platform` is cpu, gpu, ...; sizes of the axes."""
+
+    platform: str
+    sizes: Mapping[str, int]
+    file: str = ""
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.platform == "cpu"
+
+    def ways(self, axes: tuple[str, ...]) -> int:
+        return math.prod(self.sizes[axis] for axis in axes)
+
+
+def levels(op: Collective, backend: Backend) -> tuple[str, ...]:
+    """The axes level by level, inner first, of a `hierarchical` algorithm; () for `native`.
+
+    Raises `CommplanError` CP0808 for an algorithm that is not lowered to JAX.
+    """
+    if op.algorithm.name == "native":
+        return ()
+    if op.algorithm.name != "hierarchical":
+        _refuse(op.algorithm, op, backend)
+    for arg in op.algorithm.args:
+        if arg.key and arg.value != "native":
+            _refuse(op.algorithm, op, backend)
+    return tuple(str(arg.key or arg.value) for arg in op.algorithm.args)
+
+
+def _refuse(algorithm: Algorithm, op: Collective, backend: Backend) -> None:
+    fail(
+        "CP0808",
+        f"`via {algorithm}` is not lowered to JAX yet",
+        "leave `via` out, or write `via native`, or `via hierarchical(...)` with native levels",
+        span=op.span,
+        file=backend.file,
+    )
+
+
+def pad(x: Array, ways: int) -> Array:
+    """`x` with zero rows added until its leading dimension is a multiple of `ways`."""
+    missing = -x.shape[0] % ways
+    return jnp.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1)) if missing else x
+
+
+def all_reduce(x: Array, op: Collective, backend: Backend) -> Array:
+    """Sum, maximum or minimum over `op.axes`; the same shape and dtype. Booleans: or, or, and."""
+    if x.dtype == jnp.bool_:
+        wide = all_reduce(x.astype(jnp.int32), op, backend)
+        return wide != 0
+    if op.op in ("max", "min"):
+        return (lax.pmax if op.op == "max" else lax.pmin)(x, op.axes)
+    inner_first = levels(op, backend)
+    if len(inner_first) < 2 or x.ndim == 0:
+        return lax.psum(x, op.axes)
+    *inner, outer = inner_first
+    flat = pad(x.reshape(-1), backend.ways(tuple(inner)))
+    for axis in inner:
+        flat = lax.psum_scatter(flat, axis, tiled=True)
+    flat = lax.psum(flat, outer)
+    for axis in reversed(inner):
+        flat = _compat.all_gather_same(flat, (axis,))
+    return flat[: x.size].reshape(x.shape)
+
+
+def reduce_scatter(x: Array, op: Collective, backend: Backend) -> Array:
+    """Sum over `op.axes`; each rank keeps its rows of the leading dimension, a multiple of the ranks."""
+    levels(op, backend)
+    return lax.psum_scatter(x, op.axes, tiled=True)
+
+
+def all_gather(x: Array, op: Collective, backend: Backend) -> Array:
+    """The leading dimensions of all ranks one after another, first named axis major."""
+    moved = _to_bits(x) if backend.on_cpu else x
+    levels(op, backend)
+    return _from_bits(_compat.all_gather_same(moved, op.axes), x)
+
+
+def all_to_all(x: Array, op: Collective, backend: Backend) -> Array:
+    """Row i of [n*k] goes to rank i; the rows that arrive stand in rank order."""
+    moved = _to_bits(x) if backend.on_cpu else x
+    name: Any = op.axes[0] if len(op.axes) == 1 else op.axes
+    return _from_bits(lax.all_to_all(moved, name, 0, 0, tiled=True), x)
+
+
+def broadcast(x: Array, op: Collective, backend: Backend) -> Array:
+    """`x` of rank `op.root`, counted row-major over `op.axes`, bit for bit.
+
+    Where the backend has no broadcast this is a sum of integers of which all but one are zero:
+    a sum of floats would turn -0.0 into 0.0 and might quiet a NaN.
+    """
+    root = op.root or 0
+    inner_first = levels(op, backend)
+    if len(inner_first) < 2:
+        return _broadcast(x, op.axes, root, backend)
+    place: dict[str, int] = {}
+    for axis in reversed(op.axes):
+        root, place[axis] = divmod(root, backend.sizes[axis])
+    for axis in reversed(inner_first):
+        x = _broadcast(x, (axis,), place[axis], backend)
+    return x
+
+
+def _broadcast(x: Array, axes: tuple[str, ...], root: int, backend: Backend) -> Array:
+    if backend.on_cpu or len(axes) > 1:
+        bits = _to_bits(x, always=True)
+        mine = lax.axis_index(axes) == root
+        return _from_bits(lax.psum(jnp.where(mine, bits, jnp.zeros_like(bits)), axes), x)
+    return _compat.broadcast_native(x, axes[0], root)
+
+
+def _to_bits(x: Array, *, always: bool = False) -> Array:
+    """Floats as integers of their width: those of 2 bytes, which XLA:CPU would widen on the way, or all."""
+    if x.dtype == jnp.bool_:
+        return x.astype(jnp.uint8)
+    if not jnp.issubdtype(x.dtype, jnp.floating) or (x.dtype.itemsize != 2 and not always):
+        return x
+    return lax.bitcast_convert_type(x, _BITS[x.dtype.itemsize])
+
+
+def _from_bits(moved: Array, original: Array) -> Array:
+    if moved.dtype == original.dtype:
+        return moved
+    if original.dtype == jnp.bool_:
+        return moved.astype(jnp.bool_)
+    return lax.bitcast_convert_type(moved, original.dtype)

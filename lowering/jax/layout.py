@@ -1,0 +1,41 @@
+"""Where the parts of a value lie: partition specs and global shapes from placements.
+
+Outside a shard_map a value is one global array per leaf. `same` is `P()`; `per A` adds one leading
+dimension of A's size for each such axis, in plan order; `split A, B` cuts the leading dimension
+along A, then B (leaves of trees are flat and padded; scalar leaves are never cut).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from jax.sharding import PartitionSpec
+
+from commplan.ir.schedule import Leaf, Value
+from commplan.ir.types import Placement
+
+Sizes = Mapping[str, int]
+
+
+def spec(placement: Placement, *, scalar: bool = False) -> PartitionSpec:
+    """The partition spec of a leaf in the global layout; `scalar` for a leaf without dimensions."""
+    cut = placement.split if placement.split and not scalar else ()
+    if not cut:
+        return PartitionSpec(*placement.per)
+    return PartitionSpec(*placement.per, cut[0] if len(cut) == 1 else cut)
+
+
+def global_shape(value: Value, leaf: Leaf, sizes: Sizes) -> tuple[int, ...]:
+    """The shape of `leaf` over all ranks."""
+    lead = tuple(sizes[axis] for axis in value.placement.per)
+    if not value.placement.split or not leaf.shape:
+        return (*lead, *leaf.shape)
+    rows = leaf.shape[0]
+    for axis in value.placement.split:
+        rows *= sizes[axis]
+    return (*lead, rows, *leaf.shape[1:])
+
+
+def leaf_specs(value: Value) -> list[PartitionSpec]:
+    """One spec for each leaf of `value`."""
+    return [spec(value.placement, scalar=not leaf.shape) for leaf in value.leaves]

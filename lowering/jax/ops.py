@@ -1,0 +1,112 @@
+"""The local ops of a schedule on one rank's arrays: pack, unpack, cast, scale, slice and arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from commplan.ir import schedule as ir
+from commplan.lowering.jax.collectives import pad
+from commplan.lowering.jax.trees import LEAF, Tree
+from commplan.lowering.jax.untyped import jnp, lax
+
+Array = Any
+Values = Mapping[str, ir.Value]
+Env = Mapping[str, Tree]
+
+
+def jax_dtype(name: str) -> Any:
+    """The dtype of a plan (`bf16`) as JAX names it."""
+    return jnp.dtype(ir.DType(name).numpy_name)
+
+
+def rows(leaf: Array, ways: int, *, array: bool) -> Array:
+    """A leaf as `ways` rows: flattened and zero-padded; of an array the leading dimension is padded."""
+    if array and leaf.ndim:
+        leaf = pad(leaf, ways)
+    return pad(leaf.reshape(-1), ways).reshape(ways, -1)
+
+
+def pack(op: ir.Pack, values: Values, env: Env) -> Tree:
+    """One flat buffer of `ways` rows from the parts, zero where no part lies."""
+    leaf = values[op.result].leaves[0]
+    width = leaf.size // op.ways
+    pieces: list[Array] = []
+    at = 0
+    for part in sorted(op.parts, key=lambda part: part.offset):
+        if part.size == 0:
+            continue
+        if part.offset > at:
+            pieces.append(jnp.zeros((op.ways, part.offset - at), jax_dtype(leaf.dtype)))
+        table = rows(env[part.value].leaves[part.leaf], op.ways, array=values[part.value].kind == "array")
+        pieces.append(_columns(table, part.start, part.size))
+        at = part.offset + part.size
+    if at < width:
+        pieces.append(jnp.zeros((op.ways, width - at), jax_dtype(leaf.dtype)))
+    return Tree((_join(pieces, op.ways, leaf.dtype).reshape(-1),), LEAF)
+
+
+def unpack(op: ir.Unpack, values: Values, env: Env) -> tuple[Array, ...]:
+    """The leaves of the result from runs of columns of buffers, padding dropped."""
+    value = values[op.result]
+    parts: list[list[ir.Part]] = [[] for _ in value.leaves]
+    for part in op.parts:
+        parts[part.leaf].append(part)
+    leaves: list[Array] = []
+    for leaf, own in zip(value.leaves, parts, strict=True):
+        pieces = [
+            _columns(env[part.value].leaves[0].reshape(op.ways, -1), part.offset, part.size)
+            for part in sorted(own, key=lambda part: part.start)
+            if part.size
+        ]
+        flat = _join(pieces, op.ways, leaf.dtype).reshape(-1)
+        leaves.append(_head(flat, leaf.size).reshape(leaf.shape))
+    return tuple(leaves)
+
+
+def _columns(table: Array, start: int, size: int) -> Array:
+    return table if size == table.shape[1] else lax.slice_in_dim(table, start, start + size, axis=1)
+
+
+def _head(flat: Array, size: int) -> Array:
+    return flat if flat.shape[0] == size else flat[:size]
+
+
+def _join(pieces: Sequence[Array], ways: int, dtype: ir.DType) -> Array:
+    if not pieces:
+        return jnp.zeros((ways, 0), jax_dtype(dtype))
+    return pieces[0] if len(pieces) == 1 else jnp.concatenate(pieces, axis=1)
+
+
+def cut(leaf: Array, axis: str, ways: int, *, array: bool) -> Array:
+    """This rank's rows of a leaf. A leaf of a tree is flattened first; a scalar stays whole."""
+    if leaf.ndim == 0:
+        return leaf
+    padded = pad(leaf if array else leaf.reshape(-1), ways)
+    size = padded.shape[0] // ways
+    return lax.dynamic_slice_in_dim(padded, lax.axis_index(axis) * size, size)
+
+
+def uncut(flat: Array, leaf: ir.Leaf) -> Array:
+    """The way back from all ranks' cuts one after another: padding dropped, shape restored."""
+    return _head(flat.reshape(-1), leaf.size).reshape(leaf.shape)
+
+
+def scale(leaf: Array, how: str, by: Any) -> Array:
+    """Multiply or divide by a scalar, converted to the leaf's dtype; by zero a division gives zero."""
+    if isinstance(by, int | float):
+        if by == 1:
+            return leaf
+        factor = jnp.asarray(by, leaf.dtype)
+        return leaf * factor if how == "mul" else leaf / factor
+    factor = by.astype(leaf.dtype)
+    if how == "mul":
+        return leaf * factor
+    empty = factor == 0
+    return jnp.where(empty, jnp.zeros_like(leaf), leaf / jnp.where(empty, jnp.ones_like(factor), factor))
+
+
+def pull(leaf: Array, center: Array, eta: Any, rho: Any) -> Array:
+    """eta * rho * (leaf - center): elastic averaging's force (Zhang, Choromanska, LeCun 2015)."""
+    factor = jnp.asarray(eta, leaf.dtype) * jnp.asarray(rho, leaf.dtype)
+    return (leaf - center) * factor

@@ -1,0 +1,229 @@
+"""A phase of a schedule as a function on one rank's arrays, to be called inside a shard_map."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from commplan.diagnostics import fail
+from commplan.ir import schedule as ir
+from commplan.lowering.jax import _compat, collectives, ops, order
+from commplan.lowering.jax.collectives import Backend
+from commplan.lowering.jax.functions import call
+from commplan.lowering.jax.trees import LEAF, Structure, Tree
+from commplan.lowering.jax.untyped import jax
+from commplan.trees import nest
+
+Env = dict[str, Tree]
+
+
+def name_of(ref: str) -> str:
+    """`grads` of `grads.1`."""
+    return ref.rpartition(".")[0]
+
+
+def needed(sequence: Iterable[ir.Op], wanted: Iterable[str], known: Iterable[str]) -> tuple[ir.Op, ...]:
+    """The ops that `wanted` depends on, in order; what makes the values in `known` is left out."""
+    known = set(known)
+    missing = set(wanted) - known
+    chosen: list[ir.Op] = []
+    for op in reversed(list(sequence)):
+        if missing.isdisjoint(ir.results(op)):
+            continue
+        chosen.append(op)
+        missing |= set(ir.operands(op)) - known
+    return tuple(reversed(chosen))
+
+
+def origin(phase: ir.Phase, op: ir.Unpack) -> str | None:
+    """The value that was packed into the buffers which `op` unpacks: it has the same structure.
+
+    Follows the first part's buffer through the ops that keep its columns, back to its `Pack`.
+    """
+    made = {result: one for one in phase.ops for result in ir.results(one)}
+    for part in op.parts:
+        ref = part.value
+        while ref in made and not isinstance(made[ref], ir.Pack):
+            ref = ir.operands(made[ref])[0]
+        pack = made.get(ref)
+        if isinstance(pack, ir.Pack):
+            same = [p.value for p in pack.parts if (p.leaf, p.offset) == (part.leaf, part.offset)]
+            if same:
+                return same[0]
+    return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Lowered:
+    """Phase `phase` of `schedule`, lowered. Build it once, call `run` while tracing.
+
+    `functions`: the device functions by name. `seed`: of random functions on values that were not
+    loaded. Raises `CommplanError` CP0808 at `run` for ops that JAX does not run yet.
+    """
+
+    schedule: ir.Schedule
+    phase: ir.Phase
+    functions: Mapping[str, Callable[..., Any]]
+    seed: int
+    backend: Backend
+    structures: Mapping[tuple[str, ...], Structure] = dataclasses.field(
+        default_factory=dict[tuple[str, ...], Any]
+    )
+
+    @property
+    def outputs(self) -> tuple[ir.Binding, ...]:
+        """The outputs that the phase returns: those that need more than sources."""
+        return tuple(binding for binding in self.phase.outputs if not binding.source_only)
+
+    @property
+    def values(self) -> dict[str, ir.Value]:
+        return {value.id: value for value in (*self.schedule.entry, *self.phase.values)}
+
+    @property
+    def arguments(self) -> dict[str, ir.Value]:
+        """What the phase is called with, by name: inputs of the plan, and source-only values."""
+        values = self.values
+        refs = {name_of(ref): ref for ref in self.phase.inputs}
+        refs |= {binding.name: binding.value for binding in self.phase.takes}
+        return {name: values[ref] for name, ref in refs.items()}
+
+    @property
+    def ops(self) -> tuple[ir.Op, ...]:
+        """The ops that run on devices when the phase is called."""
+        known = [*self.phase.inputs, *self.phase.states, *(binding.value for binding in self.phase.takes)]
+        wanted = [binding.value for binding in (*self.outputs, *self.phase.updates)]
+        return needed(self.phase.ops, wanted, known)
+
+    @property
+    def counts(self) -> bool:
+        """Whether its calls must be counted: a random function runs in it."""
+        return any(isinstance(op, ir.Map) and op.random for op in self.ops)
+
+    def run(self, inputs: Mapping[str, Tree], state: Mapping[str, Tree], step: Any) -> tuple[Env, Env]:
+        """Outputs and new states by name, from inputs and states by name; one rank's arrays.
+
+        `step` counts the calls of this phase: an i32 scalar, or None where nothing is random.
+        """
+        env: Env = {ref: inputs[name_of(ref)] for ref in self.phase.inputs}
+        env |= {ref: state[name_of(ref)] for ref in self.phase.states}
+        env |= {binding.value: inputs[binding.name] for binding in self.phase.takes}
+        chosen = self.ops
+        chained = {ref for op in chosen for ref in op.after}
+        for op in chosen:
+            self._run(op, env, chained, step)
+        results = {binding.name: self._leave(binding.value, env) for binding in self.outputs}
+        updates = {binding.name: self._leave(binding.value, env) for binding in self.phase.updates}
+        return results, updates
+
+    def _leave(self, ref: str, env: Env) -> Tree:
+        placement = self.values[ref].placement
+        return env[ref].like([_compat.as_varying(x, placement.varying) for x in env[ref].leaves])
+
+    def _run(self, op: ir.Op, env: Env, chained: set[str], step: Any) -> None:
+        values = self.values
+        match op:
+            case ir.Collective():
+                env[op.result] = self._collective(op, env, op.result in chained)
+            case ir.Pack():
+                env[op.result] = ops.pack(op, values, env)
+            case ir.Unpack():
+                leaves = ops.unpack(op, values, env)
+                env[op.result] = Tree(leaves, self._structure(op, env))
+            case ir.Cast():
+                dtype = ops.jax_dtype(op.dtype)
+                env[op.result] = env[op.operand].like([x.astype(dtype) for x in env[op.operand].leaves])
+            case ir.LocalSum():
+                tree = env[op.operand]
+                env[op.result] = tree.like(
+                    [x.reshape(op.ways, -1).sum(0, dtype=x.dtype) for x in tree.leaves]
+                )
+            case ir.Scale():
+                by = env[op.by].leaves[0] if isinstance(op.by, str) else op.by
+                env[op.result] = env[op.operand].like(
+                    [ops.scale(x, op.how, by) for x in env[op.operand].leaves]
+                )
+            case ir.Slice():
+                array = values[op.operand].kind == "array"
+                ways = self.backend.sizes[op.axis]
+                tree = env[op.operand]
+                env[op.result] = tree.like([ops.cut(x, op.axis, ways, array=array) for x in tree.leaves])
+            case ir.Elastic() if op.mode == "sync":
+                env[op.pull] = self._elastic(op, env)
+            case ir.Update():
+                pairs = zip(env[op.operand].leaves, env[op.delta].leaves, strict=True)
+                env[op.result] = env[op.operand].like([x + delta for x, delta in pairs])
+            case ir.Map():
+                env |= call(op, self, env, step)
+            case ir.Share():
+                env[op.result] = env[op.operand]
+            case ir.Read() | ir.Elastic() | ir.Exchange():
+                self._refuse(op)
+
+    def _refuse(self, op: ir.Read | ir.Elastic | ir.Exchange) -> None:
+        match op:
+            case ir.Elastic():
+                what = f"`elastic ... by {op.mode}`"
+            case ir.Exchange():
+                what = "`exchange`"
+            case ir.Read():
+                what = f"reading source `{op.source}` inside a compiled phase"
+        fail(
+            "CP0808",
+            f"{what} is not lowered to JAX yet: phase `{self.phase.name}` cannot run",
+            "use `reduce` and an optimiser of your own, or `elastic ... by sync`",
+            span=op.span,
+            file=self.schedule.file,
+        )
+
+    def _elastic(self, op: ir.Elastic, env: Env) -> Tree:
+        eta, rho = (env[x].leaves[0] if isinstance(x, str) else x for x in (op.eta, op.rho))
+        pairs = zip(env[op.operand].leaves, env[op.center].leaves, strict=True)
+        return env[op.operand].like([ops.pull(x, center, eta, rho) for x, center in pairs])
+
+    def _structure(self, op: ir.Unpack, env: Env) -> Structure:
+        source = origin(self.phase, op)
+        if source is not None and source in env:
+            return env[source].structure
+        value = self.values[op.result]
+        if value.kind != "tree":
+            return LEAF
+        paths = tuple(leaf.path for leaf in value.leaves)
+        known = self.structures.get(paths)
+        return known if known is not None else jax.tree_util.tree_structure(nest(paths, [0] * len(paths)))
+
+    def _collective(self, op: ir.Collective, env: Env, chained: bool) -> Tree:
+        """Leaf by leaf. Ordered after what `op.after` names, and leaf after leaf where order counts."""
+        source, target = self.values[op.operand], self.values[op.result]
+        previous = [x for ref in op.after if ref in env for x in env[ref].leaves[-1:]]
+        axis = max(op.axes, key=lambda name: self.backend.sizes[name])
+        if self.backend.sizes[axis] == 1:
+            previous = []
+        results: list[Any] = []
+        for number, leaf in enumerate(env[op.operand].leaves):
+            own = _compat.as_varying(leaf, op.axes)
+            for before in previous:
+                own = order.tie(own, before, axis, self.backend)
+            results.append(self._exchange(op, own, target.leaves[number], source.kind == "array"))
+            if op.after or chained:
+                previous = results[-1:]
+        return env[op.operand].like(results)
+
+    def _exchange(self, op: ir.Collective, x: Any, target: ir.Leaf, array: bool) -> Any:
+        ways = self.backend.ways(op.axes)
+        match op.kind:
+            case "all_reduce":
+                return collectives.all_reduce(x, op, self.backend)
+            case "broadcast":
+                return collectives.broadcast(x, op, self.backend)
+            case "reduce_scatter":
+                if x.ndim == 0:
+                    return collectives.all_reduce(x, op, self.backend)
+                rows = collectives.pad(x if array else x.reshape(-1), ways)
+                return collectives.reduce_scatter(rows, op, self.backend)
+            case "all_gather":
+                if x.ndim == 0:  # a scalar leaf of a split tree, never cut: it is the same already
+                    return _compat.assume_same(x, op.axes)
+                return ops.uncut(collectives.all_gather(x, op, self.backend), target)
+            case "all_to_all":
+                return collectives.all_to_all(x, op, self.backend)

@@ -1,0 +1,63 @@
+"""Pytrees with their key paths: the JAX side of `commplan.trees`, for every registered node type."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from commplan.diagnostics import fail
+from commplan.ir.schedule import Leaf
+from commplan.ir.types import DType
+from commplan.lowering.jax.untyped import jax
+
+Array = Any
+Structure = Any  # a PyTreeDef
+
+
+@dataclasses.dataclass(frozen=True)
+class Tree:
+    """A value while a phase runs: its leaves in JAX's flattening order, and its structure."""
+
+    leaves: tuple[Array, ...]
+    structure: Structure
+
+    def build(self) -> Any:
+        return jax.tree_util.tree_unflatten(self.structure, self.leaves)
+
+    def like(self, leaves: Sequence[Array]) -> Tree:
+        """A tree of the same structure with other leaves."""
+        return Tree(tuple(leaves), self.structure)
+
+
+LEAF = jax.tree_util.tree_structure(0)
+
+
+def flatten(tree: Any) -> tuple[tuple[str, ...], Tree]:
+    """The key path of every leaf, parts joined by `/` ("" for a bare array), and the tree."""
+    pairs, structure = jax.tree_util.tree_flatten_with_path(tree)
+    paths = tuple(jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in pairs)
+    return paths, Tree(tuple(leaf for _, leaf in pairs), structure)
+
+
+def shapes_of(tree: Any) -> tuple[Leaf, ...]:
+    """The leaves of `tree` (arrays, or anything with `.shape` and `.dtype`) as the schedule writes them.
+
+    Raises `CommplanError` CP0805 for a leaf without a shape or with a dtype that plans do not have.
+    """
+    paths, flat = flatten(tree)
+    return tuple(_leaf(path, leaf) for path, leaf in zip(paths, flat.leaves, strict=True))
+
+
+def _leaf(path: str, leaf: Any) -> Leaf:
+    where = f" at `{path}`" if path else ""
+    if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
+        fail("CP0805", f"the leaf{where} is a {type(leaf).__name__}, not an array or a shape")
+    dtype = DType.of(str(leaf.dtype))
+    if dtype is None:
+        fail(
+            "CP0805",
+            f"the leaf{where} has dtype {leaf.dtype}, which plans do not have",
+            f"they have {', '.join(DType)}",
+        )
+    return Leaf(path, tuple(int(n) for n in leaf.shape), dtype)

@@ -1,0 +1,13 @@
+"""JAX as a strict type checker can bear it: many of its annotations name types that it cannot resolve."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax as _jax
+import jax.numpy as _jnp
+from jax import lax as _lax
+
+jax: Any = _jax
+jnp: Any = _jnp
+lax: Any = _lax

@@ -1,0 +1,151 @@
+"""What a bound program knows: its schedule on a mesh with the user's functions."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jax.sharding import PartitionSpec
+
+from commplan.diagnostics import Span, fail
+from commplan.ir import schedule as ir
+from commplan.ir.plan import AxisKind
+from commplan.ir.types import Placement
+from commplan.lowering.jax import _compat
+from commplan.lowering.jax.collectives import Backend
+from commplan.lowering.jax.layout import leaf_specs
+from commplan.lowering.jax.phase import Lowered, name_of
+from commplan.lowering.jax.trees import Structure, Tree, flatten
+from commplan.lowering.jax.untyped import jax
+
+CALLS = "#calls"  # in the state: how often each phase with random device functions was called
+
+
+@dataclasses.dataclass(frozen=True)
+class Context:
+    """A schedule, the mesh that it runs on, and the functions bound to it."""
+
+    schedule: ir.Schedule
+    mesh: Any
+    functions: Mapping[str, Callable[..., Any]]
+    seed: int
+    structures: Mapping[tuple[str, ...], Structure]
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The axes of the mesh that the plan names, with their sizes; servers are no part of it."""
+        return {axis.name: axis.size for axis in self.schedule.axes if axis.kind is not AxisKind.SERVER}
+
+    @property
+    def backend(self) -> Backend:
+        platform = self.mesh.devices.flat[0].platform
+        return Backend("gpu" if platform in ("cuda", "rocm") else platform, self.sizes, self.schedule.file)
+
+    def lower(self, phase: ir.Phase) -> Lowered:
+        return Lowered(self.schedule, phase, self.functions, self.seed, self.backend, self.structures)
+
+    def entry(self, name: str) -> ir.Value:
+        """The input or state called `name`."""
+        return next(value for value in self.schedule.entry if name_of(value.id) == name)
+
+    @property
+    def states(self) -> dict[str, ir.Value]:
+        return {name_of(ref): self.entry(name_of(ref)) for ref in self.schedule.states}
+
+    @property
+    def counted(self) -> tuple[str, ...]:
+        """The phases whose calls the state counts, because random functions run in them."""
+        return tuple(phase.name for phase in self.schedule.phases if self.lower(phase).counts)
+
+    def find(self, name: str) -> ir.Value | None:
+        """What a name means outside the plan: the last output so called, else the state, else the input."""
+        found: ir.Value | None = None
+        for phase in self.schedule.phases:
+            values = {value.id: value for value in (*self.schedule.entry, *phase.values)}
+            for binding in phase.outputs:
+                found = values[binding.value] if binding.name == name else found
+        entry = {name_of(ref): ref for ref in (*self.schedule.inputs, *self.schedule.states)}
+        return found if found or name not in entry else self.entry(name)
+
+    def names(self) -> list[str]:
+        """Every name that `find` knows."""
+        outputs = [binding.name for phase in self.schedule.phases for binding in phase.outputs]
+        entry = [name_of(ref) for ref in (*self.schedule.states, *self.schedule.inputs)]
+        return list(dict.fromkeys([*outputs, *entry]))
+
+    def around(self, what: str, span: Span | None = None) -> bool:
+        """Whether a shard_map over the plan's axes is around us.
+
+        Raises CP0814 where it has only some of them, or of other sizes.
+        """
+        manual = _compat.manual_axes()
+        present = [axis for axis in self.sizes if axis in manual]
+        if not present:
+            return False
+        missing = [axis for axis in self.sizes if axis not in manual]
+        if missing:
+            fail(
+                "CP0814",
+                f"{what} inside a shard_map that is manual over {', '.join(present)} only",
+                f"the plan needs {', '.join(missing)} too: name every axis of the plan in axis_names",
+                span=span,
+                file=self.schedule.file,
+            )
+        wrong = [axis for axis, size in self.sizes.items() if manual[axis] != size]
+        if wrong:
+            sizes = ", ".join(f"{axis} = {manual[axis]}, expected {self.sizes[axis]}" for axis in wrong)
+            fail(
+                "CP0814",
+                f"{what} inside a shard_map whose mesh has other sizes: {sizes}",
+                span=span,
+                file=self.schedule.file,
+            )
+        return True
+
+    def shard_map(self, body: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+        """`jax.shard_map` over the plan's axes; other axes of the mesh stay with the compiler."""
+        return jax.shard_map(
+            body,
+            mesh=self.mesh,
+            in_specs=in_specs,
+            out_specs=out_specs,
+            axis_names=frozenset(self.sizes),
+        )
+
+
+def strip(tree: Tree, placement: Placement) -> Tree:
+    """One rank's part without the leading dimensions, all 1 here, of its `per` axes."""
+    count = len(placement.per)
+    return tree.like([x.reshape(x.shape[count:]) for x in tree.leaves]) if count else tree
+
+
+def unstrip(tree: Tree, placement: Placement) -> Tree:
+    """The leading dimensions back again."""
+    count = len(placement.per)
+    return tree.like([x.reshape((1,) * count + x.shape) for x in tree.leaves]) if count else tree
+
+
+@dataclasses.dataclass
+class Carried:
+    """Trees on their way out of a shard_map: leaves with their specs; structures are learnt while tracing."""
+
+    specs: dict[str, list[PartitionSpec]]
+    placements: dict[str, Placement]
+    structures: dict[str, Structure] = dataclasses.field(default_factory=dict[str, Any])
+
+    @classmethod
+    def of(cls, values: Mapping[str, ir.Value]) -> Carried:
+        return cls({n: leaf_specs(v) for n, v in values.items()}, {n: v.placement for n, v in values.items()})
+
+    def leave(self, trees: Mapping[str, Tree]) -> dict[str, list[Any]]:
+        """Leaves by name, `per` dimensions added; structures are kept here."""
+        self.structures.update({name: tree.structure for name, tree in trees.items()})
+        return {name: list(unstrip(tree, self.placements[name]).leaves) for name, tree in trees.items()}
+
+    def build(self, leaves: Mapping[str, list[Any]]) -> dict[str, Any]:
+        return {name: Tree(tuple(own), self.structures[name]).build() for name, own in leaves.items()}
+
+
+def flat(tree: Any) -> Tree:
+    return flatten(tree)[1]

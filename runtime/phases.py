@@ -1,0 +1,231 @@
+"""A phase as a callable: `(state, **inputs) -> (outputs, state)`, inside a shard_map and outside of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from commplan.diagnostics import fail
+from commplan.ir import schedule as ir
+from commplan.lowering.jax import check
+from commplan.lowering.jax.layout import leaf_specs
+from commplan.lowering.jax.phase import Lowered, name_of
+from commplan.lowering.jax.trees import Tree
+from commplan.lowering.jax.untyped import jax, jnp
+from commplan.runtime.context import CALLS, Carried, Context, strip
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class Outputs:
+    """What a phase returns besides the state, by name: `out.grads` or `out["grads"]`. A pytree."""
+
+    __slots__ = ("_names", "_values")
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        object.__setattr__(self, "_names", tuple(values))
+        object.__setattr__(self, "_values", tuple(values.values()))
+
+    def __getitem__(self, name: str) -> Any:
+        names: tuple[str, ...] = object.__getattribute__(self, "_names")
+        if name not in names:
+            known = ", ".join(f"`{one}`" for one in names) or "none"
+            raise KeyError(f"the phase has no output `{name}`; its outputs: {known}")
+        return object.__getattribute__(self, "_values")[names.index(name)]
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError as error:
+            raise AttributeError(str(error.args[0])) from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"outputs cannot be changed: {name}")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(cast("tuple[str, ...]", object.__getattribute__(self, "_names")))
+
+    def __len__(self) -> int:
+        return len(cast("tuple[str, ...]", object.__getattribute__(self, "_names")))
+
+    def __contains__(self, name: object) -> bool:
+        return name in object.__getattribute__(self, "_names")
+
+    def __repr__(self) -> str:
+        return f"Outputs({', '.join(f'{name}={self[name]!r}' for name in self)})"
+
+    def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[str, ...]]:
+        return [(jax.tree_util.GetAttrKey(name), self[name]) for name in self], tuple(self)
+
+    @classmethod
+    def tree_unflatten(cls, names: tuple[str, ...], values: Any) -> Outputs:
+        return cls(dict(zip(names, values, strict=True)))
+
+
+class PhaseCall:
+    """One phase of a bound program.
+
+    Call it as `outputs, state = phase(state, **inputs)`. Inside a `jax.shard_map` over the plan's axes
+    (that of `run.spmd`, or your own) arrays are one rank's own: `per` values without the leading
+    dimension of their axes, `split` values this rank's cut. Outside they are global arrays: one leading
+    dimension per `per` axis, `split` leaves whole; the call then wraps itself in shard_map and jit.
+
+    Raises `CommplanError`: CP0804 missing or unknown inputs, CP0805 structure, shape or dtype, CP0806
+    `partial` inputs outside a shard_map, CP0807 gradients that JAX has already summed, CP0808 stages
+    that JAX does not run, CP0812 an incomplete state, CP0813 values that should be the same, CP0814 a
+    shard_map over other axes.
+    """
+
+    def __init__(self, context: Context, phase: ir.Phase) -> None:
+        self.context = context
+        self.name = phase.name
+        self.lowered: Lowered = context.lower(phase)
+        self._phase = phase
+        self._outside = jax.jit(self._wrapped)
+
+    def __repr__(self) -> str:
+        inputs = "".join(f", {name}" for name in self.lowered.arguments)
+        outputs = ", ".join(binding.name for binding in self.lowered.outputs)
+        return f"<phase {self.name}(state{inputs}) -> ({outputs or 'nothing'}), state>"
+
+    def __call__(self, state: Any, /, **inputs: Any) -> tuple[Outputs, dict[str, Any]]:
+        arguments = self.lowered.arguments
+        self._check_names(arguments, inputs)
+        checked = self._check_state(state)
+        if self.context.around(f"phase `{self.name}` is called", self._phase.span):
+            return self._inline(checked, inputs)
+        partial = [name for name, value in arguments.items() if value.placement.partial]
+        if partial:
+            self._fail(
+                "CP0806",
+                f"phase `{self.name}` takes `{partial[0]}`, which is partial, and is called"
+                " outside of a shard_map",
+                f"a partial value is another term on each rank ({arguments[partial[0]].placement}),"
+                " and a global array has no place for that",
+                "call the phase in a function decorated with @run.spmd(...), where it is this rank's"
+                " own term",
+            )
+        given = {name: _number(arguments[name], value) for name, value in inputs.items()}
+        return self._outside(checked, given)
+
+    def _fail(self, code: str, message: str, *notes: str) -> None:
+        fail(code, message, *notes, span=self._phase.span, file=self.context.schedule.file)
+
+    def _check_names(self, arguments: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
+        takes = f"it takes: {', '.join(arguments) or 'nothing besides the state'}"
+        missing = [name for name in arguments if name not in inputs]
+        if missing:
+            self._fail("CP0804", f"phase `{self.name}` needs {_named(missing)}", takes)
+        unknown = [name for name in inputs if name not in arguments]
+        if unknown:
+            self._fail("CP0804", f"phase `{self.name}` does not take {_named(unknown)}", takes)
+
+    def _check_state(self, state: Any) -> dict[str, Any]:
+        return check_state(self.context, state, f"phase `{self.name}`")
+
+    def _inline(self, state: dict[str, Any], inputs: Mapping[str, Any]) -> tuple[Outputs, dict[str, Any]]:
+        """One rank's arrays in, one rank's arrays out."""
+        lowered, sizes, file = self.lowered, self.context.sizes, self.context.schedule.file
+        span = self._phase.span
+        trees: dict[str, Tree] = {}
+        for name, value in lowered.arguments.items():
+            tree = check.value(f"input `{name}`", value, inputs[name], "local", sizes, span, file)
+            trees[name] = check.types(name, value, tree, sizes, span, file)
+        states: dict[str, Tree] = {}
+        for name in map(name_of, self._phase.states):
+            value = self.context.entry(name)
+            tree = check.value(f"state `{name}`", value, state[name], "local", sizes, span, file)
+            states[name] = check.types(name, value, tree, sizes, span, file)
+        results, updates, calls = self._run(trees, states, state.get(CALLS))
+        outputs = Outputs({name: tree.build() for name, tree in results.items()})
+        new = state | {name: tree.build() for name, tree in updates.items()}
+        return outputs, new | calls
+
+    def _run(
+        self, inputs: Mapping[str, Tree], states: Mapping[str, Tree], calls: Any
+    ) -> tuple[dict[str, Tree], dict[str, Tree], dict[str, Any]]:
+        if not self.lowered.counts:
+            return *self.lowered.run(inputs, states, None), {}
+        step = jnp.asarray(calls[self.name])
+        return *self.lowered.run(inputs, states, step), {CALLS: dict(calls) | {self.name: step + 1}}
+
+    def _wrapped(self, state: dict[str, Any], inputs: dict[str, Any]) -> tuple[Outputs, dict[str, Any]]:
+        """Global arrays in and out: the phase in a shard_map, with specs from the plan."""
+        lowered, context = self.lowered, self.context
+        sizes, file, span = context.sizes, context.schedule.file, self._phase.span
+        values = lowered.arguments
+        trees = {
+            name: check.value(f"input `{name}`", value, inputs[name], "global", sizes, span, file)
+            for name, value in values.items()
+        }
+        held = {name: context.entry(name) for name in map(name_of, self._phase.states)}
+        states = {
+            name: check.value(f"state `{name}`", value, state[name], "global", sizes, span, file)
+            for name, value in held.items()
+        }
+        every = lowered.values
+        results = Carried.of({binding.name: every[binding.value] for binding in lowered.outputs})
+        updates = Carried.of({binding.name: every[binding.value] for binding in self._phase.updates})
+
+        def body(given: dict[str, list[Any]], own: dict[str, list[Any]], calls: Any) -> Any:
+            local = {name: strip(trees[name].like(x), values[name].placement) for name, x in given.items()}
+            mine = {name: strip(states[name].like(x), held[name].placement) for name, x in own.items()}
+            out, new, count = self._run(local, mine, calls)
+            return results.leave(out), updates.leave(new), count
+
+        counts = {CALLS: PartitionSpec()} if lowered.counts else {}
+        call = context.shard_map(
+            body,
+            (_specs(values), _specs(held), PartitionSpec()),
+            (results.specs, updates.specs, counts),
+        )
+        leaves = (
+            {n: list(t.leaves) for n, t in trees.items()},
+            {n: list(t.leaves) for n, t in states.items()},
+        )
+        out, new, count = call(*leaves, state.get(CALLS, {}))
+        return Outputs(results.build(out)), state | updates.build(new) | count
+
+
+def _specs(values: Mapping[str, ir.Value]) -> dict[str, list[PartitionSpec]]:
+    return {name: leaf_specs(value) for name, value in values.items()}
+
+
+def _named(names: list[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _number(value: ir.Value, given: Any) -> Any:
+    """A Python number for a scalar, in the scalar's dtype: jit would take an int for an i32."""
+    if value.kind != "array" or not isinstance(given, bool | int | float) or value.leaves[0].shape:
+        return given
+    if value.placement.per:
+        return given
+    return np.asarray(check.number(given, value.leaves[0]))
+
+
+def check_state(context: Context, state: Any, what: str) -> dict[str, Any]:
+    """`state` as a dict that has all of the plan's states. Raises CP0812."""
+    expected = [*context.states, *([CALLS] if context.counted else [])]
+    if not isinstance(state, Mapping):
+        fail(
+            "CP0812",
+            f"{what} needs the plan's state first, and was given a {type(state).__name__}",
+            "begin with state = run.init(), and pass on the state that each phase returns",
+            file=context.schedule.file,
+        )
+    found = dict(cast("Mapping[str, Any]", state))
+    missing = [name for name in expected if name not in found]
+    unknown = [name for name in found if name not in expected]
+    if missing or unknown:
+        wrong = f"lacks {_named(missing)}" if missing else f"has {_named(unknown)}, which the plan has not"
+        fail(
+            "CP0812",
+            f"the state that {what} was given {wrong}",
+            f"the plan's states: {_named(expected) or 'none, so the state is {}'}",
+            "begin with state = run.init(), and pass on the state that each phase returns",
+            file=context.schedule.file,
+        )
+    return found

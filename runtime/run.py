@@ -1,0 +1,239 @@
+"""A program bound to a mesh, functions and data: what training code holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from jax.sharding import AxisType, NamedSharding
+
+from commplan import trees as plain
+from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
+from commplan.ir import schedule as ir
+from commplan.lowering.jax import _compat
+from commplan.lowering.jax.layout import global_shape, leaf_specs
+from commplan.lowering.jax.trees import Structure, flatten
+from commplan.lowering.jax.untyped import jax, jnp
+from commplan.runtime import spmd
+from commplan.runtime.context import CALLS, Context
+from commplan.runtime.phases import PhaseCall
+
+if TYPE_CHECKING:
+    from commplan.api import Program
+
+
+class UnknownPhaseError(CommplanError, AttributeError):
+    """The plan has no phase so called."""
+
+
+class Every(Mapping[int, PhaseCall]):
+    """The phases `every N steps`, by N."""
+
+    def __init__(self, phases: Mapping[int, PhaseCall]) -> None:
+        self._phases = dict(phases)
+
+    def __getitem__(self, period: int) -> PhaseCall:
+        if period not in self._phases:
+            known = ", ".join(f"every {n} steps" for n in self._phases) or "none"
+            fail("CP0817", f"the plan has no phase `every {period} steps`", f"it has: {known}")
+        return self._phases[period]
+
+    def __iter__(self) -> Any:
+        return iter(self._phases)
+
+    def __len__(self) -> int:
+        return len(self._phases)
+
+
+class Run:
+    """A program on a mesh. Made by `Program.bind`.
+
+    Phases are attributes: `run.start`, `run.step`, `run.every[4]`, and those with names of their own
+    (`run.evaluate`). Raises `CommplanError`: CP0801 and CP0802 for a mesh that does not fit, CP0803 for
+    functions and sources that are missing or unknown.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        mesh: Any,
+        *,
+        sources: Mapping[str, Any] | None = None,
+        functions: Mapping[str, Callable[..., Any]] | None = None,
+        seed: int = 0,
+    ) -> None:
+        schedule = program.schedule
+        check_mesh(schedule, mesh)
+        check_bound(schedule, dict(sources or {}), dict(functions or {}))
+        self.program, self.mesh = program, mesh
+        self.sources, self.functions, self.seed = dict(sources or {}), dict(functions or {}), seed
+        self.context = Context(schedule, mesh, self.functions, seed, known_structures(program))
+        self.phases = {phase.name: PhaseCall(self.context, phase) for phase in schedule.phases}
+        self.every = Every({p.period: self.phases[p.name] for p in schedule.phases if p.kind == "every"})
+
+    def __repr__(self) -> str:
+        return f"<Run {self.program.schedule.plan}: {', '.join(self.phases)}>"
+
+    def __getattr__(self, name: str) -> PhaseCall:
+        phases: Mapping[str, PhaseCall] = self.__dict__.get("phases", {})
+        if name in phases:
+            return phases[name]
+        known = ", ".join(f"`{one}`" for one in phases) or "none"
+        raise UnknownPhaseError(
+            Diagnostic("CP0817", f"the plan has no phase `{name}`", None, (Note(f"it has: {known}"),))
+        )
+
+    def init(self) -> dict[str, Any]:
+        """The plan's states before `at start`: zeros, as global arrays; `{}` for a plan without states."""
+        context, state = self.context, dict[str, Any]()
+        for name, value in context.states.items():
+            leaves = [
+                _zeros(global_shape(value, leaf, context.sizes), leaf, NamedSharding(self.mesh, one))
+                for leaf, one in zip(value.leaves, leaf_specs(value), strict=True)
+            ]
+            paths = tuple(leaf.path for leaf in value.leaves)
+            structure = context.structures.get(paths)
+            state[name] = (
+                plain.nest(paths, leaves)
+                if structure is None
+                else jax.tree_util.tree_unflatten(structure, leaves)
+            )
+        if context.counted:
+            state[CALLS] = {name: jnp.zeros((), jnp.int32) for name in context.counted}
+        return state
+
+    def spmd(
+        self, *, returns: Sequence[str] | str | None = None, **names: str
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Decorate a step: `jax.shard_map` over the plan's axes, with specs from the plan.
+
+        The first parameter of the function is the state; each other one is named here with the value
+        of the plan that it lies like: the last output so called, else the state, else the input; or with a
+        placement ("per member, data"). Arguments may be any pytrees (an optimiser's state lies like its
+        parameters). The function sees one rank's arrays, `per` dimensions stripped, and returns the state,
+        then its named arguments in order or the first few of them; `returns` lists other results: for
+        each one after the state a value's name or a placement.
+
+        Raises CP0806 for partial values, CP0810 when called inside a shard_map, CP0811 for names and
+        results that do not agree, CP0805 and CP0812 for arguments that do not fit.
+        """
+        return spmd.decorate(self.context, names, returns)
+
+    def varying(self, tree: Any) -> Any:
+        """`tree`, typed by JAX as varying over all of the plan's axes: no communication.
+
+        Differentiate with respect to this, and gradients are each rank's own term. Raises CP0816 outside
+        of a shard_map over the plan's axes.
+        """
+        if not self.context.around("run.varying is called"):
+            fail(
+                "CP0816",
+                "run.varying is called outside of a shard_map",
+                "it says how values lie within run.spmd or a shard_map of your own",
+                file=self._file,
+            )
+        axes = tuple(self.context.sizes)
+        return jax.tree_util.tree_map(lambda x: _compat.as_varying(jnp.asarray(x), axes), tree)
+
+    @property
+    def _file(self) -> str:
+        return self.program.schedule.file
+
+
+def check_mesh(schedule: ir.Schedule, mesh: Any) -> None:
+    """Raises CP0801 for a mesh without the plan's axes, CP0802 for one with Explicit axes."""
+    sizes = {axis.name: axis.size for axis in schedule.axes if axis.kind != "server"}
+    shape: dict[str, int] = {str(k): int(v) for k, v in dict(getattr(mesh, "shape", {})).items()}
+    found = ", ".join(f"{name} = {size}" for name, size in shape.items()) or "no axes"
+    notes = [f"the mesh has {found}", f"the plan was compiled for {_sizes(sizes)}"]
+    if not hasattr(mesh, "devices"):
+        fail(
+            "CP0801",
+            f"a {type(mesh).__name__} is no mesh of devices",
+            *notes,
+            "expected a jax.sharding.Mesh",
+            file=schedule.file,
+        )
+    missing = [name for name in sizes if name not in shape]
+    if missing:
+        fail("CP0801", f"the mesh has no axis `{missing[0]}`", *notes, file=schedule.file)
+    wrong = [name for name, size in sizes.items() if shape[name] != size]
+    if wrong:
+        fail(
+            "CP0801",
+            f"axis `{wrong[0]}` has {shape[wrong[0]]} devices in the mesh and {sizes[wrong[0]]} in"
+            " the program",
+            *notes,
+            file=schedule.file,
+        )
+    kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    explicit = [name for name in sizes if kinds[name] is AxisType.Explicit]
+    if explicit:
+        count = len(mesh.axis_names)
+        fail(
+            "CP0802",
+            f"axis `{explicit[0]}` of the mesh is Explicit, and phases need Auto ones",
+            "jax.make_mesh makes Explicit axes unless told otherwise",
+            f"make the mesh with axis_types=(jax.sharding.AxisType.Auto,) * {count}",
+            file=schedule.file,
+        )
+
+
+def check_bound(schedule: ir.Schedule, sources: Mapping[str, Any], functions: Mapping[str, Any]) -> None:
+    """Raises CP0803 with every name that is missing, unknown or not callable."""
+    used = {op.fn for phase in schedule.phases for op in phase.ops if isinstance(op, ir.Map | ir.Exchange)}
+    read = {op.source for phase in schedule.phases for op in phase.ops if isinstance(op, ir.Read)}
+    wrong = _differences("function", {f.name for f in schedule.fns}, used, functions, schedule.file)
+    wrong += _differences("source", {s.name for s in schedule.sources}, read, sources, schedule.file)
+    wrong += [
+        Diagnostic(
+            "CP0803",
+            f"function `{name}` is a {type(given).__name__}, which cannot be called",
+            file=schedule.file,
+        )
+        for name, given in functions.items()
+        if not callable(given)
+    ]
+    if wrong:
+        raise CommplanError(*wrong)
+
+
+def _differences(
+    kind: str, declared: set[str], used: set[str], given: Mapping[str, Any], file: str
+) -> list[Diagnostic]:
+    known = Note(f"the plan declares: {', '.join(sorted(declared)) or 'none'}")
+    wrong = [
+        Diagnostic("CP0803", f"the plan has no {kind} `{name}`", None, (known,), file=file)
+        for name in sorted(given)
+        if name not in declared
+    ]
+    if kind == "source":  # a run without data is fine until its batches are asked for
+        return wrong
+    note = Note(f"pass it: program.bind(mesh, {kind}s={{...}})")
+    return wrong + [
+        Diagnostic("CP0803", f"{kind} `{name}` is not bound", None, (note,), file=file)
+        for name in sorted(used - set(given))
+    ]
+
+
+def _sizes(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} = {size}" for name, size in sizes.items()) or "no axes"
+
+
+def _zeros(shape: tuple[int, ...], leaf: ir.Leaf, sharding: Any) -> Any:
+    make = jax.jit(lambda: jnp.zeros(shape, leaf.dtype.numpy_name), out_shardings=sharding)
+    return make()
+
+
+def known_structures(program: Program) -> dict[tuple[str, ...], Structure]:
+    """How to rebuild trees, by the paths of their leaves: from the pytrees that gave the shapes."""
+    found: dict[tuple[str, ...], Structure] = {}
+    for tree in program.structures.values():
+        leaves = jax.tree_util.tree_map(lambda _: 0, tree, is_leaf=_is_shape)
+        paths, flat = flatten(leaves)
+        found[paths] = flat.structure
+    return found
+
+
+def _is_shape(node: Any) -> bool:
+    return isinstance(node, Mapping) and set(node) == {"shape", "dtype"}

@@ -1,0 +1,272 @@
+"""`run.spmd`: a training step under `jax.shard_map`, with specs from the plan."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+from jax.sharding import PartitionSpec
+
+from commplan.diagnostics import fail
+from commplan.ir.types import Placement
+from commplan.lowering.jax import _compat
+from commplan.lowering.jax.layout import spec
+from commplan.lowering.jax.trees import Tree, flatten
+from commplan.lowering.jax.untyped import jax
+from commplan.runtime.context import CALLS, Carried, Context, flat, strip, unstrip
+from commplan.runtime.phases import check_state
+
+_WORDS = {"same", "per", "split", "partial"}
+
+
+def decorate(
+    context: Context, names: Mapping[str, str], returns: Sequence[str] | None
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The decorator of `run.spmd(...)`: see there."""
+    placements = {name: _placement(context, text, f"argument `{name}`") for name, text in names.items()}
+    listed = None
+    if returns is not None:
+        texts = (returns,) if isinstance(returns, str) else tuple(returns)
+        listed = [_placement(context, text, f"returns[{i}]") for i, text in enumerate(texts)]
+
+    def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
+        order = _parameters(context, function, placements)
+        own = {name: placements[name] for name in order}
+        step = _Step(context, function, own, listed)
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                bound = signature.bind(*args, **kwargs)
+            except TypeError as error:
+                fail(
+                    "CP0811",
+                    f"`{step.name}` is called with the wrong arguments: {error}",
+                    f"it takes the state, then {', '.join(order) or 'nothing'}",
+                )
+            state, *rest = bound.arguments.values()
+            return step(state, dict(zip(order, rest, strict=True)))
+
+        return call
+
+    return wrap
+
+
+def _placement(context: Context, text: str, what: str) -> Placement:
+    """The placement that `text` means: that of the value so called, or written out."""
+    value = context.find(text)
+    placement = value.placement if value else parse(context, text)
+    if placement is None:
+        known = ", ".join(f"`{name}`" for name in context.names())
+        fail(
+            "CP0811",
+            f"{what}: the plan has no output, state or input `{text}`",
+            f"it has {known}",
+            'a placement is written as in the plan: "same", "per member, data", "split data"',
+            file=context.schedule.file,
+        )
+    if placement.partial:
+        fail(
+            "CP0806",
+            f"{what}: `{text}` is {placement}, which cannot cross the edge of run.spmd",
+            "compute them inside the function, and reduce them by calling the phase there",
+            file=context.schedule.file,
+        )
+    return placement
+
+
+def parse(context: Context, text: str) -> Placement | None:
+    """A written placement ("per member split data"), or None where it is none."""
+    found: dict[str, list[str]] = {}
+    word = ""
+    for token in re.findall(r"\w+", text):
+        if token in _WORDS:
+            word = token
+            found.setdefault(word, [])
+        elif word in ("per", "split", "partial") and token in context.sizes:
+            found[word].append(token)
+        else:
+            return None
+    if not found or any(word != "same" and not axes for word, axes in found.items()):
+        return None
+    plan_order = list(context.sizes)
+    return Placement(
+        tuple(sorted(found.get("per", ()), key=plan_order.index)),
+        tuple(sorted(found.get("partial", ()), key=plan_order.index)),
+        tuple(found.get("split", ())),
+    )
+
+
+def _parameters(
+    context: Context, function: Callable[..., Any], placements: Mapping[str, Placement]
+) -> list[str]:
+    """The function's parameters after the state. Raises CP0811 where they are not those named."""
+    parameters = list(inspect.signature(function).parameters)
+    order = parameters[1:]
+    if parameters and set(order) == set(placements):
+        return order
+    return _disagree(context, getattr(function, "__name__", "function"), order, placements)
+
+
+def _disagree(
+    context: Context, name: str, order: Sequence[str], placements: Mapping[str, Placement]
+) -> NoReturn:
+    unnamed = [p for p in order if p not in placements]
+    unknown = [p for p in placements if p not in order]
+    wrong = [f"run.spmd does not say where `{p}` lies" for p in unnamed]
+    wrong += [f"`{name}` has no parameter `{p}`" for p in unknown]
+    fail(
+        "CP0811",
+        f"run.spmd and the parameters of `{name}` do not agree",
+        *(wrong or ["the first parameter is the state"]),
+        file=context.schedule.file,
+    )
+
+
+class _Step:
+    """A function of the user's, wrapped: global arrays outside, one rank's arrays inside."""
+
+    def __init__(
+        self,
+        context: Context,
+        function: Callable[..., Any],
+        placements: dict[str, Placement],
+        listed: list[Placement] | None,
+    ) -> None:
+        self.context, self.function, self.placements = context, function, placements
+        self.listed = listed
+        self.name = getattr(function, "__name__", "function")
+
+    def __call__(self, state: Any, arguments: Mapping[str, Any]) -> Any:
+        context = self.context
+        around = [axis for axis in context.sizes if axis in _compat.manual_axes()]
+        if around:
+            fail(
+                "CP0810",
+                f"`{self.name}` is decorated with run.spmd and called inside a shard_map over"
+                f" {', '.join(around)} already",
+                "call it from outside; inside a shard_map of your own call the phases directly",
+                file=context.schedule.file,
+            )
+        own = check_state(context, state, f"`{self.name}`")
+        states = {name: flat(own[name]) for name in context.states}
+        trees = {name: flat(tree) for name, tree in arguments.items()}
+        for name, placement in self.placements.items():
+            self._check(name, placement, arguments[name])
+        new = Carried.of(context.states)
+        self._check_states(states, new)
+        results = self.listed or list(self.placements.values())
+        fillers = list(trees.values()) if self.listed is None else []
+        structures: list[Any] = []
+
+        def body(held: dict[str, list[Any]], calls: Any, given: dict[str, list[Any]]) -> Any:
+            mine = {n: strip(states[n].like(x), context.states[n].placement).build() for n, x in held.items()}
+            mine |= {CALLS: calls} if CALLS in own else {}
+            local = {n: strip(trees[n].like(x), self.placements[n]).build() for n, x in given.items()}
+            answer = self.function(mine, *local.values())
+            state_out, rest = self._answer(answer, len(results))
+            structures.extend(flat(one).structure for one in rest)
+            leaving = new.leave({name: flat(state_out[name]) for name in context.states})
+            out: list[Any] = []
+            for i, placement in enumerate(results):
+                if i < len(rest):
+                    tree = unstrip(flat(rest[i]), placement)
+                    out.append(list(tree.leaves) if placement.split and fillers else tree.build())
+                else:  # a named argument that is not among the results
+                    out.append(list(given.values())[i] if placement.split else None)
+            return leaving, state_out.get(CALLS, {}), out
+
+        out_specs = [
+            _leaf_specs(fillers[i], p) if p.split and fillers else spec(p) for i, p in enumerate(results)
+        ]
+        call = context.shard_map(
+            body,
+            (new.specs, PartitionSpec(), {n: _leaf_specs(trees[n], p) for n, p in self.placements.items()}),
+            (new.specs, PartitionSpec(), out_specs),
+        )
+        leaves = {n: list(t.leaves) for n, t in trees.items()}
+        held, calls, out = call({n: list(t.leaves) for n, t in states.items()}, own.get(CALLS, {}), leaves)
+        answer = new.build(held) | ({CALLS: calls} if CALLS in own else {})
+        if not structures and not self.listed:
+            return answer
+        rest = [
+            Tree(tuple(x), s).build() if p.split and fillers else x
+            for x, s, p in zip(out, structures, results, strict=False)
+        ]
+        return (answer, *rest)
+
+    def _check(self, name: str, placement: Placement, tree: Any) -> None:
+        """The leading dimensions that the placement asks for are there. Raises CP0805."""
+        sizes = self.context.sizes
+        lead = tuple(sizes[axis] for axis in placement.per)
+        paths, tree_ = flatten(tree)
+        for path, leaf in zip(paths, tree_.leaves, strict=True):
+            shape = tuple(getattr(leaf, "shape", ()))
+            where = f" at `{path}`" if path else ""
+            if shape[: len(lead)] != lead:
+                fail(
+                    "CP0805",
+                    f"argument `{name}` of `{self.name}`{where} has the shape {list(shape)}, and"
+                    f" should begin with {list(lead)}",
+                    f"it is placed `{placement}`: one leading dimension per axis that it differs on",
+                    file=self.context.schedule.file,
+                )
+            ways = self.context.schedule.size(placement.split)
+            if len(shape) > len(lead) and shape[len(lead)] % ways:
+                fail(
+                    "CP0805",
+                    f"argument `{name}` of `{self.name}`{where} has {shape[len(lead)]} rows, which"
+                    f" cannot be cut into {ways} equal parts",
+                    f"it is placed `{placement}`",
+                    file=self.context.schedule.file,
+                )
+
+    def _check_states(self, states: Mapping[str, Tree], carried: Carried) -> None:
+        for name, tree in states.items():
+            wanted = len(carried.specs[name])
+            if len(tree.leaves) != wanted:
+                fail(
+                    "CP0805",
+                    f"state `{name}` has {len(tree.leaves)} leaves, expected {wanted}",
+                    file=self.context.schedule.file,
+                )
+
+    def _answer(self, answer: Any, wanted: int) -> tuple[dict[str, Any], list[Any]]:
+        """The state and the other results of the user's function. Raises CP0811, CP0812."""
+        state, rest = (answer[0], list(answer[1:])) if isinstance(answer, tuple) and answer else (answer, [])
+        checked = check_state(self.context, state, f"`{self.name}` as the first thing it returns")
+        what = "the state, then its named arguments in order (or fewer of them)"
+        if self.listed is not None and len(rest) != wanted:
+            fail(
+                "CP0811",
+                f"`{self.name}` returned {len(rest)} values after the state, and returns= lists {wanted}",
+                file=self.context.schedule.file,
+            )
+        if len(rest) > wanted:
+            fail(
+                "CP0811",
+                f"`{self.name}` returned {len(rest)} values after the state, and has {wanted}"
+                " named arguments",
+                f"without returns= it returns {what}",
+                'say where the others lie: run.spmd(..., returns=("params", "per member, data"))',
+                file=self.context.schedule.file,
+            )
+        states: dict[str, Any] = {name: checked[name] for name in checked}
+        for name, value in self.context.states.items():
+            if len(flat(states[name]).leaves) != len(value.leaves):
+                fail(
+                    "CP0805",
+                    f"`{self.name}` returned state `{name}` with another structure",
+                    file=self.context.schedule.file,
+                )
+        return states, rest
+
+
+def _leaf_specs(tree: Tree, placement: Placement) -> list[PartitionSpec]:
+    """One spec per leaf; a scalar leaf of a split tree is not cut."""
+    lead = len(placement.per)
+    return [spec(placement, scalar=len(jax.numpy.shape(leaf)) == lead) for leaf in tree.leaves]
