@@ -1,0 +1,48 @@
+"""The checker: the untyped tree to the typed plan graph, with every mistake reported once.
+
+One file for each idea: `declarations`, `types`, `placements`; `scope` (the names of a phase) and
+`phases`; `loads`, `maps`, `collectives`, `servers` (the stages); `ops`, `via`, `options` (the
+clauses). A name that was declared or bound in error stands for nothing that can be checked, so
+that what uses it stays silent.
+"""
+
+from __future__ import annotations
+
+from commplan.diagnostics import Diagnostic, Severity, Span
+from commplan.dsl import ast
+from commplan.dsl.check.context import Context
+from commplan.dsl.check.declarations import declare_all
+from commplan.dsl.check.phases import check_phases, check_states
+from commplan.ir.plan import Plan
+
+
+def check(tree: ast.File) -> tuple[Plan | None, tuple[Diagnostic, ...]]:
+    """Check a tree, whole or recovered.
+
+    Returns the plan graph (None if the tree holds a mistake) and the diagnostics in the order of
+    their places. The parser's own diagnostics are not repeated: what it could not read is passed
+    over, and names bound there are taken as given.
+    """
+    ctx = Context(tree.file)
+    declare_all(ctx, tree.items)
+    phases = check_phases(ctx, tree.items)
+    check_states(ctx, tree.items)
+    diagnostics = tuple(sorted(ctx.diagnostics, key=_place))
+    if tree.name is None or any(item.severity is Severity.ERROR for item in diagnostics):
+        return None, diagnostics
+    plan = Plan(
+        name=tree.name.text,
+        axes=tuple(ctx.axes.values()),
+        sources=tuple(ctx.sources.values()),
+        fns=tuple(ctx.fns.values()),
+        inputs=tuple(value.id for value in ctx.inputs.values()),
+        states=tuple(value.id for value in ctx.states.values()),
+        values=tuple(ctx.values),
+        phases=phases,
+        file=tree.file,
+    )
+    return plan, diagnostics
+
+
+def _place(diagnostic: Diagnostic) -> tuple[Span, str]:
+    return diagnostic.span or Span(0, 0, 0, 0), diagnostic.code

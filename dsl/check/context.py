@@ -1,0 +1,120 @@
+"""What is known of a plan while it is checked, and what was found wrong with it."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable
+
+from commplan.diagnostics import Diagnostic, Fix, Note, Span
+from commplan.dsl import ast
+from commplan.ir.plan import Axis, AxisKind, Fn, Ref, Source, Value
+from commplan.ir.types import Placement, Type
+
+KIND_WORDS = {
+    AxisKind.REPLICA: "an axis",
+    AxisKind.ENSEMBLE: "an ensemble",
+    AxisKind.SERVER: "a server",
+}
+
+
+class Context:
+    """The declarations of one file, its values so far and its diagnostics.
+
+    A name in `unknown` was declared, but wrongly: whatever depends on it is left unchecked, so
+    that one mistake makes one error.
+    """
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.diagnostics: list[Diagnostic] = []
+        self.declared: dict[str, tuple[str, Span]] = {}
+        self.unknown: set[str] = set()
+        self.axes: dict[str, Axis] = {}
+        self.sources: dict[str, Source] = {}
+        self.fns: dict[str, Fn] = {}
+        self.inputs: dict[str, Value] = {}
+        self.states: dict[str, Value] = {}
+        self.values: list[Value] = []
+        self.bound: dict[str, tuple[str, Span]] = {}
+        self.set_states: set[str] = set()
+        self.updated_states: set[str] = set()
+        self._versions: dict[str, int] = {}
+
+    def error(
+        self, code: str, message: str, span: Span, *notes: Note | str | None, fix: Fix | None = None
+    ) -> None:
+        """Record one mistake; each of `notes` is a remark, with its place where it has one."""
+        remarks = tuple(Note(note) if isinstance(note, str) else note for note in notes if note)
+        self.diagnostics.append(Diagnostic(code, message, span, remarks, fix, file=self.file))
+
+    def new_value(self, name: ast.Name, type_: Type, placement: Placement) -> Value:
+        """The next version of `name`: the first is 0."""
+        version = self._versions.get(name.text, 0)
+        self._versions[name.text] = version + 1
+        ref: Ref = f"{name.text}.{version}"
+        value = Value(ref, type_, placement, name.span)
+        self.values.append(value)
+        return value
+
+    def size(self, axes: Iterable[str]) -> int | None:
+        """The number of ranks along `axes`, None where a size is not known yet."""
+        total = 1
+        for name in axes:
+            axis = self.axes.get(name)
+            if axis is None or axis.size is None:
+                return None
+            total *= axis.size
+        return total
+
+    def ordered(self, axes: Iterable[str]) -> tuple[str, ...]:
+        """`axes` without repetitions in the order in which the plan declares them."""
+        wanted = frozenset(axes)
+        return tuple(name for name in self.axes if name in wanted)
+
+    def kind_of(self, name: str) -> str | None:
+        """What `name` was declared as, in words with an article; None if nowhere."""
+        entry = self.declared.get(name)
+        return entry[0] if entry else None
+
+    def replica_axes(self) -> tuple[str, ...]:
+        return tuple(axis.name for axis in self.axes.values() if axis.kind is AxisKind.REPLICA)
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The name in `known` that `name` is most probably a misspelling of, if there is one."""
+    found = difflib.get_close_matches(name.lower(), tuple(known), 1, 0.6)
+    return found[0] if found else None
+
+
+def rename(name: ast.Name, known: Iterable[str]) -> Fix | None:
+    """The repair of a misspelt name: certain enough where one known name is near."""
+    near = nearest(name.text, known)
+    return Fix(f"write `{near}`", name.span, near) if near else None
+
+
+def listed(names: Iterable[str], joint: str = "and") -> str:
+    """`a`, `b` and `c`."""
+    quoted = [f"`{name}`" for name in names]
+    if len(quoted) < 2:
+        return "".join(quoted)
+    return f"{', '.join(quoted[:-1])} {joint} {quoted[-1]}"
+
+
+def described(value: Value) -> Note:
+    """A remark that says what a value is, at the place where it was made."""
+    return Note(f"`{value.name}` is {value.type}, {value.placement}", value.span)
+
+
+def is_scalar(type_: Type) -> bool:
+    """Whether a value of this type is one number."""
+    shape = getattr(type_, "shape", None)
+    return shape == ()
+
+
+def plural(count: int, word: str) -> str:
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
+
+
+def product(sizes: Iterable[int]) -> int:
+    return math.prod(sizes)

@@ -1,0 +1,210 @@
+"""`load`: batches of records, who gets which, and their count."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from commplan.diagnostics import Fix, Note
+from commplan.dsl import ast
+from commplan.dsl.check.context import Context, listed, plural, rename
+from commplan.dsl.check.numbers import integer
+from commplan.dsl.check.options import hints
+from commplan.dsl.check.placements import resolve_axes
+from commplan.dsl.check.scope import Scope
+from commplan.ir.plan import AxisKind, Load, Source
+from commplan.ir.types import ArrayType, DType, Placement, RecordsType
+
+Visit = Literal["exactly_once", "at_least_once", "at_most_once"]
+Tail = Literal["pad", "short", "drop"]
+VISITS: dict[str, Visit] = {
+    "exactly_once": "exactly_once",
+    "at_least_once": "at_least_once",
+    "at_most_once": "at_most_once",
+}
+TAILS: dict[str, Tail] = {"pad": "pad", "short": "short", "drop": "drop"}
+
+
+def check_load(ctx: Context, scope: Scope, statement: ast.StageStmt, expr: ast.LoadExpr) -> Load | None:
+    """`x [, n] = load SOURCE batch N [split AXES] [per MEMBER] visit KIND seed N [tail KIND]`."""
+    found = hints(ctx, expr.options, "load")
+    source = _source(ctx, expr.source)
+    split = _split(ctx, expr)
+    per = resolve_axes(ctx, expr.per, (AxisKind.ENSEMBLE,), "an ensemble")
+    clock = _clock(ctx, expr.batch)
+    batch = _batch(ctx, expr, split)
+    visit = _visit(ctx, expr)
+    tail = _tail(ctx, expr, visit, split)
+    seed = None
+    if expr.seed is not None:
+        seed = integer(ctx, expr.seed, "a seed", least=0)
+    elif expr.visit is not None:
+        ctx.error(
+            "CP0402", "the load has no seed", expr.span, "add `seed N`: the order of records follows from it"
+        )
+    given = len(statement.targets)
+    if given > 2:
+        ctx.error(
+            "CP0401",
+            f"`load` gives records and, if wanted, their count, found {given} names",
+            statement.targets[2].span,
+            "write `x = load ...` or `x, n = load ...`",
+        )
+        return None
+    if source is None or split is None or per is None or clock is None or batch is None:
+        return None
+    if visit is None or tail is None or seed is None:
+        return None
+    targets = statement.targets
+    placement = Placement(ctx.ordered((*per, *clock)), (), split)
+    result = scope.bind(targets[0], RecordsType(batch, source.type), placement)
+    count = None
+    if given == 2:
+        everywhere = Placement(ctx.ordered((*placement.per, *split)))
+        count = scope.bind(targets[1], ArrayType(DType.I32), everywhere)
+    return Load(
+        result=result,
+        source=source.name,
+        batch=batch,
+        visit=visit,
+        seed=seed,
+        span=statement.span,
+        count=count,
+        clock=clock[0] if clock else None,
+        split=split,
+        per=ctx.ordered(per),
+        tail=tail,
+        hints=found,
+    )
+
+
+def _source(ctx: Context, name: ast.Name) -> Source | None:
+    if name.text in ctx.unknown or name.text in ctx.sources:
+        return ctx.sources.get(name.text)
+    kind = ctx.kind_of(name.text)
+    ctx.error(
+        "CP0105",
+        f"`{name.text}` is {kind}, expected a source" if kind else f"there is no source `{name.text}`",
+        name.span,
+        f"declared are {listed(ctx.sources)}" if ctx.sources else "declare one: `source NAME : TYPE`",
+        fix=None if kind else rename(name, ctx.sources),
+    )
+    return None
+
+
+def _split(ctx: Context, expr: ast.LoadExpr) -> tuple[str, ...] | None:
+    """The axes over which records are divided: those named, else the only one, if there is one."""
+    if expr.split:
+        return resolve_axes(ctx, expr.split, (AxisKind.REPLICA,), "an axis to split over")
+    axes = ctx.replica_axes()
+    if len(axes) <= 1:
+        return axes
+    ctx.error(
+        "CP0416",
+        f"the load does not say over which of {listed(axes)} its records are split",
+        expr.span,
+        f"add `split {', '.join(axes)}`, major first, or a part of it",
+    )
+    return None
+
+
+def _clock(ctx: Context, batch: ast.Batch) -> tuple[str, ...] | None:
+    """The ensemble of `batch [..] over MEMBER`, in a tuple; empty where all have one clock."""
+    if batch.over is None:
+        if len(batch.sizes) == 1:
+            return ()
+        ctx.error(
+            "CP0417",
+            "several batch sizes, but no ensemble whose members they belong to",
+            batch.span,
+            "write `batch [32, 64] over MEMBER`, one size per member, or one size for all",
+        )
+        return None
+    members = resolve_axes(ctx, (batch.over,), (AxisKind.ENSEMBLE,), "an ensemble")
+    if members is None:
+        return None
+    size = ctx.axes[members[0]].size
+    if size is not None and size != len(batch.sizes):
+        ctx.error(
+            "CP0417",
+            f"{plural(len(batch.sizes), 'batch size')} for the {plural(size, 'member')} of `{members[0]}`",
+            batch.span,
+            Note(f"`{members[0]}` is declared here", ctx.axes[members[0]].span),
+            "each member has one, in member order",
+        )
+        return None
+    return members
+
+
+def _batch(ctx: Context, expr: ast.LoadExpr, split: tuple[str, ...] | None) -> tuple[int, ...] | None:
+    sizes = [integer(ctx, number, "a batch size") for number in expr.batch.sizes]
+    known = tuple(size for size in sizes if size is not None)
+    if len(known) != len(sizes):
+        return None
+    ways = ctx.size(split) if split else None
+    if ways is None:
+        return known
+    for number, size in zip(expr.batch.sizes, known, strict=True):
+        if size % ways:
+            lower, upper = size // ways * ways, (size // ways + 1) * ways
+            ctx.error(
+                "CP0415",
+                f"a batch of {size} records cannot be split evenly over the {ways} ranks "
+                f"of {listed(split or ())}",
+                number.span,
+                f"the nearest that can are {lower} and {upper}"
+                if lower
+                else f"the smallest that can is {upper}",
+            )
+            return None
+    return known
+
+
+def _visit(ctx: Context, expr: ast.LoadExpr) -> Visit | None:
+    if expr.visit is None:
+        what = "how often a record is visited" + ("" if expr.seed else ", nor its seed")
+        ctx.error(
+            "CP0402", f"the load does not say {what}", expr.span, f"add `visit {'|'.join(VISITS)} seed N`"
+        )
+        return None
+    visit = VISITS.get(expr.visit.text)
+    if visit is None:
+        ctx.error(
+            "CP0411",
+            f"a visit is {listed(VISITS, 'or')}, found `{expr.visit.text}`",
+            expr.visit.span,
+            fix=rename(expr.visit, VISITS),
+        )
+    return visit
+
+
+def _tail(
+    ctx: Context, expr: ast.LoadExpr, visit: Visit | None, split: tuple[str, ...] | None
+) -> Tail | None:
+    if expr.tail is None:
+        return "pad"
+    tail = TAILS.get(expr.tail.text)
+    if tail is None:
+        ctx.error(
+            "CP0412",
+            f"a tail is {listed(TAILS, 'or')}, found `{expr.tail.text}`",
+            expr.tail.span,
+            fix=rename(expr.tail, TAILS),
+        )
+    elif tail == "drop" and visit == "exactly_once":
+        ctx.error(
+            "CP0413",
+            "`tail drop` leaves records out, and `exactly_once` promises them all",
+            expr.tail.span,
+            "pad the tail, or visit `at_most_once`",
+            fix=Fix("write `pad`", expr.tail.span, "pad"),
+        )
+    elif tail == "short" and split:
+        ctx.error(
+            "CP0414",
+            f"a short tail cannot be split over {listed(split)}",
+            expr.tail.span,
+            None if expr.split else f"a load is split over the only axis, `{split[0]}`, by itself",
+            "ranks would get batches of unequal shape: `tail pad` fills the last one up and counts",
+            fix=Fix("write `pad`", expr.tail.span, "pad"),
+        )
+    return tail

@@ -1,0 +1,284 @@
+"""`map`: functions on records and on whole values, and how sharding limits them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from commplan.diagnostics import Note
+from commplan.dsl import ast
+from commplan.dsl.check.context import Context, described, is_scalar, listed, plural, rename
+from commplan.dsl.check.options import hints
+from commplan.dsl.check.placements import resolve_axes, status
+from commplan.dsl.check.scope import Scope
+from commplan.ir.plan import AxisKind, Fn, Map, Value
+from commplan.ir.types import ArrayType, Placement, RecordsType, TreeType, Type
+
+
+def check_map(ctx: Context, scope: Scope, statement: ast.StageStmt, expr: ast.MapExpr) -> Map | None:
+    """`y, ... = map FN(x, ...) [per MEMBER]`."""
+    operands = scope.operands(expr.operands)
+    per = resolve_axes(ctx, expr.per, (AxisKind.ENSEMBLE,), "an ensemble")
+    fn = find_fn(ctx, expr.fn)
+    found = hints(ctx, expr.options, "host map" if fn is None or fn.where == "host" else "map")
+    if fn is None or not _arity(ctx, statement, expr, fn):
+        return None
+    if per and not fn.random:
+        ctx.error(
+            "CP0213",
+            f"`{fn.name}` is not random, so it differs between members only where its operands do",
+            expr.per[0].span,
+            Note(f"`{fn.name}` is declared here", fn.span),
+            "leave `per` out, or declare the fn `random` if it draws numbers",
+        )
+        return None
+    if operands is None or per is None or not _types_match(ctx, expr.operands, operands, fn):
+        return None
+    loaded = [value for value in operands if isinstance(value.type, RecordsType)]
+    if not _one_batch(ctx, expr, operands):
+        return None
+    placement = combine(ctx, fn, expr.operands, operands)
+    if placement is None:
+        return None
+    types = _results(ctx, statement, fn, loaded[0].type if loaded else None)
+    if types is None:
+        return None
+    # The placement is that of one rank's result: every result of one call lies alike.
+    placement = Placement(
+        ctx.ordered((*placement.per, *per)), placement.partial, placement.split, placement.server
+    )
+    results = tuple(
+        scope.bind(name, type_, placement) for name, type_ in zip(statement.targets, types, strict=True)
+    )
+    return Map(
+        results=results,
+        fn=fn.name,
+        operands=tuple(value.id for value in operands),
+        span=statement.span,
+        per=ctx.ordered(per),
+        per_record=bool(loaded),
+        hints=found,
+    )
+
+
+def find_fn(ctx: Context, name: ast.Name) -> Fn | None:
+    """The declared fn, or None with the error reported (nothing is reported of a wrong declaration)."""
+    if name.text in ctx.unknown or name.text in ctx.fns:
+        return ctx.fns.get(name.text)
+    kind = ctx.kind_of(name.text)
+    ctx.error(
+        "CP0106",
+        f"`{name.text}` is {kind}, expected a fn" if kind else f"there is no fn `{name.text}`",
+        name.span,
+        f"declared are {listed(ctx.fns)}"
+        if ctx.fns
+        else "declare it: `fn NAME(TYPES) -> TYPES on host|device`",
+        fix=None if kind else rename(name, ctx.fns),
+    )
+    return None
+
+
+def _arity(ctx: Context, statement: ast.StageStmt, expr: ast.MapExpr, fn: Fn) -> bool:
+    declared = Note(f"`{fn.name}` is declared here", fn.span)
+    if len(expr.operands) != len(fn.operands):
+        ctx.error(
+            "CP0207",
+            f"`{fn.name}` takes {plural(len(fn.operands), 'value')}, found {len(expr.operands)}",
+            expr.fn.span,
+            declared,
+        )
+        return False
+    if len(statement.targets) != len(fn.results):
+        ctx.error(
+            "CP0208",
+            f"`{fn.name}` gives {plural(len(fn.results), 'value')}, found "
+            f"{plural(len(statement.targets), 'name')} for them",
+            statement.targets[0].span.to(statement.targets[-1].span),
+            declared,
+        )
+        return False
+    return True
+
+
+def _types_match(ctx: Context, names: Sequence[ast.Name], operands: Sequence[Value], fn: Fn) -> bool:
+    sound = True
+    for name, value, expected in zip(names, operands, fn.operands, strict=True):
+        type_ = value.type
+        if fn.where == "host" and not isinstance(type_, RecordsType):
+            ctx.error(
+                "CP0210",
+                f"`{fn.name}` runs on the host and takes loaded values only, found `{name.text}`",
+                name.span,
+                described(value),
+                "a value is loaded from its `load` on, through host fns and `share`",
+            )
+            sound = False
+            continue
+        element = type_.element if isinstance(type_, RecordsType) else type_
+        if element != expected:
+            ctx.error(
+                "CP0209",
+                f"`{fn.name}` takes {expected} here, found {element}",
+                name.span,
+                described(value),
+                Note(f"`{fn.name}` is declared here", fn.span),
+            )
+            sound = False
+    return sound
+
+
+def _one_batch(ctx: Context, expr: ast.MapExpr, operands: Sequence[Value]) -> bool:
+    first: Value | None = None
+    for name, value in zip(expr.operands, operands, strict=True):
+        if not isinstance(value.type, RecordsType):
+            continue
+        if first is None:
+            first = value
+        elif isinstance(first.type, RecordsType) and value.type.batch != first.type.batch:
+            ctx.error(
+                "CP0211",
+                f"`{name.text}` and `{first.name}` are batches of different sizes",
+                name.span,
+                described(value),
+                described(first),
+                "a fn on loaded values is applied record by record",
+            )
+            return False
+    return True
+
+
+def _results(ctx: Context, statement: ast.StageStmt, fn: Fn, loaded: Type | None) -> tuple[Type, ...] | None:
+    """Types of the results: whole values as declared; on records, one per record."""
+    if not isinstance(loaded, RecordsType):
+        return fn.results
+    if fn.where == "host":
+        return tuple(RecordsType(loaded.batch, result) for result in fn.results)
+    if len(frozenset(loaded.batch)) > 1:
+        ctx.error(
+            "CP0212",
+            f"`{fn.name}` runs on the device, and the members' batches differ in size",
+            statement.expr.span,
+            f"the operand is {loaded}: its result would have another shape for every member",
+            "use a fn on the host here",
+        )
+        return None
+    batch = loaded.batch[0]
+    return tuple(
+        ArrayType(result.dtype, (batch, *result.shape)) if isinstance(result, ArrayType) else TreeType()
+        for result in fn.results
+    )
+
+
+def combine(ctx: Context, fn: Fn, names: Sequence[ast.Name], operands: Sequence[Value]) -> Placement | None:
+    """The placement of what `fn` gives for these operands, or None with the error reported."""
+    pairs = tuple(zip(names, operands, strict=True))
+    if not (_partial_alike(ctx, fn, pairs) and _split_alike(ctx, fn, pairs) and _one_place(ctx, pairs)):
+        return None
+    split = next((value.placement.split for value in operands if value.placement.split), ())
+    for name, value in pairs:
+        both = [axis for axis in split if axis in value.placement.per]
+        if both:
+            ctx.error(
+                "CP0319",
+                f"`{name.text}` differs over {listed(both)}, where another operand is split",
+                name.span,
+                described(value),
+                "each shard would be computed with another value, and would be a shard of nothing",
+            )
+            return None
+    per = ctx.ordered(axis for value in operands for axis in value.placement.per)
+    partial = operands[0].placement.partial if operands else ()
+    server = operands[0].placement.server if operands else None
+    return Placement(per, partial, split, server)
+
+
+Pairs = Sequence[tuple[ast.Name, Value]]
+
+
+def _partial_alike(ctx: Context, fn: Fn, pairs: Pairs) -> bool:
+    partial = next(((name, value) for name, value in pairs if value.placement.partial), None)
+    if partial is None:
+        return True
+    name, value = partial
+    if not fn.linear:
+        ctx.error(
+            "CP0303",
+            f"`{name.text}` is partial over {listed(value.placement.partial)}, and `{fn.name}` is not linear",
+            name.span,
+            described(value),
+            Note(f"`{fn.name}` is declared here", fn.span),
+            "reduce the value first; a fn that commutes with the sum can be declared `linear`",
+        )
+        return False
+    for other_name, other in pairs:
+        for axis in ctx.ordered((*value.placement.partial, *other.placement.partial)):
+            if axis in value.placement.partial and axis in other.placement.partial:
+                continue
+            lacks = other_name if axis not in other.placement.partial else name
+            found = other if lacks is other_name else value
+            ctx.error(
+                "CP0304",
+                f"`{lacks.text}` is {status(found.placement, axis)} over `{axis}`, where another "
+                "operand is partial",
+                lacks.span,
+                described(value),
+                described(other),
+                "terms of a sum combine with terms of the same sum only: reduce first",
+            )
+            return False
+    return True
+
+
+def _split_alike(ctx: Context, fn: Fn, pairs: Pairs) -> bool:
+    """Split records are cut between records; split whole values need a fn that cannot tell."""
+    loaded = [pair for pair in pairs if isinstance(pair[1].type, RecordsType)]
+    whole = [pair for pair in pairs if pair not in loaded and not is_scalar(pair[1].type)]
+    cut = next((pair for pair in whole if pair[1].placement.split), None)
+    if cut is not None and not loaded and not fn.elementwise:
+        name, value = cut
+        ctx.error(
+            "CP0305",
+            f"`{name.text}` is split over {listed(value.placement.split)}, and `{fn.name}` is not "
+            "elementwise",
+            name.span,
+            described(value),
+            Note(f"`{fn.name}` is declared here", fn.span),
+            "a shard would give another result than the whole (a norm, for one): gather it first, or "
+            "declare the fn `elementwise` if it works on each element for itself",
+        )
+        return False
+    alike = loaded if loaded else whole
+    for name, value in alike[1:]:
+        if value.placement.split != alike[0][1].placement.split:
+            return _report_lists(ctx, name, value, alike[0][1])
+    if loaded and cut is not None:
+        return _report_lists(ctx, cut[0], cut[1], loaded[0][1], whole=True)
+    return True
+
+
+def _report_lists(ctx: Context, name: ast.Name, value: Value, other: Value, *, whole: bool = False) -> bool:
+    ctx.error(
+        "CP0306",
+        f"`{name.text}` and `{other.name}` are not cut alike",
+        name.span,
+        described(value),
+        described(other),
+        f"`{other.name}` is records and `{name.text}` is a whole value: gather it first"
+        if whole
+        else "operands of one fn are split over the same axes in the same order, scalars apart",
+    )
+    return False
+
+
+def _one_place(ctx: Context, pairs: Pairs) -> bool:
+    for name, value in pairs[1:]:
+        if value.placement.server != pairs[0][1].placement.server:
+            found, other = (name, value) if value.placement.server else pairs[0]
+            ctx.error(
+                "CP0318",
+                f"`{found.text}` lives on `{other.placement.server}`, and the other operands do not",
+                found.span,
+                described(other),
+                "only `exchange` and `elastic` bring servers and workers together",
+            )
+            return False
+    return True

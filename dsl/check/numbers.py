@@ -1,0 +1,62 @@
+"""Numbers as written, and what may stand where."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+from commplan.diagnostics import Fix
+from commplan.dsl import ast
+from commplan.dsl.check.context import Context
+
+BYTES = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+LARGEST = (1 << 63) - 1
+
+
+def written(number: ast.Number) -> str:
+    """The number as the user sees it, with its unit."""
+    text = number.text.strip()
+    return f"{text} {number.unit}" if number.unit and not text.endswith(number.unit) else text
+
+
+def exact(number: ast.Number) -> Fraction:
+    """The decimal that was written, not its nearest binary float; `number` must be finite."""
+    return Fraction(repr(number.value))
+
+
+def integer(
+    ctx: Context, number: ast.Number, what: str, *, least: int = 1, most: int = LARGEST, code: str = "CP0112"
+) -> int | None:
+    """A whole number without a unit in `least..most`, or None with the error reported."""
+    if number.unit is not None:
+        bare = number.text.strip().removesuffix(number.unit).strip()
+        fix = Fix(f"write `{bare}`", number.span, bare) if isinstance(number.value, int) else None
+        ctx.error(code, f"{what} has no unit, found `{written(number)}`", number.span, fix=fix)
+        return None
+    if not isinstance(number.value, int):
+        ctx.error(code, f"{what} is a whole number, found `{written(number)}`", number.span)
+        return None
+    if number.value < least:
+        ctx.error(code, f"{what} is at least {least}, found `{written(number)}`", number.span)
+        return None
+    if number.value > most:
+        ctx.error(code, f"{what} is at most {most}, found `{written(number)}`", number.span)
+        return None
+    return number.value
+
+
+def nbytes(ctx: Context, number: ast.Number, what: str, *, code: str) -> int | None:
+    """A positive number of bytes: plain, or in KiB, MiB or GiB. None with the error reported."""
+    if number.unit is not None and number.unit not in BYTES:
+        ctx.error(
+            code,
+            f"{what} is a size in bytes, found `{written(number)}`",
+            number.span,
+            "its units are KiB, MiB and GiB; without a unit it counts bytes",
+        )
+        return None
+    size = exact(number) * BYTES.get(number.unit or "", 1) if math.isfinite(number.value) else Fraction(0)
+    if size.denominator != 1 or not 0 < size <= LARGEST:
+        ctx.error(code, f"{what} is a positive whole number of bytes, found `{written(number)}`", number.span)
+        return None
+    return int(size)

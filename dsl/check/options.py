@@ -1,0 +1,133 @@
+"""Hints and limits in braces: which stage takes which option, and its values."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from commplan.diagnostics import Note, Span
+from commplan.dsl import ast
+from commplan.dsl.check.context import Context, listed, rename
+from commplan.dsl.check.numbers import integer, nbytes, written
+from commplan.ir.plan import Hints
+from commplan.ir.types import ArrayType, DType, Type
+
+
+class Rule(msgspec.Struct, frozen=True):
+    """Where an option may stand and what it may be.
+
+    kind: `bytes` (a size), `count` (a whole number, at least `least`), `word` (one of `words`),
+    `dtype` (a float type).
+    """
+
+    stages: tuple[str, ...]
+    kind: Literal["bytes", "count", "word", "dtype"]
+    least: int = 1
+    words: tuple[str, ...] = ()
+
+
+COLLECTIVES = ("broadcast", "reduce", "scatter", "gather")
+SUMS = ("reduce", "scatter", "exchange", "elastic sync")
+ASYNC = ("elastic round_robin", "elastic async", "elastic hogwild")
+
+OPTIONS: dict[str, Rule] = {
+    "bucket": Rule((*COLLECTIVES, "elastic sync"), "bytes"),
+    "overlap": Rule(SUMS, "word", words=("backward",)),
+    "wire": Rule((*COLLECTIVES, "exchange", "elastic sync", *ASYNC), "dtype"),
+    "accumulate": Rule(SUMS, "dtype"),
+    "chunk": Rule(("exchange", *ASYNC), "bytes"),
+    "staleness": Rule(("exchange", *ASYNC), "count", least=0),
+    "on_error": Rule(("load", "host map"), "word", words=("stop", "skip")),
+    "on_failure": Rule(("load", "share"), "word", words=("stop", "continue")),
+    "cores": Rule(("load", "host map"), "count"),
+    "prefetch": Rule(("load",), "count"),
+}
+FLOATS = tuple(str(dtype) for dtype in DType if dtype.is_float)
+
+
+def hints(ctx: Context, options: ast.Options | None, stage: str, type_: Type | None = None) -> Hints:
+    """The hints that were written; each mistake among them is reported and left out.
+
+    `stage` is a name as in `Rule.stages`; `type_` the type of what is sent, where it is known.
+    """
+    found: dict[str, Any] = {}
+    seen: dict[str, Span] = {}
+    for option in options.items if options else ():
+        key = option.key.text
+        rule = OPTIONS.get(key)
+        if rule is None:
+            ctx.error(
+                "CP0609",
+                f"there is no option `{key}`",
+                option.key.span,
+                f"`{stage}` takes {listed(taken_by(stage))}" if taken_by(stage) else f"`{stage}` takes none",
+                fix=rename(option.key, OPTIONS),
+            )
+            continue
+        if key in seen:
+            ctx.error("CP0611", f"`{key}` is said twice", option.key.span, Note("first here", seen[key]))
+            continue
+        seen[key] = option.key.span
+        if stage not in rule.stages:
+            ctx.error(
+                "CP0610",
+                f"`{key}` is no option of `{stage}`",
+                option.key.span,
+                f"it belongs to {listed(rule.stages, 'or')}",
+                f"`{stage}` takes {listed(taken_by(stage))}" if taken_by(stage) else f"`{stage}` takes none",
+            )
+            continue
+        value = _value(ctx, option, rule)
+        if value is not None and _suits(ctx, option, type_):
+            found[key] = value
+    return Hints(**found)
+
+
+def taken_by(stage: str) -> tuple[str, ...]:
+    """The options that `stage` takes."""
+    return tuple(key for key, rule in OPTIONS.items() if stage in rule.stages)
+
+
+def _value(ctx: Context, option: ast.Option, rule: Rule) -> object:
+    key = f"`{option.key.text}`"
+    match rule.kind, option.value:
+        case "bytes", ast.Number() as number:
+            return nbytes(ctx, number, key, code="CP0612")
+        case "count", ast.Number() as number:
+            return integer(ctx, number, key, least=rule.least, code="CP0612")
+        case "word", ast.Name() as name if name.text in rule.words:
+            return name.text
+        case "dtype", ast.Name() as name if name.text in FLOATS:
+            return DType(name.text)
+        case _:
+            return _report_value(ctx, option, rule)
+
+
+def _report_value(ctx: Context, option: ast.Option, rule: Rule) -> None:
+    expected = {
+        "bytes": "a size such as `25 MiB`",
+        "count": "a whole number",
+        "word": listed(rule.words, "or"),
+        "dtype": f"a float type: {listed(FLOATS, 'or')}",
+    }[rule.kind]
+    value = option.value
+    text = value.text if isinstance(value, ast.Name) else written(value)
+    known = {"word": rule.words, "dtype": FLOATS}.get(rule.kind, ())
+    fix = rename(value, known) if isinstance(value, ast.Name) else None
+    ctx.error("CP0612", f"`{option.key.text}` is {expected}, found `{text}`", value.span, fix=fix)
+
+
+def _suits(ctx: Context, option: ast.Option, type_: Type | None) -> bool:
+    """Integers are sent as they are: a float wire type would round them."""
+    if option.key.text not in ("wire", "accumulate"):
+        return True
+    if not isinstance(type_, ArrayType) or type_.dtype.is_float:
+        return True
+    ctx.error(
+        "CP0613",
+        f"`{option.key.text}` is for float values, found {type_}",
+        option.key.span,
+        "integers are sent and added as they are",
+    )
+    return False

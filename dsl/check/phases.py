@@ -1,0 +1,129 @@
+"""Phases: each header once, states set before they are read, statements in order."""
+
+from __future__ import annotations
+
+import re
+
+from commplan.diagnostics import Note, Span
+from commplan.dsl import ast
+from commplan.dsl.check.collectives import check_collective
+from commplan.dsl.check.context import Context
+from commplan.dsl.check.loads import check_load
+from commplan.dsl.check.maps import check_map
+from commplan.dsl.check.numbers import integer
+from commplan.dsl.check.scope import Scope
+from commplan.dsl.check.servers import check_elastic, check_exchange
+from commplan.ir.plan import Binding, Phase, Stage
+
+# What a bound plan calls its own: a phase of such a name could not be called.
+TAKEN = frozenset(("init", "start", "step", "every", "spmd", "varying", "tap", "batches", "member"))
+
+
+def check_phases(ctx: Context, items: tuple[ast.Decl, ...]) -> tuple[Phase, ...]:
+    """Every phase in the order of the file; wrong headers are reported, their bodies checked all the same."""
+    seen: dict[str, Span] = {}
+    phases: list[Phase] = []
+    for item in items:
+        if not isinstance(item, ast.PhaseDecl):
+            continue
+        title, name = _header(ctx, item)
+        if name in seen:
+            ctx.error("CP0501", f"`{title}` is written twice", item.header, Note("first here", seen[name]),
+                "a phase has one body: put the statements together",
+            )  # fmt: skip
+        seen.setdefault(name, item.header)
+        phases.append(_phase(ctx, item, title, name))
+    return tuple(phases)
+
+
+def _header(ctx: Context, decl: ast.PhaseDecl) -> tuple[str, str]:
+    """The header in words, and the name of the phase in the plan graph."""
+    match decl.kind:
+        case "start":
+            return "at start", "start"
+        case "step":
+            return "each step", "step"
+        case "every":
+            period = decl.period
+            assert period is not None
+            integer(ctx, period, "a period")
+            return f"every {period.text} steps", f"every_{period.value}"
+        case "named":
+            name = decl.name
+            assert name is not None
+            if name.text in TAKEN or re.fullmatch(r"every_\d+", name.text):
+                ctx.error(
+                    "CP0510",
+                    f"a phase cannot be called `{name.text}`",
+                    name.span,
+                    "a phase is called by its name on the bound plan, which has something else of that name",
+                )
+            return f"phase {name.text}", name.text
+
+
+def _phase(ctx: Context, decl: ast.PhaseDecl, title: str, name: str) -> Phase:
+    scope = Scope(ctx, decl, title)
+    for statement in decl.body:
+        match statement:
+            case ast.BadStmt():
+                scope.bind_bad(statement.targets)
+            case ast.OutputStmt():
+                scope.output(statement)
+            case ast.StageStmt():
+                _statement(ctx, scope, statement)
+    updates = tuple(
+        Binding(state, value.id)
+        for state in ctx.states
+        if state in scope.updated and (value := scope.env.get(state))
+    )
+    period = decl.period.value if decl.period is not None and isinstance(decl.period.value, int) else 1
+    return Phase(name, decl.kind, decl.header, period, tuple(scope.stages), tuple(scope.outputs), updates)
+
+
+def _statement(ctx: Context, scope: Scope, statement: ast.StageStmt) -> None:
+    before = len(ctx.diagnostics)
+    scope.check_targets(statement.targets)
+    sound = len(ctx.diagnostics) == before
+    stage = _stage(ctx, scope, statement)
+    if stage is not None:
+        scope.stages.append(stage)
+    if stage is None or not sound:
+        scope.bind_bad(statement.targets)
+
+
+def _stage(ctx: Context, scope: Scope, statement: ast.StageStmt) -> Stage | None:
+    match statement.expr:
+        case ast.LoadExpr() as expr:
+            return check_load(ctx, scope, statement, expr)
+        case ast.MapExpr() as expr:
+            return check_map(ctx, scope, statement, expr)
+        case ast.StageExpr() as expr:
+            return check_collective(ctx, scope, statement, expr)
+        case ast.ExchangeExpr() as expr:
+            return check_exchange(ctx, scope, statement, expr)
+        case ast.ElasticExpr() as expr:
+            return check_elastic(ctx, scope, statement, expr)
+
+
+def check_states(ctx: Context, items: tuple[ast.Decl, ...]) -> None:
+    """Every state is set in `at start` and updated by another phase."""
+    if any(isinstance(item, ast.BadStmt) for item in items):
+        return  # the phase that does it may be the one that did not parse
+    for state in ctx.states.values():
+        name = state.name
+        never_set = name not in ctx.set_states
+        never_updated = name not in ctx.updated_states
+        if never_set:
+            ctx.error(
+                "CP0502",
+                f"the state `{name}` is never set" + (" and never updated" * never_updated),
+                state.span,
+                f"bind `{name}` in `at start {{ }}`: that is its value before the first step",
+            )
+        elif never_updated:
+            ctx.error(
+                "CP0503",
+                f"the state `{name}` is never updated",
+                state.span,
+                f"bind `{name}` in a phase other than `at start`; a value that never changes needs no state",
+            )

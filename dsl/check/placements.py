@@ -1,0 +1,121 @@
+"""Placements as written, lists of axes, and what a placement says of one axis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from commplan.diagnostics import Note, Span
+from commplan.dsl import ast
+from commplan.dsl.check.context import KIND_WORDS, Context, is_scalar, listed, rename
+from commplan.ir.plan import AxisKind
+from commplan.ir.types import Placement, Type
+
+Status = Literal["same", "per", "partial", "split"]
+
+
+def status(placement: Placement, axis: str) -> Status:
+    """How a value lies along one axis."""
+    if axis in placement.per:
+        return "per"
+    if axis in placement.partial:
+        return "partial"
+    return "split" if axis in placement.split else "same"
+
+
+def resolve_axes(
+    ctx: Context, names: Sequence[ast.Name], kinds: Iterable[AxisKind], role: str
+) -> tuple[str, ...] | None:
+    """The axes that were named, in the order written, or None with the errors reported.
+
+    `role` ends the sentence "... is what `NAME` should be": "an axis to split over".
+    """
+    allowed = tuple(kinds)
+    sound = True
+    seen: set[str] = set()
+    for name in names:
+        if name.text in ctx.unknown:
+            sound = False
+            continue
+        if name.text not in ctx.axes:
+            sound = False
+            _not_an_axis(ctx, name, allowed, role)
+            continue
+        axis = ctx.axes[name.text]
+        if axis.kind not in allowed:
+            sound = False
+            ctx.error(
+                "CP0113",
+                f"`{name.text}` is {KIND_WORDS[axis.kind]}, expected {role}",
+                name.span,
+                Note(f"`{name.text}` is declared here", axis.span),
+            )
+        elif name.text in seen:
+            sound = False
+            ctx.error("CP0109", f"`{name.text}` is named twice", name.span)
+        seen.add(name.text)
+    return tuple(name.text for name in names) if sound else None
+
+
+def _not_an_axis(ctx: Context, name: ast.Name, kinds: Sequence[AxisKind], role: str) -> None:
+    kind = ctx.kind_of(name.text)
+    if kind is not None:
+        ctx.error("CP0104", f"`{name.text}` is {kind}, expected {role}", name.span)
+        return
+    known = [axis.name for axis in ctx.axes.values() if axis.kind in kinds]
+    ctx.error(
+        "CP0104",
+        f"there is no axis `{name.text}`, expected {role}",
+        name.span,
+        f"declared are {listed(known)}" if known else "the plan declares none",
+        fix=rename(name, known),
+    )
+
+
+def declared_placement(
+    ctx: Context, items: Sequence[ast.PlacementItem], type_: Type | None, span: Span
+) -> Placement | None:
+    """The placement of an input or state as written, or None with the errors reported."""
+    placed: dict[str, Status] = {}
+    sound = True
+    lists: dict[str, list[str]] = {"same": [], "per": [], "partial": [], "split": []}
+    for item in items:
+        axes = resolve_axes(ctx, item.axes, (AxisKind.REPLICA, AxisKind.ENSEMBLE), "an axis or an ensemble")
+        if axes is None:
+            sound = False
+            continue
+        for name, axis in zip(item.axes, axes, strict=True):
+            if axis in placed:
+                sound = False
+                ctx.error(
+                    "CP0310",
+                    f"`{axis}` has two placements, `{placed[axis]}` and `{item.kind}`",
+                    name.span,
+                    "along one axis a value is same, per, partial or split",
+                )
+            elif item.kind in ("partial", "split") and ctx.axes[axis].kind is AxisKind.ENSEMBLE:
+                sound = False
+                ctx.error(
+                    "CP0312",
+                    f"a value cannot be {item.kind} over the ensemble `{axis}`",
+                    name.span,
+                    "members are networks of their own: a value is the same for all of them, or `per` member",
+                )
+            placed[axis] = item.kind
+            lists[item.kind].append(axis)
+    bare = next((item for item in items if item.kind == "same" and not item.axes), None)
+    if bare is not None and len(items) > 1:
+        ctx.error(
+            "CP0310", "`same` stands beside another placement", bare.span,
+            "`same` is the default of every axis that is not named: leave it out",
+        )  # fmt: skip
+        sound = False
+    if not sound:
+        return None
+    if lists["split"] and type_ is not None and is_scalar(type_):
+        ctx.error(
+            "CP0311", f"a scalar cannot be split, found `{type_}`", span,
+            "`split` cuts the leading dimension, and a scalar has none",
+        )  # fmt: skip
+        return None
+    return Placement(ctx.ordered(lists["per"]), ctx.ordered(lists["partial"]), tuple(lists["split"]))

@@ -1,0 +1,198 @@
+"""The names that one phase sees, and what it binds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from commplan.diagnostics import Note, Span
+from commplan.dsl import ast
+from commplan.dsl.check.context import Context, described, listed, rename
+from commplan.ir.plan import Binding, Ref, Stage, Value
+from commplan.ir.types import BytesType, Placement, RecordsType, Type
+
+BAD = None  # what a name stands for that a statement in error bound
+
+
+class Scope:
+    """One phase while it is checked. `env` maps a name to its value, or to BAD."""
+
+    def __init__(self, ctx: Context, decl: ast.PhaseDecl, title: str) -> None:
+        self.ctx = ctx
+        self.title = title
+        self.is_start = decl.kind == "start"
+        self.stages: list[Stage] = []
+        self.outputs: list[Binding] = []
+        self.output_spans: dict[str, Span] = {}
+        self.updated: list[str] = []
+        self.made_same: dict[Ref, Span] = {}  # results of reductions, and where they were reduced
+        self.clocks: dict[str, Span] = {}  # ensembles whose members have own clocks in this phase
+        self.env: dict[str, Value | None] = dict(ctx.inputs)
+        if not self.is_start:
+            self.env.update(ctx.states)
+        self._later = _targets(decl)
+        for statement in decl.body:
+            if isinstance(statement, ast.StageStmt) and isinstance(statement.expr, ast.LoadExpr):
+                over = statement.expr.batch.over
+                if over is not None:
+                    self.clocks.setdefault(over.text, statement.expr.batch.span)
+
+    def operand(self, name: ast.Name) -> Value | None:
+        """The value that `name` stands for here, or None where that is in error (reported once)."""
+        if name.text in self.env:
+            return self.env[name.text]
+        if name.text in self.ctx.unknown:
+            return BAD
+        self._report_unbound(name)
+        self.env[name.text] = BAD
+        return BAD
+
+    def operands(self, names: Sequence[ast.Name]) -> tuple[Value, ...] | None:
+        """The values of all `names`, or None where one is in error."""
+        values = [self.operand(name) for name in names]
+        known = tuple(value for value in values if value is not None)
+        return known if len(known) == len(values) else None
+
+    def _report_unbound(self, name: ast.Name) -> None:
+        text = name.text
+        if text in self.ctx.states:
+            self.ctx.error(
+                "CP0504",
+                f"the state `{text}` is read before it is set",
+                name.span,
+                Note(f"`{text}` has no value when `at start` begins", self.ctx.states[text].span),
+                "a state gets its first value in `at start`: bind its name there first",
+            )
+            return
+        kind = self.ctx.kind_of(text)
+        if kind is not None:
+            span = self.ctx.declared[text][1]
+            self.ctx.error(
+                "CP0103",
+                f"`{text}` is {kind}, expected a value",
+                name.span,
+                Note(f"`{text}` is declared here", span),
+                f"`load {text} ...` makes values of it" if kind == "a source" else None,
+            )
+            return
+        notes: list[Note | str] = []
+        fix = None
+        later = self._later.get(text)
+        if later is not None:
+            notes.append(Note(f"`{text}` is bound only here, further down", later))
+        elif text in self.ctx.bound:
+            title, span = self.ctx.bound[text]
+            notes.append(
+                Note(f"`{text}` is bound in `{title}`: only states carry over to other phases", span)
+            )
+        else:
+            fix = rename(name, [*self.env, *self.ctx.states])
+        self.ctx.error("CP0102", f"there is no value `{text}` here", name.span, *notes, fix=fix)
+
+    def check_targets(self, targets: Sequence[ast.Name]) -> None:
+        """Report targets that are bound twice or are names of something that is no value."""
+        seen: set[str] = set()
+        for name in targets:
+            kind = self.ctx.kind_of(name.text)
+            if name.text in seen:
+                self.ctx.error("CP0111", f"`{name.text}` is bound twice in one statement", name.span)
+            elif kind is not None and kind not in ("an input", "a state"):
+                self.ctx.error(
+                    "CP0103",
+                    f"`{name.text}` is {kind}: a value needs another name",
+                    name.span,
+                    Note(f"`{name.text}` is declared here", self.ctx.declared[name.text][1]),
+                )
+            seen.add(name.text)
+
+    def bind(self, name: ast.Name, type_: Type, placement: Placement) -> Ref:
+        """Bind `name` to a new value; a state must keep its declared type and placement."""
+        state = self.ctx.states.get(name.text)
+        if state is None or not self._fits(name, state, type_, placement):
+            value = self.ctx.new_value(name, type_, placement)
+            self.env[name.text] = value if state is None else BAD
+        else:
+            value = self.ctx.new_value(name, state.type, state.placement)
+            self.env[name.text] = value
+        self._note_bound(name)
+        return value.id
+
+    def bind_bad(self, targets: Sequence[ast.Name]) -> None:
+        """Bind the targets of a statement in error: what uses them is not checked."""
+        for name in targets:
+            self.env[name.text] = BAD
+            self._note_bound(name)
+
+    def _note_bound(self, name: ast.Name) -> None:
+        self.ctx.bound.setdefault(name.text, (self.title, name.span))
+        if self.ctx.kind_of(name.text) != "a state":
+            return
+        (self.ctx.set_states if self.is_start else self.ctx.updated_states).add(name.text)
+        if name.text not in self.updated:
+            self.updated.append(name.text)
+
+    def _fits(self, name: ast.Name, state: Value, type_: Type, placement: Placement) -> bool:
+        if type_ != state.type:
+            self.ctx.error(
+                "CP0505",
+                f"the state `{name.text}` is {state.type}, found a new value of type {type_}",
+                name.span,
+                Note(f"`{name.text}` is declared here: its type never changes", state.span),
+            )
+            return False
+        # What is the same everywhere can be stored on a server; nothing moves by itself the other way.
+        stored = Placement(placement.per, placement.partial, placement.split, state.placement.server)
+        if placement == state.placement or (placement.server is None and stored == state.placement):
+            return True
+        self.ctx.error(
+            "CP0506",
+            f"the state `{name.text}` is placed `{state.placement}`, found a new value placed `{placement}`",
+            name.span,
+            Note(f"`{name.text}` is declared here: its placement never changes", state.span),
+        )
+        return False
+
+    def output(self, statement: ast.OutputStmt) -> None:
+        """Check the names of one `output` line."""
+        for name in statement.names:
+            value = self.operand(name)
+            if name.text in self.output_spans:
+                self.ctx.error(
+                    "CP0509",
+                    f"`{name.text}` is an output already",
+                    name.span,
+                    Note("first here", self.output_spans[name.text]),
+                )
+                continue
+            self.output_spans[name.text] = name.span
+            if value is not None and self._may_leave(name, value):
+                self.outputs.append(Binding(name.text, value.id))
+
+    def _may_leave(self, name: ast.Name, value: Value) -> bool:
+        if value.placement.partial:
+            self.ctx.error(
+                "CP0507",
+                f"the output `{name.text}` is still partial over {listed(value.placement.partial)}",
+                name.span,
+                described(value),
+                "reduce it first: outside its phase an unreduced term means nothing",
+            )
+            return False
+        if isinstance(value.type, RecordsType) and isinstance(value.type.element, BytesType):
+            self.ctx.error(
+                "CP0508",
+                f"the output `{name.text}` is `bytes`",
+                name.span,
+                described(value),
+                "records of variable length have no shape: decode them with a fn on the host first",
+            )
+            return False
+        return True
+
+
+def _targets(decl: ast.PhaseDecl) -> dict[str, Span]:
+    found: dict[str, Span] = {}
+    for statement in decl.body:
+        if isinstance(statement, ast.StageStmt | ast.BadStmt):
+            for name in statement.targets:
+                found.setdefault(name.text, name.span)
+    return found

@@ -1,0 +1,449 @@
+"""`exchange` and `elastic`: states that live with workers or on servers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Literal
+
+import msgspec
+
+from commplan.diagnostics import Note
+from commplan.dsl import ast
+from commplan.dsl.check.axes import axis_span, on_workers, stage_axes
+from commplan.dsl.check.context import Context, described, is_scalar, listed, plural, rename
+from commplan.dsl.check.maps import find_fn
+from commplan.dsl.check.numbers import exact, written
+from commplan.dsl.check.ops import operand_suits, reduction, scalar_follows
+from commplan.dsl.check.options import hints
+from commplan.dsl.check.placements import status
+from commplan.dsl.check.scope import Scope
+from commplan.dsl.check.via import algorithm, check_accumulation
+from commplan.ir.plan import Elastic, Exchange, Fn, Ref, Value
+from commplan.ir.types import ArrayType, Placement
+
+Mode = Literal["sync", "round_robin", "async", "hogwild"]
+MODES: dict[str, Mode] = {
+    "sync": "sync",
+    "round_robin": "round_robin",
+    "async": "async",
+    "hogwild": "hogwild",
+}
+
+
+def check_exchange(
+    ctx: Context, scope: Scope, statement: ast.StageStmt, expr: ast.ExchangeExpr
+) -> Exchange | None:
+    """`w [, m] = exchange g into w [, m] with FN over AXES by OP`."""
+    gradient = scope.operand(expr.gradient)
+    states = _states(ctx, scope, expr.states)
+    fn = find_fn(ctx, expr.fn)
+    over = stage_axes(ctx, expr.over, "exchange")
+    by = reduction(ctx, scope, expr.by, expr.span)
+    server = states[0].placement.server if states else None
+    via = algorithm(ctx, expr.via, "exchange", over, server)
+    found = hints(ctx, expr.options, "exchange", gradient.type if gradient else None)
+    if by is not None and by.op.name in ("max", "min"):
+        ctx.error(
+            "CP0317",
+            f"`exchange` adds terms of a sum, and `{by.op.name}` does not",
+            by.span,
+            "use `sum` or `mean`",
+        )
+        by = None
+    if len(expr.states) > 2:
+        ctx.error(
+            "CP0422", f"`exchange` updates one or two states, found {len(expr.states)}", expr.states[2].span,
+            "`w, m`: what the optimiser keeps beside the weights is one tree",
+        )  # fmt: skip
+        return None
+    if not _targets_are_states(ctx, statement.targets, expr.states):
+        return None
+    if states is None or gradient is None or over is None:
+        return None
+    if not _terms(ctx, expr, gradient, over) or not _held_alike(ctx, expr, states, over):
+        return None
+    if fn is None or not _fn_fits(ctx, expr, fn, states, gradient):
+        return None
+    if by is None or not operand_suits(ctx, by, gradient):
+        return None
+    reduced = gradient.placement.same_over(over)
+    results: list[Ref] = []
+    for name, state in zip(statement.targets, states, strict=True):
+        per = ctx.ordered((*reduced.per, *(axis for s in states for axis in s.placement.per)))
+        results.append(scope.bind(name, state.type, Placement(per, server=server)))
+    return Exchange(
+        results=tuple(results),
+        gradient=gradient.id,
+        states=tuple(state.id for state in states),
+        fn=fn.name,
+        over=over,
+        op=by.op,
+        span=statement.span,
+        via=via,
+        hints=found,
+    )
+
+
+def _states(ctx: Context, scope: Scope, names: Sequence[ast.Name]) -> tuple[Value, ...] | None:
+    """Current values of the named states, or None with the errors reported."""
+    sound = True
+    for name in names:
+        if name.text in ctx.unknown or name.text in ctx.states:
+            continue
+        kind = ctx.kind_of(name.text)
+        if kind is None and name.text not in scope.env:
+            continue  # reported as an unknown value below
+        sound = False
+        if name.text in scope.env and scope.env[name.text] is None:
+            continue
+        ctx.error(
+            "CP0422", f"`{name.text}` is {kind or 'a value of this phase'}, expected a state", name.span,
+            "what a stage updates must carry over to the next step: declare it `state`",
+        )  # fmt: skip
+    return scope.operands(names) if sound else None
+
+
+def _targets_are_states(ctx: Context, targets: Sequence[ast.Name], states: Sequence[ast.Name]) -> bool:
+    wanted = [name.text for name in states]
+    if [name.text for name in targets] == wanted:
+        return True
+    wrong = next((t for t, s in zip(targets, wanted, strict=False) if t.text != s), targets[-1])
+    ctx.error(
+        "CP0423",
+        f"`exchange` gives back the states it takes: {listed(wanted)}",
+        wrong.span,
+        f"found {listed(name.text for name in targets)}; write `{', '.join(wanted)} = exchange ...`",
+    )
+    return False
+
+
+def _terms(ctx: Context, expr: ast.ExchangeExpr, gradient: Value, over: tuple[str, ...]) -> bool:
+    """The gradient must be partial over exactly the axes of the stage, and whole otherwise."""
+    if not on_workers(ctx, expr.gradient, gradient, "exchange"):
+        return False
+    for axis in over:
+        found = status(gradient.placement, axis)
+        if found == "partial":
+            continue
+        code = {"same": "CP0302", "per": "CP0316", "split": "CP0314"}[found]
+        ctx.error(
+            code,
+            f"`{expr.gradient.text}` is {found} over `{axis}`, and `exchange` adds terms that are "
+            "partial over it",
+            axis_span(expr.over, axis),
+            described(gradient),
+        )
+        return False
+    left = [axis for axis in (*gradient.placement.partial, *gradient.placement.split) if axis not in over]
+    if left:
+        ctx.error(
+            "CP0303" if left[0] in gradient.placement.partial else "CP0314",
+            f"`{expr.gradient.text}` would stay {status(gradient.placement, left[0])} over `{left[0]}`",
+            expr.gradient.span,
+            described(gradient),
+            f"the update needs whole values: add `{left[0]}` to the axes of the exchange"
+            if left[0] in gradient.placement.partial
+            else "the update needs whole values: gather it first",
+        )
+    return not left
+
+
+def _held_alike(ctx: Context, expr: ast.ExchangeExpr, states: Sequence[Value], over: tuple[str, ...]) -> bool:
+    for name, state in zip(expr.states, states, strict=True):
+        if state.placement.server != states[0].placement.server:
+            ctx.error(
+                "CP0424", f"`{name.text}` and `{states[0].name}` live in different places", name.span,
+                described(state), described(states[0]), "the states of one exchange live together",
+            )  # fmt: skip
+            return False
+        spread = [axis for axis in state.placement.varying if axis in over] or [*state.placement.split]
+        if spread:
+            ctx.error(
+                "CP0424",
+                f"`{name.text}` is {status(state.placement, spread[0])} over `{spread[0]}`, and all ranks "
+                "of an exchange get the same state",
+                name.span,
+                described(state),
+                f"declare it without `{spread[0]}`: the compiler divides the work among owners by itself",
+            )
+            return False
+    return True
+
+
+def _fn_fits(ctx: Context, expr: ast.ExchangeExpr, fn: Fn, states: Sequence[Value], gradient: Value) -> bool:
+    """`FN(w [, m], g) -> w [, m]`, elementwise and on the device."""
+    declared = Note(f"`{fn.name}` is declared here", fn.span)
+    values = (*states, gradient)
+    if len(fn.operands) != len(values):
+        ctx.error(
+            "CP0207", f"`{fn.name}` takes {plural(len(fn.operands), 'value')}, and the exchange gives "
+            f"{len(values)}: {listed(value.name for value in values)}", expr.fn.span, declared,
+        )  # fmt: skip
+        return False
+    if len(fn.results) != len(states):
+        ctx.error(
+            "CP0208", f"`{fn.name}` gives {plural(len(fn.results), 'value')} for "
+            f"{plural(len(states), 'state')}", expr.fn.span, declared,
+        )  # fmt: skip
+        return False
+    if fn.where != "device" or not fn.elementwise:
+        ctx.error(
+            "CP0214", f"the update `{fn.name}` must be elementwise and on the device", expr.fn.span, declared,
+            "each owner updates its chunks as they arrive, and must get what the whole would give",
+        )  # fmt: skip
+        return False
+    for name, value, type_ in zip((*expr.states, expr.gradient), values, fn.operands, strict=True):
+        if value.type != type_:
+            ctx.error(
+                "CP0209",
+                f"`{fn.name}` takes {type_} here, found {value.type}",
+                name.span,
+                described(value),
+                declared,
+            )
+            return False
+    return True
+
+
+class Coefficient(msgspec.Struct, frozen=True):
+    """`eta` or `rho`: a literal with its exact value, or a scalar value."""
+
+    given: float | Ref
+    literal: ast.Number | None = None
+    value: Value | None = None
+
+
+def check_elastic(
+    ctx: Context, scope: Scope, statement: ast.StageStmt, expr: ast.ElasticExpr
+) -> Elastic | None:
+    """`d, c = elastic w with c over AXES by MODE(eta = .., rho = ..)`."""
+    operand = scope.operand(expr.operand)
+    centers = _states(ctx, scope, (expr.center,))
+    over = stage_axes(ctx, expr.over, "elastic")
+    mode = _mode(ctx, expr)
+    coefficients = _coefficients(ctx, scope, expr, mode) if mode else None
+    stage = f"elastic {mode}" if mode else "elastic sync"
+    type_ = operand.type if operand else None
+    # With an unknown mode it is not known either what may stand in `via` and braces.
+    via = algorithm(ctx, expr.via, stage, over) if mode else None
+    found = hints(ctx, expr.options, stage, type_) if mode else hints(ctx, None, stage)
+    check_accumulation(ctx, expr.via, via, found, type_)
+    if mode and coefficients and over:
+        _stable(ctx, expr, mode, coefficients, over)
+    if not _pull_and_center(ctx, statement, expr):
+        return None
+    if operand is None or centers is None or over is None:
+        return None
+    center = centers[0]
+    if not _replicas(ctx, expr, operand, over) or not _center_fits(ctx, expr, operand, center, over, mode):
+        return None
+    if mode is None or coefficients is None:
+        return None
+    for what, coefficient in zip(("eta", "rho"), coefficients, strict=True):
+        if (
+            coefficient.value
+            and expr.by
+            and not scalar_follows(ctx, coefficient.value, operand, expr.by.span, what)
+        ):
+            return None
+    pull = scope.bind(statement.targets[0], operand.type, operand.placement)
+    result = scope.bind(statement.targets[1], center.type, center.placement)
+    eta, rho = coefficients
+    return Elastic(
+        pull, result, operand.id, center.id, over, mode, eta.given, rho.given, statement.span, via, found
+    )
+
+
+def _pull_and_center(ctx: Context, statement: ast.StageStmt, expr: ast.ElasticExpr) -> bool:
+    targets = statement.targets
+    if len(targets) != 2:
+        ctx.error(
+            "CP0401", f"`elastic` gives the pull and the new centre, found {plural(len(targets), 'name')}",
+            targets[0].span.to(targets[-1].span), f"write `pull, {expr.center.text} = elastic ...`",
+        )  # fmt: skip
+        return False
+    if targets[1].text != expr.center.text:
+        ctx.error(
+            "CP0423", f"`elastic` gives back the centre it takes, `{expr.center.text}`", targets[1].span,
+            f"write `{targets[0].text}, {expr.center.text} = elastic ...`",
+        )  # fmt: skip
+        return False
+    return True
+
+
+def _mode(ctx: Context, expr: ast.ElasticExpr) -> Mode | None:
+    if expr.by is None:
+        ctx.error(
+            "CP0402", "the stage does not say how workers and centre meet", expr.span,
+            f"add `by` with {listed(MODES, 'or')}",
+        )  # fmt: skip
+        return None
+    text = expr.by.name.text
+    mode = MODES.get(text)
+    if mode is None:
+        ctx.error(
+            "CP0404", f"there is no mode `{text}`", expr.by.name.span, f"the modes are {listed(MODES)}",
+            fix=rename(expr.by.name, MODES),
+        )  # fmt: skip
+    return mode
+
+
+def _coefficients(
+    ctx: Context, scope: Scope, expr: ast.ElasticExpr, mode: Mode
+) -> tuple[Coefficient, Coefficient] | None:
+    assert expr.by is not None
+    usage = f"write `{mode}(eta = .., rho = ..)`"
+    given: dict[str, ast.CallArg] = {}
+    for arg in expr.by.args or ():
+        if arg.key is None:
+            message, fix = f"the arguments of `{mode}` have names: `eta` and `rho`", None
+        elif arg.key.text not in ("eta", "rho"):
+            near = rename(arg.key, [key for key in ("eta", "rho") if key not in given])
+            message, fix = f"`{mode}` has no argument `{arg.key.text}`", near
+        elif arg.key.text in given:
+            message, fix = f"`{arg.key.text}` is given twice", None
+        else:
+            given[arg.key.text] = arg
+            continue
+        ctx.error("CP0405", message, arg.span, usage, fix=fix)
+        return None
+    missing = [key for key in ("eta", "rho") if key not in given]
+    if missing:
+        ctx.error("CP0405", f"`{mode}` needs {listed(missing)}", expr.by.span, usage)
+        return None
+    eta = _coefficient(ctx, scope, given["eta"].value, "eta")
+    rho = _coefficient(ctx, scope, given["rho"].value, "rho")
+    return (eta, rho) if eta and rho else None
+
+
+def _coefficient(ctx: Context, scope: Scope, value: ast.Name | ast.Number, what: str) -> Coefficient | None:
+    if isinstance(value, ast.Number):
+        if value.unit is not None or not math.isfinite(value.value) or value.value <= 0:
+            ctx.error("CP0425", f"`{what}` is a positive number, found `{written(value)}`", value.span)
+            return None
+        return Coefficient(float(value.value), value)
+    found = scope.operand(value)
+    if found is None:
+        return None
+    if not isinstance(found.type, ArrayType) or not is_scalar(found.type) or not found.type.dtype.is_float:
+        ctx.error(
+            "CP0425",
+            f"`{what}` is a number or a float scalar, found {found.type}",
+            value.span,
+            described(found),
+        )
+        return None
+    return Coefficient(found.id, None, found)
+
+
+def _stable(
+    ctx: Context,
+    expr: ast.ElasticExpr,
+    mode: Mode,
+    coefficients: tuple[Coefficient, Coefficient],
+    over: tuple[str, ...],
+) -> None:
+    """Refuse literals with which the centre overshoots.
+
+    In `c <- c + eta rho sum_i (w_i - c)` the old centre has the weight 1 - eta rho p; the bound
+    is that of Zhang, Choromanska and LeCun 2015 (Deep learning with elastic averaging SGD), where
+    beta = p alpha = p eta rho < 1. A server that meets one worker at a time has p = 1.
+    """
+    eta, rho = coefficients
+    if eta.literal is None or rho.literal is None or expr.by is None:
+        return
+    moved = exact(eta.literal) * exact(rho.literal)
+    workers = ctx.size(over) if mode == "sync" else None
+    total = moved * (workers or 1)
+    if total < 1:
+        return
+    factors = "eta * rho * p" if workers else "eta * rho"
+    known = f", with p = {workers} workers" if workers else ""
+    ctx.error(
+        "CP0426",
+        f"`{mode}` diverges: {factors} = {_decimal(total)}, and it must be below 1{known}",
+        expr.by.span,
+        f"the centre would keep {_decimal(1 - total)} of itself at every exchange",
+        "the bound is that of Zhang, Choromanska and LeCun (2015), beta = p * eta * rho < 1",
+    )
+
+
+def _decimal(value: Fraction) -> str:
+    return f"{float(value):.6g}"
+
+
+def _replicas(ctx: Context, expr: ast.ElasticExpr, operand: Value, over: tuple[str, ...]) -> bool:
+    if not on_workers(ctx, expr.operand, operand, "elastic"):
+        return False
+    if isinstance(operand.type, ArrayType) and not operand.type.dtype.is_float:
+        ctx.error(
+            "CP0406", f"elastic averaging needs a float type, found {operand.type}", expr.operand.span,
+            described(operand),
+        )  # fmt: skip
+        return False
+    for axis in over:
+        found = status(operand.placement, axis)
+        if found != "per":
+            code = {"same": "CP0302", "partial": "CP0315", "split": "CP0314"}[found]
+            ctx.error(
+                code,
+                f"`{expr.operand.text}` is {found} over `{axis}`, and elastic averaging is for workers "
+                "that have weights of their own",
+                axis_span(expr.over, axis),
+                described(operand),
+                f"declare it `per {axis}`",
+            )
+            return False
+    if operand.placement.partial:
+        ctx.error(
+            "CP0303", f"`{expr.operand.text}` is partial over {listed(operand.placement.partial)}",
+            expr.operand.span, described(operand), "reduce it first",
+        )  # fmt: skip
+        return False
+    return True
+
+
+def _center_fits(
+    ctx: Context,
+    expr: ast.ElasticExpr,
+    operand: Value,
+    center: Value,
+    over: tuple[str, ...],
+    mode: Mode | None,
+) -> bool:
+    name = expr.center
+    if mode == "sync" and center.placement.server is not None:
+        ctx.error(
+            "CP0427", f"the centre of `sync` lives with the workers, found `{name.text}` on a server",
+            name.span,
+            described(center), f"declare `{name.text}` without `on {center.placement.server}`",
+        )  # fmt: skip
+        return False
+    if mode not in (None, "sync") and center.placement.server is None:
+        ctx.error(
+            "CP0427", f"the centre of `{mode}` lives on a server, found `{name.text}` with the workers",
+            name.span,
+            described(center), f"declare `server NAME = 1` and `{name.text}` with `on NAME`",
+        )  # fmt: skip
+        return False
+    if center.type != operand.type:
+        ctx.error(
+            "CP0428", f"the centre is {center.type}, and `{expr.operand.text}` is {operand.type}", name.span,
+            described(center), described(operand),
+        )  # fmt: skip
+        return False
+    expected = operand.placement.same_over(over)
+    found = Placement(center.placement.per, center.placement.partial, center.placement.split)
+    if found != expected:
+        ctx.error(
+            "CP0428",
+            f"the centre is placed `{found}`, expected `{expected}`: as `{expr.operand.text}`, but the same "
+            f"over {listed(over)}",
+            name.span,
+            described(center),
+            described(operand),
+        )
+        return False
+    return True

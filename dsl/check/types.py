@@ -1,0 +1,156 @@
+"""Types as written, and the declarations of functions."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from commplan.diagnostics import Fix
+from commplan.dsl import ast
+from commplan.dsl.check.context import Context, listed, nearest, rename
+from commplan.dsl.check.numbers import integer
+from commplan.ir.plan import Fn
+from commplan.ir.types import ArrayType, BytesType, DType, Element, TreeType
+
+DTYPES = tuple(str(dtype) for dtype in DType)
+TYPES = (*DTYPES, "bytes", "tree")
+FLAGS = ("elementwise", "linear", "random")
+# What users bring from elsewhere, and how the language calls it.
+FOREIGN = {
+    "float32": "f32", "float": "f32", "float16": "f16", "half": "f16", "bfloat16": "bf16", "float64": "f64",
+    "double": "f64", "int32": "i32", "int": "i32", "int64": "i64", "long": "i64", "uint8": "u8", "byte": "u8",
+    "boolean": "bool", "pytree": "tree",
+}  # fmt: skip
+
+
+def element_type(ctx: Context, expr: ast.TypeExpr) -> Element | None:
+    """The type that was written, or None with the error reported."""
+    name = expr.name.text
+    if name not in TYPES:
+        near = FOREIGN.get(name.lower()) or nearest(name, TYPES)
+        ctx.error(
+            "CP0201",
+            f"there is no type `{name}`",
+            expr.name.span,
+            f"the types are {listed(TYPES)}",
+            fix=Fix(f"write `{near}`", expr.name.span, near) if near else None,
+        )
+        return None
+    if name in ("bytes", "tree"):
+        if expr.dims is not None:
+            ctx.error("CP0202", f"`{name}` has no dimensions", expr.span, "only arrays have")
+            return None
+        return BytesType() if name == "bytes" else TreeType()
+    dims = [integer(ctx, dim, "a dimension", code="CP0202") for dim in expr.dims or ()]
+    known = tuple(dim for dim in dims if dim is not None)
+    return ArrayType(DType(name), known) if len(known) == len(dims) else None
+
+
+def declare_fn(ctx: Context, decl: ast.FnDecl) -> Fn | None:
+    """The function that was declared, or None with the errors reported."""
+    where = _where(ctx, decl)
+    flags = _flags(ctx, decl)
+    operands = [element_type(ctx, expr) for expr in decl.operands]
+    results = [element_type(ctx, expr) for expr in decl.results]
+    known_operands = tuple(type_ for type_ in operands if type_ is not None)
+    known_results = tuple(type_ for type_ in results if type_ is not None)
+    whole = len(known_operands) == len(operands) and len(known_results) == len(results)
+    if where is None or flags is None or not whole:
+        return None
+    fn = Fn(decl.name.text, known_operands, known_results, where, decl.name.span, *flags)
+    sound = _bytes_stay_on_host(ctx, decl, fn) and _elementwise_shapes(ctx, decl, fn)
+    if where == "host" and not decl.operands:
+        ctx.error(
+            "CP0215",
+            f"`{fn.name}` runs on the host and takes nothing",
+            decl.name.span,
+            "a host fn is applied record by record: its operands are the record's parts",
+        )
+        return None
+    return fn if sound else None
+
+
+def _where(ctx: Context, decl: ast.FnDecl) -> Literal["host", "device"] | None:
+    if decl.where is None:
+        ctx.error(
+            "CP0203", f"`fn {decl.name.text}` does not say where it runs", decl.name.span,
+            "end its declaration with `on host` or `on device`",
+        )  # fmt: skip
+        return None
+    if decl.where.text == "host":
+        return "host"
+    if decl.where.text == "device":
+        return "device"
+    ctx.error(
+        "CP0203",
+        f"a fn runs on `host` or on `device`, found `{decl.where.text}`",
+        decl.where.span,
+        fix=rename(decl.where, ("host", "device")),
+    )
+    return None
+
+
+def _flags(ctx: Context, decl: ast.FnDecl) -> tuple[bool, bool, bool] | None:
+    seen: set[str] = set()
+    sound = True
+    for flag in decl.flags:
+        if flag.text not in FLAGS:
+            ctx.error(
+                "CP0204",
+                f"a fn is {listed(FLAGS, 'or')}, found `{flag.text}`",
+                flag.span,
+                fix=rename(flag, FLAGS),
+            )
+            sound = False
+        elif flag.text in seen:
+            ctx.error("CP0204", f"`{flag.text}` is said twice", flag.span)
+        seen.add(flag.text)
+    return ("elementwise" in seen, "linear" in seen, "random" in seen) if sound else None
+
+
+def _bytes_stay_on_host(ctx: Context, decl: ast.FnDecl, fn: Fn) -> bool:
+    if fn.where == "host":
+        return True
+    pairs = zip((*decl.operands, *decl.results), (*fn.operands, *fn.results), strict=True)
+    for expr, type_ in pairs:
+        if isinstance(type_, BytesType):
+            ctx.error(
+                "CP0206",
+                f"`{fn.name}` runs on the device, where there are no `bytes`",
+                expr.span,
+                "a record of variable length has no shape: turn it into an array with a fn on the host",
+            )
+            return False
+    return True
+
+
+def _elementwise_shapes(ctx: Context, decl: ast.FnDecl, fn: Fn) -> bool:
+    """An elementwise fn gives what it takes, element for element; scalars apply to all elements."""
+    if not fn.elementwise:
+        return True
+    shapes = [(expr, _shape(type_)) for expr, type_ in zip(decl.operands, fn.operands, strict=True)]
+    whole = [(expr, shape) for expr, shape in shapes if shape != ()]
+    expected = whole[0][1] if whole else ()
+    results = [(expr, _shape(type_)) for expr, type_ in zip(decl.results, fn.results, strict=True)]
+    for expr, shape in (*whole, *results):
+        if shape is None or shape != expected:
+            ctx.error(
+                "CP0205",
+                f"`{fn.name}` cannot be elementwise with `{_text(expr)}`",
+                expr.span,
+                "an elementwise fn works on each element for itself: operands that are no scalars, "
+                "and all results, have one shape",
+            )
+            return False
+    return True
+
+
+def _shape(type_: Element) -> tuple[int, ...] | str | None:
+    """Dimensions of an array, "tree" for a tree, None for what has no elements."""
+    if isinstance(type_, ArrayType):
+        return type_.shape
+    return "tree" if isinstance(type_, TreeType) else None
+
+
+def _text(expr: ast.TypeExpr) -> str:
+    dims = f"[{', '.join(dim.text for dim in expr.dims)}]" if expr.dims else ""
+    return f"{expr.name.text}{dims}"

@@ -1,0 +1,275 @@
+"""`via`: which algorithm may carry out which stage, and its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from commplan.dsl import ast
+from commplan.dsl.check.context import Context, listed, nearest, rename
+from commplan.dsl.check.numbers import integer, written
+from commplan.ir.plan import Algorithm, Arg, Hints
+from commplan.ir.types import ArrayType, DType, Type
+
+BROADCAST, REDUCE, SCATTER, GATHER = "broadcast", "reduce", "scatter", "gather"
+SYNC = "elastic sync"
+
+# The chunk programs, and what they can carry out. An elastic `sync` is an all-reduce of its pull.
+COLLECTIVES: dict[str, tuple[str, ...]] = {
+    "native": (BROADCAST, REDUCE, SCATTER, GATHER, SYNC),
+    "ring": (BROADCAST, REDUCE, SCATTER, GATHER, SYNC),
+    "recursive_doubling": (REDUCE, GATHER, SYNC),
+    "halving_doubling": (REDUCE, SCATTER, GATHER, SYNC),
+    "binomial_tree": (BROADCAST, REDUCE, SYNC),
+    "double_tree": (BROADCAST, REDUCE, SYNC),
+    "torus": (BROADCAST, REDUCE, SCATTER, GATHER, SYNC),
+    "bruck": (SCATTER, GATHER),
+    "chain": (BROADCAST, REDUCE, SYNC),
+    "scatter_gather": (BROADCAST,),
+    "hierarchical": (BROADCAST, REDUCE, SCATTER, GATHER, SYNC),
+}
+DESIGNS = ("duplicate", "all_shared", "single_broadcast", "multi_broadcast")
+ALGORITHMS: dict[str, tuple[str, ...]] = (
+    COLLECTIVES | {"parameter_server": ("exchange",)} | dict.fromkeys(DESIGNS, ("share",))
+)
+STAGES_WITH_VIA = (BROADCAST, "share", REDUCE, SCATTER, GATHER, "exchange", SYNC)
+# The arguments by key that an algorithm takes.
+KEYS: dict[str, tuple[str, ...]] = {
+    "single_broadcast": ("readers",),
+    "multi_broadcast": ("readers",),
+    "parameter_server": ("owners", "within"),
+}
+
+
+def algorithm(
+    ctx: Context, call: ast.Call | None, stage: str, over: tuple[str, ...] | None, server: str | None = None
+) -> Algorithm | None:
+    """What stands behind `via`, or None: nothing was written, or it is in error and reported.
+
+    `over` are the axes of the stage, None where they are in error themselves; `server` is where
+    the states of an exchange live.
+    """
+    if call is None:
+        return None
+    if stage not in STAGES_WITH_VIA:
+        ctx.error(
+            "CP0602",
+            f"`{stage}` takes no `via`",
+            call.span,
+            f"`via` chooses how {listed(STAGES_WITH_VIA, 'or')} is carried out",
+        )
+        return None
+    name = call.name.text
+    if name not in ALGORITHMS:
+        known = carrying(stage)
+        ctx.error(
+            "CP0601",
+            f"there is no algorithm `{name}`",
+            call.name.span,
+            f"`{stage}` takes {listed(known)}",
+            fix=rename(call.name, known),
+        )
+        return None
+    if stage not in ALGORITHMS[name]:
+        ctx.error(
+            "CP0603",
+            f"`{name}` does not carry out `{stage}`",
+            call.name.span,
+            f"`{stage}` takes {listed(carrying(stage))}",
+        )
+        return None
+    if name == "hierarchical":
+        return _hierarchical(ctx, call, stage, over)
+    args = _keyed(ctx, call)
+    if args is None:
+        return None
+    match name:
+        case "single_broadcast" | "multi_broadcast":
+            return _readers(ctx, call, args, over)
+        case "parameter_server":
+            return _parameter_server(ctx, call, args, over, server)
+        case _:
+            return Algorithm(name)
+
+
+def carrying(stage: str) -> tuple[str, ...]:
+    """The algorithms that carry out `stage`."""
+    return tuple(name for name, stages in ALGORITHMS.items() if stage in stages)
+
+
+def _keyed(ctx: Context, call: ast.Call) -> dict[str, ast.CallArg] | None:
+    """The arguments by key, each known and written once."""
+    name = call.name.text
+    keys = KEYS.get(name, ())
+    usage = f"write `{name}({', '.join(f'{key} = ..' for key in keys)})`" if keys else f"write `{name}`"
+    found: dict[str, ast.CallArg] = {}
+    for arg in call.args or ():
+        if arg.key is not None and arg.key.text in keys and arg.key.text not in found:
+            found[arg.key.text] = arg
+            continue
+        if not keys:
+            message, fix = f"`{name}` takes no arguments", None
+        elif arg.key is None:
+            message, fix = f"the arguments of `{name}` have names: {listed(keys)}", None
+        elif arg.key.text in keys:
+            message, fix = f"`{arg.key.text}` is given twice", None
+        else:
+            message, fix = f"`{name}` has no argument `{arg.key.text}`", rename(arg.key, keys)
+        ctx.error("CP0604", message, arg.span, usage, fix=fix)
+        return None
+    return found
+
+
+def _count(ctx: Context, arg: ast.CallArg, what: str) -> int | None:
+    if isinstance(arg.value, ast.Number):
+        return integer(ctx, arg.value, what, code="CP0604")
+    ctx.error("CP0604", f"{what} is a whole number, found `{arg.value.text}`", arg.value.span)
+    return None
+
+
+def _readers(
+    ctx: Context, call: ast.Call, args: dict[str, ast.CallArg], over: tuple[str, ...] | None
+) -> Algorithm | None:
+    name = call.name.text
+    arg = args.get("readers")
+    if arg is None:
+        ctx.error(
+            "CP0604", f"`{name}` needs the number of its readers", call.span, f"write `{name}(readers = 2)`"
+        )
+        return None
+    readers = _count(ctx, arg, "the number of readers")
+    if readers is None:
+        return None
+    members = ctx.size(over) if over else None
+    if members is not None and readers > members:
+        ctx.error(
+            "CP0607",
+            f"{readers} readers are more than the {members} members of {listed(over or ())}",
+            arg.value.span,
+            "readers are members: at least 1, at most all of them",
+        )
+        return None
+    return Algorithm(name, (Arg(readers, "readers"),))
+
+
+def _parameter_server(
+    ctx: Context,
+    call: ast.Call,
+    args: dict[str, ast.CallArg],
+    over: tuple[str, ...] | None,
+    server: str | None,
+) -> Algorithm | None:
+    found: list[Arg] = []
+    if "owners" in args:
+        arg = args["owners"]
+        if server is not None:
+            ctx.error(
+                "CP0608", f"the states live on `{server}`, so there are no `owners` to choose", arg.span,
+                "owners are workers that hold a share of the states",
+            )  # fmt: skip
+            return None
+        owners = _count(ctx, arg, "the number of owners")
+        if owners is None:
+            return None
+        workers = ctx.size(over) if over else None
+        if workers is not None and owners > workers:
+            ctx.error(
+                "CP0608", f"{owners} owners are more than the {workers} workers of {listed(over or ())}",
+                arg.value.span, "owners are workers: at least 1, at most all of them",
+            )  # fmt: skip
+            return None
+        found.append(Arg(owners, "owners"))
+    if "within" in args:
+        value = args["within"].value
+        if over is None:
+            return None
+        if not isinstance(value, ast.Name) or value.text not in over:
+            text = value.text if isinstance(value, ast.Name) else written(value)
+            near = rename(value, over) if isinstance(value, ast.Name) else None
+            ctx.error(
+                "CP0608",
+                f"`within` is an axis of this exchange, found `{text}`",
+                value.span,
+                f"it runs over {listed(over)}",
+                fix=near,
+            )
+            return None
+        found.append(Arg(value.text, "within"))
+    return Algorithm("parameter_server", tuple(found))
+
+
+def _hierarchical(ctx: Context, call: ast.Call, stage: str, over: tuple[str, ...] | None) -> Algorithm | None:
+    """`hierarchical(gpu, node)`, `hierarchical(gpu = native, node = ring)`: the axes of the stage."""
+    found: list[Arg] = []
+    names: list[ast.Name] = []
+    for arg in call.args or ():
+        axis = arg.key if arg.key is not None else arg.value
+        if not isinstance(axis, ast.Name):
+            ctx.error("CP0605", f"a level is an axis, found `{written(axis)}`", axis.span)
+            return None
+        names.append(axis)
+        if arg.key is None:
+            found.append(Arg(axis.text))
+            continue
+        level = _level(ctx, arg.value, stage)
+        if level is None:
+            return None
+        found.append(Arg(level, axis.text))
+    if over is None:
+        return None
+    return Algorithm("hierarchical", tuple(found)) if _levels_match(ctx, call, names, over) else None
+
+
+def _level(ctx: Context, value: ast.Name | ast.Number, stage: str) -> str | None:
+    known = tuple(name for name in carrying(stage) if name != "hierarchical")
+    if isinstance(value, ast.Name) and value.text in known:
+        return value.text
+    text = value.text if isinstance(value, ast.Name) else written(value)
+    ctx.error(
+        "CP0605",
+        f"a level of `{stage}` is carried out by one of {listed(known, 'or')}, found `{text}`",
+        value.span,
+        fix=rename(value, known) if isinstance(value, ast.Name) else None,
+    )
+    return None
+
+
+def _levels_match(ctx: Context, call: ast.Call, names: Sequence[ast.Name], over: tuple[str, ...]) -> bool:
+    usage = f"`hierarchical` lists exactly the axes of the stage, inner first; here {listed(over)}"
+    seen: set[str] = set()
+    for name in names:
+        if name.text not in over:
+            near = nearest(name.text, [axis for axis in over if axis not in seen])
+            fix = rename(name, [near]) if near else None
+            ctx.error("CP0605", f"this stage does not run over `{name.text}`", name.span, usage, fix=fix)
+            return False
+        if name.text in seen:
+            ctx.error("CP0605", f"the level `{name.text}` is listed twice", name.span, usage)
+            return False
+        seen.add(name.text)
+    missing = [axis for axis in over if axis not in seen]
+    if missing:
+        ctx.error("CP0605", f"`hierarchical` leaves out {listed(missing)}", call.span, usage)
+    return not missing
+
+
+def check_accumulation(
+    ctx: Context, call: ast.Call | None, via: Algorithm | None, hints: Hints, type_: Type | None
+) -> None:
+    """Refuse a backend's own reduction where it would add in a narrower type than was asked for."""
+    if call is None or via is None or hints.accumulate is None:
+        return
+    native = via.name == "native" or any(arg.key and arg.value == "native" for arg in via.args)
+    wire = hints.wire or (type_.dtype if isinstance(type_, ArrayType) else None)
+    if not native or wire is None or not _wider(hints.accumulate, wire):
+        return
+    ctx.error(
+        "CP0606",
+        f"`native` adds in the wire type {wire}, but {hints.accumulate} is asked for",
+        call.span,
+        "the backend's own reduction has no accumulator of another type: leave `via` out, or make "
+        "`accumulate` and `wire` alike",
+    )
+
+
+def _wider(one: DType, other: DType) -> bool:
+    return one.nbytes > other.nbytes
