@@ -1,9 +1,9 @@
 """The collectives that a phase of a schedule should become, and how they differ from those found.
 
 `expected` follows the lowering to JAX: `native` is one HLO collective per array, `hierarchical` is
-reduce-scatter inwards, all-reduce at the outermost level, all-gather outwards; a broadcast is an
-all-reduce of what the root has and zeros. On CPUs XLA promotes sums of 16-bit floats to f32, and
-the other moves of such floats travel as u16. Groups of one rank are no collective.
+reduce-scatter inwards, all-reduce at the outermost level, all-gather outwards. A broadcast is XLA's
+own on GPUs and on CPUs an all-reduce of what the root has, as integers, and zeros. XLA:CPU sums bf16
+as f32, and other moves of 16-bit floats travel as u16 there. Groups of one rank are no collective.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from commplan.diagnostics import Span
-from commplan.ir.schedule import Collective, Leaf, Phase, Schedule, Value
+from commplan.ir.schedule import Collective, Leaf, Phase, Schedule, Value, operands, results
 from commplan.ir.types import DType
 from commplan.lowering.audit.step import CompiledStep, Found
 
@@ -25,8 +25,9 @@ _HLO = {
     DType.F32: "f32", DType.BF16: "bf16", DType.F16: "f16", DType.F64: "f64", DType.I32: "s32",
     DType.I64: "s64", DType.U8: "u8", DType.BOOL: "pred",
 }  # fmt: skip
-_WIDTH = {"f32": 4, "s32": 4, "f64": 8, "s64": 8, "bf16": 2, "f16": 2, "u16": 2, "u8": 1, "pred": 1}
-_NARROW = (DType.BF16, DType.F16)
+_WIDTH = {
+    "f32": 4, "s32": 4, "u32": 4, "f64": 8, "s64": 8, "u64": 8, "bf16": 2, "f16": 2, "u16": 2, "u8": 1, "pred": 1,
+}  # fmt: skip
 
 Groups = tuple[tuple[int, ...], ...]
 
@@ -108,9 +109,10 @@ def expected(
     body = schedule.phase(phase)
     values = {value.id: value for value in (*schedule.entry, *body.values)}
     found: list[Expected] = []
+    live = _live(body)
     for op in body.ops:
-        if isinstance(op, Collective) and op.lane == "network":
-            found += _of_collective(op, values, body, mesh, platform)
+        if isinstance(op, Collective) and op.result in live:
+            found += _of_collective(op, values, mesh, platform)
     return tuple(item for item in found if len(item.groups[0]) > 1 and item.count)
 
 
@@ -128,33 +130,57 @@ def compare(wanted: Sequence[Expected], step: CompiledStep, *, scope: str = "") 
     return Report(tuple(wanted), found, _with_moves(tuple(differences)))
 
 
+def _live(phase: Phase) -> frozenset[str]:
+    """The values that outputs and updates need and that are not source-only: what a call computes."""
+    taken = {binding.value for binding in phase.takes}
+    live = {binding.value for binding in phase.outputs if not binding.source_only}
+    live |= {binding.value for binding in phase.updates}
+    live -= taken
+    for op in reversed(phase.ops):
+        if not live.isdisjoint(results(op)):
+            live |= set(operands(op)) - taken
+    return frozenset(live)
+
+
 def _of_collective(
-    op: Collective, values: Mapping[str, Value], phase: Phase, mesh: MeshLike, platform: str
+    op: Collective, values: Mapping[str, Value], mesh: MeshLike, platform: str
 ) -> list[Expected]:
-    leaves = values[op.operand].leaves
-    if op.kind == "reduce_scatter":
-        leaves = _padded(leaves, math.prod(mesh.shape[axis] for axis in op.axes), op, values)
+    value = values[op.operand]
     made: list[Expected] = []
-    for leaf in leaves:
-        if op.kind == "all_reduce" and op.algorithm.name == "hierarchical":
-            made += _hierarchical(op, leaf, mesh, platform)
-            continue
-        made.append(_one(op.kind, op, leaf, leaf.size, op.axes, mesh, platform))
+    for leaf in value.leaves:
+        scalar = not leaf.shape
+        if scalar and op.kind == "all_gather":
+            continue  # a scalar leaf of a split tree was never cut
+        levels = _levels(op) if not scalar and op.op in (None, "sum") else ()
+        if op.kind == "broadcast":
+            made += _broadcast(op, leaf, levels, mesh, platform)
+        elif op.kind == "all_reduce" and len(levels) > 1:
+            made += _hierarchical(op, leaf, levels, mesh, platform)
+        elif op.kind == "reduce_scatter" and not scalar:
+            count = _padded(leaf, value.kind == "array", math.prod(mesh.shape[axis] for axis in op.axes))
+            made.append(_one(op.kind, op, leaf, count, op.axes, mesh, platform))
+        else:
+            kind = "all_reduce" if op.kind == "reduce_scatter" else op.kind
+            made.append(_one(kind, op, leaf, leaf.size, op.axes, mesh, platform))
     return made
 
 
-def _padded(
-    leaves: tuple[Leaf, ...], ways: int, op: Collective, values: Mapping[str, Value]
-) -> tuple[Leaf, ...]:
-    """Leaves as a reduce-scatter gives them: flat, padded to a multiple of `ways`. An array pads its rows."""
-    if values[op.operand].kind == "array" and leaves[0].shape:
-        rows, *rest = leaves[0].shape
-        return (msgspec.structs.replace(leaves[0], shape=(-(-rows // ways) * ways, *rest)),)
-    return tuple(msgspec.structs.replace(leaf, shape=(-(-leaf.size // ways) * ways,)) for leaf in leaves)
+def _levels(op: Collective) -> tuple[str, ...]:
+    """The axes of a hierarchical algorithm, inner first."""
+    if op.algorithm.name != "hierarchical":
+        return ()
+    return tuple(str(arg.key or arg.value) for arg in op.algorithm.args)
 
 
-def _hierarchical(op: Collective, leaf: Leaf, mesh: MeshLike, platform: str) -> list[Expected]:
-    levels = [str(arg.key or arg.value) for arg in op.algorithm.args]
+def _padded(leaf: Leaf, array: bool, ways: int) -> int:
+    """Elements that a leaf gives to a reduce-scatter: flat and padded, or, of an array, its rows padded."""
+    rows, width = (leaf.shape[0], math.prod(leaf.shape[1:])) if array else (leaf.size, 1)
+    return -(-rows // ways) * ways * width
+
+
+def _hierarchical(
+    op: Collective, leaf: Leaf, levels: tuple[str, ...], mesh: MeshLike, platform: str
+) -> list[Expected]:
     inner, outer = levels[:-1], levels[-1]
     ways = math.prod(mesh.shape[axis] for axis in inner)
     count = -(-leaf.size // ways) * ways
@@ -167,16 +193,47 @@ def _hierarchical(op: Collective, leaf: Leaf, mesh: MeshLike, platform: str) -> 
     return [*down, _one("all_reduce", op, leaf, count, (outer,), mesh, platform), *up]
 
 
+def _broadcast(
+    op: Collective, leaf: Leaf, levels: tuple[str, ...], mesh: MeshLike, platform: str
+) -> list[Expected]:
+    root, place = op.root or 0, dict[str, int]()
+    for axis in reversed(op.axes):
+        root, place[axis] = divmod(root, mesh.shape[axis])
+    stages = [(axis,) for axis in reversed(levels)] if len(levels) > 1 else [op.axes]
+    made: list[Expected] = []
+    for axes in stages:
+        one = _one("broadcast", op, leaf, leaf.size, axes, mesh, platform)
+        if platform == "gpu":
+            first = sum(
+                place[a] * math.prod(mesh.shape[b] for b in axes[i + 1 :]) for i, a in enumerate(axes)
+            )
+            groups = tuple((g[first], *g[:first], *g[first + 1 :]) for g in one.groups)
+            made.append(msgspec.structs.replace(one, groups=groups))
+        else:
+            made.append(msgspec.structs.replace(one, kind="all_reduce", op="sum"))
+    return made
+
+
 def _one(
     kind: str, op: Collective, leaf: Leaf, count: int, axes: tuple[str, ...], mesh: MeshLike, platform: str
 ) -> Expected:
     reduction = op.op if kind in ("all_reduce", "reduce_scatter") else None
-    dtype = _HLO[leaf.dtype]
-    if kind == "broadcast":
-        kind, reduction = "all_reduce", "sum"
-    if platform == "cpu" and leaf.dtype in _NARROW:
-        dtype = "f32" if kind in ("all_reduce", "reduce_scatter") else "u16"
+    dtype = _dtype(kind, leaf.dtype, platform)
     return Expected(kind, reduction, dtype, count, groups_of(axes, mesh), axes, op.span)
+
+
+def _dtype(kind: str, dtype: DType, platform: str) -> str:
+    """HLO's element type of what moves."""
+    adds = kind in ("all_reduce", "reduce_scatter")
+    if dtype is DType.BOOL:
+        return "s32" if adds else "u8" if platform == "cpu" else "pred"
+    if platform != "cpu" or not dtype.is_float:
+        return _HLO[dtype]
+    if adds:
+        return "f32" if dtype is DType.BF16 else _HLO[dtype]
+    if kind == "broadcast" or dtype.nbytes == 2:
+        return f"u{8 * dtype.nbytes}"
+    return _HLO[dtype]
 
 
 def _key_of(item: Expected) -> tuple[object, ...]:

@@ -24,6 +24,7 @@ _HEAD = re.compile(r"^(ENTRY\s+)?%?([\w.\-$]+)\s*\(.*\{\s*$")
 _INSTRUCTION = re.compile(r"^\s+(ROOT\s+)?%?([\w.\-$]+)\s*=\s*(.*)$")
 _OPCODE = re.compile(r"\s*([a-z][\w\-]*)\(")
 _NAME = re.compile(r"%([\w.\-$]+)")
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _IOTA = re.compile(r"^\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?$")
 
 
@@ -85,7 +86,7 @@ class Instruction(msgspec.Struct, frozen=True):
     @property
     def op_name(self) -> str:
         """Where JAX says that it comes from: the path of `jit` and `named_scope` names."""
-        found = re.search(r'op_name="([^"]*)"', self.attributes)
+        found = re.search(r'op_name="((?:[^"\\]|\\.)*)"', self.attributes)
         return found.group(1) if found else ""
 
 
@@ -229,8 +230,8 @@ def _end_of_item(text: str, start: int) -> int:
         if text[index] in _OPEN:
             index = _end_of_bracket(text, index)
         elif text[index] == '"':
-            close = text.find('"', index + 1)
-            index = len(text) if close < 0 else close + 1
+            found = _STRING.match(text, index)
+            index = found.end() if found else len(text)
         else:
             index += 1
     return index

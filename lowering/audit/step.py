@@ -22,16 +22,10 @@ _KINDS = {
 _REDUCTIONS = {"add": "sum", "maximum": "max", "minimum": "min", "or": "max", "and": "min"}
 _NAMES_ONLY = frozenset(
     {
-        "parameter",
-        "constant",
-        "tuple",
-        "get-tuple-element",
-        "bitcast",
-        "after-all",
-        "opt-barrier",
-        "partition-id",
+        "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "opt-barrier",
+        "partition-id", "async-update",
     }
-)
+)  # fmt: skip
 _PRODUCTS = re.compile(r"gemm|matmul|\$dot|conv", re.IGNORECASE)
 
 
