@@ -71,12 +71,12 @@ def global_shape(grid: Grid, value: Value, leaf: Leaf) -> tuple[int, ...]:
 def spread(grid: Grid, value: Value, leaves: Sequence[Array]) -> Held:
     """What each rank holds of `value`, given its leaves in the global layout."""
     if len(leaves) != len(value.leaves):
-        fail("CP0890", f"`{value.id}` has {len(value.leaves)} leaves, not {len(leaves)}")
+        fail("CP0805", f"`{value.id}` has {len(value.leaves)} leaves, not {len(leaves)}")
     for leaf, array in zip(value.leaves, leaves, strict=True):
         wanted = global_shape(grid, value, leaf)
         if np.shape(array) != wanted:
             where = f" at `{leaf.path}`" if leaf.path else ""
-            fail("CP0890", f"`{value.id}`{where} has the shape {wanted}, not {np.shape(array)}",
+            fail("CP0805", f"`{value.id}`{where} has the shape {wanted}, not {np.shape(array)}",
                  f"its placement is `{value.placement}`: one leading dimension for each `per` or"
                  " `partial` axis, and `split` leaves as one padded array")  # fmt: skip
     own = leading(grid, value)

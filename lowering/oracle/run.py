@@ -11,7 +11,7 @@ import numpy as np
 from commplan.diagnostics import fail
 from commplan.ir import schedule as ir
 from commplan.lowering.oracle import ops
-from commplan.lowering.oracle.layout import Grid, Held, collect, global_shape, spread
+from commplan.lowering.oracle.layout import Grid, Held, Rank, collect, global_shape, spread
 from commplan.lowering.oracle.numbers import Array, convert, storage
 from commplan.trees import flatten, nest
 
@@ -31,9 +31,10 @@ class Oracle:
     the value, in plan order; the leading dimension of a `split` leaf is the concatenation of the
     padded cuts; nothing is added for `same`. Trees are nested dicts, lists and tuples.
 
-    Raises `CommplanError`: CP0890 where a value has not the shape that the schedule says, CP0891
-    where a value that should be the same differs between ranks, CP0892 for an op that needs the
-    exchange runtime, CP0893 for a missing or unknown input, CP0894 for a missing function.
+    Raises `CommplanError`: CP0805 and CP0809 where a value, or what a function made, has not the shape
+    that the schedule says; CP0891 where a value that should be the same differs between ranks; CP0808
+    for an op that other rooms run; CP0804 for missing or unknown inputs, CP0803 for a missing function,
+    CP0817 for an unknown phase.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Oracle:
         phase = next((p for p in self.schedule.phases if p.name == name), None)
         if phase is None:
             names = ", ".join(p.name for p in self.schedule.phases)
-            fail("CP0893", f"the schedule has no phase `{name}`", f"its phases are: {names}")
+            fail("CP0817", f"the schedule has no phase `{name}`", f"its phases are: {names}")
         values = self._entry | {value.id: value for value in phase.values}
         outputs = tuple(binding for binding in phase.outputs if not binding.source_only)
         given = {name_of(ref): ref for ref in phase.inputs} | {b.name: b.value for b in phase.takes}
@@ -87,10 +88,10 @@ class Oracle:
     ) -> dict[str, Held]:
         missing = sorted(given.keys() - inputs.keys())
         if missing:
-            fail("CP0893", f"the phase needs a value for {', '.join(f'`{name}`' for name in missing)}")
+            fail("CP0804", f"the phase needs a value for {', '.join(f'`{name}`' for name in missing)}")
         unknown = sorted(inputs.keys() - given.keys())
         if unknown:
-            fail("CP0893", f"the phase does not read {', '.join(f'`{name}`' for name in unknown)}",
+            fail("CP0804", f"the phase does not read {', '.join(f'`{name}`' for name in unknown)}",
                  f"it reads: {', '.join(given) or 'nothing'}")  # fmt: skip
         return {ref: self._spread(values[ref], inputs[name]) for name, ref in given.items()}
 
@@ -108,7 +109,7 @@ class Oracle:
         paths = tuple(path for path, _ in pairs)
         wanted = tuple(leaf.path for leaf in value.leaves)
         if paths != wanted:
-            fail("CP0890", f"`{value.id}` has the leaves {list(wanted)}, not {list(paths)}")
+            fail("CP0805", f"`{value.id}` has the leaves {list(wanted)}, not {list(paths)}")
         self._rebuild[paths] = rebuild
         return [leaf for _, leaf in pairs]
 
@@ -152,17 +153,17 @@ class Oracle:
             message = (
                 f"source `{op.source}` is read by the data runtime: the oracle takes loaded values as inputs"
             )
-            fail("CP0893", message, span=op.span, file=self.schedule.file)
+            fail("CP0808", message, span=op.span, file=self.schedule.file)
         what = f"elastic by {op.mode}" if isinstance(op, ir.Elastic) else "exchange"
         message = f"`{what}` needs the exchange runtime: the oracle runs synchronous stages only"
-        fail("CP0892", message, span=op.span, file=self.schedule.file)
+        fail("CP0808", message, span=op.span, file=self.schedule.file)
 
     def _map(
         self, op: ir.Map, values: Mapping[str, ir.Value], env: Mapping[str, Held], place: tuple[int, int]
     ) -> dict[str, Held]:
         function = self._functions.get(op.fn)
         if function is None:
-            fail("CP0894", f"no function is bound to `{op.fn}`", span=op.span, file=self.schedule.file)
+            fail("CP0803", f"no function is bound to `{op.fn}`", span=op.span, file=self.schedule.file)
         held: dict[str, Held] = {result: {} for result in op.results}
         for rank in self.grid.ranks:
             key: list[int] | None = None
@@ -170,18 +171,35 @@ class Oracle:
                 members = [rank[self.grid.names.index(name)] for name in op.per]
                 key = [self._seed, *place, zlib.crc32(op.fn.encode()), *members]
             operands = [self._tree(values[ref], env[ref][rank]) for ref in op.operands]
-            results = by_record(function, operands, key) if op.per_record else call(function, operands, key)
+            results = self._apply(op, function, operands, key, rank, values)
             answers: Sequence[Any] = results if len(op.results) > 1 else (results,)
             for ref, answer in zip(op.results, answers, strict=True):
                 held[ref][rank] = self._checked(op, values[ref], answer)
         return held
+
+    def _apply(
+        self,
+        op: ir.Map,
+        function: Callable[..., Any],
+        operands: Sequence[Tree],
+        key: list[int] | None,
+        rank: Rank,
+        values: Mapping[str, ir.Value],
+    ) -> Any:
+        """What `function` makes of one rank's operands; randomness follows the piece, not the rank."""
+        split = values[op.operands[0]].placement.split if op.operands else ()
+        piece = self.grid.position(rank, split)
+        if op.per_record:
+            count = values[op.operands[0]].leaves[0].shape[0]
+            return by_record(function, operands, key, piece * count)
+        return call(function, operands, None if key is None else [*key, piece])
 
     def _checked(self, op: ir.Map, value: ir.Value, answer: Tree) -> tuple[Array, ...]:
         arrays: list[Array] = []
         for leaf, array in zip(value.leaves, self._leaves(value, answer), strict=True):
             if np.shape(array) != leaf.shape:
                 message = f"`{op.fn}` made {np.shape(array)} for `{value.id}`, which should be {leaf.shape}"
-                fail("CP0890", message, span=op.span, file=self.schedule.file)
+                fail("CP0809", message, span=op.span, file=self.schedule.file)
             arrays.append(convert(array, leaf.dtype))
         return tuple(arrays)
 
@@ -191,14 +209,19 @@ def call(function: Callable[..., Any], operands: Sequence[Tree], key: list[int] 
     return function(*operands) if key is None else function(np.random.default_rng(key), *operands)
 
 
-def by_record(function: Callable[..., Any], operands: Sequence[Tree], key: list[int] | None) -> Any:
-    """`function` on each record, that is on each index of the leading dimension; results stacked."""
+def by_record(
+    function: Callable[..., Any], operands: Sequence[Tree], key: list[int] | None, first: int
+) -> Any:
+    """`function` on each record, that is on each index of the leading dimension; results stacked.
+
+    The records are those from `first` of the global batch.
+    """
     flat = [flatten(tree) for tree in operands]
     count = len(flat[0][0][0][1])
     answers: list[Any] = []
     for record in range(count):
         one = [rebuild([leaf[record] for _, leaf in pairs]) for pairs, rebuild in flat]
-        answers.append(call(function, one, None if key is None else [*key, record]))
+        answers.append(call(function, one, None if key is None else [*key, first + record]))
     stacked = [flatten(answer) for answer in answers]
     columns = zip(*([leaf for _, leaf in pairs] for pairs, _ in stacked), strict=True)
     return stacked[0][1]([np.stack(column) for column in columns])

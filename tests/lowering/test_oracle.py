@@ -298,11 +298,11 @@ def test_map_keeps_the_containers_that_were_given():
     out, _ = Oracle(plan, {"double": double}).phase("step", {}, {"x": x})
     assert isinstance(out["y"], tuple)
     np.testing.assert_array_equal(out["y"][1], [2, 4])
-    with pytest.raises(CommplanError, match=r"CP0894.*`double`"):
+    with pytest.raises(CommplanError, match=r"CP0803.*`double`"):
         Oracle(plan).phase("step", {}, {"x": x})
-    with pytest.raises(CommplanError, match=r"CP0890.*has the leaves"):
+    with pytest.raises(CommplanError, match=r"CP0805.*has the leaves"):
         Oracle(plan, {"double": lambda tree: tree[1]}).phase("step", {}, {"x": x})
-    with pytest.raises(CommplanError, match=r"CP0890.*made \(3,\)"):
+    with pytest.raises(CommplanError, match=r"CP0809.*made \(3,\)"):
         Oracle(plan, {"double": lambda tree: ({"w": np.ones(3)}, tree[1])}).phase("step", {}, {"x": x})
 
 
@@ -360,13 +360,13 @@ def test_a_value_that_should_be_same_is_checked():
 def test_wrong_calls_are_named():
     plan = schedule({"data": 2}, [value("x.0", [leaf()], SAME)], [], [], {"x": "x.0"})
     for inputs, code in [
-        ({}, "CP0893"),
-        ({"x": np.float32(1), "z": 1}, "CP0893"),
-        ({"x": np.ones(3)}, "CP0890"),
+        ({}, "CP0804"),
+        ({"x": np.float32(1), "z": 1}, "CP0804"),
+        ({"x": np.ones(3)}, "CP0805"),
     ]:
         with pytest.raises(CommplanError, match=code):
             run(plan, **inputs)
-    with pytest.raises(CommplanError, match=r"CP0893.*no phase `walk`"):
+    with pytest.raises(CommplanError, match=r"CP0817.*no phase `walk`"):
         Oracle(plan).phase("walk", {}, {})
 
 
@@ -377,9 +377,9 @@ def test_what_needs_the_exchange_runtime_is_refused():
     plan = schedule(
         {"worker": 2}, [w, center], [elastic], [value("p.1", [leaf()], w.placement)], {"p": "p.1"}
     )
-    with pytest.raises(CommplanError, match=r"CP0892.*elastic by async"):
+    with pytest.raises(CommplanError, match=r"CP0808.*elastic by async"):
         run(plan, w=np.ones(2, np.float32), c=np.float32(1))
     read = ir.Read("r.1", "s", (4,), "exactly_once", 1, SPAN)
     plan = schedule({"worker": 2}, [], [read], [value("r.1", [leaf(4)], SAME, "records")], {"r": "r.1"})
-    with pytest.raises(CommplanError, match=r"CP0893.*source `s`"):
+    with pytest.raises(CommplanError, match=r"CP0808.*source `s`"):
         run(plan)

@@ -1,0 +1,214 @@
+"""Three ways through one plan: its meaning, the oracle's schedule, and the schedule under JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+import commplan
+from commplan.ir import schedule as ir
+from commplan.lowering.oracle import Oracle
+from commplan.trees import flatten
+
+from .meaning import Array, Judge, Meaning, is_float
+from .random_case import Case, Tree
+
+EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+PHASES = ("start", "step")
+
+
+class DisagreementError(AssertionError):
+    """Two ways gave different results."""
+
+
+def compile_case(case: Case) -> Any:
+    """The `Program` of `case`."""
+    plan = commplan.loads(case.text, f"random_{case.seed}.plan")
+    sizes = {axis.name: case.sizes[axis.name] for axis in plan.graph.axes}
+    return plan.compile(axes=sizes, shapes=case.shapes, order=case.order, passes=case.pipeline)
+
+
+def lay_out(leaf: Array, judge: Judge, value: ir.Value, own: Sequence[str]) -> tuple[Array, Array]:
+    """A leaf over all ranks (see `meaning`) in the global layout, and where it is no padding.
+
+    `own`: the axes with a leading dimension, in plan order.
+    """
+    rank_dims = len(judge.sizes)
+    index = tuple(slice(None) if name in own else 0 for name in judge.axes)
+    lead = tuple(n for name, n in zip(judge.axes, judge.sizes, strict=True) if name in own)
+    wholes = leaf[index].reshape(-1, *leaf.shape[rank_dims:])
+    rows: list[Array] = []
+    masks: list[Array] = []
+    for whole in wholes:
+        row, mask = _cut_up(np.asarray(whole), np.ones(np.shape(whole), bool), judge, value)
+        rows.append(row)
+        masks.append(mask)
+    return (np.stack(rows).reshape(*lead, *rows[0].shape), np.stack(masks).reshape(*lead, *masks[0].shape))
+
+
+def _cut_up(whole: Array, mask: Array, judge: Judge, value: ir.Value) -> tuple[Array, Array]:
+    """One whole leaf as its cuts one after another, each padded for itself."""
+    split = value.placement.split
+    if not split or whole.ndim == 0:
+        return whole, mask
+    pieces = [(whole.reshape(-1), mask.reshape(-1))] if value.kind == "tree" else [(whole, mask)]
+    for axis in split:
+        ways = judge.sizes[judge.axes.index(axis)]
+        smaller: list[tuple[Array, Array]] = []
+        for piece, own in pieces:
+            short = -(-len(piece) // ways) * ways - len(piece)
+            padding = [(0, short)] + [(0, 0)] * (piece.ndim - 1)
+            smaller += zip(
+                np.split(np.pad(piece, padding), ways), np.split(np.pad(own, padding), ways), strict=True
+            )
+        pieces = smaller
+    return np.concatenate([piece for piece, _ in pieces]), np.concatenate([own for _, own in pieces])
+
+
+def same_leaf(what: str, got: Any, wanted: Array, mask: Array, epsilon: float) -> None:
+    """Raise `DisagreementError` unless equal: bit by bit for integers, within rounding for floats."""
+    array = np.asarray(got)
+    if array.shape != wanted.shape:
+        raise DisagreementError(f"{what}: shape {array.shape}, expected {wanted.shape}")
+    if not is_float(array):
+        bad = (array != wanted) & mask
+    else:
+        numbers, target = array.astype(np.float64), wanted.astype(np.float64)
+        size = np.max(np.abs(target), initial=1.0, where=mask)
+        bad = ~(np.abs(numbers - target) <= 16 * epsilon * size) & mask
+    if bad.any():
+        place = tuple(int(i) for i in np.argwhere(bad)[0])
+        raise DisagreementError(
+            f"{what}: {int(bad.sum())} of {bad.size} elements differ, first at {place}:"
+            f" {array[place]} instead of {wanted[place]}"
+        )
+
+
+def precision(schedule: ir.Schedule) -> dict[str, float]:
+    """The rounding that each dtype of a schedule brings: its own, or that of the narrowest wire."""
+    wires = [
+        EPSILON[leaf.dtype.numpy_name]
+        for phase in schedule.phases
+        for value in phase.values
+        for leaf in value.leaves
+        if leaf.dtype.is_float
+    ]
+    return {name: max([own, *wires]) for name, own in EPSILON.items()}
+
+
+def values_of(schedule: ir.Schedule, phase: str) -> dict[str, ir.Value]:
+    compiled = schedule.phase(phase)
+    return {value.id: value for value in (*schedule.entry, *compiled.values)}
+
+
+def inputs_of(schedule: ir.Schedule, phase: str, inputs: Mapping[str, Tree]) -> dict[str, Tree]:
+    names = [ref.rpartition(".")[0] for ref in schedule.phase(phase).inputs]
+    return {name: inputs[name] for name in names}
+
+
+class Ways:
+    """A compiled case and its inputs in the layouts that each way wants."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.program = compile_case(case)
+        self.schedule: ir.Schedule = self.program.schedule
+        graph = commplan.loads(case.text).graph
+        self.judge = Judge(graph, case.sizes, case.functions)
+        self.entry = {value.id.rpartition(".")[0]: value for value in self.schedule.entry}
+        self.meant = {name: self.judge.enter(tree, case.varying[name]) for name, tree in case.inputs.items()}
+        self.inputs = {name: self._layout(name) for name in case.inputs}
+
+    def _layout(self, name: str) -> Tree:
+        """An input in the global layout; cut leaves padded."""
+        pairs, rebuild = flatten(self.case.inputs[name])
+        if not self.case.split[name]:
+            return self.case.inputs[name]
+        value, own = self.entry[name], self.case.varying[name]
+        whole = Judge.enter(self.judge, self.case.inputs[name], own)
+        dtypes = [np.asarray(leaf).dtype for _, leaf in pairs]
+        laid = [lay_out(leaf, self.judge, value, own)[0] for leaf in whole.leaves]
+        return rebuild([leaf.astype(dtype) for leaf, dtype in zip(laid, dtypes, strict=True)])
+
+    def oracle(self) -> dict[str, tuple[dict[str, Tree], dict[str, Tree]]]:
+        """(outputs, states) of each phase, one after the other."""
+        oracle = Oracle(self.schedule, self.case.functions)
+        state, answers = oracle.init(), {}
+        for name in PHASES:
+            outputs, state = oracle.phase(name, state, inputs_of(self.schedule, name, self.inputs))
+            answers[name] = (outputs, state)
+        return answers
+
+    def meaning(self) -> dict[str, tuple[dict[str, Meaning], dict[str, Meaning]]]:
+        state: dict[str, Meaning] = {}
+        answers: dict[str, tuple[dict[str, Meaning], dict[str, Meaning]]] = {}
+        for name in PHASES:
+            outputs, state = self.judge.phase(name, state, self.meant)
+            answers[name] = (outputs, state)
+        return answers
+
+    def check_oracle(self) -> dict[str, tuple[dict[str, Tree], dict[str, Tree]]]:
+        """The oracle's answers, which agree with what the plan means."""
+        answers, meant, epsilon = self.oracle(), self.meaning(), precision(self.schedule)
+        for phase in PHASES:
+            values = values_of(self.schedule, phase)
+            compiled = self.schedule.phase(phase)
+            bound = {b.name: values[b.value] for b in compiled.outputs}
+            for name, tree in answers[phase][0].items():
+                self._compare(f"{phase}: output {name}", tree, meant[phase][0][name], bound[name], epsilon)
+            for name, tree in answers[phase][1].items():
+                self._compare(
+                    f"{phase}: state {name}", tree, meant[phase][1][name], self.entry[name], epsilon
+                )
+        return answers
+
+    def _compare(
+        self, what: str, tree: Tree, meant: Meaning, value: ir.Value, epsilon: Mapping[str, float]
+    ) -> None:
+        own = [name for name in self.judge.axes if name in value.placement.per]
+        pairs, _ = flatten(tree)
+        for (path, got), leaf in zip(pairs, meant.leaves, strict=True):
+            wanted, mask = lay_out(leaf, self.judge, value, own)
+            same_leaf(
+                f"oracle, {what} {path}", got, wanted, mask, epsilon.get(np.asarray(got).dtype.name, 0.0)
+            )
+
+    def check_jax(self, answers: Mapping[str, tuple[dict[str, Tree], dict[str, Tree]]]) -> None:
+        """JAX gives what the oracle gave, phase by phase, each from the oracle's states."""
+        from .under_jax import UnderJax  # noqa: PLC0415 - JAX is loaded only where it is compared
+
+        runner = UnderJax(self.program, self.case.sizes, self.case.functions)
+        epsilon = precision(self.schedule)
+        state = runner.init()
+        for phase in PHASES:
+            outputs, state = runner.phase(phase, state, inputs_of(self.schedule, phase, self.inputs))
+            wanted_outputs, wanted_state = answers[phase]
+            for kind, got, wanted in (("output", outputs, wanted_outputs), ("state", state, wanted_state)):
+                if set(got) != set(wanted):
+                    raise DisagreementError(f"JAX, {phase}: {kind}s {sorted(got)}, expected {sorted(wanted)}")
+                for name, tree in wanted.items():
+                    self._equal(f"JAX, {phase}: {kind} {name}", got[name], tree, epsilon)
+
+    def _equal(self, what: str, got: Tree, wanted: Tree, epsilon: Mapping[str, float]) -> None:
+        ours, theirs = flatten(got)[0], flatten(wanted)[0]
+        if [path for path, _ in ours] != [path for path, _ in theirs]:
+            raise DisagreementError(
+                f"{what}: leaves {[p for p, _ in ours]}, expected {[p for p, _ in theirs]}"
+            )
+        for (path, array), (_, target) in zip(ours, theirs, strict=True):
+            mine, right = np.asarray(array), np.asarray(target)
+            if mine.dtype != right.dtype:
+                raise DisagreementError(f"{what} {path}: dtype {mine.dtype}, expected {right.dtype}")
+            same_leaf(
+                f"{what} {path}", mine, right, np.ones(right.shape, bool), epsilon.get(mine.dtype.name, 0.0)
+            )
+
+
+def check(case: Case, *, jax: bool) -> None:
+    """Raise `DisagreementError` (or whatever a bug raises) unless all ways through `case` agree."""
+    ways = Ways(case)
+    answers = ways.check_oracle()
+    if jax:
+        ways.check_jax(answers)

@@ -1,0 +1,164 @@
+"""What a plan means, straight from its graph: the judge of compiler and oracle alike.
+
+Every leaf is one array with a dimension for each axis of the plan (its value on each rank) followed
+by the leaf as the user thinks of it: whole. `same` values are equal along an axis. A split value is
+the whole value, wherever its pieces lie, so `slice` and `gather` change nothing and `scatter` is a
+`reduce`. Floats are float64 whatever the plan says; integers keep their type and wrap around.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from commplan.ir import plan as graph
+from commplan.trees import flatten
+
+Array = np.ndarray[Any, Any]
+Tree = Any
+
+
+class Meaning:
+    """A value: leaves over all ranks, and the containers that hold them."""
+
+    def __init__(self, leaves: Sequence[Array], rebuild: Callable[[Sequence[Any]], Tree]) -> None:
+        self.leaves = [leaf.astype(np.float64) if is_float(leaf) else leaf for leaf in leaves]
+        self.rebuild = rebuild
+
+    def with_leaves(self, leaves: Sequence[Array]) -> Meaning:
+        return Meaning(leaves, self.rebuild)
+
+
+def is_float(array: Array) -> bool:
+    """Whether `array` holds floats, bfloat16 among them (whose NumPy kind is V)."""
+    return array.dtype.kind in "fV"
+
+
+class Judge:
+    """Interprets the phases of a plan; `sizes` are those of all its axes, in plan order."""
+
+    def __init__(
+        self, plan: graph.Plan, sizes: Mapping[str, int], functions: Mapping[str, Callable[..., Any]]
+    ) -> None:
+        self.plan = plan
+        self.functions = functions
+        self.axes = [axis.name for axis in plan.axes if axis.kind is not graph.AxisKind.SERVER]
+        self.sizes = tuple(sizes[name] for name in self.axes)
+
+    def enter(self, tree: Tree, varying: Sequence[str]) -> Meaning:
+        """A value from arrays with one leading dimension for each axis in `varying`, in plan order."""
+        pairs, rebuild = flatten(tree)
+        return Meaning([self._over_all(np.asarray(leaf), varying) for _, leaf in pairs], rebuild)
+
+    def _over_all(self, leaf: Array, varying: Sequence[str]) -> Array:
+        lead = tuple(n if name in varying else 1 for name, n in zip(self.axes, self.sizes, strict=True))
+        rest = leaf.shape[len(varying) :]
+        return np.broadcast_to(leaf.reshape(*lead, *rest), (*self.sizes, *rest))
+
+    def phase(
+        self, name: str, state: Mapping[str, Meaning], inputs: Mapping[str, Meaning]
+    ) -> tuple[dict[str, Meaning], dict[str, Meaning]]:
+        """(outputs, states after the phase); `inputs` by name."""
+        phase = self.plan.phase(name)
+        env = {
+            ref: inputs[ref.rpartition(".")[0]]
+            for ref in self.plan.inputs
+            if ref[: ref.rindex(".")] in inputs
+        }
+        env |= {
+            ref: state[ref.rpartition(".")[0]] for ref in self.plan.states if ref[: ref.rindex(".")] in state
+        }
+        for stage in phase.stages:
+            env |= self.stage(stage, env)
+        outputs = {binding.name: env[binding.value] for binding in phase.outputs}
+        updates = {binding.name: env[binding.value] for binding in phase.updates}
+        return outputs, {**state, **updates}
+
+    def stage(self, stage: graph.Stage, env: Mapping[str, Meaning]) -> dict[str, Meaning]:
+        match stage:
+            case graph.Map():
+                return dict(zip(stage.results, self._map(stage, env), strict=True))
+            case graph.Broadcast():
+                return {stage.result: self._broadcast(env[stage.operand], stage.over, stage.root)}
+            case graph.Share() | graph.Slice() | graph.Gather():
+                return {stage.result: env[stage.operand]}
+            case graph.Reduce():
+                return {stage.result: self._reduce(env, stage.operand, stage.over, stage.op)}
+            case graph.Scatter():
+                return {stage.result: self._reduce(env, stage.operand, (stage.over,), stage.op)}
+            case graph.Elastic():
+                return self._elastic(stage, env)
+            case _:
+                raise NotImplementedError(f"{type(stage).__name__} has no synchronous meaning")
+
+    def _dims(self, over: Sequence[str]) -> tuple[int, ...]:
+        return tuple(self.axes.index(name) for name in over)
+
+    def _reduce(self, env: Mapping[str, Meaning], operand: str, over: Sequence[str], op: graph.Op) -> Meaning:
+        value, dims = env[operand], self._dims(over)
+        if op.name in ("max", "min"):
+            extreme = np.max if op.name == "max" else np.min
+            return value.with_leaves([self._all(extreme(leaf, dims, keepdims=True)) for leaf in value.leaves])
+        weight = None if op.weight is None else env[op.weight].leaves[0].astype(np.float64)
+        leaves: list[Array] = []
+        for leaf in value.leaves:
+            if op.name == "sum":
+                leaves.append(self._all(leaf.sum(dims, keepdims=True, dtype=leaf.dtype)))
+                continue
+            given = np.ones(self.sizes) if weight is None else weight
+            given = given.reshape(*self.sizes, *[1] * (leaf.ndim - len(self.sizes)))
+            total = given.sum(dims, keepdims=True)
+            weighted = (leaf * given).sum(dims, keepdims=True)
+            # Nothing was counted: the mean over no records is zero.
+            leaves.append(self._all(np.where(total == 0, 0.0, weighted / np.where(total == 0, 1.0, total))))
+        return value.with_leaves(leaves)
+
+    def _all(self, leaf: Array) -> Array:
+        return np.broadcast_to(leaf, (*self.sizes, *leaf.shape[len(self.sizes) :]))
+
+    def _broadcast(self, value: Meaning, over: Sequence[str], root: int) -> Meaning:
+        places = np.unravel_index(root, [self.sizes[dim] for dim in self._dims(over)])
+        leaves = list(value.leaves)
+        for dim, place in zip(self._dims(over), places, strict=True):
+            leaves = [self._all(np.take(leaf, [int(place)], dim)) for leaf in leaves]
+        return value.with_leaves(leaves)
+
+    def _elastic(self, stage: graph.Elastic, env: Mapping[str, Meaning]) -> dict[str, Meaning]:
+        if stage.mode != "sync":
+            raise NotImplementedError(f"elastic by {stage.mode} has no synchronous meaning")
+        own, center = env[stage.operand], env[stage.center]
+        eta, rho = (
+            env[x].leaves[0] if isinstance(x, str) else np.full(self.sizes, x) for x in (stage.eta, stage.rho)
+        )
+        factor = eta * rho
+        dims = self._dims(stage.over)
+        pulls = [
+            factor.reshape(*self.sizes, *[1] * (w.ndim - len(self.sizes))) * (w - c)
+            for w, c in zip(own.leaves, center.leaves, strict=True)
+        ]
+        moved = [
+            c + self._all(pull.sum(dims, keepdims=True)) for c, pull in zip(center.leaves, pulls, strict=True)
+        ]
+        return {stage.pull: own.with_leaves(pulls), stage.result: center.with_leaves(moved)}
+
+    def _map(self, stage: graph.Map, env: Mapping[str, Meaning]) -> list[Meaning]:
+        """The function on every rank's whole values."""
+        operands = [env[ref] for ref in stage.operands]
+        answers: dict[tuple[int, ...], list[Tree]] = {}
+        for rank in itertools.product(*map(range, self.sizes)):
+            trees = [operand.rebuild([leaf[rank] for leaf in operand.leaves]) for operand in operands]
+            answer = self.functions[stage.fn](*trees)
+            answers[rank] = list(answer) if len(stage.results) > 1 else [answer]
+        made: list[Meaning] = []
+        for number in range(len(stage.results)):
+            flat = {rank: flatten(trees[number]) for rank, trees in answers.items()}
+            first, rebuild = next(iter(flat.values()))
+            leaves: list[Array] = []
+            for place in range(len(first)):
+                parts = [np.asarray(pairs[place][1]) for pairs, _ in flat.values()]
+                leaves.append(np.stack(parts).reshape(*self.sizes, *parts[0].shape))
+            made.append(Meaning(leaves, rebuild))
+        return made

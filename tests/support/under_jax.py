@@ -1,0 +1,119 @@
+"""Running the phases of a program under JAX on global arrays, partial inputs included."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, PartitionSpec
+
+from commplan.lowering.jax.layout import leaf_specs
+from commplan.trees import flatten
+
+Tree = Any
+
+
+class UnderJax:
+    """A program on a mesh of CPU devices.
+
+    A phase without partial inputs is called from outside; one with them inside a shard_map of our own,
+    where `partial` axes have a leading dimension as `per` ones do.
+    """
+
+    def __init__(
+        self, program: Any, sizes: Mapping[str, int], functions: Mapping[str, Callable[..., Any]]
+    ) -> None:
+        count = int(np.prod(list(sizes.values())))
+        self.mesh = jax.make_mesh(
+            tuple(sizes.values()), tuple(sizes), (AxisType.Auto,) * len(sizes), devices=jax.devices()[:count]
+        )
+        self.schedule = program.schedule
+        self.axes = tuple(sizes)
+        self.run = program.bind(self.mesh, functions=functions)
+        self.entry = {value.id.rpartition(".")[0]: value for value in self.schedule.entry}
+
+    def init(self) -> dict[str, Tree]:
+        return self.run.init()
+
+    def phase(self, name: str, state: Any, inputs: Mapping[str, Tree]) -> tuple[dict[str, Tree], Any]:
+        values = {value.id: value for value in (*self.schedule.entry, *self.schedule.phase(name).values)}
+        given = self._arguments(name, values)
+        if not any(value.placement.partial for value in given.values()):
+            outputs, new = self.run.phases[name](state, **inputs)
+            return {key: outputs[key] for key in outputs}, new
+        return self._inside(name, state, inputs, values, given)
+
+    def _arguments(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        phase = self.schedule.phase(name)
+        given = {ref.rpartition(".")[0]: values[ref] for ref in phase.inputs}
+        return given | {binding.name: values[binding.value] for binding in phase.takes}
+
+    def _inside(
+        self,
+        name: str,
+        state: Any,
+        inputs: Mapping[str, Tree],
+        values: Mapping[str, Any],
+        given: Mapping[str, Any],
+    ) -> tuple[dict[str, Tree], Any]:
+        phase = self.schedule.phase(name)
+        bound = {b.name: values[b.value] for b in phase.outputs if not b.source_only}
+        states = {ref.rpartition(".")[0]: self.entry[ref.rpartition(".")[0]] for ref in self.schedule.states}
+        in_states = self._specs(states, state)
+        in_inputs = self._specs(given, inputs)
+        shapes: dict[str, Any] = {}
+
+        def body(state: Any, inputs: Any) -> Any:
+            local = {key: self._strip(tree, given[key]) for key, tree in inputs.items()}
+            own = {key: self._strip(tree, states[key]) for key, tree in state.items()}
+            outputs, new = self.run.phases[name](own, **local)
+            out = {key: self._lift(outputs[key], bound[key]) for key in outputs}
+            back = {key: self._lift(new[key], states[key]) for key in new}
+            flat = {}
+            for label, trees in (("output", out), ("state", back)):
+                for key, tree in trees.items():
+                    pairs, shapes[f"{label} {key}"] = flatten(tree)
+                    flat[f"{label} {key}"] = [leaf for _, leaf in pairs]
+            return flat
+
+        out_specs = {f"output {key}": self._leaf_specs(value) for key, value in bound.items()}
+        out_specs |= {f"state {key}": self._leaf_specs(value) for key, value in states.items()}
+        mapped = jax.jit(
+            jax.shard_map(body, mesh=self.mesh, in_specs=(in_states, in_inputs), out_specs=out_specs)
+        )
+        answer = mapped(state, dict(inputs))
+        trees = {key: shapes[key](leaves) for key, leaves in answer.items()}
+        outputs = {key.split(" ", 1)[1]: tree for key, tree in trees.items() if key.startswith("output")}
+        new = {key.split(" ", 1)[1]: tree for key, tree in trees.items() if key.startswith("state")}
+        return outputs, new
+
+    def _own(self, value: Any) -> list[str]:
+        placement = value.placement
+        return [axis for axis in self.axes if axis in placement.per or axis in placement.partial]
+
+    def _leaf_specs(self, value: Any) -> list[PartitionSpec]:
+        return list(leaf_specs(value))
+
+    def _specs(self, values: Mapping[str, Any], trees: Mapping[str, Tree]) -> dict[str, Tree]:
+        """A tree of specs for each value: `per` and `partial` axes lead."""
+        specs: dict[str, Tree] = {}
+        for name, value in values.items():
+            rebuild = flatten(trees[name])[1]
+            cut = tuple(value.placement.split)
+            specs[name] = rebuild(
+                [
+                    PartitionSpec(*self._own(value), *((cut,) if cut and leaf.shape else ()))
+                    for leaf in value.leaves
+                ]
+            )
+        return specs
+
+    def _strip(self, tree: Tree, value: Any) -> Tree:
+        count = len(self._own(value))
+        return jax.tree_util.tree_map(lambda x: x.reshape(x.shape[count:]), tree)
+
+    def _lift(self, tree: Tree, value: Any) -> Tree:
+        count = len(value.placement.per)
+        return jax.tree_util.tree_map(lambda x: x.reshape((1,) * count + x.shape), tree)
