@@ -1,0 +1,275 @@
+"""One way to write a plan: `commplan fmt`.
+
+The formatter works on tokens, so it cannot change what is written, only the space between. Runs of
+lines of one kind stand in columns: declarations at `=` and `:`, stages at `=`. The columns of
+`fn` lines (at the parenthesis, at the arrow) are kept where they were written so. A stage that
+does not fit on a line is broken before a clause. Comments stay where they are; trailing ones keep
+their distance, and where they stood in one column they still do. Blank lines are kept, one at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple
+
+from commplan.diagnostics import CommplanError
+from commplan.dsl.layout import flat, lay_out
+from commplan.dsl.lexer import Token, tokenize
+from commplan.dsl.parser import parse
+from commplan.dsl.statements import PhaseOpen, Statement, split
+
+WIDTH = 110
+
+Kind = Literal["comment", "plan", "size", "type", "fn", "stage", "output", "open", "close"]
+
+_DECLARED: dict[str, Kind] = {
+    "PLAN": "plan", "AXIS": "size", "ENSEMBLE": "size", "SERVER": "size",
+    "SOURCE": "type", "INPUT": "type", "STATE": "type", "FN": "fn", "OUTPUT": "output",
+}  # fmt: skip
+_MARKS: dict[Kind, str] = {"size": "EQUAL", "type": "COLON", "stage": "EQUAL"}
+
+
+class _Entry(NamedTuple):
+    """A statement, phase header, closing brace or comment line, on its way into the output.
+
+    `inner` holds the comments that stand between its tokens, by the index of the token before.
+    """
+
+    kind: Kind
+    tokens: tuple[Token, ...]
+    inner: dict[int, tuple[Token, ...]]
+    trailing: Token | None
+    blank: bool  # a blank line stands before it
+    indent: int
+
+
+def format_source(text: str, file: str) -> str:
+    """The plan in its one form. Raises `CommplanError` with the mistakes where it does not parse."""
+    _, mistakes = parse(text, file)
+    if mistakes:
+        raise CommplanError(*mistakes)
+    entries = _spaced(list(_entries(text.removeprefix("\ufeff"))))
+    lines: list[str] = []
+    for run in _runs(entries):
+        texts = _columns(run)
+        for entry, written in zip(run, texts, strict=True):
+            if entry.blank and lines:
+                lines.append("")
+            lines.extend(written)
+    newline = "\r\n" if "\r\n" in text else "\n"
+    return newline.join([*lines, ""])
+
+
+def _entries(text: str) -> Iterator[_Entry]:
+    """Everything in the text in order, each comment with what it belongs to."""
+    everything = list(tokenize(text))
+    comments = [token for token in everything if token.type == "COMMENT"]
+    code = iter([token for token in everything if token.type != "COMMENT"])
+    indent, last_line, at = 0, 0, 0
+
+    def entry(kind: Kind, tokens: tuple[Token, ...], after: int) -> _Entry:
+        """Take the comments between the tokens, and the one behind the last."""
+        nonlocal at, last_line
+        inner: dict[int, tuple[Token, ...]] = {}
+        for index in range(len(tokens) - 1):
+            while at < len(comments) and _before(comments[at], tokens[index + 1]):
+                inner[index] = (*inner.get(index, ()), comments[at])
+                at += 1
+        blank = last_line > 0 and tokens[0].line > last_line + 1
+        last_line = tokens[-1].line
+        trailing = None
+        if at < len(comments) and comments[at].line == last_line and not _nearer(after, comments[at]):
+            trailing = comments[at]
+            at += 1
+        return _Entry(kind, tokens, inner, trailing, blank, indent)
+
+    def _nearer(after: int, comment: Token) -> bool:
+        """Whether other code stands between on the same line, at column `after`."""
+        return 0 < after < comment.column
+
+    def above(token: Token | None) -> Iterator[_Entry]:
+        """The comment lines before `token`."""
+        nonlocal at, last_line
+        while at < len(comments) and (token is None or _before(comments[at], token)):
+            comment = comments[at]
+            at += 1
+            blank = last_line > 0 and comment.line > last_line + 1
+            last_line = comment.line
+            yield _Entry("comment", (comment,), {}, None, blank, indent)
+
+    pieces = _pieces(code)
+    for index, (kind, tokens) in enumerate(pieces):
+        following = pieces[index + 1][1][0] if index + 1 < len(pieces) else None
+        same_line = following.column if following and following.line == tokens[-1].line else 0
+        yield from above(tokens[0])
+        if kind == "close":
+            indent = 0
+        found = entry(kind, tokens, same_line)
+        if kind != "open":
+            yield found
+            continue
+        indent = 4
+        # Comments before the brace go behind it: the first on its line, the others below.
+        inner = [comment for index in sorted(found.inner) for comment in found.inner[index]]
+        inner += [found.trailing] if found.trailing else []
+        yield found._replace(inner={}, trailing=inner[0] if inner else None)
+        for comment in inner[1:]:
+            yield _Entry("comment", (comment,), {}, None, False, indent)
+    yield from above(None)
+
+
+def _pieces(code: Iterator[Token]) -> list[tuple[Kind, tuple[Token, ...]]]:
+    pieces: list[tuple[Kind, tuple[Token, ...]]] = []
+    for event in split(code, lambda diagnostic: None):
+        match event:
+            case Statement():
+                pieces.append((_DECLARED.get(event.tokens[0].type, "stage"), event.tokens))
+            case PhaseOpen():
+                assert event.brace is not None
+                pieces.append(("open", (*event.tokens, event.brace)))
+            case _:
+                assert event.brace is not None
+                pieces.append(("close", (event.brace,)))
+    return pieces
+
+
+def _before(comment: Token, token: Token) -> bool:
+    return (comment.line, comment.column) < (token.line, token.column)
+
+
+def _spaced(entries: list[_Entry]) -> list[_Entry]:
+    """Blank lines: none inside the ends of a phase, one around it and behind `plan`."""
+    for index, entry in enumerate(entries):
+        previous = entries[index - 1] if index else None
+        if previous and (previous.kind == "open" or entry.kind == "close"):
+            entries[index] = entry._replace(blank=False)
+        elif previous and previous.kind in ("close", "plan"):
+            entries[index] = entry._replace(blank=True)
+        elif entry.kind == "open":
+            first = index
+            while first and entries[first - 1].kind == "comment" and not entries[first].blank:
+                first -= 1
+            entries[first] = entries[first]._replace(blank=True)
+    return entries
+
+
+def _runs(entries: Sequence[_Entry]) -> Iterator[list[_Entry]]:
+    """Neighbours of one kind with no blank line between; comment lines do not part them."""
+    run: list[_Entry] = []
+    kind: Kind | None = None
+    for entry in entries:
+        follows = entry.kind in ("comment", kind) or kind is None
+        if run and (entry.blank or not follows):
+            yield run
+            run, kind = [], None
+        run.append(entry)
+        if entry.kind != "comment":
+            kind = entry.kind
+    if run:
+        yield run
+
+
+def _columns(run: Sequence[_Entry]) -> list[list[str]]:
+    """The lines of each entry of a run."""
+    heads = _heads(run)
+    written: list[list[str]] = []
+    for entry, (head, rest) in zip(run, heads, strict=True):
+        if entry.kind == "comment":
+            written.append([" " * entry.indent + entry.tokens[0].text.rstrip()])
+            continue
+        start = len(entry.tokens) - len(rest)
+        inner = {index - start: comments for index, comments in entry.inner.items()}
+        column = len(head) if head.strip() else entry.indent + 4
+        written.append(lay_out(head, rest, inner, column, WIDTH))
+    return _with_trailing(run, written)
+
+
+def _heads(run: Sequence[_Entry]) -> list[tuple[str, tuple[Token, ...]]]:
+    """What stands in columns at the head of each entry, and the tokens after it."""
+    kind = next((entry.kind for entry in run if entry.kind != "comment"), "comment")
+    if kind == "fn":
+        return _fn_heads(run)
+    if kind not in _MARKS:
+        return [(" " * entry.indent, entry.tokens) for entry in run]
+    cells: list[tuple[str, str, str, tuple[Token, ...]]] = []
+    for entry in run:
+        if entry.kind == "comment":
+            cells.append(("", "", "", ()))
+            continue
+        mark = next(i for i, token in enumerate(entry.tokens) if token.type == _MARKS[kind])
+        word = 0 if kind == "stage" else 1
+        left, names = entry.tokens[:word], entry.tokens[word:mark]
+        cells.append((flat(left), flat(names), entry.tokens[mark].text, entry.tokens[mark + 1 :]))
+    first = max(len(cell[0]) for cell in cells)
+    second = max(len(cell[1]) for cell in cells)
+    heads: list[tuple[str, tuple[Token, ...]]] = []
+    for entry, (word, names, mark, rest) in zip(run, cells, strict=True):
+        gap = f"{word:<{first}} " if first else ""
+        heads.append((f"{' ' * entry.indent}{gap}{names:<{second}} {mark} ", rest))
+    return heads
+
+
+def _fn_heads(run: Sequence[_Entry]) -> list[tuple[str, tuple[Token, ...]]]:
+    """`fn NAME(TYPES) -> `, in the columns in which they were written, if in any."""
+    plain = [entry for entry in run if entry.kind == "fn" and not entry.inner]
+    names_wide = any(_gap(entry, "LPAR") > 0 for entry in plain)
+    arrows_wide = any(_gap(entry, "ARROW") > 1 for entry in plain)
+    name_width = max((len(entry.tokens[1].text) for entry in plain), default=0) if names_wide else 0
+    lefts: list[str] = []
+    for entry in run:
+        if entry.kind != "fn" or entry.inner:
+            lefts.append("")
+            continue
+        arrow = _index(entry, "ARROW")
+        lefts.append(f"fn {entry.tokens[1].text:<{name_width}}{flat(entry.tokens[2:arrow])}")
+    width = max(len(left) for left in lefts) if arrows_wide else 0
+    heads: list[tuple[str, tuple[Token, ...]]] = []
+    for entry, left in zip(run, lefts, strict=True):
+        if not left or len(left) + 4 > WIDTH:
+            heads.append((" " * entry.indent, entry.tokens))
+        else:
+            heads.append((f"{left:<{width}} -> ", entry.tokens[_index(entry, "ARROW") + 1 :]))
+    return heads
+
+
+def _index(entry: _Entry, kind: str) -> int:
+    return next(i for i, token in enumerate(entry.tokens) if token.type == kind)
+
+
+def _gap(entry: _Entry, kind: str) -> int:
+    """The number of spaces before the first token of a kind, as written."""
+    index = _index(entry, kind)
+    before, token = entry.tokens[index - 1], entry.tokens[index]
+    return token.column - before.end_column if token.line == before.line else 0
+
+
+def _with_trailing(run: Sequence[_Entry], written: list[list[str]]) -> list[list[str]]:
+    """Put the trailing comments behind their lines. Neighbours that shared a column still do."""
+    index = 0
+    while index < len(run):
+        comment = run[index].trailing
+        if comment is None:
+            index += 1
+            continue
+        end = index + 1
+        while end < len(run) and _same_column(run[end].trailing, comment):
+            end += 1
+        widest = max(len(lines[-1]) for lines in written[index:end])
+        column = widest + max(2, min(_comment_gap(entry) for entry in run[index:end]))
+        for place in range(index, end):
+            trailing = run[place].trailing
+            assert trailing is not None
+            written[place][-1] = f"{written[place][-1]:<{column}}{trailing.text.rstrip()}"
+        index = end
+    return written
+
+
+def _comment_gap(entry: _Entry) -> int:
+    """The number of spaces before the trailing comment, as written."""
+    assert entry.trailing is not None
+    last = entry.tokens[-1]
+    return entry.trailing.column - last.end_column if entry.trailing.line == last.line else 0
+
+
+def _same_column(comment: Token | None, other: Token) -> bool:
+    return comment is not None and comment.column == other.column

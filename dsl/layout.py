@@ -1,0 +1,108 @@
+"""The space between the tokens of one statement, and where its lines break."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from commplan.dsl.lexer import Token, split_number
+from commplan.dsl.statements import CONTINUES
+
+_OPENERS = frozenset({"LPAR", "LSQB", "LBRACE"})
+_CLOSERS = frozenset({"RPAR", "RSQB", "RBRACE"})
+
+
+def flat(tokens: Sequence[Token]) -> str:
+    """The tokens on one line."""
+    text = ""
+    for index, token in enumerate(tokens):
+        text += _space(tokens[index - 1], token) + _text(token) if index else _text(token)
+    return text
+
+
+def lay_out(
+    head: str,
+    tokens: Sequence[Token],
+    comments: Mapping[int, Sequence[Token]],
+    column: int,
+    width: int,
+) -> list[str]:
+    """The lines of `head` followed by `tokens`, none longer than `width` if that can be.
+
+    `comments` stand behind the token of their index and end its line. Clauses that do not fit go
+    to a new line at `column`; what is too long inside brackets breaks after a comma.
+    """
+    writer = _Writer(head, column, width)
+    for index, token in enumerate(tokens):
+        writer.put(tokens, index)
+        for comment in comments.get(index, ()):
+            writer.comment(comment)
+    return [line.rstrip() for line in writer.lines]
+
+
+class _Writer:
+    def __init__(self, head: str, column: int, width: int) -> None:
+        self.lines = [head]
+        self.column = column
+        self.width = width
+        self.brackets: list[int] = []  # the columns behind the open ones
+        self.fresh = True  # nothing of the statement is on the last line yet
+        self.broken = False  # a comment ended the line
+
+    def put(self, tokens: Sequence[Token], index: int) -> None:
+        token = tokens[index]
+        space = _space(tokens[index - 1], token) if index and not self.fresh else ""
+        needed = len(self.lines[-1]) + len(space) + _reach(tokens, index, bool(self.brackets))
+        may_break = (
+            tokens[index - 1].type == "COMMA" if self.brackets else token.type in CONTINUES
+        ) and not self.fresh
+        if self.broken or (may_break and needed > self.width):
+            self._new_line()
+            space = ""
+        self.lines[-1] += space + _text(token)
+        self.fresh = self.broken = False
+        if token.type in _OPENERS:
+            self.brackets.append(len(self.lines[-1]) + (token.type == "LBRACE"))
+        elif token.type in _CLOSERS and self.brackets:  # a phase's own brace stands alone
+            self.brackets.pop()
+
+    def comment(self, comment: Token) -> None:
+        text = comment.text.rstrip()
+        if comment.leads or self.broken:
+            self._new_line()
+            self.lines[-1] += text
+        else:
+            self.lines[-1] += f"  {text}"
+        self.broken = True
+
+    def _new_line(self) -> None:
+        self.lines.append(" " * (self.brackets[-1] if self.brackets else self.column))
+        self.fresh = True
+
+
+def _reach(tokens: Sequence[Token], index: int, inside: bool) -> int:
+    """The length of what must stay together from `index` on: a clause, or an item and its comma."""
+    end, depth = index + 1, int(tokens[index].type in _OPENERS)
+    while end < len(tokens):
+        token = tokens[end]
+        if inside and depth == 0 and token.type in ("COMMA", *_CLOSERS):
+            end += 1
+            break
+        if not inside and depth == 0 and token.type in CONTINUES:
+            break
+        depth += (token.type in _OPENERS) - (token.type in _CLOSERS)
+        end += 1
+    return len(flat(tokens[index:end]))
+
+
+def _text(token: Token) -> str:
+    if token.type != "QUANTITY":
+        return token.text
+    return " ".join(part for part in split_number(token.text) if part)
+
+
+def _space(before: Token, token: Token) -> str:
+    if token.type in ("COMMA", "RPAR", "RSQB") or before.type in ("LPAR", "LSQB"):
+        return ""
+    if token.type == "LPAR" or (token.type == "LSQB" and before.type != "BATCH"):
+        return ""
+    return " "
