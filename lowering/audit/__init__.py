@@ -1,9 +1,9 @@
 """Audit of compiled programs: what the scheduled HLO of a step does, against what its plan asks for."""
 
-from commplan.lowering.audit.expect import Difference as Difference
+from commplan.lowering.audit.compare import Difference as Difference
+from commplan.lowering.audit.compare import Report as Report
+from commplan.lowering.audit.compare import compare as compare
 from commplan.lowering.audit.expect import Expected as Expected
-from commplan.lowering.audit.expect import Report as Report
-from commplan.lowering.audit.expect import compare as compare
 from commplan.lowering.audit.expect import expected as expected
 from commplan.lowering.audit.hlo import HloError as HloError
 from commplan.lowering.audit.hlo import Tensor as Tensor
