@@ -2,77 +2,267 @@
 
 from __future__ import annotations
 
+import os
+import weakref
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, NoReturn
 
-import numpy as np
-
+from commplan.diagnostics import fail
 from commplan.ir.plan import Ref
-from commplan.ir.schedule import Schedule
+from commplan.ir.schedule import Map, Schedule, Share
+from commplan.runtime.data import sources as _sources
+from commplan.runtime.data.making import BLOCK, BatchInTheMaking, HostBatch, Maker, stages
+from commplan.runtime.data.order import Order
+from commplan.runtime.data.program import HostProgram, host_program
+from commplan.runtime.data.records import checked_functions
+from commplan.runtime.data.ring import ClosedError, Ring
+from commplan.runtime.data.shared import Group, join
+from commplan.runtime.data.usage import Meter, Summary
+
+_PREFETCH = 2
+_MOST_CORES = 8  # threads by default, at most: more than that is a choice that the plan states
 
 
-class Source(Protocol):
-    """Random access to records: what Grain calls a random-access data source."""
+@dataclass
+class _Cursor:
+    """Where the work ahead stands: the next batch to start, and the epoch at whose end it halts."""
 
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int, /) -> object: ...
-
-
-@dataclass(frozen=True)
-class HostBatch:
-    """One step's host-made values, by value id, as this process holds them.
-
-    values: for every source-only binding of the phase (outputs and `takes`) the array itself where the
-        host makes it, else the host-made operands of the per-record device maps that make it. Layout:
-        one leading dimension per `per` axis in plan order, as long as the number of this process's
-        indices along it, then the rows of this process's shards, in shard order, then the record's own
-        dimensions. A count has its `per` dimensions only (int32).
-    records: for every load (by the id of its result) the record indices, int64, laid out like its values.
-    epoch, step: place in the order; step counts from 0 in each epoch.
-    seeds: the seed of every load, by the id of its result: random device functions derive their keys from
-        (seed, epoch, step, record, member).
-    """
-
-    values: dict[Ref, np.ndarray[Any, Any]]
-    records: dict[Ref, np.ndarray[Any, Any]]
+    maker: Maker
+    steps: int
     epoch: int
     step: int
-    seeds: dict[Ref, int] = field(default_factory=dict[Ref, int])
+    until: int
+
+    def start(self, number: int) -> BatchInTheMaking | None:
+        if self.epoch > self.until:
+            return None
+        batch = self.maker.batch(number, self.epoch, self.step)
+        self.step += 1
+        if self.step == self.steps:
+            self.epoch, self.step = self.epoch + 1, 0
+        return batch
 
 
 class PhaseBatches(Iterator[HostBatch]):
-    """Batches of one phase, one epoch per `iter()`: `for batch in batches` runs to the end of the epoch
-    that it stands in, the next `for` runs the next epoch.
+    """Batches of one phase, one epoch per `iter()`.
+
+    `for batch in batches` runs to the end of the epoch that it stands in; the next `for` runs the next
+    epoch. Threads work ahead (`prefetch` batches, `cores` threads, from the loads' and maps' braces; by
+    default 2, and as many as there are CPUs up to 8). They end with `close`, with a `with` block, when the
+    object is collected and when the interpreter exits. Waiting costs no CPU.
 
     schedule, phase: what to read and map. sources, functions: by the names of the plan; functions of the
-    device are ignored. local: for each axis the indices that this process holds (None, or an axis left
-    out: all of them), such as `{"member": (1,), "data": (0, 1, 2, 3)}`. group: the processes of this host
-    between which `all_shared` values travel; all of them hold the same indices of every replica axis.
-    state: what `.state()` returned, here or under another number of ranks or design.
+    device are ignored. A random host function is called with the keyword `rng`, a
+    `numpy.random.Generator`: `augment(pixels, rng)`. Sources and functions are called from several threads.
+    local: for each axis the indices that this process holds (None, or an axis left out: all of them), such
+    as `{"member": (1,), "data": (0, 1, 2, 3)}`. group: the processes of this host between which
+    `all_shared` values travel; all of them hold the same indices of every other axis. None: each process
+    makes everything itself. state: what `.state()` returned, here or under another number of ranks or
+    another design; None is the start of epoch 0.
+
+    Errors (CP09xx): what is wrong with sources, functions, state and designs is raised here; what is wrong
+    with a record, or with a peer, by the `next` that would have returned its batch.
     """
 
     def __init__(
         self,
         schedule: Schedule,
         phase: str,
-        sources: Mapping[str, Source],
+        sources: Mapping[str, object],
         functions: Mapping[str, Callable[..., Any]],
         *,
         local: Mapping[str, Sequence[int]] | None = None,
-        group: Any | None = None,
+        group: Group | None = None,
         state: Mapping[str, int] | None = None,
     ) -> None:
-        raise NotImplementedError
+        apart = group is not None and group.count > 1
+        program = host_program(schedule, phase, local, apart=apart)
+        found = _sources.bound(schedule, sources)
+        fns = [fn.name for fn in schedule.fns if fn.where == "host"]
+        chosen = checked_functions(schedule, functions, [n for n in fns if _used(program, n)])
+        self._orders = _orders(program, found)
+        self._program = program
+        self._steps = _steps(program, self._orders)
+        self._epoch, self._step = self._restored(state)
+        self._armed = self._epoch
+        self._meter = Meter(phase)
+        made = stages(program, found, chosen, self._meter)
+        prefetch, cores = _hints(program)
+        rows = max((len(program.rows(flow, flow.batch)) for flow in program.flows), default=1)
+        block = max(1, min(BLOCK, -(-rows // cores)))
+        exchange = None
+        if apart and group is not None and any(flow.moved for flow in program.flows):
+            at = (self._epoch, self._step, self._fingerprint())
+            exchange = join(group, program, at, slots=prefetch + 1, meter=self._meter)
+        maker = Maker(program, self._orders, made, self._meter, block, exchange)
+        self._cursor = _Cursor(maker, self._steps, self._epoch, self._step, self._armed)
+        name = f"commplan-{schedule.plan}-{phase}"
+        self._ring: Ring[HostBatch] = Ring(self._cursor.start, prefetch, cores, name, exchange)
+        self._closing = weakref.finalize(self, self._ring.close)
+
+    @property
+    def steps(self) -> int:
+        """Batches of one epoch; the same for every rank, design and restart."""
+        return self._steps
+
+    def __iter__(self) -> PhaseBatches:
+        self._armed = self._epoch
+        return self
 
     def __next__(self) -> HostBatch:
-        raise NotImplementedError
+        if not self._closing.alive:
+            self._refuse_closed()
+        if self._epoch > self._armed:
+            raise StopIteration
+        self._cursor.until = self._armed
+        try:
+            batch, ready, waited = self._ring.take()
+        except ClosedError:
+            self._refuse_closed()
+        except Exception:
+            self.close()  # the place stays: `.state()` names the batch that failed
+            raise
+        self._meter.handed_out(ready, waited)
+        self._step += 1
+        if self._step == self._steps:
+            self._epoch, self._step = self._epoch + 1, 0
+        return batch
 
     def state(self) -> dict[str, int]:
-        """Where the next batch stands: integers, fit for JSON; the same under any number of ranks."""
-        raise NotImplementedError
+        """Where the next batch stands: integers, fit for JSON; the same under any number of ranks.
+
+        `order` is a checksum of what the order depends on: lengths, batch sizes, visits, seeds.
+        """
+        return {"epoch": self._epoch, "step": self._step, "order": self._fingerprint()}
+
+    def summary(self) -> Summary:
+        """What the input work cost so far, per plan line, in this process."""
+        return self._meter.summary()
 
     def close(self) -> None:
         """Stop the work ahead, join its threads and leave the group. Closing twice is fine."""
-        raise NotImplementedError
+        self._closing()
+
+    def __enter__(self) -> PhaseBatches:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _refuse_closed(self) -> NoReturn:
+        fail("CP0916", f"the batches of phase `{self._program.phase.name}` were closed", "make them anew")
+
+    def _fingerprint(self) -> int:
+        facts = [
+            (read.source, order.length, order.batch, order.seed, order.visit, order.tail, read.per)
+            for flow in self._program.flows
+            for read in flow.reads
+            for order in (self._orders[read.result],)
+        ]
+        return zlib.crc32(repr(facts).encode())
+
+    def _restored(self, state: Mapping[str, int] | None) -> tuple[int, int]:
+        if state is None:
+            return 0, 0
+        phase = self._program.phase
+        keys = ("epoch", "step", "order")
+        if set(state) != set(keys) or not all(type(state[key]) is int and state[key] >= 0 for key in keys):
+            fail("CP0910", "this is no state of batches", f"found: {dict(state)}", span=phase.span)
+        if state["order"] != self._fingerprint() or state["step"] >= self._steps:
+            reads = [
+                f"`{read.source}`: {order.length} records, batch {order.batch}, {order.visit}, "
+                f"tail {order.tail}, seed {order.seed}"
+                for flow in self._program.flows
+                for read in flow.reads
+                for order in (self._orders[read.result],)
+            ]
+            fail(
+                "CP0910",
+                f"the state belongs to another order of records than phase `{phase.name}` has now",
+                *(f"now {line}" for line in reads),
+                "restore it with the source, batch size, visit, seed and tail that it was saved with",
+                span=phase.span,
+                file=self._program.schedule.file,
+            )
+        return state["epoch"], state["step"]
+
+
+def _used(program: HostProgram, name: str) -> bool:
+    return any(isinstance(op, Map) and op.fn == name for flow in program.flows for op in flow.ops)
+
+
+def _orders(program: HostProgram, sources: Mapping[str, _sources.Source]) -> dict[Ref, Order]:
+    return {
+        read.result: Order(len(sources[read.source]), read.batch[0], read.seed, read.visit, read.tail)
+        for flow in program.flows
+        for read in flow.reads
+    }
+
+
+def _hints(program: HostProgram) -> tuple[int, int]:
+    """Batches ahead, and worker threads."""
+    hints = [op.hints for flow in program.flows for op in flow.ops if not isinstance(op, Share)]
+    prefetch = max((h.prefetch for h in hints if h.prefetch), default=_PREFETCH)
+    cores = max((h.cores for h in hints if h.cores), default=min(_cpus(), _MOST_CORES))
+    return prefetch, cores
+
+
+def _cpus() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _steps(program: HostProgram, orders: Mapping[Ref, Order]) -> int:
+    """Batches of one epoch of the phase, on which all its loads must agree.
+
+    `exactly_once` loads set the number, `at_least_once` ones ask for at least theirs, `at_most_once` ones
+    allow at most theirs. Errors: CP0903 for an epoch without a batch, CP0909 where loads do not agree.
+    """
+    phase, file = program.phase, program.schedule.file
+    if not orders:
+        fail(
+            "CP0917",
+            f"phase `{phase.name}` has no output that depends on sources alone, so it has no batches",
+            span=phase.span,
+            file=file,
+        )
+    reads = [read for flow in program.flows for read in flow.reads]
+    for read in reads:
+        if orders[read.result].steps == 0:
+            fail(
+                "CP0903",
+                f"an epoch of `{read.source}` has no batch: {orders[read.result].length} records do not fill "
+                f"a batch of {read.batch[0]}, and `tail drop` drops what does not",
+                span=read.span,
+                file=file,
+            )
+    by_visit = {
+        visit: [orders[read.result].steps for read in reads if read.visit == visit]
+        for visit in ("exactly_once", "at_least_once", "at_most_once")
+    }
+    exact, least, most = by_visit.values()
+    steps = exact[0] if exact else max(least) if least else min(most)
+    agree = set(exact) <= {steps} and max(least, default=steps) <= steps <= min(most, default=steps)
+    same_rows = all(
+        len({orders[read.result].rows(step) for read in flow.reads}) == 1
+        for flow in program.flows
+        for step in (0, steps - 1)
+    )
+    if not agree or not same_rows:
+        fail(
+            "CP0909",
+            f"the loads of phase `{phase.name}` do not end together",
+            *(
+                f"line {read.span.line}: `{read.source}` has {orders[read.result].steps} batches an epoch "
+                f"({orders[read.result].length} records, {read.visit}, tail {read.tail})"
+                for read in reads
+            ),
+            "let the shorter go round with `visit at_least_once`, or put the loads in phases of their own",
+            span=reads[-1].span,
+            file=file,
+        )
+    return steps
+
+
+__all__ = ["HostBatch", "PhaseBatches", "Summary"]

@@ -1,0 +1,72 @@
+"""Wait for a word of shared memory to change, without spending CPU.
+
+On Linux with its futex (futex(2)); elsewhere by testing and sleeping, with a back-off. Words are 32 bits,
+aligned to 4 bytes, and one process alone writes each of them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import sys
+import time
+
+_SYSCALLS = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "loongarch64": 98, "ppc64le": 221, "s390x": 238}
+_WAIT, _WAKE = 0, 1  # not the private kind: the word lies in memory of several processes
+_EVERYONE = 0x7FFFFFFF
+_SLEEP_FIRST, _SLEEP_MOST = 0.0005, 0.02  # seconds
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+def _number() -> int | None:
+    """The number of the futex call here, None where there is none or it does not answer."""
+    number = _SYSCALLS.get(platform.machine())
+    if not sys.platform.startswith("linux") or number is None or sys.maxsize < 2**32:
+        return None
+    word = ctypes.c_uint32(0)
+    answer = _call(number, word, _WAKE, 1, None)
+    return number if answer == 0 else None
+
+
+def _call(number: int, word: ctypes.c_uint32, operation: int, value: int, wait: _Timespec | None) -> int:
+    """The system call; the interpreter lock is free meanwhile. Returns -1 on any error."""
+    return _LIBC.syscall(
+        ctypes.c_long(number),
+        ctypes.byref(word),
+        ctypes.c_int(operation),
+        ctypes.c_uint32(value),
+        ctypes.byref(wait) if wait is not None else None,
+        None,
+        ctypes.c_int(0),
+    )
+
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_FUTEX = _number()
+
+
+def has_futex() -> bool:
+    """Whether waiting really sleeps in the kernel here."""
+    return _FUTEX is not None
+
+
+def wait(word: ctypes.c_uint32, seen: int, seconds: float, *, futex: bool = True) -> None:
+    """Return when `word` no longer holds `seen`, after a wake, or after `seconds`; the caller looks again."""
+    if word.value != seen:
+        return
+    if _FUTEX is not None and futex:
+        _call(_FUTEX, word, _WAIT, seen, _Timespec(int(seconds), int(seconds % 1 * 1e9)))
+        return
+    until, sleep = time.monotonic() + seconds, _SLEEP_FIRST
+    while word.value == seen and time.monotonic() < until:
+        time.sleep(sleep)
+        sleep = min(2 * sleep, _SLEEP_MOST)
+
+
+def wake(word: ctypes.c_uint32) -> None:
+    """Wake all who wait for `word`, in every process."""
+    if _FUTEX is not None:
+        _call(_FUTEX, word, _WAKE, _EVERYONE, None)

@@ -1,0 +1,57 @@
+"""Arrays of a batch: aligned memory, and where the copies of a value lie in it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+ALIGNMENT = 64  # bytes: what JAX on CPU takes without a copy, and a cache line
+
+Array = npt.NDArray[Any]
+Bools = npt.NDArray[np.bool_]
+
+
+def aligned(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
+    """A fresh array, not filled, whose first byte is at a multiple of 64."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    raw = np.empty(nbytes + ALIGNMENT, np.uint8)
+    skip = -raw.ctypes.data % ALIGNMENT
+    return raw[skip : skip + nbytes].view(dtype).reshape(shape)
+
+
+def rounded(nbytes: int, to: int = ALIGNMENT) -> int:
+    """The next multiple of `to`."""
+    return -(-nbytes // to) * to
+
+
+def projected(axes: Sequence[str], coords: Sequence[int], onto: Sequence[str]) -> tuple[int, ...]:
+    """Of coordinates along `axes`, those along `onto` (all of them among `axes`)."""
+    named = dict(zip(axes, coords, strict=True))
+    return tuple(named[axis] for axis in onto)
+
+
+def agrees(axes: Sequence[str], coords: Sequence[int], fixed: Mapping[str, int]) -> bool:
+    """Whether coordinates along `axes` are those of `fixed` wherever both speak of an axis."""
+    return all(fixed.get(axis, place) == place for axis, place in zip(axes, coords, strict=True))
+
+
+def compacted(counted: Bools, usable: Bools, shards: int) -> npt.NDArray[np.int64]:
+    """[rows]: the row to take for each slot so that in every shard the counted rows come first.
+
+    counted, usable: [rows], rows in `shards` equal runs; usable but not counted are pad slots. The rest of
+    a shard repeats its counted rows, else its usable ones; -1 where it has neither.
+    """
+    taken = np.full(len(counted), -1, np.int64)
+    each = len(counted) // shards
+    for start in range(0, each * shards, each or 1):
+        here = slice(start, start + each)
+        rows = start + np.flatnonzero(counted[here] & usable[here])
+        if not rows.size:
+            rows = start + np.flatnonzero(usable[here])
+        if rows.size:
+            taken[here] = np.resize(rows, each)
+    return taken

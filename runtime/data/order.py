@@ -1,0 +1,144 @@
+"""Which record stands where: a pure function of (seed, epoch, position, member).
+
+A permutation of the records is evaluated at the positions that a batch needs, in memory that does not
+grow with the source. It is a balanced Feistel network (Luby and Rackoff 1988) over the smallest even
+number of bits that holds the source, walked along its cycle until it lands inside the source (cycle
+walking: Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). Its round function and its
+round keys come from the 64-bit finaliser of SplitMix (Steele, Lea and Flood 2014, with Stafford's
+thirteenth set of constants). Nothing here knows how many ranks there are.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Visit = Literal["exactly_once", "at_least_once", "at_most_once"]
+Tail = Literal["pad", "short", "drop"]
+
+_MASK = (1 << 64) - 1
+_ROUNDS = 8  # four make it pseudo-random for large halves; small sources want a few more
+_GOLDEN = 0x9E3779B97F4A7C15
+_WINDOW = 2048  # positions that are permuted at once: a small array costs NumPy as much as this
+
+
+def _mixed(value: int) -> int:
+    """The SplitMix finaliser of one integer modulo 2**64."""
+    value &= _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+def _mixed_array(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+def folded(*numbers: int) -> int:
+    """64 bits that depend on each of `numbers` (taken modulo 2**64) and on their order."""
+    state = 0
+    for number in numbers:
+        state = _mixed((state + _GOLDEN) ^ _mixed(number + _GOLDEN))
+    return state
+
+
+def permuted(
+    positions: npt.NDArray[np.int64], length: int, seed: int, epoch: int, member: int | None = None
+) -> npt.NDArray[np.int64]:
+    """The records at `positions` of epoch `epoch`.
+
+    positions: any shape, each in [0, length). member: None for the order that all members share, else
+    the member's index (row-major over several ensembles). Over 0..length-1 the result is a permutation.
+    """
+    half = max(1, ((length - 1).bit_length() + 1) // 2)
+    shift, mask = np.uint64(half), np.uint64((1 << half) - 1)
+    key = folded(seed, epoch, 0 if member is None else member + 1, length)
+    keys = [np.uint64(folded(key, number)) for number in range(_ROUNDS)]
+
+    def once(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+        left, right = values >> shift, values & mask
+        for round_key in keys:
+            left, right = right, left ^ (_mixed_array(right ^ round_key) & mask)
+        return (left << shift) | right
+
+    result = once(positions.astype(np.uint64).ravel())
+    outside = np.flatnonzero(result >= length)
+    while outside.size:
+        result[outside] = once(result[outside])
+        outside = outside[result[outside] >= length]
+    return result.astype(np.int64).reshape(positions.shape)
+
+
+@functools.lru_cache(maxsize=256)
+def _window(number: int, length: int, seed: int, epoch: int, member: int | None) -> npt.NDArray[np.int64]:
+    """The records at positions number * _WINDOW and on, at most _WINDOW of them."""
+    start = number * _WINDOW
+    records = permuted(np.arange(start, min(start + _WINDOW, length)), length, seed, epoch, member)
+    records.flags.writeable = False
+    return records
+
+
+@dataclass(frozen=True)
+class Order:
+    """The visits of one load: `batch` global records a step out of `length`.
+
+    `exactly_once` and `at_most_once` number each record once an epoch; slots past the end (tail pad)
+    repeat records from the start of the epoch and do not count. `at_least_once` goes round again, and
+    every slot counts. `drop` leaves out the records that do not fill a batch, `short` makes the last
+    batch shorter.
+    """
+
+    length: int
+    batch: int
+    seed: int
+    visit: Visit = "exactly_once"
+    tail: Tail = "pad"
+
+    @property
+    def steps(self) -> int:
+        """Steps of one epoch, from this load's point of view."""
+        return self.length // self.batch if self.tail == "drop" else -(-self.length // self.batch)
+
+    def rows(self, step: int) -> int:
+        """Slots of the global batch of `step`: `batch`, but for a short last one."""
+        if self.tail != "short" or self.visit == "at_least_once":
+            return self.batch
+        return max(0, min(self.batch, self.length - step * self.batch))
+
+    def counts(self, step: int) -> npt.NDArray[np.bool_]:
+        """[rows]: which slots of `step` count as records, by the visit's contract."""
+        if self.visit == "at_least_once":
+            return np.ones(self.rows(step), bool)
+        return np.arange(step * self.batch, step * self.batch + self.rows(step)) < self.length
+
+    def records(self, epoch: int, step: int, member: int | None = None) -> npt.NDArray[np.int64]:
+        """[rows]: the record indices of the global batch of `step`, the same for any number of ranks."""
+        start = step * self.batch
+        positions = np.arange(start, start + self.rows(step), dtype=np.int64) % self.length
+        result = np.empty_like(positions)
+        numbers = positions // _WINDOW
+        for number in dict.fromkeys(numbers.tolist()):
+            here = numbers == number
+            window = _window(number, self.length, self.seed, epoch, member)
+            result[here] = window[positions[here] - number * _WINDOW]
+        return result
+
+
+def generator(seed: int, stage: int, epoch: int, step: int, record: int, member: int) -> np.random.Generator:
+    """The random stream of one call of a random host function.
+
+    Philox (Salmon et al. 2011) is a function of a key and a counter, so streams are told apart by where
+    they stand in the counter and cannot overlap within a stage. stage: which map of the phase it is.
+    member: -1 where the stage does not differ between members.
+    """
+    counter = [0, record & _MASK, ((epoch & 0xFFFFFFFF) << 32) | (step & 0xFFFFFFFF), (member + 1) & _MASK]
+    philox = np.random.Philox(
+        counter=np.array(counter, np.uint64), key=np.array([seed & _MASK, folded(stage)], np.uint64)
+    )
+    return np.random.Generator(philox)

@@ -1,0 +1,298 @@
+"""What of a phase the host does: which stages, how many copies of each value, and what is handed over."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from commplan.diagnostics import Span, fail
+from commplan.ir.plan import AxisKind, Ref
+from commplan.ir.schedule import Map, Phase, Read, Schedule, Share, operands, results
+from commplan.ir.types import ArrayType, BytesType, TreeType
+
+Element = ArrayType | BytesType | TreeType
+HostOp = Read | Map | Share
+Coords = tuple[int, ...]  # indices along the axes of a value's copies
+
+
+@dataclass(frozen=True)
+class Flow:
+    """Stages that hang together through their values: one batch of rows goes through all of them.
+
+    ops: in plan order. rows: the rows of the global batch that this process holds, in shard order, given a
+    full batch. per: the ensembles whose members have their own order here. before: ops whose results
+    travel between processes, done once per host; after: those that every process does. moved: the values
+    that travel. on_error: what the load says.
+    """
+
+    ops: tuple[HostOp, ...]
+    reads: tuple[Read, ...]
+    split: tuple[str, ...]
+    per: tuple[str, ...]
+    before: tuple[HostOp, ...]
+    after: tuple[HostOp, ...]
+    moved: tuple[Ref, ...]
+
+    @property
+    def batch(self) -> int:
+        return self.reads[0].batch[0]
+
+
+@dataclass(frozen=True)
+class HostProgram:
+    """The host's part of one phase, as one process carries it out.
+
+    roots: host-made values that are handed over. copies: for each value the axes along which it is
+    computed anew: those it is `per`, and those of a pinned `duplicate` it leads to or comes from.
+    local: the indices that this process holds, for every axis.
+    """
+
+    schedule: Schedule
+    phase: Phase
+    flows: tuple[Flow, ...]
+    roots: tuple[Ref, ...]
+    elements: Mapping[Ref, Element]
+    copies: Mapping[Ref, tuple[str, ...]]
+    local: Mapping[str, tuple[int, ...]]
+
+    def per(self, ref: Ref) -> tuple[str, ...]:
+        """The axes that a value's arrays have as leading dimensions."""
+        return next(value.placement.per for value in self.phase.values if value.id == ref)
+
+    def variants(self, axes: Sequence[str]) -> list[Coords]:
+        """Every combination of this process's indices along `axes`, row-major."""
+        return list(itertools.product(*(self.local[axis] for axis in axes)))
+
+    def member(self, axes: Sequence[str], coords: Mapping[str, int]) -> int:
+        """The place along `axes`, row-major, first major; 0 where there are none."""
+        place = 0
+        for axis in axes:
+            place = place * self.schedule.axis(axis).size + coords[axis]
+        return place
+
+    def shards(self, split: Sequence[str]) -> list[int]:
+        """The shards that this process holds, in order."""
+        held = itertools.product(*(self.local[axis] for axis in split))
+        return sorted(self.member(split, dict(zip(split, coords, strict=True))) for coords in held)
+
+    def rows(self, flow: Flow, rows: int) -> npt.NDArray[np.int64]:
+        """The rows of a global batch of `rows` rows that this process holds, in shard order."""
+        if not flow.split:
+            return np.arange(rows)
+        each = rows // self.schedule.size(flow.split)
+        return np.concatenate([np.arange(s * each, (s + 1) * each) for s in self.shards(flow.split)])
+
+
+def held(schedule: Schedule, local: Mapping[str, Sequence[int]] | None) -> dict[str, tuple[int, ...]]:
+    """The indices that this process holds for every axis; all where `local` does not say.
+
+    Errors: CP0915 for an axis that the plan lacks, an index out of range or twice, or none at all.
+    """
+    given = dict(local or {})
+    sizes = {axis.name: axis.size for axis in schedule.axes}
+    for name, indices in given.items():
+        if name not in sizes:
+            fail("CP0915", f"the plan has no axis `{name}`", f"axes: {', '.join(sizes) or 'none'}")
+        wrong = (
+            not indices or len(set(indices)) < len(indices) or not all(0 <= i < sizes[name] for i in indices)
+        )
+        if wrong:
+            fail(
+                "CP0915",
+                f"a process cannot hold {list(indices)} of `{name}`",
+                f"expected: different indices from 0 to {sizes[name] - 1}, at least one",
+            )
+    return {name: tuple(given.get(name, range(size))) for name, size in sizes.items()}
+
+
+def _refuse(schedule: Schedule, op: HostOp) -> None:
+    """Stop at what the compiler knows and this runtime does not run."""
+    if isinstance(op, Read) and op.clock:
+        fail(
+            "CP0912",
+            f"members of `{op.clock}` with clocks of their own are compiled but not run",
+            "every member reads the same batch size: write `batch N`",
+            span=op.span,
+            file=schedule.file,
+        )
+    if isinstance(op, Share) and op.design in ("single_broadcast", "multi_broadcast"):
+        fail(
+            "CP0911",
+            f"`via {op.design}` is compiled but not run",
+            "designs that run: `duplicate` and `all_shared`, between the processes of one host",
+            "or leave `share` out and let the compiler choose",
+            span=op.span,
+            file=schedule.file,
+        )
+
+
+def _wanted(phase: Phase, on_host: Mapping[Ref, HostOp]) -> tuple[Ref, ...]:
+    """The host-made values behind the phase's source-only outputs and arguments."""
+    made = {ref: op for op in phase.ops for ref in results(op)}
+    roots: dict[Ref, None] = {}
+    stack = [b.value for b in reversed((*phase.outputs, *phase.takes)) if b.source_only]
+    seen: set[Ref] = set()
+    while stack:
+        ref = stack.pop()
+        if ref in seen:
+            continue
+        seen.add(ref)
+        if ref in on_host:
+            roots[ref] = None
+        elif ref in made:
+            stack.extend(reversed(operands(made[ref])))
+    return tuple(roots)
+
+
+def _copies(schedule: Schedule, phase: Phase, ops: Sequence[HostOp]) -> dict[Ref, tuple[str, ...]]:
+    """The axes along which each value is computed anew (see HostProgram)."""
+    pinned: dict[Ref, frozenset[str]] = {}
+    for op in reversed(ops):
+        down = frozenset[str]().union(*(pinned.get(ref, frozenset[str]()) for ref in results(op)))
+        if isinstance(op, Share):
+            down = down | frozenset(op.over) if op.design == "duplicate" else frozenset[str]()
+        for ref in operands(op):
+            pinned[ref] = pinned.get(ref, frozenset[str]()) | down
+    per = {value.id: frozenset(value.placement.per) for value in phase.values}
+    ensembles = [axis.name for axis in schedule.axes if axis.kind is AxisKind.ENSEMBLE]
+    copies: dict[Ref, frozenset[str]] = {}
+    for op in ops:
+        from_operands = frozenset[str]().union(*(copies[ref] for ref in operands(op)))
+        if isinstance(op, Share) and op.design != "duplicate":
+            from_operands -= frozenset(op.over)
+        first = results(op)[0]
+        for ref in results(op):
+            counted = isinstance(op, Read) and ref == op.count
+            own = frozenset[str]() if counted else per[first] | pinned.get(first, frozenset[str]())
+            copies[ref] = from_operands | own
+    return {ref: tuple(a for a in ensembles if a in axes) for ref, axes in copies.items()}
+
+
+def _element(schedule: Schedule, op: HostOp, known: Mapping[Ref, Element]) -> dict[Ref, Element]:
+    """The record types of an op's results, counts left out."""
+    match op:
+        case Read():
+            return {op.result: next(s.type for s in schedule.sources if s.name == op.source)}
+        case Map():
+            return dict(zip(op.results, schedule.fn(op.fn).results, strict=True))
+        case Share():
+            return {op.result: known[op.operand]}
+
+
+def _flow(
+    ops: Sequence[HostOp],
+    phase: Phase,
+    roots: Sequence[Ref],
+    elements: Mapping[Ref, Element],
+    apart: bool,
+    file: str,
+) -> Flow:
+    """Cut one connected set of stages at what travels between processes, if `apart` (there are several)."""
+    reads = tuple(op for op in ops if isinstance(op, Read))
+    placement = next(value.placement for value in phase.values if value.id == reads[0].result)
+    shared = [op.result for op in ops if isinstance(op, Share) and op.design == "all_shared"] if apart else []
+    upstream = set(shared)
+    for op in reversed(ops):
+        if upstream.intersection(results(op)):
+            upstream.update(operands(op))
+    before = [op for op in ops if upstream.intersection(results(op))]
+    made = {ref for op in before for ref in results(op)} & set(elements)
+    after = [op for op in ops if op not in before]
+    asked = set(roots).union(*(operands(op) for op in after))
+    moved: list[Ref] = []
+    again: list[HostOp] = []
+    for op in before:
+        for ref in results(op):
+            if ref not in made or ref not in asked:
+                continue
+            if not isinstance(elements[ref], BytesType):
+                moved.append(ref)
+            elif isinstance(op, Read):
+                again.append(op)  # bytes are read again rather than sent: their length is not known
+            else:
+                fail(
+                    "CP0913",
+                    f"`{ref.rpartition('.')[0]}` holds records of variable length, which do not "
+                    "travel between processes",
+                    "share the decoded array instead: an array has one size",
+                    span=op.span,
+                    file=file,
+                )
+    return Flow(
+        tuple(ops), reads, placement.split, reads[0].per, tuple(before), (*again, *after), tuple(moved)
+    )
+
+
+def host_program(
+    schedule: Schedule, phase_name: str, local: Mapping[str, Sequence[int]] | None, *, apart: bool = False
+) -> HostProgram:
+    """The host's part of phase `phase_name`. apart: `all_shared` values travel between processes.
+
+    Errors: CP0911 to CP0915.
+    """
+    phase = schedule.phase(phase_name)
+    holds = held(schedule, local)
+    on_host: dict[Ref, HostOp] = {}
+    for op in phase.ops:
+        is_host = isinstance(op, Read | Share) or (isinstance(op, Map) and schedule.fn(op.fn).where == "host")
+        if is_host and isinstance(op, Read | Map | Share):
+            on_host.update(dict.fromkeys(results(op), op))
+    roots = _wanted(phase, on_host)
+    needed = set(roots)
+    chosen: list[HostOp] = []
+    for op in reversed(list(dict.fromkeys(on_host.values()))):
+        if needed.intersection(results(op)):
+            needed.update(operands(op))
+            chosen.insert(0, op)
+    elements: dict[Ref, Element] = {}
+    for op in chosen:
+        _refuse(schedule, op)
+        elements.update(_element(schedule, op, elements))
+        _refuse_trees(op, elements, schedule.file)
+    flows = tuple(_flow(ops, phase, roots, elements, apart, schedule.file) for ops in _connected(chosen))
+    copies = _copies(schedule, phase, chosen)
+    return HostProgram(schedule, phase, flows, roots, elements, copies, holds)
+
+
+def _refuse_trees(op: HostOp, elements: Mapping[Ref, Element], file: str) -> None:
+    for ref in results(op):
+        if isinstance(elements.get(ref), TreeType):
+            fail(
+                "CP0913",
+                f"`{ref.rpartition('.')[0]}` is a tree, and records on the host are arrays or bytes",
+                "give the function one result per array",
+                span=op.span,
+                file=file,
+            )
+
+
+def _connected(ops: Sequence[HostOp]) -> list[list[HostOp]]:
+    """Ops grouped by the values that join them, each group and the groups in plan order."""
+    groups: list[tuple[set[Ref], list[HostOp]]] = []
+    for op in ops:
+        refs = {*operands(op), *results(op)}
+        touching = [group for group in groups if group[0] & refs]
+        joined = (refs.union(*(g[0] for g in touching)), [*itertools.chain(*(g[1] for g in touching)), op])
+        place = groups.index(touching[0]) if touching else len(groups)
+        groups.insert(place, joined)
+        groups = [group for group in groups if not any(group is old for old in touching)]
+    order = {results(op)[0]: number for number, op in enumerate(ops)}
+    return [sorted(group[1], key=lambda op: order[results(op)[0]]) for group in groups]
+
+
+def span_of(flow: Flow) -> Span:
+    """The plan line that the flow's batches are blamed on: what travels, else what is read."""
+    shares = [op.span for op in flow.before if isinstance(op, Share)]
+    return shares[0] if shares else flow.reads[0].span
+
+
+def size(element: Element) -> int:
+    """Bytes of one record of array type."""
+    if not isinstance(element, ArrayType):
+        return 0
+    return math.prod(element.shape) * element.dtype.nbytes

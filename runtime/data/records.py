@@ -1,0 +1,256 @@
+"""One stage over a block of records: call, check, and say exactly what was wrong with which record."""
+
+from __future__ import annotations
+
+import inspect
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn, cast
+
+import numpy as np
+
+from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
+from commplan.ir.plan import Ref
+from commplan.ir.schedule import FnType, Map, Read, Schedule
+from commplan.ir.types import ArrayType, BytesType, DType, TreeType
+from commplan.runtime.data import sources
+from commplan.runtime.data.order import generator
+from commplan.runtime.data.usage import Meter
+
+Record = Any  # an array, a NumPy or Python scalar, or bytes
+Element = ArrayType | BytesType | TreeType
+
+
+def numpy_dtype(dtype: DType) -> np.dtype[Any]:
+    """The NumPy dtype of `dtype`; bf16 is known to NumPy once ml_dtypes (a part of JAX) is imported."""
+    try:
+        return np.dtype(dtype.numpy_name)
+    except TypeError:
+        import ml_dtypes  # noqa: PLC0415  (optional: only plans with bf16 records need it)
+
+        return np.dtype(ml_dtypes.bfloat16)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a block of rows stands: what keys its random streams and names it in errors."""
+
+    epoch: int
+    step: int
+    member: int  # -1 where the stage does not differ between members
+
+
+class MismatchError(Exception):
+    """A record is not what the plan says; the argument is what was found."""
+
+
+def _described(value: object) -> str:
+    if isinstance(value, np.ndarray | np.generic):
+        array = cast("np.ndarray[Any, Any]", value)
+        name = DType.of(array.dtype.name) or array.dtype.name
+        return f"{name}[{', '.join(map(str, array.shape))}]" if array.shape else str(name)
+    return f"a {type(value).__name__}"
+
+
+def checked(value: object, element: Element, dtype: np.dtype[Any] | None) -> Record:
+    """`value` as a record of `element`: bytes, or a read-only array or scalar.
+
+    Arrays must have the written shape and dtype exactly; a Python number stands for a scalar that can
+    hold it. Read-only, because a value may be the operand of several stages and members. Raises
+    MismatchError.
+    """
+    if isinstance(element, BytesType):
+        if isinstance(value, bytes | bytearray | memoryview):
+            return cast("Record", value)
+        raise MismatchError(_described(value))
+    if not isinstance(element, ArrayType) or dtype is None:
+        raise MismatchError("a tree")
+    if type(value) in (int, float, bool) and not element.shape:
+        return _scalar(cast("int | float | bool", value), element, dtype)
+    if not hasattr(value, "dtype") or not hasattr(value, "shape"):
+        raise MismatchError(_described(value))
+    array = np.asarray(value)
+    if array.shape != element.shape or array.dtype != dtype:
+        raise MismatchError(_described(array))
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def _scalar(value: float, element: ArrayType, dtype: np.dtype[Any]) -> Record:
+    if element.dtype is DType.BOOL:
+        fits = isinstance(value, bool)
+    elif element.dtype.is_float:
+        fits = not isinstance(value, bool)
+    else:
+        info = np.iinfo(dtype)
+        fits = type(value) is int and info.min <= value <= info.max
+    if not fits:
+        raise MismatchError(f"{value!r}, a {type(value).__name__}")
+    return dtype.type(value)
+
+
+def checked_functions(
+    schedule: Schedule, functions: Mapping[str, object], names: Sequence[str] | None = None
+) -> dict[str, Callable[..., Any]]:
+    """The host functions of `schedule` (those in `names`, or all), checked.
+
+    Errors, all in one: CP0908 a function that is missing, cannot be called, or takes other arguments than
+    its operands, and `rng` as a keyword where it is random.
+    """
+    problems: list[Diagnostic] = []
+    chosen: dict[str, Callable[..., Any]] = {}
+    spans = {op.fn: op.span for phase in schedule.phases for op in phase.ops if isinstance(op, Map)}
+    for fn in schedule.fns:
+        if fn.where != "host" or fn.name not in (spans if names is None else names):
+            continue
+        found = functions.get(fn.name)
+        problem = _function_problem(fn, found)
+        if problem:
+            notes = (Note(f"expected: {_call(fn)}"),)
+            problems.append(Diagnostic("CP0908", problem, spans.get(fn.name), notes, file=schedule.file))
+        else:
+            chosen[fn.name] = cast("Callable[..., Any]", found)
+    if problems:
+        raise CommplanError(*problems)
+    return chosen
+
+
+def _call(fn: FnType) -> str:
+    arguments = [f"<{operand}>" for operand in fn.operands]
+    arguments += ["rng=<numpy.random.Generator>"] if fn.random else []
+    return f"{fn.name}({', '.join(arguments)})"
+
+
+def _function_problem(fn: FnType, found: object) -> str | None:
+    if found is None:
+        return f"host function `{fn.name}` is not bound"
+    if not callable(found):
+        return f"`{fn.name}` is a {type(found).__name__}, which cannot be called"
+    try:
+        signature = inspect.signature(found)
+    except (TypeError, ValueError):
+        return None  # some builtins tell nothing; a wrong call will
+    keywords: dict[str, object] = {"rng": None} if fn.random else {}
+    try:
+        signature.bind(*[None] * len(fn.operands), **keywords)
+    except TypeError as error:
+        return f"host function `{fn.name}{signature}` cannot be called as the plan does: {error}"
+    return None
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A Read or a host Map with all that running it needs. Failures are those of single records."""
+
+    op: Read | Map
+    number: int  # among the ops of the phase: keeps the random streams of two maps apart
+    elements: tuple[Element, ...]
+    dtypes: tuple[np.dtype[Any] | None, ...]
+    call: Callable[..., Any]
+    seed: int
+    random: bool
+    file: str
+    meter: Meter
+    skip: bool
+
+    @property
+    def key(self) -> Ref:
+        return self.op.result if isinstance(self.op, Read) else self.op.results[0]
+
+    def run(
+        self,
+        place: Place,
+        records: Sequence[int],
+        operands: Sequence[Sequence[Record]],
+        valid: np.ndarray[Any, np.dtype[np.bool_]],
+    ) -> list[list[Record]]:
+        """Results of a block: for each result a list with one record per row.
+
+        records: [rows] record indices. operands: for each operand [rows] (of a Read: none). valid: [rows];
+        rows that are not are left out (None), and a row that fails becomes invalid where the plan skips.
+        """
+        columns: list[list[Record]] = [[None] * len(records) for _ in self.elements]
+        start, done, moved, skipped = time.thread_time(), 0, 0, 0
+        for row, record in enumerate(records):
+            if not valid[row]:
+                continue
+            try:
+                out = self._one(place, record, [column[row] for column in operands])
+            except CommplanError:
+                if not self.skip:
+                    raise
+                valid[row] = False
+                skipped += 1
+                continue
+            done += 1
+            for column, value in zip(columns, out, strict=True):
+                column[row] = value
+                moved += sources.nbytes(value)
+        cpu = time.thread_time() - start
+        self.meter.add(self.key, cpu_s=cpu, records=done, nbytes=moved, skipped=skipped)
+        return columns
+
+    def _one(self, place: Place, record: int, arguments: list[Record]) -> tuple[Record, ...]:
+        out = self._called(place, record, arguments)
+        if len(self.elements) == 1:
+            return (self._checked(record, 0, out),)
+        values = _as_tuple(out)
+        if values is None or len(values) != len(self.elements):
+            found = f"{len(values)} results" if values is not None else f"{_described(out)}, one result"
+            self._mismatch(record, f"{len(self.elements)} results", found)
+        return tuple(self._checked(record, number, value) for number, value in enumerate(values or ()))
+
+    def _called(self, place: Place, record: int, arguments: list[Record]) -> object:
+        try:
+            if isinstance(self.op, Read):
+                return self.call(record)
+            if not self.random:
+                return self.call(*arguments)
+            rng = generator(self.seed, self.number, place.epoch, place.step, record, place.member)
+            return self.call(*arguments, rng=rng)
+        except Exception as error:  # whatever the user's code raises belongs to a record
+            raise CommplanError(self._raised(record, error)) from error
+
+    def _checked(self, record: int, number: int, value: object) -> Record:
+        element = self.elements[number]
+        try:
+            return checked(value, element, self.dtypes[number])
+        except MismatchError as found:
+            which = f"result {number + 1}: " if len(self.elements) > 1 else ""
+            self._mismatch(record, f"{which}{element}", str(found))
+
+    def _mismatch(self, record: int, expected: str, found: str) -> NoReturn:
+        if isinstance(self.op, Read):
+            code = "CP0905"
+            what = f"record {record} of source `{self.op.source}` has another type than the plan says"
+        else:
+            code = "CP0907"
+            what = (
+                f"host function `{self.op.fn}` returned another type than the plan says, for record {record}"
+            )
+        fail(code, what, f"expected: {expected}", f"found: {found}", span=self.op.span, file=self.file)
+
+    def _raised(self, record: int, error: Exception) -> Diagnostic:
+        if isinstance(self.op, Read):
+            code, what = "CP0904", f"reading record {record} of source `{self.op.source}`"
+        else:
+            code, what = "CP0906", f"host function `{self.op.fn}` on record {record}"
+        notes = [Note(_last_line(error))]
+        if "read-only" in str(error):
+            notes.append(Note("operands are read-only, because members share them: work on `x.copy()`"))
+        message = f"{what} raised {type(error).__name__}: {error}"
+        return Diagnostic(code, message, self.op.span, tuple(notes), file=self.file)
+
+
+def _as_tuple(out: object) -> tuple[object, ...] | None:
+    return tuple(cast("Sequence[object]", out)) if isinstance(out, tuple | list) else None
+
+
+def _last_line(error: Exception) -> str:
+    """Where in the user's code it happened."""
+    frames = traceback.extract_tb(error.__traceback__)
+    last = frames[-1]
+    return f'raised at line {last.lineno} of "{last.filename}", in {last.name}'

@@ -1,0 +1,254 @@
+"""Work ahead: a bounded ring of batches in the making, filled by threads, handed out in order.
+
+A batch is made in two stages of independent tasks. Between them, where processes share a value, stand
+two waits on other processes, each with a thread of its own: for a slot to write to, and for a slot that
+all have filled. Threads hold the ring and never the iterator in front of it, so an iterator that is
+forgotten is collected, and that closes the ring.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+Task = Callable[[], None]
+Item = TypeVar("Item")
+Made_co = TypeVar("Made_co", covariant=True)
+
+
+class ClosedError(Exception):
+    """The ring was closed while a batch was waited for."""
+
+
+class Making(Protocol[Made_co]):
+    """One batch in the making."""
+
+    def first(self) -> Sequence[Task]:
+        """Tasks that may start as soon as there is room; none is fine."""
+        ...
+
+    def publish(self, error: BaseException | None) -> None:
+        """The first stage is over; `error` is what went wrong in it."""
+        ...
+
+    def second(self) -> Sequence[Task]:
+        """Tasks that may start once every process has published."""
+        ...
+
+    def finish(self) -> Made_co:
+        """All tasks are done: the batch."""
+        ...
+
+
+class Peers(Protocol):
+    """The waits on other processes. Each raises where it cannot go on; `stop` makes both return False."""
+
+    def writable(self, number: int) -> bool: ...
+
+    def readable(self, number: int) -> bool: ...
+
+    def stop(self) -> None: ...
+
+    def leave(self) -> None: ...
+
+
+@dataclass
+class _Entry(Generic[Item]):
+    making: Making[Item]
+    todo: int = 0
+    error: BaseException | None = None
+    error_at: int = 0
+    done: bool = False
+    item: Item | None = None
+
+
+@dataclass
+class Ring(Generic[Item]):
+    """start: makes batch `number`, counted from 0, or None where the work has to halt until `rearm`.
+
+    depth: batches admitted and not yet handed out, at most. threads: workers. peers: None in one process.
+    """
+
+    start: Callable[[int], Making[Item] | None]
+    depth: int
+    threads: int
+    name: str
+    peers: Peers | None = None
+    _lock: threading.Condition = field(default_factory=threading.Condition)
+    _entries: dict[int, _Entry[Item]] = field(default_factory=dict[int, "_Entry[Item]"])
+    _tasks: list[tuple[int, int, int, Task]] = field(default_factory=list[tuple[int, int, int, Task]])
+    _to_write: deque[int] = field(default_factory=deque[int])
+    _to_read: deque[int] = field(default_factory=deque[int])
+    _ties: itertools.count[int] = field(default_factory=itertools.count)
+    _running: list[threading.Thread] = field(default_factory=list[threading.Thread])
+    _admitted: int = 0
+    _handed: int = 0
+    _closed: bool = False
+
+    # --- the caller's side ---
+
+    def admit(self) -> None:
+        """Start as many batches as there is room for."""
+        with self._lock:
+            if self._closed:
+                return
+            self._begin_threads()
+            while self._admitted < self._handed + self.depth:
+                making = self.start(self._admitted)
+                if making is None:
+                    return
+                number, self._admitted = self._admitted, self._admitted + 1
+                self._entries[number] = _Entry(making)
+                if self.peers is None:
+                    self._enter(number, 1, making.second())
+                else:
+                    self._to_write.append(number)
+            self._lock.notify_all()
+
+    def take(self) -> tuple[Item, int, float]:
+        """The next batch, how many lay ready, and the seconds waited. Raises what its making raised."""
+        self.admit()
+        begin = time.perf_counter()
+        with self._lock:
+            ready = sum(entry.done for entry in self._entries.values())
+            while not self._closed and not ((entry := self._entries.get(self._handed)) and entry.done):
+                self._lock.wait()
+            waited = time.perf_counter() - begin
+            entry = self._entries.get(self._handed)
+            if self._closed or entry is None:
+                raise ClosedError
+            if entry.error:
+                raise entry.error
+            del self._entries[self._handed]
+            self._handed += 1
+            item = entry.item
+        self.admit()
+        if item is None:
+            raise RuntimeError("a batch was finished without a result")
+        return item, ready, waited
+
+    def close(self) -> None:
+        """Stop, join every thread and leave the peers. May be called twice, and from any thread."""
+        with self._lock:
+            self._closed = True
+            self._tasks.clear()
+            self._lock.notify_all()
+            running, self._running = self._running, []
+        if self.peers is not None:
+            self.peers.stop()
+        for thread in running:
+            if thread is not threading.current_thread():
+                thread.join()
+        with self._lock:
+            self._entries.clear()
+        if self.peers is not None:
+            peers, self.peers = self.peers, None
+            peers.leave()
+
+    # --- the threads' side ---
+
+    def _begin_threads(self) -> None:
+        if self._running:
+            return
+        targets: list[Callable[[], None]] = [self._work] * self.threads
+        if self.peers is not None:
+            targets += [self._await_slots, self._await_peers]
+        for number, target in enumerate(targets):
+            # Daemons, so that a forgotten iterator cannot keep the interpreter alive; they are joined by
+            # `close`, which a finaliser calls at the latest when the interpreter exits.
+            thread = threading.Thread(target=target, name=f"{self.name}-{number}", daemon=True)
+            self._running.append(thread)
+            thread.start()
+
+    def _enter(self, number: int, stage: int, tasks: Sequence[Task]) -> None:
+        """Queue the tasks of a stage (the lock is held); a stage without tasks still takes one turn."""
+        tasks = tasks or (lambda: None,)
+        self._entries[number].todo = len(tasks)
+        for place, task in enumerate(tasks):
+            heapq.heappush(self._tasks, (number, stage * 1_000_000 + place, next(self._ties), task))
+        self._lock.notify_all()
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                while not self._tasks and not self._closed:
+                    self._lock.wait()
+                if self._closed:
+                    return
+                number, key, _, task = heapq.heappop(self._tasks)
+                entry = self._entries[number]
+                # A batch that failed needs no more work; only an earlier record's error is worth finding.
+                skip = entry.error is not None and key > entry.error_at
+            error: BaseException | None = None
+            try:
+                if not skip:
+                    task()
+            except BaseException as raised:  # noqa: BLE001  carried to the caller, at the batch it belongs to
+                error = raised
+            self._finished(number, key, error)
+
+    def _finished(self, number: int, key: int, error: BaseException | None) -> None:
+        with self._lock:
+            entry = self._entries.get(number)
+            if entry is None:
+                return
+            if error is not None and (entry.error is None or key < entry.error_at):
+                entry.error, entry.error_at = error, key
+            entry.todo -= 1
+            if entry.todo:
+                return
+        try:
+            if key < 1_000_000:
+                entry.making.publish(entry.error)
+                if entry.error is None:
+                    with self._lock:
+                        self._to_read.append(number)
+                        self._lock.notify_all()
+                    return
+            elif entry.error is None:
+                entry.item = entry.making.finish()
+        except BaseException as raised:  # noqa: BLE001  as above
+            entry.error = raised
+        with self._lock:
+            entry.done = True
+            self._lock.notify_all()
+
+    def _await_slots(self) -> None:
+        self._await(self._to_write, first=True)
+
+    def _await_peers(self) -> None:
+        self._await(self._to_read, first=False)
+
+    def _await(self, queue: deque[int], *, first: bool) -> None:
+        peers = self.peers
+        waiting = 0  # batches become readable in order, whatever order they were finished in
+        while peers is not None:
+            with self._lock:
+                while not (queue and (first or waiting in queue)) and not self._closed:
+                    self._lock.wait()
+                if self._closed:
+                    return
+                number = queue.popleft() if first else waiting
+                if not first:
+                    queue.remove(number)
+                    waiting += 1
+                entry = self._entries[number]
+            try:
+                if not (peers.writable(number) if first else peers.readable(number)):
+                    return
+                tasks = entry.making.first() if first else entry.making.second()
+            except BaseException as raised:  # noqa: BLE001  as above
+                with self._lock:
+                    entry.error, entry.done = raised, True
+                    self._lock.notify_all()
+                return  # without its peers this process cannot make any later batch either
+            with self._lock:
+                if self._closed:
+                    return
+                self._enter(number, 0 if first else 1, tasks)
