@@ -75,7 +75,11 @@ def _head(flat: Array, size: int) -> Array:
 def _join(pieces: Sequence[Array], ways: int, dtype: ir.DType) -> Array:
     if not pieces:
         return jnp.zeros((ways, 0), jax_dtype(dtype))
-    return pieces[0] if len(pieces) == 1 else jnp.concatenate(pieces, axis=1)
+    if len(pieces) == 1:
+        return pieces[0]
+    if ways == 1:  # XLA:CPU fuses a concatenation of one dimension, not one of two
+        return jnp.concatenate([piece.reshape(-1) for piece in pieces]).reshape(1, -1)
+    return jnp.concatenate(pieces, axis=1)
 
 
 def cut(leaf: Array, axis: str, ways: int, *, array: bool) -> Array:

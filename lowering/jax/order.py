@@ -19,16 +19,15 @@ def tie(x: Array, previous: Array, axis: str, backend: Backend) -> Array:
     """`x`, unchanged, but not before `previous` exists. `axis` is an axis over which `x` varies.
 
     GPUs keep an optimization barrier. XLA:CPU drops barriers before it combines all-reduces, so there
-    the first element of `x` is chosen between itself and one of `previous`, by a condition that is
-    never true and that XLA cannot see through. The update is in place: the buffer is not copied.
+    every element of `x` is chosen between itself and one of `previous`, by a condition that is never
+    true and that XLA cannot see through. The choice is fused into the concatenation that made `x`, so
+    it costs no pass and no copy; an update of one element in place would cost both.
     """
     if x.size == 0 or previous.size == 0:
         return x
     if not backend.on_cpu:
         return lax.optimization_barrier((x, previous))[0]
-    flat = x.reshape(-1)
     never = lax.axis_index(axis) < 0
     other = lax.stop_gradient(previous.reshape(-1)[0]).astype(x.dtype)
     other = _compat.assume_same(other, tuple(_compat.varying_axes(other) - _compat.varying_axes(x)))
-    first = jnp.where(never, other, flat[0])
-    return lax.dynamic_update_slice(flat, first[None], (0,)).reshape(x.shape)
+    return jnp.where(never, other, x)
