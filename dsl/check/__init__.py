@@ -23,7 +23,7 @@ def check(tree: ast.File) -> tuple[Plan | None, tuple[Diagnostic, ...]]:
     their places. The parser's own diagnostics are not repeated: what it could not read is passed
     over, and names bound there are taken as given.
     """
-    ctx = Context(tree.file)
+    ctx = Context(tree.file, tree.text)
     declare_all(ctx, tree.items)
     phases = check_phases(ctx, tree.items)
     check_states(ctx, tree.items)

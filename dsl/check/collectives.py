@@ -75,7 +75,7 @@ def check_broadcast(
         if not _broadcasts(ctx, scope, expr, operand, axis):
             return None
     result = scope.bind(target, operand.type, operand.placement.same_over(over))
-    scope.made_same[result] = target.span
+    scope.mark_same(result, operand.id, over, target.span)
     return Broadcast(result, operand.id, over, root, statement.span, via, found)
 
 
@@ -121,7 +121,7 @@ def _broadcasts(ctx: Context, scope: Scope, expr: ast.StageExpr, operand: Value,
 def _report_same(ctx: Context, scope: Scope, expr: ast.StageExpr, operand: Value, axis: str) -> bool:
     """A collective along an axis on which nothing varies: reduced before, or never different."""
     span = axis_span(expr.over, axis)
-    made = scope.made_same.get(operand.id)
+    made = scope.made_same.get(operand.id, {}).get(axis)
     if made is not None:
         ctx.error(
             "CP0301",
@@ -231,7 +231,7 @@ def check_reduce(
     if by is None or not operand_suits(ctx, by, operand):
         return None
     result = scope.bind(target, operand.type, operand.placement.same_over(over))
-    scope.made_same[result] = target.span
+    scope.mark_same(result, operand.id, over, target.span)
     across = expr.over_word.text == "across"
     return Reduce(result, operand.id, over, by.op, statement.span, across, via, found)
 
@@ -352,7 +352,7 @@ def check_gather(
         return None
     whole = Placement(placement.per, placement.partial, placement.split[:-1])
     result = scope.bind(target, operand.type, whole)
-    scope.made_same[result] = target.span
+    scope.mark_same(result, operand.id, (axis,), target.span)
     return Gather(result, operand.id, axis, statement.span, via, found)
 
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import difflib
-import math
+import re
 from collections.abc import Iterable
 
 from commplan.diagnostics import Diagnostic, Fix, Note, Span
 from commplan.dsl import ast
 from commplan.ir.plan import Axis, AxisKind, Fn, Ref, Source, Value
 from commplan.ir.types import Placement, Type
+
+MOST_GUESSES = 100
+MOST_COMPARED = 500
+LONGEST_GUESS = 64
+MOST_LISTED = 24
+_LEADING = re.compile(r"[A-Za-z_]\w*(?:\s*,\s*[A-Za-z_]\w*)*", re.ASCII)
 
 KIND_WORDS = {
     AxisKind.REPLICA: "an axis",
@@ -25,7 +31,7 @@ class Context:
     that one mistake makes one error.
     """
 
-    def __init__(self, file: str) -> None:
+    def __init__(self, file: str, text: str) -> None:
         self.file = file
         self.diagnostics: list[Diagnostic] = []
         self.declared: dict[str, tuple[str, Span]] = {}
@@ -40,6 +46,8 @@ class Context:
         self.set_states: set[str] = set()
         self.updated_states: set[str] = set()
         self._versions: dict[str, int] = {}
+        self._lines = text.splitlines()
+        self._guesses = MOST_GUESSES
 
     def error(
         self, code: str, message: str, span: Span, *notes: Note | str | None, fix: Fix | None = None
@@ -77,25 +85,42 @@ class Context:
         entry = self.declared.get(name)
         return entry[0] if entry else None
 
+    def bad_targets(self, statement: ast.BadStmt) -> list[str]:
+        """The names that an unreadable statement would bind: those the parser found, else its first words."""
+        if statement.targets or not 0 < statement.span.line <= len(self._lines):
+            return [name.text for name in statement.targets]
+        words = _LEADING.match(self._lines[statement.span.line - 1], statement.span.column - 1)
+        return re.split(r"\s*,\s*", words[0]) if words else []
+
+    def near(self, name: str, known: Iterable[str]) -> str | None:
+        """The name in `known` that `name` is most probably a misspelling of, if there is one.
+
+        A file of thousands of errors gets no guess for the later ones: each costs a comparison with
+        every known name.
+        """
+        if self._guesses <= 0 or len(name) > LONGEST_GUESS:
+            return None
+        self._guesses -= 1
+        short = [other for other in known if len(other) <= LONGEST_GUESS][:MOST_COMPARED]
+        found = difflib.get_close_matches(name, short, 1, 0.7) or difflib.get_close_matches(
+            name.lower(), short, 1, 0.7
+        )
+        return found[0] if found else None
+
+    def rename(self, name: ast.Name, known: Iterable[str]) -> Fix | None:
+        """The repair of a misspelt name: certain enough where one known name is near."""
+        near = self.near(name.text, known)
+        return Fix(f"write `{near}`", name.span, near) if near else None
+
     def replica_axes(self) -> tuple[str, ...]:
         return tuple(axis.name for axis in self.axes.values() if axis.kind is AxisKind.REPLICA)
-
-
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The name in `known` that `name` is most probably a misspelling of, if there is one."""
-    found = difflib.get_close_matches(name.lower(), tuple(known), 1, 0.6)
-    return found[0] if found else None
-
-
-def rename(name: ast.Name, known: Iterable[str]) -> Fix | None:
-    """The repair of a misspelt name: certain enough where one known name is near."""
-    near = nearest(name.text, known)
-    return Fix(f"write `{near}`", name.span, near) if near else None
 
 
 def listed(names: Iterable[str], joint: str = "and") -> str:
     """`a`, `b` and `c`."""
     quoted = [f"`{name}`" for name in names]
+    if len(quoted) > MOST_LISTED:
+        return f"{', '.join(quoted[:MOST_LISTED])} {joint} {len(quoted) - MOST_LISTED} more"
     if len(quoted) < 2:
         return "".join(quoted)
     return f"{', '.join(quoted[:-1])} {joint} {quoted[-1]}"
@@ -114,7 +139,3 @@ def is_scalar(type_: Type) -> bool:
 
 def plural(count: int, word: str) -> str:
     return f"{count} {word}" if count == 1 else f"{count} {word}s"
-
-
-def product(sizes: Iterable[int]) -> int:
-    return math.prod(sizes)

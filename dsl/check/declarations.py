@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from commplan.diagnostics import Note
 from commplan.dsl import ast
-from commplan.dsl.check.context import KIND_WORDS, Context, listed, rename
+from commplan.dsl.check.context import KIND_WORDS, Context, listed
 from commplan.dsl.check.numbers import integer
 from commplan.dsl.check.placements import declared_placement
 from commplan.dsl.check.types import declare_fn, element_type
@@ -152,6 +152,6 @@ def _server(ctx: Context, name: ast.Name) -> str | None:
         f"`{name.text}` is {kind}, expected a server" if kind else f"there is no server `{name.text}`",
         name.span,
         f"declared are {listed(servers)}" if servers else "declare one: `server NAME = N`",
-        fix=None if kind else rename(name, servers),
+        fix=None if kind else ctx.rename(name, servers),
     )
     return None

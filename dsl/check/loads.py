@@ -6,7 +6,7 @@ from typing import Literal
 
 from commplan.diagnostics import Fix, Note
 from commplan.dsl import ast
-from commplan.dsl.check.context import Context, listed, plural, rename
+from commplan.dsl.check.context import Context, listed, plural
 from commplan.dsl.check.numbers import integer
 from commplan.dsl.check.options import hints
 from commplan.dsl.check.placements import resolve_axes
@@ -86,7 +86,7 @@ def _source(ctx: Context, name: ast.Name) -> Source | None:
         f"`{name.text}` is {kind}, expected a source" if kind else f"there is no source `{name.text}`",
         name.span,
         f"declared are {listed(ctx.sources)}" if ctx.sources else "declare one: `source NAME : TYPE`",
-        fix=None if kind else rename(name, ctx.sources),
+        fix=None if kind else ctx.rename(name, ctx.sources),
     )
     return None
 
@@ -172,7 +172,7 @@ def _visit(ctx: Context, expr: ast.LoadExpr) -> Visit | None:
             "CP0411",
             f"a visit is {listed(VISITS, 'or')}, found `{expr.visit.text}`",
             expr.visit.span,
-            fix=rename(expr.visit, VISITS),
+            fix=ctx.rename(expr.visit, VISITS),
         )
     return visit
 
@@ -188,7 +188,7 @@ def _tail(
             "CP0412",
             f"a tail is {listed(TAILS, 'or')}, found `{expr.tail.text}`",
             expr.tail.span,
-            fix=rename(expr.tail, TAILS),
+            fix=ctx.rename(expr.tail, TAILS),
         )
     elif tail == "drop" and visit == "exactly_once":
         ctx.error(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from commplan.diagnostics import Note
 from commplan.dsl import ast
-from commplan.dsl.check.context import Context, described, is_scalar, listed, plural, rename
+from commplan.dsl.check.context import Context, described, is_scalar, listed, plural
 from commplan.dsl.check.options import hints
 from commplan.dsl.check.placements import resolve_axes, status
 from commplan.dsl.check.scope import Scope
@@ -72,7 +72,7 @@ def find_fn(ctx: Context, name: ast.Name) -> Fn | None:
         f"declared are {listed(ctx.fns)}"
         if ctx.fns
         else "declare it: `fn NAME(TYPES) -> TYPES on host|device`",
-        fix=None if kind else rename(name, ctx.fns),
+        fix=None if kind else ctx.rename(name, ctx.fns),
     )
     return None
 

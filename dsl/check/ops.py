@@ -8,7 +8,7 @@ import msgspec
 
 from commplan.diagnostics import Span
 from commplan.dsl import ast
-from commplan.dsl.check.context import Context, described, is_scalar, listed, rename
+from commplan.dsl.check.context import Context, described, is_scalar, listed
 from commplan.dsl.check.numbers import written
 from commplan.dsl.check.scope import Scope
 from commplan.ir.plan import Op, Value
@@ -43,7 +43,7 @@ def reduction(ctx: Context, scope: Scope, call: ast.Call | None, span: Span) -> 
             f"there is no operator `{call.name.text}`",
             call.name.span,
             f"the operators are {listed(OPS)}",
-            fix=rename(call.name, OPS),
+            fix=ctx.rename(call.name, OPS),
         )
         return None
     if not call.args:
@@ -62,7 +62,7 @@ def _weighted(
         return None
     if rest or first.key is None or first.key.text != "weight":
         wrong = rest[0] if rest else first
-        near = rename(first.key, ("weight",)) if first.key is not None and not rest else None
+        near = ctx.rename(first.key, ("weight",)) if first.key is not None and not rest else None
         ctx.error(
             "CP0405", "`mean` takes one argument, `weight`", wrong.span, "write `mean(weight = n)`", fix=near
         )
@@ -107,25 +107,27 @@ def operand_suits(ctx: Context, found: Reduction, operand: Value) -> bool:
     return found.weight is None or scalar_follows(ctx, found.weight, operand, found.span, "the weight")
 
 
-def scalar_follows(ctx: Context, scalar: Value, operand: Value, span: Span, what: str) -> bool:
+def scalar_follows(
+    ctx: Context, scalar: Value, operand: Value, span: Span, what: str, code: str = "CP0407"
+) -> bool:
     """Whether a scalar varies at most where the operand does, and is no unreduced term."""
     if scalar.placement.partial:
         ctx.error(
-            "CP0407",
-            f"{what} `{scalar.name}` is partial over {listed(scalar.placement.partial)}",
+            code,
+            f"{what} is `{scalar.name}`, partial over {listed(scalar.placement.partial)}",
             span,
             described(scalar),
             "reduce it first, or declare it `per` if it is each rank's own number",
         )
         return False
     if scalar.placement.server is not None:
-        ctx.error("CP0407", f"{what} `{scalar.name}` lives on a server", span, described(scalar))
+        ctx.error(code, f"{what} is `{scalar.name}`, which lives on a server", span, described(scalar))
         return False
     more = [axis for axis in scalar.placement.varying if not operand.placement.varies(axis)]
     if more:
         ctx.error(
-            "CP0407",
-            f"{what} `{scalar.name}` varies over {listed(more)}, where `{operand.name}` does not",
+            code,
+            f"{what} is `{scalar.name}`, which varies over {listed(more)}, where `{operand.name}` does not",
             span,
             described(scalar),
             described(operand),

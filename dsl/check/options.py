@@ -8,7 +8,7 @@ import msgspec
 
 from commplan.diagnostics import Note, Span
 from commplan.dsl import ast
-from commplan.dsl.check.context import Context, listed, rename
+from commplan.dsl.check.context import Context, listed
 from commplan.dsl.check.numbers import integer, nbytes, written
 from commplan.ir.plan import Hints
 from commplan.ir.types import ArrayType, DType, Type
@@ -62,7 +62,7 @@ def hints(ctx: Context, options: ast.Options | None, stage: str, type_: Type | N
                 f"there is no option `{key}`",
                 option.key.span,
                 f"`{stage}` takes {listed(taken_by(stage))}" if taken_by(stage) else f"`{stage}` takes none",
-                fix=rename(option.key, OPTIONS),
+                fix=ctx.rename(option.key, OPTIONS),
             )
             continue
         if key in seen:
@@ -114,7 +114,7 @@ def _report_value(ctx: Context, option: ast.Option, rule: Rule) -> None:
     value = option.value
     text = value.text if isinstance(value, ast.Name) else written(value)
     known = {"word": rule.words, "dtype": FLOATS}.get(rule.kind, ())
-    fix = rename(value, known) if isinstance(value, ast.Name) else None
+    fix = ctx.rename(value, known) if isinstance(value, ast.Name) else None
     ctx.error("CP0612", f"`{option.key.text}` is {expected}, found `{text}`", value.span, fix=fix)
 
 

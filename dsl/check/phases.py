@@ -16,7 +16,10 @@ from commplan.dsl.check.servers import check_elastic, check_exchange
 from commplan.ir.plan import Binding, Phase, Stage
 
 # What a bound plan calls its own: a phase of such a name could not be called.
-TAKEN = frozenset(("init", "start", "step", "every", "spmd", "varying", "tap", "batches", "member"))
+TAKEN = frozenset(
+    ("init", "start", "step", "every", "spmd", "varying", "tap", "batches", "member")
+    + ("program", "mesh", "sources", "functions", "seed", "context", "phases")
+)
 
 
 def check_phases(ctx: Context, items: tuple[ast.Decl, ...]) -> tuple[Phase, ...]:
@@ -66,7 +69,7 @@ def _phase(ctx: Context, decl: ast.PhaseDecl, title: str, name: str) -> Phase:
     for statement in decl.body:
         match statement:
             case ast.BadStmt():
-                scope.bind_bad(statement.targets)
+                scope.bind_bad(ctx.bad_targets(statement), statement.span)
             case ast.OutputStmt():
                 scope.output(statement)
             case ast.StageStmt():
@@ -88,7 +91,20 @@ def _statement(ctx: Context, scope: Scope, statement: ast.StageStmt) -> None:
     if stage is not None:
         scope.stages.append(stage)
     if stage is None or not sound:
-        scope.bind_bad(statement.targets)
+        scope.bind_bad((name.text for name in statement.targets), statement.span)
+        scope.bind_bad(_states_of(ctx, statement.expr), statement.span)
+
+
+def _states_of(ctx: Context, expr: ast.Expr) -> tuple[str, ...]:
+    """The states that a stage updates whatever its targets are called."""
+    match expr:
+        case ast.ExchangeExpr():
+            names = expr.states
+        case ast.ElasticExpr():
+            names = (expr.center,)
+        case _:
+            names = ()
+    return tuple(name.text for name in names if name.text in ctx.states)
 
 
 def _stage(ctx: Context, scope: Scope, statement: ast.StageStmt) -> Stage | None:
@@ -111,6 +127,8 @@ def check_states(ctx: Context, items: tuple[ast.Decl, ...]) -> None:
         return  # the phase that does it may be the one that did not parse
     for state in ctx.states.values():
         name = state.name
+        near = ctx.near(name, [other for other in ctx.bound if other not in ctx.declared])
+        misspelt = Note(f"`{near}` is bound here: was `{name}` meant?", ctx.bound[near][1]) if near else None
         never_set = name not in ctx.set_states
         never_updated = name not in ctx.updated_states
         if never_set:
@@ -119,6 +137,7 @@ def check_states(ctx: Context, items: tuple[ast.Decl, ...]) -> None:
                 f"the state `{name}` is never set" + (" and never updated" * never_updated),
                 state.span,
                 f"bind `{name}` in `at start {{ }}`: that is its value before the first step",
+                misspelt,
             )
         elif never_updated:
             ctx.error(
@@ -126,4 +145,5 @@ def check_states(ctx: Context, items: tuple[ast.Decl, ...]) -> None:
                 f"the state `{name}` is never updated",
                 state.span,
                 f"bind `{name}` in a phase other than `at start`; a value that never changes needs no state",
+                misspelt,
             )

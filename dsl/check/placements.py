@@ -7,7 +7,7 @@ from typing import Literal
 
 from commplan.diagnostics import Note, Span
 from commplan.dsl import ast
-from commplan.dsl.check.context import KIND_WORDS, Context, is_scalar, listed, rename
+from commplan.dsl.check.context import KIND_WORDS, Context, is_scalar, listed
 from commplan.ir.plan import AxisKind
 from commplan.ir.types import Placement, Type
 
@@ -68,7 +68,7 @@ def _not_an_axis(ctx: Context, name: ast.Name, kinds: Sequence[AxisKind], role: 
         f"there is no axis `{name.text}`, expected {role}",
         name.span,
         f"declared are {listed(known)}" if known else "the plan declares none",
-        fix=rename(name, known),
+        fix=ctx.rename(name, known),
     )
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from commplan.diagnostics import Note, Span
 from commplan.dsl import ast
-from commplan.dsl.check.context import Context, described, listed, rename
-from commplan.ir.plan import Binding, Ref, Stage, Value
+from commplan.dsl.check.context import Context, described, listed
+from commplan.ir.plan import AxisKind, Binding, Ref, Stage, Value
 from commplan.ir.types import BytesType, Placement, RecordsType, Type
 
 BAD = None  # what a name stands for that a statement in error bound
@@ -23,8 +23,8 @@ class Scope:
         self.stages: list[Stage] = []
         self.outputs: list[Binding] = []
         self.output_spans: dict[str, Span] = {}
-        self.updated: list[str] = []
-        self.made_same: dict[Ref, Span] = {}  # results of reductions, and where they were reduced
+        self.updated: set[str] = set()
+        self.made_same: dict[Ref, dict[str, Span]] = {}  # over which axes, and where
         self.clocks: dict[str, Span] = {}  # ensembles whose members have own clocks in this phase
         self.env: dict[str, Value | None] = dict(ctx.inputs)
         if not self.is_start:
@@ -33,7 +33,8 @@ class Scope:
         for statement in decl.body:
             if isinstance(statement, ast.StageStmt) and isinstance(statement.expr, ast.LoadExpr):
                 over = statement.expr.batch.over
-                if over is not None:
+                axis = ctx.axes.get(over.text) if over else None
+                if over is not None and axis is not None and axis.kind is AxisKind.ENSEMBLE:
                     self.clocks.setdefault(over.text, statement.expr.batch.span)
 
     def operand(self, name: ast.Name) -> Value | None:
@@ -85,7 +86,7 @@ class Scope:
                 Note(f"`{text}` is bound in `{title}`: only states carry over to other phases", span)
             )
         else:
-            fix = rename(name, [*self.env, *self.ctx.states])
+            fix = self.ctx.rename(name, [*self.env, *self.ctx.states])
         self.ctx.error("CP0102", f"there is no value `{text}` here", name.span, *notes, fix=fix)
 
     def check_targets(self, targets: Sequence[ast.Name]) -> None:
@@ -113,22 +114,25 @@ class Scope:
         else:
             value = self.ctx.new_value(name, state.type, state.placement)
             self.env[name.text] = value
-        self._note_bound(name)
+        self._note_bound(name.text, name.span)
         return value.id
 
-    def bind_bad(self, targets: Sequence[ast.Name]) -> None:
+    def bind_bad(self, names: Iterable[str], span: Span) -> None:
         """Bind the targets of a statement in error: what uses them is not checked."""
-        for name in targets:
-            self.env[name.text] = BAD
-            self._note_bound(name)
+        for name in names:
+            self.env[name] = BAD
+            self._note_bound(name, span)
 
-    def _note_bound(self, name: ast.Name) -> None:
-        self.ctx.bound.setdefault(name.text, (self.title, name.span))
-        if self.ctx.kind_of(name.text) != "a state":
+    def mark_same(self, result: Ref, operand: Ref, axes: Iterable[str], span: Span) -> None:
+        """Remember where `result` was made the same over `axes`, beside what its operand was already."""
+        self.made_same[result] = self.made_same.get(operand, {}) | dict.fromkeys(axes, span)
+
+    def _note_bound(self, name: str, span: Span) -> None:
+        self.ctx.bound.setdefault(name, (self.title, span))
+        if self.ctx.kind_of(name) != "a state":
             return
-        (self.ctx.set_states if self.is_start else self.ctx.updated_states).add(name.text)
-        if name.text not in self.updated:
-            self.updated.append(name.text)
+        (self.ctx.set_states if self.is_start else self.ctx.updated_states).add(name)
+        self.updated.add(name)
 
     def _fits(self, name: ast.Name, state: Value, type_: Type, placement: Placement) -> bool:
         if type_ != state.type:
@@ -154,7 +158,6 @@ class Scope:
     def output(self, statement: ast.OutputStmt) -> None:
         """Check the names of one `output` line."""
         for name in statement.names:
-            value = self.operand(name)
             if name.text in self.output_spans:
                 self.ctx.error(
                     "CP0509",
@@ -164,6 +167,7 @@ class Scope:
                 )
                 continue
             self.output_spans[name.text] = name.span
+            value = self.operand(name)
             if value is not None and self._may_leave(name, value):
                 self.outputs.append(Binding(name.text, value.id))
 

@@ -9,10 +9,10 @@ from typing import Literal
 
 import msgspec
 
-from commplan.diagnostics import Note
+from commplan.diagnostics import Note, Span
 from commplan.dsl import ast
 from commplan.dsl.check.axes import axis_span, on_workers, stage_axes
-from commplan.dsl.check.context import Context, described, is_scalar, listed, plural, rename
+from commplan.dsl.check.context import Context, described, is_scalar, listed, plural
 from commplan.dsl.check.maps import find_fn
 from commplan.dsl.check.numbers import exact, written
 from commplan.dsl.check.ops import operand_suits, reduction, scalar_follows
@@ -211,6 +211,7 @@ class Coefficient(msgspec.Struct, frozen=True):
     """`eta` or `rho`: a literal with its exact value, or a scalar value."""
 
     given: float | Ref
+    span: Span
     literal: ast.Number | None = None
     value: Value | None = None
 
@@ -242,11 +243,8 @@ def check_elastic(
     if mode is None or coefficients is None:
         return None
     for what, coefficient in zip(("eta", "rho"), coefficients, strict=True):
-        if (
-            coefficient.value
-            and expr.by
-            and not scalar_follows(ctx, coefficient.value, operand, expr.by.span, what)
-        ):
+        scalar = coefficient.value
+        if scalar and not scalar_follows(ctx, scalar, operand, coefficient.span, f"`{what}`", "CP0425"):
             return None
     pull = scope.bind(statement.targets[0], operand.type, operand.placement)
     result = scope.bind(statement.targets[1], center.type, center.placement)
@@ -285,7 +283,7 @@ def _mode(ctx: Context, expr: ast.ElasticExpr) -> Mode | None:
     if mode is None:
         ctx.error(
             "CP0404", f"there is no mode `{text}`", expr.by.name.span, f"the modes are {listed(MODES)}",
-            fix=rename(expr.by.name, MODES),
+            fix=ctx.rename(expr.by.name, MODES),
         )  # fmt: skip
     return mode
 
@@ -300,7 +298,7 @@ def _coefficients(
         if arg.key is None:
             message, fix = f"the arguments of `{mode}` have names: `eta` and `rho`", None
         elif arg.key.text not in ("eta", "rho"):
-            near = rename(arg.key, [key for key in ("eta", "rho") if key not in given])
+            near = ctx.rename(arg.key, [key for key in ("eta", "rho") if key not in given])
             message, fix = f"`{mode}` has no argument `{arg.key.text}`", near
         elif arg.key.text in given:
             message, fix = f"`{arg.key.text}` is given twice", None
@@ -323,7 +321,7 @@ def _coefficient(ctx: Context, scope: Scope, value: ast.Name | ast.Number, what:
         if value.unit is not None or not math.isfinite(value.value) or value.value <= 0:
             ctx.error("CP0425", f"`{what}` is a positive number, found `{written(value)}`", value.span)
             return None
-        return Coefficient(float(value.value), value)
+        return Coefficient(float(value.value), value.span, value)
     found = scope.operand(value)
     if found is None:
         return None
@@ -335,7 +333,7 @@ def _coefficient(ctx: Context, scope: Scope, value: ast.Name | ast.Number, what:
             described(found),
         )
         return None
-    return Coefficient(found.id, None, found)
+    return Coefficient(found.id, value.span, None, found)
 
 
 def _stable(

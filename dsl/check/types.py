@@ -6,7 +6,7 @@ from typing import Literal
 
 from commplan.diagnostics import Fix
 from commplan.dsl import ast
-from commplan.dsl.check.context import Context, listed, nearest, rename
+from commplan.dsl.check.context import Context, listed
 from commplan.dsl.check.numbers import integer
 from commplan.ir.plan import Fn
 from commplan.ir.types import ArrayType, BytesType, DType, Element, TreeType
@@ -26,7 +26,7 @@ def element_type(ctx: Context, expr: ast.TypeExpr) -> Element | None:
     """The type that was written, or None with the error reported."""
     name = expr.name.text
     if name not in TYPES:
-        near = FOREIGN.get(name.lower()) or nearest(name, TYPES)
+        near = FOREIGN.get(name.lower()) or ctx.near(name, TYPES)
         ctx.error(
             "CP0201",
             f"there is no type `{name}`",
@@ -84,7 +84,7 @@ def _where(ctx: Context, decl: ast.FnDecl) -> Literal["host", "device"] | None:
         "CP0203",
         f"a fn runs on `host` or on `device`, found `{decl.where.text}`",
         decl.where.span,
-        fix=rename(decl.where, ("host", "device")),
+        fix=ctx.rename(decl.where, ("host", "device")),
     )
     return None
 
@@ -98,7 +98,7 @@ def _flags(ctx: Context, decl: ast.FnDecl) -> tuple[bool, bool, bool] | None:
                 "CP0204",
                 f"a fn is {listed(FLAGS, 'or')}, found `{flag.text}`",
                 flag.span,
-                fix=rename(flag, FLAGS),
+                fix=ctx.rename(flag, FLAGS),
             )
             sound = False
         elif flag.text in seen:

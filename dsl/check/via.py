@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from commplan.dsl import ast
-from commplan.dsl.check.context import Context, listed, nearest, rename
+from commplan.dsl.check.context import Context, listed
 from commplan.dsl.check.numbers import integer, written
 from commplan.ir.plan import Algorithm, Arg, Hints
 from commplan.ir.types import ArrayType, DType, Type
@@ -66,7 +66,7 @@ def algorithm(
             f"there is no algorithm `{name}`",
             call.name.span,
             f"`{stage}` takes {listed(known)}",
-            fix=rename(call.name, known),
+            fix=ctx.rename(call.name, known),
         )
         return None
     if stage not in ALGORITHMS[name]:
@@ -113,16 +113,16 @@ def _keyed(ctx: Context, call: ast.Call) -> dict[str, ast.CallArg] | None:
         elif arg.key.text in keys:
             message, fix = f"`{arg.key.text}` is given twice", None
         else:
-            message, fix = f"`{name}` has no argument `{arg.key.text}`", rename(arg.key, keys)
+            message, fix = f"`{name}` has no argument `{arg.key.text}`", ctx.rename(arg.key, keys)
         ctx.error("CP0604", message, arg.span, usage, fix=fix)
         return None
     return found
 
 
-def _count(ctx: Context, arg: ast.CallArg, what: str) -> int | None:
+def _count(ctx: Context, arg: ast.CallArg, what: str, code: str) -> int | None:
     if isinstance(arg.value, ast.Number):
-        return integer(ctx, arg.value, what, code="CP0604")
-    ctx.error("CP0604", f"{what} is a whole number, found `{arg.value.text}`", arg.value.span)
+        return integer(ctx, arg.value, what, code=code)
+    ctx.error(code, f"{what} is a whole number, found `{arg.value.text}`", arg.value.span)
     return None
 
 
@@ -136,7 +136,7 @@ def _readers(
             "CP0604", f"`{name}` needs the number of its readers", call.span, f"write `{name}(readers = 2)`"
         )
         return None
-    readers = _count(ctx, arg, "the number of readers")
+    readers = _count(ctx, arg, "the number of readers", "CP0607")
     if readers is None:
         return None
     members = ctx.size(over) if over else None
@@ -167,7 +167,7 @@ def _parameter_server(
                 "owners are workers that hold a share of the states",
             )  # fmt: skip
             return None
-        owners = _count(ctx, arg, "the number of owners")
+        owners = _count(ctx, arg, "the number of owners", "CP0608")
         if owners is None:
             return None
         workers = ctx.size(over) if over else None
@@ -184,7 +184,7 @@ def _parameter_server(
             return None
         if not isinstance(value, ast.Name) or value.text not in over:
             text = value.text if isinstance(value, ast.Name) else written(value)
-            near = rename(value, over) if isinstance(value, ast.Name) else None
+            near = ctx.rename(value, over) if isinstance(value, ast.Name) else None
             ctx.error(
                 "CP0608",
                 f"`within` is an axis of this exchange, found `{text}`",
@@ -228,7 +228,7 @@ def _level(ctx: Context, value: ast.Name | ast.Number, stage: str) -> str | None
         "CP0605",
         f"a level of `{stage}` is carried out by one of {listed(known, 'or')}, found `{text}`",
         value.span,
-        fix=rename(value, known) if isinstance(value, ast.Name) else None,
+        fix=ctx.rename(value, known) if isinstance(value, ast.Name) else None,
     )
     return None
 
@@ -238,8 +238,8 @@ def _levels_match(ctx: Context, call: ast.Call, names: Sequence[ast.Name], over:
     seen: set[str] = set()
     for name in names:
         if name.text not in over:
-            near = nearest(name.text, [axis for axis in over if axis not in seen])
-            fix = rename(name, [near]) if near else None
+            near = ctx.near(name.text, [axis for axis in over if axis not in seen])
+            fix = ctx.rename(name, [near]) if near else None
             ctx.error("CP0605", f"this stage does not run over `{name.text}`", name.span, usage, fix=fix)
             return False
         if name.text in seen:
