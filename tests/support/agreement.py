@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -38,14 +39,15 @@ def lay_out(leaf: Array, judge: Judge, value: ir.Value, own: Sequence[str]) -> t
     rank_dims = len(judge.sizes)
     index = tuple(slice(None) if name in own else 0 for name in judge.axes)
     lead = tuple(n for name, n in zip(judge.axes, judge.sizes, strict=True) if name in own)
-    wholes = leaf[index].reshape(-1, *leaf.shape[rank_dims:])
+    wholes = leaf[index].reshape((math.prod(lead), *leaf.shape[rank_dims:]))
     rows: list[Array] = []
     masks: list[Array] = []
     for whole in wholes:
         row, mask = _cut_up(np.asarray(whole), np.ones(np.shape(whole), bool), judge, value)
         rows.append(row)
         masks.append(mask)
-    return (np.stack(rows).reshape(*lead, *rows[0].shape), np.stack(masks).reshape(*lead, *masks[0].shape))
+    shape = (*lead, *rows[0].shape)
+    return np.stack(rows).reshape(shape), np.stack(masks).reshape(shape)
 
 
 def _cut_up(whole: Array, mask: Array, judge: Judge, value: ir.Value) -> tuple[Array, Array]:

@@ -177,6 +177,7 @@ class _Writer:
         kinds = {axis: self.random.choice(["same", "per", "partial", "partial"]) for axis in self.axes}
         if any(spec.dtype == "bool" for _, spec in flatten(form)[0]):
             kinds = {axis: "per" if kind == "partial" else kind for axis, kind in kinds.items()}
+        kinds |= {axis: "per" for axis in self.ensembles if kinds[axis] == "partial"}
         per = frozenset(axis for axis, kind in kinds.items() if kind == "per")
         partial = frozenset(axis for axis, kind in kinds.items() if kind == "partial")
         return Var(name, form, key, per, partial)
@@ -285,7 +286,7 @@ class _Writer:
         if not over:
             return None
         ops = [] if self.has_bool(var) else ["sum"]
-        if set(over) <= var.per:
+        if set(over) <= var.per and (var.is_tree or not self.has_bool(var)):
             ops += ["max", "min"]
         if var.floats_only:
             ops += ["mean", "mean(weight = count)"]

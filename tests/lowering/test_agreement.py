@@ -1,0 +1,71 @@
+"""Random plans: what they mean, the oracle and JAX agree. Bit by bit for integers.
+
+`python -m bench.agreement` runs many more of them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+from support.agreement import DisagreementError, Ways, check
+from support.random_case import Case, make_case
+
+from commplan.ir import schedule as ir
+
+
+@pytest.mark.parametrize("block", range(6))
+def test_the_oracle_does_what_random_plans_mean(block: int):
+    for seed in range(block * 50, (block + 1) * 50):
+        case = make_case(seed)
+        try:
+            check(case, jax=False)
+        except Exception as error:
+            raise AssertionError(f"seed {seed}, passes {case.pipeline}\n{case.text}") from error
+
+
+@pytest.mark.parametrize("seed", range(1000, 1060))
+def test_jax_agrees_with_the_oracle(seed: int):
+    case = make_case(seed)
+    try:
+        check(case, jax=True)
+    except Exception as error:
+        raise AssertionError(f"seed {seed}, passes {case.pipeline}\n{case.text}") from error
+
+
+def test_cases_depend_on_their_seed_alone():
+    first, second = make_case(5), make_case(5)
+    assert (first.text, first.pipeline, first.order) == (second.text, second.pipeline, second.order)
+    assert len({make_case(seed).text for seed in range(30)}) == 30
+
+
+def test_a_wrong_schedule_is_noticed():
+    """The judge is no yes-man: a maximum in place of a sum, a wrong root and a wrong divisor are seen."""
+    text = """
+plan judged
+axis a = 3
+input x : f32[4] per a
+each step {
+    y = reduce x over a by mean
+    z = broadcast x over a from 2
+    output y, z
+}
+at start { }
+"""
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    case = Case(0, text, {"a": 3}, {}, {"x": x}, {"x": ("a",)}, {"x": ()}, {}, {}, None)
+    check(case, jax=False)
+    changes = [
+        lambda op: isinstance(op, ir.Collective) and op.kind == "all_reduce" and {"op": "max"},
+        lambda op: isinstance(op, ir.Collective) and op.kind == "broadcast" and {"root": 1},
+        lambda op: isinstance(op, ir.Scale) and {"by": 4.0},
+    ]
+    for change in changes:
+        ways = Ways(case)
+        phases = [
+            replace(phase, ops=tuple(replace(op, **(change(op) or {})) for op in phase.ops))
+            for phase in ways.schedule.phases
+        ]
+        ways.schedule = replace(ways.schedule, phases=tuple(phases))
+        with pytest.raises(DisagreementError, match="step: output"):
+            ways.check_oracle()

@@ -1,0 +1,166 @@
+"""The arrows between rooms: who may import whom, read from the sources, and what is really loaded."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+ROOMS = {
+    "dsl": "commplan.dsl", "lowering": "commplan.lowering", "runtime": "commplan.runtime", "commplan": "commplan",
+}  # fmt: skip
+
+# What each room may import beside itself, `commplan.ir` and `commplan.diagnostics`. Modules that stand in no
+# room (the public face, the command, drawings, explanations) may import every room.
+OURS = "commplan"
+ALLOWED: dict[str, tuple[str, ...]] = {
+    "commplan.diagnostics": (),
+    "commplan.ir": ("commplan.collectives",),
+    "commplan.collectives": (),
+    "commplan.dsl": (),
+    "commplan.trees": (),
+    "commplan.topology": (),
+    "commplan.passes": ("commplan.collectives", "commplan.topology", "commplan.verify", "commplan.trees"),
+    "commplan.verify": ("commplan.collectives",),
+    "commplan.lowering": (
+        "commplan.collectives", "commplan.passes", "commplan.verify", "commplan.trees", "commplan.topology",
+    ),
+    "commplan.runtime": (
+        "commplan.collectives", "commplan.passes", "commplan.verify", "commplan.trees", "commplan.lowering",
+    ),
+}  # fmt: skip
+JAX = (
+    "commplan.lowering.jax",
+    "commplan.lowering.mpi",
+    "commplan.lowering.audit",
+    "commplan.runtime",
+    "commplan.optax",
+)
+MPI = ("commplan.lowering.mpi", "commplan.runtime")
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    """Every module of the package by its import name; the links to the rooms are not followed."""
+    for room, name in ROOMS.items():
+        for path in sorted((ROOT / room).rglob("*.py")):
+            inside = path.relative_to(ROOT / room)
+            if room == "commplan" and inside.parts[0] in ROOMS:
+                continue
+            parts = [*name.split("."), *inside.with_suffix("").parts]
+            yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
+
+
+def imports(path: Path, name: str) -> Iterator[tuple[str, int, bool]]:
+    """(module, line, at run time) for each import in the file; those for type checking alone are not."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for_types = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for body in node.body
+        for inner in ast.walk(body)
+    }
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, node.lineno, id(node) not in for_types
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, *([base] if base else [])])
+            yield base, node.lineno, id(node) not in for_types
+            for alias in node.names:  # `from commplan import trees` names a module as well
+                yield f"{base}.{alias.name}", node.lineno, id(node) not in for_types
+
+
+def below(name: str, prefix: str) -> bool:
+    return name == prefix or name.startswith(f"{prefix}.")
+
+
+def room_of(name: str) -> str | None:
+    """The longest prefix of `name` that has arrows of its own; None for the public face and the command."""
+    found = [prefix for prefix in ALLOWED if below(name, prefix)]
+    return max(found, key=len) if found else None
+
+
+def our_modules() -> set[str]:
+    return {name for name, _ in modules()}
+
+
+def test_the_rooms_are_where_they_should_be():
+    names = our_modules()
+    assert {
+        "commplan.ir.plan",
+        "commplan.dsl.ast",
+        "commplan.lowering.oracle.run",
+        "commplan.runtime.run",
+    } <= names
+    for link in ("dsl", "lowering", "runtime"):
+        assert (ROOT / "commplan" / link).is_symlink()
+
+
+@pytest.mark.parametrize(
+    ("name", "path"), list(modules()), ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_imports_follow_the_arrows(name: str, path: Path):
+    room, known, wrong = room_of(name), our_modules(), []
+    for target, line, at_run_time in imports(path, name):
+        if target.split(".")[0] == "jax" and not any(below(name, place) for place in JAX):
+            wrong.append(f"{path}:{line} imports jax")
+        if target.split(".")[0] in ("mpi4py", "mpi4jax") and not any(below(name, place) for place in MPI):
+            wrong.append(f"{path}:{line} imports MPI")
+        if room is None or target not in known or target == OURS or not at_run_time:
+            continue
+        fine = ("commplan.diagnostics", "commplan.ir", room, *ALLOWED[room])
+        if room == "commplan.diagnostics":
+            fine = (room,)
+        if room == "commplan.collectives":
+            fine = (room, "commplan.ir", "commplan.diagnostics")
+        if not any(below(target, prefix) for prefix in fine):
+            wrong.append(f"{path}:{line}: {room} imports {target}")
+    assert not wrong, "\n".join(wrong)
+
+
+def loaded(code: str) -> set[str]:
+    """The top-level modules that a fresh interpreter has loaded after `code`."""
+    script = f"import sys\n{code}\nprint('\\n'.join(sorted({{m.split('.')[0] for m in sys.modules}})))"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    return set(done.stdout.splitlines())
+
+
+HEAVY = {"jax", "jaxlib", "mpi4py", "mpi4jax", "ml_dtypes", "optax"}
+
+
+def test_import_commplan_loads_neither_jax_nor_mpi():
+    names = loaded("import commplan")
+    assert "commplan" in names
+    assert not names & HEAVY
+
+
+def test_check_loads_neither_jax_nor_mpi():
+    plan = ROOT / "examples" / "plans" / "two_level.plan"
+    names = loaded(
+        f"from commplan.cli import main\ntry:\n    code = main(['check', {str(plan)!r}])\n"
+        "except SystemExit as end:\n    code = end.code\nassert not code, code"
+    )
+    assert "lark" in names  # the plan was really parsed
+    assert not names & HEAVY
+
+
+def test_the_check_of_imports_can_fail(tmp_path: Path):
+    file = tmp_path / "wrong.py"
+    file.write_text(
+        "from __future__ import annotations\nimport jax.numpy as jnp\nfrom ..runtime import run\n"
+    )
+    found = {(target, at_run_time) for target, _, at_run_time in imports(file, "commplan.dsl.wrong")}
+    assert ("jax.numpy", True) in found
+    assert ("commplan.runtime.run", True) in found
