@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
@@ -222,21 +224,33 @@ class BatchInTheMaking:
     def _put_moved(self, state: FlowState, made: _Made, low: int, high: int) -> None:
         program = self.maker.program
         for ref in state.flow.moved:
+            start = time.thread_time()
             for place, coords in enumerate(program.variants(program.copies[ref])):
                 _fill(self.moved[ref][place, low:high], made[ref][coords])
+            self._charge(state, ref, start)
 
     def _put_roots(self, state: FlowState, made: _Made, low: int, high: int) -> None:
         program = self.maker.program
         for ref, array in state.arrays.items():
+            start = time.thread_time()
             per, copies = program.per(ref), program.copies[ref]
             for place, coords in zip(np.ndindex(array.shape[: len(per)]), program.variants(per), strict=True):
                 fixed = dict(zip(per, coords, strict=True))
                 column = next(made[ref][c] for c in program.variants(copies) if agrees(copies, c, fixed))
                 _fill(array[(*place, slice(low, high))], column)
+            self._charge(state, ref, start)
+
+    def _charge(self, state: FlowState, ref: Ref, start: float) -> None:
+        """Put the time of a copy on the line that made `ref`."""
+        key = next(results(op)[0] for op in state.flow.ops if ref in results(op))
+        self.maker.meter.add(key, cpu_s=time.thread_time() - start)
 
     def finish(self) -> HostBatch:
         """Let go of the slot, put skipped records out of the way, count."""
         if self.maker.exchange is not None:
+            for state in self.states:
+                for ref in state.flow.moved:
+                    self._received(state, ref)
             self.moved = {}
             self.maker.exchange.taken(self.number)
         program = self.maker.program
@@ -254,6 +268,16 @@ class BatchInTheMaking:
                     values[read.count] = self._count(state, read, read.count)
         seeds = {read.result: read.seed for state in self.states for read in state.flow.reads}
         return HostBatch(values, records, seeds, self.epoch, self.step)
+
+    def _received(self, state: FlowState, ref: Ref) -> None:
+        """Account for what others made of a shared value."""
+        op = next(op for op in state.flow.before if ref in results(op))
+        exchange = self.maker.exchange
+        if exchange is not None and isinstance(op, Share):
+            rows = len(state.rows)
+            mine = (exchange.index + 1) * rows // exchange.count - exchange.index * rows // exchange.count
+            each = self.moved[ref][:, :1].nbytes
+            self.maker.meter.add(op.result, records=rows - mine, nbytes=(rows - mine) * each)
 
     def _compact(self, state: FlowState) -> None:
         """In every shard the counted records first, repeats of them after: counts say how many."""
@@ -332,6 +356,20 @@ def _fill(target: Array, column: Sequence[Any]) -> None:
         target[row] = 0 if value is None else value
 
 
+def _numbers(program: HostProgram) -> dict[Ref, int]:
+    """What tells the random streams of the maps of a phase apart: the function, and which use of it.
+
+    Not the place among the ops, which depends on how the schedule shares.
+    """
+    uses: dict[str, int] = {}
+    found: dict[Ref, int] = {}
+    for op in program.phase.ops:
+        if isinstance(op, Map):
+            uses[op.fn] = uses.get(op.fn, 0) + 1
+            found[op.results[0]] = zlib.crc32(op.fn.encode()) * 65536 + uses[op.fn]
+    return found
+
+
 def stages(
     program: HostProgram,
     sources: Mapping[str, Source],
@@ -343,7 +381,7 @@ def stages(
     Errors: CP0914 where `on_error = skip` stands on a stage that cannot skip.
     """
     made: dict[Ref, Stage] = {}
-    numbers = {results(op)[0]: number for number, op in enumerate(program.phase.ops)}
+    numbers = _numbers(program)
     file = program.schedule.file
     for flow in program.flows:
         skips = any(read.hints.on_error == "skip" for read in flow.reads)
@@ -371,7 +409,7 @@ def stages(
             meter.line(key, what, op.span)
             random = isinstance(op, Map) and op.random
             made[key] = Stage(
-                op, numbers[key], elements, dtypes, call, flow.reads[0].seed, random, file, meter,
+                op, numbers.get(key, 0), elements, dtypes, call, flow.reads[0].seed, random, file, meter,
                 (own == "skip" or (own is None and skips)) and may,
             )  # fmt: skip
     return made

@@ -239,7 +239,8 @@ def host_program(
     holds = held(schedule, local)
     on_host: dict[Ref, HostOp] = {}
     for op in phase.ops:
-        is_host = isinstance(op, Read | Share) or (isinstance(op, Map) and schedule.fn(op.fn).where == "host")
+        is_host = isinstance(op, Read) or (isinstance(op, Share) and op.operand in on_host)
+        is_host = is_host or (isinstance(op, Map) and schedule.fn(op.fn).where == "host")
         if is_host and isinstance(op, Read | Map | Share):
             on_host.update(dict.fromkeys(results(op), op))
     roots = _wanted(phase, on_host)

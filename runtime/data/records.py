@@ -146,7 +146,7 @@ class Stage:
     """A Read or a host Map with all that running it needs. Failures are those of single records."""
 
     op: Read | Map
-    number: int  # among the ops of the phase: keeps the random streams of two maps apart
+    number: int  # keeps the random streams of two maps apart, whatever the design
     elements: tuple[Element, ...]
     dtypes: tuple[np.dtype[Any] | None, ...]
     call: Callable[..., Any]

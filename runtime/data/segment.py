@@ -185,7 +185,8 @@ def _nameless(path: Path) -> int:
 
 def _name(descriptor: int, path: Path) -> None:
     if os.fstat(descriptor).st_nlink == 0:
-        os.link(f"/proc/self/fd/{descriptor}", path, follow_symlinks=True)
+        # Python follows the link only where it is given a folder's descriptor, which the path needs not.
+        os.link(f"/proc/self/fd/{descriptor}", path, src_dir_fd=descriptor, follow_symlinks=True)
 
 
 def _found(path: Path, index: int, digest: bytes, timeout: float, blame: Blame) -> Segment:
