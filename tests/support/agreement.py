@@ -17,7 +17,6 @@ from .meaning import Array, Judge, Meaning, is_float
 from .random_case import Case, Tree
 
 EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
-PHASES = ("start", "step")
 
 
 class DisagreementError(AssertionError):
@@ -117,6 +116,7 @@ class Ways:
         self.case = case
         self.program = compile_case(case)
         self.schedule: ir.Schedule = self.program.schedule
+        self.phases = [phase.name for phase in self.schedule.phases]
         graph = commplan.loads(case.text).graph
         self.judge = Judge(graph, case.sizes, case.functions)
         self.entry = {value.id.rpartition(".")[0]: value for value in self.schedule.entry}
@@ -138,7 +138,7 @@ class Ways:
         """(outputs, states) of each phase, one after the other."""
         oracle = Oracle(self.schedule, self.case.functions)
         state, answers = oracle.init(), {}
-        for name in PHASES:
+        for name in self.phases:
             outputs, state = oracle.phase(name, state, inputs_of(self.schedule, name, self.inputs))
             answers[name] = (outputs, state)
         return answers
@@ -146,7 +146,7 @@ class Ways:
     def meaning(self) -> dict[str, tuple[dict[str, Meaning], dict[str, Meaning]]]:
         state: dict[str, Meaning] = {}
         answers: dict[str, tuple[dict[str, Meaning], dict[str, Meaning]]] = {}
-        for name in PHASES:
+        for name in self.phases:
             outputs, state = self.judge.phase(name, state, self.meant)
             answers[name] = (outputs, state)
         return answers
@@ -154,7 +154,7 @@ class Ways:
     def check_oracle(self) -> dict[str, tuple[dict[str, Tree], dict[str, Tree]]]:
         """The oracle's answers, which agree with what the plan means."""
         answers, meant, epsilon = self.oracle(), self.meaning(), precision(self.schedule)
-        for phase in PHASES:
+        for phase in self.phases:
             values = values_of(self.schedule, phase)
             compiled = self.schedule.phase(phase)
             bound = {b.name: values[b.value] for b in compiled.outputs}
@@ -184,7 +184,7 @@ class Ways:
         runner = UnderJax(self.program, self.case.sizes, self.case.functions)
         epsilon = precision(self.schedule)
         state = runner.init()
-        for phase in PHASES:
+        for phase in self.phases:
             outputs, state = runner.phase(phase, state, inputs_of(self.schedule, phase, self.inputs))
             wanted_outputs, wanted_state = answers[phase]
             for kind, got, wanted in (("output", outputs, wanted_outputs), ("state", state, wanted_state)):

@@ -16,6 +16,7 @@ import numpy as np
 
 from commplan.ir import plan as graph
 from commplan.trees import flatten
+from commplan.wording import operands
 
 Array = np.ndarray[Any, Any]
 Tree = Any
@@ -63,17 +64,14 @@ class Judge:
     ) -> tuple[dict[str, Meaning], dict[str, Meaning]]:
         """(outputs, states after the phase); `inputs` by name."""
         phase = self.plan.phase(name)
-        env = {
-            ref: inputs[ref.rpartition(".")[0]]
-            for ref in self.plan.inputs
-            if ref[: ref.rindex(".")] in inputs
-        }
-        env |= {
-            ref: state[ref.rpartition(".")[0]] for ref in self.plan.states if ref[: ref.rindex(".")] in state
-        }
+        given = {**inputs, **state}
+        entry = (*self.plan.inputs, *self.plan.states)
+        env = {ref: given[name] for ref in entry if (name := ref.rpartition(".")[0]) in given}
         for stage in phase.stages:
-            env |= self.stage(stage, env)
-        outputs = {binding.name: env[binding.value] for binding in phase.outputs}
+            # What is loaded has no meaning here, nor has what depends on nothing else.
+            if not isinstance(stage, graph.Load) and all(ref in env for ref in operands(stage)):
+                env |= self.stage(stage, env)
+        outputs = {binding.name: env[binding.value] for binding in phase.outputs if binding.value in env}
         updates = {binding.name: env[binding.value] for binding in phase.updates}
         return outputs, {**state, **updates}
 

@@ -1,0 +1,119 @@
+"""Explanations: every plan line, what it became, what it moves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import commplan
+from commplan import explain
+from commplan.diagnostics import Span
+from commplan.explain import Explanation, Traffic, explain_plan
+from commplan.ir import schedule as ir
+from commplan.ir.plan import Algorithm, Arg, AxisKind
+from commplan.ir.types import DType
+
+PLANS = Path(__file__).resolve().parents[2] / "examples" / "plans"
+SHAPES = {"kernel": {"shape": [256, 64], "dtype": "float32"}, "bias": {"shape": [64], "dtype": "float32"}}
+
+
+def explained(name: str, **options: object) -> tuple[commplan.Plan, ir.Schedule, Explanation]:
+    plan = commplan.load(PLANS / f"{name}.plan")
+    trees = {ref.rpartition(".")[0] for ref in (*plan.graph.inputs, *plan.graph.states)}
+    trees = {t for t in trees if str(plan.graph.value(f"{t}.0").type) == "tree"}
+    shapes = dict.fromkeys(sorted(trees), SHAPES)
+    program = plan.compile(shapes=shapes, **options)
+    return plan, program.schedule, explain_plan(plan.graph, program.schedule)
+
+
+def step(explanation: Explanation) -> explain.PhaseLines:
+    return next(phase for phase in explanation.phases if phase.name == "step")
+
+
+def fake(sizes: dict[str, int]) -> ir.Schedule:
+    axes = tuple(ir.Axis(name, AxisKind.REPLICA, size) for name, size in sizes.items())
+    return ir.Schedule("t", "", axes, (), (), (), (), (), ())
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks", "nbytes", "sent"),
+    [
+        ("all_reduce", 4, 1000, 1500), ("reduce_scatter", 4, 1000, 750), ("all_to_all", 8, 800, 700),
+        ("all_gather", 4, 100, 300), ("broadcast", 4, 100, 100), ("broadcast", 1, 100, 0),
+        ("all_reduce", 1, 9, 0),
+    ],
+)  # fmt: skip
+def test_least_bytes_of_a_collective(kind: str, ranks: int, nbytes: int, sent: int):
+    op = ir.Collective(kind, "y", "x", ("a",), DType.F32, nbytes, Span(1, 1, 1, 2))
+    (entry,) = explain.traffic(op, fake({"a": ranks}))
+    assert (entry.ranks, entry.nbytes) == (ranks, sent)
+
+
+def test_a_hierarchy_is_charged_level_by_level():
+    via = Algorithm("hierarchical", (Arg("gpu"), Arg("native", "node")))
+    op = ir.Collective(
+        "all_reduce", "y", "x", ("node", "gpu"), DType.F32, 800, Span(1, 1, 1, 2), algorithm=via
+    )
+    # Inside: scatter 700 and gather 7 x 100; between nodes: 2 x 3/4 of one eighth.
+    assert explain.traffic(op, fake({"node": 4, "gpu": 8})) == (
+        Traffic(("gpu",), 8, 1400, "(n-1)/n S + (n-1) S"),
+        Traffic(("node",), 4, 150, "2(n-1)/n S"),
+    )
+    spread = msgspec.structs.replace(op, kind="broadcast")
+    assert [entry.nbytes for entry in explain.traffic(spread, fake({"node": 4, "gpu": 8}))] == [800, 800]
+
+
+def test_every_line_of_the_plan_is_there_with_its_ops():
+    plan, schedule, explanation = explained("data_parallel")
+    lines = step(explanation).lines
+    assert [line.line for line in lines] == [s.span.line for s in plan.graph.phase("step").stages]
+    ops = schedule.phase("step").ops
+    assert sum(len(line.steps) for line in lines) == len(ops)
+    assert lines[0].stage.startswith("reduce by mean over data { bucket = 25 MiB")
+
+
+def test_buckets_and_wire_bytes_of_data_parallel():
+    _, _, explanation = explained("data_parallel")
+    (line,) = step(explanation).lines
+    nbytes = (256 * 64 + 64) * 4
+    assert [bucket.nbytes for bucket in line.buckets] == [nbytes]
+    assert len(line.buckets[0].leaves) == 2
+    kinds = [one.kind for one in line.steps]
+    assert kinds.index("pack") < kinds.index("all_to_all") < kinds.index("all_gather") < kinds.index("unpack")
+    # bfloat16 both ways: 7/8 of half the bytes to scatter, and the same to gather.
+    assert [(entry.axes, entry.nbytes) for entry in line.traffic] == [(("data",), 2 * nbytes // 2 * 7 // 8)]
+
+
+def test_two_level_moves_an_eighth_between_nodes():
+    _, _, explanation = explained("two_level")
+    over = {entry.axes: entry.nbytes for entry in step(explanation).traffic}
+    nbytes = (256 * 64 + 64) * 4
+    assert over == {("gpu",): 2 * nbytes * 7 // 8, ("node",): 2 * (nbytes // 8) * 3 // 4}
+
+
+def test_text_names_lines_bytes_and_choices():
+    _, _, explanation = explained("two_level")
+    text = explanation.text()
+    assert text.startswith("plan two_level\n  axes: node = 4, gpu = 8\n  passes: ")
+    assert "each step\n  line 11: grads.1 = reduce by mean over node, gpu via hierarchical(gpu, node)" in text
+    assert "each rank sends at least" in text
+    choice = ir.Choice("bucket", "64 KiB", "it is fast", None, ("1 KiB: slow",))
+    shown = msgspec.structs.replace(explanation, choices=(choice,)).text()
+    assert "  bucket chose 64 KiB: it is fast\n    rejected: 1 KiB: slow\n" in shown
+
+
+@pytest.mark.parametrize("path", sorted(PLANS.glob("*.plan")), ids=lambda path: path.stem)
+def test_every_example_is_explained_and_becomes_json(path: Path):
+    plan, schedule, explanation = explained(path.stem)
+    assert [phase.name for phase in explanation.phases] == [phase.name for phase in plan.graph.phases]
+    counted = sum(len(line.steps) for phase in explanation.phases for line in phase.lines)
+    assert counted == sum(len(phase.ops) for phase in schedule.phases)
+    decoded = json.loads(msgspec.json.encode(explanation))
+    assert decoded["plan"] == plan.name
+    assert msgspec.json.decode(msgspec.json.encode(explanation), type=Explanation) == explanation
+    text = explanation.text()
+    for phase in explanation.phases:
+        assert f"\n{phase.title}\n" in text
