@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,8 +15,10 @@ from commplan import compiler, trees
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.ir import plan as graph
 from commplan.ir.schedule import Leaf, Schedule
-from commplan.ir.serial import plan_digest, schedule_digest
+from commplan.ir.serial import decode, encode, plan_digest, schedule_digest
 from commplan.passes.axes import check_mesh
+from commplan.passes.manager import Observer
+from commplan.topology import Topology
 
 if TYPE_CHECKING:
     from commplan.runtime.run import Run
@@ -37,10 +42,14 @@ class Plan(msgspec.Struct, frozen=True):
         self,
         mesh: Any = None,
         shapes: Mapping[str, Any] | None = None,
-        topology: Any = None,
+        topology: Topology | str | Path | None = None,
         axes: Mapping[str, int] | None = None,
         order: Mapping[str, Sequence[str]] | None = None,
         passes: str | None = None,
+        *,
+        mapping: Mapping[str, str] | None = None,
+        oversubscribe: bool = False,
+        observer: Observer | None = None,
     ) -> Program:
         """This plan for one mesh and one set of shapes.
 
@@ -48,6 +57,7 @@ class Plan(msgspec.Struct, frozen=True):
         shapes: name -> pytree of arrays, `jax.ShapeDtypeStruct` or `{"shape", "dtype"}`, for inputs,
         states and map results of type tree; `per` dimensions omitted, split ones uncut.
         topology: a path to a topology file, or a `commplan.topology.Topology`.
+        mapping: axis -> level of the topology, where names and order do not say it.
         axes: sizes by name, for axes declared `?` where there is no mesh.
         order: name -> leaf paths in the order in which the backward pass makes them.
         passes: a pipeline such as `"share,bucket{max=4MiB},decompose,wire,overlap"`.
@@ -61,7 +71,15 @@ class Plan(msgspec.Struct, frozen=True):
         given = dict(shapes or {})
         leaves = {name: shapes_of(tree) for name, tree in given.items()}
         schedule = compiler.compile_plan(
-            self.graph, sizes, leaves, topology=topology, order=order, pipeline=passes
+            self.graph,
+            sizes,
+            leaves,
+            topology=topology,
+            mapping=mapping,
+            order=order,
+            pipeline=passes,
+            observer=observer,
+            oversubscribe=oversubscribe,
         )
         return Program(schedule, given)
 
@@ -99,6 +117,44 @@ class Program:
     def __repr__(self) -> str:
         axes = ", ".join(f"{axis.name}={axis.size}" for axis in self._schedule.axes)
         return f"<Program {self._schedule.plan} {axes} {self._digest[:12]}>"
+
+    def save(self, path: str | Path) -> Path:
+        """Write the schedule to `path`, whole or not at all; gives back where it is.
+
+        A name without an ending gets `.schedule.json`; a directory gets `PLAN.schedule.json`.
+        Raises CP1009 where it cannot be written.
+        """
+        place = Path(path)
+        if place.is_dir():
+            place = place / f"{self._schedule.plan}.schedule.json"
+        elif not place.suffix:
+            place = place.with_name(f"{place.name}.schedule.json")
+        write_whole(place, encode(self._schedule))
+        return place
+
+    @classmethod
+    def load(cls, path: str | Path, plan: Plan | None = None) -> Program:
+        """The program that `save` wrote, verified. With `plan`, refuses another plan's (CP1007).
+
+        Trees are rebuilt as nested dicts, since a file holds paths and no Python types.
+        Raises CP1001 to CP1005 where the file is wrong, CP1009 where it cannot be read.
+        """
+        place = Path(path)
+        try:
+            data = place.read_bytes()
+        except OSError as error:
+            fail("CP1009", f"{place} cannot be read: {error.strerror or error}", file=str(place))
+        schedule = decode(data, str(place))
+        if plan is not None and plan.digest != schedule.plan_digest:
+            fail(
+                "CP1007",
+                f"{place} was compiled from another plan than `{plan.name}`",
+                f"the schedule's plan `{schedule.plan}` has the digest {schedule.plan_digest}",
+                f"`{plan.name}` has the digest {plan.digest}",
+                "compile the plan again",
+                file=str(place),
+            )
+        return cls(schedule)
 
     def bind(
         self,
@@ -148,8 +204,44 @@ def mesh_sizes(mesh: Any) -> dict[str, int]:
 
 
 def shapes_of(tree: Any) -> tuple[Leaf, ...]:
-    """The leaves of `tree`, whatever kind of pytree it is. jax is asked only about nodes of its own."""
-    return trees.shapes_of(tree)
+    """The leaves of `tree`, whatever kind of pytree it is.
+
+    Plain containers need no jax; a node of another kind is asked of jax where that is loaded.
+    """
+    if "jax" not in sys.modules or trees.is_plain(tree):
+        return trees.shapes_of(tree)
+    from commplan.lowering.jax.trees import flatten  # noqa: PLC0415  jax is loaded already
+
+    paths, flat = flatten(tree)
+    return tuple(trees.leaf_of(path, leaf) for path, leaf in zip(paths, flat.leaves, strict=True))
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write `data` to `path` so that a reader sees all of it or the file as it was before."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+            temporary = Path(file.name)
+            try:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
+        _place(temporary, path)
+    except OSError as error:
+        fail("CP1009", f"{path} cannot be written: {error.strerror or error}", file=str(path))
+
+
+def _place(temporary: Path, path: Path) -> None:
+    try:
+        umask = os.umask(0)
+        os.umask(umask)
+        temporary.chmod(0o666 & ~umask)
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def check_binding(schedule: Schedule, digest: str, mesh: Mapping[str, int]) -> None:

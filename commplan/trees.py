@@ -47,6 +47,13 @@ def shapes_of(tree: Any) -> tuple[Leaf, ...]:
     return tuple(leaf_of(path, leaf) for path, leaf in leaves)
 
 
+def is_plain(tree: Any) -> bool:
+    """Whether every leaf of `tree`, taken apart as plain containers, has a shape."""
+    leaves: list[tuple[str, Any]] = []
+    _walk(tree, "", leaves, _is_spec)
+    return all(_is_spec(x) or isinstance(x, bool | int | float) or hasattr(x, "shape") for _, x in leaves)
+
+
 def leaf_of(path: str, leaf: Any) -> Leaf:
     """`leaf` (see `shapes_of`) as a `Leaf` at `path`."""
     shape, dtype = _shape_and_dtype(path, leaf)

@@ -1,4 +1,8 @@
-"""Schedules as canonical JSON, and digests that are the same on every machine."""
+"""Schedules as canonical JSON, and digests that are the same on every machine.
+
+A file is one JSON object: `format`, `schema`, `digest` (of the schedule) and `schedule`. Keys stand in a
+fixed order and nothing in it depends on hashing, so that equal schedules give equal bytes.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,19 @@ from typing import Any, cast
 
 import msgspec
 
+from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.ir.plan import Plan
-from commplan.ir.schedule import Schedule
+from commplan.ir.schedule import SCHEMA_VERSION, Schedule
 
+FORMAT = "commplan-schedule"
 _PLACES = ("span", "file")  # where something was written is no part of what it is
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    format: str
+    schema: int
+    digest: str
+    schedule: msgspec.Raw
 
 
 def plan_digest(plan: Plan) -> str:
@@ -21,6 +34,94 @@ def plan_digest(plan: Plan) -> str:
 def schedule_digest(schedule: Schedule) -> str:
     """sha256, in hex, of `schedule`; places in the text and the file's name are no part of it."""
     return _digest(schedule)
+
+
+def jsonable(schedule: Schedule) -> dict[str, Any]:
+    """`schedule` as plain values, keys in a fixed order."""
+    return cast("dict[str, Any]", msgspec.to_builtins(schedule))
+
+
+def encode(schedule: Schedule) -> bytes:
+    """`schedule` as canonical JSON, UTF-8, ending in a newline."""
+    content = {
+        "format": FORMAT,
+        "schema": schedule.schema,
+        "digest": schedule_digest(schedule),
+        "schedule": jsonable(schedule),
+    }
+    return msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n"
+
+
+def decode(data: bytes, file: str = "<schedule>") -> Schedule:
+    """The schedule that `encode` wrote, checked.
+
+    Raises CommplanError: CP1001 (no such file format), CP1002 (another schema version), CP1003 (a
+    field is wrong or unknown; its path is in the message), CP1005 (the schedule contradicts itself),
+    CP1004 (it was changed after it was compiled).
+    """
+    try:
+        head = msgspec.json.decode(data, type=_File)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        fail("CP1001", "this is no schedule file", str(error), "write one with `commplan compile`", file=file)
+    if head.format != FORMAT:
+        fail("CP1001", f"this is a `{head.format}` file, not a `{FORMAT}`", file=file)
+    if head.schema != SCHEMA_VERSION:
+        fail(
+            "CP1002",
+            f"the file has schema version {head.schema}, this commplan reads version {SCHEMA_VERSION}",
+            "compile the plan again",
+            file=file,
+        )
+    schedule = _schedule(head.schedule, file)
+    from commplan.verify.schedule import verify  # noqa: PLC0415  verify reads the types of this package
+
+    problems = verify(schedule)
+    if problems:
+        notes = tuple(Note(f"{problem.code}: {problem.message}", problem.span) for problem in problems)
+        message = f"the schedule contradicts itself: {problems[0].message}"
+        raise CommplanError(Diagnostic("CP1005", message, problems[0].span, notes, file=file))
+    found = schedule_digest(schedule)
+    if found != head.digest:
+        fail(
+            "CP1004",
+            "the schedule was changed after it was compiled",
+            f"its digest is {found}",
+            f"the file says {head.digest}",
+            "compile the plan again",
+            file=file,
+        )
+    return schedule
+
+
+def _schedule(raw: msgspec.Raw, file: str) -> Schedule:
+    try:
+        plain = msgspec.json.decode(raw)
+        schedule = msgspec.convert(plain, Schedule)
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+        fail("CP1003", f"a field of the schedule is wrong: {error}", file=file)
+    # Unknown fields are not decoded: what comes back must be all that was there.
+    unknown = _difference(plain, jsonable(schedule), "$")
+    if unknown is not None:
+        fail("CP1003", f"a field of the schedule is wrong: {unknown}", file=file)
+    return schedule
+
+
+def _difference(found: Any, known: Any, path: str) -> str | None:
+    """The first thing in `found` that is not in `known`, which was decoded from it."""
+    if isinstance(found, dict) and isinstance(known, dict):
+        ours, theirs = cast("dict[str, Any]", known), cast("dict[str, Any]", found)
+        for key, item in theirs.items():
+            if key not in ours:
+                return f"Object contains unknown field `{key}` - at `{path}`"
+            inner = _difference(item, ours[key], f"{path}.{key}")
+            if inner is not None:
+                return inner
+        return None
+    if isinstance(found, list) and isinstance(known, list | tuple):
+        pairs = zip(cast("list[Any]", found), cast("list[Any]", known), strict=True)
+        inner = (_difference(a, b, f"{path}[{i}]") for i, (a, b) in enumerate(pairs))
+        return next((text for text in inner if text is not None), None)
+    return None
 
 
 def _digest(value: msgspec.Struct) -> str:

@@ -158,7 +158,10 @@ class _Lowering:
         total = weight
         if varying:
             total = self.temporary(weight, f"{stage.result}/weights", placement.same_over(varying))
-            bare = msgspec.structs.replace(stage, hints=graph.NO_HINTS, via=None)
+            # A count is no gradient: it is neither sent nor added in a narrower type.
+            hints = msgspec.structs.replace(stage.hints, wire=None, accumulate=None)
+            via = stage.via if varying == over else None
+            bare = msgspec.structs.replace(stage, hints=hints, via=via)
             self._collective("all_reduce", total, weight, varying, bare, op="sum")
         if same > 1:
             scaled = self.temporary(total, f"{stage.result}/all_weights")

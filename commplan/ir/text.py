@@ -1,0 +1,51 @@
+"""The text form of both graphs: one op a line, results on the left, and the way back.
+
+The form is generic: it is made from the structs themselves, so that a new op or field needs
+nothing here. A line is `results = op field=value .. @place`; fields with their default are left
+out. Special notations: a place `@1:2-3:4`, a type `f32[3, 4]`, a placement `<per a; split b>`, a leaf
+`"w/b": f32[3]`, an algorithm `hierarchical(gpu, node)` (as a quoted text where it is not plain).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from commplan.diagnostics import fail
+from commplan.ir.plan import Plan
+from commplan.ir.schedule import Schedule
+from commplan.ir.textform import Reader, TextError, write_struct
+
+
+def print_plan(plan: Plan) -> str:
+    """`plan` as text; `parse_plan` reads it back to an equal plan."""
+    return _print("plan_graph", plan)
+
+
+def parse_plan(text: str, file: str = "<text>") -> Plan:
+    """The plan that `print_plan` wrote. Raises CP1008 for other text, with line and column."""
+    return _parse("plan_graph", text, Plan, file)
+
+
+def print_schedule(schedule: Schedule) -> str:
+    """`schedule` as text; `parse_schedule` reads it back to an equal schedule."""
+    return _print("schedule", schedule)
+
+
+def parse_schedule(text: str, file: str = "<text>") -> Schedule:
+    """The schedule that `print_schedule` wrote. Raises CP1008 for other text, with line and column."""
+    return _parse("schedule", text, Schedule, file)
+
+
+def _print(word: str, value: msgspec.Struct) -> str:
+    return "\n".join([word, *write_struct(value, 1)]) + "\n"
+
+
+def _parse(word: str, text: str, kind: type[Any], file: str) -> Any:
+    try:
+        reader = Reader(text)
+        reader.word(word)
+        return reader.struct(kind)
+    except TextError as error:
+        return fail("CP1008", str(error), f"the text must begin with `{word}`", span=error.span, file=file)

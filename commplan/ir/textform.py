@@ -1,0 +1,355 @@
+"""The notation under `ir.text`: frozen structs to lines, and lines back to plain values."""
+
+from __future__ import annotations
+
+import json
+import re
+import typing
+from typing import Any, cast
+
+import msgspec
+
+from commplan.diagnostics import Span
+from commplan.ir import plan as graph
+from commplan.ir import schedule as sched
+from commplan.ir.schedule import Leaf, Part
+from commplan.ir.types import ArrayType, Placement
+
+LEFT = ("id", "pull", "results", "result", "count")  # fields written left of `=`
+_WORD = r"[A-Za-z_][A-Za-z0-9_./~-]*"
+_TOKEN = re.compile(
+    rf'(?P<space>[ \t]+)|(?P<newline>\n)|(?P<string>"(?:[^"\\\n]|\\.)*")|(?P<span>@\d+:\d+-\d+:\d+)'
+    rf"|(?P<part>\#\d+\[\d+:\d+\]->\d+)|(?P<number>-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)|(?P<word>{_WORD})"
+    r"|(?P<mark>[][{}()<>=,:;])"
+)
+_PLAIN = re.compile(_WORD)
+_RESERVED = {"none", "true", "false"}
+
+
+class TextError(Exception):
+    """What is wrong with a text, and where."""
+
+    def __init__(self, message: str, span: Span) -> None:
+        super().__init__(message)
+        self.span = span
+
+
+def head(value: msgspec.Struct | type[msgspec.Struct]) -> str:
+    """The word that names a struct: its tag, else its class in lower case."""
+    tag = value.__struct_config__.tag
+    kind = value if isinstance(value, type) else type(value)
+    return str(tag) if tag else kind.__name__.lower()
+
+
+def left_fields(kind: type[msgspec.Struct]) -> tuple[str, ...]:
+    """The fields of `kind` that stand left of `=`: those it must have, then those it may have."""
+    fields = [field for field in msgspec.structs.fields(kind) if field.name in LEFT]
+    return tuple(field.name for field in sorted(fields, key=lambda field: not field.required))
+
+
+def _with_left() -> dict[str, tuple[str, ...]]:
+    kinds: list[Any] = [*typing.get_args(graph.Stage), *typing.get_args(sched.Op), sched.Value]
+    return {head(kind): left_fields(kind) for kind in kinds}
+
+
+_LEFT_OF = _with_left()
+
+
+def _changed(value: msgspec.Struct) -> list[tuple[str, Any]]:
+    """Fields of `value` that differ from their default."""
+    found: list[tuple[str, Any]] = []
+    for field in msgspec.structs.fields(value):
+        item = getattr(value, field.name)
+        if field.required or item != field.default:
+            found.append((field.name, item))
+    return found
+
+
+def _structs(item: Any) -> bool:
+    return isinstance(item, tuple) and any(
+        isinstance(x, msgspec.Struct) for x in cast("tuple[Any, ...]", item)
+    )
+
+
+def write_struct(value: msgspec.Struct, depth: int) -> list[str]:
+    """One field a line; a tuple of structs becomes a block with one struct a line."""
+    pad, lines = "  " * depth, list[str]()
+    for name, item in _changed(value):
+        if isinstance(item, Span):
+            lines.append(f"{pad}{write(item)}")
+        elif _structs(item):
+            lines.append(f"{pad}{name} {{")
+            for one in item:
+                lines += _element(one, depth + 1)
+            lines.append(f"{pad}}}")
+        else:
+            lines.append(f"{pad}{name} = {write(item)}")
+    return lines
+
+
+def _element(value: msgspec.Struct, depth: int) -> list[str]:
+    pad = "  " * depth
+    if isinstance(value, graph.Phase | sched.Phase):
+        return [f"{pad}{head(value)} {{", *write_struct(value, depth + 1), f"{pad}}}"]
+    left = left_fields(type(value)) if head(value) in _LEFT_OF else ()
+    names = [n for f in left for n in _several(getattr(value, f))]
+    words = [head(value)]
+    words += [_field(name, item) for name, item in _changed(value) if name not in left]
+    text = f"{', '.join(map(write, names))} = " if names else ""
+    return [f"{pad}{text}{' '.join(words)}"]
+
+
+def _several(item: Any) -> tuple[str, ...]:
+    if item is None:
+        return ()
+    return cast("tuple[str, ...]", item) if isinstance(item, tuple) else (item,)
+
+
+def _field(name: str, item: Any) -> str:
+    return write(item) if isinstance(item, Span) else f"{name}={write(item)}"
+
+
+def write(item: Any) -> str:
+    """One value in the notation."""
+    match item:
+        case None | bool():
+            return str(item).lower()
+        case str():
+            plain = str(item)  # an enum's member prints as its value
+            usable = _PLAIN.fullmatch(plain) and plain not in _RESERVED
+            return plain if usable else json.dumps(plain)
+        case int() | float():
+            return repr(item)
+        case tuple():
+            return f"[{', '.join(write(one) for one in cast('tuple[Any, ...]', item))}]"
+        case Span():
+            return f"@{item}"
+        case ArrayType():
+            return f"{item.dtype}[{', '.join(map(str, item.shape))}]"
+        case Leaf():
+            return f"{json.dumps(item.path)}: {item.dtype}[{', '.join(map(str, item.shape))}]"
+        case Part():
+            return f"{write(item.value)}#{item.leaf}[{item.start}:{item.size}]->{item.offset}"
+        case Placement():
+            return _placement(item)
+        case _:
+            return f"{head(item)}({', '.join(_field(name, one) for name, one in _changed(item))})"
+
+
+def _placement(value: Placement) -> str:
+    words = [
+        f"{word} {', '.join(map(write, axes))}"
+        for word, axes in (("per", value.per), ("partial", value.partial), ("split", value.split))
+        if axes
+    ]
+    if value.server is not None:
+        words.append(f"on {write(value.server)}")
+    return f"<{'; '.join(words)}>"
+
+
+class Reader:
+    """Reads the notation back: first to plain values, then, checked, to structs."""
+
+    def __init__(self, text: str) -> None:
+        self.tokens: list[tuple[str, str, int, int]] = []
+        self.at = 0
+        line, begin, position = 1, 0, 0
+        while position < len(text):
+            match = _TOKEN.match(text, position)
+            if match is None:
+                raise TextError(f"`{text[position]}` cannot stand here", _here(line, position - begin + 1))
+            kind = str(match.lastgroup)
+            if kind != "space":
+                self.tokens.append((kind, match[0], line, position - begin + 1))
+            position = match.end()
+            if kind == "newline":
+                line, begin = line + 1, position
+        self.tokens.append(("end", "the end", line, position - begin + 1))
+
+    def struct(self, kind: type[Any]) -> Any:
+        """The rest of the text as one struct of `kind`."""
+        plain = self._block("end")
+        return self._convert(plain, kind)
+
+    def word(self, expected: str) -> None:
+        self._skip_lines()
+        self._take("word", expected)
+
+    def _convert(self, plain: Any, kind: type[Any]) -> Any:
+        try:
+            return msgspec.convert(plain, kind)
+        except msgspec.ValidationError as error:
+            raise TextError(str(error), _here(1, 1)) from None
+
+    def _block(self, closing: str) -> dict[str, Any]:
+        fields: dict[str, Any] = {}
+        while True:
+            self._skip_lines()
+            kind, text, _, _ = self.tokens[self.at]
+            if kind == closing or (text == "}" and closing == "}"):
+                self.at += 1
+                return fields
+            if kind == "span":
+                fields["span"] = self._value()
+                continue
+            name = self._take("word")
+            if self._is("{"):
+                self.at += 1
+                fields[name] = self._elements()
+            else:
+                self._take("mark", "=")
+                fields[name] = self._value()
+
+    def _elements(self) -> list[Any]:
+        found: list[Any] = []
+        while True:
+            self._skip_lines()
+            if self._is("}"):
+                self.at += 1
+                return found
+            found.append(self._element())
+
+    def _element(self) -> dict[str, Any]:
+        left = self._left()
+        name = self._take("word")
+        if self._is("{"):
+            self.at += 1
+            return self._block("}")
+        fields: dict[str, Any] = {"type": name}
+        self._assign_left(fields, name, left)
+        while self.tokens[self.at][0] not in ("newline", "end") and not self._is("}"):
+            self._one_field(fields)
+        return fields
+
+    def _left(self) -> list[str]:
+        """`a, b =` where the line begins so."""
+        start, names = self.at, list[str]()
+        while self.tokens[self.at][0] in ("word", "string"):
+            names.append(cast("str", self._value()))
+            if self._is(","):
+                self.at += 1
+                continue
+            if self._is("="):
+                self.at += 1
+                return names
+            break
+        self.at = start
+        return []
+
+    def _assign_left(self, fields: dict[str, Any], name: str, left: list[str]) -> None:
+        wanted = _LEFT_OF.get(name, ())
+        if "results" in wanted:
+            fields["results"] = left
+            return
+        if len(left) > len(wanted):
+            raise self._wrong(f"`{name}` makes {len(wanted)} values, not {len(left)}")
+        fields.update(zip(wanted, left, strict=False))
+
+    def _one_field(self, fields: dict[str, Any]) -> None:
+        if self.tokens[self.at][0] == "span":
+            fields["span"] = self._value()
+            return
+        name = self._take("word")
+        self._take("mark", "=")
+        fields[name] = self._value()
+
+    def _value(self) -> Any:
+        kind, text, _, _ = self.tokens[self.at]
+        self.at += 1
+        match kind:
+            case "span":
+                numbers = [int(number) for number in re.findall(r"\d+", text)]
+                return dict(zip(("line", "column", "end_line", "end_column"), numbers, strict=True))
+            case "number":
+                return int(text) if re.fullmatch(r"-?\d+", text) else float(text)
+            case "string":
+                return self._after_name(json.loads(text))
+            case "word":
+                return self._after_word(text)
+            case "mark" if text == "[":
+                return self._list("]")
+            case "mark" if text == "<":
+                return self._placement()
+            case _:
+                self.at -= 1
+                raise self._wrong("a value was expected")
+
+    def _after_word(self, text: str) -> Any:
+        if self._is("("):
+            self.at += 1
+            return self._call(text)
+        if self._is("["):
+            self.at += 1
+            return {"type": "array", "dtype": text, "shape": self._list("]")}
+        if text in _RESERVED:
+            return {"none": None, "true": True, "false": False}[text]
+        return self._after_name(text)
+
+    def _after_name(self, text: str) -> Any:
+        kind, following, _, _ = self.tokens[self.at]
+        if kind == "part":
+            self.at += 1
+            leaf, start, size, offset = (int(number) for number in re.findall(r"\d+", following))
+            return {"value": text, "leaf": leaf, "start": start, "size": size, "offset": offset}
+        if following == ":" and kind == "mark":
+            self.at += 1
+            array = self._value()
+            if not isinstance(array, dict):
+                raise self._wrong("the type of a leaf was expected")
+            return {"path": text, **cast("dict[str, Any]", array)}
+        return text
+
+    def _call(self, name: str) -> dict[str, Any]:
+        fields: dict[str, Any] = {"type": name}
+        while not self._is(")"):
+            self._one_field(fields)
+            if not self._is(")"):
+                self._take("mark", ",")
+        self.at += 1
+        return fields
+
+    def _list(self, closing: str) -> list[Any]:
+        found: list[Any] = []
+        while not self._is(closing):
+            found.append(self._value())
+            if not self._is(closing):
+                self._take("mark", ",")
+        self.at += 1
+        return found
+
+    def _placement(self) -> dict[str, Any]:
+        fields: dict[str, Any] = {}
+        while not self._is(">"):
+            word = self._take("word")
+            names = [self._value()]
+            while self._is(","):
+                self.at += 1
+                names.append(self._value())
+            fields["server" if word == "on" else word] = names[0] if word == "on" else names
+            if not self._is(">"):
+                self._take("mark", ";")
+        self.at += 1
+        return fields
+
+    def _is(self, mark: str) -> bool:
+        return self.tokens[self.at][:2] == ("mark", mark)
+
+    def _skip_lines(self) -> None:
+        while self.tokens[self.at][0] == "newline":
+            self.at += 1
+
+    def _take(self, kind: str, text: str | None = None) -> str:
+        found, what, _, _ = self.tokens[self.at]
+        if found != kind or (text is not None and what != text):
+            raise self._wrong(f"`{text}` was expected" if text else f"a {kind} was expected")
+        self.at += 1
+        return what
+
+    def _wrong(self, message: str) -> TextError:
+        _, text, line, column = self.tokens[self.at]
+        shown = "the end of the line" if text == "\n" else f"`{text}`"
+        return TextError(f"{message}, found {shown}", _here(line, column))
+
+
+def _here(line: int, column: int) -> Span:
+    return Span(line, column, line, column + 1)

@@ -1,0 +1,109 @@
+"""bucket: collectives on trees become collectives on contiguous buffers of bounded size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, ClassVar
+
+import msgspec
+
+from commplan.ir.plan import Ref
+from commplan.ir.schedule import Choice, Collective, Op, Phase, Schedule
+from commplan.ir.schedule import operands as operands_of
+from commplan.ir.schedule import results as results_of
+from commplan.passes.base import Context, Pass
+from commplan.passes.packing import Bucket, Order, pack_collectives
+from commplan.passes.rewrite import Editor
+
+MIB = 1024**2
+
+
+class BucketPass(Pass, frozen=True):
+    """Packs leaves into contiguous buckets in the order in which the backward pass makes them.
+
+    max: bytes of one bucket where the stage does not say `{ bucket = .. }`.
+    coalesce: let neighbouring collectives that agree in everything share buckets.
+    """
+
+    name: ClassVar[str] = "bucket"
+    after: ClassVar[tuple[str, ...]] = ("share",)
+    max: Annotated[int, msgspec.Meta(gt=0)] = 25 * MIB
+    coalesce: bool = True
+
+    def run(self, schedule: Schedule, context: Context) -> Schedule:
+        choices: list[Choice] = []
+        phases = tuple(self._phase(schedule, phase, context.order, choices) for phase in schedule.phases)
+        return msgspec.structs.replace(schedule, phases=phases, choices=(*schedule.choices, *choices))
+
+    def _phase(self, schedule: Schedule, phase: Phase, order: Order, choices: list[Choice]) -> Phase:
+        editor = Editor(schedule, phase)
+        groups = group_collectives(editor, phase.ops, coalesce=self.coalesce)
+        if not groups:
+            return phase
+        last = {group[-1].result: group for group in groups}
+        inside = {op.result for group in groups for op in group}
+        ops: list[Op] = []
+        for op in phase.ops:
+            if not isinstance(op, Collective) or op.result not in inside:
+                ops.append(op)
+            elif op.result in last:
+                group = last[op.result]
+                limit = group[0].hints.bucket or self.max
+                made, buckets = pack_collectives(editor, group, limit, order)
+                ops += made
+                choices.append(_choice(group, buckets, limit, order))
+        return editor.finish(ops)
+
+
+def group_collectives(editor: Editor, ops: Sequence[Op], *, coalesce: bool) -> list[list[Collective]]:
+    """Runs of collectives that may share buffers: equal in kind, axes, op, root, algorithm, hints
+    and placement, with no other collective between them, none needing another's result."""
+    groups: list[list[Collective]] = []
+    tainted: set[Ref] = set()  # what depends on the results of the current group
+    current: tuple[object, ...] | None = None
+    for op in ops:
+        waits = any(ref in tainted for ref in (*operands_of(op), *op.after))
+        if not isinstance(op, Collective):
+            if waits:
+                tainted.update(results_of(op))
+            continue
+        if editor.values[op.operand].kind == "flat":
+            current = None
+            continue
+        key = _key(editor, op)
+        if coalesce and key == current and not waits:
+            groups[-1].append(op)
+        else:
+            groups.append([op])
+            tainted = set()
+        tainted.add(op.result)
+        current = key
+    return groups
+
+
+def _key(editor: Editor, op: Collective) -> tuple[object, ...]:
+    places = (editor.values[op.operand].placement, editor.values[op.result].placement)
+    # Arrays and trees are cut differently, so they do not meet in a scatter or gather.
+    cut_as = editor.values[op.operand].kind if op.kind in ("reduce_scatter", "all_gather") else ""
+    return (op.kind, op.axes, op.op, op.root, op.algorithm, op.hints, *places, cut_as)
+
+
+def _choice(group: Sequence[Collective], buckets: Sequence[Bucket], limit: int, order: Order) -> Choice:
+    names = ", ".join(f"`{op.operand.rpartition('.')[0]}`" for op in group)
+    sent = [bucket for bucket in buckets if bucket.fate is not None]
+    sizes = [bucket.columns * bucket.ways * bucket.dtype.nbytes for bucket in sent]
+    what = f"{names}: {len(sent)} bucket{'s' * (len(sent) != 1)}, {sum(sizes)} bytes"
+    if sizes:
+        what += f", largest {max(sizes)}"
+    whose = "the stage's" if group[0].hints.bucket else "the default"
+    why = f"{whose} limit is {limit} bytes; one dtype a bucket; "
+    if group[0].op is None:
+        why += "first leaf first, as the forward pass needs them"
+    elif any(op.operand.rpartition(".")[0] in order for op in group):
+        why += "in the order given for the backward pass"
+    else:
+        why += "last leaf first, as a backward pass makes them"
+    pieces = sum(1 for bucket in sent if bucket.runs[0][2] < bucket.runs[0][0].columns)
+    if pieces:
+        why += f"; {pieces} buckets are pieces of leaves larger than that"
+    return Choice("bucket", what, why, group[0].span)

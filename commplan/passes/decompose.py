@@ -1,0 +1,193 @@
+"""decompose: a hierarchical collective becomes one collective for each level."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import msgspec
+
+from commplan.ir.plan import Algorithm, Ref
+from commplan.ir.schedule import Choice, Collective, CollectiveKind, Op, Phase, Schedule
+from commplan.ir.types import Placement
+from commplan.passes.base import Context, Pass
+from commplan.passes.packing import Order, pack_collectives
+from commplan.passes.rewrite import Editor, axis_names, padded, reads_by_parts, round_up, trimmed, varying
+
+Levels = list[tuple[str, Algorithm]]  # axis and algorithm, innermost first
+
+
+class DecomposePass(Pass, frozen=True):
+    """Carries out `via hierarchical(inner, .., outer)` level by level."""
+
+    name: ClassVar[str] = "decompose"
+    after: ClassVar[tuple[str, ...]] = ("share", "bucket")
+
+    def run(self, schedule: Schedule, context: Context) -> Schedule:
+        choices: list[Choice] = []
+        phases = tuple(_phase(schedule, phase, context.order, choices) for phase in schedule.phases)
+        return msgspec.structs.replace(schedule, phases=phases, choices=(*schedule.choices, *choices))
+
+
+def levels(op: Collective) -> Levels:
+    """The levels of `via hierarchical(..)`, innermost first; none where it is another algorithm."""
+    if op.algorithm.name != "hierarchical":
+        return []
+    return [
+        (arg.key, Algorithm(str(arg.value))) if arg.key else (str(arg.value), Algorithm("native"))
+        for arg in op.algorithm.args
+    ]
+
+
+def _phase(schedule: Schedule, phase: Phase, order: Order, choices: list[Choice]) -> Phase:
+    wanted = {op.result for op in phase.ops if isinstance(op, Collective) and levels(op)}
+    if not wanted:
+        return phase
+    editor = Editor(schedule, phase)
+    ops: list[Op] = []
+    for op in phase.ops:
+        if not isinstance(op, Collective) or op.result not in wanted:
+            ops.append(op)
+        elif editor.values[op.operand].kind == "flat":
+            _expand(editor, ops, op, reads_by_parts(phase.ops, op.result), choices)
+        else:
+            made, _ = pack_collectives(editor, [op], None, order)
+            for new in made:
+                if isinstance(new, Collective) and levels(new):
+                    _expand(editor, ops, new, reads_by_parts(made, new.result), choices)
+                else:
+                    ops.append(new)
+    return editor.finish(ops)
+
+
+def _expand(editor: Editor, ops: list[Op], op: Collective, loose: bool, choices: list[Choice]) -> None:
+    """Append to `ops` what `op` becomes. `loose`: its readers do not mind padding behind the result."""
+    steps = levels(op)
+    if len(steps) == 1:
+        ops.append(msgspec.structs.replace(op, algorithm=steps[0][1]))
+        return
+    if op.kind == "broadcast":
+        what = _broadcast(editor, ops, op, steps)
+    elif op.op == "sum":
+        what = _sum(editor, ops, op, steps, loose)
+    else:
+        what = _one_by_one(editor, ops, op, steps)
+    choices.append(
+        Choice("decompose", f"`{op.result}`: {what}", f"the plan says via {op.algorithm}", op.span)
+    )
+
+
+def _sum(editor: Editor, ops: list[Op], op: Collective, steps: Levels, loose: bool) -> str:
+    """all_reduce(gpu, node)  -->  reduce_scatter(gpu); all_reduce(node); all_gather(gpu)
+
+    The buffer is padded to whole shards. Each level outside moves a part of the bytes.
+    """
+    inner, (outer, outermost) = steps[:-1], steps[-1]
+    ranks = [editor.size((axis,)) for axis, _ in inner]
+    sent_narrow = op.hints.wire is not None or op.hints.accumulate is not None
+    multiple = math.prod(ranks) * (editor.size((outer,)) if sent_narrow else 1)
+    size = round_up(editor.leaf(op.operand).size, multiple)
+    grown = size != editor.leaf(op.operand).size
+    current = padded(editor, ops, op.operand, size)
+    for (axis, algorithm), ways in zip(inner, ranks, strict=True):
+        placement = varying(editor.values[current].placement, (axis,), axis_names(editor.schedule))
+        current = _step(
+            editor,
+            ops,
+            op,
+            current,
+            axis,
+            algorithm,
+            "reduce_scatter",
+            editor.leaf(current).size // ways,
+            placement,
+        )
+    same = editor.values[current].placement.same_over((outer,))
+    current = _step(editor, ops, op, current, outer, outermost, "all_reduce", editor.leaf(current).size, same)
+    for index in range(len(inner) - 1, -1, -1):
+        (axis, algorithm), ways = inner[index], ranks[index]
+        placement = editor.values[current].placement.same_over((axis,))
+        size = editor.leaf(current).size * ways
+        direct = index == 0 and (loose or not grown)
+        current = _step(
+            editor,
+            ops,
+            op,
+            current,
+            axis,
+            algorithm,
+            "all_gather",
+            size,
+            placement,
+            op.result if direct else None,
+        )
+    if current != op.result:
+        trimmed(editor, ops, current, op.result, op)
+    return ", ".join(
+        [f"reduce_scatter {axis}" for axis, _ in inner]
+        + [f"all_reduce {outer}"]
+        + [f"all_gather {axis}" for axis, _ in inner[::-1]]
+    )
+
+
+def _one_by_one(editor: Editor, ops: list[Op], op: Collective, steps: Levels) -> str:
+    """all_reduce max(gpu, node)  -->  all_reduce max(gpu); all_reduce max(node)
+
+    No backend scatters a maximum, so every level moves all the bytes.
+    """
+    current = op.operand
+    for index, (axis, algorithm) in enumerate(steps):
+        placement = editor.values[current].placement.same_over((axis,))
+        name = op.result if index == len(steps) - 1 else None
+        size = editor.leaf(current).size
+        current = _step(editor, ops, op, current, axis, algorithm, op.kind, size, placement, name)
+    return ", ".join(f"all_reduce {axis}" for axis, _ in steps)
+
+
+def _broadcast(editor: Editor, ops: list[Op], op: Collective, steps: Levels) -> str:
+    """broadcast(node, gpu) from r  -->  broadcast(node) from r's node; broadcast(gpu) from r's place
+
+    Outermost first: after it every group inside has a rank that knows.
+    """
+    root, place = op.root or 0, dict[str, int]()
+    for axis in reversed(op.axes):
+        place[axis] = root % editor.size((axis,))
+        root //= editor.size((axis,))
+    current = op.operand
+    outside_in = steps[::-1]
+    for index, (axis, algorithm) in enumerate(outside_in):
+        placement = editor.values[current].placement.same_over((axis,))
+        name = op.result if index == len(outside_in) - 1 else None
+        size = editor.leaf(current).size
+        current = _step(
+            editor, ops, op, current, axis, algorithm, op.kind, size, placement, name, place[axis]
+        )
+    return ", ".join(f"broadcast {axis} from {place[axis]}" for axis, _ in outside_in)
+
+
+def _step(
+    editor: Editor,
+    ops: list[Op],
+    op: Collective,
+    operand: Ref,
+    axis: str,
+    algorithm: Algorithm,
+    kind: CollectiveKind,
+    size: int,
+    placement: Placement,
+    result: Ref | None = None,
+    root: int | None = None,
+) -> Ref:
+    """One level: a collective of `kind` over `axis` that leaves `size` elements on each rank."""
+    leaf = editor.leaf(operand)
+    name = editor.flat(f"{op.result}/{kind}_{axis}", size, leaf.dtype, placement)
+    if result is not None:
+        made = editor.values.pop(name)
+        name = editor.add(msgspec.structs.replace(made, id=result))
+    ops.append(
+        Collective(
+            kind, name, operand, (axis,), leaf.dtype, leaf.nbytes, op.span,
+            op.op if kind in ("all_reduce", "reduce_scatter") else None, root, algorithm, op.hints,
+        )
+    )  # fmt: skip
+    return name

@@ -1,0 +1,194 @@
+"""The pass manager: pipelines as text, the verifier after every pass, records of what happened.
+
+A pipeline is written `share,bucket{max=25MiB},overlap`. Observers see every pass go by: see `Record`
+and `dump_to`.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
+from commplan.ir.schedule import Schedule
+from commplan.ir.serial import jsonable
+from commplan.ir.text import print_schedule
+from commplan.passes.base import Context, Pass, parse_pass
+from commplan.passes.registry import DEFAULT, PASSES
+from commplan.verify.schedule import verify
+
+REPRODUCER = "commplan-reproducer"
+
+
+class Record(msgspec.Struct, frozen=True):
+    """One pass that has run: its text, the schedule before (None for `lower`) and after, seconds."""
+
+    name: str
+    text: str
+    seconds: float
+    before: Schedule | None
+    after: Schedule
+
+
+Observer = Callable[[Record], None]
+
+
+class Pipeline(msgspec.Struct, frozen=True):
+    """Passes in the order in which they run."""
+
+    passes: tuple[Pass, ...] = ()
+
+    def __str__(self) -> str:
+        return ",".join(map(str, self.passes))
+
+    @classmethod
+    def parse(cls, text: str | None, known: Mapping[str, type[Pass]] = PASSES) -> Pipeline:
+        """The pipeline that `text` writes; None is the default, an empty text runs no pass.
+
+        Raises CP0715, CP0716, CP0717 (also where a pass comes after one that it must precede).
+        """
+        parts = re.split(r",(?![^{}]*\})", DEFAULT if text is None else text)
+        passes = [parse_pass(part, known) for part in parts] if "".join(parts).strip() else []
+        seen: list[str] = []
+        for one in passes:
+            late = next((name for name in seen if one.name in known[name].after), None)
+            if late is not None:
+                fail("CP0717", f"pass `{one.name}` cannot run after `{late}`", f"put `{one.name}` before it")
+            seen.append(one.name)
+        return cls(tuple(passes))
+
+    def run(
+        self,
+        schedule: Schedule,
+        context: Context | None = None,
+        observer: Observer | None = None,
+        reproducers: Path | None = None,
+    ) -> Schedule:
+        """`schedule` after all passes, each result verified.
+
+        Raises CP0718 where a pass breaks an invariant and CP0719 where one fails: both write the
+        schedule before it and the rest of the pipeline to a file (in `reproducers`, else in the
+        directory for temporary files).
+        """
+        around = context or Context()
+        for index, one in enumerate(self.passes):
+            rest = Pipeline(self.passes[index:])
+            start = time.perf_counter()
+            after = _run(one, schedule, around, rest, reproducers)
+            seconds = time.perf_counter() - start
+            text = f"{schedule.pipeline},{one}" if schedule.pipeline else str(one)
+            after = msgspec.structs.replace(after, pipeline=text)
+            problems = verify(after)
+            if problems:
+                raise _broken(one, schedule, after, problems, rest, around, reproducers)
+            if observer is not None:
+                observer(Record(one.name, str(one), seconds, schedule, after))
+            schedule = after
+        return schedule
+
+
+def _run(
+    one: Pass, schedule: Schedule, context: Context, rest: Pipeline, reproducers: Path | None
+) -> Schedule:
+    try:
+        return one.run(schedule, context)
+    except CommplanError:
+        raise
+    except Exception as error:
+        path = write_reproducer(schedule, rest, context, f"{type(error).__name__}: {error}", reproducers)
+        raise CommplanError(
+            Diagnostic(
+                "CP0719",
+                f"pass `{one}` failed: {type(error).__name__}: {error}",
+                None,
+                (Note("this is a mistake of the pass, not of the plan"), Note(_how(path))),
+                file=schedule.file,
+            )
+        ) from error
+
+
+def _broken(
+    one: Pass,
+    before: Schedule,
+    after: Schedule,
+    problems: tuple[Diagnostic, ...],
+    rest: Pipeline,
+    context: Context,
+    reproducers: Path | None,
+) -> CommplanError:
+    path = write_reproducer(before, rest, context, problems[0].message, reproducers)
+    notes = (
+        *(Note(f"{problem.code}: {problem.message}", problem.span) for problem in problems),
+        Note("this is a mistake of the pass, not of the plan"),
+        Note(_how(path)),
+        Note(f"before `{one.name}`:\n{print_schedule(before)}"),
+        Note(f"after `{one.name}`:\n{print_schedule(after)}"),
+    )
+    message = f"pass `{one}` broke the schedule: {problems[0].message}"
+    return CommplanError(Diagnostic("CP0718", message, problems[0].span, notes, file=before.file))
+
+
+def write_reproducer(
+    schedule: Schedule, rest: Pipeline, context: Context, error: str, directory: Path | None = None
+) -> Path:
+    """A file with all that is needed to see the failure again; gives back its path."""
+    place = directory or Path(tempfile.gettempdir())
+    name = f"{schedule.plan}-{rest.passes[0].name if rest.passes else 'lower'}.reproducer.json"
+    path = place / name
+    content = {
+        "format": REPRODUCER,
+        "run": f"python -m commplan.passes.reproduce {name}",
+        "error": error,
+        "pipeline": str(rest),
+        "order": {key: list(paths) for key, paths in context.order.items()},
+        "schedule": jsonable(schedule),
+    }
+    place.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
+    return path
+
+
+def read_reproducer(path: Path) -> tuple[Schedule, Pipeline, Context]:
+    """What `write_reproducer` wrote. Raises CP0723 where the file is none of its."""
+    try:
+        content: dict[str, Any] = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        schedule = msgspec.convert(content["schedule"], Schedule)
+        order = msgspec.convert(content["order"], dict[str, tuple[str, ...]])
+        pipeline = Pipeline.parse(str(content["pipeline"]))
+    except (OSError, KeyError, msgspec.DecodeError, msgspec.ValidationError) as error:
+        fail("CP0723", f"{path} is no reproducer", f"{type(error).__name__}: {error}", file=str(path))
+    return schedule, pipeline, Context(order)
+
+
+def _how(path: Path) -> str:
+    return f"the schedule before it is in {path}; run: python -m commplan.passes.reproduce {path}"
+
+
+def dump_to(directory: Path) -> Observer:
+    """An observer that writes the schedule after every pass to `directory`: `00-lower.txt`, ..."""
+    directory.mkdir(parents=True, exist_ok=True)
+    count = 0
+
+    def dump(record: Record) -> None:
+        nonlocal count
+        path = directory / f"{count:02}-{record.name}.txt"
+        path.write_text(print_schedule(record.after), encoding="utf-8")
+        count += 1
+
+    return dump
+
+
+def both(*observers: Observer | None) -> Observer:
+    """One observer that calls each of `observers` in turn."""
+
+    def call(record: Record) -> None:
+        for observer in filter(None, observers):
+            observer(record)
+
+    return call

@@ -1,0 +1,135 @@
+"""overlap: the order in which collectives are issued, so that communication runs under computation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import msgspec
+
+from commplan.ir.plan import Ref
+from commplan.ir.schedule import Cast, Choice, Collective, LocalSum, Op, Pack, Phase, Schedule, Unpack
+from commplan.ir.schedule import operands as operands_of
+from commplan.ir.schedule import results as results_of
+from commplan.passes.base import Context, Pass
+from commplan.passes.rewrite import in_order
+
+
+class OverlapPass(Pass, frozen=True):
+    """Orders collectives, first needed first sent, and chains each to the one before.
+
+    chain: whether the order is fixed by `after`, so that no backend merges or reorders them.
+    """
+
+    name: ClassVar[str] = "overlap"
+    after: ClassVar[tuple[str, ...]] = ("share", "bucket", "decompose", "wire")
+    chain: bool = True
+
+    def run(self, schedule: Schedule, context: Context) -> Schedule:
+        choices: list[Choice] = []
+        phases = tuple(self._phase(phase, choices) for phase in schedule.phases)
+        return msgspec.structs.replace(schedule, phases=phases, choices=(*schedule.choices, *choices))
+
+    def _phase(self, phase: Phase, choices: list[Choice]) -> Phase:
+        count = sum(isinstance(op, Collective) for op in phase.ops)
+        if not count:
+            return phase
+        issued = issue_order(phase.ops)
+        moved = [op.result for op in issued if isinstance(op, Collective)] != [
+            op.result for op in phase.ops if isinstance(op, Collective)
+        ]
+        if self.chain:
+            issued = chained(issued)
+        made = {value.id: value for value in phase.values}
+        values = tuple(made[ref] for op in issued for ref in results_of(op))
+        why = "reductions as their buckets become ready, the rest as their results are needed"
+        what = f"phase {phase.name}: {count} collective{'s' * (count != 1)}"
+        what += ", reordered" if moved else ", in the order written"
+        what += ", each after the one before" if self.chain else ""
+        choices.append(Choice("overlap", what, why, phase.span))
+        return msgspec.structs.replace(phase, ops=tuple(issued), values=values)
+
+
+def issue_order(ops: Sequence[Op]) -> list[Op]:
+    """`ops` so that collectives come as early as they can, in order of urgency.
+
+    pack a; pack b; reduce a; reduce b; unpack  -->  pack a; reduce a; pack b; reduce b; unpack
+
+    A reduction is as urgent as its place among the buckets (they are in readiness order); a
+    broadcast or gather as the first op that needs its result. What a collective needs comes just
+    before it, everything else after the last one.
+    """
+    makers = {ref: index for index, op in enumerate(ops) for ref in results_of(op)}
+    urgency = _urgency(ops)
+    sends = [index for index, op in enumerate(ops) if isinstance(op, Collective)]
+    issued: list[Op] = []
+    done: set[int] = set()
+
+    def issue(index: int) -> None:
+        pending = [index]
+        while pending:
+            top = pending[-1]
+            needs = [makers[r] for r in (*operands_of(ops[top]), *ops[top].after) if r in makers]
+            missing = [need for need in needs if need not in done and need != top]
+            if missing:
+                pending += missing[::-1]
+                continue
+            pending.pop()
+            if top not in done:
+                done.add(top)
+                issued.append(ops[top])
+
+    for index in sorted(sends, key=lambda index: (urgency[index], index)):
+        issue(index)
+    for index in range(len(ops)):
+        issue(index)
+    return issued
+
+
+def _urgency(ops: Sequence[Op]) -> list[int]:
+    """For each collective the place that it should be issued by, for other ops their own.
+
+    A reduction, and the moves that finish one, keep their place: when they can start is what
+    counts. Any other collective goes by the first op that works with its result.
+    """
+    makers = {ref: op for op in ops for ref in results_of(op)}
+    readers: dict[Ref, list[int]] = {}
+    for index, op in enumerate(ops):
+        for ref in operands_of(op):
+            readers.setdefault(ref, []).append(index)
+    needed = list(range(len(ops)))  # by when the result of an op is needed
+    for index in range(len(ops) - 1, -1, -1):
+        op = ops[index]
+        if isinstance(op, Pack | Unpack | Cast) or (isinstance(op, Collective) and not _reduces(op, makers)):
+            after = [needed[reader] for ref in results_of(op) for reader in readers.get(ref, ())]
+            needed[index] = min(after, default=len(ops))
+    return needed
+
+
+def _reduces(op: Op, makers: Mapping[Ref, Op]) -> bool:
+    """Whether `op` reduces, or moves a part of what is being reduced: an all-gather after a local
+    sum, a level of a hierarchy. Packing ends the search: what is behind it is another stage."""
+    while isinstance(op, Collective | Cast | LocalSum):
+        if isinstance(op, Collective) and (op.op is not None or op.kind == "all_to_all"):
+            return True
+        maker = makers.get(op.operand)
+        if maker is None:
+            return False
+        op = maker
+    return False
+
+
+def chained(ops: Sequence[Op]) -> list[Op]:
+    """Each collective `after` the one before it: one chain for the whole phase.
+
+    reduce a; reduce b  -->  reduce a; reduce b after a
+    """
+    result: list[Op] = []
+    before: Ref | None = None
+    for op in ops:
+        if not isinstance(op, Collective):
+            result.append(op)
+            continue
+        result.append(msgspec.structs.replace(op, after=(before,) if before else ()))
+        before = op.result
+    return list(in_order(result))

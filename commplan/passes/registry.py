@@ -1,0 +1,15 @@
+"""The passes there are, in the order in which they usually run."""
+
+from __future__ import annotations
+
+from commplan.passes.base import Pass
+from commplan.passes.bucket import BucketPass
+from commplan.passes.decompose import DecomposePass
+from commplan.passes.overlap import OverlapPass
+from commplan.passes.share import SharePass
+from commplan.passes.wire import WirePass
+
+PASSES: dict[str, type[Pass]] = {
+    kind.name: kind for kind in (SharePass, BucketPass, DecomposePass, WirePass, OverlapPass)
+}
+DEFAULT = ",".join(PASSES)

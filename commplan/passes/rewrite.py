@@ -1,0 +1,135 @@
+"""What rewrites share: an editor for one phase, fresh names, a stable topological order."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from commplan.ir.plan import Ref
+from commplan.ir.schedule import Choice, Collective, Leaf, Op, Pack, Part, Phase, Schedule, Unpack, Value
+from commplan.ir.schedule import operands as operands_of
+from commplan.ir.schedule import results as results_of
+from commplan.ir.types import DType, Placement
+
+
+class Editor:
+    """One phase while a pass rewrites it: values may be added and replaced, ops are given back whole."""
+
+    def __init__(self, schedule: Schedule, phase: Phase) -> None:
+        self.schedule, self.phase = schedule, phase
+        self.values = {value.id: value for value in (*schedule.entry, *phase.values)}
+        self.choices: list[Choice] = []
+
+    def size(self, axes: Iterable[str]) -> int:
+        return self.schedule.size(tuple(axes))
+
+    def fresh(self, name: Ref) -> Ref:
+        """`name`, or `name` with the first number that makes it new."""
+        if name not in self.values:
+            return name
+        number = next(n for n in range(2, len(self.values) + 3) if f"{name}~{n}" not in self.values)
+        return f"{name}~{number}"
+
+    def add(self, value: Value) -> Ref:
+        self.values[value.id] = value
+        return value.id
+
+    def flat(self, name: Ref, size: int, dtype: DType, placement: Placement) -> Ref:
+        """A new flat buffer of `size` elements."""
+        return self.add(Value(self.fresh(name), "flat", (Leaf("", (size,), dtype),), placement))
+
+    def leaf(self, ref: Ref) -> Leaf:
+        """The one leaf of a flat value."""
+        return self.values[ref].leaves[0]
+
+    def finish(self, ops: Sequence[Op]) -> Phase:
+        """The phase with `ops` put in order, its values in the order in which they are made."""
+        ordered = in_order(ops)
+        values = tuple(self.values[ref] for op in ordered for ref in results_of(op))
+        return msgspec.structs.replace(self.phase, ops=ordered, values=values)
+
+
+def in_order(ops: Sequence[Op]) -> tuple[Op, ...]:
+    """`ops` with every operand made before it is read, otherwise in the order given.
+
+    An op that waits on itself, through operands or `after`, keeps its place at the end: the
+    verifier names it.
+    """
+    makers = {ref: index for index, op in enumerate(ops) for ref in results_of(op)}
+    waits = [
+        {makers[ref] for ref in (*operands_of(op), *op.after) if ref in makers} - {index}
+        for index, op in enumerate(ops)
+    ]
+    followers: list[list[int]] = [[] for _ in ops]
+    for index, before in enumerate(waits):
+        for other in sorted(before):
+            followers[other].append(index)
+    left = [len(before) for before in waits]
+    ready = [index for index, count in enumerate(left) if not count]
+    heapq.heapify(ready)
+    done: list[int] = []
+    while ready:
+        index = heapq.heappop(ready)
+        done.append(index)
+        for follower in followers[index]:
+            left[follower] -= 1
+            if not left[follower]:
+                heapq.heappush(ready, follower)
+    done += [index for index, count in enumerate(left) if count]
+    return tuple(ops[index] for index in done)
+
+
+def consumers(ops: Sequence[Op], ref: Ref) -> list[Op]:
+    """The ops that read `ref`."""
+    return [op for op in ops if ref in operands_of(op)]
+
+
+def varying(placement: Placement, axes: Iterable[str], order: Sequence[str]) -> Placement:
+    """`placement` where ranks along `axes` hold different parts of a sum that is whole along them."""
+    inside = set(axes)
+    per = {*placement.per, *inside}
+    partial = tuple(a for a in placement.partial if a not in inside)
+    return msgspec.structs.replace(placement, per=tuple(a for a in order if a in per), partial=partial)
+
+
+def axis_names(schedule: Schedule) -> tuple[str, ...]:
+    return tuple(axis.name for axis in schedule.axes)
+
+
+def round_up(size: int, multiple: int) -> int:
+    return math.ceil(size / multiple) * multiple
+
+
+def padded(editor: Editor, ops: list[Op], ref: Ref, size: int) -> Ref:
+    """A buffer of `size` elements that begins with `ref`, the rest zero.
+
+    x = pack(..)  -->  x = pack(..) with room behind it     where `x` has one reader
+    x             -->  y = pack(x)                          otherwise
+    """
+    leaf = editor.leaf(ref)
+    if leaf.size == size:
+        return ref
+    place = next((i for i, op in enumerate(ops) if isinstance(op, Pack) and op.result == ref), None)
+    maker = ops[place] if place is not None else None
+    if isinstance(maker, Pack) and maker.ways == 1:
+        grown = msgspec.structs.replace(editor.values[ref], leaves=(Leaf("", (size,), leaf.dtype),))
+        editor.values[ref] = grown
+        return ref
+    name = editor.flat(f"{ref}/padded", size, leaf.dtype, editor.values[ref].placement)
+    span = next(op.span for op in ops if ref in results_of(op))
+    ops.append(Pack(name, (Part(ref, 0, 0, leaf.size, 0),), span))
+    return name
+
+
+def trimmed(editor: Editor, ops: list[Op], ref: Ref, result: Ref, like: Collective) -> None:
+    """Give the first elements of buffer `ref` the name `result`, the result of `like`."""
+    size = editor.leaf(result).size
+    ops.append(Pack(result, (Part(ref, 0, 0, size, 0),), like.span))
+
+
+def reads_by_parts(ops: Sequence[Op], ref: Ref) -> bool:
+    """Whether all readers of buffer `ref` name runs of it, so that padding behind does not show."""
+    return all(isinstance(op, Pack | Unpack) and op.ways == 1 for op in consumers(ops, ref))

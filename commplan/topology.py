@@ -1,0 +1,225 @@
+"""Topologies: the levels of a machine, read from TOML, and how axes are placed on them.
+
+name = "h100_64"
+[host]
+cores = 104
+[[level]]                 # innermost first
+name      = "gpu"
+count     = 8             # places inside one place of the next level
+latency   = "3us"
+bandwidth = "450GB/s"     # per member of the level and per direction
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from commplan.diagnostics import fail
+from commplan.ir.plan import AxisKind
+from commplan.ir.schedule import Axis
+
+_BANDWIDTH = {"Mbit/s": 1e6 / 8, "Gbit/s": 1e9 / 8, "MB/s": 1e6, "GB/s": 1e9}
+_TIME = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+class Level(msgspec.Struct, frozen=True):
+    """One level: `count` members inside each place of the level outside.
+
+    latency: seconds. bandwidth: bytes a second, per member and per direction.
+    """
+
+    name: str
+    count: int
+    latency: float
+    bandwidth: float
+
+
+class Topology(msgspec.Struct, frozen=True):
+    """Levels, innermost first; `cores` are those of one host, None where unknown."""
+
+    name: str
+    levels: tuple[Level, ...]
+    cores: int | None = None
+
+    @property
+    def places(self) -> int:
+        return math.prod(level.count for level in self.levels)
+
+    def level(self, name: str) -> Level:
+        return next(level for level in self.levels if level.name == name)
+
+
+def load_topology(path: str | Path) -> Topology:
+    """The topology in the file at `path`. Raises CP0712 where it cannot be read or is malformed."""
+    place = Path(path)
+    try:
+        text = place.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        fail("CP0712", f"topology {place} cannot be read: {error}", file=str(place))
+    return parse_topology(text, str(place))
+
+
+def parse_topology(text: str, file: str = "<topology>") -> Topology:
+    """The topology that `text` (TOML) describes; CP0712 names what is wrong."""
+    try:
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        fail("CP0712", f"the topology is no TOML: {error}", file=file)
+    _known_keys(content, ("name", "host", "level"), "the topology", file)
+    name = _want(content, "name", str, "the topology", file)
+    tables = _want(content, "level", list, "the topology", file)
+    if not tables:
+        fail("CP0712", "the topology has no [[level]]", "give at least one, innermost first", file=file)
+    levels = tuple(_level(table, index, file) for index, table in enumerate(cast("list[Any]", tables)))
+    names = [level.name for level in levels]
+    for twice in (n for i, n in enumerate(names) if n in names[:i]):
+        fail("CP0712", f"two levels are called `{twice}`", file=file)
+    return Topology(name, levels, _cores(content, file))
+
+
+def _cores(content: dict[str, Any], file: str) -> int | None:
+    host = content.get("host")
+    if host is None:
+        return None
+    if not isinstance(host, dict):
+        fail("CP0712", "`host` is no table", "write [host] with `cores = N`", file=file)
+    table = cast("dict[str, Any]", host)
+    _known_keys(table, ("cores",), "[host]", file)
+    return _positive(_want(table, "cores", int, "[host]", file), "cores of [host]", file)
+
+
+def _level(table: Any, index: int, file: str) -> Level:
+    what = f"level {index + 1}"
+    if not isinstance(table, dict):
+        fail(
+            "CP0712", f"{what} is no table", "write [[level]] with name, count, latency, bandwidth", file=file
+        )
+    entries = cast("dict[str, Any]", table)
+    _known_keys(entries, ("name", "count", "latency", "bandwidth"), what, file)
+    name = _want(entries, "name", str, what, file)
+    what = f"level `{name}`"
+    count = _positive(_want(entries, "count", int, what, file), f"count of {what}", file)
+    latency = _quantity(_want(entries, "latency", str, what, file), _TIME, f"latency of {what}", file)
+    bandwidth = _quantity(
+        _want(entries, "bandwidth", str, what, file), _BANDWIDTH, f"bandwidth of {what}", file
+    )
+    if bandwidth <= 0:
+        fail("CP0712", f"the bandwidth of {what} must be above zero", file=file)
+    return Level(name, count, latency, bandwidth)
+
+
+def _known_keys(table: Mapping[str, Any], known: tuple[str, ...], what: str, file: str) -> None:
+    for key in table:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, 1)
+            hint = f"did you mean `{near[0]}`?" if near else f"known: {', '.join(known)}"
+            fail("CP0712", f"{what} has an unknown key `{key}`", hint, file=file)
+
+
+def _want(table: Mapping[str, Any], key: str, kind: type[Any], what: str, file: str) -> Any:
+    if key not in table:
+        fail("CP0712", f"{what} has no `{key}`", file=file)
+    value = table[key]
+    if not isinstance(value, kind) or isinstance(value, bool):
+        fail("CP0712", f"`{key}` of {what} must be of type {kind.__name__}, not {value!r}", file=file)
+    return value
+
+
+def _positive(value: int, what: str, file: str) -> int:
+    if value < 1:
+        fail("CP0712", f"the {what} is {value}, and must be at least 1", file=file)
+    return value
+
+
+def _quantity(text: str, units: Mapping[str, float], what: str, file: str) -> float:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z/]+)\s*", text)
+    if match is None or match[2] not in units:
+        fail(
+            "CP0712",
+            f"the {what} is {text!r}",
+            f"expected a number with a unit: {', '.join(units)}",
+            file=file,
+        )
+    return float(match[1]) * units[match[2]]
+
+
+def place(
+    axes: tuple[Axis, ...], topology: Topology, mapping: Mapping[str, str], *, oversubscribe: bool = False
+) -> tuple[Axis, ...]:
+    """`axes` with their levels: as mapped, else by name, else laid out with the last axis innermost.
+
+    A level holds as many axes as its count has room for. Servers are processes of their own and lie
+    nowhere. Raises CP0713 (more ranks than places, unless `oversubscribe`) and CP0714 (unknown axis
+    or level in `mapping`).
+    """
+    names = [level.name for level in topology.levels]
+    ranked = [axis for axis in axes if axis.kind is not AxisKind.SERVER]
+    _check_mapping(ranked, names, mapping, topology)
+    ranks = math.prod(axis.size for axis in ranked)
+    if ranks > topology.places and not oversubscribe:
+        fail(
+            "CP0713",
+            f"{ranks} ranks do not fit on topology `{topology.name}`, which has {topology.places} places",
+            f"ranks: {' x '.join(f'{axis.name}={axis.size}' for axis in ranked)}",
+            "take a larger topology or smaller axes, or let ranks share a place with --oversubscribe",
+        )
+    chosen = {axis.name: mapping.get(axis.name, axis.name if axis.name in names else "") for axis in ranked}
+    room = {level.name: level.count for level in topology.levels}
+    for axis in (axis for axis in ranked if chosen[axis.name]):
+        level = chosen[axis.name]
+        if room[level] < axis.size and not oversubscribe:
+            inside = " x ".join(f"{a.name}={a.size}" for a in ranked if chosen[a.name] == level)
+            fail(
+                "CP0713",
+                f"{inside} does not fit on level `{level}`, which has {topology.level(level).count} places",
+                "map an axis to another level with --map AXIS=LEVEL, or allow it with --oversubscribe",
+            )
+        room[level] = max(1, room[level] // axis.size)
+    for axis in reversed(ranked):
+        if not chosen[axis.name]:
+            chosen[axis.name] = _lay_out(names, room, axis.size)
+    return tuple(msgspec.structs.replace(axis, level=chosen.get(axis.name)) for axis in axes)
+
+
+def _lay_out(names: list[str], room: dict[str, int], size: int) -> str:
+    """Take room for `size` members from the innermost level outward; the outermost level reached,
+    which is the one that a collective along the axis waits for."""
+    reached = names[0]
+    for name in names:
+        if size <= 1:
+            break
+        taken = min(room[name], size)
+        if taken > 1:
+            reached = name
+            room[name] //= taken
+            size = math.ceil(size / taken)
+    return reached if size <= 1 else names[-1]
+
+
+def _check_mapping(
+    axes: list[Axis], names: list[str], mapping: Mapping[str, str], topology: Topology
+) -> None:
+    known = [axis.name for axis in axes]
+    for axis, level in mapping.items():
+        if axis not in known:
+            near = difflib.get_close_matches(axis, known, 1)
+            hint = f"did you mean `{near[0]}`?" if near else f"its axes are: {', '.join(known) or 'none'}"
+            fail("CP0714", f"an axis `{axis}` is mapped, which the plan does not have", hint)
+        if level not in names:
+            near = difflib.get_close_matches(level, names, 1)
+            hint = f"did you mean `{near[0]}`?" if near else f"its levels are: {', '.join(names)}"
+            fail("CP0714", f"topology `{topology.name}` has no level `{level}`", hint)
+
+
+def show_placement(axes: tuple[Axis, ...]) -> str:
+    """The mapping for people, one axis a line."""
+    width = max((len(axis.name) for axis in axes), default=0)
+    return "\n".join(f"{axis.name:<{width}} = {axis.size} on {axis.level or 'no level'}" for axis in axes)

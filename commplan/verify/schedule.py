@@ -1,0 +1,222 @@
+"""The structural verifier: what must hold of every schedule, after every pass and after loading.
+
+CP0730 names and definitions, CP0731 types and shapes, CP0732 bytes and dtypes of collectives, CP0733
+order and dependencies, CP0734 axes and placements, CP0735 values that an op does not permit.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+from commplan.diagnostics import Diagnostic, Span
+from commplan.ir.layout import cut_all
+from commplan.ir.plan import AxisKind, Ref
+from commplan.ir.schedule import SCHEMA_VERSION, Leaf, Op, Phase, Schedule, Value, operands, results
+from commplan.ir.types import Placement
+from commplan.passes.sources import bind_sources
+from commplan.verify.ops import check_op
+
+
+class Report:
+    """Collects what is wrong, with the place in the plan."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.found: list[Diagnostic] = []
+
+    def add(self, code: str, message: str, span: Span | None = None) -> None:
+        self.found.append(Diagnostic(code, message, span, file=self.file))
+
+
+class Scope:
+    """What an op of one phase can see: values by name, axes, functions, sources."""
+
+    def __init__(self, schedule: Schedule, phase: Phase, report: Report) -> None:
+        self.schedule, self.phase, self.report = schedule, phase, report
+        self.values = {value.id: value for value in (*schedule.entry, *phase.values)}
+        self.sizes = {axis.name: axis.size for axis in schedule.axes}
+        self.kinds = {axis.name: axis.kind for axis in schedule.axes}
+
+    def ranks(self, axes: Iterable[str]) -> int:
+        count = 1
+        for axis in axes:
+            count *= self.sizes.get(axis, 1)
+        return count
+
+
+def verify(schedule: Schedule) -> tuple[Diagnostic, ...]:
+    """Everything that is wrong with `schedule`; empty where it is sound."""
+    report = Report(schedule.file)
+    if schedule.schema != SCHEMA_VERSION:
+        report.add("CP0735", f"schema version {schedule.schema} is not {SCHEMA_VERSION}")
+    _unique("axis", (axis.name for axis in schedule.axes), report)
+    _unique("phase", (phase.name for phase in schedule.phases), report)
+    _unique("source", (source.name for source in schedule.sources), report)
+    _unique("function", (fn.name for fn in schedule.fns), report)
+    for axis in schedule.axes:
+        if axis.size < 1:
+            report.add("CP0734", f"axis `{axis.name}` has size {axis.size}")
+    entry = tuple(value.id for value in schedule.entry)
+    if entry != (*schedule.inputs, *schedule.states):
+        report.add("CP0730", "the values on entry are not the inputs and states, in this order")
+        return tuple(report.found)
+    for value in schedule.entry:
+        check_value(value, schedule, report)
+        if value.kind not in ("tree", "array"):
+            report.add(
+                "CP0731", f"`{value.id}` enters the plan as {value.kind}: a tree or an array was expected"
+            )
+    for phase in schedule.phases:
+        _verify_phase(Scope(schedule, phase, report))
+    return tuple(report.found)
+
+
+def _unique(what: str, names: Iterable[str], report: Report) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            report.add(
+                "CP0730",
+                f"two {what}s are called `{name}`" if what != "axis" else f"two axes are called `{name}`",
+            )
+        seen.add(name)
+
+
+def _verify_phase(scope: Scope) -> None:
+    phase, report, schedule = scope.phase, scope.report, scope.schedule
+    before = len(report.found)
+    if phase.period < 1:
+        report.add("CP0735", f"phase `{phase.name}` has period {phase.period}", phase.span)
+    _unique("value", (value.id for value in (*schedule.entry, *phase.values)), report)
+    for value in phase.values:
+        check_value(value, schedule, report)
+    _definitions(scope)
+    _bindings(scope)
+    if len(report.found) > before:
+        return  # what is built on sand is not looked at
+    for op in phase.ops:
+        check_op(scope, op)
+    bound = bind_sources(phase)
+    if bound != phase:
+        report.add(
+            "CP0730", f"phase `{phase.name}` does not say rightly what depends on sources alone", phase.span
+        )
+
+
+def _definitions(scope: Scope) -> None:
+    """Static single assignment: one maker for each value, before all its readers."""
+    phase, report = scope.phase, scope.report
+    declared = {value.id for value in phase.values}
+    makers: dict[Ref, int] = {}
+    for index, op in enumerate(phase.ops):
+        for ref in results(op):
+            if ref in makers:
+                report.add("CP0730", f"`{ref}` is made twice", op.span)
+            elif ref not in declared:
+                report.add("CP0730", f"`{ref}` is made but not declared", op.span)
+            makers[ref] = index
+    for ref in sorted(declared - set(makers)):
+        report.add("CP0730", f"`{ref}` is declared but nothing makes it", phase.span)
+    entering = {*phase.inputs, *phase.states}
+    for ref in phase.inputs:
+        if ref not in scope.schedule.inputs:
+            report.add("CP0730", f"phase `{phase.name}` reads `{ref}`, which is no input", phase.span)
+    for ref in phase.states:
+        if ref not in scope.schedule.states:
+            report.add("CP0730", f"phase `{phase.name}` reads `{ref}`, which is no state", phase.span)
+    for index, op in enumerate(phase.ops):
+        for ref in operands(op):
+            if ref not in entering:
+                _before(scope, op, index, ref, makers, "reads")
+        for ref in op.after:
+            _before(scope, op, index, ref, makers, "comes after")
+
+
+def _before(scope: Scope, op: Op, index: int, ref: Ref, makers: dict[Ref, int], verb: str) -> None:
+    what = f"`{results(op)[0]}`" if results(op) else "an op without results"
+    if ref not in makers:
+        hint = difflib.get_close_matches(ref, [*makers, *scope.phase.inputs, *scope.phase.states], 1)
+        near = f", did you mean `{hint[0]}`?" if hint else ""
+        scope.report.add("CP0730", f"{what} {verb} `{ref}`, which the phase does not have{near}", op.span)
+    elif makers[ref] == index:
+        scope.report.add("CP0733", f"{what} {verb} itself: a cycle", op.span)
+    elif makers[ref] > index:
+        scope.report.add(
+            "CP0733", f"{what} {verb} `{ref}`, which is made later: a cycle or a wrong order", op.span
+        )
+
+
+def _bindings(scope: Scope) -> None:
+    phase, report = scope.phase, scope.report
+    _unique("output", (binding.name for binding in phase.outputs), report)
+    _unique("update", (binding.name for binding in phase.updates), report)
+    inside = {value.id for value in phase.values} | {*phase.inputs, *phase.states}
+    for binding in (*phase.outputs, *phase.updates, *phase.takes):
+        if binding.value not in inside:
+            report.add(
+                "CP0730",
+                f"`{binding.name}` stands for `{binding.value}`, which the phase does not have",
+                phase.span,
+            )
+    for binding in phase.outputs:
+        value = scope.values.get(binding.value)
+        if value is not None and value.placement.partial:
+            report.add("CP0734", f"output `{binding.name}` is partial", phase.span)
+    states = {ref.rpartition(".")[0]: ref for ref in scope.schedule.states}
+    for binding in phase.updates:
+        state = scope.values.get(states.get(binding.name, ""))
+        value = scope.values.get(binding.value)
+        if state is None:
+            report.add("CP0730", f"`{binding.name}` is updated, which is no state", phase.span)
+        elif value is not None and (value.kind, value.leaves) != (state.kind, state.leaves):
+            report.add(
+                "CP0731", f"state `{binding.name}` is updated with a value of other shapes", phase.span
+            )
+
+
+def check_value(value: Value, schedule: Schedule, report: Report) -> None:
+    """Kind, leaves and placement of one value agree with each other."""
+    _check_placement(value, schedule, report)
+    if any(size < 0 for leaf in (*value.leaves, *value.whole) for size in leaf.shape):
+        report.add("CP0731", f"`{value.id}` has a negative dimension")
+        return
+    _unique("path", (leaf.path for leaf in value.leaves), report)
+    match value.kind:
+        case "flat" if len(value.leaves) != 1 or len(value.leaves[0].shape) != 1:
+            report.add("CP0731", f"`{value.id}` is flat, but is not one leaf of one dimension")
+        case "array" if len(value.leaves) != 1:
+            report.add("CP0731", f"`{value.id}` is an array, but has {len(value.leaves)} leaves")
+        case "tree" | "array":
+            _check_whole(value, schedule, report)
+        case _:
+            pass
+
+
+def _check_whole(value: Value, schedule: Schedule, report: Report) -> None:
+    sizes = {axis.name: axis.size for axis in schedule.axes}
+    ways = [sizes.get(axis, 1) for axis in value.placement.split]
+    if not ways:
+        if value.whole:
+            report.add("CP0731", f"`{value.id}` keeps uncut leaves, but is not split")
+        return
+    if _plain(cut_all(value.kind, value.whole, ways)) != _plain(value.leaves):
+        report.add("CP0731", f"`{value.id}` is not what its uncut leaves give when cut {ways} ways")
+
+
+def _plain(leaves: tuple[Leaf, ...]) -> list[tuple[str, tuple[int, ...], str]]:
+    return [(leaf.path, leaf.shape, str(leaf.dtype)) for leaf in leaves]
+
+
+def _check_placement(value: Value, schedule: Schedule, report: Report) -> None:
+    placement: Placement = value.placement
+    kinds = {axis.name: axis.kind for axis in schedule.axes}
+    for axis in placement.varying:
+        if axis not in kinds:
+            report.add("CP0734", f"`{value.id}` lies over axis `{axis}`, which the plan does not have")
+        elif kinds[axis] is AxisKind.SERVER:
+            report.add("CP0734", f"`{value.id}` lies over `{axis}`, which is a server and no axis")
+    if len(set(placement.varying)) != len(placement.varying):
+        report.add("CP0734", f"`{value.id}` names an axis twice: {placement}")
+    if placement.server is not None and kinds.get(placement.server) is not AxisKind.SERVER:
+        report.add("CP0734", f"`{value.id}` lies on `{placement.server}`, which is no server")
