@@ -31,6 +31,9 @@ class Context:
     functions: Mapping[str, Callable[..., Any]]
     seed: int
     structures: Mapping[tuple[str, ...], Structure]
+    # For one member's part of an ensemble: the place of the axes that are left out, and the whole schedule.
+    members: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
+    whole: ir.Schedule | None = None
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -43,7 +46,7 @@ class Context:
         return Backend("gpu" if platform in ("cuda", "rocm") else platform, self.sizes, self.schedule.file)
 
     def lower(self, phase: ir.Phase) -> Lowered:
-        return Lowered(self.schedule, phase, self.functions, self.seed, self.backend, self.structures)
+        return Lowered(self.schedule, phase, self.functions, self.backend, self.structures)
 
     def entry(self, name: str) -> ir.Value:
         """The input or state called `name`."""

@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec
 from commplan.diagnostics import fail
 from commplan.ir import schedule as ir
 from commplan.lowering.jax import check
+from commplan.lowering.jax.functions import Draw
 from commplan.lowering.jax.layout import leaf_specs
 from commplan.lowering.jax.phase import Lowered, name_of
 from commplan.lowering.jax.trees import Tree
@@ -149,7 +150,8 @@ class PhaseCall:
         if not self.lowered.counts:
             return *self.lowered.run(inputs, states, None), {}
         step = jnp.asarray(calls[self.name])
-        return *self.lowered.run(inputs, states, step), {CALLS: dict(calls) | {self.name: step + 1}}
+        draw = Draw.of(self.context.seed, step, members=self.context.members)
+        return *self.lowered.run(inputs, states, draw), {CALLS: dict(calls) | {self.name: step + 1}}
 
     def _wrapped(self, state: dict[str, Any], inputs: dict[str, Any]) -> tuple[Outputs, dict[str, Any]]:
         """Global arrays in and out: the phase in a shard_map, with specs from the plan."""

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from jax.sharding import AxisType, NamedSharding
 
 from commplan import trees as plain
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.ir import schedule as ir
-from commplan.lowering.jax import _compat
+from commplan.ir.types import Placement
+from commplan.lowering.jax import _compat, tap
 from commplan.lowering.jax.layout import global_shape, leaf_specs
 from commplan.lowering.jax.trees import Structure, flatten
 from commplan.lowering.jax.untyped import jax, jnp
+from commplan.runtime import member as members
 from commplan.runtime import spmd
+from commplan.runtime.batches import Batches
 from commplan.runtime.context import CALLS, Context
+from commplan.runtime.data.shared import Group
 from commplan.runtime.phases import PhaseCall
 
 if TYPE_CHECKING:
@@ -45,34 +50,14 @@ class Every(Mapping[int, PhaseCall]):
         return len(self._phases)
 
 
-class Run:
-    """A program on a mesh. Made by `Program.bind`.
+class Bound:
+    """Phases on a mesh: what a whole run and one member of an ensemble have in common."""
 
-    Phases are attributes: `run.start`, `run.step`, `run.every[4]`, and those with names of their own
-    (`run.evaluate`). Raises `CommplanError`: CP0801 and CP0802 for a mesh that does not fit, CP0803 for
-    functions and sources that are missing or unknown.
-    """
-
-    def __init__(
-        self,
-        program: Program,
-        mesh: Any,
-        *,
-        sources: Mapping[str, Any] | None = None,
-        functions: Mapping[str, Callable[..., Any]] | None = None,
-        seed: int = 0,
-    ) -> None:
-        schedule = program.schedule
-        check_mesh(schedule, mesh)
-        check_bound(schedule, dict(sources or {}), dict(functions or {}))
-        self.program, self.mesh = program, mesh
-        self.sources, self.functions, self.seed = dict(sources or {}), dict(functions or {}), seed
-        self.context = Context(schedule, mesh, self.functions, seed, known_structures(program))
-        self.phases = {phase.name: PhaseCall(self.context, phase) for phase in schedule.phases}
+    def __init__(self, context: Context, sources: Mapping[str, Any]) -> None:
+        schedule = context.schedule
+        self.context, self.mesh, self.sources = context, context.mesh, dict(sources)
+        self.phases = {phase.name: PhaseCall(context, phase) for phase in schedule.phases}
         self.every = Every({p.period: self.phases[p.name] for p in schedule.phases if p.kind == "every"})
-
-    def __repr__(self) -> str:
-        return f"<Run {self.program.schedule.plan}: {', '.join(self.phases)}>"
 
     def __getattr__(self, name: str) -> PhaseCall:
         phases: Mapping[str, PhaseCall] = self.__dict__.get("phases", {})
@@ -88,7 +73,7 @@ class Run:
         context, state = self.context, dict[str, Any]()
         for name, value in context.states.items():
             leaves = [
-                _zeros(global_shape(value, leaf, context.sizes), leaf, NamedSharding(self.mesh, one))
+                _zeros(global_shape(value, leaf, context.sizes), leaf, NamedSharding(context.mesh, one))
                 for leaf, one in zip(value.leaves, leaf_specs(value), strict=True)
             ]
             paths = tuple(leaf.path for leaf in value.leaves)
@@ -125,19 +110,199 @@ class Run:
         Differentiate with respect to this, and gradients are each rank's own term. Raises CP0816 outside
         of a shard_map over the plan's axes.
         """
-        if not self.context.around("run.varying is called"):
+        self._inside("run.varying")
+        axes = tuple(self.context.sizes)
+
+        def vary(x: Any) -> Any:
+            return _compat.as_varying(jnp.asarray(x), axes)
+
+        return jax.tree_util.tree_map(vary, tree)
+
+    def tap(self, tree: Any, *, like: str | None = None, phase: str = "step") -> Any:
+        """`tree` itself, but its gradient is reduced where the backward pass makes it.
+
+        For parameters of layers under `lax.scan`, in the body of the scan: there the reduction runs under
+        the layers that are still to come. The gradient is reduced as phase `phase` reduces its input
+        `like` (by default its only partial input), so it must not be passed to the phase again.
+
+        tree: parameters as they are, not `run.varying(...)` of them. Raises CP0815 where the plan's
+        reduction cannot run inside the backward pass, CP0816 outside of a shard_map.
+        """
+        self._inside("run.tap")
+        call = self._phase(phase)
+        partial = [name for name, value in call.lowered.arguments.items() if value.placement.partial]
+        names = [like] if like is not None else partial
+        if len(names) != 1 or names[0] not in partial:
             fail(
-                "CP0816",
-                "run.varying is called outside of a shard_map",
-                "it says how values lie within run.spmd or a shard_map of your own",
+                "CP0815",
+                f"run.tap needs one partial input of phase `{phase}` to reduce like",
+                f"its partial inputs: {', '.join(partial) or 'none'}",
+                'name one: run.tap(layer, like="grads")',
                 file=self._file,
             )
-        axes = tuple(self.context.sizes)
-        return jax.tree_util.tree_map(lambda x: _compat.as_varying(jnp.asarray(x), axes), tree)
+        how = tap.recipe(call.lowered, names[0])
+        for path, leaf in zip(*leaves_of(tree), strict=True):
+            again = [axis for axis in how.axes if axis in _compat.varying_axes(leaf)]
+            if again and any(self.context.sizes[axis] > 1 for axis in again):
+                where = f" at `{path}`" if path else ""
+                fail(
+                    "CP0815",
+                    f"run.tap is given parameters{where} that vary over {', '.join(again)} already",
+                    "tap the parameters as they are: run.tap makes them varying itself",
+                    file=self._file,
+                )
+        return tap.tap(how, tree)
+
+    def batches(
+        self,
+        phase: str = "step",
+        *,
+        state: Mapping[str, int] | None = None,
+        group: Group | None = None,
+    ) -> Batches:
+        """What depends on sources alone in `phase`, as sharded arrays: see `runtime.batches.Batches`.
+
+        state: what `.state()` of earlier batches returned. group: the processes of this host that share
+        loaded values, found by asking all processes if not given. Raises CP0803 where a source is not
+        bound, CP0817 for an unknown phase, and CP09xx.
+        """
+        self._phase(phase)
+        found = next(one for one in self.context.schedule.phases if one.name == phase)
+        missing = [op.source for op in found.ops if isinstance(op, ir.Read) and op.source not in self.sources]
+        if missing:
+            fail(
+                "CP0803",
+                f"source `{missing[0]}` is not bound",
+                f"pass it: program.bind(mesh, sources={{{missing[0]!r}: ...}})",
+                file=self._file,
+            )
+        return Batches(self.context, found, self.sources, state=state, among=group)
+
+    def _phase(self, name: str) -> PhaseCall:
+        if name not in self.phases:
+            known = ", ".join(self.phases) or "none"
+            fail("CP0817", f"the plan has no phase `{name}`", f"it has: {known}", file=self._file)
+        return self.phases[name]
+
+    def _inside(self, what: str) -> None:
+        if not self.context.around(f"{what} is called"):
+            fail(
+                "CP0816",
+                f"{what} is called outside of a shard_map",
+                "it belongs into run.spmd, or into a shard_map of your own over the plan's axes",
+                file=self._file,
+            )
+
+    @property
+    def init_names(self) -> tuple[str, ...]:
+        """The names of the plan's states."""
+        return tuple(self.context.states)
 
     @property
     def _file(self) -> str:
-        return self.program.schedule.file
+        return self.context.schedule.file
+
+
+class Run(Bound):
+    """A program on a mesh. Made by `Program.bind`.
+
+    Phases are attributes: `run.start`, `run.step`, `run.every[4]`, and those with names of their own
+    (`run.evaluate`). Raises `CommplanError`: CP0801 and CP0802 for a mesh that does not fit, CP0803 for
+    functions and sources that are missing or unknown.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        mesh: Any,
+        *,
+        sources: Mapping[str, Any] | None = None,
+        functions: Mapping[str, Callable[..., Any]] | None = None,
+        seed: int = 0,
+    ) -> None:
+        schedule = program.schedule
+        check_mesh(schedule, mesh)
+        check_bound(schedule, dict(sources or {}), dict(functions or {}))
+        self.program = program
+        context = Context(schedule, mesh, dict(functions or {}), seed, known_structures(program))
+        super().__init__(context, sources or {})
+
+    def __repr__(self) -> str:
+        return f"<Run {self.program.schedule.plan}: {', '.join(self.phases)}>"
+
+    def batches(
+        self,
+        phase: str = "step",
+        *,
+        member: int | None = None,
+        state: Mapping[str, int] | None = None,
+        group: Group | None = None,
+    ) -> Batches:
+        """What depends on sources alone in `phase`, as sharded arrays: see `runtime.batches.Batches`.
+
+        member: only that member's part, on its own part of the mesh. state: what `.state()` of earlier
+        batches returned. group: the processes of this host that share loaded values; found by asking all
+        processes if not given. Raises CP0803 where a source is not bound, CP0817 for an unknown phase,
+        CP0818 for an unknown member, and CP09xx.
+        """
+        if member is not None:
+            return self.member(member).batches(phase, state=state, group=group)
+        return super().batches(phase, state=state, group=group)
+
+    def member(self, place: int) -> Member:
+        """Member `place` of the plan's ensemble: its devices and what belongs to it. Raises CP0818."""
+        return Member(self, place)
+
+    def join(self, name: str, parts: Mapping[int, Any]) -> Any:
+        """Global arrays of the value `name`, from the parts of members (see `Member.take`).
+
+        parts: by member, for every member whose devices this process holds. Raises CP0811 for an unknown
+        name, CP0818 where the value does not differ between members.
+        """
+        axis = members.ensemble(self.program.schedule, next(iter(parts), 0))
+        return members.join(parts, placed(self, name, axis), axis, self.mesh)
+
+
+class Member(Bound):
+    """One member of an ensemble, made by `run.member(m)`: a mesh of its own devices, and on it the phases
+    that cross no members, as callables; `spmd`, `varying`, `tap`, `batches` and `init` as on the run.
+
+    Values have no dimension for the member. Members may have different architectures: their programs
+    differ, and may run different numbers of times. `mesh`: the member's devices. `index`: its place.
+    """
+
+    def __init__(self, run: Run, place: int) -> None:
+        whole = run.context
+        axis = members.ensemble(whole.schedule, place)
+        self.run, self.index, self.axis = run, place, axis
+        context = dataclasses.replace(
+            whole,
+            schedule=members.without(whole.schedule, axis),
+            mesh=members.sub_mesh(whole.mesh, axis, place),
+            members={axis: place},
+            whole=whole.schedule,
+        )
+        super().__init__(context, run.sources)
+
+    def __repr__(self) -> str:
+        return f"<Member {self.index} of {self.axis}: {', '.join(self.phases)}>"
+
+    def take(self, name: str, tree: Any) -> Any:
+        """This member's part of global arrays that lie like the value `name`; nothing moves."""
+        placement = placed(self.run, name)
+        return members.part(tree, placement, self.axis, self.mesh)
+
+
+def placed(run: Run, name: str, axis: str | None = None) -> Placement:
+    """The placement of the value called `name`. Raises CP0811, and CP0818 where it is not per `axis`."""
+    value = run.context.find(name)
+    file = run.program.schedule.file
+    if value is None:
+        known = ", ".join(f"`{one}`" for one in run.context.names())
+        fail("CP0811", f"the plan has no output, state or input `{name}`", f"it has {known}", file=file)
+    if axis is not None and axis not in value.placement.per:
+        fail("CP0818", f"`{name}` is the same for all members: it is {value.placement}", file=file)
+    return value.placement
 
 
 def check_mesh(schedule: ir.Schedule, mesh: Any) -> None:
@@ -225,15 +390,19 @@ def _zeros(shape: tuple[int, ...], leaf: ir.Leaf, sharding: Any) -> Any:
     return make()
 
 
+def leaves_of(tree: Any) -> tuple[tuple[str, ...], tuple[Any, ...]]:
+    paths, flat = flatten(tree)
+    return paths, flat.leaves
+
+
 def known_structures(program: Program) -> dict[tuple[str, ...], Structure]:
     """How to rebuild trees, by the paths of their leaves: from the pytrees that gave the shapes."""
     found: dict[tuple[str, ...], Structure] = {}
     for tree in program.structures.values():
-        leaves = jax.tree_util.tree_map(lambda _: 0, tree, is_leaf=_is_shape)
-        paths, flat = flatten(leaves)
+        paths, flat = flatten(tree, _is_shape)
         found[paths] = flat.structure
     return found
 
 
 def _is_shape(node: Any) -> bool:
-    return isinstance(node, Mapping) and set(node) == {"shape", "dtype"}
+    return isinstance(node, Mapping) and set(cast("Mapping[Any, Any]", node)) == {"shape", "dtype"}

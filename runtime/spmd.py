@@ -6,7 +6,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from jax.sharding import PartitionSpec
 
@@ -237,7 +237,10 @@ class _Step:
 
     def _answer(self, answer: Any, wanted: int) -> tuple[dict[str, Any], list[Any]]:
         """The state and the other results of the user's function. Raises CP0811, CP0812."""
-        state, rest = (answer[0], list(answer[1:])) if isinstance(answer, tuple) and answer else (answer, [])
+        state: Any = answer
+        rest: list[Any] = []
+        if isinstance(answer, tuple) and answer:
+            state, *rest = cast("tuple[Any, ...]", answer)
         checked = check_state(self.context, state, f"`{self.name}` as the first thing it returns")
         what = "the state, then its named arguments in order (or fewer of them)"
         if self.listed is not None and len(rest) != wanted:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 # `lax.all_gather(..., to="invarying")` in 0.10; 0.9 has it under this name only.
-from jax._src.lax.parallel import all_gather_invariant
+from jax._src.lax import parallel as _parallel
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -17,7 +17,7 @@ from commplan.lowering.jax.untyped import jax, lax
 
 Array = Any  # a jax.Array or a tracer of one
 
-_all_gather_same = cast("Callable[..., Array]", all_gather_invariant)
+_all_gather_same: Callable[..., Array] = cast("Any", _parallel).all_gather_invariant
 
 
 def varying_axes(x: Array) -> frozenset[str]:
@@ -60,10 +60,10 @@ def broadcast_native(x: Array, axis: str, root: int) -> Array:
 def assume_same(x: Array, axes: Sequence[str]) -> Array:
     """`x`, typed as the same over `axes`: only for what a proof says about it. No operation at all."""
     dropped = tuple(axis for axis in axes if axis in varying_axes(x))
-    return cast("Array", _same.bind(x, axes=dropped)) if dropped else x
+    return _same.bind(x, axes=dropped) if dropped else x
 
 
-_same = Primitive("commplan_same")
+_same: Any = Primitive("commplan_same")
 
 
 def _same_type(aval: Any, *, axes: tuple[str, ...]) -> Any:
@@ -86,15 +86,7 @@ def _same_transpose(cotangent: Any, x: Any, *, axes: tuple[str, ...]) -> list[An
     return [cotangent if type(cotangent) is ad.Zero else as_varying(cotangent, axes)]
 
 
-def _register() -> None:
-    same: Any = _same
-    same.def_abstract_eval(_same_type)
-    lower: Any = mlir.register_lowering
-    lower(same, _same_lowering)
-    linear: Any = ad.deflinear2
-    linear(same, _same_transpose)
-    batchers: Any = batching.primitive_batchers
-    batchers[same] = _same_batch
-
-
-_register()
+_same.def_abstract_eval(_same_type)
+cast("Any", mlir).register_lowering(_same, _same_lowering)
+cast("Any", ad).deflinear2(_same, _same_transpose)
+cast("Any", batching).primitive_batchers[_same] = _same_batch

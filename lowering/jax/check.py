@@ -20,7 +20,7 @@ from commplan.lowering.jax.trees import Tree, flatten
 from commplan.lowering.jax.untyped import jnp
 
 Layout = Literal["local", "global"]
-_KINDS = {"b": (bool, np.bool_), "i": (int, np.integer), "u": (int, np.integer), "f": (int, float)}
+_KINDS = {"b": bool, "i": int, "u": int, "f": (int, float)}
 
 
 def value(
@@ -68,13 +68,14 @@ def _leaf(
     what: str,
     value: Value,
     leaf: Leaf,
-    array: Any,
+    given: Any,
     layout: Layout,
     sizes: Mapping[str, int],
     span: Span | None,
     file: str,
 ) -> Any:
     where = f" at `{leaf.path}`" if leaf.path else ""
+    array: Any = given
     wanted = leaf.shape if layout == "local" else global_shape(value, leaf, sizes)
     if isinstance(array, bool | int | float):
         array = number(array, leaf)
@@ -89,7 +90,7 @@ def _leaf(
             span=span,
             file=file,
         )
-    found = jnp.result_type(array) if isinstance(array, np.ndarray | np.generic) else array.dtype
+    found = jnp.result_type(array) if type(array).__module__ == "numpy" else array.dtype
     if str(found) != leaf.dtype.numpy_name:
         notes = [f"cast it: {leaf.path or 'x'}.astype('{leaf.dtype.numpy_name}')"]
         if leaf.dtype in (DType.F64, DType.I64):
@@ -104,9 +105,10 @@ def _leaf(
     return array
 
 
-def number(number: bool | float, leaf: Leaf) -> Any:
-    fits = _KINDS[np.dtype(leaf.dtype.numpy_name).kind if leaf.dtype is not DType.BF16 else "f"]
-    return jnp.asarray(number, leaf.dtype.numpy_name) if isinstance(number, fits) else number
+def number(given: Any, leaf: Leaf) -> Any:
+    """A Python number as an array of the leaf's dtype, where it fits: an int as a float, not the reverse."""
+    kind = "f" if leaf.dtype.is_float else np.dtype(leaf.dtype.numpy_name).kind
+    return jnp.asarray(given, leaf.dtype.numpy_name) if isinstance(given, _KINDS[kind]) else given
 
 
 def _why(

@@ -18,7 +18,7 @@ from commplan.lowering.jax.untyped import jnp, lax
 
 Array = Any
 
-_BITS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}
+_BITS: dict[int, Any] = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,8 +104,7 @@ def all_gather(x: Array, op: Collective, backend: Backend) -> Array:
 def all_to_all(x: Array, op: Collective, backend: Backend) -> Array:
     """Row i of [n*k] goes to rank i; the rows that arrive stand in rank order."""
     moved = _to_bits(x) if backend.on_cpu else x
-    name: Any = op.axes[0] if len(op.axes) == 1 else op.axes
-    return _from_bits(lax.all_to_all(moved, name, 0, 0, tiled=True), x)
+    return _from_bits(lax.all_to_all(moved, op.axes, 0, 0, tiled=True), x)
 
 
 def broadcast(x: Array, op: Collective, backend: Backend) -> Array:
@@ -131,7 +130,7 @@ def _broadcast(x: Array, axes: tuple[str, ...], root: int, backend: Backend) -> 
         bits = _to_bits(x, always=True)
         mine = lax.axis_index(axes) == root
         return _from_bits(lax.psum(jnp.where(mine, bits, jnp.zeros_like(bits)), axes), x)
-    return _compat.broadcast_native(x, axes[0], root)
+    return _compat.broadcast_native(x, *axes, root=root)
 
 
 def _to_bits(x: Array, *, always: bool = False) -> Array:

@@ -2,107 +2,161 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import zlib
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, cast
 
 from commplan.diagnostics import fail
 from commplan.ir import schedule as ir
 from commplan.lowering.jax.trees import LEAF, Tree, flatten
 from commplan.lowering.jax.untyped import jax, jnp, lax
 
-if TYPE_CHECKING:
-    from commplan.lowering.jax.phase import Lowered
+Array = Any
 
 
-def call(op: ir.Map, lowered: Lowered, env: dict[str, Tree], step: Any) -> dict[str, Tree]:
+class Around(Protocol):
+    """What a call needs to know of the phase that it stands in."""
+
+    @property
+    def schedule(self) -> ir.Schedule: ...
+    @property
+    def phase(self) -> ir.Phase: ...
+    @property
+    def functions(self) -> Mapping[str, Callable[..., Any]]: ...
+    @property
+    def values(self) -> Mapping[str, ir.Value]: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Draw:
+    """What the keys of random functions come from.
+
+    key: a JAX key of the seed and the step. records: for each load whose batch is mapped, by the id of
+    its result, the record of each of this rank's rows, i32 or u32 [rows]. members: axes of the plan that
+    are fixed (see `Run.member`), with their place; all others are asked of the mesh.
+    """
+
+    key: Array
+    records: Mapping[str, Array] = dataclasses.field(default_factory=dict[str, Any])
+    members: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
+
+    @classmethod
+    def of(cls, seed: Any, *numbers: Any, members: Mapping[str, int] | None = None) -> Draw:
+        """The key of `seed` (an int or an i32 scalar), with `numbers` (u32 scalars) folded in."""
+        key = jax.random.key(seed)
+        for number in numbers:
+            key = jax.random.fold_in(key, number)
+        return cls(key, members=members or {})
+
+
+def call(op: ir.Map, around: Around, env: Mapping[str, Tree], draw: Draw | None) -> dict[str, Tree]:
     """Apply the function of `op`; per record under `vmap` where the op says so.
 
-    A random function takes a JAX key before its operands. The key depends on the seed, the call of
-    the phase, the function, the member (only over the ensembles of `per`) and, record by record, the
-    record's place in the global batch: neither on the number of ranks nor on where a rank runs.
+    A random function takes a JAX key before its operands. The key depends on the seed, the step, the
+    place of the call in the plan, the member (only over the ensembles of `per`) and, record by record, on
+    the record: neither on the number of ranks nor on where one runs.
 
-    Raises `CommplanError` CP0809 where the results are not what the plan declares.
+    Raises `CommplanError` CP0809 where the function cannot take its operands, or its results are not
+    what the plan declares.
     """
-    function = lowered.functions[op.fn]
-    values = lowered.values
+    function = around.functions[op.fn]
     operands = [env[ref].build() for ref in op.operands]
-    if op.random:
-        key = _key(op, lowered, step)
-        if op.per_record:
-            count = values[op.operands[0]].leaves[0].shape[0]
-            split = values[op.operands[0]].placement.split
-            first = lax.axis_index(split) * count if split else 0
-            keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(first + jnp.arange(count))
-            operands = [keys, *operands]
-        else:
-            operands = [key, *operands]
-    applied = jax.vmap(function) if op.per_record else function
-    try:
-        answer = applied(*operands)
-    except TypeError as error:
-        _arity(op, lowered, operands, error)
-        raise
-    return _results(op, lowered, answer)
+    if draw is not None and op.random:
+        key = _key(op, around, draw)
+        operands = [_record_keys(op, around, key, draw) if op.per_record else key, *operands]
+    _check_arity(op, around, function, len(operands))
+    applied: Callable[..., Any] = jax.vmap(function) if op.per_record else function
+    return _results(op, around, applied(*operands))
 
 
-def _key(op: ir.Map, lowered: Lowered, step: Any) -> Any:
-    key = jax.random.key(lowered.seed)
-    key = jax.random.fold_in(key, jnp.uint32(0) if step is None else step)
-    place = lowered.phase.ops.index(op)
-    key = jax.random.fold_in(key, zlib.crc32(f"{lowered.phase.name}/{place}/{op.fn}".encode()))
+def _key(op: ir.Map, around: Around, draw: Draw) -> Array:
+    place = around.phase.ops.index(op)
+    key = jax.random.fold_in(draw.key, zlib.crc32(f"{around.phase.name}/{place}/{op.fn}".encode()))
     for axis in op.per:
-        key = jax.random.fold_in(key, lax.axis_index(axis))
+        fixed = draw.members.get(axis)
+        key = jax.random.fold_in(key, lax.axis_index(axis) if fixed is None else fixed)
     # A cut value is one array in pieces: each piece draws its own numbers.
-    split = lowered.values[op.operands[0]].placement.split if op.operands else ()
+    split = around.values[op.operands[0]].placement.split if op.operands else ()
     if split and not op.per_record:
         key = jax.random.fold_in(key, lax.axis_index(split))
     return key
 
 
-def _arity(op: ir.Map, lowered: Lowered, operands: Sequence[Any], error: TypeError) -> None:
-    if "argument" not in str(error) or "positional" not in str(error):
+def _record_keys(op: ir.Map, around: Around, key: Array, draw: Draw) -> Array:
+    """One key per row: folded with the record, or with its place in the global batch if that is unknown."""
+    first = around.values[op.operands[0]]
+    records = draw.records.get(loaded_by(around.phase, op.operands[0]))
+    if records is None:
+        split, count = first.placement.split, first.leaves[0].shape[0]
+        records = (lax.axis_index(split) * count if split else 0) + jnp.arange(count)
+
+    def fold(record: Array) -> Array:
+        return jax.random.fold_in(key, record)
+
+    return jax.vmap(fold)(records)
+
+
+def loaded_by(phase: ir.Phase, ref: str) -> str:
+    """The id of the load that `ref` comes from, through maps and shares; "" if there is none."""
+    made = {result: op for op in phase.ops for result in ir.results(op)}
+    op = made.get(ref)
+    while isinstance(op, ir.Map | ir.Share):
+        op = made.get(ir.operands(op)[0])
+    return op.result if isinstance(op, ir.Read) else ""
+
+
+def _check_arity(op: ir.Map, around: Around, function: Callable[..., Any], count: int) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # built in C: it says itself what is wrong
         return
-    what = f"{len(operands)} arguments" + (", a key first" if op.random else "")
-    fail(
-        "CP0809",
-        f"function `{op.fn}` cannot be called with {what}",
-        str(error),
-        span=op.span,
-        file=lowered.schedule.file,
-    )
+    try:
+        signature.bind(*range(count))
+    except TypeError as error:
+        takes = f"{count} argument{'s' if count != 1 else ''}{', a key first' if op.random else ''}"
+        fail(
+            "CP0809",
+            f"function `{op.fn}` is called with {takes}, and is `{op.fn}{signature}`",
+            str(error),
+            span=op.span,
+            file=around.schedule.file,
+        )
 
 
-def _results(op: ir.Map, lowered: Lowered, answer: Any) -> dict[str, Tree]:
+def _results(op: ir.Map, around: Around, answer: Any) -> dict[str, Tree]:
     count = len(op.results)
-    if count > 1 and not (isinstance(answer, tuple | list) and len(answer) == count):
-        found = f"{len(answer)} values" if isinstance(answer, tuple | list) else f"a {type(answer).__name__}"
+    if count == 1:
+        return {op.results[0]: _checked(op, around, op.results[0], answer)}
+    many = isinstance(answer, tuple | list)
+    answers = cast("Sequence[Any]", answer) if many else ()
+    if len(answers) != count:
+        found = f"{len(answers)} values" if many else f"a {type(cast('object', answer)).__name__}"
         fail(
             "CP0809",
             f"function `{op.fn}` should return {count} values in a tuple, and returned {found}",
             span=op.span,
-            file=lowered.schedule.file,
+            file=around.schedule.file,
         )
-    answers: Sequence[Any] = answer if count > 1 else (answer,)
-    results: dict[str, Tree] = {}
-    for ref, one in zip(op.results, answers, strict=True):
-        results[ref] = _checked(op, lowered, lowered.values[ref], one)
-    return results
+    return {ref: _checked(op, around, ref, one) for ref, one in zip(op.results, answers, strict=True)}
 
 
-def _checked(op: ir.Map, lowered: Lowered, value: ir.Value, answer: Any) -> Tree:
+def _checked(op: ir.Map, around: Around, ref: str, answer: Any) -> Tree:
+    value, file = around.values[ref], around.schedule.file
     paths, tree = flatten(answer)
     expected = tuple(leaf.path for leaf in value.leaves)
-    name = value.id.rpartition(".")[0]
-    where = {"span": op.span, "file": lowered.schedule.file}
+    name = ref.rpartition(".")[0]
     if paths != expected:
         missing = [path for path in expected if path not in paths]
         extra = [path for path in paths if path not in expected]
         fail(
             "CP0809",
             f"function `{op.fn}` returned another structure for `{name}` than it was compiled for",
-            f"missing: {missing[:4]}, unexpected: {extra[:4]}",
-            **where,
+            f"missing: {', '.join(missing[:4]) or 'nothing'}",
+            f"unexpected: {', '.join(extra[:4]) or 'nothing'}",
+            span=op.span,
+            file=file,
         )
     leaves: list[Any] = []
     for leaf, array in zip(value.leaves, tree.leaves, strict=True):
@@ -114,14 +168,16 @@ def _checked(op: ir.Map, lowered: Lowered, value: ir.Value, answer: Any) -> Tree
                 "CP0809",
                 f"function `{op.fn}` returned the shape {list(x.shape)} for `{name}`{at},"
                 f" expected {list(leaf.shape)}",
-                **where,
+                span=op.span,
+                file=file,
             )
         if str(x.dtype) != leaf.dtype.numpy_name:
             fail(
                 "CP0809",
                 f"function `{op.fn}` returned the dtype {x.dtype} for `{name}`{at},"
                 f" expected {leaf.dtype.numpy_name}",
-                **where,
+                span=op.span,
+                file=file,
             )
         leaves.append(x)
     return Tree(tuple(leaves), tree.structure if value.kind == "tree" else LEAF)

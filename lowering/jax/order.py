@@ -6,8 +6,12 @@ between backends.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import msgspec
+
+from commplan.ir import schedule as ir
 from commplan.lowering.jax import _compat
 from commplan.lowering.jax.collectives import Backend
 from commplan.lowering.jax.untyped import jnp, lax
@@ -31,3 +35,33 @@ def tie(x: Array, previous: Array, axis: str, backend: Backend) -> Array:
     other = lax.stop_gradient(previous.reshape(-1)[0]).astype(x.dtype)
     other = _compat.assume_same(other, tuple(_compat.varying_axes(other) - _compat.varying_axes(x)))
     return jnp.where(never, other, x)
+
+
+def without_implied(sequence: Iterable[ir.Op], values: Mapping[str, ir.Value]) -> Iterator[ir.Op]:
+    """`sequence` with those `after` left out that hold anyway, because the operand is made from that result.
+
+    s = reduce_scatter(b); r = all_reduce(s) after s  -->  s = reduce_scatter(b); r = all_reduce(s)
+
+    Only buffers are followed: a leaf of a tree may be made from some of the results that the tree is.
+    """
+    makers: dict[str, ir.Op] = {}
+    for op in sequence:
+        for result in ir.results(op):
+            makers[result] = op
+        if isinstance(op, ir.Collective) and op.after:
+            implied = set(_line_of(op.operand, makers, values))
+            op = msgspec.structs.replace(op, after=tuple(r for r in op.after if r not in implied))  # noqa: PLW2901
+        yield op
+
+
+def _line_of(ref: str, makers: Mapping[str, ir.Op], values: Mapping[str, ir.Value]) -> Iterator[str]:
+    """`ref` and the buffers that it is made from, one from the other."""
+    while len(values[ref].leaves) == 1:
+        yield ref
+        maker = makers.get(ref)
+        if maker is None or isinstance(maker, ir.Map | ir.Elastic | ir.Update | ir.Unpack):
+            return
+        sources = ir.operands(maker)
+        if len(sources) != 1:
+            return
+        ref = sources[0]

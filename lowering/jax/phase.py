@@ -10,7 +10,7 @@ from commplan.diagnostics import fail
 from commplan.ir import schedule as ir
 from commplan.lowering.jax import _compat, collectives, ops, order
 from commplan.lowering.jax.collectives import Backend
-from commplan.lowering.jax.functions import call
+from commplan.lowering.jax.functions import Draw, call
 from commplan.lowering.jax.trees import LEAF, Structure, Tree
 from commplan.lowering.jax.untyped import jax
 from commplan.trees import nest
@@ -58,14 +58,14 @@ def origin(phase: ir.Phase, op: ir.Unpack) -> str | None:
 class Lowered:
     """Phase `phase` of `schedule`, lowered. Build it once, call `run` while tracing.
 
-    `functions`: the device functions by name. `seed`: of random functions on values that were not
-    loaded. Raises `CommplanError` CP0808 at `run` for ops that JAX does not run yet.
+    `functions`: the device functions by name. `structures`: how to rebuild trees whose structure nothing
+    that was passed tells, by the paths of their leaves. Raises `CommplanError` CP0808 at `run` for ops
+    that JAX does not run yet.
     """
 
     schedule: ir.Schedule
     phase: ir.Phase
     functions: Mapping[str, Callable[..., Any]]
-    seed: int
     backend: Backend
     structures: Mapping[tuple[str, ...], Structure] = dataclasses.field(
         default_factory=dict[tuple[str, ...], Any]
@@ -100,27 +100,33 @@ class Lowered:
         """Whether its calls must be counted: a random function runs in it."""
         return any(isinstance(op, ir.Map) and op.random for op in self.ops)
 
-    def run(self, inputs: Mapping[str, Tree], state: Mapping[str, Tree], step: Any) -> tuple[Env, Env]:
+    def run(
+        self, inputs: Mapping[str, Tree], state: Mapping[str, Tree], draw: Draw | None
+    ) -> tuple[Env, Env]:
         """Outputs and new states by name, from inputs and states by name; one rank's arrays.
 
-        `step` counts the calls of this phase: an i32 scalar, or None where nothing is random.
+        `draw`: where random functions get their keys; None where nothing is random.
         """
         env: Env = {ref: inputs[name_of(ref)] for ref in self.phase.inputs}
         env |= {ref: state[name_of(ref)] for ref in self.phase.states}
         env |= {binding.value: inputs[binding.name] for binding in self.phase.takes}
-        chosen = self.ops
-        chained = {ref for op in chosen for ref in op.after}
-        for op in chosen:
-            self._run(op, env, chained, step)
+        self.apply(self.ops, env, draw)
         results = {binding.name: self._leave(binding.value, env) for binding in self.outputs}
         updates = {binding.name: self._leave(binding.value, env) for binding in self.phase.updates}
         return results, updates
+
+    def apply(self, chosen: Iterable[ir.Op], env: Env, draw: Draw | None) -> None:
+        """Run the ops `chosen`, in order; their results join `env`."""
+        chosen = tuple(chosen)
+        chained = {ref for op in chosen for ref in op.after}
+        for op in order.without_implied(chosen, self.values):
+            self._run(op, env, chained, draw)
 
     def _leave(self, ref: str, env: Env) -> Tree:
         placement = self.values[ref].placement
         return env[ref].like([_compat.as_varying(x, placement.varying) for x in env[ref].leaves])
 
-    def _run(self, op: ir.Op, env: Env, chained: set[str], step: Any) -> None:
+    def _run(self, op: ir.Op, env: Env, chained: set[str], draw: Draw | None) -> None:
         values = self.values
         match op:
             case ir.Collective():
@@ -154,7 +160,7 @@ class Lowered:
                 pairs = zip(env[op.operand].leaves, env[op.delta].leaves, strict=True)
                 env[op.result] = env[op.operand].like([x + delta for x, delta in pairs])
             case ir.Map():
-                env |= call(op, self, env, step)
+                env |= call(op, self, env, draw)
             case ir.Share():
                 env[op.result] = env[op.operand]
             case ir.Read() | ir.Elastic() | ir.Exchange():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from commplan.diagnostics import fail
@@ -33,9 +33,9 @@ class Tree:
 LEAF = jax.tree_util.tree_structure(0)
 
 
-def flatten(tree: Any) -> tuple[tuple[str, ...], Tree]:
+def flatten(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[tuple[str, ...], Tree]:
     """The key path of every leaf, parts joined by `/` ("" for a bare array), and the tree."""
-    pairs, structure = jax.tree_util.tree_flatten_with_path(tree)
+    pairs, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf)
     paths = tuple(jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in pairs)
     return paths, Tree(tuple(leaf for _, leaf in pairs), structure)
 
