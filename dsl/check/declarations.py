@@ -151,7 +151,7 @@ def _server(ctx: Context, name: ast.Name) -> str | None:
         "CP0110",
         f"`{name.text}` is {kind}, expected a server" if kind else f"there is no server `{name.text}`",
         name.span,
-        f"declared are {listed(servers)}" if servers else "declare one: `server NAME = N`",
+        f"declared: {listed(servers)}" if servers else "declare one: `server NAME = N`",
         fix=None if kind else ctx.rename(name, servers),
     )
     return None

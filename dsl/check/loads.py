@@ -85,7 +85,7 @@ def _source(ctx: Context, name: ast.Name) -> Source | None:
         "CP0105",
         f"`{name.text}` is {kind}, expected a source" if kind else f"there is no source `{name.text}`",
         name.span,
-        f"declared are {listed(ctx.sources)}" if ctx.sources else "declare one: `source NAME : TYPE`",
+        f"declared: {listed(ctx.sources)}" if ctx.sources else "declare one: `source NAME : TYPE`",
         fix=None if kind else ctx.rename(name, ctx.sources),
     )
     return None

@@ -69,9 +69,7 @@ def find_fn(ctx: Context, name: ast.Name) -> Fn | None:
         "CP0106",
         f"`{name.text}` is {kind}, expected a fn" if kind else f"there is no fn `{name.text}`",
         name.span,
-        f"declared are {listed(ctx.fns)}"
-        if ctx.fns
-        else "declare it: `fn NAME(TYPES) -> TYPES on host|device`",
+        f"declared: {listed(ctx.fns)}" if ctx.fns else "declare it: `fn NAME(TYPES) -> TYPES on host|device`",
         fix=None if kind else ctx.rename(name, ctx.fns),
     )
     return None

@@ -16,10 +16,8 @@ from commplan.dsl.check.servers import check_elastic, check_exchange
 from commplan.ir.plan import Binding, Phase, Stage
 
 # What a bound plan calls its own: a phase of such a name could not be called.
-TAKEN = frozenset(
-    ("init", "start", "step", "every", "spmd", "varying", "tap", "batches", "member")
-    + ("program", "mesh", "sources", "functions", "seed", "context", "phases")
-)
+OWN = ("init", "start", "step", "every", "spmd", "varying", "tap", "batches", "member")
+TAKEN = frozenset((*OWN, "program", "mesh", "sources", "functions", "seed", "context", "phases"))
 
 
 def check_phases(ctx: Context, items: tuple[ast.Decl, ...]) -> tuple[Phase, ...]:

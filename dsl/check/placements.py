@@ -67,7 +67,7 @@ def _not_an_axis(ctx: Context, name: ast.Name, kinds: Sequence[AxisKind], role: 
         "CP0104",
         f"there is no axis `{name.text}`, expected {role}",
         name.span,
-        f"declared are {listed(known)}" if known else "the plan declares none",
+        f"declared: {listed(known)}" if known else "the plan declares none",
         fix=ctx.rename(name, known),
     )
 
