@@ -15,7 +15,7 @@ from commplan.diagnostics import Span, fail
 from commplan.ir.schedule import Leaf, Value
 from commplan.ir.types import DType
 from commplan.lowering.jax import _compat
-from commplan.lowering.jax.layout import global_shape
+from commplan.lowering.jax.layout import global_shape, varying
 from commplan.lowering.jax.trees import Tree, flatten
 from commplan.lowering.jax.untyped import jnp
 
@@ -143,11 +143,11 @@ def types(
         return tree
     placement = value.placement
     for leaf, array in zip(value.leaves, tree.leaves, strict=True):
-        varying = _compat.varying_axes(array)
-        summed = [axis for axis in placement.partial if axis in axes and axis not in varying]
+        found = _compat.varying_axes(array)
+        summed = [axis for axis in placement.partial if axis in axes and axis not in found]
         if summed:
             _summed(name, leaf, summed, span, file)
-        odd = [axis for axis in axes if axis in varying and not placement.varies(axis)]
+        odd = [axis for axis in axes if axis in found and axis not in varying(value, leaf)]
         if odd:
             where = f" at `{leaf.path}`" if leaf.path else ""
             over = ", ".join(odd)
@@ -159,7 +159,8 @@ def types(
                 span=span,
                 file=file,
             )
-    return tree.like([_compat.as_varying(x, placement.varying) for x in tree.leaves])
+    pairs = zip(tree.leaves, value.leaves, strict=True)
+    return tree.like([_compat.as_varying(x, varying(value, leaf)) for x, leaf in pairs])
 
 
 def _summed(name: str, leaf: Leaf, axes: Sequence[str], span: Span | None, file: str) -> None:

@@ -36,6 +36,12 @@ def global_shape(value: Value, leaf: Leaf, sizes: Sizes) -> tuple[int, ...]:
     return (*lead, rows, *leaf.shape[1:])
 
 
+def varying(value: Value, leaf: Leaf) -> tuple[str, ...]:
+    """The axes along which ranks may hold different data of `leaf`: a scalar leaf is never cut."""
+    placement = value.placement
+    return placement.per + placement.partial + (placement.split if leaf.shape else ())
+
+
 def leaf_specs(value: Value) -> list[PartitionSpec]:
     """One spec for each leaf of `value`."""
     return [spec(value.placement, scalar=not leaf.shape) for leaf in value.leaves]

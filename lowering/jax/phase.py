@@ -11,6 +11,7 @@ from commplan.ir import schedule as ir
 from commplan.lowering.jax import _compat, collectives, ops, order
 from commplan.lowering.jax.collectives import Backend
 from commplan.lowering.jax.functions import Draw, call
+from commplan.lowering.jax.layout import varying
 from commplan.lowering.jax.trees import LEAF, Structure, Tree
 from commplan.lowering.jax.untyped import jax
 from commplan.trees import nest
@@ -123,8 +124,9 @@ class Lowered:
             self._run(op, env, chained, draw)
 
     def _leave(self, ref: str, env: Env) -> Tree:
-        placement = self.values[ref].placement
-        return env[ref].like([_compat.as_varying(x, placement.varying) for x in env[ref].leaves])
+        value = self.values[ref]
+        pairs = zip(env[ref].leaves, value.leaves, strict=True)
+        return env[ref].like([_compat.as_varying(x, varying(value, leaf)) for x, leaf in pairs])
 
     def _run(self, op: ir.Op, env: Env, chained: set[str], draw: Draw | None) -> None:
         values = self.values
