@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -35,7 +35,7 @@ class MeshLike(Protocol):
     """Anything with the sizes of its axes, in the order in which devices are counted."""
 
     @property
-    def shape(self) -> Mapping[str, int]: ...
+    def shape(self) -> Mapping[Any, int]: ...
 
 
 class Expected(msgspec.Struct, frozen=True):
