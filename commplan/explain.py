@@ -1,11 +1,11 @@
 """What each line of a plan became, what it moves, what was chosen and what was rejected.
 
-Bytes on the wire are lower bounds: what a rank must at least send, whatever the algorithm. With n
-ranks and an operand of S bytes on each of them that is 2(n-1)/n S for an all-reduce, (n-1)/n S for
-a reduce-scatter and an all-to-all, (n-1) S for an all-gather, and S for a broadcast (from its root,
-and what every other rank receives): Chan, Heimlich, Purkayastha and van de Geijn, "Collective
-communication: theory, practice, and experience" (2007), table II; nccl-tests' bus bandwidths use the
-same factors. A hierarchy is charged level by level.
+Bytes on the wire are lower bounds: what a rank must at least send (in a broadcast: receive),
+whatever the algorithm. With n ranks and an operand of S bytes on each of them that is 2(n-1)/n S for
+an all-reduce, (n-1)/n S for a reduce-scatter and an all-to-all, (n-1) S for an all-gather, and S for
+a broadcast: the bandwidth bounds of Chan, Heimlich, Purkayastha and van de Geijn, "Collective
+communication: theory, practice, and experience" (2007); nccl-tests' bus bandwidths use the same
+factors. A hierarchy is charged level by level.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import msgspec
 from commplan.ir import plan as graph
 from commplan.ir import schedule as ir
 from commplan.ir.types import DType
-from commplan.wording import phase_title, results, size, stage_lines
+from commplan.wording import name_of, phase_title, results, size, stage_text
 
 
 class Traffic(msgspec.Struct, frozen=True):
-    """What one rank must at least send over `axes`, in bytes, and by which formula."""
+    """What one rank must at least move over `axes`, in bytes, and by which formula."""
 
     axes: tuple[str, ...]
     ranks: int
@@ -64,7 +64,7 @@ class Line(msgspec.Struct, frozen=True):
 
 
 class PhaseLines(msgspec.Struct, frozen=True):
-    """A phase: its stages, and what a rank must at least send in one run of it."""
+    """A phase: its stages, and what a rank must at least move in one run of it."""
 
     name: str
     title: str
@@ -122,7 +122,7 @@ def _stage(
     steps = tuple(_step(op, values, schedule) for op in ops)
     return Line(
         line=stage.span.line,
-        stage=" ".join(stage_lines(stage)),
+        stage=stage_text(stage),
         results=results(stage),
         steps=steps,
         buckets=tuple(_bucket(op, values) for op in ops if isinstance(op, ir.Pack)),
@@ -169,7 +169,7 @@ def _detail(op: ir.Op, values: Mapping[str, ir.Value]) -> str:
         case ir.LocalSum():
             return f"{op.ways} rows in {values[op.operand].leaves[0].dtype}"
         case ir.Scale():
-            by = op.by if isinstance(op.by, str) else f"{op.by:g}"
+            by = name_of(op.by) if isinstance(op.by, str) else f"{op.by:g}"
             return f"{'times' if op.how == 'mul' else 'divided by'} {by}"
         case ir.Slice():
             return f"along {op.axis}"
@@ -182,7 +182,7 @@ def _detail(op: ir.Op, values: Mapping[str, ir.Value]) -> str:
 
 
 def traffic(op: ir.Collective, schedule: ir.Schedule) -> tuple[Traffic, ...]:
-    """What one rank must at least send for `op`, one entry for each level of a hierarchy.
+    """What one rank must at least move for `op`, one entry for each level of a hierarchy.
 
     The formulas are those of the head of this module.
     """
@@ -240,7 +240,7 @@ def _sum(entries: Iterable[Traffic]) -> tuple[Traffic, ...]:
 
 
 def _line(line: Line) -> list[str]:
-    lines = [f"line {line.line}: {', '.join(line.results)} = {line.stage}"]
+    lines = [f"line {line.line}: {line.stage}"]
     groups: dict[tuple[str, str, str], list[Step]] = {}
     for step in line.steps:
         groups.setdefault((step.kind, step.detail, step.lane), []).append(step)
@@ -266,7 +266,7 @@ def _leaves(bucket: Bucket) -> str:
 
 def _traffic(entries: Iterable[Traffic]) -> list[str]:
     return [
-        f"each rank sends at least {size(entry.nbytes)} over {', '.join(entry.axes)}"
+        f"each rank moves at least {size(entry.nbytes)} over {', '.join(entry.axes)}"
         f" (n = {entry.ranks}: {entry.formula})"
         for entry in entries
     ]

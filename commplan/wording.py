@@ -79,6 +79,48 @@ def stage_lines(stage: Stage) -> tuple[str, ...]:
     return tuple(line for line in lines if line)
 
 
+def stage_text(stage: Stage) -> str:
+    """`stage` on one line, close to how it is written: `grads = reduce grads over data by mean`."""
+    names = ", ".join(name_of(ref) for ref in results(stage))
+    parts = (names, "=", *_written(stage), *_how(stage))
+    return " ".join(part for part in parts if part)
+
+
+def _written(stage: Stage) -> tuple[str, ...]:
+    match stage:
+        case Load():
+            first, *rest = _what(stage)
+            return (first.replace("load", f"load {stage.source}", 1), *rest)
+        case Map():
+            operands = ", ".join(name_of(ref) for ref in stage.operands)
+            return (f"map {stage.fn}({operands})", f"per {', '.join(stage.per)}" if stage.per else "")
+        case Broadcast():
+            return (f"broadcast {name_of(stage.operand)}", _over(stage.over), f"from {stage.root}")
+        case Share():
+            return (f"share {name_of(stage.operand)}", _over(stage.over))
+        case Reduce():
+            over = _over(stage.over, "across" if stage.across else "over")
+            return (f"reduce {name_of(stage.operand)}", over, f"by {_op(stage.op)}")
+        case Scatter():
+            return (f"scatter {name_of(stage.operand)}", _over((stage.over,)), f"by {_op(stage.op)}")
+        case Slice():
+            return (f"slice {name_of(stage.operand)}", _over((stage.over,)))
+        case Gather():
+            return (f"gather {name_of(stage.operand)}", _over((stage.over,)))
+        case Exchange():
+            states = ", ".join(name_of(ref) for ref in stage.states)
+            into = f"exchange {name_of(stage.gradient)} into {states} with {stage.fn}"
+            return (into, _over(stage.over), f"by {_op(stage.op)}")
+        case Elastic():
+            both = f"elastic {name_of(stage.operand)} with {name_of(stage.center)}"
+            return (both, _over(stage.over), f"by {_mode(stage)}")
+
+
+def _mode(stage: Elastic) -> str:
+    eta, rho = (name_of(x) if isinstance(x, str) else f"{x:g}" for x in (stage.eta, stage.rho))
+    return f"{stage.mode}(eta = {eta}, rho = {rho})"
+
+
 def _what(stage: Stage) -> tuple[str, ...]:
     match stage:
         case Load():
@@ -106,8 +148,7 @@ def _what(stage: Stage) -> tuple[str, ...]:
         case Exchange():
             return (f"exchange with {stage.fn} by {_op(stage.op)}", _over(stage.over))
         case Elastic():
-            eta, rho = (name_of(x) if isinstance(x, str) else f"{x:g}" for x in (stage.eta, stage.rho))
-            return (f"elastic by {stage.mode}(eta = {eta}, rho = {rho})", _over(stage.over))
+            return (f"elastic by {_mode(stage)}", _over(stage.over))
 
 
 def _how(stage: Stage) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import msgspec
@@ -15,6 +16,7 @@ from commplan.explain import Explanation, Traffic, explain_plan
 from commplan.ir import schedule as ir
 from commplan.ir.plan import Algorithm, Arg, AxisKind
 from commplan.ir.types import DType
+from commplan.wording import phase_title, stage_text
 
 PLANS = Path(__file__).resolve().parents[2] / "examples" / "plans"
 SHAPES = {"kernel": {"shape": [256, 64], "dtype": "float32"}, "bias": {"shape": [64], "dtype": "float32"}}
@@ -72,7 +74,7 @@ def test_every_line_of_the_plan_is_there_with_its_ops():
     assert [line.line for line in lines] == [s.span.line for s in plan.graph.phase("step").stages]
     ops = schedule.phase("step").ops
     assert sum(len(line.steps) for line in lines) == len(ops)
-    assert lines[0].stage.startswith("reduce by mean over data { bucket = 25 MiB")
+    assert lines[0].stage.startswith("grads = reduce grads over data by mean { bucket = 25 MiB")
 
 
 def test_buckets_and_wire_bytes_of_data_parallel():
@@ -94,12 +96,27 @@ def test_two_level_moves_an_eighth_between_nodes():
     assert over == {("gpu",): 2 * nbytes * 7 // 8, ("node",): 2 * (nbytes // 8) * 3 // 4}
 
 
+def test_stages_are_worded_as_they_are_written():
+    """Every stage of every example, on one line, reads like its source without the alignment."""
+    for path in PLANS.glob("*.plan"):
+        plan = commplan.load(path)
+        source = " ".join(line.partition("#")[0] for line in path.read_text(encoding="utf-8").splitlines())
+        plain = re.sub(r"\s+", " ", source)
+        for phase in plan.graph.phases:
+            assert f"{phase_title(phase)} {{" in plain
+            for stage in phase.stages:
+                assert stage_text(stage) in plain
+
+
 def test_text_names_lines_bytes_and_choices():
     _, _, explanation = explained("two_level")
     text = explanation.text()
     assert text.startswith("plan two_level\n  axes: node = 4, gpu = 8\n  passes: ")
-    assert "each step\n  line 11: grads.1 = reduce by mean over node, gpu via hierarchical(gpu, node)" in text
-    assert "each rank sends at least" in text
+    assert (
+        "each step\n  line 11: grads = reduce grads over node, gpu by mean via hierarchical(gpu, node)"
+        in text
+    )
+    assert "each rank moves at least" in text
     choice = ir.Choice("bucket", "64 KiB", "it is fast", None, ("1 KiB: slow",))
     shown = msgspec.structs.replace(explanation, choices=(choice,)).text()
     assert "  bucket chose 64 KiB: it is fast\n    rejected: 1 KiB: slow\n" in shown
