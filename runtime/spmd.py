@@ -160,14 +160,14 @@ class _Step:
         new = Carried.of(context.states)
         self._check_states(states, new)
         results = self.listed or list(self.placements.values())
-        fillers = list(trees.values()) if self.listed is None else []
+        fillers = [trees[name] for name in self.placements] if self.listed is None else []
         structures: list[Any] = []
 
         def body(held: dict[str, list[Any]], calls: Any, given: dict[str, list[Any]]) -> Any:
             mine = {n: strip(states[n].like(x), context.states[n].placement).build() for n, x in held.items()}
             mine |= {CALLS: calls} if CALLS in own else {}
             local = {n: strip(trees[n].like(x), self.placements[n]).build() for n, x in given.items()}
-            answer = self.function(mine, *local.values())
+            answer = self.function(mine, *(local[name] for name in self.placements))  # dicts arrive sorted
             state_out, rest = self._answer(answer, len(results))
             structures.extend(flat(one).structure for one in rest)
             leaving = new.leave({name: flat(state_out[name]) for name in context.states})
@@ -177,7 +177,7 @@ class _Step:
                     tree = unstrip(flat(rest[i]), placement)
                     out.append(list(tree.leaves) if placement.split and fillers else tree.build())
                 else:  # a named argument that is not among the results
-                    out.append(list(given.values())[i] if placement.split else None)
+                    out.append(given[list(self.placements)[i]] if placement.split else None)
             return leaving, state_out.get(CALLS, {}), out
 
         out_specs = [
