@@ -54,7 +54,7 @@ def all_gather_same(x: Array, axes: tuple[str, ...]) -> Array:
 
 def broadcast_native(x: Array, axis: str, root: int) -> Array:
     """XLA's collective broadcast from `root` along `axis`, typed as the same over `axis`. GPUs only."""
-    return assume_same(lax.pbroadcast(x, axis, root), (axis,))
+    return assume_same(lax.pbroadcast(x, (axis,), root), (axis,))
 
 
 def assume_same(x: Array, axes: Sequence[str]) -> Array:
