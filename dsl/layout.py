@@ -32,7 +32,7 @@ def lay_out(
     to a new line at `column`; what is too long inside brackets breaks after a comma.
     """
     writer = _Writer(head, column, width)
-    for index, token in enumerate(tokens):
+    for index in range(len(tokens)):
         writer.put(tokens, index)
         for comment in comments.get(index, ()):
             writer.comment(comment)

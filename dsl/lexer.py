@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from commplan.diagnostics import Span
@@ -76,6 +76,14 @@ class Token(NamedTuple):
 def word_type(text: str) -> str:
     """NAME, or the word in capitals where the grammar has it."""
     return text.upper() if text in KEYWORDS or text in SOFT else "RESERVED" if text in RESERVED else "NAME"
+
+
+def nearest(word: str, known: Sequence[str]) -> str | None:
+    """The known word that `word` was probably meant to be, if any is near enough."""
+    from difflib import get_close_matches  # noqa: PLC0415  (only mistakes need it)
+
+    found = get_close_matches(word.lower()[:64], known, n=1, cutoff=0.7)
+    return found[0] if found else None
 
 
 def tokenize(text: str) -> Iterator[Token]:

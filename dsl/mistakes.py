@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from commplan.diagnostics import Diagnostic, Fix, Note, Span
 from commplan.dsl.grammar import Start, Unexpected, parse_statement
-from commplan.dsl.lexer import PUNCTUATION, Token, number_mistake, word_type
+from commplan.dsl.lexer import PUNCTUATION, Token, nearest, number_mistake, word_type
 from commplan.dsl.statements import DECLARES, HEADS, VERBS
 
 _KINDS = {
@@ -40,14 +40,6 @@ FORMS = {
     "EXCHANGE": "w [, m] = exchange g into w [, m] with FN over AXES by OP [via ALGORITHM]",
     "ELASTIC": "d, c = elastic w with c over AXES by MODE(eta = .., rho = ..)",
 }
-
-
-def nearest(word: str, known: Sequence[str]) -> str | None:
-    """The known word that `word` was probably meant to be, if any is near enough."""
-    from difflib import get_close_matches  # noqa: PLC0415  (only mistakes need it)
-
-    found = get_close_matches(word.lower()[:64], known, n=1, cutoff=0.7)
-    return found[0] if found else None
 
 
 def bad_token(token: Token) -> Diagnostic:

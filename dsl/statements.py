@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from commplan.diagnostics import Diagnostic, Note
-from commplan.dsl.lexer import PUNCTUATION, Token
+from commplan.dsl.lexer import PUNCTUATION, Token, nearest
 
 CONTINUES = frozenset(
     {
@@ -240,11 +240,19 @@ class _Splitter:
             if name is None or mark is None or not name.is_word or mark.leads:
                 return False
             if mark.type == "EQUAL":
-                verb = self.ahead.peek(distance + 2)
-                return verb is not None and verb.type in VERBS and not verb.leads
+                return self._is_verb(self.ahead.peek(distance + 2), self.ahead.peek(distance + 3))
             if mark.type != "COMMA":
                 return False
         return False
+
+    def _is_verb(self, word: Token | None, after: Token | None) -> bool:
+        """Whether a stage begins at `word`: its verb, or nearly so with an operand behind it."""
+        if word is None or word.leads:
+            return False
+        if word.type in VERBS:
+            return True
+        followed = after is not None and after.is_word and not after.leads
+        return followed and nearest(word.text, sorted(verb.lower() for verb in VERBS)) is not None
 
     def _match(self, closer: Token, open_: list[Token], bad: bool) -> bool:
         """Close the bracket that `closer` belongs to. False where that is not the innermost,

@@ -1,0 +1,219 @@
+"""The arguments of the command and its help. Nothing here does any work."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+from commplan import __version__
+
+EMITS = ("schedule", "plan", "jaxpr", "hlo", "dot", "mermaid")
+SHELLS = ("bash", "zsh", "fish")
+_PLAN = "a .plan file, or - for stdin"
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The arguments. Raises SystemExit: 0 for --help and --version, 2 for a mistake in usage."""
+    return parser().parse_args(argv)
+
+
+def parser() -> argparse.ArgumentParser:
+    root = argparse.ArgumentParser(
+        prog="commplan",
+        description="Compile communication plans for training.",
+        epilog="Exit codes: 0 all is well, 1 problems with what was given, 2 usage or internal failure.",
+        allow_abbrev=False,
+    )
+    root.add_argument("--version", action="version", version=f"commplan {__version__}")
+    verbs = root.add_subparsers(dest="verb", metavar="VERB", required=True)
+    _check(verbs)
+    _fmt(verbs)
+    _compile(verbs)
+    _explain(verbs)
+    _run(verbs)
+    _passes(verbs)
+    _new(verbs)
+    _completion(verbs)
+    return root
+
+
+def _verb(verbs: Any, name: str, summary: str, *formats: str, more: str = "") -> argparse.ArgumentParser:
+    verb: argparse.ArgumentParser = verbs.add_parser(
+        name,
+        help=summary,
+        description=f"{summary[0].upper()}{summary[1:]}. {more}".strip(),
+        allow_abbrev=False,
+    )
+    verb.set_defaults(verb=f"verb_{name}")
+    out = verb.add_argument_group("output")
+    out.add_argument(
+        "--format",
+        choices=("human", *formats),
+        default="human",
+        help="how to write results and diagnostics (default: human)",
+    )
+    out.add_argument(
+        "--color",
+        choices=("auto", "always", "never"),
+        default="auto",
+        help="default: auto, which heeds NO_COLOR",
+    )
+    return verb
+
+
+def _check(verbs: Any) -> None:
+    verb = _verb(verbs, "check", "report what is wrong with plans", "concise", "json", "github", "sarif")
+    verb.add_argument("files", nargs="+", metavar="FILE", help=_PLAN)
+
+
+def _fmt(verbs: Any) -> None:
+    verb = _verb(
+        verbs,
+        "fmt",
+        "rewrite plans in their one layout",
+        "json",
+        more="Files are rewritten in place; - reads stdin and writes stdout.",
+    )
+    verb.add_argument("files", nargs="+", metavar="FILE", help=_PLAN)
+    how = verb.add_mutually_exclusive_group()
+    how.add_argument(
+        "--check", action="store_true", help="change nothing; exit with 1 if a file would change"
+    )
+    how.add_argument("--diff", action="store_true", help="like --check, and print what would change")
+
+
+def _binding(verb: argparse.ArgumentParser) -> None:
+    """What a plan is compiled for."""
+    group = verb.add_argument_group("what the plan is compiled for")
+    group.add_argument(
+        "--shapes",
+        metavar="S.json",
+        help='shapes of trees: name -> nested objects with leaves {"shape": [..], "dtype": ".."}',
+    )
+    group.add_argument("--topology", metavar="T.toml", help="the machine, as levels")
+    group.add_argument(
+        "--axis",
+        action="append",
+        default=[],
+        type=_size,
+        metavar="NAME=N",
+        help="the size of an axis (repeatable)",
+    )
+    group.add_argument(
+        "--map",
+        action="append",
+        default=[],
+        type=_pair,
+        metavar="AXIS=LEVEL",
+        help="the level of the topology that an axis lies on (repeatable)",
+    )
+    group.add_argument(
+        "--oversubscribe", action="store_true", help="allow more ranks than the topology has places"
+    )
+    group.add_argument("--passes", metavar="PIPELINE", help='such as "share,bucket{max=25MiB},overlap"')
+
+
+def _compile(verbs: Any) -> None:
+    verb = _verb(verbs, "compile", "compile a plan to a schedule", "json")
+    verb.add_argument("file", metavar="FILE", help=_PLAN)
+    verb.add_argument(
+        "-o", "--output", metavar="OUT", help="write here; NAME.schedule.json is what programs load"
+    )
+    verb.add_argument("--emit", choices=EMITS, default="schedule", help="what to write (default: schedule)")
+    _functions(verb, "a function of the plan, for jaxpr and hlo (repeatable)")
+    _binding(verb)
+    look = verb.add_argument_group("looking inside")
+    look.add_argument("--dump-passes", metavar="DIR", help="write the schedule after every pass")
+    look.add_argument("--time-passes", action="store_true", help="say how long every pass took")
+
+
+def _explain(verbs: Any) -> None:
+    verb = _verb(
+        verbs,
+        "explain",
+        "say what a plan became and why, or what an error code means",
+        "json",
+    )
+    verb.add_argument("what", metavar="FILE|CODE", help=f"{_PLAN}; or a code such as CP0412")
+    _binding(verb)
+
+
+def _run(verbs: Any) -> None:
+    verb = _verb(
+        verbs,
+        "run",
+        "rehearse a plan on real input, on this machine's CPUs",
+        "json",
+        more="Inputs and states are filled with random numbers of their shapes.",
+    )
+    verb.add_argument("file", metavar="FILE", help=_PLAN)
+    verb.add_argument(
+        "--source",
+        action="append",
+        default=[],
+        type=_pair,
+        metavar="NAME=PATH",
+        help="a source: a folder (its files are the records) or a .npy file (its rows are; repeatable)",
+    )
+    _functions(verb, "a function of the plan (repeatable)")
+    verb.add_argument("--steps", type=_count, default=10, metavar="N", help="steps to run (default: 10)")
+    verb.add_argument("--seed", type=int, default=0, metavar="N", help="of the random inputs (default: 0)")
+    _binding(verb)
+
+
+def _functions(verb: argparse.ArgumentParser, summary: str) -> None:
+    verb.add_argument(
+        "--fn",
+        action="append",
+        default=[],
+        type=_pair,
+        metavar="NAME=MODULE:FUNCTION",
+        help=summary,
+    )
+
+
+def _passes(verbs: Any) -> None:
+    _verb(verbs, "passes", "list the compiler's passes and their options", "json")
+
+
+def _new(verbs: Any) -> None:
+    verb = _verb(
+        verbs,
+        "new",
+        "begin a plan and a training program from a template",
+        "json",
+        more="Without a template, lists them. Nothing is ever overwritten.",
+    )
+    verb.add_argument("template", nargs="?", metavar="TEMPLATE", help="the name of a template")
+    verb.add_argument("--into", default=".", metavar="DIR", help="where to write (default: here)")
+
+
+def _completion(verbs: Any) -> None:
+    verb = _verb(
+        verbs,
+        "completion",
+        "print completions for a shell",
+        more='For bash: eval "$(commplan completion bash)".',
+    )
+    verb.add_argument("shell", choices=SHELLS)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals and value):
+        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, found {text!r}")
+    return name, value
+
+
+def _size(text: str) -> tuple[str, int]:
+    name, value = _pair(text)
+    if not value.isdecimal() or not 0 < int(value) < 2**31:
+        raise argparse.ArgumentTypeError(f"expected NAME=N with a positive whole number, found {text!r}")
+    return name, int(value)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) < 2**31:
+        raise argparse.ArgumentTypeError(f"expected a positive whole number, found {text!r}")
+    return int(text)

@@ -1,0 +1,96 @@
+"""From the command's flags to a compiled plan: shapes, axis sizes, mapping, passes."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from commplan import dsl
+from commplan.cli.console import Console, name_of
+from commplan.compiler import compile_plan
+from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
+from commplan.ir.plan import Plan
+from commplan.ir.schedule import Schedule
+from commplan.passes.manager import Observer
+from commplan.trees import shapes_of
+
+
+class Compiled(NamedTuple):
+    """A plan, its schedule, and the shapes as they were given."""
+
+    plan: Plan
+    schedule: Schedule
+    shapes: dict[str, Any]
+
+    @property
+    def mapping(self) -> dict[str, str | None]:
+        """The level that each axis lies on; None where there is no topology."""
+        return {axis.name: axis.level for axis in self.schedule.axes}
+
+
+def checked(path: str, console: Console) -> Plan:
+    """The checked plan in a file. Raises CommplanError with all that is wrong."""
+    plan, found = dsl.load(console.read(path), name_of(path))
+    if plan is None:
+        raise CommplanError(*found)
+    return plan
+
+
+def compiled(path: str, arguments: Namespace, console: Console, observer: Observer | None = None) -> Compiled:
+    """The plan in a file, compiled as the flags say. Raises CommplanError."""
+    plan = checked(path, console)
+    shapes = read_shapes(arguments.shapes, console) if arguments.shapes else {}
+    schedule = compile_plan(
+        plan,
+        _once(arguments.axis, "--axis"),
+        {name: shapes_of(tree) for name, tree in shapes.items()},
+        topology=arguments.topology,
+        mapping=_once(arguments.map, "--map") or None,
+        pipeline=arguments.passes,
+        observer=observer,
+        oversubscribe=arguments.oversubscribe,
+    )
+    return Compiled(plan, schedule, shapes)
+
+
+def read_shapes(path: str, console: Console) -> dict[str, Any]:
+    """The contents of a shapes file. Raises CP1103 where it is not a JSON object."""
+    text = console.read(path)
+    try:
+        shapes = msgspec.json.decode(text)
+    except msgspec.DecodeError as error:
+        fail("CP1103", f"the shapes are not JSON: {error}", file=path)
+    if not isinstance(shapes, dict):
+        raise CommplanError(
+            Diagnostic(
+                "CP1103",
+                f"the shapes are a JSON {_json_kind(shapes)}: expected an object",
+                None,
+                (Note('such as {"params": {"w": {"shape": [3, 4], "dtype": "f32"}}}'),),
+                file=path,
+            )
+        )
+    return {str(name): tree for name, tree in shapes.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+
+
+def _json_kind(value: object) -> str:
+    names: dict[type[Any], str] = {
+        list: "array",
+        str: "string",
+        bool: "boolean",
+        int: "number",
+        float: "number",
+    }
+    return names.get(type(value), "null")
+
+
+def _once(pairs: Sequence[tuple[str, Any]], flag: str) -> dict[str, Any]:
+    """The pairs as a mapping. Raises CP1104 where a name is given two values."""
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if found.setdefault(name, value) != value:
+            fail("CP1104", f"{flag} {name} is given twice: {found[name]} and {value}")
+    return found

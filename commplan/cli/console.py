@@ -1,0 +1,118 @@
+"""What the command writes where: artefacts to stdout, messages to stderr, files as asked."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any, Literal, get_args
+
+from commplan.diagnostics import CommplanError, Diagnostic, Note, Span, fail
+from commplan.render import Style
+
+Color = Literal["auto", "always", "never"]
+STDIN = "-"
+
+
+class Console:
+    """The streams of one run, in the format and colour that were asked for."""
+
+    def __init__(self, color: Color = "auto", style: Style = "human") -> None:
+        self.color_choice = color
+        self.style: Style = style
+        self.texts: dict[str, str] = {}  # of the files read, for the excerpts of diagnostics
+
+    @property
+    def human(self) -> bool:
+        return self.style == "human"
+
+    def color(self, stream: IO[str]) -> bool:
+        """Whether to colour what goes to `stream`: https://no-color.org, unless --color says otherwise."""
+        if self.color_choice != "auto":
+            return self.color_choice == "always"
+        if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+            return False
+        return stream.isatty()
+
+    def put(self, text: str) -> None:
+        """Write an artefact to stdout."""
+        sys.stdout.write(text)
+
+    def document(self, **fields: Any) -> None:
+        """Write the one JSON document of this run to stdout."""
+        from commplan.render.machine import FORMAT_VERSION, dump
+
+        self.put(dump({"version": FORMAT_VERSION, **fields}))
+
+    def say(self, text: str) -> None:
+        """Write a message to stderr."""
+        sys.stderr.write(f"{text}\n")
+
+    def note(self, text: str) -> None:
+        """A message for people only: silent in the other formats."""
+        if self.human:
+            self.say(text)
+
+    def report(self, diagnostics: Sequence[Diagnostic]) -> None:
+        """Write diagnostics: to stderr for people, to stdout in the formats that programs read."""
+        from commplan.render import render
+
+        stream = sys.stderr if self.human else sys.stdout
+        stream.write(render(diagnostics, self.texts, self.style, self.human and self.color(stream)))
+
+    def refuse(self, diagnostics: Sequence[Diagnostic]) -> None:
+        """Diagnostics that ended the run; in JSON they are its document."""
+        if self.style in get_args(Style) and self.style != "json":
+            self.report(diagnostics)
+            return
+        from commplan.render.machine import as_data
+
+        self.document(diagnostics=as_data(diagnostics))
+
+    def read(self, path: str) -> str:
+        """The text of a file, or of stdin for `-`; kept for the excerpts.
+
+        Raises CP0001 where it cannot be read and CP0002 where it is not UTF-8.
+        """
+        name = "<stdin>" if path == STDIN else path
+        try:
+            data = sys.stdin.buffer.read() if path == STDIN else Path(path).read_bytes()
+        except OSError as error:
+            fail("CP0001", f"cannot read {name}: {error.strerror or error}", file=name)
+        except ValueError as error:  # a NUL in the name
+            fail("CP0001", f"cannot read {name!r}: {error}")
+        try:
+            text = data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise CommplanError(_not_utf8(data, error.start, name)) from None
+        self.texts[name] = text
+        return text
+
+    def write(self, path: str, data: bytes) -> None:
+        """Write a file, or stdout for `-`. Raises CP1101 where that is impossible."""
+        if path == STDIN:
+            self.put(data.decode("utf-8"))
+            return
+        try:
+            Path(path).write_bytes(data)
+        except (OSError, ValueError) as error:
+            fail("CP1101", f"cannot write {path}: {getattr(error, 'strerror', None) or error}", file=path)
+
+
+def name_of(path: str) -> str:
+    """The name under which diagnostics speak of a file given as `path`."""
+    return "<stdin>" if path == STDIN else path
+
+
+def _not_utf8(data: bytes, start: int, name: str) -> Diagnostic:
+    before = data[:start].decode("utf-8")
+    line = 1 + before.count("\n") + before.count("\r") - before.count("\r\n")
+    column = len(before) - max(before.rfind("\n"), before.rfind("\r"))
+    return Diagnostic(
+        "CP0002",
+        f"this is not UTF-8 text: byte 0x{data[start]:02x} at offset {start}",
+        Span(line, column, line, column + 1),
+        (Note("a plan is text in UTF-8; save it in that encoding"),),
+        file=name,
+    )

@@ -1,0 +1,150 @@
+"""What the command does with JAX: a compiled plan on this machine's CPUs, with real functions and data."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from commplan.cli.binding import Compiled
+from commplan.cli.console import Console
+from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
+from commplan.ir import schedule as ir
+from commplan.ir.plan import AxisKind
+
+if TYPE_CHECKING:
+    from commplan.runtime.run import Run
+
+MOST_RANKS = 256
+
+
+def bind(done: Compiled, arguments: Namespace, *, sources: bool) -> Run:
+    """A run of the compiled plan on CPU devices, one per rank.
+
+    `sources`: whether its data is needed too. Raises CP1107 for too many ranks or no JAX, CP1108 for
+    functions and sources that are not given, CP1109 for functions that cannot be found, CP1110 for data.
+    """
+    functions = {name: _function(name, where) for name, where in arguments.fn}
+    data = {name: _source(name, path) for name, path in arguments.source} if sources else {}
+    _check_given(done.schedule, functions, data if sources else None)
+    _use_cpus(done.schedule)
+    from commplan.api import Program
+    from commplan.runtime.rehearse import mesh_for
+
+    program = Program(done.schedule, done.shapes)
+    return program.bind(
+        mesh_for(done.schedule), sources=data, functions=functions, seed=getattr(arguments, "seed", 0)
+    )
+
+
+def program_text(done: Compiled, arguments: Namespace, console: Console) -> str:
+    """The lowered phases, for --emit jaxpr and hlo."""
+    run = bind(done, arguments, sources=False)
+    from commplan.runtime import rehearse
+
+    console.note(f"lowering {len(run.phases)} phases for this machine's CPUs")
+    return rehearse.program_text(run, arguments.emit)
+
+
+def _use_cpus(schedule: ir.Schedule) -> None:
+    """Ask JAX for as many CPU devices as there are ranks, before it is imported."""
+    names = tuple(axis.name for axis in schedule.axes if axis.kind is not AxisKind.SERVER)
+    ranks = schedule.size(names)
+    if ranks > MOST_RANKS:
+        fail(
+            "CP1107",
+            f"the plan has {ranks} ranks: one machine plays at most {MOST_RANKS}",
+            "declare an axis `?` and give it a smaller size here with --axis NAME=N",
+        )
+    if importlib.util.find_spec("jax") is None:
+        fail("CP1107", "this needs JAX, which is not installed", "pip install 'commplan[jax]'")
+    if "jax" not in sys.modules:
+        os.environ["JAX_PLATFORMS"] = "cpu"
+        os.environ["JAX_NUM_CPU_DEVICES"] = str(ranks)
+
+
+def _check_given(schedule: ir.Schedule, functions: dict[str, Any], data: dict[str, Any] | None) -> None:
+    """Everything that is missing or unknown, at once (CP1108)."""
+    ops = [op for phase in schedule.phases for op in phase.ops]
+    used = sorted({op.fn for op in ops if isinstance(op, ir.Map | ir.Exchange)})
+    read = sorted({op.source for op in ops if isinstance(op, ir.Read)})
+    wrong = _differences(
+        "function", "--fn {}=MODULE:FUNCTION", used, [f.name for f in schedule.fns], functions
+    )
+    if data is not None:
+        wrong += _differences("source", "--source {}=DIR", read, [s.name for s in schedule.sources], data)
+    if wrong:
+        raise CommplanError(*wrong)
+
+
+def _differences(
+    kind: str, flag: str, needed: Sequence[str], declared: Sequence[str], given: dict[str, Any]
+) -> list[Diagnostic]:
+    known = Note(f"it declares: {', '.join(declared) or 'none'}")
+    wrong = [
+        Diagnostic("CP1108", f"the plan has no {kind} `{name}`", None, (known,))
+        for name in given
+        if name not in declared
+    ]
+    return wrong + [
+        Diagnostic("CP1108", f"{kind} `{name}` is not given", None, (Note(f"give it: {flag.format(name)}"),))
+        for name in needed
+        if name not in given
+    ]
+
+
+def _function(name: str, where: str) -> Callable[..., Any]:
+    """The function at MODULE:FUNCTION, or FILE.py:FUNCTION. Raises CP1109."""
+    place, colon, attribute = where.rpartition(":")
+    if not (colon and place and attribute):
+        fail("CP1109", f"--fn {name}={where}: expected MODULE:FUNCTION or FILE.py:FUNCTION")
+    try:
+        found: Any = _file(place) if place.endswith(".py") else _module(place)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except Exception as error:  # noqa: BLE001  importing runs the user's own code
+        fail("CP1109", f"--fn {name}={where}: {type(error).__name__}: {error}")
+    if not callable(found):
+        fail("CP1109", f"--fn {name}={where} is a {type(found).__name__}, which cannot be called")
+    return found
+
+
+def _module(name: str) -> Any:
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))  # as `python -m` does
+    return importlib.import_module(name)
+
+
+def _file(path: str) -> Any:
+    name = Path(path).stem
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"cannot load {path}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _source(name: str, path: str) -> Any:
+    """Records: the files of a folder, or the rows of a .npy file. Raises CP0901 and CP1110."""
+    from commplan.runtime.data.sources import folder
+
+    if Path(path).is_dir():
+        return folder(path)
+    if not path.endswith(".npy"):
+        fail("CP1110", f"--source {name}={path} is neither a folder nor a .npy file")
+    import numpy as np
+
+    try:
+        rows: Any = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        fail("CP1110", f"--source {name}={path} cannot be read: {getattr(error, 'strerror', None) or error}")
+    if rows.ndim == 0:
+        fail("CP1110", f"--source {name}={path} holds one number: expected an array whose rows are records")
+    return rows

@@ -1,0 +1,84 @@
+"""From `sys.argv` to an exit code: 0 all is well, 1 problems with what was given, 2 usage or failure."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+
+from commplan.cli.arguments import parse
+from commplan.cli.console import Console
+from commplan.diagnostics import CommplanError
+
+CLEAN, PROBLEMS, FAILURE = 0, 1, 2
+INTERRUPTED = 130  # 128 + SIGINT, as shells say it
+BROKEN_PIPE = 141  # 128 + SIGPIPE
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command with `argv` (default: the process's arguments) and return its exit code."""
+    _print_anything()
+    try:
+        arguments = parse(sys.argv[1:] if argv is None else argv)
+    except SystemExit as leaving:  # argparse has said why, or printed the help
+        return leaving.code if isinstance(leaving.code, int) else FAILURE
+    console = Console(arguments.color, arguments.format)
+    try:
+        code = _verb(arguments.verb, arguments, console)
+        sys.stdout.flush()
+    except CommplanError as error:
+        return _refused(error, console)
+    except KeyboardInterrupt:
+        console.say("interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:
+        return _reader_gone()
+    except Exception as error:  # noqa: BLE001  the last line of defence: say it, never show a user a traceback
+        return _internal(error, console)
+    return code
+
+
+def _verb(name: str, arguments: object, console: Console) -> int:
+    return int(import_module(f"commplan.cli.{name}").run(arguments, console))
+
+
+def _refused(error: CommplanError, console: Console) -> int:
+    try:
+        console.refuse(error.diagnostics)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return _reader_gone()
+    return PROBLEMS
+
+
+def _reader_gone() -> int:
+    """Whoever read our output has left. Nothing more is written, at exit neither."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            os.dup2(nowhere, stream.fileno())
+        except (OSError, ValueError):  # not a real file: nothing is flushed to it at exit
+            continue
+    return BROKEN_PIPE
+
+
+def _internal(error: Exception, console: Console) -> int:
+    if os.environ.get("COMMPLAN_TRACEBACK"):
+        raise error
+    trace = error.__traceback__
+    while trace and trace.tb_next:
+        trace = trace.tb_next
+    place = f" at {Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}" if trace else ""
+    console.say(f"internal failure: {type(error).__name__}: {error}{place}")
+    console.say("this is a mistake in commplan, not in your plan; COMMPLAN_TRACEBACK=1 shows the traceback")
+    return FAILURE
+
+
+def _print_anything() -> None:
+    """File names and plans may hold characters that the terminal's encoding lacks."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure:
+            reconfigure(errors="backslashreplace")

@@ -1,0 +1,29 @@
+"""`commplan check`: what is wrong with plans."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+from commplan import dsl
+from commplan.cli.console import Console, name_of
+from commplan.diagnostics import CommplanError, Diagnostic, Severity
+
+
+def run(arguments: Namespace, console: Console) -> int:
+    """Check every file; 1 if one has an error."""
+    found: list[Diagnostic] = []
+    for path in arguments.files:
+        found += _check(path, console)
+    console.report(found)
+    if not found:
+        count = len(arguments.files)
+        console.note(f"{count} plan{'s' if count > 1 else ''}, no problems")
+    return int(any(diagnostic.severity is Severity.ERROR for diagnostic in found))
+
+
+def _check(path: str, console: Console) -> tuple[Diagnostic, ...]:
+    try:
+        text = console.read(path)
+    except CommplanError as error:
+        return error.diagnostics
+    return dsl.load(text, name_of(path))[1]

@@ -1,0 +1,127 @@
+"""`commplan compile`: a plan to a schedule, or to a picture or program of it."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from commplan.cli.binding import Compiled, checked, compiled
+from commplan.cli.console import STDIN, Console
+from commplan.diagnostics import fail
+from commplan.passes.manager import Observer, Record, both, dump_to
+
+
+def run(arguments: Namespace, console: Console) -> int:
+    """Compile, and write what --emit asks for to -o or stdout."""
+    if arguments.emit in ("plan", "dot", "mermaid"):
+        return _without_sizes(arguments, console)
+    records: list[Record] = []
+    observer = both(records.append, _dump(arguments.dump_passes))
+    done = compiled(arguments.file, arguments, console, observer)
+    text = _artefact(done, arguments, console)
+    _say(done, records, arguments, console)
+    _deliver(text, arguments, console, **_facts(done, records))
+    return 0
+
+
+def _without_sizes(arguments: Namespace, console: Console) -> int:
+    """What the plan graph alone shows: neither sizes nor shapes are needed."""
+    plan = checked(arguments.file, console)
+    match arguments.emit:
+        case "dot":
+            from commplan.draw import dot
+
+            text = dot(plan)
+        case "mermaid":
+            from commplan.draw import mermaid
+
+            text = mermaid(plan)
+        case _:
+            from commplan.ir.text import print_plan
+
+            text = print_plan(plan)
+    _deliver(text, arguments, console, plan=plan.name)
+    return 0
+
+
+def _artefact(done: Compiled, arguments: Namespace, console: Console) -> str:
+    if arguments.emit in ("jaxpr", "hlo"):
+        from commplan.cli.jax_side import program_text
+
+        return program_text(done, arguments, console)
+    if _as_json(arguments, console):
+        from commplan.ir.serial import encode
+
+        return encode(done.schedule).decode()
+    from commplan.ir.text import print_schedule
+
+    return print_schedule(done.schedule)
+
+
+def _as_json(arguments: Namespace, console: Console) -> bool:
+    """A schedule is JSON in a file called so, and inside the JSON document; text elsewhere."""
+    return str(arguments.output or "").endswith(".json") or not console.human
+
+
+def _deliver(text: str, arguments: Namespace, console: Console, **facts: Any) -> None:
+    out = arguments.output
+    if out and out != STDIN:
+        console.write(out, text.encode())
+        console.note(f"wrote {out}")
+    if console.human:
+        if not out or out == STDIN:
+            console.put(text if text.endswith("\n") else f"{text}\n")
+        return
+    inline: Any = None
+    if not out or out == STDIN:
+        inline = msgspec.Raw(text.encode()) if arguments.emit == "schedule" else text
+    console.document(
+        **facts,
+        emit=arguments.emit,
+        output=out if out != STDIN else None,
+        artefact=inline,
+        diagnostics=[],
+    )
+
+
+def _facts(done: Compiled, records: list[Record]) -> dict[str, Any]:
+    from commplan.ir.serial import schedule_digest
+
+    schedule = done.schedule
+    return {
+        "plan": schedule.plan,
+        "digest": schedule_digest(schedule),
+        "axes": {axis.name: axis.size for axis in schedule.axes},
+        "mapping": done.mapping,
+        "pipeline": schedule.pipeline,
+        "passes": [{"name": r.name, "text": r.text, "seconds": r.seconds} for r in records],
+    }
+
+
+def _say(done: Compiled, records: list[Record], arguments: Namespace, console: Console) -> None:
+    """For people, on stderr: the mapping of axes to levels, and what the passes took."""
+    for axis in done.schedule.axes:
+        if axis.level:
+            console.note(f"{axis.kind} {axis.name} = {axis.size} on {axis.level}")
+    if arguments.time_passes:
+        width = max(len(record.name) for record in records)
+        for record in records:
+            console.note(f"{record.name:<{width}}  {record.seconds * 1e3:9.3f} ms")
+    if arguments.dump_passes:
+        console.note(f"{len(records)} schedules are in {arguments.dump_passes}")
+
+
+def _dump(directory: str | None) -> Observer | None:
+    if directory is None:
+        return None
+    try:
+        return dump_to(Path(directory))
+    except (OSError, ValueError) as error:
+        fail(
+            "CP1101",
+            f"cannot write to {directory}: {getattr(error, 'strerror', None) or error}",
+            file=directory,
+        )

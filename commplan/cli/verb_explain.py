@@ -1,0 +1,65 @@
+"""`commplan explain`: what a plan became and why; or an error's page of the manual."""
+
+from __future__ import annotations
+
+import re
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+from commplan.cli.console import Console
+from commplan.diagnostics import fail
+from commplan.render.machine import page
+
+
+def run(arguments: Namespace, console: Console) -> int:
+    """Explain a plan or a code. Raises CP1102 for a code without a page."""
+    what = arguments.what
+    if re.fullmatch(r"CP\d{4}", what, re.IGNORECASE) and not Path(what).exists():
+        return _code(what.upper(), console)
+    return _plan(arguments, console)
+
+
+def _code(code: str, console: Console) -> int:
+    text = page(code)
+    if text is None:
+        fail(
+            "CP1102",
+            f"there is no error {code}",
+            "codes are listed in the manual, and printed with every error",
+        )
+    if console.human:
+        console.put(_styled(text) if console.color(sys.stdout) else text)
+    else:
+        console.document(code=code, title=_title(text), text=text, diagnostics=[])
+    return 0
+
+
+def _title(text: str) -> str:
+    return text.splitlines()[0].partition(": ")[2]
+
+
+def _styled(markdown: str) -> str:
+    from io import StringIO
+
+    from rich.console import Console as Rich
+    from rich.markdown import Markdown
+
+    out = StringIO()
+    Rich(file=out, force_terminal=True, width=100).print(Markdown(markdown))
+    return out.getvalue()
+
+
+def _plan(arguments: Namespace, console: Console) -> int:
+    import msgspec
+
+    from commplan.cli.binding import compiled
+    from commplan.explain import explain_plan
+
+    done = compiled(arguments.what, arguments, console)
+    explanation = explain_plan(done.plan, done.schedule)
+    if console.human:
+        console.put(explanation.text())
+    else:
+        console.document(**msgspec.to_builtins(explanation), mapping=done.mapping, diagnostics=[])
+    return 0

@@ -1,0 +1,93 @@
+"""`commplan fmt`: plans in their one layout."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from typing import NamedTuple
+
+from commplan.cli.console import STDIN, Console, name_of
+from commplan.diagnostics import CommplanError, Diagnostic
+from commplan.dsl.format import format_source
+
+
+class _Result(NamedTuple):
+    path: str
+    before: str
+    after: str
+
+    @property
+    def changed(self) -> bool:
+        return self.before != self.after
+
+
+def run(arguments: Namespace, console: Console) -> int:
+    """Format every file; 1 if one does not parse, or would change under --check or --diff."""
+    results: list[_Result] = []
+    found: list[Diagnostic] = []
+    for path in arguments.files:
+        try:
+            before = console.read(path)
+            results.append(_Result(path, before, format_source(before, name_of(path))))
+        except CommplanError as error:
+            found += error.diagnostics
+    looking = arguments.check or arguments.diff
+    for result in results:
+        if not looking:
+            _write(result, console)
+    if console.human:
+        _say(results, found, arguments, console)
+    else:
+        _document(results, found, console)
+    return int(bool(found) or (looking and any(result.changed for result in results)))
+
+
+def _write(result: _Result, console: Console) -> None:
+    if result.path == STDIN:
+        if console.human:
+            console.put(result.after)
+    elif result.changed:
+        console.write(result.path, result.after.encode())
+
+
+def _say(results: list[_Result], found: list[Diagnostic], arguments: Namespace, console: Console) -> None:
+    looking = arguments.check or arguments.diff
+    for result in results:
+        if arguments.diff:
+            console.put(_diff(result, console.color(sys.stdout)))
+        if result.changed and result.path != STDIN:
+            console.say(f"{'would reformat' if looking else 'reformatted'} {name_of(result.path)}")
+    console.report(found)
+
+
+def _document(results: list[_Result], found: list[Diagnostic], console: Console) -> None:
+    from commplan.render.machine import as_data
+
+    files = [
+        {
+            "file": name_of(result.path),
+            "changed": result.changed,
+            "text": result.after if result.path == STDIN else None,
+        }
+        for result in results
+    ]
+    console.document(files=files, diagnostics=as_data(found))
+
+
+def _diff(result: _Result, color: bool) -> str:
+    import difflib
+
+    name = name_of(result.path)
+    lines = difflib.unified_diff(
+        result.before.splitlines(keepends=True),
+        result.after.splitlines(keepends=True),
+        name,
+        f"{name} (formatted)",
+    )
+    paints = {"+": "\x1b[32m", "-": "\x1b[31m", "@": "\x1b[36m"}
+    text = ""
+    for line in lines:
+        ended = line if line.endswith("\n") else f"{line}\n\\ no newline at the end\n"
+        paint = paints.get(line[0]) if color else None
+        text += f"{paint}{ended[:-1]}\x1b[0m\n" if paint else ended
+    return text

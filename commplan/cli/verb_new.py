@@ -1,0 +1,76 @@
+"""`commplan new`: a plan and a training program to begin with."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from importlib.resources import files
+from pathlib import Path
+
+from commplan.cli.console import Console
+from commplan.diagnostics import fail
+from commplan.dsl.lexer import nearest
+
+_SUFFIXES = (".plan", ".py")
+
+
+def run(arguments: Namespace, console: Console) -> int:
+    """Write a template's files. Raises CP1105 for an unknown one, CP1106 rather than overwrite a file."""
+    known = templates()
+    if arguments.template is None:
+        return _list(known, console)
+    name = arguments.template
+    if name not in known:
+        near = nearest(name, list(known))
+        hint = f"did you mean `{near}`?" if near else f"there are: {', '.join(known)}"
+        fail("CP1105", f"there is no template `{name}`", hint)
+    folder = Path(arguments.into)
+    targets = [folder / f"{name}{suffix}" for suffix in _SUFFIXES]
+    there = [str(target) for target in targets if target.exists()]
+    if there:
+        fail(
+            "CP1106",
+            f"{', '.join(there)} exists already; nothing was written",
+            "choose another directory with --into DIR",
+        )
+    for target in targets:
+        _write(target, _template(f"{name}{target.suffix}"))
+    if not console.human:
+        console.document(template=name, files=[str(target) for target in targets], diagnostics=[])
+        return 0
+    for target in targets:
+        console.say(f"wrote {target}")
+    console.say(f"next: commplan check {targets[0]} && python {targets[1]}")
+    return 0
+
+
+def templates() -> dict[str, str]:
+    """Name -> first line of the comment at the head of its plan."""
+    folder = files("commplan.cli").joinpath("templates")
+    names = sorted(
+        place.name.removesuffix(".plan") for place in folder.iterdir() if place.name.endswith(".plan")
+    )
+    return {name: _template(f"{name}.plan").splitlines()[0].lstrip("# ") for name in names}
+
+
+def _template(file: str) -> str:
+    return files("commplan.cli").joinpath("templates", file).read_text(encoding="utf-8")
+
+
+def _list(known: dict[str, str], console: Console) -> int:
+    if not console.human:
+        listed = [{"name": name, "summary": summary} for name, summary in known.items()]
+        console.document(templates=listed, diagnostics=[])
+        return 0
+    width = max(map(len, known))
+    for name, summary in known.items():
+        console.put(f"{name:<{width}}  {summary}\n")
+    return 0
+
+
+def _write(target: Path, text: str) -> None:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.open("x", encoding="utf-8") as file:  # "x": never over a file that came meanwhile
+            file.write(text)
+    except OSError as error:
+        fail("CP1101", f"cannot write {target}: {error.strerror or error}", file=str(target))

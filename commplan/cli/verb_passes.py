@@ -1,0 +1,66 @@
+"""`commplan passes`: the passes, their order and their options."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from io import StringIO
+from typing import Any
+
+import msgspec
+
+from commplan.cli.console import Console
+from commplan.passes.registry import DEFAULT, PASSES
+
+
+def run(arguments: Namespace, console: Console) -> int:
+    """List the passes in their usual order."""
+    listed = [_described(name) for name in PASSES]
+    if not console.human:
+        console.document(passes=listed, default=DEFAULT, diagnostics=[])
+        return 0
+    console.put(_table(listed, console.color(sys.stdout)))
+    console.put(f'\nThe default pipeline is "{DEFAULT}"; options are written bucket{{max=25MiB}}.\n')
+    return 0
+
+
+def _described(name: str) -> dict[str, Any]:
+    kind = PASSES[name]
+    options = [
+        {"name": field.name, "type": _type(field.type), "default": _default(field.default)}
+        for field in msgspec.structs.fields(kind)
+    ]
+    return {"name": name, "summary": kind.summary(), "options": options, "after": list(kind.after)}
+
+
+def _type(kind: Any) -> str:
+    return str(getattr(kind, "__name__", kind)).replace("typing.", "")
+
+
+def _default(value: Any) -> Any:
+    return value if isinstance(value, str | int | float | bool) or value is None else str(value)
+
+
+def _written(value: Any) -> str:
+    """A default as a pipeline writes it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    for unit, nbytes in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if isinstance(value, int) and value and value % nbytes == 0:
+            return f"{value // nbytes}{unit}"
+    return str(value)
+
+
+def _table(listed: list[dict[str, Any]], color: bool) -> str:
+    from rich.console import Console as Rich
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for title in ("pass", "what it does", "options"):
+        table.add_column(title, overflow="fold")
+    for one in listed:
+        options = ", ".join(f"{option['name']}={_written(option['default'])}" for option in one["options"])
+        table.add_row(one["name"], one["summary"], options)
+    out = StringIO()
+    Rich(file=out, width=110, force_terminal=color, no_color=not color, highlight=False).print(table)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"

@@ -1,0 +1,158 @@
+"""Diagnostics for people: the line, carets under it, the remarks, the fix."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from commplan.diagnostics import Diagnostic, Severity, Span
+
+_NEWLINE = re.compile(r"\r\n|\r|\n")
+_WIDEST = 140  # columns of an excerpt; longer lines are shown around the mark
+
+_STYLES = {"error": "1;31", "warning": "1;33", "frame": "1;34", "note": "1;36", "fix": "1;32", "strong": "1"}
+
+
+class _Mark(NamedTuple):
+    span: Span
+    sign: str
+    label: str
+
+
+class _Paint(NamedTuple):
+    color: bool
+
+    def __call__(self, text: str, style: str) -> str:
+        return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if self.color and text else text
+
+
+def human(diagnostics: Sequence[Diagnostic], texts: Mapping[str, str], color: bool) -> str:
+    """Every diagnostic with an excerpt of its file, and how many there were."""
+    if not diagnostics:
+        return ""
+    lines = {file: _NEWLINE.split(text.removeprefix("\ufeff")) for file, text in texts.items()}
+    paint = _Paint(color)
+    blocks = [_block(diagnostic, lines.get(diagnostic.file), paint) for diagnostic in diagnostics]
+    return "\n".join([*blocks, f"{_summary(diagnostics)}\n"])
+
+
+def _summary(diagnostics: Sequence[Diagnostic]) -> str:
+    errors = sum(d.severity is Severity.ERROR for d in diagnostics)
+    counted = ((errors, "error"), (len(diagnostics) - errors, "warning"))
+    said = " and ".join(f"{count} {word}{'s' if count > 1 else ''}" for count, word in counted if count)
+    first = next((d.code for d in diagnostics if d.severity is Severity.ERROR), diagnostics[0].code)
+    return f"{said}; `commplan explain {first}` says more"
+
+
+def _block(d: Diagnostic, lines: Sequence[str] | None, paint: _Paint) -> str:
+    kind = str(d.severity)
+    head, *more = d.message.splitlines() or [""]
+    out = [f"{paint(f'{kind}[{d.code}]', kind)}: {paint(head, 'strong')}"]
+    out += [paint(line, "strong") for line in more]
+    notes = [note for note in d.notes if note.span is None]
+    if lines is None or d.span is None:
+        notes = list(d.notes)
+        width = 1
+        place = f"{d.file}:{d.span.line}:{d.span.column}" if d.span else d.file
+        if place:
+            out.append(f" {paint('-->', 'frame')} {place}")
+    else:
+        marks = [_Mark(d.span, "^", ""), *(_Mark(n.span, "-", n.text) for n in d.notes if n.span)]
+        width = len(str(max(_last_line(mark.span) for mark in marks)))
+        out.append(f"{' ' * width}{paint('-->', 'frame')} {d.file or '<plan>'}:{d.span.line}:{d.span.column}")
+        out += _excerpt(marks, lines, width, kind, paint)
+    for note in notes:
+        out += _remark("note", note.text, width, paint, "note")
+    if d.fix:
+        out += _remark("fix", d.fix.title, width, paint, "fix")
+    return "\n".join(line.rstrip() for line in out) + "\n"
+
+
+def _remark(word: str, text: str, width: int, paint: _Paint, style: str) -> list[str]:
+    first, *more = text.splitlines() or [""]
+    lead = f"{' ' * width} {paint('=', 'frame')} "
+    rest = " " * (width + 3 + len(word) + 2)
+    return [f"{lead}{paint(word, style)}: {first}", *(rest + line for line in more)]
+
+
+def _last_line(span: Span) -> int:
+    return span.end_line if span.end_line - span.line <= 1 else span.line
+
+
+def _excerpt(marks: Sequence[_Mark], lines: Sequence[str], width: int, kind: str, paint: _Paint) -> list[str]:
+    """The lines that are marked, in order, each with its marks below."""
+    bar = paint("|", "frame")
+    out = [f"{' ' * width} {bar}"]
+    by_line: dict[int, list[_Mark]] = {}
+    for mark in marks:
+        for line in range(mark.span.line, _last_line(mark.span) + 1):
+            by_line.setdefault(line, []).append(mark)
+    shown = 0
+    for number in sorted(by_line):
+        if shown and number > shown + 1:
+            out.append(paint("." * max(3, width), "frame"))
+        shown = number
+        text = lines[number - 1] if number <= len(lines) else ""
+        window = _Window.around(text, min(_start(mark, number) for mark in by_line[number]))
+        out.append(f"{paint(f'{number:>{width}}', 'frame')} {bar} {window.text}")
+        for mark in by_line[number]:
+            start, end = _start(mark, number), _end(mark, number, text)
+            pad, length = window.columns(start, end)
+            style = kind if mark.sign == "^" else "note"
+            last = number == _last_line(mark.span)
+            label = f" {mark.label.splitlines()[0]}" if mark.label and last else ""
+            out.append(f"{' ' * width} {bar} {' ' * pad}{paint(mark.sign * length + label, style)}")
+    return out
+
+
+def _start(mark: _Mark, number: int) -> int:
+    return mark.span.column if number == mark.span.line else 1
+
+
+def _end(mark: _Mark, number: int, text: str) -> int:
+    return mark.span.end_column if number == mark.span.end_line else len(text) + 1
+
+
+class _Window(NamedTuple):
+    """A line as it is shown: tabs and control characters replaced, long ones cut around the mark."""
+
+    text: str
+    first: int  # the column of the line that stands first
+    lead: int  # the width of what stands before it: an ellipsis, or nothing
+    source: str
+
+    @classmethod
+    def around(cls, line: str, column: int) -> _Window:
+        if len(line) <= _WIDEST:
+            return cls(_shown(line), 1, 0, line)
+        first = max(1, min(column - _WIDEST // 3, len(line) - _WIDEST + 1))
+        piece = line[first - 1 : first - 1 + _WIDEST]
+        before = "..." if first > 1 else ""
+        after = "..." if first - 1 + _WIDEST < len(line) else ""
+        return cls(f"{before}{_shown(piece)}{after}", first, len(before), piece)
+
+    def columns(self, start: int, end: int) -> tuple[int, int]:
+        """Where a mark from column `start` to before `end` begins on the screen, and how wide it is."""
+        before = self.source[: max(0, start - self.first)]
+        within = self.source[max(0, start - self.first) : max(0, end - self.first)]
+        return self.lead + _width(before), max(1, _width(within))
+
+
+def _shown(text: str) -> str:
+    return "".join("    " if c == "\t" else c if c.isprintable() else "\ufffd" for c in text)
+
+
+def _width(text: str) -> int:
+    """The columns of a terminal that `text` takes."""
+    return sum(
+        4
+        if c == "\t"
+        else 0
+        if unicodedata.combining(c)
+        else 2
+        if unicodedata.east_asian_width(c) in "WF"
+        else 1
+        for c in text
+    )

@@ -1,0 +1,178 @@
+"""Diagnostics for machines: one line each, JSON, GitHub's workflow commands, SARIF 2.1.0."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from commplan.diagnostics import Diagnostic, Severity, Span
+
+FORMAT_VERSION = 1
+
+
+def page(code: str) -> str | None:
+    """The manual's page on an error code, in Markdown, if there is one."""
+    place = files("commplan").joinpath("pages", f"{code}.md")
+    return place.read_text(encoding="utf-8") if place.is_file() else None
+
+
+def concise(diagnostics: Sequence[Diagnostic]) -> str:
+    """`file:line:column: severity[CODE]: message`, one line each."""
+    return "".join(f"{_place(d)}{d.severity}[{d.code}]: {_one_line(d.message)}\n" for d in diagnostics)
+
+
+def _place(diagnostic: Diagnostic) -> str:
+    if diagnostic.span is None:
+        return f"{diagnostic.file}: " if diagnostic.file else ""
+    return f"{diagnostic.file or '<plan>'}:{diagnostic.span.line}:{diagnostic.span.column}: "
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.splitlines())
+
+
+def as_data(diagnostics: Sequence[Diagnostic]) -> list[dict[str, Any]]:
+    """The diagnostics as plain data, the same in every JSON document of the command."""
+    return [
+        {
+            "code": d.code,
+            "severity": str(d.severity),
+            "message": d.message,
+            "file": d.file,
+            "span": _span_data(d.span),
+            "notes": [{"text": note.text, "span": _span_data(note.span)} for note in d.notes],
+            "fix": {"title": d.fix.title, "span": _span_data(d.fix.span), "text": d.fix.text}
+            if d.fix
+            else None,
+        }
+        for d in diagnostics
+    ]
+
+
+def _span_data(span: Span | None) -> dict[str, int] | None:
+    return msgspec.structs.asdict(span) if span else None
+
+
+def counts(diagnostics: Sequence[Diagnostic]) -> dict[str, int]:
+    errors = sum(d.severity is Severity.ERROR for d in diagnostics)
+    return {"errors": errors, "warnings": len(diagnostics) - errors}
+
+
+def json_document(diagnostics: Sequence[Diagnostic]) -> str:
+    """One JSON document: version, diagnostics, and how many there are of each severity."""
+    document = {
+        "version": FORMAT_VERSION,
+        "diagnostics": as_data(diagnostics),
+        "summary": counts(diagnostics),
+    }
+    return dump(document)
+
+
+def dump(document: object) -> str:
+    """JSON as the command prints it."""
+    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
+
+
+def github(diagnostics: Sequence[Diagnostic]) -> str:
+    """Workflow commands, which GitHub shows beside the lines of a pull request."""
+    return "".join(_command(diagnostic) for diagnostic in diagnostics)
+
+
+def _command(d: Diagnostic) -> str:
+    properties: dict[str, object] = {}
+    if d.file:
+        properties["file"] = d.file
+    if d.span:
+        properties |= {"line": d.span.line, "endLine": d.span.end_line}
+        # GitHub shows columns only where both ends are on one line.
+        if d.span.line == d.span.end_line:
+            properties |= {"col": d.span.column, "endColumn": d.span.end_column}
+    properties["title"] = d.code
+    written = ",".join(f"{key}={_escape(str(value), ':,')}" for key, value in properties.items())
+    lines = [
+        d.message,
+        *(f"note: {note.text}" for note in d.notes),
+        *([f"fix: {d.fix.title}"] if d.fix else []),
+    ]
+    return f"::{d.severity} {written}::{_escape(chr(10).join(lines), '')}\n"
+
+
+def _escape(text: str, more: str) -> str:
+    for character in f"%\r\n{more}":
+        text = text.replace(character, f"%{ord(character):02X}")
+    return text
+
+
+def sarif(diagnostics: Sequence[Diagnostic]) -> str:
+    """SARIF 2.1.0, one run; columns count Unicode code points."""
+    codes = sorted({d.code for d in diagnostics})
+    run: dict[str, Any] = {
+        "tool": {"driver": {"name": "commplan", "rules": [_rule(code) for code in codes]}},
+        "columnKind": "unicodeCodePoints",
+        "results": [_result(d, codes.index(d.code)) for d in diagnostics],
+    }
+    return dump(
+        {"$schema": "https://json.schemastore.org/sarif-2.1.0.json", "version": "2.1.0", "runs": [run]}
+    )
+
+
+def _rule(code: str) -> dict[str, Any]:
+    text = page(code)
+    if text is None:
+        return {"id": code}
+    title = text.splitlines()[0].partition(": ")[2] or code
+    return {"id": code, "shortDescription": {"text": title}, "help": {"text": text, "markdown": text}}
+
+
+def _result(d: Diagnostic, rule: int) -> dict[str, Any]:
+    message = "\n".join([d.message, *(note.text for note in d.notes if note.span is None)])
+    result: dict[str, Any] = {
+        "ruleId": d.code,
+        "ruleIndex": rule,
+        "level": str(d.severity),
+        "message": {"text": message},
+    }
+    if not d.file:
+        return result
+    result["locations"] = [_location(d.file, d.span)]
+    related = [note for note in d.notes if note.span]
+    if related:
+        result["relatedLocations"] = [
+            {"id": number, **_location(d.file, note.span), "message": {"text": note.text}}
+            for number, note in enumerate(related, 1)
+        ]
+    if d.fix:
+        change = {"deletedRegion": _region(d.fix.span), "insertedContent": {"text": d.fix.text}}
+        result["fixes"] = [
+            {
+                "description": {"text": d.fix.title},
+                "artifactChanges": [{"artifactLocation": {"uri": _uri(d.file)}, "replacements": [change]}],
+            }
+        ]
+    return result
+
+
+def _location(file: str, span: Span | None) -> dict[str, Any]:
+    physical: dict[str, Any] = {"artifactLocation": {"uri": _uri(file)}}
+    if span:
+        physical["region"] = _region(span)
+    return {"physicalLocation": physical}
+
+
+def _region(span: Span) -> dict[str, int]:
+    return {
+        "startLine": span.line,
+        "startColumn": span.column,
+        "endLine": span.end_line,
+        "endColumn": span.end_column,
+    }
+
+
+def _uri(file: str) -> str:
+    path = Path(file)
+    return path.as_uri() if path.is_absolute() else quote(path.as_posix())

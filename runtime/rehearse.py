@@ -1,0 +1,241 @@
+"""A rehearsal: every phase of a plan on this machine's CPUs, with real data and random inputs."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+
+from commplan import trees as plain
+from commplan.diagnostics import fail
+from commplan.ir import schedule as ir
+from commplan.ir.plan import AxisKind
+from commplan.ir.types import DType, Placement
+from commplan.lowering.jax.layout import global_shape, leaf_specs
+from commplan.lowering.jax.untyped import jax
+
+if TYPE_CHECKING:
+    from commplan.runtime.data.usage import Summary
+    from commplan.runtime.phases import PhaseCall
+    from commplan.runtime.run import Run
+
+Progress = Callable[[str, int, int], None]
+"""Called with the name of a phase, the calls made and the calls to make."""
+
+
+class PhaseTimes(msgspec.Struct, frozen=True):
+    """What one phase took. `first_s` is the first call, compilation included; `call_s` the mean of the
+    others (None where there were none). `input` is what its batches cost, None where it loads nothing."""
+
+    name: str
+    calls: int
+    first_s: float | None
+    call_s: float | None
+    input: Summary | None
+
+
+def mesh_for(schedule: ir.Schedule) -> Any:
+    """A mesh of this process's CPU devices. Raises CP1107 where there are too few."""
+    axes = [axis for axis in schedule.axes if axis.kind is not AxisKind.SERVER]
+    ranks = schedule.size(tuple(axis.name for axis in axes))
+    devices = jax.devices("cpu")
+    if len(devices) < ranks:
+        fail(
+            "CP1107",
+            f"the plan has {ranks} ranks, and this process has {len(devices)} CPU devices",
+            f"set JAX_NUM_CPU_DEVICES={ranks} before JAX is imported",
+        )
+    shape = tuple(axis.size for axis in axes) or (1,)
+    names = tuple(axis.name for axis in axes) or ("alone",)
+    array = np.array(devices[:ranks]).reshape(shape)
+    return Mesh(array, names, axis_types=(AxisType.Auto,) * len(names))
+
+
+def rehearse(run: Run, *, steps: int, seed: int = 0, progress: Progress | None = None) -> list[PhaseTimes]:
+    """`at start`, then `steps` steps with what comes every N of them, then each named phase once.
+
+    Inputs are random (seeded), the same numbers in every call. Phases with loads get batches of their own;
+    a named one runs over at most `steps` of them. Raises what the phases raise.
+    """
+    return _Rehearsal(run, steps, seed, progress or (lambda name, done, of: None)).play()
+
+
+def program_text(run: Run, kind: Literal["jaxpr", "hlo"]) -> str:
+    """Every phase as JAX traces it, or as XLA compiles it for the run's mesh."""
+    pieces: list[str] = []
+    for name in run.phases:
+        stage = _Stage(run, name, 0, batches=False)
+        if not stage.calls_anything:
+            continue
+        arguments = (run.init(), *stage.made.values(), *stage.abstract_takes())
+        if kind == "jaxpr":
+            text = str(jax.make_jaxpr(stage.function)(*arguments))
+        else:
+            text = stage.function.lower(*arguments).compile().as_text()
+        pieces.append(f"// phase {name}\n{text.rstrip()}\n")
+    return "\n".join(pieces)
+
+
+class _Rehearsal:
+    def __init__(self, run: Run, steps: int, seed: int, progress: Progress) -> None:
+        self.run, self.steps, self.progress = run, steps, progress
+        self.stages = {name: _Stage(run, name, seed) for name in run.phases}
+        self.state: Any = run.init()
+
+    def play(self) -> list[PhaseTimes]:
+        kinds = {phase.name: phase for phase in self.run.context.schedule.phases}
+        try:
+            for name, phase in kinds.items():
+                if phase.kind == "start":
+                    self._call(name, 1, 1)
+            for step in range(1, self.steps + 1):
+                for name, phase in kinds.items():
+                    if phase.kind == "step" or (phase.kind == "every" and step % phase.period == 0):
+                        self._call(name, step, self.steps)
+            for name, phase in kinds.items():
+                if phase.kind == "named":
+                    self._whole(name)
+        finally:
+            for stage in self.stages.values():
+                stage.close()
+        return [stage.times() for stage in self.stages.values()]
+
+    def _call(self, name: str, done: int, of: int) -> None:
+        self.state = self.stages[name].call(self.state)
+        self.progress(name, done, of)
+
+    def _whole(self, name: str) -> None:
+        """A named phase: over the batches of one epoch, as far as there are steps for it."""
+        batches = self.stages[name].batches
+        calls = min(self.steps, batches.steps) if batches else 1
+        for done in range(1, calls + 1):
+            self._call(name, done, calls)
+
+
+class _Stage:
+    """One phase with its inputs, its batches and its clock."""
+
+    def __init__(self, run: Run, name: str, seed: int, *, batches: bool = True) -> None:
+        self.run, self.name = run, name
+        self.phase = run.context.schedule.phase(name)
+        self.call_: PhaseCall = run.phases[name]
+        self.takes = {binding.name for binding in self.phase.takes}
+        self.made = {
+            one: _random(run, value, np.random.default_rng([seed, number]))
+            for number, (one, value) in enumerate(self._arguments(taken=False).items())
+        }
+        self.outputs = [binding for binding in self.phase.outputs if not binding.source_only]
+        self.calls_anything = bool(self.outputs or self.phase.updates)
+        self.function = self._function()
+        reads = any(isinstance(op, ir.Read) for op in self.phase.ops)
+        self.batches = run.batches(name) if reads and batches else None
+        self.items: Iterator[Any] = iter(())
+        self.seconds: list[float] = []
+        self.input: Summary | None = None
+
+    def _arguments(self, *, taken: bool) -> dict[str, ir.Value]:
+        return {n: v for n, v in self.call_.lowered.arguments.items() if (n in self.takes) is taken}
+
+    def _function(self) -> Any:
+        """The phase under shard_map and jit. Partial inputs come in as one term per rank."""
+        values = {**self._arguments(taken=False), **self._arguments(taken=True)}
+        where = {name: str(_outside(self.run, value.placement)) for name, value in values.items()}
+        own = {value.id: value.placement for value in (*self.phase.values, *self.run.context.schedule.entry)}
+        listed = tuple(str(own[binding.value]) for binding in self.outputs)
+
+        def body(state: Any, *given: Any) -> Any:
+            outputs, state = self.call_(state, **dict(zip(values, given, strict=True)))
+            return (state, *(outputs[binding.name] for binding in self.outputs)) if listed else state
+
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        parameters = [inspect.Parameter(one, kind) for one in ("state", *values)]
+        body.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
+        return jax.jit(self.run.spmd(returns=listed or None, **where)(body))
+
+    def abstract_takes(self) -> list[Any]:
+        """The source values that the phase takes, as shapes."""
+        return [_abstract(self.run, value) for value in self._arguments(taken=True).values()]
+
+    def call(self, state: Any) -> Any:
+        item: dict[str, Any] = self._next() if self.batches else {}
+        if not self.calls_anything:
+            jax.block_until_ready(list(item.values()))
+            self.seconds.append(0.0)
+            return state
+        begun = time.perf_counter()
+        taken = [item[name] for name in self._arguments(taken=True)]
+        answer = jax.block_until_ready(self.function(state, *self.made.values(), *taken))
+        self.seconds.append(time.perf_counter() - begun)
+        return answer[0] if self.outputs else answer
+
+    def _next(self) -> dict[str, Any]:
+        item = next(self.items, None)
+        if item is None:  # the first epoch, or the next one
+            self.items = iter(self.batches) if self.batches else self.items
+            item = next(self.items)
+        return item
+
+    def times(self) -> PhaseTimes:
+        first, *others = self.seconds or [None]
+        later = [one for one in others if one is not None]
+        if not self.calls_anything:
+            first, later = None, []
+        mean = sum(later) / len(later) if later else None
+        return PhaseTimes(self.name, len(self.seconds), first, mean, self.input)
+
+    def close(self) -> None:
+        if self.batches:
+            self.input = self.batches.summary()
+            self.batches.close()
+
+
+def _outside(run: Run, placement: Placement) -> Placement:
+    """How a value comes in from outside: a partial one as a different term on each rank."""
+    order = list(run.context.sizes)
+    per = tuple(sorted((*placement.per, *placement.partial), key=order.index))
+    return Placement(per, (), placement.split)
+
+
+def _layout(run: Run, value: ir.Value) -> Iterator[tuple[ir.Leaf, tuple[int, ...], Any]]:
+    """Leaf, global shape and sharding, leaf by leaf."""
+    outside = msgspec.structs.replace(value, placement=_outside(run, value.placement))
+    for leaf, spec in zip(outside.leaves, leaf_specs(outside), strict=True):
+        shape = global_shape(outside, leaf, run.context.sizes)
+        yield leaf, shape, NamedSharding(run.mesh, spec)
+
+
+def _random(run: Run, value: ir.Value, rng: np.random.Generator) -> Any:
+    leaves = [
+        jax.device_put(_numbers(rng, shape, leaf.dtype), sharding)
+        for leaf, shape, sharding in _layout(run, value)
+    ]
+    return _tree(run, value, leaves)
+
+
+def _abstract(run: Run, value: ir.Value) -> Any:
+    leaves = [
+        jax.ShapeDtypeStruct(shape, leaf.dtype.numpy_name, sharding=sharding)
+        for leaf, shape, sharding in _layout(run, value)
+    ]
+    return _tree(run, value, leaves)
+
+
+def _tree(run: Run, value: ir.Value, leaves: list[Any]) -> Any:
+    paths = tuple(leaf.path for leaf in value.leaves)
+    structure = run.context.structures.get(paths)
+    if structure is None:
+        return plain.nest(paths, leaves)
+    return jax.tree_util.tree_unflatten(structure, leaves)
+
+
+def _numbers(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType) -> Any:
+    if dtype.is_float:
+        return jax.numpy.asarray(rng.standard_normal(shape, np.float32), dtype.numpy_name)
+    if dtype is DType.BOOL:
+        return rng.integers(0, 2, shape).astype(np.bool_)
+    return rng.integers(0, 10, shape).astype(dtype.numpy_name)
