@@ -14,6 +14,7 @@ from commplan.passes.axes import bind_axes
 from commplan.passes.base import Context
 from commplan.passes.lower import lower
 from commplan.passes.manager import Observer, Pipeline, Record
+from commplan.passes.shapecheck import check_leaves
 from commplan.passes.shapes import infer
 from commplan.topology import Topology, load_topology, place
 from commplan.verify.schedule import verify
@@ -52,6 +53,9 @@ def compile_plan(
         fail("CP0714", "axes are mapped to levels, but no topology is given", "give --topology FILE")
     start = time.perf_counter()
     values = infer(plan, {axis.name: axis.size for axis in axes}, shapes)
+    wrong = check_leaves(plan, values)
+    if wrong:
+        raise CommplanError(*wrong)
     _check_order(plan, order or {})
     schedule = lower(plan, axes, values)
     seconds = time.perf_counter() - start

@@ -377,6 +377,11 @@ class Schedule(msgspec.Struct, frozen=True):
         return math.prod(self.axis(name).size for name in axes)
 
 
+def widest(leaves: tuple[Leaf, ...]) -> DType:
+    """The widest element type among `leaves`; f32 where there are none."""
+    return max((leaf.dtype for leaf in leaves), key=lambda dtype: dtype.nbytes, default=DType.F32)
+
+
 def operands(op: Op) -> tuple[Ref, ...]:
     """Every value that `op` reads, in a fixed order, `after` not included."""
     match op:

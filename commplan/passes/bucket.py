@@ -13,7 +13,7 @@ from commplan.ir.schedule import operands as operands_of
 from commplan.ir.schedule import results as results_of
 from commplan.passes.base import Context, Pass
 from commplan.passes.packing import Bucket, Order, pack_collectives
-from commplan.passes.rewrite import Editor
+from commplan.passes.rewrite import Editor, sized
 
 MIB = 1024**2
 
@@ -92,11 +92,11 @@ def _choice(group: Sequence[Collective], buckets: Sequence[Bucket], limit: int, 
     names = ", ".join(f"`{op.operand.rpartition('.')[0]}`" for op in group)
     sent = [bucket for bucket in buckets if bucket.fate is not None]
     sizes = [bucket.columns * bucket.ways * bucket.dtype.nbytes for bucket in sent]
-    what = f"{names}: {len(sent)} bucket{'s' * (len(sent) != 1)}, {sum(sizes)} bytes"
+    what = f"{names}: {len(sent)} bucket{'s' * (len(sent) != 1)}, {sized(sum(sizes))}"
     if sizes:
-        what += f", largest {max(sizes)}"
+        what += f", largest {sized(max(sizes))}"
     whose = "the stage's" if group[0].hints.bucket else "the default"
-    why = f"{whose} limit is {limit} bytes; one dtype a bucket; "
+    why = f"{whose} limit is {sized(limit)}; one dtype a bucket; "
     if group[0].op is None:
         why += "first leaf first, as the forward pass needs them"
     elif any(op.operand.rpartition(".")[0] in order for op in group):

@@ -12,7 +12,16 @@ from commplan.ir.schedule import Choice, Collective, CollectiveKind, Op, Phase, 
 from commplan.ir.types import Placement
 from commplan.passes.base import Context, Pass
 from commplan.passes.packing import Order, pack_collectives
-from commplan.passes.rewrite import Editor, axis_names, padded, reads_by_parts, round_up, trimmed, varying
+from commplan.passes.rewrite import (
+    Editor,
+    axis_names,
+    network_lane,
+    padded,
+    reads_by_parts,
+    round_up,
+    trimmed,
+    varying,
+)
 
 Levels = list[tuple[str, Algorithm]]  # axis and algorithm, innermost first
 
@@ -188,6 +197,7 @@ def _step(
         Collective(
             kind, name, operand, (axis,), leaf.dtype, leaf.nbytes, op.span,
             op.op if kind in ("all_reduce", "reduce_scatter") else None, root, algorithm, op.hints,
+            lane=network_lane(editor.schedule.axes, (axis,)),
         )
     )  # fmt: skip
     return name

@@ -12,11 +12,12 @@ from typing import Any, cast
 
 import msgspec
 
-from commplan.diagnostics import fail
 from commplan.ir import plan as graph
 from commplan.ir import schedule as sched
 from commplan.ir.serial import plan_digest
-from commplan.ir.types import DType, Placement
+from commplan.ir.types import Placement
+from commplan.passes.means import reduction
+from commplan.passes.rewrite import network_lane
 from commplan.passes.sources import bind_sources
 
 NATIVE = graph.Algorithm("native")
@@ -39,13 +40,13 @@ def lower(
         inputs=plan.inputs,
         states=plan.states,
         entry=tuple(values[ref] for ref in (*plan.inputs, *plan.states)),
-        phases=tuple(_Lowering(plan, axes, values).phase(phase) for phase in plan.phases),
+        phases=tuple(Lowering(plan, axes, values).phase(phase) for phase in plan.phases),
         pipeline="lower",
         file=plan.file,
     )
 
 
-class _Lowering:
+class Lowering:
     """Lowers the stages of one phase after another, collecting ops and the values they make."""
 
     def __init__(
@@ -112,67 +113,22 @@ class _Lowering:
         self.ops.append(sched.Share(stage.result, stage.operand, stage.over, design, stage.span, readers))
 
     def broadcast(self, stage: graph.Broadcast) -> None:
-        self._collective("broadcast", stage.result, stage.operand, stage.over, stage, root=stage.root)
+        self.collective("broadcast", stage.result, stage.operand, stage.over, stage, root=stage.root)
 
     def reduce(self, stage: graph.Reduce) -> None:
-        self._reduction("all_reduce", stage, stage.over)
+        reduction(self, "all_reduce", stage, stage.over)
 
     def scatter(self, stage: graph.Scatter) -> None:
-        self._reduction("reduce_scatter", stage, (stage.over,))
+        reduction(self, "reduce_scatter", stage, (stage.over,))
 
     def gather(self, stage: graph.Gather) -> None:
-        self._collective("all_gather", stage.result, stage.operand, (stage.over,), stage)
+        self.collective("all_gather", stage.result, stage.operand, (stage.over,), stage)
 
     def slice(self, stage: graph.Slice) -> None:
         self.ops.append(sched.Slice(stage.result, stage.operand, stage.over, stage.span))
 
-    def _reduction(
-        self, kind: sched.CollectiveKind, stage: graph.Reduce | graph.Scatter, over: tuple[str, ...]
-    ) -> None:
-        """max, min, sum --> one collective; mean --> sum, divide by N; weighted --> n x, sums, divide."""
-        op = stage.op
-        self._check_leaves(stage, op.name)
-        if op.name != "mean":
-            self._collective(kind, stage.result, stage.operand, over, stage, op=op.name)
-            return
-        total, operand = f"{stage.result}/sum", stage.operand
-        self.temporary(stage.result, total)
-        divisor: float | graph.Ref = float(self.ranks(over))
-        if op.weight is not None:
-            operand = self.temporary(stage.operand, f"{stage.result}/weighted")
-            self.ops.append(sched.Scale(operand, stage.operand, "mul", op.weight, stage.span))
-        self._collective(kind, total, operand, over, stage, op="sum")
-        if op.weight is not None:
-            divisor = self._total_weight(op.weight, over, stage)
-        self.ops.append(sched.Scale(stage.result, total, "div", divisor, stage.span))
-
-    def _total_weight(
-        self, weight: graph.Ref, over: tuple[str, ...], stage: graph.Reduce | graph.Scatter
-    ) -> graph.Ref:
-        """The sum of `weight` over `over`, made once a phase; along axes where it is the same, a product."""
-        if (weight, over) in self.weights:
-            return self.weights[weight, over]
-        placement = self.of[weight].placement
-        varying = tuple(axis for axis in over if placement.varies(axis))
-        same = self.ranks(tuple(axis for axis in over if axis not in varying))
-        total = weight
-        if varying:
-            total = self.temporary(weight, f"{stage.result}/weights", placement.same_over(varying))
-            # A count is no gradient: it is neither sent nor added in a narrower type.
-            hints = msgspec.structs.replace(stage.hints, wire=None, accumulate=None)
-            via = stage.via if varying == over else None
-            bare = msgspec.structs.replace(stage, hints=hints, via=via)
-            self._collective("all_reduce", total, weight, varying, bare, op="sum")
-        if same > 1:
-            scaled = self.temporary(total, f"{stage.result}/all_weights")
-            self.ops.append(sched.Scale(scaled, total, "mul", float(same), stage.span))
-            total = scaled
-        self.weights[weight, over] = total
-        return total
-
     def elastic(self, stage: graph.Elastic) -> None:
         """sync --> pull, its sum, the centre moved by the sum; otherwise the whole exchange is one op."""
-        self._check_leaves(stage, "elastic")
         sync = stage.mode == "sync"
         self.ops.append(
             sched.Elastic(
@@ -184,7 +140,7 @@ class _Lowering:
             return
         placement = self.of[stage.pull].placement.same_over(stage.over)
         total = self.temporary(stage.pull, f"{stage.result}/sum", placement)
-        self._collective("all_reduce", total, stage.pull, stage.over, stage, op="sum")
+        self.collective("all_reduce", total, stage.pull, stage.over, stage, op="sum")
         self.ops.append(sched.Update(stage.result, stage.center, total, stage.span))
 
     def exchange(self, stage: graph.Exchange) -> None:
@@ -196,7 +152,7 @@ class _Lowering:
             )
         )  # fmt: skip
 
-    def _collective(
+    def collective(
         self,
         kind: sched.CollectiveKind,
         result: graph.Ref,
@@ -207,40 +163,23 @@ class _Lowering:
         root: int | None = None,
     ) -> None:
         value = self.of[operand]
-        widest = max((leaf.dtype for leaf in value.leaves), key=lambda d: d.nbytes, default=DType.F32)
+        widest = sched.widest(value.leaves)
         made = sched.Collective(
             kind, result, operand, over, widest, value.nbytes, stage.span,
-            op, root, stage.via or NATIVE, stage.hints,
+            op, root, stage.via or NATIVE, stage.hints, lane=network_lane(self.axes, over),
         )  # fmt: skip
         self.ops.append(made)
 
-    def _check_leaves(self, stage: graph.Reduce | graph.Scatter | graph.Elastic, how: str) -> None:
-        """Means and elastic pulls need float leaves (CP0704); truth values have no sum (CP0721)."""
-        value = self.of[stage.operand]
-        for leaf in value.leaves:
-            place = f"leaf `{leaf.path}` of `{self.plan.value(stage.operand).name}`"
-            if how in ("mean", "elastic") and not leaf.dtype.is_float:
-                fail(
-                    "CP0704", f"{place} is {leaf.dtype}: {how} needs a float type",
-                    "convert it, or keep it out of this tree", span=stage.span, file=self.plan.file,
-                )  # fmt: skip
-            if how == "sum" and leaf.dtype is DType.BOOL:
-                fail(
-                    "CP0721", f"{place} is bool, and truth values have no sum",
-                    "use `by max` for any and `by min` for all, or convert to i32 to count",
-                    span=stage.span, file=self.plan.file,
-                )  # fmt: skip
 
-
-_STAGES: dict[type, Callable[[_Lowering, Any], None]] = {
-    graph.Load: _Lowering.load,
-    graph.Map: _Lowering.map,
-    graph.Share: _Lowering.share,
-    graph.Broadcast: _Lowering.broadcast,
-    graph.Reduce: _Lowering.reduce,
-    graph.Scatter: _Lowering.scatter,
-    graph.Gather: _Lowering.gather,
-    graph.Slice: _Lowering.slice,
-    graph.Elastic: _Lowering.elastic,
-    graph.Exchange: _Lowering.exchange,
+_STAGES: dict[type, Callable[[Lowering, Any], None]] = {
+    graph.Load: Lowering.load,
+    graph.Map: Lowering.map,
+    graph.Share: Lowering.share,
+    graph.Broadcast: Lowering.broadcast,
+    graph.Reduce: Lowering.reduce,
+    graph.Scatter: Lowering.scatter,
+    graph.Gather: Lowering.gather,
+    graph.Slice: Lowering.slice,
+    graph.Elastic: Lowering.elastic,
+    graph.Exchange: Lowering.exchange,
 }

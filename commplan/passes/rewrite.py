@@ -9,7 +9,19 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from commplan.ir.plan import Ref
-from commplan.ir.schedule import Choice, Collective, Leaf, Op, Pack, Part, Phase, Schedule, Unpack, Value
+from commplan.ir.schedule import (
+    Axis,
+    Choice,
+    Collective,
+    Leaf,
+    Op,
+    Pack,
+    Part,
+    Phase,
+    Schedule,
+    Unpack,
+    Value,
+)
 from commplan.ir.schedule import operands as operands_of
 from commplan.ir.schedule import results as results_of
 from commplan.ir.types import DType, Placement
@@ -97,6 +109,21 @@ def varying(placement: Placement, axes: Iterable[str], order: Sequence[str]) -> 
 
 def axis_names(schedule: Schedule) -> tuple[str, ...]:
     return tuple(axis.name for axis in schedule.axes)
+
+
+def network_lane(axes: Sequence[Axis], over: Iterable[str]) -> str:
+    """The lane of a collective: the levels of the topology that it crosses, where they are known."""
+    inside = set(over)
+    levels = dict.fromkeys(axis.level for axis in axes if axis.name in inside and axis.level)
+    return f"network:{'+'.join(levels)}" if levels else "network"
+
+
+def sized(nbytes: int) -> str:
+    """A number of bytes for people: `25 MiB`, `1.5 KiB`, `72 B`."""
+    for unit, size in (("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024)):
+        if nbytes >= size:
+            return f"{nbytes / size:.3g} {unit}"
+    return f"{nbytes} B"
 
 
 def round_up(size: int, multiple: int) -> int:

@@ -12,7 +12,7 @@ from commplan.ir.schedule import operands as operands_of
 from commplan.ir.schedule import results as results_of
 from commplan.ir.types import ArrayType
 from commplan.passes.base import Context, Pass
-from commplan.passes.rewrite import Editor
+from commplan.passes.rewrite import Editor, sized
 from commplan.passes.sources import runs_ahead
 
 Independent = dict[Ref, tuple[str, ...]]
@@ -41,6 +41,7 @@ class SharePass(Pass, frozen=True):
         editor = Editor(schedule, phase)
         ops = list(phase.ops)
         choices += [_pinned(op) for op in ops if isinstance(op, Share)]
+        choices += [_own_clock(op) for op in ops if isinstance(op, Read) and op.clock in members]
         independent = member_independent(editor, phase, members)
         for ref in frontier(phase, independent):
             self._share(editor, ops, ref, independent, choices)
@@ -75,7 +76,7 @@ class SharePass(Pass, frozen=True):
                 ops[index] = msgspec.structs.replace(op, operands=operands)
         ops.insert(place + 1, Share(ref, own, axes, design, maker.span))
         why = (
-            f"the work that is the same for all members ends here ({value.nbytes} bytes a step); each "
+            f"the work that is the same for all members ends here ({sized(value.nbytes)} a step); each "
             "process of a host makes its part and all see all; members in one process share without a copy"
         )
         others = "few readers would do all the work, and the costs that could speak for that are not measured"
@@ -156,8 +157,8 @@ def push_widening(editor: Editor, ops: list[Op], choices: list[Choice]) -> list[
             ops[ops.index(maker)] = msgspec.structs.replace(maker, operands=(narrow,), results=(op.result,))
             before, after = editor.values[op.operand].nbytes, editor.values[narrow].nbytes
             what = f"`{op.result.rpartition('.')[0]}`: shared before `{maker.fn}`"
-            why = f"{maker.fn} only widens: {after} bytes a step are moved, not {before}"
-            choices.append(Choice("share", what, why, op.span, (f"after `{maker.fn}`: {before} bytes",)))
+            why = f"{maker.fn} only widens: {sized(after)} a step are moved, not {sized(before)}"
+            choices.append(Choice("share", what, why, op.span, (f"after `{maker.fn}`: {sized(before)}",)))
             changed = True
             break
     return ops
@@ -187,3 +188,8 @@ def _renamed(op: Op, ref: Ref, name: Ref) -> Op:
 
 def _pinned(op: Share) -> Choice:
     return Choice("share", f"`{op.result.rpartition('.')[0]}`: {op.design}", "the plan says so", op.span)
+
+
+def _own_clock(op: Read) -> Choice:
+    why = f"members of `{op.clock}` read by their own clocks, so no two want a batch at the same time"
+    return Choice("share", f"`{op.result.rpartition('.')[0]}`: not shared", why, op.span)

@@ -1,0 +1,164 @@
+"""What can be wrong with shapes, and how it is said."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+
+from commplan.diagnostics import Diagnostic, Note
+from commplan.ir import plan as graph
+from commplan.ir.schedule import Leaf, Value
+from commplan.ir.types import ArrayType, DType, RecordsType, TreeType
+
+Leaves = tuple[Leaf, ...]
+Shapes = Mapping[str, Leaves]
+
+
+class ShapeReport:
+    """Collects problems, each said once for a name."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.problems: list[Diagnostic] = []
+        self._said: set[tuple[str, str]] = set()
+
+    def add(self, code: str, name: str, message: str, *notes: str, value: graph.Value | None = None) -> None:
+        if (code, name) in self._said:
+            return
+        self._said.add((code, name))
+        remarks = tuple(Note(note) for note in notes)
+        self.problems.append(Diagnostic(code, message, value and value.span, remarks, file=self.file))
+
+    def missing(self, value: graph.Value, what: str) -> None:
+        """CP0701: shapes that nothing gives and nothing implies."""
+        self.add(
+            "CP0701",
+            value.name,
+            f"no shapes are given for `{value.name}`, {what} of type tree".replace(",,", ","),
+            f"pass shapes={{{value.name!r}: tree}} whose leaves have shape and dtype, or --shapes FILE with "
+            f'{{"{value.name}": {{"w": {{"shape": [3], "dtype": "f32"}}}}}}',
+            value=value,
+        )
+
+    def differs(self, value: graph.Value, found: Leaves, expected: Leaves, who: str) -> None:
+        """CP0705: two shapes for one thing; the first difference is shown."""
+        pairs = zip(found, expected, strict=False)
+        first = next(
+            (f"expected {_show(b)}, found {_show(a)}" for a, b in pairs if _plain(a) != _plain(b)),
+            f"expected {len(expected)} leaves, found {len(found)}",
+        )
+        message = f"`{value.name}` has other shapes than {who}"
+        self.add("CP0705", value.name, message, first, "give one set of shapes, or another name", value=value)
+
+
+def check_names(plan: graph.Plan, shapes: Shapes, report: ShapeReport) -> None:
+    """Every name in `shapes` must be one of the plan's values or sources (CP0702)."""
+    known = sorted({value.name for value in plan.values} | {source.name for source in plan.sources})
+    for name in shapes:
+        if name in known:
+            continue
+        near = difflib.get_close_matches(name, known, 1)
+        hint = f"did you mean `{near[0]}`?" if near else f"its values are: {', '.join(known) or 'none'}"
+        report.add("CP0702", name, f"shapes are given for `{name}`, which the plan does not have", hint)
+
+
+def check_agreement(
+    plan: graph.Plan, shapes: Shapes, known: Mapping[graph.Ref, Leaves | None], report: ShapeReport
+) -> None:
+    """Shapes that are given or declared twice, or that must be equal, are (CP0705)."""
+    values = {value.id: value for value in plan.values}
+    states = {values[ref].name: ref for ref in plan.states}
+
+    def agree(ref: graph.Ref, other: graph.Ref, who: str) -> None:
+        found, expected = known[ref], known[other]
+        if found is not None and expected is not None and _differ(found, expected):
+            report.differs(values[ref], found, expected, who)
+
+    for phase in plan.phases:
+        for binding in phase.updates:
+            agree(binding.value, states[binding.name], f"state `{binding.name}`")
+        for stage in phase.stages:
+            if isinstance(stage, graph.Elastic):
+                agree(stage.operand, stage.center, "its centre")
+            if isinstance(stage, graph.Exchange):
+                agree(stage.gradient, stage.states[0], "the weights that it is exchanged into")
+    _given_for_results(plan, shapes, known, report)
+
+
+def _given_for_results(
+    plan: graph.Plan, shapes: Shapes, known: Mapping[graph.Ref, Leaves | None], report: ShapeReport
+) -> None:
+    """Shapes given for what the plan implies or declares must be what it implies or declares."""
+    entering = {*plan.inputs, *plan.states}
+    free = {value.name for value in plan.values if value.id in entering and _is_tree(value)}
+    for value in plan.values:
+        given, found = shapes.get(value.name), known[value.id]
+        if given is None or found is None or value.name in free:
+            continue
+        if _differ(given, found):
+            who = "the plan declares" if not _is_tree(value) else "the plan implies"
+            report.differs(value, given, found, who)
+
+
+def check_leaves(plan: graph.Plan, values: Mapping[graph.Ref, Value]) -> list[Diagnostic]:
+    """Means and elastic pulls need float leaves (CP0704); truth values have no sum (CP0721)."""
+    found: list[Diagnostic] = []
+    for stage in (stage for phase in plan.phases for stage in phase.stages):
+        match stage:
+            case graph.Reduce() | graph.Scatter():
+                operand, how = stage.operand, stage.op.name
+            case graph.Exchange():
+                operand, how = stage.gradient, stage.op.name
+            case graph.Elastic():
+                operand, how = stage.operand, "elastic"
+            case _:
+                continue
+        for leaf in values[operand].leaves:
+            wrong = _wrong_leaf(leaf, plan.value(operand).name, how)
+            if wrong is not None:
+                code, message, fix = wrong
+                found.append(Diagnostic(code, message, stage.span, (Note(fix),), file=plan.file))
+                break
+    return found
+
+
+def _wrong_leaf(leaf: Leaf, name: str, how: str) -> tuple[str, str, str] | None:
+    place = f"leaf `{leaf.path}` of `{name}`" if leaf.path else f"`{name}`"
+    if how in ("mean", "elastic") and not leaf.dtype.is_float:
+        message = f"{place} is {leaf.dtype}: {how} needs a float type"
+        return "CP0704", message, "convert it, or keep it out of this tree"
+    if how == "sum" and leaf.dtype is DType.BOOL:
+        fix = "use `by max` for any and `by min` for all, or convert to i32 to count"
+        return "CP0721", f"{place} is bool, and truth values have no sum", fix
+    return None
+
+
+def stage_results(stage: graph.Stage) -> tuple[graph.Ref, ...]:
+    """Every value that `stage` makes."""
+    match stage:
+        case graph.Load():
+            return (stage.result, *((stage.count,) if stage.count else ()))
+        case graph.Map() | graph.Exchange():
+            return stage.results
+        case graph.Elastic():
+            return (stage.pull, stage.result)
+        case _:
+            return (stage.result,)
+
+
+def _is_tree(value: graph.Value) -> bool:
+    kind = value.type
+    return isinstance(kind.element if isinstance(kind, RecordsType) else kind, TreeType)
+
+
+def _plain(leaf: Leaf) -> tuple[str, tuple[int, ...], str]:
+    return leaf.path, leaf.shape, str(leaf.dtype)
+
+
+def _differ(found: Leaves, expected: Leaves) -> bool:
+    return [_plain(leaf) for leaf in found] != [_plain(leaf) for leaf in expected]
+
+
+def _show(leaf: Leaf) -> str:
+    kind = ArrayType(leaf.dtype, leaf.shape)
+    return f"`{leaf.path}` {kind}" if leaf.path else str(kind)
