@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.agreement import check
+from support.agreement import Ways, check
 from support.random_case import Case, Spec
 
 from commplan.trees import flatten
@@ -89,6 +89,43 @@ def example(name: str) -> Case:
 @pytest.mark.parametrize("name", [name for name in AXES if name != "two_level"])
 def test_examples_agree(name: str):
     check(example(name), jax=True)
+
+
+LOADED = """
+plan loaded
+axis data = 4
+source records : f32[3]
+fn norm(f32[3]) -> f32 on device
+input grads : tree partial data
+each step {
+    x, n  = load records batch 8 split data visit exactly_once seed 1
+    sizes = map norm(x)
+    grads = reduce grads over data by mean(weight = n)
+    total = reduce n over data by sum
+    output grads, total, sizes
+}
+"""
+
+
+def test_a_count_that_was_loaded_weighs_a_mean():
+    """The phase takes the source-only value `n`; an empty share of the last batch weighs nothing."""
+    grads = {"w": np.arange(20, dtype=np.float32).reshape(4, 5)}
+    for count in ([2, 2, 1, 0], [0, 0, 0, 0]):
+        inputs = {"grads": grads, "n": np.array(count, np.int32)}
+        varying = {"grads": ("data",), "n": ("data",)}
+        trees = {"grads": {"w": Spec((5,), "float32")}}
+        functions = {"norm": lambda record: (record * record).sum()}
+        case = Case(
+            0, LOADED, {"data": 4}, trees, inputs, varying, dict.fromkeys(inputs, ()), functions, {}, None
+        )
+        ways = Ways(case)
+        answers = ways.check_oracle()
+        ways.check_jax(answers)
+        outputs = answers["step"][0]
+        assert outputs.keys() == {"grads", "total"}
+        wanted = (np.array(count)[:, None] * grads["w"]).sum(0) / max(sum(count), 1)
+        np.testing.assert_allclose(outputs["grads"]["w"], wanted, rtol=1e-6)
+        assert outputs["total"] == sum(count)
 
 
 def test_two_level_agrees_on_its_thirty_two_devices():

@@ -105,7 +105,9 @@ def values_of(schedule: ir.Schedule, phase: str) -> dict[str, ir.Value]:
 
 
 def inputs_of(schedule: ir.Schedule, phase: str, inputs: Mapping[str, Tree]) -> dict[str, Tree]:
-    names = [ref.rpartition(".")[0] for ref in schedule.phase(phase).inputs]
+    """What `phase` is called with: inputs of the plan, and the loaded values that it takes."""
+    compiled = schedule.phase(phase)
+    names = [*(ref.rpartition(".")[0] for ref in compiled.inputs), *(b.name for b in compiled.takes)]
     return {name: inputs[name] for name in names}
 
 

@@ -68,8 +68,10 @@ class Judge:
         entry = (*self.plan.inputs, *self.plan.states)
         env = {ref: given[name] for ref in entry if (name := ref.rpartition(".")[0]) in given}
         for stage in phase.stages:
-            # What is loaded has no meaning here, nor has what depends on nothing else.
-            if not isinstance(stage, graph.Load) and all(ref in env for ref in operands(stage)):
+            if isinstance(stage, graph.Load):  # loaded values come in as inputs, where they are needed at all
+                loaded = (stage.result, *((stage.count,) if stage.count else ()))
+                env |= {ref: given[name] for ref in loaded if (name := ref.rpartition(".")[0]) in given}
+            elif all(ref in env for ref in operands(stage)):
                 env |= self.stage(stage, env)
         outputs = {binding.name: env[binding.value] for binding in phase.outputs if binding.value in env}
         updates = {binding.name: env[binding.value] for binding in phase.updates}

@@ -180,7 +180,12 @@ class _Writer:
         kinds |= {axis: "per" for axis in self.ensembles if kinds[axis] == "partial"}
         per = frozenset(axis for axis, kind in kinds.items() if kind == "per")
         partial = frozenset(axis for axis, kind in kinds.items() if kind == "partial")
-        return Var(name, form, key, per, partial)
+        var = Var(name, form, key, per, partial)
+        free = [axis for axis in self.axes if axis not in var.varying | self.ensembles]
+        if free and var.can_be_cut and self.random.random() < 0.2:
+            cut = self.random.sample(free, self.random.randint(1, len(free)))
+            return dataclasses.replace(var, split=tuple(cut))
+        return var
 
     def data(self, var: Var) -> Tree:
         numbers = np.random.default_rng([self.seed, len(var.name), *var.name.encode()])
@@ -213,11 +218,12 @@ class _Writer:
                 made = dataclasses.replace(source, partial=frozenset())
                 lines.append(f"    t{number} = {self.reduction(source.name, over, 'by sum')}")
                 made = dataclasses.replace(made, name=f"t{number}")
-            free = [axis for axis in self.axes if axis not in made.varying | self.ensembles]
+            taken = made.varying | self.ensembles | set(made.split)
+            free = [axis for axis in self.axes if axis not in taken]
             if made.can_be_cut and free and self.random.random() < 0.5:
                 axis = self.random.choice(free)
                 lines.append(f"    t{number} = slice {made.name} over {axis}")
-                made = dataclasses.replace(made, name=f"t{number}", split=(axis,))
+                made = dataclasses.replace(made, name=f"t{number}", split=(*made.split, axis))
             lines.append(f"    {name} = map {self.fn('keep', [made])}({made.name})")
             self.states.append(dataclasses.replace(made, name=name))
         if not self.states:
@@ -294,7 +300,8 @@ class _Writer:
         if not ops:
             return None
         op = self.random.choice(ops)
-        rest = f"by {op}{self.via(over)}{self.hints(var, op)}"
+        via = self.via(over)
+        rest = f"by {op}{via}{self.hints(var, op, native=via == ' via native')}"
         made = dataclasses.replace(
             var, name=self.fresh(), per=var.per - set(over), partial=var.partial - set(over)
         )
@@ -311,13 +318,15 @@ class _Writer:
             return f" via hierarchical({', '.join(levels)})"
         return " via native"
 
-    def hints(self, var: Var, op: str = "sum") -> str:
+    def hints(self, var: Var, op: str = "sum", *, native: bool = False) -> str:
         items: list[str] = []
         if self.random.random() < 0.4:
             items.append(f"bucket = {self.random.choice([16, 64, 256, 1024])}")
         wires = [w for w in ("bf16", "f16") if w in self.dtypes]
         if wires and var.floats_only and op not in ("max", "min") and self.random.random() < 0.3:
-            items += [f"wire = {self.random.choice(wires)}"]
+            items.append(f"wire = {self.random.choice(wires)}")
+            if not native and self.random.random() < 0.5:  # native adds in the wire type
+                items.append("accumulate = f32")
         return f" {{ {', '.join(items)} }}" if items else ""
 
     def broadcast(self, var: Var, _: list[Var]) -> tuple[str, Var] | None:
@@ -333,7 +342,10 @@ class _Writer:
         axes = self.named(var.partial - self.ensembles)
         if not axes or not var.can_be_cut:
             return None
-        op = self.random.choice(["sum", "mean"] if var.floats_only else ["sum"])
+        ops = ["sum", "mean"] if var.floats_only else ["sum"]
+        if var.floats_only and frozenset(self.axes) <= var.varying:
+            ops.append("mean(weight = count)")
+        op = self.random.choice(ops)
         made = dataclasses.replace(
             var, name=self.fresh(), partial=var.partial - {axes[0]}, split=(*var.split, axes[0])
         )
