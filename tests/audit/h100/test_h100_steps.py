@@ -1,0 +1,243 @@
+"""Training steps compiled ahead of time for 4 x 8 H100: the plan's collectives, under the backward GEMMs.
+
+No GPU is needed and nothing runs. Without autotuning the choice of kernels is indicative; the
+collectives, their order, groups and dtypes, and what is issued between start and done are not.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from commplan.lowering.audit import CompiledStep, Found, audit_text, compare, expected, target
+from commplan.lowering.jax.ahead import devices
+from commplan.lowering.jax.untyped import jax, jnp, lax
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import twins
+
+LAYERS, WIDTH, BATCH = 6, 2048, 32 * 1024
+Tree = Any
+
+
+@pytest.fixture(scope="module")
+def h100() -> Any:
+    return devices(target("h100:4x8"))
+
+
+def layers(dtype: str) -> Tree:
+    """The shapes of a stack of layers, 2048 wide."""
+    one = {"b": jax.ShapeDtypeStruct((WIDTH,), dtype), "w": jax.ShapeDtypeStruct((WIDTH, WIDTH), dtype)}
+    return {f"layer{i}": one for i in range(LAYERS)}
+
+
+def loss(params: Tree, x: Any) -> Any:
+    for name in sorted(params):
+        x = jax.nn.relu(x @ params[name]["w"] + params[name]["b"])
+    return jnp.mean(x.astype(jnp.float32) ** 2)
+
+
+def step_of(run: Any, split: str) -> Callable[..., Any]:
+    """A training step through the plan, parameters donated as they are in training."""
+
+    @run.spmd(params="same", x=f"split {split}")
+    def train(state: Tree, params: Tree, x: Any) -> Any:
+        grads = jax.grad(loss)(run.varying(params), x)
+        out, state = run.step(state, grads=grads)
+        return state, twins.sgd(params, out.grads)
+
+    return train
+
+
+def default_step(mesh: Mesh) -> Callable[..., Any]:
+    """What JAX users write without a plan: every gradient summed, left to XLA to combine."""
+    axes = mesh.axis_names
+
+    def train(params: Tree, x: Any) -> Any:
+        grads = jax.grad(loss)(twins.vary(params, axes), x)
+        return twins.sgd(params, jax.tree.map(lambda g: lax.psum(g, axes) / mesh.size, grads))
+
+    return jax.shard_map(train, mesh=mesh, in_specs=(P(), P(axes)), out_specs=P())
+
+
+def audited(function: Callable[..., Any], *arguments: Any, donate: int = 1) -> CompiledStep:
+    text = jax.jit(function, donate_argnums=donate).lower(*arguments).compile().as_text()
+    return audit_text(text)
+
+
+def inputs(mesh: Mesh, dtype: str) -> tuple[Tree, Any]:
+    x = jax.ShapeDtypeStruct((BATCH, WIDTH), dtype, sharding=NamedSharding(mesh, P(mesh.axis_names)))
+    return twins.placed(mesh, P(), layers(dtype)), x
+
+
+def by_bucket(step: CompiledStep, count: int) -> list[Sequence[Found]]:
+    each, rest = divmod(len(step.collectives), count)
+    assert rest == 0
+    return [step.collectives[i * each : (i + 1) * each] for i in range(count)]
+
+
+def hidden(step: CompiledStep) -> int:
+    return sum(len(step.hidden(found)) for found in step.collectives)
+
+
+def assert_under_the_backward_pass(step: CompiledStep, buckets: int) -> None:
+    """Every bucket but the last is issued before the backward pass ends, with matrix products under it."""
+    groups = by_bucket(step, buckets)
+    for group in groups[:-1]:
+        assert step.before(group[0]) < len(step.products)
+        assert any(step.hidden(found) for found in group)
+    starts = [step.before(group[0]) for group in groups]
+    assert starts == sorted(set(starts))
+
+
+CASES = {
+    "data_parallel": (
+        {"data": 32},
+        [("axis data = 8", "axis data = 32"), (", wire = bf16, accumulate = f32", "")],
+        ["all_reduce"],
+    ),
+    "data_parallel_wire": (
+        {"data": 32},
+        [("axis data = 8", "axis data = 32")],
+        ["all_to_all", "all_gather"],
+    ),
+    "two_level": ({"node": 4, "gpu": 8}, [], ["reduce_scatter", "all_reduce", "all_gather"]),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", CASES)
+def test_the_plans_collectives_and_no_others(h100: Any, name: str, dtype: str) -> None:
+    sizes, changes, kinds = CASES[name]
+    mesh = twins.mesh_of(h100, **sizes)
+    limit = "20 MiB" if dtype == "float32" else "10 MiB"
+    bucket = "64 MiB" if name == "two_level" else "25 MiB"
+    plan = twins.plan(name.removesuffix("_wire"), (f"bucket = {bucket}", f"bucket = {limit}"), *changes)
+    shapes = layers(dtype)
+    names = ["grads"] if name == "two_level" else ["params", "grads"]
+    run = plan.compile(mesh, shapes=dict.fromkeys(names, shapes)).bind(mesh)
+    params, x = inputs(mesh, dtype)
+
+    step = audited(step_of(run, ", ".join(sizes)), {}, params, x)
+
+    wanted = expected(run.program.schedule, "step", mesh, "gpu")
+    assert str(compare(wanted, step)) == f"{len(wanted)} collectives, as planned"
+    assert [found.kind for found in step.collectives] == kinds * LAYERS
+    sent = "bf16" if name.endswith("wire") or dtype == "bfloat16" else "f32"
+    assert {found.dtypes for found in step.collectives} == {(sent,)}
+    assert_under_the_backward_pass(step, LAYERS)
+    default = audited(default_step(mesh), params, x, donate=0)
+    assert hidden(step) >= hidden(default)
+    assert [move for move in step.copies_of(WIDTH * WIDTH) if move.kind == "copy"] == []
+
+
+def test_xla_alone_merges_the_buckets_of_a_narrow_type(h100: Any) -> None:
+    """Why buckets are chained: left alone, XLA makes two all-reduces of twelve and hides less under GEMMs."""
+    mesh = twins.mesh_of(h100, data=32)
+    default = audited(default_step(mesh), *inputs(mesh, "bfloat16"), donate=0)
+    assert len(default.collectives) < LAYERS
+    assert hidden(default) < 2 * (LAYERS - 1)
+
+
+def test_sharded_update(h100: Any) -> None:
+    """Reduce-scatters run under the backward pass; shards are gathered after the update, in plan order."""
+    mesh = twins.mesh_of(h100, data=32)
+    shapes = layers("float32")
+    plan = twins.plan(
+        "sharded_update",
+        ("axis data = 8", "axis data = 32"),
+        ("by mean", "by mean { bucket = 20 MiB }"),
+        ("gather shard over data", "gather shard over data { bucket = 640 KiB }"),
+    )
+    program = plan.compile(mesh, shapes={"params": shapes, "grads": shapes, "adam": shapes})
+    run = program.bind(mesh, functions={"adam_init": lambda shard: shard, "adam_update": twins.momentum})
+
+    @run.spmd(params="same", x="split data")
+    def train(state: Tree, params: Tree, x: Any) -> Any:
+        grads = jax.grad(loss)(run.varying(params), x)
+        out, state = run.step(state, params=params, grads=grads)
+        return state, out.params
+
+    params, x = inputs(mesh, "float32")
+    flat = jax.tree.map(lambda s: jax.ShapeDtypeStruct((s.size,), s.dtype), shapes)
+    step = audited(train, {"adam": twins.placed(mesh, P("data"), flat)}, params, x, donate=(0, 1))
+
+    wanted = expected(run.program.schedule, "step", mesh, "gpu")
+    assert str(compare(wanted, step)) == f"{len(wanted)} collectives, as planned"
+    scatters = [found for found in step.collectives if found.kind == "reduce_scatter"]
+    gathers = [found for found in step.collectives if found.kind == "all_gather"]
+    assert step.collectives == (*scatters, *gathers)
+    assert len(scatters) == len(gathers) == LAYERS
+    assert all(step.hidden(found) for found in scatters[:-1])
+
+
+def test_a_broadcast_is_xlas_own(h100: Any) -> None:
+    mesh = twins.mesh_of(h100, data=32)
+    shapes = layers("bfloat16")
+    plan = twins.plan("data_parallel", ("axis data = 8", "axis data = 32"))
+    run = plan.compile(mesh, shapes={"params": shapes, "grads": shapes}).bind(mesh)
+
+    def start(params: Tree) -> Tree:
+        return run.start({}, params=params)[0].params
+
+    each = jax.tree.map(lambda s: jax.ShapeDtypeStruct((32, *s.shape), s.dtype), shapes)
+    step = audited(start, twins.placed(mesh, P("data"), each), donate=0)
+    wanted = expected(run.program.schedule, "start", mesh, "gpu")
+    assert {(item.kind, item.dtype) for item in wanted} == {("broadcast", "bf16")}
+    assert str(compare(wanted, step)) == f"{len(wanted)} collectives, as planned"
+
+
+def scanned_loss(params: Tree, x: Any, tap: Callable[[Tree], Tree]) -> Any:
+    def body(h: Any, layer: Tree) -> Any:
+        layer = tap(layer)
+        return h + jax.nn.relu(h @ layer["up"]) @ layer["down"], None
+
+    x, _ = lax.scan(body, x, params)
+    return jnp.mean(x.astype(jnp.float32) ** 2)
+
+
+def test_a_tapped_scan_reduces_inside_the_loop(h100: Any) -> None:
+    """Without the tap nothing overlaps: the gradients of all layers are there only after the loop."""
+    mesh = twins.mesh_of(h100, data=32)
+    up = jax.ShapeDtypeStruct((LAYERS, WIDTH, 4 * WIDTH), "bfloat16")
+    down = jax.ShapeDtypeStruct((LAYERS, 4 * WIDTH, WIDTH), "bfloat16")
+    stack = {"down": down, "up": up}
+    layer = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape[1:], s.dtype), stack)
+    plan = twins.plan(
+        "data_parallel",
+        ("axis data = 8", "axis data = 32"),
+        (", wire = bf16, accumulate = f32", ""),
+        ("bucket = 25 MiB", "bucket = 64 MiB"),
+    )
+    params = twins.placed(mesh, P(), stack)
+    x = jax.ShapeDtypeStruct((BATCH, WIDTH), "bfloat16", sharding=NamedSharding(mesh, P("data")))
+
+    tapped = plan.compile(mesh, shapes={"params": layer, "grads": layer}).bind(mesh)
+
+    @tapped.spmd(params="same", x="split data")
+    def inside(state: Tree, params: Tree, x: Any) -> Any:
+        return state, twins.sgd(params, jax.grad(scanned_loss)(params, x, tapped.tap))
+
+    step = audited(inside, {}, params, x)
+    (reduce,) = step.collectives
+    assert len(reduce.loops) == 1
+    assert (reduce.kind, reduce.dtypes, reduce.count) == ("all_reduce", ("bf16",), 8 * WIDTH * WIDTH)
+    assert len(step.hidden(reduce)) >= 1
+    assert step.before(reduce) >= 1
+
+    whole = plan.compile(mesh, shapes={"params": stack, "grads": stack}).bind(mesh)
+
+    @whole.spmd(params="same", x="split data")
+    def outside(state: Tree, params: Tree, x: Any) -> Any:
+        grads = jax.grad(scanned_loss)(whole.varying(params), x, lambda layer: layer)
+        out, state = whole.step(state, grads=grads)
+        return state, twins.sgd(params, out.grads)
+
+    late = audited(outside, {}, params, x)
+    assert all(not found.loops and not late.hidden(found) for found in late.collectives)
