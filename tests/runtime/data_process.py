@@ -1,0 +1,80 @@
+"""One process of a test of several: reads its orders as JSON, prints what it saw as JSON lines."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+import zlib
+from typing import Any
+
+import numpy as np
+from data_plans import FUNCTIONS, Counting, decode, ensemble, images, schedule
+
+from commplan.diagnostics import CommplanError
+from commplan.runtime.data.batches import PhaseBatches
+from commplan.runtime.data.shared import group
+
+
+def say(**what: Any) -> None:
+    print(json.dumps(what), flush=True)
+
+
+def main(orders: dict[str, Any]) -> None:
+    index, count = orders["index"], orders["count"]
+    made = (
+        schedule(orders["body"], orders["axes"], pipeline=orders.get("pipeline", ""))
+        if "body" in orders
+        else ensemble(orders["design"], orders.get("members", count), hints=orders.get("hints", ""))
+    )
+    source = Counting(images(orders.get("records", 40)), delay=orders.get("delay", 0.0))
+    bad = orders.get("bad")
+
+    def broken(record: bytes) -> tuple[np.ndarray[Any, Any], int]:
+        if bad is not None and record[0] in bad:
+            raise ValueError("truncated")
+        return decode(record)
+
+    local = {axis: tuple(indices) for axis, indices in orders.get("local", {"member": [index]}).items()}
+    team = None
+    if orders.get("run"):
+        team = group(orders["run"], index, count, timeout=orders.get("timeout", 30.0))
+    time.sleep(orders.get("late", 0.0))
+    try:
+        functions = {**FUNCTIONS, "decode": broken}
+        sources = {"images": source}
+        with PhaseBatches(
+            made, "step", sources, functions, local=local, group=team, state=orders.get("state")
+        ) as feed:
+            say(joined=os.getpid())
+            for _ in range(orders.get("epochs", 1)):
+                for number, batch in enumerate(feed):
+                    say(
+                        step=batch.step,
+                        epoch=batch.epoch,
+                        sums={ref: zlib.crc32(np.ascontiguousarray(a)) for ref, a in batch.values.items()},
+                        count=[int(n) for ref, a in batch.values.items() if a.ndim == 0 for n in [a]],
+                    )
+                    if number == orders.get("stop_after"):
+                        feed.close()
+                        say(closed=True, state=feed.state())
+                        return
+                    time.sleep(orders.get("pause", 0.0))
+            lines = {line.what: [line.records, line.nbytes] for line in feed.summary().lines}
+            say(read=sorted(source.read), lines=lines, state=feed.state())
+    except CommplanError as error:
+        diagnostic = error.diagnostics[0]
+        notes = [note.text for note in diagnostic.notes]
+        say(
+            code=diagnostic.code,
+            message=diagnostic.message,
+            line=diagnostic.span and diagnostic.span.line,
+            notes=notes,
+        )
+    say(threads=[t.name for t in threading.enumerate() if t.name.startswith("commplan")])
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

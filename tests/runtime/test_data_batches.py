@@ -1,0 +1,700 @@
+"""Batches of one process: layout, epochs, state, sharing between members, errors, threads."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+import threading
+import time
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+from data_plans import FUNCTIONS, SIDE, Counting, decode, ensemble, flip, images, schedule
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from commplan.diagnostics import CommplanError
+from commplan.ir.schedule import Schedule
+from commplan.runtime.data.batches import HostBatch, PhaseBatches
+from commplan.runtime.data.order import Order, generator
+from commplan.runtime.data.sources import folder, paths
+
+DATA4 = "axis data = 4"
+
+
+def batches(made: Schedule, source: object, phase: str = "step", **more: Any) -> PhaseBatches:
+    functions = {**FUNCTIONS, **more.pop("functions", {})}
+    names = {s.name for s in made.sources}
+    return PhaseBatches(made, phase, dict.fromkeys(names, source), functions, **more)
+
+
+def by_name(made: Schedule, batch: HostBatch, phase: str = "step") -> dict[str, np.ndarray[Any, Any]]:
+    return {b.name: batch.values[b.value] for b in made.phase(phase).outputs if b.value in batch.values}
+
+
+def epoch(made: Schedule, source: object, **more: Any) -> list[dict[str, np.ndarray[Any, Any]]]:
+    with batches(made, source, **more) as feed:
+        return [by_name(made, batch) for batch in feed]
+
+
+def code(error: pytest.ExceptionInfo[CommplanError]) -> str:
+    return error.value.diagnostics[0].code
+
+
+def ours() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("commplan")]
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left_behind():
+    yield
+    gc.collect()
+    assert ours() == []
+
+
+def test_values_are_what_plain_python_makes() -> None:
+    made = ensemble("", 3)
+    source = images(20)
+    order = Order(20, 8, 17)
+    found = epoch(made, source)
+    assert len(found) == 3
+    stage = _stage_of_flip()
+    for step, item in enumerate(found):
+        records = order.records(0, step)
+        pixels = [decode(source[r])[0] for r in records]
+        assert np.array_equal(item["pixels"], np.stack(pixels))
+        assert item["labels"].tolist() == [source[r][0] for r in records]
+        assert item["labels"].dtype == np.int32 and item["pixels"].dtype == np.uint8
+        for member in range(3):
+            rows = [
+                flip(p, generator(17, stage, 0, step, int(r), member))
+                for p, r in zip(pixels, records, strict=True)
+            ]
+            assert np.array_equal(item["batch"][member], np.stack(rows))
+    assert [item["n"].tolist() for item in found] == [8, 8, 4]
+
+
+def _stage_of_flip() -> int:
+    import zlib  # noqa: PLC0415
+
+    return zlib.crc32(b"flip") * 65536 + 1
+
+
+def test_members_differ_only_where_the_plan_says_so() -> None:
+    same = schedule(
+        """raw = load images batch 4 visit exactly_once seed 1
+        pixels, labels = map decode(raw)
+        batch = map flip(pixels)
+        output batch""",
+        "ensemble member = 3",
+    )
+    assert epoch(same, images(4))[0]["batch"].shape == (4, SIDE, SIDE)
+    own = epoch(ensemble("", 3), images(8))[0]["batch"]
+    assert own.shape == (3, 8, SIDE, SIDE)
+    assert not np.array_equal(own[0], own[1])
+
+
+def test_members_with_their_own_order_each_see_every_record() -> None:
+    made = schedule(
+        """raw, n = load images batch 8 per member visit exactly_once seed 1
+        pixels, labels = map decode(raw)
+        output labels, n""",
+        "ensemble member = 3",
+    )
+    found = epoch(made, images(20))
+    assert [item["labels"].shape for item in found] == [(3, 8)] * 3
+    assert [item["n"].tolist() for item in found] == [[8] * 3, [8] * 3, [4] * 3]
+    orders = np.concatenate([item["labels"] for item in found], axis=1)[:, :20]
+    assert all(sorted(order.tolist()) == list(range(20)) for order in orders)
+    assert not np.array_equal(orders[0], orders[1])
+
+
+def test_counts_are_per_shard() -> None:
+    made = ensemble("", 2, axes=DATA4, split="split data")
+    with batches(made, images(18)) as feed:
+        counts = [by_name(made, batch)["n"].tolist() for batch in feed]
+    assert counts == [[2, 2, 2, 2], [2, 2, 2, 2], [2, 0, 0, 0]]
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    ranks=st.sampled_from([1, 2, 4, 8]),
+    holders=st.integers(1, 3),
+    members=st.integers(1, 3),
+    records=st.integers(3, 40),
+)
+def test_processes_together_hold_what_one_process_holds(
+    ranks: int, holders: int, members: int, records: int
+) -> None:
+    """Any number of ranks, any division of them over processes: the same records at the same rows."""
+    whole = epoch(ensemble("", members), images(records))
+    made = ensemble("", members, axes=f"axis data = {ranks}", split="split data")
+    parts = [list(part) for part in np.array_split(np.arange(ranks), min(holders, ranks))]
+    pieces = [
+        epoch(made, images(records), local={"data": tuple(map(int, part)), "member": (members - 1,)})
+        for part in parts
+    ]
+    for step, item in enumerate(whole):
+        for name, axis in (("labels", 0), ("pixels", 0)):
+            joined = np.concatenate([piece[step][name] for piece in pieces], axis=axis)
+            assert np.array_equal(joined, item[name])
+        joined = np.concatenate([piece[step]["batch"] for piece in pieces], axis=1)
+        assert np.array_equal(joined, item["batch"][members - 1 :])
+        assert sum(int(piece[step]["n"].sum()) for piece in pieces) == int(item["n"])
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    stop=st.integers(0, 11),
+    ranks=st.sampled_from([1, 2, 4]),
+    design=st.sampled_from(["", "duplicate", "all_shared"]),
+)
+def test_a_restored_state_goes_on_with_exactly_the_next_batch(stop: int, ranks: int, design: str) -> None:
+    """Stopped anywhere in three epochs, restored under another rank count and another design."""
+    first = ensemble("", 2)
+    source = images(28)
+    with batches(first, source) as feed:
+        whole = [by_name(first, batch) for _ in range(3) for batch in feed]
+    with batches(first, source) as feed:
+        for _ in itertools.islice(itertools.chain.from_iterable(iter(feed) for _ in range(3)), stop):
+            pass
+        state = json.loads(json.dumps(feed.state()))
+    second = ensemble(design, 2, axes=f"axis data = {ranks}", split="split data")
+    with batches(second, source, state=state) as feed:
+        rest = [by_name(second, batch) for _ in range(3) for batch in feed]
+        end = feed.state()
+    whole = whole[stop:]
+    assert len(rest) >= len(whole) > 0
+    for one, other in zip(whole, rest, strict=False):
+        assert all(np.array_equal(one[name], other[name]) for name in ("batch", "labels", "pixels"))
+    assert end["epoch"] in (2, 3, 4, 5) and end["step"] == 0
+
+
+def test_each_for_runs_one_epoch_and_the_end_stays_the_end() -> None:
+    made = ensemble("", 1)
+    with batches(made, images(20)) as feed:
+        assert feed.steps == 3
+        first = [batch.records["raw.0"].tolist() for batch in feed]
+        with pytest.raises(StopIteration):
+            next(feed)
+        with pytest.raises(StopIteration):
+            next(feed)
+        assert feed.state()["epoch"] == 1 and feed.state()["step"] == 0
+        second = [(batch.epoch, batch.step, batch.records["raw.0"].tolist()) for batch in feed]
+    assert [place[:2] for place in second] == [(1, 0), (1, 1), (1, 2)]
+    assert first != [place[2] for place in second]
+
+
+def test_no_work_is_done_beyond_the_epoch() -> None:
+    source = Counting(images(16))
+    made = ensemble("", 2)
+    with batches(made, source) as feed:
+        for _ in feed:
+            pass
+        time.sleep(0.05)
+        assert sorted(source.read) == list(range(16))
+
+
+@pytest.mark.parametrize(("design", "reads"), [("", 1), ("all_shared", 1), ("duplicate", 3)])
+def test_what_members_share_is_made_once_unless_pinned(design: str, reads: int) -> None:
+    source = Counting(images(16))
+    epoch(ensemble(design, 3), source)
+    assert sorted(source.read) == sorted(list(range(16)) * reads)
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_designs_give_the_same_bits(split: bool) -> None:
+    more = {"axes": DATA4, "split": "split data"} if split else {}
+    found = [epoch(ensemble(design, 3, **more), images(21)) for design in ("", "all_shared", "duplicate")]
+    for other in found[1:]:
+        for one, two in zip(found[0], other, strict=True):
+            assert one.keys() == two.keys()
+            assert all(np.array_equal(one[name], two[name]) for name in one)
+
+
+@pytest.mark.parametrize(("tail", "rows"), [("pad", [8, 8, 8]), ("short", [8, 8, 4]), ("drop", [8, 8])])
+def test_tails(tail: str, rows: list[int]) -> None:
+    visit = "at_most_once" if tail == "drop" else "exactly_once"
+    made = schedule(
+        f"""raw, n = load images batch 8 visit {visit} seed 1 tail {tail}
+        pixels, labels = map decode(raw)
+        output labels, n"""
+    )
+    found = epoch(made, images(20))
+    assert [len(item["labels"]) for item in found] == rows
+    assert [int(item["n"]) for item in found] == [8, 8, 4][: len(rows)]
+    counted = [label for item in found for label in item["labels"][: int(item["n"])].tolist()]
+    assert len(set(counted)) == len(counted)
+
+
+def test_at_least_once_goes_round_and_counts_every_slot() -> None:
+    made = schedule(
+        """raw, n = load images batch 8 visit at_least_once seed 1
+        pixels, labels = map decode(raw)
+        output labels, n"""
+    )
+    found = epoch(made, images(20))
+    assert [int(item["n"]) for item in found] == [8, 8, 8]
+    assert {label for item in found for label in item["labels"].tolist()} == set(range(20))
+
+
+TWO_SOURCES = """
+source images : bytes
+source more   : i32
+fn decode (bytes) -> u8[6, 6], i32 on host
+fn add (i32, i32) -> i32 on host
+"""
+
+
+def two(visit: str, seed: int = 1) -> Schedule:
+    return schedule(
+        f"""raw, n = load images batch 8 visit exactly_once seed 1
+        other, m = load more batch 8 visit {visit} seed {seed}
+        pixels, labels = map decode(raw)
+        sums = map add(labels, other)
+        output sums, labels, n, m""",
+        declarations=TWO_SOURCES,
+    )
+
+
+def run_two(made: Schedule, length: int) -> list[dict[str, np.ndarray[Any, Any]]]:
+    sources = {"images": images(20), "more": np.arange(length, dtype=np.int32)}
+    with PhaseBatches(made, "step", sources, {"decode": decode, "add": lambda a, b: int(a) + int(b)}) as feed:
+        return [by_name(made, batch) for batch in feed]
+
+
+def test_two_sources_of_one_length_and_seed_stay_paired() -> None:
+    for item in run_two(two("exactly_once"), 20):
+        assert np.array_equal(item["sums"], 2 * item["labels"])
+
+
+def test_a_short_source_may_go_round_beside_a_long_one() -> None:
+    found = run_two(two("at_least_once", 5), 7)
+    assert len(found) == 3
+    assert [int(item["m"]) for item in found] == [8, 8, 8]
+
+
+def test_loads_that_do_not_end_together_are_refused() -> None:
+    with pytest.raises(CommplanError) as error:
+        run_two(two("exactly_once"), 40)
+    assert code(error) == "CP0909"
+    assert any("40 records" in note.text for note in error.value.diagnostics[0].notes)
+
+
+def test_operands_of_device_maps_are_handed_over_with_their_records() -> None:
+    made = schedule(
+        """raw = load images batch 4 visit exactly_once seed 9
+        pixels, labels = map decode(raw)
+        halves = map half(pixels)
+        batch = map jitter(halves) per member
+        output batch""",
+        "ensemble member = 2",
+    )
+    with batches(made, images(4)) as feed:
+        item = next(feed)
+    assert set(item.values) == {"halves.0"}
+    assert item.values["halves.0"].shape == (4, SIDE, SIDE) and item.values["halves.0"].dtype == np.float32
+    assert item.records["raw.0"].tolist() == Order(4, 4, 9).records(0, 0).tolist()
+    assert item.seeds == {"raw.0": 9}
+
+
+def test_arrays_are_aligned_and_their_own() -> None:
+    made = ensemble("", 2)
+    with batches(made, images(16)) as feed:
+        one, two = list(feed)
+    for batch in (one, two):
+        assert all(array.ctypes.data % 64 == 0 for array in batch.values.values())
+    assert all(not np.shares_memory(one.values[ref], two.values[ref]) for ref in one.values)
+
+
+def test_a_function_cannot_spoil_what_members_share() -> None:
+    def in_place(pixels: np.ndarray[Any, Any], rng: np.random.Generator) -> np.ndarray[Any, Any]:
+        pixels += rng.integers(2, dtype=np.uint8)
+        return pixels
+
+    with (
+        pytest.raises(CommplanError) as error,
+        batches(ensemble("", 2), images(8), functions={"flip": in_place}) as f,
+    ):
+        next(f)
+    assert code(error) == "CP0906"
+    assert any("read-only" in note.text for note in error.value.diagnostics[0].notes)
+
+
+def test_the_error_comes_with_its_batch_and_names_everything() -> None:
+    source = images(24)
+    bad = int(Order(24, 8, 17).records(0, 1)[3])
+
+    def broken(record: bytes) -> tuple[np.ndarray[Any, Any], int]:
+        if record == source[bad]:
+            raise ValueError("truncated")
+        return decode(record)
+
+    with batches(ensemble("", 2), source, functions={"decode": broken}) as feed:
+        assert next(feed).step == 0
+        with pytest.raises(CommplanError) as error:
+            next(feed)
+        assert feed.state()["step"] == 1, "the place is that of the batch that failed"
+        with pytest.raises(CommplanError) as after:
+            next(feed)
+    diagnostic = error.value.diagnostics[0]
+    assert diagnostic.code == "CP0906" and diagnostic.span is not None and diagnostic.span.line == 15
+    assert diagnostic.message == f"host function `decode` on record {bad} raised ValueError: truncated"
+    assert isinstance(error.value.__cause__, ValueError)
+    assert code(after) == "CP0916", "after an error it is closed, and never just ends"
+
+
+def failing(broken: Any, name: str = "decode", **more: Any) -> CommplanError:
+    with (
+        pytest.raises(CommplanError) as error,
+        batches(ensemble("", 1), images(8), functions={name: broken}, **more) as f,
+    ):
+        next(f)
+    return error.value
+
+
+PIXELS = np.zeros((SIDE, SIDE), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("result", "expected", "found"),
+    [
+        (PIXELS, "2 results", "u8[6, 6], one result"),
+        ((PIXELS, 1, 2), "2 results", "3 results"),
+        ((PIXELS[:5], 1), "result 1: u8[6, 6]", "u8[5, 6]"),
+        ((PIXELS.astype(np.float32), 1), "result 1: u8[6, 6]", "f32[6, 6]"),
+        ((PIXELS, 1.5), "result 2: i32", "1.5, a float"),
+        ((PIXELS, True), "result 2: i32", "True, a bool"),
+        ((PIXELS, 2**40), "result 2: i32", "1099511627776, a int"),
+        ((PIXELS, np.int64(1)), "result 2: i32", "i64"),
+        ((None, 1), "result 1: u8[6, 6]", "a NoneType"),
+        ((b"abc", 1), "result 1: u8[6, 6]", "a bytes"),
+    ],
+)
+def test_wrong_results_are_named(result: object, expected: str, found: str) -> None:
+    error = failing(lambda record: result)
+    diagnostic = error.diagnostics[0]
+    assert diagnostic.code == "CP0907"
+    first = int(Order(8, 8, 17).records(0, 0)[0])
+    assert f"`decode` returned another type than the plan says, for record {first}" in diagnostic.message
+    assert [note.text for note in diagnostic.notes] == [f"expected: {expected}", f"found: {found}"]
+    assert diagnostic.span is not None and diagnostic.span.line == 15 and diagnostic.file == "tested.plan"
+
+
+@pytest.mark.parametrize(
+    "result", [(PIXELS, 7), (PIXELS, np.int32(7)), (PIXELS, np.array(7, np.int32)), [PIXELS, 7]]
+)
+def test_right_results_in_other_clothes(result: object) -> None:
+    found = epoch(ensemble("", 1), images(8), functions={"decode": lambda record: result})
+    assert found[0]["labels"].tolist() == [7] * 8
+
+
+def test_functions_that_raise() -> None:
+    diagnostic = failing(lambda record: record.nothing).diagnostics[0]
+    assert diagnostic.code == "CP0906"
+    assert "AttributeError" in diagnostic.message
+    assert "test_data_batches.py" in diagnostic.notes[0].text
+
+
+def test_sources_that_raise_or_hold_other_records() -> None:
+    class Raises(Counting):
+        def __getitem__(self, index: int) -> bytes:
+            raise OSError("the disk is gone")
+
+    with pytest.raises(CommplanError) as error:
+        epoch(ensemble("", 1), Raises(images(8)))
+    assert code(error) == "CP0904" and "the disk is gone" in str(error.value)
+    with pytest.raises(CommplanError) as error:
+        epoch(ensemble("", 1), [np.zeros(3)] * 8)
+    assert code(error) == "CP0905"
+
+
+def test_what_is_no_exception_reaches_the_caller_as_it_is() -> None:
+    def leaves(record: bytes) -> object:
+        raise SystemExit(3)
+
+    with pytest.raises(SystemExit), batches(ensemble("", 1), images(8), functions={"decode": leaves}) as feed:
+        next(feed)
+
+
+def test_skipped_records_leave_the_batch_and_the_count() -> None:
+    source = images(24)
+    order = Order(24, 8, 17)
+    bad = {int(order.records(0, 1)[3]), int(order.records(0, 1)[4]), int(order.records(0, 2)[0])}
+
+    def broken(record: bytes) -> tuple[np.ndarray[Any, Any], int]:
+        if record[0] in bad:
+            raise ValueError("truncated")
+        return decode(record)
+
+    made = ensemble("", 2, axes="axis data = 2", split="split data", hints="{ on_error = skip }")
+    with batches(made, source, functions={"decode": broken}) as feed:
+        found = [(by_name(made, batch), batch.records["raw.0"]) for batch in feed]
+        skipped = {line.what: line.skipped for line in feed.summary().lines}
+    assert skipped == {"load images": 0, "map decode": 3, "map flip": 0}
+    assert [item["n"].tolist() for item, _ in found] == [[4, 4], [3, 3], [3, 4]]
+    seen: list[int] = []
+    for item, records in found:
+        for shard, count in enumerate(item["n"].tolist()):
+            seen += item["labels"][shard * 4 : shard * 4 + count].tolist()
+        assert np.array_equal(item["labels"], records), "labels are the record numbers here"
+        assert np.array_equal(item["pixels"][:, 0, 0], records)
+        assert not bad & set(item["labels"].tolist()), "slots of skipped records repeat good ones"
+    assert sorted(seen) == sorted(set(range(24)) - bad)
+
+
+def test_a_batch_of_nothing_but_skipped_records_is_zero() -> None:
+    def broken(record: bytes) -> object:
+        raise ValueError
+
+    made = ensemble("", 1, hints="{ on_error = skip }")
+    found = epoch(made, images(8), functions={"decode": broken})
+    assert int(found[0]["n"]) == 0
+    assert not found[0]["pixels"].any() and not found[0]["batch"].any()
+
+
+def test_skip_where_members_differ_is_refused() -> None:
+    made = schedule(
+        """raw = load images batch 8 visit exactly_once seed 1
+        pixels, labels = map decode(raw)
+        batch = map flip(pixels) per member { on_error = skip }
+        output batch""",
+        "ensemble member = 2",
+    )
+    with pytest.raises(CommplanError) as error:
+        batches(made, images(8))
+    assert code(error) == "CP0914"
+
+
+@pytest.mark.parametrize("design", ["single_broadcast(readers = 1)", "multi_broadcast(readers = 2)"])
+def test_designs_that_do_not_run_are_refused(design: str) -> None:
+    with pytest.raises(CommplanError) as error:
+        batches(ensemble(design, 3), images(8))
+    assert code(error) == "CP0911"
+    assert any("duplicate" in note.text for note in error.value.diagnostics[0].notes)
+
+
+def test_clocks_are_refused() -> None:
+    made = schedule(
+        """raw = load images batch [4, 8] over member visit exactly_once seed 1
+        pixels, labels = map decode(raw)
+        output pixels""",
+        "ensemble member = 2",
+    )
+    with pytest.raises(CommplanError) as error:
+        batches(made, images(8))
+    assert code(error) == "CP0912"
+
+
+@pytest.mark.parametrize(
+    ("state", "what"),
+    [
+        ({"epoch": 0}, "no state"),
+        ({"epoch": -1, "step": 0, "order": 0}, "no state"),
+        ({"epoch": 0, "step": True, "order": 0}, "no state"),
+        ({"epoch": 0, "step": 0, "order": 1}, "another order"),
+    ],
+)
+def test_states_that_do_not_fit_are_refused(state: dict[str, int], what: str) -> None:
+    with pytest.raises(CommplanError) as error:
+        batches(ensemble("", 1), images(8), state=state)
+    assert code(error) == "CP0910" and what in str(error.value)
+
+
+def test_a_state_of_a_longer_source_is_refused() -> None:
+    with batches(ensemble("", 1), images(24)) as feed:
+        next(feed)
+        state = feed.state()
+    with pytest.raises(CommplanError) as error:
+        batches(ensemble("", 1), images(23), state=state)
+    assert code(error) == "CP0910" and "23 records" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "local", [{"data": (4,)}, {"data": ()}, {"data": (1, 1)}, {"nodes": (0,)}, {"data": (-1,)}]
+)
+def test_indices_that_no_process_can_hold(local: dict[str, tuple[int, ...]]) -> None:
+    with pytest.raises(CommplanError) as error:
+        batches(ensemble("", 1, axes=DATA4, split="split data"), images(8), local=local)
+    assert code(error) == "CP0915"
+
+
+def test_a_phase_without_sources_has_no_batches() -> None:
+    made = schedule(
+        "grads = reduce grads over data by sum\noutput grads", "axis data = 2\ninput grads : f32 partial data"
+    )
+    with pytest.raises(CommplanError) as error:
+        PhaseBatches(made, "step", {}, {})
+    assert code(error) == "CP0917"
+
+
+# --- work ahead ---
+
+
+def test_the_ring_is_bounded() -> None:
+    source = Counting(images(80))
+    made = ensemble("", 1, hints="{ prefetch = 3, cores = 2 }")
+    with batches(made, source) as feed:
+        assert ours() == [], "nothing starts before the first batch is asked for"
+        next(feed)
+        _settle(source, 32)
+        assert len(ours()) == 2
+        next(feed)
+        _settle(source, 40)
+
+
+def _settle(source: Counting, expected: int) -> None:
+    """Wait for the work ahead to reach its bound; then see that it goes no further."""
+    until = time.monotonic() + 20
+    while len(source.read) < expected and time.monotonic() < until:
+        time.sleep(0.005)
+    time.sleep(0.05)
+    assert len(source.read) == expected
+
+
+def test_order_is_kept_when_records_take_different_times() -> None:
+    def slow_first(record: bytes) -> tuple[np.ndarray[Any, Any], int]:
+        time.sleep(0.002 * (record[0] % 5))
+        return decode(record)
+
+    made = ensemble("", 1, hints="{ prefetch = 4, cores = 8 }")
+    order = Order(64, 8, 17)
+    with batches(made, images(64), functions={"decode": slow_first}) as feed:
+        for step, batch in enumerate(feed):
+            assert by_name(made, batch)["labels"].tolist() == order.records(0, step).tolist()
+
+
+def test_close_ends_the_threads_in_the_middle_of_work() -> None:
+    feed = batches(ensemble("", 1), Counting(images(80), delay=0.01))
+    next(feed)
+    assert ours()
+    feed.close()
+    feed.close()
+    assert ours() == []
+    with pytest.raises(CommplanError) as error:
+        next(feed)
+    assert code(error) == "CP0916"
+
+
+def test_a_forgotten_iterator_is_collected_with_its_threads() -> None:
+    feed = batches(ensemble("", 1), images(80))
+    next(feed)
+    gone = weakref.ref(feed)
+    del feed
+    gc.collect()
+    assert gone() is None
+    assert ours() == []
+
+
+def test_closing_from_another_thread_ends_the_wait() -> None:
+    entered, release = threading.Event(), threading.Event()
+
+    def stuck(record: bytes) -> tuple[np.ndarray[Any, Any], int]:
+        entered.set()
+        release.wait(20)
+        return decode(record)
+
+    feed = batches(ensemble("", 1), images(8), functions={"decode": stuck})
+
+    def close() -> None:
+        entered.wait(20)
+        threading.Timer(0.05, release.set).start()
+        feed.close()
+
+    closer = threading.Thread(target=close)
+    closer.start()
+    with pytest.raises(CommplanError) as error:
+        next(feed)
+    closer.join()
+    assert code(error) == "CP0916"
+
+
+def test_the_summary_accounts_for_every_line() -> None:
+    made = ensemble("duplicate", 3)
+    source = images(16)
+    with batches(made, source) as feed:
+        for _ in feed:
+            pass
+        summary = feed.summary()
+    lines = {line.what: line for line in summary.lines}
+    assert list(lines) == ["load images", "map decode", "share pixels via duplicate", "map flip"]
+    assert [lines[what].records for what in ("load images", "map decode", "map flip")] == [48, 48, 48]
+    assert lines["load images"].nbytes == 3 * sum(map(len, source))
+    assert lines["map decode"].nbytes == 48 * (SIDE * SIDE + 4)
+    assert [line.span.line for line in summary.lines] == [14, 15, 16, 17]
+    assert summary.batches == 2
+    assert 0 < summary.cpu_s == sum(line.cpu_s for line in summary.lines)
+
+
+# --- sources ---
+
+
+def test_a_folder_is_sorted_and_leaves_hidden_files_out(tmp_path: Any) -> None:
+    for name in ("b.jpg", "a.jpg", "B.jpg", ".hidden", "ä.jpg"):
+        (tmp_path / name).write_bytes(name.encode())
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "empty.jpg").write_bytes(b"")
+    found = folder(tmp_path)
+    assert [found[i].decode() for i in range(len(found))] == ["B.jpg", "a.jpg", "b.jpg", "", "ä.jpg"]
+
+
+@pytest.mark.parametrize("given", ["list", "tuple", "folder", "path", "paths"])
+def test_files_stand_for_their_bytes(tmp_path: Any, given: str) -> None:
+    records = images(8)
+    names = [tmp_path / f"{i:02}.bin" for i in range(8)]
+    for name, record in zip(names, records, strict=True):
+        name.write_bytes(record)
+    source = {
+        "list": names,
+        "tuple": tuple(map(str, names)),
+        "folder": folder(tmp_path),
+        "path": tmp_path,
+        "paths": paths(names),
+    }[given]
+    found = epoch(ensemble("", 1), source)
+    assert sorted(found[0]["labels"].tolist()) == list(range(8))
+
+
+def refused(**sources: object) -> CommplanError:
+    with pytest.raises(CommplanError) as error:
+        PhaseBatches(ensemble("", 1), "step", sources, FUNCTIONS)
+    return error.value
+
+
+def test_sources_are_checked_when_they_are_bound(tmp_path: Any) -> None:
+    assert [d.code for d in refused().diagnostics] == ["CP0900"]
+    assert [d.code for d in refused(pictures=images(3)).diagnostics] == ["CP0900", "CP0900"]
+    assert refused(images=tmp_path / "none").diagnostics[0].code == "CP0901"
+    assert refused(images=str(tmp_path)).diagnostics[0].code == "CP0901"
+    assert refused(images=iter(images(3))).diagnostics[0].code == "CP0902"
+    assert refused(images={1: b""}).diagnostics[0].code == "CP0902"
+    assert refused(images=[]).diagnostics[0].code == "CP0903"
+
+
+def test_an_epoch_without_a_batch_is_refused() -> None:
+    made = schedule(
+        """raw = load images batch 8 visit at_most_once seed 1 tail drop
+        pixels, labels = map decode(raw)
+        output labels"""
+    )
+    with pytest.raises(CommplanError) as error:
+        batches(made, images(7))
+    assert code(error) == "CP0903"
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "what"),
+    [
+        ("decode", None, "not bound"),
+        ("decode", 3, "cannot be called"),
+        ("decode", lambda: None, "cannot be called as the plan does"),
+        ("flip", lambda pixels: pixels, "cannot be called as the plan does"),
+    ],
+)
+def test_functions_are_checked_when_they_are_bound(name: str, function: Any, what: str) -> None:
+    with pytest.raises(CommplanError) as error:
+        batches(ensemble("", 1), images(8), functions={name: function})
+    assert code(error) == "CP0908" and what in str(error.value)
