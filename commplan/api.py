@@ -15,10 +15,11 @@ from commplan import compiler, trees
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.ir import plan as graph
 from commplan.ir.schedule import Leaf, Schedule
-from commplan.ir.serial import decode, encode, plan_digest, schedule_digest
+from commplan.ir.serial import encode, plan_digest, schedule_digest
 from commplan.passes.axes import check_mesh
 from commplan.passes.manager import Observer
 from commplan.topology import Topology
+from commplan.verify import load_schedule
 
 if TYPE_CHECKING:
     from commplan.runtime.run import Run
@@ -144,7 +145,7 @@ class Program:
             data = place.read_bytes()
         except OSError as error:
             fail("CP1009", f"{place} cannot be read: {error.strerror or error}", file=str(place))
-        schedule = decode(data, str(place))
+        schedule = load_schedule(data, str(place))
         if plan is not None and plan.digest != schedule.plan_digest:
             fail(
                 "CP1007",
@@ -165,9 +166,10 @@ class Program:
     ) -> Run:
         """This program with the mesh, data and functions that it runs on (see `runtime.run.Run`).
 
-        Raises CP1006 where the mesh is another than the one compiled for.
+        Raises CP1006 where the mesh has other sizes than the one compiled for, and CP08xx for all
+        else that does not fit.
         """
-        check_binding(self._schedule, self._digest, mesh_sizes(mesh))
+        check_binding(self._schedule, self._digest, mesh)
         from commplan.runtime.run import Run  # noqa: PLC0415  jax is loaded only here
 
         return Run(self, mesh, sources=sources or {}, functions=functions or {}, seed=seed)
@@ -244,11 +246,12 @@ def _place(temporary: Path, path: Path) -> None:
         raise
 
 
-def check_binding(schedule: Schedule, digest: str, mesh: Mapping[str, int]) -> None:
-    """Refuse another mesh than the one compiled for (CP1006)."""
+def check_binding(schedule: Schedule, digest: str, mesh: Any) -> None:
+    """Refuse a mesh with other sizes than those compiled for (CP1006); axes it lacks are Run's to say."""
     ours = {axis.name: axis.size for axis in schedule.axes if axis.kind is not graph.AxisKind.SERVER}
-    theirs = {name: mesh[name] for name in ours if name in mesh}
-    if ours == theirs:
+    found: Any = getattr(mesh, "shape", {})
+    theirs = {str(name): int(size) for name, size in dict(found).items()}
+    if any(name not in theirs for name in ours) or all(theirs[name] == size for name, size in ours.items()):
         return
     raise CommplanError(
         Diagnostic(
@@ -257,7 +260,7 @@ def check_binding(schedule: Schedule, digest: str, mesh: Mapping[str, int]) -> N
             None,
             (
                 Note(f"compiled for {_sizes(ours)} (schedule {digest})"),
-                Note(f"found {_sizes(mesh)}"),
+                Note(f"found {_sizes(theirs)}"),
                 Note("bind to the mesh that it was compiled for, or compile again with this one"),
             ),
             file=schedule.file,

@@ -7,6 +7,7 @@ fixed order and nothing in it depends on hashing, so that equal schedules give e
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from typing import Any, cast
 
 import msgspec
@@ -17,6 +18,8 @@ from commplan.ir.schedule import SCHEMA_VERSION, Schedule
 
 FORMAT = "commplan-schedule"
 _PLACES = ("span", "file")  # where something was written is no part of what it is
+
+Verifier = Callable[[Schedule], tuple[Diagnostic, ...]]
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -52,16 +55,16 @@ def encode(schedule: Schedule) -> bytes:
     return msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n"
 
 
-def decode(data: bytes, file: str = "<schedule>") -> Schedule:
-    """The schedule that `encode` wrote, checked.
+def decode(data: bytes, file: str = "<schedule>", verify: Verifier | None = None) -> Schedule:
+    """The schedule that `encode` wrote. `commplan.verify.load_schedule` proves it sound as well.
 
     Raises CommplanError: CP1001 (no such file format), CP1002 (another schema version), CP1003 (a
-    field is wrong or unknown; its path is in the message), CP1005 (the schedule contradicts itself),
-    CP1004 (it was changed after it was compiled).
+    field is wrong or unknown; its path is in the message), CP1005 (`verify` finds that the schedule
+    contradicts itself), CP1004 (it was changed after it was compiled).
     """
     try:
         head = msgspec.json.decode(data, type=_File)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         fail("CP1001", "this is no schedule file", str(error), "write one with `commplan compile`", file=file)
     if head.format != FORMAT:
         fail("CP1001", f"this is a `{head.format}` file, not a `{FORMAT}`", file=file)
@@ -73,9 +76,7 @@ def decode(data: bytes, file: str = "<schedule>") -> Schedule:
             file=file,
         )
     schedule = _schedule(head.schedule, file)
-    from commplan.verify.schedule import verify  # noqa: PLC0415  verify reads the types of this package
-
-    problems = verify(schedule)
+    problems = verify(schedule) if verify is not None else ()
     if problems:
         notes = tuple(Note(f"{problem.code}: {problem.message}", problem.span) for problem in problems)
         message = f"the schedule contradicts itself: {problems[0].message}"
@@ -97,7 +98,7 @@ def _schedule(raw: msgspec.Raw, file: str) -> Schedule:
     try:
         plain = msgspec.json.decode(raw)
         schedule = msgspec.convert(plain, Schedule)
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         fail("CP1003", f"a field of the schedule is wrong: {error}", file=file)
     # Unknown fields are not decoded: what comes back must be all that was there.
     unknown = _difference(plain, jsonable(schedule), "$")
