@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
 import lark
@@ -93,7 +93,7 @@ class _NoLexer(LarkLexer):
 
 @cache
 def _parser() -> lark.Lark:
-    grammar = files("commplan.dsl").joinpath("plan.lark").read_text(encoding="utf-8")
+    grammar = Path(__file__).with_name("plan.lark").read_text(encoding="utf-8")
     return lark.Lark(
         grammar,
         parser="lalr",

@@ -96,10 +96,9 @@ def _costs(done: Compiled, times: list[PhaseTimes]) -> list[PhaseCost]:
 
 def _line(line: Line, usage: LineUsage | None, calls: int) -> LineCost:
     sent = sum(entry.nbytes for entry in line.traffic) * calls if line.traffic else None
-    stage = f"{', '.join(line.results)} = {line.stage}"
     if usage is None:
-        return LineCost(line.line, stage, sent=sent)
-    return LineCost(line.line, stage, usage.records, usage.cpu_s, usage.nbytes, usage.wait_s, sent)
+        return LineCost(line.line, line.stage, sent=sent)
+    return LineCost(line.line, line.stage, usage.records, usage.cpu_s, usage.nbytes, usage.wait_s, sent)
 
 
 def _tables(done: Compiled, costs: list[PhaseCost], color: bool) -> str:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import msgspec
 
@@ -17,6 +15,8 @@ FORMAT_VERSION = 1
 
 def page(code: str) -> str | None:
     """The manual's page on an error code, in Markdown, if there is one."""
+    from importlib.resources import files
+
     place = files("commplan").joinpath("pages", f"{code}.md")
     return place.read_text(encoding="utf-8") if place.is_file() else None
 
@@ -174,5 +174,7 @@ def _region(span: Span) -> dict[str, int]:
 
 
 def _uri(file: str) -> str:
+    from urllib.parse import quote
+
     path = Path(file)
     return path.as_uri() if path.is_absolute() else quote(path.as_posix())
