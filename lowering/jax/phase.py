@@ -136,7 +136,12 @@ class Lowered:
             case ir.Pack():
                 env[op.result] = ops.pack(op, values, env)
             case ir.Unpack():
-                leaves = ops.unpack(op, values, env)
+                # A scalar of a split tree travels beside cut leaves, and is still the same on all ranks.
+                value = values[op.result]
+                leaves = tuple(
+                    x if leaf.shape else _compat.assume_same(x, value.placement.split)
+                    for x, leaf in zip(ops.unpack(op, values, env), value.leaves, strict=True)
+                )
                 env[op.result] = Tree(leaves, self._structure(op, env))
             case ir.Cast():
                 dtype = ops.jax_dtype(op.dtype)
@@ -219,6 +224,10 @@ class Lowered:
 
     def _exchange(self, op: ir.Collective, x: Any, target: ir.Leaf, array: bool) -> Any:
         ways = self.backend.ways(op.axes)
+        if x.size == 0:  # nothing to move, and XLA refuses to scatter it
+            empty = x.reshape(target.shape)
+            scattered = op.kind in ("reduce_scatter", "all_to_all")
+            return empty if scattered else _compat.assume_same(empty, op.axes)
         match op.kind:
             case "all_reduce":
                 return collectives.all_reduce(x, op, self.backend)
