@@ -79,7 +79,8 @@ class PhaseBatches(Iterator[HostBatch]):
     ) -> None:
         apart = group is not None and group.count > 1
         program = host_program(schedule, phase, local, apart=apart)
-        found = _sources.bound(schedule, sources)
+        read = [read.source for flow in program.flows for read in flow.reads]
+        found = _sources.bound(schedule, sources, read)
         fns = [fn.name for fn in schedule.fns if fn.where == "host"]
         chosen = checked_functions(schedule, functions, [n for n in fns if _used(program, n)])
         self._orders = _orders(program, found)

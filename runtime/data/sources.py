@@ -94,8 +94,8 @@ def opened(source: object, is_bytes: bool) -> Source | None:
     return cast("Source", source) if isinstance(source, Source) else None
 
 
-def _problem(schedule: Schedule, name: str, given: Mapping[str, object]) -> Diagnostic | None:
-    """What is wrong with the source `name`, if anything."""
+def _bound(schedule: Schedule, name: str, given: Mapping[str, object]) -> Source | Diagnostic:
+    """The source `name`, or what is wrong with it."""
     span = next(
         (
             op.span
@@ -128,37 +128,42 @@ def _problem(schedule: Schedule, name: str, given: Mapping[str, object]) -> Diag
         )
     if len(source) == 0:
         return problem("CP0903", f"source `{name}` is empty", "an epoch needs at least one record")
-    return None
+    return source
 
 
-def bound(schedule: Schedule, sources: Mapping[str, object]) -> dict[str, Source]:
-    """The sources of `schedule`, checked.
+def bound(
+    schedule: Schedule, sources: Mapping[str, object], names: Iterable[str] | None = None
+) -> dict[str, Source]:
+    """The sources `names` of `schedule` (None: all that it reads), checked; others given are left alone.
 
     Errors, all in one: CP0900 a source that is missing, or a name that the plan does not have; CP0901 a
     folder that cannot be read; CP0902 no random access; CP0903 an empty source.
     """
-    names = [source.name for source in schedule.sources]
-    read = [
-        n
-        for n in names
-        if any(isinstance(op, Read) and op.source == n for p in schedule.phases for op in p.ops)
-    ]
-    problems = [problem for name in read if (problem := _problem(schedule, name, sources))]
+    types = {source.name: source.type for source in schedule.sources}
+    if names is None:
+        read = {op.source for phase in schedule.phases for op in phase.ops if isinstance(op, Read)}
+        names = [name for name in types if name in read]
+    found: dict[str, Source] = {}
+    problems: list[Diagnostic] = []
+    for name in dict.fromkeys(names):
+        result = _bound(schedule, name, sources)
+        if isinstance(result, Diagnostic):
+            problems.append(result)
+        else:
+            found[name] = result
     problems += [
         Diagnostic(
             "CP0900",
             f"the plan has no source `{name}`",
-            notes=(Note(f"sources of the plan: {', '.join(names) or 'none'}"),),
+            notes=(Note(f"sources of the plan: {', '.join(types) or 'none'}"),),
             file=schedule.file,
         )
         for name in sources
-        if name not in names
+        if name not in types
     ]
     if problems:
         raise CommplanError(*problems)
-    types = {source.name: source.type for source in schedule.sources}
-    found = {name: opened(sources[name], isinstance(types[name], BytesType)) for name in read}
-    return {name: source for name, source in found.items() if source is not None}
+    return found
 
 
 def nbytes(value: object) -> int:
