@@ -218,9 +218,14 @@ class _Writer:
                 made = dataclasses.replace(source, partial=frozenset())
                 lines.append(f"    t{number} = {self.reduction(source.name, over, 'by sum')}")
                 made = dataclasses.replace(made, name=f"t{number}")
+            spread = self.named(made.per - self.ensembles)
+            if spread and self.random.random() < 0.6:
+                axes = ", ".join(spread)
+                lines.append(f"    t{number} = broadcast {made.name} over {axes} from 0")
+                made = dataclasses.replace(made, name=f"t{number}", per=made.per - set(spread))
             taken = made.varying | self.ensembles | set(made.split)
             free = [axis for axis in self.axes if axis not in taken]
-            if made.can_be_cut and free and self.random.random() < 0.5:
+            if made.can_be_cut and free and self.random.random() < 0.4:
                 axis = self.random.choice(free)
                 lines.append(f"    t{number} = slice {made.name} over {axis}")
                 made = dataclasses.replace(made, name=f"t{number}", split=(*made.split, axis))
@@ -258,6 +263,7 @@ class _Writer:
         kinds = [self.reduce, self.reduce, self.broadcast, self.scatter, self.slice, self.gather,
                  self.unary, self.binary, self.elastic]  # fmt: skip
         self.random.shuffle(kinds)
+        kinds.sort(key=lambda kind: kind != self.elastic)  # it seldom fits
         for kind in kinds:
             written = kind(var, live)
             if written is not None:
@@ -285,7 +291,8 @@ class _Writer:
         group = self.random.choice([axes & self.ensembles, axes - self.ensembles])
         group = group or axes & self.ensembles or axes - self.ensembles
         chosen = self.named(group)
-        return chosen[: self.random.randint(1, len(chosen))] if chosen else []
+        count = max(self.random.randint(1, len(chosen)) for _ in range(2)) if chosen else 0
+        return chosen[:count]
 
     def reduce(self, var: Var, _: list[Var]) -> tuple[str, Var] | None:
         over = self.some(self.random.choice([var.partial, var.per, var.varying]))
