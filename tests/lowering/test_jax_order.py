@@ -1,0 +1,138 @@
+"""Order and buckets in the compiled program: what XLA keeps of them on CPUs."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support.embedding import bind, mesh_of
+
+REDUCE = """plan p
+axis data = 4
+input params : tree
+input grads : tree partial data
+each step {{
+    grads = reduce grads over data by mean {braces}
+    output grads
+}}
+"""
+LAYERS = {f"l{i}": jnp.zeros((64, 64), jnp.float32) for i in range(6)}
+
+
+def compiled(run: Any, *args: Any) -> str:
+    @jax.jit
+    @run.spmd(params="params", x="per data", returns=("params",))
+    def step(state, params, x):
+        def loss(layers):
+            y = x
+            for i in range(6):
+                y = jnp.tanh(y @ layers[f"l{i}"])
+            return (y**2).sum()
+
+        grads = jax.grad(loss)(run.varying(params))
+        out, state = run.step(state, grads=grads)
+        return state, out.grads
+
+    return step.lower({}, LAYERS, np.ones((4, 8, 64), np.float32)).compile().as_text()
+
+
+def test_buckets_stay_apart_and_none_is_copied():
+    # Two layers of 16 KiB each to a bucket: three all-reduces, which XLA would combine into one.
+    run = bind(
+        REDUCE.format(braces="{ bucket = 32 KiB }"), mesh_of(data=4), {"params": LAYERS, "grads": LAYERS}
+    )
+    text = compiled(run)
+    assert len(re.findall(r" all-reduce\(", text)) == 3
+    assert not re.findall(r"f32\[8192\]\S* copy\(", text)
+
+
+def test_without_an_order_xla_combines_them():
+    run = bind(REDUCE.format(braces=""), mesh_of(data=4), {"params": LAYERS, "grads": LAYERS}, passes="")
+    assert len(re.findall(r" all-reduce\(", compiled(run))) == 1
+
+
+def test_a_tap_reduces_inside_the_scanned_backward_pass():
+    layers = {"w": jnp.zeros((5, 16, 16), jnp.float32), "b": jnp.zeros((5, 16), jnp.float32)}
+    run = bind(REDUCE.format(braces=""), mesh_of(data=4), {"params": layers, "grads": layers})
+
+    def loss(layers, x):
+        def body(y, layer):
+            layer = run.tap(layer)
+            return jnp.tanh(y @ layer["w"] + layer["b"]), None
+
+        y, _ = jax.lax.scan(body, x, layers)
+        return (y**2).mean()
+
+    @jax.jit
+    @run.spmd(params="params", x="per data", returns=("params",))
+    def step(state, params, x):
+        return state, jax.grad(loss)(params, x)
+
+    @jax.jit
+    @run.spmd(params="params", x="per data", returns=("params",))
+    def after(state, params, x):
+        def plain(layers):
+            y = x
+            for i in range(5):
+                y = jnp.tanh(y @ layers["w"][i] + layers["b"][i])
+            return (y**2).mean()
+
+        out, state = run.step(state, grads=jax.grad(plain)(run.varying(params)))
+        return state, out.grads
+
+    rng = np.random.default_rng(1)
+    params = jax.tree.map(lambda p: rng.normal(size=p.shape).astype(np.float32) / 4, layers)
+    x = rng.normal(size=(4, 8, 16)).astype(np.float32)
+    text = step.lower({}, params, x).compile().as_text()
+    bodies = [part for part in text.split("\n\n") if " all-reduce(" in part]
+    assert len(bodies) == 1
+    assert not bodies[0].startswith("ENTRY")
+    _, tapped = step({}, params, x)
+    _, reference = after({}, params, x)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), tapped, reference)
+
+
+@pytest.mark.parametrize("options", ["wire = bf16, accumulate = f32", "wire = bf16"])
+def test_a_tap_sends_in_the_wire_type(options: str):
+    layers = {"w": jnp.zeros((7, 3), jnp.float32)}
+    run = bind(REDUCE.format(braces=f"{{ {options} }}"), mesh_of(data=4), {"params": layers, "grads": layers})
+
+    @run.spmd(params="params", x="per data", returns=("params", "params"))
+    def step(state, params, x):
+        tapped = jax.grad(lambda p: (run.tap(p)["w"] * x).sum())(params)
+        grads = jax.grad(lambda p: (p["w"] * x).sum())(run.varying(params))
+        out, state = run.step(state, grads=grads)
+        return state, tapped, out.grads
+
+    x = np.random.default_rng(1).normal(size=(4, 7, 3)).astype(np.float32)
+    _, tapped, stepped = step({}, layers, x)
+    np.testing.assert_allclose(stepped["w"], x.mean(0), atol=2e-2)
+    np.testing.assert_array_equal(tapped["w"], stepped["w"])
+
+
+def test_accumulated_gradients_are_reduced_once():
+    layers = {"w": jnp.zeros((8, 8), jnp.float32)}
+    run = bind(REDUCE.format(braces=""), mesh_of(data=4), {"params": layers, "grads": layers})
+
+    @jax.jit
+    @run.spmd(params="params", x="per data", returns=("params",))
+    def step(state, params, x):
+        varying = run.varying(params)
+
+        def micro(total, batch):
+            grads = jax.grad(lambda p: ((batch @ p["w"]) ** 2).mean())(varying)
+            return jax.tree.map(jnp.add, total, grads), None
+
+        zeros = run.varying(jax.tree.map(jnp.zeros_like, params))
+        total, _ = jax.lax.scan(micro, zeros, x)
+        out, state = run.step(state, grads=total)
+        return state, out.grads
+
+    text = step.lower({}, layers, np.zeros((4, 3, 2, 8), np.float32)).compile().as_text()
+    assert len(re.findall(r" all-reduce\(", text)) == 1
+    entry = text[text.index("ENTRY") :]
+    assert " all-reduce(" in entry

@@ -1,0 +1,56 @@
+"""Pytrees with their paths: every registered node, and the same answers as without JAX."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import OrderedDict, namedtuple
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support.embedding import code_of
+
+from commplan import trees as plain
+from commplan.diagnostics import CommplanError
+from commplan.lowering.jax import trees
+
+Pair = namedtuple("Pair", ["first", "second"])
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Layer:
+    weight: Any
+    bias: Any
+
+
+PLAIN = {"b": [1.0, (2, None)], "a": Pair({"x": 3}, 4), "c": OrderedDict(z=5, y=6)}
+
+
+def test_paths_are_those_of_the_core():
+    arrays = jax.tree.map(jnp.asarray, PLAIN)
+    paths, tree = trees.flatten(arrays)
+    pairs, _ = plain.flatten(arrays)
+    assert paths == tuple(path for path, _ in pairs)
+    assert jax.tree.structure(tree.build()) == jax.tree.structure(arrays)
+    assert trees.shapes_of(arrays) == plain.shapes_of(arrays)
+
+
+def test_nodes_that_only_jax_knows():
+    paths, tree = trees.flatten({"layer": Layer(np.zeros((2, 3)), np.zeros(3))})
+    assert paths == ("layer/weight", "layer/bias")
+    assert isinstance(tree.build()["layer"], Layer)
+
+
+def test_a_bare_array_has_an_empty_path():
+    assert trees.flatten(np.zeros(3))[0] == ("",)
+
+
+@pytest.mark.parametrize("leaf", ["text", np.zeros(2, np.complex64)])
+def test_leaves_that_plans_do_not_have(leaf: Any):
+    with pytest.raises(CommplanError) as error:
+        trees.shapes_of({"a": {"b": leaf}})
+    assert code_of(error) == "CP0805"
+    assert "`a/b`" in str(error.value)
