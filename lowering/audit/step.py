@@ -142,6 +142,13 @@ class CompiledStep(msgspec.Struct, frozen=True):
             if product.computation == found.computation and found.start < product.position < found.done
         )
 
+    @property
+    def covered(self) -> float:
+        """The share of all bytes given to collectives that has a product between start and done."""
+        total = sum(found.nbytes for found in self.collectives)
+        under = sum(found.nbytes for found in self.collectives if self.hidden(found))
+        return under / total if total else 0.0
+
     def before(self, found: Found) -> int:
         """How many products of its computation are issued before `found` starts."""
         return sum(p.computation == found.computation and p.position < found.start for p in self.products)
