@@ -143,6 +143,9 @@ class _Splitter:
                     yield PhaseClose(None)
             event = self._collect(outer)
             if isinstance(event, PhaseOpen):
+                if self.phase is not None:  # a declaration with a brace, in a phase that was never opened
+                    self.forgiven += self.phase.brace is not None
+                    yield PhaseClose(None)
                 self.phase, self.phase_reported = event, event.brace is None
             self._note_outside(event)
             yield event
