@@ -1,0 +1,63 @@
+"""The manual is true: its plans check, its program runs, its links and drawings hold."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import commplan
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+PAGES = sorted(DOCS.glob("*.md"))
+
+
+def fences(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(encoding="utf-8"), re.M | re.S)
+
+
+def test_there_is_a_manual():
+    names = {page.stem for page in PAGES}
+    assert {"language", "embedding", "schedule", "architecture"} <= names
+    assert len(fences(DOCS / "language.md", "plan")) >= 2
+    assert len(fences(DOCS / "embedding.md", "python")) >= 1
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_plans_of_the_manual_check(page: Path):
+    for text in fences(page, "plan"):
+        assert commplan.loads(text).name
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if fences(p, "python")], ids=lambda page: page.stem)
+def test_programs_of_the_manual_run(page: Path):
+    script = "\n".join(fences(page, "python"))
+    environment = {key: value for key, value in os.environ.items() if key != "JAX_NUM_CPU_DEVICES"}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_and_named_files_exist(page: Path):
+    text = page.read_text(encoding="utf-8")
+    for link in re.findall(r"\]\(([\w./-]+)\)", text):
+        assert (DOCS / link).exists(), link
+    for name in re.findall(r"`((?:tests|commplan|lowering|runtime|dsl|bench)/[\w./]+)`", text):
+        assert (DOCS.parent / name).exists(), name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_drawings_are_balanced(page: Path):
+    drawings = fences(page, "mermaid")
+    for drawing in drawings:
+        assert drawing.startswith("flowchart ")
+        assert drawing.count("subgraph ") == len(re.findall(r"^ +end$", drawing, re.M))
+        for line in drawing.splitlines():
+            assert line.count('"') % 2 == 0, line
