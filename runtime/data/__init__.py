@@ -1,4 +1,4 @@
-"""Input: sources, the order of records, host functions, work ahead, and sharing between members and processes."""
+"""Input: sources, order of records, host functions, work ahead, sharing between members and processes."""
 
 from commplan.runtime.data.batches import HostBatch as HostBatch
 from commplan.runtime.data.batches import PhaseBatches as PhaseBatches
