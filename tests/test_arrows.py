@@ -47,8 +47,8 @@ def modules() -> Iterator[tuple[str, Path]]:
     for room, name in ROOMS.items():
         for path in sorted((ROOT / room).rglob("*.py")):
             inside = path.relative_to(ROOT / room)
-            if room == "commplan" and inside.parts[0] in ROOMS:
-                continue
+            if room == "commplan" and (inside.parts[0] in ROOMS or "templates" in inside.parts):
+                continue  # templates are programs for users, copied and never imported
             parts = [*name.split("."), *inside.with_suffix("").parts]
             yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
 
