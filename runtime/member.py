@@ -14,6 +14,7 @@ from commplan.ir import schedule as ir
 from commplan.ir.plan import AxisKind
 from commplan.ir.types import Placement
 from commplan.lowering.jax.layout import spec
+from commplan.lowering.jax.trees import leaves_of
 from commplan.lowering.jax.untyped import jax
 
 
@@ -79,13 +80,23 @@ def _without(placement: Placement, axis: str) -> Placement:
     )
 
 
-def part(tree: Any, placement: Placement, axis: str, mesh: Mesh) -> Any:
+def part(name: str, tree: Any, placement: Placement, axis: str, mesh: Mesh, whole: Any) -> Any:
     """One member's part of global arrays, on its own mesh, without the dimension of `axis`.
 
-    The part stays where it is: nothing moves between devices.
+    The part stays where it is: nothing moves between devices. Raises CP0805 for arrays that lie otherwise
+    on the mesh `whole`.
     """
     at = placement.per.index(axis) if axis in placement.per else None
     own = set(mesh.devices.flat)
+    expected = NamedSharding(whole, spec(placement))
+    for path, x in zip(*leaves_of(tree), strict=True):
+        if getattr(x, "sharding", None) is None or not x.sharding.is_equivalent_to(expected, x.ndim):
+            fail(
+                "CP0805",
+                f"`{name}`{f' at `{path}`' if path else ''} does not lie as the plan says",
+                f"it is placed `{placement}`: expected a jax.Array with spec {expected.spec} on the mesh of"
+                " the run",
+            )
     sharding = NamedSharding(mesh, spec(_without(placement, axis)))
 
     def take(x: Any) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
-import numpy as np
 from jax.sharding import PartitionSpec
 
 from commplan.diagnostics import fail
@@ -109,7 +108,11 @@ class PhaseCall:
                 " own term",
             )
         given = {name: _number(arguments[name], value) for name, value in inputs.items()}
-        return self._outside(checked, given)
+        try:
+            return self._outside(checked, given)
+        except TypeError:  # something that JAX cannot take: say which leaf it is, if that is all
+            self._global(checked, given)
+            raise
 
     def _fail(self, code: str, message: str, *notes: str) -> None:
         fail(code, message, *notes, span=self._phase.span, file=self.context.schedule.file)
@@ -153,20 +156,28 @@ class PhaseCall:
         draw = Draw.of(self.context.seed, step, members=self.context.members)
         return *self.lowered.run(inputs, states, draw), {CALLS: dict(calls) | {self.name: step + 1}}
 
-    def _wrapped(self, state: dict[str, Any], inputs: dict[str, Any]) -> tuple[Outputs, dict[str, Any]]:
-        """Global arrays in and out: the phase in a shard_map, with specs from the plan."""
-        lowered, context = self.lowered, self.context
-        sizes, file, span = context.sizes, context.schedule.file, self._phase.span
-        values = lowered.arguments
+    def _global(
+        self, state: Mapping[str, Any], inputs: Mapping[str, Any]
+    ) -> tuple[dict[str, Tree], dict[str, Tree]]:
+        """Inputs and states, checked in the global layout."""
+        sizes, file, span = self.context.sizes, self.context.schedule.file, self._phase.span
         trees = {
             name: check.value(f"input `{name}`", value, inputs[name], "global", sizes, span, file)
-            for name, value in values.items()
+            for name, value in self.lowered.arguments.items()
         }
-        held = {name: context.entry(name) for name in map(name_of, self._phase.states)}
+        held = {name: self.context.entry(name) for name in map(name_of, self._phase.states)}
         states = {
             name: check.value(f"state `{name}`", value, state[name], "global", sizes, span, file)
             for name, value in held.items()
         }
+        return trees, states
+
+    def _wrapped(self, state: dict[str, Any], inputs: dict[str, Any]) -> tuple[Outputs, dict[str, Any]]:
+        """Global arrays in and out: the phase in a shard_map, with specs from the plan."""
+        lowered, context = self.lowered, self.context
+        values = lowered.arguments
+        held = {name: context.entry(name) for name in map(name_of, self._phase.states)}
+        trees, states = self._global(state, inputs)
         every = lowered.values
         results = Carried.of({binding.name: every[binding.value] for binding in lowered.outputs})
         updates = Carried.of({binding.name: every[binding.value] for binding in self._phase.updates})
@@ -205,7 +216,7 @@ def _number(value: ir.Value, given: Any) -> Any:
         return given
     if value.placement.per:
         return given
-    return np.asarray(check.number(given, value.leaves[0]))
+    return check.number(given, value.leaves[0])
 
 
 def check_state(context: Context, state: Any, what: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from commplan.ir import schedule as ir
 from commplan.ir.types import Placement
 from commplan.lowering.jax import _compat, tap
 from commplan.lowering.jax.layout import global_shape, leaf_specs
-from commplan.lowering.jax.trees import Structure, flatten
+from commplan.lowering.jax.trees import Structure, flatten, leaves_of
 from commplan.lowering.jax.untyped import jax, jnp
 from commplan.runtime import member as members
 from commplan.runtime import spmd
@@ -290,7 +290,7 @@ class Member(Bound):
     def take(self, name: str, tree: Any) -> Any:
         """This member's part of global arrays that lie like the value `name`; nothing moves."""
         placement = placed(self.run, name)
-        return members.part(tree, placement, self.axis, self.mesh)
+        return members.part(name, tree, placement, self.axis, self.mesh, self.run.mesh)
 
 
 def placed(run: Run, name: str, axis: str | None = None) -> Placement:
@@ -388,11 +388,6 @@ def _sizes(sizes: Mapping[str, int]) -> str:
 def _zeros(shape: tuple[int, ...], leaf: ir.Leaf, sharding: Any) -> Any:
     make = jax.jit(lambda: jnp.zeros(shape, leaf.dtype.numpy_name), out_shardings=sharding)
     return make()
-
-
-def leaves_of(tree: Any) -> tuple[tuple[str, ...], tuple[Any, ...]]:
-    paths, flat = flatten(tree)
-    return paths, flat.leaves
 
 
 def known_structures(program: Program) -> dict[tuple[str, ...], Structure]:

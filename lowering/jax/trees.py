@@ -40,6 +40,12 @@ def flatten(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[tu
     return paths, Tree(tuple(leaf for _, leaf in pairs), structure)
 
 
+def leaves_of(tree: Any) -> tuple[tuple[str, ...], tuple[Array, ...]]:
+    """The key path of every leaf, and the leaves."""
+    paths, flat = flatten(tree)
+    return paths, flat.leaves
+
+
 def shapes_of(tree: Any) -> tuple[Leaf, ...]:
     """The leaves of `tree` (arrays, or anything with `.shape` and `.dtype`) as the schedule writes them.
 

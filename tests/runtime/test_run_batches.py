@@ -1,0 +1,261 @@
+"""`run.batches` and `run.member`: sharded arrays in the layout of the plan, whatever the mesh."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+from support.embedding import bind, code_of, mesh_of
+
+from commplan.diagnostics import CommplanError
+from commplan.runtime.batches import local_indices
+
+PLAN = """plan p
+ensemble member = 2
+axis data = {data}
+source images : u8[6]
+fn decode (u8[6]) -> u8[2, 3], i32 on host
+fn flip   (u8[2, 3]) -> u8[2, 3] on device random
+fn noisy  (u8[2, 3]) -> u8[2, 3] on host random
+fn scale  (u8[2, 3]) -> f32[2, 3] on device
+input params : tree per member
+input grads  : tree per member partial data
+at start {{
+    output params
+}}
+each step {{
+    raw, n       = load images batch 8 split data visit exactly_once seed 3
+    x, labels    = map decode(raw)
+    own          = map flip(x) per member
+    all          = map flip(x)
+    host         = map noisy(x) per member
+    scaled       = map scale(host)
+    output own, all, labels, scaled, n
+    grads = reduce grads over data by mean
+    output grads
+}}
+phase merge {{
+    total = reduce params across member by sum
+    output total
+}}
+"""
+TREE = {"w": np.zeros((4,), np.float32)}
+RECORDS = np.arange(21 * 6, dtype=np.uint8).reshape(21, 6)
+
+
+def decode(record: Any) -> Any:
+    return np.asarray(record).reshape(2, 3), np.int32(record[0])
+
+
+def noisy(x: Any, rng: Any) -> Any:
+    return x + rng.integers(0, 9, x.shape, np.uint8)
+
+
+FUNCTIONS = {
+    "decode": decode,
+    "flip": lambda key, x: jnp.where(jax.random.bernoulli(key), x[::-1], x),
+    "noisy": noisy,
+    "scale": lambda x: x.astype(jnp.float32) / 255,
+}
+
+
+def bound(data: int, **options: Any) -> Any:
+    return bind(
+        PLAN.format(data=data),
+        mesh_of(member=2, data=data),
+        {"params": TREE, "grads": TREE},
+        functions=FUNCTIONS,
+        sources={"images": RECORDS},
+        **options,
+    )
+
+
+def epochs(run: Any, count: int = 1, **options: Any) -> list[dict[str, Any]]:
+    with run.batches(**options) as batches:
+        return [{k: np.asarray(v) for k, v in item.items()} for _ in range(count) for item in batches]
+
+
+def test_batches_lie_as_the_plan_says():
+    with bound(4).batches() as batches:
+        assert batches.steps == 3
+        item = next(iter(batches))
+    assert sorted(item) == ["all", "host", "labels", "n", "own", "scaled"] or sorted(item) == [
+        "all", "labels", "n", "own", "scaled",
+    ]  # fmt: skip
+    specs = {name: (item[name].shape, item[name].sharding.spec) for name in item if name != "host"}
+    assert specs == {
+        "own": ((2, 8, 2, 3), P("member", "data")),
+        "all": ((8, 2, 3), P("data")),
+        "labels": ((8,), P("data")),
+        "scaled": ((2, 8, 2, 3), P("member", "data")),
+        "n": ((4,), P("data")),
+    }
+    assert item["own"].dtype == jnp.uint8
+    assert item["labels"].dtype == jnp.int32
+
+
+def test_every_record_comes_once_and_functions_are_applied():
+    items = epochs(bound(4))
+    valid = [i for item in items for s in range(4) for i in item["labels"][2 * s : 2 * s + item["n"][s]]]
+    assert sorted(valid) == sorted(RECORDS[:, 0])
+    for item in items:
+        for i, label in enumerate(item["labels"]):
+            image = RECORDS[RECORDS[:, 0] == label][0].reshape(2, 3)
+            for one in (item["all"][i], item["own"][0, i], item["own"][1, i]):
+                assert any((one == other).all() for other in (image, image[::-1]))
+            noise = item["scaled"][:, i] * 255 - image
+            assert noise.min() > -1e-3
+            assert noise.max() < 8.1
+
+
+def test_random_functions_differ_between_members_where_the_plan_says_so_and_between_epochs():
+    items = epochs(bound(2), 2)
+    own = np.stack([item["own"] for item in items])
+    assert (own[:, 0] != own[:, 1]).any()
+    assert (
+        np.stack([i["scaled"] for i in items])[:, 0] != np.stack([i["scaled"] for i in items])[:, 1]
+    ).any()
+    # A record is flipped anew in each epoch.
+    flips: list[dict[int, bool]] = [{}, {}]
+    for number, item in enumerate(items):
+        for i, label in enumerate(item["labels"]):
+            image = RECORDS[RECORDS[:, 0] == label][0].reshape(2, 3)
+            flips[number // 3][int(label)] = bool((item["all"][i] != image).any())
+    assert flips[0] != flips[1]
+
+
+def test_batches_do_not_depend_on_the_number_of_ranks():
+    for one, other in zip(epochs(bound(1), 2), epochs(bound(4), 2), strict=True):
+        for name in one:
+            if name != "n":
+                np.testing.assert_array_equal(one[name], other[name])
+
+
+def test_batches_go_on_where_they_were_saved():
+    run = bound(2)
+    with run.batches() as batches:
+        next(iter(batches))
+        state = batches.state()
+        rest = [np.asarray(item["own"]) for item in batches]
+    assert all(type(number) is int for number in state.values())
+    again = [item["own"] for item in epochs(run, state=state)]
+    assert len(again) == 2
+    for one, other in zip(rest, again, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert batches.summary() is not None
+
+
+def test_a_member_gets_its_own_part():
+    run = bound(2)
+    whole = epochs(run)
+    for m in range(2):
+        with run.batches(member=m) as batches:
+            item = next(iter(batches))
+            assert item["own"].sharding.mesh.shape == {"data": 2}
+            assert set(item["own"].devices()) == set(run.mesh.devices[m])
+            np.testing.assert_array_equal(item["own"], whole[0]["own"][m])
+            np.testing.assert_array_equal(item["scaled"], whole[0]["scaled"][m])
+            np.testing.assert_array_equal(item["all"], whole[0]["all"])
+
+
+def test_members_train_on_their_own_meshes():
+    run = bound(2)
+    params = {"w": np.arange(8, dtype=np.float32).reshape(2, 4)}
+    out, _ = run.start({}, params=params)
+    parts = {m: run.member(m).take("params", out.params) for m in range(2)}
+    for m, part in parts.items():
+        member = run.member(m)
+        assert repr(member) == f"<Member {m} of member: start, step>"
+        np.testing.assert_array_equal(part["w"], params["w"][m])
+
+        @jax.jit
+        @member.spmd(params="params", x="per data", returns=("grads",))
+        def step(state, params, x, member=member):
+            grads = jax.grad(lambda p: (p["w"] * x).sum())(member.varying(params))
+            out, state = member.step(state, grads=grads)
+            return state, out.grads
+
+        _, grads = step(member.init(), part, np.array([m, 3.0], np.float32))
+        np.testing.assert_allclose(grads["w"], np.full(4, (m + 3) / 2))
+        parts[m] = jax.tree.map(lambda x, g: x + g, part, grads)
+    joined = run.join("params", parts)
+    assert joined["w"].sharding.spec == P("member")
+    np.testing.assert_allclose(joined["w"], params["w"] + np.array([[1.5], [2.0]]))
+    out, _ = run.merge({}, params=joined)
+    np.testing.assert_allclose(out.total["w"], np.asarray(joined["w"]).sum(0))
+
+
+def refused(call: Any) -> tuple[str, str]:
+    with pytest.raises(CommplanError) as error:
+        call()
+    return code_of(error), str(error.value)
+
+
+def test_members_that_are_not_there():
+    run = bound(2)
+    assert refused(lambda: run.member(2))[0] == "CP0818"
+    assert refused(lambda: run.member(0).merge)[0] == "CP0817"
+    assert refused(lambda: run.join("labels", {0: 1}))[0] == "CP0818"
+    assert refused(lambda: run.join("nothing", {0: 1}))[0] == "CP0811"
+    code, text = refused(lambda: run.member(0).take("params", {"w": jnp.zeros((2, 4))}))
+    assert (code, "`w`" in text) == ("CP0805", True)
+    alone = bind("data_parallel", mesh_of(data=8), {"params": TREE, "grads": TREE})
+    assert refused(lambda: alone.member(0))[0] == "CP0818"
+
+
+def test_batches_that_are_not_there():
+    run = bound(2)
+    assert refused(lambda: run.batches("evaluate"))[0] == "CP0817"
+    assert refused(lambda: run.batches("merge"))[0] == "CP0917"
+    run.sources.clear()
+    code, text = refused(run.batches)
+    assert (code, "`images`" in text) == ("CP0803", True)
+
+
+class Device:
+    def __init__(self, process: int) -> None:
+        self.process_index = process
+
+
+def test_the_devices_of_a_process_are_a_block_of_the_mesh():
+    run = bound(2)
+
+    class Mesh:
+        axis_names = ("member", "data")
+        devices = np.array([[Device(0), Device(1)], [Device(0), Device(1)]])
+
+    class Context:
+        mesh = Mesh()
+        sizes = run.context.sizes
+        schedule = run.context.schedule
+
+    assert local_indices(Context()) == {"member": (0, 1), "data": (0,)}
+    Mesh.devices = np.array([[Device(0), Device(1)], [Device(1), Device(0)]])
+    code, _ = refused(lambda: local_indices(Context()))
+    assert code == "CP0819"
+
+
+def test_phases_take_the_source_values_that_their_stages_need():
+    text = """plan p
+axis data = 2
+source images : f32[4]
+fn score(f32[4], f32[4]) -> f32 on device
+input w : f32[4]
+each step {
+    x, n = load images batch 4 split data visit exactly_once seed 0
+    total = reduce n over data by sum
+    output total
+}
+"""
+    records = np.arange(24, dtype=np.float32).reshape(6, 4)
+    text = text.replace("fn score(f32[4], f32[4]) -> f32 on device\n", "")
+    run = bind(text, mesh_of(data=2), sources={"images": records})
+    with run.batches() as batches:
+        for item, total in zip(batches, (4, 2), strict=True):
+            assert list(item) == ["n"]
+            out, _ = run.step({}, **item)
+            assert int(out.total) == total

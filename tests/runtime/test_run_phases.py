@@ -1,0 +1,313 @@
+"""Phases as callables: outside of a shard_map, inside of one, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from support.embedding import bind, code_of, mesh_of
+
+import commplan
+from commplan.diagnostics import CommplanError
+
+TREE = {"w": np.zeros((3, 5), np.float32), "b": np.zeros((), np.float32)}
+ELASTIC = """plan p
+axis worker = 4
+input params : tree per worker
+input eta    : f32
+state center : tree
+at start {
+    center = broadcast params over worker from 0
+}
+every 4 steps {
+    pull, center = elastic params with center over worker by sync(eta = eta, rho = 0.1)
+    output pull
+}
+"""
+
+
+def workers(seed: int = 0) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+    return {k: rng.normal(size=(4, *v.shape)).astype(np.float32) for k, v in TREE.items()}
+
+
+def elastic() -> Any:
+    return bind(ELASTIC, mesh_of(worker=4), {"params": TREE, "center": TREE})
+
+
+def test_elastic_averaging_follows_its_equations():
+    # C <- C + eta rho sum_i (W_i - C) and pull_i = eta rho (W_i - C), W_i before the update.
+    run, eta, rho = elastic(), 0.05, 0.1
+    params = workers()
+    _, state = run.start(run.init(), params=params)
+    center = {k: v[0].astype(np.float64) for k, v in params.items()}
+    for step in range(3):
+        params = workers(step + 1)
+        out, state = run.every[4](state, params=params, eta=eta)
+        for key, array in params.items():
+            pull = eta * rho * (array - center[key])
+            np.testing.assert_allclose(out.pull[key], pull, rtol=1e-5, atol=1e-7)
+            center[key] = center[key] + pull.sum(0)
+            np.testing.assert_allclose(state["center"][key], center[key], rtol=1e-5)
+
+
+def test_elastic_averaging_is_the_same_to_the_bit_every_time():
+    def once() -> list[bytes]:
+        run = elastic()
+        _, state = run.start(run.init(), params=workers())
+        for step in range(5):
+            out, state = run.every[4](state, params=workers(step), eta=0.05)
+        return [np.asarray(x).tobytes() for x in jax.tree.leaves((out, state))]
+
+    assert once() == once()
+
+
+def test_states_are_zero_before_the_start_and_lie_as_declared():
+    run = elastic()
+    state = run.init()
+    assert list(state) == ["center"]
+    assert jax.tree.structure(state["center"]) == jax.tree.structure(TREE)
+    for leaf in jax.tree.leaves(state):
+        assert leaf.sharding == NamedSharding(run.mesh, P())
+        assert not np.asarray(leaf).any()
+
+
+def test_outputs_are_a_pytree_with_attributes():
+    run = elastic()
+    _, state = run.start(run.init(), params=workers())
+    out, _ = run.every[4](state, params=workers(), eta=0.1)
+    assert list(out) == ["pull"]
+    assert len(out) == 1
+    assert "pull" in out
+    assert out["pull"] is out.pull
+    doubled = jax.tree.map(lambda x: 2 * x, out)
+    np.testing.assert_array_equal(doubled.pull["w"], 2 * np.asarray(out.pull["w"]))
+    assert "pull" in repr(out)
+    with pytest.raises(AttributeError, match="no output `grads`"):
+        _ = out.grads
+    with pytest.raises(AttributeError, match="cannot be changed"):
+        out.pull = 1
+
+
+def test_phases_work_inside_jit_and_scan():
+    run = elastic()
+
+    @jax.jit
+    def train(state, params):
+        def body(carry, _):
+            out, state = run.every[4](carry, params=params, eta=0.1)
+            return state, out.pull["b"]
+
+        return jax.lax.scan(body, state, None, length=3)
+
+    _, state = run.start(run.init(), params=workers())
+    scanned, pulls = train(state, workers(1))
+    for _ in range(3):
+        out, state = run.every[4](state, params=workers(1), eta=0.1)
+    np.testing.assert_allclose(pulls[-1], out.pull["b"], rtol=1e-6)
+    np.testing.assert_allclose(scanned["center"]["w"], state["center"]["w"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_phases_work_inside_a_shard_map_of_ones_own(check_vma: bool):
+    run = elastic()
+    _, state = run.start(run.init(), params=workers())
+
+    def step(state, params):
+        own = jax.tree.map(lambda x: x[0], params)
+        out, state = run.every[4](state, params=own, eta=0.1)
+        return state, jax.tree.map(lambda x: x[None], out.pull)
+
+    mapped = jax.shard_map(
+        step, mesh=run.mesh, in_specs=(P(), P("worker")), out_specs=(P(), P("worker")), check_vma=check_vma
+    )
+    inside, pull = jax.jit(mapped)(state, workers(1))
+    out, outside = run.every[4](state, params=workers(1), eta=0.1)
+    np.testing.assert_array_equal(inside["center"]["w"], outside["center"]["w"])
+    np.testing.assert_array_equal(pull["b"], out.pull["b"])
+
+
+def test_other_axes_of_the_mesh_are_left_alone():
+    mesh = mesh_of(worker=4, model=2)
+    run = bind(ELASTIC, mesh, {"params": TREE, "center": TREE})
+    _, state = run.start(run.init(), params=workers())
+    np.testing.assert_array_equal(state["center"]["w"], workers()["w"][0])
+
+
+def test_losses_can_be_differentiated_through_a_reduction():
+    text = """plan p
+axis data = 4
+input loss : f32 per data
+each step {
+    loss = reduce loss over data by mean
+    output loss
+}
+"""
+    run = bind(text, mesh_of(data=4))
+
+    def total(w, x):
+        @run.spmd(w="same", x="per data", returns=("same",))
+        def mean(state, w, x):
+            out, state = run.step(state, loss=(w * x).sum())
+            return state, out.loss
+
+        return mean({}, w, x)[1]
+
+    x = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
+    w = np.ones(3, np.float32)
+    np.testing.assert_allclose(jax.grad(total)(w, x), x.mean(0), rtol=1e-6)
+
+
+def refused(call: Any) -> tuple[str, str]:
+    with pytest.raises(CommplanError) as error:
+        call()
+    return code_of(error), str(error.value)
+
+
+def test_inputs_are_checked_by_name():
+    run = elastic()
+    code, text = refused(lambda: run.start(run.init()))
+    assert (code, "needs `params`" in text) == ("CP0804", True)
+    code, text = refused(lambda: run.start(run.init(), params=workers(), eta=0.1))
+    assert (code, "does not take `eta`" in text) == ("CP0804", True)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda p: {"w": p["w"]}, "it lacks `b`"),
+        (lambda p: {**p, "c": p["b"]}, "it has `c`"),
+        (lambda p: p["w"], "a bare array"),
+        (lambda p: {**p, "w": p["w"][:, :2]}, "at `w` has the shape [4, 2, 5], expected [4, 3, 5]"),
+        (lambda p: {**p, "w": p["w"][0]}, "one leading dimension per axis that it differs on: worker = 4"),
+        (lambda p: {**p, "w": p["w"].astype(np.float16)}, "has the dtype float16, expected float32"),
+        (lambda p: {**p, "w": "text"}, "is a str, not an array"),
+    ],
+)
+def test_inputs_are_checked_leaf_by_leaf(change: Any, words: str):
+    run = elastic()
+    code, text = refused(lambda: run.start(run.init(), params=change(workers())))
+    assert code == "CP0805"
+    assert words in text
+
+
+def test_the_leading_dimension_of_a_rank_is_explained():
+    run = elastic()
+    mapped = jax.shard_map(
+        lambda p: run.start({"center": TREE}, params=p)[1], mesh=run.mesh, in_specs=P("worker"), out_specs=P()
+    )
+    code, text = refused(lambda: mapped(workers()))
+    assert code == "CP0805"
+    assert "x.reshape(x.shape[1:])" in text
+
+
+@pytest.mark.parametrize("state", [None, {}, {"centre": TREE}, {"center": TREE, "other": 1}])
+def test_a_state_that_is_not_the_plans(state: Any):
+    run = elastic()
+    code, text = refused(lambda: run.every[4](state, params=workers(), eta=0.1))
+    assert code == "CP0812"
+    assert "run.init()" in text
+
+
+def test_a_state_of_another_shape():
+    run = elastic()
+    state = {"center": {**TREE, "b": np.zeros(2, np.float32)}}
+    code, text = refused(lambda: run.every[4](state, params=workers(), eta=0.1))
+    assert code == "CP0805"
+    assert "state `center` at `b`" in text
+
+
+def test_numbers_stand_for_scalars_where_they_fit():
+    text = """plan p
+axis data = 2
+input n : i32
+input f : f32
+input x : i32 per data
+each step {
+    y = reduce x over data by sum
+    output y, n, f
+}
+"""
+    run = bind(text, mesh_of(data=2))
+    out, _ = run.step({}, n=3, f=2, x=np.array([4, 5], np.int32))
+    assert (int(out.n), float(out.f), int(out.y)) == (3, 2.0, 9)
+    assert out.f.dtype == jnp.float32
+    code, text = refused(lambda: run.step({}, n=3.5, f=2, x=np.array([4, 5], np.int32)))
+    assert code == "CP0805"
+
+
+def test_phases_that_are_not_there():
+    run = elastic()
+    code, text = refused(lambda: run.evaluate)
+    assert (code, "`start`, `every_4`" in text) == ("CP0817", True)
+    assert not hasattr(run, "evaluate")
+    assert refused(lambda: run.every[3])[0] == "CP0817"
+    assert dict(run.every) == {4: run.phases["every_4"]}
+    assert repr(run.every[4]) == "<phase every_4(state, params, eta) -> (pull), state>"
+    assert "p: start, every_4" in repr(run)
+
+
+def test_stages_of_later_versions_are_refused_when_they_would_run():
+    run = bind("easgd_async", mesh_of(worker=4), {"params": TREE, "center": TREE})
+    state = run.init()
+    code, text = refused(lambda: run.every[4](state, params=workers()))
+    assert code == "CP0808"
+    assert "async" in text
+
+
+def test_meshes_that_do_not_fit():
+    program = commplan.loads(ELASTIC).compile(mesh_of(worker=4), shapes={"params": TREE, "center": TREE})
+    explicit = jax.make_mesh((4,), ("worker",), (AxisType.Explicit,), devices=jax.devices()[:4])
+    code, text = refused(lambda: program.bind(explicit))
+    assert (code, "AxisType.Auto,) * 1" in text) == ("CP0802", True)
+    for mesh in (mesh_of(worker=2), mesh_of(data=4), {"worker": 4}):
+        assert (
+            refused(lambda mesh=mesh: commplan.runtime.run.check_mesh(program.schedule, mesh))[0] == "CP0801"
+        )
+
+
+def test_functions_and_sources_are_those_of_the_plan():
+    mesh = mesh_of(data=8)
+    tree = {"w": jnp.zeros(9)}
+    program = commplan.load("examples/plans/sharded_update.plan").compile(
+        mesh, shapes={"params": tree, "grads": tree, "adam": tree}
+    )
+    with pytest.raises(CommplanError) as error:
+        program.bind(mesh, functions={"adam_init": 3, "adamupdate": abs}, sources={"images": []})
+    found = [(d.code, d.message) for d in error.value.diagnostics]
+    assert {code for code, _ in found} == {"CP0803"}
+    assert [message for _, message in found] == [
+        "the plan has no function `adamupdate`",
+        "function `adam_update` is not bound",
+        "the plan has no source `images`",
+        "function `adam_init` is a int, which cannot be called",
+    ]
+
+
+def test_a_shard_map_over_other_axes():
+    text = """plan p
+ensemble m = 2
+axis data = 2
+input x : f32 per m, data
+each step {
+    y = reduce x over data by sum
+    output y
+}
+"""
+    run = bind(text, mesh_of(m=2, data=2))
+
+    def step(x):
+        return run.step({}, x=x.reshape(()))[0].y
+
+    mapped = jax.shard_map(step, mesh=run.mesh, in_specs=P("m"), out_specs=P("m"), axis_names={"m"})
+    code, text = refused(lambda: jax.jit(mapped)(np.zeros(2, np.float32)))
+    assert (code, "data too" in text) == ("CP0814", True)
+    other = mesh_of(m=4, data=2)
+    mapped = jax.shard_map(step, mesh=other, in_specs=P(("m", "data")), out_specs=P())
+    code, text = refused(lambda: jax.jit(mapped)(np.zeros(8, np.float32)))
+    assert (code, "m = 4, expected 2" in text) == ("CP0814", True)
