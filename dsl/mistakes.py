@@ -102,8 +102,11 @@ def unexpected(start: Start, tokens: Sequence[Token], error: Unexpected) -> Diag
         return Diagnostic(
             "CP0011", f"`{token.text}` is reserved for a stage to come; it is not in the language yet", span
         )
-    if token and "NAME" in accepted and is_keyword(token.text) and _reads_on(start, tokens, index):
-        return Diagnostic("CP0010", f"`{token.text}` is a word of the language: it cannot be a name", span)
+    word = _keyword_as_name(start, tokens, error)
+    if word:
+        return Diagnostic(
+            "CP0010", f"`{word.text}` is a word of the language: it cannot be a name", word.span
+        )
     if token and token.is_word and tokens[index - 1].type in ("INT", "FLOAT") and "COMMA" in accepted:
         return bad_unit(tokens[index - 1], token)
     if token and accepted >= VERBS:
@@ -135,6 +138,22 @@ def _no_stage(tokens: Sequence[Token], index: int) -> Diagnostic:
         message += f"; did you mean `{meant}`?"
         return Diagnostic("CP0009", message, token.span, fix=Fix(f"write `{meant}`", token.span, meant))
     return Diagnostic("CP0009", message, token.span, (Note(_KNOWN_INSIDE),))
+
+
+def _keyword_as_name(start: Start, tokens: Sequence[Token], error: Unexpected) -> Token | None:
+    """The word of the grammar that was meant to be a name, if that is what went wrong."""
+    index = error.index
+    token = tokens[index] if index < len(tokens) else None
+    if token is None:
+        return None
+    if "NAME" in error.accepted and is_keyword(token.text) and _reads_on(start, tokens, index):
+        return token
+    # `seed = ...` on a line of its own continues the statement before it.
+    for at in (index, index - 1):
+        line = tokens[at : at + 2]
+        if len(line) == 2 and line[0].leads and line[1].type == "EQUAL" and is_keyword(line[0].text):
+            return line[0]
+    return None
 
 
 def _reads_on(start: Start, tokens: Sequence[Token], index: int) -> bool:

@@ -51,6 +51,7 @@ class _Parser:
         self.items: list[ast.Decl] = []
         self.outside = False  # in a run of statements outside a phase, reported once
         self.first: Token | None = None
+        self.names_taken: set[str] = set()
 
     def run(self) -> tuple[ast.File, tuple[Diagnostic, ...]]:
         control = _CONTROL.search(self.text)
@@ -253,7 +254,12 @@ class _Parser:
         try:
             return parse_statement(start, tokens)
         except Unexpected as error:
-            self._report(unexpected(start, tokens, error))
+            mistake = unexpected(start, tokens, error)
+            # A word used as a name is one mistake, however often the name is used.
+            again = mistake.code == "CP0010" and mistake.message in self.names_taken
+            self.names_taken.add(mistake.message)
+            if not again:
+                self._report(mistake)
             return None
 
     def _bad_token(self, tokens: Sequence[Token]) -> bool:

@@ -27,9 +27,10 @@ def run(arguments: Namespace, console: Console) -> int:
     targets = [folder / f"{name}{suffix}" for suffix in _SUFFIXES]
     there = [str(target) for target in targets if target.exists()]
     if there:
+        exist = "exists" if len(there) == 1 else "exist"
         fail(
             "CP1106",
-            f"{', '.join(there)} exists already; nothing was written",
+            f"{', '.join(there)} {exist} already; nothing was written",
             "choose another directory with --into DIR",
         )
     for target in targets:

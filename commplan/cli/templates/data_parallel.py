@@ -1,0 +1,58 @@
+"""Train a small network on all devices, as data_parallel.plan says: python data_parallel.py"""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+import commplan
+
+STEPS, BATCH, RATE = 200, 64, 0.05
+
+if jax.default_backend() == "cpu" and jax.device_count() == 1:
+    print("one CPU device only; JAX_NUM_CPU_DEVICES=4 in the environment gives four replicas")
+replicas = max(n for n in (1, 2, 4, 8) if n <= jax.device_count())
+mesh = jax.make_mesh(
+    (replicas,), ("data",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:replicas]
+)
+
+
+def init(key):
+    first, second = jax.random.split(key)
+    return {"hidden": jax.random.normal(first, (8, 32)) * 0.3, "out": jax.random.normal(second, (32,)) * 0.1}
+
+
+def loss(params, x, y):
+    return jnp.mean((jnp.tanh(x @ params["hidden"]) @ params["out"] - y) ** 2)
+
+
+def batches(key):
+    """Endless batches of a function to learn: y = sin(x0) - x1 / 2."""
+    while True:
+        key, now = jax.random.split(key)
+        x = jax.random.normal(now, (BATCH, 8))
+        yield x, jnp.sin(x[:, 0]) - x[:, 1] / 2
+
+
+drawn = jax.vmap(init)(jax.random.split(jax.random.key(0), replicas))  # one set of parameters per replica
+shapes = jax.eval_shape(init, jax.random.key(0))
+plan = commplan.load(Path(__file__).with_suffix(".plan"))
+run = plan.compile(mesh, shapes={"params": shapes, "grads": shapes}).bind(mesh)
+
+
+@jax.jit
+@run.spmd(params="params", x="split data", y="split data", returns=("params", "per data"))
+def train(state, params, x, y):
+    value, grads = jax.value_and_grad(loss)(run.varying(params), x, y)
+    out, state = run.step(state, grads=grads)
+    params = jax.tree.map(lambda p, g: p - RATE * g, params, out.grads)
+    return state, params, value
+
+
+state = run.init()
+out, state = run.start(state, params=drawn)
+params = out.params
+for step, (x, y) in zip(range(1, STEPS + 1), batches(jax.random.key(1)), strict=False):
+    state, params, losses = train(state, params, x, y)
+    if step % 50 == 0 or step == 1:
+        print(f"step {step:3}: loss {float(losses.mean()):.4f} on {replicas} replicas")
