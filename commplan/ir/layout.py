@@ -38,6 +38,6 @@ def row_size(kind: Kind, leaf: Leaf, ways: int) -> int:
     """Elements in one of `ways` rows of `leaf`, padding included (see `schedule.Pack`)."""
     if ways == 1:
         return leaf.size
-    if kind == "array" and leaf.shape:
+    if kind in ("array", "records") and leaf.shape:
         return math.ceil(leaf.shape[0] / ways) * math.prod(leaf.shape[1:])
     return math.ceil(leaf.size / ways)

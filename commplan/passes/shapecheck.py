@@ -91,6 +91,8 @@ def _given_for_results(
     """Shapes given for what the plan implies or declares must be what it implies or declares."""
     entering = {*plan.inputs, *plan.states}
     free = {value.name for value in plan.values if value.id in entering and _is_tree(value)}
+    mapped = {ref for ph in plan.phases for s in ph.stages if isinstance(s, graph.Map) for ref in s.results}
+    free |= {value.name for value in plan.values if value.id in mapped and _is_tree(value)}
     for value in plan.values:
         given, found = shapes.get(value.name), known[value.id]
         if given is None or found is None or value.name in free:

@@ -61,8 +61,22 @@ class _Shaper:
             batched = tuple(Leaf(leaf.path, (batch, *leaf.shape), leaf.dtype) for leaf in leaves)
             return Value(value.id, "records", batched, placement)
         kind = "tree" if isinstance(value.type, TreeType) else "array"
+        if kind == "tree" and ways and self._batched(value.id):
+            kind = "records"  # cut between records, not through flattened leaves
+            return Value(value.id, kind, cut_all(kind, leaves, ways), placement)
         whole = leaves if ways else ()
         return Value(value.id, kind, cut_all(kind, leaves, ways), placement, whole)
+
+    def _batched(self, ref: graph.Ref) -> int | None:
+        """The global batch, where `ref` is made record by record on the device: a whole value whose
+        leading dimension counts records."""
+        maker = self._makers.get(ref)
+        if not isinstance(maker, graph.Map) or not maker.per_record:
+            return None
+        kinds = (self._values[operand].type for operand in maker.operands)
+        records = next((kind for kind in kinds if isinstance(kind, RecordsType)), None)
+        made = isinstance(self._values[ref].type, RecordsType)
+        return None if made or records is None else max(records.batch)
 
     def whole(self, ref: graph.Ref) -> Leaves | None:
         """The leaves of `ref` before any cut (of one record, for records)."""
@@ -85,7 +99,10 @@ class _Shaper:
                     return self._report.missing(value, f"records of source `{maker.source}`")
                 return given
             case graph.Map():
-                return self._mapped(value, maker)
+                found, batch = self._mapped(value, maker), self._batched(value.id)
+                if found is None or batch is None:
+                    return found
+                return tuple(Leaf(leaf.path, (batch, *leaf.shape), leaf.dtype) for leaf in found)
             case graph.Exchange():
                 return self.whole(maker.states[maker.results.index(value.id)])
             case graph.Elastic():

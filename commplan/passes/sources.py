@@ -39,14 +39,13 @@ def bind_sources(phase: Phase) -> Phase:
     known = source_only(phase)
     outputs = tuple(msgspec.structs.replace(b, source_only=b.value in known) for b in phase.outputs)
     updates = tuple(msgspec.structs.replace(b, source_only=b.value in known) for b in phase.updates)
-    needed: dict[str, None] = {}
-    for op in phase.ops:
-        if not runs_ahead(op, known):
-            needed.update((ref, None) for ref in operands(op) if ref in known)
-    needed.update((b.value, None) for b in updates if b.source_only)
+    rest = [op for op in phase.ops if not runs_ahead(op, known)]
+    needed = {ref for op in rest for ref in operands(op)} & known | {
+        b.value for b in updates if b.source_only
+    }
     names = {b.name for b in outputs} | {ref.rpartition(".")[0] for ref in (*phase.inputs, *phase.states)}
     takes: list[Binding] = []
-    for ref in needed:
+    for ref in sorted(needed):  # by name: passes may change the order of ops
         output = next((b.name for b in outputs if b.value == ref), None)
         plain = ref.rpartition(".")[0]
         name = output or (plain if plain not in names else ref.replace(".", "_"))

@@ -152,13 +152,14 @@ def _map(scope: Scope, op: Map) -> None:
         scope.report.add("CP0735", f"`{op.fn}` is a {fn.where} function, but runs on lane {op.lane}", op.span)
     _axes(scope, op, op.per, kind=AxisKind.ENSEMBLE)
     types = zip((*op.operands, *op.results), (*fn.operands, *fn.results), strict=True)
-    for ref, kind in types:
+    for index, (ref, kind) in enumerate(types):
         value = scope.values[ref]
+        by_record = op.per_record and (value.kind == "records" or index >= len(op.operands))
         if not isinstance(kind, ArrayType) or not value.leaves:
             continue
         if len(value.leaves) != 1 or value.leaves[0].dtype != kind.dtype:
             scope.report.add("CP0731", f"`{ref}` is {_show(value.leaves)}, `{op.fn}` wants {kind}", op.span)
-        elif op.per_record and value.leaves[0].shape[1:] != kind.shape:
+        elif by_record and value.leaves[0].shape[1:] != kind.shape:
             scope.report.add("CP0731", f"records of `{ref}` are {_show(value.leaves)}, not {kind}", op.span)
 
 

@@ -72,8 +72,8 @@ class Maker:
 
     def plan(self, name: str = "made") -> graph.Plan:
         return graph.Plan(
-            name, tuple(self.axes), tuple(self.sources), tuple(self.fns), tuple(self.inputs), tuple(self.states),
-            tuple(self.values), tuple(self.phases), "made.plan",
+            name, tuple(self.axes), tuple(self.sources), tuple(self.fns), tuple(self.inputs),
+            tuple(self.states), tuple(self.values), tuple(self.phases), "made.plan",
         )  # fmt: skip
 
 

@@ -1,0 +1,145 @@
+"""Sizes of axes: unbound, contradictory, unknown, and the rules of stages that need them."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from support.byhand import HERE, Maker, ensemble_plan, reduce_plan, tree
+
+from commplan.compiler import compile_plan
+from commplan.diagnostics import CommplanError
+from commplan.ir import plan as graph
+from commplan.ir.types import BytesType, RecordsType
+from commplan.passes.axes import bind_axes, check_mesh
+
+
+def refusal(code: str, plan: graph.Plan, **sizes: int) -> str:
+    with pytest.raises(CommplanError) as caught:
+        bind_axes(plan, sizes)
+    assert [d.code for d in caught.value.diagnostics] == [code]
+    return str(caught.value)
+
+
+def with_size(plan: graph.Plan, size: int | None) -> graph.Plan:
+    return msgspec.structs.replace(
+        plan, axes=tuple(msgspec.structs.replace(axis, size=size) for axis in plan.axes)
+    )
+
+
+def test_declared_sizes_need_nothing() -> None:
+    assert [(a.name, a.size) for a in bind_axes(reduce_plan(data=4), {})] == [("data", 4)]
+
+
+def test_an_unbound_axis_is_bound() -> None:
+    assert bind_axes(with_size(reduce_plan(), None), {"data": 6})[0].size == 6
+
+
+def test_an_unbound_axis_without_size() -> None:
+    text = refusal("CP0706", with_size(reduce_plan(), None))
+    assert "axis `data` has no size yet" in text
+    assert "--axis data=N" in text
+
+
+def test_another_size_than_declared() -> None:
+    text = refusal("CP0708", reduce_plan(data=4), data=8)
+    assert "has size 8, but the plan declares 4" in text
+    assert "declare `data = ?`" in text
+
+
+def test_a_size_below_one() -> None:
+    assert "at least 1" in refusal("CP0708", with_size(reduce_plan(), None), data=0)
+
+
+def test_an_unknown_axis() -> None:
+    assert "did you mean `data`?" in refusal("CP0709", reduce_plan(data=4), dta=4)
+
+
+def test_all_problems_of_axes_in_one_go() -> None:
+    plan = with_size(reduce_plan(data=2, node=2), None)
+    with pytest.raises(CommplanError) as caught:
+        bind_axes(plan, {"data": 0, "nod": 1})
+    assert sorted(d.code for d in caught.value.diagnostics) == ["CP0706", "CP0708", "CP0709"]
+
+
+def test_the_mesh_lacks_an_ensemble() -> None:
+    with pytest.raises(CommplanError) as caught:
+        check_mesh(ensemble_plan(members=2), {"data": 4})
+    text = str(caught.value)
+    assert "CP0707" in text
+    assert "expected an axis `member` of size 2, found data=4" in text
+    assert "members are spread over devices too" in text
+
+
+def test_the_mesh_lacks_an_axis() -> None:
+    with pytest.raises(CommplanError) as caught:
+        check_mesh(reduce_plan(data=4), {})
+    assert "found no axes" in str(caught.value)
+    assert "of size 1 if nothing is replicated along it" in str(caught.value)
+
+
+def test_a_mesh_needs_no_servers_and_may_have_more_axes() -> None:
+    maker = Maker(data=2)
+    maker.axis("hub", graph.AxisKind.SERVER, 1)
+    check_mesh(maker.plan(), {"data": 2, "model": 4})
+
+
+def load_plan(batch: tuple[int, ...], split: str = "", clock: str | None = None) -> graph.Plan:
+    maker = Maker(data=None)
+    maker.axis("member", graph.AxisKind.ENSEMBLE, None)
+    maker.sources.append(graph.Source("images", BytesType(), HERE))
+    maker.value("raw.0", RecordsType(batch, BytesType()), split=split)
+    stage = graph.Load(
+        "raw.0", "images", batch, "exactly_once", 1, HERE, clock=clock, split=tuple(split.split())
+    )
+    maker.phase("step", stage)
+    return maker.plan()
+
+
+def test_a_batch_is_split_evenly() -> None:
+    plan = load_plan((64,), split="data")
+    assert bind_axes(plan, {"data": 4, "member": 1})
+    text = refusal("CP0710", plan, data=3, member=1)
+    assert "a batch of 64 records cannot be split evenly over 3 ranks" in text
+
+
+def test_own_clocks_name_a_size_for_each_member() -> None:
+    plan = load_plan((32, 64), clock="member")
+    assert bind_axes(plan, {"data": 1, "member": 2})
+    assert "names 2 sizes, but ensemble `member` has 3" in refusal("CP0710", plan, data=1, member=3)
+
+
+def test_a_root_is_a_rank() -> None:
+    maker = Maker(data=None)
+    params = maker.input("params", per="data")
+    maker.value("params.1")
+    maker.phase("start", graph.Broadcast("params.1", params, ("data",), 5, HERE))
+    assert bind_axes(maker.plan(), {"data": 6})
+    assert "has ranks 0 to 3" in refusal("CP0710", maker.plan(), data=4)
+
+
+def test_readers_are_members() -> None:
+    via = graph.Algorithm("multi_broadcast", (graph.Arg(3, "readers"),))
+    plan = with_size(ensemble_plan(via=via), None)
+    assert bind_axes(plan, {"member": 3})
+    assert "3 readers were asked for, but there are 2 members" in refusal("CP0710", plan, member=2)
+
+
+@pytest.mark.parametrize(("mode", "fits", "too_many"), [("sync", 9, 10), ("async", 10, None)])
+def test_an_elastic_centre_does_not_overshoot(mode: str, fits: int, too_many: int | None) -> None:
+    maker = Maker(worker=None)
+    maker.axis("hub", graph.AxisKind.SERVER, 1)
+    params = maker.input("params", per="worker")
+    center = maker.state("center", server=None if mode == "sync" else "hub")
+    maker.value("pull.0", per="worker")
+    maker.value("center.1", server=None if mode == "sync" else "hub")
+    stage = graph.Elastic("pull.0", "center.1", params, center, ("worker",), mode, 0.5, 0.2, HERE)
+    maker.phase("step", stage, outputs=("pull.0",), updates=("center.1",))
+    assert bind_axes(maker.plan(), {"worker": fits})
+    if too_many:
+        assert "overshoot" in refusal("CP0710", maker.plan(), worker=too_many)
+
+
+def test_compile_binds_before_it_looks_at_shapes() -> None:
+    with pytest.raises(CommplanError) as caught:
+        compile_plan(with_size(reduce_plan(), None), {}, {"grads": tree(w=(3,))})
+    assert caught.value.diagnostics[0].code == "CP0706"
