@@ -33,7 +33,7 @@ def decorate(
         listed = [_placement(context, text, f"returns[{i}]") for i, text in enumerate(texts)]
 
     def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
-        order = _parameters(context, function, placements)
+        first, order = _parameters(context, function, placements)
         own = {name: placements[name] for name in order}
         step = _Step(context, function, own, listed)
         signature = inspect.signature(function)
@@ -41,15 +41,13 @@ def decorate(
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             try:
-                bound = signature.bind(*args, **kwargs)
+                given = dict(signature.bind(*args, **kwargs).arguments)
             except TypeError as error:
-                fail(
-                    "CP0811",
-                    f"`{step.name}` is called with the wrong arguments: {error}",
-                    f"it takes the state, then {', '.join(order) or 'nothing'}",
-                )
-            state, *rest = bound.arguments.values()
-            return step(state, dict(zip(order, rest, strict=True)))
+                step.refuse(f"is called with the wrong arguments: {error}")
+            state = given.pop(first)
+            if list(given) != order:  # every named parameter, and none that run.spmd was not told of
+                step.refuse(f"is called with {', '.join(given) or 'nothing'} after the state")
+            return step(state, given)
 
         return call
 
@@ -103,28 +101,30 @@ def parse(context: Context, text: str) -> Placement | None:
 
 def _parameters(
     context: Context, function: Callable[..., Any], placements: Mapping[str, Placement]
-) -> list[str]:
-    """The function's parameters after the state. Raises CP0811 where they are not those named."""
-    parameters = list(inspect.signature(function).parameters)
-    order = parameters[1:]
-    if parameters and set(order) == set(placements):
-        return order
-    return _disagree(context, getattr(function, "__name__", "function"), order, placements)
+) -> tuple[str, list[str]]:
+    """The function's first parameter, the state, and the named ones after it, in its order.
 
-
-def _disagree(
-    context: Context, name: str, order: Sequence[str], placements: Mapping[str, Placement]
-) -> NoReturn:
-    unnamed = [p for p in order if p not in placements]
-    unknown = [p for p in placements if p not in order]
-    wrong = [f"run.spmd does not say where `{p}` lies" for p in unnamed]
-    wrong += [f"`{name}` has no parameter `{p}`" for p in unknown]
-    fail(
-        "CP0811",
-        f"run.spmd and the parameters of `{name}` do not agree",
-        *(wrong or ["the first parameter is the state"]),
-        file=context.schedule.file,
-    )
+    Parameters that are not named keep their defaults. Raises CP0811 where the two do not agree.
+    """
+    name = getattr(function, "__name__", "function")
+    parameters = list(inspect.signature(function).parameters.values())
+    others = parameters[1:]
+    order = [p.name for p in others if p.name in placements]
+    wrong = [] if parameters else ["the first parameter is the state"]
+    wrong += [
+        f"run.spmd does not say where `{p.name}` lies"
+        for p in others
+        if p.name not in placements and p.default is p.empty
+    ]
+    wrong += [f"`{name}` has no parameter `{p}`" for p in placements if p not in order]
+    if wrong:
+        fail(
+            "CP0811",
+            f"run.spmd and the parameters of `{name}` do not agree",
+            *wrong,
+            file=context.schedule.file,
+        )
+    return parameters[0].name, order
 
 
 class _Step:
@@ -167,7 +167,7 @@ class _Step:
             mine = {n: strip(states[n].like(x), context.states[n].placement).build() for n, x in held.items()}
             mine |= {CALLS: calls} if CALLS in own else {}
             local = {n: strip(trees[n].like(x), self.placements[n]).build() for n, x in given.items()}
-            answer = self.function(mine, *(local[name] for name in self.placements))  # dicts arrive sorted
+            answer = self.function(mine, **local)
             state_out, rest = self._answer(answer, len(results))
             structures.extend(flat(one).structure for one in rest)
             leaving = new.leave({name: flat(state_out[name]) for name in context.states})
@@ -198,6 +198,15 @@ class _Step:
             for x, s, p in zip(out, structures, results, strict=False)
         ]
         return (answer, *rest)
+
+    def refuse(self, what: str) -> NoReturn:
+        """Raise CP0811 about a call."""
+        fail(
+            "CP0811",
+            f"`{self.name}` {what}",
+            f"it takes the state, then {', '.join(self.placements) or 'nothing'}",
+            file=self.context.schedule.file,
+        )
 
     def _check(self, name: str, placement: Placement, tree: Any) -> None:
         """The leading dimensions that the placement asks for are there. Raises CP0805."""
