@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from commplan.ir.plan import Exchange, Load, Map, Phase, Plan, Ref, Slice, Stage
+from commplan.ir.plan import Load, Map, Phase, Plan, Ref, Slice, Stage
 from commplan.wording import name_of, operands, phase_title, results, stage_lines
 
 Kind = Literal["source", "input", "state", "host", "device", "network", "output"]
@@ -101,8 +101,6 @@ def _kind(plan: Plan, stage: Stage) -> Kind:
             return "host" if plan.fn(stage.fn).where == "host" else "device"
         case Slice():
             return "device"
-        case Exchange():
-            return "network"
         case _:
             return "network"
 

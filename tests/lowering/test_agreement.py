@@ -5,6 +5,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 from msgspec.structs import replace
@@ -12,6 +16,8 @@ from support.agreement import DisagreementError, Ways, check
 from support.random_case import Case, make_case
 
 from commplan.ir import schedule as ir
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("block", range(6))
@@ -69,3 +75,14 @@ at start { }
         ways.schedule = replace(ways.schedule, phases=tuple(phases))
         with pytest.raises(DisagreementError, match="step: output"):
             ways.check_oracle()
+
+
+def test_the_campaign_sums_up():
+    words = "-m bench.agreement --plans 5 --seed 7 --jax-every 5".split()
+    done = subprocess.run(
+        [sys.executable, "-W", "error", *words],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    summary = "agreement: 5 of 5 plans agree (1 under JAX, all under the oracle), seeds 7..11"
+    assert done.stdout.splitlines()[-1] == summary
