@@ -78,7 +78,7 @@ at start { }
 
 
 def test_the_campaign_sums_up():
-    words = "-m bench.agreement --plans 5 --seed 7 --jax-every 5".split()
+    words = ["-m", "bench.agreement", "--plans", "5", "--seed", "7", "--jax-every", "5"]
     done = subprocess.run(
         [sys.executable, "-W", "error", *words],
         cwd=ROOT, capture_output=True, text=True, check=False,
