@@ -71,8 +71,8 @@ def pad(x: Array, ways: int) -> Array:
 def all_reduce(x: Array, op: Collective, backend: Backend) -> Array:
     """Sum, maximum or minimum over `op.axes`; the same shape and dtype. Booleans: or, or, and."""
     if x.dtype == jnp.bool_:
-        wide = all_reduce(x.astype(jnp.int32), op, backend)
-        return wide != 0
+        combine = lax.pmin if op.op == "min" else lax.pmax
+        return combine(x.astype(jnp.uint8), op.axes) != 0
     if op.op in ("max", "min"):
         return (lax.pmax if op.op == "max" else lax.pmin)(x, op.axes)
     inner_first = levels(op, backend)
@@ -126,11 +126,11 @@ def broadcast(x: Array, op: Collective, backend: Backend) -> Array:
 
 
 def _broadcast(x: Array, axes: tuple[str, ...], root: int, backend: Backend) -> Array:
-    if backend.on_cpu or len(axes) > 1:
+    if backend.platform != "gpu":
         bits = _to_bits(x, always=True)
         mine = lax.axis_index(axes) == root
         return _from_bits(lax.psum(jnp.where(mine, bits, jnp.zeros_like(bits)), axes), x)
-    return _compat.broadcast_native(x, *axes, root=root)
+    return _compat.broadcast_native(x, axes, root)
 
 
 def _to_bits(x: Array, *, always: bool = False) -> Array:
