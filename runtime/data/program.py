@@ -194,7 +194,8 @@ def _flow(
 ) -> Flow:
     """Cut one connected set of stages at what travels between processes, if `apart` (there are several)."""
     reads = tuple(op for op in ops if isinstance(op, Read))
-    placement = next(value.placement for value in phase.values if value.id == reads[0].result)
+    split = next(v.placement.split for v in phase.values if v.id == reads[0].result)
+    per = tuple(dict.fromkeys(axis for read in reads for axis in read.per))
     shared = [op.result for op in ops if isinstance(op, Share) and op.design == "all_shared"] if apart else []
     upstream = set(shared)
     for op in reversed(ops):
@@ -223,9 +224,7 @@ def _flow(
                     span=op.span,
                     file=file,
                 )
-    return Flow(
-        tuple(ops), reads, placement.split, reads[0].per, tuple(before), (*again, *after), tuple(moved)
-    )
+    return Flow(tuple(ops), reads, split, per, tuple(before), (*again, *after), tuple(moved))
 
 
 def host_program(

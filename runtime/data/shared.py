@@ -56,7 +56,7 @@ class Group:
 
 
 def group(
-    run_id: str, index: int, count: int, *, timeout: float = 600.0, folder: Path | None = None
+    run_id: str, index: int, count: int, *, timeout: float = 1800.0, folder: Path | None = None
 ) -> Group:
     """The processes of one host between which `all_shared` values travel.
 
@@ -168,7 +168,7 @@ class SharedRing:
         while not (seen := word.value):
             futex.wait(word, seen, LOOK_S)
             if not self.memory.owned(0) or time.monotonic() > until:
-                self._lost(0, "while the group was forming")
+                self._lost(0, "died or gave up while the group was forming")
 
     # --- waiting, see `ring.Peers` ---
 

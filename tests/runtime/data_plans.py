@@ -12,7 +12,7 @@ import numpy as np
 from commplan.compiler import compile_plan
 from commplan.dsl.check import check
 from commplan.dsl.parser import parse
-from commplan.ir.schedule import Schedule
+from commplan.ir.schedule import Leaf, Schedule
 
 SIDE = 6
 DECLARATIONS = """
@@ -32,6 +32,7 @@ def schedule(
     phase: str = "each step",
     declarations: str = DECLARATIONS,
     pipeline: str = "",
+    shapes: Mapping[str, tuple[Leaf, ...]] | None = None,
 ) -> Schedule:
     """The compiled plan with one phase of `body`; it must be right."""
     text = f"plan tested\n{axes}\n{declarations}\n{phase} {{\n{body}\n}}\n"
@@ -39,7 +40,7 @@ def schedule(
     assert not problems, problems
     plan, problems = check(tree)
     assert plan is not None and not problems, problems
-    return compile_plan(plan, {}, {}, pipeline=pipeline)
+    return compile_plan(plan, {}, shapes or {}, pipeline=pipeline)
 
 
 def ensemble(
