@@ -1,0 +1,168 @@
+"""bucket: order, sizes, dtypes, giant leaves, neighbours that share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.byhand import F32, HERE, Maker, compiled, reduce_plan, replaced, sharded_plan, tree
+
+from commplan.compiler import compile_plan
+from commplan.diagnostics import CommplanError
+from commplan.ir import plan as graph
+from commplan.ir.schedule import Collective, Leaf, Op, Pack, Schedule, Unpack
+from commplan.ir.types import DType
+
+LEAVES = tree(a=(2,), b=(3,), c=(4,), d=(5,))
+
+
+def packed(schedule: Schedule, phase: str = "step") -> list[list[tuple[str, int, int]]]:
+    """The leaves in each buffer: (path, first element, elements)."""
+    found: list[list[tuple[str, int, int]]] = []
+    values = {v.id: v for v in (*schedule.entry, *schedule.phase(phase).values)}
+    for op in schedule.phase(phase).ops:
+        if isinstance(op, Pack):
+            found.append([(values[p.value].leaves[p.leaf].path, p.start, p.size) for p in op.parts])
+    return found
+
+
+def collectives(ops: tuple[Op, ...]) -> list[Collective]:
+    return [op for op in ops if isinstance(op, Collective)]
+
+
+def test_the_last_leaf_is_ready_first() -> None:
+    schedule = compiled(reduce_plan("sum"), "bucket{max=32}", grads=LEAVES)
+    assert packed(schedule) == [[("d", 0, 5)], [("c", 0, 4), ("b", 0, 3)], [("a", 0, 2)]]
+
+
+def test_an_order_is_followed() -> None:
+    order = {"grads": ("b", "d", "a", "c")}
+    schedule = compile_plan(reduce_plan("sum"), {}, {"grads": LEAVES}, order=order, pipeline="bucket{max=32}")
+    assert packed(schedule) == [[("b", 0, 3), ("d", 0, 5)], [("a", 0, 2), ("c", 0, 4)]]
+    assert "in the order given" in schedule.choices[0].why
+
+
+@pytest.mark.parametrize("paths", [("a", "b"), ("a", "b", "c", "d", "e"), ("a", "a", "b", "c", "d")])
+def test_an_order_names_every_leaf_once(paths: tuple[str, ...]) -> None:
+    with pytest.raises(CommplanError) as caught:
+        compile_plan(reduce_plan(), {}, {"grads": LEAVES}, order={"grads": paths})
+    assert caught.value.diagnostics[0].code == "CP0711"
+
+
+def test_an_order_for_a_name_that_is_not_there() -> None:
+    with pytest.raises(CommplanError) as caught:
+        compile_plan(reduce_plan(), {}, {"grads": LEAVES}, order={"gards": ("a",)})
+    assert caught.value.diagnostics[0].code == "CP0711"
+
+
+def test_the_stage_has_the_last_word_on_sizes() -> None:
+    plan = reduce_plan("sum", hints=graph.Hints(bucket=20))
+    schedule = compiled(plan, "bucket{max=1000}", grads=LEAVES)
+    assert [len(one) for one in packed(schedule)] == [1, 1, 2]
+    assert "the stage's limit is 20 B" in schedule.choices[0].why
+
+
+def test_a_giant_leaf_is_cut_into_equal_runs() -> None:
+    schedule = compiled(reduce_plan("sum"), "bucket{max=16}", grads=tree(big=(10,), small=(2,)))
+    assert packed(schedule) == [
+        [("small", 0, 2)], [("big", 0, 4)], [("big", 4, 4)], [("big", 8, 2)],
+    ]  # fmt: skip
+    assert "3 buckets are pieces of leaves larger than that" in schedule.choices[0].why
+
+
+def test_a_bucket_holds_one_dtype() -> None:
+    leaves = (
+        Leaf("a", (2,), DType.F32), Leaf("b", (2,), DType.BF16), Leaf("c", (2,), DType.F32),
+        Leaf("d", (), DType.I32), Leaf("e", (0, 3), DType.F64),
+    )  # fmt: skip
+    schedule = compiled(reduce_plan("sum"), "bucket", grads=leaves)
+    assert packed(schedule) == [[("d", 0, 1)], [("b", 0, 2)], [("c", 0, 2), ("a", 0, 2)]]
+    assert [(op.dtype, op.nbytes) for op in collectives(schedule.phase("step").ops)] == [
+        (DType.I32, 4), (DType.BF16, 4), (DType.F32, 16),
+    ]  # fmt: skip
+
+
+def test_an_empty_tree_needs_no_collective() -> None:
+    schedule = compiled(reduce_plan("sum"), "bucket", grads=())
+    (op,) = schedule.phase("step").ops
+    assert isinstance(op, Unpack)
+    assert op.parts == ()
+
+
+def test_scatter_packs_rows_and_reduces_scalars() -> None:
+    given = tree(w=(3, 3), s=())
+    schedule = compiled(sharded_plan(4), "bucket", params=given, grads=given)
+    scatter, scalar, gather = collectives(schedule.phase("step").ops)
+    assert (scatter.kind, scatter.nbytes, scalar.kind, gather.kind) == (
+        "reduce_scatter", 48, "all_reduce", "all_gather",
+    )  # fmt: skip
+    packs = {op.result: op for op in schedule.phase("step").ops if isinstance(op, Pack)}
+    assert packs[scatter.operand].ways == 4
+    assert packs[scalar.operand].ways == 1
+    assert gather.nbytes == 12  # the scalar does not travel
+
+
+def neighbours(second: dict[str, Any] | None = None, between: bool = False) -> Schedule:
+    maker = Maker(data=2)
+    a, b = maker.input("a", partial="data"), maker.input("b", F32, partial="data")
+    maker.value("a.1")
+    maker.value("b.1", F32)
+    first = graph.Reduce("a.1", a, ("data",), graph.Op("sum"), HERE)
+    other: Any = graph.Reduce("b.1", b, ("data",), graph.Op("sum"), HERE)
+    stages: list[graph.Stage] = [first]
+    if between:
+        maker.input("c", per="data")
+        maker.value("c.1")
+        stages.append(graph.Broadcast("c.1", "c.0", ("data",), 0, HERE))
+    stages.append(replaced(other, **(second or {})))
+    maker.phase("step", *stages, outputs=("a.1", "b.1"))
+    shapes = {"a": tree(w=(3,))} | ({"c": tree(w=(3,))} if between else {})
+    return compile_plan(maker.plan(), {}, shapes, pipeline="bucket")
+
+
+def test_neighbours_share_a_bucket() -> None:
+    schedule = neighbours()
+    assert packed(schedule) == [[("w", 0, 3), ("", 0, 1)]]
+    assert schedule.choices[0].what.startswith("`a`, `b`: 1 bucket, 16 B")
+
+
+@pytest.mark.parametrize(
+    "second",
+    [{"op": graph.Op("max")}, {"hints": graph.Hints(bucket=100)}, {"via": graph.Algorithm("ring")}],
+)
+def test_neighbours_that_differ_do_not(second: dict[str, Any]) -> None:
+    assert len(collectives(neighbours(second).phase("step").ops)) == 2
+
+
+def test_what_has_a_collective_between_is_no_neighbour() -> None:
+    assert len(collectives(neighbours(between=True).phase("step").ops)) == 3
+
+
+def test_what_needs_the_first_result_does_not_share() -> None:
+    maker = Maker(a=2, b=2)
+    maker.fn("again", (F32,), (F32,), "device")
+    x = maker.input("x", F32, per="a")
+    maker.value("x.1", F32)
+    maker.input("y", F32, per="a")
+    maker.value("z.0", F32, per="a")
+    maker.value("z.1", F32)
+    maker.fn("add", (F32, F32), (F32,), "device")
+    maker.phase(
+        "step",
+        graph.Reduce("x.1", x, ("a",), graph.Op("sum"), HERE),
+        graph.Map(("z.0",), "add", ("x.1", "y.0"), HERE),
+        graph.Reduce("z.1", "z.0", ("a",), graph.Op("sum"), HERE),
+        outputs=("z.1",),
+    )
+    assert len(collectives(compiled(maker.plan(), "bucket").phase("step").ops)) == 2
+
+
+def test_coalescing_can_be_left_out() -> None:
+    maker = Maker(data=2)
+    for name in "ab":
+        maker.input(name, F32, partial="data")
+        maker.value(f"{name}.1", F32)
+    stages = [graph.Reduce(f"{n}.1", f"{n}.0", ("data",), graph.Op("sum"), HERE) for n in "ab"]
+    maker.phase("step", *stages, outputs=("a.1", "b.1"))
+    assert len(collectives(compiled(maker.plan(), "bucket").phase("step").ops)) == 1
+    assert len(collectives(compiled(maker.plan(), "bucket{coalesce=false}").phase("step").ops)) == 2

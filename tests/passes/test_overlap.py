@@ -1,0 +1,98 @@
+"""overlap: the order of collectives and the chain through them."""
+
+from __future__ import annotations
+
+from support.byhand import F32, HERE, TREE, Maker, compiled, reduce_plan, tree
+
+from commplan.ir import plan as graph
+from commplan.ir.schedule import Collective, Op, Pack, Schedule, results
+from commplan.ir.types import DType
+
+
+def step(schedule: Schedule) -> tuple[Op, ...]:
+    return schedule.phase("step").ops
+
+
+def collectives(ops: tuple[Op, ...]) -> list[Collective]:
+    return [op for op in ops if isinstance(op, Collective)]
+
+
+def test_one_chain_through_all_collectives() -> None:
+    schedule = compiled(reduce_plan("sum"), "bucket{max=16},overlap", grads=tree(a=(4,), b=(4,), c=(4,)))
+    made = collectives(step(schedule))
+    assert [op.after for op in made] == [(), (made[0].result,), (made[1].result,)]
+
+
+def test_the_chain_can_be_left_out() -> None:
+    schedule = compiled(reduce_plan("sum"), "bucket{max=16},overlap{chain=false}", grads=tree(a=(4,), b=(4,)))
+    assert all(op.after == () for op in collectives(step(schedule)))
+
+
+def test_each_bucket_is_packed_just_before_it_is_sent() -> None:
+    schedule = compiled(reduce_plan("sum"), "bucket{max=16},overlap", grads=tree(a=(4,), b=(4,)))
+    assert [type(op) for op in step(schedule)][:4] == [Pack, Collective, Pack, Collective]
+
+
+def gathers() -> Schedule:
+    """Two gathers, written in the order opposite to that in which their results are needed."""
+    maker = Maker(data=2)
+    for name in ("late", "early"):
+        maker.input(name, split="data")
+        maker.value(f"{name}.1")
+    maker.fn("use", (TREE,), (TREE,), "device", elementwise=True)
+    maker.value("first.0")
+    maker.value("second.0")
+    maker.phase(
+        "step",
+        graph.Gather("late.1", "late.0", "data", HERE),
+        graph.Gather("early.1", "early.0", "data", HERE),
+        graph.Map(("first.0",), "use", ("early.1",), HERE),
+        graph.Map(("second.0",), "use", ("late.1",), HERE),
+        outputs=("first.0", "second.0"),
+    )
+    given = tree(w=(4,))
+    return compiled(maker.plan(), "bucket{coalesce=false},overlap", late=given, early=given)
+
+
+def test_first_needed_first_sent() -> None:
+    schedule = gathers()
+    assert [op.result.split(".")[0] for op in collectives(step(schedule))] == ["early", "late"]
+    assert "reordered" in schedule.choices[-1].what
+
+
+def test_a_bucket_is_finished_before_the_next_begins() -> None:
+    hints = graph.Hints(wire=DType.BF16, accumulate=DType.F32)
+    plan = reduce_plan("sum", hints=hints, data=2)
+    schedule = compiled(plan, "bucket{max=16},wire,overlap", grads=tree(a=(4,), b=(4,)))
+    found = [(op.kind, op.result.split("/")[1]) for op in collectives(step(schedule))]
+    assert found == [("all_to_all", "b0"), ("all_gather", "b0"), ("all_to_all", "b1"), ("all_gather", "b1")]
+
+
+def test_the_chain_agrees_with_the_data() -> None:
+    maker = Maker(data=2)
+    maker.fn("use", (F32,), (F32,), "device")
+    x = maker.input("x", F32, per="data")
+    maker.value("x.1", F32)
+    maker.input("w", split="data")
+    maker.value("w.1")
+    maker.value("v.0", split="data")
+    maker.fn("scale", (TREE, F32), (TREE,), "device", elementwise=True)
+    maker.phase(
+        "step",
+        graph.Reduce("x.1", x, ("data",), graph.Op("max"), HERE),
+        graph.Map(("v.0",), "scale", ("w.0", "x.1"), HERE),
+        graph.Gather("w.1", "v.0", "data", HERE),
+        outputs=("w.1",),
+    )
+    schedule = compiled(maker.plan(), None, w=tree(a=(4,)))
+    made = collectives(step(schedule))
+    assert [op.kind for op in made] == ["all_reduce", "all_gather"]
+    assert made[1].after == (made[0].result,)
+
+
+def test_a_phase_without_collectives_is_left_alone() -> None:
+    maker = Maker(data=2)
+    maker.phase("step", outputs=(maker.input("x", F32),))
+    schedule = compiled(maker.plan(), None)
+    assert schedule.choices == ()
+    assert [results(op) for op in step(schedule)] == []
