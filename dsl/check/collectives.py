@@ -131,12 +131,15 @@ def _report_same(ctx: Context, scope: Scope, expr: ast.StageExpr, operand: Value
             f"leave this `{expr.kind}` out",
         )
     else:
+        remedy = f"if each rank has its own, declare it `per {axis}`; a term of a sum is `partial {axis}`"
+        if expr.kind == "gather":
+            remedy = f"if it is cut over `{axis}`, declare it `split {axis}`"
         ctx.error(
             "CP0302",
             f"`{expr.operand.text}` does not vary over `{axis}`, so there is nothing to {expr.kind}",
             span,
             described(operand),
-            f"if each rank has its own, declare it `per {axis}`; if it has a term of a sum, `partial {axis}`",
+            remedy,
         )
     return False
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
-import re
 from collections.abc import Iterable
 
 from commplan.diagnostics import Diagnostic, Fix, Note, Span
 from commplan.dsl import ast
+from commplan.dsl.check.unread import Unread
 from commplan.ir.plan import Axis, AxisKind, Fn, Ref, Source, Value
 from commplan.ir.types import Placement, Type
 
@@ -15,7 +14,6 @@ MOST_GUESSES = 100
 MOST_COMPARED = 500
 LONGEST_GUESS = 64
 MOST_LISTED = 24
-_LEADING = re.compile(r"[A-Za-z_]\w*(?:\s*,\s*[A-Za-z_]\w*)*", re.ASCII)
 
 KIND_WORDS = {
     AxisKind.REPLICA: "an axis",
@@ -45,8 +43,12 @@ class Context:
         self.bound: dict[str, tuple[str, Span]] = {}
         self.set_states: set[str] = set()
         self.updated_states: set[str] = set()
+        self.unread = Unread(text)
+        self.nameless = False  # a declaration that could not be read, not even its name
+        self.misspelt_states: set[str] = set()  # reported where their name is used
+        self.doubtful_states: set[str] = set()  # bound to something else than was declared
+        self.unset_states: set[str] = set()  # reported as read before they are set
         self._versions: dict[str, int] = {}
-        self._lines = text.splitlines()
         self._guesses = MOST_GUESSES
 
     def error(
@@ -85,12 +87,16 @@ class Context:
         entry = self.declared.get(name)
         return entry[0] if entry else None
 
-    def bad_targets(self, statement: ast.BadStmt) -> list[str]:
-        """The names that an unreadable statement would bind: those the parser found, else its first words."""
-        if statement.targets or not 0 < statement.span.line <= len(self._lines):
-            return [name.text for name in statement.targets]
-        words = _LEADING.match(self._lines[statement.span.line - 1], statement.span.column - 1)
-        return re.split(r"\s*,\s*", words[0]) if words else []
+    def is_settled(self, name: str) -> bool:
+        """Whether nothing is to be said of a name that stands for nothing: its mistake is reported.
+
+        True for the second use of a name, and where a declaration could not be read so far that its
+        name is not known.
+        """
+        if name in self.unknown:
+            return True
+        self.unknown.add(name)
+        return self.nameless
 
     def near(self, name: str, known: Iterable[str]) -> str | None:
         """The name in `known` that `name` is most probably a misspelling of, if there is one.
@@ -101,10 +107,10 @@ class Context:
         if self._guesses <= 0 or len(name) > LONGEST_GUESS:
             return None
         self._guesses -= 1
+        from difflib import get_close_matches  # noqa: PLC0415  (only mistakes need it)
+
         short = [other for other in known if len(other) <= LONGEST_GUESS][:MOST_COMPARED]
-        found = difflib.get_close_matches(name, short, 1, 0.7) or difflib.get_close_matches(
-            name.lower(), short, 1, 0.7
-        )
+        found = get_close_matches(name, short, 1, 0.7) or get_close_matches(name.lower(), short, 1, 0.7)
         return found[0] if found else None
 
     def rename(self, name: ast.Name, known: Iterable[str]) -> Fix | None:

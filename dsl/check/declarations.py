@@ -50,7 +50,9 @@ def _declare_name(ctx: Context, item: ast.Decl) -> None:
         case ast.StateDecl():
             kind = "a state"
         case ast.BadStmt():
-            ctx.unknown.update(name.text for name in item.targets)
+            names = ctx.unread.declared(item)
+            ctx.unknown.update(names)
+            ctx.nameless = ctx.nameless or not names
             return
         case ast.PhaseDecl():
             return
@@ -147,6 +149,8 @@ def _server(ctx: Context, name: ast.Name) -> str | None:
         return axis.name
     servers = [axis.name for axis in ctx.axes.values() if axis.kind is AxisKind.SERVER]
     kind = ctx.kind_of(name.text)
+    if kind is None and ctx.is_settled(name.text):
+        return None
     ctx.error(
         "CP0110",
         f"`{name.text}` is {kind}, expected a server" if kind else f"there is no server `{name.text}`",

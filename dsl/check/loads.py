@@ -81,6 +81,8 @@ def _source(ctx: Context, name: ast.Name) -> Source | None:
     if name.text in ctx.unknown or name.text in ctx.sources:
         return ctx.sources.get(name.text)
     kind = ctx.kind_of(name.text)
+    if kind is None and ctx.is_settled(name.text):
+        return None
     ctx.error(
         "CP0105",
         f"`{name.text}` is {kind}, expected a source" if kind else f"there is no source `{name.text}`",

@@ -65,6 +65,8 @@ def find_fn(ctx: Context, name: ast.Name) -> Fn | None:
     if name.text in ctx.unknown or name.text in ctx.fns:
         return ctx.fns.get(name.text)
     kind = ctx.kind_of(name.text)
+    if kind is None and ctx.is_settled(name.text):
+        return None
     ctx.error(
         "CP0106",
         f"`{name.text}` is {kind}, expected a fn" if kind else f"there is no fn `{name.text}`",

@@ -67,7 +67,7 @@ def _phase(ctx: Context, decl: ast.PhaseDecl, title: str, name: str) -> Phase:
     for statement in decl.body:
         match statement:
             case ast.BadStmt():
-                scope.bind_bad(ctx.bad_targets(statement), statement.span)
+                scope.bind_unread(statement)
             case ast.OutputStmt():
                 scope.output(statement)
             case ast.StageStmt():
@@ -125,10 +125,16 @@ def check_states(ctx: Context, items: tuple[ast.Decl, ...]) -> None:
         return  # the phase that does it may be the one that did not parse
     for state in ctx.states.values():
         name = state.name
-        near = ctx.near(name, [other for other in ctx.bound if other not in ctx.declared])
-        misspelt = Note(f"`{near}` is bound here: was `{name}` meant?", ctx.bound[near][1]) if near else None
+        if name in ctx.misspelt_states:
+            continue
         never_set = name not in ctx.set_states
         never_updated = name not in ctx.updated_states
+        if name in ctx.unset_states:
+            never_set = False  # reported where it is read
+        if not never_set and not never_updated:
+            continue
+        near = ctx.near(name, [other for other in ctx.bound if other not in ctx.declared])
+        misspelt = Note(f"`{near}` is bound here: was `{name}` meant?", ctx.bound[near][1]) if near else None
         if never_set:
             ctx.error(
                 "CP0502",
@@ -137,7 +143,7 @@ def check_states(ctx: Context, items: tuple[ast.Decl, ...]) -> None:
                 f"bind `{name}` in `at start {{ }}`: that is its value before the first step",
                 misspelt,
             )
-        elif never_updated:
+        else:
             ctx.error(
                 "CP0503",
                 f"the state `{name}` is never updated",

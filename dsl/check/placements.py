@@ -62,6 +62,8 @@ def _not_an_axis(ctx: Context, name: ast.Name, kinds: Sequence[AxisKind], role: 
     if kind is not None:
         ctx.error("CP0104", f"`{name.text}` is {kind}, expected {role}", name.span)
         return
+    if ctx.is_settled(name.text):
+        return
     known = [axis.name for axis in ctx.axes.values() if axis.kind in kinds]
     ctx.error(
         "CP0104",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from commplan.diagnostics import Note, Span
+from commplan.diagnostics import Fix, Note, Span
 from commplan.dsl import ast
 from commplan.dsl.check.context import Context, described, listed
 from commplan.ir.plan import AxisKind, Binding, Ref, Stage, Value
@@ -29,6 +29,8 @@ class Scope:
         self.env: dict[str, Value | None] = dict(ctx.inputs)
         if not self.is_start:
             self.env.update(ctx.states)
+            self.env.update(dict.fromkeys(ctx.doubtful_states, BAD))
+        self.lost = False  # whether some target could not be read
         self._later = _targets(decl)
         for statement in decl.body:
             if isinstance(statement, ast.StageStmt) and isinstance(statement.expr, ast.LoadExpr):
@@ -41,7 +43,7 @@ class Scope:
         """The value that `name` stands for here, or None where that is in error (reported once)."""
         if name.text in self.env:
             return self.env[name.text]
-        if name.text in self.ctx.unknown:
+        if name.text in self.ctx.unknown or self.lost:
             return BAD
         self._report_unbound(name)
         self.env[name.text] = BAD
@@ -56,12 +58,16 @@ class Scope:
     def _report_unbound(self, name: ast.Name) -> None:
         text = name.text
         if text in self.ctx.states:
+            self.ctx.unset_states.add(text)
+            near = self.ctx.near(text, [name for name in self.env if name not in self.ctx.declared])
+            meant = self.ctx.bound.get(near or "")
             self.ctx.error(
                 "CP0504",
                 f"the state `{text}` is read before it is set",
                 name.span,
                 Note(f"`{text}` has no value when `at start` begins", self.ctx.states[text].span),
                 "a state gets its first value in `at start`: bind its name there first",
+                Note(f"`{near}` is bound here: was `{text}` meant?", meant[1]) if meant else None,
             )
             return
         kind = self.ctx.kind_of(text)
@@ -75,7 +81,10 @@ class Scope:
                 f"`load {text} ...` makes values of it" if kind == "a source" else None,
             )
             return
+        if self.ctx.is_settled(text):
+            return
         notes: list[Note | str] = []
+        near = self.ctx.near(text, [*self.env, *self.ctx.states])
         fix = None
         later = self._later.get(text)
         if later is not None:
@@ -85,8 +94,11 @@ class Scope:
             notes.append(
                 Note(f"`{text}` is bound in `{title}`: only states carry over to other phases", span)
             )
-        else:
-            fix = self.ctx.rename(name, [*self.env, *self.ctx.states])
+        if near in self.ctx.states and text not in self.ctx.declared:
+            self.ctx.misspelt_states.add(near)
+            notes.append(Note(f"the state `{near}` is declared here", self.ctx.states[near].span))
+        elif near is not None and not notes:
+            fix = Fix(f"write `{near}`", name.span, near)
         self.ctx.error("CP0102", f"there is no value `{text}` here", name.span, *notes, fix=fix)
 
     def check_targets(self, targets: Sequence[ast.Name]) -> None:
@@ -123,6 +135,21 @@ class Scope:
             self.env[name] = BAD
             self._note_bound(name, span)
 
+    def bind_unread(self, statement: ast.BadStmt) -> None:
+        """Bind what a statement that could not be read may bind, and count its states as updated.
+
+        Where its targets are not even known, every name may be one.
+        """
+        targets, complete = self.ctx.unread.targets(statement)
+        words = self.ctx.unread.words(statement)
+        for state in self.ctx.states:
+            if state in words or not complete:
+                self._note_bound(state, statement.span)
+        if not complete:
+            self.lost = True
+            self.env = dict.fromkeys(self.env, BAD)
+        self.bind_bad(targets, statement.span)
+
     def mark_same(self, result: Ref, operand: Ref, axes: Iterable[str], span: Span) -> None:
         """Remember where `result` was made the same over `axes`, beside what its operand was already."""
         self.made_same[result] = self.made_same.get(operand, {}) | dict.fromkeys(axes, span)
@@ -135,7 +162,10 @@ class Scope:
         self.updated.add(name)
 
     def _fits(self, name: ast.Name, state: Value, type_: Type, placement: Placement) -> bool:
+        if name.text in self.ctx.doubtful_states:
+            return False  # reported: the declaration or the first new value is wrong
         if type_ != state.type:
+            self.ctx.doubtful_states.add(name.text)
             self.ctx.error(
                 "CP0505",
                 f"the state `{name.text}` is {state.type}, found a new value of type {type_}",
@@ -147,6 +177,7 @@ class Scope:
         stored = Placement(placement.per, placement.partial, placement.split, state.placement.server)
         if placement == state.placement or (placement.server is None and stored == state.placement):
             return True
+        self.ctx.doubtful_states.add(name.text)
         self.ctx.error(
             "CP0506",
             f"the state `{name.text}` is placed `{state.placement}`, found a new value placed `{placement}`",

@@ -58,9 +58,9 @@ def check_exchange(
             "`w, m`: what the optimiser keeps beside the weights is one tree",
         )  # fmt: skip
         return None
-    if not _targets_are_states(ctx, statement.targets, expr.states):
+    if states is None or not _targets_are_states(ctx, statement.targets, expr.states):
         return None
-    if states is None or gradient is None or over is None:
+    if gradient is None or over is None:
         return None
     if not _terms(ctx, expr, gradient, over) or not _held_alike(ctx, expr, states, over):
         return None
@@ -233,9 +233,9 @@ def check_elastic(
     check_accumulation(ctx, expr.via, via, found, type_)
     if mode and coefficients and over:
         _stable(ctx, expr, mode, coefficients, over)
-    if not _pull_and_center(ctx, statement, expr):
+    if centers is None or not _pull_and_center(ctx, statement, expr):
         return None
-    if operand is None or centers is None or over is None:
+    if operand is None or over is None:
         return None
     center = centers[0]
     if not _replicas(ctx, expr, operand, over) or not _center_fits(ctx, expr, operand, center, over, mode):
@@ -361,7 +361,7 @@ def _stable(
     known = f", with p = {workers} workers" if workers else ""
     ctx.error(
         "CP0426",
-        f"`{mode}` diverges: {factors} = {_decimal(total)}, and it must be below 1{known}",
+        f"`{mode}` is unstable: {factors} = {_decimal(total)}, and it must be below 1{known}",
         expr.by.span,
         f"the centre would keep {_decimal(1 - total)} of itself at every exchange",
         "the bound is that of Zhang, Choromanska and LeCun (2015), beta = p * eta * rho < 1",

@@ -1,0 +1,103 @@
+"""One mistake makes one error: nothing follows from a misspelt name or an unreadable statement."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from commplan.dsl import load
+
+TESTS = Path(__file__).parents[1]
+PLANS = [
+    *sorted((TESTS.parent / "examples" / "plans").glob("*.plan")),
+    *sorted((TESTS / "plans").glob("*.plan")),
+]
+WORD = re.compile(r"#[^\n]*|\b[A-Za-z_]\w*")
+
+
+def _slips(text: str) -> list[str]:
+    """The text once for each of its words, that word misspelt."""
+    words = [match for match in WORD.finditer(text) if not match[0].startswith("#")]
+    return [f"{text[: word.end() - 1]}zq{text[word.end() :]}" for word in words]
+
+
+@pytest.mark.parametrize("path", PLANS, ids=lambda path: path.stem)
+def test_a_misspelt_word_makes_at_most_one_error(path: Path) -> None:
+    slips = _slips(path.read_text(encoding="utf-8"))
+    found = [load(slip, path.name)[1] for slip in slips]
+    several = [diagnostics for diagnostics in found if len(diagnostics) > 1]
+    # A state may get a name that resembles neither its uses nor anything else.
+    allowed = [d for d in several if {one.code for one in d} == {"CP0502", "CP0102"}]
+    assert len(several) - len(allowed) == 0, "\n\n".join("\n".join(map(str, one)) for one in several)
+    assert len(allowed) <= 2
+
+
+HEAD = """plan p
+axis data = 4
+source images : u8[8]
+input p : tree per data
+input g : tree partial data
+state w : tree
+fn f(tree) -> tree on device
+fn h(u8[8]) -> u8[8] on host
+at start {
+    w = broadcast p over data from 0
+}
+each step {
+"""
+FINE = "    w = map f(w)\n"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "    g reduce g over data by sum\n    output g\n" + FINE,  # no `=`
+        "    = reduce g over data by sum\n    output g\n" + FINE,  # no name
+        "    x, = load images batch 8 visit exactly_once seed 0\n    y = map h(x)\n    output y, n\n" + FINE,
+        "    , n = load images batch 8 visit exactly_once seed 0\n    y = map h(x)\n    output y, n\n" + FINE,
+        "    w = mpa f(w)\n    output w\n",  # a state, in a statement that cannot be read
+        "    q = map f(w))\n    output q\n" + FINE,
+        "    outptu w\n" + FINE,
+    ],
+)
+def test_an_unreadable_stage_makes_one_error(body: str) -> None:
+    _, diagnostics = load(f"{HEAD}{body}}}\n", "p.plan")
+    assert [d.code[:4] for d in diagnostics] == ["CP00"], "\n".join(map(str, diagnostics))
+
+
+@pytest.mark.parametrize(
+    "old, new",
+    [
+        ("axis data = 4", "axis data 4"),
+        ("axis data = 4", "axsi data = 4"),
+        ("axis data = 4", "axis = 4"),
+        ("source images : u8[8]", "images : u8[8]"),
+        ("input p : tree per data", "input : tree per data"),
+        ("state w : tree", "state w tree"),
+        ("fn f(tree) -> tree on device", "fn f(tree) tree on device"),
+        ("fn f(tree) -> tree on device", "fun f(tree) -> tree on device"),
+        ("at start {", "at begin {"),
+    ],
+)
+def test_an_unreadable_declaration_makes_one_error(old: str, new: str) -> None:
+    load_ = "    x = load images batch 8 visit exactly_once seed 0\n"
+    text = f"{HEAD}    g = reduce g over data by sum\n{load_}    output g, x\n{FINE}}}\n"
+    assert load(text, "p.plan")[0] is not None
+    _, diagnostics = load(text.replace(old, new), "p.plan")
+    assert [d.code[:4] for d in diagnostics] == ["CP00"], "\n".join(map(str, diagnostics))
+
+
+def test_errors_beside_an_unreadable_statement_are_still_found() -> None:
+    body = "    y = mpa f(w)\n    z = reduce g over dta by sum\n    output z, y\n" + FINE
+    _, diagnostics = load(f"{HEAD}{body}}}\n", "p.plan")
+    assert [d.code for d in diagnostics][1:] == ["CP0104"]
+    assert diagnostics[0].code.startswith("CP00")
+
+
+def test_thousands_of_unknown_names_end_soon() -> None:
+    lines = [f"    a{i} = map f{i}(b{i})" for i in range(3000)]
+    plan, diagnostics = load("\n".join([HEAD, *lines, FINE, "}", ""]), "p.plan")
+    assert plan is None
+    assert len(diagnostics) >= 1000
