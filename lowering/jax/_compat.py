@@ -52,9 +52,9 @@ def all_gather_same(x: Array, axes: tuple[str, ...]) -> Array:
     return _all_gather_same(x, axes, tiled=True)
 
 
-def broadcast_native(x: Array, axis: str, root: int) -> Array:
-    """XLA's collective broadcast from `root` along `axis`, typed as the same over `axis`. GPUs only."""
-    return assume_same(lax.pbroadcast(x, (axis,), root), (axis,))
+def broadcast_native(x: Array, axes: tuple[str, ...], root: int) -> Array:
+    """XLA's collective broadcast from `root`, counted row-major over `axes`; typed the same. GPUs only."""
+    return assume_same(lax.pbroadcast(x, axes, root), axes)
 
 
 def assume_same(x: Array, axes: Sequence[str]) -> Array:
