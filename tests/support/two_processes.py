@@ -1,0 +1,107 @@
+"""One of the processes of `test_run_processes`: python two_processes.py PORT INDEX COUNT OUT."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.sharding import AxisType
+
+PLAN = """plan two
+ensemble member = 2
+axis data = 2
+source images : u8[6]
+fn decode(u8[6]) -> u8[6] on host
+fn noisy (u8[6]) -> u8[6] on host random
+input params : tree per member, data
+input grads  : tree per member partial data
+input loss   : f32 per member, data
+state center : tree per member
+at start {
+    center = broadcast params over data from 0
+    output center
+}
+each step {
+    x, n  = load images batch 4 split data visit exactly_once seed 3
+    x     = map decode(x)
+    x     = share x over member via all_shared
+    batch = map noisy(x) per member
+    output batch
+    grads  = reduce grads over data by mean
+    center = broadcast grads_each over data from 1
+    loss   = reduce loss over data by mean
+    best   = reduce loss across member by min
+    output grads, best
+}
+input grads_each : tree per member, data
+"""
+TREE = {"w": np.zeros((6,), np.float32)}
+RECORDS = np.arange(10 * 6, dtype=np.uint8).reshape(10, 6)
+
+
+def noisy(x, rng):
+    return x + rng.integers(0, 9, x.shape, np.uint8)
+
+
+def train(mesh) -> dict[str, np.ndarray]:
+    """Two epochs of steps; what this process holds of the results, by name."""
+    import commplan
+
+    decoded = []
+
+    def decode(record):
+        decoded.append(int(record[0]))
+        return record
+
+    program = commplan.loads(PLAN).compile(
+        mesh, shapes={"params": TREE, "grads": TREE, "grads_each": TREE, "center": TREE}
+    )
+    run = program.bind(mesh, sources={"images": RECORDS}, functions={"decode": decode, "noisy": noisy})
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("member", "data"))
+    params = {"w": np.arange(24, dtype=np.float32).reshape(2, 2, 6)}
+    params = jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, sharding, lambda at: x[at]), params)
+    out, state = run.start(run.init(), params=params)
+
+    @jax.jit
+    @run.spmd(params="center", x="batch", returns=("params", "same", "per member split data"))
+    def step(state, params, x):
+        def loss(p):
+            return ((x * p["w"]) ** 2).mean()
+
+        value, grads = jax.value_and_grad(loss)(run.varying(params))
+        out, state = run.step(state, grads=grads, grads_each=grads, loss=value)
+        return state, out.grads, out.best, x
+
+    results: dict[str, list[np.ndarray]] = {"grads": [], "best": [], "batch": []}
+    with run.batches() as batches:
+        for _ in range(2):
+            for item in batches:
+                state, grads, best, batch = step(state, out.center, item["batch"])
+                for name, value in (("grads", grads["w"]), ("best", best), ("batch", batch)):
+                    results[name].append(local(value))
+    return {name: np.stack(arrays) for name, arrays in results.items()} | {"decoded": np.array(decoded)}
+
+
+def local(array) -> np.ndarray:
+    """The rows of an array that this process holds, copies left out."""
+    pieces = {str(shard.index): shard for shard in array.addressable_shards}
+    ordered = sorted(pieces.values(), key=lambda shard: [at.start or 0 for at in shard.index])
+    if not array.ndim:
+        return np.asarray(ordered[0].data)
+    rows: dict[int, list[np.ndarray]] = {}
+    for shard in ordered:
+        rows.setdefault(shard.index[0].start or 0, []).append(np.asarray(shard.data))
+    return np.concatenate([np.concatenate(row, axis=min(1, array.ndim - 1)) for row in rows.values()])
+
+
+def main(port: str, index: str, count: str, out: str) -> None:
+    jax.distributed.initialize(f"localhost:{port}", int(count), int(index))
+    mesh = jax.make_mesh((2, 2), ("member", "data"), (AxisType.Auto,) * 2)
+    np.savez(Path(out) / f"{index}.npz", **train(mesh))
+    jax.distributed.shutdown()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
