@@ -8,12 +8,14 @@ that what uses it stays silent.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from commplan.diagnostics import Diagnostic, Severity, Span
 from commplan.dsl import ast
-from commplan.dsl.check.context import Context
+from commplan.dsl.check.context import Context, GiveUp
 from commplan.dsl.check.declarations import declare_all
 from commplan.dsl.check.phases import check_phases, check_states
-from commplan.ir.plan import Plan
+from commplan.ir.plan import Phase, Plan
 
 
 def check(tree: ast.File) -> tuple[Plan | None, tuple[Diagnostic, ...]]:
@@ -24,9 +26,11 @@ def check(tree: ast.File) -> tuple[Plan | None, tuple[Diagnostic, ...]]:
     over, and names bound there are taken as given.
     """
     ctx = Context(tree.file, tree.text)
-    declare_all(ctx, tree.items)
-    phases = check_phases(ctx, tree.items)
-    check_states(ctx, tree.items)
+    phases: tuple[Phase, ...] = ()
+    with suppress(GiveUp):
+        declare_all(ctx, tree.items)
+        phases = check_phases(ctx, tree.items)
+        check_states(ctx, tree.items)
     diagnostics = tuple(sorted(ctx.diagnostics, key=_place))
     if tree.name is None or any(item.severity is Severity.ERROR for item in diagnostics):
         return None, diagnostics

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 
 from commplan.diagnostics import Diagnostic, Fix, Note, Span
 from commplan.dsl import ast
@@ -10,6 +11,7 @@ from commplan.dsl.check.unread import Unread
 from commplan.ir.plan import Axis, AxisKind, Fn, Ref, Source, Value
 from commplan.ir.types import Placement, Type
 
+MOST_ERRORS = 1000
 MOST_GUESSES = 100
 MOST_COMPARED = 500
 LONGEST_GUESS = 64
@@ -20,6 +22,10 @@ KIND_WORDS = {
     AxisKind.ENSEMBLE: "an ensemble",
     AxisKind.SERVER: "a server",
 }
+
+
+class GiveUp(Exception):  # noqa: N818  (it never leaves the checker)
+    """The rest of the plan is not worth checking; the reason was reported."""
 
 
 class Context:
@@ -55,6 +61,10 @@ class Context:
         self, code: str, message: str, span: Span, *notes: Note | str | None, fix: Fix | None = None
     ) -> None:
         """Record one mistake; each of `notes` is a remark, with its place where it has one."""
+        if len(self.diagnostics) >= MOST_ERRORS:
+            message = f"more than {MOST_ERRORS} errors; the rest of the plan is not checked"
+            self.diagnostics.append(Diagnostic("CP0013", message, span, file=self.file))
+            raise GiveUp
         remarks = tuple(Note(note) if isinstance(note, str) else note for note in notes if note)
         self.diagnostics.append(Diagnostic(code, message, span, remarks, fix, file=self.file))
 
@@ -109,7 +119,7 @@ class Context:
         self._guesses -= 1
         from difflib import get_close_matches  # noqa: PLC0415  (only mistakes need it)
 
-        short = [other for other in known if len(other) <= LONGEST_GUESS][:MOST_COMPARED]
+        short = list(islice((other for other in known if len(other) <= LONGEST_GUESS), MOST_COMPARED))
         found = get_close_matches(name, short, 1, 0.7) or get_close_matches(name.lower(), short, 1, 0.7)
         return found[0] if found else None
 

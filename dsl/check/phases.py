@@ -74,8 +74,8 @@ def _phase(ctx: Context, decl: ast.PhaseDecl, title: str, name: str) -> Phase:
                 _statement(ctx, scope, statement)
     updates = tuple(
         Binding(state, value.id)
-        for state in ctx.states
-        if state in scope.updated and (value := scope.env.get(state))
+        for state in sorted(scope.updated.intersection(ctx.states), key=lambda name: ctx.states[name].span)
+        if (value := scope.env.get(state))
     )
     period = decl.period.value if decl.period is not None and isinstance(decl.period.value, int) else 1
     return Phase(name, decl.kind, decl.header, period, tuple(scope.stages), tuple(scope.outputs), updates)
@@ -133,7 +133,7 @@ def check_states(ctx: Context, items: tuple[ast.Decl, ...]) -> None:
             never_set = False  # reported where it is read
         if not never_set and not never_updated:
             continue
-        near = ctx.near(name, [other for other in ctx.bound if other not in ctx.declared])
+        near = ctx.near(name, (other for other in ctx.bound if other not in ctx.declared))
         misspelt = Note(f"`{near}` is bound here: was `{name}` meant?", ctx.bound[near][1]) if near else None
         if never_set:
             ctx.error(

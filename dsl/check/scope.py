@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 from commplan.diagnostics import Fix, Note, Span
 from commplan.dsl import ast
@@ -14,7 +15,7 @@ BAD = None  # what a name stands for that a statement in error bound
 
 
 class Scope:
-    """One phase while it is checked. `env` maps a name to its value, or to BAD."""
+    """One phase while it is checked. `env` maps a name that is bound in it to its value, or to BAD."""
 
     def __init__(self, ctx: Context, decl: ast.PhaseDecl, title: str) -> None:
         self.ctx = ctx
@@ -26,10 +27,7 @@ class Scope:
         self.updated: set[str] = set()
         self.made_same: dict[Ref, dict[str, Span]] = {}  # over which axes, and where
         self.clocks: dict[str, Span] = {}  # ensembles whose members have own clocks in this phase
-        self.env: dict[str, Value | None] = dict(ctx.inputs)
-        if not self.is_start:
-            self.env.update(ctx.states)
-            self.env.update(dict.fromkeys(ctx.doubtful_states, BAD))
+        self.env: dict[str, Value | None] = {}
         self.lost = False  # whether some target could not be read
         self._later = _targets(decl)
         for statement in decl.body:
@@ -41,13 +39,22 @@ class Scope:
 
     def operand(self, name: ast.Name) -> Value | None:
         """The value that `name` stands for here, or None where that is in error (reported once)."""
-        if name.text in self.env:
-            return self.env[name.text]
-        if name.text in self.ctx.unknown or self.lost:
+        text, ctx = name.text, self.ctx
+        if text in self.env:
+            return self.env[text]
+        if text in ctx.unknown or text in ctx.doubtful_states or self.lost:
             return BAD
+        if text in ctx.inputs:
+            return ctx.inputs[text]
+        if text in ctx.states and not self.is_start:
+            return ctx.states[text]
         self._report_unbound(name)
-        self.env[name.text] = BAD
+        self.env[text] = BAD
         return BAD
+
+    def _visible(self) -> Iterator[str]:
+        """Every name that stands for a value here, or may come to."""
+        return chain(self.env, self.ctx.inputs, self.ctx.states)
 
     def operands(self, names: Sequence[ast.Name]) -> tuple[Value, ...] | None:
         """The values of all `names`, or None where one is in error."""
@@ -59,7 +66,7 @@ class Scope:
         text = name.text
         if text in self.ctx.states:
             self.ctx.unset_states.add(text)
-            near = self.ctx.near(text, [name for name in self.env if name not in self.ctx.declared])
+            near = self.ctx.near(text, (name for name in self.env if name not in self.ctx.declared))
             meant = self.ctx.bound.get(near or "")
             self.ctx.error(
                 "CP0504",
@@ -84,7 +91,7 @@ class Scope:
         if self.ctx.is_settled(text):
             return
         notes: list[Note | str] = []
-        near = self.ctx.near(text, [*self.env, *self.ctx.states])
+        near = self.ctx.near(text, self._visible())
         fix = None
         later = self._later.get(text)
         if later is not None:
@@ -147,7 +154,7 @@ class Scope:
                 self._note_bound(state, statement.span)
         if not complete:
             self.lost = True
-            self.env = dict.fromkeys(self.env, BAD)
+            self.env.clear()
         self.bind_bad(targets, statement.span)
 
     def mark_same(self, result: Ref, operand: Ref, axes: Iterable[str], span: Span) -> None:

@@ -93,11 +93,10 @@ def _states(ctx: Context, scope: Scope, names: Sequence[ast.Name]) -> tuple[Valu
         if name.text in ctx.unknown or name.text in ctx.states:
             continue
         kind = ctx.kind_of(name.text)
-        if kind is None and name.text not in scope.env:
-            continue  # reported as an unknown value below
+        value = scope.operand(name)
         sound = False
-        if name.text in scope.env and scope.env[name.text] is None:
-            continue
+        if value is None:
+            continue  # reported, here or before
         ctx.error(
             "CP0422", f"`{name.text}` is {kind or 'a value of this phase'}, expected a state", name.span,
             "what a stage updates must carry over to the next step: declare it `state`",
