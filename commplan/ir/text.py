@@ -47,5 +47,7 @@ def _parse(word: str, text: str, kind: type[Any], file: str) -> Any:
         reader = Reader(text)
         reader.word(word)
         return reader.struct(kind)
+    except (RecursionError, ValueError) as error:  # nested too deeply, a number too long, an odd escape
+        return fail("CP1008", f"this is no text form of a graph: {error}", file=file)
     except TextError as error:
-        return fail("CP1008", str(error), f"the text must begin with `{word}`", span=error.span, file=file)
+        return fail("CP1008", str(error), span=error.span, file=file)

@@ -238,6 +238,8 @@ class Reader:
 
     def _assign_left(self, fields: dict[str, Any], name: str, left: list[str]) -> None:
         wanted = _LEFT_OF.get(name, ())
+        if left and not wanted:
+            raise self._wrong(f"there is no op `{name}`")
         if "results" in wanted:
             fields["results"] = left
             return
@@ -263,7 +265,7 @@ class Reader:
             case "number":
                 return int(text) if re.fullmatch(r"-?\d+", text) else float(text)
             case "string":
-                return self._after_name(json.loads(text))
+                return self._after_name(json.loads(text, strict=False))
             case "word":
                 return self._after_word(text)
             case "mark" if text == "[":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from support.byhand import HERE, Maker, compiled, reduce_plan, sharded_plan, tree
 
@@ -142,8 +143,6 @@ def test_whole_numbers_travel_as_they_are() -> None:
 def test_scatter_adds_in_the_declared_type() -> None:
     plan = sharded_plan(4)
     stages = plan.phases[1].stages
-    import msgspec  # noqa: PLC0415
-
     changed = tuple(
         msgspec.structs.replace(s, hints=hinted("bf16", "f32"))
         if isinstance(s, graph.Scatter | graph.Gather)

@@ -1,0 +1,214 @@
+"""Schedule files: the same bytes everywhere, strict reading, and refusals with the path of the error."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.byhand import HERE, compiled, ensemble_plan, reduce_plan, sharded_plan, tree
+from support.random_case import make_case
+
+import commplan
+from commplan.diagnostics import CommplanError, Span
+from commplan.ir.schedule import SCHEMA_VERSION
+from commplan.ir.serial import decode, encode, plan_digest, schedule_digest
+from commplan.verify import load_schedule
+
+GIVEN = tree(w=(3, 3), b=(2,))
+SCHEDULE = compiled(reduce_plan("mean"), None, grads=GIVEN)
+DATA = encode(SCHEDULE)
+ROOT = Path(__file__).parents[2]
+
+
+def refusal(data: bytes, read: Any = load_schedule) -> Any:
+    with pytest.raises(CommplanError) as caught:
+        read(data, "x.json")
+    (problem,) = caught.value.diagnostics
+    assert problem.file == "x.json"
+    return problem
+
+
+def edited(*path: str | int, to: Any, digest: bool = True) -> bytes:
+    """The file with one field changed, its digest made to fit."""
+    content = msgspec.json.decode(DATA)
+    node = content["schedule"]
+    for key in path[:-1]:
+        node = node[key]
+    node[path[-1]] = to
+    if digest:
+        try:
+            from commplan.ir.schedule import Schedule  # noqa: PLC0415
+
+            content["digest"] = schedule_digest(msgspec.convert(content["schedule"], Schedule))
+        except msgspec.ValidationError:
+            pass
+    return msgspec.json.encode(content)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        SCHEDULE,
+        compiled(sharded_plan(), None, params=GIVEN, grads=GIVEN),
+        compiled(ensemble_plan(), None),
+        compiled(reduce_plan("sum"), None, grads=()),
+    ],
+    ids=["reduce", "sharded", "ensemble", "empty"],
+)
+def test_what_is_written_is_read(schedule: Any) -> None:
+    assert load_schedule(encode(schedule)) == schedule
+    assert decode(encode(schedule)) == schedule
+    assert encode(load_schedule(encode(schedule))) == encode(schedule)
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(0, 10**6))
+def test_random_schedules_are_read_back(seed: int) -> None:
+    case = make_case(seed)
+    plan = commplan.loads(case.text, "x.plan")
+    sizes = {axis.name: case.sizes[axis.name] for axis in plan.graph.axes}
+    schedule = plan.compile(axes=sizes, shapes=case.shapes, passes=case.pipeline).schedule
+    assert load_schedule(encode(schedule)) == schedule
+
+
+def test_the_head_of_a_file() -> None:
+    content = msgspec.json.decode(DATA)
+    assert list(content) == ["format", "schema", "digest", "schedule"]
+    assert content["format"] == "commplan-schedule"
+    assert content["schema"] == SCHEMA_VERSION
+    assert content["digest"] == schedule_digest(SCHEDULE)
+    assert DATA.endswith(b"}\n")
+
+
+def test_places_are_no_part_of_digests() -> None:
+    moved = msgspec.structs.replace(SCHEDULE, file="elsewhere.plan")
+    phase = msgspec.structs.replace(moved.phases[0], span=Span(7, 7, 7, 7))
+    moved = msgspec.structs.replace(moved, phases=(phase,))
+    assert moved != SCHEDULE
+    assert schedule_digest(moved) == schedule_digest(SCHEDULE)
+    plan = reduce_plan("mean")
+    assert plan_digest(msgspec.structs.replace(plan, file="elsewhere.plan")) == plan_digest(plan)
+    axis = msgspec.structs.replace(plan.axes[0], span=HERE.to(Span(3, 3, 3, 3)))
+    assert plan_digest(msgspec.structs.replace(plan, axes=(axis,))) == plan_digest(plan)
+    assert plan_digest(reduce_plan("sum")) != plan_digest(plan)
+
+
+PROGRAM = """
+import sys
+sys.path.insert(0, "tests")
+import commplan
+from commplan.ir.serial import encode
+from commplan.ir.text import print_plan, print_schedule
+t = {"w": {"shape": [3, 4], "dtype": "f32"}, "b": {"shape": [], "dtype": "f32"}}
+for name in ("ensemble_training", "sharded_update", "two_level", "parameter_hub"):
+    plan = commplan.load(f"examples/plans/{name}.plan")
+    names = [r[:-2] for r in plan.graph.inputs if str(plan.graph.value(r).type) == "tree"]
+    schedule = plan.compile(shapes=dict.fromkeys(names, t)).schedule
+    sys.stdout.write(print_plan(plan.graph) + print_schedule(schedule) + encode(schedule).decode())
+    sys.stdout.write(plan.digest)
+"""
+
+
+def test_the_same_bytes_whatever_the_hash_seed() -> None:
+    outputs: set[bytes] = set()
+    for seed in ("0", "1", "4242", "random"):
+        environment = os.environ | {"PYTHONHASHSEED": seed}
+        command = [sys.executable, "-W", "error", "-c", PROGRAM]
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=True)
+        outputs.add(done.stdout)
+    assert len(outputs) == 1
+    assert len(next(iter(outputs))) > 10_000
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"plan x", b"[]", b"3", b'{"format": "commplan-schedule"}', b"\xff\xfe", DATA[:-40], b"[" * 100_000,
+     b'{"a":' * 100_000, DATA.replace(b'"digest"', b'"digests"', 1)],
+)  # fmt: skip
+def test_no_schedule_file(data: bytes) -> None:
+    assert refusal(data).code == "CP1001"
+
+
+def test_another_kind_of_file() -> None:
+    problem = refusal(DATA.replace(b"commplan-schedule", b"commplan-trace", 1))
+    assert (problem.code, problem.message) == (
+        "CP1001", "this is a `commplan-trace` file, not a `commplan-schedule`",
+    )  # fmt: skip
+
+
+def test_another_schema_version() -> None:
+    problem = refusal(DATA.replace(b'"schema": 1', b'"schema": 999', 1))
+    assert problem.code == "CP1002"
+    assert f"this commplan reads version {SCHEMA_VERSION}" in problem.message
+
+
+@pytest.mark.parametrize(
+    ("path", "to", "message"),
+    [
+        (("axes", 0, "size"), "eight", "Expected `int`, got `str` - at `$.axes[0].size`"),
+        (("axes", 0, "kind"), "ring", "Invalid enum value 'ring' - at `$.axes[0].kind`"),
+        (
+            ("phases", 0, "ops", 0, "type"),
+            "teleport",
+            "Invalid value 'teleport' - at `$.phases[0].ops[0].type`",
+        ),
+        (("phases", 0, "ops", 0, "sort"), 1, "unknown field `sort` - at `$.phases[0].ops[0]`"),
+        (("phases", 0, "colour"), "red", "unknown field `colour` - at `$.phases[0]`"),
+        (("wings",), 2, "unknown field `wings` - at `$`"),
+        (("entry", 0, "leaves", 0, "dtype"), "f8", "Invalid enum value 'f8'"),
+        (("entry", 0, "leaves", 0, "shape"), [1.5], "Expected `int`, got `float`"),
+        (("phases", 0, "ops"), None, "Expected `array`, got `null` - at `$.phases[0].ops`"),
+    ],
+)
+def test_a_wrong_field_and_its_path(path: tuple[str | int, ...], to: Any, message: str) -> None:
+    problem = refusal(edited(*path, to=to))
+    assert problem.code == "CP1003"
+    assert message in problem.message
+
+
+def test_an_edit_is_noticed() -> None:
+    data = edited("choices", 0, "why", to="because I said so", digest=False)
+    problem = refusal(data)
+    assert problem.code == "CP1004"
+    assert schedule_digest(SCHEDULE) in problem.notes[1].text
+    assert refusal(data, decode).code == "CP1004"
+    load_schedule(edited("choices", 0, "why", to="because I said so"))
+
+
+@pytest.mark.parametrize(
+    ("path", "to", "code", "message"),
+    [
+        (("axes", 0, "size"), -3, "CP0734", "axis `data` has size -3"),
+        (("phases", 0, "ops", 0, "parts", 0, "value"), "grads.7", "CP0730", "reads `grads.7`"),
+        (("phases", 0, "ops", 0, "parts", 0, "size"), 1000, "CP0731", "do not lie inside"),
+        (("phases", 0, "ops", 1, "nbytes"), 1, "CP0732", "has 44 bytes, not 1"),
+        (("phases", 0, "ops", 1, "after"), ["grads.1"], "CP0733", "a cycle or a wrong order"),
+        (("phases", 0, "ops", 1, "axes"), ["dta"], "CP0734", "there is no axis `dta`"),
+        (("phases", 0, "ops", 1, "root"), 2, "CP0735", "root 2 do not go together"),
+        (("phases", 0, "period"), 0, "CP0735", "has period 0"),
+        (("inputs",), [], "CP0730", "the values on entry are not the inputs and states"),
+    ],
+)
+def test_nonsense_that_reads_well(path: tuple[str | int, ...], to: Any, code: str, message: str) -> None:
+    problem = refusal(edited(*path, to=to))
+    assert problem.code == "CP1005"
+    assert any(note.text.startswith(code) and message in note.text for note in problem.notes)
+
+
+@settings(deadline=None)
+@given(st.integers(0, len(DATA)), st.integers(0, 20), st.binary(max_size=4))
+def test_damaged_files_are_refused_or_unchanged(start: int, length: int, put: bytes) -> None:
+    damaged = DATA[:start] + put + DATA[start + length :]
+    try:
+        read = load_schedule(damaged)
+    except CommplanError as error:
+        assert error.diagnostics[0].code in ("CP1001", "CP1002", "CP1003", "CP1004", "CP1005")
+    else:
+        assert schedule_digest(read) == schedule_digest(SCHEDULE)

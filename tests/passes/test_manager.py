@@ -1,0 +1,221 @@
+"""Pipelines as text, the verifier after every pass, dumps, records, reproducers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.byhand import compiled, reduce_plan, tree
+
+from commplan.compiler import compile_plan
+from commplan.diagnostics import CommplanError
+from commplan.ir.schedule import Schedule
+from commplan.ir.text import parse_schedule
+from commplan.passes import reproduce
+from commplan.passes.base import Context, Pass, parse_pass
+from commplan.passes.bucket import BucketPass
+from commplan.passes.manager import Pipeline, Record, both, dump_to, read_reproducer
+from commplan.passes.overlap import OverlapPass
+from commplan.passes.registry import DEFAULT, PASSES
+from commplan.passes.share import SharePass
+
+GIVEN = {"grads": tree(w=(3, 3))}
+
+
+class Breaks(Pass, frozen=True):
+    """Loses the ops of every phase."""
+
+    name: ClassVar[str] = "breaks"
+
+    def run(self, schedule: Schedule, context: Context) -> Schedule:
+        phases = tuple(msgspec.structs.replace(phase, ops=()) for phase in schedule.phases)
+        return msgspec.structs.replace(schedule, phases=phases)
+
+
+class Fails(Pass, frozen=True):
+    """Divides by zero."""
+
+    name: ClassVar[str] = "fails"
+    depth: int = 1
+
+    def run(self, schedule: Schedule, context: Context) -> Schedule:
+        raise ZeroDivisionError(f"at depth {self.depth}")
+
+
+def test_the_default_pipeline() -> None:
+    assert DEFAULT == "share,bucket,decompose,wire,overlap"
+    assert str(Pipeline.parse(None)) == DEFAULT
+    assert Pipeline.parse("").passes == ()
+
+
+def test_passes_print_only_what_differs() -> None:
+    assert str(BucketPass()) == "bucket"
+    assert str(BucketPass(max=4 * 1024**2, coalesce=False)) == "bucket{max=4MiB, coalesce=false}"
+    assert str(BucketPass(max=1000)) == "bucket{max=1000}"
+    assert str(SharePass(design="none")) == "share{design=none}"
+
+
+@settings(deadline=None)
+@given(
+    st.builds(
+        lambda a, b, c, d, e: Pipeline((SharePass(a, b), BucketPass(c, d), OverlapPass(e))),
+        st.sampled_from(["all_shared", "duplicate", "none"]),
+        st.sampled_from(["push", "keep"]),
+        st.integers(1, 2**40),
+        st.booleans(),
+        st.booleans(),
+    )
+)
+def test_pipelines_print_and_parse(pipeline: Pipeline) -> None:
+    assert Pipeline.parse(str(pipeline)) == pipeline
+
+
+def test_spaces_and_units_do_not_matter() -> None:
+    assert Pipeline.parse(" bucket { max = 2KiB , coalesce=true } , overlap ").passes == (
+        BucketPass(max=2048), OverlapPass(),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "hint"),
+    [
+        ("bukket", "CP0715", "did you mean `bucket`?"),
+        ("zzz", "CP0715", "known: share, bucket"),
+        ("bucket{mx=1}", "CP0716", "did you mean `max`?"),
+        ("wire{x=1}", "CP0716", "known: none"),
+        ("bucket{max=lots}", "CP0716", "Expected `int`"),
+        ("bucket{max=0}", "CP0716", "Expected `int` >= 1"),
+        ("bucket{max=1,max=2}", "CP0716", "given twice"),
+        ("share{design=maybe}", "CP0716", "Invalid enum value"),
+        ("bucket{max}", "CP0717", "name=value"),
+        ("bucket max", "CP0717", "a pass is written"),
+        ("bucket,,wire", "CP0717", "a pass is written"),
+        ("wire,bucket", "CP0717", "put `bucket` before it"),
+        ("overlap,share", "CP0717", "put `share` before it"),
+    ],
+)
+def test_wrong_pipelines(text: str, code: str, hint: str) -> None:
+    with pytest.raises(CommplanError) as caught:
+        Pipeline.parse(text)
+    assert caught.value.diagnostics[0].code == code
+    assert hint in str(caught.value)
+
+
+def test_every_pass_has_a_summary_and_its_name() -> None:
+    for name, kind in PASSES.items():
+        assert kind.name == name
+        assert kind.summary().endswith(".")
+        assert set(kind.after) < set(PASSES)
+        assert parse_pass(name, PASSES) == kind()
+
+
+def test_records_of_every_pass() -> None:
+    records: list[Record] = []
+    schedule = compile_plan(
+        reduce_plan(), {}, GIVEN, pipeline="bucket{max=8},overlap", observer=records.append
+    )
+    assert [(r.name, r.text) for r in records] == [
+        ("lower", "lower"), ("bucket", "bucket{max=8}"), ("overlap", "overlap"),
+    ]  # fmt: skip
+    assert records[0].before is None
+    assert records[1].before == records[0].after
+    assert records[-1].after == schedule
+    assert all(record.seconds >= 0 for record in records)
+    assert schedule.pipeline == "lower,bucket{max=8},overlap"
+
+
+def test_dumps_parse_back(tmp_path: Path) -> None:
+    records: list[Record] = []
+    observer = both(records.append, None, dump_to(tmp_path / "dump"))
+    compile_plan(reduce_plan(), {}, GIVEN, pipeline="bucket,overlap", observer=observer)
+    names = sorted(path.name for path in (tmp_path / "dump").iterdir())
+    assert names == ["00-lower.txt", "01-bucket.txt", "02-overlap.txt"]
+    text = (tmp_path / "dump" / "01-bucket.txt").read_text()
+    assert parse_schedule(text) == records[1].after
+
+
+def test_a_broken_invariant_names_the_pass(tmp_path: Path) -> None:
+    schedule = compiled(reduce_plan(), "", **GIVEN)
+    pipeline = Pipeline((BucketPass(), Breaks()))
+    with pytest.raises(CommplanError) as caught:
+        pipeline.run(schedule, reproducers=tmp_path)
+    (problem,) = caught.value.diagnostics
+    assert problem.code == "CP0718"
+    assert problem.message.startswith("pass `breaks` broke the schedule: `grads.1")
+    notes = "\n".join(note.text for note in problem.notes)
+    assert "before `breaks`:\nschedule\n" in notes
+    assert "after `breaks`:\nschedule\n" in notes
+    assert "grads.1/sum/b0/pack = pack" in notes
+    path = tmp_path / "made-breaks.reproducer.json"
+    assert str(path) in notes
+
+
+def test_a_failing_pass_leaves_a_reproducer(tmp_path: Path) -> None:
+    order = {"grads": ("w",)}
+    schedule = compiled(reduce_plan(), "bucket", **GIVEN)
+    with pytest.raises(CommplanError) as caught:
+        Pipeline((Fails(depth=3), OverlapPass())).run(schedule, Context(order), reproducers=tmp_path)
+    (problem,) = caught.value.diagnostics
+    assert (problem.code, problem.message) == (
+        "CP0719", "pass `fails{depth=3}` failed: ZeroDivisionError: at depth 3",
+    )  # fmt: skip
+    content = msgspec.json.decode((tmp_path / "made-fails.reproducer.json").read_bytes())
+    assert content["pipeline"] == "fails{depth=3},overlap"
+    assert content["error"] == "ZeroDivisionError: at depth 3"
+    assert content["run"] == "python -m commplan.passes.reproduce made-fails.reproducer.json"
+
+
+def test_a_reproducer_runs_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from commplan.passes.manager import write_reproducer  # noqa: PLC0415
+
+    schedule = compiled(reduce_plan(), "", **GIVEN)
+    context = Context({"grads": ("w",)})
+    path = write_reproducer(schedule, Pipeline.parse("bucket,overlap"), context, "said so", tmp_path)
+    assert read_reproducer(path) == (schedule, Pipeline.parse("bucket,overlap"), context)
+    assert reproduce.main([str(path)]) == 0
+    assert parse_schedule(capsys.readouterr().out).pipeline == "lower,bucket,overlap"
+    path.write_bytes(path.read_bytes().replace(b'"by": 4.0', b'"by": 0.0'))
+    assert reproduce.main([str(path)]) == 1
+    assert "CP0718" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "content", [None, b"", b"{}", b"[1]", b'{"schedule": 1, "order": {}, "pipeline": ""}']
+)
+def test_no_reproducer(tmp_path: Path, content: bytes | None, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "x.json"
+    if content is not None:
+        path.write_bytes(content)
+    assert reproduce.main([str(path)]) == 1
+    assert "CP0723" in capsys.readouterr().err
+    assert reproduce.main([]) == 2
+
+
+def test_the_reproducer_command(tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "error", "-m", "commplan.passes.reproduce", str(tmp_path / "none.json")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "CP0723" in done.stderr
+
+
+def test_a_users_mistake_passes_through() -> None:
+    class Refuses(Pass, frozen=True):
+        """Says no."""
+
+        name: ClassVar[str] = "refuses"
+        mode: Literal["a"] = "a"
+
+        def run(self, schedule: Schedule, context: Context) -> Schedule:
+            from commplan.diagnostics import fail  # noqa: PLC0415
+
+            fail("CP0711", "no")
+
+    with pytest.raises(CommplanError) as caught:
+        Pipeline((Refuses(),)).run(compiled(reduce_plan(), "", **GIVEN))
+    assert caught.value.diagnostics[0].code == "CP0711"

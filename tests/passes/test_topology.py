@@ -1,0 +1,185 @@
+"""Topology files, and axes on levels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.byhand import reduce_plan, tree
+
+from commplan.compiler import compile_plan
+from commplan.diagnostics import CommplanError
+from commplan.ir.plan import AxisKind
+from commplan.ir.schedule import Axis, Collective
+from commplan.topology import Level, Topology, load_topology, parse_topology, place, show_placement
+
+FILES = sorted((Path(__file__).parents[2] / "examples" / "topologies").glob("*.toml"))
+GOOD = """
+name = "small"
+[host]
+cores = 4
+[[level]]
+name = "gpu"
+count = 4
+latency = "3us"
+bandwidth = "450GB/s"
+[[level]]
+name = "node"
+count = 2
+latency = "1.5ms"
+bandwidth = "100 Mbit/s"
+"""
+SMALL = parse_topology(GOOD)
+
+
+def axes(**sizes: int) -> tuple[Axis, ...]:
+    return tuple(Axis(name, AxisKind.REPLICA, size) for name, size in sizes.items())
+
+
+def levels(placed: tuple[Axis, ...]) -> dict[str, str | None]:
+    return {axis.name: axis.level for axis in placed}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_the_examples_are_read(path: Path) -> None:
+    topology = load_topology(path)
+    assert topology.name == path.stem
+    assert topology.levels
+    assert topology.cores
+
+
+def test_there_are_examples() -> None:
+    assert len(FILES) >= 5
+    assert load_topology(next(p for p in FILES if p.stem == "h100_65536")).places == 65536
+
+
+def test_quantities_are_seconds_and_bytes() -> None:
+    assert Topology("small", (Level("gpu", 4, 3e-6, 450e9), Level("node", 2, 1.5e-3, 12.5e6)), 4) == SMALL
+    assert SMALL.places == 8
+    assert SMALL.level("node").count == 2
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('name = "small"', "name = small", "no TOML"),
+        ('name = "small"', "", "the topology has no `name`"),
+        ('name = "small"', "name = 3", "`name` of the topology must be of type str, not 3"),
+        ('name = "small"', 'name = "small"\nlevels = 1', "did you mean `level`?"),
+        ("cores = 4", "cores = 0", "the cores of [host] is 0"),
+        ("cores = 4", "cpus = 4", "[host] has an unknown key `cpus`"),
+        ("[host]\ncores = 4", "host = 4", "`host` is no table"),
+        ("count = 4", "count = 0", "the count of level `gpu` is 0"),
+        ("count = 4", "count = true", "`count` of level `gpu` must be of type int, not True"),
+        ("count = 4", "", "level `gpu` has no `count`"),
+        ('latency = "3us"', "latency = 3", "`latency` of level `gpu` must be of type str, not 3"),
+        ('latency = "3us"', 'latency = "3 hours"', "expected a number with a unit: ns, us, ms, s"),
+        ('"450GB/s"', '"-1GB/s"', "the bandwidth of level `gpu` is '-1GB/s'"),
+        ('"450GB/s"', '"0GB/s"', "must be above zero"),
+        ('name = "node"', 'name = "gpu"', "two levels are called `gpu`"),
+        ('name = "node"', 'name = "node"\nwidth = 1', "level 2 has an unknown key `width`"),
+    ],
+)  # fmt: skip
+def test_malformed_files(old: str, new: str, message: str) -> None:
+    assert old in GOOD
+    with pytest.raises(CommplanError) as caught:
+        parse_topology(GOOD.replace(old, new, 1), "small.toml")
+    assert caught.value.diagnostics[0].code == "CP0712"
+    assert caught.value.diagnostics[0].file == "small.toml"
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text", ['name = "x"', 'name = "x"\nlevel = []', 'name = "x"\nlevel = [3]', "level = 3"]
+)
+def test_no_levels(text: str) -> None:
+    with pytest.raises(CommplanError) as caught:
+        parse_topology(text)
+    assert caught.value.diagnostics[0].code == "CP0712"
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.toml", tmp_path):
+        with pytest.raises(CommplanError) as caught:
+            load_topology(path)
+        assert caught.value.diagnostics[0].code == "CP0712"
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(CommplanError):
+        load_topology(tmp_path / "binary.toml")
+
+
+def test_axes_go_to_the_level_of_their_name() -> None:
+    assert levels(place(axes(gpu=4, node=2), SMALL, {})) == {"gpu": "gpu", "node": "node"}
+
+
+def test_the_last_axis_is_innermost() -> None:
+    assert levels(place(axes(data=2, model=4), SMALL, {})) == {"data": "node", "model": "gpu"}
+    assert levels(place(axes(data=4, model=2), SMALL, {})) == {"data": "node", "model": "gpu"}
+    assert levels(place(axes(a=2, b=2, c=2), SMALL, {})) == {"a": "node", "b": "gpu", "c": "gpu"}
+
+
+def test_an_axis_over_several_levels_waits_for_the_outermost() -> None:
+    assert levels(place(axes(data=8), SMALL, {})) == {"data": "node"}
+    assert levels(place(axes(data=5), SMALL, {})) == {"data": "node"}
+    assert levels(place(axes(data=3), SMALL, {})) == {"data": "gpu"}
+
+
+def test_an_axis_of_one_stays_inside() -> None:
+    assert levels(place(axes(data=1, model=8), SMALL, {})) == {"data": "gpu", "model": "node"}
+
+
+def test_a_mapping_says_where() -> None:
+    assert levels(place(axes(data=2, model=2), SMALL, {"model": "node"})) == {"data": "gpu", "model": "node"}
+
+
+def test_servers_lie_nowhere() -> None:
+    hub = Axis("hub", AxisKind.SERVER, 100)
+    assert levels(place((*axes(data=4), hub), SMALL, {})) == {"data": "gpu", "hub": None}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "mapping", "code", "message"),
+    [
+        ({"data": 9}, {}, "CP0713", "9 ranks do not fit on topology `small`, which has 8 places"),
+        ({"gpu": 8}, {}, "CP0713", "gpu=8 does not fit on level `gpu`, which has 4 places"),
+        ({"a": 4, "gpu": 2}, {"a": "gpu"}, "CP0713", "a=4 x gpu=2 does not fit on level `gpu`"),
+        ({"data": 2}, {"dta": "gpu"}, "CP0714", "did you mean `data`?"),
+        ({"data": 2}, {"data": "gpus"}, "CP0714", "did you mean `gpu`?"),
+        ({"data": 2}, {"data": "rack"}, "CP0714", "its levels are: gpu, node"),
+    ],
+)
+def test_axes_that_do_not_fit(
+    sizes: dict[str, int], mapping: dict[str, str], code: str, message: str
+) -> None:
+    with pytest.raises(CommplanError) as caught:
+        place(axes(**sizes), SMALL, mapping)
+    assert caught.value.diagnostics[0].code == code
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("sizes", [{"data": 9}, {"gpu": 8}, {"a": 3, "b": 5}])
+def test_several_ranks_in_one_place(sizes: dict[str, int]) -> None:
+    placed = place(axes(**sizes), SMALL, {}, oversubscribe=True)
+    assert all(axis.level in ("gpu", "node") for axis in placed)
+
+
+def test_the_mapping_is_shown() -> None:
+    placed = place(axes(data=2, model=4), SMALL, {})
+    assert show_placement(placed) == "data  = 2 on node\nmodel = 4 on gpu"
+    assert show_placement(axes(data=2)) == "data = 2 on no level"
+
+
+def test_a_schedule_knows_its_levels() -> None:
+    plan = reduce_plan("sum", node=2, gpu=4)
+    schedule = compile_plan(plan, {}, {"grads": tree(w=(3,))}, topology=SMALL)
+    assert levels(schedule.axes) == {"node": "node", "gpu": "gpu"}
+    made = [op for op in schedule.phase("step").ops if isinstance(op, Collective)]
+    assert [op.lane for op in made] == ["network:node+gpu"]
+    path = next(p for p in FILES if p.stem == "h100_64")
+    assert compile_plan(plan, {}, {"grads": tree(w=(3,))}, topology=path).axes == schedule.axes
+
+
+def test_a_mapping_needs_a_topology() -> None:
+    with pytest.raises(CommplanError) as caught:
+        compile_plan(reduce_plan(), {}, {"grads": tree(w=(3,))}, mapping={"data": "gpu"})
+    assert caught.value.diagnostics[0].code == "CP0714"
