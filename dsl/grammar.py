@@ -75,7 +75,8 @@ def _is_keyword(tokens: Sequence[Token], index: int, accepted: Iterable[str]) ->
     if kind in accepted:
         return True
     # `load batch 64`: the source is missing, it is not called `batch`.
-    return kind == "BATCH" and index + 1 < len(tokens) and tokens[index + 1].type in ("INT", "LSQB")
+    forgotten = kind == "BATCH" and index > 0 and tokens[index - 1].type == "LOAD"
+    return forgotten and index + 1 < len(tokens) and tokens[index + 1].type in ("INT", "LSQB")
 
 
 def _accepts(machine: Any) -> frozenset[str]:

@@ -70,7 +70,7 @@ class Token(NamedTuple):
     @property
     def is_word(self) -> bool:
         """Whether it is made like a name: a name or any word of the language."""
-        return self.text[:1].isalpha() or self.text[:1] == "_"
+        return self.type != "BAD" and (self.text[:1].isalpha() or self.text[:1] == "_")
 
 
 def word_type(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from commplan.diagnostics import Diagnostic, Fix, Note, Span
@@ -44,7 +45,7 @@ FORMS = {
 
 def bad_token(token: Token) -> Diagnostic:
     """A piece of text that is no token of the language."""
-    if token.text[:1].isdigit() or (token.text[:1] == "-" and len(token.text) > 1):
+    if re.match(r"-?[0-9]", token.text):
         why, meant = number_mistake(token.text)
         fix = Fix(f"write `{meant}`", token.span, meant) if meant else None
         return Diagnostic("CP0004", f"malformed number `{_short(token.text)}`: {why}", token.span, fix=fix)

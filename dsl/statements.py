@@ -113,7 +113,7 @@ def begins_assignment(tokens: Sequence[Token]) -> bool:
     """Whether `NAMES =` stands at the start, well formed or nearly so."""
     for token in tokens:
         if token.type == "EQUAL":
-            return token is not tokens[0]
+            return token is not tokens[0] and tokens[0].type not in DECLARES
         if token.type != "COMMA" and not token.is_word:
             return False
     return False
@@ -156,7 +156,8 @@ class _Splitter:
     def _note_outside(self, event: Statement | PhaseOpen) -> None:
         """A run of stages after the end of a phase has a `}` of its own, most likely."""
         tokens = event.tokens
-        stage = isinstance(event, Statement) and (tokens[0].type == "OUTPUT" or begins_assignment(tokens))
+        bound = len(tokens) > 1 and tokens[1].type in ("COMMA", "EQUAL") and begins_assignment(tokens)
+        stage = isinstance(event, Statement) and (tokens[0].type == "OUTPUT" or bound)
         outside = self.phase is None and stage
         if outside and not self.outside:
             self.forgiven += 1
