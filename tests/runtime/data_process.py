@@ -2,24 +2,44 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
 import threading
 import time
 import zlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from data_plans import FUNCTIONS, Counting, decode, ensemble, images, schedule
 
 from commplan.diagnostics import CommplanError
+from commplan.ir.schedule import Schedule
 from commplan.runtime.data.batches import PhaseBatches
 from commplan.runtime.data.shared import group
 
 
 def say(**what: Any) -> None:
     print(json.dumps(what), flush=True)
+
+
+def again_and_again(made: Schedule, source: object, index: int, count: int, run: str, cycles: int) -> None:
+    """Open and close batches of one run many times; say what was open after the first time and the last."""
+    left: list[list[int]] = []
+    for _ in range(cycles):
+        team = group(run, index, count, timeout=30.0)
+        feed = PhaseBatches(
+            made, "step", {"images": source}, FUNCTIONS, local={"member": (index,)}, group=team
+        )
+        said = [batch.step for batch in feed]
+        feed.close()
+        del feed
+        gc.collect()
+        maps = Path("/proc/self/maps").read_text().count("/dev/shm")
+        left.append([len(said), len(list(Path("/proc/self/fd").iterdir())), maps, threading.active_count()])
+    say(first=left[0], last=left[-1])
 
 
 def main(orders: dict[str, Any]) -> None:
@@ -30,6 +50,9 @@ def main(orders: dict[str, Any]) -> None:
         else ensemble(orders["design"], orders.get("members", count), hints=orders.get("hints", ""))
     )
     source = Counting(images(orders.get("records", 40)), delay=orders.get("delay", 0.0))
+    if "cycles" in orders:
+        again_and_again(made, source, index, count, orders["run"], orders["cycles"])
+        return
     bad = orders.get("bad")
 
     def broken(record: bytes) -> tuple[np.ndarray[Any, Any], int]:

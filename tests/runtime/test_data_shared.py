@@ -232,6 +232,14 @@ def test_an_interrupt_ends_a_waiting_process(team: Team) -> None:
     assert errors(told(processes[0]))[0]["code"] == "CP0920"
 
 
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="/proc is Linux's")
+def test_opening_and_closing_leaves_nothing_open(team: Team) -> None:
+    """The same run id over and over: each time the processes meet anew, and let go of everything."""
+    for said in [told(p) for p in team.all(2, cycles=12)]:
+        assert last(said, "first") == last(said, "last")
+        assert last(said, "first")[0] == 5 and last(said, "first")[2:] == [0, 1]
+
+
 # --- the memory itself ---
 
 
