@@ -1,0 +1,92 @@
+"""How long a compiled step would take on a machine that is not there: a rough guess from its schedule.
+
+One stream computes and one communicates, in the order of the HLO schedule. A product takes its
+operations over the peak, or its bytes over the memory's bandwidth if that is more; anything else its
+bytes; a collective moves what the best algorithm must over its `bus` bandwidth (the convention of
+nccl-tests) after a fixed start. It tells schedules of one step apart, no more.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from commplan.lowering.audit.step import CompiledStep, Found, Loop, Move, Product
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """Rates that are reached, not the vendor's peaks: operations and bytes per second, seconds."""
+
+    flops: float
+    memory: float
+    bus: float
+    start: float = 20e-6
+
+
+class Estimate(msgspec.Struct, frozen=True):
+    """Seconds: of the step; of its computation and its communication alone; of waiting, in all, and
+    for the last collective that anything waits for."""
+
+    total: float
+    computation: float
+    communication: float
+    exposed: float
+    last: float
+
+
+def estimate(step: CompiledStep, machine: Machine) -> Estimate:
+    """Play the schedule of `step` on `machine`. Loops whose trips are not known go round once."""
+    clock = _Clock(step, machine)
+    clock.run(step.entry)
+    total = max(clock.now, clock.free)
+    return Estimate(total, clock.computing, clock.communicating, total - clock.computing, clock.last)
+
+
+def seconds_of(found: Found, machine: Machine) -> float:
+    """Of one collective alone: start + bytes that cross each rank's link, over the bus bandwidth."""
+    ranks = max(len(found.groups[0]), 1)
+    share = (ranks - 1) / ranks
+    factor = {"all_reduce": 2 * share, "all_gather": ranks - 1.0, "broadcast": 1.0, "permute": 1.0}
+    return machine.start + found.nbytes * factor.get(found.kind, share) / machine.bus
+
+
+class _Clock:
+    """The time at which the computing stream is, and from which the communicating one is free."""
+
+    def __init__(self, step: CompiledStep, machine: Machine) -> None:
+        self.step, self.machine = step, machine
+        self.now = self.free = self.computing = self.communicating = self.last = 0.0
+
+    def run(self, computation: str) -> None:
+        step = self.step
+        events: list[tuple[int, Product | Move | Loop | Found | str]] = []
+        events += [(p.position, p) for p in step.products if p.computation == computation]
+        events += [(m.position, m) for m in step.moves if m.computation == computation]
+        events += [(loop.position, loop) for loop in step.loops if loop.computation == computation]
+        for found in step.collectives:
+            if found.computation == computation:
+                events += [(found.start, found), (found.done, found.name)]
+        ends: dict[str, float] = {}
+        for _, event in sorted(events, key=lambda item: item[0]):
+            match event:
+                case Product() | Move():
+                    self._compute(event)
+                case Found():
+                    took = seconds_of(event, self.machine)
+                    self.communicating += took
+                    self.free = max(self.free, self.now) + took
+                    ends[event.name] = self.free
+                case str():
+                    self.last = max(0.0, ends[event] - self.now)
+                    self.now = max(self.now, ends[event])
+                case Loop():
+                    for _ in range(event.trips or 1):
+                        self.run(event.body)
+
+    def _compute(self, event: Product | Move) -> None:
+        if isinstance(event, Move):
+            seconds = (event.reads + event.nbytes) / self.machine.memory
+        else:
+            moved = sum(tensor.nbytes for tensor in (*event.inputs, *event.outputs))
+            seconds = max(moved / self.machine.memory, event.flops / self.machine.flops)
+        self.now += seconds
+        self.computing += seconds

@@ -1,0 +1,251 @@
+"""From HLO text to a `CompiledStep`: what runs is visited in order, and sorted by what it is."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from commplan.lowering.audit.hlo import Computation, Instruction, Module, Tensor, read_groups, read_module
+from commplan.lowering.audit.step import CompiledStep, Found, Loop, Move, Product
+
+_KINDS = {
+    "all-reduce": "all_reduce",
+    "reduce-scatter": "reduce_scatter",
+    "all-gather": "all_gather",
+    "all-to-all": "all_to_all",
+    "ragged-all-to-all": "all_to_all",
+    "collective-broadcast": "broadcast",
+    "collective-permute": "permute",
+}
+_REDUCTIONS = {"add": "sum", "maximum": "max", "minimum": "min", "or": "max", "and": "min"}
+_NAMES_ONLY = frozenset(
+    {
+        "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "opt-barrier",
+        "partition-id", "async-update",
+    }
+)  # fmt: skip
+_SLICES = frozenset({"slice", "dynamic-slice", "gather"})
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_CONTRACTED = re.compile(r'lhs_contracting_dim(?:s=\{([\d,]*)\}|ensions":\[([^\]]*)\])')
+_Shapes = Mapping[str, tuple[Tensor, ...]]
+_PRODUCTS = re.compile(r"gemm|matmul|\$dot|conv", re.IGNORECASE)
+
+
+def audit_text(hlo_text: str) -> CompiledStep:
+    """Read compiled, scheduled HLO (`jax.jit(f).lower(...).compile().as_text()`) into a `CompiledStep`.
+
+    Raises `HloError` if the text is not a whole HLO module.
+    """
+    module = read_module(hlo_text)
+    walk = _Walk(module)
+    walk.run(module.computations[module.entry], ())
+    return CompiledStep(
+        module=module.name,
+        partitions=module.partitions,
+        scheduled=module.scheduled,
+        entry=module.entry,
+        loops=tuple(walk.loops),
+        collectives=tuple(walk.collectives),
+        products=tuple(walk.products),
+        moves=tuple(walk.moves),
+        ops=tuple(sorted(walk.ops.items())),
+        fused_ops=tuple(sorted(walk.fused.items())),
+    )
+
+
+def _ends(computation: Computation) -> dict[str, int]:
+    """Where each asynchronous operation that starts in `computation` is done."""
+    begun: dict[str, str] = {}
+    ends: dict[str, int] = {}
+    for instruction in computation.instructions:
+        if not instruction.operands:
+            continue
+        start = begun.get(instruction.operands[0], instruction.operands[0])
+        if instruction.opcode == "async-update":
+            begun[instruction.name] = start
+        elif instruction.opcode.endswith("-done"):
+            ends[start] = instruction.position
+    return ends
+
+
+def _flops(instruction: Instruction, shapes: _Shapes) -> int:
+    """Twice the multiplications of a dot, a convolution or a call of a matrix library; 0 for the rest."""
+    tensors = [tensor for name in instruction.operands for tensor in shapes.get(name, ())[:1]]
+    made = math.prod(instruction.results[0].shape) if instruction.results else 0
+    if instruction.opcode == "convolution" and len(tensors) > 1:
+        labels = (instruction.attribute("dim_labels") or "").replace("->", "_").split("_")
+        kernel = labels[1] if len(labels) > 1 else ""
+        features = tensors[1].shape[kernel.index("o")] if "o" in kernel else 1
+        return 2 * made * tensors[1].size // features
+    if instruction.opcode not in ("dot", "custom-call") or len(tensors) < 2:
+        return 0
+    found = _CONTRACTED.search(instruction.attributes)
+    dims = [int(text) for text in re.findall(r"\d+", found.group(1) or found.group(2))] if found else []
+    return 2 * made * math.prod(tensors[0].shape[dim] for dim in dims) if dims else 0
+
+
+class _Walk:
+    """Visits what runs, in order: the entry computation, and loop bodies, calls and branches inside it."""
+
+    def __init__(self, module: Module) -> None:
+        self.module = module
+        self.loops: list[Loop] = []
+        self.collectives: list[Found] = []
+        self.products: list[Product] = []
+        self.moves: list[Move] = []
+        self.ops: Counter[str] = Counter()
+        self.fused: Counter[str] = Counter()
+
+    def run(self, computation: Computation, loops: tuple[str, ...]) -> None:
+        shapes = {i.name: i.results for i in computation.instructions}
+        done = _ends(computation)
+        for instruction in computation.instructions:
+            self._visit(instruction, computation, loops, shapes, done)
+
+    def _visit(
+        self,
+        instruction: Instruction,
+        computation: Computation,
+        loops: tuple[str, ...],
+        shapes: _Shapes,
+        done: dict[str, int],
+    ) -> None:
+        opcode = instruction.opcode
+        if opcode in _NAMES_ONLY or opcode.endswith("-done"):
+            return
+        if opcode == "while":
+            body = (instruction.attribute("body") or "").lstrip("%")
+            trips = _TRIPS.search(instruction.attributes)
+            self.loops.append(
+                Loop(
+                    instruction.name, body, computation.name, instruction.position,
+                    int(trips.group(1)) if trips else None,
+                )
+            )  # fmt: skip
+            self.run(self.module.computations[body], (*loops, instruction.name))
+            return
+        if opcode in ("call", "conditional"):
+            for name in instruction.calls:
+                self.run(self.module.computations[name], loops)
+            return
+        self.ops[opcode] += 1
+        inputs = tuple(tensor for name in instruction.operands for tensor in shapes.get(name, ()))
+        core = self._core(instruction)
+        self.fused.update(i.opcode for i in self._inside(instruction) if i.opcode not in _NAMES_ONLY)
+        if core.opcode in _KINDS:
+            end = done.get(instruction.name, instruction.position)
+            self.collectives.append(self._collective(instruction, core, computation.name, inputs, end, loops))
+            return
+        place = (computation.name, instruction.position)
+        if self._is_product(instruction):
+            self.products.append(
+                Product(
+                    instruction.name, *place, inputs, instruction.results, loops, instruction.op_name,
+                    sum(_flops(inner, around) for inner, around in self._inner(instruction, shapes)),
+                )
+            )  # fmt: skip
+            return
+        fused = opcode == "fusion"
+        kind = self.module.computations[instruction.calls[0]].root.opcode if fused else opcode
+        reads = self._reads(instruction, shapes)
+        self.moves.append(
+            Move(kind, instruction.name, *place, inputs, instruction.results, fused, loops, reads)
+        )
+
+    def _inside(self, instruction: Instruction) -> Iterator[Instruction]:
+        """The instructions of a fusion, or the instruction itself."""
+        for inner, _ in self._inner(instruction, {}):
+            yield inner
+
+    def _inner(self, instruction: Instruction, shapes: _Shapes) -> Iterator[tuple[Instruction, _Shapes]]:
+        """The same, each with the shapes of what it may name."""
+        if instruction.opcode != "fusion":
+            yield instruction, shapes
+            return
+        for name in instruction.calls:
+            body = self.module.computations[name]
+            known = {i.name: i.results for i in body.instructions}
+            for inner in body.instructions:
+                yield from self._inner(inner, known)
+
+    def _reads(self, instruction: Instruction, shapes: _Shapes) -> int:
+        """Bytes that a move reads: of an operand of which only slices are taken, those."""
+        sizes = [sum(t.nbytes for t in shapes.get(name, ())) for name in instruction.operands]
+        if instruction.opcode in _SLICES and sizes:
+            return min(sizes[0], instruction.nbytes)
+        if instruction.opcode != "fusion":
+            return sum(sizes)
+        total = 0
+        for inner in self.module.computations[instruction.calls[0]].instructions:
+            if inner.opcode != "parameter":
+                continue
+            users = self._users(instruction.calls[0], inner.name)
+            sliced = bool(users) and all(user.opcode in _SLICES for user in users)
+            total += min(inner.nbytes, sum(user.nbytes for user in users)) if sliced else inner.nbytes
+        return total
+
+    def _users(self, computation: str, name: str) -> list[Instruction]:
+        """What reads value `name`, looked at through bitcasts."""
+        users: list[Instruction] = []
+        for other in self.module.computations[computation].instructions:
+            if name in other.operands:
+                users += self._users(computation, other.name) if other.opcode == "bitcast" else [other]
+        return users
+
+    def _core(self, instruction: Instruction) -> Instruction:
+        """The operation behind an asynchronous start, under the opcode of its synchronous form."""
+        if instruction.opcode == "async-start":
+            return self.module.computations[instruction.calls[0]].root
+        return msgspec.structs.replace(instruction, opcode=instruction.opcode.removesuffix("-start"))
+
+    def _collective(
+        self,
+        instruction: Instruction,
+        core: Instruction,
+        computation: str,
+        inputs: tuple[Tensor, ...],
+        done: int,
+        loops: tuple[str, ...],
+    ) -> Found:
+        pairs = core.attribute("source_target_pairs")
+        groups = read_groups(pairs or core.attribute("replica_groups") or "{}", self.module.partitions)
+        channel = core.attribute("channel_id")
+        reduction = core.attribute("to_apply")
+        outputs = instruction.results
+        if instruction.opcode.endswith("-start"):
+            # A start's result holds operands beside results, except for all-reduce.
+            outputs = core.results if instruction.opcode == "async-start" else outputs
+            if core.opcode in ("all-gather", "collective-permute"):
+                outputs = outputs[len(inputs) : 2 * len(inputs)]
+        return Found(
+            kind=_KINDS[core.opcode],
+            op=self._reduction(reduction) if reduction else None,
+            inputs=inputs,
+            outputs=outputs,
+            groups=groups,
+            channel=int(channel) if channel else None,
+            computation=computation,
+            start=instruction.position,
+            done=done,
+            loops=loops,
+            name=instruction.name,
+            op_name=instruction.op_name or core.op_name,
+            synchronous='"is_sync":true' in instruction.attributes or done == instruction.position,
+        )
+
+    def _reduction(self, name: str) -> str | None:
+        root = self.module.computations[name.lstrip("%")].root
+        # Promoted reductions end in a conversion of the sum; look through it.
+        body = {i.name: i for i in self.module.computations[name.lstrip("%")].instructions}
+        while root.opcode in ("convert", "bitcast") and root.operands:
+            root = body[root.operands[0]]
+        return _REDUCTIONS.get(root.opcode, root.opcode)
+
+    def _is_product(self, instruction: Instruction) -> bool:
+        if instruction.opcode == "custom-call":
+            return bool(_PRODUCTS.search(instruction.attribute("custom_call_target") or ""))
+        return any(inner.opcode in ("dot", "convolution") for inner in self._inside(instruction))
