@@ -1,0 +1,56 @@
+"""Statements that the parser could not read: which names they would have declared or bound.
+
+A wrong guess costs at most an error that is reported in the next run; no guess makes errors of
+what is right, because a name that was nearly declared seems to be missing.
+"""
+
+from __future__ import annotations
+
+import re
+
+from commplan.diagnostics import Span
+from commplan.dsl import ast
+from commplan.dsl.lexer import KEYWORDS
+
+_VERBS = "load|map|broadcast|share|reduce|scatter|slice|gather|exchange|elastic"
+_WORD = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_NAMES = re.compile(r"\s*[A-Za-z_]\w*(\s*,\s*[A-Za-z_]\w*)*\s*", re.ASCII)
+_DECLARED = re.compile(r"[=:({\[]|->")
+_ASSIGNED = re.compile(rf"=|\b(?:{_VERBS})\b")
+_LINE_END = re.compile(r"\r\n|\r|\n")
+
+
+class Unread:
+    """The text of a file, by the places of its statements."""
+
+    def __init__(self, text: str) -> None:
+        self._lines = _LINE_END.split(text)
+
+    def declared(self, statement: ast.BadStmt) -> list[str]:
+        """The names that a statement outside of a phase would declare, with some words around them."""
+        if statement.targets:
+            return [name.text for name in statement.targets]
+        head = _DECLARED.split(self._text(statement.span), maxsplit=1)[0]
+        return [word for word in _WORD.findall(head) if word not in KEYWORDS]
+
+    def targets(self, statement: ast.BadStmt) -> tuple[list[str], bool]:
+        """The names that a statement in a phase would bind, and whether that is all of them."""
+        head, *rest = _ASSIGNED.split(self._text(statement.span), maxsplit=1)
+        if not rest:
+            return [], True  # no assignment: a misspelt `output`, say
+        names = [name.text for name in statement.targets]
+        names += [word for word in _WORD.findall(head) if word not in KEYWORDS]
+        return names, _NAMES.fullmatch(head) is not None
+
+    def words(self, statement: ast.BadStmt) -> frozenset[str]:
+        """Every word of the statement."""
+        return frozenset(_WORD.findall(self._text(statement.span)))
+
+    def _text(self, span: Span) -> str:
+        lines = self._lines[max(span.line - 1, 0) : span.end_line]
+        if not lines:
+            return ""
+        if len(lines) == span.end_line - span.line + 1:
+            lines[-1] = lines[-1][: span.end_column - 1]
+        lines[0] = lines[0][span.column - 1 :]
+        return "\n".join(line.partition("#")[0] for line in lines)
