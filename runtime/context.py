@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -35,12 +36,12 @@ class Context:
     members: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
     whole: ir.Schedule | None = None
 
-    @property
+    @functools.cached_property
     def sizes(self) -> dict[str, int]:
         """The axes of the mesh that the plan names, with their sizes; servers are no part of it."""
         return {axis.name: axis.size for axis in self.schedule.axes if axis.kind is not AxisKind.SERVER}
 
-    @property
+    @functools.cached_property
     def backend(self) -> Backend:
         platform = self.mesh.devices.flat[0].platform
         return Backend("gpu" if platform in ("cuda", "rocm") else platform, self.sizes, self.schedule.file)
@@ -52,11 +53,11 @@ class Context:
         """The input or state called `name`."""
         return next(value for value in self.schedule.entry if name_of(value.id) == name)
 
-    @property
+    @functools.cached_property
     def states(self) -> dict[str, ir.Value]:
         return {name_of(ref): self.entry(name_of(ref)) for ref in self.schedule.states}
 
-    @property
+    @functools.cached_property
     def counted(self) -> tuple[str, ...]:
         """The phases whose calls the state counts, because random functions run in them."""
         return tuple(phase.name for phase in self.schedule.phases if self.lower(phase).counts)

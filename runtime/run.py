@@ -8,19 +8,20 @@ from typing import TYPE_CHECKING, Any, cast
 
 from jax.sharding import AxisType, NamedSharding
 
-from commplan import trees as plain
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.ir import schedule as ir
 from commplan.ir.types import Placement
 from commplan.lowering.jax import _compat, tap
 from commplan.lowering.jax.layout import global_shape, leaf_specs
-from commplan.lowering.jax.trees import Structure, flatten, leaves_of
+from commplan.lowering.jax.trees import Structure, flatten, leaves_of, structure_of
 from commplan.lowering.jax.untyped import jax, jnp
 from commplan.runtime import member as members
 from commplan.runtime import spmd
 from commplan.runtime.batches import Batches
 from commplan.runtime.context import CALLS, Context
+from commplan.runtime.data.records import checked_functions
 from commplan.runtime.data.shared import Group
+from commplan.runtime.data.sources import bound
 from commplan.runtime.phases import PhaseCall
 
 if TYPE_CHECKING:
@@ -77,12 +78,9 @@ class Bound:
                 for leaf, one in zip(value.leaves, leaf_specs(value), strict=True)
             ]
             paths = tuple(leaf.path for leaf in value.leaves)
-            structure = context.structures.get(paths)
-            state[name] = (
-                plain.nest(paths, leaves)
-                if structure is None
-                else jax.tree_util.tree_unflatten(structure, leaves)
-            )
+            known = context.structures.get(paths)
+            structure = structure_of(paths) if known is None else known
+            state[name] = jax.tree_util.tree_unflatten(structure, leaves)
         if context.counted:
             state[CALLS] = {name: jnp.zeros((), jnp.int32) for name in context.counted}
         return state
@@ -208,7 +206,8 @@ class Run(Bound):
 
     Phases are attributes: `run.start`, `run.step`, `run.every[4]`, and those with names of their own
     (`run.evaluate`). Raises `CommplanError`: CP0801 and CP0802 for a mesh that does not fit, CP0803 for
-    functions and sources that are missing or unknown.
+    functions and sources that are missing or unknown, CP0901 to CP0903 for sources that cannot be read in any
+    order, CP0908 for host functions that take other arguments.
     """
 
     def __init__(
@@ -223,6 +222,8 @@ class Run(Bound):
         schedule = program.schedule
         check_mesh(schedule, mesh)
         check_bound(schedule, dict(sources or {}), dict(functions or {}))
+        bound(schedule, dict(sources or {}), sources or {})
+        checked_functions(schedule, dict(functions or {}))
         self.program = program
         context = Context(schedule, mesh, dict(functions or {}), seed, known_structures(program))
         super().__init__(context, sources or {})

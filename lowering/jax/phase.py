@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -12,9 +13,7 @@ from commplan.lowering.jax import _compat, collectives, ops, order
 from commplan.lowering.jax.collectives import Backend
 from commplan.lowering.jax.functions import Draw, call
 from commplan.lowering.jax.layout import varying
-from commplan.lowering.jax.trees import LEAF, Structure, Tree
-from commplan.lowering.jax.untyped import jax
-from commplan.trees import nest
+from commplan.lowering.jax.trees import LEAF, Structure, Tree, structure_of
 
 Env = dict[str, Tree]
 
@@ -72,16 +71,21 @@ class Lowered:
         default_factory=dict[tuple[str, ...], Any]
     )
 
-    @property
+    @functools.cached_property
     def outputs(self) -> tuple[ir.Binding, ...]:
         """The outputs that the phase returns: those that need more than sources."""
         return tuple(binding for binding in self.phase.outputs if not binding.source_only)
 
     @property
-    def values(self) -> dict[str, ir.Value]:
+    def values(self) -> Mapping[str, ir.Value]:
+        """Every value that the phase knows, by id."""
+        return self._values
+
+    @functools.cached_property
+    def _values(self) -> dict[str, ir.Value]:
         return {value.id: value for value in (*self.schedule.entry, *self.phase.values)}
 
-    @property
+    @functools.cached_property
     def arguments(self) -> dict[str, ir.Value]:
         """What the phase is called with, by name: inputs of the plan, and source-only values."""
         values = self.values
@@ -89,14 +93,14 @@ class Lowered:
         refs |= {binding.name: binding.value for binding in self.phase.takes}
         return {name: values[ref] for name, ref in refs.items()}
 
-    @property
+    @functools.cached_property
     def ops(self) -> tuple[ir.Op, ...]:
         """The ops that run on devices when the phase is called."""
         known = [*self.phase.inputs, *self.phase.states, *(binding.value for binding in self.phase.takes)]
         wanted = [binding.value for binding in (*self.outputs, *self.phase.updates)]
         return needed(self.phase.ops, wanted, known)
 
-    @property
+    @functools.cached_property
     def counts(self) -> bool:
         """Whether its calls must be counted: a random function runs in it."""
         return any(isinstance(op, ir.Map) and op.random for op in self.ops)
@@ -203,7 +207,7 @@ class Lowered:
             return LEAF
         paths = tuple(leaf.path for leaf in value.leaves)
         known = self.structures.get(paths)
-        return known if known is not None else jax.tree_util.tree_structure(nest(paths, [0] * len(paths)))
+        return known if known is not None else structure_of(paths)
 
     def _collective(self, op: ir.Collective, env: Env, chained: bool) -> Tree:
         """Leaf by leaf. Ordered after what `op.after` names, and leaf after leaf where order counts."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from commplan.diagnostics import fail
 from commplan.ir.schedule import Leaf
 from commplan.ir.types import DType
 from commplan.lowering.jax.untyped import jax
+from commplan.trees import nest
 
 Array = Any
 Structure = Any  # a PyTreeDef
@@ -38,6 +40,19 @@ def flatten(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[tu
     pairs, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf)
     paths = tuple(jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in pairs)
     return paths, Tree(tuple(leaf for _, leaf in pairs), structure)
+
+
+def structure_of(paths: Sequence[str]) -> Structure:
+    """The structure that key paths alone tell: nested dicts, whose leaves come in the order of `paths`."""
+
+    def ordered(node: Any) -> Any:
+        if not isinstance(node, dict):
+            return node
+        inner = {key: ordered(value) for key, value in cast("dict[str, Any]", node).items()}
+        # JAX takes a dict's keys sorted: "10" before "2".
+        return inner if list(inner) == sorted(inner) else OrderedDict(inner)
+
+    return jax.tree_util.tree_structure(ordered(nest(paths, [0] * len(paths))))
 
 
 def leaves_of(tree: Any) -> tuple[tuple[str, ...], tuple[Array, ...]]:

@@ -54,3 +54,13 @@ def test_leaves_that_plans_do_not_have(leaf: Any):
         trees.shapes_of({"a": {"b": leaf}})
     assert code_of(error) == "CP0805"
     assert "`a/b`" in str(error.value)
+
+
+def test_structures_from_paths_alone_keep_the_order_of_the_leaves():
+    paths, tree = trees.flatten({"layers": [np.zeros(1)] * 12, "b": 0})
+    structure = trees.structure_of(paths)
+    rebuilt = jax.tree.unflatten(structure, range(len(paths)))
+    assert trees.flatten(rebuilt)[0] == paths
+    assert rebuilt["layers"]["10"] == 11
+    assert trees.structure_of(("",)) == trees.LEAF
+    assert len(tree.leaves) == 13

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -311,3 +312,40 @@ each step {
     mapped = jax.shard_map(step, mesh=other, in_specs=P(("m", "data")), out_specs=P())
     code, text = refused(lambda: jax.jit(mapped)(np.zeros(8, np.float32)))
     assert (code, "m = 4, expected 2" in text) == ("CP0814", True)
+
+
+def test_a_saved_program_runs_without_its_shapes(tmp_path: Path):
+    layers = [np.ones((2,), np.float32) * i for i in range(11)]
+    mesh = mesh_of(worker=4)
+    program = commplan.loads(ELASTIC).compile(mesh, shapes={"params": layers, "center": layers})
+    program.save(tmp_path / "p.schedule.json")
+    run = commplan.Program.load(tmp_path / "p.schedule.json").bind(mesh)
+    params = [np.stack([x] * 4) for x in layers]
+    state = run.init()
+    assert list(state["center"]) == [str(i) for i in range(11)]
+    out, state = run.every[4](state, params=params, eta=1.0)
+    _, state = run.start(state, params=params)
+    assert isinstance(state["center"], list)
+    for i, leaf in enumerate(out.pull):
+        np.testing.assert_allclose(leaf, np.full((4, 2), 0.1 * i), rtol=1e-6)
+
+
+def test_wide_types_need_them_enabled():
+    text = """plan p
+axis data = 2
+input x : f64[3] per data
+input n : i64 per data
+each step {
+    y = broadcast x over data from 1
+    n = reduce n over data by sum
+    output y, n
+}
+"""
+    x = np.array([[1.0, 2.0, 3.0], [np.pi, -0.0, 1e-300]])
+    run = bind(text, mesh_of(data=2))
+    code, text = refused(lambda: run.step({}, x=x, n=np.array([2**40, 3])))
+    assert (code, "jax_enable_x64" in text) == ("CP0805", True)
+    with jax.enable_x64(True):
+        out, _ = run.step({}, x=x, n=np.array([2**40, 3]))
+        assert np.asarray(out.y).tobytes() == x[1].tobytes()
+        assert int(out.n) == 2**40 + 3

@@ -9,6 +9,8 @@ import jax
 import numpy as np
 from jax.sharding import AxisType
 
+import commplan
+
 PLAN = """plan two
 ensemble member = 2
 axis data = 2
@@ -47,8 +49,6 @@ def noisy(x, rng):
 
 def train(mesh) -> dict[str, np.ndarray]:
     """Two epochs of steps; what this process holds of the results, by name."""
-    import commplan
-
     decoded = []
 
     def decode(record):
