@@ -1,0 +1,102 @@
+"""What the examples measure: input work by design, collectives of a program, the share of communication."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+import commplan
+from commplan.ir.schedule import Collective
+
+PIPELINE = "share{{design={design}}},bucket,decompose,wire,overlap"
+
+
+def inputs(
+    plan: Path,
+    mesh: Any,
+    shapes: Mapping[str, Any],
+    sources: Mapping[str, Any],
+    functions: Mapping[str, Callable[..., Any]],
+    *,
+    batches: int,
+) -> dict[str, dict[str, float]]:
+    """CPU milliseconds per record and member of both designs, with nothing else running.
+
+    The plan is compiled once with what the members have in common shared, and once with every member doing
+    everything. `batches` batches of each are made and dropped. The time is user and system time of the
+    threads that read, decode and augment, as the runtime counts it.
+    """
+    found: dict[str, dict[str, float]] = {}
+    for design, how in (("shared", "all_shared"), ("duplicated", "duplicate")):
+        program = commplan.load(plan).compile(mesh, shapes=shapes, passes=PIPELINE.format(design=how))
+        run = program.bind(mesh, sources=sources, functions=functions)
+        rows = 0
+        with run.batches() as made:
+            for _ in range(batches):
+                item = next(made, None) or next(iter(made))
+                rows = item["labels"].shape[0]
+            usage = made.summary()
+        # The threads work ahead, so per augmented record, not per batch handed out: one per member.
+        augmented = sum(line.records for line in usage.lines if line.what == "map augment")
+        decoded = sum(line.records for line in usage.lines if line.what == "map decode")
+        members = len(item["batch"])
+        found[design] = {
+            "cpu_ms": 1e3 * usage.cpu_s / augmented,
+            "decoded_per_step": rows * members * decoded / augmented,
+        }
+    return found
+
+
+def collectives(program: commplan.Program) -> list[dict[str, Any]]:
+    """Every collective of the program: phase, line of the plan, kind, axes, bytes of one rank's operand."""
+    return [
+        {
+            "phase": phase.name,
+            "line": op.span.line,
+            "kind": op.kind,
+            "over": ", ".join(op.axes),
+            "nbytes": op.nbytes,
+        }
+        for phase in program.schedule.phases
+        for op in phase.ops
+        if isinstance(op, Collective)
+    ]
+
+
+def communication(
+    run: Any, step: Callable[..., Any], arguments: tuple[Any, ...], params: Any, *, rounds: int
+) -> dict[str, float]:
+    """The share of a step spent communicating, from two timings taken in turn.
+
+    step: the compiled training step, called with `arguments`. The plan's `step` phase is timed by itself, on
+    gradients of the size of `params`, with all replicas starting together: what a replica waits in
+    the real step because another is late counts as computing here. Milliseconds, medians of `rounds`.
+    """
+
+    @jax.jit
+    @run.spmd(params="params", returns=("params",))
+    def reduce(state: Any, params: Any) -> Any:
+        out, state = run.step(state, grads=run.varying(params))
+        return state, out.grads
+
+    state = arguments[0]
+    for call, given in ((step, arguments), (reduce, (state, params))):
+        _seconds(call, given)  # compiles
+    steps: list[float] = []
+    phases: list[float] = []
+    for _ in range(rounds):
+        steps.append(_seconds(step, arguments))
+        phases.append(_seconds(reduce, (state, params)))
+    whole, alone = statistics.median(steps), statistics.median(phases)
+    return {"step_ms": 1e3 * whole, "phase_ms": 1e3 * alone, "share": alone / whole, "rounds": rounds}
+
+
+def _seconds(call: Callable[..., Any], arguments: tuple[Any, ...]) -> float:
+    begin = time.perf_counter()
+    jax.block_until_ready(call(*arguments))
+    return time.perf_counter() - begin
