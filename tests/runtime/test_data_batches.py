@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from data_plans import FUNCTIONS, SIDE, Counting, decode, ensemble, flip, images, schedule
+from data_plans import DECLARATIONS, FUNCTIONS, SIDE, Counting, decode, ensemble, flip, images, schedule
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -698,3 +698,31 @@ def test_functions_are_checked_when_they_are_bound(name: str, function: Any, wha
     with pytest.raises(CommplanError) as error:
         batches(ensemble("", 1), images(8), functions={name: function})
     assert code(error) == "CP0908" and what in str(error.value)
+
+
+def test_binding_a_program_checks_its_sources_and_host_functions(tmp_path: Any) -> None:
+    """What cannot work is refused by `bind`, before anything is compiled or trained."""
+    import jax  # noqa: PLC0415  only here: the data runtime itself needs no JAX
+
+    import commplan  # noqa: PLC0415
+
+    text = f"plan tested\nensemble member = 2\n{DECLARATIONS}\neach step {{\n{BOUND}\n}}\n"
+    program = commplan.loads(text).compile()
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("member",))
+    for source, functions, expected in (
+        (tmp_path / "none", FUNCTIONS, "CP0901"),
+        (iter(images(3)), FUNCTIONS, "CP0902"),
+        ([], FUNCTIONS, "CP0903"),
+        (images(3), {**FUNCTIONS, "decode": lambda: None}, "CP0908"),
+    ):
+        used = {name: functions[name] for name in ("decode", "flip")}
+        with pytest.raises(CommplanError) as error:
+            program.bind(mesh, sources={"images": source}, functions=used)
+        assert code(error) == expected
+    assert program.bind(mesh, sources={"images": images(3)}, functions=used | {"decode": decode})
+
+
+BOUND = """raw = load images batch 8 visit exactly_once seed 1
+pixels, labels = map decode(raw)
+batch = map flip(pixels) per member
+output batch"""
