@@ -1,0 +1,278 @@
+"""The verifier: sound schedules pass, each targeted corruption is refused with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.byhand import F32, HERE, TREE, Maker, compiled, ensemble_plan, reduce_plan, sharded_plan, tree
+from support.random_case import make_case
+
+import commplan
+from commplan.ir import plan as graph
+from commplan.ir import schedule as ir
+from commplan.ir.types import DType, Placement
+from commplan.verify import verify
+
+GIVEN = tree(w=(3, 3), b=(2,))
+WIRE = graph.Hints(wire=DType.BF16, accumulate=DType.F32)
+LOADED = graph.Algorithm("multi_broadcast", (graph.Arg(2, "readers"),))
+
+
+def elastic_plan(mode: Any = "sync") -> graph.Plan:
+    maker = Maker(worker=2)
+    maker.axis("hub", graph.AxisKind.SERVER, 1)
+    params, center, eta = maker.input("params", per="worker"), maker.state("center"), maker.input("eta", F32)
+    maker.value("pull.0", per="worker")
+    maker.value("center.1")
+    stage = graph.Elastic("pull.0", "center.1", params, center, ("worker",), mode, eta, 0.1, HERE)
+    maker.phase("step", stage, outputs=("pull.0",), updates=("center.1",))
+    return maker.plan()
+
+
+def exchange_plan() -> graph.Plan:
+    maker = Maker(worker=2)
+    grads, weights = maker.input("grads", partial="worker"), maker.state("weights")
+    maker.fn("sgd", (TREE, TREE), (TREE,), "device", elementwise=True)
+    maker.value("weights.1")
+    stage = graph.Exchange(("weights.1",), grads, (weights,), "sgd", ("worker",), graph.Op("mean"), HERE)
+    maker.phase("step", stage, outputs=("weights.1",), updates=("weights.1",))
+    return maker.plan()
+
+
+def broadcast_plan() -> graph.Plan:
+    maker = Maker(data=4)
+    maker.input("x", per="data")
+    maker.value("x.1")
+    maker.phase("step", graph.Broadcast("x.1", "x.0", ("data",), 3, HERE), outputs=("x.1",))
+    return maker.plan()
+
+
+SOUND: dict[str, ir.Schedule] = {
+    "reduce": compiled(reduce_plan("mean"), None, grads=GIVEN),
+    "plain": compiled(reduce_plan("mean"), "", grads=GIVEN),
+    "wire": compiled(reduce_plan("mean", hints=WIRE), None, grads=GIVEN),
+    "sharded": compiled(sharded_plan(), None, params=GIVEN, grads=GIVEN),
+    "rows": compiled(sharded_plan(), "", params=GIVEN, grads=GIVEN),
+    "ensemble": compiled(ensemble_plan(via=LOADED), None),
+    "elastic": compiled(elastic_plan(), "", params=GIVEN, center=GIVEN),
+    "exchange": compiled(exchange_plan(), None, grads=GIVEN, weights=GIVEN),
+    "broadcast": compiled(broadcast_plan(), "", x=GIVEN),
+}
+
+Change = Callable[[ir.Schedule], ir.Schedule]
+
+
+def replace(value: Any, /, **changes: Any) -> Any:
+    return msgspec.structs.replace(value, **changes)
+
+
+def whole(**changes: Any) -> Change:
+    return lambda schedule: replace(schedule, **changes)
+
+
+def phase(**changes: Any) -> Change:
+    def change(schedule: ir.Schedule) -> ir.Schedule:
+        last = schedule.phases[-1]
+        values = {k: v(last) if callable(v) else v for k, v in changes.items()}
+        return replace(schedule, phases=(*schedule.phases[:-1], replace(last, **values)))
+
+    return change
+
+
+def op(kind: type[Any], nth: int = 0, /, **changes: Any) -> Change:
+    """Change fields of the `nth` op of `kind` in the last phase."""
+
+    def ops(of: ir.Phase) -> tuple[ir.Op, ...]:
+        places = [i for i, one in enumerate(of.ops) if isinstance(one, kind)]
+        place = places[nth]
+        values = {k: v(of.ops[place]) if callable(v) else v for k, v in changes.items()}
+        return (*of.ops[:place], replace(of.ops[place], **values), *of.ops[place + 1 :])
+
+    return phase(ops=ops)
+
+
+def value(ref: str, /, **changes: Any) -> Change:
+    def change(schedule: ir.Schedule) -> ir.Schedule:
+        def fix(values: tuple[ir.Value, ...]) -> tuple[ir.Value, ...]:
+            return tuple(replace(v, **changes) if v.id == ref else v for v in values)
+
+        phases = tuple(replace(p, values=fix(p.values)) for p in schedule.phases)
+        return replace(schedule, entry=fix(schedule.entry), phases=phases)
+
+    return change
+
+
+def part(**changes: Any) -> Callable[[Any], tuple[ir.Part, ...]]:
+    return lambda one: (replace(one.parts[0], **changes), *one.parts[1:])
+
+
+def leaf(shape: tuple[int, ...], dtype: DType = DType.F32, path: str = "") -> tuple[ir.Leaf, ...]:
+    return (ir.Leaf(path, shape, dtype),)
+
+
+INTS = tuple(replace(one, dtype=DType.I32) for one in GIVEN)
+PER, PARTIAL = Placement(per=("data",)), Placement(partial=("data",))
+AXIS = ir.Axis("data", graph.AxisKind.REPLICA, 4)
+CORRUPTIONS: list[tuple[str, Change, str, str]] = [
+    # names and definitions
+    ("reduce", whole(schema=2), "CP0735", "schema version 2"),
+    ("reduce", whole(axes=(AXIS, AXIS)), "CP0730", "two axes are called `data`"),
+    ("reduce", lambda s: replace(s, phases=s.phases * 2), "CP0730", "two phases are called `step`"),
+    ("ensemble", lambda s: replace(s, sources=s.sources * 2), "CP0730", "two sources are called `images`"),
+    ("ensemble", lambda s: replace(s, fns=s.fns * 2), "CP0730", "two functions are called `decode`"),
+    ("reduce", whole(entry=()), "CP0730", "the values on entry are not the inputs and states"),
+    ("reduce", phase(ops=lambda p: p.ops[1:]), "CP0730", "declared but nothing makes it"),
+    ("reduce", phase(ops=lambda p: (*p.ops, p.ops[-1])), "CP0730", "`grads.1` is made twice"),
+    ("reduce", phase(values=lambda p: p.values[1:]), "CP0730", "is made but not declared"),
+    ("reduce", phase(values=lambda p: (*p.values, p.values[0])), "CP0730", "two values are called"),
+    ("reduce", op(ir.Scale, operand="grads.1/summ"), "CP0730", "did you mean `grads.1/sum`?"),
+    ("reduce", phase(inputs=()), "CP0730", "reads `grads.0`, which the phase does not have"),
+    ("reduce", phase(inputs=("grads.0", "x.0")), "CP0730", "reads `x.0`, which is no input"),
+    ("reduce", phase(states=("x.0",)), "CP0730", "reads `x.0`, which is no state"),
+    ("reduce", phase(outputs=(ir.Binding("g", "g.9"),)), "CP0730", "`g` stands for `g.9`"),
+    ("reduce", phase(outputs=lambda p: p.outputs * 2), "CP0730", "two outputs are called `grads`"),
+    ("reduce", phase(updates=(ir.Binding("g", "grads.1"),)), "CP0730", "`g` is updated, which is no state"),
+    ("ensemble", op(ir.Map, fn="encode"), "CP0730", "there is no function `encode`"),
+    ("ensemble", op(ir.Read, source="videos"), "CP0730", "there is no source `videos`"),
+    ("exchange", op(ir.Exchange, fn="adam"), "CP0730", "there is no function `adam`"),
+    ("ensemble", phase(outputs=(ir.Binding("batch", "batch.0"),)), "CP0730", "depends on sources alone"),
+    ("reduce", phase(takes=(ir.Binding("g", "grads.0", source_only=True),)), "CP0730", "on sources alone"),
+    # order
+    ("reduce", phase(ops=lambda p: p.ops[::-1]), "CP0733", "made later: a cycle or a wrong order"),
+    ("reduce", op(ir.Collective, after=("grads.1",)), "CP0733", "comes after `grads.1`, which is made later"),
+    ("reduce", op(ir.Collective, after=("grads.1/sum/b0",)), "CP0733", "comes after itself: a cycle"),
+    ("reduce", op(ir.Collective, after=("nothing.1",)), "CP0730", "comes after `nothing.1`"),
+    # axes and placements
+    ("reduce", whole(axes=()), "CP0734", "axis `data`, which the plan does not have"),
+    ("reduce", whole(axes=(replace(AXIS, size=0),)), "CP0734", "axis `data` has size 0"),
+    ("reduce", value("grads.1", placement=Placement(per=("dta",))), "CP0734", "lies over axis `dta`"),
+    ("reduce", value("grads.0", placement=Placement(per=("data",), partial=("data",))), "CP0734", "twice"),
+    ("reduce", value("grads.1", placement=PARTIAL), "CP0734", "output `grads` is partial"),
+    ("reduce", value("grads.1", placement=Placement(server="hub")), "CP0734", "which is no server"),
+    ("elastic", value("pull.0", placement=Placement(per=("hub",))), "CP0734", "is a server and no axis"),
+    ("reduce", op(ir.Collective, axes=()), "CP0734", "a collective over no axis"),
+    ("reduce", op(ir.Collective, axes=("dta",)), "CP0734", "there is no axis `dta`"),
+    ("reduce", op(ir.Collective, axes=("data", "data")), "CP0734", "an axis is named twice"),
+    ("elastic", op(ir.Collective, axes=("hub",)), "CP0734", "`hub` is a server and cannot be used here"),
+    ("plain", value("grads.0", placement=Placement()), "CP0734", "`grads.0` is the same over `data` already"),
+    ("plain", value("grads.1/sum", placement=PER), "CP0734", "still differs over `data`"),
+    ("sharded", value("grads.1/sum/b0", placement=Placement()), "CP0734", "does not differ over `data`"),
+    ("sharded", op(ir.Slice, axis="dta"), "CP0734", "there is no axis `dta`"),
+    ("ensemble", op(ir.Share, over=("data",)), "CP0734", "there is no axis `data`"),
+    ("ensemble", value("pixels.0", placement=Placement(per=("member",))), "CP0734", "differs over `member`"),
+    ("ensemble", value("raw.0", placement=Placement(split=("member",))), "CP0734", "is read split []"),
+    # shapes
+    ("reduce", value("grads.1", leaves=GIVEN[:1]), "CP0731", "`grads.1` has the leaves"),
+    ("reduce", value("grads.0", leaves=leaf((-1,))), "CP0731", "has a negative dimension"),
+    ("reduce", value("grads.0", leaves=leaf((1,)) * 2), "CP0730", "two paths are called ``"),
+    ("reduce", value("grads.0", kind="array"), "CP0731", "is an array, but has 2 leaves"),
+    ("reduce", value("grads.0", kind="flat", leaves=leaf((11,))), "CP0731", "enters the plan as flat"),
+    ("reduce", value("grads.1/sum/b0", leaves=leaf((11, 1))), "CP0731", "is not one leaf of one dimension"),
+    ("reduce", value("grads.1", whole=GIVEN), "CP0731", "keeps uncut leaves, but is not split"),
+    ("sharded", value("shard.1", whole=leaf((99,))), "CP0731", "is not what its uncut leaves give"),
+    ("sharded", value("adam.2", leaves=leaf((3,)), whole=leaf((12,))), "CP0731", "state `adam` is updated"),
+    ("reduce", op(ir.Pack, parts=part(leaf=5)), "CP0731", "has no leaf 5"),
+    ("reduce", op(ir.Pack, parts=part(start=3)), "CP0731", "do not lie inside its row"),
+    ("reduce", op(ir.Pack, parts=part(start=-1)), "CP0731", "do not lie inside its row"),
+    ("reduce", op(ir.Pack, parts=part(size=0)), "CP0731", "do not lie inside its row"),
+    ("reduce", op(ir.Pack, parts=part(offset=9)), "CP0731", "do not lie inside its row"),
+    ("reduce", op(ir.Pack, parts=part(offset=1)), "CP0731", "two parts overlap"),
+    ("reduce", op(ir.Pack, ways=3), "CP0735", "have no 3 equal rows"),
+    ("reduce", op(ir.Pack, ways=0), "CP0735", "have no 0 equal rows"),
+    ("reduce", value("grads.1/sum/b0/pack", kind="array"), "CP0731", "is packed, but is not flat"),
+    ("reduce", op(ir.Unpack, parts=lambda o: o.parts[1:]), "CP0731", "is not unpacked exactly once"),
+    ("reduce", op(ir.Unpack, parts=lambda o: o.parts * 2), "CP0731", "is not unpacked exactly once"),
+    ("reduce", op(ir.Unpack, parts=part(value="grads.0")), "CP0731", "`grads.0` is no flat buffer"),
+    ("reduce", op(ir.Unpack, ways=0), "CP0735", "a buffer has no 0 rows"),
+    ("reduce", op(ir.Unpack, parts=part(leaf=9)), "CP0731", "has no leaf 9"),
+    ("plain", op(ir.Collective, kind="reduce_scatter"), "CP0731", "has the leaves"),
+    ("plain", op(ir.Collective, kind="all_to_all", op=None), "CP0731", "an all_to_all moves flat buffers"),
+    ("wire", op(ir.Collective, kind="all_gather"), "CP0731", "has the leaves"),
+    ("wire", op(ir.LocalSum, ways=5), "CP0731", "is no flat buffer of 5 rows"),
+    ("wire", op(ir.LocalSum, ways=2), "CP0731", "has the leaves"),
+    ("wire", op(ir.Cast, dtype=DType.F16), "CP0731", "has the leaves"),
+    ("wire", value("grads.1/sum/b0/swapped", leaves=leaf((13,), DType.BF16)), "CP0731", "were expected"),
+    ("reduce", op(ir.Collective, kind="reduce_scatter"), "CP0731", "are no 4 equal rows"),
+    ("rows", op(ir.Collective, 1, operand="params.0"), "CP0731", "has the leaves"),
+    ("reduce", op(ir.Collective, operand="grads.0", nbytes=44), "CP0731", "`grads.1/sum/b0` is flat"),
+    ("plain", op(ir.Scale, by="grads.0"), "CP0731", "a scalar was expected"),
+    ("sharded", op(ir.Map, operands=("shard.1",)), "CP0731", "`adam_update` has 3 operands, 1 are written"),
+    ("ensemble", value("pixels.0", leaves=leaf((8, 5), DType.U8)), "CP0731", "were expected"),
+    ("ensemble", value("batch.0", leaves=leaf((8, 6), DType.U8)), "CP0731", "records of `batch.0` are"),
+    ("ensemble", value("batch.0", leaves=leaf((8, 6, 6, 3))), "CP0731", "`augment` wants u8[6, 6, 3]"),
+    ("ensemble", value("raw.0", kind="tree"), "CP0731", "is read, but is no batch of records"),
+    ("ensemble", value("pixels.0", kind="array"), "CP0731", "is shared, but is no batch of records"),
+    ("ensemble", value("raw.0", leaves=leaf((3,), DType.U8)), "CP0731", "does not hold 8 records"),
+    ("elastic", value("pull.0", leaves=leaf((3,))), "CP0731", "were expected"),
+    ("elastic", op(ir.Elastic, eta="params.0"), "CP0731", "a scalar was expected"),
+    ("elastic", op(ir.Update, delta="eta.0"), "CP0731", "were expected"),
+    ("exchange", op(ir.Exchange, states=()), "CP0731", "0 states are exchanged for 1 results"),
+    # bytes and dtypes
+    ("reduce", op(ir.Collective, nbytes=1), "CP0732", "has 44 bytes, not 1"),
+    ("reduce", op(ir.Collective, dtype=DType.BF16), "CP0732", "bf16 is not the widest type"),
+    ("reduce", value("grads.0", leaves=INTS), "CP0732", "is packed"),
+    ("reduce", value("grads.1/sum", leaves=INTS), "CP0732", "from"),
+    # what an op permits
+    ("reduce", phase(period=0), "CP0735", "has period 0"),
+    ("reduce", op(ir.Collective, op=None), "CP0735", "all_reduce and op None do not go together"),
+    ("reduce", op(ir.Collective, root=0), "CP0735", "all_reduce and root 0 do not go together"),
+    ("broadcast", op(ir.Collective, root=4), "CP0735", "there is no rank 4 among 4"),
+    ("broadcast", op(ir.Collective, root=None), "CP0735", "broadcast and root None"),
+    ("broadcast", op(ir.Collective, op="sum"), "CP0735", "broadcast and op sum"),
+    ("reduce", op(ir.Collective, algorithm=graph.Algorithm("magic")), "CP0735", "no algorithm `magic`"),
+    (
+        "reduce", op(ir.Collective, algorithm=graph.Algorithm("hierarchical", (graph.Arg("x"),))), "CP0735",
+        "hierarchical(x) does not list the axes data",
+    ),
+    ("reduce", op(ir.Collective, lane="canal"), "CP0735", "there is no lane `canal`"),
+    ("reduce", op(ir.Scale, by=0.0), "CP0735", "is scaled by 0.0"),
+    ("reduce", op(ir.Scale, by=float("inf")), "CP0735", "is scaled by inf"),
+    ("ensemble", op(ir.Map, lane="device"), "CP0735", "is a host function, but runs on lane device"),
+    ("ensemble", op(ir.Map, 1, random=False), "CP0735", "is a host function"),
+    ("ensemble", op(ir.Share, readers=5), "CP0735", "5 of 4 members cannot read"),
+    ("ensemble", op(ir.Share, readers=0), "CP0735", "0 of 4 members cannot read"),
+    ("ensemble", op(ir.Read, batch=()), "CP0735", "cannot be read"),
+    ("ensemble", op(ir.Read, batch=(0,)), "CP0735", "cannot be read"),
+    ("ensemble", op(ir.Read, batch=(7,), split=("member",)), "CP0735", "not split evenly over 4 ranks"),
+    ("ensemble", op(ir.Read, tail="drop"), "CP0735", "exactly_once cannot drop the tail"),
+    ("elastic", op(ir.Elastic, mode="async"), "CP0735", "has the wrong results"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_schedules_pass(name: str) -> None:
+    assert verify(SOUND[name]) == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "code", "reason"),
+    CORRUPTIONS,
+    ids=[f"{i}-{name}-{code}" for i, (name, _, code, _) in enumerate(CORRUPTIONS)],
+)
+def test_each_corruption_is_refused_with_its_reason(
+    name: str, change: Change, code: str, reason: str
+) -> None:
+    corrupted = change(SOUND[name])
+    assert corrupted != SOUND[name]
+    found = [(problem.code, problem.message) for problem in verify(corrupted)]
+    assert any(c == code and reason in message for c, message in found), found
+
+
+def test_problems_know_their_place() -> None:
+    problem = verify(op(ir.Collective, nbytes=1)(SOUND["reduce"]))[0]
+    assert (problem.span, problem.file) == (HERE, "made.plan")
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 10**6))
+def test_random_schedules_pass(seed: int) -> None:
+    case = make_case(seed)
+    plan = commplan.loads(case.text, "x.plan")
+    sizes = {axis.name: case.sizes[axis.name] for axis in plan.graph.axes}
+    program = plan.compile(axes=sizes, shapes=case.shapes, passes=case.pipeline)
+    assert verify(program.schedule) == ()
