@@ -5,14 +5,14 @@
 A transformer (bf16, tied embedding, unrolled) on 4 x 8 H100, compiled ahead of time: no GPU is
 needed and nothing runs. It needs JAX's compiler for GPUs: the environment that `make audit` makes.
 Columns: collectives; megabytes that one rank gives; their share with a matrix product between start
-and done; products hidden so, counted once per collective; products before the first start; all
-instructions; seconds to compile.
+and done; products before the first start; all instructions; milliseconds of the step, and those in
+which it waits for communication, as `commplan.lowering.audit.estimate` guesses them for 600 Tflop/s,
+2.5 TB/s of memory and a bus bandwidth of 300 and of 100 GB/s.
 """
 
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +21,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import commplan
-from commplan.lowering.audit import CompiledStep, audit_text, target
+from commplan.lowering.audit import CompiledStep, Machine, audit_text, estimate, target
 from commplan.lowering.jax.ahead import devices
 from commplan.lowering.jax.untyped import jax, jnp, lax
 
@@ -116,10 +116,8 @@ def planned(mesh: Mesh, like: Tree, bucket: int, more: str) -> Callable[..., Any
     return step
 
 
-def audited(step: Callable[..., Any], *arguments: Any) -> tuple[CompiledStep, float]:
-    begin = time.perf_counter()
-    compiled = jax.jit(step, donate_argnums=0).lower(*arguments).compile()
-    return audit_text(compiled.as_text()), time.perf_counter() - begin
+def audited(step: Callable[..., Any], *arguments: Any) -> CompiledStep:
+    return audit_text(jax.jit(step, donate_argnums=0).lower(*arguments).compile().as_text())
 
 
 def main() -> None:
@@ -140,15 +138,19 @@ def main() -> None:
     steps = {"XLA alone": alone(mesh)}
     steps |= {f"plan, {size} MiB": planned(mesh, like, size, "") for size in (25, 64, 128)}
     steps["plan, 128 MiB, summed in f32"] = planned(mesh, like, 128, ", wire = bf16, accumulate = f32")
-    print(f"{'':30}{'colls':>7}{'MB':>8}{'covered':>9}{'hidden':>8}{'before':>8}{'ops':>7}{'s':>7}")
+    machines = [Machine(flops=6e14, memory=2.5e12, bus=bus) for bus in (3e11, 1e11)]
+    print(f"{'':30}{'colls':>6}{'MB':>7}{'covered':>9}{'before':>8}{'ops':>6}", end="")
+    print("".join(f"{f'ms at {m.bus / 1e9:.0f}':>11}{'waiting':>9}" for m in machines))
     for name, step in steps.items():
-        found, seconds = audited(step, params, tokens)
+        found = audited(step, params, tokens)
         collectives = found.collectives
         print(
-            f"{name:30}{len(collectives):7}{sum(c.nbytes for c in collectives) / 1e6:8.0f}"
-            f"{found.covered:9.1%}{sum(len(found.hidden(c)) for c in collectives):8}"
-            f"{found.before(collectives[0]):8}{found.op_count:7}{seconds:7.1f}"
+            f"{name:30}{len(collectives):6}{sum(c.nbytes for c in collectives) / 1e6:7.0f}"
+            f"{found.covered:9.1%}{found.before(collectives[0]):8}{found.op_count:6}",
+            end="",
         )
+        guesses = [estimate(found, machine) for machine in machines]
+        print("".join(f"{guess.total * 1e3:11.2f}{guess.exposed * 1e3:9.2f}" for guess in guesses))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,16 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from commplan.lowering.audit import CompiledStep, Found, audit_text, compare, expected, target
+from commplan.lowering.audit import (
+    CompiledStep,
+    Found,
+    Machine,
+    audit_text,
+    compare,
+    estimate,
+    expected,
+    target,
+)
 from commplan.lowering.jax.ahead import devices
 from commplan.lowering.jax.untyped import jax, jnp, lax
 
@@ -156,6 +165,9 @@ def test_more_is_hidden_than_xla_hides_alone(h100: Any, rows: int) -> None:
     assert step.covered == pytest.approx((LAYERS - 1) / LAYERS, rel=0.01)
     assert default.covered == pytest.approx(1 / 2, rel=0.01)
     assert hidden(step) >= hidden(default)
+    for bus in (100e9, 300e9):
+        machine = Machine(flops=600e12, memory=2.5e12, bus=bus)
+        assert estimate(step, machine).exposed < estimate(default, machine).exposed
     assert step.before(step.collectives[0]) < default.before(default.collectives[0])
 
 
