@@ -81,7 +81,7 @@ def example(name: str) -> Case:
     trees = {key: TREE for key in varying if key not in ("count", "loss", "eta")}
     functions = {"adam_init": zeros, "adam_update": momentum} if name == "sharded_update" else {}
     if name.startswith("ensemble"):
-        functions = dict.fromkeys(("decode", "augment"), zeros)  # host functions; no phase here calls them
+        functions = {"decode": zeros, "augment": lambda x, rng: x}  # host functions; no phase here calls them
     text = (PLANS / f"{name}.plan").read_text(encoding="utf-8")
     return Case(0, text, sizes, trees, inputs, varying, dict.fromkeys(varying, ()), functions, {}, None)
 
