@@ -214,7 +214,7 @@ class _Parser:
         if tokens[0].type not in HEADS:
             self._not_a_phase(opened)
             return None
-        node = self._parse("phase", Statement(tokens, opened.bad))
+        node = self._parse("phase", Statement(tokens, opened.bad, line_end=opened.line_end))
         if node is None:
             return _guess_header(tokens)
         if opened.brace is None:

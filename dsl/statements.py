@@ -67,6 +67,7 @@ class PhaseOpen(NamedTuple):
     tokens: tuple[Token, ...]
     brace: Token | None
     bad: bool = False
+    line_end: int | None = None
 
 
 class PhaseClose(NamedTuple):
@@ -156,7 +157,7 @@ class _Splitter:
     def _note_outside(self, event: Statement | PhaseOpen) -> None:
         """A run of stages after the end of a phase has a `}` of its own, most likely."""
         tokens = event.tokens
-        bound = len(tokens) > 1 and tokens[1].type in ("COMMA", "EQUAL") and begins_assignment(tokens)
+        bound = begins_assignment(tokens) and tokens[1].type in ("COMMA", "EQUAL")
         stage = isinstance(event, Statement) and (tokens[0].type == "OUTPUT" or bound)
         outside = self.phase is None and stage
         if outside and not self.outside:
@@ -199,7 +200,7 @@ class _Splitter:
             if token.type == "LBRACE" and not open_ and not inside:
                 assignment = begins_assignment(tokens) if assignment is None else assignment
                 if not assignment:
-                    return PhaseOpen(tuple(tokens), self.ahead.next(), bad)
+                    return PhaseOpen(tuple(tokens), self.ahead.next(), bad, line_end)
             if token.type in _CLOSER:
                 open_.append(token)
                 self._guard(token, len(open_) > _DEEPEST, "brackets are nested too deep")
@@ -221,7 +222,7 @@ class _Splitter:
 
     def _done(self, statement: Statement) -> Statement | PhaseOpen:
         if statement.tokens[0].type in HEADS and self.phase is None:
-            return PhaseOpen(statement.tokens, None, statement.bad)
+            return PhaseOpen(statement.tokens, None, statement.bad, statement.line_end)
         return statement
 
     def _ends(self, tokens: list[Token], token: Token) -> bool:
@@ -233,6 +234,9 @@ class _Splitter:
             after = self.ahead.peek(1)
             stray = after is not None and after.type in ("INT", "LSQB")
             return not (stray and any(before.type == "LOAD" for before in tokens))
+        if tokens[0].type in HEADS and self.phase is None:
+            after = self.ahead.peek(1)
+            return after is None or after.type != "LBRACE"  # `phase` and its name on two lines
         return tokens[-1].type not in _DANGLES
 
     def _begins(self, token: Token) -> bool:
