@@ -89,11 +89,17 @@ class Program:
     """A compiled plan: frozen, hashable, equal where the schedules are."""
 
     __slots__ = ("_digest", "_schedule", "_structures")
+    _digest: str
+    _schedule: Schedule
+    _structures: dict[str, Any]
 
     def __init__(self, schedule: Schedule, structures: Mapping[str, Any] | None = None) -> None:
-        self._schedule = schedule
-        self._structures = dict(structures or {})
-        self._digest = schedule_digest(schedule)
+        object.__setattr__(self, "_schedule", schedule)
+        object.__setattr__(self, "_structures", dict(structures or {}))
+        object.__setattr__(self, "_digest", schedule_digest(schedule))
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a program is frozen: `{name}` cannot be set")
 
     @property
     def schedule(self) -> Schedule:

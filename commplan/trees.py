@@ -31,7 +31,7 @@ def flatten(tree: Any) -> tuple[list[tuple[str, Any]], Rebuild]:
     {'a': None, 'b': [10, 20]}
     """
     leaves: list[tuple[str, Any]] = []
-    build = _walk(tree, "", leaves, _never)
+    build = _walk(tree, None, leaves, _never)
     return leaves, lambda values: build(_counted(values, len(leaves)))
 
 
@@ -43,14 +43,14 @@ def shapes_of(tree: Any) -> tuple[Leaf, ...]:
     Raises CP0703 for a dtype outside the language and CP0720 for a leaf without a shape.
     """
     leaves: list[tuple[str, Any]] = []
-    _walk(tree, "", leaves, _is_spec)
+    _walk(tree, None, leaves, _is_spec)
     return tuple(leaf_of(path, leaf) for path, leaf in leaves)
 
 
 def is_plain(tree: Any) -> bool:
     """Whether every leaf of `tree`, taken apart as plain containers, has a shape."""
     leaves: list[tuple[str, Any]] = []
-    _walk(tree, "", leaves, _is_spec)
+    _walk(tree, None, leaves, _is_spec)
     return all(_is_spec(x) or isinstance(x, bool | int | float) or hasattr(x, "shape") for _, x in leaves)
 
 
@@ -132,11 +132,13 @@ def _counted(values: Sequence[Any], expected: int) -> Iterator[Any]:
     return iter(values)
 
 
-def _walk(node: Any, path: str, leaves: list[tuple[str, Any]], is_leaf: Callable[[Any], bool]) -> _Build:
+def _walk(
+    node: Any, path: str | None, leaves: list[tuple[str, Any]], is_leaf: Callable[[Any], bool]
+) -> _Build:
     if node is None:
         return _nothing
     if is_leaf(node):
-        leaves.append((path, node))
+        leaves.append((path or "", node))
         return next
     if isinstance(node, dict):
         return _walk_dict(cast("dict[Any, Any]", node), path, leaves, is_leaf)
@@ -148,12 +150,12 @@ def _walk(node: Any, path: str, leaves: list[tuple[str, Any]], is_leaf: Callable
         items = cast("list[Any]", node)
         parts = [_walk(item, _join(path, str(i)), leaves, is_leaf) for i, item in enumerate(items)]
         return _maker(list if isinstance(node, list) else tuple, parts)
-    leaves.append((path, node))
+    leaves.append((path or "", node))
     return next
 
 
 def _walk_dict(
-    node: dict[Any, Any], path: str, leaves: list[tuple[str, Any]], is_leaf: Callable[[Any], bool]
+    node: dict[Any, Any], path: str | None, leaves: list[tuple[str, Any]], is_leaf: Callable[[Any], bool]
 ) -> _Build:
     keys = list(node) if isinstance(node, OrderedDict) else sorted(node)
     parts = [_walk(node[key], _join(path, str(key)), leaves, is_leaf) for key in keys]
@@ -169,5 +171,5 @@ def _maker(make: Callable[[list[Any]], Any], parts: Sequence[_Build]) -> _Build:
     return lambda values: make([part(values) for part in parts])
 
 
-def _join(path: str, part: str) -> str:
-    return f"{path}/{part}" if path else part
+def _join(path: str | None, part: str) -> str:
+    return part if path is None else f"{path}/{part}"

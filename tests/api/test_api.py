@@ -1,0 +1,213 @@
+"""The public face: loading plans, compiling, saving and loading programs, refusing what does not fit."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import commplan
+from commplan.diagnostics import CommplanError
+
+PLANS = Path(__file__).parents[2] / "examples" / "plans"
+TREE = {"w": {"shape": [3, 4], "dtype": "f32"}, "b": [{"shape": [2], "dtype": "f32"}]}
+TEXT = """plan small
+
+axis data = ?
+
+input grads : tree partial data
+
+each step {
+    grads = reduce grads over data by mean
+    output grads
+}
+"""
+
+
+def mesh(**sizes: int) -> Any:
+    return SimpleNamespace(shape=dict(sizes), axis_names=tuple(sizes))
+
+
+def program(**sizes: int) -> commplan.Program:
+    return commplan.loads(TEXT).compile(mesh(**(sizes or {"data": 4})), {"grads": TREE})
+
+
+def refusal(call: Any, *args: Any, **named: Any) -> Any:
+    with pytest.raises(CommplanError) as caught:
+        call(*args, **named)
+    return caught.value.diagnostics[0]
+
+
+def test_import_loads_no_backend_and_no_parser() -> None:
+    code = "import commplan, sys; print([m for m in ('jax', 'mpi4py', 'lark', 'numpy') if m in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"
+
+
+def test_a_plan_from_a_file_and_from_text() -> None:
+    plan = commplan.load(PLANS / "data_parallel.plan")
+    assert plan.name == "data_parallel"
+    assert plan.digest == commplan.loads((PLANS / "data_parallel.plan").read_text()).digest
+    assert plan == commplan.load(str(PLANS / "data_parallel.plan"))
+    assert hash(plan) == hash(commplan.load(PLANS / "data_parallel.plan"))
+
+
+def test_comments_and_layout_are_no_part_of_a_plans_digest() -> None:
+    loose = TEXT.replace("axis data", "# so many\n\naxis     data").replace("    grads =", "\tgrads   =")
+    assert commplan.loads(loose).digest == commplan.loads(TEXT).digest
+    assert commplan.loads(TEXT.replace("mean", "sum")).digest != commplan.loads(TEXT).digest
+
+
+def test_a_wrong_plan() -> None:
+    with pytest.raises(CommplanError) as caught:
+        commplan.loads(TEXT.replace("over data", "over dta"), "small.plan")
+    assert "small.plan:8:" in str(caught.value)
+
+
+def test_files_that_are_no_plans(tmp_path: Path) -> None:
+    assert refusal(commplan.load, tmp_path / "none.plan").code == "CP1009"
+    assert refusal(commplan.load, tmp_path).code == "CP1009"
+    (tmp_path / "binary.plan").write_bytes(b"\xff\xfe\x00plan")
+    assert refusal(commplan.load, tmp_path / "binary.plan").code == "CP1009"
+
+
+def test_meshes_and_mappings_and_sizes_say_the_same() -> None:
+    plan, shapes = commplan.loads(TEXT), {"grads": TREE}
+    by_mesh = plan.compile(mesh(data=4, model=2), shapes)
+    assert by_mesh == plan.compile({"data": 4}, shapes) == plan.compile(axes={"data": 4}, shapes=shapes)
+    assert [axis.size for axis in by_mesh.schedule.axes] == [4]
+
+
+def test_a_jax_mesh() -> None:
+    import jax  # noqa: PLC0415
+
+    made = jax.make_mesh((4, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    shapes = {"grads": {"w": jax.ShapeDtypeStruct((3, 4), "float32"), "b": [jax.numpy.zeros(2)]}}
+    assert commplan.loads(TEXT).compile(made, shapes) == program()
+
+
+def test_nodes_that_only_jax_knows() -> None:
+    import jax  # noqa: PLC0415
+
+    box = jax.tree_util.Partial(max, jax.numpy.zeros((3, 4)), b=jax.numpy.zeros(2))
+    schedule = commplan.loads(TEXT).compile(axes={"data": 2}, shapes={"grads": box}).schedule
+    assert [leaf.shape for leaf in schedule.entry[0].leaves] == [(3, 4), (2,)]
+
+
+def test_what_a_plan_cannot_be_compiled_for() -> None:
+    plan, shapes = commplan.loads(TEXT), {"grads": TREE}
+    assert refusal(plan.compile, 4, shapes).code == "CP0722"
+    assert refusal(plan.compile, mesh(model=4), shapes).code == "CP0707"
+    assert refusal(plan.compile, None, shapes).code == "CP0706"
+    assert refusal(plan.compile, mesh(data=4)).code == "CP0701"
+    assert refusal(plan.compile, mesh(data=4), shapes, passes="buckets").code == "CP0715"
+    assert refusal(plan.compile, mesh(data=4), shapes, topology="none.toml").code == "CP0712"
+    assert refusal(plan.compile, mesh(data=4), shapes, mapping={"data": "gpu"}).code == "CP0714"
+
+
+def test_an_ensemble_needs_an_axis_of_the_mesh() -> None:
+    problem = refusal(commplan.load(PLANS / "ensemble_training.plan").compile, mesh(data=4), {})
+    assert problem.code == "CP0707"
+    assert "add an axis `member` to the mesh" in problem.notes[1].text
+
+
+def test_programs_are_frozen_hashable_values() -> None:
+    one, other = program(), program()
+    assert one == other
+    assert hash(one) == hash(other)
+    assert {one: 1}[other] == 1
+    assert one != program(data=8)
+    assert one != "program"
+    assert repr(one) == f"<Program small data=4 {one.digest[:12]}>"
+    for name in ("schedule", "digest", "_digest", "other"):
+        with pytest.raises(AttributeError):
+            setattr(one, name, None)
+
+
+def test_structures_are_kept_but_not_compared(tmp_path: Path) -> None:
+    made = program()
+    assert made.structures == {"grads": TREE}
+    loaded = commplan.Program.load(made.save(tmp_path / "p"))
+    assert loaded == made
+    assert loaded.structures == {}
+
+
+def test_saving_and_loading(tmp_path: Path) -> None:
+    made = program()
+    assert made.save(tmp_path / "one.json") == tmp_path / "one.json"
+    assert made.save(str(tmp_path / "two")) == tmp_path / "two.schedule.json"
+    assert made.save(tmp_path) == tmp_path / "small.schedule.json"
+    assert len({path.read_bytes() for path in tmp_path.iterdir()}) == 1
+    assert len(list(tmp_path.iterdir())) == 3  # nothing temporary is left
+    assert commplan.Program.load(tmp_path / "one.json", commplan.loads(TEXT)) == made
+    mask = os.umask(0)
+    os.umask(mask)
+    assert stat.S_IMODE((tmp_path / "one.json").stat().st_mode) == 0o666 & ~mask
+
+
+def test_saving_over_a_file_is_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = program().save(tmp_path / "p.json")
+    before = path.read_bytes()
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    problem = refusal(program(data=8).save, path)
+    assert (problem.code, "No space left" in problem.message) == ("CP1009", True)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_saving_where_nothing_can_be_saved(tmp_path: Path) -> None:
+    assert refusal(program().save, tmp_path / "missing" / "p.json").code == "CP1009"
+    (tmp_path / "taken.json").mkdir()
+    assert program().save(tmp_path / "taken.json").parent == tmp_path / "taken.json"
+
+
+def test_loading_what_is_no_program(tmp_path: Path) -> None:
+    assert refusal(commplan.Program.load, tmp_path / "none.json").code == "CP1009"
+    (tmp_path / "text.json").write_text("plan x")
+    problem = refusal(commplan.Program.load, tmp_path / "text.json")
+    assert (problem.code, problem.file) == ("CP1001", str(tmp_path / "text.json"))
+
+
+def test_loading_for_another_plan(tmp_path: Path) -> None:
+    made = program()
+    path = made.save(tmp_path / "p.json")
+    other = commplan.loads(TEXT.replace("mean", "sum"))
+    problem = refusal(commplan.Program.load, path, other)
+    assert problem.code == "CP1007"
+    notes = " ".join(note.text for note in problem.notes)
+    assert other.digest in notes
+    assert made.schedule.plan_digest in notes
+
+
+def test_binding_to_a_mesh_of_other_sizes(tmp_path: Path) -> None:
+    loaded = commplan.Program.load(program().save(tmp_path / "p.json"))
+    problem = refusal(loaded.bind, mesh(data=8))
+    assert problem.code == "CP1006"
+    notes = [note.text for note in problem.notes]
+    assert notes[0] == f"compiled for data=4 (schedule {loaded.digest})"
+    assert notes[1] == "found data=8"
+
+
+def test_other_shapes_give_another_program() -> None:
+    other = commplan.loads(TEXT).compile({"data": 4}, {"grads": {"w": {"shape": [4, 3], "dtype": "f32"}}})
+    assert other.digest != program().digest
+
+
+def test_binding_runs_on_the_mesh() -> None:
+    import jax  # noqa: PLC0415
+
+    made = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    run = program().bind(made)
+    assert run.program == program()
