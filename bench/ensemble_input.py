@@ -74,8 +74,8 @@ def jpegs(count: int) -> list[bytes]:
         picture = sources[number % len(sources)]
         scale = max(1.0, (WIDTH + 20) / picture.width, (HEIGHT + 20) / picture.height)
         picture = picture.resize((int(picture.width * scale) + 1, int(picture.height * scale) + 1))
-        left = int(rng.integers(picture.width - WIDTH))
-        top = int(rng.integers(picture.height - HEIGHT))
+        left = int(rng.integers(int(picture.width) - WIDTH))
+        top = int(rng.integers(int(picture.height) - HEIGHT))
         file = io.BytesIO()
         crop = picture.crop((left, top, left + WIDTH, top + HEIGHT))
         crop.save(file, "JPEG", quality=QUALITY)
