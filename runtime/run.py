@@ -268,8 +268,9 @@ class Member(Bound):
     """One member of an ensemble, made by `run.member(m)`: a mesh of its own devices, and on it the phases
     that cross no members, as callables; `spmd`, `varying`, `tap`, `batches` and `init` as on the run.
 
-    Values have no dimension for the member. Members may have different architectures: their programs
-    differ, and may run different numbers of times. `mesh`: the member's devices. `index`: its place.
+    Values have no dimension for the member. Members may have different architectures: compile the plan
+    once for the shapes of each and take every member from its own run; their programs may run different
+    numbers of times. `mesh`: the member's devices. `index`: its place.
     """
 
     def __init__(self, run: Run, place: int) -> None:

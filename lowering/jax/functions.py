@@ -63,12 +63,13 @@ def call(op: ir.Map, around: Around, env: Mapping[str, Tree], draw: Draw | None)
     """
     function = around.functions[op.fn]
     operands = [env[ref].build() for ref in op.operands]
+    rows = env[op.operands[0]].leaves[0].shape[0] if op.per_record else None
     if draw is not None and op.random:
         key = _key(op, around, draw)
-        operands = [_record_keys(op, around, key, draw) if op.per_record else key, *operands]
+        operands = [_record_keys(op, around, key, draw, rows) if rows is not None else key, *operands]
     _check_arity(op, around, function, len(operands))
     applied: Callable[..., Any] = jax.vmap(function) if op.per_record else function
-    return _results(op, around, applied(*operands))
+    return _results(op, around, applied(*operands), rows)
 
 
 def _key(op: ir.Map, around: Around, draw: Draw) -> Array:
@@ -84,13 +85,13 @@ def _key(op: ir.Map, around: Around, draw: Draw) -> Array:
     return key
 
 
-def _record_keys(op: ir.Map, around: Around, key: Array, draw: Draw) -> Array:
+def _record_keys(op: ir.Map, around: Around, key: Array, draw: Draw, rows: int) -> Array:
     """One key per row: folded with the record, or with its place in the global batch if that is unknown."""
     first = around.values[op.operands[0]]
     records = draw.records.get(loaded_by(around.phase, op.operands[0]))
     if records is None:
-        split, count = first.placement.split, first.leaves[0].shape[0]
-        records = (lax.axis_index(split) * count if split else 0) + jnp.arange(count)
+        split = first.placement.split
+        records = (lax.axis_index(split) * rows if split else 0) + jnp.arange(rows)
 
     def fold(record: Array) -> Array:
         return jax.random.fold_in(key, record)
@@ -125,10 +126,10 @@ def _check_arity(op: ir.Map, around: Around, function: Callable[..., Any], count
         )
 
 
-def _results(op: ir.Map, around: Around, answer: Any) -> dict[str, Tree]:
+def _results(op: ir.Map, around: Around, answer: Any, rows: int | None) -> dict[str, Tree]:
     count = len(op.results)
     if count == 1:
-        return {op.results[0]: _checked(op, around, op.results[0], answer)}
+        return {op.results[0]: _checked(op, around, op.results[0], answer, rows)}
     many = isinstance(answer, tuple | list)
     answers = cast("Sequence[Any]", answer) if many else ()
     if len(answers) != count:
@@ -139,10 +140,11 @@ def _results(op: ir.Map, around: Around, answer: Any) -> dict[str, Tree]:
             span=op.span,
             file=around.schedule.file,
         )
-    return {ref: _checked(op, around, ref, one) for ref, one in zip(op.results, answers, strict=True)}
+    return {ref: _checked(op, around, ref, one, rows) for ref, one in zip(op.results, answers, strict=True)}
 
 
-def _checked(op: ir.Map, around: Around, ref: str, answer: Any) -> Tree:
+def _checked(op: ir.Map, around: Around, ref: str, answer: Any, rows: int | None) -> Tree:
+    """A result, checked; of `rows` records, fewer than compiled for in the last batch of `tail short`."""
     value, file = around.values[ref], around.schedule.file
     paths, tree = flatten(answer)
     expected = tuple(leaf.path for leaf in value.leaves)
@@ -163,11 +165,12 @@ def _checked(op: ir.Map, around: Around, ref: str, answer: Any) -> Tree:
         weak = isinstance(array, bool | int | float) or bool(getattr(array, "weak_type", False))
         x = jnp.asarray(array, leaf.dtype.numpy_name) if weak else jnp.asarray(array)
         at = f" at `{leaf.path}`" if leaf.path else ""
-        if tuple(x.shape) != leaf.shape:
+        expected_shape = leaf.shape if rows is None else (rows, *leaf.shape[1:])
+        if tuple(x.shape) != expected_shape:
             fail(
                 "CP0809",
                 f"function `{op.fn}` returned the shape {list(x.shape)} for `{name}`{at},"
-                f" expected {list(leaf.shape)}",
+                f" expected {list(expected_shape)}",
                 span=op.span,
                 file=file,
             )

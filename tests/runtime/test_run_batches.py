@@ -259,3 +259,26 @@ each step {
             assert list(item) == ["n"]
             out, _ = run.step({}, **item)
             assert int(out.total) == total
+
+
+def test_the_last_batch_may_be_short():
+    text = """plan p
+ensemble member = 2
+source images : f32[4]
+fn jitter(f32[4]) -> f32[4] on device random
+each step {
+    x = load images batch 4 visit exactly_once seed 0 tail short
+    y = map jitter(x) per member
+    output y
+}
+"""
+    records = np.arange(24, dtype=np.float32).reshape(6, 4)
+    run = bind(
+        text,
+        mesh_of(member=2),
+        sources={"images": records},
+        functions={"jitter": lambda key, x: x + jax.random.uniform(key, x.shape)},
+    )
+    with run.batches() as batches:
+        shapes = [item["y"].shape for item in batches]
+    assert shapes == [(2, 4, 4), (2, 2, 4)]
