@@ -1,0 +1,41 @@
+"""The schedules of the example plans, as text: a change of what the compiler makes shows here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from syrupy.assertion import SnapshotAssertion
+
+import commplan
+from commplan.ir.text import print_schedule
+from commplan.verify import verify
+
+FOLDER = Path(__file__).parents[2] / "examples" / "plans"
+NAMES = """
+data_parallel easgd_async easgd_hogwild easgd_round_robin easgd_sync ensemble_duplicated ensemble_rates
+ensemble_readers ensemble_shared ensemble_training parameter_hub parameter_server_dedicated sharded_update
+two_level weighted_mean
+"""
+PLANS = [FOLDER / f"{name}.plan" for name in NAMES.split()]
+TREE = {
+    "b": {"shape": [5], "dtype": "f32"},
+    "s": {"shape": [], "dtype": "f32"},
+    "w": {"shape": [3, 4], "dtype": "f32"},
+}
+
+
+def compiled(path: Path) -> commplan.Program:
+    plan = commplan.load(path)
+    names = [ref.rpartition(".")[0] for ref in plan.graph.inputs if str(plan.graph.value(ref).type) == "tree"]
+    return plan.compile(shapes=dict.fromkeys(names, TREE))
+
+
+@pytest.mark.parametrize("path", PLANS, ids=lambda path: path.stem)
+def test_the_schedule_of_an_example(path: Path, snapshot: SnapshotAssertion) -> None:
+    schedule = compiled(path).schedule
+    assert verify(schedule) == ()
+    text = print_schedule(schedule)
+    # What is known by its digest elsewhere, and where the file lies, is not what this test is about.
+    kept = [line for line in text.splitlines() if not line.startswith(("  plan_digest", "  file"))]
+    assert "\n".join(kept) == snapshot

@@ -1,0 +1,43 @@
+"""Whatever passes run, a schedule means what its plan means: judged by the oracle on random plans."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.agreement import Ways
+from support.random_case import make_case
+
+from commplan.passes.manager import Pipeline
+
+
+@st.composite
+def pipelines(draw: st.DrawFn) -> str:
+    """Any subset of the passes in their order, with any options."""
+    size = draw(st.sampled_from([1, 5, 16, 40, 1000, 25 * 1024**2]))
+    coalesce = draw(st.sampled_from(["true", "false"]))
+    choices = [
+        draw(st.sampled_from(["share", "share{design=none}", "share{design=duplicate}"])),
+        f"bucket{{max={size}, coalesce={coalesce}}}",
+        "decompose",
+        "wire",
+        draw(st.sampled_from(["overlap", "overlap{chain=false}"])),
+    ]
+    return ",".join(one for one in choices if draw(st.booleans()))
+
+
+@settings(deadline=None, max_examples=120)
+@given(st.integers(0, 10**9), pipelines())
+def test_every_pipeline_keeps_the_meaning(seed: int, pipeline: str) -> None:
+    ways = Ways(dataclasses.replace(make_case(seed), pipeline=pipeline))
+    assert ways.schedule.pipeline == ",".join(filter(None, ["lower", str(Pipeline.parse(pipeline))]))
+    ways.check_oracle()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_running_a_pass_again_changes_nothing_that_matters(seed: int) -> None:
+    Ways(
+        dataclasses.replace(make_case(seed), pipeline="bucket,bucket,decompose,decompose,wire,wire")
+    ).check_oracle()
