@@ -14,6 +14,7 @@ from commplan.lowering.jax.collectives import Backend
 from commplan.lowering.jax.functions import Draw, call
 from commplan.lowering.jax.layout import varying
 from commplan.lowering.jax.trees import LEAF, Structure, Tree, structure_of
+from commplan.lowering.jax.untyped import jax
 
 Env = dict[str, Tree]
 
@@ -121,11 +122,15 @@ class Lowered:
         return results, updates
 
     def apply(self, chosen: Iterable[ir.Op], env: Env, draw: Draw | None) -> None:
-        """Run the ops `chosen`, in order; their results join `env`."""
+        """Run the ops `chosen`, in order; their results join `env`.
+
+        HLO and profiles name them `commplan/PHASE/lineN` after their plan line.
+        """
         chosen = tuple(chosen)
         chained = {ref for op in chosen for ref in op.after}
         for op in order.without_implied(chosen, self.values):
-            self._run(op, env, chained, draw)
+            with jax.named_scope(f"commplan/{self.phase.name}/line{op.span.line}"):
+                self._run(op, env, chained, draw)
 
     def _leave(self, ref: str, env: Env) -> Tree:
         value = self.values[ref]

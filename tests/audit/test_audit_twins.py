@@ -66,6 +66,15 @@ def test_they_are_those_of_the_schedule(pair: tuple[Schedule, CompiledStep, Comp
     assert [item.nbytes for item in wanted] == [found.nbytes for found in planned.collectives]
 
 
+def test_each_names_its_plan_line(pair: tuple[Schedule, CompiledStep, CompiledStep]) -> None:
+    schedule, planned, by_hand = pair
+    wanted = expected(schedule, "step", Mesh({axis.name: axis.size for axis in schedule.axes}))
+    for found, item in zip(planned.collectives, wanted, strict=True):
+        assert f"/commplan/step/line{item.span.line}/" in found.op_name
+    assert compare(wanted, planned, scope="commplan/step").ok
+    assert not compare(wanted, by_hand, scope="commplan/step").found
+
+
 def test_no_more_operations(pair: tuple[Schedule, CompiledStep, CompiledStep]) -> None:
     _, planned, by_hand = pair
     assert planned.op_count > 20
