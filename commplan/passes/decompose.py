@@ -8,16 +8,16 @@ from typing import ClassVar
 import msgspec
 
 from commplan.ir.plan import Algorithm, Ref
-from commplan.ir.schedule import Choice, Collective, CollectiveKind, Op, Phase, Schedule
+from commplan.ir.schedule import Choice, Collective, CollectiveKind, Op, Schedule
 from commplan.ir.types import Placement
 from commplan.passes.base import Context, Pass
-from commplan.passes.packing import Order, pack_collectives
+from commplan.passes.flat import rewrite_flat
 from commplan.passes.rewrite import (
     Editor,
     axis_names,
     network_lane,
     padded,
-    reads_by_parts,
+    read_by_parts,
     round_up,
     trimmed,
     varying,
@@ -34,7 +34,10 @@ class DecomposePass(Pass, frozen=True):
 
     def run(self, schedule: Schedule, context: Context) -> Schedule:
         choices: list[Choice] = []
-        phases = tuple(_phase(schedule, phase, context.order, choices) for phase in schedule.phases)
+        phases = tuple(
+            rewrite_flat(schedule, phase, context.order, lambda op: bool(levels(op)), _expand, choices)
+            for phase in schedule.phases
+        )
         return msgspec.structs.replace(schedule, phases=phases, choices=(*schedule.choices, *choices))
 
 
@@ -46,27 +49,6 @@ def levels(op: Collective) -> Levels:
         (arg.key, Algorithm(str(arg.value))) if arg.key else (str(arg.value), Algorithm("native"))
         for arg in op.algorithm.args
     ]
-
-
-def _phase(schedule: Schedule, phase: Phase, order: Order, choices: list[Choice]) -> Phase:
-    wanted = {op.result for op in phase.ops if isinstance(op, Collective) and levels(op)}
-    if not wanted:
-        return phase
-    editor = Editor(schedule, phase)
-    ops: list[Op] = []
-    for op in phase.ops:
-        if not isinstance(op, Collective) or op.result not in wanted:
-            ops.append(op)
-        elif editor.values[op.operand].kind == "flat":
-            _expand(editor, ops, op, reads_by_parts(phase.ops, op.result), choices)
-        else:
-            made, _ = pack_collectives(editor, [op], None, order)
-            for new in made:
-                if isinstance(new, Collective) and levels(new):
-                    _expand(editor, ops, new, reads_by_parts(made, new.result), choices)
-                else:
-                    ops.append(new)
-    return editor.finish(ops)
 
 
 def _expand(editor: Editor, ops: list[Op], op: Collective, loose: bool, choices: list[Choice]) -> None:

@@ -94,11 +94,6 @@ def in_order(ops: Sequence[Op]) -> tuple[Op, ...]:
     return tuple(ops[index] for index in done)
 
 
-def consumers(ops: Sequence[Op], ref: Ref) -> list[Op]:
-    """The ops that read `ref`."""
-    return [op for op in ops if ref in operands_of(op)]
-
-
 def varying(placement: Placement, axes: Iterable[str], order: Sequence[str]) -> Placement:
     """`placement` where ranks along `axes` hold different parts of a sum that is whole along them."""
     inside = set(axes)
@@ -139,14 +134,13 @@ def padded(editor: Editor, ops: list[Op], ref: Ref, size: int) -> Ref:
     leaf = editor.leaf(ref)
     if leaf.size == size:
         return ref
-    place = next((i for i, op in enumerate(ops) if isinstance(op, Pack) and op.result == ref), None)
-    maker = ops[place] if place is not None else None
+    maker = next((op for op in reversed(ops) if ref in results_of(op)), None)  # most often the last
     if isinstance(maker, Pack) and maker.ways == 1:
         grown = msgspec.structs.replace(editor.values[ref], leaves=(Leaf("", (size,), leaf.dtype),))
         editor.values[ref] = grown
         return ref
     name = editor.flat(f"{ref}/padded", size, leaf.dtype, editor.values[ref].placement)
-    span = next(op.span for op in ops if ref in results_of(op))
+    span = maker.span if maker is not None else editor.phase.span
     ops.append(Pack(name, (Part(ref, 0, 0, leaf.size, 0),), span))
     return name
 
@@ -157,6 +151,11 @@ def trimmed(editor: Editor, ops: list[Op], ref: Ref, result: Ref, like: Collecti
     ops.append(Pack(result, (Part(ref, 0, 0, size, 0),), like.span))
 
 
-def reads_by_parts(ops: Sequence[Op], ref: Ref) -> bool:
-    """Whether all readers of buffer `ref` name runs of it, so that padding behind does not show."""
-    return all(isinstance(op, Pack | Unpack) and op.ways == 1 for op in consumers(ops, ref))
+def read_by_parts(ops: Sequence[Op]) -> frozenset[Ref]:
+    """Values whose readers all name runs of them, so that padding behind does not show."""
+    named: set[Ref] = set()
+    whole: set[Ref] = set()
+    for op in ops:
+        by_parts = isinstance(op, Pack | Unpack) and op.ways == 1
+        (named if by_parts else whole).update(operands_of(op))
+    return frozenset(named - whole)

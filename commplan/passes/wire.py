@@ -7,11 +7,11 @@ from typing import ClassVar
 import msgspec
 
 from commplan.ir.plan import Algorithm, Hints, Ref
-from commplan.ir.schedule import Cast, Choice, Collective, CollectiveKind, LocalSum, Op, Phase, Schedule
+from commplan.ir.schedule import Cast, Choice, Collective, CollectiveKind, LocalSum, Op, Schedule
 from commplan.ir.types import DType, Placement
 from commplan.passes.base import Context, Pass
-from commplan.passes.packing import Order, pack_collectives
-from commplan.passes.rewrite import Editor, axis_names, padded, reads_by_parts, round_up, trimmed, varying
+from commplan.passes.flat import rewrite_flat
+from commplan.passes.rewrite import Editor, axis_names, padded, round_up, trimmed, varying
 
 NATIVE = Algorithm("native")
 
@@ -24,33 +24,15 @@ class WirePass(Pass, frozen=True):
 
     def run(self, schedule: Schedule, context: Context) -> Schedule:
         choices: list[Choice] = []
-        phases = tuple(_phase(schedule, phase, context.order, choices) for phase in schedule.phases)
+        phases = tuple(
+            rewrite_flat(schedule, phase, context.order, _asks, _rewrite, choices)
+            for phase in schedule.phases
+        )
         return msgspec.structs.replace(schedule, phases=phases, choices=(*schedule.choices, *choices))
 
 
-def _phase(schedule: Schedule, phase: Phase, order: Order, choices: list[Choice]) -> Phase:
-    wanted = {op.result for op in phase.ops if isinstance(op, Collective) and _asks(op.hints)}
-    if not wanted:
-        return phase
-    editor = Editor(schedule, phase)
-    ops: list[Op] = []
-    for op in phase.ops:
-        if not isinstance(op, Collective) or op.result not in wanted:
-            ops.append(op)
-        elif editor.values[op.operand].kind == "flat":
-            _rewrite(editor, ops, op, reads_by_parts(phase.ops, op.result), choices)
-        else:
-            made, _ = pack_collectives(editor, [op], None, order)
-            for new in made:
-                if isinstance(new, Collective):
-                    _rewrite(editor, ops, new, reads_by_parts(made, new.result), choices)
-                else:
-                    ops.append(new)
-    return editor.finish(ops)
-
-
-def _asks(hints: Hints) -> bool:
-    return hints.wire is not None or hints.accumulate is not None
+def _asks(op: Collective) -> bool:
+    return op.hints.wire is not None or op.hints.accumulate is not None
 
 
 def wire_types(dtype: DType, hints: Hints) -> tuple[DType, DType]:
