@@ -95,8 +95,11 @@ def operand_suits(ctx: Context, found: Reduction, operand: Value) -> bool:
     """Whether the operand's type and placement suit the operator; what does not is reported."""
     type_ = operand.type
     name = found.op.name
-    if isinstance(type_, ArrayType) and type_.dtype is DType.BOOL:
-        ctx.error("CP0408", f"`{name}` needs numbers, found {type_}", found.span, described(operand))
+    if isinstance(type_, ArrayType) and type_.dtype is DType.BOOL and name in ("sum", "mean"):
+        ctx.error(
+            "CP0408", f"`{name}` needs numbers, found {type_}", found.span, described(operand),
+            "`by max` tells whether any is true, `by min` whether all are",
+        )  # fmt: skip
         return False
     if name == "mean" and isinstance(type_, ArrayType) and not type_.dtype.is_float:
         ctx.error(
