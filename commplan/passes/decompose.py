@@ -17,7 +17,6 @@ from commplan.passes.rewrite import (
     axis_names,
     network_lane,
     padded,
-    read_by_parts,
     round_up,
     trimmed,
     varying,
