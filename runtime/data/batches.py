@@ -101,7 +101,7 @@ class PhaseBatches(Iterator[HostBatch]):
         self._cursor = _Cursor(maker, self._steps, self._epoch, self._step, self._armed)
         name = f"commplan-{schedule.plan}-{phase}"
         self._ring: Ring[HostBatch] = Ring(self._cursor.start, prefetch, cores, name, exchange)
-        self._closing = weakref.finalize(self, self._ring.close)
+        self._closing = weakref.finalize(self, self._ring.end)
 
     @property
     def steps(self) -> int:
@@ -144,7 +144,8 @@ class PhaseBatches(Iterator[HostBatch]):
 
     def close(self) -> None:
         """Stop the work ahead, join its threads and leave the group. Closing twice is fine."""
-        self._closing()
+        if self._closing.detach() is not None:
+            self._ring.close()
 
     def __enter__(self) -> PhaseBatches:
         return self

@@ -87,6 +87,7 @@ class Ring(Generic[Item]):
     _to_read: deque[int] = field(default_factory=deque[int])
     _ties: itertools.count[int] = field(default_factory=itertools.count)
     _running: list[threading.Thread] = field(default_factory=list[threading.Thread])
+    _alive: int = 0
     _admitted: int = 0
     _handed: int = 0
     _closed: bool = False
@@ -135,20 +136,40 @@ class Ring(Generic[Item]):
 
     def close(self) -> None:
         """Stop, join every thread and leave the peers. May be called twice, and from any thread."""
-        with self._lock:
-            self._closed = True
-            self._tasks.clear()
-            self._lock.notify_all()
-            running, self._running = self._running, []
-        if self.peers is not None:
-            self.peers.stop()
+        running = self._running
+        self.abandon()
         for thread in running:
             if thread is not threading.current_thread():
                 thread.join()
+
+    def abandon(self) -> None:
+        """Stop without waiting for anything: threads end when their record is done, the last one leaves
+        the peers. For finalisers, which may run at any point of any thread: a join there could wait for
+        what the interrupted code holds."""
+        with self._lock:
+            self._closed = True
+            self._tasks.clear()
+            self._running = []
+            self._lock.notify_all()
+            alone = self._alive == 0
+        if self.peers is not None:
+            self.peers.stop()
+        if alone:
+            self._depart()
+
+    def end(self) -> None:
+        """What a finaliser calls: threads are joined at the interpreter's exit only, where nothing runs that
+        could hold what they need."""
+        if threading.main_thread().is_alive():
+            self.abandon()
+        else:
+            self.close()
+
+    def _depart(self) -> None:
         with self._lock:
             self._entries.clear()
-        if self.peers is not None:
             peers, self.peers = self.peers, None
+        if peers is not None:
             peers.leave()
 
     # --- the threads' side ---
@@ -162,9 +183,22 @@ class Ring(Generic[Item]):
         for number, target in enumerate(targets):
             # Daemons, so that a forgotten iterator cannot keep the interpreter alive; they are joined by
             # `close`, which a finaliser calls at the latest when the interpreter exits.
-            thread = threading.Thread(target=target, name=f"{self.name}-{number}", daemon=True)
+            thread = threading.Thread(
+                target=self._run, args=(target,), name=f"{self.name}-{number}", daemon=True
+            )
             self._running.append(thread)
+            self._alive += 1
             thread.start()
+
+    def _run(self, target: Callable[[], None]) -> None:
+        try:
+            target()
+        finally:
+            with self._lock:
+                self._alive -= 1
+                last = self._closed and self._alive == 0
+            if last:
+                self._depart()
 
     def _enter(self, number: int, stage: int, tasks: Sequence[Task]) -> None:
         """Queue the tasks of a stage (the lock is held); a stage without tasks still takes one turn."""
