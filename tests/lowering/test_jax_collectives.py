@@ -200,3 +200,33 @@ each step {{
     np.testing.assert_allclose(out.y, (x * n[:, None]).sum(0) / n.sum(), rtol=1e-5)
     out, _ = run.step({}, x=x, n=np.zeros(size, np.int32))
     np.testing.assert_array_equal(out.y, np.zeros(3))
+
+
+@pytest.mark.parametrize("passes", ["", "bucket", "share,bucket,decompose,wire,overlap"])
+@pytest.mark.parametrize("via", ["native", "hierarchical(b, a)", "hierarchical(c, b = native, a)"])
+def test_hierarchies_change_nothing_whatever_the_passes(passes: str, via: str):
+    three = via.count(",") == 2
+    over = "a, b, c" if three else "a, b"
+    text = f"""plan p
+axis a = 2
+axis b = 2
+axis c = 2
+input g : tree per a, b, c
+each step {{
+    total = reduce g over {over} by sum via {via}
+    first = broadcast g over {over} from 3 via {via}
+    most  = reduce g over {over} by max via {via}
+    output total, first, most
+}}
+"""
+    like = {"w": np.zeros((3, 5), np.int32), "s": np.zeros((), np.float32), "h": np.zeros(7, jnp.bfloat16)}
+    rng = np.random.default_rng(0)
+    g = {k: rng.integers(-9, 9, (2, 2, 2, *v.shape)).astype(v.dtype) for k, v in like.items()}
+    out, _ = bind(text, mesh_of(a=2, b=2, c=2), {"g": like}, passes=passes).step({}, g=g)
+    axes = (0, 1, 2) if three else (0, 1)
+    for key, x in g.items():
+        wide = x.astype(np.float64)
+        np.testing.assert_array_equal(np.asarray(out.total[key], np.float64), wide.sum(axes))
+        np.testing.assert_array_equal(np.asarray(out.most[key], np.float64), wide.max(axes))
+        root = wide[0, 1, 1] if three else wide[1, 1]
+        np.testing.assert_array_equal(np.asarray(out.first[key], np.float64), root)

@@ -92,3 +92,19 @@ def test_constants_take_the_declared_dtype():
     out, _ = run.step({}, x=tree)
     assert float(out.z["b"]) == 2.0
     assert out.z["b"].dtype == jnp.float32
+
+
+def test_pieces_of_a_cut_value_draw_their_own_numbers():
+    text = """plan p
+axis data = 4
+input x : f32[8]
+fn noise(f32[8]) -> f32[8] on device elementwise random
+each step {
+    s = slice x over data
+    y = map noise(s)
+    output y
+}
+"""
+    run = bind(text, mesh_of(data=4), functions={"noise": noise})
+    out, _ = run.step(run.init(), x=np.zeros(8, np.float32))
+    assert len(set(np.asarray(out.y).tolist())) == 8

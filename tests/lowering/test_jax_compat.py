@@ -1,0 +1,73 @@
+"""What stands on private parts of JAX: types of values inside shard_map, on every supported version."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+from support.embedding import mesh_of
+
+from commplan.lowering.jax import _compat
+
+
+def inside(function: Any, x: Any, out: Any, *, check_vma: bool = True) -> Any:
+    mesh = mesh_of(a=2, b=2)
+    return jax.shard_map(function, mesh=mesh, in_specs=P("a"), out_specs=out, check_vma=check_vma)(x)
+
+
+def test_values_vary_over_the_axes_of_their_specs():
+    seen: list[Any] = []
+
+    def body(x):
+        seen.append(_compat.varying_axes(x))
+        seen.append(_compat.varying_axes(_compat.as_varying(x, ("a", "b"))))
+        seen.append(_compat.tracks_varying("b"))
+        seen.append(_compat.manual_axes())
+        return x
+
+    inside(body, np.zeros(2), P("a"))
+    assert seen == [{"a"}, {"a", "b"}, True, {"a": 2, "b": 2}]
+    seen.clear()
+    inside(body, np.zeros(2), P("a"), check_vma=False)
+    assert seen == [set(), set(), False, {"a": 2, "b": 2}]
+    assert _compat.manual_axes() == {}
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_a_proved_value_is_the_same(check_vma: bool):
+    def body(x):
+        total = jax.lax.all_gather(x, "a", tiled=True).sum()  # typed as varying, and the same
+        return _compat.assume_same(total, ("a", "b"))
+
+    assert float(inside(body, np.array([2.0, 3.0], np.float32), P(), check_vma=check_vma)) == 5.0
+
+
+def test_a_proved_value_has_gradients_and_batches():
+    def body(x):
+        def square(y):
+            return (_compat.assume_same(y, ("a",)) ** 2).sum()
+
+        each = jax.vmap(lambda y: _compat.assume_same(y, ("a",)))(x)
+        return jax.grad(square)(x), each
+
+    x = np.array([3.0, 3.0], np.float32)
+    grads, each = inside(body, x, (P("a"), P()))
+    np.testing.assert_array_equal(grads, 2 * x)
+    np.testing.assert_array_equal(each, [3.0])
+
+
+def test_a_gathered_value_is_the_same_and_its_gradient_is_a_slice():
+    def body(x):
+        def loss(y):
+            return (_compat.all_gather_same(y, ("a",)) * jnp.arange(1.0, 5.0)).sum()
+
+        return _compat.all_gather_same(x, ("a",)), jax.grad(loss)(x)
+
+    x = np.arange(4, dtype=np.float32)
+    whole, grads = inside(body, x, (P(), P("a")))
+    np.testing.assert_array_equal(whole, x)
+    np.testing.assert_array_equal(grads, [1, 2, 3, 4])
