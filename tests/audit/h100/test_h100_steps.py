@@ -267,3 +267,78 @@ def test_a_tapped_scan_reduces_inside_the_loop(h100: Any) -> None:
 
     late = audited(outside, {}, params, x)
     assert all(not found.loops and not late.hidden(found) for found in late.collectives)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_no_more_operations_than_by_hand(h100: Any, dtype: str) -> None:
+    """The twin: what an expert writes for GPUs, one bucket a layer, chained by barriers."""
+    mesh = twins.mesh_of(h100, data=32)
+    limit = "20 MiB" if dtype == "float32" else "10 MiB"
+    changes = [*CASES["data_parallel"][1], ("bucket = 25 MiB", f"bucket = {limit}")]
+    shapes = layers(dtype)
+    run = twins.bind("data_parallel", mesh, {"params": shapes, "grads": shapes}, *changes)
+
+    def by_hand(params: Tree, x: Any) -> Tree:
+        grads = jax.grad(loss)(twins.vary(params, ["data"]), x)
+        leaves, tree = jax.tree.flatten(grads)
+        out, previous = list(leaves), None
+        for layer in reversed(range(LAYERS)):
+            chosen = (2 * layer + 1, 2 * layer)
+            flat = twins.pack(leaves, chosen)
+            if previous is not None:
+                flat, _ = lax.optimization_barrier((flat, previous))
+            previous = lax.psum(flat, "data")
+            twins.unpack(previous, leaves, chosen, out)
+        return twins.sgd(params, jax.tree.unflatten(tree, [g / jnp.asarray(32, g.dtype) for g in out]))
+
+    params, x = inputs(mesh, dtype)
+    mapped = jax.shard_map(by_hand, mesh=mesh, in_specs=(P(), P("data")), out_specs=P())
+    planned = audited(step_of(run, "data"), {}, params, x)
+    twin = audited(mapped, params, x, donate=0)
+
+    assert [str(found) for found in planned.collectives] == [str(found) for found in twin.collectives]
+    assert planned.timeline() == twin.timeline()
+    assert planned.ops == twin.ops
+    assert planned.fused_ops == twin.fused_ops
+
+
+def test_members_reduce_among_themselves(h100: Any) -> None:
+    """An ensemble of four, eight GPUs each: a gradient stays within its member."""
+    mesh = twins.mesh_of(h100, member=4, data=8)
+    shapes = layers("float32")
+    plan = twins.plan(
+        "ensemble_training",
+        ("ensemble member = 2", "ensemble member = 4"),
+        ("axis     data   = 4", "axis     data   = 8"),
+    )
+    program = plan.compile(mesh, shapes={"params": shapes, "grads": shapes})
+    functions = {"decode": lambda record: (record, 0), "augment": lambda pixels, rng: pixels}
+    run = program.bind(mesh, functions=functions)
+
+    @run.spmd(params="per member", x="per member split data")
+    def train(state: Tree, params: Tree, x: Any) -> Any:
+        grads = jax.grad(loss)(run.varying(params), x)
+        out, state = run.step(state, grads=grads)
+        return state, twins.sgd(params, out.grads)
+
+    each = jax.tree.map(lambda s: jax.ShapeDtypeStruct((4, *s.shape), s.dtype), shapes)
+    x = jax.ShapeDtypeStruct(
+        (4, 8 * ROWS, WIDTH), "float32", sharding=NamedSharding(mesh, P("member", "data"))
+    )
+    step = audited(train, {}, twins.placed(mesh, P("member"), each), x)
+    wanted = expected(run.program.schedule, "step", mesh, "gpu")
+    assert str(compare(wanted, step)) == f"{len(wanted)} collectives, as planned"
+    members = tuple(tuple(range(8 * member, 8 * member + 8)) for member in range(4))
+    assert {found.groups for found in step.collectives} == {members}
+
+
+def test_an_older_gpu_gets_the_same_collectives() -> None:
+    mesh = twins.mesh_of(devices(target("a100:1x8")), data=8)
+    shapes = layers("bfloat16")
+    run = twins.bind(
+        "data_parallel", mesh, {"params": shapes, "grads": shapes}, ("bucket = 25 MiB", "bucket = 10 MiB")
+    )
+    step = audited(step_of(run, "data"), {}, *inputs(mesh, "bfloat16"))
+    wanted = expected(run.program.schedule, "step", mesh, "gpu")
+    assert len(wanted) == 2 * LAYERS
+    assert str(compare(wanted, step)) == f"{len(wanted)} collectives, as planned"
