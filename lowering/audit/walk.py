@@ -215,12 +215,9 @@ class _Walk:
         groups = read_groups(pairs or core.attribute("replica_groups") or "{}", self.module.partitions)
         channel = core.attribute("channel_id")
         reduction = core.attribute("to_apply")
-        outputs = instruction.results
-        if instruction.opcode.endswith("-start"):
-            # A start's result holds operands beside results, except for all-reduce.
-            outputs = core.results if instruction.opcode == "async-start" else outputs
-            if core.opcode in ("all-gather", "collective-permute"):
-                outputs = outputs[len(inputs) : 2 * len(inputs)]
+        outputs = core.results
+        if instruction.opcode.endswith("-start") and len(outputs) >= 2 * len(inputs) > 0:
+            outputs = outputs[len(inputs) : 2 * len(inputs)]  # a start names its operands beside its results
         return Found(
             kind=_KINDS[core.opcode],
             op=self._reduction(reduction) if reduction else None,
