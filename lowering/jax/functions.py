@@ -63,17 +63,22 @@ def call(op: ir.Map, around: Around, env: Mapping[str, Tree], draw: Draw | None)
     """
     function = around.functions[op.fn]
     operands = [env[ref].build() for ref in op.operands]
-    rows = env[op.operands[0]].leaves[0].shape[0] if op.per_record else None
+    # Whole values beside records (a scale, a palette) go to every record as they are.
+    batched = [op.per_record and around.values[ref].kind == "records" for ref in op.operands]
+    rows = env[op.operands[batched.index(True)]].leaves[0].shape[0] if op.per_record else None
+    lead = [0 if records else None for records in batched]
     if draw is not None and op.random:
         key = _key(op, around, draw)
-        operands = [_record_keys(op, around, key, draw, rows) if rows is not None else key, *operands]
+        first = op.operands[batched.index(True)] if op.per_record else ""
+        operands = [_record_keys(first, around, key, draw, rows) if rows is not None else key, *operands]
+        lead = [0, *lead]
     _check_arity(op, around, function, len(operands))
-    applied: Callable[..., Any] = jax.vmap(function) if op.per_record else function
+    applied: Callable[..., Any] = jax.vmap(function, in_axes=tuple(lead)) if op.per_record else function
     return _results(op, around, applied(*operands), rows)
 
 
 def _key(op: ir.Map, around: Around, draw: Draw) -> Array:
-    place = around.phase.ops.index(op)
+    place = op.results[0]  # passes move ops, and keep the names of what they make
     key = jax.random.fold_in(draw.key, zlib.crc32(f"{around.phase.name}/{place}/{op.fn}".encode()))
     for axis in op.per:
         fixed = draw.members.get(axis)
@@ -85,12 +90,12 @@ def _key(op: ir.Map, around: Around, draw: Draw) -> Array:
     return key
 
 
-def _record_keys(op: ir.Map, around: Around, key: Array, draw: Draw, rows: int) -> Array:
-    """One key per row: folded with the record, or with its place in the global batch if that is unknown."""
-    first = around.values[op.operands[0]]
-    records = draw.records.get(loaded_by(around.phase, op.operands[0]))
+def _record_keys(ref: str, around: Around, key: Array, draw: Draw, rows: int) -> Array:
+    """One key per row of `ref`: folded with the record, or with its place in the global batch if that is
+    unknown."""
+    records = draw.records.get(loaded_by(around.phase, ref))
     if records is None:
-        split = first.placement.split
+        split = around.values[ref].placement.split
         records = (lax.axis_index(split) * rows if split else 0) + jnp.arange(rows)
 
     def fold(record: Array) -> Array:

@@ -187,11 +187,12 @@ class Oracle:
         values: Mapping[str, ir.Value],
     ) -> Any:
         """What `function` makes of one rank's operands; randomness follows the piece, not the rank."""
-        split = values[op.operands[0]].placement.split if op.operands else ()
-        piece = self.grid.position(rank, split)
-        if op.per_record:
-            count = values[op.operands[0]].leaves[0].shape[0]
-            return by_record(function, operands, key, piece * count)
+        # Whole values beside records go to every record as they are.
+        batched = [op.per_record and values[ref].kind == "records" for ref in op.operands]
+        first = values[op.operands[batched.index(True) if op.per_record else 0]] if op.operands else None
+        piece = self.grid.position(rank, first.placement.split if first is not None else ())
+        if op.per_record and first is not None:
+            return by_record(function, operands, batched, key, piece * first.leaves[0].shape[0])
         return call(function, operands, None if key is None else [*key, piece])
 
     def _checked(self, op: ir.Map, value: ir.Value, answer: Tree) -> tuple[Array, ...]:
@@ -210,17 +211,25 @@ def call(function: Callable[..., Any], operands: Sequence[Tree], key: list[int] 
 
 
 def by_record(
-    function: Callable[..., Any], operands: Sequence[Tree], key: list[int] | None, first: int
+    function: Callable[..., Any],
+    operands: Sequence[Tree],
+    batched: Sequence[bool],
+    key: list[int] | None,
+    first: int,
 ) -> Any:
-    """`function` on each record, that is on each index of the leading dimension; results stacked.
+    """`function` on each record, that is on each index of the leading dimension of the operands that
+    are `batched`; results stacked.
 
     The records are those from `first` of the global batch.
     """
     flat = [flatten(tree) for tree in operands]
-    count = len(flat[0][0][0][1])
+    count = len(flat[list(batched).index(True)][0][0][1])
     answers: list[Any] = []
     for record in range(count):
-        one = [rebuild([leaf[record] for _, leaf in pairs]) for pairs, rebuild in flat]
+        one = [
+            rebuild([leaf[record] if split else leaf for _, leaf in pairs])
+            for (pairs, rebuild), split in zip(flat, batched, strict=True)
+        ]
         answers.append(call(function, one, None if key is None else [*key, first + record]))
     stacked = [flatten(answer) for answer in answers]
     columns = zip(*([leaf for _, leaf in pairs] for pairs, _ in stacked), strict=True)
