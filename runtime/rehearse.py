@@ -148,8 +148,8 @@ class _Stage:
         own = {value.id: value.placement for value in (*self.phase.values, *self.run.context.schedule.entry)}
         listed = tuple(str(own[binding.value]) for binding in self.outputs)
 
-        def body(state: Any, *given: Any) -> Any:
-            outputs, state = self.call_(state, **dict(zip(values, given, strict=True)))
+        def body(state: Any, **given: Any) -> Any:
+            outputs, state = self.call_(state, **given)
             return (state, *(outputs[binding.name] for binding in self.outputs)) if listed else state
 
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD

@@ -65,7 +65,8 @@ def _use_cpus(schedule: ir.Schedule) -> None:
         fail("CP1107", "this needs JAX, which is not installed", "pip install 'commplan[jax]'")
     if "jax" not in sys.modules:
         os.environ["JAX_PLATFORMS"] = "cpu"
-        os.environ["JAX_NUM_CPU_DEVICES"] = str(ranks)
+        asked = os.environ.get("JAX_NUM_CPU_DEVICES", "")
+        os.environ["JAX_NUM_CPU_DEVICES"] = str(max(ranks, int(asked) if asked.isdecimal() else 1))
 
 
 def _check_given(schedule: ir.Schedule, functions: dict[str, Any], data: dict[str, Any] | None) -> None:

@@ -1,0 +1,131 @@
+"""The command as a process of its own: exit codes, streams that close, signals, what it loads."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PLANS = sorted((ROOT / "examples" / "plans").glob("*.plan"))
+COMMAND = [sys.executable, "-W", "error", "-m", "commplan.cli"]
+
+
+def run(*arguments: str, stdin: bytes = b"", **environment: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        input=stdin,
+        capture_output=True,
+        check=False,
+        env={**os.environ, **environment},
+    )
+
+
+@pytest.fixture(name="bad")
+def _bad(tmp_path: Path) -> str:
+    path = tmp_path / "bad.plan"
+    path.write_text("plan p\naxes data = 8\n")
+    return str(path)
+
+
+def test_exit_codes(bad: str) -> None:
+    assert run("check", *map(str, PLANS)).returncode == 0
+    assert run("check", bad).returncode == 1
+    assert run("check").returncode == 2
+    assert run("fmt", "--check", *map(str, PLANS)).returncode == 0
+    assert run("explain", "CP9999").returncode == 1
+
+
+BAD = {
+    "empty": b"",
+    "utf16": b"\xff\xfe\x00",
+    "nul": b"\x00" * 100,
+    "truncated": b"plan p\neach step {\n  x = map f(",
+    "half a character": b"plan \xc3",
+    "all bytes": bytes(range(256)),
+    "braces": b"{" * 10**7,
+}
+
+
+@pytest.mark.parametrize("data", BAD.values(), ids=BAD)
+def test_bad_input_ends_in_diagnostics(data: bytes) -> None:
+    done = run("check", "--format", "concise", "-", stdin=data)
+    assert done.returncode == 1
+    assert done.stdout.startswith(b"<stdin>:") and b"error[CP00" in done.stdout
+    assert done.stderr == b""
+
+
+def test_nothing_is_said_where_the_reader_has_gone(bad: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [*COMMAND, "check", "--format", "concise", bad], stdout=writer, stderr=subprocess.PIPE, check=False
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_interruption(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo.plan"
+    os.mkfifo(fifo)
+    # Without -W error: an interruption just after the file is opened leaves it to the collector.
+    command = [sys.executable, "-m", "commplan.cli", "check", str(fifo)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE)
+    with fifo.open("wb"):  # it is open once the command reads it
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, b"interrupted\n")
+
+
+def test_any_terminal_encoding_will_do(tmp_path: Path) -> None:
+    path = tmp_path / "größe.plan"
+    path.write_text("plan p\n# 日本\naxis größe = 2\n", encoding="utf-8")
+    done = run("check", str(path), PYTHONIOENCODING="ascii")
+    assert done.returncode == 1 and b"\\xf6" in done.stderr
+
+
+def test_check_and_fmt_load_neither_jax_nor_the_compiler() -> None:
+    script = (
+        "import sys; from commplan.cli import main; code = main(sys.argv[1:]);"
+        "heavy = {'jax', 'numpy', 'rich', 'commplan.api', 'commplan.runtime', 'mpi4py'} & set(sys.modules);"
+        "assert not heavy, heavy; sys.exit(code)"
+    )
+    for verb in (["check"], ["fmt", "--check"]):
+        done = subprocess.run(
+            [sys.executable, "-c", script, *verb, *map(str, PLANS)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+
+
+def test_compile_loads_no_jax(tmp_path: Path) -> None:
+    shapes = tmp_path / "s.json"
+    shapes.write_text('{"grads": {"w": {"shape": [4], "dtype": "f32"}}}')
+    script = (
+        "import sys; from commplan.cli import main; code = main(sys.argv[1:]);"
+        "assert 'jax' not in sys.modules; sys.exit(code)"
+    )
+    plan = str(ROOT / "examples" / "plans" / "two_level.plan")
+    done = subprocess.run(
+        [sys.executable, "-c", script, "compile", plan, "--shapes", str(shapes)],
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_terminal_gets_colour(bad: str) -> None:
+    ours, theirs = pty.openpty()
+    environment = {key: value for key, value in os.environ.items() if key != "NO_COLOR"} | {"TERM": "xterm"}
+    done = subprocess.run([*COMMAND, "check", bad], stderr=theirs, check=False, env=environment)
+    os.close(theirs)
+    text = os.read(ours, 10_000)
+    os.close(ours)
+    assert done.returncode == 1 and b"\x1b[1;31m" in text

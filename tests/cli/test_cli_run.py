@@ -1,0 +1,289 @@
+"""`commplan run`, and `compile --emit jaxpr|hlo`: plans on CPU devices, with real functions and data."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from commplan.cli import main
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples" / "plans"
+
+PLAN = """plan small
+
+ensemble member = 2
+axis     data   = 2
+
+source images : bytes
+fn decode (bytes)       -> u8[2, 2, 3], i32 on host
+fn augment(u8[2, 2, 3]) -> u8[2, 2, 3] on host random
+
+input params : tree per member, data
+input grads  : tree per member partial data
+
+at start {
+    params = broadcast params over data from 0
+    output params
+}
+
+each step {
+    raw            = load images batch 4 split data visit exactly_once seed 17
+    pixels, labels = map decode(raw)
+    batch          = map augment(pixels) per member
+    output batch, labels
+
+    grads = reduce grads over data by mean
+    output grads
+}
+
+phase evaluate {
+    raw, valid     = load images batch 4 split data visit exactly_once seed 0 tail pad
+    pixels, labels = map decode(raw)
+    output pixels, labels, valid
+}
+"""
+
+FUNCTIONS = """
+import numpy as np
+
+def decode(record):
+    return np.frombuffer(record, np.uint8, 12).reshape(2, 2, 3), np.int32(record[12])
+
+def augment(pixels, rng):
+    return pixels[::-1] if rng.random() < 0.5 else pixels
+
+class Nested:
+    decode = staticmethod(decode)
+
+number = 3
+"""
+
+LEAF = {"shape": [4, 3], "dtype": "f32"}
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(name="small")
+def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The arguments that rehearse the small plan, in a folder of its own."""
+    (tmp_path / "small.plan").write_text(PLAN)
+    (tmp_path / "small_functions.py").write_text(FUNCTIONS)
+    (tmp_path / "shapes.json").write_text(
+        json.dumps({"params": {"w": LEAF, "b": [LEAF]}, "grads": {"w": LEAF}})
+    )
+    images = tmp_path / "images"
+    images.mkdir()
+    for number in range(10):
+        (images / f"{number:02}.raw").write_bytes(bytes(range(number, number + 12)) + bytes([number]))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "small_functions", raising=False)
+    return [
+        "run", "small.plan", "--shapes", "shapes.json", "--source", "images=images",
+        "--fn", "decode=small_functions:decode", "--fn", "augment=small_functions:augment",
+    ]  # fmt: skip
+
+
+def _document(arguments: list[str], capsys: Capture) -> Any:
+    assert main([*arguments, "--format", "json"]) == 0, capsys.readouterr()
+    return json.loads(capsys.readouterr().out)
+
+
+def test_run_counts_what_every_line_costs(small: list[str], capsys: Capture) -> None:
+    found = _document([*small, "--steps", "5"], capsys)
+    phases = {phase["name"]: phase for phase in found["phases"]}
+    assert {name: phase["calls"] for name, phase in phases.items()} == {"start": 1, "step": 5, "evaluate": 3}
+    step = {line["stage"].split(" ")[0]: line for line in phases["step"]["lines"]}
+    load, grads = phases["step"]["lines"][0], step["grads"]
+    assert load["records"] >= 5 * 4 and load["cpu_s"] > 0 and load["nbytes"] >= 5 * 4 * 13
+    assert grads["records"] is None and grads["sent"] == 5 * 48
+    assert phases["step"]["first_s"] > 0 and phases["step"]["call_s"] > 0
+    assert phases["evaluate"]["first_s"] is None and phases["evaluate"]["batches"] == 3
+    assert phases["start"]["batches"] == 0
+
+
+def test_run_prints_a_table(small: list[str], capsys: Capture) -> None:
+    assert main([*small, "--steps", "2"]) == 0
+    out, err = capsys.readouterr()
+    assert err == "" and "plan small on 4 CPU devices" in out
+    assert (
+        "each step: 2 calls, first " in out and "records" in out and "192 B" not in out.split("each step")[0]
+    )
+
+
+def test_functions_may_stand_in_files_and_classes(small: list[str], capsys: Capture) -> None:
+    arguments = [
+        one.replace("decode=small_functions:decode", "decode=small_functions.py:Nested.decode")
+        for one in small
+    ]
+    assert main([*arguments, "--steps", "1"]) == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "old, new, code, message",
+    [
+        ("images=images", "images=nothing", "CP1110", "neither a folder nor"),
+        ("images=images", "pictures=images", "CP1108", "no source `pictures`"),
+        ("decode=small_functions:decode", "decoed=small_functions:decode", "CP1108", "no function `decoed`"),
+        ("small_functions:decode", "small_functions:nothing", "CP1109", "AttributeError"),
+        ("small_functions:decode", "no_such_module:decode", "CP1109", "ModuleNotFoundError"),
+        ("small_functions:decode", "no_such_file.py:decode", "CP1109", "FileNotFoundError"),
+        ("small_functions:decode", "small_functions", "CP1109", "expected MODULE:FUNCTION"),
+        ("small_functions:decode", "small_functions:number", "CP1109", "cannot be called"),
+    ],
+)
+def test_what_is_given_wrongly(
+    old: str, new: str, code: str, message: str, small: list[str], capsys: Capture
+) -> None:
+    assert main([one.replace(old, new) for one in small]) == 1
+    err = capsys.readouterr().err
+    assert code in err and message in err
+
+
+def test_everything_missing_is_said_at_once(small: list[str], capsys: Capture) -> None:
+    assert main(small[:4]) == 1
+    err = capsys.readouterr().err
+    assert [f"`{name}` is not given" in err for name in ("decode", "augment", "images")] == [True] * 3
+
+
+def test_mistakes_of_functions_are_diagnostics(small: list[str], capsys: Capture) -> None:
+    Path("small_functions.py").write_text(
+        "def decode(record):\n    return 1\ndef augment(x, rng):\n    return x\n"
+    )
+    assert main([*small, "--steps", "1"]) == 1
+    assert "CP09" in capsys.readouterr().err
+
+
+NUMBERS = """plan numbers
+
+axis data = 2
+
+source rows   : f32[3]
+input weights : f32[3]
+state total   : f32[3]
+fn zeros(f32[3])         -> f32[3] on device elementwise
+fn plus (f32[3], f32[3]) -> f32[3] on device elementwise
+
+at start {
+    total = map zeros(weights)
+}
+
+each step {
+    x = load rows batch 4 split data visit exactly_once seed 1
+    output x
+}
+
+every 2 steps {
+    total = map plus(total, weights)
+    output total
+}
+"""
+
+
+def test_rows_of_arrays_are_records(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("numbers.plan").write_text(NUMBERS)
+    Path("numbers_functions.py").write_text(
+        "def zeros(x):\n    return x * 0\ndef plus(a, b):\n    return a + b\n"
+    )
+    np.save("rows.npy", np.zeros((8, 3), np.float32))
+    arguments = [
+        "run", "numbers.plan", "--source", "rows=rows.npy", "--steps", "5",
+        "--fn", "zeros=numbers_functions.py:zeros", "--fn", "plus=numbers_functions.py:plus",
+    ]  # fmt: skip
+    found = _document(arguments, capsys)
+    assert {phase["name"]: phase["calls"] for phase in found["phases"]} == {
+        "start": 1,
+        "step": 5,
+        "every_2": 2,
+    }
+    np.save("rows.npy", np.float32(1))
+    assert main(arguments) == 1
+    assert "holds one number" in capsys.readouterr().err
+    Path("rows.npy").write_bytes(b"no array")
+    assert main(arguments) == 1
+    assert "CP1110" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "name", ["data_parallel", "two_level", "weighted_mean", "easgd_sync", "sharded_update"]
+)
+def test_the_examples_without_data_run(name: str, tmp_path: Path, capsys: Capture) -> None:
+    shapes = tmp_path / "shapes.json"
+    text = (EXAMPLES / f"{name}.plan").read_text()
+    trees = {
+        one: {"w": LEAF, "b": {"shape": [], "dtype": "f32"}} for one in ("params", "grads", "center", "adam")
+    }
+    shapes.write_text(json.dumps({one: tree for one, tree in trees.items() if f" {one} " in text}))
+    functions = tmp_path / "rehearsal_functions.py"
+    functions.write_text(
+        "import jax\n"
+        "def init(p):\n    return jax.tree.map(lambda x: x * 0, p)\n"
+        "def update(p, g, a):\n    return jax.tree.map(lambda x, y: x - y, p, g), a\n"
+    )
+    arguments = ["run", str(EXAMPLES / f"{name}.plan"), "--shapes", str(shapes), "--steps", "4"]
+    if name == "sharded_update":
+        arguments += ["--fn", f"adam_init={functions}:init", "--fn", f"adam_update={functions}:update"]
+    if name == "two_level":  # 32 ranks, more than this process has devices
+        assert main(arguments) == 1
+        assert "CP1107" in capsys.readouterr().err
+        return
+    found = _document(arguments, capsys)
+    called = {phase["name"]: phase["calls"] for phase in found["phases"]}
+    assert called in ({"start": 1, "step": 4}, {"step": 4}, {"start": 1, "every_4": 1})
+
+
+def test_more_ranks_than_one_machine_plays(tmp_path: Path, capsys: Capture) -> None:
+    path = tmp_path / "big.plan"
+    path.write_text(
+        "plan big\naxis a = ?\ninput x : f32 per a\neach step {\n y = reduce x over a by sum\n output y\n}\n"
+    )
+    assert main(["run", str(path), "--axis", "a=4096"]) == 1
+    err = capsys.readouterr().err
+    assert "CP1107" in err and "--axis NAME=N" in err
+
+
+@pytest.mark.parametrize("emit, expected", [("jaxpr", "psum"), ("hlo", "all-reduce")])
+def test_programs_are_printed(emit: str, expected: str, tmp_path: Path, capsys: Capture) -> None:
+    path = tmp_path / "sum.plan"
+    path.write_text(
+        "plan sums\naxis a = 4\ninput x : f32[3] partial a\n"
+        "each step {\n y = reduce x over a by sum\n output y\n}\n"
+    )
+    assert main(["compile", str(path), "--emit", emit]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("// phase step\n") and expected in out and "lowering 1 phases" in err
+
+
+def test_a_terminal_gets_a_progress_bar(small: list[str]) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "commplan.cli", *small, "--steps", "3"]
+    environment = {**os.environ, "TERM": "xterm", "PYTHONPATH": "."}
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=theirs, check=False, env=environment)
+    os.close(theirs)
+    text = os.read(ours, 100_000)
+    os.close(ours)
+    assert done.returncode == 0 and b"step" in text and b"plan small" in done.stdout
+
+
+@pytest.mark.parametrize("template", ["data_parallel", "elastic", "ensemble", "sharded"])
+def test_templates_train(template: str, tmp_path: Path) -> None:
+    assert main(["new", template, "--into", str(tmp_path)]) == 0
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "4"}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(tmp_path / f"{template}.py")],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if "loss" in line]
+    first, last = (float(re.findall(r"\d+\.\d+", line)[0]) for line in (lines[0], lines[-1]))
+    assert last < first

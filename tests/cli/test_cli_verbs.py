@@ -1,0 +1,499 @@
+"""The verbs of the command, in this process: what they write where, and their exit codes."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from commplan import __version__
+from commplan.cli import main
+from commplan.cli.arguments import EMITS, SHELLS, parser
+from commplan.dsl import load
+from commplan.ir.serial import decode
+from commplan.ir.text import parse_plan, parse_schedule
+from commplan.passes.registry import PASSES
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+PLANS = sorted((EXAMPLES / "plans").glob("*.plan"))
+DATA_PARALLEL = str(EXAMPLES / "plans" / "data_parallel.plan")
+LEAF = {"shape": [4, 3], "dtype": "f32"}
+SHAPES = {"params": {"w": LEAF}, "grads": {"w": LEAF}}
+BAD = "plan p\naxes data = 8\n"
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(name="shapes")
+def _shapes(tmp_path: Path) -> str:
+    path = tmp_path / "shapes.json"
+    path.write_text(json.dumps(SHAPES))
+    return str(path)
+
+
+@pytest.fixture(name="bad")
+def _bad(tmp_path: Path) -> str:
+    path = tmp_path / "bad.plan"
+    path.write_text(BAD)
+    return str(path)
+
+
+def document(capsys: Capture) -> Any:
+    """The one JSON document on stdout; nothing stands on stderr."""
+    out, err = capsys.readouterr()
+    assert err == ""
+    return json.loads(out)
+
+
+def stdin(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+
+# check
+
+
+def test_check_of_good_plans_is_quiet_on_stdout(capsys: Capture) -> None:
+    assert main(["check", *map(str, PLANS)]) == 0
+    out, err = capsys.readouterr()
+    assert out == "" and err == f"{len(PLANS)} plans, no problems\n"
+
+
+def test_check_reports_all_files_and_fails(bad: str, tmp_path: Path, capsys: Capture) -> None:
+    assert main(["check", bad, str(tmp_path / "none.plan"), str(tmp_path), DATA_PARALLEL]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert f"{bad}:2:1" in err and "^^^^" in err
+    assert "No such file" in err and "Is a directory" in err
+    assert "3 errors; `commplan explain CP0008` says more" in err
+
+
+@pytest.mark.parametrize("style", ["concise", "github", "json", "sarif"])
+def test_check_writes_what_programs_read_to_stdout(style: str, bad: str, capsys: Capture) -> None:
+    assert main(["check", "--format", style, bad]) == 1
+    out, err = capsys.readouterr()
+    assert err == "" and "CP0008" in out
+    if style == "json":
+        assert json.loads(out)["summary"] == {"errors": 1, "warnings": 0}
+    if style == "sarif":
+        assert json.loads(out)["runs"][0]["results"][0]["ruleId"] == "CP0008"
+
+
+def test_check_reads_stdin(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    stdin(monkeypatch, BAD.encode())
+    assert main(["check", "-", "--format", "concise"]) == 1
+    assert capsys.readouterr().out.startswith("<stdin>:2:1: error[CP0008]")
+
+
+def test_check_of_other_encodings_names_the_byte(tmp_path: Path, capsys: Capture) -> None:
+    path = tmp_path / "latin.plan"
+    path.write_bytes(b"plan p\n# gr\xf6\xdfe\n")
+    assert main(["check", "--format", "concise", str(path)]) == 1
+    assert f"{path}:2:5: error[CP0002]" in capsys.readouterr().out
+
+
+def test_check_of_names_that_no_file_can_have(capsys: Capture) -> None:
+    assert main(["check", "--format", "concise", "a\0b"]) == 1
+    assert "CP0001" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_check_of_files_one_may_not_read(tmp_path: Path, capsys: Capture) -> None:
+    path = tmp_path / "secret.plan"
+    path.write_text("plan p\n")
+    path.chmod(0)
+    assert main(["check", str(path)]) == 1
+    assert "Permission denied" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "choice, no_color, term, expected",
+    [("always", "1", "dumb", True), ("never", "", "xterm", False), ("auto", "", "xterm", True),
+     ("auto", "1", "xterm", False), ("auto", "", "dumb", False)],
+)  # fmt: skip
+def test_colour(
+    choice: str,
+    no_color: str,
+    term: str,
+    expected: bool,
+    bad: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Capture,
+) -> None:
+    monkeypatch.setenv("NO_COLOR", no_color)
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    main(["check", "--color", choice, bad])
+    assert ("\x1b[" in capsys.readouterr().err) is expected
+
+
+# fmt
+
+
+def test_fmt_rewrites_in_place_and_says_so_once(tmp_path: Path, capsys: Capture) -> None:
+    path = tmp_path / "a.plan"
+    path.write_text("plan p\naxis a=1\n")
+    assert main(["fmt", str(path)]) == 0
+    assert path.read_text() == "plan p\n\naxis a = 1\n"
+    assert main(["fmt", str(path)]) == 0
+    assert capsys.readouterr() == ("", f"reformatted {path}\n")
+
+
+def test_fmt_check_and_diff_change_nothing(tmp_path: Path, capsys: Capture) -> None:
+    path = tmp_path / "a.plan"
+    path.write_text("plan p\naxis a=1")
+    assert main(["fmt", "--check", str(path)]) == 1
+    assert capsys.readouterr() == ("", f"would reformat {path}\n")
+    assert main(["fmt", "--diff", str(path)]) == 1
+    out, _ = capsys.readouterr()
+    assert out.splitlines()[2:] == [
+        "@@ -1,2 +1,3 @@", " plan p", "-axis a=1", "\\ no newline at the end", "+", "+axis a = 1",
+    ]  # fmt: skip
+    assert path.read_text() == "plan p\naxis a=1"
+    assert main(["fmt", "--check", "--diff", *map(str, PLANS)]) == 2  # argparse: one of the two
+    assert main(["fmt", "--check", *map(str, PLANS)]) == 0
+
+
+def test_fmt_of_stdin_goes_to_stdout(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    stdin(monkeypatch, b"plan p\naxis a=1")
+    assert main(["fmt", "-"]) == 0
+    assert capsys.readouterr() == ("plan p\n\naxis a = 1\n", "")
+
+
+def test_fmt_leaves_what_does_not_parse_alone(bad: str, tmp_path: Path, capsys: Capture) -> None:
+    good = tmp_path / "good.plan"
+    good.write_text("plan p\naxis a=1\n")
+    assert main(["fmt", bad, str(good)]) == 1
+    assert Path(bad).read_text() == BAD
+    assert good.read_text() == "plan p\n\naxis a = 1\n"
+    assert "CP0008" in capsys.readouterr().err
+
+
+def test_fmt_keeps_line_ends(tmp_path: Path) -> None:
+    path = tmp_path / "a.plan"
+    path.write_bytes(b"plan p\r\naxis a=1\r\n")
+    assert main(["fmt", str(path)]) == 0
+    assert path.read_bytes() == b"plan p\r\n\r\naxis a = 1\r\n"
+
+
+def test_fmt_as_json(tmp_path: Path, bad: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    stdin(monkeypatch, b"plan p\naxis a=1")
+    assert main(["fmt", "--format", "json", "--check", "-", bad, DATA_PARALLEL]) == 1
+    found = document(capsys)
+    assert found["files"] == [
+        {"file": "<stdin>", "changed": True, "text": "plan p\n\naxis a = 1\n"},
+        {"file": DATA_PARALLEL, "changed": False, "text": None},
+    ]
+    assert [d["code"] for d in found["diagnostics"]] == ["CP0008"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everything")
+def test_fmt_of_files_one_may_not_write(tmp_path: Path, capsys: Capture) -> None:
+    path = tmp_path / "a.plan"
+    path.write_text("plan p\naxis a=1\n")
+    path.chmod(0o400)
+    assert main(["fmt", str(path)]) == 1
+    assert "CP1101" in capsys.readouterr().err
+
+
+# compile
+
+
+def test_compile_prints_the_schedule(shapes: str, capsys: Capture) -> None:
+    assert main(["compile", DATA_PARALLEL, "--shapes", shapes]) == 0
+    out, err = capsys.readouterr()
+    assert parse_schedule(out).plan == "data_parallel" and err == ""
+
+
+def test_compile_saves_what_programs_load(shapes: str, tmp_path: Path, capsys: Capture) -> None:
+    out = tmp_path / "x.schedule.json"
+    topology = str(EXAMPLES / "topologies" / "h100_64.toml")
+    arguments = ["compile", DATA_PARALLEL, "--shapes", shapes, "-o", str(out), "--topology", topology]
+    assert main([*arguments, "--map", "data=gpu"]) == 0
+    schedule = decode(out.read_bytes())
+    assert schedule.axis("data").level == "gpu"
+    assert capsys.readouterr() == ("", f"axis data = 8 on gpu\nwrote {out}\n")
+
+
+def test_compile_as_json_is_one_document(shapes: str, tmp_path: Path, capsys: Capture) -> None:
+    assert (
+        main(["compile", DATA_PARALLEL, "--shapes", shapes, "--format", "json", "--passes", "overlap"]) == 0
+    )
+    found = document(capsys)
+    assert found["axes"] == {"data": 8} and found["mapping"] == {"data": None} and found["output"] is None
+    assert [one["name"] for one in found["passes"]] == ["lower", "overlap"]
+    assert decode(msgspec.json.encode(found["artefact"])).pipeline == found["pipeline"]
+    out = str(tmp_path / "x.json")
+    assert main(["compile", DATA_PARALLEL, "--shapes", shapes, "--format", "json", "-o", out]) == 0
+    found = document(capsys)
+    assert found["artefact"] is None and found["output"] == out and Path(out).exists()
+
+
+@pytest.mark.parametrize("emit", ["plan", "dot", "mermaid"])
+def test_compile_draws_without_shapes(emit: str, capsys: Capture) -> None:
+    assert main(["compile", DATA_PARALLEL, "--emit", emit]) == 0
+    out, _ = capsys.readouterr()
+    if emit == "plan":
+        assert parse_plan(out).name == "data_parallel"
+    else:
+        assert out.startswith({"dot": "digraph", "mermaid": "---\ntitle: plan data_parallel"}[emit])
+    assert main(["compile", DATA_PARALLEL, "--emit", emit, "--format", "json"]) == 0
+    assert document(capsys)["artefact"] == out
+
+
+def test_compile_dumps_and_times_passes(shapes: str, tmp_path: Path, capsys: Capture) -> None:
+    dump = tmp_path / "dump"
+    assert (
+        main(["compile", DATA_PARALLEL, "--shapes", shapes, "--dump-passes", str(dump), "--time-passes"]) == 0
+    )
+    out, err = capsys.readouterr()
+    assert len(list(dump.iterdir())) == len(PASSES) + 1
+    assert all(re.search(rf"^{name} +\d+\.\d+ ms$", err, re.MULTILINE) for name in ("lower", *PASSES))
+    last = sorted(dump.iterdir())[-1].read_text()
+    assert parse_schedule(last) == parse_schedule(out)
+
+
+def test_compile_binds_open_sizes(tmp_path: Path, shapes: str, capsys: Capture) -> None:
+    path = tmp_path / "open.plan"
+    path.write_text(Path(DATA_PARALLEL).read_text().replace("axis data = 8", "axis data = ?"))
+    assert main(["compile", str(path), "--shapes", shapes]) == 1
+    assert "CP0706" in capsys.readouterr().err
+    assert main(["compile", str(path), "--shapes", shapes, "--axis", "data=3"]) == 0
+    assert parse_schedule(capsys.readouterr().out).axis("data").size == 3
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [("{", "not JSON"), ("[1]", "a JSON array"), ("3", "a JSON number"), ("null", "a JSON null")],
+)
+def test_compile_refuses_malformed_shapes(
+    content: str, message: str, tmp_path: Path, capsys: Capture
+) -> None:
+    path = tmp_path / "s.json"
+    path.write_text(content)
+    assert main(["compile", DATA_PARALLEL, "--shapes", str(path)]) == 1
+    err = capsys.readouterr().err
+    assert "CP1103" in err and message in err
+
+
+def test_compile_refuses_more_ranks_than_places(shapes: str, capsys: Capture) -> None:
+    arguments = ["compile", DATA_PARALLEL, "--shapes", shapes]
+    arguments += ["--topology", str(EXAMPLES / "topologies" / "flat4.toml")]
+    assert main(arguments) == 1
+    assert "--oversubscribe" in capsys.readouterr().err
+    assert main([*arguments, "--oversubscribe"]) == 0
+
+
+def test_compile_refuses_two_sizes_of_an_axis(shapes: str, capsys: Capture) -> None:
+    assert main(["compile", DATA_PARALLEL, "--shapes", shapes, "--axis", "data=8", "--axis", "data=4"]) == 1
+    assert "CP1104" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["-o", "--dump-passes"])
+def test_compile_says_what_it_cannot_write(flag: str, shapes: str, bad: str, capsys: Capture) -> None:
+    assert main(["compile", DATA_PARALLEL, "--shapes", shapes, flag, f"{bad}/x.json"]) == 1
+    assert "CP1101" in capsys.readouterr().err
+
+
+def test_problems_are_the_document_in_json(bad: str, capsys: Capture) -> None:
+    assert main(["compile", bad, "--format", "json"]) == 1
+    assert [d["code"] for d in document(capsys)["diagnostics"]] == ["CP0008"]
+
+
+# explain
+
+
+def test_explain_prints_a_page(capsys: Capture) -> None:
+    assert main(["explain", "cp0006"]) == 0
+    assert capsys.readouterr().out.startswith("# CP0006: a bracket is never closed\n")
+    assert main(["explain", "CP0006", "--format", "json"]) == 0
+    found = document(capsys)
+    assert (found["code"], found["title"]) == ("CP0006", "a bracket is never closed")
+    assert main(["explain", "CP0006", "--color", "always"]) == 0
+    assert "\x1b[" in capsys.readouterr().out
+
+
+def test_explain_of_unknown_codes(capsys: Capture) -> None:
+    assert main(["explain", "CP9999"]) == 1
+    assert "CP1102" in capsys.readouterr().err
+
+
+def test_explain_of_a_plan(shapes: str, capsys: Capture) -> None:
+    assert main(["explain", DATA_PARALLEL, "--shapes", shapes]) == 0
+    out, _ = capsys.readouterr()
+    assert "each step" in out and "bf16" in out
+    assert main(["explain", DATA_PARALLEL, "--shapes", shapes, "--format", "json"]) == 0
+    found = document(capsys)
+    assert [phase["name"] for phase in found["phases"]] == ["start", "step"]
+
+
+PAGES = sorted((Path(__file__).parents[2] / "commplan" / "pages").glob("CP00*.md"))
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_pages_on_syntax_show_what_they_explain(path: Path) -> None:
+    wrong, mended = (
+        "\n".join(line[4:] for line in part.splitlines())
+        for part in re.findall(r"^(?:Wrong|Mended):\n\n((?:(?:    .*)?\n?)+)", path.read_text(), re.MULTILINE)
+    )
+    if "plan example" not in wrong:
+        assert "commplan check" in wrong
+        return
+    assert path.stem in {d.code for d in load(wrong, "wrong.plan")[1]}
+    assert load(mended, "mended.plan")[1] == ()
+
+
+# passes, new, completion
+
+
+def test_passes(capsys: Capture) -> None:
+    assert main(["passes"]) == 0
+    out, _ = capsys.readouterr()
+    assert all(re.search(rf"^{name} ", out, re.MULTILINE) for name in PASSES)
+    assert "max=25MiB" in out
+    assert main(["passes", "--format", "json"]) == 0
+    found = document(capsys)
+    assert [one["name"] for one in found["passes"]] == list(PASSES)
+    assert found["default"] == ",".join(PASSES)
+
+
+def test_new_lists_templates_and_never_overwrites(tmp_path: Path, capsys: Capture) -> None:
+    assert main(["new"]) == 0
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert names == ["data_parallel", "elastic", "ensemble", "sharded"]
+    into = tmp_path / "a" / "b"
+    assert main(["new", "sharded", "--into", str(into)]) == 0
+    assert capsys.readouterr().out == ""
+    assert main(["check", str(into / "sharded.plan")]) == 0
+    (into / "sharded.plan").unlink()
+    (into / "sharded.py").write_text("mine")
+    assert main(["new", "sharded", "--into", str(into)]) == 1
+    assert "CP1106" in capsys.readouterr().err
+    assert not (into / "sharded.plan").exists() and (into / "sharded.py").read_text() == "mine"
+
+
+def test_new_as_json(tmp_path: Path, capsys: Capture) -> None:
+    assert main(["new", "--format", "json"]) == 0
+    assert {"name", "summary"} == set(document(capsys)["templates"][0])
+    assert main(["new", "elastic", "--into", str(tmp_path), "--format", "json"]) == 0
+    files = document(capsys)["files"]
+    assert files == [str(tmp_path / "elastic.plan"), str(tmp_path / "elastic.py")]
+
+
+def test_new_of_unknown_templates(capsys: Capture) -> None:
+    assert main(["new", "data_paralel"]) == 1
+    assert "did you mean `data_parallel`?" in capsys.readouterr().err
+
+
+def test_new_says_where_it_cannot_write(bad: str, capsys: Capture) -> None:
+    assert main(["new", "elastic", "--into", f"{bad}/x"]) == 1
+    assert "CP1101" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_completion_knows_every_verb_and_flag(shell: str, capsys: Capture) -> None:
+    assert main(["completion", shell]) == 0
+    out, _ = capsys.readouterr()
+    for word in (
+        "check",
+        "fmt",
+        "compile",
+        "explain",
+        "run",
+        "passes",
+        "new",
+        "completion",
+        "data_parallel",
+        "mermaid",
+    ):
+        assert word in out
+    for flag in ("oversubscribe", "dump-passes", "into"):
+        assert flag in out
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")
+@pytest.mark.parametrize(
+    "typed, expected",
+    [
+        (["commplan", "ch"], {"check"}),
+        (["commplan", "compile", "--emit", "j"], {"jaxpr"}),
+        (["commplan", "new", "sh"], {"sharded"}),
+        (["commplan", "compile", "--time"], {"--time-passes"}),
+    ],
+)
+def test_completion_works_in_bash(
+    typed: list[str], expected: set[str], tmp_path: Path, capsys: Capture
+) -> None:
+    main(["completion", "bash"])
+    words = " ".join(f"'{word}'" for word in typed)
+    script = f"""{capsys.readouterr().out}
+COMP_WORDS=({words}); COMP_CWORD={len(typed) - 1}; _commplan; printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert set(done.stdout.split()) == expected and done.stderr == ""
+
+
+# usage
+
+
+def test_version_and_help(capsys: Capture) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"commplan {__version__}\n"
+    assert main(["--help"]) == 0
+    assert "Exit codes" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["banana"],
+        ["check"],
+        ["check", "--format", "xml", "x"],
+        ["compile", "x", "--axis", "data"],
+        ["compile", "x", "--axis", "data=-1"],
+        ["compile", "x", "--axis", "data=1e9"],
+        ["compile", "x", "--map", "=gpu"],
+        ["run", "x", "--steps", "0"],
+        ["compile", "x", "--emit", "banana"],
+    ],
+)
+def test_wrong_usage_is_two(arguments: list[str], capsys: Capture) -> None:
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and "usage: commplan" in err
+
+
+def test_every_verb_has_help_and_every_flag_says_what_it_is(capsys: Capture) -> None:
+    for verb in ("check", "fmt", "compile", "explain", "run", "passes", "new", "completion"):
+        assert main([verb, "--help"]) == 0
+        assert capsys.readouterr().out.startswith(f"usage: commplan {verb}")
+    assert parser().prog == "commplan" and len(EMITS) == 6
+
+
+def test_internal_failures_are_two_and_say_where(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.delenv("COMMPLAN_TRACEBACK", raising=False)
+    monkeypatch.setattr("commplan.dsl.load", lambda text, file: 1 // 0)
+    assert main(["check", DATA_PARALLEL]) == 2
+    err = capsys.readouterr().err
+    assert "internal failure: ZeroDivisionError" in err and "test_cli_verbs.py" in err
+    monkeypatch.setenv("COMMPLAN_TRACEBACK", "1")
+    with pytest.raises(ZeroDivisionError):
+        main(["check", DATA_PARALLEL])
+
+
+def test_interruptions_are_said(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    def interrupt(text: str, file: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("commplan.dsl.load", interrupt)
+    assert main(["check", DATA_PARALLEL]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
