@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from support.byhand import HERE, Maker, compiled, reduce_plan, sharded_plan, tree
 
 from commplan.ir import plan as graph
 from commplan.ir.schedule import Cast, Collective, Leaf, LocalSum, Op, Schedule
 from commplan.ir.types import ArrayType, DType
+from commplan.lowering.oracle import Oracle
+from commplan.passes.manager import Pipeline
 from commplan.passes.wire import wire_types
 
 TWO = graph.Algorithm("hierarchical", (graph.Arg("gpu"), graph.Arg("node")))
@@ -197,3 +200,52 @@ def test_the_types_of_wire_and_sum(
     dtype: str, wire: str | None, accumulate: str | None, expected: str
 ) -> None:
     assert " ".join(wire_types(DType(dtype), hinted(wire, accumulate))) == expected
+
+
+def answer(schedule: Schedule, ranks: tuple[int, ...]) -> dict[str, Any]:
+    """What the oracle gives for numbers that differ between ranks."""
+    shape = (*ranks, 11)
+    numbers = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    grads = {"b": numbers[..., :2], "w": numbers[..., 2:].reshape((*ranks, 3, 3))}
+    return Oracle(schedule).phase("step", {}, {"grads": grads})[0]["grads"]
+
+
+def altered(schedule: Schedule, change: Any) -> Schedule:
+    phase = schedule.phases[0]
+    ops, values = change(list(phase.ops), list(phase.values))
+    phase = msgspec.structs.replace(phase, ops=tuple(ops), values=tuple(values))
+    return msgspec.structs.replace(schedule, phases=(phase,))
+
+
+def test_a_buffer_between_collectives_is_padded_and_trimmed() -> None:
+    before = compiled(reduce_plan("sum", TWO, node=2, gpu=4), "bucket,decompose", grads=GIVEN)
+
+    def narrow(ops: list[Any], values: list[Any]) -> Any:
+        place = next(i for i, op in enumerate(ops) if isinstance(op, Collective) and op.axes == ("node",))
+        ops[place] = msgspec.structs.replace(ops[place], hints=hinted("f16", "f32"))  # 3 elements, 2 ranks
+        return ops, values
+
+    after = Pipeline.parse("wire").run(altered(before, narrow))
+    assert [(kind, size) for kind, axes, size in moves(after) if axes == ("node",)] == [
+        ("all_to_all", 8), ("all_gather", 4),
+    ]  # fmt: skip
+    for name, wanted in answer(before, (2, 4)).items():
+        np.testing.assert_allclose(answer(after, (2, 4))[name], wanted, rtol=1e-3)
+
+
+def test_a_result_that_is_read_whole_is_trimmed() -> None:
+    before = compiled(reduce_plan("sum", TWO, node=2, gpu=4), "bucket", grads=GIVEN)
+
+    def read_whole(ops: list[Any], values: list[Any]) -> Any:
+        place = next(i for i, op in enumerate(ops) if isinstance(op, Collective))
+        result = ops[place].result
+        made = next(v for v in values if v.id == result)
+        ops[place] = msgspec.structs.replace(ops[place], result="whole.0")
+        ops.insert(place + 1, Cast(result, "whole.0", DType.F32, HERE))
+        return ops, [*values, msgspec.structs.replace(made, id="whole.0")]
+
+    sound = altered(before, read_whole)
+    after = Pipeline.parse("decompose").run(sound)
+    assert [kind for kind, _, _ in moves(after)] == ["reduce_scatter", "all_reduce", "all_gather"]
+    for name, wanted in answer(sound, (2, 4)).items():
+        np.testing.assert_array_equal(answer(after, (2, 4))[name], wanted)
