@@ -136,3 +136,23 @@ def test_accumulated_gradients_are_reduced_once():
     assert len(re.findall(r" all-reduce\(", text)) == 1
     entry = text[text.index("ENTRY") :]
     assert " all-reduce(" in entry
+
+
+def test_sixteen_bit_wires_travel_as_sixteen_bits():
+    layers = {"w": jnp.zeros((64, 64), jnp.float32)}
+    braces = "{ wire = bf16, accumulate = f32 }"
+    run = bind(REDUCE.format(braces=braces), mesh_of(data=4), {"params": layers, "grads": layers})
+
+    @jax.jit
+    @run.spmd(x="per data", returns=("params",))
+    def step(state, x):
+        out, state = run.step(state, grads={"w": x})
+        return state, out.grads
+
+    text = step.lower({}, np.ones((4, 64, 64), np.float32)).compile().as_text()
+    moved = re.findall(r"= (\S+?)\[[^=]* (all-to-all|all-gather|all-reduce)\(", text)
+    # XLA:CPU has no 16-bit float collectives: it would move f32, twice the bytes.
+    assert sorted((kind, dtype.lstrip("(")) for dtype, kind in moved) == [
+        ("all-gather", "u16"),
+        ("all-to-all", "u16"),
+    ]
