@@ -40,7 +40,7 @@ def checked(path: str, console: Console) -> Plan:
 
 
 def compiled(path: str, arguments: Namespace, console: Console, observer: Observer | None = None) -> Compiled:
-    """The plan in a file, compiled as the flags say. Raises CommplanError."""
+    """The plan in a file, compiled as the flags say; the mapping is printed. Raises CommplanError."""
     plan = checked(path, console)
     shapes = read_shapes(arguments.shapes, console) if arguments.shapes else {}
     schedule = compile_plan(
@@ -53,6 +53,9 @@ def compiled(path: str, arguments: Namespace, console: Console, observer: Observ
         observer=observer,
         oversubscribe=arguments.oversubscribe,
     )
+    for axis in schedule.axes:
+        if axis.level:
+            console.note(f"{axis.kind} {axis.name} = {axis.size} on {axis.level}")
     return Compiled(plan, schedule, shapes)
 
 

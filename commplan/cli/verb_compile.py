@@ -22,7 +22,7 @@ def run(arguments: Namespace, console: Console) -> int:
     observer = both(records.append, _dump(arguments.dump_passes))
     done = compiled(arguments.file, arguments, console, observer)
     text = _artefact(done, arguments, console)
-    _say(done, records, arguments, console)
+    _say(records, arguments, console)
     _deliver(text, arguments, console, **_facts(done, records))
     return 0
 
@@ -101,11 +101,8 @@ def _facts(done: Compiled, records: list[Record]) -> dict[str, Any]:
     }
 
 
-def _say(done: Compiled, records: list[Record], arguments: Namespace, console: Console) -> None:
-    """For people, on stderr: the mapping of axes to levels, and what the passes took."""
-    for axis in done.schedule.axes:
-        if axis.level:
-            console.note(f"{axis.kind} {axis.name} = {axis.size} on {axis.level}")
+def _say(records: list[Record], arguments: Namespace, console: Console) -> None:
+    """For people, on stderr: what the passes took, and where their schedules are."""
     if arguments.time_passes:
         width = max(len(record.name) for record in records)
         for record in records:
