@@ -68,6 +68,7 @@ class Plan(msgspec.Struct, frozen=True):
         if mesh is not None:
             found = mesh_sizes(mesh)
             check_mesh(self.graph, found)
+            _check_twice(self.graph, sizes, found)
             sizes |= {axis.name: found[axis.name] for axis in self.graph.axes if axis.name in found}
         given = dict(shapes or {})
         leaves = {name: shapes_of(tree) for name, tree in given.items()}
@@ -201,6 +202,14 @@ def loads(text: str, file: str = "<plan>") -> Plan:
     if plan is None:
         raise CommplanError(*diagnostics)
     return Plan(plan)
+
+
+def _check_twice(plan: graph.Plan, sizes: Mapping[str, int], mesh: Mapping[str, int]) -> None:
+    """Refuse sizes that contradict the mesh (CP0708)."""
+    for name, size in sizes.items():
+        if mesh.get(name, size) != size:
+            message = f"axis `{name}` has size {size} in `axes` and {mesh[name]} in the mesh"
+            fail("CP0708", message, "give the mesh alone", file=plan.file)
 
 
 def mesh_sizes(mesh: Any) -> dict[str, int]:

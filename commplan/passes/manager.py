@@ -51,9 +51,12 @@ class Pipeline(msgspec.Struct, frozen=True):
     def parse(cls, text: str | None, known: Mapping[str, type[Pass]] = PASSES) -> Pipeline:
         """The pipeline that `text` writes; None is the default, an empty text runs no pass.
 
+        `lower` in front, as `Schedule.pipeline` has it, may stand: it has run before any pass.
         Raises CP0715, CP0716, CP0717 (also where a pass comes after one that it must precede).
         """
         parts = re.split(r",(?![^{}]*\})", DEFAULT if text is None else text)
+        if parts[0].strip() == "lower":
+            parts = parts[1:]
         passes = [parse_pass(part, known) for part in parts] if "".join(parts).strip() else []
         seen: list[str] = []
         for one in passes:
@@ -73,8 +76,8 @@ class Pipeline(msgspec.Struct, frozen=True):
         """`schedule` after all passes, each result verified.
 
         Raises CP0718 where a pass breaks an invariant and CP0719 where one fails: both write the
-        schedule before it and the rest of the pipeline to a file (in `reproducers`, else in the
-        directory for temporary files).
+        schedule before it and the rest of the pipeline to a file (in `reproducers`, else in a new
+        temporary directory).
         """
         around = context or Context()
         for index, one in enumerate(self.passes):
@@ -127,18 +130,25 @@ def _broken(
         *(Note(f"{problem.code}: {problem.message}", problem.span) for problem in problems),
         Note("this is a mistake of the pass, not of the plan"),
         Note(_how(path)),
-        Note(f"before `{one.name}`:\n{print_schedule(before)}"),
-        Note(f"after `{one.name}`:\n{print_schedule(after)}"),
+        Note(f"before `{one.name}`:\n{_shown(before)}"),
+        Note(f"after `{one.name}`:\n{_shown(after)}"),
     )
     message = f"pass `{one}` broke the schedule: {problems[0].message}"
     return CommplanError(Diagnostic("CP0718", message, problems[0].span, notes, file=before.file))
+
+
+def _shown(schedule: Schedule, most: int = 400) -> str:
+    """The text form, cut where nobody would read on."""
+    lines = print_schedule(schedule).splitlines()
+    cut = [f"... and {len(lines) - most} lines more"] if len(lines) > most else []
+    return "\n".join([*lines[:most], *cut])
 
 
 def write_reproducer(
     schedule: Schedule, rest: Pipeline, context: Context, error: str, directory: Path | None = None
 ) -> Path:
     """A file with all that is needed to see the failure again; gives back its path."""
-    place = directory or Path(tempfile.gettempdir())
+    place = directory or Path(tempfile.mkdtemp(prefix="commplan-"))
     name = f"{schedule.plan}-{rest.passes[0].name if rest.passes else 'lower'}.reproducer.json"
     path = place / name
     content = {

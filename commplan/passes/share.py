@@ -59,7 +59,7 @@ class SharePass(Pass, frozen=True):
         axes = independent[ref]
         place = next(i for i, op in enumerate(ops) if ref in results_of(op))
         maker, value = ops[place], editor.values[ref]
-        what = f"`{ref.rpartition('.')[0]}` over {', '.join(axes)}"
+        what = f"`{ref.rpartition('.')[0]}` of {editor.phase.name} over {', '.join(axes)}"
         if not value.leaves:
             why = "only reading is the same for all members, and records of variable length have no slot"
             choices.append(Choice("share", f"{what}: duplicate", why, maker.span))

@@ -108,6 +108,8 @@ def test_what_a_plan_cannot_be_compiled_for() -> None:
     assert refusal(plan.compile, mesh(model=4), shapes).code == "CP0707"
     assert refusal(plan.compile, None, shapes).code == "CP0706"
     assert refusal(plan.compile, mesh(data=4)).code == "CP0701"
+    problem = refusal(plan.compile, mesh(data=4), shapes, axes={"data": 8})
+    assert (problem.code, "size 8 in `axes` and 4 in the mesh" in problem.message) == ("CP0708", True)
     assert refusal(plan.compile, mesh(data=4), shapes, passes="buckets").code == "CP0715"
     assert refusal(plan.compile, mesh(data=4), shapes, topology="none.toml").code == "CP0712"
     assert refusal(plan.compile, mesh(data=4), shapes, mapping={"data": "gpu"}).code == "CP0714"

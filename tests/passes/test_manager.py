@@ -52,6 +52,8 @@ def test_the_default_pipeline() -> None:
     assert DEFAULT == "share,bucket,decompose,wire,overlap"
     assert str(Pipeline.parse(None)) == DEFAULT
     assert Pipeline.parse("").passes == ()
+    assert Pipeline.parse("lower").passes == ()
+    assert Pipeline.parse(f"lower,{DEFAULT}") == Pipeline.parse(DEFAULT)
 
 
 def test_passes_print_only_what_differs() -> None:
@@ -154,6 +156,23 @@ def test_a_broken_invariant_names_the_pass(tmp_path: Path) -> None:
     assert "grads.1/sum/b0/pack = pack" in notes
     path = tmp_path / "made-breaks.reproducer.json"
     assert str(path) in notes
+
+
+def test_a_large_schedule_is_shown_in_part() -> None:
+    given = tree(**{f"layer{index:03}": (3,) for index in range(200)})
+    schedule = compiled(reduce_plan(), "bucket{max=12}", grads=given)
+    with pytest.raises(CommplanError) as caught:
+        Pipeline((Breaks(),)).run(schedule)
+    notes = [note.text for note in caught.value.diagnostics[0].notes]
+    assert notes[-2].splitlines()[-1].startswith("... and ")
+    path = Path(next(note for note in notes if "reproduce" in note).rpartition(" ")[2])
+    assert read_reproducer_schedule(path) == schedule
+    path.unlink()
+    path.parent.rmdir()
+
+
+def read_reproducer_schedule(path: Path) -> Schedule:
+    return msgspec.convert(msgspec.json.decode(path.read_bytes())["schedule"], Schedule)
 
 
 def test_a_failing_pass_leaves_a_reproducer(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def test_pixels_are_shared_before_the_work_of_each_member() -> None:
     assert isinstance(augment, Map)
     assert augment.operands == ("pixels.0",)
     (choice,) = schedule.choices
-    assert choice.what == "`pixels` over member: all_shared"
+    assert choice.what == "`pixels` of step over member: all_shared"
     assert "864 B a step" in choice.why
     assert choice.rejected[0] == "duplicate: each of 4 members would do all the work"
 
@@ -56,7 +56,7 @@ def test_one_member_shares_with_nobody() -> None:
 def test_the_pass_can_be_told() -> None:
     schedule = compiled(ensemble_plan(), "share{design=none}")
     assert shares(schedule) == []
-    assert schedule.choices[0].what == "`pixels` over member: not shared"
+    assert schedule.choices[0].what == "`pixels` of step over member: not shared"
     (share,) = shares(compiled(ensemble_plan(), "share{design=duplicate}"))
     assert share.design == "duplicate"
 
@@ -152,7 +152,7 @@ def test_reading_alone_is_not_worth_a_slot() -> None:
     )
     schedule = compiled(maker.plan(), "share")
     assert shares(schedule) == []
-    assert schedule.choices[0].what == "`raw` over member: duplicate"
+    assert schedule.choices[0].what == "`raw` of step over member: duplicate"
 
 
 def test_counts_are_not_shared() -> None:
