@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import re
@@ -13,9 +14,9 @@ from jax.sharding import PartitionSpec
 from commplan.diagnostics import fail
 from commplan.ir.types import Placement
 from commplan.lowering.jax import _compat
-from commplan.lowering.jax.layout import spec
+from commplan.lowering.jax.layout import leaf_specs, spec
 from commplan.lowering.jax.trees import Tree, flatten
-from commplan.lowering.jax.untyped import jax
+from commplan.lowering.jax.untyped import jnp
 from commplan.runtime.context import CALLS, Carried, Context, flat, strip, unstrip
 from commplan.runtime.phases import check_state
 
@@ -30,7 +31,7 @@ def decorate(
     listed = None
     if returns is not None:
         texts = (returns,) if isinstance(returns, str) else tuple(returns)
-        listed = [_placement(context, text, f"returns[{i}]") for i, text in enumerate(texts)]
+        listed = [_result(context, text, f"returns[{i}]") for i, text in enumerate(texts)]
 
     def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
         first, order = _parameters(context, function, placements)
@@ -75,6 +76,12 @@ def _placement(context: Context, text: str, what: str) -> Placement:
             file=context.schedule.file,
         )
     return placement
+
+
+def _result(context: Context, text: str, what: str) -> _Result:
+    """A result that `returns` lists."""
+    placement, value = _placement(context, text, what), context.find(text)
+    return _Result(placement, leaf_specs(value) if value and placement.split else None)
 
 
 def parse(context: Context, text: str) -> Placement | None:
@@ -127,6 +134,14 @@ def _parameters(
     return parameters[0].name, order
 
 
+@dataclasses.dataclass(frozen=True)
+class _Result:
+    """Where a result lies; one spec per leaf where it is a split tree whose leaves are known."""
+
+    placement: Placement
+    specs: list[PartitionSpec] | None = None
+
+
 class _Step:
     """A function of the user's, wrapped: global arrays outside, one rank's arrays inside."""
 
@@ -135,7 +150,7 @@ class _Step:
         context: Context,
         function: Callable[..., Any],
         placements: dict[str, Placement],
-        listed: list[Placement] | None,
+        listed: list[_Result] | None,
     ) -> None:
         self.context, self.function, self.placements = context, function, placements
         self.listed = listed
@@ -159,8 +174,7 @@ class _Step:
             self._check(name, placement, arguments[name])
         new = Carried.of(context.states)
         self._check_states(states, new)
-        results = self.listed or list(self.placements.values())
-        fillers = [trees[name] for name in self.placements] if self.listed is None else []
+        results = self._results(trees)
         structures: list[Any] = []
 
         def body(held: dict[str, list[Any]], calls: Any, given: dict[str, list[Any]]) -> Any:
@@ -169,20 +183,21 @@ class _Step:
             local = {n: strip(trees[n].like(x), self.placements[n]).build() for n, x in given.items()}
             answer = self.function(mine, **local)
             state_out, rest = self._answer(answer, len(results))
+            after = {name: flat(state_out[name]) for name in context.states}
+            for name, value in context.states.items():
+                self._check_same(f"state `{name}`", after[name], value.placement)
             structures.extend(flat(one).structure for one in rest)
-            leaving = new.leave({name: flat(state_out[name]) for name in context.states})
             out: list[Any] = []
-            for i, placement in enumerate(results):
+            for i, result in enumerate(results):
                 if i < len(rest):
-                    tree = unstrip(flat(rest[i]), placement)
-                    out.append(list(tree.leaves) if placement.split and fillers else tree.build())
+                    tree = self._check_result(i, flat(rest[i]), result)
+                    tree = unstrip(tree, result.placement)
+                    out.append(list(tree.leaves) if result.specs is not None else tree.build())
                 else:  # a named argument that is not among the results
-                    out.append(given[list(self.placements)[i]] if placement.split else None)
-            return leaving, state_out.get(CALLS, {}), out
+                    out.append(given[list(self.placements)[i]] if result.specs is not None else None)
+            return new.leave(after), state_out.get(CALLS, {}), out
 
-        out_specs = [
-            _leaf_specs(fillers[i], p) if p.split and fillers else spec(p) for i, p in enumerate(results)
-        ]
+        out_specs = [spec(r.placement) if r.specs is None else r.specs for r in results]
         call = context.shard_map(
             body,
             (new.specs, PartitionSpec(), {n: _leaf_specs(trees[n], p) for n, p in self.placements.items()}),
@@ -194,10 +209,53 @@ class _Step:
         if not structures and not self.listed:
             return answer
         rest = [
-            Tree(tuple(x), s).build() if p.split and fillers else x
-            for x, s, p in zip(out, structures, results, strict=False)
+            x if result.specs is None else Tree(tuple(x), structure).build()
+            for x, structure, result in zip(out, structures, results, strict=False)
         ]
         return (answer, *rest)
+
+    def _results(self, trees: Mapping[str, Tree]) -> list[_Result]:
+        """What the function may return after the state: what `returns` lists, or its arguments again."""
+        if self.listed is not None:
+            return self.listed
+        return [
+            _Result(placement, _leaf_specs(trees[name], placement) if placement.split else None)
+            for name, placement in self.placements.items()
+        ]
+
+    def _check_result(self, place: int, tree: Tree, result: _Result) -> Tree:
+        """A result that can leave as its placement says. Raises CP0811, CP0813."""
+        what, placement = f"result {place + 1}", result.placement
+        self._check_same(what, tree, placement)
+        if not placement.split:
+            return tree
+        own = [spec(placement, scalar=jnp.ndim(leaf) == 0) for leaf in tree.leaves]
+        if own != ([spec(placement)] * len(own) if result.specs is None else result.specs):
+            fail(
+                "CP0811",
+                f"{what} of `{self.name}` after the state cannot be put together along"
+                f" {', '.join(placement.split)}",
+                f"it is placed `{placement}`: every leaf needs a leading dimension, and trees the structure"
+                " of the value that they lie like",
+                file=self.context.schedule.file,
+            )
+        return tree
+
+    def _check_same(self, what: str, tree: Tree, placement: Placement) -> None:
+        """What should be the same along an axis is typed so by JAX. Raises CP0813."""
+        sizes = self.context.sizes
+        for leaf in tree.leaves:
+            may = placement.per + (placement.split if jnp.ndim(leaf) else ())
+            odd = [axis for axis in sizes if axis in _compat.varying_axes(leaf) and axis not in may]
+            if odd:
+                over = ", ".join(odd)
+                fail(
+                    "CP0813",
+                    f"{what} of `{self.name}` should be the same over {over}, and JAX types it as varying",
+                    f"it is placed `{placement}`",
+                    f'reduce it in a phase of the plan, or say that it differs: returns=("per {over}", ...)',
+                    file=self.context.schedule.file,
+                )
 
     def refuse(self, what: str) -> NoReturn:
         """Raise CP0811 about a call."""
@@ -281,4 +339,4 @@ class _Step:
 def _leaf_specs(tree: Tree, placement: Placement) -> list[PartitionSpec]:
     """One spec per leaf; a scalar leaf of a split tree is not cut."""
     lead = len(placement.per)
-    return [spec(placement, scalar=len(jax.numpy.shape(leaf)) == lead) for leaf in tree.leaves]
+    return [spec(placement, scalar=len(jnp.shape(leaf)) == lead) for leaf in tree.leaves]

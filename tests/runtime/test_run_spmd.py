@@ -152,6 +152,18 @@ each step {
     def drop(state, old):
         return state
 
+    @run.spmd(returns=("shard", "split data"))
+    def listed(state):
+        return state, state["shard"], state["shard"]["w"]
+
+    @run.spmd(returns=("split data",))
+    def scalars(state):
+        return state, state["shard"]
+
+    _, shard, w = listed(state)
+    np.testing.assert_array_equal(shard["w"], state["shard"]["w"])
+    np.testing.assert_array_equal(w, state["shard"]["w"])
+    assert refused(lambda: scalars(state))[0] == "CP0811"
     new, change = step(state, state["shard"], np.ones(4, np.float32))
     np.testing.assert_array_equal(new["shard"]["w"], [0, 4, 8, 12, 16, 20, 0, 0])
     assert float(new["shard"]["s"]) == 28
@@ -288,6 +300,29 @@ def test_results_agree():
     assert refused(lambda: few(state))[0] == "CP0811"
     assert refused(lambda: few({}, params))[0] == "CP0812"
     assert refused(lambda: few({"seen": params}, params))[0] == "CP0805"
+
+
+def test_results_that_should_be_the_same():
+    run, params, state = started()
+
+    @run.spmd(params="params", x="per member, data")
+    def local(state, params, x):
+        return state, jax.tree.map(lambda p: p + x.sum(), params)
+
+    @run.spmd(params="params", x="per member, data", returns=())
+    def other(state, params, x):
+        return {"seen": state["seen"] + x.sum().astype(jnp.int32)}
+
+    @run.spmd(params="params", x="per member, data", returns=())
+    def nothing(state, params, x):
+        return state
+
+    x = np.zeros((2, 2, 3), np.float32)
+    code, text = refused(lambda: local(state, params, x))
+    assert (code, "result 1 of `local` should be the same over data" in text) == ("CP0813", True)
+    code, text = refused(lambda: other(state, params, x))
+    assert (code, "state `seen`" in text) == ("CP0813", True)
+    np.testing.assert_array_equal(nothing(state, params, x)["seen"], state["seen"])
 
 
 def test_arguments_have_the_dimensions_of_their_placement():
