@@ -66,11 +66,11 @@ def _bash(verbs: list[_Verb]) -> str:
         values = [_bash_value(flag) for flag in verb.flags if flag.choices or flag.takes_value]
         words = " ".join([*(name for flag in verb.flags for name in flag.names), *verb.words])
         chosen = '        case "$prev" in\n' + "\n".join(values) + "\n        esac\n" if values else ""
-        cases.append(f"    {verb.name})\n{chosen}        words='{words}';;")
+        cases.append(f"    {verb.name})\n{chosen}        offered='{words}';;")
     names = " ".join(verb.name for verb in verbs)
     body = "\n".join(cases)
     return f"""_commplan() {{
-    local cur prev words
+    local cur prev offered
     cur="${{COMP_WORDS[COMP_CWORD]}}"
     prev="${{COMP_WORDS[COMP_CWORD-1]}}"
     if [ "$COMP_CWORD" -eq 1 ]; then
@@ -79,11 +79,11 @@ def _bash(verbs: list[_Verb]) -> str:
     fi
     case "${{COMP_WORDS[1]}}" in
 {body}
-    *) words='';;
+    *) offered='';;
     esac
     case "$cur" in
-    -*) COMPREPLY=($(compgen -W "$words" -- "$cur"));;
-    *) COMPREPLY=($(compgen -W "$words" -- "$cur") $(compgen -f -- "$cur"));;
+    -*) COMPREPLY=($(compgen -W "$offered" -- "$cur"));;
+    *) COMPREPLY=($(compgen -W "$offered" -- "$cur") $(compgen -f -- "$cur"));;
     esac
 }}
 complete -o filenames -F _commplan commplan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from io import StringIO
 from typing import TYPE_CHECKING, Any
@@ -78,7 +78,7 @@ def _costs(done: Compiled, times: list[PhaseTimes]) -> list[PhaseCost]:
     costs: list[PhaseCost] = []
     for one in times:
         phase = explained[one.name]
-        usage = {line.span.line: line for line in one.input.lines} if one.input else {}
+        usage = _usage(one.input.lines if one.input else ())
         costs.append(
             PhaseCost(
                 one.name,
@@ -92,6 +92,22 @@ def _costs(done: Compiled, times: list[PhaseTimes]) -> list[PhaseCost]:
             )
         )
     return costs
+
+
+def _usage(lines: Iterable[LineUsage]) -> dict[int, LineUsage]:
+    """The input's work by plan line; one line may be mapped and then shared."""
+    found: dict[int, LineUsage] = {}
+    for one in lines:
+        before = found.setdefault(one.span.line, one)
+        if before is not one:
+            found[one.span.line] = msgspec.structs.replace(
+                before,
+                cpu_s=before.cpu_s + one.cpu_s,
+                records=max(before.records, one.records),
+                nbytes=max(before.nbytes, one.nbytes),
+                wait_s=before.wait_s + one.wait_s,
+            )
+    return found
 
 
 def _line(line: Line, usage: LineUsage | None, calls: int) -> LineCost:

@@ -95,10 +95,10 @@ def _excerpt(marks: Sequence[_Mark], lines: Sequence[str], width: int, kind: str
             out.append(paint("." * max(3, width), "frame"))
         shown = number
         text = lines[number - 1] if number <= len(lines) else ""
-        window = _Window.around(text, min(_start(mark, number) for mark in by_line[number]))
+        window = _Window.around(text, min(_start(mark, number, text) for mark in by_line[number]))
         out.append(f"{paint(f'{number:>{width}}', 'frame')} {bar} {window.text}")
         for mark in by_line[number]:
-            start, end = _start(mark, number), _end(mark, number, text)
+            start, end = _start(mark, number, text), _end(mark, number, text)
             pad, length = window.columns(start, end)
             style = kind if mark.sign == "^" else "note"
             last = number == _last_line(mark.span)
@@ -107,8 +107,8 @@ def _excerpt(marks: Sequence[_Mark], lines: Sequence[str], width: int, kind: str
     return out
 
 
-def _start(mark: _Mark, number: int) -> int:
-    return mark.span.column if number == mark.span.line else 1
+def _start(mark: _Mark, number: int, text: str) -> int:
+    return mark.span.column if number == mark.span.line else len(text) - len(text.lstrip()) + 1
 
 
 def _end(mark: _Mark, number: int, text: str) -> int:

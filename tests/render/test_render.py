@@ -72,8 +72,8 @@ def test_carets_stand_under_wide_characters_and_tabs() -> None:
 
 
 def test_a_span_over_two_lines_is_marked_on_both() -> None:
-    lines = _shown("one two\nthree four", _one(span=Span(1, 5, 2, 6)))
-    assert lines[3:7] == ["1 | one two", "  |     ^^^", "2 | three four", "  | ^^^^^"]
+    lines = _shown("one two\n  three four", _one(span=Span(1, 5, 2, 8)))
+    assert lines[3:7] == ["1 | one two", "  |     ^^^", "2 |   three four", "  |   ^^^^^"]
 
 
 def test_a_span_over_many_lines_is_marked_where_it_begins() -> None:
