@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from commplan.diagnostics import fail
 from commplan.ir import schedule as ir
-from commplan.lowering.jax.functions import Draw, loaded_by
+from commplan.lowering.jax.functions import Draw, loaded_by, short_seed
 from commplan.lowering.jax.layout import spec
 from commplan.lowering.jax.phase import needed
 from commplan.lowering.jax.trees import LEAF, Tree
@@ -143,7 +143,7 @@ class Batches(Iterator[dict[str, Any]]):
         numbers = {
             "epoch": np.uint32(batch.epoch),
             "step": np.uint32(batch.step),
-            "seeds": {ref: np.uint32(seed) for ref, seed in batch.seeds.items()},
+            "seeds": {ref: short_seed(seed) for ref, seed in batch.seeds.items()},
         }
         if self._device is None:
             self._device = jax.jit(self._on_device)

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec
 from commplan.diagnostics import fail
 from commplan.ir import schedule as ir
 from commplan.lowering.jax import check
-from commplan.lowering.jax.functions import Draw
+from commplan.lowering.jax.functions import Draw, short_seed
 from commplan.lowering.jax.layout import leaf_specs
 from commplan.lowering.jax.phase import Lowered, name_of
 from commplan.lowering.jax.trees import Tree
@@ -153,7 +153,7 @@ class PhaseCall:
         if not self.lowered.counts:
             return *self.lowered.run(inputs, states, None), {}
         step = jnp.asarray(calls[self.name])
-        draw = Draw.of(self.context.seed, step, members=self.context.members)
+        draw = Draw.of(short_seed(self.context.seed), step, members=self.context.members)
         return *self.lowered.run(inputs, states, draw), {CALLS: dict(calls) | {self.name: step + 1}}
 
     def _global(

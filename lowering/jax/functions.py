@@ -8,6 +8,8 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
+import numpy as np
+
 from commplan.diagnostics import fail
 from commplan.ir import schedule as ir
 from commplan.lowering.jax.trees import LEAF, Tree, flatten
@@ -49,6 +51,11 @@ class Draw:
         for number in numbers:
             key = jax.random.fold_in(key, number)
         return cls(key, members=members or {})
+
+
+def short_seed(seed: int) -> np.uint32:
+    """Any whole number as the 32 bits that a JAX key is made from; small ones stay as they are."""
+    return np.uint32((seed ^ (seed >> 32)) & 0xFFFFFFFF if seed >= 0 else seed & 0xFFFFFFFF)
 
 
 def call(op: ir.Map, around: Around, env: Mapping[str, Tree], draw: Draw | None) -> dict[str, Tree]:

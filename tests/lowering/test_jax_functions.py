@@ -53,6 +53,11 @@ def test_random_functions_do_not_depend_on_the_number_of_ranks():
         np.testing.assert_array_equal(one, other)
 
 
+def test_seeds_may_be_any_whole_number():
+    found = [draws(1, seed=seed)[0].tobytes() for seed in (0, 1, -1, 2**40, 2**64 + 7)]
+    assert len(set(found)) == len(found)
+
+
 MAP = """plan p
 axis data = 2
 input x : tree
