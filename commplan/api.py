@@ -70,6 +70,11 @@ class Plan(msgspec.Struct, frozen=True):
             check_mesh(self.graph, found)
             _check_twice(self.graph, sizes, found)
             sizes |= {axis.name: found[axis.name] for axis in self.graph.axes if axis.name in found}
+        if shapes is not None and not hasattr(shapes, "items"):
+            kind = type(shapes).__name__
+            fail(
+                "CP0720", f"shapes is a {kind}: names and their trees were expected", 'shapes={"grads": tree}'
+            )
         given = dict(shapes or {})
         leaves = {name: shapes_of(tree) for name, tree in given.items()}
         schedule = compiler.compile_plan(

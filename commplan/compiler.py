@@ -75,7 +75,13 @@ def compile_plan(
 
 def _check_order(plan: Plan, order: Mapping[str, Sequence[str]]) -> None:
     names = {value.name for value in plan.values}
-    for name in order:
+    for name, paths in order.items():
+        if isinstance(paths, str):
+            fail(
+                "CP0711",
+                f"the order given for `{name}` is a text: a list of paths was expected",
+                file=plan.file,
+            )
         if name not in names:
             fail(
                 "CP0711",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import math
+import operator
 from collections.abc import Mapping
+from typing import SupportsIndex
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note, Span
 from commplan.ir.plan import AxisKind, Broadcast, Elastic, Load, Plan, Share, Stage
@@ -22,7 +24,18 @@ def bind_axes(plan: Plan, sizes: Mapping[str, int]) -> tuple[Axis, ...]:
     bound: list[Axis] = []
     for axis in plan.axes:
         given = sizes.get(axis.name)
-        size = axis.size if given is None else given
+        size = axis.size if given is None else _whole(given)
+        if size is None and given is not None:
+            problems.append(
+                _problem(
+                    plan,
+                    "CP0708",
+                    f"axis `{axis.name}` has size {given!r}, which is no whole number",
+                    axis.span,
+                    "expected the number of ranks along it",
+                )
+            )
+            continue
         if size is None:
             problems.append(
                 _problem(
@@ -77,6 +90,13 @@ def check_mesh(plan: Plan, mesh: Mapping[str, int]) -> None:
             for axis in missing
         )
     )
+
+
+def _whole(size: object) -> int | None:
+    """`size` as an int where it is a whole number of any kind."""
+    if isinstance(size, bool) or not isinstance(size, SupportsIndex):
+        return None
+    return operator.index(size)
 
 
 def _mesh_fix(name: str, kind: AxisKind) -> str:

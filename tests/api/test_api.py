@@ -115,6 +115,31 @@ def test_what_a_plan_cannot_be_compiled_for() -> None:
     assert refusal(plan.compile, mesh(data=4), shapes, mapping={"data": "gpu"}).code == "CP0714"
 
 
+@pytest.mark.parametrize(
+    ("code", "named"),
+    [
+        ("CP0708", {"axes": {"data": "4"}}),
+        ("CP0708", {"axes": {"data": 4.0}}),
+        ("CP0708", {"axes": {"data": True}}),
+        ("CP0708", {"axes": {"data": -4}}),
+        ("CP0709", {"axes": {"data": 4, "node": 2}}),
+        ("CP0720", {"axes": {"data": 4}, "shapes": [TREE]}),
+        ("CP0720", {"axes": {"data": 4}, "shapes": {"grads": "w"}}),
+        ("CP0711", {"axes": {"data": 4}, "order": {"grads": "w"}}),
+        ("CP0711", {"axes": {"data": 4}, "order": {"grads": ["w", "w"]}}),
+        ("CP0722", {"mesh": "data"}),
+    ],
+)
+def test_arguments_of_other_kinds(code: str, named: dict[str, Any]) -> None:
+    assert refusal(commplan.loads(TEXT).compile, **({"shapes": {"grads": TREE}} | named)).code == code
+
+
+def test_sizes_may_be_any_whole_number() -> None:
+    import numpy as np  # noqa: PLC0415
+
+    assert commplan.loads(TEXT).compile(axes={"data": np.int64(4)}, shapes={"grads": TREE}) == program()
+
+
 def test_an_ensemble_needs_an_axis_of_the_mesh() -> None:
     problem = refusal(commplan.load(PLANS / "ensemble_training.plan").compile, mesh(data=4), {})
     assert problem.code == "CP0707"
