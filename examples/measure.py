@@ -35,16 +35,15 @@ def inputs(
     for design, how in (("shared", "all_shared"), ("duplicated", "duplicate")):
         program = commplan.load(plan).compile(mesh, shapes=shapes, passes=PIPELINE.format(design=how))
         run = program.bind(mesh, sources=sources, functions=functions)
-        rows = 0
+        rows = members = 0
         with run.batches() as made:
             for _ in range(batches):
-                item = next(made, None) or next(iter(made))
-                rows = item["labels"].shape[0]
+                item = next(made)
+                rows, members = item["labels"].shape[0], item["batch"].shape[0]
             usage = made.summary()
         # The threads work ahead, so per augmented record, not per batch handed out: one per member.
         augmented = sum(line.records for line in usage.lines if line.what == "map augment")
         decoded = sum(line.records for line in usage.lines if line.what == "map decode")
-        members = len(item["batch"])
         found[design] = {
             "cpu_ms": 1e3 * usage.cpu_s / augmented,
             "decoded_per_step": rows * members * decoded / augmented,
