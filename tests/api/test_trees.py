@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 from collections import OrderedDict
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from commplan import trees as trees_module
 from commplan.diagnostics import CommplanError
 from commplan.ir.schedule import Leaf
 from commplan.ir.types import DType
@@ -118,3 +120,8 @@ def test_plain_trees() -> None:
 def test_dicts_come_back_from_paths(tree: Any) -> None:
     found, _ = flatten(tree)
     assert nest([path for path, _ in found], [leaf for _, leaf in found]) == tree
+
+
+def test_the_examples_of_the_docstrings() -> None:
+    found = doctest.testmod(trees_module)
+    assert (found.failed, found.attempted) == (0, 4)
