@@ -34,6 +34,7 @@ PUNCTUATION = {
     "(": "LPAR", ")": "RPAR", "[": "LSQB", "]": "RSQB", "{": "LBRACE", "}": "RBRACE",
 }  # fmt: skip
 
+_KEYWORD = "|".join(sorted(KEYWORDS))
 _UNIT = "|".join(re.escape(unit) for unit in UNITS)
 _TOKEN = re.compile(
     rf"""
@@ -42,7 +43,7 @@ _TOKEN = re.compile(
     | (?P<comment>\#[^\r\n]*)
     | (?P<word>[A-Za-z_][A-Za-z0-9_]*)
     | (?P<number>(?P<digits>-?\d[\d_]*(?:\.[\d_]*)?(?:[eE][+-]?\d+)?)
-                 (?:[ \t]*(?P<unit>{_UNIT})(?![\w/])|(?P<tail>[\w./%]+))?)
+                 (?:[ \t]*(?P<unit>{_UNIT})(?![\w/])|(?!(?:{_KEYWORD})(?!\w))(?P<tail>[\w./%]+))?)
     | (?P<punctuation>->|[=:,?()\[\]{{}}])
     | (?P<junk>[^\s\#\w=:,?()\[\]{{}}-]+|[^\W\d]+|.)
     """,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from typing import cast
 
 from commplan.diagnostics import Diagnostic, Note, Span
@@ -19,6 +20,7 @@ from commplan.dsl.mistakes import PHASES, bad_token, is_declaration_like, unexpe
 from commplan.dsl.statements import (
     DECLARES,
     HEADS,
+    VERBS,
     GiveUp,
     PhaseClose,
     PhaseOpen,
@@ -281,29 +283,44 @@ def _guess_header(tokens: Sequence[Token]) -> PhaseHeader | None:
             number = ast.Number(span=tokens[1].span, text=tokens[1].text, value=int(tokens[1].text))
             return PhaseHeader("every", number, None)
         case "PHASE" if len(tokens) > 1 and tokens[1].is_word:
-            return PhaseHeader("named", None, ast.Name(span=tokens[1].span, text=tokens[1].text))
+            return PhaseHeader("named", None, _name(tokens[1]))
         case _:
             return None
 
 
 def _targets(tokens: Sequence[Token]) -> tuple[ast.Name, ...]:
-    """The names left of `=`, where the statement begins with such."""
+    """The names left of `=`, where the statement begins with such; and those left of a later one
+    that stands before a stage, where two statements have run together."""
     if not begins_assignment(tokens):
         return ()
-    names: list[ast.Name] = []
-    for token in tokens:
-        if token.type == "EQUAL":
-            break
-        if token.is_word:
-            names.append(ast.Name(span=token.span, text=token.text))
+    first = next(index for index, token in enumerate(tokens) if token.type == "EQUAL")
+    names = [_name(token) for token in tokens[:first] if token.is_word]
+    for index in range(first + 1, len(tokens) - 1):
+        if tokens[index].type == "EQUAL" and tokens[index + 1].type in VERBS:
+            names += _names_before(tokens, index)
     return tuple(names)
 
 
+def _names_before(tokens: Sequence[Token], index: int) -> list[ast.Name]:
+    """`a, b` in front of the token at `index`."""
+    start = index - 1
+    while start >= 2 and tokens[start - 1].type == "COMMA" and tokens[start - 2].is_word:
+        start -= 2
+    return [_name(token) for token in tokens[max(start, 0) : index] if token.is_word]
+
+
 def _declared(tokens: Sequence[Token]) -> tuple[ast.Name, ...]:
-    """The name that a declaration declares."""
-    if len(tokens) > 1 and tokens[1].is_word:
-        return (ast.Name(span=tokens[1].span, text=tokens[1].text),)
-    return ()
+    """The name behind each word of a declaration: there are several where lines have run together,
+    or the word was written twice."""
+    return tuple(
+        _name(after)
+        for word, after in pairwise(tokens)
+        if word.type in DECLARES and after.is_word and after.type not in DECLARES
+    )
+
+
+def _name(token: Token) -> ast.Name:
+    return ast.Name(span=token.span, text=token.text)
 
 
 def _span(tokens: Sequence[Token]) -> Span:

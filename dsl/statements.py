@@ -205,9 +205,9 @@ class _Splitter:
                 open_.append(token)
                 self._guard(token, len(open_) > _DEEPEST, "brackets are nested too deep")
             elif token.type in _CLOSERS:
-                if token.type == "RBRACE" and not open_:
+                if token.type == "RBRACE" and not open_ and not self._ends_options(token, tokens):
                     break
-                if token.type == "RBRACE" and self._closes_phase(token, open_, bad):
+                if token.type == "RBRACE" and open_ and self._closes_phase(token, open_, bad):
                     bad = True
                     break
                 bad = not self._match(token, open_, bad) or bad
@@ -278,6 +278,22 @@ class _Splitter:
             while _CLOSER[open_[-1].type] != closer.type:
                 open_.pop()
         open_.pop()
+        return False
+
+    def _ends_options(self, brace: Token, tokens: list[Token]) -> bool:
+        """Whether `}` closes options whose `{` is missing, rather than the phase: it stands behind
+        `NAME = VALUE` that is no stage, in a phase that began on an earlier line."""
+        if self.phase is None or self.phase.brace is None or brace.leads:
+            return False
+        if self.phase.brace.line == tokens[0].line:
+            return False
+        depth = 0
+        for index, token in enumerate(tokens):
+            depth += (token.type in _CLOSER) - (token.type in _CLOSERS)
+            if token.type == "EQUAL" and depth == 0 and token.line == brace.line:
+                value, after = tokens[index + 1 : index + 2], tokens[index + 2 : index + 3]
+                if value and value[0].type not in VERBS and (not after or after[0].type == "COMMA"):
+                    return True
         return False
 
     def _closes_phase(self, brace: Token, open_: list[Token], bad: bool) -> bool:

@@ -126,6 +126,23 @@ BANK: dict[str, tuple[str, list[Place]]] = {
     "all open at the end": (STEP + "  x = map f(a", [("CP0006", 4, 12)]),
     "wrong closer": (_step("x = map f(a]"), [("CP0006", 4, 12)]),
     "closer too many": (_step("x = map f(a))"), [("CP0007", 4, 15)]),
+    "options never opened": (
+        _step("x = reduce g over a by mean", "b = 25 MiB, c = d }", "output x"),
+        [("CP0007", 5, 21)],
+    ),
+    "options never opened, one line": (
+        _step("x = reduce g over a by mean b = c }", "output x"),
+        [("CP0007", 4, 37)],
+    ),
+    "phase ends behind its last stage": (
+        STEP + "  x = reduce g over a by mean(weight = n) }\nbanana\n",
+        [("CP0008", 5, 1)],
+    ),
+    "lines run together": (
+        _step("x = load s batch 8 visit k seed 1 y, z = map f(x)", "output x, y, z"),
+        [("CP0009", 4, 37)],
+    ),
+    "a number and a word": (HEAD + "axis b = 4axis c = 4\n", [("CP0009", 3, 11)]),
     "brace too many": (_step("output x") + "}\n", [("CP0007", 6, 1)]),
     # Characters.
     "junk": (HEAD + "axis b $ 2\n", [("CP0003", 3, 8)]),
@@ -186,12 +203,15 @@ def test_a_bad_stage_still_binds_its_targets_and_nothing_else_is_reported() -> N
     assert _places(diagnostics) == [("CP0009", 6, 10)]
 
 
-def test_names_of_bad_declarations_are_known() -> None:
+@pytest.mark.parametrize(
+    "line, column", [("input x tree", 9), ("input input x : tree", 7), ("state w : tree input x : tree", 16)]
+)
+def test_names_of_bad_declarations_are_known(line: str, column: int) -> None:
     text = _step("y = map f(x)", "output y").replace(
-        "axis data = 8\n", "axis data = 8\ninput x tree\nfn f(tree) -> tree on device\n"
+        "axis data = 8\n", f"axis data = 8\n{line}\nfn f(tree) -> tree on device\n"
     )
     _, diagnostics = load(text, "p.plan")
-    assert _places(diagnostics) == [("CP0009", 3, 9)]
+    assert _places(diagnostics) == [("CP0009", 3, column)]
 
 
 @pytest.mark.parametrize(
