@@ -12,7 +12,7 @@ from commplan.ir.schedule import Choice, Collective, Op, Phase, Schedule
 from commplan.ir.schedule import operands as operands_of
 from commplan.ir.schedule import results as results_of
 from commplan.passes.base import Context, Pass
-from commplan.passes.packing import Bucket, Order, pack_collectives
+from commplan.passes.packing import WHOLE, Bucket, Order, pack_collectives
 from commplan.passes.rewrite import Editor, sized
 
 MIB = 1024**2
@@ -20,6 +20,10 @@ MIB = 1024**2
 
 class BucketPass(Pass, frozen=True):
     """Packs leaves into contiguous buckets in the order in which the backward pass makes them.
+
+    A leaf larger than the limit has a bucket of its own and stays whole: its pieces would all be ready
+    at the same moment and hide nothing behind each other. Only one of more than 4 limits is cut, into
+    equal pieces of at most 2.
 
     max: bytes of one bucket where the stage does not say `{ bucket = .. }`.
     coalesce: let neighbouring collectives that agree in everything share buckets.
@@ -91,7 +95,7 @@ def _key(editor: Editor, op: Collective) -> tuple[object, ...]:
 def _choice(group: Sequence[Collective], buckets: Sequence[Bucket], limit: int, order: Order) -> Choice:
     names = ", ".join(f"`{op.operand.rpartition('.')[0]}`" for op in group)
     sent = [bucket for bucket in buckets if bucket.fate is not None]
-    sizes = [bucket.columns * bucket.ways * bucket.dtype.nbytes for bucket in sent]
+    sizes = [bucket.nbytes for bucket in sent]
     what = f"{names}: {len(sent)} bucket{'s' * (len(sent) != 1)}, {sized(sum(sizes))}"
     if sizes:
         what += f", largest {sized(max(sizes))}"
@@ -103,7 +107,13 @@ def _choice(group: Sequence[Collective], buckets: Sequence[Bucket], limit: int, 
         why += "in the order given for the backward pass"
     else:
         why += "last leaf first, as a backward pass makes them"
-    pieces = sum(1 for bucket in sent if bucket.runs[0][2] < bucket.runs[0][0].columns)
+    pieces = sum(bucket.is_piece for bucket in sent)
+    large = sum(bucket.nbytes > limit and not bucket.is_piece for bucket in sent)
+    if large:
+        one = large == 1
+        why += f"; {large} {'leaf' if one else 'leaves'} larger than that "
+        why += f"{'has a bucket of its own' if one else 'have buckets of their own'}, whole: "
+        why += "pieces are ready together and have nothing to travel under"
     if pieces:
-        why += f"; {pieces} buckets are pieces of leaves larger than that"
+        why += f"; {pieces} buckets are equal pieces of leaves larger than {sized(WHOLE * limit)}"
     return Choice("bucket", what, why, group[0].span)

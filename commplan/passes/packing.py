@@ -1,6 +1,6 @@
 """Collectives on trees and arrays become collectives on flat buffers: what `bucket` is made of.
 
-A buffer holds leaves, or runs of one giant leaf, of one dtype. Scalars have no shard: under a
+A buffer holds leaves, or a run of one giant leaf, of one dtype. Scalars have no shard: under a
 reduce-scatter they are all-reduced, under an all-gather they are kept.
 """
 
@@ -19,6 +19,8 @@ from commplan.ir.types import DType, Placement
 from commplan.passes.rewrite import Editor
 
 Order = Mapping[str, Sequence[str]]
+WHOLE = 4  # a leaf of up to so many limits travels whole
+PIECE = 2  # pieces of one that is larger are of at most so many limits
 Fate = CollectiveKind | None  # what happens to a leaf; None: it is already what the result wants
 
 
@@ -51,6 +53,16 @@ class Bucket(msgspec.Struct):
     def last(self) -> int:
         return self.runs[-1][0].place
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one rank's operand."""
+        return self.columns * self.ways * self.dtype.nbytes
+
+    @property
+    def is_piece(self) -> bool:
+        """Whether it holds a part of one leaf."""
+        return self.runs[0][2] < self.runs[0][0].columns
+
 
 def pack_collectives(
     editor: Editor, group: Sequence[Collective], limit: int | None, order: Order
@@ -60,7 +72,7 @@ def pack_collectives(
     y = all_reduce(x)  -->  b0 = pack(x..); r0 = all_reduce(b0); ..; y = unpack(r0..)
 
     `limit`: bytes of one rank's operand buffer; None for no limit. A leaf never shares a buffer
-    with another dtype; one larger than the limit is cut into equal runs.
+    with another dtype; one larger than the limit has a buffer of its own (see `fill`).
     """
     head = group[0]
     items: list[Item] = []
@@ -83,28 +95,39 @@ def pack_collectives(
 
 
 def fill(items: Sequence[Item], limit: int | None) -> list[Bucket]:
-    """Items into buckets, first come first in; buckets in the order in which they are complete."""
+    """Items into buckets, first come first in; buckets in the order in which they are complete.
+
+    A leaf larger than the limit has a bucket of its own and stays whole up to `WHOLE` limits: its
+    pieces would be ready at the same moment, so that all but the last have nothing to travel under,
+    and each piece is a copy where a whole leaf is a reshape. A giant leaf, larger than that, is cut
+    into equal pieces of at most `PIECE` limits, which bounds the buffers.
+    """
     closed: list[Bucket] = []
     open_: dict[tuple[DType, int, Fate], Bucket] = {}
     for item in items:
         key = (item.dtype, item.ways, item.fate)
         row = item.dtype.nbytes * item.ways
-        capacity = item.columns if limit is None else max(1, limit // row)
         bucket = open_.get(key)
-        if bucket is not None and limit is not None and bucket.columns + item.columns > capacity:
+        if bucket is not None and limit is not None and (bucket.columns + item.columns) * row > limit:
             closed.append(open_.pop(key))
             bucket = None
-        if item.columns > capacity:
-            pieces = math.ceil(item.columns / capacity)
-            step = math.ceil(item.columns / pieces)
-            for start in range(0, item.columns, step):
-                run = (item, start, min(step, item.columns - start))
-                closed.append(Bucket(item.dtype, item.ways, item.fate, [run]))
+        if limit is not None and item.columns * row > limit:
+            closed += [Bucket(item.dtype, item.ways, item.fate, [run]) for run in _runs(item, limit)]
             continue
         if bucket is None:
             bucket = open_[key] = Bucket(item.dtype, item.ways, item.fate, [])
         bucket.runs.append((item, 0, item.columns))
     return sorted([*closed, *open_.values()], key=lambda bucket: bucket.last)
+
+
+def _runs(item: Item, limit: int) -> list[tuple[Item, int, int]]:
+    """A leaf larger than `limit` bytes as one run, or a giant one as equal runs."""
+    row = item.dtype.nbytes * item.ways
+    if item.columns * row <= WHOLE * limit:
+        return [(item, 0, item.columns)]
+    pieces = math.ceil(item.columns / max(1, PIECE * limit // row))
+    step = math.ceil(item.columns / pieces)
+    return [(item, start, min(step, item.columns - start)) for start in range(0, item.columns, step)]
 
 
 def _items(editor: Editor, op: Collective, order: Order, first: int) -> list[Item]:
@@ -178,7 +201,7 @@ def _emit(editor: Editor, ops: list[Op], head: Collective, bucket: Bucket, name:
             result=buffer,
             operand=packed,
             dtype=bucket.dtype,
-            nbytes=columns * bucket.ways * bucket.dtype.nbytes,
+            nbytes=bucket.nbytes,
             after=(),
         )
     )

@@ -62,12 +62,35 @@ def test_the_stage_has_the_last_word_on_sizes() -> None:
     assert "the stage's limit is 20 B" in schedule.choices[0].why
 
 
+def test_a_large_leaf_travels_alone_and_whole() -> None:
+    given = tree(a=(1,), big=(16,), c=(1,), d=(1,))
+    schedule = compiled(reduce_plan("sum"), "bucket{max=16}", grads=given)
+    assert packed(schedule) == [[("d", 0, 1), ("c", 0, 1)], [("big", 0, 16)], [("a", 0, 1)]]
+    why = schedule.choices[0].why
+    assert "1 leaf larger than that has a bucket of its own, whole" in why
+    assert "pieces of leaves" not in why
+
+
 def test_a_giant_leaf_is_cut_into_equal_runs() -> None:
-    schedule = compiled(reduce_plan("sum"), "bucket{max=16}", grads=tree(big=(10,), small=(2,)))
+    """More than four limits: pieces of at most two."""
+    given = tree(big=(17,), huge=(24,), whole=(16,))
+    schedule = compiled(reduce_plan("sum"), "bucket{max=16}", grads=given)
     assert packed(schedule) == [
-        [("small", 0, 2)], [("big", 0, 4)], [("big", 4, 4)], [("big", 8, 2)],
+        [("whole", 0, 16)], [("huge", 0, 8)], [("huge", 8, 8)], [("huge", 16, 8)],
+        [("big", 0, 6)], [("big", 6, 6)], [("big", 12, 5)],
     ]  # fmt: skip
-    assert "3 buckets are pieces of leaves larger than that" in schedule.choices[0].why
+    why = schedule.choices[0].why
+    assert "1 leaf larger than that has a bucket of its own" in why
+    assert "6 buckets are equal pieces of leaves larger than 64 B" in why
+
+
+def test_rows_count_when_a_leaf_is_large() -> None:
+    """Four rows of float32: 16 bytes a column, 64 bytes are four columns, 256 stay whole."""
+    given = tree(giant=(17, 4), large=(16, 4), small=(4, 4))
+    plan = sharded_plan(4)
+    schedule = compiled(plan, "bucket{max=64}", params=given, grads=given)
+    scatters = [packs for packs in packed(schedule) if packs[0][2] < 17][:4]
+    assert scatters == [[("small", 0, 4)], [("large", 0, 16)], [("giant", 0, 6)], [("giant", 6, 6)]]
 
 
 def test_a_bucket_holds_one_dtype() -> None:
