@@ -8,6 +8,7 @@ from support.byhand import HERE, Maker, ensemble_plan, reduce_plan, tree
 
 from commplan.compiler import compile_plan
 from commplan.diagnostics import CommplanError
+from commplan.dsl import load
 from commplan.ir import plan as graph
 from commplan.ir.types import BytesType, RecordsType
 from commplan.passes.axes import bind_axes, check_mesh
@@ -99,13 +100,14 @@ def test_a_batch_is_split_evenly() -> None:
     plan = load_plan((64,), split="data")
     assert bind_axes(plan, {"data": 4, "member": 1})
     text = refusal("CP0710", plan, data=3, member=1)
-    assert "a batch of 64 records cannot be split evenly over 3 ranks" in text
+    assert "a batch of 64 records cannot be split evenly over the 3 ranks of `data = 3`" in text
+    assert "the nearest that can are 63 and 66" in text
 
 
 def test_own_clocks_name_a_size_for_each_member() -> None:
     plan = load_plan((32, 64), clock="member")
     assert bind_axes(plan, {"data": 1, "member": 2})
-    assert "names 2 sizes, but ensemble `member` has 3" in refusal("CP0710", plan, data=1, member=3)
+    assert "2 batch sizes for the 3 members of `member`" in refusal("CP0710", plan, data=1, member=3)
 
 
 def test_a_root_is_a_rank() -> None:
@@ -114,14 +116,14 @@ def test_a_root_is_a_rank() -> None:
     maker.value("params.1")
     maker.phase("start", graph.Broadcast("params.1", params, ("data",), 5, HERE))
     assert bind_axes(maker.plan(), {"data": 6})
-    assert "has ranks 0 to 3" in refusal("CP0710", maker.plan(), data=4)
+    assert "the root 5 is out of range: `data = 4` has 4 ranks" in refusal("CP0710", maker.plan(), data=4)
 
 
 def test_readers_are_members() -> None:
     via = graph.Algorithm("multi_broadcast", (graph.Arg(3, "readers"),))
     plan = with_size(ensemble_plan(via=via), None)
     assert bind_axes(plan, {"member": 3})
-    assert "3 readers were asked for, but there are 2 members" in refusal("CP0710", plan, member=2)
+    assert "3 readers are more than the 2 members of `member = 2`" in refusal("CP0710", plan, member=2)
 
 
 @pytest.mark.parametrize(("mode", "fits", "too_many"), [("sync", 9, 10), ("async", 10, None)])
@@ -136,7 +138,58 @@ def test_an_elastic_centre_does_not_overshoot(mode: str, fits: int, too_many: in
     maker.phase("step", stage, outputs=("pull.0",), updates=("center.1",))
     assert bind_axes(maker.plan(), {"worker": fits})
     if too_many:
-        assert "overshoot" in refusal("CP0710", maker.plan(), worker=too_many)
+        text = refusal("CP0710", maker.plan(), worker=too_many)
+        assert "`sync` is unstable: eta * rho * p = 1, and it must be below 1, with p = 10 workers" in text
+
+
+def test_owners_are_workers() -> None:
+    text = """plan p
+axis data = ?
+fn new(f32[4]) -> f32[4] on device
+fn sgd(f32[4], f32[4]) -> f32[4] on device elementwise
+input fresh : f32[4]
+input g : f32[4] partial data
+state w : f32[4]
+at start {
+    w = map new(fresh)
+}
+each step {
+    w = exchange g into w with sgd over data by sum via parameter_server(owners = 3)
+}
+"""
+    plan, problems = load(text, "p.plan")
+    assert plan is not None, problems
+    assert bind_axes(plan, {"data": 3})
+    with pytest.raises(CommplanError) as caught:
+        bind_axes(plan, {"data": 2})
+    (problem,) = caught.value.diagnostics
+    assert problem.code == "CP0710"
+    assert problem.message == "3 owners are more than the 2 workers of `data = 2`"
+    assert problem.span is not None
+    assert problem.span.line == 12
+
+
+def test_every_stage_that_the_sizes_break_is_reported() -> None:
+    text = """plan p
+axis data = ?
+source images : f32[3]
+input params : tree per data
+at start {
+    params = broadcast params over data from 5
+    output params
+}
+each step {
+    x = load images batch 10 visit exactly_once seed 1
+    output x
+}
+"""
+    plan, problems = load(text, "p.plan")
+    assert plan is not None, problems
+    with pytest.raises(CommplanError) as caught:
+        bind_axes(plan, {"data": 4})
+    assert [(d.code, d.span.line if d.span else 0) for d in caught.value.diagnostics] == [
+        ("CP0710", 6), ("CP0710", 10),
+    ]  # fmt: skip
 
 
 def test_compile_binds_before_it_looks_at_shapes() -> None:
