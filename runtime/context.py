@@ -63,20 +63,25 @@ class Context:
         return tuple(phase.name for phase in self.schedule.phases if self.lower(phase).counts)
 
     def find(self, name: str) -> ir.Value | None:
-        """What a name means outside the plan: the last output so called, else the state, else the input."""
-        found: ir.Value | None = None
+        """What a name means outside the plan: the last output so called, else the state, else the input,
+        else the last source value that a phase takes as an argument."""
+        output: ir.Value | None = None
+        taken: ir.Value | None = None
         for phase in self.schedule.phases:
             values = {value.id: value for value in (*self.schedule.entry, *phase.values)}
             for binding in phase.outputs:
-                found = values[binding.value] if binding.name == name else found
-        entry = {name_of(ref): ref for ref in (*self.schedule.inputs, *self.schedule.states)}
-        return found if found or name not in entry else self.entry(name)
+                output = values[binding.value] if binding.name == name else output
+            for binding in phase.takes:
+                taken = values[binding.value] if binding.name == name else taken
+        entry = {name_of(ref) for ref in (*self.schedule.inputs, *self.schedule.states)}
+        return output or (self.entry(name) if name in entry else taken)
 
     def names(self) -> list[str]:
         """Every name that `find` knows."""
         outputs = [binding.name for phase in self.schedule.phases for binding in phase.outputs]
         entry = [name_of(ref) for ref in (*self.schedule.states, *self.schedule.inputs)]
-        return list(dict.fromkeys([*outputs, *entry]))
+        takes = [binding.name for phase in self.schedule.phases for binding in phase.takes]
+        return list(dict.fromkeys([*outputs, *entry, *takes]))
 
     def around(self, what: str, span: Span | None = None) -> bool:
         """Whether a shard_map over the plan's axes is around us.
