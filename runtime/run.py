@@ -93,9 +93,9 @@ class Bound:
         The first parameter of the function is the state; each other one is named here with the value
         of the plan that it lies like: the last output so called, else the state, else the input, else the
         source value that a phase takes; or with a placement ("per member, data"). Arguments may be any
-        pytrees (an optimiser's state lies like its parameters). The function sees one rank's arrays, `per` dimensions stripped, and returns the state,
-        then its named arguments in order or the first few of them; `returns` lists other results: for
-        each one after the state a value's name or a placement.
+        pytrees (an optimiser's state lies like its parameters). The function sees one rank's arrays, `per`
+        dimensions stripped, and returns the state, then its named arguments in order or the first few of
+        them; `returns` lists other results: for each one after the state a value's name or a placement.
 
         Raises CP0806 for partial values, CP0810 when called inside a shard_map, CP0811 for names and
         results that do not agree, CP0805 and CP0812 for arguments that do not fit.
