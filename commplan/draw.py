@@ -7,8 +7,8 @@ from typing import Literal
 
 import msgspec
 
-from commplan.ir.plan import Load, Map, Phase, Plan, Ref, Slice, Stage
-from commplan.wording import name_of, operands, phase_title, results, stage_lines
+from commplan.ir.plan import Load, Map, Phase, Plan, Ref, Slice, Stage, name_of, operands, results
+from commplan.wording import phase_title, stage_lines
 
 Kind = Literal["source", "input", "state", "host", "device", "network", "output"]
 

@@ -16,8 +16,8 @@ import msgspec
 
 from commplan.ir import plan as graph
 from commplan.ir import schedule as ir
-from commplan.ir.types import DType
-from commplan.wording import name_of, phase_title, results, size, stage_text
+from commplan.ir.types import DType, sized
+from commplan.wording import phase_title, stage_text
 
 
 class Traffic(msgspec.Struct, frozen=True):
@@ -123,7 +123,7 @@ def _stage(
     return Line(
         line=stage.span.line,
         stage=stage_text(stage),
-        results=results(stage),
+        results=graph.results(stage),
         steps=steps,
         buckets=tuple(_bucket(op, values) for op in ops if isinstance(op, ir.Pack)),
         traffic=_sum(entry for step in steps for entry in step.traffic),
@@ -169,7 +169,7 @@ def _detail(op: ir.Op, values: Mapping[str, ir.Value]) -> str:
         case ir.LocalSum():
             return f"{op.ways} rows in {values[op.operand].leaves[0].dtype}"
         case ir.Scale():
-            by = name_of(op.by) if isinstance(op.by, str) else f"{op.by:g}"
+            by = graph.name_of(op.by) if isinstance(op.by, str) else f"{op.by:g}"
             return f"{'times' if op.how == 'mul' else 'divided by'} {by}"
         case ir.Slice():
             return f"along {op.axis}"
@@ -196,7 +196,7 @@ def _levels(op: ir.Collective, schedule: ir.Schedule) -> tuple[Traffic, ...]:
 
     Any other collective moves all its bytes on every level.
     """
-    axes = [arg.key or str(arg.value) for arg in op.algorithm.args]
+    axes = [axis for axis, _ in op.algorithm.levels]
     if op.kind != "all_reduce":
         return tuple(_charge(op.kind, (axis,), op.nbytes, schedule) for axis in axes)
     entries: list[Traffic] = []
@@ -247,12 +247,12 @@ def _line(line: Line) -> list[str]:
     for (kind, detail, lane), steps in groups.items():
         count = f"{len(steps)} x " if len(steps) > 1 else ""
         nbytes = sum(step.nbytes for step in steps)
-        moved = f", {size(nbytes)}" if nbytes else ""
+        moved = f", {sized(nbytes)}" if nbytes else ""
         lines.append(f"    {count}{kind} {detail}".rstrip() + f"{moved}  [{lane.replace('_', ' ')}]")
     if not line.steps:
         lines.append("    nothing is left of it")
     if line.buckets:
-        sizes = ", ".join(f"{size(bucket.nbytes)} ({_leaves(bucket)})" for bucket in line.buckets[:8])
+        sizes = ", ".join(f"{sized(bucket.nbytes)} ({_leaves(bucket)})" for bucket in line.buckets[:8])
         more = f", and {len(line.buckets) - 8} more" if len(line.buckets) > 8 else ""
         lines.append(f"    buckets in the order sent: {sizes}{more}")
     lines += [f"    {text}" for text in _traffic(line.traffic)]
@@ -266,7 +266,7 @@ def _leaves(bucket: Bucket) -> str:
 
 def _traffic(entries: Iterable[Traffic]) -> list[str]:
     return [
-        f"each rank moves at least {size(entry.nbytes)} over {', '.join(entry.axes)}"
+        f"each rank moves at least {sized(entry.nbytes)} over {', '.join(entry.axes)}"
         f" (n = {entry.ranks}: {entry.formula})"
         for entry in entries
     ]

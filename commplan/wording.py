@@ -15,17 +15,14 @@ from commplan.ir.plan import (
     Op,
     Phase,
     Reduce,
-    Ref,
     Scatter,
     Share,
     Slice,
     Stage,
+    name_of,
+    results,
 )
-
-
-def name_of(ref: Ref) -> str:
-    """`grads` of `grads.1`."""
-    return ref.rpartition(".")[0]
+from commplan.ir.types import sized
 
 
 def phase_title(phase: Phase) -> str:
@@ -39,38 +36,6 @@ def phase_title(phase: Phase) -> str:
             return f"every {phase.period} steps"
         case "named":
             return f"phase {phase.name}"
-
-
-def operands(stage: Stage) -> tuple[Ref, ...]:
-    """Every value that `stage` reads, each once, in the order written."""
-    match stage:
-        case Load():
-            refs: tuple[Ref | None, ...] = ()
-        case Map():
-            refs = stage.operands
-        case Exchange():
-            refs = (stage.gradient, *stage.states, stage.op.weight)
-        case Elastic():
-            scalars = tuple(x for x in (stage.eta, stage.rho) if isinstance(x, str))
-            refs = (stage.operand, stage.center, *scalars)
-        case Reduce() | Scatter():
-            refs = (stage.operand, stage.op.weight)
-        case Broadcast() | Share() | Slice() | Gather():
-            refs = (stage.operand,)
-    return tuple(dict.fromkeys(ref for ref in refs if ref is not None))
-
-
-def results(stage: Stage) -> tuple[Ref, ...]:
-    """Every value that `stage` makes."""
-    match stage:
-        case Load():
-            return (stage.result, stage.count) if stage.count else (stage.result,)
-        case Map() | Exchange():
-            return stage.results
-        case Elastic():
-            return (stage.pull, stage.result)
-        case _:
-            return (stage.result,)
 
 
 def stage_lines(stage: Stage) -> tuple[str, ...]:
@@ -161,19 +126,11 @@ def _how(stage: Stage) -> tuple[str, ...]:
 def hints_text(hints: Hints) -> str:
     """`{ bucket = 25 MiB, wire = bf16 }`, or nothing where there are none."""
     given = [
-        f"{field} = {size(value) if field in ('bucket', 'chunk') else value}"
+        f"{field} = {sized(value) if field in ('bucket', 'chunk') else value}"
         for field in (info.name for info in msgspec.structs.fields(hints))
         if (value := getattr(hints, field)) is not None
     ]
     return f"{{ {', '.join(given)} }}" if given else ""
-
-
-def size(nbytes: int) -> str:
-    """A number of bytes in the largest unit that leaves it readable: `25 MiB`, `1.5 KiB`, `12 B`."""
-    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if nbytes >= scale:
-            return f"{nbytes / scale:.3g} {unit}" if nbytes < 1000 * scale else f"{nbytes / scale:.0f} {unit}"
-    return f"{nbytes} B"
 
 
 def _op(op: Op) -> str:

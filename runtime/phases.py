@@ -9,10 +9,11 @@ from jax.sharding import PartitionSpec
 
 from commplan.diagnostics import fail
 from commplan.ir import schedule as ir
+from commplan.ir.plan import name_of
 from commplan.lowering.jax import check
 from commplan.lowering.jax.functions import Draw, short_seed
 from commplan.lowering.jax.layout import leaf_specs
-from commplan.lowering.jax.phase import Lowered, name_of
+from commplan.lowering.jax.phase import Lowered
 from commplan.lowering.jax.trees import Tree
 from commplan.lowering.jax.untyped import jax, jnp
 from commplan.runtime.context import CALLS, Carried, Context, strip

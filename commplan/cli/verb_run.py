@@ -150,14 +150,14 @@ def _headline(cost: PhaseCost) -> str:
 
 
 def _cells(line: LineCost) -> list[str]:
-    from commplan.wording import size
+    from commplan.ir.types import sized
 
     return [
         "" if line.records is None else str(line.records),
         "" if line.cpu_s is None else f"{line.cpu_s:.3f}",
-        "" if line.nbytes is None else size(line.nbytes),
+        "" if line.nbytes is None else sized(line.nbytes),
         "" if line.wait_s is None else f"{line.wait_s:.3f}",
-        "" if line.sent is None else size(line.sent),
+        "" if line.sent is None else sized(line.sent),
     ]
 
 

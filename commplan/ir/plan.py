@@ -18,6 +18,11 @@ from commplan.ir.types import ArrayType, BytesType, DType, Placement, TreeType, 
 Ref = str  # the id of a value: "grads.1"
 
 
+def name_of(ref: Ref) -> str:
+    """`grads` of `grads.1`."""
+    return ref.rpartition(".")[0]
+
+
 class AxisKind(enum.StrEnum):
     REPLICA = "axis"
     ENSEMBLE = "ensemble"
@@ -62,7 +67,7 @@ class Value(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        return self.id.rpartition(".")[0]
+        return name_of(self.id)
 
 
 class Arg(msgspec.Struct, frozen=True):
@@ -86,6 +91,16 @@ class Algorithm(msgspec.Struct, frozen=True):
 
     def get(self, key: str) -> int | float | str | None:
         return next((arg.value for arg in self.args if arg.key == key), None)
+
+    @property
+    def levels(self) -> tuple[tuple[str, Algorithm], ...]:
+        """Axis and algorithm of each level of `hierarchical(..)`, innermost first; none of any other."""
+        if self.name != "hierarchical":
+            return ()
+        return tuple(
+            (arg.key, Algorithm(str(arg.value))) if arg.key else (str(arg.value), Algorithm("native"))
+            for arg in self.args
+        )
 
 
 class Hints(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -289,3 +304,35 @@ class Plan(msgspec.Struct, frozen=True):
 
     def phase(self, name: str) -> Phase:
         return next(phase for phase in self.phases if phase.name == name)
+
+
+def operands(stage: Stage) -> tuple[Ref, ...]:
+    """Every value that `stage` reads, each once, in the order written."""
+    match stage:
+        case Load():
+            refs: tuple[Ref | None, ...] = ()
+        case Map():
+            refs = stage.operands
+        case Exchange():
+            refs = (stage.gradient, *stage.states, stage.op.weight)
+        case Elastic():
+            scalars = tuple(x for x in (stage.eta, stage.rho) if isinstance(x, str))
+            refs = (stage.operand, stage.center, *scalars)
+        case Reduce() | Scatter():
+            refs = (stage.operand, stage.op.weight)
+        case Broadcast() | Share() | Slice() | Gather():
+            refs = (stage.operand,)
+    return tuple(dict.fromkeys(ref for ref in refs if ref is not None))
+
+
+def results(stage: Stage) -> tuple[Ref, ...]:
+    """Every value that `stage` makes."""
+    match stage:
+        case Load():
+            return (stage.result, stage.count) if stage.count else (stage.result,)
+        case Map() | Exchange():
+            return stage.results
+        case Elastic():
+            return (stage.pull, stage.result)
+        case _:
+            return (stage.result,)

@@ -142,3 +142,11 @@ class Placement(msgspec.Struct, frozen=True):
 
 
 SAME = Placement()
+
+
+def sized(nbytes: int) -> str:
+    """A number of bytes in the largest unit that leaves it readable: `25 MiB`, `1.5 KiB`, `12 B`."""
+    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if nbytes >= scale:
+            return f"{nbytes / scale:.3g} {unit}" if nbytes < 1000 * scale else f"{nbytes / scale:.0f} {unit}"
+    return f"{nbytes} B"

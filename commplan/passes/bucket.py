@@ -7,13 +7,14 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from commplan.ir.plan import Ref
+from commplan.ir.plan import Ref, name_of
 from commplan.ir.schedule import Choice, Collective, Op, Phase, Schedule
 from commplan.ir.schedule import operands as operands_of
 from commplan.ir.schedule import results as results_of
+from commplan.ir.types import sized
 from commplan.passes.base import Context, Pass
 from commplan.passes.packing import WHOLE, Bucket, Order, pack_collectives
-from commplan.passes.rewrite import Editor, sized
+from commplan.passes.rewrite import Editor
 
 MIB = 1024**2
 
@@ -93,7 +94,7 @@ def _key(editor: Editor, op: Collective) -> tuple[object, ...]:
 
 
 def _choice(group: Sequence[Collective], buckets: Sequence[Bucket], limit: int, order: Order) -> Choice:
-    names = ", ".join(f"`{op.operand.rpartition('.')[0]}`" for op in group)
+    names = ", ".join(f"`{name_of(op.operand)}`" for op in group)
     sent = [bucket for bucket in buckets if bucket.fate is not None]
     sizes = [bucket.nbytes for bucket in sent]
     what = f"{names}: {len(sent)} bucket{'s' * (len(sent) != 1)}, {sized(sum(sizes))}"
@@ -103,7 +104,7 @@ def _choice(group: Sequence[Collective], buckets: Sequence[Bucket], limit: int, 
     why = f"{whose} limit is {sized(limit)}; one dtype a bucket; "
     if group[0].op is None:
         why += "first leaf first, as the forward pass needs them"
-    elif any(op.operand.rpartition(".")[0] in order for op in group):
+    elif any(name_of(op.operand) in order for op in group):
         why += "in the order given for the backward pass"
     else:
         why += "last leaf first, as a backward pass makes them"

@@ -22,7 +22,7 @@ from commplan.passes.rewrite import (
     varying,
 )
 
-Levels = list[tuple[str, Algorithm]]  # axis and algorithm, innermost first
+Levels = tuple[tuple[str, Algorithm], ...]  # axis and algorithm, innermost first
 
 
 class DecomposePass(Pass, frozen=True):
@@ -34,25 +34,17 @@ class DecomposePass(Pass, frozen=True):
     def run(self, schedule: Schedule, context: Context) -> Schedule:
         choices: list[Choice] = []
         phases = tuple(
-            rewrite_flat(schedule, phase, context.order, lambda op: bool(levels(op)), _expand, choices)
+            rewrite_flat(
+                schedule, phase, context.order, lambda op: bool(op.algorithm.levels), _expand, choices
+            )
             for phase in schedule.phases
         )
         return msgspec.structs.replace(schedule, phases=phases, choices=(*schedule.choices, *choices))
 
 
-def levels(op: Collective) -> Levels:
-    """The levels of `via hierarchical(..)`, innermost first; none where it is another algorithm."""
-    if op.algorithm.name != "hierarchical":
-        return []
-    return [
-        (arg.key, Algorithm(str(arg.value))) if arg.key else (str(arg.value), Algorithm("native"))
-        for arg in op.algorithm.args
-    ]
-
-
 def _expand(editor: Editor, ops: list[Op], op: Collective, loose: bool, choices: list[Choice]) -> None:
     """Append to `ops` what `op` becomes. `loose`: its readers do not mind padding behind the result."""
-    steps = levels(op)
+    steps = op.algorithm.levels
     if len(steps) == 1:
         ops.append(msgspec.structs.replace(op, algorithm=steps[0][1]))
         return

@@ -13,7 +13,7 @@ import msgspec
 
 from commplan.diagnostics import fail
 from commplan.ir.layout import row_size
-from commplan.ir.plan import Ref
+from commplan.ir.plan import Ref, name_of
 from commplan.ir.schedule import Collective, CollectiveKind, Op, Pack, Part, Unpack, Value
 from commplan.ir.types import DType, Placement
 from commplan.passes.rewrite import Editor
@@ -164,7 +164,7 @@ def readiness(operand: Value, op: Collective, order: Order) -> list[int]:
     natural = list(range(len(operand.leaves)))
     if op.op is None:
         return natural
-    name = operand.id.rpartition(".")[0]
+    name = name_of(operand.id)
     if name not in order:
         return natural[::-1]
     place = {leaf.path: index for index, leaf in enumerate(operand.leaves)}

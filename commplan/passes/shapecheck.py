@@ -135,19 +135,6 @@ def _wrong_leaf(leaf: Leaf, name: str, how: str) -> tuple[str, str, str] | None:
     return None
 
 
-def stage_results(stage: graph.Stage) -> tuple[graph.Ref, ...]:
-    """Every value that `stage` makes."""
-    match stage:
-        case graph.Load():
-            return (stage.result, *((stage.count,) if stage.count else ()))
-        case graph.Map() | graph.Exchange():
-            return stage.results
-        case graph.Elastic():
-            return (stage.pull, stage.result)
-        case _:
-            return (stage.result,)
-
-
 def _is_tree(value: graph.Value) -> bool:
     kind = value.type
     return isinstance(kind.element if isinstance(kind, RecordsType) else kind, TreeType)

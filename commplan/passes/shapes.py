@@ -16,7 +16,6 @@ from commplan.passes.shapecheck import (
     Shapes,
     check_agreement,
     check_names,
-    stage_results,
 )
 
 
@@ -46,7 +45,7 @@ class _Shaper:
         self.plan, self.sizes, self.shapes = plan, sizes, shapes
         self._report = report
         self._values = {value.id: value for value in plan.values}
-        self._makers = {r: s for ph in plan.phases for s in ph.stages for r in stage_results(s)}
+        self._makers = {r: s for ph in plan.phases for s in ph.stages for r in graph.results(s)}
         self._states = {self._values[ref].name: ref for ref in plan.states}
         self._inputs = {self._values[ref].name for ref in plan.inputs}
         self._known: dict[graph.Ref, Leaves | None] = {}

@@ -6,13 +6,13 @@ from typing import ClassVar, Literal
 
 import msgspec
 
-from commplan.ir.plan import AxisKind, Ref
+from commplan.ir.plan import AxisKind, Ref, name_of
 from commplan.ir.schedule import Choice, Design, FnType, Map, Op, Phase, Read, Schedule, Share, Value
 from commplan.ir.schedule import operands as operands_of
 from commplan.ir.schedule import results as results_of
-from commplan.ir.types import ArrayType
+from commplan.ir.types import ArrayType, sized
 from commplan.passes.base import Context, Pass
-from commplan.passes.rewrite import Editor, sized
+from commplan.passes.rewrite import Editor
 from commplan.passes.sources import runs_ahead
 
 Independent = dict[Ref, tuple[str, ...]]
@@ -59,7 +59,7 @@ class SharePass(Pass, frozen=True):
         axes = independent[ref]
         place = next(i for i, op in enumerate(ops) if ref in results_of(op))
         maker, value = ops[place], editor.values[ref]
-        what = f"`{ref.rpartition('.')[0]}` of {editor.phase.name} over {', '.join(axes)}"
+        what = f"`{name_of(ref)}` of {editor.phase.name} over {', '.join(axes)}"
         if not value.leaves:
             why = "only reading is the same for all members, and records of variable length have no slot"
             choices.append(Choice("share", f"{what}: duplicate", why, maker.span))
@@ -156,7 +156,7 @@ def push_widening(editor: Editor, ops: list[Op], choices: list[Choice]) -> list[
             ops[place] = msgspec.structs.replace(op, operand=maker.operands[0], result=narrow)
             ops[ops.index(maker)] = msgspec.structs.replace(maker, operands=(narrow,), results=(op.result,))
             before, after = editor.values[op.operand].nbytes, editor.values[narrow].nbytes
-            what = f"`{op.result.rpartition('.')[0]}`: shared before `{maker.fn}`"
+            what = f"`{name_of(op.result)}`: shared before `{maker.fn}`"
             why = f"{maker.fn} only widens: {sized(after)} a step are moved, not {sized(before)}"
             choices.append(Choice("share", what, why, op.span, (f"after `{maker.fn}`: {sized(before)}",)))
             changed = True
@@ -187,9 +187,9 @@ def _renamed(op: Op, ref: Ref, name: Ref) -> Op:
 
 
 def _pinned(op: Share) -> Choice:
-    return Choice("share", f"`{op.result.rpartition('.')[0]}`: {op.design}", "the plan says so", op.span)
+    return Choice("share", f"`{name_of(op.result)}`: {op.design}", "the plan says so", op.span)
 
 
 def _own_clock(op: Read) -> Choice:
     why = f"members of `{op.clock}` read by their own clocks, so no two want a batch at the same time"
-    return Choice("share", f"`{op.result.rpartition('.')[0]}`: not shared", why, op.span)
+    return Choice("share", f"`{name_of(op.result)}`: not shared", why, op.span)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from commplan.ir.plan import name_of
 from commplan.ir.schedule import Binding, Map, Op, Phase, Read, Share, operands, results
 
 
@@ -43,11 +44,11 @@ def bind_sources(phase: Phase) -> Phase:
     needed = {ref for op in rest for ref in operands(op)} & known | {
         b.value for b in updates if b.source_only
     }
-    names = {b.name for b in outputs} | {ref.rpartition(".")[0] for ref in (*phase.inputs, *phase.states)}
+    names = {b.name for b in outputs} | {name_of(ref) for ref in (*phase.inputs, *phase.states)}
     takes: list[Binding] = []
     for ref in sorted(needed):  # by name: passes may change the order of ops
         output = next((b.name for b in outputs if b.value == ref), None)
-        plain = ref.rpartition(".")[0]
+        plain = name_of(ref)
         name = output or (plain if plain not in names else ref.replace(".", "_"))
         names.add(name)
         takes.append(Binding(name, ref, source_only=True))

@@ -277,7 +277,7 @@ def _algorithm(scope: Scope, op: Collective) -> None:
     if op.algorithm.name not in ALGORITHMS:
         scope.report.add("CP0735", f"there is no algorithm `{op.algorithm.name}`", op.span)
     if op.algorithm.name == "hierarchical":
-        levels = [str(arg.key or arg.value) for arg in op.algorithm.args]
+        levels = [axis for axis, _ in op.algorithm.levels]
         if sorted(levels) != sorted(op.axes):
             scope.report.add("CP0735", f"{op.algorithm} does not list the axes {', '.join(op.axes)}", op.span)
 

@@ -110,7 +110,9 @@ def _of_collective(
         scalar = not leaf.shape
         if scalar and op.kind == "all_gather":
             continue  # a scalar leaf of a split tree was never cut
-        levels = _levels(op) if not scalar and op.op in (None, "sum") else ()
+        levels: tuple[str, ...] = ()
+        if not scalar and op.op in (None, "sum"):
+            levels = tuple(axis for axis, _ in op.algorithm.levels)
         if op.kind == "broadcast":
             made += _broadcast(op, leaf, levels, mesh, platform)
         elif op.kind == "all_reduce" and len(levels) > 1:
@@ -122,13 +124,6 @@ def _of_collective(
             kind = "all_reduce" if op.kind == "reduce_scatter" else op.kind
             made.append(_one(kind, op, leaf, leaf.size, op.axes, mesh, platform))
     return made
-
-
-def _levels(op: Collective) -> tuple[str, ...]:
-    """The axes of a hierarchical algorithm, inner first."""
-    if op.algorithm.name != "hierarchical":
-        return ()
-    return tuple(str(arg.key or arg.value) for arg in op.algorithm.args)
 
 
 def _padded(leaf: Leaf, array: bool, ways: int) -> int:

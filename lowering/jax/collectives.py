@@ -42,14 +42,11 @@ def levels(op: Collective, backend: Backend) -> tuple[str, ...]:
 
     Raises `CommplanError` CP0808 for an algorithm that is not lowered to JAX.
     """
-    if op.algorithm.name == "native":
-        return ()
-    if op.algorithm.name != "hierarchical":
+    own = op.algorithm.levels
+    names = [how.name for _, how in own] or [op.algorithm.name]
+    if any(name != "native" for name in names):
         _refuse(op.algorithm, op, backend)
-    for arg in op.algorithm.args:
-        if arg.key and arg.value != "native":
-            _refuse(op.algorithm, op, backend)
-    return tuple(str(arg.key or arg.value) for arg in op.algorithm.args)
+    return tuple(axis for axis, _ in own)
 
 
 def _refuse(algorithm: Algorithm, op: Collective, backend: Backend) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from commplan.diagnostics import fail
 from commplan.ir import schedule as ir
+from commplan.ir.plan import name_of
 from commplan.lowering.jax.trees import LEAF, Tree, flatten
 from commplan.lowering.jax.untyped import jax, jnp, lax
 
@@ -160,7 +161,7 @@ def _checked(op: ir.Map, around: Around, ref: str, answer: Any, rows: int | None
     value, file = around.values[ref], around.schedule.file
     paths, tree = flatten(answer)
     expected = tuple(leaf.path for leaf in value.leaves)
-    name = ref.rpartition(".")[0]
+    name = name_of(ref)
     if paths != expected:
         missing = [path for path in expected if path not in paths]
         extra = [path for path in paths if path not in expected]

@@ -9,6 +9,7 @@ from typing import Any
 
 from commplan.diagnostics import fail
 from commplan.ir import schedule as ir
+from commplan.ir.plan import name_of
 from commplan.lowering.jax import _compat, collectives, ops, order
 from commplan.lowering.jax.collectives import Backend
 from commplan.lowering.jax.functions import Draw, call
@@ -17,11 +18,6 @@ from commplan.lowering.jax.trees import LEAF, Structure, Tree, structure_of
 from commplan.lowering.jax.untyped import jax
 
 Env = dict[str, Tree]
-
-
-def name_of(ref: str) -> str:
-    """`grads` of `grads.1`."""
-    return ref.rpartition(".")[0]
 
 
 def needed(sequence: Iterable[ir.Op], wanted: Iterable[str], known: Iterable[str]) -> tuple[ir.Op, ...]:

@@ -7,9 +7,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from commplan.diagnostics import fail
-from commplan.ir.schedule import Leaf
-from commplan.ir.types import DType
 from commplan.lowering.jax.untyped import jax
 from commplan.trees import nest
 
@@ -59,26 +56,3 @@ def leaves_of(tree: Any) -> tuple[tuple[str, ...], tuple[Array, ...]]:
     """The key path of every leaf, and the leaves."""
     paths, flat = flatten(tree)
     return paths, flat.leaves
-
-
-def shapes_of(tree: Any) -> tuple[Leaf, ...]:
-    """The leaves of `tree` (arrays, or anything with `.shape` and `.dtype`) as the schedule writes them.
-
-    Raises `CommplanError` CP0805 for a leaf without a shape or with a dtype that plans do not have.
-    """
-    paths, flat = flatten(tree)
-    return tuple(_leaf(path, leaf) for path, leaf in zip(paths, flat.leaves, strict=True))
-
-
-def _leaf(path: str, leaf: Any) -> Leaf:
-    where = f" at `{path}`" if path else ""
-    if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
-        fail("CP0805", f"the leaf{where} is a {type(leaf).__name__}, not an array or a shape")
-    dtype = DType.of(str(leaf.dtype))
-    if dtype is None:
-        fail(
-            "CP0805",
-            f"the leaf{where} has dtype {leaf.dtype}, which plans do not have",
-            f"they have {', '.join(DType)}",
-        )
-    return Leaf(path, tuple(int(n) for n in leaf.shape), dtype)

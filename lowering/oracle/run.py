@@ -10,6 +10,7 @@ import numpy as np
 
 from commplan.diagnostics import fail
 from commplan.ir import schedule as ir
+from commplan.ir.plan import name_of
 from commplan.lowering.oracle import ops
 from commplan.lowering.oracle.layout import Grid, Held, Rank, collect, global_shape, spread
 from commplan.lowering.oracle.numbers import Array, convert, storage
@@ -247,8 +248,3 @@ def needed(sequence: Iterable[ir.Op], wanted: Iterable[str], known: Iterable[str
         chosen.append((place, op))
         missing |= set(ir.operands(op)) - known
     return chosen[::-1]
-
-
-def name_of(ref: str) -> str:
-    """`grads` of `grads.0`."""
-    return ref.rpartition(".")[0]

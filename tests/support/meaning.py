@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from commplan.ir import plan as graph
+from commplan.ir.plan import operands
 from commplan.trees import flatten
-from commplan.wording import operands
 
 Array = np.ndarray[Any, Any]
 Tree = Any
