@@ -359,14 +359,14 @@ def _fill(target: Array, column: Sequence[Any]) -> None:
 def _numbers(program: HostProgram) -> dict[Ref, int]:
     """What tells the random streams of the maps of a phase apart: the function, and which use of it.
 
-    Not the place among the ops, which depends on how the schedule shares.
+    Uses are counted as the plan writes them: passes move ops, and rename what is shared.
     """
     uses: dict[str, int] = {}
     found: dict[Ref, int] = {}
-    for op in program.phase.ops:
-        if isinstance(op, Map):
-            uses[op.fn] = uses.get(op.fn, 0) + 1
-            found[op.results[0]] = zlib.crc32(op.fn.encode()) * 65536 + uses[op.fn]
+    maps = [op for op in program.phase.ops if isinstance(op, Map)]
+    for op in sorted(maps, key=lambda op: op.span):
+        uses[op.fn] = uses.get(op.fn, 0) + 1
+        found[op.results[0]] = zlib.crc32(op.fn.encode()) * 65536 + uses[op.fn]
     return found
 
 

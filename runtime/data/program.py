@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from commplan.diagnostics import Span, fail
+from commplan.diagnostics import fail
 from commplan.ir.plan import AxisKind, Ref
 from commplan.ir.schedule import Map, Phase, Read, Schedule, Share, operands, results
 from commplan.ir.types import ArrayType, BytesType, TreeType
@@ -24,10 +23,9 @@ Coords = tuple[int, ...]  # indices along the axes of a value's copies
 class Flow:
     """Stages that hang together through their values: one batch of rows goes through all of them.
 
-    ops: in plan order. rows: the rows of the global batch that this process holds, in shard order, given a
-    full batch. per: the ensembles whose members have their own order here. before: ops whose results
-    travel between processes, done once per host; after: those that every process does. moved: the values
-    that travel. on_error: what the load says.
+    ops: in plan order; reads: the loads among them. split: the axes that the batch is cut along. per: the
+    ensembles whose members have their own order here. before: ops whose results travel between processes,
+    done once per host; after: those that every process does. moved: the values that travel.
     """
 
     ops: tuple[HostOp, ...]
@@ -283,16 +281,3 @@ def _connected(ops: Sequence[HostOp]) -> list[list[HostOp]]:
         groups = [group for group in groups if not any(group is old for old in touching)]
     order = {results(op)[0]: number for number, op in enumerate(ops)}
     return [sorted(group[1], key=lambda op: order[results(op)[0]]) for group in groups]
-
-
-def span_of(flow: Flow) -> Span:
-    """The plan line that the flow's batches are blamed on: what travels, else what is read."""
-    shares = [op.span for op in flow.before if isinstance(op, Share)]
-    return shares[0] if shares else flow.reads[0].span
-
-
-def size(element: Element) -> int:
-    """Bytes of one record of array type."""
-    if not isinstance(element, ArrayType):
-        return 0
-    return math.prod(element.shape) * element.dtype.nbytes

@@ -70,7 +70,8 @@ class _Entry(Generic[Item]):
 
 @dataclass
 class Ring(Generic[Item]):
-    """start: makes batch `number`, counted from 0, or None where the work has to halt until `rearm`.
+    """start: makes batch `number`, counted from 0, or None where the work halts for now: `admit` and `take`
+    ask again.
 
     depth: batches admitted and not yet handed out, at most. threads: workers. peers: None in one process.
     """
