@@ -19,7 +19,7 @@ class Severity(enum.StrEnum):
     WARNING = "warning"
 
 
-class Span(msgspec.Struct, frozen=True, order=True):
+class Span(msgspec.Struct, frozen=True, order=True, gc=False):
     """A range of a `.plan` file. Lines and columns count from 1; the end column is exclusive."""
 
     line: int

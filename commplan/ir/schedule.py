@@ -3,6 +3,9 @@
 `commplan.passes.lower` makes it from a plan, the other passes rewrite it, the lowerings run it.
 Shapes are those of one rank: `per` dimensions stripped, `split` leaves cut and padded. An op
 names its operands and results; results are in SSA form over the whole phase.
+
+What a schedule has thousands of is `gc=False`: frozen structs of numbers, texts and tuples have no
+cycles, and a collector that follows them all takes longer than the passes.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ CollectiveKind = Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_a
 ReduceOp = Literal["sum", "max", "min"]
 
 
-class Leaf(msgspec.Struct, frozen=True):
+class Leaf(msgspec.Struct, frozen=True, gc=False):
     """One array of a value on one rank. `path` is its key path, parts joined by `/`; "" for an array."""
 
     path: str
@@ -40,7 +43,7 @@ class Leaf(msgspec.Struct, frozen=True):
         return self.size * self.dtype.nbytes
 
 
-class Value(msgspec.Struct, frozen=True):
+class Value(msgspec.Struct, frozen=True, gc=False):
     """A value of the schedule, as one rank holds it.
 
     kind: `tree` (a pytree, leaves in JAX's flattening order), `array` (one leaf), `records` (a
@@ -61,7 +64,7 @@ class Value(msgspec.Struct, frozen=True):
         return sum(leaf.nbytes for leaf in self.leaves)
 
 
-class Part(msgspec.Struct, frozen=True):
+class Part(msgspec.Struct, frozen=True, gc=False):
     """A run of elements of leaf `leaf` of `value`, and where it lies in a buffer.
 
     Source and destination both have `ways` rows (see `Pack`); `start`, `size` and `offset` count
@@ -75,7 +78,7 @@ class Part(msgspec.Struct, frozen=True):
     offset: int
 
 
-class Read(msgspec.Struct, frozen=True, tag="read"):
+class Read(msgspec.Struct, frozen=True, tag="read", gc=False):
     """Read a batch of records of a source. Lane: host read."""
 
     result: Ref
@@ -94,7 +97,7 @@ class Read(msgspec.Struct, frozen=True, tag="read"):
     lane: str = "host_read"
 
 
-class Map(msgspec.Struct, frozen=True, tag="map"):
+class Map(msgspec.Struct, frozen=True, tag="map", gc=False):
     """Apply a bound function. `per_record` on the device means `vmap` over the leading dimension.
 
     `per`: the ensembles between whose members a random function differs.
@@ -112,7 +115,7 @@ class Map(msgspec.Struct, frozen=True, tag="map"):
     lane: str = "device"  # or host_compute
 
 
-class Share(msgspec.Struct, frozen=True, tag="share"):
+class Share(msgspec.Struct, frozen=True, tag="share", gc=False):
     """How a loaded value that is the same over ensembles is made so, between processes.
 
     design: duplicate (each computes it), all_shared (each computes 1/n and all see all),
@@ -129,7 +132,7 @@ class Share(msgspec.Struct, frozen=True, tag="share"):
     lane: str = "host_compute"
 
 
-class Pack(msgspec.Struct, frozen=True, tag="pack"):
+class Pack(msgspec.Struct, frozen=True, tag="pack", gc=False):
     """Copy parts of leaves into one flat buffer of `ways` equal rows, zero where no part lies.
 
     A leaf is flattened, zero-padded to a multiple of `ways`, and seen as `ways` rows; each part
@@ -147,7 +150,7 @@ class Pack(msgspec.Struct, frozen=True, tag="pack"):
     lane: str = "device"
 
 
-class Unpack(msgspec.Struct, frozen=True, tag="unpack"):
+class Unpack(msgspec.Struct, frozen=True, tag="unpack", gc=False):
     """The way back: make `result` from parts of flat buffers.
 
     Part.value names the buffer and Part.leaf the leaf of `result`; `ways` rows as in `Pack`,
@@ -162,7 +165,7 @@ class Unpack(msgspec.Struct, frozen=True, tag="unpack"):
     lane: str = "device"
 
 
-class Cast(msgspec.Struct, frozen=True, tag="cast"):
+class Cast(msgspec.Struct, frozen=True, tag="cast", gc=False):
     """Convert every leaf to `dtype`."""
 
     result: Ref
@@ -173,7 +176,7 @@ class Cast(msgspec.Struct, frozen=True, tag="cast"):
     lane: str = "device"
 
 
-class Collective(msgspec.Struct, frozen=True, tag="collective"):
+class Collective(msgspec.Struct, frozen=True, tag="collective", gc=False):
     """One collective over `axes`, leaf by leaf.
 
     all_reduce: same shape out. reduce_scatter: a flat [n*k] in, this rank's [k] out.
@@ -196,7 +199,7 @@ class Collective(msgspec.Struct, frozen=True, tag="collective"):
     lane: str = "network"
 
 
-class LocalSum(msgspec.Struct, frozen=True, tag="local_sum"):
+class LocalSum(msgspec.Struct, frozen=True, tag="local_sum", gc=False):
     """Sum the `ways` rows of a flat buffer [ways*k] -> [k], in the operand's dtype."""
 
     result: Ref
@@ -207,7 +210,7 @@ class LocalSum(msgspec.Struct, frozen=True, tag="local_sum"):
     lane: str = "device"
 
 
-class Scale(msgspec.Struct, frozen=True, tag="scale"):
+class Scale(msgspec.Struct, frozen=True, tag="scale", gc=False):
     """Multiply or divide every leaf by a number or by a scalar value. Integers are left alone by 1.
 
     A scalar value is converted to each leaf's dtype; a division by a zero scalar gives zero
@@ -223,7 +226,7 @@ class Scale(msgspec.Struct, frozen=True, tag="scale"):
     lane: str = "device"
 
 
-class Slice(msgspec.Struct, frozen=True, tag="slice"):
+class Slice(msgspec.Struct, frozen=True, tag="slice", gc=False):
     """Keep this rank's cut along `axis`. Each tree leaf is flattened, zero-padded and cut; scalars
     stay. An array is cut along its leading dimension."""
 
@@ -235,7 +238,7 @@ class Slice(msgspec.Struct, frozen=True, tag="slice"):
     lane: str = "device"
 
 
-class Elastic(msgspec.Struct, frozen=True, tag="elastic"):
+class Elastic(msgspec.Struct, frozen=True, tag="elastic", gc=False):
     """`pull` = eta * rho * (operand - center), leaf by leaf (Zhang et al. 2015).
 
     mode sync: local arithmetic; an all-reduce of `pull` and an `Update` follow. Any other mode
@@ -256,7 +259,7 @@ class Elastic(msgspec.Struct, frozen=True, tag="elastic"):
     lane: str = "device"
 
 
-class Update(msgspec.Struct, frozen=True, tag="update"):
+class Update(msgspec.Struct, frozen=True, tag="update", gc=False):
     """`result` = operand + delta, leaf by leaf: the new centre."""
 
     result: Ref
@@ -267,7 +270,7 @@ class Update(msgspec.Struct, frozen=True, tag="update"):
     lane: str = "device"
 
 
-class Exchange(msgspec.Struct, frozen=True, tag="exchange"):
+class Exchange(msgspec.Struct, frozen=True, tag="exchange", gc=False):
     """A parameter-server step, run by the exchange runtime: results = fn(states, mean gradient)."""
 
     results: tuple[Ref, ...]
@@ -290,7 +293,7 @@ Op = (
 )  # fmt: skip
 
 
-class Binding(msgspec.Struct, frozen=True):
+class Binding(msgspec.Struct, frozen=True, gc=False):
     """A name and its value. `source_only` is true where it depends on sources alone: then `batches`
     yields it, made on the host and by per-record device functions, and the phase does not."""
 
@@ -385,14 +388,16 @@ def widest(leaves: tuple[Leaf, ...]) -> DType:
 def operands(op: Op) -> tuple[Ref, ...]:
     """Every value that `op` reads, in a fixed order, `after` not included."""
     match op:
-        case Read():
-            return ()
-        case Map():
-            return op.operands
+        case Collective() | Cast() | LocalSum() | Slice() | Share():
+            return (op.operand,)
         case Pack() | Unpack():
-            return tuple(dict.fromkeys(part.value for part in op.parts))
+            return tuple(dict.fromkeys([part.value for part in op.parts]))
         case Scale():
             return (op.operand, op.by) if isinstance(op.by, str) else (op.operand,)
+        case Map():
+            return op.operands
+        case Read():
+            return ()
         case Elastic():
             scalars = tuple(x for x in (op.eta, op.rho) if isinstance(x, str))
             return (op.operand, op.center, *scalars)
@@ -400,18 +405,16 @@ def operands(op: Op) -> tuple[Ref, ...]:
             return (op.operand, op.delta)
         case Exchange():
             return (op.gradient, *op.states, *((op.weight,) if op.weight else ()))
-        case Share() | Cast() | Collective() | LocalSum() | Slice():
-            return (op.operand,)
 
 
 def results(op: Op) -> tuple[Ref, ...]:
     """Every value that `op` makes."""
     match op:
-        case Read():
-            return (op.result, op.count) if op.count else (op.result,)
+        case Collective() | Cast() | Pack() | Unpack() | LocalSum() | Scale() | Slice() | Share() | Update():
+            return (op.result,)
         case Map() | Exchange():
             return op.results
+        case Read():
+            return (op.result, op.count) if op.count else (op.result,)
         case Elastic():
             return (op.pull, op.result) if op.result else (op.pull,)
-        case _:
-            return (op.result,)

@@ -80,6 +80,7 @@ class Pipeline(msgspec.Struct, frozen=True):
         temporary directory).
         """
         around = context or Context()
+        sound: Schedule | None = None
         for index, one in enumerate(self.passes):
             rest = Pipeline(self.passes[index:])
             start = time.perf_counter()
@@ -87,9 +88,10 @@ class Pipeline(msgspec.Struct, frozen=True):
             seconds = time.perf_counter() - start
             text = f"{schedule.pipeline},{one}" if schedule.pipeline else str(one)
             after = msgspec.structs.replace(after, pipeline=text)
-            problems = verify(after)
+            problems = verify(after, sound)
             if problems:
                 raise _broken(one, schedule, after, problems, rest, around, reproducers)
+            sound = after
             if observer is not None:
                 observer(Record(one.name, str(one), seconds, schedule, after))
             schedule = after

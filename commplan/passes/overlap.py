@@ -12,7 +12,6 @@ from commplan.ir.schedule import Cast, Choice, Collective, LocalSum, Op, Pack, P
 from commplan.ir.schedule import operands as operands_of
 from commplan.ir.schedule import results as results_of
 from commplan.passes.base import Context, Pass
-from commplan.passes.rewrite import in_order
 
 
 class OverlapPass(Pass, frozen=True):
@@ -132,4 +131,4 @@ def chained(ops: Sequence[Op]) -> list[Op]:
             continue
         result.append(msgspec.structs.replace(op, after=(before,) if before else ()))
         before = op.result
-    return list(in_order(result))
+    return result

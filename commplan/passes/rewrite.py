@@ -71,6 +71,10 @@ def in_order(ops: Sequence[Op]) -> tuple[Op, ...]:
     verifier names it.
     """
     makers = {ref: index for index, op in enumerate(ops) for ref in results_of(op)}
+    if all(
+        makers.get(ref, -1) < index for index, op in enumerate(ops) for ref in (*operands_of(op), *op.after)
+    ):
+        return tuple(ops)  # as most rewrites leave them
     waits = [
         {makers[ref] for ref in (*operands_of(op), *op.after) if ref in makers} - {index}
         for index, op in enumerate(ops)

@@ -7,7 +7,7 @@ order and dependencies, CP0734 axes and placements, CP0735 values that an op doe
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from commplan.diagnostics import Diagnostic, Span
 from commplan.ir.layout import cut_all
@@ -29,14 +29,43 @@ class Report:
         self.found.append(Diagnostic(code, message, span, file=self.file))
 
 
-class Scope:
-    """What an op of one phase can see: values by name, axes, functions, sources."""
+class Axes:
+    """The axes of a schedule, and the placements that were found to lie well on them."""
 
-    def __init__(self, schedule: Schedule, phase: Phase, report: Report) -> None:
-        self.schedule, self.phase, self.report = schedule, phase, report
-        self.values = {value.id: value for value in (*schedule.entry, *phase.values)}
+    def __init__(self, schedule: Schedule) -> None:
         self.sizes = {axis.name: axis.size for axis in schedule.axes}
         self.kinds = {axis.name: axis.kind for axis in schedule.axes}
+        self.good: set[Placement] = set()
+
+
+class Scope:
+    """What an op of one phase can see: values by name, axes, functions, sources.
+
+    `before` is the phase in an earlier schedule that was found sound.
+    """
+
+    def __init__(
+        self, schedule: Schedule, phase: Phase, axes: Axes, report: Report, before: Phase | None = None
+    ) -> None:
+        self.schedule, self.phase, self.axes, self.report = schedule, phase, axes, report
+        self.sizes, self.kinds = axes.sizes, axes.kinds
+        self.values = {value.id: value for value in (*schedule.entry, *phase.values)}
+        self._values: dict[Ref, Value] = {}
+        self._ops: dict[Ref, Op] = {}
+        if before is not None:
+            self._values = {value.id: value for value in (*schedule.entry, *before.values)}
+            self._ops = {ref: op for op in before.ops for ref in results(op)}
+
+    def has_seen(self, value: Value) -> bool:
+        """Whether this very value was found sound before."""
+        return self._values.get(value.id) is value
+
+    def has_seen_op(self, op: Op) -> bool:
+        """Whether this very op, on the very same values, was found sound before."""
+        made = results(op)
+        if not made or self._ops.get(made[0]) is not op:
+            return False
+        return all(self._values.get(ref) is self.values[ref] for ref in (*made, *operands(op)))
 
     def ranks(self, axes: Iterable[str]) -> int:
         count = 1
@@ -45,9 +74,14 @@ class Scope:
         return count
 
 
-def verify(schedule: Schedule) -> tuple[Diagnostic, ...]:
-    """Everything that is wrong with `schedule`; empty where it is sound."""
-    report = Report(schedule.file)
+def verify(schedule: Schedule, sound: Schedule | None = None) -> tuple[Diagnostic, ...]:
+    """Everything that is wrong with `schedule`; empty where it is sound.
+
+    sound: an earlier form of it in which nothing was found. Values, and ops with all their values,
+    that are the same objects in both are not looked at again: they are frozen, and what else their
+    rules see is compared. What holds of phases as a whole is always proved.
+    """
+    report, axes = Report(schedule.file), Axes(schedule)
     if schedule.schema != SCHEMA_VERSION:
         report.add("CP0735", f"schema version {schedule.schema} is not {SCHEMA_VERSION}")
     _unique("axis", (axis.name for axis in schedule.axes), report)
@@ -62,14 +96,22 @@ def verify(schedule: Schedule) -> tuple[Diagnostic, ...]:
         report.add("CP0730", "the values on entry are not the inputs and states, in this order")
         return tuple(report.found)
     for value in schedule.entry:
-        check_value(value, schedule, report)
+        check_value(value, axes, report)
         if value.kind not in ("tree", "array"):
             report.add(
                 "CP0731", f"`{value.id}` enters the plan as {value.kind}: a tree or an array was expected"
             )
+    before = {phase.name: phase for phase in sound.phases} if sound and _same_head(schedule, sound) else {}
     for phase in schedule.phases:
-        _verify_phase(Scope(schedule, phase, report))
+        _verify_phase(Scope(schedule, phase, axes, report, before.get(phase.name)))
     return tuple(report.found)
+
+
+def _same_head(one: Schedule, other: Schedule) -> bool:
+    """Whether axes, sources, functions and entry, which every phase sees, are alike."""
+    return (one.axes, one.sources, one.fns, one.inputs, one.states, one.entry) == (
+        other.axes, other.sources, other.fns, other.inputs, other.states, other.entry,
+    )  # fmt: skip
 
 
 def _unique(what: str, names: Iterable[str], report: Report) -> None:
@@ -90,13 +132,15 @@ def _verify_phase(scope: Scope) -> None:
         report.add("CP0735", f"phase `{phase.name}` has period {phase.period}", phase.span)
     _unique("value", (value.id for value in (*schedule.entry, *phase.values)), report)
     for value in phase.values:
-        check_value(value, schedule, report)
+        if not scope.has_seen(value):
+            check_value(value, scope.axes, report)
     _definitions(scope)
     _bindings(scope)
     if len(report.found) > before:
         return  # what is built on sand is not looked at
     for op in phase.ops:
-        check_op(scope, op)
+        if not scope.has_seen_op(op):
+            check_op(scope, op)
     bound = bind_sources(phase)
     if bound != phase:
         report.add(
@@ -175,9 +219,10 @@ def _bindings(scope: Scope) -> None:
             )
 
 
-def check_value(value: Value, schedule: Schedule, report: Report) -> None:
+def check_value(value: Value, axes: Axes, report: Report) -> None:
     """Kind, leaves and placement of one value agree with each other."""
-    _check_placement(value, schedule, report)
+    if value.placement not in axes.good and not _check_placement(value, axes.kinds, report):
+        axes.good.add(value.placement)
     if any(size < 0 for leaf in (*value.leaves, *value.whole) for size in leaf.shape):
         report.add("CP0731", f"`{value.id}` has a negative dimension")
         return
@@ -188,14 +233,13 @@ def check_value(value: Value, schedule: Schedule, report: Report) -> None:
         case "array" if len(value.leaves) != 1:
             report.add("CP0731", f"`{value.id}` is an array, but has {len(value.leaves)} leaves")
         case "tree" | "array":
-            _check_whole(value, schedule, report)
+            _check_whole(value, axes, report)
         case _:
             pass
 
 
-def _check_whole(value: Value, schedule: Schedule, report: Report) -> None:
-    sizes = {axis.name: axis.size for axis in schedule.axes}
-    ways = [sizes.get(axis, 1) for axis in value.placement.split]
+def _check_whole(value: Value, axes: Axes, report: Report) -> None:
+    ways = [axes.sizes.get(axis, 1) for axis in value.placement.split]
     if not ways:
         if value.whole:
             report.add("CP0731", f"`{value.id}` keeps uncut leaves, but is not split")
@@ -208,9 +252,9 @@ def _plain(leaves: tuple[Leaf, ...]) -> list[tuple[str, tuple[int, ...], str]]:
     return [(leaf.path, leaf.shape, str(leaf.dtype)) for leaf in leaves]
 
 
-def _check_placement(value: Value, schedule: Schedule, report: Report) -> None:
-    placement: Placement = value.placement
-    kinds = {axis.name: axis.kind for axis in schedule.axes}
+def _check_placement(value: Value, kinds: Mapping[str, AxisKind], report: Report) -> bool:
+    """Report what is wrong with where `value` lies; whether anything is."""
+    placement, before = value.placement, len(report.found)
     for axis in placement.varying:
         if axis not in kinds:
             report.add("CP0734", f"`{value.id}` lies over axis `{axis}`, which the plan does not have")
@@ -220,3 +264,4 @@ def _check_placement(value: Value, schedule: Schedule, report: Report) -> None:
         report.add("CP0734", f"`{value.id}` names an axis twice: {placement}")
     if placement.server is not None and kinds.get(placement.server) is not AxisKind.SERVER:
         report.add("CP0734", f"`{value.id}` lies on `{placement.server}`, which is no server")
+    return len(report.found) > before

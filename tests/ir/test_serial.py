@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -17,7 +18,7 @@ from support.random_case import make_case
 
 import commplan
 from commplan.diagnostics import CommplanError, Span
-from commplan.ir.schedule import SCHEMA_VERSION
+from commplan.ir.schedule import SCHEMA_VERSION, Choice
 from commplan.ir.serial import decode, encode, plan_digest, schedule_digest
 from commplan.verify import load_schedule
 
@@ -98,6 +99,24 @@ def test_places_are_no_part_of_digests() -> None:
     axis = msgspec.structs.replace(plan.axes[0], span=HERE.to(Span(3, 3, 3, 3)))
     assert plan_digest(msgspec.structs.replace(plan, axes=(axis,))) == plan_digest(plan)
     assert plan_digest(reduce_plan("sum")) != plan_digest(plan)
+
+
+def test_texts_that_look_like_places_are_part_of_digests() -> None:
+    """The digest is that of the JSON without the members `span` and `file`, whatever texts say."""
+
+    def without(value: Any) -> Any:
+        if isinstance(value, dict):
+            items = cast("dict[str, Any]", value).items()
+            return {key: without(item) for key, item in items if key not in ("span", "file")}
+        return [without(item) for item in cast("list[Any]", value)] if isinstance(value, list) else value
+
+    odd = '"span":{"line":1},"file":"x", \\"file":null'
+    choices = (Choice(odd, f"{odd}\\", "span", HERE), Choice("file", "b", odd, None, (odd, "span")))
+    schedule = msgspec.structs.replace(SCHEDULE, file=odd, choices=choices)
+    plain = without(msgspec.json.decode(msgspec.json.encode(schedule)))
+    expected = hashlib.sha256(msgspec.json.encode(plain, order="sorted")).hexdigest()
+    assert schedule_digest(schedule) == expected
+    assert schedule_digest(msgspec.structs.replace(schedule, choices=choices[:1])) != expected
 
 
 PROGRAM = """

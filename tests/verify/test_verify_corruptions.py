@@ -263,6 +263,16 @@ def test_each_corruption_is_refused_with_its_reason(
     assert any(c == code and reason in message for c, message in found), found
 
 
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [(name, change) for name, change, _, _ in CORRUPTIONS],
+    ids=[f"{i}-{name}-{code}" for i, (name, _, code, _) in enumerate(CORRUPTIONS)],
+)
+def test_what_was_sound_before_hides_nothing(name: str, change: Change) -> None:
+    corrupted = change(SOUND[name])
+    assert verify(corrupted, SOUND[name]) == verify(corrupted)
+
+
 def test_problems_know_their_place() -> None:
     problem = verify(op(ir.Collective, nbytes=1)(SOUND["reduce"]))[0]
     assert (problem.span, problem.file) == (HERE, "made.plan")
