@@ -102,11 +102,12 @@ def main(argv: list[str] | None = None) -> None:
     share = measure.communication(
         run, train, (state, params, opt, item["batch"], item["labels"]), params, rounds=options.rounds
     )
+    some = sources["images"][: 64 * options.measured]
     results = {
         "losses": losses,
         "members": members,
         "ensemble": ensemble,
-        "input": measure.inputs(PLAN, mesh, shapes, sources, functions, batches=options.measured),
+        "input": measure.inputs(PLAN, mesh, shapes, sources | {"images": some}, functions),
         "collectives": measure.collectives(program),
         "communication": share,
         "input_while_training": {

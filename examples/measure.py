@@ -22,32 +22,24 @@ def inputs(
     shapes: Mapping[str, Any],
     sources: Mapping[str, Any],
     functions: Mapping[str, Callable[..., Any]],
-    *,
-    batches: int,
 ) -> dict[str, dict[str, float]]:
     """CPU milliseconds per record and member of both designs, with nothing else running.
 
     The plan is compiled once with what the members have in common shared, and once with every member doing
-    everything. `batches` batches of each are made and dropped. The time is user and system time of the
+    everything. The batches of one epoch are made and dropped. The time is user and system time of the
     threads that read, decode and augment, as the runtime counts it.
     """
     found: dict[str, dict[str, float]] = {}
     for design, how in (("shared", "all_shared"), ("duplicated", "duplicate")):
         program = commplan.load(plan).compile(mesh, shapes=shapes, passes=PIPELINE.format(design=how))
         run = program.bind(mesh, sources=sources, functions=functions)
-        rows = members = 0
+        steps = augmented = 0
         with run.batches() as made:
-            for _ in range(batches):
-                item = next(made)
-                rows, members = item["labels"].shape[0], item["batch"].shape[0]
+            for item in made:  # a whole epoch, so that the work ahead ends with it
+                steps, augmented = steps + 1, augmented + item["batch"].shape[0] * item["batch"].shape[1]
             usage = made.summary()
-        # The threads work ahead, so per augmented record, not per batch handed out: one per member.
-        augmented = sum(line.records for line in usage.lines if line.what == "map augment")
         decoded = sum(line.records for line in usage.lines if line.what == "map decode")
-        found[design] = {
-            "cpu_ms": 1e3 * usage.cpu_s / augmented,
-            "decoded_per_step": rows * members * decoded / augmented,
-        }
+        found[design] = {"cpu_ms": 1e3 * usage.cpu_s / augmented, "decoded_per_step": decoded / steps}
     return found
 
 

@@ -1,0 +1,86 @@
+"""The examples at a small size, as users start them: other processes, warnings as errors."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def start(name: str, *options: str) -> str:
+    """Run an example to its end; what it printed."""
+    command = [sys.executable, "-W", "error", str(EXAMPLES / name), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stdout
+
+
+def results(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def test_the_ensemble_trains_and_reports(tmp_path: Path):
+    place = tmp_path / "results.json"
+    said = start(
+        "ensemble_training.py",
+        *("--epochs", "4", "--records", "256", "--held-out", "150"),
+        *("--measured", "3", "--rounds", "3", "--json", str(place)),
+    )
+    found = results(place)
+    losses = found["losses"]
+    assert len(losses) == 16
+    assert np.mean(losses[-4:]) < np.mean(losses[:4]) - 0.1
+    # 150 valid records, not the 192 that three padded batches hold.
+    for accuracy in (*found["members"], found["ensemble"]):
+        assert 0 < accuracy * 150 == pytest.approx(round(accuracy * 150))
+    assert found["input"]["shared"]["decoded_per_step"] == pytest.approx(64)
+    assert found["input"]["duplicated"]["decoded_per_step"] == pytest.approx(128)
+    assert found["input"]["shared"]["cpu_ms"] < found["input"]["duplicated"]["cpu_ms"]
+    kinds = [(row["phase"], row["kind"], row["over"]) for row in found["collectives"]]
+    assert kinds == [("start", "broadcast", "data"), ("step", "all_reduce", "data")]
+    assert 0 < found["communication"]["share"] < 1
+    for words in ("held-out accuracy", "averaged ensemble", "duplicated", "all_reduce", "communication:"):
+        assert words in said
+
+
+def test_data_parallel_training_gives_the_weights_of_one_device():
+    said = start("data_parallel.py", "--steps", "4", "--records", "64")
+    assert "8 devices through the plan" in said
+    gap = float(said.partition("between the weights: ")[2].split()[0])
+    assert 0 < gap <= 1e-5
+
+
+def test_each_process_of_the_ensemble_decodes_its_part(tmp_path: Path):
+    place = tmp_path / "results.json"
+    said = start("ensemble_processes.py", "--epochs", "2", "--records", "128", "--json", str(place))
+    found = results(place)
+    assert [member["shared"]["decoded"] for member in found] == [128, 128]
+    assert [member["duplicated"]["decoded"] for member in found] == [256, 256]
+    for member in found:
+        assert member["shared"]["losses"] == member["duplicated"]["losses"]
+        assert len(member["shared"]["losses"]) == 4
+    assert found[0]["shared"]["losses"] != found[1]["shared"]["losses"]
+    assert "member 1 decoded 128 of them (50%)" in said
+
+
+def test_a_member_that_fails_ends_the_launch_with_a_message():
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import ensemble_processes as e\n"
+        "import subprocess\n"
+        "good = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        "bad = subprocess.Popen([sys.executable, '-c', 'raise SystemExit(3)'])\n"
+        "try: e._until_all_end([good, bad])\n"
+        "finally: good.kill(); good.wait()\n"
+    )
+    command = [sys.executable, "-c", code, str(EXAMPLES)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "the process of member 1 ended with status 3" in done.stderr
