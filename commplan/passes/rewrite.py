@@ -11,7 +11,6 @@ import msgspec
 from commplan.ir.plan import Ref
 from commplan.ir.schedule import (
     Axis,
-    Choice,
     Collective,
     Leaf,
     Op,
@@ -33,7 +32,6 @@ class Editor:
     def __init__(self, schedule: Schedule, phase: Phase) -> None:
         self.schedule, self.phase = schedule, phase
         self.values = {value.id: value for value in (*schedule.entry, *phase.values)}
-        self.choices: list[Choice] = []
 
     def size(self, axes: Iterable[str]) -> int:
         return self.schedule.size(tuple(axes))
@@ -115,14 +113,6 @@ def network_lane(axes: Sequence[Axis], over: Iterable[str]) -> str:
     inside = set(over)
     levels = dict.fromkeys(axis.level for axis in axes if axis.name in inside and axis.level)
     return f"network:{'+'.join(levels)}" if levels else "network"
-
-
-def sized(nbytes: int) -> str:
-    """A number of bytes for people: `25 MiB`, `1.5 KiB`, `72 B`."""
-    for unit, size in (("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024)):
-        if nbytes >= size:
-            return f"{nbytes / size:.3g} {unit}"
-    return f"{nbytes} B"
 
 
 def round_up(size: int, multiple: int) -> int:

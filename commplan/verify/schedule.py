@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 
 from commplan.diagnostics import Diagnostic, Span
 from commplan.ir.layout import cut_all
-from commplan.ir.plan import AxisKind, Ref
+from commplan.ir.plan import AxisKind, Ref, name_of
 from commplan.ir.schedule import SCHEMA_VERSION, Leaf, Op, Phase, Schedule, Value, operands, results
 from commplan.ir.types import Placement
 from commplan.passes.sources import bind_sources
@@ -207,7 +207,7 @@ def _bindings(scope: Scope) -> None:
         value = scope.values.get(binding.value)
         if value is not None and value.placement.partial:
             report.add("CP0734", f"output `{binding.name}` is partial", phase.span)
-    states = {ref.rpartition(".")[0]: ref for ref in scope.schedule.states}
+    states = {name_of(ref): ref for ref in scope.schedule.states}
     for binding in phase.updates:
         state = scope.values.get(states.get(binding.name, ""))
         value = scope.values.get(binding.value)
