@@ -64,6 +64,7 @@ class Plan(msgspec.Struct, frozen=True):
         passes: a pipeline such as `"share,bucket{max=4MiB},decompose,wire,overlap"`.
         Raises CommplanError (CP07xx).
         """
+        _check_kinds(axes, order, passes)
         sizes = dict(axes or {})
         if mesh is not None:
             found = mesh_sizes(mesh)
@@ -126,6 +127,9 @@ class Program:
 
     def __hash__(self) -> int:
         return hash(self._digest)
+
+    def __reduce__(self) -> tuple[type[Program], tuple[Schedule, dict[str, Any]]]:
+        return Program, (self._schedule, self._structures)  # how a frozen object is copied and pickled
 
     def __repr__(self) -> str:
         axes = ", ".join(f"{axis.name}={axis.size}" for axis in self._schedule.axes)
@@ -209,6 +213,19 @@ def loads(text: str, file: str = "<plan>") -> Plan:
     return Plan(plan)
 
 
+def _check_kinds(axes: object, order: object, passes: object) -> None:
+    """Refuse arguments of `compile` of another kind (CP0722, CP0711, CP0717)."""
+    wrong = "{} is of type {}: {} expected"
+    if axes is not None and not isinstance(axes, Mapping):
+        fail("CP0722", wrong.format("axes", type(axes).__name__, "sizes by name were"), 'axes={"data": 8}')
+    if order is not None and not isinstance(order, Mapping):
+        what = "lists of paths by name were"
+        fail("CP0711", wrong.format("order", type(order).__name__, what), 'order={"grads": ["b", "w"]}')
+    if passes is not None and not isinstance(passes, str):
+        what = "a pipeline as text was"
+        fail("CP0717", wrong.format("passes", type(passes).__name__, what), 'passes="share,bucket,overlap"')
+
+
 def _check_twice(plan: graph.Plan, sizes: Mapping[str, int], mesh: Mapping[str, int]) -> None:
     """Refuse sizes that contradict the mesh (CP0708)."""
     for name, size in sizes.items():
@@ -218,11 +235,11 @@ def _check_twice(plan: graph.Plan, sizes: Mapping[str, int], mesh: Mapping[str, 
 
 
 def mesh_sizes(mesh: Any) -> dict[str, int]:
-    """Axis name -> size of a mesh, or of a mapping that says the same."""
+    """Axis name -> size of a mesh, or of a mapping that says the same; sizes as they are given."""
     shape: Any = getattr(mesh, "shape", mesh)
     if not hasattr(shape, "items"):
         fail("CP0722", f"a {type(mesh).__name__} is no mesh", "expected a jax.sharding.Mesh, or axis sizes")
-    return {str(name): int(size) for name, size in shape.items()}
+    return {str(name): size for name, size in shape.items()}
 
 
 def shapes_of(tree: Any) -> tuple[Leaf, ...]:
@@ -235,7 +252,7 @@ def shapes_of(tree: Any) -> tuple[Leaf, ...]:
     from commplan.lowering.jax.trees import flatten  # noqa: PLC0415  jax is loaded already
 
     paths, flat = flatten(tree)
-    return tuple(trees.leaf_of(path, leaf) for path, leaf in zip(paths, flat.leaves, strict=True))
+    return trees.leaves_of(zip(paths, flat.leaves, strict=True))
 
 
 def write_whole(path: Path, data: bytes) -> None:

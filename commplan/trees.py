@@ -7,7 +7,7 @@ dicts, lists, tuples and named tuples. Other nodes need jax: see `commplan.lower
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from commplan.diagnostics import fail
@@ -40,11 +40,12 @@ def shapes_of(tree: Any) -> tuple[Leaf, ...]:
 
     A leaf has `.shape` and `.dtype` (an array, a `jax.ShapeDtypeStruct`), is a dict
     `{"shape": [..], "dtype": ".."}`, or is a Python number (float f32, int i32, bool).
-    Raises CP0703 for a dtype outside the language and CP0720 for a leaf without a shape.
+    Raises CP0703 for a dtype outside the language and CP0720 for a leaf without a shape, for two
+    leaves of one path and for keys of a dict that have no order.
     """
     leaves: list[tuple[str, Any]] = []
     _walk(tree, None, leaves, _is_spec)
-    return tuple(leaf_of(path, leaf) for path, leaf in leaves)
+    return leaves_of(leaves)
 
 
 def is_plain(tree: Any) -> bool:
@@ -52,6 +53,16 @@ def is_plain(tree: Any) -> bool:
     leaves: list[tuple[str, Any]] = []
     _walk(tree, None, leaves, _is_spec)
     return all(_is_spec(x) or isinstance(x, bool | int | float) or hasattr(x, "shape") for _, x in leaves)
+
+
+def leaves_of(pairs: Iterable[tuple[str, Any]]) -> tuple[Leaf, ...]:
+    """Paths and leaves (see `shapes_of`) as `Leaf`s. Raises CP0720 where two have one path."""
+    found: dict[str, Leaf] = {}
+    for path, leaf in pairs:
+        if path in found:
+            fail("CP0720", f"two leaves have the path `{path}`", "a key with a `/` in it needs another name")
+        found[path] = leaf_of(path, leaf)
+    return tuple(found.values())
 
 
 def leaf_of(path: str, leaf: Any) -> Leaf:
@@ -157,10 +168,19 @@ def _walk(
 def _walk_dict(
     node: dict[Any, Any], path: str | None, leaves: list[tuple[str, Any]], is_leaf: Callable[[Any], bool]
 ) -> _Build:
-    keys = list(node) if isinstance(node, OrderedDict) else sorted(node)
+    keys = list(node) if isinstance(node, OrderedDict) else _ordered(node, path)
     parts = [_walk(node[key], _join(path, str(key)), leaves, is_leaf) for key in keys]
     make = cast("Callable[[Any], Any]", OrderedDict if isinstance(node, OrderedDict) else dict)
     return _maker(lambda filled: make(zip(keys, filled, strict=True)), parts)
+
+
+def _ordered(node: dict[Any, Any], path: str | None) -> list[Any]:
+    try:
+        return sorted(node)
+    except TypeError:
+        kinds = ", ".join(sorted({_kind(key) for key in node}))
+        where = f"of `{path}`" if path else "of the tree"
+        return fail("CP0720", f"the keys {where} have no order: they are {kinds}", "use keys of one kind")
 
 
 def _nothing(_: Iterator[Any]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 import stat
 import subprocess
 import sys
@@ -50,6 +52,31 @@ def test_import_loads_no_backend_and_no_parser() -> None:
         [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True
     )
     assert done.stdout == "[]\n"
+
+
+def test_the_public_face_needs_no_jax_but_where_it_runs() -> None:
+    """Sources, plans and topologies are there without jax; `import *` too."""
+    code = (
+        "import sys; sys.modules['jax'] = None\n"
+        "from commplan import *\n"
+        "import commplan\n"
+        "names = [paths([]).__class__.__name__, load_topology.__name__, Topology.__name__]\n"
+        "print(folder is commplan.folder, *names)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "True Files load_topology Topology\n"
+
+
+@pytest.mark.parametrize("name", [name for name in dir(commplan) if not name.startswith("_")])
+def test_every_public_name_is_found(name: str) -> None:
+    assert getattr(commplan, name) is not None
+
+
+def test_names_that_are_not_there() -> None:
+    with pytest.raises(AttributeError, match="module 'commplan' has no attribute 'laod'"):
+        _ = commplan.laod  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_a_plan_from_a_file_and_from_text() -> None:
@@ -127,7 +154,12 @@ def test_what_a_plan_cannot_be_compiled_for() -> None:
         ("CP0720", {"axes": {"data": 4}, "shapes": {"grads": "w"}}),
         ("CP0711", {"axes": {"data": 4}, "order": {"grads": "w"}}),
         ("CP0711", {"axes": {"data": 4}, "order": {"grads": ["w", "w"]}}),
+        ("CP0711", {"axes": {"data": 4}, "order": ["w"]}),
+        ("CP0717", {"axes": {"data": 4}, "passes": 3}),
         ("CP0722", {"mesh": "data"}),
+        ("CP0722", {"axes": [("data", 4)]}),
+        ("CP0708", {"mesh": {"data": "4"}}),
+        ("CP0708", {"mesh": {"data": 2.5}}),
     ],
 )
 def test_arguments_of_other_kinds(code: str, named: dict[str, Any]) -> None:
@@ -192,6 +224,13 @@ def test_saving_over_a_file_is_whole_or_not_at_all(tmp_path: Path, monkeypatch: 
     assert (problem.code, "No space left" in problem.message) == ("CP1009", True)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda made: pickle.loads(pickle.dumps(made))])
+def test_programs_are_copied_and_pickled(again: Any) -> None:
+    made = program()
+    other = again(made)
+    assert (other, other.schedule, other.structures) == (made, made.schedule, made.structures)
 
 
 def test_saving_where_nothing_can_be_saved(tmp_path: Path) -> None:

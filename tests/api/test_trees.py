@@ -110,6 +110,19 @@ def test_leaves_without_a_shape(leaf: Any) -> None:
     assert "`w`" in caught.value.diagnostics[0].message
 
 
+@pytest.mark.parametrize(
+    ("tree", "what"),
+    [
+        ({"a/b": 1, "a": {"b": 2}}, "two leaves have the path `a/b`"),
+        ({"layers": {0: 1.0, "x": 2.0}}, "the keys of `layers` have no order: they are int, str"),
+    ],
+)
+def test_trees_whose_paths_are_not_clear(tree: Any, what: str) -> None:
+    with pytest.raises(CommplanError) as caught:
+        shapes_of(tree)
+    assert (caught.value.diagnostics[0].code, caught.value.diagnostics[0].message) == ("CP0720", what)
+
+
 def test_plain_trees() -> None:
     assert is_plain({"w": np.zeros(3), "s": [1, {"shape": [], "dtype": "f32"}]})
     assert not is_plain({"w": object()})
