@@ -1,24 +1,50 @@
 """commplan compiles communication plans for training. Everything public is here."""
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from commplan.diagnostics import CommplanError as CommplanError
 from commplan.diagnostics import Diagnostic as Diagnostic
 
 if TYPE_CHECKING:
+    from commplan import optax as optax
     from commplan.api import Plan as Plan
     from commplan.api import Program as Program
     from commplan.api import load as load
     from commplan.api import loads as loads
+    from commplan.runtime.data.sources import folder as folder
+    from commplan.runtime.data.sources import paths as paths
+    from commplan.runtime.run import Run as Run
+    from commplan.topology import Topology as Topology
+    from commplan.topology import load_topology as load_topology
 
 __version__ = "0.1.0"
-__all__ = ["CommplanError", "Diagnostic", "Plan", "Program", "load", "loads"]
+__all__ = [
+    "CommplanError", "Diagnostic", "Plan", "Program", "Topology", "folder", "load", "load_topology", "loads",
+    "paths",
+]  # fmt: skip
+# Where the rest of the face is found. `Run` and `optax` need jax, and `import *` must do without it.
+_HOMES = {
+    "Plan": "commplan.api",
+    "Program": "commplan.api",
+    "Run": "commplan.runtime.run",
+    "Topology": "commplan.topology",
+    "folder": "commplan.runtime.data.sources",
+    "load": "commplan.api",
+    "load_topology": "commplan.topology",
+    "loads": "commplan.api",
+    "paths": "commplan.runtime.data.sources",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """The compiler is loaded when it is first asked for: `commplan check` and `fmt` do without."""
-    if name not in __all__:
+    """Each part is loaded when it is first asked for: `commplan check` and `fmt` do without the compiler."""
+    if name == "optax":
+        return importlib.import_module("commplan.optax")
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from commplan import api  # noqa: PLC0415
+    return getattr(importlib.import_module(_HOMES[name]), name)
 
-    return getattr(api, name)
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES, "optax"})
