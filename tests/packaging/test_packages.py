@@ -1,0 +1,117 @@
+"""The wheel and the sdist hold everything, as real files, and run elsewhere."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LEFT_OUT = ("*.egg-info", "__pycache__", "build", "dist", "htmlcov", ".*")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Wheel and sdist of a copy of the checkout, links kept; the checkout itself stays as it is."""
+    scratch = tmp_path_factory.mktemp("packages")
+    copy = scratch / "copy"
+    shutil.copytree(ROOT, copy, symlinks=True, ignore=shutil.ignore_patterns(*LEFT_OUT))
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(scratch), str(copy)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = scratch.glob("*.whl")
+    (sdist,) = scratch.glob("*.tar.gz")
+    return wheel, sdist
+
+
+def shipped() -> set[str]:
+    """What belongs into the packages: every module and every file that the command reads."""
+    found = {path.relative_to(ROOT).as_posix() for path in (ROOT / "commplan").rglob("*.py")}
+    for room in ("dsl", "lowering", "runtime"):
+        for path in (ROOT / room).rglob("*"):
+            if path.suffix in (".py", ".lark"):
+                found.add("commplan/" + path.relative_to(ROOT).as_posix())
+    found |= {path.relative_to(ROOT).as_posix() for path in (ROOT / "commplan" / "pages").glob("*.md")}
+    templates = ROOT / "commplan" / "cli" / "templates"
+    found |= {path.relative_to(ROOT).as_posix() for path in templates.glob("*") if path.is_file()}
+    return {name for name in found if "__pycache__" not in name} | {"commplan/py.typed"}
+
+
+def test_the_wheel_holds_every_file_and_no_link(built: tuple[Path, Path]):
+    with zipfile.ZipFile(built[0]) as wheel:
+        names = {name for name in wheel.namelist() if name.startswith("commplan/")}
+        others = {name.split("/")[0] for name in wheel.namelist()} - {"commplan"}
+        links = [one.filename for one in wheel.infolist() if (one.external_attr >> 16) & 0o170000 == 0o120000]
+        grammar = wheel.read("commplan/dsl/plan.lark")
+    assert shipped() <= names
+    assert not links
+    assert all(name.endswith(".dist-info") for name in others)
+    assert grammar == (ROOT / "dsl" / "plan.lark").read_bytes()
+
+
+def test_the_sdist_holds_every_file_and_no_link(built: tuple[Path, Path]):
+    with tarfile.open(built[1]) as sdist:
+        names = {member.name.partition("/")[2] for member in sdist.getmembers()}
+        links = [member.name for member in sdist.getmembers() if member.issym() or member.islnk()]
+    assert shipped() <= names
+    assert {"pyproject.toml", "README.md", "LICENSE"} <= names
+    assert not links
+
+
+@pytest.mark.parametrize("which", ["wheel", "sdist"])
+def test_it_runs_installed_in_an_environment_of_its_own(built: tuple[Path, Path], which: str, tmp_path: Path):
+    """Our dependencies are lent by path: no network is needed; `make packages` installs them, too."""
+    home = tmp_path / "home"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True, timeout=120)
+    python = home / "bin" / "python"
+    site = sysconfig.get_path("purelib", vars={"base": str(home), "platbase": str(home)})
+    package = built[0] if which == "wheel" else built[1]
+    install = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--no-deps"]
+    install += [
+        "--no-build-isolation",
+        "--no-warn-script-location",
+        "--quiet",
+        "--target",
+        site,
+        str(package),
+    ]
+    done = subprocess.run(install, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (Path(site) / "lent.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+
+    def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(python), "-c", "import sys; from commplan.cli import main; sys.exit(main())", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            cwd=tmp_path,
+            env=environment,
+            check=False,
+        )
+
+    where = subprocess.run(
+        [str(python), "-c", "import commplan; print(commplan.__file__)"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=tmp_path,
+        env=environment,
+        check=True,
+    )
+    assert Path(where.stdout.strip()).is_relative_to(home)
+    plans = sorted(str(path) for path in (ROOT / "examples" / "plans").glob("*.plan"))
+    assert len(plans) >= 15
+    done = command("check", *plans)
+    assert done.returncode == 0, done.stdout + done.stderr
+    page = command("explain", "CP0001")
+    assert page.returncode == 0
+    assert "CP0001" in page.stdout

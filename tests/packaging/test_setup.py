@@ -1,0 +1,131 @@
+"""What the set-up says when something is missing, and that it leaves what it did not make alone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """As much of a checkout as the set-up looks at."""
+    place = tmp_path / "checkout"
+    for name in ("pyproject.toml", "constraints.txt", ".ci/venv"):
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, place / name)
+    (place / "commplan" / "dsl").mkdir(parents=True)
+    (place / "commplan" / "dsl" / "ast.py").touch()
+    return place
+
+
+def programs(folder: Path, *wanted: str) -> Path:
+    """A folder with these programs of the machine and nothing else."""
+    folder.mkdir()
+    for name in wanted:
+        found = shutil.which(name)
+        assert found, name
+        (folder / name).symlink_to(found)
+    return folder
+
+
+def setup(checkout: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    path = environment.pop("PATH", os.environ["PATH"])
+    shell = shutil.which("sh")
+    assert shell
+    return subprocess.run(
+        [shell, ".ci/venv", ".venv", "demo", "constraints.txt"],
+        cwd=checkout,
+        env={"PATH": path, "HOME": str(checkout), **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+TOOLS = ("sh", "cat", "mkdir", "rm", "id", "grep", "flock")
+
+
+def test_no_python(checkout: Path, tmp_path: Path):
+    done = setup(checkout, PATH=str(programs(tmp_path / "bin", *TOOLS)))
+    assert done.returncode == 2
+    assert "Python 3.11 or newer was not found" in done.stderr
+    assert "PYTHON=/path" in done.stderr
+    assert not (checkout / ".venv").exists()
+
+
+def test_a_python_that_is_none(checkout: Path):
+    done = setup(checkout, PYTHON="no-such-python")
+    assert done.returncode == 2
+    assert "PYTHON=no-such-python is not a program" in done.stderr
+
+
+def test_a_python_that_is_too_old(checkout: Path, tmp_path: Path):
+    old = tmp_path / "old-python"
+    old.write_text("#!/bin/sh\nexit 1\n", encoding="utf-8")
+    old.chmod(0o755)
+    done = setup(checkout, PYTHON=str(old))
+    assert done.returncode == 2
+    assert "older than Python 3.11" in done.stderr
+
+
+def test_a_python_without_venv(checkout: Path, tmp_path: Path):
+    bare = tmp_path / "bare-python"
+    bare.write_text(
+        f'#!/bin/sh\ncase "$*" in *ensurepip*) exit 1;; esac\nexec {sys.executable} "$@"\n', encoding="utf-8"
+    )
+    bare.chmod(0o755)
+    done = setup(checkout, PYTHON=str(bare))
+    assert done.returncode == 2
+    assert "no venv or ensurepip module" in done.stderr
+    assert "python3-venv" in done.stderr
+    assert not (checkout / ".venv").exists()
+
+
+def test_links_that_were_lost(checkout: Path):
+    shutil.rmtree(checkout / "commplan" / "dsl")
+    (checkout / "commplan" / "dsl").write_text("../dsl", encoding="utf-8")
+    done = setup(checkout)
+    assert done.returncode == 2
+    assert "symbolic links" in done.stderr
+
+
+def test_a_directory_that_is_not_ours_is_left_alone(checkout: Path):
+    (checkout / ".venv").mkdir()
+    (checkout / ".venv" / "precious").write_text("x", encoding="utf-8")
+    done = setup(checkout)
+    assert done.returncode == 2
+    assert "was not made by this Makefile" in done.stderr
+    assert (checkout / ".venv" / "precious").exists()
+
+
+def test_an_index_that_cannot_be_reached(checkout: Path):
+    done = setup(
+        checkout,
+        PYTHON=sys.executable,
+        PIP_NO_INDEX="1",
+        PIP_FIND_LINKS=str(checkout),
+        PIP_CONFIG_FILE="/dev/null",
+    )
+    assert done.returncode == 2
+    assert "pip could not install what 'demo' needs" in done.stderr
+    assert not (checkout / ".venv" / ".unfinished").exists()
+    assert not list((checkout / ".venv").glob(".done-*"))
+
+
+def test_an_interrupted_installation_starts_over(checkout: Path):
+    venv = checkout / ".venv"
+    subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True, timeout=120)
+    (venv / ".commplan").write_text(f"{checkout}\n", encoding="utf-8")
+    (venv / ".unfinished").touch()
+    (venv / "half").touch()
+    done = setup(checkout, PYTHON=sys.executable, PIP_NO_INDEX="1", PIP_CONFIG_FILE="/dev/null")
+    assert "was interrupted; starting over" in done.stderr
+    assert not (venv / "half").exists()
