@@ -1,58 +1,25 @@
-"""Batches of one process: layout, epochs, state, sharing between members, errors, threads."""
+"""Batches of one process: layout, epochs, state, sharing between members, errors."""
 
 from __future__ import annotations
 
-import gc
 import itertools
 import json
-import threading
 import time
-import weakref
 from typing import Any
 
 import numpy as np
 import pytest
-from data_plans import DECLARATIONS, FUNCTIONS, SIDE, Counting, decode, ensemble, flip, images, schedule
+from data_feed import DATA4, batches, by_name, code, epoch, no_thread_is_left_behind
+from data_plans import SIDE, Counting, decode, ensemble, flip, images, schedule
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commplan.diagnostics import CommplanError
 from commplan.ir.schedule import Schedule
-from commplan.runtime.data.batches import HostBatch, PhaseBatches
+from commplan.runtime.data.batches import PhaseBatches
 from commplan.runtime.data.order import Order, generator
-from commplan.runtime.data.sources import folder, paths
 
-DATA4 = "axis data = 4"
-
-
-def batches(made: Schedule, source: object, phase: str = "step", **more: Any) -> PhaseBatches:
-    functions = {**FUNCTIONS, **more.pop("functions", {})}
-    names = {s.name for s in made.sources}
-    return PhaseBatches(made, phase, dict.fromkeys(names, source), functions, **more)
-
-
-def by_name(made: Schedule, batch: HostBatch, phase: str = "step") -> dict[str, np.ndarray[Any, Any]]:
-    return {b.name: batch.values[b.value] for b in made.phase(phase).outputs if b.value in batch.values}
-
-
-def epoch(made: Schedule, source: object, **more: Any) -> list[dict[str, np.ndarray[Any, Any]]]:
-    with batches(made, source, **more) as feed:
-        return [by_name(made, batch) for batch in feed]
-
-
-def code(error: pytest.ExceptionInfo[CommplanError]) -> str:
-    return error.value.diagnostics[0].code
-
-
-def ours() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name.startswith("commplan")]
-
-
-@pytest.fixture(autouse=True)
-def no_thread_is_left_behind():
-    yield
-    gc.collect()
-    assert ours() == []
+pytestmark = pytest.mark.usefixtures(no_thread_is_left_behind.__name__)
 
 
 def test_values_are_what_plain_python_makes() -> None:
@@ -529,227 +496,3 @@ def test_a_phase_without_sources_has_no_batches() -> None:
     with pytest.raises(CommplanError) as error:
         PhaseBatches(made, "step", {}, {})
     assert code(error) == "CP0917"
-
-
-# --- work ahead ---
-
-
-def test_the_ring_is_bounded() -> None:
-    source = Counting(images(80))
-    made = ensemble("", 1, hints="{ prefetch = 3, cores = 2 }")
-    with batches(made, source) as feed:
-        assert ours() == [], "nothing starts before the first batch is asked for"
-        next(feed)
-        _settle(source, 32)
-        assert len(ours()) == 2
-        next(feed)
-        _settle(source, 40)
-
-
-def _settle(source: Counting, expected: int) -> None:
-    """Wait for the work ahead to reach its bound; then see that it goes no further."""
-    until = time.monotonic() + 20
-    while len(source.read) < expected and time.monotonic() < until:
-        time.sleep(0.005)
-    time.sleep(0.05)
-    assert len(source.read) == expected
-
-
-def test_order_is_kept_when_records_take_different_times() -> None:
-    def slow_first(record: bytes) -> tuple[np.ndarray[Any, Any], int]:
-        time.sleep(0.002 * (record[0] % 5))
-        return decode(record)
-
-    made = ensemble("", 1, hints="{ prefetch = 4, cores = 8 }")
-    order = Order(64, 8, 17)
-    with batches(made, images(64), functions={"decode": slow_first}) as feed:
-        for step, batch in enumerate(feed):
-            assert by_name(made, batch)["labels"].tolist() == order.records(0, step).tolist()
-
-
-def test_close_ends_the_threads_in_the_middle_of_work() -> None:
-    feed = batches(ensemble("", 1), Counting(images(80), delay=0.01))
-    next(feed)
-    assert ours()
-    feed.close()
-    feed.close()
-    assert ours() == []
-    with pytest.raises(CommplanError) as error:
-        next(feed)
-    assert code(error) == "CP0916"
-
-
-def test_a_forgotten_iterator_is_collected_with_its_threads() -> None:
-    feed = batches(ensemble("", 1), images(80))
-    next(feed)
-    gone = weakref.ref(feed)
-    del feed
-    gc.collect()
-    assert gone() is None
-    assert _all_end()
-
-
-def _all_end() -> bool:
-    """Threads of a collected iterator end by themselves, each after the record that it works on."""
-    until = time.monotonic() + 20
-    while ours() and time.monotonic() < until:
-        time.sleep(0.005)
-    return ours() == []
-
-
-def test_collection_in_the_middle_of_anything_waits_for_nothing() -> None:
-    """A finaliser that joined would deadlock here: the thread needs what the collecting code holds."""
-    held = threading.Lock()
-    entered = threading.Event()
-
-    def needs(record: bytes) -> tuple[np.ndarray[Any, Any], int]:
-        entered.set()
-        with held:
-            return decode(record)
-
-    feed = batches(ensemble("", 1), images(80), functions={"decode": needs})
-    with held:
-        feed._ring.admit()  # pyright: ignore[reportPrivateUsage]  the work starts, and nobody waits for it
-        assert entered.wait(20)
-        del feed
-        gc.collect()
-    assert _all_end()
-
-
-def test_closing_from_another_thread_ends_the_wait() -> None:
-    entered, release = threading.Event(), threading.Event()
-
-    def stuck(record: bytes) -> tuple[np.ndarray[Any, Any], int]:
-        entered.set()
-        release.wait(20)
-        return decode(record)
-
-    feed = batches(ensemble("", 1), images(8), functions={"decode": stuck})
-
-    def close() -> None:
-        entered.wait(20)
-        threading.Timer(0.05, release.set).start()
-        feed.close()
-
-    closer = threading.Thread(target=close)
-    closer.start()
-    with pytest.raises(CommplanError) as error:
-        next(feed)
-    closer.join()
-    assert code(error) == "CP0916"
-
-
-def test_the_summary_accounts_for_every_line() -> None:
-    made = ensemble("duplicate", 3)
-    source = images(16)
-    with batches(made, source) as feed:
-        for _ in feed:
-            pass
-        summary = feed.summary()
-    lines = {line.what: line for line in summary.lines}
-    assert list(lines) == ["load images", "map decode", "share pixels via duplicate", "map flip"]
-    assert [lines[what].records for what in ("load images", "map decode", "map flip")] == [48, 48, 48]
-    assert lines["load images"].nbytes == 3 * sum(map(len, source))
-    assert lines["map decode"].nbytes == 48 * (SIDE * SIDE + 4)
-    assert [line.span.line for line in summary.lines] == [14, 15, 16, 17]
-    assert summary.batches == 2
-    assert 0 < summary.cpu_s == sum(line.cpu_s for line in summary.lines)
-
-
-# --- sources ---
-
-
-def test_a_folder_is_sorted_and_leaves_hidden_files_out(tmp_path: Any) -> None:
-    for name in ("b.jpg", "a.jpg", "B.jpg", ".hidden", "ä.jpg"):
-        (tmp_path / name).write_bytes(name.encode())
-    (tmp_path / "sub").mkdir()
-    (tmp_path / "empty.jpg").write_bytes(b"")
-    found = folder(tmp_path)
-    assert [found[i].decode() for i in range(len(found))] == ["B.jpg", "a.jpg", "b.jpg", "", "ä.jpg"]
-
-
-@pytest.mark.parametrize("given", ["list", "tuple", "folder", "path", "paths"])
-def test_files_stand_for_their_bytes(tmp_path: Any, given: str) -> None:
-    records = images(8)
-    names = [tmp_path / f"{i:02}.bin" for i in range(8)]
-    for name, record in zip(names, records, strict=True):
-        name.write_bytes(record)
-    source = {
-        "list": names,
-        "tuple": tuple(map(str, names)),
-        "folder": folder(tmp_path),
-        "path": tmp_path,
-        "paths": paths(names),
-    }[given]
-    found = epoch(ensemble("", 1), source)
-    assert sorted(found[0]["labels"].tolist()) == list(range(8))
-
-
-def refused(**sources: object) -> CommplanError:
-    with pytest.raises(CommplanError) as error:
-        PhaseBatches(ensemble("", 1), "step", sources, FUNCTIONS)
-    return error.value
-
-
-def test_sources_are_checked_when_they_are_bound(tmp_path: Any) -> None:
-    assert [d.code for d in refused().diagnostics] == ["CP0900"]
-    assert [d.code for d in refused(pictures=images(3)).diagnostics] == ["CP0900", "CP0900"]
-    assert refused(images=tmp_path / "none").diagnostics[0].code == "CP0901"
-    assert refused(images=str(tmp_path)).diagnostics[0].code == "CP0901"
-    assert refused(images=iter(images(3))).diagnostics[0].code == "CP0902"
-    assert refused(images={1: b""}).diagnostics[0].code == "CP0902"
-    assert refused(images=[]).diagnostics[0].code == "CP0903"
-
-
-def test_an_epoch_without_a_batch_is_refused() -> None:
-    made = schedule(
-        """raw = load images batch 8 visit at_most_once seed 1 tail drop
-        pixels, labels = map decode(raw)
-        output labels"""
-    )
-    with pytest.raises(CommplanError) as error:
-        batches(made, images(7))
-    assert code(error) == "CP0903"
-
-
-@pytest.mark.parametrize(
-    ("name", "function", "what"),
-    [
-        ("decode", None, "not bound"),
-        ("decode", 3, "cannot be called"),
-        ("decode", lambda: None, "cannot be called as the plan does"),
-        ("flip", lambda pixels: pixels, "cannot be called as the plan does"),
-    ],
-)
-def test_functions_are_checked_when_they_are_bound(name: str, function: Any, what: str) -> None:
-    with pytest.raises(CommplanError) as error:
-        batches(ensemble("", 1), images(8), functions={name: function})
-    assert code(error) == "CP0908" and what in str(error.value)
-
-
-def test_binding_a_program_checks_its_sources_and_host_functions(tmp_path: Any) -> None:
-    """What cannot work is refused by `bind`, before anything is compiled or trained."""
-    import jax  # noqa: PLC0415  only here: the data runtime itself needs no JAX
-
-    import commplan  # noqa: PLC0415
-
-    text = f"plan tested\nensemble member = 2\n{DECLARATIONS}\neach step {{\n{BOUND}\n}}\n"
-    program = commplan.loads(text).compile()
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("member",))
-    for source, functions, expected in (
-        (tmp_path / "none", FUNCTIONS, "CP0901"),
-        (iter(images(3)), FUNCTIONS, "CP0902"),
-        ([], FUNCTIONS, "CP0903"),
-        (images(3), {**FUNCTIONS, "decode": lambda: None}, "CP0908"),
-    ):
-        used = {name: functions[name] for name in ("decode", "flip")}
-        with pytest.raises(CommplanError) as error:
-            program.bind(mesh, sources={"images": source}, functions=used)
-        assert code(error) == expected
-    assert program.bind(mesh, sources={"images": images(3)}, functions=used | {"decode": decode})
-
-
-BOUND = """raw = load images batch 8 visit exactly_once seed 1
-pixels, labels = map decode(raw)
-batch = map flip(pixels) per member
-output batch"""
