@@ -16,6 +16,7 @@ from commplan.passes.lower import lower
 from commplan.passes.manager import Observer, Pipeline, Record
 from commplan.passes.shapecheck import check_leaves
 from commplan.passes.shapes import infer
+from commplan.passes.wirecheck import check_wires
 from commplan.topology import Topology, load_topology, place
 from commplan.verify.schedule import verify
 
@@ -42,7 +43,7 @@ def compile_plan(
     order: name -> leaf paths in the order in which the backward pass makes them (default: last first).
     pipeline: passes as text (default: all of them); empty for none.
     observer: called with a `Record` after `lower` and after each pass.
-    Raises CommplanError with CP07xx.
+    Raises CommplanError with CP07xx, and CP0606 where leaves are wider than what `native` adds in.
     """
     passes = pipeline if isinstance(pipeline, Pipeline) else Pipeline.parse(pipeline)
     axes = bind_axes(plan, sizes)
@@ -53,7 +54,7 @@ def compile_plan(
         fail("CP0714", "axes are mapped to levels, but no topology is given", "give --topology FILE")
     start = time.perf_counter()
     values = infer(plan, {axis.name: axis.size for axis in axes}, shapes)
-    wrong = check_leaves(plan, values)
+    wrong = [*check_leaves(plan, values), *check_wires(plan, values)]
     if wrong:
         raise CommplanError(*wrong)
     _check_order(plan, order or {})

@@ -331,8 +331,11 @@ class _Writer:
             items.append(f"bucket = {self.random.choice([16, 64, 256, 1024])}")
         wires = [w for w in ("bf16", "f16") if w in self.dtypes]
         if wires and var.floats_only and op not in ("max", "min") and self.random.random() < 0.3:
-            items.append(f"wire = {self.random.choice(wires)}")
-            if not native and self.random.random() < 0.5:  # native adds in the wire type
+            wire = self.random.choice(wires)
+            items.append(f"wire = {wire}")
+            if native:  # which adds in the wire type
+                items.append(f"accumulate = {wire}")
+            elif self.random.random() < 0.5:
                 items.append("accumulate = f32")
         return f" {{ {', '.join(items)} }}" if items else ""
 

@@ -1,0 +1,92 @@
+"""`via native` and leaves that are wider than what travels: refused when shapes are known."""
+
+from __future__ import annotations
+
+import pytest
+
+from commplan import dsl
+from commplan.compiler import compile_plan
+from commplan.diagnostics import CommplanError, Diagnostic
+from commplan.ir.schedule import Leaf
+from commplan.ir.types import DType
+
+TEXT = """plan p
+axis a = 2
+axis b = 2
+input g : tree partial a, b
+each step {{
+    g = reduce g over a, b by {how}
+    output g
+}}
+"""
+
+
+def refused(how: str, *dtypes: DType, text: str = TEXT) -> tuple[Diagnostic, ...]:
+    plan, problems = dsl.load(text.format(how=how), "p.plan")
+    assert plan is not None, problems
+    leaves = tuple(Leaf(f"w{i}", (3,), dtype) for i, dtype in enumerate(dtypes))
+    try:
+        compile_plan(plan, {}, {"g": leaves} if "tree" in text else {})
+    except CommplanError as error:
+        return error.diagnostics
+    return ()
+
+
+def test_a_narrow_wire_with_wide_leaves() -> None:
+    (problem,) = refused("sum via native { wire = bf16 }", DType.I32, DType.BF16, DType.F32)
+    assert problem.code == "CP0606"
+    assert problem.message == "`native` adds in the wire type bf16, but leaf `w2` of `g` is f32"
+    assert problem.span is not None
+    assert (problem.span.line, problem.file) == (6, "p.plan")
+    first, second = (note.text for note in problem.notes)
+    assert first == "where `accumulate` is left out, values are added in their own type"
+    assert second.endswith("leave `via` out, or write `accumulate = bf16`")
+
+
+def test_a_wide_accumulator_with_narrow_leaves() -> None:
+    """The checker does not know what the leaves of a tree are."""
+    (problem,) = refused("mean via native { accumulate = f32 }", DType.BF16)
+    assert problem.message == "`native` adds in the wire type bf16, but f32 is asked for"
+
+
+def test_a_level_that_is_native() -> None:
+    (problem,) = refused("sum via hierarchical(b, a = native) { wire = f16 }", DType.F32)
+    assert "`native` adds in the wire type f16" in problem.message
+
+
+def test_arrays_too() -> None:
+    text = TEXT.replace("tree", "f32[4]")
+    (problem,) = refused("sum via native { wire = bf16 }", text=text)
+    assert problem.message == "`native` adds in the wire type bf16, but `g` is f32"
+
+
+def test_a_scatter_too() -> None:
+    text = (
+        TEXT.replace("reduce", "scatter").replace("over a, b", "over a").replace("partial a, b", "partial a")
+    )
+    (problem,) = refused("sum via native { wire = bf16 }", DType.F32, text=text)
+    assert problem.code == "CP0606"
+
+
+@pytest.mark.parametrize(
+    ("how", "dtype"),
+    [
+        ("sum via native { wire = bf16, accumulate = bf16 }", DType.F32),
+        ("sum via native { wire = bf16 }", DType.BF16),
+        ("sum via native { wire = bf16 }", DType.I32),
+        ("sum via native { wire = f32 }", DType.BF16),
+        ("sum via native { accumulate = f32 }", DType.F32),
+        ("sum via native", DType.F32),
+        ("sum via hierarchical(a, b) { wire = bf16 }", DType.F32),
+        ("sum via ring { wire = bf16 }", DType.F32),
+        ("sum { wire = bf16 }", DType.F32),
+    ],
+)
+def test_what_can_be_done_is_not_refused(how: str, dtype: DType) -> None:
+    assert refused(how, dtype) == ()
+
+
+@pytest.mark.parametrize("op", ["max", "min"])
+def test_nothing_is_added_in_a_maximum(op: str) -> None:
+    text = TEXT.replace("partial a, b", "per a, b")
+    assert refused(f"{op} via native {{ wire = bf16 }}", DType.F32, text=text) == ()
