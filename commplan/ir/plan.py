@@ -70,7 +70,7 @@ class Value(msgspec.Struct, frozen=True):
         return name_of(self.id)
 
 
-class Arg(msgspec.Struct, frozen=True):
+class Arg(msgspec.Struct, frozen=True, gc=False):
     """An argument of an algorithm: `readers = 2`, or without a key `gpu` in `hierarchical(gpu, node)`."""
 
     value: int | float | str
@@ -80,7 +80,7 @@ class Arg(msgspec.Struct, frozen=True):
         return f"{self.key} = {self.value}" if self.key else str(self.value)
 
 
-class Algorithm(msgspec.Struct, frozen=True):
+class Algorithm(msgspec.Struct, frozen=True, gc=False):
     """What stands behind `via`: how a stage is carried out."""
 
     name: str
@@ -103,7 +103,7 @@ class Algorithm(msgspec.Struct, frozen=True):
         )
 
 
-class Hints(msgspec.Struct, frozen=True, omit_defaults=True):
+class Hints(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Hints and limits of one stage, as written in its braces. Sizes are bytes."""
 
     bucket: int | None = None

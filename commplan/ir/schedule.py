@@ -339,7 +339,7 @@ class SourceType(msgspec.Struct, frozen=True):
     type: ArrayType | BytesType | TreeType
 
 
-class Choice(msgspec.Struct, frozen=True):
+class Choice(msgspec.Struct, frozen=True, gc=False):
     """What a pass decided, for `explain`: the rejected alternatives with the reason."""
 
     by: str

@@ -101,7 +101,7 @@ class RecordsType(msgspec.Struct, frozen=True, tag="records"):
 Type = ArrayType | BytesType | TreeType | RecordsType
 
 
-class Placement(msgspec.Struct, frozen=True):
+class Placement(msgspec.Struct, frozen=True, gc=False):
     """How a value lies over the axes: `same` on each axis that is not named here.
 
     `per` and `partial` stand in the order in which the plan declares the axes; `split` is one

@@ -38,16 +38,17 @@ class Item(msgspec.Struct, frozen=True):
 
 
 class Bucket(msgspec.Struct):
-    """A buffer being filled: runs of items, each (item, first column, columns)."""
+    """A buffer being filled: runs of items, each (item, first column, columns), `columns` in all."""
 
     dtype: DType
     ways: int
     fate: Fate
-    runs: list[tuple[Item, int, int]]
+    runs: list[tuple[Item, int, int]] = msgspec.field(default_factory=list[tuple[Item, int, int]])
+    columns: int = 0
 
-    @property
-    def columns(self) -> int:
-        return sum(size for _, _, size in self.runs)
+    def add(self, item: Item, start: int, size: int) -> None:
+        self.runs.append((item, start, size))
+        self.columns += size
 
     @property
     def last(self) -> int:
@@ -112,22 +113,24 @@ def fill(items: Sequence[Item], limit: int | None) -> list[Bucket]:
             closed.append(open_.pop(key))
             bucket = None
         if limit is not None and item.columns * row > limit:
-            closed += [Bucket(item.dtype, item.ways, item.fate, [run]) for run in _runs(item, limit)]
+            for start, size in _runs(item, limit):
+                closed.append(Bucket(*key))
+                closed[-1].add(item, start, size)
             continue
         if bucket is None:
-            bucket = open_[key] = Bucket(item.dtype, item.ways, item.fate, [])
-        bucket.runs.append((item, 0, item.columns))
+            bucket = open_[key] = Bucket(*key)
+        bucket.add(item, 0, item.columns)
     return sorted([*closed, *open_.values()], key=lambda bucket: bucket.last)
 
 
-def _runs(item: Item, limit: int) -> list[tuple[Item, int, int]]:
-    """A leaf larger than `limit` bytes as one run, or a giant one as equal runs."""
+def _runs(item: Item, limit: int) -> list[tuple[int, int]]:
+    """A leaf larger than `limit` bytes as one run, or a giant one as equal runs: (first column, columns)."""
     row = item.dtype.nbytes * item.ways
     if item.columns * row <= WHOLE * limit:
-        return [(item, 0, item.columns)]
+        return [(0, item.columns)]
     pieces = math.ceil(item.columns / max(1, PIECE * limit // row))
     step = math.ceil(item.columns / pieces)
-    return [(item, start, min(step, item.columns - start)) for start in range(0, item.columns, step)]
+    return [(start, min(step, item.columns - start)) for start in range(0, item.columns, step)]
 
 
 def _items(editor: Editor, op: Collective, order: Order, first: int) -> list[Item]:

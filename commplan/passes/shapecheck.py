@@ -116,7 +116,7 @@ def check_leaves(plan: graph.Plan, values: Mapping[graph.Ref, Value]) -> list[Di
             case _:
                 continue
         for leaf in values[operand].leaves:
-            wrong = _wrong_leaf(leaf, plan.value(operand).name, how)
+            wrong = _wrong_leaf(leaf, operand, how)
             if wrong is not None:
                 code, message, fix = wrong
                 found.append(Diagnostic(code, message, stage.span, (Note(fix),), file=plan.file))
@@ -124,14 +124,18 @@ def check_leaves(plan: graph.Plan, values: Mapping[graph.Ref, Value]) -> list[Di
     return found
 
 
-def _wrong_leaf(leaf: Leaf, name: str, how: str) -> tuple[str, str, str] | None:
-    place = f"leaf `{leaf.path}` of `{name}`" if leaf.path else f"`{name}`"
+def leaf_name(leaf: Leaf, of: graph.Ref) -> str:
+    """`leaf` of the value `of`, as people call it."""
+    return f"leaf `{leaf.path}` of `{graph.name_of(of)}`" if leaf.path else f"`{graph.name_of(of)}`"
+
+
+def _wrong_leaf(leaf: Leaf, of: graph.Ref, how: str) -> tuple[str, str, str] | None:
     if how in ("mean", "elastic") and not leaf.dtype.is_float:
-        message = f"{place} is {leaf.dtype}: {how} needs a float type"
+        message = f"{leaf_name(leaf, of)} is {leaf.dtype}: {how} needs a float type"
         return "CP0704", message, "convert it, or keep it out of this tree"
     if how == "sum" and leaf.dtype is DType.BOOL:
         fix = "use `by max` for any and `by min` for all, or convert to i32 to count"
-        return "CP0721", f"{place} is bool, and truth values have no sum", fix
+        return "CP0721", f"{leaf_name(leaf, of)} is bool, and truth values have no sum", fix
     return None
 
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from commplan.diagnostics import Diagnostic, Note
 from commplan.ir import plan as graph
-from commplan.ir.schedule import Leaf, Value
+from commplan.ir.schedule import Value
+from commplan.passes.shapecheck import leaf_name
 from commplan.passes.wire import wire_types
 
 
@@ -34,7 +35,7 @@ def _narrow_sum(plan: graph.Plan, stage: graph.Stage, values: Mapping[graph.Ref,
         if stage.hints.accumulate is not None:
             what, notes = f"{accumulate} is asked for", list[str]()
         else:
-            what = f"{_named(leaf, plan.value(stage.operand).name)} is {leaf.dtype}"
+            what = f"{leaf_name(leaf, stage.operand)} is {leaf.dtype}"
             notes = ["where `accumulate` is left out, values are added in their own type"]
         notes.append(
             "the backend's own reduction has no accumulator of another type: leave `via` out, or write "
@@ -48,7 +49,3 @@ def _narrow_sum(plan: graph.Plan, stage: graph.Stage, values: Mapping[graph.Ref,
 def _names_native(via: graph.Algorithm) -> bool:
     """Whether `native` is written, for the stage or for one of its levels."""
     return via.name == "native" or any(arg.key and arg.value == "native" for arg in via.args)
-
-
-def _named(leaf: Leaf, name: str) -> str:
-    return f"leaf `{leaf.path}` of `{name}`" if leaf.path else f"`{name}`"
