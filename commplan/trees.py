@@ -82,7 +82,8 @@ def leaf_of(path: str, leaf: Any) -> Leaf:
 
 
 def nest(paths: Sequence[str], values: Sequence[Any]) -> Any:
-    """Nested dicts from paths: what a saved schedule knows of a pytree.
+    """Nested dicts from paths: what a saved schedule knows of a pytree. Its leaves come in the order of
+    `paths`: a dict whose keys stand in another order than theirs ("10" after "2") is an OrderedDict.
 
     >>> nest(["a/b", "c"], [1, 2])
     {'a': {'b': 1}, 'c': 2}
@@ -96,7 +97,14 @@ def nest(paths: Sequence[str], values: Sequence[Any]) -> Any:
         for part in above:
             node = node.setdefault(part, {})
         node[last] = value
-    return root
+    return _in_order(root)
+
+
+def _in_order(node: Any) -> Any:
+    if not isinstance(node, dict):
+        return node
+    inner = {key: _in_order(value) for key, value in cast("dict[str, Any]", node).items()}
+    return inner if list(inner) == sorted(inner) else OrderedDict(inner)
 
 
 def _shape_and_dtype(path: str, leaf: Any) -> tuple[tuple[int, ...], Any]:

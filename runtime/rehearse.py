@@ -11,12 +11,12 @@ import msgspec
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 
-from commplan import trees as plain
 from commplan.diagnostics import fail
 from commplan.ir import schedule as ir
 from commplan.ir.plan import AxisKind
 from commplan.ir.types import DType, Placement
 from commplan.lowering.jax.layout import global_shape, leaf_specs
+from commplan.lowering.jax.trees import build
 from commplan.lowering.jax.untyped import jax
 
 if TYPE_CHECKING:
@@ -226,11 +226,7 @@ def _abstract(run: Run, value: ir.Value) -> Any:
 
 
 def _tree(run: Run, value: ir.Value, leaves: list[Any]) -> Any:
-    paths = tuple(leaf.path for leaf in value.leaves)
-    structure = run.context.structures.get(paths)
-    if structure is None:
-        return plain.nest(paths, leaves)
-    return jax.tree_util.tree_unflatten(structure, leaves)
+    return build([leaf.path for leaf in value.leaves], leaves, run.context.structures)
 
 
 def _numbers(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType) -> Any:

@@ -13,7 +13,7 @@ from commplan.ir import schedule as ir
 from commplan.ir.types import Placement
 from commplan.lowering.jax import _compat, tap
 from commplan.lowering.jax.layout import global_shape, leaf_specs
-from commplan.lowering.jax.trees import Structure, flatten, leaves_of, structure_of
+from commplan.lowering.jax.trees import Structure, build, flatten, leaves_of
 from commplan.lowering.jax.untyped import jax, jnp
 from commplan.runtime import member as members
 from commplan.runtime import spmd
@@ -77,10 +77,7 @@ class Bound:
                 _zeros(global_shape(value, leaf, context.sizes), leaf, NamedSharding(context.mesh, one))
                 for leaf, one in zip(value.leaves, leaf_specs(value), strict=True)
             ]
-            paths = tuple(leaf.path for leaf in value.leaves)
-            known = context.structures.get(paths)
-            structure = structure_of(paths) if known is None else known
-            state[name] = jax.tree_util.tree_unflatten(structure, leaves)
+            state[name] = build([leaf.path for leaf in value.leaves], leaves, context.structures)
         if context.counted:
             state[CALLS] = {name: jnp.zeros((), jnp.int32) for name in context.counted}
         return state

@@ -14,7 +14,7 @@ from commplan.lowering.jax import _compat, collectives, ops, order
 from commplan.lowering.jax.collectives import Backend
 from commplan.lowering.jax.functions import Draw, call
 from commplan.lowering.jax.layout import varying
-from commplan.lowering.jax.trees import LEAF, Structure, Tree, structure_of
+from commplan.lowering.jax.trees import LEAF, Structure, Tree, structure_by
 from commplan.lowering.jax.untyped import jax
 
 Env = dict[str, Tree]
@@ -206,9 +206,7 @@ class Lowered:
         value = self.values[op.result]
         if value.kind != "tree":
             return LEAF
-        paths = tuple(leaf.path for leaf in value.leaves)
-        known = self.structures.get(paths)
-        return known if known is not None else structure_of(paths)
+        return structure_by([leaf.path for leaf in value.leaves], self.structures)
 
     def _collective(self, op: ir.Collective, env: Env, chained: bool) -> Tree:
         """Leaf by leaf. Ordered after what `op.after` names, and leaf after leaf where order counts."""

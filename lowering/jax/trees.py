@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from commplan.lowering.jax.untyped import jax
 from commplan.trees import nest
@@ -41,15 +40,20 @@ def flatten(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[tu
 
 def structure_of(paths: Sequence[str]) -> Structure:
     """The structure that key paths alone tell: nested dicts, whose leaves come in the order of `paths`."""
+    return jax.tree_util.tree_structure(nest(paths, [0] * len(paths)))
 
-    def ordered(node: Any) -> Any:
-        if not isinstance(node, dict):
-            return node
-        inner = {key: ordered(value) for key, value in cast("dict[str, Any]", node).items()}
-        # JAX takes a dict's keys sorted: "10" before "2".
-        return inner if list(inner) == sorted(inner) else OrderedDict(inner)
 
-    return jax.tree_util.tree_structure(ordered(nest(paths, [0] * len(paths))))
+def structure_by(paths: Sequence[str], structures: Mapping[tuple[str, ...], Structure]) -> Structure:
+    """The structure of a tree with these key paths: the one in `structures`, else nested dicts."""
+    known = structures.get(tuple(paths))
+    return structure_of(paths) if known is None else known
+
+
+def build(
+    paths: Sequence[str], leaves: Sequence[Array], structures: Mapping[tuple[str, ...], Structure]
+) -> Any:
+    """The tree of `leaves`, one per key path, with the structure of `structure_by`."""
+    return jax.tree_util.tree_unflatten(structure_by(paths, structures), leaves)
 
 
 def leaves_of(tree: Any) -> tuple[tuple[str, ...], tuple[Array, ...]]:

@@ -64,3 +64,14 @@ def test_structures_from_paths_alone_keep_the_order_of_the_leaves():
     assert rebuilt["layers"]["10"] == 11
     assert trees.structure_of(("",)) == trees.LEAF
     assert len(tree.leaves) == 13
+
+
+def test_a_list_of_twelve_leaves_is_built_again_in_its_order():
+    """With its structure as that, and without as dicts, in which "10" would stand before "2"."""
+    paths, tree = trees.flatten({"layers": list(range(12))})
+    known = trees.build(paths, range(12), {paths: tree.structure})
+    assert known == {"layers": list(range(12))}
+    guessed = trees.build(paths, range(12), {})
+    assert guessed == {"layers": {str(i): i for i in range(12)}}
+    assert jax.tree.leaves(guessed) == list(range(12))
+    assert plain.flatten(plain.nest(paths, range(12)))[0] == list(zip(paths, range(12), strict=True))
