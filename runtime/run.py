@@ -120,8 +120,9 @@ class Bound:
         the layers that are still to come. The gradient is reduced as phase `phase` reduces its input
         `like` (by default its only partial input), so it must not be passed to the phase again.
 
-        tree: parameters as they are, not `run.varying(...)` of them. Raises CP0815 where the plan's
-        reduction cannot run inside the backward pass, CP0816 outside of a shard_map.
+        tree: parameters as they are, not `run.varying(...)` of them, in dtypes that `like` was compiled
+        for. Raises CP0815 where the plan's reduction cannot run inside the backward pass, CP0816 outside
+        of a shard_map.
         """
         self._inside("run.tap")
         call = self._phase(phase)
@@ -135,8 +136,9 @@ class Bound:
                 'name one: run.tap(layer, like="grads")',
                 file=self._file,
             )
-        how = tap.recipe(call.lowered, names[0])
-        for path, leaf in zip(*leaves_of(tree), strict=True):
+        paths, leaves = leaves_of(tree)
+        how = tap.recipe(call.lowered, names[0], leaves)
+        for path, leaf in zip(paths, leaves, strict=True):
             again = [axis for axis in how.axes if axis in _compat.varying_axes(leaf)]
             if again and any(self.context.sizes[axis] > 1 for axis in again):
                 where = f" at `{path}`" if path else ""

@@ -4,7 +4,7 @@ would overlap nothing."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from commplan.diagnostics import fail
@@ -22,7 +22,8 @@ Array = Any
 class Recipe:
     """How a plan reduces one input: what happens to a buffer of each dtype, then to the tree.
 
-    axes: those that the reduction removes.
+    axes: those that the reduction removes. flat: by dtype, for every one that comes; empty where the plan
+    packs no buffers, and `tree` alone says what to do.
     """
 
     axes: tuple[str, ...]
@@ -40,10 +41,14 @@ class Recipe:
         for dtype, places in groups.items():
             joined = [leaves[i].reshape(-1) for i in places]
             flat = joined[0] if len(joined) == 1 else jnp.concatenate(joined)
+            if not flat.size:  # nothing to move
+                for i in places:
+                    results[i] = _compat.assume_same(leaves[i], self.axes)
+                continue
             axis = max(self.axes, key=lambda name: self.backend.sizes[name])
             if previous is not None and self.backend.sizes[axis] > 1:
                 flat = order.tie(flat, previous, axis, self.backend)
-            chain = self.flat.get(dtype) or next(iter(self.flat.values()), ())
+            chain = self.flat[dtype] if self.flat else ()
             previous = self._run((*chain, *self.tree), flat).astype(dtype)
             at = 0
             for i in places:
@@ -80,8 +85,11 @@ class Recipe:
                 return moves[op.kind](_compat.as_varying(x, op.axes), op, self.backend)
 
 
-def recipe(lowered: Lowered, name: str) -> Recipe:
-    """How `lowered` reduces its partial input `name`. Raises CP0815 where a tap cannot do the same."""
+def recipe(lowered: Lowered, name: str, like: Sequence[Array]) -> Recipe:
+    """How `lowered` reduces its partial input `name`, for gradients of the dtypes of `like`.
+
+    Raises CP0815 where a tap cannot do the same.
+    """
     value = lowered.arguments[name]
     followers: dict[str, list[ir.Op]] = {}
     for op in lowered.ops:
@@ -104,7 +112,19 @@ def recipe(lowered: Lowered, name: str) -> Recipe:
         _cannot(lowered, name, "its mean is weighted by a value, which the backward pass does not have")
     if not any(isinstance(op, ir.Collective) for op in steps):
         _cannot(lowered, name, f"phase `{lowered.phase.name}` does not reduce it")
+    dtypes = dict.fromkeys(str(leaf.dtype) for leaf in map(jnp.asarray, like) if _has_gradient(leaf))
+    other = [dtype for dtype in dtypes if dtype not in flat]
+    if packs and other:
+        known = " and ".join(flat)
+        _cannot(
+            lowered, name, f"the parameters have a leaf of {other[0]}, and `{name}` was compiled for {known}"
+        )
     return Recipe(value.placement.partial, flat, after if packs else tree, lowered.backend)
+
+
+def _has_gradient(leaf: Array) -> bool:
+    """Whether there is anything to reduce: integers have no gradient, and an empty leaf no elements."""
+    return bool(leaf.size) and jnp.issubdtype(leaf.dtype, jnp.inexact)
 
 
 def _follow(ref: str, followers: Mapping[str, list[ir.Op]]) -> tuple[tuple[Step, ...], str]:

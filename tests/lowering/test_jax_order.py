@@ -9,7 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.embedding import bind, mesh_of
+from support.embedding import bind, code_of, mesh_of
+
+from commplan.diagnostics import CommplanError
 
 REDUCE = """plan p
 axis data = 4
@@ -112,6 +114,39 @@ def test_a_tap_sends_in_the_wire_type(options: str):
     _, tapped, stepped = step({}, layers, x)
     np.testing.assert_allclose(stepped["w"], x.mean(0), atol=2e-2)
     np.testing.assert_array_equal(tapped["w"], stepped["w"])
+
+
+def tapped_gradients(leaf: Any) -> Any:
+    """What a tap of a plan for f32 gives beside an empty leaf and `leaf`."""
+    tree = {"w": jnp.zeros((7,), jnp.float32)}
+    text = REDUCE.format(braces="{ wire = bf16, accumulate = f32 }")
+    run = bind(text, mesh_of(data=4), {"params": tree, "grads": tree})
+
+    @run.spmd(params="params", returns=("params",))
+    def step(state, params):
+        def loss(p):
+            tapped = run.tap(p)
+            return tapped["w"].sum() + tapped["other"].astype(jnp.float32).sum() + tapped["none"].sum()
+
+        return state, jax.grad(loss, allow_int=True)({**params, "other": leaf, "none": jnp.zeros((0,), "f2")})
+
+    return step({}, tree)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_tap_refuses_a_dtype_that_the_plan_has_no_wire_for(dtype: str):
+    with pytest.raises(CommplanError) as error:
+        tapped_gradients(jnp.ones((3,), dtype))
+    assert code_of(error) == "CP0815"
+    assert f"a leaf of {dtype}" in str(error.value)
+    assert "compiled for float32" in str(error.value)
+
+
+def test_a_tap_leaves_what_has_no_gradient_alone():
+    _, grads = tapped_gradients(jnp.ones((3,), jnp.int32))
+    np.testing.assert_array_equal(grads["w"], np.ones(7, np.float32))
+    assert grads["none"].shape == (0,)
+    assert grads["other"].dtype == jax.dtypes.float0
 
 
 def test_accumulated_gradients_are_reduced_once():
