@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from commplan.diagnostics import fail
 from commplan.ir.plan import Algorithm
 from commplan.ir.schedule import Collective
 from commplan.lowering.jax import _compat
-from commplan.lowering.jax.untyped import jnp, lax
+from commplan.lowering.jax.untyped import jax, jnp, lax
 
 Array = Any
 
@@ -93,15 +93,13 @@ def reduce_scatter(x: Array, op: Collective, backend: Backend) -> Array:
 
 def all_gather(x: Array, op: Collective, backend: Backend) -> Array:
     """The leading dimensions of all ranks one after another, first named axis major."""
-    moved = _to_bits(x) if backend.on_cpu else x
     levels(op, backend)
-    return _from_bits(_compat.all_gather_same(moved, op.axes), x)
+    return _moved(lambda moved: _compat.all_gather_same(moved, op.axes), x, backend)
 
 
 def all_to_all(x: Array, op: Collective, backend: Backend) -> Array:
     """Row i of [n*k] goes to rank i; the rows that arrive stand in rank order."""
-    moved = _to_bits(x) if backend.on_cpu else x
-    return _from_bits(lax.all_to_all(moved, op.axes, 0, 0, tiled=True), x)
+    return _moved(lambda moved: lax.all_to_all(moved, op.axes, 0, 0, tiled=True), x, backend)
 
 
 def broadcast(x: Array, op: Collective, backend: Backend) -> Array:
@@ -123,11 +121,36 @@ def broadcast(x: Array, op: Collective, backend: Backend) -> Array:
 
 
 def _broadcast(x: Array, axes: tuple[str, ...], root: int, backend: Backend) -> Array:
-    if backend.platform != "gpu":
-        bits = _to_bits(x, always=True)
-        mine = lax.axis_index(axes) == root
-        return _from_bits(lax.psum(jnp.where(mine, bits, jnp.zeros_like(bits)), axes), x)
-    return _compat.broadcast_native(x, axes, root)
+    if backend.platform == "gpu":
+        return _compat.broadcast_native(x, axes, root)
+
+    def from_root(moved: Array) -> Array:
+        return lax.psum(jnp.where(lax.axis_index(axes) == root, moved, jnp.zeros_like(moved)), axes)
+
+    return _moved(from_root, x, backend, always=True)
+
+
+def _moved(move: Callable[[Array], Array], x: Array, backend: Backend, *, always: bool = False) -> Array:
+    """`move(x)`, where `move` only carries elements about, carried as integers where floats might change.
+
+    Integers have no derivative, and JAX takes that of a bitcast for zero: `move` is linear, so its
+    derivative is itself.
+    """
+    if not (always or backend.on_cpu):
+        return move(x)
+    bits = _to_bits(x, always=always)
+    if bits.dtype == x.dtype or x.dtype == jnp.bool_:
+        return _from_bits(move(bits), x)
+
+    @jax.custom_jvp
+    def carried(x: Array) -> Array:
+        return _from_bits(move(_to_bits(x, always=always)), x)
+
+    def derivative(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+        return carried(*primals), move(*tangents)
+
+    carried.defjvp(derivative)
+    return carried(x)
 
 
 def _to_bits(x: Array, *, always: bool = False) -> Array:
