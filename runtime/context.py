@@ -11,7 +11,6 @@ from jax.sharding import PartitionSpec
 
 from commplan.diagnostics import Span, fail
 from commplan.ir import schedule as ir
-from commplan.ir.plan import AxisKind
 from commplan.ir.types import Placement
 from commplan.lowering.jax import _compat
 from commplan.lowering.jax.collectives import Backend
@@ -39,7 +38,7 @@ class Context:
     @functools.cached_property
     def sizes(self) -> dict[str, int]:
         """The axes of the mesh that the plan names, with their sizes; servers are no part of it."""
-        return {axis.name: axis.size for axis in self.schedule.axes if axis.kind is not AxisKind.SERVER}
+        return self.schedule.mesh_sizes
 
     @functools.cached_property
     def backend(self) -> Backend:

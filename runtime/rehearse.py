@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,7 +14,6 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 
 from commplan.diagnostics import fail
 from commplan.ir import schedule as ir
-from commplan.ir.plan import AxisKind
 from commplan.ir.types import DType, Placement
 from commplan.lowering.jax.layout import global_shape, leaf_specs
 from commplan.lowering.jax.trees import build
@@ -41,8 +41,8 @@ class PhaseTimes(msgspec.Struct, frozen=True):
 
 def mesh_for(schedule: ir.Schedule) -> Any:
     """A mesh of this process's CPU devices. Raises CP1107 where there are too few."""
-    axes = [axis for axis in schedule.axes if axis.kind is not AxisKind.SERVER]
-    ranks = schedule.size(tuple(axis.name for axis in axes))
+    sizes = schedule.mesh_sizes
+    ranks = math.prod(sizes.values())
     devices = jax.devices("cpu")
     if len(devices) < ranks:
         fail(
@@ -50,8 +50,7 @@ def mesh_for(schedule: ir.Schedule) -> Any:
             f"the plan has {ranks} ranks, and this process has {len(devices)} CPU devices",
             f"set JAX_NUM_CPU_DEVICES={ranks} before JAX is imported",
         )
-    shape = tuple(axis.size for axis in axes) or (1,)
-    names = tuple(axis.name for axis in axes) or ("alone",)
+    shape, names = tuple(sizes.values()) or (1,), tuple(sizes) or ("alone",)
     array = np.array(devices[:ranks]).reshape(shape)
     return Mesh(array, names, axis_types=(AxisType.Auto,) * len(names))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import math
 import os
 import sys
 from argparse import Namespace
@@ -15,7 +16,6 @@ from commplan.cli.binding import Compiled
 from commplan.cli.console import Console
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.ir import schedule as ir
-from commplan.ir.plan import AxisKind
 
 if TYPE_CHECKING:
     from commplan.runtime.run import Run
@@ -53,8 +53,7 @@ def program_text(done: Compiled, arguments: Namespace, console: Console) -> str:
 
 def _use_cpus(schedule: ir.Schedule) -> None:
     """Ask JAX for as many CPU devices as there are ranks, before it is imported."""
-    names = tuple(axis.name for axis in schedule.axes if axis.kind is not AxisKind.SERVER)
-    ranks = schedule.size(names)
+    ranks = math.prod(schedule.mesh_sizes.values())
     if ranks > MOST_RANKS:
         fail(
             "CP1107",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Generator, Iterable
@@ -123,7 +124,7 @@ def _tables(done: Compiled, costs: list[PhaseCost], color: bool) -> str:
 
     out = StringIO()
     screen = Rich(file=out, width=120, force_terminal=color, no_color=not color, highlight=False)
-    ranks = done.schedule.size(tuple(axis.name for axis in done.schedule.axes if axis.kind != "server"))
+    ranks = math.prod(done.schedule.mesh_sizes.values())
     screen.print(f"plan {done.plan.name} on {ranks} CPU device{'s' if ranks > 1 else ''}", markup=False)
     for cost in costs:
         screen.print(f"\n{_headline(cost)}", markup=False)

@@ -319,6 +319,8 @@ class Phase(msgspec.Struct, frozen=True):
 
 
 class Axis(msgspec.Struct, frozen=True):
+    """An axis of the plan with the size that it was compiled for."""
+
     name: str
     kind: AxisKind
     size: int
@@ -326,6 +328,11 @@ class Axis(msgspec.Struct, frozen=True):
 
 
 class FnType(msgspec.Struct, frozen=True):
+    """A declared function as schedules keep it: what goes in and comes out, and where it runs.
+
+    elementwise: it may be called on shards. random: it takes a source of random numbers as well.
+    """
+
     name: str
     operands: tuple[ArrayType | BytesType | TreeType, ...]
     results: tuple[ArrayType | BytesType | TreeType, ...]
@@ -335,6 +342,8 @@ class FnType(msgspec.Struct, frozen=True):
 
 
 class SourceType(msgspec.Struct, frozen=True):
+    """A declared source: `type` is that of one record."""
+
     name: str
     type: ArrayType | BytesType | TreeType
 
@@ -365,6 +374,16 @@ class Schedule(msgspec.Struct, frozen=True):
     choices: tuple[Choice, ...] = ()
     file: str = ""
     schema: int = SCHEMA_VERSION
+
+    @property
+    def mesh_axes(self) -> tuple[Axis, ...]:
+        """The axes along which ranks lie. Servers are processes of their own and no part of a mesh."""
+        return tuple(axis for axis in self.axes if axis.kind is not AxisKind.SERVER)
+
+    @property
+    def mesh_sizes(self) -> dict[str, int]:
+        """The sizes of `mesh_axes` by name."""
+        return {axis.name: axis.size for axis in self.mesh_axes}
 
     def axis(self, name: str) -> Axis:
         return next(axis for axis in self.axes if axis.name == name)

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from commplan.diagnostics import fail
-from commplan.ir.plan import AxisKind
 from commplan.ir.schedule import Axis, Leaf, Schedule, Value
 from commplan.lowering.oracle.numbers import Array
 
@@ -29,7 +28,7 @@ class Grid:
     """
 
     def __init__(self, schedule: Schedule) -> None:
-        self.axes: tuple[Axis, ...] = tuple(a for a in schedule.axes if a.kind is not AxisKind.SERVER)
+        self.axes: tuple[Axis, ...] = schedule.mesh_axes
         self.names = tuple(axis.name for axis in self.axes)
         self.ranks: tuple[Rank, ...] = tuple(itertools.product(*(range(axis.size) for axis in self.axes)))
 
