@@ -48,10 +48,13 @@ class Batches(Iterator[dict[str, Any]]):
         *,
         state: Mapping[str, int] | None = None,
         among: Group | None = None,
+        timeout: float | None = None,
     ) -> None:
         self.context, self._phase = context, phase
         self.local = local_indices(context)
         among = among or host_group(context, phase, self.local)
+        if among is not None and timeout is not None:
+            among = group(among.run_id, among.index, among.count, timeout=timeout, folder=among.folder)
         local = {**self.local, **{axis: (place,) for axis, place in context.members.items()}}
         schedule = context.whole or context.schedule
         self._host = PhaseBatches(

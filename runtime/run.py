@@ -156,12 +156,15 @@ class Bound:
         *,
         state: Mapping[str, int] | None = None,
         group: Group | None = None,
+        timeout: float | None = None,
     ) -> Batches:
         """What depends on sources alone in `phase`, as sharded arrays: see `runtime.batches.Batches`.
 
         state: what `.state()` of earlier batches returned. group: the processes of this host that share
-        loaded values, found by asking all processes if not given. Raises CP0803 where a source is not
-        bound, CP0817 for an unknown phase, and CP09xx.
+        loaded values, found by asking all processes if not given. timeout: seconds to wait for one of them
+        that lives but is silent, compilation and start-up included; by default as `group` says, and 1800
+        for one that is found. Raises CP0803 where a source is not bound, CP0817 for an unknown phase, and
+        CP09xx.
         """
         self._phase(phase)
         found = next(one for one in self.context.schedule.phases if one.name == phase)
@@ -173,7 +176,7 @@ class Bound:
                 f"pass it: program.bind(mesh, sources={{{missing[0]!r}: ...}})",
                 file=self._file,
             )
-        return Batches(self.context, found, self.sources, state=state, among=group)
+        return Batches(self.context, found, self.sources, state=state, among=group, timeout=timeout)
 
     def _phase(self, name: str) -> PhaseCall:
         if name not in self.phases:
@@ -237,17 +240,20 @@ class Run(Bound):
         member: int | None = None,
         state: Mapping[str, int] | None = None,
         group: Group | None = None,
+        timeout: float | None = None,
     ) -> Batches:
         """What depends on sources alone in `phase`, as sharded arrays: see `runtime.batches.Batches`.
 
         member: only that member's part, on its own part of the mesh. state: what `.state()` of earlier
         batches returned. group: the processes of this host that share loaded values; found by asking all
-        processes if not given. Raises CP0803 where a source is not bound, CP0817 for an unknown phase,
-        CP0818 for an unknown member, and CP09xx.
+        processes if not given. timeout: seconds to wait for one of them that lives but is silent,
+        compilation and start-up included; by default as `group` says, and 1800 for one that is found.
+        Raises CP0803 where a source is not bound, CP0817 for an unknown phase, CP0818 for an unknown
+        member, and CP09xx.
         """
         if member is not None:
-            return self.member(member).batches(phase, state=state, group=group)
-        return super().batches(phase, state=state, group=group)
+            return self.member(member).batches(phase, state=state, group=group, timeout=timeout)
+        return super().batches(phase, state=state, group=group, timeout=timeout)
 
     def member(self, place: int) -> Member:
         """Member `place` of the plan's ensemble: its devices and what belongs to it. Raises CP0818."""
@@ -308,7 +314,7 @@ def placed(run: Run, name: str, axis: str | None = None) -> Placement:
 
 def check_mesh(schedule: ir.Schedule, mesh: Any) -> None:
     """Raises CP0801 for a mesh without the plan's axes, CP0802 for one with Explicit axes."""
-    sizes = {axis.name: axis.size for axis in schedule.axes if axis.kind != "server"}
+    sizes = schedule.mesh_sizes
     shape: dict[str, int] = {str(k): int(v) for k, v in dict(getattr(mesh, "shape", {})).items()}
     found = ", ".join(f"{name} = {size}" for name, size in shape.items()) or "no axes"
     notes = [f"the mesh has {found}", f"the plan was compiled for {_sizes(sizes)}"]

@@ -142,28 +142,26 @@ def _made(path: Path, nbytes: int, digest: bytes, blame: Blame) -> Segment:
     descriptor = -1
     try:
         descriptor = _nameless(path)
-        os.posix_fallocate(
-            descriptor, 0, nbytes
-        )  # memory that is missing is an error here, not a SIGBUS later
+        _allocate(descriptor, nbytes)
         _lock(descriptor, 0)
         data = mmap.mmap(descriptor, nbytes)
         header = _MAGIC + struct.pack("<II", _VERSION, 0) + digest
         data[: len(header)] = header
         _name(descriptor, path)
         _MINE.add(path)
-    except FileExistsError:
-        if descriptor >= 0:
-            os.close(descriptor)
-        _fail(
-            blame,
-            "CP0921",
-            "another run with the same run id is going on",
-            f"its memory: {path.name}",
-            "give every run an id of its own",
-        )
     except OSError as error:
         if descriptor >= 0:
+            if os.fstat(descriptor).st_nlink:  # it was made with its name, and nobody must find it
+                path.unlink(missing_ok=True)
             os.close(descriptor)
+        if isinstance(error, FileExistsError):
+            _fail(
+                blame,
+                "CP0921",
+                "another run with the same run id is going on",
+                f"its memory: {path.name}",
+                "give every run an id of its own",
+            )
         reason = "there is not enough of it" if error.errno == errno.ENOSPC else str(error.strerror)
         _fail(
             blame,
@@ -172,6 +170,14 @@ def _made(path: Path, nbytes: int, digest: bytes, blame: Blame) -> Segment:
             "make it larger, make the batch or `prefetch` smaller, or share `via duplicate`",
         )
     return Segment(data, path, descriptor)
+
+
+def _allocate(descriptor: int, nbytes: int) -> None:
+    """Memory that is missing is an error here, not a SIGBUS later, where the system can say so."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, nbytes)
+    else:
+        os.ftruncate(descriptor, nbytes)
 
 
 def _nameless(path: Path) -> int:

@@ -70,6 +70,8 @@ def group(
         fail("CP0924", f"a run id is made of letters, digits and `-_.`, up to 100 of them, not {run_id!r}")
     if not 0 <= index < count:
         fail("CP0924", f"process {index} of {count} does not exist", f"expected: 0 to {count - 1}")
+    if not timeout > 0:
+        fail("CP0924", f"a group waits {timeout!r} seconds for its processes: more than none was expected")
     return Group(run_id, index, count, timeout, folder or segment.default_folder())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -276,6 +277,40 @@ def test_memory_that_is_not_there_is_an_error_and_no_crash() -> None:
         segment.opened(segment.default_folder(), "commplan-0-huge-", "one", 0, 1 << 50, bytes(32), 1.0, BLAME)
     assert error.value.diagnostics[0].code == "CP0923"
     assert not list(segment.default_folder().glob("commplan-0-huge-*"))
+
+
+@pytest.mark.parametrize("nameless", [True, False])
+@pytest.mark.parametrize("how", ["posix_fallocate", "ftruncate"])
+def test_files_of_other_systems(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nameless: bool, how: str
+) -> None:
+    """Without O_TMPFILE, without posix_fallocate: a segment is made, and one that fails leaves no file."""
+    if not nameless:
+        monkeypatch.delattr(os, "O_TMPFILE")
+    if how == "ftruncate":
+        monkeypatch.delattr(os, "posix_fallocate")
+    made = segment.opened(tmp_path, "commplan-0-abc-", "one", 0, 8192, bytes(32), 1.0, BLAME)
+    assert [(p.name, p.stat().st_size) for p in tmp_path.iterdir()] == [("commplan-0-abc-one", 8192)]
+    with pytest.raises(CommplanError):
+        segment.opened(tmp_path, "commplan-0-abc-", "one", 0, 8192, bytes(32), 1.0, BLAME)
+    assert len(list(tmp_path.iterdir())) == 1, "the file of the run that goes on stays"
+    made.unlink()
+    made.close()
+
+    def none_left(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(os, how, none_left)
+    with pytest.raises(CommplanError) as error:
+        segment.opened(tmp_path, "commplan-0-abc-", "one", 0, 8192, bytes(32), 1.0, BLAME)
+    assert error.value.diagnostics[0].code == "CP0923"
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_group_waits_for_some_time() -> None:
+    with pytest.raises(CommplanError) as error:
+        group("x", 0, 2, timeout=0.0)
+    assert error.value.diagnostics[0].code == "CP0924"
 
 
 @pytest.mark.parametrize(("run", "index", "count"), [("a/b", 0, 2), ("", 0, 2), ("x", 2, 2), ("x", -1, 2)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ from support.embedding import bind, code_of, mesh_of
 
 from commplan.diagnostics import CommplanError
 from commplan.runtime.batches import local_indices
+from commplan.runtime.data.shared import group
 
 PLAN = """plan p
 ensemble member = 2
@@ -282,3 +284,31 @@ each step {
     with run.batches() as batches:
         shapes = [item["y"].shape for item in batches]
     assert shapes == [(2, 4, 4), (2, 2, 4)]
+
+
+def test_the_group_waits_as_long_as_batches_are_told(tmp_path: Path):
+    text = """plan p
+ensemble member = 2
+source images : u8[6]
+fn decode (u8[6]) -> u8[2, 3], i32 on host
+fn flip   (u8[2, 3]) -> u8[2, 3] on device random
+each step {
+    raw, n    = load images batch 8 visit exactly_once seed 3
+    x, labels = map decode(raw)
+    y         = share x over member via all_shared
+    own       = map flip(y) per member
+    output own, n
+}
+"""
+    run = bind(
+        text,
+        mesh_of(member=2),
+        {},
+        sources={"images": RECORDS},
+        functions={name: FUNCTIONS[name] for name in ("decode", "flip")},
+    )
+    alone = group("never-met", 1, 2, timeout=1000.0, folder=tmp_path)
+    with pytest.raises(CommplanError) as error:
+        run.batches(group=alone, timeout=0.05)
+    assert code_of(error) == "CP0921"
+    assert "within 0.05 s" in str(error.value)
