@@ -217,9 +217,3 @@ def _check_mapping(
             near = difflib.get_close_matches(level, names, 1)
             hint = f"did you mean `{near[0]}`?" if near else f"its levels are: {', '.join(names)}"
             fail("CP0714", f"topology `{topology.name}` has no level `{level}`", hint)
-
-
-def show_placement(axes: tuple[Axis, ...]) -> str:
-    """The mapping for people, one axis a line."""
-    width = max((len(axis.name) for axis in axes), default=0)
-    return "\n".join(f"{axis.name:<{width}} = {axis.size} on {axis.level or 'no level'}" for axis in axes)

@@ -11,7 +11,7 @@ from commplan.compiler import compile_plan
 from commplan.diagnostics import CommplanError
 from commplan.ir.plan import AxisKind
 from commplan.ir.schedule import Axis, Collective
-from commplan.topology import Level, Topology, load_topology, parse_topology, place, show_placement
+from commplan.topology import Level, Topology, load_topology, parse_topology, place
 
 FILES = sorted((Path(__file__).parents[2] / "examples" / "topologies").glob("*.toml"))
 GOOD = """
@@ -161,12 +161,6 @@ def test_axes_that_do_not_fit(
 def test_several_ranks_in_one_place(sizes: dict[str, int]) -> None:
     placed = place(axes(**sizes), SMALL, {}, oversubscribe=True)
     assert all(axis.level in ("gpu", "node") for axis in placed)
-
-
-def test_the_mapping_is_shown() -> None:
-    placed = place(axes(data=2, model=4), SMALL, {})
-    assert show_placement(placed) == "data  = 2 on node\nmodel = 4 on gpu"
-    assert show_placement(axes(data=2)) == "data = 2 on no level"
 
 
 def test_a_schedule_knows_its_levels() -> None:
