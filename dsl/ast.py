@@ -14,6 +14,8 @@ from commplan.diagnostics import Span
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
+    """What every node has: the place where it was written."""
+
     span: Span
 
 
@@ -90,6 +92,8 @@ class Call(Node, frozen=True):
 
 
 class CallArg(Node, frozen=True):
+    """`eta`, `0.1`, `rho = 0.1` or `gpu = native` between the parentheses of a `Call`."""
+
     value: Name | Number
     key: Name | None = None
 
@@ -113,6 +117,8 @@ class Batch(Node, frozen=True):
 
 
 class LoadExpr(Node, frozen=True):
+    """`load SOURCE batch 64 split A per B visit V seed N tail T { .. }`; what was not written is empty."""
+
     source: Name
     batch: Batch
     split: tuple[Name, ...] = ()
@@ -124,6 +130,8 @@ class LoadExpr(Node, frozen=True):
 
 
 class MapExpr(Node, frozen=True):
+    """`map FN(A, B) per AXES { .. }`."""
+
     fn: Name
     operands: tuple[Name, ...]
     per: tuple[Name, ...] = ()
@@ -148,6 +156,8 @@ class StageExpr(Node, frozen=True):
 
 
 class ExchangeExpr(Node, frozen=True):
+    """`exchange GRADIENT into STATES with FN over AXES by .. via .. { .. }`."""
+
     gradient: Name
     states: tuple[Name, ...]
     fn: Name
@@ -158,6 +168,8 @@ class ExchangeExpr(Node, frozen=True):
 
 
 class ElasticExpr(Node, frozen=True):
+    """`elastic OPERAND with CENTER over AXES by .. via .. { .. }`."""
+
     operand: Name
     center: Name
     over: tuple[Name, ...]

@@ -24,6 +24,8 @@ def name_of(ref: Ref) -> str:
 
 
 class AxisKind(enum.StrEnum):
+    """What stands along an axis: replicas, the members of an ensemble, or servers, which hold no ranks."""
+
     REPLICA = "axis"
     ENSEMBLE = "ensemble"
     SERVER = "server"
@@ -39,6 +41,8 @@ class Axis(msgspec.Struct, frozen=True):
 
 
 class Source(msgspec.Struct, frozen=True):
+    """A declared source of records: `type` is that of one record."""
+
     name: str
     type: ArrayType | BytesType | TreeType
     span: Span

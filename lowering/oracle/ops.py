@@ -59,6 +59,7 @@ def unpack(op: ir.Unpack, values: Values, env: Env, grid: Grid) -> Held:
 
 
 def cast(op: ir.Cast, values: Values, env: Env, grid: Grid) -> Held:
+    """Every leaf converted to `op.dtype`, rounded to nearest even where that is narrower."""
     del values
     return {rank: tuple(convert(leaf, op.dtype) for leaf in env[op.operand][rank]) for rank in grid.ranks}
 
@@ -74,6 +75,7 @@ def local_sum(op: ir.LocalSum, values: Values, env: Env, grid: Grid) -> Held:
 
 
 def scale(op: ir.Scale, values: Values, env: Env, grid: Grid) -> Held:
+    """Every leaf times or divided by a number, or by each rank's own scalar; in the leaf's dtype."""
     change = multiply if op.how == "mul" else divide
     leaves = values[op.operand].leaves
     held: Held = {}
@@ -86,6 +88,7 @@ def scale(op: ir.Scale, values: Values, env: Env, grid: Grid) -> Held:
 
 
 def slice_(op: ir.Slice, values: Values, env: Env, grid: Grid) -> Held:
+    """Each rank keeps the cut that its coordinate along the axis names (see `layout.cut`)."""
     tree = values[op.operand].kind == "tree"
     ways = grid.size((op.axis,))
     held: Held = {}
@@ -110,6 +113,7 @@ def elastic(op: ir.Elastic, values: Values, env: Env, grid: Grid) -> Held:
 
 
 def update(op: ir.Update, values: Values, env: Env, grid: Grid) -> Held:
+    """The new centre: operand + delta, leaf by leaf, rounded once to the leaf's dtype."""
     leaves = values[op.operand].leaves
     return {
         rank: tuple(
