@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
+PATIENCE = 1.0  # seconds for threads to end in after an interruption
 Task = Callable[[], None]
 Item = TypeVar("Item")
 Made_co = TypeVar("Made_co", covariant=True)
@@ -81,7 +82,10 @@ class Ring(Generic[Item]):
     threads: int
     name: str
     peers: Peers | None = None
-    _lock: threading.Condition = field(default_factory=threading.Condition)
+    # Entered as the lock itself and waited on as the condition: a condition is entered by a Python function,
+    # in which Ctrl-C may strike after the lock is taken and before anything will give it back.
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+    _changed: threading.Condition = field(init=False)
     _entries: dict[int, _Entry[Item]] = field(default_factory=dict[int, "_Entry[Item]"])
     _tasks: list[tuple[int, int, int, Task]] = field(default_factory=list[tuple[int, int, int, Task]])
     _to_write: deque[int] = field(default_factory=deque[int])
@@ -92,6 +96,10 @@ class Ring(Generic[Item]):
     _admitted: int = 0
     _handed: int = 0
     _closed: bool = False
+    _interrupted: bool = False  # while a batch was waited for: its making may never end
+
+    def __post_init__(self) -> None:
+        self._changed = threading.Condition(self._lock)
 
     # --- the caller's side ---
 
@@ -111,7 +119,7 @@ class Ring(Generic[Item]):
                     self._enter(number, 1, making.second())
                 else:
                     self._to_write.append(number)
-            self._lock.notify_all()
+            self._changed.notify_all()
 
     def take(self) -> tuple[Item, int, float]:
         """The next batch, how many lay ready, and the seconds waited. Raises what its making raised."""
@@ -119,8 +127,12 @@ class Ring(Generic[Item]):
         begin = time.perf_counter()
         with self._lock:
             ready = sum(entry.done for entry in self._entries.values())
-            while not self._closed and not ((entry := self._entries.get(self._handed)) and entry.done):
-                self._lock.wait()
+            try:
+                while not self._closed and not ((entry := self._entries.get(self._handed)) and entry.done):
+                    self._changed.wait()
+            except KeyboardInterrupt:
+                self._interrupted = True
+                raise
             waited = time.perf_counter() - begin
             entry = self._entries.get(self._handed)
             if self._closed or entry is None:
@@ -136,12 +148,18 @@ class Ring(Generic[Item]):
         return item, ready, waited
 
     def close(self) -> None:
-        """Stop, join every thread and leave the peers. May be called twice, and from any thread."""
+        """Stop, join every thread and leave the peers. May be called twice, and from any thread.
+
+        After an interruption, threads that are still busy a second later are left to end on their own: what
+        was interrupted may hang.
+        """
         running = self._running
         self.abandon()
+        deadline = time.monotonic() + PATIENCE
         for thread in running:
-            if thread is not threading.current_thread():
-                thread.join()
+            if thread is threading.current_thread() or thread.ident is None:  # interrupted before its start
+                continue
+            thread.join(max(0.0, deadline - time.monotonic()) if self._interrupted else None)
 
     def abandon(self) -> None:
         """Stop without waiting for anything: threads end when their record is done, the last one leaves
@@ -151,7 +169,7 @@ class Ring(Generic[Item]):
             self._closed = True
             self._tasks.clear()
             self._running = []
-            self._lock.notify_all()
+            self._changed.notify_all()
             alone = self._alive == 0
         if self.peers is not None:
             self.peers.stop()
@@ -207,13 +225,13 @@ class Ring(Generic[Item]):
         self._entries[number].todo = len(tasks)
         for place, task in enumerate(tasks):
             heapq.heappush(self._tasks, (number, stage * 1_000_000 + place, next(self._ties), task))
-        self._lock.notify_all()
+        self._changed.notify_all()
 
     def _work(self) -> None:
         while True:
             with self._lock:
                 while not self._tasks and not self._closed:
-                    self._lock.wait()
+                    self._changed.wait()
                 if self._closed:
                     return
                 number, key, _, task = heapq.heappop(self._tasks)
@@ -244,7 +262,7 @@ class Ring(Generic[Item]):
                 if entry.error is None:
                     with self._lock:
                         self._to_read.append(number)
-                        self._lock.notify_all()
+                        self._changed.notify_all()
                     return
             elif entry.error is None:
                 entry.item = entry.making.finish()
@@ -252,7 +270,7 @@ class Ring(Generic[Item]):
             entry.error = raised
         with self._lock:
             entry.done = True
-            self._lock.notify_all()
+            self._changed.notify_all()
 
     def _await_slots(self) -> None:
         self._await(self._to_write, first=True)
@@ -266,7 +284,7 @@ class Ring(Generic[Item]):
         while peers is not None:
             with self._lock:
                 while not (queue and (first or waiting in queue)) and not self._closed:
-                    self._lock.wait()
+                    self._changed.wait()
                 if self._closed:
                     return
                 number = queue.popleft() if first else waiting
@@ -281,7 +299,7 @@ class Ring(Generic[Item]):
             except BaseException as raised:  # noqa: BLE001  as above
                 with self._lock:
                     entry.error, entry.done = raised, True
-                    self._lock.notify_all()
+                    self._changed.notify_all()
                 return  # without its peers this process cannot make any later batch either
             with self._lock:
                 if self._closed:
