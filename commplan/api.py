@@ -204,9 +204,14 @@ def load(path: str | Path) -> Plan:
 
 
 def loads(text: str, file: str = "<plan>") -> Plan:
-    """The plan in `text`, checked. Raises CommplanError with all that is wrong with it."""
+    """The plan in `text`, checked. Raises CommplanError with all that is wrong with it, CP0002 for bytes."""
     from commplan import dsl  # noqa: PLC0415  the parser is loaded only where text is read
 
+    if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        kind = type(text).__name__
+        fail(
+            "CP0002", f"a plan is text, and this is of type {kind}", "decode bytes as UTF-8, or `load` a file"
+        )
     plan, diagnostics = dsl.load(text, file)
     if plan is None:
         raise CommplanError(*diagnostics)
@@ -285,7 +290,7 @@ def _place(temporary: Path, path: Path) -> None:
 
 def check_binding(schedule: Schedule, digest: str, mesh: Any) -> None:
     """Refuse a mesh with other sizes than those compiled for (CP1006); axes it lacks are Run's to say."""
-    ours = {axis.name: axis.size for axis in schedule.axes if axis.kind is not graph.AxisKind.SERVER}
+    ours = schedule.mesh_sizes
     found: Any = getattr(mesh, "shape", {})
     theirs = {str(name): int(size) for name, size in dict(found).items()}
     if any(name not in theirs for name in ours) or all(theirs[name] == size for name, size in ours.items()):

@@ -106,6 +106,13 @@ def test_files_that_are_no_plans(tmp_path: Path) -> None:
     assert refusal(commplan.load, tmp_path / "binary.plan").code == "CP1009"
 
 
+def test_a_plan_as_bytes() -> None:
+    with pytest.raises(CommplanError) as error:
+        commplan.loads(b"plan p")  # pyright: ignore[reportArgumentType]
+    assert error.value.diagnostics[0].code == "CP0002"
+    assert "this is of type bytes" in str(error.value)
+
+
 def test_meshes_and_mappings_and_sizes_say_the_same() -> None:
     plan, shapes = commplan.loads(TEXT), {"grads": TREE}
     by_mesh = plan.compile(mesh(data=4, model=2), shapes)
