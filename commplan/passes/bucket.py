@@ -13,7 +13,8 @@ from commplan.ir.schedule import operands as operands_of
 from commplan.ir.schedule import results as results_of
 from commplan.ir.types import sized
 from commplan.passes.base import Context, Pass
-from commplan.passes.packing import WHOLE, Bucket, Order, pack_collectives
+from commplan.passes.filling import WHOLE, Bucket
+from commplan.passes.packing import Order, pack_collectives
 from commplan.passes.rewrite import Editor
 
 MIB = 1024**2

@@ -6,21 +6,15 @@ order them. `reduce by mean` --> all_reduce sum, then a division.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, cast
-
-import msgspec
 
 from commplan.ir import plan as graph
 from commplan.ir import schedule as sched
 from commplan.ir.serial import plan_digest
-from commplan.ir.types import Placement
+from commplan.ir.sources import bind_sources
+from commplan.passes.building import Building
 from commplan.passes.means import reduction
-from commplan.passes.rewrite import network_lane
-from commplan.passes.sources import bind_sources
-
-NATIVE = graph.Algorithm("native")
 
 
 def lower(
@@ -46,16 +40,15 @@ def lower(
     )
 
 
-class Lowering:
+class Lowering(Building):
     """Lowers the stages of one phase after another, collecting ops and the values they make."""
 
     def __init__(
         self, plan: graph.Plan, axes: tuple[sched.Axis, ...], values: Mapping[graph.Ref, sched.Value]
     ) -> None:
-        self.plan, self.axes, self.of = plan, axes, dict(values)
-        self.ops: list[sched.Op] = []
+        super().__init__(axes, values)
+        self.plan = plan
         self.made: list[sched.Value] = []
-        self.weights: dict[tuple[graph.Ref, tuple[str, ...]], graph.Ref] = {}
 
     def phase(self, phase: graph.Phase) -> sched.Phase:
         self.ops, self.made, self.weights = [], [], {}
@@ -78,15 +71,6 @@ class Lowering:
             values=tuple(self.made),
         )
         return bind_sources(lowered)
-
-    def ranks(self, over: tuple[str, ...]) -> int:
-        return math.prod(axis.size for axis in self.axes if axis.name in over)
-
-    def temporary(self, like: graph.Ref, name: str, placement: Placement | None = None) -> graph.Ref:
-        """A new value with the leaves of `like`, called after the result `name`."""
-        value = self.of[like]
-        self.of[name] = msgspec.structs.replace(value, id=name, placement=placement or value.placement)
-        return name
 
     def load(self, stage: graph.Load) -> None:
         self.ops.append(
@@ -151,24 +135,6 @@ class Lowering:
                 stage.op.weight, stage.via, stage.hints,
             )
         )  # fmt: skip
-
-    def collective(
-        self,
-        kind: sched.CollectiveKind,
-        result: graph.Ref,
-        operand: graph.Ref,
-        over: tuple[str, ...],
-        stage: graph.Broadcast | graph.Reduce | graph.Scatter | graph.Gather | graph.Elastic,
-        op: sched.ReduceOp | None = None,
-        root: int | None = None,
-    ) -> None:
-        value = self.of[operand]
-        widest = sched.widest(value.leaves)
-        made = sched.Collective(
-            kind, result, operand, over, widest, value.nbytes, stage.span,
-            op, root, stage.via or NATIVE, stage.hints, lane=network_lane(self.axes, over),
-        )  # fmt: skip
-        self.ops.append(made)
 
 
 _STAGES: dict[type, Callable[[Lowering, Any], None]] = {

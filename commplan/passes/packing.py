@@ -6,7 +6,6 @@ reduce-scatter they are all-reduced, under an all-gather they are kept.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -14,55 +13,12 @@ import msgspec
 from commplan.diagnostics import fail
 from commplan.ir.layout import row_size
 from commplan.ir.plan import Ref, name_of
-from commplan.ir.schedule import Collective, CollectiveKind, Op, Pack, Part, Unpack, Value
-from commplan.ir.types import DType, Placement
+from commplan.ir.schedule import Collective, Op, Pack, Part, Unpack, Value
+from commplan.ir.types import Placement
+from commplan.passes.filling import Bucket, Fate, Item, fill
 from commplan.passes.rewrite import Editor
 
 Order = Mapping[str, Sequence[str]]
-WHOLE = 4  # a leaf of up to so many limits travels whole
-PIECE = 2  # pieces of one that is larger are of at most so many limits
-Fate = CollectiveKind | None  # what happens to a leaf; None: it is already what the result wants
-
-
-class Item(msgspec.Struct, frozen=True):
-    """A leaf on its way into a buffer: `columns` elements in each of `ways` rows."""
-
-    value: Ref
-    result: Ref
-    leaf: int
-    dtype: DType
-    columns: int
-    ways: int
-    fate: Fate
-    place: int  # in order of readiness
-
-
-class Bucket(msgspec.Struct):
-    """A buffer being filled: runs of items, each (item, first column, columns), `columns` in all."""
-
-    dtype: DType
-    ways: int
-    fate: Fate
-    runs: list[tuple[Item, int, int]] = msgspec.field(default_factory=list[tuple[Item, int, int]])
-    columns: int = 0
-
-    def add(self, item: Item, start: int, size: int) -> None:
-        self.runs.append((item, start, size))
-        self.columns += size
-
-    @property
-    def last(self) -> int:
-        return self.runs[-1][0].place
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of one rank's operand."""
-        return self.columns * self.ways * self.dtype.nbytes
-
-    @property
-    def is_piece(self) -> bool:
-        """Whether it holds a part of one leaf."""
-        return self.runs[0][2] < self.runs[0][0].columns
 
 
 def pack_collectives(
@@ -93,44 +49,6 @@ def pack_collectives(
         ordered = sorted(parts[op.result], key=lambda part: (part.leaf, part.start))
         ops.append(Unpack(op.result, tuple(ordered), op.span, ways))
     return ops, buckets
-
-
-def fill(items: Sequence[Item], limit: int | None) -> list[Bucket]:
-    """Items into buckets, first come first in; buckets in the order in which they are complete.
-
-    A leaf larger than the limit has a bucket of its own and stays whole up to `WHOLE` limits: its
-    pieces would be ready at the same moment, so that all but the last have nothing to travel under,
-    and each piece is a copy where a whole leaf is a reshape. A giant leaf, larger than that, is cut
-    into equal pieces of at most `PIECE` limits, which bounds the buffers.
-    """
-    closed: list[Bucket] = []
-    open_: dict[tuple[DType, int, Fate], Bucket] = {}
-    for item in items:
-        key = (item.dtype, item.ways, item.fate)
-        row = item.dtype.nbytes * item.ways
-        bucket = open_.get(key)
-        if bucket is not None and limit is not None and (bucket.columns + item.columns) * row > limit:
-            closed.append(open_.pop(key))
-            bucket = None
-        if limit is not None and item.columns * row > limit:
-            for start, size in _runs(item, limit):
-                closed.append(Bucket(*key))
-                closed[-1].add(item, start, size)
-            continue
-        if bucket is None:
-            bucket = open_[key] = Bucket(*key)
-        bucket.add(item, 0, item.columns)
-    return sorted([*closed, *open_.values()], key=lambda bucket: bucket.last)
-
-
-def _runs(item: Item, limit: int) -> list[tuple[int, int]]:
-    """A leaf larger than `limit` bytes as one run, or a giant one as equal runs: (first column, columns)."""
-    row = item.dtype.nbytes * item.ways
-    if item.columns * row <= WHOLE * limit:
-        return [(0, item.columns)]
-    pieces = math.ceil(item.columns / max(1, PIECE * limit // row))
-    step = math.ceil(item.columns / pieces)
-    return [(start, min(step, item.columns - start)) for start in range(0, item.columns, step)]
 
 
 def _items(editor: Editor, op: Collective, order: Order, first: int) -> list[Item]:

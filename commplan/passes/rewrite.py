@@ -105,6 +105,7 @@ def varying(placement: Placement, axes: Iterable[str], order: Sequence[str]) -> 
 
 
 def axis_names(schedule: Schedule) -> tuple[str, ...]:
+    """The names of all axes, those of servers too, as the plan declares them."""
     return tuple(axis.name for axis in schedule.axes)
 
 
@@ -116,6 +117,7 @@ def network_lane(axes: Sequence[Axis], over: Iterable[str]) -> str:
 
 
 def round_up(size: int, multiple: int) -> int:
+    """The least multiple of `multiple` that holds `size` elements."""
     return math.ceil(size / multiple) * multiple
 
 

@@ -44,7 +44,7 @@ class ShapeReport:
         """CP0705: two shapes for one thing; the first difference is shown."""
         pairs = zip(found, expected, strict=False)
         first = next(
-            (f"expected {_show(b)}, found {_show(a)}" for a, b in pairs if _plain(a) != _plain(b)),
+            (f"expected {_show(b)}, found {_show(a)}" for a, b in pairs if a != b),
             f"expected {len(expected)} leaves, found {len(found)}",
         )
         message = f"`{value.name}` has other shapes than {who}"
@@ -71,7 +71,7 @@ def check_agreement(
 
     def agree(ref: graph.Ref, other: graph.Ref, who: str) -> None:
         found, expected = known[ref], known[other]
-        if found is not None and expected is not None and _differ(found, expected):
+        if found is not None and expected is not None and found != expected:
             report.differs(values[ref], found, expected, who)
 
     for phase in plan.phases:
@@ -97,7 +97,7 @@ def _given_for_results(
         given, found = shapes.get(value.name), known[value.id]
         if given is None or found is None or value.name in free:
             continue
-        if _differ(given, found):
+        if given != found:
             who = "the plan declares" if not _is_tree(value) else "the plan implies"
             report.differs(value, given, found, who)
 
@@ -142,14 +142,6 @@ def _wrong_leaf(leaf: Leaf, of: graph.Ref, how: str) -> tuple[str, str, str] | N
 def _is_tree(value: graph.Value) -> bool:
     kind = value.type
     return isinstance(kind.element if isinstance(kind, RecordsType) else kind, TreeType)
-
-
-def _plain(leaf: Leaf) -> tuple[str, tuple[int, ...], str]:
-    return leaf.path, leaf.shape, str(leaf.dtype)
-
-
-def _differ(found: Leaves, expected: Leaves) -> bool:
-    return [_plain(leaf) for leaf in found] != [_plain(leaf) for leaf in expected]
 
 
 def _show(leaf: Leaf) -> str:

@@ -10,10 +10,10 @@ from commplan.ir.plan import AxisKind, Ref, name_of
 from commplan.ir.schedule import Choice, Design, FnType, Map, Op, Phase, Read, Schedule, Share, Value
 from commplan.ir.schedule import operands as operands_of
 from commplan.ir.schedule import results as results_of
+from commplan.ir.sources import runs_ahead
 from commplan.ir.types import ArrayType, sized
 from commplan.passes.base import Context, Pass
 from commplan.passes.rewrite import Editor
-from commplan.passes.sources import runs_ahead
 
 Independent = dict[Ref, tuple[str, ...]]
 

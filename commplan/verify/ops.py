@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from typing import TYPE_CHECKING
 
 from commplan.ir.layout import cut, row_size
 from commplan.ir.plan import AxisKind
@@ -29,9 +28,7 @@ from commplan.ir.schedule import (
     Value,
 )
 from commplan.ir.types import ArrayType, DType
-
-if TYPE_CHECKING:
-    from commplan.verify.schedule import Scope
+from commplan.verify.scope import Scope
 
 ALGORITHMS = (
     "native", "ring", "recursive_doubling", "halving_doubling", "binomial_tree", "double_tree", "torus",
@@ -76,8 +73,7 @@ def check_op(scope: Scope, op: Op) -> None:
 
 
 def _leaves(scope: Scope, op: Op, value: Value, wanted: tuple[Leaf, ...]) -> None:
-    found = [(leaf.path, leaf.shape, leaf.dtype) for leaf in value.leaves]
-    if found != [(leaf.path, leaf.shape, leaf.dtype) for leaf in wanted]:
+    if value.leaves != wanted:
         message = f"`{value.id}` has the leaves {_show(value.leaves)}, {_show(wanted)} were expected"
         scope.report.add("CP0731", message, op.span)
 

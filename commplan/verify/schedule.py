@@ -9,69 +9,13 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 
-from commplan.diagnostics import Diagnostic, Span
+from commplan.diagnostics import Diagnostic
 from commplan.ir.layout import cut_all
 from commplan.ir.plan import AxisKind, Ref, name_of
-from commplan.ir.schedule import SCHEMA_VERSION, Leaf, Op, Phase, Schedule, Value, operands, results
-from commplan.ir.types import Placement
-from commplan.passes.sources import bind_sources
+from commplan.ir.schedule import SCHEMA_VERSION, Op, Schedule, Value, operands, results
+from commplan.ir.sources import bind_sources
 from commplan.verify.ops import check_op
-
-
-class Report:
-    """Collects what is wrong, with the place in the plan."""
-
-    def __init__(self, file: str) -> None:
-        self.file = file
-        self.found: list[Diagnostic] = []
-
-    def add(self, code: str, message: str, span: Span | None = None) -> None:
-        self.found.append(Diagnostic(code, message, span, file=self.file))
-
-
-class Axes:
-    """The axes of a schedule, and the placements that were found to lie well on them."""
-
-    def __init__(self, schedule: Schedule) -> None:
-        self.sizes = {axis.name: axis.size for axis in schedule.axes}
-        self.kinds = {axis.name: axis.kind for axis in schedule.axes}
-        self.good: set[Placement] = set()
-
-
-class Scope:
-    """What an op of one phase can see: values by name, axes, functions, sources.
-
-    `before` is the phase in an earlier schedule that was found sound.
-    """
-
-    def __init__(
-        self, schedule: Schedule, phase: Phase, axes: Axes, report: Report, before: Phase | None = None
-    ) -> None:
-        self.schedule, self.phase, self.axes, self.report = schedule, phase, axes, report
-        self.sizes, self.kinds = axes.sizes, axes.kinds
-        self.values = {value.id: value for value in (*schedule.entry, *phase.values)}
-        self._values: dict[Ref, Value] = {}
-        self._ops: dict[Ref, Op] = {}
-        if before is not None:
-            self._values = {value.id: value for value in (*schedule.entry, *before.values)}
-            self._ops = {ref: op for op in before.ops for ref in results(op)}
-
-    def has_seen(self, value: Value) -> bool:
-        """Whether this very value was found sound before."""
-        return self._values.get(value.id) is value
-
-    def has_seen_op(self, op: Op) -> bool:
-        """Whether this very op, on the very same values, was found sound before."""
-        made = results(op)
-        if not made or self._ops.get(made[0]) is not op:
-            return False
-        return all(self._values.get(ref) is self.values[ref] for ref in (*made, *operands(op)))
-
-    def ranks(self, axes: Iterable[str]) -> int:
-        count = 1
-        for axis in axes:
-            count *= self.sizes.get(axis, 1)
-        return count
+from commplan.verify.scope import Axes, Report, Scope
 
 
 def verify(schedule: Schedule, sound: Schedule | None = None) -> tuple[Diagnostic, ...]:
@@ -244,12 +188,8 @@ def _check_whole(value: Value, axes: Axes, report: Report) -> None:
         if value.whole:
             report.add("CP0731", f"`{value.id}` keeps uncut leaves, but is not split")
         return
-    if _plain(cut_all(value.kind, value.whole, ways)) != _plain(value.leaves):
+    if cut_all(value.kind, value.whole, ways) != value.leaves:
         report.add("CP0731", f"`{value.id}` is not what its uncut leaves give when cut {ways} ways")
-
-
-def _plain(leaves: tuple[Leaf, ...]) -> list[tuple[str, tuple[int, ...], str]]:
-    return [(leaf.path, leaf.shape, str(leaf.dtype)) for leaf in leaves]
 
 
 def _check_placement(value: Value, kinds: Mapping[str, AxisKind], report: Report) -> bool:

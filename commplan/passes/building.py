@@ -1,0 +1,56 @@
+"""The ops and values of a phase while the plan's stages are lowered into it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import msgspec
+
+from commplan.ir import plan as graph
+from commplan.ir import schedule as sched
+from commplan.ir.types import Placement
+from commplan.passes.rewrite import network_lane
+
+NATIVE = graph.Algorithm("native")
+
+
+class Building:
+    """Ops so far, and every value by name.
+
+    weights: sums of weights that the phase has made already, by weight and axes.
+    """
+
+    def __init__(self, axes: tuple[sched.Axis, ...], values: Mapping[graph.Ref, sched.Value]) -> None:
+        self.axes, self.of = axes, dict(values)
+        self.ops: list[sched.Op] = []
+        self.weights: dict[tuple[graph.Ref, tuple[str, ...]], graph.Ref] = {}
+
+    def ranks(self, over: tuple[str, ...]) -> int:
+        """The number of ranks along `over`."""
+        return math.prod(axis.size for axis in self.axes if axis.name in over)
+
+    def temporary(self, like: graph.Ref, name: str, placement: Placement | None = None) -> graph.Ref:
+        """A new value with the leaves of `like`, called after the result `name`."""
+        value = self.of[like]
+        self.of[name] = msgspec.structs.replace(value, id=name, placement=placement or value.placement)
+        return name
+
+    def collective(
+        self,
+        kind: sched.CollectiveKind,
+        result: graph.Ref,
+        operand: graph.Ref,
+        over: tuple[str, ...],
+        stage: graph.Broadcast | graph.Reduce | graph.Scatter | graph.Gather | graph.Elastic,
+        op: sched.ReduceOp | None = None,
+        root: int | None = None,
+    ) -> None:
+        """Append a collective on whole values, with what the stage says of it."""
+        value = self.of[operand]
+        widest = sched.widest(value.leaves)
+        made = sched.Collective(
+            kind, result, operand, over, widest, value.nbytes, stage.span,
+            op, root, stage.via or NATIVE, stage.hints, lane=network_lane(self.axes, over),
+        )  # fmt: skip
+        self.ops.append(made)
