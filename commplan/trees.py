@@ -44,14 +44,14 @@ def shapes_of(tree: Any) -> tuple[Leaf, ...]:
     leaves of one path and for keys of a dict that have no order.
     """
     leaves: list[tuple[str, Any]] = []
-    _walk(tree, None, leaves, _is_spec)
+    _walk_all(tree, leaves)
     return leaves_of(leaves)
 
 
 def is_plain(tree: Any) -> bool:
     """Whether every leaf of `tree`, taken apart as plain containers, has a shape."""
     leaves: list[tuple[str, Any]] = []
-    _walk(tree, None, leaves, _is_spec)
+    _walk_all(tree, leaves)
     return all(_is_spec(x) or isinstance(x, bool | int | float) or hasattr(x, "shape") for _, x in leaves)
 
 
@@ -149,6 +149,14 @@ def _counted(values: Sequence[Any], expected: int) -> Iterator[Any]:
     if len(values) != expected:
         raise ValueError(f"{expected} leaves were expected, {len(values)} given")
     return iter(values)
+
+
+def _walk_all(tree: Any, leaves: list[tuple[str, Any]]) -> None:
+    """The leaves of shapes. Raises CP0720 for a tree deeper than Python's stack."""
+    try:
+        _walk(tree, None, leaves, _is_spec)
+    except RecursionError:
+        fail("CP0720", "the tree of shapes is nested too deep", "flatten it, such as into a list of layers")
 
 
 def _walk(

@@ -66,6 +66,8 @@ def read_shapes(path: str, console: Console) -> dict[str, Any]:
         shapes = msgspec.json.decode(text)
     except msgspec.DecodeError as error:
         fail("CP1103", f"the shapes are not JSON: {error}", file=path)
+    except RecursionError:
+        fail("CP1103", "the shapes are nested too deep", "trees this deep cannot be read", file=path)
     if not isinstance(shapes, dict):
         raise CommplanError(
             Diagnostic(

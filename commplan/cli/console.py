@@ -78,6 +78,8 @@ class Console:
         name = "<stdin>" if path == STDIN else path
         try:
             data = sys.stdin.buffer.read() if path == STDIN else Path(path).read_bytes()
+        except AttributeError:  # no stdin at all: `commplan check - <&-`
+            fail("CP0001", f"cannot read {name}: it is closed", file=name)
         except OSError as error:
             fail("CP0001", f"cannot read {name}: {error.strerror or error}", file=name)
         except ValueError as error:  # a NUL in the name

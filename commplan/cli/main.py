@@ -77,7 +77,11 @@ def _internal(error: Exception, console: Console) -> int:
 
 
 def _print_anything() -> None:
-    """File names and plans may hold characters that the terminal's encoding lacks."""
+    """File names and plans may hold characters that the terminal's encoding lacks; streams may be closed."""
+    if sys.stdout is None:  # pyright: ignore[reportUnnecessaryComparison]
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
+    if sys.stderr is None:  # pyright: ignore[reportUnnecessaryComparison]
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure:
