@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 
 PLAN = b"plan p\naxis data = 8\ninput x : tree per data\nat start {\n x = broadcast x over data from 0\n}\n"
-    b"plan p\naxis data = 8\ninput x : tree per data\nat start {\n    x = broadcast x over data from 0\n}\n"
-)
 
 
 def shell(command: str, cwd: Path) -> subprocess.CompletedProcess[bytes]:
