@@ -35,6 +35,8 @@ def verify(schedule: Schedule, sound: Schedule | None = None) -> tuple[Diagnosti
     for axis in schedule.axes:
         if axis.size < 1:
             report.add("CP0734", f"axis `{axis.name}` has size {axis.size}")
+    if any(axis.size < 1 for axis in schedule.axes):
+        return tuple(report.found)  # nothing can be cut into so many parts
     entry = tuple(value.id for value in schedule.entry)
     if entry != (*schedule.inputs, *schedule.states):
         report.add("CP0730", "the values on entry are not the inputs and states, in this order")

@@ -286,3 +286,9 @@ def test_random_schedules_pass(seed: int) -> None:
     sizes = {axis.name: case.sizes[axis.name] for axis in plan.graph.axes}
     program = plan.compile(axes=sizes, shapes=case.shapes, passes=case.pipeline)
     assert verify(program.schedule) == ()
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_an_axis_without_ranks_is_refused_and_nothing_divides_by_it(name: str) -> None:
+    axes = tuple(replace(axis, size=0) for axis in SOUND[name].axes)
+    assert {problem.code for problem in verify(replace(SOUND[name], axes=axes))} == {"CP0734"}
