@@ -4,7 +4,7 @@ The plan is plans/ensemble_training.plan: two members, each data-parallel over f
 devices in all, in one process. Records are read and decoded once for both members; each member augments
 them for itself. At the end a table says what the plan saved and what communicating cost.
 
-    python examples/ensemble_training.py [--epochs 8] [--seed 0] [--json RESULTS.json]
+    python examples/ensemble_training.py [--epochs 12] [--seed 0] [--json RESULTS.json]
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def main(argv: list[str] | None = None) -> None:
 
     batches = run.batches()
     steps = options.epochs * batches.steps
-    optimizer = optax.adam(optax.cosine_decay_schedule(0.004, steps, alpha=0.02))
+    optimizer = optax.adam(optax.cosine_decay_schedule(0.008, steps, alpha=0.02))
     opt = jax.vmap(optimizer.init)(params)
 
     @jax.jit
@@ -182,8 +182,8 @@ def _progress(console: Console) -> Progress:
 
 def _options(argv: list[str] | None) -> Any:
     parser = argparse.ArgumentParser(description="Train the ensemble of ensemble_training.plan.")
-    parser.add_argument("--epochs", type=int, default=8)
-    parser.add_argument("--records", type=int, default=1536, help="training records")
+    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--records", type=int, default=2048, help="training records")
     parser.add_argument("--held-out", type=int, default=1000, help="held-out records")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--measured", type=int, default=12, help="batches of each design to measure")
