@@ -109,7 +109,7 @@ def alone(batches: list[tuple[Any, Any]], seed: int) -> tuple[Any, float]:
 
 def _optimizer() -> optax.GradientTransformation:
     # Momentum adds gradients up as they are; Adam divides by their size, which blows up rounding near 0.
-    return optax.sgd(0.005, momentum=0.9)
+    return optax.sgd(0.01, momentum=0.9)
 
 
 def _batch(crops: photos.Crops, rng: np.random.Generator) -> tuple[Any, Any]:
