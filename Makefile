@@ -47,7 +47,7 @@ format:  ## rewrite the sources as ruff formats them
 
 audit:  ## compile the plans ahead of time for 4 x 8 H100 and read the result (no GPU needed; 230 MB of wheels)
 	@$(SET) .venv-audit audit constraints.txt
-	JAX_PLATFORMS=cpu COMMPLAN_AUDIT=1 .venv-audit/bin/python -m pytest tests/audit -q
+	JAX_PLATFORMS=cpu COMMPLAN_AUDIT=1 .venv-audit/bin/python -m pytest tests/audit/h100 -q
 
 oldest:  ## the tests of lowering and runtime on the oldest supported JAX
 	@$(SET) .venv-oldest oldest constraints-oldest.txt
