@@ -187,7 +187,7 @@ def test_when_one_leaves_early_the_others_say_so(team: Team) -> None:
 
 
 def test_a_silent_peer_is_named_in_the_end(team: Team) -> None:
-    processes = [team.start(0, 2, records=4000, pause=0.01), team.start(1, 2, records=4000, timeout=1.5)]
+    processes = [team.start(0, 2, records=4000, pause=0.01), team.start(1, 2, records=4000, timeout=8.0)]
     sleeper = processes[0]
     assert sleeper.stdout is not None
     pid = json.loads(sleeper.stdout.readline())["joined"]
