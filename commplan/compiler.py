@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from commplan.passes.axes import bind_axes
 from commplan.passes.base import Context
 from commplan.passes.lower import lower
 from commplan.passes.manager import Observer, Pipeline, Record
-from commplan.passes.shapecheck import check_leaves
+from commplan.passes.shapecheck import check_leaves, check_sizes
 from commplan.passes.shapes import infer
 from commplan.passes.wirecheck import check_wires
 from commplan.topology import Topology, load_topology, place
@@ -54,6 +55,9 @@ def compile_plan(
         fail("CP0714", "axes are mapped to levels, but no topology is given", "give --topology FILE")
     start = time.perf_counter()
     values = infer(plan, {axis.name: axis.size for axis in axes}, shapes)
+    huge = check_sizes(plan, values, math.prod(axis.size for axis in axes))
+    if huge:
+        raise CommplanError(*huge)
     wrong = [*check_leaves(plan, values), *check_wires(plan, values)]
     if wrong:
         raise CommplanError(*wrong)

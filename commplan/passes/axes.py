@@ -12,6 +12,7 @@ from typing import SupportsIndex
 from commplan.diagnostics import CommplanError, Diagnostic, Note, Span
 from commplan.ir.plan import AxisKind, Broadcast, Elastic, Exchange, Load, Plan, Share, Stage
 from commplan.ir.schedule import Axis
+from commplan.passes.shapecheck import LARGEST
 
 Broken = tuple[str, ...] | None  # a message and its notes, where a rule is broken
 
@@ -63,6 +64,10 @@ def bind_axes(plan: Plan, sizes: Mapping[str, int]) -> tuple[Axis, ...]:
                     f"use a mesh whose axis `{axis.name}` has that size, or declare `{axis.name} = ?`",
                 )
             )
+            continue
+        if size > LARGEST:
+            message = f"axis `{axis.name}` has size {size}, and no machine has so many ranks"
+            problems.append(_problem(plan, "CP0708", message, axis.span, f"at most {LARGEST} can be counted"))
             continue
         bound.append(Axis(axis.name, axis.kind, size))
     if problems:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import msgspec
@@ -12,6 +11,7 @@ from commplan.ir.schedule import CollectiveKind
 from commplan.ir.types import DType
 
 WHOLE = 4  # a leaf of up to so many limits travels whole
+MOST = 100_000  # buckets that leaves of one stage are cut into, at most
 PIECE = 2  # pieces of one that is larger are of at most so many limits
 Fate = CollectiveKind | None  # what happens to a leaf; None: it is already what the result wants
 
@@ -85,11 +85,16 @@ def fill(items: Sequence[Item], limit: int | None) -> list[Bucket]:
     return sorted([*closed, *open_.values()], key=lambda bucket: bucket.last)
 
 
+def pieces(item: Item, limit: int | None) -> int:
+    """How many buckets a leaf is cut into, where no bucket but its own may pass `limit` bytes."""
+    row = item.dtype.nbytes * item.ways
+    if limit is None or item.columns * row <= WHOLE * limit:
+        return 1
+    return -(-item.columns // max(1, PIECE * limit // row))
+
+
 def _runs(item: Item, limit: int) -> list[tuple[int, int]]:
     """A leaf larger than `limit` bytes as one run, or a giant one as equal runs: (first column, columns)."""
-    row = item.dtype.nbytes * item.ways
-    if item.columns * row <= WHOLE * limit:
-        return [(0, item.columns)]
-    pieces = math.ceil(item.columns / max(1, PIECE * limit // row))
-    step = math.ceil(item.columns / pieces)
+    count = pieces(item, limit)
+    step = -(-item.columns // count)
     return [(start, min(step, item.columns - start)) for start in range(0, item.columns, step)]

@@ -15,7 +15,7 @@ from commplan.ir.layout import row_size
 from commplan.ir.plan import Ref, name_of
 from commplan.ir.schedule import Collective, Op, Pack, Part, Unpack, Value
 from commplan.ir.types import Placement
-from commplan.passes.filling import Bucket, Fate, Item, fill
+from commplan.passes.filling import MOST, Bucket, Fate, Item, fill, pieces
 from commplan.passes.rewrite import Editor
 
 Order = Mapping[str, Sequence[str]]
@@ -35,6 +35,7 @@ def pack_collectives(
     items: list[Item] = []
     for op in group:
         items += _items(editor, op, order, len(items))
+    _check_count(items, limit, head)
     buckets = fill(items, limit)
     ops: list[Op] = []
     parts: dict[Ref, list[Part]] = {op.result: [] for op in group}
@@ -49,6 +50,25 @@ def pack_collectives(
         ordered = sorted(parts[op.result], key=lambda part: (part.leaf, part.start))
         ops.append(Unpack(op.result, tuple(ordered), op.span, ways))
     return ops, buckets
+
+
+def _check_count(items: Sequence[Item], limit: int | None, head: Collective) -> None:
+    """Refuse a limit so small, or leaves so large, that there is no end of buckets (CP0724)."""
+    counts = [pieces(item, limit) for item in items]
+    made = sum(count for count in counts if count > 1)
+    if limit is None or made <= MOST:
+        return
+    bytes_ = sum(i.columns * i.ways * i.dtype.nbytes for i, n in zip(items, counts, strict=True) if n > 1)
+    enough = -(-bytes_ // MOST)  # pieces may be twice as large
+    fail(
+        "CP0724",
+        f"`{name_of(head.operand)}` would be cut into {made:,} buckets; a stage has at most {MOST:,}",
+        f"its leaves larger than a bucket have {bytes_:,} bytes, and a bucket {limit:,}",
+        f"raise the limit: {{ bucket = {max(1, -(-enough // 1024**2))}MiB }} on the stage, or the option max"
+        " of the pass bucket",
+        "are the shapes what they should be?",
+        span=head.span,
+    )
 
 
 def _items(editor: Editor, op: Collective, order: Order, first: int) -> list[Item]:

@@ -10,6 +10,8 @@ from commplan.ir import plan as graph
 from commplan.ir.schedule import Leaf, Value
 from commplan.ir.types import ArrayType, DType, RecordsType, TreeType
 
+LARGEST = 2**63 - 1  # what indices, and counts of bytes, can hold
+
 Leaves = tuple[Leaf, ...]
 Shapes = Mapping[str, Leaves]
 
@@ -121,6 +123,20 @@ def check_leaves(plan: graph.Plan, values: Mapping[graph.Ref, Value]) -> list[Di
                 code, message, fix = wrong
                 found.append(Diagnostic(code, message, stage.span, (Note(fix),), file=plan.file))
                 break
+    return found
+
+
+def check_sizes(plan: graph.Plan, values: Mapping[graph.Ref, Value], ranks: int) -> list[Diagnostic]:
+    """No value has more bytes, over all ranks, than can be counted (CP0725)."""
+    found: list[Diagnostic] = []
+    for value in plan.values:
+        leaves = values[value.id].whole or values[value.id].leaves
+        wrong = next((leaf for leaf in leaves if leaf.size * leaf.dtype.nbytes * ranks > LARGEST), None)
+        if wrong is not None:
+            what = leaf_name(wrong, value.id)
+            message = f"{what} has {wrong.size:,} elements: too many bytes over {ranks:,} ranks to be counted"
+            notes = (Note(f"its shape is {_show(wrong)}; {LARGEST:,} bytes are the most"),)
+            found.append(Diagnostic("CP0725", message, value.span, notes, file=plan.file))
     return found
 
 

@@ -196,3 +196,7 @@ def test_compile_binds_before_it_looks_at_shapes() -> None:
     with pytest.raises(CommplanError) as caught:
         compile_plan(with_size(reduce_plan(), None), {}, {"grads": tree(w=(3,))})
     assert caught.value.diagnostics[0].code == "CP0706"
+
+
+def test_an_axis_has_no_more_ranks_than_can_be_counted() -> None:
+    assert "no machine has so many ranks" in refusal("CP0708", with_size(reduce_plan(), None), data=2**63)

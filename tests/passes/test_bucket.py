@@ -189,3 +189,24 @@ def test_coalescing_can_be_left_out() -> None:
     maker.phase("step", *stages, outputs=("a.1", "b.1"))
     assert len(collectives(compiled(maker.plan(), "bucket").phase("step").ops)) == 1
     assert len(collectives(compiled(maker.plan(), "bucket{coalesce=false}").phase("step").ops)) == 2
+
+
+def test_a_stage_is_not_cut_into_buckets_without_end() -> None:
+    plan = reduce_plan("sum", hints=graph.Hints(bucket=8))
+    with pytest.raises(CommplanError) as caught:
+        compiled(plan, "bucket", grads=tree(w=(10**13,), b=(3,)))
+    (problem,) = caught.value.diagnostics
+    assert problem.code == "CP0724"
+    assert "at most 100,000" in problem.message
+    notes = " ".join(note.text for note in problem.notes)
+    assert "{ bucket = 382MiB }" in notes
+    enough = reduce_plan("sum", hints=graph.Hints(bucket=400 * 1024**2))
+    assert collectives(compiled(enough, "bucket", grads=tree(w=(10**12,))).phase("step").ops)
+
+
+@pytest.mark.parametrize("shape", [(10**23,), (2**31, 2**31, 2**31)])
+def test_more_bytes_than_can_be_counted_are_no_value(shape: tuple[int, ...]) -> None:
+    with pytest.raises(CommplanError) as caught:
+        compiled(reduce_plan("sum"), "bucket", grads=tree(w=shape))
+    assert caught.value.diagnostics[0].code == "CP0725"
+    assert "leaf `w` of `grads`" in caught.value.diagnostics[0].message
