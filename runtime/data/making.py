@@ -195,15 +195,18 @@ class BatchInTheMaking:
                 if isinstance(op, Share):
                     made[op.result][coords] = inputs[0]
                     continue
-                columns = self._run(state, op, dict(zip(axes, coords, strict=True)), low, high, inputs)
+                at = self._slot if put == self._put_moved else self._root
+                targets = [at(state, ref, coords, low, high) for ref in names]
+                named = dict(zip(axes, coords, strict=True))
+                columns = self._run(state, op, named, low, high, inputs, targets)
                 for ref, column in zip(names, columns, strict=True):
                     made[ref][coords] = column
         put(state, made, low, high)
 
     def _run(
         self, state: FlowState, op: Read | Map, coords: Mapping[str, int], low: int, high: int,
-        inputs: list[Sequence[Record]],
-    ) -> list[list[Record]]:  # fmt: skip
+        inputs: list[Sequence[Record]], targets: list[Array | None],
+    ) -> list[Sequence[Record]]:  # fmt: skip
         program = self.maker.program
         read = op if isinstance(op, Read) else state.flow.reads[0]
         records = state.records[read.result, tuple(coords[axis] for axis in read.per)]
@@ -216,10 +219,30 @@ class BatchInTheMaking:
         valid = before.copy()
         member = program.member(op.per, coords) if isinstance(op, Map) and op.per else -1
         place = Place(self.epoch, self.step, member)
-        out = self.maker.stages[results(op)[0]].run(place, records[low:high].tolist(), inputs, valid)
+        out = self.maker.stages[results(op)[0]].run(place, records[low:high].tolist(), inputs, valid, targets)
         for failed in np.flatnonzero(before & ~valid):
             state.valid[chosen, low + failed] = False
         return out
+
+    def _slot(self, state: FlowState, ref: Ref, coords: Coords, low: int, high: int) -> Array | None:
+        """Where the copy `coords` of a value that travels goes: a part of the shared slot."""
+        if ref not in state.flow.moved:
+            return None
+        return self.moved[ref][
+            self.maker.program.variants(self.maker.program.copies[ref]).index(coords), low:high
+        ]
+
+    def _root(self, state: FlowState, ref: Ref, coords: Coords, low: int, high: int) -> Array | None:
+        """Where the copy `coords` of a value goes in the batch: None where it is not handed over."""
+        if ref not in state.arrays:
+            return None
+        program, array = self.maker.program, state.arrays[ref]
+        per, copies = program.per(ref), program.copies[ref]
+        for place, variant in zip(np.ndindex(array.shape[: len(per)]), program.variants(per), strict=True):
+            fixed = dict(zip(per, variant, strict=True))
+            if next(c for c in program.variants(copies) if agrees(copies, c, fixed)) == coords:
+                return array[(*place, slice(low, high))]
+        return None
 
     def _put_moved(self, state: FlowState, made: _Made, low: int, high: int) -> None:
         program = self.maker.program
@@ -348,9 +371,10 @@ def _rows(array: Array) -> Sequence[Record]:
 
 
 def _fill(target: Array, column: Sequence[Any]) -> None:
-    """Write a block's records; rows without one (skipped) become zero: no batch shows stale memory."""
+    """Write a block's records, where they are not there yet; rows without one (skipped) become zero."""
     if isinstance(column, np.ndarray):
-        target[...] = column
+        if not np.may_share_memory(target, cast("Array", column)):
+            target[...] = column
         return
     for row, value in enumerate(column):
         target[row] = 0 if value is None else value

@@ -62,8 +62,10 @@ def checked(value: object, element: Element, dtype: np.dtype[Any] | None) -> Rec
     MismatchError.
     """
     if isinstance(element, BytesType):
-        if isinstance(value, bytes | bytearray | memoryview):
-            return cast("Record", value)
+        if isinstance(value, bytes):
+            return value
+        if isinstance(value, bytearray | memoryview):  # memory that the next call may write over
+            return bytes(cast("bytearray | memoryview[int]", value))
         raise MismatchError(_described(value))
     if not isinstance(element, ArrayType) or dtype is None:
         raise MismatchError("a tree")
@@ -166,13 +168,19 @@ class Stage:
         records: Sequence[int],
         operands: Sequence[Sequence[Record]],
         valid: np.ndarray[Any, np.dtype[np.bool_]],
-    ) -> list[list[Record]]:
-        """Results of a block: for each result a list with one record per row.
+        targets: Sequence[np.ndarray[Any, Any] | None],
+    ) -> list[Sequence[Record]]:
+        """Results of a block: for each result one record per row; arrays as one array, [rows, ...].
 
         records: [rows] record indices. operands: for each operand [rows] (of a Read: none). valid: [rows];
-        rows that are not are left out (None), and a row that fails becomes invalid where the plan skips.
+        rows that are not are left out (None or zero), and a row that fails becomes invalid where the plan
+        skips. targets: for each result the rows of the batch where it goes, or None. A result is written
+        where it belongs before the function is called again, which may return the same memory each time.
         """
-        columns: list[list[Record]] = [[None] * len(records) for _ in self.elements]
+        columns = [
+            _column(len(records), element, dtype, target)
+            for element, dtype, target in zip(self.elements, self.dtypes, targets, strict=True)
+        ]
         start, done, moved, skipped = time.thread_time(), 0, 0, 0
         for row, record in enumerate(records):
             if not valid[row]:
@@ -189,9 +197,13 @@ class Stage:
             for column, value in zip(columns, out, strict=True):
                 column[row] = value
                 moved += sources.nbytes(value)
+        if done < len(records):
+            for column in columns:
+                if isinstance(column, np.ndarray):
+                    column[~valid] = 0  # no batch shows stale memory
         cpu = time.thread_time() - start
         self.meter.add(self.key, cpu_s=cpu, records=done, nbytes=moved, skipped=skipped)
-        return columns
+        return [_sealed(column) for column in columns]
 
     def _one(self, place: Place, record: int, arguments: list[Record]) -> tuple[Record, ...]:
         out = self._called(place, record, arguments)
@@ -211,7 +223,9 @@ class Stage:
                 return self.call(*arguments)
             rng = generator(self.seed, self.number, place.epoch, place.step, record, place.member)
             return self.call(*arguments, rng=rng)
-        except Exception as error:  # whatever the user's code raises belongs to a record
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # whatever else the user's code raises belongs to a record
             raise CommplanError(self._raised(record, error)) from error
 
     def _checked(self, record: int, number: int, value: object) -> Record:
@@ -233,23 +247,52 @@ class Stage:
             )
         fail(code, what, f"expected: {expected}", f"found: {found}", span=self.op.span, file=self.file)
 
-    def _raised(self, record: int, error: Exception) -> Diagnostic:
+    def _raised(self, record: int, error: BaseException) -> Diagnostic:
         if isinstance(self.op, Read):
             code, what = "CP0904", f"reading record {record} of source `{self.op.source}`"
         else:
             code, what = "CP0906", f"host function `{self.op.fn}` on record {record}"
         notes = [Note(_last_line(error))]
-        if "read-only" in str(error):
+        said = _said(error)
+        if "read-only" in said:
             notes.append(Note("operands are read-only, because members share them: work on `x.copy()`"))
-        message = f"{what} raised {type(error).__name__}: {error}"
+        message = f"{what} raised {type(error).__name__}: {said}"
         return Diagnostic(code, message, self.op.span, tuple(notes), file=self.file)
+
+
+def _column(
+    rows: int, element: Element, dtype: np.dtype[Any] | None, target: np.ndarray[Any, Any] | None
+) -> list[Record] | np.ndarray[Any, Any]:
+    """Room for the results of a block: the rows of the batch where they go, else memory of their own."""
+    if target is not None:
+        return target
+    if isinstance(element, ArrayType) and dtype is not None:
+        return np.empty((rows, *element.shape), dtype)
+    return [None] * rows
+
+
+def _sealed(column: list[Record] | np.ndarray[Any, Any]) -> Sequence[Record]:
+    """The column as operands: stages and members share them, so nobody may write to them."""
+    if not isinstance(column, np.ndarray):
+        return column
+    view = column.view()
+    view.flags.writeable = False
+    return cast("Sequence[Record]", view)
 
 
 def _as_tuple(out: object) -> tuple[object, ...] | None:
     return tuple(cast("Sequence[object]", out)) if isinstance(out, tuple | list) else None
 
 
-def _last_line(error: Exception) -> str:
+def _said(error: BaseException) -> str:
+    """The message of an exception, whatever its class does on being asked."""
+    try:
+        return str(error)
+    except Exception as again:  # noqa: BLE001  the user's code once more
+        return f"(its message cannot be shown: {type(again).__name__})"
+
+
+def _last_line(error: BaseException) -> str:
     """Where in the user's code it happened."""
     frames = traceback.extract_tb(error.__traceback__)
     last = frames[-1]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from data_feed import DATA4, batches, by_name, code, epoch, no_thread_is_left_behind
-from data_plans import SIDE, Counting, decode, ensemble, flip, images, schedule
+from data_plans import FUNCTIONS, SIDE, Counting, decode, ensemble, flip, images, schedule
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -496,3 +496,69 @@ def test_a_phase_without_sources_has_no_batches() -> None:
     with pytest.raises(CommplanError) as error:
         PhaseBatches(made, "step", {}, {})
     assert code(error) == "CP0917"
+
+
+@pytest.mark.parametrize("design", ["", "shared"])
+def test_functions_may_return_the_same_memory_each_time(design: str) -> None:
+    scratch = np.zeros((SIDE, SIDE), np.uint8)
+
+    def decode_in_place(record: bytes) -> tuple[Any, int]:
+        scratch[...] = decode(record)[0]
+        return scratch, record[0]
+
+    made = schedule(
+        f"""raw = load images batch 8 visit exactly_once seed 1 {{ cores = 1 }}
+        pixels, labels = map decode(raw)
+        {"pixels = share pixels over member via all_shared" if design else ""}
+        batch = map half(pixels)
+        output pixels, batch, labels""",
+        "ensemble member = 2",
+    )
+    with batches(made, images(8), functions={**FUNCTIONS, "decode": decode_in_place}) as ready:
+        item = by_name(made, next(ready))
+    expected = np.stack([decode(images(8)[label])[0] for label in item["labels"]])
+    assert np.array_equal(item["pixels"], expected)
+    assert np.array_equal(item["batch"], expected.astype(np.float32) / 2)
+
+
+class _OneBuffer:
+    """A source that gives out one buffer again and again."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray(3)
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> bytearray:
+        self._buffer[:] = bytes([index]) * 3
+        return self._buffer
+
+
+def test_a_source_may_return_the_same_memory_each_time() -> None:
+    made = schedule(
+        "raw = load images batch 8 visit exactly_once seed 1 { cores = 1 }\n"
+        "_, labels = map decode(raw)\noutput labels"
+    )
+    with batches(made, _OneBuffer()) as ready:
+        assert sorted(by_name(made, next(ready))["labels"].tolist()) == list(range(8))
+
+
+class _SilentError(BaseException):
+    def __str__(self) -> str:
+        raise RuntimeError("no message")
+
+
+@pytest.mark.parametrize("raised", [GeneratorExit(), _SilentError()])
+def test_whatever_a_function_raises_belongs_to_its_record(raised: BaseException) -> None:
+    def decode_never(record: bytes) -> tuple[Any, int]:
+        raise raised
+
+    made = ensemble("", 1)
+    with (
+        batches(made, images(8), functions={**FUNCTIONS, "decode": decode_never}) as ready,
+        pytest.raises(CommplanError) as caught,
+    ):
+        next(ready)
+    assert code(caught) == "CP0906"
+    assert type(raised).__name__ in str(caught.value)
