@@ -188,7 +188,7 @@ class Program:
         check_binding(self._schedule, self._digest, mesh)
         from commplan.runtime.run import Run  # noqa: PLC0415  jax is loaded only here
 
-        return Run(self, mesh, sources=sources or {}, functions=functions or {}, seed=seed)
+        return Run(self, mesh, sources=sources, functions=functions, seed=seed)
 
 
 def load(path: str | Path) -> Plan:
@@ -198,7 +198,9 @@ def load(path: str | Path) -> Plan:
         text = place.read_text(encoding="utf-8")
     except OSError as error:
         fail("CP1009", f"{place} cannot be read: {error.strerror or error}", file=str(place))
-    except UnicodeDecodeError:
+    except ValueError as error:
+        if not isinstance(error, UnicodeDecodeError):  # a NUL in the name
+            fail("CP1009", f"{str(place)!r} cannot be read: {error}")
         fail("CP1009", f"{place} is not UTF-8 text", "a plan is plain text", file=str(place))
     return loads(text, str(place))
 
@@ -244,6 +246,11 @@ def mesh_sizes(mesh: Any) -> dict[str, int]:
     shape: Any = getattr(mesh, "shape", mesh)
     if not hasattr(shape, "items"):
         fail("CP0722", f"a {type(mesh).__name__} is no mesh", "expected a jax.sharding.Mesh, or axis sizes")
+    for name, size in shape.items():
+        if size is None:  # no size would be taken for one that is given elsewhere
+            fail(
+                "CP0708", f"axis `{name}` has no size in the mesh", "a mesh has a whole number for every axis"
+            )
     return {str(name): size for name, size in shape.items()}
 
 
@@ -292,6 +299,13 @@ def check_binding(schedule: Schedule, digest: str, mesh: Any) -> None:
     """Refuse a mesh with other sizes than those compiled for (CP1006); axes it lacks are Run's to say."""
     ours = schedule.mesh_sizes
     found: Any = getattr(mesh, "shape", {})
+    if not hasattr(found, "items"):
+        fail(
+            "CP0801",
+            f"a {type(mesh).__name__} is no mesh",
+            "expected a jax.sharding.Mesh",
+            file=schedule.file,
+        )
     theirs = {str(name): int(size) for name, size in dict(found).items()}
     if any(name not in theirs for name in ours) or all(theirs[name] == size for name, size in ours.items()):
         return

@@ -81,10 +81,12 @@ def compile_plan(
 def _check_order(plan: Plan, order: Mapping[str, Sequence[str]]) -> None:
     names = {value.name for value in plan.values}
     for name, paths in order.items():
-        if isinstance(paths, str):
+        listed = not isinstance(paths, str) and isinstance(paths, Sequence)  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not listed or not all(isinstance(path, str) for path in paths):  # pyright: ignore[reportUnnecessaryIsInstance]
             fail(
                 "CP0711",
-                f"the order given for `{name}` is a text: a list of paths was expected",
+                f"the order given for `{name}` is {paths!r}: a list of paths was expected",
+                f'such as order={{{name!r}: ["b", "w"]}}',
                 file=plan.file,
             )
         if name not in names:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+import operator
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.ir import schedule as ir
@@ -39,7 +40,7 @@ class Every(Mapping[int, PhaseCall]):
         self._phases = dict(phases)
 
     def __getitem__(self, period: int) -> PhaseCall:
-        if period not in self._phases:
+        if not isinstance(period, Hashable) or period not in self._phases:  # pyright: ignore[reportUnnecessaryIsInstance]
             known = ", ".join(f"every {n} steps" for n in self._phases) or "none"
             fail("CP0817", f"the plan has no phase `every {period} steps`", f"it has: {known}")
         return self._phases[period]
@@ -83,7 +84,7 @@ class Bound:
         return state
 
     def spmd(
-        self, *, returns: Sequence[str] | str | None = None, **names: str
+        self, *values: str, returns: Sequence[str] | str | None = None, **names: str
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Decorate a step: `jax.shard_map` over the plan's axes, with specs from the plan.
 
@@ -97,6 +98,8 @@ class Bound:
         Raises CP0806 for partial values, CP0810 when called inside a shard_map, CP0811 for names and
         results that do not agree, CP0805 and CP0812 for arguments that do not fit.
         """
+        if values:
+            spmd.refuse_unnamed(self.context, values)
         return spmd.decorate(self.context, names, returns)
 
     def varying(self, tree: Any) -> Any:
@@ -223,11 +226,14 @@ class Run(Bound):
     ) -> None:
         schedule = program.schedule
         check_mesh(schedule, mesh)
+        _check_kinds(schedule, sources, functions, seed)
         check_bound(schedule, dict(sources or {}), dict(functions or {}))
         bound(schedule, dict(sources or {}), sources or {})
         checked_functions(schedule, dict(functions or {}))
         self.program = program
-        context = Context(schedule, mesh, dict(functions or {}), seed, known_structures(program))
+        context = Context(
+            schedule, mesh, dict(functions or {}), operator.index(seed), known_structures(program)
+        )
         super().__init__(context, sources or {})
 
     def __repr__(self) -> str:
@@ -318,7 +324,7 @@ def check_mesh(schedule: ir.Schedule, mesh: Any) -> None:
     shape: dict[str, int] = {str(k): int(v) for k, v in dict(getattr(mesh, "shape", {})).items()}
     found = ", ".join(f"{name} = {size}" for name, size in shape.items()) or "no axes"
     notes = [f"the mesh has {found}", f"the plan was compiled for {_sizes(sizes)}"]
-    if not hasattr(mesh, "devices"):
+    if isinstance(mesh, AbstractMesh) or not hasattr(mesh, "devices"):
         fail(
             "CP0801",
             f"a {type(mesh).__name__} is no mesh of devices",
@@ -349,6 +355,18 @@ def check_mesh(schedule: ir.Schedule, mesh: Any) -> None:
             f"make the mesh with axis_types=(jax.sharding.AxisType.Auto,) * {count}",
             file=schedule.file,
         )
+
+
+def _check_kinds(schedule: ir.Schedule, sources: object, functions: object, seed: object) -> None:
+    """Raises CP0803 for sources or functions that are no mappings, and for a seed that is no whole number."""
+    for name, given in (("sources", sources), ("functions", functions)):
+        if given is not None and not isinstance(given, Mapping):
+            message = f"{name} is of type {type(given).__name__}: a mapping by name was expected"
+            fix = f"pass it: program.bind(mesh, {name}={{NAME: ...}})"
+            fail("CP0803", message, fix, file=schedule.file)
+    if isinstance(seed, bool) or not isinstance(seed, SupportsIndex):
+        message = f"the seed is {seed!r}, of type {type(seed).__name__}: a whole number was expected"
+        fail("CP0803", message, "such as program.bind(mesh, seed=0)", file=schedule.file)
 
 
 def check_bound(schedule: ir.Schedule, sources: Mapping[str, Any], functions: Mapping[str, Any]) -> None:

@@ -27,6 +27,7 @@ def decorate(
     context: Context, names: Mapping[str, str], returns: Sequence[str] | None
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """The decorator of `run.spmd(...)`: see there."""
+    _check_texts(context, names, returns)
     placements = {name: _placement(context, text, f"argument `{name}`") for name, text in names.items()}
     listed = None
     if returns is not None:
@@ -53,6 +54,34 @@ def decorate(
         return call
 
     return wrap
+
+
+def refuse_unnamed(context: Context, values: Sequence[object]) -> NoReturn:
+    """Refuse `@run.spmd` without parentheses, and values that say no parameter's name (CP0811)."""
+    if callable(values[0]):
+        message = "run.spmd is written without parentheses"
+    else:
+        message = f"run.spmd is given {values[0]!r} without the name of a parameter"
+    notes = (
+        "each parameter after the state is named with the value that it lies like",
+        'such as @run.spmd(params="params", batch="batch"); @run.spmd() where there is only the state',
+    )
+    fail("CP0811", message, *notes, file=context.schedule.file)
+
+
+def _check_texts(context: Context, names: Mapping[str, object], returns: object) -> None:
+    """Refuse what is no text where values and placements are named (CP0811)."""
+    file = context.schedule.file
+    for name, given in names.items():
+        if not isinstance(given, str):
+            message = f"argument `{name}` is named with a {type(given).__name__}: a text was expected"
+            fail("CP0811", message, f'such as @run.spmd({name}="params") or {name}="per data"', file=file)
+    many = isinstance(returns, list | tuple)
+    listed = list(cast("Sequence[object]", returns)) if many else [] if returns is None else [returns]
+    wrong = [type(one).__name__ for one in listed if not isinstance(one, str)]
+    if wrong:
+        message = f"`returns` has a {wrong[0]}: a text, or a list of texts, was expected"
+        fail("CP0811", message, 'such as returns=["loss", "same"]', file=file)
 
 
 def _placement(context: Context, text: str, what: str) -> Placement:

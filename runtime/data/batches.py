@@ -170,6 +170,9 @@ class PhaseBatches(Iterator[HostBatch]):
             return 0, 0
         phase = self._program.phase
         keys = ("epoch", "step", "order")
+        if not isinstance(state, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            found, fix = f"found a {type(state).__name__}", "pass what `.state()` of batches returned"
+            fail("CP0910", "this is no state of batches", found, fix, span=phase.span)
         if set(state) != set(keys) or not all(type(state[key]) is int and state[key] >= 0 for key in keys):
             fail("CP0910", "this is no state of batches", f"found: {dict(state)}", span=phase.span)
         if state["order"] != self._fingerprint() or state["step"] >= self._steps:

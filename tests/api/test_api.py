@@ -284,3 +284,19 @@ def test_binding_runs_on_the_mesh() -> None:
     made = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     run = program().bind(made)
     assert run.program == program()
+
+
+@pytest.mark.parametrize("order", [{"grads": 3}, {"grads": "w"}, {"grads": [["w"], "b/0"]}])
+def test_an_order_lists_paths(order: Any) -> None:
+    problem = refusal(commplan.loads(TEXT).compile, {"data": 4}, {"grads": TREE}, order=order)
+    assert problem.code == "CP0711"
+    assert "a list of paths was expected" in problem.message
+
+
+def test_an_axis_of_a_mesh_has_a_size() -> None:
+    declared = commplan.loads(TEXT.replace("data = ?", "data = 4"))
+    assert refusal(declared.compile, {"data": None}, {"grads": TREE}).code == "CP0708"
+
+
+def test_a_name_that_no_file_can_have() -> None:
+    assert refusal(commplan.load, "a\0").code == "CP1009"

@@ -562,3 +562,9 @@ def test_whatever_a_function_raises_belongs_to_its_record(raised: BaseException)
         next(ready)
     assert code(caught) == "CP0906"
     assert type(raised).__name__ in str(caught.value)
+
+
+def test_a_state_is_a_mapping() -> None:
+    with pytest.raises(CommplanError) as caught:
+        batches(ensemble("", 1), images(8), state=3)
+    assert code(caught) == "CP0910"

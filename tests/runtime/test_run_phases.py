@@ -349,3 +349,29 @@ each step {
         out, _ = run.step({}, x=x, n=np.array([2**40, 3]))
         assert np.asarray(out.y).tobytes() == x[1].tobytes()
         assert int(out.n) == 2**40 + 3
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"sources": [1]}, {"functions": [1]}, {"seed": "x"}, {"seed": 1.5}, {"seed": True}],
+)
+def test_what_is_bound_comes_by_name_and_a_seed_is_whole(given: dict[str, Any]) -> None:
+    program = commplan.loads(ELASTIC).compile(mesh_of(worker=4), {"params": TREE, "center": TREE})
+    with pytest.raises(CommplanError) as caught:
+        program.bind(mesh_of(worker=4), **given)
+    assert caught.value.diagnostics[0].code == "CP0803"
+    assert program.bind(mesh_of(worker=4), seed=np.int64(3)).context.seed == 3  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("mesh", [jax.sharding.AbstractMesh((4,), ("worker",)), np.zeros(3)])
+def test_a_program_is_bound_to_devices(mesh: Any) -> None:
+    program = commplan.loads(ELASTIC).compile({"worker": 4}, {"params": TREE, "center": TREE})
+    with pytest.raises(CommplanError) as caught:
+        program.bind(mesh)
+    assert caught.value.diagnostics[0].code == "CP0801"
+
+
+def test_a_period_is_a_number() -> None:
+    with pytest.raises(CommplanError) as caught:
+        elastic().every[[1]]
+    assert caught.value.diagnostics[0].code == "CP0817"

@@ -379,3 +379,24 @@ def test_taps_that_cannot_do_what_the_plan_does():
     tree = jax.tree.map(lambda x: np.stack([x, x]), TREE)
     code, text = refused(lambda: step({}, tree))
     assert (code, "weighted" in text) == ("CP0815", True)
+
+
+def step(state: Any, params: Any = None) -> Any:
+    return state
+
+
+@pytest.mark.parametrize(
+    "misuse",
+    [
+        lambda run: run.spmd(step),
+        lambda run: run.spmd("params"),
+        lambda run: run.spmd(params=3),
+        lambda run: run.spmd(returns=3),
+        lambda run: run.spmd(returns=["same", 3]),
+    ],
+)
+def test_names_of_parameters_and_results_are_texts(misuse: Any) -> None:
+    with pytest.raises(CommplanError) as caught:
+        misuse(bound())
+    assert caught.value.diagnostics[0].code == "CP0811"
+    assert any("such as" in note.text for note in caught.value.diagnostics[0].notes)
