@@ -123,16 +123,19 @@ class Ring(Generic[Item]):
 
     def take(self) -> tuple[Item, int, float]:
         """The next batch, how many lay ready, and the seconds waited. Raises what its making raised."""
+        try:
+            return self._take()
+        except KeyboardInterrupt:
+            self._interrupted = True
+            raise
+
+    def _take(self) -> tuple[Item, int, float]:
         self.admit()
         begin = time.perf_counter()
         with self._lock:
             ready = sum(entry.done for entry in self._entries.values())
-            try:
-                while not self._closed and not ((entry := self._entries.get(self._handed)) and entry.done):
-                    self._changed.wait()
-            except KeyboardInterrupt:
-                self._interrupted = True
-                raise
+            while not self._closed and not ((entry := self._entries.get(self._handed)) and entry.done):
+                self._changed.wait()
             waited = time.perf_counter() - begin
             entry = self._entries.get(self._handed)
             if self._closed or entry is None:
