@@ -3,15 +3,14 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from commplan.diagnostics import CommplanError as CommplanError
-from commplan.diagnostics import Diagnostic as Diagnostic
-
 if TYPE_CHECKING:
     from commplan import optax as optax
     from commplan.api import Plan as Plan
     from commplan.api import Program as Program
     from commplan.api import load as load
     from commplan.api import loads as loads
+    from commplan.diagnostics import CommplanError as CommplanError
+    from commplan.diagnostics import Diagnostic as Diagnostic
     from commplan.runtime.data.sources import folder as folder
     from commplan.runtime.data.sources import paths as paths
     from commplan.runtime.run import Run as Run
@@ -25,6 +24,8 @@ __all__ = [
 ]  # fmt: skip
 # Where the rest of the face is found. `Run` and `optax` need jax, and `import *` must do without it.
 _HOMES = {
+    "CommplanError": "commplan.diagnostics",
+    "Diagnostic": "commplan.diagnostics",
     "Plan": "commplan.api",
     "Program": "commplan.api",
     "Run": "commplan.runtime.run",

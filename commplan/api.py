@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from commplan import compiler, trees
+from commplan import compiler, files, trees
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.ir import plan as graph
 from commplan.ir.schedule import Leaf, Schedule
@@ -158,7 +158,7 @@ class Program:
         """
         place = Path(path)
         try:
-            data = place.read_bytes()
+            data = files.read(place, files.SCHEDULE)
         except OSError as error:
             fail("CP1009", f"{place} cannot be read: {error.strerror or error}", file=str(place))
         schedule = load_schedule(data, str(place))
@@ -195,7 +195,7 @@ def load(path: str | Path) -> Plan:
     """The plan in the file at `path`, checked. Raises CommplanError with all that is wrong with it."""
     place = Path(path)
     try:
-        text = place.read_text(encoding="utf-8")
+        text = files.read(place).decode("utf-8")
     except OSError as error:
         fail("CP1009", f"{place} cannot be read: {error.strerror or error}", file=str(place))
     except ValueError as error:

@@ -22,6 +22,7 @@ from typing import Any, cast
 
 import msgspec
 
+from commplan import files
 from commplan.diagnostics import fail
 from commplan.ir.plan import AxisKind
 from commplan.ir.schedule import Axis
@@ -61,8 +62,8 @@ def load_topology(path: str | Path) -> Topology:
     """The topology in the file at `path`. Raises CP0712 where it cannot be read or is malformed."""
     place = Path(path)
     try:
-        text = place.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = files.read(place).decode("utf-8")
+    except (OSError, ValueError) as error:
         fail("CP0712", f"topology {place} cannot be read: {error}", file=str(place))
     return parse_topology(text, str(place))
 
@@ -73,6 +74,8 @@ def parse_topology(text: str, file: str = "<topology>") -> Topology:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         fail("CP0712", f"the topology is no TOML: {error}", file=file)
+    except RecursionError:
+        fail("CP0712", "the topology is nested too deep", "levels are tables of numbers and texts", file=file)
     _known_keys(content, ("name", "host", "level"), "the topology", file)
     name = _want(content, "name", str, "the topology", file)
     tables = _want(content, "level", list, "the topology", file)

@@ -22,7 +22,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "commplan.collectives": (),
     "commplan.dsl": (),
     "commplan.trees": (),
-    "commplan.topology": (),
+    "commplan.files": (),
+    "commplan.topology": ("commplan.files",),
     "commplan.passes": ("commplan.collectives", "commplan.topology", "commplan.verify", "commplan.trees"),
     "commplan.verify": ("commplan.collectives",),
     "commplan.lowering": (

@@ -2,7 +2,7 @@
 
 import sys
 
-from commplan.cli.main import main
+from commplan.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -6,8 +6,9 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any, Literal, get_args
+from typing import IO, Any, Literal, NoReturn, get_args
 
+from commplan import files
 from commplan.diagnostics import CommplanError, Diagnostic, Note, Span, fail
 from commplan.render import Style
 
@@ -36,8 +37,22 @@ class Console:
         return stream.isatty()
 
     def put(self, text: str) -> None:
-        """Write an artefact to stdout."""
-        sys.stdout.write(text)
+        """Write an artefact to stdout. Raises CP1101 where it takes no more (a full disk)."""
+        try:
+            sys.stdout.write(text)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            _stdout_full(error)
+
+    def flush(self) -> None:
+        """See that all of stdout is written. Raises CP1101 like `put`."""
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            _stdout_full(error)
 
     def document(self, **fields: Any) -> None:
         """Write the one JSON document of this run to stdout."""
@@ -47,7 +62,7 @@ class Console:
 
     def say(self, text: str) -> None:
         """Write a message to stderr."""
-        sys.stderr.write(f"{text}\n")
+        _to_stderr(f"{text}\n")
 
     def note(self, text: str) -> None:
         """A message for people only: silent in the other formats."""
@@ -58,8 +73,8 @@ class Console:
         """Write diagnostics: to stderr for people, to stdout in the formats that programs read."""
         from commplan.render import render
 
-        stream = sys.stderr if self.human else sys.stdout
-        stream.write(render(diagnostics, self.texts, self.style, self.human and self.color(stream)))
+        write = _to_stderr if self.human else self.put
+        write(render(diagnostics, self.texts, self.style, self.human and self.color(sys.stderr)))
 
     def refuse(self, diagnostics: Sequence[Diagnostic]) -> None:
         """Diagnostics that ended the run; in JSON they are its document."""
@@ -73,11 +88,11 @@ class Console:
     def read(self, path: str) -> str:
         """The text of a file, or of stdin for `-`; kept for the excerpts.
 
-        Raises CP0001 where it cannot be read and CP0002 where it is not UTF-8.
+        Raises CP0001 where it cannot be read or is larger than 64 MiB, and CP0002 where it is not UTF-8.
         """
         name = "<stdin>" if path == STDIN else path
         try:
-            data = sys.stdin.buffer.read() if path == STDIN else Path(path).read_bytes()
+            data = files.read_stream(sys.stdin.buffer) if path == STDIN else files.read(path)
         except AttributeError:  # no stdin at all: `commplan check - <&-`
             fail("CP0001", f"cannot read {name}: it is closed", file=name)
         except OSError as error:
@@ -100,6 +115,20 @@ class Console:
             Path(path).write_bytes(data)
         except (OSError, ValueError) as error:
             fail("CP1101", f"cannot write {path}: {getattr(error, 'strerror', None) or error}", file=path)
+
+
+def _to_stderr(text: str) -> None:
+    """Write to stderr; a full disk under it leaves nobody to tell."""
+    try:
+        sys.stderr.write(text)
+    except BrokenPipeError:
+        raise
+    except OSError:
+        return
+
+
+def _stdout_full(error: OSError) -> NoReturn:
+    fail("CP1101", f"cannot write to standard output: {error.strerror or error}", file="<stdout>")
 
 
 def name_of(path: str) -> str:

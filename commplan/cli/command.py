@@ -7,36 +7,44 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
+from typing import IO
 
 from commplan.cli.arguments import parse
 from commplan.cli.console import Console
 from commplan.diagnostics import CommplanError
 
 CLEAN, PROBLEMS, FAILURE = 0, 1, 2
-INTERRUPTED = 130  # 128 + SIGINT, as shells say it
 BROKEN_PIPE = 141  # 128 + SIGPIPE
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def run(argv: Sequence[str] | None = None) -> int:
     """Run the command with `argv` (default: the process's arguments) and return its exit code."""
     _print_anything()
     try:
         arguments = parse(sys.argv[1:] if argv is None else argv)
     except SystemExit as leaving:  # argparse has said why, or printed the help
-        return leaving.code if isinstance(leaving.code, int) else FAILURE
+        return _left(leaving.code if isinstance(leaving.code, int) else FAILURE)
     console = Console(arguments.color, arguments.format)
     try:
         code = _verb(arguments.verb, arguments, console)
-        sys.stdout.flush()
+        console.flush()
     except CommplanError as error:
         return _refused(error, console)
-    except KeyboardInterrupt:
-        console.say("interrupted")
-        return INTERRUPTED
     except BrokenPipeError:
         return _reader_gone()
     except Exception as error:  # noqa: BLE001  the last line of defence: say it, never show a user a traceback
         return _internal(error, console)
+    return code
+
+
+def _left(code: int) -> int:
+    """The exit code after argparse has had its say, which may be more than stdout takes."""
+    try:
+        Console().flush()
+    except BrokenPipeError:
+        return _reader_gone()
+    except CommplanError as error:
+        return _refused(error, Console())
     return code
 
 
@@ -47,21 +55,30 @@ def _verb(name: str, arguments: object, console: Console) -> int:
 def _refused(error: CommplanError, console: Console) -> int:
     try:
         console.refuse(error.diagnostics)
-        sys.stdout.flush()
+        console.flush()
     except BrokenPipeError:
         return _reader_gone()
+    except CommplanError:  # stdout takes nothing: people read it on stderr
+        if not console.human:
+            Console("never").report(error.diagnostics)
+        _silence(sys.stdout)
     return PROBLEMS
 
 
 def _reader_gone() -> int:
     """Whoever read our output has left. Nothing more is written, at exit neither."""
+    _silence(sys.stdout, sys.stderr)
+    return BROKEN_PIPE
+
+
+def _silence(*streams: IO[str]) -> None:
+    """Let nothing more be written to these streams, at exit neither."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (sys.stdout, sys.stderr):
+    for stream in streams:
         try:
             os.dup2(nowhere, stream.fileno())
         except (OSError, ValueError):  # not a real file: nothing is flushed to it at exit
             continue
-    return BROKEN_PIPE
 
 
 def _internal(error: Exception, console: Console) -> int:
