@@ -52,7 +52,9 @@ def is_plain(tree: Any) -> bool:
     """Whether every leaf of `tree`, taken apart as plain containers, has a shape."""
     leaves: list[tuple[str, Any]] = []
     _walk_all(tree, leaves)
-    return all(_is_spec(x) or isinstance(x, bool | int | float) or hasattr(x, "shape") for _, x in leaves)
+    return all(
+        _is_like_spec(x) or isinstance(x, bool | int | float) or hasattr(x, "shape") for _, x in leaves
+    )
 
 
 def leaves_of(pairs: Iterable[tuple[str, Any]]) -> tuple[Leaf, ...]:
@@ -110,8 +112,12 @@ def _in_order(node: Any) -> Any:
 def _shape_and_dtype(path: str, leaf: Any) -> tuple[tuple[int, ...], Any]:
     if isinstance(leaf, bool | int | float):
         return (), _NUMBERS[type(leaf)]
-    if _is_spec(leaf):
+    if _is_like_spec(leaf):
         spec = cast("Mapping[str, Any]", leaf)
+        missing = next((key for key in ("shape", "dtype") if key not in spec), None)
+        if missing is not None:
+            where = f"leaf `{path}`" if path else "a leaf"
+            fail("CP0720", f"{where} has no `{missing}`", 'such as {"shape": [3, 4], "dtype": "f32"}')
         shape, dtype = spec["shape"], spec["dtype"]
     else:
         shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
@@ -141,6 +147,17 @@ def _is_spec(node: Any) -> bool:
     return isinstance(node, Mapping) and {"shape", "dtype"} == set(cast("Mapping[Any, Any]", node))
 
 
+def _is_like_spec(node: Any) -> bool:
+    """Whether it is `{"shape", "dtype"}`, or means to be: one of the two, alone, with a value fit for it."""
+    if not isinstance(node, Mapping):
+        return False
+    spec = cast("Mapping[Any, Any]", node)
+    if set(spec) == {"shape"}:
+        shape = spec["shape"]
+        return isinstance(shape, list | tuple) and all(type(d) is int for d in cast("list[Any]", shape))
+    return _is_spec(spec) or (set(spec) == {"dtype"} and isinstance(spec["dtype"], str))
+
+
 def _never(_: Any) -> bool:
     return False
 
@@ -154,7 +171,7 @@ def _counted(values: Sequence[Any], expected: int) -> Iterator[Any]:
 def _walk_all(tree: Any, leaves: list[tuple[str, Any]]) -> None:
     """The leaves of shapes. Raises CP0720 for a tree deeper than Python's stack."""
     try:
-        _walk(tree, None, leaves, _is_spec)
+        _walk(tree, None, leaves, _is_like_spec)
     except RecursionError:
         fail("CP0720", "the tree of shapes is nested too deep", "flatten it, such as into a list of layers")
 

@@ -206,14 +206,19 @@ def _pair(text: str) -> tuple[str, str]:
     return name, value
 
 
+def _is_number(text: str) -> bool:
+    """Whether it is written in the digits 0 to 9, and not too many of them."""
+    return text.isascii() and text.isdecimal() and len(text) < 20
+
+
 def _size(text: str) -> tuple[str, int]:
     name, value = _pair(text)
-    if not value.isdecimal() or not 0 < int(value) < 2**31:
+    if not _is_number(value) or not 0 < int(value) < 2**31:
         raise argparse.ArgumentTypeError(f"expected NAME=N with a positive whole number, found {text!r}")
     return name, int(value)
 
 
 def _count(text: str) -> int:
-    if not text.isdecimal() or not 0 < int(text) < 2**31:
+    if not _is_number(text) or not 0 < int(text) < 2**31:
         raise argparse.ArgumentTypeError(f"expected a positive whole number, found {text!r}")
     return int(text)

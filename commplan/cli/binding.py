@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -63,8 +64,10 @@ def read_shapes(path: str, console: Console) -> dict[str, Any]:
     """The contents of a shapes file. Raises CP1103 where it is not a JSON object."""
     text = console.read(path)
     try:
-        shapes = msgspec.json.decode(text)
-    except msgspec.DecodeError as error:
+        shapes = json.loads(text, object_pairs_hook=_unique)
+    except CommplanError as error:
+        raise CommplanError(*(msgspec.structs.replace(d, file=path) for d in error.diagnostics)) from None
+    except ValueError as error:
         fail("CP1103", f"the shapes are not JSON: {error}", file=path)
     except RecursionError:
         fail("CP1103", "the shapes are nested too deep", "trees this deep cannot be read", file=path)
@@ -79,6 +82,16 @@ def read_shapes(path: str, console: Console) -> dict[str, Any]:
             )
         )
     return {str(name): tree for name, tree in shapes.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON. Raises CP1103 where a key is in it twice: one of the two would be lost."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        fail("CP1103", f"the key `{twice}` is written twice in one object", "each name has one value")
+    return found
 
 
 def _json_kind(value: object) -> str:

@@ -138,3 +138,10 @@ def test_dicts_come_back_from_paths(tree: Any) -> None:
 def test_the_examples_of_the_docstrings() -> None:
     found = doctest.testmod(trees_module)
     assert (found.failed, found.attempted) == (0, 4)
+
+
+@pytest.mark.parametrize(("leaf", "missing"), [({"shape": [3]}, "dtype"), ({"dtype": "f32"}, "shape")])
+def test_a_leaf_with_half_of_what_it_needs(leaf: dict[str, Any], missing: str) -> None:
+    with pytest.raises(CommplanError, match=f"leaf `w` has no `{missing}`"):
+        shapes_of({"w": leaf})
+    assert is_plain({"w": leaf})

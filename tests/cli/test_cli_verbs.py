@@ -272,7 +272,14 @@ def test_compile_binds_open_sizes(tmp_path: Path, shapes: str, capsys: Capture) 
 
 @pytest.mark.parametrize(
     "content, message",
-    [("{", "not JSON"), ("[1]", "a JSON array"), ("3", "a JSON number"), ("null", "a JSON null")],
+    [
+        ("{", "not JSON"),
+        ("[1]", "a JSON array"),
+        ("3", "a JSON number"),
+        ("null", "a JSON null"),
+        ('{"params": {"w": 1, "w": 2}}', "`w` is written twice"),
+        ('{"params": ' + "9" * 5000 + "}", "not JSON"),
+    ],
 )
 def test_compile_refuses_malformed_shapes(
     content: str, message: str, tmp_path: Path, capsys: Capture
@@ -461,6 +468,8 @@ def test_version_and_help(capsys: Capture) -> None:
         ["compile", "x", "--axis", "data"],
         ["compile", "x", "--axis", "data=-1"],
         ["compile", "x", "--axis", "data=1e9"],
+        ["compile", "x", "--axis", "data=٣"],
+        ["run", "x", "--steps", "9" * 5000],
         ["compile", "x", "--map", "=gpu"],
         ["run", "x", "--steps", "0"],
         ["compile", "x", "--emit", "banana"],
