@@ -35,7 +35,7 @@ def pack_collectives(
     items: list[Item] = []
     for op in group:
         items += _items(editor, op, order, len(items))
-    _check_count(items, limit, head)
+    _check_count(items, limit, head, editor.schedule.file)
     buckets = fill(items, limit)
     ops: list[Op] = []
     parts: dict[Ref, list[Part]] = {op.result: [] for op in group}
@@ -52,7 +52,7 @@ def pack_collectives(
     return ops, buckets
 
 
-def _check_count(items: Sequence[Item], limit: int | None, head: Collective) -> None:
+def _check_count(items: Sequence[Item], limit: int | None, head: Collective, file: str) -> None:
     """Refuse a limit so small, or leaves so large, that there is no end of buckets (CP0724)."""
     counts = [pieces(item, limit) for item in items]
     made = sum(count for count in counts if count > 1)
@@ -68,6 +68,7 @@ def _check_count(items: Sequence[Item], limit: int | None, head: Collective) -> 
         " of the pass bucket",
         "are the shapes what they should be?",
         span=head.span,
+        file=file,
     )
 
 

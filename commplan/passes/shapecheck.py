@@ -128,7 +128,7 @@ def check_leaves(plan: graph.Plan, values: Mapping[graph.Ref, Value]) -> list[Di
 
 def check_sizes(plan: graph.Plan, values: Mapping[graph.Ref, Value], ranks: int) -> list[Diagnostic]:
     """No value has more bytes, over all ranks, than can be counted (CP0725)."""
-    found: list[Diagnostic] = []
+    found: dict[str, Diagnostic] = {}  # by name: once for all the values that follow from it
     for value in plan.values:
         leaves = values[value.id].whole or values[value.id].leaves
         wrong = next((leaf for leaf in leaves if leaf.size * leaf.dtype.nbytes * ranks > LARGEST), None)
@@ -136,8 +136,9 @@ def check_sizes(plan: graph.Plan, values: Mapping[graph.Ref, Value], ranks: int)
             what = leaf_name(wrong, value.id)
             message = f"{what} has {wrong.size:,} elements: too many bytes over {ranks:,} ranks to be counted"
             notes = (Note(f"its shape is {_show(wrong)}; {LARGEST:,} bytes are the most"),)
-            found.append(Diagnostic("CP0725", message, value.span, notes, file=plan.file))
-    return found
+            problem = Diagnostic("CP0725", message, value.span, notes, file=plan.file)
+            found.setdefault(value.name, problem)
+    return list(found.values())
 
 
 def leaf_name(leaf: Leaf, of: graph.Ref) -> str:
