@@ -7,6 +7,7 @@ import operator
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 
+import numpy as np
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
@@ -411,8 +412,12 @@ def _sizes(sizes: Mapping[str, int]) -> str:
 
 
 def _zeros(shape: tuple[int, ...], leaf: ir.Leaf, sharding: Any) -> Any:
-    make = jax.jit(lambda: jnp.zeros(shape, leaf.dtype.numpy_name), out_shardings=sharding)
-    return make()
+    """Zeros made shard by shard: no process sends anything, and a leaf of size 0 has its sharding too."""
+
+    def piece(_: object) -> Any:  # memory of its own: JAX may use it as it is, and states are donated
+        return np.zeros(sharding.shard_shape(shape), jnp.dtype(leaf.dtype.numpy_name))
+
+    return jax.make_array_from_callback(shape, sharding, piece)
 
 
 def known_structures(program: Program) -> dict[tuple[str, ...], Structure]:
