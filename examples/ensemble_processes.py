@@ -174,7 +174,7 @@ def _relay(number: int, lines: IO[str] | None, result: dict[str, Any]) -> None:
     for line in lines or ():
         if line.startswith(RESULT):
             result.update(json.loads(line.removeprefix(RESULT)))
-        elif not line.startswith("[Gloo]"):  # XLA's own, on how its connections stand
+        elif "peer ranks" not in line:  # Gloo's own, on how its connections stand
             print(f"member {number} | {line}", end="", flush=True)
 
 
