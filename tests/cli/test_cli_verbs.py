@@ -6,8 +6,6 @@ import io
 import json
 import os
 import re
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ import pytest
 
 from commplan import __version__
 from commplan.cli import main
-from commplan.cli.arguments import EMITS, SHELLS, parser
+from commplan.cli.arguments import EMITS, parser
 from commplan.dsl import load
 from commplan.ir.serial import decode
 from commplan.ir.text import parse_plan, parse_schedule
@@ -403,52 +401,6 @@ def test_new_of_unknown_templates(capsys: Capture) -> None:
 def test_new_says_where_it_cannot_write(bad: str, capsys: Capture) -> None:
     assert main(["new", "elastic", "--into", f"{bad}/x"]) == 1
     assert "CP1101" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("shell", SHELLS)
-def test_completion_knows_every_verb_and_flag(shell: str, capsys: Capture) -> None:
-    assert main(["completion", shell]) == 0
-    out, _ = capsys.readouterr()
-    for word in (
-        "check",
-        "fmt",
-        "compile",
-        "explain",
-        "run",
-        "passes",
-        "new",
-        "completion",
-        "data_parallel",
-        "mermaid",
-    ):
-        assert word in out
-    for flag in ("oversubscribe", "dump-passes", "into"):
-        assert flag in out
-
-
-@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")
-@pytest.mark.parametrize(
-    "typed, expected",
-    [
-        (["commplan", "ch"], {"check"}),
-        (["commplan", "compile", "--emit", "j"], {"jaxpr"}),
-        (["commplan", "new", "sh"], {"sharded"}),
-        (["commplan", "compile", "--time"], {"--time-passes"}),
-    ],
-)
-def test_completion_works_in_bash(
-    typed: list[str], expected: set[str], tmp_path: Path, capsys: Capture
-) -> None:
-    main(["completion", "bash"])
-    words = " ".join(f"'{word}'" for word in typed)
-    script = f"""{capsys.readouterr().out}
-COMP_WORDS=({words}); COMP_CWORD={len(typed) - 1}; _commplan; printf '%s\\n' "${{COMPREPLY[@]}}"
-"""
-    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert set(done.stdout.split()) == expected and done.stderr == ""
-
-
-# usage
 
 
 def test_version_and_help(capsys: Capture) -> None:
