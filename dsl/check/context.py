@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import islice
+from typing import TypeVar
 
 from commplan.diagnostics import Diagnostic, Fix, Note, Span
 from commplan.dsl import ast
@@ -11,6 +12,7 @@ from commplan.dsl.check.unread import Unread
 from commplan.ir.plan import Axis, AxisKind, Fn, Ref, Source, Value
 from commplan.ir.types import Placement, Type
 
+T = TypeVar("T")
 MOST_ERRORS = 1000
 MOST_GUESSES = 100
 MOST_COMPARED = 500
@@ -122,6 +124,22 @@ class Context:
         short = list(islice((other for other in known if len(other) <= LONGEST_GUESS), MOST_COMPARED))
         found = get_close_matches(name, short, 1, 0.7) or get_close_matches(name.lower(), short, 1, 0.7)
         return found[0] if found else None
+
+    def look_up(self, name: ast.Name, known: Mapping[str, T], code: str, what: str, how: str) -> T | None:
+        """What `name` was declared to be, or None with the error reported (none for a wrong declaration)."""
+        if name.text in self.unknown or name.text in known:
+            return known.get(name.text)
+        kind = self.kind_of(name.text)
+        if kind is None and self.is_settled(name.text):
+            return None
+        self.error(
+            code,
+            f"`{name.text}` is {kind}, expected a {what}" if kind else f"there is no {what} `{name.text}`",
+            name.span,
+            f"declared: {listed(known)}" if known else how,
+            fix=None if kind else self.rename(name, known),
+        )
+        return None
 
     def rename(self, name: ast.Name, known: Iterable[str]) -> Fix | None:
         """The repair of a misspelt name: certain enough where one known name is near."""

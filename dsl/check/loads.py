@@ -78,19 +78,7 @@ def check_load(ctx: Context, scope: Scope, statement: ast.StageStmt, expr: ast.L
 
 
 def _source(ctx: Context, name: ast.Name) -> Source | None:
-    if name.text in ctx.unknown or name.text in ctx.sources:
-        return ctx.sources.get(name.text)
-    kind = ctx.kind_of(name.text)
-    if kind is None and ctx.is_settled(name.text):
-        return None
-    ctx.error(
-        "CP0105",
-        f"`{name.text}` is {kind}, expected a source" if kind else f"there is no source `{name.text}`",
-        name.span,
-        f"declared: {listed(ctx.sources)}" if ctx.sources else "declare one: `source NAME : TYPE`",
-        fix=None if kind else ctx.rename(name, ctx.sources),
-    )
-    return None
+    return ctx.look_up(name, ctx.sources, "CP0105", "source", "declare one: `source NAME : TYPE`")
 
 
 def _split(ctx: Context, expr: ast.LoadExpr) -> tuple[str, ...] | None:

@@ -62,19 +62,8 @@ def check_map(ctx: Context, scope: Scope, statement: ast.StageStmt, expr: ast.Ma
 
 def find_fn(ctx: Context, name: ast.Name) -> Fn | None:
     """The declared fn, or None with the error reported (nothing is reported of a wrong declaration)."""
-    if name.text in ctx.unknown or name.text in ctx.fns:
-        return ctx.fns.get(name.text)
-    kind = ctx.kind_of(name.text)
-    if kind is None and ctx.is_settled(name.text):
-        return None
-    ctx.error(
-        "CP0106",
-        f"`{name.text}` is {kind}, expected a fn" if kind else f"there is no fn `{name.text}`",
-        name.span,
-        f"declared: {listed(ctx.fns)}" if ctx.fns else "declare it: `fn NAME(TYPES) -> TYPES on host|device`",
-        fix=None if kind else ctx.rename(name, ctx.fns),
-    )
-    return None
+    how = "declare it: `fn NAME(TYPES) -> TYPES on host|device`"
+    return ctx.look_up(name, ctx.fns, "CP0106", "fn", how)
 
 
 def _arity(ctx: Context, statement: ast.StageStmt, expr: ast.MapExpr, fn: Fn) -> bool:
