@@ -25,7 +25,7 @@ import msgspec
 from commplan import files
 from commplan.diagnostics import fail
 from commplan.ir.plan import AxisKind
-from commplan.ir.schedule import Axis
+from commplan.ir.schedule import Axis, Spread
 
 _BANDWIDTH = {"Mbit/s": 1e6 / 8, "Gbit/s": 1e9 / 8, "MB/s": 1e6, "GB/s": 1e9}
 _TIME = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -176,6 +176,7 @@ def place(
         )
     chosen = {axis.name: mapping.get(axis.name, axis.name if axis.name in names else "") for axis in ranked}
     room = {level.name: level.count for level in topology.levels}
+    spread: dict[str, tuple[Spread, ...]] = {}
     for axis in (axis for axis in ranked if chosen[axis.name]):
         level = chosen[axis.name]
         if room[level] < axis.size and not oversubscribe:
@@ -186,25 +187,28 @@ def place(
                 "map an axis to another level with --map AXIS=LEVEL, or allow it with --oversubscribe",
             )
         room[level] = max(1, room[level] // axis.size)
+        spread[axis.name] = (Spread(level, axis.size),)
     for axis in reversed(ranked):
         if not chosen[axis.name]:
-            chosen[axis.name] = _lay_out(names, room, axis.size)
-    return tuple(msgspec.structs.replace(axis, level=chosen.get(axis.name)) for axis in axes)
+            spread[axis.name] = _lay_out(names, room, axis.size)
+    return tuple(msgspec.structs.replace(axis, levels=spread.get(axis.name, ())) for axis in axes)
 
 
-def _lay_out(names: list[str], room: dict[str, int], size: int) -> str:
-    """Take room for `size` members from the innermost level outward; the outermost level reached,
-    which is the one that a collective along the axis waits for."""
-    reached = names[0]
+def _lay_out(names: list[str], room: dict[str, int], size: int) -> tuple[Spread, ...]:
+    """Take room for `size` members from the innermost level outward; what does not fit lies on the last."""
+    found: list[Spread] = []
     for name in names:
         if size <= 1:
             break
         taken = min(room[name], size)
         if taken > 1:
-            reached = name
+            found.append(Spread(name, taken))
             room[name] //= taken
             size = math.ceil(size / taken)
-    return reached if size <= 1 else names[-1]
+    if size > 1:
+        last = found.pop().count if found and found[-1].level == names[-1] else 1
+        found.append(Spread(names[-1], last * size))
+    return tuple(found) or (Spread(names[0], 1),)
 
 
 def _check_mapping(

@@ -19,12 +19,16 @@ from commplan.diagnostics import Span
 from commplan.ir.plan import Algorithm, AxisKind, Hints, Ref
 from commplan.ir.types import ArrayType, BytesType, DType, Placement, TreeType
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 Design = Literal["duplicate", "all_shared", "single_broadcast", "multi_broadcast"]
 Kind = Literal["tree", "array", "records", "flat"]
 CollectiveKind = Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast"]
 ReduceOp = Literal["sum", "max", "min"]
+Backend = Literal["jax", "mpi"]
+# How a backend carries out a chunk program: one operation of its own for each round (`lax.ppermute`,
+# `mpi4jax.sendrecv`), the whole program in one call, or a call that starts it and one that finishes it.
+Form = Literal["rounds", "call", "split"]
 
 
 class Leaf(msgspec.Struct, frozen=True, gc=False):
@@ -179,6 +183,9 @@ class Cast(msgspec.Struct, frozen=True, tag="cast", gc=False):
 class Collective(msgspec.Struct, frozen=True, tag="collective", gc=False):
     """One collective over `axes`, leaf by leaf.
 
+    `algorithm`: `native`, a chunk program of `commplan.collectives`, or `hierarchical` with one for each level:
+    the keys of its levels are axes of `axes`, or, of one axis, the levels of the topology that it spans
+    (`Axis.levels`). `hints.chunk` is the number of bytes of a message, where programs are cut into slices.
     all_reduce: same shape out. reduce_scatter: a flat [n*k] in, this rank's [k] out.
     all_gather: [k] in, [n*k] out in rank order. all_to_all: flat [n*k] in and out, row i to rank
     i. broadcast: from `root`, counted row-major over `axes`, first major.
@@ -197,6 +204,7 @@ class Collective(msgspec.Struct, frozen=True, tag="collective", gc=False):
     hints: Hints = Hints()
     after: tuple[Ref, ...] = ()
     lane: str = "network"
+    form: Form | None = None  # None: the backend's usual one
 
 
 class LocalSum(msgspec.Struct, frozen=True, tag="local_sum", gc=False):
@@ -318,13 +326,29 @@ class Phase(msgspec.Struct, frozen=True):
     takes: tuple[Binding, ...] = ()  # source-only values that its other ops need: arguments of the phase
 
 
+class Spread(msgspec.Struct, frozen=True):
+    """`count` members of an axis beside each other on one level of the topology."""
+
+    level: str
+    count: int
+
+
 class Axis(msgspec.Struct, frozen=True):
-    """An axis of the plan with the size that it was compiled for."""
+    """An axis of the plan with the size that it was compiled for.
+
+    levels: how it is spread over the topology, innermost first; the counts multiply to `size` (more where
+    the last one is not full). Empty without a topology.
+    """
 
     name: str
     kind: AxisKind
     size: int
-    level: str | None = None  # the level of the topology that it is placed on
+    levels: tuple[Spread, ...] = ()
+
+    @property
+    def level(self) -> str | None:
+        """The outermost level that it reaches: the one a collective along it waits for."""
+        return self.levels[-1].level if self.levels else None
 
 
 class FnType(msgspec.Struct, frozen=True):
@@ -359,7 +383,11 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
 
 
 class Schedule(msgspec.Struct, frozen=True):
-    """The whole compiled plan. `entry` holds the values of inputs and states (version 0)."""
+    """The whole compiled plan. `entry` holds the values of inputs and states (version 0).
+
+    backend: what it was compiled for: its costs and forms. hosts: the names of the hosts of the topology in the
+    order of its places, where it lists them.
+    """
 
     plan: str
     plan_digest: str
@@ -370,6 +398,8 @@ class Schedule(msgspec.Struct, frozen=True):
     states: tuple[Ref, ...]
     entry: tuple[Value, ...]
     phases: tuple[Phase, ...]
+    backend: Backend = "jax"
+    hosts: tuple[str, ...] = ()
     pipeline: str = ""  # the passes that made it, as text
     choices: tuple[Choice, ...] = ()
     file: str = ""
