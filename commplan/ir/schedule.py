@@ -183,7 +183,7 @@ class Cast(msgspec.Struct, frozen=True, tag="cast", gc=False):
 class Collective(msgspec.Struct, frozen=True, tag="collective", gc=False):
     """One collective over `axes`, leaf by leaf.
 
-    `algorithm`: `native`, a chunk program of `commplan.collectives`, or `hierarchical` with one for each level:
+    `algorithm`: `native`, a chunk program of `commplan.collectives`, or `hierarchical` with one per level:
     the keys of its levels are axes of `axes`, or, of one axis, the levels of the topology that it spans
     (`Axis.levels`). `hints.chunk` is the number of bytes of a message, where programs are cut into slices.
     all_reduce: same shape out. reduce_scatter: a flat [n*k] in, this rank's [k] out.
@@ -385,7 +385,7 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
 class Schedule(msgspec.Struct, frozen=True):
     """The whole compiled plan. `entry` holds the values of inputs and states (version 0).
 
-    backend: what it was compiled for: its costs and forms. hosts: the names of the hosts of the topology in the
+    backend: what it was compiled for: its costs and forms. hosts: the names of the topology's hosts in the
     order of its places, where it lists them.
     """
 

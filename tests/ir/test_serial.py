@@ -163,7 +163,7 @@ def test_another_kind_of_file() -> None:
 
 
 def test_another_schema_version() -> None:
-    problem = refusal(DATA.replace(b'"schema": 1', b'"schema": 999', 1))
+    problem = refusal(DATA.replace(b'"schema": 2', b'"schema": 999', 1))
     assert problem.code == "CP1002"
     assert f"this commplan reads version {SCHEMA_VERSION}" in problem.message
 

@@ -120,7 +120,7 @@ PER, PARTIAL = Placement(per=("data",)), Placement(partial=("data",))
 AXIS = ir.Axis("data", graph.AxisKind.REPLICA, 4)
 CORRUPTIONS: list[tuple[str, Change, str, str]] = [
     # names and definitions
-    ("reduce", whole(schema=2), "CP0735", "schema version 2"),
+    ("reduce", whole(schema=999), "CP0735", "schema version 999"),
     ("reduce", whole(axes=(AXIS, AXIS)), "CP0730", "two axes are called `data`"),
     ("reduce", lambda s: replace(s, phases=s.phases * 2), "CP0730", "two phases are called `step`"),
     ("ensemble", lambda s: replace(s, sources=s.sources * 2), "CP0730", "two sources are called `images`"),

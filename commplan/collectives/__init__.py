@@ -1,0 +1,1 @@
+"""Collective algorithms as chunk programs: one definition, and many that read it."""

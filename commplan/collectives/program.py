@@ -1,0 +1,84 @@
+"""What a chunk program is.
+
+The buffer of a collective is cut into `chunks` parts, and every rank has a slot for each. An algorithm is a
+sequence of rounds; a round is a set of transfers: `src` sends what it held in `chunk` before the round to the
+same slot of `dst`, which takes it over (`copy`) or adds its own to it (`reduce`). Nothing else happens.
+
+Rounds are written as functions of the rank. Evaluated for all ranks at once they are NumPy arrays, one entry
+for each transfer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Literal, NamedTuple, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+Kind = Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "scatter", "gather"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+REDUCING: tuple[Kind, ...] = ("all_reduce", "reduce_scatter", "reduce")
+ROOTED: tuple[Kind, ...] = ("broadcast", "reduce", "scatter", "gather")
+# Where every rank has a block of its own: chunks r*c to (r+1)*c - 1 of n*c are the block of rank r.
+BLOCKED: tuple[Kind, ...] = ("reduce_scatter", "all_gather", "scatter", "gather")
+
+Ints = npt.NDArray[np.int64]
+
+
+class Send(NamedTuple):
+    """Transfers of one round, one for each index of the arrays, which are equally long.
+
+    `src` sends chunks `chunk` to `chunk + count - 1`, a run that does not wrap around, to the same slots of
+    `dst`.
+    """
+
+    src: Ints
+    dst: Ints
+    chunk: Ints
+    count: Ints
+    reduce: bool
+
+
+Round = tuple[Send, ...]
+
+
+class Body(NamedTuple):
+    """What an algorithm makes for n ranks, root 0: the number of chunks, and the rounds."""
+
+    chunks: int
+    rounds: Iterable[Round]
+
+
+def ranks(n: int) -> Ints:
+    """The ranks 0 to n-1: what rounds are written as functions of."""
+    return np.arange(n, dtype=np.int64)
+
+
+def send(
+    rank: Ints,
+    to: Ints | int,
+    chunk: Ints | int,
+    count: Ints | int = 1,
+    *,
+    reduce: bool = False,
+    where: npt.NDArray[np.bool_] | None = None,
+) -> Send:
+    """What each rank sends: `to` whom, from which `chunk` on, how many; `where` leaves ranks out."""
+    src, dst, first, many = (np.asarray(x, np.int64) for x in np.broadcast_arrays(rank, to, chunk, count))
+    if where is None:
+        return Send(src, dst, first, many, reduce)
+    return Send(src[where], dst[where], first[where], many[where], reduce)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Program:
+    """A chunk program for `ranks` ranks. `name` is how a user would write it after `via`."""
+
+    name: str
+    kind: Kind
+    ranks: int
+    chunks: int
+    rounds: tuple[Round, ...]
+    root: int = 0
