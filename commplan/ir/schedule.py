@@ -205,6 +205,7 @@ class Collective(msgspec.Struct, frozen=True, tag="collective", gc=False):
     after: tuple[Ref, ...] = ()
     lane: str = "network"
     form: Form | None = None  # None: the backend's usual one
+    pinned: bool = False  # the plan says `via`: no pass takes another algorithm
 
 
 class LocalSum(msgspec.Struct, frozen=True, tag="local_sum", gc=False):
@@ -372,14 +373,30 @@ class SourceType(msgspec.Struct, frozen=True):
     type: ArrayType | BytesType | TreeType
 
 
+class Alternative(msgspec.Struct, frozen=True, gc=False):
+    """What a pass might have taken instead. `seconds` is its predicted time, None where nothing tells;
+    `why` is what else speaks against it."""
+
+    what: str
+    seconds: float | None = None
+    why: str = ""
+
+
 class Choice(msgspec.Struct, frozen=True, gc=False):
-    """What a pass decided, for `explain`: the rejected alternatives with the reason."""
+    """What a pass decided, for `explain`: the rejected alternatives with the reason.
+
+    seconds: the predicted time of what was chosen. source: where the times come from, the model of a
+    topology or a measurement with its date.
+    """
 
     by: str
     what: str
     why: str
     span: Span | None = None
     rejected: tuple[str, ...] = ()
+    seconds: float | None = None
+    source: str = ""
+    alternatives: tuple[Alternative, ...] = ()
 
 
 class Schedule(msgspec.Struct, frozen=True):

@@ -52,5 +52,6 @@ class Building:
         made = sched.Collective(
             kind, result, operand, over, widest, value.nbytes, stage.span,
             op, root, stage.via or NATIVE, stage.hints, lane=network_lane(self.axes, over),
+            pinned=stage.via is not None,
         )  # fmt: skip
         self.ops.append(made)
