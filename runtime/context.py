@@ -13,7 +13,8 @@ from commplan.diagnostics import Span, fail
 from commplan.ir import schedule as ir
 from commplan.ir.types import Placement
 from commplan.lowering.jax import _compat
-from commplan.lowering.jax.collectives import Backend
+from commplan.lowering.jax.backend import Backend
+from commplan.lowering.jax.collectives import LaxBackend
 from commplan.lowering.jax.layout import leaf_specs
 from commplan.lowering.jax.phase import Lowered, name_of
 from commplan.lowering.jax.trees import Structure, Tree, flatten
@@ -43,7 +44,7 @@ class Context:
     @functools.cached_property
     def backend(self) -> Backend:
         platform = self.mesh.devices.flat[0].platform
-        return Backend("gpu" if platform in ("cuda", "rocm") else platform, self.sizes, self.schedule.file)
+        return LaxBackend("gpu" if platform in ("cuda", "rocm") else platform, self.sizes, self.schedule.file)
 
     def lower(self, phase: ir.Phase) -> Lowered:
         return Lowered(self.schedule, phase, self.functions, self.backend, self.structures)

@@ -133,16 +133,16 @@ class PhaseCall:
     def _inline(self, state: dict[str, Any], inputs: Mapping[str, Any]) -> tuple[Outputs, dict[str, Any]]:
         """One rank's arrays in, one rank's arrays out."""
         lowered, sizes, file = self.lowered, self.context.sizes, self.context.schedule.file
-        span = self._phase.span
+        span, backend = self._phase.span, self.context.backend
         trees: dict[str, Tree] = {}
         for name, value in lowered.arguments.items():
             tree = check.value(f"input `{name}`", value, inputs[name], "local", sizes, span, file)
-            trees[name] = check.types(name, value, tree, sizes, span, file)
+            trees[name] = check.types(name, value, tree, backend, span)
         states: dict[str, Tree] = {}
         for name in map(name_of, self._phase.states):
             value = self.context.entry(name)
             tree = check.value(f"state `{name}`", value, state[name], "local", sizes, span, file)
-            states[name] = check.types(name, value, tree, sizes, span, file)
+            states[name] = check.types(name, value, tree, backend, span)
         results, updates, calls = self._run(trees, states, state.get(CALLS))
         outputs = Outputs({name: tree.build() for name, tree in results.items()})
         new = state | {name: tree.build() for name, tree in updates.items()}

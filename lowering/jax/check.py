@@ -15,6 +15,7 @@ from commplan.diagnostics import Span, fail
 from commplan.ir.schedule import Leaf, Value
 from commplan.ir.types import DType
 from commplan.lowering.jax import _compat
+from commplan.lowering.jax.backend import Backend
 from commplan.lowering.jax.layout import global_shape, varying
 from commplan.lowering.jax.trees import Tree, flatten
 from commplan.lowering.jax.untyped import jnp
@@ -130,17 +131,15 @@ def _why(
     return notes
 
 
-def types(
-    name: str, value: Value, tree: Tree, sizes: Mapping[str, int], span: Span | None, file: str
-) -> Tree:
+def types(name: str, value: Value, tree: Tree, backend: Backend, span: Span | None) -> Tree:
     """Check how JAX types what a phase was given inside a shard_map, and mark it varying where it may be.
 
     Raises CP0807 where a `partial` value no longer varies over an axis that it is a term over: JAX
     has summed it already. Raises CP0813 where a value that should be the same varies.
     """
-    axes = [axis for axis, size in sizes.items() if size > 1]
-    if not axes or not _compat.tracks_varying(axes[0]):
+    if not backend.typed:
         return tree
+    axes, file = [axis for axis, size in backend.sizes.items() if size > 1], backend.file
     placement = value.placement
     for leaf, array in zip(value.leaves, tree.leaves, strict=True):
         found = _compat.varying_axes(array)
@@ -160,7 +159,7 @@ def types(
                 file=file,
             )
     pairs = zip(tree.leaves, value.leaves, strict=True)
-    return tree.like([_compat.as_varying(x, varying(value, leaf)) for x, leaf in pairs])
+    return tree.like([backend.varying(x, varying(value, leaf)) for x, leaf in pairs])
 
 
 def _summed(name: str, leaf: Leaf, axes: Sequence[str], span: Span | None, file: str) -> None:

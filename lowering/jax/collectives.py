@@ -13,7 +13,8 @@ from typing import Any
 from commplan.diagnostics import fail
 from commplan.ir.plan import Algorithm
 from commplan.ir.schedule import Collective
-from commplan.lowering.jax import _compat
+from commplan.lowering.jax import _compat, order
+from commplan.lowering.jax.ops import pad
 from commplan.lowering.jax.untyped import jax, jnp, lax
 
 Array = Any
@@ -22,8 +23,11 @@ _BITS: dict[int, Any] = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint
 
 
 @dataclasses.dataclass(frozen=True)
-class Backend:
-    """What a collective needs to know of its machine: `platform` is cpu, gpu, ...; sizes of the axes."""
+class LaxBackend:
+    """The devices of a mesh, seen from inside a shard_map over its axes: see `backend.Backend`.
+
+    `platform` is cpu, gpu, ...; `sizes` those of the axes.
+    """
 
     platform: str
     sizes: Mapping[str, int]
@@ -33,11 +37,48 @@ class Backend:
     def on_cpu(self) -> bool:
         return self.platform == "cpu"
 
+    @property
+    def typed(self) -> bool:
+        axes = [axis for axis, size in self.sizes.items() if size > 1]
+        return bool(axes) and _compat.tracks_varying(axes[0])
+
     def ways(self, axes: tuple[str, ...]) -> int:
         return math.prod(self.sizes[axis] for axis in axes)
 
+    def index(self, axes: str | tuple[str, ...]) -> Array:
+        return lax.axis_index(axes)
 
-def levels(op: Collective, backend: Backend) -> tuple[str, ...]:
+    def varying(self, x: Array, axes: tuple[str, ...]) -> Array:
+        return _compat.as_varying(x, axes)
+
+    def same(self, x: Array, axes: tuple[str, ...]) -> Array:
+        return _compat.assume_same(x, axes)
+
+    def tie(self, x: Array, previous: Array, axes: tuple[str, ...]) -> Array:
+        axis = max(axes, key=lambda name: self.sizes[name])
+        return x if self.sizes[axis] == 1 else order.tie(x, previous, axis, on_cpu=self.on_cpu)
+
+    def all_reduce(self, x: Array, op: Collective) -> Array:
+        return all_reduce(x, op, self)
+
+    def reduce_scatter(self, x: Array, op: Collective) -> Array:
+        return reduce_scatter(x, op, self)
+
+    def all_gather(self, x: Array, op: Collective) -> Array:
+        return all_gather(x, op, self)
+
+    def all_to_all(self, x: Array, op: Collective) -> Array:
+        return all_to_all(x, op, self)
+
+    def broadcast(self, x: Array, op: Collective) -> Array:
+        return broadcast(x, op, self)
+
+    def start(self, x: Array, op: Collective) -> None:
+        """XLA makes its collectives asynchronous itself."""
+        del x, op
+
+
+def levels(op: Collective, backend: LaxBackend) -> tuple[str, ...]:
     """The axes level by level, inner first, of a `hierarchical` algorithm; () for `native`.
 
     Raises `CommplanError` CP0808 for an algorithm that is not lowered to JAX.
@@ -49,7 +90,7 @@ def levels(op: Collective, backend: Backend) -> tuple[str, ...]:
     return tuple(axis for axis, _ in own)
 
 
-def _refuse(algorithm: Algorithm, op: Collective, backend: Backend) -> None:
+def _refuse(algorithm: Algorithm, op: Collective, backend: LaxBackend) -> None:
     fail(
         "CP0808",
         f"`via {algorithm}` is not lowered to JAX yet",
@@ -59,13 +100,7 @@ def _refuse(algorithm: Algorithm, op: Collective, backend: Backend) -> None:
     )
 
 
-def pad(x: Array, ways: int) -> Array:
-    """`x` with zero rows added until its leading dimension is a multiple of `ways`."""
-    missing = -x.shape[0] % ways
-    return jnp.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1)) if missing else x
-
-
-def all_reduce(x: Array, op: Collective, backend: Backend) -> Array:
+def all_reduce(x: Array, op: Collective, backend: LaxBackend) -> Array:
     """Sum, maximum or minimum over `op.axes`; the same shape and dtype. Booleans: or, or, and."""
     if x.dtype == jnp.bool_:
         combine = lax.pmin if op.op == "min" else lax.pmax
@@ -85,24 +120,24 @@ def all_reduce(x: Array, op: Collective, backend: Backend) -> Array:
     return flat[: x.size].reshape(x.shape)
 
 
-def reduce_scatter(x: Array, op: Collective, backend: Backend) -> Array:
+def reduce_scatter(x: Array, op: Collective, backend: LaxBackend) -> Array:
     """Sum over `op.axes`; each rank keeps its rows of the leading dimension, a multiple of the ranks."""
     levels(op, backend)
     return lax.psum_scatter(x, op.axes, tiled=True)
 
 
-def all_gather(x: Array, op: Collective, backend: Backend) -> Array:
+def all_gather(x: Array, op: Collective, backend: LaxBackend) -> Array:
     """The leading dimensions of all ranks one after another, first named axis major."""
     levels(op, backend)
     return _moved(lambda moved: _compat.all_gather_same(moved, op.axes), x, backend)
 
 
-def all_to_all(x: Array, op: Collective, backend: Backend) -> Array:
+def all_to_all(x: Array, op: Collective, backend: LaxBackend) -> Array:
     """Row i of [n*k] goes to rank i; the rows that arrive stand in rank order."""
     return _moved(lambda moved: lax.all_to_all(moved, op.axes, 0, 0, tiled=True), x, backend)
 
 
-def broadcast(x: Array, op: Collective, backend: Backend) -> Array:
+def broadcast(x: Array, op: Collective, backend: LaxBackend) -> Array:
     """`x` of rank `op.root`, counted row-major over `op.axes`, bit for bit.
 
     Where the backend has no broadcast this is a sum of integers of which all but one are zero:
@@ -120,7 +155,7 @@ def broadcast(x: Array, op: Collective, backend: Backend) -> Array:
     return x
 
 
-def _broadcast(x: Array, axes: tuple[str, ...], root: int, backend: Backend) -> Array:
+def _broadcast(x: Array, axes: tuple[str, ...], root: int, backend: LaxBackend) -> Array:
     if backend.platform == "gpu":
         return _compat.broadcast_native(x, axes, root)
 
@@ -130,7 +165,7 @@ def _broadcast(x: Array, axes: tuple[str, ...], root: int, backend: Backend) -> 
     return _moved(from_root, x, backend, always=True)
 
 
-def _moved(move: Callable[[Array], Array], x: Array, backend: Backend, *, always: bool = False) -> Array:
+def _moved(move: Callable[[Array], Array], x: Array, backend: LaxBackend, *, always: bool = False) -> Array:
     """`move(x)`, where `move` only carries elements about, carried as integers where floats might change.
 
     Integers have no derivative, and JAX takes that of a bitcast for zero: `move` is linear, so its

@@ -13,8 +13,9 @@ import numpy as np
 from commplan.diagnostics import fail
 from commplan.ir import schedule as ir
 from commplan.ir.plan import name_of
+from commplan.lowering.jax.backend import Backend
 from commplan.lowering.jax.trees import LEAF, Tree, flatten
-from commplan.lowering.jax.untyped import jax, jnp, lax
+from commplan.lowering.jax.untyped import jax, jnp
 
 Array = Any
 
@@ -30,6 +31,8 @@ class Around(Protocol):
     def functions(self) -> Mapping[str, Callable[..., Any]]: ...
     @property
     def values(self) -> Mapping[str, ir.Value]: ...
+    @property
+    def backend(self) -> Backend: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,11 +93,11 @@ def _key(op: ir.Map, around: Around, draw: Draw) -> Array:
     key = jax.random.fold_in(draw.key, zlib.crc32(f"{around.phase.name}/{place}/{op.fn}".encode()))
     for axis in op.per:
         fixed = draw.members.get(axis)
-        key = jax.random.fold_in(key, lax.axis_index(axis) if fixed is None else fixed)
+        key = jax.random.fold_in(key, around.backend.index(axis) if fixed is None else fixed)
     # A cut value is one array in pieces: each piece draws its own numbers.
     split = around.values[op.operands[0]].placement.split if op.operands else ()
     if split and not op.per_record:
-        key = jax.random.fold_in(key, lax.axis_index(split))
+        key = jax.random.fold_in(key, around.backend.index(split))
     return key
 
 
@@ -104,7 +107,7 @@ def _record_keys(ref: str, around: Around, key: Array, draw: Draw, rows: int) ->
     records = draw.records.get(loaded_by(around.phase, ref))
     if records is None:
         split = around.values[ref].placement.split
-        records = (lax.axis_index(split) * rows if split else 0) + jnp.arange(rows)
+        records = (around.backend.index(split) * rows if split else 0) + jnp.arange(rows)
 
     def fold(record: Array) -> Array:
         return jax.random.fold_in(key, record)

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from commplan.ir import schedule as ir
-from commplan.lowering.jax.collectives import pad
 from commplan.lowering.jax.trees import LEAF, Tree
 from commplan.lowering.jax.untyped import jnp, lax
 
@@ -18,6 +17,12 @@ Env = Mapping[str, Tree]
 def jax_dtype(name: str) -> Any:
     """The dtype of a plan (`bf16`) as JAX names it."""
     return jnp.dtype(ir.DType(name).numpy_name)
+
+
+def pad(x: Array, ways: int) -> Array:
+    """`x` with zero rows added until its leading dimension is a multiple of `ways`."""
+    missing = -x.shape[0] % ways
+    return jnp.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1)) if missing else x
 
 
 def rows(leaf: Array, ways: int, *, array: bool) -> Array:
@@ -82,13 +87,13 @@ def _join(pieces: Sequence[Array], ways: int, dtype: ir.DType) -> Array:
     return jnp.concatenate(pieces, axis=1)
 
 
-def cut(leaf: Array, axis: str, ways: int, *, array: bool) -> Array:
-    """This rank's rows of a leaf. A leaf of a tree is flattened first; a scalar stays whole."""
+def cut(leaf: Array, place: Any, ways: int, *, array: bool) -> Array:
+    """Rows `place` of `ways` of a leaf. A leaf of a tree is flattened first; a scalar stays whole."""
     if leaf.ndim == 0:
         return leaf
     padded = pad(leaf if array else leaf.reshape(-1), ways)
     size = padded.shape[0] // ways
-    return lax.dynamic_slice_in_dim(padded, lax.axis_index(axis) * size, size)
+    return lax.dynamic_slice_in_dim(padded, place * size, size)
 
 
 def uncut(flat: Array, leaf: ir.Leaf) -> Array:

@@ -13,13 +13,12 @@ import msgspec
 
 from commplan.ir import schedule as ir
 from commplan.lowering.jax import _compat
-from commplan.lowering.jax.collectives import Backend
 from commplan.lowering.jax.untyped import jnp, lax
 
 Array = Any
 
 
-def tie(x: Array, previous: Array, axis: str, backend: Backend) -> Array:
+def tie(x: Array, previous: Array, axis: str, *, on_cpu: bool) -> Array:
     """`x`, unchanged, but not before `previous` exists. `axis` is an axis over which `x` varies.
 
     GPUs keep an optimization barrier. XLA:CPU drops barriers before it combines all-reduces, so there
@@ -29,7 +28,7 @@ def tie(x: Array, previous: Array, axis: str, backend: Backend) -> Array:
     """
     if x.size == 0 or previous.size == 0:
         return x
-    if not backend.on_cpu:
+    if not on_cpu:
         return lax.optimization_barrier((x, previous))[0]
     never = lax.axis_index(axis) < 0
     other = lax.stop_gradient(previous.reshape(-1)[0]).astype(x.dtype)

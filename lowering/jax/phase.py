@@ -10,8 +10,8 @@ from typing import Any
 from commplan.diagnostics import fail
 from commplan.ir import schedule as ir
 from commplan.ir.plan import name_of
-from commplan.lowering.jax import _compat, collectives, ops, order
-from commplan.lowering.jax.collectives import Backend
+from commplan.lowering.jax import ops, order
+from commplan.lowering.jax.backend import Backend, move
 from commplan.lowering.jax.functions import Draw, call
 from commplan.lowering.jax.layout import varying
 from commplan.lowering.jax.trees import LEAF, Structure, Tree, structure_by
@@ -131,7 +131,7 @@ class Lowered:
     def _leave(self, ref: str, env: Env) -> Tree:
         value = self.values[ref]
         pairs = zip(env[ref].leaves, value.leaves, strict=True)
-        return env[ref].like([_compat.as_varying(x, varying(value, leaf)) for x, leaf in pairs])
+        return env[ref].like([self.backend.varying(x, varying(value, leaf)) for x, leaf in pairs])
 
     def _run(self, op: ir.Op, env: Env, chained: set[str], draw: Draw | None) -> None:
         values = self.values
@@ -144,7 +144,7 @@ class Lowered:
                 # A scalar of a split tree travels beside cut leaves, and is still the same on all ranks.
                 value = values[op.result]
                 leaves = tuple(
-                    x if leaf.shape else _compat.assume_same(x, value.placement.split)
+                    x if leaf.shape else self.backend.same(x, value.placement.split)
                     for x, leaf in zip(ops.unpack(op, values, env), value.leaves, strict=True)
                 )
                 env[op.result] = Tree(leaves, self._structure(op, env))
@@ -163,9 +163,9 @@ class Lowered:
                 )
             case ir.Slice():
                 array = values[op.operand].kind == "array"
-                ways = self.backend.sizes[op.axis]
+                ways, place = self.backend.sizes[op.axis], self.backend.index(op.axis)
                 tree = env[op.operand]
-                env[op.result] = tree.like([ops.cut(x, op.axis, ways, array=array) for x in tree.leaves])
+                env[op.result] = tree.like([ops.cut(x, place, ways, array=array) for x in tree.leaves])
             case ir.Elastic() if op.mode == "sync":
                 env[op.pull] = self._elastic(op, env)
             case ir.Update():
@@ -212,38 +212,27 @@ class Lowered:
         """Leaf by leaf. Ordered after what `op.after` names, and leaf after leaf where order counts."""
         source, target = self.values[op.operand], self.values[op.result]
         previous = [x for ref in op.after if ref in env for x in env[ref].leaves[-1:]]
-        axis = max(op.axes, key=lambda name: self.backend.sizes[name])
-        if self.backend.sizes[axis] == 1:
-            previous = []
         results: list[Any] = []
         for number, leaf in enumerate(env[op.operand].leaves):
-            own = _compat.as_varying(leaf, op.axes)
+            own = self.backend.varying(leaf, op.axes)
             for before in previous:
-                own = order.tie(own, before, axis, self.backend)
+                own = self.backend.tie(own, before, op.axes)
             results.append(self._exchange(op, own, target.leaves[number], source.kind == "array"))
             if op.after or chained:
                 previous = results[-1:]
         return env[op.operand].like(results)
 
     def _exchange(self, op: ir.Collective, x: Any, target: ir.Leaf, array: bool) -> Any:
-        ways = self.backend.ways(op.axes)
+        backend = self.backend
         if x.size == 0:  # nothing to move, and XLA refuses to scatter it
             empty = x.reshape(target.shape)
             scattered = op.kind in ("reduce_scatter", "all_to_all")
-            return empty if scattered else _compat.assume_same(empty, op.axes)
-        match op.kind:
-            case "all_reduce":
-                return collectives.all_reduce(x, op, self.backend)
-            case "broadcast":
-                return collectives.broadcast(x, op, self.backend)
-            case "reduce_scatter":
-                if x.ndim == 0:
-                    return collectives.all_reduce(x, op, self.backend)
-                rows = collectives.pad(x if array else x.reshape(-1), ways)
-                return collectives.reduce_scatter(rows, op, self.backend)
-            case "all_gather":
-                if x.ndim == 0:  # a scalar leaf of a split tree, never cut: it is the same already
-                    return _compat.assume_same(x, op.axes)
-                return ops.uncut(collectives.all_gather(x, op, self.backend), target)
-            case "all_to_all":
-                return collectives.all_to_all(x, op, self.backend)
+            return empty if scattered else backend.same(empty, op.axes)
+        if op.kind == "reduce_scatter" and x.ndim == 0:
+            return backend.all_reduce(x, op)
+        if op.kind == "all_gather" and x.ndim == 0:  # a scalar of a split tree, never cut: the same already
+            return backend.same(x, op.axes)
+        if op.kind == "reduce_scatter":
+            x = ops.pad(x if array else x.reshape(-1), backend.ways(op.axes))
+        moved = move(backend, x, op)
+        return ops.uncut(moved, target) if op.kind == "all_gather" else moved

@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 
 from commplan.diagnostics import fail
 from commplan.ir import schedule as ir
-from commplan.lowering.jax import _compat, collectives, ops, order
-from commplan.lowering.jax.collectives import Backend
+from commplan.lowering.jax import ops
+from commplan.lowering.jax.backend import Backend, move
 from commplan.lowering.jax.phase import Lowered
 from commplan.lowering.jax.untyped import jax, jnp
 
@@ -43,11 +43,10 @@ class Recipe:
             flat = joined[0] if len(joined) == 1 else jnp.concatenate(joined)
             if not flat.size:  # nothing to move
                 for i in places:
-                    results[i] = _compat.assume_same(leaves[i], self.axes)
+                    results[i] = self.backend.same(leaves[i], self.axes)
                 continue
-            axis = max(self.axes, key=lambda name: self.backend.sizes[name])
-            if previous is not None and self.backend.sizes[axis] > 1:
-                flat = order.tie(flat, previous, axis, self.backend)
+            if previous is not None:
+                flat = self.backend.tie(flat, previous, self.axes)
             chain = self.flat[dtype] if self.flat else ()
             previous = self._run((*chain, *self.tree), flat).astype(dtype)
             at = 0
@@ -61,7 +60,7 @@ class Recipe:
         size = flat.shape[0]
         scattered = [op for op in chain if isinstance(op, ir.Collective) and op.kind != "all_reduce"]
         for op in scattered[:1]:
-            flat = collectives.pad(flat, self.backend.ways(op.axes))
+            flat = ops.pad(flat, self.backend.ways(op.axes))
         for op in chain:
             flat = self._step(op, flat)
         return flat[:size]
@@ -75,14 +74,7 @@ class Recipe:
             case ir.Scale():
                 return ops.scale(x, op.how, op.by)
             case ir.Collective():
-                moves = {
-                    "all_reduce": collectives.all_reduce,
-                    "reduce_scatter": collectives.reduce_scatter,
-                    "all_gather": collectives.all_gather,
-                    "all_to_all": collectives.all_to_all,
-                    "broadcast": collectives.broadcast,
-                }
-                return moves[op.kind](_compat.as_varying(x, op.axes), op, self.backend)
+                return move(self.backend, self.backend.varying(x, op.axes), op)
 
 
 def recipe(lowered: Lowered, name: str, like: Sequence[Array]) -> Recipe:
@@ -157,7 +149,7 @@ def tap(how: Recipe, tree: Any) -> Any:
 
     def _vary(x: Any) -> Any:
         def vary(leaf: Array) -> Array:
-            return _compat.as_varying(leaf, how.axes)
+            return how.backend.varying(leaf, how.axes)
 
         return jax.tree_util.tree_map(vary, x)
 

@@ -1,0 +1,96 @@
+"""What a phase asks of the machine that it runs on: places, types and collectives.
+
+`lowering.jax.collectives` answers for the devices of a mesh, inside a shard_map; `lowering.mpi.backend` for
+the ranks of a communicator, where a program runs on one device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from commplan.ir.schedule import Collective
+
+Array = Any  # a jax.Array or a tracer of one
+
+
+class Backend(Protocol):
+    """One rank's view of the machine, while a phase is traced."""
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """The plan's axes with their numbers of ranks."""
+        ...
+
+    @property
+    def file(self) -> str:
+        """The plan's file, for messages."""
+        ...
+
+    @property
+    def typed(self) -> bool:
+        """Whether JAX types values by the axes over which they vary, as it does inside a shard_map."""
+        ...
+
+    def ways(self, axes: tuple[str, ...]) -> int:
+        """The number of ranks along `axes`."""
+        ...
+
+    def index(self, axes: str | tuple[str, ...]) -> Array:
+        """This rank's place along `axes`, counted row-major, first named major: a whole number or i32[]."""
+        ...
+
+    def varying(self, x: Array, axes: tuple[str, ...]) -> Array:
+        """`x`, typed as varying over `axes` too. No communication."""
+        ...
+
+    def same(self, x: Array, axes: tuple[str, ...]) -> Array:
+        """`x`, typed as the same over `axes`: only for what a proof says about it. No communication."""
+        ...
+
+    def tie(self, x: Array, previous: Array, axes: tuple[str, ...]) -> Array:
+        """`x`, unchanged, but not before `previous` exists; `x` goes into a collective over `axes`."""
+        ...
+
+    def all_reduce(self, x: Array, op: Collective) -> Array:
+        """Sum, maximum or minimum over `op.axes`; the same shape and dtype. Booleans: or, or, and."""
+        ...
+
+    def reduce_scatter(self, x: Array, op: Collective) -> Array:
+        """Sum over `op.axes`; each rank keeps its rows of the leading dimension, a multiple of the ranks."""
+        ...
+
+    def all_gather(self, x: Array, op: Collective) -> Array:
+        """The leading dimensions of all ranks one after another, first named axis major."""
+        ...
+
+    def all_to_all(self, x: Array, op: Collective) -> Array:
+        """Row i of [n*k] goes to rank i; the rows that arrive stand in rank order."""
+        ...
+
+    def broadcast(self, x: Array, op: Collective) -> Array:
+        """`x` of rank `op.root`, counted row-major over `op.axes`, bit for bit."""
+        ...
+
+    def start(self, x: Array, op: Collective) -> Callable[[], Array] | None:
+        """Begin the collective, to be completed by calling what is returned; None where it is done in one.
+
+        Between the two other work may run, other collectives that are begun included. All that were begun
+        are completed before the phase ends.
+        """
+        ...
+
+
+def move(backend: Backend, x: Array, op: Collective) -> Array:
+    """The collective `op` on one array that has the shape that it wants."""
+    match op.kind:
+        case "all_reduce":
+            return backend.all_reduce(x, op)
+        case "reduce_scatter":
+            return backend.reduce_scatter(x, op)
+        case "all_gather":
+            return backend.all_gather(x, op)
+        case "all_to_all":
+            return backend.all_to_all(x, op)
+        case "broadcast":
+            return backend.broadcast(x, op)
