@@ -4,6 +4,9 @@ The buffer of a collective is cut into `chunks` parts, and every rank has a slot
 sequence of rounds; a round is a set of transfers: `src` sends what it held in `chunk` before the round to the
 same slot of `dst`, which takes it over (`copy`) or adds its own to it (`reduce`). Nothing else happens.
 
+Within a round a slot takes in at most one transfer. A rank may send to several ranks and receive from
+several; all transfers of a round from one rank to another are one message, of several runs of chunks.
+
 Rounds are written as functions of the rank. Evaluated for all ranks at once they are NumPy arrays, one entry
 for each transfer.
 """
@@ -11,8 +14,9 @@ for each transfer.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
-from typing import Literal, NamedTuple, get_args
+from collections.abc import Callable, Iterable, Mapping
+from fractions import Fraction
+from typing import Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -25,9 +29,11 @@ ROOTED: tuple[Kind, ...] = ("broadcast", "reduce", "scatter", "gather")
 BLOCKED: tuple[Kind, ...] = ("reduce_scatter", "all_gather", "scatter", "gather")
 
 Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 
-class Send(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class Send:
     """Transfers of one round, one for each index of the arrays, which are equally long.
 
     `src` sends chunks `chunk` to `chunk + count - 1`, a run that does not wrap around, to the same slots of
@@ -45,15 +51,33 @@ Round = tuple[Send, ...]
 
 
 class Body(NamedTuple):
-    """What an algorithm makes for n ranks, root 0: the number of chunks, and the rounds."""
+    """What an algorithm makes for n ranks, root 0: the number of chunks, and the rounds.
+
+    Of the kinds in `BLOCKED` there are as many chunks as ranks.
+    """
 
     chunks: int
     rounds: Iterable[Round]
 
 
+class AlgorithmFile(Protocol):
+    """What a module that holds an algorithm has; its name is the name of the algorithm."""
+
+    PROGRAMS: Mapping[Kind, Callable[[int], Body]]
+
+    def formula(self, kind: Kind, n: int) -> tuple[int, Fraction]:
+        """Rounds, and the share of S that the busiest rank sends or receives, whichever is more."""
+        ...
+
+
 def ranks(n: int) -> Ints:
     """The ranks 0 to n-1: what rounds are written as functions of."""
     return np.arange(n, dtype=np.int64)
+
+
+def log2_up(n: int) -> int:
+    """The least k for which 2**k >= n; n is at least 1."""
+    return (n - 1).bit_length()
 
 
 def send(
@@ -63,13 +87,22 @@ def send(
     count: Ints | int = 1,
     *,
     reduce: bool = False,
-    where: npt.NDArray[np.bool_] | None = None,
+    where: Bools | None = None,
 ) -> Send:
     """What each rank sends: `to` whom, from which `chunk` on, how many; `where` leaves ranks out."""
     src, dst, first, many = (np.asarray(x, np.int64) for x in np.broadcast_arrays(rank, to, chunk, count))
     if where is None:
         return Send(src, dst, first, many, reduce)
     return Send(src[where], dst[where], first[where], many[where], reduce)
+
+
+def send_cyclic(rank: Ints, to: Ints, chunk: Ints | int, count: Ints | int, n: int) -> Round:
+    """As `send`, of runs that may wrap around after chunk n - 1: those are two transfers, one message."""
+    first, many = (np.asarray(x, np.int64) for x in np.broadcast_arrays(rank * 0 + chunk, rank * 0 + count))
+    head = np.minimum(many, n - first)
+    front = send(rank, to, first, head)
+    back = send(rank, to, 0, many - head, where=many > head)
+    return (front, back) if back.src.size else (front,)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

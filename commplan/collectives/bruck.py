@@ -1,0 +1,43 @@
+"""bruck: every rank passes all it has to a rank twice as far away each time; few rounds, any number of ranks.
+
+Bruck, Ho, Kipnis, Upfal and Weathersby, "Efficient algorithms for all-to-all communications in multiport
+message-passing systems" (1997); the reduction is the reversal of its paths, as in Traff, "Optimal,
+non-pipelined reduce-scatter and allreduce algorithms" (2024). With n ranks and S bytes of the whole result
+
+    all_gather       ceil(log2 n) rounds, a rank sends (n-1)/n S
+    reduce_scatter   ceil(log2 n) rounds, a rank sends (n-1)/n S
+
+Rounds and bytes are lower bounds. Blocks lie in rank order from the start, where the original rotates them at
+the end: a message may wrap around the end of the buffer, and is then two runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+
+from commplan.collectives.program import Body, Kind, Round, log2_up, ranks, send_cyclic
+from commplan.collectives.transform import reversed_rounds
+
+
+def _all_gather(n: int) -> Iterator[Round]:
+    """After k rounds rank r has the 2**k blocks from its own on; it passes them to the rank before them."""
+    r = ranks(n)
+    for k in range(log2_up(n)):
+        far = 1 << k
+        yield send_cyclic(r, (r - far) % n, r, min(far, n - far), n)
+
+
+def all_gather(n: int) -> Body:
+    return Body(n, _all_gather(n))
+
+
+def reduce_scatter(n: int) -> Body:
+    return Body(n, reversed_rounds(_all_gather(n), reduce=True))
+
+
+def formula(kind: Kind, n: int) -> tuple[int, Fraction]:
+    return log2_up(n), Fraction(n - 1, n)
+
+
+PROGRAMS = {"all_gather": all_gather, "reduce_scatter": reduce_scatter}

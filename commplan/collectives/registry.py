@@ -1,0 +1,88 @@
+"""The algorithms there are, found as the files of this room that have `PROGRAMS`; and programs by name."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+import pkgutil
+from collections.abc import Iterable
+from fractions import Fraction
+from typing import cast
+
+import commplan.collectives
+from commplan.collectives.program import KINDS, ROOTED, AlgorithmFile, Kind, Program
+from commplan.collectives.transform import pipelined, rooted, tidy
+from commplan.diagnostics import fail
+
+
+@functools.cache
+def files() -> dict[str, AlgorithmFile]:
+    """Every algorithm by its name, in the order of the names."""
+    found: dict[str, AlgorithmFile] = {}
+    for info in pkgutil.iter_modules(commplan.collectives.__path__):
+        module = importlib.import_module(f"commplan.collectives.{info.name}")
+        if hasattr(module, "PROGRAMS"):
+            found[info.name] = cast("AlgorithmFile", module)
+    return dict(sorted(found.items()))
+
+
+def algorithms(kind: Kind | None = None) -> tuple[str, ...]:
+    """The names of the algorithms that carry out `kind`, or of all. `hierarchical` and `native`, which are
+    no files of rounds, are not among them."""
+    if kind is None:
+        return tuple(files())
+    _known(kind, KINDS, "CP0736", "collective")
+    return tuple(name for name, file in files().items() if kind in file.PROGRAMS)
+
+
+def supports(name: str, kind: Kind) -> bool:
+    """Whether there is an algorithm `name`, and it carries out `kind`."""
+    return name in files() and kind in files()[name].PROGRAMS
+
+
+def program(name: str, kind: Kind, n: int, *, root: int = 0, slices: int = 1) -> Program:
+    """The program of algorithm `name` for collective `kind` over `n` ranks.
+
+    root: the rank that has, or gets, the whole; only where `kind` has a root. slices: how many parts every
+    chunk is cut into, which follow each other through the rounds (see `transform.pipelined`).
+    Raises CP0601 (no such algorithm), CP0736 (no such collective), CP0603 (the algorithm does not carry it
+    out) and CP0737 (ranks, root or slices that cannot be).
+
+    >>> len(program("ring", "all_reduce", 5).rounds)
+    8
+    """
+    _known(kind, KINDS, "CP0736", "collective")
+    _known(name, files(), "CP0601", "algorithm")
+    if not supports(name, kind):
+        of = ", ".join(f"`{each}`" for each in algorithms(kind))
+        fail("CP0603", f"`{name}` does not carry out {kind}", f"{kind} takes {of}")
+    check_numbers(kind, n, root, slices)
+    body = files()[name].PROGRAMS[kind](n)
+    return pipelined(rooted(Program(name, kind, n, body.chunks, tidy(body.rounds)), root), slices)
+
+
+def formula(name: str, kind: Kind, n: int) -> tuple[int, Fraction]:
+    """Rounds, and the share of S that the busiest rank sends or receives, of `program(name, kind, n)`."""
+    _known(name, files(), "CP0601", "algorithm")
+    return files()[name].formula(kind, n)
+
+
+def check_numbers(kind: Kind, n: int, root: int, slices: int) -> None:
+    """CP0737 where there is no rank, no slice, or no such root."""
+    if n < 1:
+        fail("CP0737", f"a program is for at least one rank, not {n}")
+    if slices < 1:
+        fail("CP0737", f"a program has at least one slice, not {slices}")
+    if not 0 <= root < n:
+        fail("CP0737", f"the root of {n} ranks is 0 to {n - 1}, not {root}")
+    if root and kind not in ROOTED:
+        fail("CP0737", f"{kind} has no root, found {root}")
+
+
+def _known(name: str, known: Iterable[str], code: str, what: str) -> None:
+    if name in (names := list(known)):
+        return
+    near = difflib.get_close_matches(name, names, 1)
+    hint = f"did you mean `{near[0]}`?" if near else f"known: {', '.join(names)}"
+    fail(code, f"there is no {what} `{name}`", hint)

@@ -1,0 +1,143 @@
+"""Programs made from programs: other roots and places, slices, reversal, what is needless left out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from commplan.collectives.program import BLOCKED, Bools, Ints, Program, Round, Send
+from commplan.diagnostics import fail
+
+
+def singles(send: Send) -> tuple[Ints, Ints, Ints]:
+    """Source, destination and chunk of `send`, with an entry for each chunk instead of each run."""
+    src, dst, first = (np.repeat(x, send.count) for x in (send.src, send.dst, send.chunk))
+    start = np.repeat(np.cumsum(send.count) - send.count, send.count)
+    return src, dst, first + np.arange(len(src), dtype=np.int64) - start
+
+
+def runs(src: Ints, dst: Ints, chunk: Ints, reduce: bool) -> Send:
+    """The way back: transfers of single chunks in order, neighbouring chunks joined to runs."""
+    order = np.lexsort((chunk, dst, src))
+    src, dst, chunk = src[order], dst[order], chunk[order]
+    begins = np.ones(len(src), np.bool_)
+    begins[1:] = (src[1:] != src[:-1]) | (dst[1:] != dst[:-1]) | (chunk[1:] != chunk[:-1] + 1)
+    at = np.flatnonzero(begins)
+    count = np.diff(np.append(at, len(src)))
+    return Send(src[at], dst[at], chunk[at], count.astype(np.int64), reduce)
+
+
+def tidy(rounds: Iterable[Round]) -> tuple[Round, ...]:
+    """Without families that transfer nothing and rounds that have none."""
+    kept = (tuple(send for send in each if send.src.size) for each in rounds)
+    return tuple(each for each in kept if each)
+
+
+def placed(program: Program, places: Sequence[int] | Ints) -> Program:
+    """`program` with its ranks renamed: rank r does what position `places[r]` of `program` does.
+
+    Where every rank has a block of its own, the blocks are renamed with the ranks. Raises CP0737 where
+    `places` is no permutation.
+    """
+    position = np.asarray(places, np.int64)
+    n = program.ranks
+    if position.shape != (n,) or not np.array_equal(np.sort(position), np.arange(n)):
+        fail("CP0737", f"the places of {n} ranks must be the numbers 0 to {n - 1}, each once")
+    rank = np.argsort(position)
+    rounds = (tuple(_renamed(send, program, rank) for send in each) for each in program.rounds)
+    return dataclasses.replace(program, rounds=tuple(rounds), root=int(rank[program.root]))
+
+
+def _renamed(send: Send, program: Program, rank: Ints) -> Send:
+    if program.kind not in BLOCKED:
+        return Send(rank[send.src], rank[send.dst], send.chunk, send.count, send.reduce)
+    parts = program.chunks // program.ranks
+    src, dst, chunk = singles(send)
+    return runs(rank[src], rank[dst], rank[chunk // parts] * parts + chunk % parts, send.reduce)
+
+
+def rooted(program: Program, root: int) -> Program:
+    """`program`, whose root is 0, with another root: all ranks are moved on by `root`."""
+    if not root:
+        return program
+    return placed(program, (np.arange(program.ranks) - root) % program.ranks)
+
+
+def pipelined(program: Program, slices: int) -> Program:
+    """Every chunk cut into `slices`; slice j does round t of `program` in round t + j.
+
+    Where all ranks share one buffer, it is the buffer that is cut: chunk k of slice j is `j*chunks + k`.
+    Where every rank has a block, it is the block: `k*slices + j`.
+    """
+    if slices == 1:
+        return program
+    last = len(program.rounds) + slices - 1 if program.rounds else 0
+    rounds: list[Round] = []
+    for time in range(last):
+        now = range(max(0, time - len(program.rounds) + 1), min(slices, time + 1))
+        parts = [_slice(send, j, slices, program) for j in now for send in program.rounds[time - j]]
+        rounds.append(tuple(joined(parts, reduce) for reduce in sorted({part.reduce for part in parts})))
+    return dataclasses.replace(program, chunks=program.chunks * slices, rounds=tuple(rounds))
+
+
+def _slice(send: Send, j: int, slices: int, program: Program) -> Send:
+    if program.kind not in BLOCKED:
+        return dataclasses.replace(send, chunk=send.chunk + j * program.chunks)
+    src, dst, chunk = singles(send)
+    return Send(src, dst, chunk * slices + j, np.ones_like(chunk), send.reduce)
+
+
+def joined(sends: Iterable[Send], reduce: bool) -> Send:
+    """Those of `sends` that reduce, or those that do not, as one family."""
+    of = [send for send in sends if send.reduce == reduce]
+    if len(of) == 1:
+        return of[0]
+    src, dst = np.concatenate([send.src for send in of]), np.concatenate([send.dst for send in of])
+    chunk, count = np.concatenate([send.chunk for send in of]), np.concatenate([send.count for send in of])
+    return Send(src, dst, chunk, count, reduce)
+
+
+def reversed_rounds(rounds: Iterable[Round], *, reduce: bool) -> tuple[Round, ...]:
+    """The rounds in reverse order, every transfer backwards.
+
+    Of a program that copies, and writes no slot twice, that is with `reduce` the collective that gathers sums
+    along the same paths (broadcast --> reduce, all_gather --> reduce_scatter), and without it the one that
+    gathers blocks (scatter --> gather). It sends what the original receives: the costs are the same.
+    """
+    return tuple(
+        tuple(Send(s.dst, s.src, s.chunk, s.count, reduce) for s in each) for each in reversed(tuple(rounds))
+    )
+
+
+def pruned(rounds: Iterable[Round], starts: Bools, ends: Bools) -> tuple[Round, ...]:
+    """The rounds of a program that copies, without transfers of what is already there or never needed.
+
+    starts, ends: as in `Promise`, [ranks, chunks]. Of two that arrive in one round the first stays.
+    """
+    held = starts.copy()
+    kept: list[Round] = []
+    for each in rounds:
+        new: list[Send] = []
+        arrived = held.copy()
+        for send in each:
+            src, dst, chunk = singles(send)
+            useful = held[src, chunk] & ~arrived[dst, chunk]
+            src, dst, chunk = src[useful], dst[useful], chunk[useful]
+            arrived[dst, chunk] = True
+            new.append(runs(src, dst, chunk, False))
+        held = arrived
+        kept.append(tuple(new))
+    needed = ends & ~starts
+    for i, each in reversed(list(enumerate(kept))):
+        new = []
+        for send in each:
+            src, dst, chunk = singles(send)
+            useful = needed[dst, chunk]
+            new.append(runs(src[useful], dst[useful], chunk[useful], False))
+        for send in new:
+            src, _, chunk = singles(send)
+            needed[src, chunk] = True
+        kept[i] = tuple(new)
+    return tidy(kept)
