@@ -1,0 +1,264 @@
+"""Post-conditions: what every slot of every rank holds, as a sum of the ranks' contributions.
+
+A slot holds nothing, the contribution of one rank, or the sum of two such values. Sums are hash-consed: equal
+numbers mean equal sums in equal order, up to exchanging the two operands, which for floating point is to say
+bit by bit equal. Both ends of a message name the same chunks (`matching` has seen to that), so that the slots
+for chunk c only ever hold contributions to chunk c.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import NamedTuple
+
+import numpy as np
+
+from commplan.collectives.program import Bools, Ints
+from commplan.verify.counterexample import Counterexample, Failure, terms
+from commplan.verify.matching import Messages
+from commplan.verify.projection import Projection
+from commplan.verify.promises import ANY, NOTHING, SUM, Slots, slots
+
+_HALF = 32  # bits of a sum's number in a key
+
+
+class Units(NamedTuple):
+    """Messages taken apart: one entry for each chunk of each message, in the order of `write`.
+
+    source, target: the slot rank * chunks + chunk. node: tells the receiver's rounds apart.
+    """
+
+    source: Ints
+    target: Ints
+    reduce: Bools
+    read: Ints
+    write: Ints
+    sent_in: Ints
+    received_in: Ints
+
+
+class Sums:
+    """Numbers of values: 0 is nothing, r + 1 the contribution of rank r, further ones are sums."""
+
+    def __init__(self, ranks: int) -> None:
+        self.ranks = ranks
+        self.terms = [0, *(1 << rank for rank in range(ranks))]  # the set of ranks in each, as bits
+        self._numbers: dict[int, int] = {}
+
+    def add(self, one: Ints, other: Ints) -> Ints:
+        """The sums, element by element; -1 where both hold the contribution of the same rank."""
+        keys, places = np.unique(
+            (np.minimum(one, other) << _HALF) | np.maximum(one, other), return_inverse=True
+        )
+        found = [self._number(key) for key in keys.tolist()]
+        return np.array(found, np.int64)[places]
+
+    def _number(self, key: int) -> int:
+        known = self._numbers.get(key)
+        if known is not None:
+            return known
+        one, other = self.terms[key >> _HALF], self.terms[key & ((1 << _HALF) - 1)]
+        number = -1 if one & other else len(self.terms)
+        if number > 0:
+            self.terms.append(one | other)
+        self._numbers[key] = number
+        return number
+
+    def counts(self, *numbers: int) -> dict[int, int]:
+        """Rank -> how often it is in the values `numbers` together."""
+        bits = [self.terms[number] for number in numbers]
+        every = (sum((one >> rank) & 1 for one in bits) for rank in range(self.ranks))
+        return {rank: count for rank, count in enumerate(every) if count}
+
+
+def interpret(projection: Projection, messages: Messages) -> Counterexample | None:
+    """What goes wrong first, if anything does."""
+    units = _units(projection, messages)
+    race = _race(projection, units)
+    if race is not None:
+        return race
+    promised = slots(projection.kind, projection.ranks, projection.chunks, projection.root)
+    run = _Run(projection, units, promised)
+    return run.forward() or run.result() or run.useless()
+
+
+def _units(projection: Projection, messages: Messages) -> Units:
+    order = np.argsort(messages.write, kind="stable")
+    messages = Messages(*(column[order] for column in messages))
+    sends, receives = projection.sends.take(messages.send), projection.receives.take(messages.receive)
+    many = sends.size
+    ends = np.cumsum(many)
+    within = np.arange(int(ends[-1]) if len(ends) else 0, dtype=np.int64) - np.repeat(ends - many, many)
+    chunk = np.repeat(sends.chunk, many) + within
+    k = projection.chunks
+    return Units(
+        np.repeat(sends.rank, many) * k + chunk,
+        np.repeat(receives.rank, many) * k + chunk,
+        np.repeat(receives.reduce, many),
+        np.repeat(messages.read, many),
+        np.repeat(messages.write, many),
+        np.repeat(sends.round, many),
+        np.repeat(receives.round, many),
+    )
+
+
+def _race(projection: Projection, units: Units) -> Counterexample | None:
+    """Two messages that one rank receives into one slot in one round."""
+    width = int(units.received_in.max(initial=0)) + 1
+    keys = units.target * width + units.received_in
+    order = np.argsort(keys, kind="stable")
+    same = np.flatnonzero(keys[order][1:] == keys[order][:-1])
+    if not len(same):
+        return None
+    first = min(same.tolist(), key=lambda place: int(units.write[order[place]]))
+    one, other = int(order[first]), int(order[first + 1])
+    rank, chunk = divmod(int(units.target[one]), projection.chunks)
+    peers = [int(units.source[unit]) // projection.chunks for unit in (one, other)]
+    hows = ["reduce" if units.reduce[unit] else "copy" for unit in (one, other)]
+    time = int(units.received_in[one])
+    return Counterexample(
+        "race", (rank, *peers), (time,), chunk, "one message into a slot in a round",
+        f"{hows[0]} from rank {peers[0]}, {hows[1]} from rank {peers[1]}",
+        f"rank {rank} receives chunk {chunk} twice in its round {time}: what it holds then depends on which"
+        " comes first",
+    )  # fmt: skip
+
+
+class _Run:
+    """One symbolic execution: forward for what slots hold, backward for what mattered."""
+
+    def __init__(self, projection: Projection, units: Units, promised: Slots) -> None:
+        self.projection, self.units = projection, units
+        self.sums = Sums(projection.ranks)
+        self.holds = promised.before.ravel().copy()
+        self.wanted = promised.after.ravel()
+        self.last = int(units.write.max(initial=0))
+        self.same = np.zeros(len(units.source), np.bool_)  # units that bring what is there already
+        by_read = np.argsort(units.read, kind="stable")
+        edges = np.arange(self.last + 2)
+        starts = np.searchsorted(units.read[by_read], edges).tolist()
+        self.reads = [by_read[one:other] for one, other in itertools.pairwise(starts)]
+        self.writes: list[int] = np.searchsorted(units.write, edges).tolist()
+
+    def forward(self) -> Counterexample | None:
+        """Execute; stops at the first contribution that is missing or added twice."""
+        units, holds = self.units, self.holds
+        carried = np.zeros(len(units.source), np.int64)
+        for time in range(self.last + 1):
+            one, other = self.writes[time], self.writes[time + 1]
+            if one < other:
+                wrong = self._write(slice(one, other), carried)
+                if wrong is not None:
+                    return wrong
+            now = self.reads[time]
+            carried[now] = holds[units.source[now]]
+            empty = now[carried[now] == NOTHING]
+            if len(empty):
+                return self._unset(int(empty[0]), sends=True)
+        return None
+
+    def _write(self, now: slice, carried: Ints) -> Counterexample | None:
+        target, reduce, coming = self.units.target[now], self.units.reduce[now], carried[now]
+        held = self.holds[target]
+        self.same[now] = ~reduce & (held == coming)
+        if not reduce.any():
+            self.holds[target] = coming
+            return None
+        empty = np.flatnonzero(reduce & (held == NOTHING))
+        if len(empty):
+            return self._unset(now.start + int(empty[0]), sends=False)
+        added = self.sums.add(held[reduce], coming[reduce])
+        double = np.flatnonzero(added < 0)
+        if len(double):
+            place = int(np.flatnonzero(reduce)[double[0]])
+            return self._double(now.start + place, int(held[place]), int(coming[place]))
+        new = coming.copy()
+        new[reduce] = added
+        self.holds[target] = new
+        return None
+
+    def _place(self, slot: int) -> tuple[int, int]:
+        return divmod(slot, self.projection.chunks)
+
+    def _unset(self, unit: int, *, sends: bool) -> Counterexample:
+        rank, chunk = self._place(int(self.units.source[unit] if sends else self.units.target[unit]))
+        peer, _ = self._place(int(self.units.target[unit] if sends else self.units.source[unit]))
+        time = int(self.units.sent_in[unit] if sends else self.units.received_in[unit])
+        what = f"sends chunk {chunk} to rank {peer}" if sends else f"adds to chunk {chunk} from rank {peer}"
+        return Counterexample(
+            "unset", (rank, peer), (time,), chunk, "a value in the slot", "nothing",
+            f"rank {rank} {what} in its round {time}, and holds nothing there yet",
+        )  # fmt: skip
+
+    def _double(self, unit: int, held: int, coming: int) -> Counterexample:
+        rank, chunk = self._place(int(self.units.target[unit]))
+        peer, _ = self._place(int(self.units.source[unit]))
+        time = int(self.units.received_in[unit])
+        counts = self.sums.counts(held, coming)
+        twice = terms({one: count for one, count in counts.items() if count > 1})
+        return Counterexample(
+            "double", (rank, peer), (time,), chunk, "every contribution once", terms(counts),
+            f"rank {rank} adds chunk {chunk} from rank {peer} in its round {time}, and then holds {twice}",
+        )  # fmt: skip
+
+    def result(self) -> Counterexample | None:
+        """What slots hold at the end against what the collective promises."""
+        n, k = self.projection.ranks, self.projection.chunks
+        everything = (1 << n) - 1
+        full = np.array([bits == everything for bits in self.sums.terms], np.bool_)
+        fine = np.where(self.wanted == SUM, full[self.holds], self.holds == self.wanted)
+        wrong = np.flatnonzero(~fine & (self.wanted != ANY))
+        if len(wrong):
+            return self._wrong(int(wrong[0]), len(wrong))
+        holds, sums = self.holds.reshape(n, k), (self.wanted == SUM).reshape(n, k)
+        firsts = sums.argmax(axis=0)
+        unlike = sums & (holds != holds[firsts, np.arange(k)])
+        for rank, chunk in np.argwhere(unlike)[:1].tolist():
+            return self._order(int(firsts[chunk]), rank, chunk)
+        return None
+
+    def _wrong(self, slot: int, count: int) -> Counterexample:
+        rank, chunk = self._place(slot)
+        wanted, n = int(self.wanted[slot]), self.projection.ranks
+        expected = terms(dict.fromkeys(range(n) if wanted == SUM else [wanted - 1], 1))
+        held = int(self.holds[slot])
+        found = terms(self.sums.counts(held))
+        more = f" ({count} slots in all do not hold what is promised)" if count > 1 else ""
+        what = f"sums of chunk {chunk}" if wanted == SUM else f"chunk {chunk}"
+        return Counterexample(
+            "wrong", (rank,), (), chunk, expected, found,
+            f"at the end rank {rank} has as {what} the contribution of {found}, not of {expected}{more}",
+        )  # fmt: skip
+
+    def _order(self, one: int, other: int, chunk: int) -> Counterexample:
+        return Counterexample(
+            "order", (one, other), (), chunk, "the same sum, bit by bit, on all ranks", "different orders",
+            f"ranks {one} and {other} have added the contributions to chunk {chunk} in different orders:"
+            " their floating-point results differ",
+        )  # fmt: skip
+
+    def useless(self) -> Counterexample | None:
+        """A message that changes no result: it brings what is there, or nobody reads what it brings."""
+        units = self.units
+        live = self.wanted != ANY
+        matters = np.zeros(len(units.source), np.bool_)
+        for time in range(self.last, -1, -1):
+            now = self.reads[time]
+            live[units.source[now[matters[now]]]] = True
+            part = slice(self.writes[time], self.writes[time + 1])
+            target = units.target[part]
+            matters[part] = live[target]
+            live[target[~units.reduce[part]]] = False
+        idle = np.flatnonzero(self.same | ~matters)
+        return self._idle(int(idle[0])) if len(idle) else None
+
+    def _idle(self, unit: int) -> Counterexample:
+        rank, chunk = self._place(int(self.units.target[unit]))
+        peer, _ = self._place(int(self.units.source[unit]))
+        time = int(self.units.received_in[unit])
+        why = "it holds that already" if self.same[unit] else "no result depends on it"
+        failure: Failure = "useless"
+        return Counterexample(
+            failure, (rank, peer), (time,), chunk, "messages that change a result", why,
+            f"rank {rank} receives chunk {chunk} from rank {peer} in its round {time}, but {why}",
+        )  # fmt: skip

@@ -1,0 +1,94 @@
+"""Counter-examples: what goes wrong, as data that can be replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+import msgspec
+
+from commplan.diagnostics import Diagnostic, Note, Span
+
+# How a program can fail, and the page of the manual on it.
+Failure = Literal[
+    "range",  # a rank or chunk that does not exist
+    "mismatch",  # a send meets a receive of other chunks
+    "hang",  # a rank waits for a message that its peer never posts
+    "deadlock",  # ranks wait for each other in a circle
+    "race",  # two messages into one slot in one round
+    "unset",  # a slot is sent or added to before it holds anything
+    "double",  # a contribution is added twice
+    "wrong",  # at the end a slot does not hold what the collective promises
+    "order",  # ranks that must agree bit by bit have added in different orders
+    "useless",  # a message changes no result
+    "calls",  # ranks of a communicator call different collectives
+    "creation",  # ranks create communicators in different orders
+]
+CODES: dict[Failure, str] = {
+    "range": "CP0742",
+    "mismatch": "CP0742",
+    "hang": "CP0742",
+    "deadlock": "CP0743",
+    "race": "CP0744",
+    "unset": "CP0745",
+    "double": "CP0741",
+    "wrong": "CP0740",
+    "order": "CP0749",
+    "useless": "CP0746",
+    "calls": "CP0747",
+    "creation": "CP0747",
+}
+
+
+class Counterexample(msgspec.Struct, frozen=True):
+    """One thing that really happens when the ranks run, and must not.
+
+    ranks: those concerned; of a deadlock each waits for the next, the last for the first. rounds: for each of
+    them the round in which it is, counted from 0. chunk: which slot, where one is concerned. expected, found:
+    in words that `replay` finds again. span: the plan line, where there is one.
+    """
+
+    failure: Failure
+    ranks: tuple[int, ...]
+    rounds: tuple[int, ...]
+    chunk: int | None
+    expected: str
+    found: str
+    message: str
+    span: Span | None = None
+
+    @property
+    def code(self) -> str:
+        return CODES[self.failure]
+
+    def diagnostic(
+        self, subject: str = "", *, span: Span | None = None, file: str = "", notes: Iterable[str] = ()
+    ) -> Diagnostic:
+        """As the command shows it. `subject` says of which program, `span` of which plan line."""
+        message = f"{subject}: {self.message}" if subject else self.message
+        said = (f"expected {self.expected}", f"found {self.found}", *notes)
+        place = self.span or span
+        return Diagnostic(self.code, message, place, tuple(Note(text) for text in said), file=file)
+
+
+def spans(numbers: Iterable[int], most: int = 12) -> str:
+    """`0-3, 5` of 0, 1, 2, 3 and 5; at most `most` runs are written out."""
+    parts: list[str] = []
+    run: list[int] = []
+    for number in [*sorted(numbers), None]:
+        if run and (number is None or number != run[-1] + 1):
+            parts.append(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}")
+            run = []
+        if number is not None:
+            run.append(number)
+    cut = [f"and {len(parts) - most} runs more"] if len(parts) > most else []
+    return ", ".join([*parts[:most], *cut])
+
+
+def terms(counts: dict[int, int]) -> str:
+    """The contributions in a slot in words: rank -> how often it is in it."""
+    once = sorted(rank for rank, count in counts.items() if count == 1)
+    more = sorted((rank, count) for rank, count in counts.items() if count > 1)
+    said = [f"rank{'s' if len(once) > 1 else ''} {spans(once)}"] if once else []
+    said += [f"rank {rank} {'twice' if count == 2 else f'{count} times'}" for rank, count in more[:12]]
+    return ", ".join(said) or "nothing"

@@ -1,0 +1,251 @@
+"""Which send meets which receive, and whether all ranks get to their end.
+
+Ranks go through their rounds one after another, so two rounds of one rank are never open together. A round
+completes when it is open and so are the rounds of its peers that hold the other ends of its messages. It
+stays open until it completes: whatever can complete does in the end, in whichever order. So the rounds that
+complete are the same in every execution, and what is found here is what happens.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from commplan.collectives.program import Ints
+from commplan.verify.counterexample import Counterexample
+from commplan.verify.projection import Posts, Projection
+
+OPEN_LIMIT = 64  # ranks of a circle that are named one by one
+
+
+class Messages(NamedTuple):
+    """Messages whose two ends have met, one entry each.
+
+    send, receive: places in `Projection.sends` and `.receives`. read, write: times; the sender's slots are
+    read after all that is written at `read` and before what is written later; the receiver's are written at
+    `write`. Times are 0 (before all) and up.
+    """
+
+    send: Ints
+    receive: Ints
+    read: Ints
+    write: Ints
+
+
+def match(projection: Projection) -> Messages | Counterexample:
+    """The messages with their times, or why some rank never gets to its end."""
+    wrong = _out_of_range(projection)
+    if wrong is not None:
+        return wrong
+    sends, receives = projection.sends, projection.receives
+    send, out = _by_pair(sends.rank * projection.ranks + sends.peer)
+    receive, into = _by_pair(receives.peer * projection.ranks + receives.rank)
+    if np.array_equal(out, into):
+        one, other = sends.take(send), receives.take(receive)
+        alike = np.array_equal(one.chunk, other.chunk) and np.array_equal(one.size, other.size)
+        if alike and np.array_equal(one.round, other.round):
+            # All ranks number their rounds alike, and every message has both ends in one round: round t
+            # completes once all before it have.
+            return Messages(send, receive, one.round, one.round + 1)
+    return _execute(projection, send, out, receive, into)
+
+
+def _by_pair(keys: Ints) -> tuple[Ints, Ints]:
+    """Places ordered by pair of ranks, then by posting; and the keys in this order."""
+    order = np.argsort(keys, kind="stable")
+    return order, keys[order]
+
+
+def _out_of_range(projection: Projection) -> Counterexample | None:
+    n, chunks = projection.ranks, projection.chunks
+    for posts, verb in ((projection.sends, "sends to"), (projection.receives, "receives from")):
+        strange = (posts.peer < 0) | (posts.peer >= n) | (posts.peer == posts.rank)
+        strange |= (posts.rank < 0) | (posts.rank >= n)
+        outside = (posts.chunk < 0) | (posts.size < 1) | (posts.chunk + posts.size > chunks)
+        for place in np.flatnonzero(strange | outside)[:1].tolist():
+            rank, peer, time = (int(x[place]) for x in (posts.rank, posts.peer, posts.round))
+            first, count = int(posts.chunk[place]), int(posts.size[place])
+            found, wanted = (
+                f"{count} chunks from {first} on, rank {peer}",
+                f"chunks below {chunks}, another rank",
+            )
+            return Counterexample(
+                "range", (rank,), (time,), first, f"{wanted} below {n}", found,
+                f"rank {rank} {verb} rank {peer} {count} chunks from chunk {first} on in its round {time}",
+            )  # fmt: skip
+    return None
+
+
+class _Rounds:
+    """The rounds of all ranks, numbered through: those of rank 0, then of rank 1, ..."""
+
+    def __init__(self, projection: Projection) -> None:
+        sends, receives = projection.sends, projection.receives
+        both = np.concatenate([sends.rank, receives.rank]), np.concatenate([sends.round, receives.round])
+        self.width = int(both[1].max(initial=0)) + 1
+        keys, places = np.unique(both[0] * self.width + both[1], return_inverse=True)
+        self.rank: list[int] = (keys // self.width).tolist()
+        self.round: list[int] = (keys % self.width).tolist()
+        self.of_send: list[int] = places[: len(sends.rank)].tolist()
+        self.of_receive: list[int] = places[len(sends.rank) :].tolist()
+
+    def first(self, node: int) -> bool:
+        return node == 0 or self.rank[node - 1] != self.rank[node]
+
+
+def _execute(
+    projection: Projection, send: Ints, out: Ints, receive: Ints, into: Ints
+) -> Messages | Counterexample:
+    """Let the ranks run: in every step all rounds complete that can."""
+    pairs, loose = _pairs(send, out, receive, into)
+    rounds = _Rounds(projection)
+    count = len(rounds.rank)
+    waits = [1] * count  # what is still missing: that it opens, and the other end of each message
+    tells: list[list[int]] = [[] for _ in range(count)]
+    for one, other in pairs:
+        here, there = rounds.of_send[one], rounds.of_receive[other]
+        tells[here].append(there)
+        tells[there].append(here)
+        waits[here] += 1
+        waits[there] += 1
+    for is_send, place in loose:  # nobody ever posts the other end
+        waits[rounds.of_send[place] if is_send else rounds.of_receive[place]] += 1
+    done, opened = [0] * count, [False] * count
+    opening: list[int] = [node for node in range(count) if rounds.first(node)]
+    step = 0
+    while opening:
+        step += 1
+        completed: list[int] = []
+        for node in opening:
+            opened[node] = True
+            for peer in (node, *tells[node]):
+                waits[peer] -= 1
+                if not waits[peer]:
+                    completed.append(peer)
+        opening = []
+        for node in completed:
+            done[node] = step
+            if node + 1 < count and rounds.rank[node + 1] == rounds.rank[node]:
+                opening.append(node + 1)
+    met = [
+        (one, other)
+        for one, other in pairs
+        if opened[rounds.of_send[one]] and opened[rounds.of_receive[other]]
+    ]
+    wrong = _unlike(projection, met, rounds)
+    if wrong is not None:
+        return wrong
+    if not all(done):
+        return _stuck(projection, rounds, done, opened, pairs, loose)
+    read = [0 if rounds.first(node) else done[node - 1] for node in (rounds.of_send[one] for one, _ in pairs)]
+    write = [done[rounds.of_receive[other]] for _, other in pairs]
+    table = np.array([(*pair, r, w) for pair, r, w in zip(pairs, read, write, strict=True)], np.int64)
+    return Messages(*table.reshape(-1, 4).T)
+
+
+def _pairs(
+    send: Ints, out: Ints, receive: Ints, into: Ints
+) -> tuple[list[tuple[int, int]], list[tuple[bool, int]]]:
+    """Sends with their receives; and the ends without another: (whether it is a send, its place)."""
+    queues: dict[int, tuple[list[int], list[int]]] = {}
+    for side, (places, keys) in enumerate(((send, out), (receive, into))):
+        for place, key in zip(places.tolist(), keys.tolist(), strict=True):
+            queues.setdefault(key, ([], []))[side].append(place)
+    pairs: list[tuple[int, int]] = []
+    loose: list[tuple[bool, int]] = []
+    for ones, others in queues.values():
+        pairs += zip(ones, others, strict=False)
+        loose += [(True, place) for place in ones[len(others) :]]
+        loose += [(False, place) for place in others[len(ones) :]]
+    return pairs, loose
+
+
+def _unlike(projection: Projection, met: list[tuple[int, int]], rounds: _Rounds) -> Counterexample | None:
+    """A send that meets a receive of other chunks."""
+    sends, receives = projection.sends, projection.receives
+    for one, other in met:
+        sent = int(sends.chunk[one]), int(sends.size[one])
+        wanted = int(receives.chunk[other]), int(receives.size[other])
+        if sent == wanted:
+            continue
+        src, dst = int(sends.rank[one]), int(receives.rank[other])
+        times = rounds.round[rounds.of_send[one]], rounds.round[rounds.of_receive[other]]
+        return Counterexample(
+            "mismatch", (src, dst), times, wanted[0], _chunks(*wanted), _chunks(*sent),
+            f"rank {src} sends {_chunks(*sent)} in its round {times[0]} where rank {dst} receives"
+            f" {_chunks(*wanted)} in its round {times[1]}",
+        )  # fmt: skip
+    return None
+
+
+def _chunks(first: int, count: int) -> str:
+    return f"chunk {first}" if count == 1 else f"chunks {first} to {first + count - 1}"
+
+
+def _stuck(
+    projection: Projection,
+    rounds: _Rounds,
+    done: list[int],
+    opened: list[bool],
+    pairs: list[tuple[int, int]],
+    loose: list[tuple[bool, int]],
+) -> Counterexample:
+    """Follow who waits for whom, from the lowest rank that is stuck, to a circle or a missing message."""
+    lacks: dict[int, tuple[bool, int]] = {}  # round -> an end that nobody will ever meet
+    awaits: dict[int, tuple[int, bool, int]] = {}  # round -> the round of a peer that has not opened
+    for is_send, place in loose:
+        lacks.setdefault(rounds.of_send[place] if is_send else rounds.of_receive[place], (is_send, place))
+    for one, other in pairs:
+        here, there = rounds.of_send[one], rounds.of_receive[other]
+        if opened[here] and not opened[there]:
+            awaits.setdefault(here, (there, True, one))
+        if opened[there] and not opened[here]:
+            awaits.setdefault(there, (here, False, other))
+    current = {rounds.rank[node]: node for node in range(len(done)) if opened[node] and not done[node]}
+    path: list[int] = []
+    node = min(current.values())
+    while node not in path:
+        if node in lacks:
+            return _hang(projection, rounds, node, *lacks[node])
+        path.append(node)
+        node = current[rounds.rank[awaits[node][0]]]
+    return _circle(projection, rounds, path[path.index(node) :], awaits)
+
+
+def _end(projection: Projection, is_send: bool, place: int) -> tuple[Posts, str]:
+    return (projection.sends, "to send") if is_send else (projection.receives, "to receive")
+
+
+def _hang(projection: Projection, rounds: _Rounds, node: int, is_send: bool, place: int) -> Counterexample:
+    posts, verb = _end(projection, is_send, place)
+    rank, peer, chunk = rounds.rank[node], int(posts.peer[place]), int(posts.chunk[place])
+    what = f"{_chunks(chunk, int(posts.size[place]))} {'to' if is_send else 'from'} rank {peer}"
+    time = rounds.round[node]
+    other = "receive" if is_send else "send"
+    return Counterexample(
+        "hang", (rank, peer), (time,), chunk, f"a {other} on rank {peer}", "none",
+        f"rank {rank} waits for ever in its round {time} {verb} {what}, which has no {other} for it",
+    )  # fmt: skip
+
+
+def _circle(
+    projection: Projection, rounds: _Rounds, circle: list[int], awaits: dict[int, tuple[int, bool, int]]
+) -> Counterexample:
+    ranks = tuple(rounds.rank[node] for node in circle)
+    times = tuple(rounds.round[node] for node in circle)
+    said: list[str] = []
+    for node in circle[:OPEN_LIMIT]:
+        there, is_send, place = awaits[node]
+        posts, verb = _end(projection, is_send, place)
+        what = _chunks(int(posts.chunk[place]), int(posts.size[place]))
+        what += " to" if is_send else " from"
+        said.append(
+            f"rank {rounds.rank[node]} in its round {rounds.round[node]} {verb} {what}"
+            f" rank {rounds.rank[there]}, which gets there in its round {rounds.round[there]}"
+        )
+    who = ", ".join(map(str, ranks[:OPEN_LIMIT])) + (", ..." if len(ranks) > OPEN_LIMIT else "")
+    return Counterexample(
+        "deadlock", ranks, times, None, "every rank gets to its end", f"a circle of {len(ranks)} ranks",
+        f"ranks {who} wait for each other in a circle:\n" + "\n".join(said),
+    )  # fmt: skip

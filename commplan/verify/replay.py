@@ -1,0 +1,344 @@
+"""Counter-examples replayed: the projection is executed, message by message, and the claim looked for.
+
+Nothing of the prover is used here. Ranks run one after another, each as far as it gets; what they do in
+another order comes to the same (see `matching`). A slot holds, per rank, how often that rank's contribution
+is in it, and a number made of the contributions by an addition that is commutative but, like that of
+floating-point numbers, not associative.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from commplan.collectives.program import Ints
+from commplan.collectives.promise import promise
+from commplan.verify.counterexample import Counterexample, Failure, terms
+from commplan.verify.projection import LocalRound, Post, Projection, rounds_of
+
+_MOST = 1 << 40  # counts stop here: two and more are all too many
+_MIX = np.uint64(0x9E3779B97F4A7C15)
+
+Write = tuple[int, int, int, int]  # rank, its round, sender, chunk
+
+
+class Meeting(NamedTuple):
+    """A send and a receive that met: in which rounds, and which chunks (first, how many) each has."""
+
+    src: int
+    dst: int
+    sent_in: int
+    received_in: int
+    sent: tuple[int, int]
+    wanted: tuple[int, int]
+
+
+class Waiting(NamedTuple):
+    """A rank that never leaves `round`: the peers it waits for, to take (True) or bring how many messages."""
+
+    round: int
+    peers: tuple[tuple[int, bool, int], ...]
+
+
+class Execution(NamedTuple):
+    """What happened.
+
+    counts: [ranks, chunks, ranks], how often each rank's contribution is in each slot at the end. digests:
+    [ranks, chunks], the sums in their order. written: after each write, rank, its round, sender and chunk ->
+    the counts. unset: what was sent from or added to slots that held nothing: rank, round, peer, chunk.
+    waiting: the ranks that did not get to their end. left: the rounds they have not done, with that one.
+    """
+
+    counts: Ints
+    digests: Any
+    meetings: tuple[Meeting, ...]
+    written: dict[Write, dict[int, int]]
+    unset: tuple[tuple[int, int, int, int], ...]
+    waiting: dict[int, Waiting]
+    left: dict[int, tuple[LocalRound, ...]]
+
+
+class _Open(NamedTuple):
+    """An end that is posted: its round, and of a send what the slots held."""
+
+    post: Post
+    round: int
+    counts: Any = None
+    digests: Any = None
+
+
+class _Machine:
+    def __init__(self, projection: Projection, without: Write | None, last_first: bool) -> None:
+        n, k = projection.ranks, projection.chunks
+        self.projection, self.without, self.last_first = projection, without, last_first
+        starts, _ = promise(projection.kind, n, k, projection.root)
+        self.counts = np.zeros((n, k, n), np.int64)
+        rank, chunk = np.nonzero(starts)
+        self.counts[rank, chunk, rank] = 1
+        leaves = ((rank * k + chunk + 1).astype(np.uint64)) * _MIX
+        self.digests = np.zeros((n, k), np.uint64)
+        self.digests[rank, chunk] = leaves ^ (leaves >> np.uint64(29))
+        self.rounds = [rounds_of(projection, one) for one in range(n)]
+        self.at = [0] * n
+        self.missing = [0] * n  # ends of the open round that have not met
+        self.sends: dict[tuple[int, int], deque[_Open]] = {}
+        self.receives: dict[tuple[int, int], deque[_Open]] = {}
+        self.meetings: list[Meeting] = []
+        self.written: dict[Write, dict[int, int]] = {}
+        self.unset: list[tuple[int, int, int, int]] = []
+
+    def run(self) -> Execution:
+        ready = deque(range(self.projection.ranks))
+        for rank in range(self.projection.ranks):
+            self._open(rank)
+        while ready:
+            rank = ready.popleft()
+            while self.at[rank] < len(self.rounds[rank]):
+                ready.extend(self._meet(rank))
+                if self.missing[rank]:
+                    break
+                self.at[rank] += 1
+                self._open(rank)
+        return Execution(
+            self.counts, self.digests, tuple(self.meetings), self.written, tuple(self.unset), self._waiting(),
+            {rank: self.rounds[rank][at:] for rank, at in enumerate(self.at) if at < len(self.rounds[rank])},
+        )  # fmt: skip
+
+    def _open(self, rank: int) -> None:
+        """Post all ends of the rank's next round; what it sends is what its slots hold now."""
+        if self.at[rank] == len(self.rounds[rank]):
+            return
+        now = self.rounds[rank][self.at[rank]]
+        self.missing[rank] = len(now.sends) + len(now.receives)
+        for post in now.sends:
+            part = slice(post.chunk, post.chunk + post.size)
+            held = self.counts[rank, part].copy()
+            for empty in np.flatnonzero(~held.any(axis=1)).tolist():
+                self.unset.append((rank, now.round, post.peer, post.chunk + empty))
+            opened = _Open(post, now.round, held, self.digests[rank, part].copy())
+            self.sends.setdefault((rank, post.peer), deque()).append(opened)
+        for post in now.receives:
+            self.receives.setdefault((post.peer, rank), deque()).append(_Open(post, now.round))
+
+    def _meet(self, rank: int) -> list[int]:
+        """Let all ends meet that can; gives back the peers."""
+        now = self.rounds[rank][self.at[rank]]
+        pairs = [(rank, post.peer) for post in now.sends] + [(post.peer, rank) for post in now.receives]
+        met: list[int] = []
+        for pair in reversed(pairs) if self.last_first else pairs:
+            sends, receives = self.sends.get(pair, ()), self.receives.get(pair, ())
+            while sends and receives:
+                self._deliver(*pair, sends.popleft(), receives.popleft())
+                met.append(pair[0] if pair[1] == rank else pair[1])
+        return met
+
+    def _deliver(self, src: int, dst: int, send: _Open, receive: _Open) -> None:
+        self.missing[src] -= 1
+        self.missing[dst] -= 1
+        sent, wanted = (send.post.chunk, send.post.size), (receive.post.chunk, receive.post.size)
+        self.meetings.append(Meeting(src, dst, send.round, receive.round, sent, wanted))
+        for index in range(min(sent[1], wanted[1])):
+            write = (dst, receive.round, src, wanted[0] + index)
+            if write != self.without:
+                self._write(write, send.counts[index], send.digests[index], receive.post.reduce)
+
+    def _write(self, write: Write, counts: Any, digest: Any, reduce: bool) -> None:
+        rank, time, src, chunk = write
+        held = self.counts[rank, chunk]
+        if not reduce:
+            self.counts[rank, chunk], self.digests[rank, chunk] = counts, digest
+        else:
+            if not held.any():
+                self.unset.append((rank, time, src, chunk))
+            self.counts[rank, chunk] = np.minimum(held + counts, _MOST)
+            self.digests[rank, chunk] = _added(self.digests[rank, chunk], digest)
+        self.written[write] = _counted(self.counts[rank, chunk])
+
+    def _waiting(self) -> dict[int, Waiting]:
+        found: dict[int, Waiting] = {}
+        for rank, at in enumerate(self.at):
+            if at == len(self.rounds[rank]):
+                continue
+            now = self.rounds[rank][at].round
+            to = [
+                (dst, True, len(queue)) for (src, dst), queue in self.sends.items() if src == rank and queue
+            ]
+            of = [
+                (src, False, len(queue))
+                for (src, dst), queue in self.receives.items()
+                if dst == rank and queue
+            ]
+            found[rank] = Waiting(now, (*to, *of))
+        return found
+
+
+def _added(one: Any, other: Any) -> Any:
+    """Commutative, not associative: a square mixes the sum before the next is added (modulo 2**64)."""
+    with np.errstate(over="ignore"):
+        total = one + other
+        return (total ^ (total >> np.uint64(31))) * _MIX
+
+
+def _counted(counts: Any) -> dict[int, int]:
+    return {rank: int(counts[rank]) for rank in np.flatnonzero(counts).tolist()}
+
+
+def execute(projection: Projection, *, without: Write | None = None, last_first: bool = False) -> Execution:
+    """Run all ranks. `without` leaves out what one chunk of one message writes; `last_first` lets the ends of
+    a round meet in the opposite order, where several could."""
+    return _Machine(projection, without, last_first).run()
+
+
+def correct(projection: Projection) -> bool:
+    """Whether an execution, which knows nothing of the prover, gives exactly what the collective promises.
+
+    All ranks get to their end, and every slot that matters holds every contribution once, sums alike on all.
+    """
+    done = execute(projection)
+    if done.waiting or done.unset or any(one.sent != one.wanted for one in done.meetings):
+        return False
+    return _kept(projection, done) and _same(done, execute(projection, last_first=True), projection)
+
+
+def _promised(projection: Projection) -> tuple[Any, Any]:
+    starts, ends = promise(projection.kind, projection.ranks, projection.chunks, projection.root)
+    return starts.T.astype(np.int64), ends  # [chunks, ranks] counts that are wanted; [ranks, chunks] where
+
+
+def _kept(projection: Projection, done: Execution) -> bool:
+    wanted, ends = _promised(projection)
+    if not np.array_equal(done.counts[ends], np.broadcast_to(wanted, done.counts.shape)[ends]):
+        return False
+    digests = np.where(ends, done.digests, 0)
+    return bool((~ends | (digests == digests.max(axis=0))).all())
+
+
+def _same(one: Execution, other: Execution, projection: Projection) -> bool:
+    """Whether two executions come to the same results, bit by bit."""
+    _, ends = _promised(projection)
+    return (
+        not other.waiting
+        and np.array_equal(one.counts[ends], other.counts[ends])
+        and np.array_equal(one.digests[ends], other.digests[ends])
+    )
+
+
+def replay(projection: Projection, claim: Counterexample) -> bool:
+    """Whether what `claim` says really happens when the ranks of `projection` run."""
+    return _SHOWN[claim.failure](projection, claim)
+
+
+def _range(projection: Projection, claim: Counterexample) -> bool:
+    n, k, ends = projection.ranks, projection.chunks, (projection.sends, projection.receives)
+    if not claim.ranks:
+        return n < 1 or k < 1 or not 0 <= projection.root < n or bool(k % n)
+    return any(
+        not (0 <= peer < n and peer != rank and 0 <= chunk < chunk + count <= k)
+        for posts in ends
+        for rank, peer, chunk, count in zip(posts.rank, posts.peer, posts.chunk, posts.size, strict=True)
+        if rank == claim.ranks[0] and chunk == claim.chunk
+    )
+
+
+def _mismatch(projection: Projection, claim: Counterexample) -> bool:
+    return any(
+        (one.src, one.dst) == claim.ranks
+        and (one.sent_in, one.received_in) == claim.rounds
+        and one.sent != one.wanted
+        and one.wanted[0] == claim.chunk
+        for one in execute(projection).meetings
+    )
+
+
+def _hang(projection: Projection, claim: Counterexample) -> bool:
+    """The rank is left waiting for the peer, which has no fitting end left in all its rounds to come."""
+    done = execute(projection)
+    rank, peer = claim.ranks
+    waiting = done.waiting.get(rank)
+    if waiting is None or waiting.round != claim.rounds[0]:
+        return False
+    for other, takes, open_ends in waiting.peers:
+        later = [
+            post
+            for one in done.left.get(peer, ())[1:]
+            for post in (one.receives if takes else one.sends)
+            if post.peer == rank
+        ]
+        if other == peer and len(later) < open_ends:
+            return True
+    return False
+
+
+def _deadlock(projection: Projection, claim: Counterexample) -> bool:
+    done = execute(projection)
+    for rank, time, following in zip(
+        claim.ranks, claim.rounds, (*claim.ranks[1:], claim.ranks[0]), strict=True
+    ):
+        waiting = done.waiting.get(rank)
+        if waiting is None or waiting.round != time or following not in {peer for peer, *_ in waiting.peers}:
+            return False
+    return True
+
+
+def _race(projection: Projection, claim: Counterexample) -> bool:
+    """Two messages are received into the slot in one round: both are open at once."""
+    rank, *peers = claim.ranks
+    found = [peer for one, time, peer, chunk in _received(projection, rank) if (one, time, chunk) == (
+        rank, claim.rounds[0], claim.chunk
+    )]  # fmt: skip
+    return sorted(found) == sorted(peers) or (len(found) > 1 and set(peers) <= set(found))
+
+
+def _received(projection: Projection, rank: int) -> list[Write]:
+    return [
+        (rank, one.received_in, one.src, chunk)
+        for one in execute(projection).meetings
+        if one.dst == rank
+        for chunk in range(one.wanted[0], sum(one.wanted))
+    ]
+
+
+def _unset(projection: Projection, claim: Counterexample) -> bool:
+    return (claim.ranks[0], claim.rounds[0], claim.ranks[1], claim.chunk) in execute(projection).unset
+
+
+def _double(projection: Projection, claim: Counterexample) -> bool:
+    written = execute(projection).written
+    counts = written.get((claim.ranks[0], claim.rounds[0], claim.ranks[1], claim.chunk or 0), {})
+    return any(count > 1 for count in counts.values()) and terms(counts) == claim.found
+
+
+def _wrong(projection: Projection, claim: Counterexample) -> bool:
+    counts = _counted(execute(projection).counts[claim.ranks[0], claim.chunk or 0])
+    return terms(counts) == claim.found != claim.expected
+
+
+def _order(projection: Projection, claim: Counterexample) -> bool:
+    done = execute(projection)
+    one, other = (done.digests[rank, claim.chunk or 0] for rank in claim.ranks)
+    counts = [done.counts[rank, claim.chunk or 0] for rank in claim.ranks]
+    return bool(one != other) and np.array_equal(*counts)
+
+
+def _useless(projection: Projection, claim: Counterexample) -> bool:
+    """Without it all comes to the same."""
+    write = (claim.ranks[0], claim.rounds[0], claim.ranks[1], claim.chunk or 0)
+    done = execute(projection)
+    return write in done.written and _same(done, execute(projection, without=write), projection)
+
+
+_SHOWN: dict[Failure, Callable[[Projection, Counterexample], bool]] = {
+    "range": _range,
+    "mismatch": _mismatch,
+    "hang": _hang,
+    "deadlock": _deadlock,
+    "race": _race,
+    "unset": _unset,
+    "double": _double,
+    "wrong": _wrong,
+    "order": _order,
+    "useless": _useless,
+}
