@@ -1,0 +1,305 @@
+"""Chunk programs under JAX: their rounds as `lax.ppermute`, inside a shard_map.
+
+A rank's buffer holds all slots, one after the other as `collectives.layout` places them, without padding: what
+moves is a window of the buffer that is as long as the longest run of its round, and where a run is shorter the
+elements around it are left as they were. Offsets depend on the rank, so they stand in constant tables.
+
+Rounds follow each other through the buffer. Slices are no use here: nothing of a round runs beside the next.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from commplan.collectives.layout import bounds
+from commplan.collectives.program import Bools, Ints, Program, Round
+from commplan.lowering.jax.bits import as_bits, from_bits, to_bits
+from commplan.lowering.jax.untyped import jnp, lax
+
+Array = Any
+UNROLLED = 32  # rounds of a kind that are written out; more of them become a loop
+
+
+class Transfer(NamedTuple):
+    """Elements `low` to `high - 1` go from `src` to `dst`, which adds them to what it has or takes them over."""
+
+    src: int
+    dst: int
+    low: int
+    high: int
+    adds: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A window of `length` elements that each rank sends, and one that each receives.
+
+    start: where they lie, as sender [0] and as receiver [1]. low, high: which elements of a receiver's window
+    are its own. adds: whether it adds them to what it has. All [ranks]; a rank that receives nothing has
+    low = high.
+    """
+
+    length: int
+    start: Ints
+    low: Ints
+    high: Ints
+    adds: Bools
+
+    @property
+    def form(self) -> tuple[Any, ...]:
+        """What is written into the program: parts of one form differ in their tables alone."""
+        return (self.length, self.is_whole, self.is_all, self.adds.all(), self.adds.any())
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every rank that receives takes all of the window."""
+        return bool(np.all((self.high - self.low == self.length) | (self.high == self.low)))
+
+    @property
+    def is_all(self) -> bool:
+        """Whether all ranks receive."""
+        return bool((self.high > self.low).all())
+
+    @property
+    def tables(self) -> tuple[Ints | Bools, ...]:
+        return (*self.start, self.low, self.high, self.adds)
+
+
+class Move(NamedTuple):
+    """One ppermute: from sources to destinations, each rank once at most; its parts one after the other."""
+
+    pairs: tuple[tuple[int, int], ...]
+    parts: tuple[Part, ...]
+
+    @property
+    def form(self) -> tuple[Any, ...]:
+        return (self.pairs, *(part.form for part in self.parts))
+
+
+@functools.lru_cache(maxsize=64)
+def moves(program: Program, size: int) -> tuple[tuple[Move, ...], ...]:
+    """The ppermutes of each round of `program` on `size` elements in all."""
+    edges = bounds(program.kind, program.ranks, program.chunks, size)
+    found = (tuple(_moves_of(each, edges, program.ranks)) for each in program.rounds)
+    return tuple(each for each in found if each)
+
+
+def _moves_of(sends: Round, edges: Ints, ranks: int) -> Iterator[Move]:
+    """As few ppermutes as it takes for each rank to send and to receive once; long messages beside long ones.
+
+    What one rank sends to another in a round is one message. Where a rank adds several messages to one slot,
+    it does so in the order in which the program names them.
+    """
+    transfers = [
+        Transfer(int(src), int(dst), int(edges[chunk]), int(edges[chunk + count]), send.reduce)
+        for send in sends
+        for src, dst, chunk, count in zip(send.src, send.dst, send.chunk, send.count, strict=True)
+        if edges[chunk] < edges[chunk + count]
+    ]
+    messages: dict[tuple[int, int], list[Transfer]] = {}
+    for transfer in transfers:
+        messages.setdefault((transfer.src, transfer.dst), []).append(transfer)
+    in_order = _written_twice(transfers)
+    if not in_order:
+        for message in messages.values():
+            message.sort(key=lambda each: each.low - each.high)
+    order = sorted(messages, key=lambda pair: 0 if in_order else -sum(_lengths(messages[pair])))
+    groups: list[list[tuple[int, int]]] = []
+    least = [0] * ranks
+    for src, dst in order:
+        fits = (
+            number
+            for number, group in enumerate(groups)
+            if number >= least[dst] and all(src != one and dst != other for one, other in group)
+        )
+        number = next(fits, len(groups))
+        if number == len(groups):
+            groups.append([])
+        groups[number].append((src, dst))
+        least[dst] = number + 1 if in_order else 0
+    for group in groups:
+        longest = max(len(messages[pair]) for pair in group)
+        columns = [[messages[pair][i] for pair in group if i < len(messages[pair])] for i in range(longest)]
+        yield Move(tuple(sorted(group)), tuple(_part(column, int(edges[-1]), ranks) for column in columns))
+
+
+def _lengths(message: Sequence[Transfer]) -> list[int]:
+    return [each.high - each.low for each in message]
+
+
+def _written_twice(transfers: Sequence[Transfer]) -> bool:
+    """Whether an element of a rank is."""
+    written = sorted((each.dst, each.low, each.high) for each in transfers)
+    return any(one[0] == other[0] and other[1] < one[2] for one, other in itertools.pairwise(written))
+
+
+def _part(column: Sequence[Transfer], size: int, ranks: int) -> Part:
+    length = max(_lengths(column))
+    start = np.zeros((2, ranks), np.int64)
+    low, high = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
+    # Adding or not is all the same to those that receive nothing.
+    adds = np.full(ranks, all(each.adds for each in column))
+    for each in column:
+        first = min(each.low, size - length)  # a window at the end is moved back, to lie inside
+        start[0, each.src] = start[1, each.dst] = first
+        low[each.dst], high[each.dst], adds[each.dst] = each.low - first, each.high - first, each.adds
+    return Part(length, start, low, high, adds)
+
+
+def run(program: Program, x: Array, axes: tuple[str, ...], op: str = "sum", *, on_cpu: bool = True) -> Array:
+    """What this rank holds after `program`, given what it holds before; one-dimensional.
+
+    all_reduce, reduce, broadcast: [S] in and out. reduce_scatter and scatter: [n*k] in, this rank's [k] out.
+    all_gather and gather: [k] in, [n*k] out. The rank is counted row-major over `axes`, first named major,
+    over which `x` must vary. Of what a rank holds that the collective promises nothing to (all but the root
+    after `reduce` and `gather`), nothing is said. op: sum, max or min; booleans: or, or, and.
+
+    Sums are made in the type of `x`. On CPUs 16-bit floats travel as integers, which XLA would widen else.
+    """
+    if x.dtype == jnp.bool_:
+        return run(program, x.astype(jnp.uint8), axes, "min" if op == "min" else "max", on_cpu=on_cpu) != 0
+    me = lax.axis_index(axes)
+    adding = any(send.reduce for each in program.rounds for send in each)
+    if on_cpu and not adding and to_bits(x).dtype != x.dtype:
+        return from_bits(run(program, to_bits(x), axes, on_cpu=on_cpu), x.dtype)
+    rank = _Rank(me, axes, op, on_cpu=on_cpu)
+    block = x.shape[0]
+    if program.kind in ("all_gather", "gather"):
+        x = lax.dynamic_update_slice(jnp.zeros_like(x, shape=(program.ranks * block,)), x, (me * block,))
+    for rounds in _stretches(moves(program, x.shape[0])):
+        x = rank.round(x, rounds[0]) if len(rounds) == 1 else rank.rounds(x, rounds)
+    if program.kind in ("reduce_scatter", "scatter"):
+        own = block // program.ranks
+        return lax.dynamic_slice(x, (me * own,), (own,))
+    return x
+
+
+def _stretches(rounds: Sequence[tuple[Move, ...]]) -> Iterator[Sequence[tuple[Move, ...]]]:
+    """The rounds one by one, but for more than `UNROLLED` of one form after each other: those together."""
+    first = 0
+    while first < len(rounds):
+        form = [move.form for move in rounds[first]]
+        last = first + 1
+        while last < len(rounds) and [move.form for move in rounds[last]] == form:
+            last += 1
+        if last - first > UNROLLED:
+            yield rounds[first:last]
+        else:
+            yield from ((each,) for each in rounds[first:last])
+        first = last
+
+
+class _Row(NamedTuple):
+    """This rank's entries in the tables of a part."""
+
+    take: Array
+    put: Array
+    low: Array
+    high: Array
+    adds: Array
+
+
+class _Rank:
+    """This rank, whose number `me` is known when the program runs."""
+
+    def __init__(self, me: Array, axes: tuple[str, ...], op: str, *, on_cpu: bool) -> None:
+        self.me = me
+        self.axes = axes
+        self.op = op
+        self.on_cpu = on_cpu
+
+    def round(self, held: Array, moves: Sequence[Move]) -> Array:
+        """One round."""
+        return self._round(held, moves, [[self._row(part) for part in move.parts] for move in moves])
+
+    def rounds(self, held: Array, rounds: Sequence[tuple[Move, ...]]) -> Array:
+        """A loop over rounds that differ in their tables alone."""
+        rows = [
+            [self._rows([each[i].parts[j] for each in rounds]) for j in range(len(move.parts))]
+            for i, move in enumerate(rounds[0])
+        ]
+
+        def body(step: Array, held: Array) -> Array:
+            at = [[_Row(*(table[step] for table in row)) for row in move] for move in rows]
+            return self._round(held, rounds[0], at)
+
+        return lax.fori_loop(0, len(rounds), body, held)
+
+    def _row(self, part: Part) -> _Row:
+        """This rank's entries in the tables; plain numbers where all ranks have the same."""
+        return _Row(
+            *(t[0].item() if (t == t[0]).all() else jnp.asarray(_narrow(t))[self.me] for t in part.tables)
+        )
+
+    def _rows(self, steps: Sequence[Part]) -> _Row:
+        """The same for several rounds: an entry for each."""
+        tables = zip(*(part.tables for part in steps), strict=True)
+        return _Row(*(jnp.asarray(_narrow(np.stack(each, 1)))[self.me] for each in tables))
+
+    def _round(self, held: Array, moves: Sequence[Move], rows: Sequence[Sequence[_Row]]) -> Array:
+        """All that is sent is read before anything is written."""
+        arrived = [self._carry(held, move, row) for move, row in zip(moves, rows, strict=True)]
+        for move, row, windows in zip(moves, rows, arrived, strict=True):
+            for part, at, window in zip(move.parts, row, windows, strict=True):
+                held = self._land(held, window, part, at)
+        return held
+
+    def _carry(self, held: Array, move: Move, row: Sequence[_Row]) -> list[Array]:
+        """What arrives at this rank, part by part: zeros where nothing is sent to it."""
+        pairs = zip(move.parts, row, strict=True)
+        windows = [_window(held, at.take, part.length) for part, at in pairs]
+        message = windows[0] if len(windows) == 1 else jnp.concatenate(windows)
+        if self.on_cpu:
+            message = as_bits(lambda moved: lax.ppermute(moved, self.axes, move.pairs), message)
+        else:
+            message = lax.ppermute(message, self.axes, move.pairs)
+        ends = itertools.accumulate(part.length for part in move.parts)
+        return [message[end - part.length : end] for part, end in zip(move.parts, ends, strict=True)]
+
+    def _land(self, held: Array, message: Array, part: Part, at: _Row) -> Array:
+        old = _window(held, at.put, part.length)
+        new = message
+        if part.adds.all():
+            new = self._combine(old, message)
+        elif part.adds.any():
+            new = jnp.where(at.adds, self._combine(old, message), message)
+        if not part.is_whole:
+            element = lax.iota(jnp.int32, part.length)
+            new = jnp.where((element >= at.low) & (element < at.high), new, old)
+        elif not part.is_all:
+            new = jnp.where(at.high > 0, new, old)
+        return new if part.length == held.shape[0] else lax.dynamic_update_slice(held, new, (at.put,))
+
+    def _combine(self, old: Array, new: Array) -> Array:
+        match self.op:
+            case "max":
+                return jnp.maximum(old, new)
+            case "min":
+                return jnp.minimum(old, new)
+            case _:
+                return _rounded(old + new)
+
+
+def _rounded(total: Array) -> Array:
+    """A sum of 16-bit floats as what it is: else XLA keeps it wider for the sums that follow."""
+    if not jnp.issubdtype(total.dtype, jnp.floating) or total.dtype.itemsize != 2:
+        return total
+    kind = jnp.finfo(total.dtype)
+    return lax.reduce_precision(total, kind.nexp, kind.nmant)
+
+
+def _window(held: Array, start: Array, length: int) -> Array:
+    return held if length == held.shape[0] else lax.dynamic_slice(held, (start,), (length,))
+
+
+def _narrow(table: Ints | Bools) -> Any:
+    """Offsets in 32 bits, as JAX holds them, unless they need more."""
+    if table.dtype == np.bool_ or table.max(initial=0) > np.iinfo(np.int32).max:
+        return table
+    return table.astype(np.int32)

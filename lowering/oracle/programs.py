@@ -1,0 +1,77 @@
+"""Chunk programs executed in NumPy for all ranks at once: what every other way of running them must give.
+
+Element types are held as `numbers` holds them; sums are made in the declared type, one transfer after the
+other, so that floats have the rounding of the algorithm's own order of additions, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from commplan.collectives.layout import bounds
+from commplan.collectives.program import Ints, Program, Send
+from commplan.ir.types import DType
+from commplan.lowering.oracle.numbers import Array, combine
+
+ReduceOp = Literal["sum", "max", "min"]
+
+
+def execute(
+    program: Program, buffers: Sequence[Array], op: ReduceOp = "sum", dtype: DType | None = None
+) -> list[Array]:
+    """What every rank holds after `program`, given what it holds before; one-dimensional, in rank order.
+
+    all_reduce, reduce, broadcast: [S] in and out. reduce_scatter and scatter: [n*k] in, this rank's [k] out.
+    all_gather and gather: [k] in, [n*k] out. S need not be divisible by anything. Of what a rank holds that
+    the collective promises nothing to (all but the root after `reduce` and `gather`), nothing is said.
+
+    `dtype`: the element type, where that of the arrays does not say it (bfloat16 held as float32).
+    """
+    kind = dtype or DType(str(DType.of(buffers[0].dtype.name)))
+    n = program.ranks
+    held = _enter(program, buffers)
+    edges = bounds(program.kind, n, program.chunks, held.shape[1])
+    for sends in program.rounds:
+        before = held.copy()
+        for send in sends:
+            _transfer(send, edges, before, held, op, kind)
+    if program.kind not in ("reduce_scatter", "scatter"):
+        return list(held)
+    own = held.shape[1] // n
+    return [held[rank, rank * own : (rank + 1) * own] for rank in range(n)]
+
+
+def _enter(program: Program, buffers: Sequence[Array]) -> Array:
+    """The slots of all ranks, one row for each: own blocks in their places where blocks are gathered."""
+    if program.kind not in ("all_gather", "gather"):
+        return np.stack(buffers)
+    own = len(buffers[0])
+    held = np.zeros((program.ranks, program.ranks * own), buffers[0].dtype)
+    for rank, block in enumerate(buffers):
+        held[rank, rank * own : (rank + 1) * own] = block
+    return held
+
+
+def _transfer(send: Send, edges: Ints, before: Array, held: Array, op: ReduceOp, dtype: DType) -> None:
+    """The transfers of one send, all at once where no element of a rank is written twice."""
+    first, last = edges[send.chunk], edges[send.chunk + send.count]
+    elements = _runs(first, last - first)
+    sources, targets = (np.repeat(ranks, last - first) for ranks in (send.src, send.dst))
+    places = targets * held.shape[1] + elements
+    if not send.reduce:
+        held[targets, elements] = before[sources, elements]
+    elif len(np.unique(places)) == len(places):
+        held[targets, elements] = combine(op, held[targets, elements], before[sources, elements], dtype)
+    else:
+        for source, target, low, high in zip(send.src, send.dst, first, last, strict=True):
+            held[target, low:high] = combine(op, held[target, low:high], before[source, low:high], dtype)
+
+
+def _runs(first: Ints, length: Ints) -> Ints:
+    """The numbers from each `first` on, `length` of them, one run after the other."""
+    ends = np.cumsum(length)
+    total = int(ends[-1]) if len(ends) else 0
+    return np.arange(total) + np.repeat(first - ends + length, length)
