@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fractions import Fraction
 
-from commplan.collectives.program import Body, Kind, Round, log2_up, ranks, send_cyclic
+from commplan.collectives.program import Body, Kind, Programs, Round, log2_up, ranks, send_cyclic
 from commplan.collectives.transform import reversed_rounds
 
 
@@ -40,4 +40,4 @@ def formula(kind: Kind, n: int) -> tuple[int, Fraction]:
     return log2_up(n), Fraction(n - 1, n)
 
 
-PROGRAMS = {"all_gather": all_gather, "reduce_scatter": reduce_scatter}
+PROGRAMS: Programs = {"all_gather": all_gather, "reduce_scatter": reduce_scatter}

@@ -60,13 +60,21 @@ class Body(NamedTuple):
     rounds: Iterable[Round]
 
 
+Programs = Mapping[Kind, Callable[[int], Body]]
+
+
 class AlgorithmFile(Protocol):
     """What a module that holds an algorithm has; its name is the name of the algorithm."""
 
-    PROGRAMS: Mapping[Kind, Callable[[int], Body]]
+    @property
+    def PROGRAMS(self) -> Programs:  # noqa: N802
+        """The body for n ranks, of each collective that the algorithm carries out."""
+        ...
 
-    def formula(self, kind: Kind, n: int) -> tuple[int, Fraction]:
-        """Rounds, and the share of S that the busiest rank sends or receives, whichever is more."""
+    @property
+    def formula(self) -> Callable[[Kind, int], tuple[int, Fraction]]:
+        """Of kind and n: rounds, and the share of S that the busiest rank sends or receives, whichever is
+        more."""
         ...
 
 

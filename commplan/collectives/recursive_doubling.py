@@ -21,7 +21,7 @@ from fractions import Fraction
 import numpy as np
 
 from commplan.collectives import bruck
-from commplan.collectives.program import Body, Kind, Round, log2_up, ranks, send
+from commplan.collectives.program import Body, Kind, Programs, Round, log2_up, ranks, send
 
 
 def _all_reduce(n: int) -> Iterator[Round]:
@@ -73,4 +73,4 @@ def formula(kind: Kind, n: int) -> tuple[int, Fraction]:
     return log2_up(n), Fraction(n - 1, n)
 
 
-PROGRAMS = {"all_reduce": all_reduce, "all_gather": all_gather}
+PROGRAMS: Programs = {"all_reduce": all_reduce, "all_gather": all_gather}

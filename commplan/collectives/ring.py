@@ -3,9 +3,11 @@
 Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009). With n
 ranks and S bytes on each (of the whole result, where ranks hold blocks):
 
-    all_reduce       2(n-1) rounds, a rank sends 2(n-1)/n S
-    reduce_scatter    (n-1) rounds, a rank sends  (n-1)/n S
-    all_gather        (n-1) rounds, a rank sends  (n-1)/n S
+    all_reduce          2(n-1) rounds, a rank sends 2(n-1)/n S
+    reduce_scatter       (n-1) rounds, a rank sends  (n-1)/n S
+    all_gather           (n-1) rounds, a rank sends  (n-1)/n S
+    broadcast, reduce   2(n-1) rounds, a rank sends S: n chunks, one behind the other around the ring
+    scatter, gather      (n-1) rounds, the root sends or receives (n-1)/n S: as of a chain
 
 The bytes are the lower bound of Chan et al. (2007); rounds are not.
 """
@@ -15,7 +17,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fractions import Fraction
 
-from commplan.collectives.program import Body, Kind, Round, ranks, send
+from commplan.collectives import chain
+from commplan.collectives.program import Body, Kind, Programs, Round, ranks, send
+from commplan.collectives.transform import reversed_rounds
 
 
 def _reduce_scatter(n: int) -> Iterator[Round]:
@@ -32,6 +36,13 @@ def _all_gather(n: int) -> Iterator[Round]:
         yield (send(r, (r + 1) % n, (r - step) % n),)
 
 
+def _broadcast(n: int) -> Iterator[Round]:
+    """Rank 0 sends a chunk in each of n rounds; all but the last rank pass on what has just come."""
+    r = ranks(n)
+    for step in range(2 * (n - 1)):
+        yield (send(r, r + 1, step - r, where=(r <= step) & (step - r < n) & (r < n - 1)),)
+
+
 def reduce_scatter(n: int) -> Body:
     return Body(n, _reduce_scatter(n))
 
@@ -44,10 +55,31 @@ def all_reduce(n: int) -> Body:
     return Body(n, (*_reduce_scatter(n), *_all_gather(n)))
 
 
+def broadcast(n: int) -> Body:
+    return Body(n, _broadcast(n))
+
+
+def reduce(n: int) -> Body:
+    return Body(n, reversed_rounds(_broadcast(n), reduce=True))
+
+
 def formula(kind: Kind, n: int) -> tuple[int, Fraction]:
-    """Rounds, and the share of S that the busiest rank sends."""
-    once = (n - 1, Fraction(n - 1, n))
-    return (2 * once[0], 2 * once[1]) if kind == "all_reduce" else once
+    """Rounds, and the share of S that the busiest rank sends or receives."""
+    match kind:
+        case "all_reduce":
+            return 2 * (n - 1), Fraction(2 * (n - 1), n)
+        case "broadcast" | "reduce":
+            return 2 * (n - 1), Fraction(min(n - 1, 1))
+        case _:
+            return n - 1, Fraction(n - 1, n)
 
 
-PROGRAMS = {"all_reduce": all_reduce, "reduce_scatter": reduce_scatter, "all_gather": all_gather}
+PROGRAMS: Programs = {
+    "all_reduce": all_reduce,
+    "reduce_scatter": reduce_scatter,
+    "all_gather": all_gather,
+    "broadcast": broadcast,
+    "reduce": reduce,
+    "scatter": chain.scatter,
+    "gather": chain.gather,
+}

@@ -1,0 +1,72 @@
+"""binomial_tree: who has it sends it on in every round, to a rank half as far away each time.
+
+Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH" (2005); Chan et
+al., "Collective communication: theory, practice, and experience" (2007). With n ranks and S bytes
+
+    broadcast, reduce    ceil(log2 n) rounds, the root sends or receives ceil(log2 n) S
+    all_reduce         2 ceil(log2 n) rounds: reduce, then broadcast; the root sends ceil(log2 n) S
+    scatter, gather      ceil(log2 n) rounds, the root sends or receives (n-1)/n S
+
+Rounds are the lower bound but for all_reduce; bytes are of scatter and gather.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+
+import numpy as np
+
+from commplan.collectives.program import Body, Kind, Programs, Round, log2_up, ranks, send
+from commplan.collectives.transform import reversed_rounds
+
+
+def _broadcast(n: int) -> Iterator[Round]:
+    """Ranks that are multiples of 2d have it and send it `d` to the right; d is halved."""
+    r = ranks(n)
+    for k in reversed(range(log2_up(n))):
+        d = 1 << k
+        yield (send(r, r + d, 0, where=(r % (2 * d) == 0) & (r + d < n)),)
+
+
+def _scatter(n: int) -> Iterator[Round]:
+    """As `_broadcast`, but only the blocks of the ranks from the receiver on that it will serve."""
+    r = ranks(n)
+    for k in reversed(range(log2_up(n))):
+        d = 1 << k
+        yield (send(r, r + d, r + d, np.minimum(d, n - r - d), where=(r % (2 * d) == 0) & (r + d < n)),)
+
+
+def broadcast(n: int) -> Body:
+    return Body(1, _broadcast(n))
+
+
+def reduce(n: int) -> Body:
+    return Body(1, reversed_rounds(_broadcast(n), reduce=True))
+
+
+def all_reduce(n: int) -> Body:
+    return Body(1, (*reduce(n).rounds, *_broadcast(n)))
+
+
+def scatter(n: int) -> Body:
+    return Body(n, _scatter(n))
+
+
+def gather(n: int) -> Body:
+    return Body(n, reversed_rounds(_scatter(n), reduce=False))
+
+
+def formula(kind: Kind, n: int) -> tuple[int, Fraction]:
+    if kind in ("scatter", "gather"):
+        return log2_up(n), Fraction(n - 1, n)
+    return (2 if kind == "all_reduce" else 1) * log2_up(n), Fraction(log2_up(n))
+
+
+PROGRAMS: Programs = {
+    "all_reduce": all_reduce,
+    "broadcast": broadcast,
+    "reduce": reduce,
+    "scatter": scatter,
+    "gather": gather,
+}

@@ -1,0 +1,67 @@
+"""chain: everything goes down the line of ranks; for large buffers in slices, which follow each other.
+
+With n ranks, S bytes and the root at the head of the line, cut into s slices,
+
+    broadcast, reduce   n + s - 2 rounds (n - 1 of one slice), a rank sends S
+    all_reduce          2n + s - 3 rounds: up the line, down the line; a rank sends 2 S
+    scatter, gather     n - 1 rounds, the root sends or receives (n-1)/n S
+
+The bytes of all but all_reduce are the lower bound of Chan et al. (2007). Scatter sends the farthest block
+first, so that all blocks arrive in the last round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+
+from commplan.collectives.program import Body, Kind, Programs, Round, ranks, send
+from commplan.collectives.transform import reversed_rounds
+
+
+def _broadcast(n: int) -> Iterator[Round]:
+    r = ranks(n)
+    for step in range(n - 1):
+        yield (send(r, r + 1, 0, where=r == step),)
+
+
+def _scatter(n: int) -> Iterator[Round]:
+    r = ranks(n)
+    for step in range(n - 1):
+        yield (send(r, r + 1, n - 1 - step + r, where=r <= step),)
+
+
+def broadcast(n: int) -> Body:
+    return Body(1, _broadcast(n))
+
+
+def reduce(n: int) -> Body:
+    return Body(1, reversed_rounds(_broadcast(n), reduce=True))
+
+
+def all_reduce(n: int) -> Body:
+    return Body(1, (*reduce(n).rounds, *_broadcast(n)))
+
+
+def scatter(n: int) -> Body:
+    return Body(n, _scatter(n))
+
+
+def gather(n: int) -> Body:
+    return Body(n, reversed_rounds(_scatter(n), reduce=False))
+
+
+def formula(kind: Kind, n: int) -> tuple[int, Fraction]:
+    if kind == "all_reduce":
+        return 2 * (n - 1), Fraction(min(n - 1, 2))
+    whole = kind in ("broadcast", "reduce")
+    return n - 1, Fraction(min(n - 1, 1)) if whole else Fraction(n - 1, n)
+
+
+PROGRAMS: Programs = {
+    "all_reduce": all_reduce,
+    "broadcast": broadcast,
+    "reduce": reduce,
+    "scatter": scatter,
+    "gather": gather,
+}

@@ -1,0 +1,96 @@
+"""double_tree: two binary trees, each for half the buffer; an inner node of one is a leaf of the other.
+
+Sanders, Speck and Traff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan" (2009). A
+tree over places 1 to m has the odd places as leaves, in order; the other tree is its mirror image (m even) or
+moved on by one (m odd). In a broadcast or reduction the root stands above both trees; in all_reduce each tree
+has a root of its own. With n ranks and S bytes, cut into s slices, and h = floor(log2 n):
+
+    broadcast    ceil(log2 n) + s - 1 rounds, a rank sends S; it may send to both children in one round
+    reduce       at most 2 ceil(log2 n) + s - 2 rounds, a rank sends S; its children send one after the other
+    all_reduce   at most 3h + s - 2 rounds (n > 2), a rank sends 2 S: reduce, then broadcast, in both trees
+
+The bytes of broadcast and reduce are lower bounds; with slices every rank sends and receives all the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+
+import numpy as np
+
+from commplan.collectives.program import Body, Ints, Kind, Programs, Round, log2_up, ranks, send
+from commplan.collectives.transform import reversed_rounds
+
+
+def _tree(m: int) -> tuple[Ints, Ints]:
+    """The parents [m] of places 1 to m, 0 of the top, and 1 for right children, 0 for left ones.
+
+    Place p = odd * b, b a power of two, has its children at distance b/2, and its parent at distance b or,
+    where there is no such place, further up.
+    """
+    place = np.arange(1, m + 1, dtype=np.int64)
+    parent = place
+    for _ in range(log2_up(m + 1)):
+        step = parent & -parent
+        above = np.where(parent & step << 1, parent - step, parent + step)
+        parent = np.where((parent > m) | (parent == place), above, parent)
+    return np.where(parent > m, 0, parent), (place > parent).astype(np.int64)
+
+
+def _turns(parent: Ints, wait: Ints) -> Ints:
+    """The round [m] in which each place hears from its parent: `wait` rounds after it first could."""
+    at = np.zeros_like(parent)
+    for _ in range(len(parent).bit_length()):
+        at = np.where(parent > 0, at[parent - 1] + 1 + wait, 0)
+    return at
+
+
+def _down(m: int, first: int, *, staggered: bool) -> Iterator[Round]:
+    """Both trees over ranks `first` to first + m - 1, from their tops down. A top, which has no parent, gets
+    its half from rank 0 in round 0; where the trees have all ranks there is no such round."""
+    parent, right = _tree(m)
+    at = _turns(parent, right if staggered else 0 * right)
+    place = ranks(m)
+    other = m - 1 - place if m % 2 == 0 else (place + 1) % m  # the rank at this place of the second tree
+    for step in range(int(at.max(initial=-1)) + 1):
+        now = (at == step) & ((parent > 0) | (first > 0))
+        yield tuple(
+            send(np.where(parent > 0, rank[parent - 1], 0), rank, chunk, where=now)
+            for chunk, rank in enumerate((place + first, other + first))
+        )
+
+
+def broadcast(n: int) -> Body:
+    return Body(2, _down(n - 1, 1, staggered=False))
+
+
+def reduce(n: int) -> Body:
+    return Body(2, reversed_rounds(_down(n - 1, 1, staggered=True), reduce=True))
+
+
+def all_reduce(n: int) -> Body:
+    up = reversed_rounds(_down(n, 0, staggered=True), reduce=True)
+    return Body(2, (*up, *_down(n, 0, staggered=False)))
+
+
+def _served(m: int) -> int:
+    """Rounds until a tree over m places is served, left children first. The left half is a full tree."""
+    levels = m.bit_length() - 1
+    if levels < 1:
+        return 0
+    rest = m - (1 << levels)
+    return max(2 * levels - 1, 2 + _served(rest) if rest else 0)
+
+
+def formula(kind: Kind, n: int) -> tuple[int, Fraction]:
+    match kind:
+        case "broadcast":
+            return log2_up(n), Fraction(min(n - 1, 1))
+        case "reduce":
+            return _served(n - 1) + min(n - 1, 1), Fraction(min(n - 1, 1))
+        case _:
+            return _served(n) + n.bit_length() - 1, Fraction(min(n, 4) // 2 if n != 3 else Fraction(3, 2))
+
+
+PROGRAMS: Programs = {"all_reduce": all_reduce, "broadcast": broadcast, "reduce": reduce}

@@ -1,0 +1,36 @@
+"""scatter_gather: a broadcast as a scatter and an all-gather, for large buffers.
+
+Barnett, Shuler, van de Geijn, Gupta, Payne and Watts, "Interprocessor collective communication library" (1994).
+The scatter is that of `binomial_tree`, the all-gather that of `halving_doubling`; what a rank holds from the
+scatter it is not sent again. With n ranks and S bytes
+
+    broadcast   2 ceil(log2 n) rounds, the root sends    2(n-1)/n S
+    reduce      2 ceil(log2 n) rounds, the root receives 2(n-1)/n S: the same backwards
+
+Bytes are at most twice the lower bound, however many ranks there are.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from commplan.collectives import binomial_tree, halving_doubling
+from commplan.collectives.program import Body, Kind, Programs, log2_up
+from commplan.collectives.promise import promise
+from commplan.collectives.transform import pruned, reversed_rounds
+
+
+def broadcast(n: int) -> Body:
+    rounds = (*binomial_tree.scatter(n).rounds, *halving_doubling.all_gather(n).rounds)
+    return Body(n, pruned(rounds, *promise("broadcast", n, n)))
+
+
+def reduce(n: int) -> Body:
+    return Body(n, reversed_rounds(broadcast(n).rounds, reduce=True))
+
+
+def formula(kind: Kind, n: int) -> tuple[int, Fraction]:
+    return 2 * log2_up(n), Fraction(2 * (n - 1), n)
+
+
+PROGRAMS: Programs = {"broadcast": broadcast, "reduce": reduce}
