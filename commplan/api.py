@@ -14,8 +14,9 @@ import msgspec
 from commplan import compiler, files, trees
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.ir import plan as graph
-from commplan.ir.schedule import Leaf, Schedule
+from commplan.ir.schedule import Backend, Leaf, Schedule
 from commplan.ir.serial import encode, plan_digest, schedule_digest
+from commplan.machines import is_communicator
 from commplan.passes.axes import check_mesh
 from commplan.passes.manager import Observer
 from commplan.topology import Topology
@@ -50,23 +51,32 @@ class Plan(msgspec.Struct, frozen=True):
         *,
         mapping: Mapping[str, str] | None = None,
         oversubscribe: bool = False,
+        backend: Backend | None = None,
         observer: Observer | None = None,
     ) -> Program:
         """This plan for one mesh and one set of shapes.
 
-        mesh: anything whose `.shape` maps axis names to sizes (a `jax.sharding.Mesh`), or a mapping.
+        mesh: anything whose `.shape` maps axis names to sizes (a `jax.sharding.Mesh`), or a mapping; or an
+        `mpi4py` communicator, one rank for each combination of the plan's axes, the last one innermost.
         shapes: name -> pytree of arrays, `jax.ShapeDtypeStruct` or `{"shape", "dtype"}`, for inputs,
         states and map results of type tree; `per` dimensions omitted, split ones uncut.
         topology: a path to a topology file, or a `commplan.topology.Topology`.
         mapping: axis -> level of the topology, where names and order do not say it.
-        axes: sizes by name, for axes declared `?` where there is no mesh.
+        axes: sizes by name, for axes declared `?` where there is no mesh. With a communicator one of them
+        may be left out: it takes the ranks that are left.
         order: name -> leaf paths in the order in which the backward pass makes them.
         passes: a pipeline such as `"share,bucket{max=4MiB},decompose,wire,overlap"`.
-        Raises CommplanError (CP07xx).
+        backend: `jax` or `mpi`, where there is no mesh to tell.
+        Raises CommplanError (CP07xx), CP084x for a communicator that does not fit.
         """
         _check_kinds(axes, order, passes)
+        kind = _backend(mesh, backend)
         sizes = dict(axes or {})
-        if mesh is not None:
+        if is_communicator(mesh):
+            from commplan.runtime.sizes import sizes_of  # noqa: PLC0415  MPI is loaded already
+
+            sizes = sizes_of(self.graph, mesh, sizes)
+        elif mesh is not None:
             found = mesh_sizes(mesh)
             check_mesh(self.graph, found)
             _check_twice(self.graph, sizes, found)
@@ -89,7 +99,7 @@ class Plan(msgspec.Struct, frozen=True):
             observer=observer,
             oversubscribe=oversubscribe,
         )
-        return Program(schedule, given)
+        return Program(msgspec.structs.replace(schedule, backend=kind), given)
 
 
 class Program:
@@ -182,6 +192,8 @@ class Program:
     ) -> Run:
         """This program with the mesh, data and functions that it runs on (see `runtime.run.Run`).
 
+        mesh: a `jax.sharding.Mesh`, or an `mpi4py` communicator; then every rank calls this alike.
+
         Raises CP1006 where the mesh has other sizes than the one compiled for, and CP08xx for all
         else that does not fit.
         """
@@ -233,6 +245,19 @@ def _check_kinds(axes: object, order: object, passes: object) -> None:
         fail("CP0717", wrong.format("passes", type(passes).__name__, what), 'passes="share,bucket,overlap"')
 
 
+def _backend(mesh: object, given: Backend | None) -> Backend:
+    """What a plan is compiled for. Raises CP0841 where the mesh is of another kind than asked for."""
+    if given not in (None, "jax", "mpi"):
+        fail("CP0841", f"there is no backend `{given}`", "expected: jax or mpi")
+    found: Backend = "mpi" if is_communicator(mesh) else "jax"
+    tells = found == "mpi" or hasattr(mesh, "devices")  # None and mappings of sizes tell nothing
+    if given is not None and tells and given != found:
+        what = "a communicator" if found == "mpi" else "a mesh"
+        message = f"the plan is compiled with {what}, and for the backend `{given}`"
+        fail("CP0841", message, "leave `backend` out")
+    return given or found
+
+
 def _check_twice(plan: graph.Plan, sizes: Mapping[str, int], mesh: Mapping[str, int]) -> None:
     """Refuse sizes that contradict the mesh (CP0708)."""
     for name, size in sizes.items():
@@ -245,7 +270,8 @@ def mesh_sizes(mesh: Any) -> dict[str, int]:
     """Axis name -> size of a mesh, or of a mapping that says the same; sizes as they are given."""
     shape: Any = getattr(mesh, "shape", mesh)
     if not hasattr(shape, "items"):
-        fail("CP0722", f"a {type(mesh).__name__} is no mesh", "expected a jax.sharding.Mesh, or axis sizes")
+        what = "expected a jax.sharding.Mesh, an mpi4py communicator, or axis sizes"
+        fail("CP0722", f"a {type(mesh).__name__} is no mesh", what)
     for name, size in shape.items():
         if size is None:  # no size would be taken for one that is given elsewhere
             fail(
@@ -297,13 +323,22 @@ def _place(temporary: Path, path: Path) -> None:
 
 def check_binding(schedule: Schedule, digest: str, mesh: Any) -> None:
     """Refuse a mesh with other sizes than those compiled for (CP1006); axes it lacks are Run's to say."""
+    if is_communicator(mesh):  # which the runtime looks at
+        return
     ours = schedule.mesh_sizes
     found: Any = getattr(mesh, "shape", {})
     if not hasattr(found, "items"):
         fail(
             "CP0801",
             f"a {type(mesh).__name__} is no mesh",
-            "expected a jax.sharding.Mesh",
+            "expected a jax.sharding.Mesh, or an mpi4py communicator",
+            file=schedule.file,
+        )
+    if schedule.backend == "mpi":
+        fail(
+            "CP0841",
+            f"program `{schedule.plan}` was compiled for the ranks of a communicator, and is bound to a mesh",
+            "compile it with the mesh: plan.compile(mesh)",
             file=schedule.file,
         )
     theirs = {str(name): int(size) for name, size in dict(found).items()}

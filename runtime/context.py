@@ -1,4 +1,4 @@
-"""What a bound program knows: its schedule on a mesh with the user's functions."""
+"""What a bound program knows: its schedule on a machine with the user's functions."""
 
 from __future__ import annotations
 
@@ -12,23 +12,21 @@ from jax.sharding import PartitionSpec
 from commplan.diagnostics import Span, fail
 from commplan.ir import schedule as ir
 from commplan.ir.types import Placement
-from commplan.lowering.jax import _compat
 from commplan.lowering.jax.backend import Backend
-from commplan.lowering.jax.collectives import LaxBackend
 from commplan.lowering.jax.layout import leaf_specs
 from commplan.lowering.jax.phase import Lowered, name_of
 from commplan.lowering.jax.trees import Structure, Tree, flatten
-from commplan.lowering.jax.untyped import jax
+from commplan.runtime.machine import Machine
 
 CALLS = "#calls"  # in the state: how often each phase with random device functions was called
 
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-    """A schedule, the mesh that it runs on, and the functions bound to it."""
+    """A schedule, the machine that it runs on, and the functions bound to it."""
 
     schedule: ir.Schedule
-    mesh: Any
+    machine: Machine
     functions: Mapping[str, Callable[..., Any]]
     seed: int
     structures: Mapping[tuple[str, ...], Structure]
@@ -41,10 +39,14 @@ class Context:
         """The axes of the mesh that the plan names, with their sizes; servers are no part of it."""
         return self.schedule.mesh_sizes
 
-    @functools.cached_property
+    @property
+    def mesh(self) -> Any:
+        """What the program is bound to: a mesh or a communicator."""
+        return self.machine.mesh
+
+    @property
     def backend(self) -> Backend:
-        platform = self.mesh.devices.flat[0].platform
-        return LaxBackend("gpu" if platform in ("cuda", "rocm") else platform, self.sizes, self.schedule.file)
+        return self.machine.backend
 
     def lower(self, phase: ir.Phase) -> Lowered:
         return Lowered(self.schedule, phase, self.functions, self.backend, self.structures)
@@ -84,11 +86,11 @@ class Context:
         return list(dict.fromkeys([*outputs, *entry, *takes]))
 
     def around(self, what: str, span: Span | None = None) -> bool:
-        """Whether a shard_map over the plan's axes is around us.
+        """Whether the code around us sees one rank's arrays: under MPI always, else in a shard_map.
 
         Raises CP0814 where it has only some of them, or of other sizes.
         """
-        manual = _compat.manual_axes()
+        manual = self.machine.manual()
         present = [axis for axis in self.sizes if axis in manual]
         if not present:
             return False
@@ -112,44 +114,43 @@ class Context:
             )
         return True
 
-    def shard_map(self, body: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
-        """`jax.shard_map` over the plan's axes; other axes of the mesh stay with the compiler."""
-        return jax.shard_map(
-            body,
-            mesh=self.mesh,
-            in_specs=in_specs,
-            out_specs=out_specs,
-            axis_names=frozenset(self.sizes),
-        )
+    def spread(self, body: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+        """`body`, a function of one rank's arrays, as a function of the arrays outside."""
+        return self.machine.spread(body, in_specs, out_specs)
 
+    def lead(self, placement: Placement) -> int:
+        """How many leading dimensions an array outside has for `per` axes; under MPI none."""
+        return len(placement.per) if self.machine.layout == "global" else 0
 
-def strip(tree: Tree, placement: Placement) -> Tree:
-    """One rank's part without the leading dimensions, all 1 here, of its `per` axes."""
-    count = len(placement.per)
-    return tree.like([x.reshape(x.shape[count:]) for x in tree.leaves]) if count else tree
+    def strip(self, tree: Tree, placement: Placement) -> Tree:
+        """One rank's part without the leading dimensions, all 1 here, of its `per` axes."""
+        count = self.lead(placement)
+        return tree.like([x.reshape(x.shape[count:]) for x in tree.leaves]) if count else tree
 
-
-def unstrip(tree: Tree, placement: Placement) -> Tree:
-    """The leading dimensions back again."""
-    count = len(placement.per)
-    return tree.like([x.reshape((1,) * count + x.shape) for x in tree.leaves]) if count else tree
+    def unstrip(self, tree: Tree, placement: Placement) -> Tree:
+        """The leading dimensions back again."""
+        count = self.lead(placement)
+        return tree.like([x.reshape((1,) * count + x.shape) for x in tree.leaves]) if count else tree
 
 
 @dataclasses.dataclass
 class Carried:
     """Trees on their way out of a shard_map: leaves with their specs; structures are learnt while tracing."""
 
+    context: Context
     specs: dict[str, list[PartitionSpec]]
     placements: dict[str, Placement]
     structures: dict[str, Structure] = dataclasses.field(default_factory=dict[str, Any])
 
     @classmethod
-    def of(cls, values: Mapping[str, ir.Value]) -> Carried:
-        return cls({n: leaf_specs(v) for n, v in values.items()}, {n: v.placement for n, v in values.items()})
+    def of(cls, context: Context, values: Mapping[str, ir.Value]) -> Carried:
+        placements = {name: value.placement for name, value in values.items()}
+        return cls(context, {name: leaf_specs(value) for name, value in values.items()}, placements)
 
     def leave(self, trees: Mapping[str, Tree]) -> dict[str, list[Any]]:
         """Leaves by name, `per` dimensions added; structures are kept here."""
         self.structures.update({name: tree.structure for name, tree in trees.items()})
+        unstrip = self.context.unstrip
         return {name: list(unstrip(tree, self.placements[name]).leaves) for name, tree in trees.items()}
 
     def build(self, leaves: Mapping[str, list[Any]]) -> dict[str, Any]:

@@ -10,13 +10,13 @@ from jax.sharding import PartitionSpec
 from commplan.diagnostics import fail
 from commplan.ir import schedule as ir
 from commplan.ir.plan import name_of
-from commplan.lowering.jax import check
+from commplan.lowering.jax import _compat, check
 from commplan.lowering.jax.functions import Draw, short_seed
 from commplan.lowering.jax.layout import leaf_specs
 from commplan.lowering.jax.phase import Lowered
 from commplan.lowering.jax.trees import Tree
 from commplan.lowering.jax.untyped import jax, jnp
-from commplan.runtime.context import CALLS, Carried, Context, strip
+from commplan.runtime.context import CALLS, Carried, Context
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -85,6 +85,7 @@ class PhaseCall:
         self.lowered: Lowered = context.lower(phase)
         self._phase = phase
         self._outside = jax.jit(self._wrapped)
+        self._alone = jax.jit(self._inline)
 
     def __repr__(self) -> str:
         inputs = "".join(f", {name}" for name in self.lowered.arguments)
@@ -96,7 +97,10 @@ class PhaseCall:
         self._check_names(arguments, inputs)
         checked = self._check_state(state)
         if self.context.around(f"phase `{self.name}` is called", self._phase.span):
-            return self._inline(checked, inputs)
+            if _compat.tracing():
+                return self._inline(checked, inputs)
+            given = {name: _number(arguments[name], value) for name, value in inputs.items()}
+            return self._jitted(self._alone, self._local, checked, given)
         partial = [name for name, value in arguments.items() if value.placement.partial]
         if partial:
             self._fail(
@@ -109,10 +113,14 @@ class PhaseCall:
                 " own term",
             )
         given = {name: _number(arguments[name], value) for name, value in inputs.items()}
+        return self._jitted(self._outside, self._global, checked, given)
+
+    @staticmethod
+    def _jitted(call: Any, explain: Any, state: dict[str, Any], inputs: dict[str, Any]) -> Any:
         try:
-            return self._outside(checked, given)
+            return call(state, inputs)
         except TypeError:  # something that JAX cannot take: say which leaf it is, if that is all
-            self._global(checked, given)
+            explain(state, inputs)
             raise
 
     def _fail(self, code: str, message: str, *notes: str) -> None:
@@ -132,17 +140,11 @@ class PhaseCall:
 
     def _inline(self, state: dict[str, Any], inputs: Mapping[str, Any]) -> tuple[Outputs, dict[str, Any]]:
         """One rank's arrays in, one rank's arrays out."""
-        lowered, sizes, file = self.lowered, self.context.sizes, self.context.schedule.file
         span, backend = self._phase.span, self.context.backend
-        trees: dict[str, Tree] = {}
-        for name, value in lowered.arguments.items():
-            tree = check.value(f"input `{name}`", value, inputs[name], "local", sizes, span, file)
-            trees[name] = check.types(name, value, tree, backend, span)
-        states: dict[str, Tree] = {}
-        for name in map(name_of, self._phase.states):
-            value = self.context.entry(name)
-            tree = check.value(f"state `{name}`", value, state[name], "local", sizes, span, file)
-            states[name] = check.types(name, value, tree, backend, span)
+        trees, states = self._local(state, inputs)
+        arguments, entry = self.lowered.arguments, self.context.entry
+        trees = {n: check.types(n, arguments[n], tree, backend, span) for n, tree in trees.items()}
+        states = {n: check.types(n, entry(n), tree, backend, span) for n, tree in states.items()}
         results, updates, calls = self._run(trees, states, state.get(CALLS))
         outputs = Outputs({name: tree.build() for name, tree in results.items()})
         new = state | {name: tree.build() for name, tree in updates.items()}
@@ -160,15 +162,25 @@ class PhaseCall:
     def _global(
         self, state: Mapping[str, Any], inputs: Mapping[str, Any]
     ) -> tuple[dict[str, Tree], dict[str, Tree]]:
-        """Inputs and states, checked in the global layout."""
+        return self._checked(state, inputs, "global")
+
+    def _local(
+        self, state: Mapping[str, Any], inputs: Mapping[str, Any]
+    ) -> tuple[dict[str, Tree], dict[str, Tree]]:
+        return self._checked(state, inputs, "local")
+
+    def _checked(
+        self, state: Mapping[str, Any], inputs: Mapping[str, Any], layout: check.Layout
+    ) -> tuple[dict[str, Tree], dict[str, Tree]]:
+        """Inputs and states, checked in a layout."""
         sizes, file, span = self.context.sizes, self.context.schedule.file, self._phase.span
         trees = {
-            name: check.value(f"input `{name}`", value, inputs[name], "global", sizes, span, file)
+            name: check.value(f"input `{name}`", value, inputs[name], layout, sizes, span, file)
             for name, value in self.lowered.arguments.items()
         }
         held = {name: self.context.entry(name) for name in map(name_of, self._phase.states)}
         states = {
-            name: check.value(f"state `{name}`", value, state[name], "global", sizes, span, file)
+            name: check.value(f"state `{name}`", value, state[name], layout, sizes, span, file)
             for name, value in held.items()
         }
         return trees, states
@@ -180,17 +192,21 @@ class PhaseCall:
         held = {name: context.entry(name) for name in map(name_of, self._phase.states)}
         trees, states = self._global(state, inputs)
         every = lowered.values
-        results = Carried.of({binding.name: every[binding.value] for binding in lowered.outputs})
-        updates = Carried.of({binding.name: every[binding.value] for binding in self._phase.updates})
+        results = Carried.of(context, {binding.name: every[binding.value] for binding in lowered.outputs})
+        updates = Carried.of(context, {binding.name: every[binding.value] for binding in self._phase.updates})
 
         def body(given: dict[str, list[Any]], own: dict[str, list[Any]], calls: Any) -> Any:
-            local = {name: strip(trees[name].like(x), values[name].placement) for name, x in given.items()}
-            mine = {name: strip(states[name].like(x), held[name].placement) for name, x in own.items()}
+            local = {
+                name: context.strip(trees[name].like(x), values[name].placement) for name, x in given.items()
+            }
+            mine = {
+                name: context.strip(states[name].like(x), held[name].placement) for name, x in own.items()
+            }
             out, new, count = self._run(local, mine, calls)
             return results.leave(out), updates.leave(new), count
 
         counts = {CALLS: PartitionSpec()} if lowered.counts else {}
-        call = context.shard_map(
+        call = context.spread(
             body,
             (_specs(values), _specs(held), PartitionSpec()),
             (results.specs, updates.specs, counts),

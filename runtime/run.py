@@ -7,16 +7,13 @@ import operator
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 
-import numpy as np
-from jax.sharding import AbstractMesh, AxisType, NamedSharding
-
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.ir import schedule as ir
 from commplan.ir.types import Placement
 from commplan.lowering.jax import _compat, tap
-from commplan.lowering.jax.layout import global_shape, leaf_specs
 from commplan.lowering.jax.trees import Structure, build, flatten, leaves_of
 from commplan.lowering.jax.untyped import jax, jnp
+from commplan.machines import is_communicator
 from commplan.runtime import member as members
 from commplan.runtime import spmd
 from commplan.runtime.batches import Batches
@@ -24,6 +21,8 @@ from commplan.runtime.context import CALLS, Context
 from commplan.runtime.data.records import checked_functions
 from commplan.runtime.data.shared import Group
 from commplan.runtime.data.sources import bound
+from commplan.runtime.machine import Machine
+from commplan.runtime.mesh import MeshMachine, check_mesh
 from commplan.runtime.phases import PhaseCall
 
 if TYPE_CHECKING:
@@ -75,10 +74,7 @@ class Bound:
         """The plan's states before `at start`: zeros, as global arrays; `{}` for a plan without states."""
         context, state = self.context, dict[str, Any]()
         for name, value in context.states.items():
-            leaves = [
-                _zeros(global_shape(value, leaf, context.sizes), leaf, NamedSharding(context.mesh, one))
-                for leaf, one in zip(value.leaves, leaf_specs(value), strict=True)
-            ]
+            leaves = [context.machine.zeros(value, leaf) for leaf in value.leaves]
             state[name] = build([leaf.path for leaf in value.leaves], leaves, context.structures)
         if context.counted:
             state[CALLS] = {name: jnp.zeros((), jnp.int32) for name in context.counted}
@@ -110,10 +106,10 @@ class Bound:
         of a shard_map over the plan's axes.
         """
         self._inside("run.varying")
-        axes = tuple(self.context.sizes)
+        axes, backend = tuple(self.context.sizes), self.context.backend
 
         def vary(x: Any) -> Any:
-            return _compat.as_varying(jnp.asarray(x), axes)
+            return backend.varying(jnp.asarray(x), axes)
 
         return jax.tree_util.tree_map(vary, tree)
 
@@ -198,6 +194,12 @@ class Bound:
             )
 
     @property
+    def place(self) -> dict[str, int]:
+        """Under MPI this rank's index along each axis and ensemble; `{}` for a mesh of devices."""
+        local = self.context.machine.local() if self.context.machine.layout == "local" else {}
+        return {axis: held[0] for axis, held in local.items()}
+
+    @property
     def init_names(self) -> tuple[str, ...]:
         """The names of the plan's states."""
         return tuple(self.context.states)
@@ -226,14 +228,17 @@ class Run(Bound):
         seed: int = 0,
     ) -> None:
         schedule = program.schedule
-        check_mesh(schedule, mesh)
         _check_kinds(schedule, sources, functions, seed)
         check_bound(schedule, dict(sources or {}), dict(functions or {}))
         bound(schedule, dict(sources or {}), sources or {})
         checked_functions(schedule, dict(functions or {}))
         self.program = program
         context = Context(
-            schedule, mesh, dict(functions or {}), operator.index(seed), known_structures(program)
+            schedule,
+            machine_for(schedule, program.digest, mesh),
+            dict(functions or {}),
+            operator.index(seed),
+            known_structures(program),
         )
         super().__init__(context, sources or {})
 
@@ -273,7 +278,7 @@ class Run(Bound):
         name, CP0818 where the value does not differ between members.
         """
         axis = members.ensemble(self.program.schedule, next(iter(parts), 0))
-        return members.join(parts, placed(self, name, axis), axis, self.mesh)
+        return self.context.machine.join(parts, placed(self, name, axis), axis)
 
 
 class Member(Bound):
@@ -292,7 +297,7 @@ class Member(Bound):
         context = dataclasses.replace(
             whole,
             schedule=members.without(whole.schedule, axis),
-            mesh=members.sub_mesh(whole.mesh, axis, place),
+            machine=whole.machine.member(members.without(whole.schedule, axis), axis, place),
             members={axis: place},
             whole=whole.schedule,
         )
@@ -304,7 +309,20 @@ class Member(Bound):
     def take(self, name: str, tree: Any) -> Any:
         """This member's part of global arrays that lie like the value `name`; nothing moves."""
         placement = placed(self.run, name)
-        return members.part(name, tree, placement, self.axis, self.mesh, self.run.mesh)
+        return self.run.context.machine.part(name, tree, placement, self.axis, self.context.machine)
+
+
+def machine_for(schedule: ir.Schedule, digest: str, mesh: Any) -> Machine:
+    """The machine that `mesh` is: devices, or the ranks of an `mpi4py` communicator.
+
+    Raises CP0801 and CP0802 for a mesh that does not fit, CP084x for a communicator.
+    """
+    if is_communicator(mesh):
+        from commplan.runtime.ranks import ranks  # noqa: PLC0415  MPI is loaded only where it is used
+
+        return ranks(schedule, digest, mesh)
+    check_mesh(schedule, mesh)
+    return MeshMachine(mesh, schedule.mesh_sizes, schedule.file)
 
 
 def placed(run: Run, name: str, axis: str | None = None) -> Placement:
@@ -317,45 +335,6 @@ def placed(run: Run, name: str, axis: str | None = None) -> Placement:
     if axis is not None and axis not in value.placement.per:
         fail("CP0818", f"`{name}` is the same for all members: it is {value.placement}", file=file)
     return value.placement
-
-
-def check_mesh(schedule: ir.Schedule, mesh: Any) -> None:
-    """Raises CP0801 for a mesh without the plan's axes, CP0802 for one with Explicit axes."""
-    sizes = schedule.mesh_sizes
-    shape: dict[str, int] = {str(k): int(v) for k, v in dict(getattr(mesh, "shape", {})).items()}
-    found = ", ".join(f"{name} = {size}" for name, size in shape.items()) or "no axes"
-    notes = [f"the mesh has {found}", f"the plan was compiled for {_sizes(sizes)}"]
-    if isinstance(mesh, AbstractMesh) or not hasattr(mesh, "devices"):
-        fail(
-            "CP0801",
-            f"a {type(mesh).__name__} is no mesh of devices",
-            *notes,
-            "expected a jax.sharding.Mesh",
-            file=schedule.file,
-        )
-    missing = [name for name in sizes if name not in shape]
-    if missing:
-        fail("CP0801", f"the mesh has no axis `{missing[0]}`", *notes, file=schedule.file)
-    wrong = [name for name, size in sizes.items() if shape[name] != size]
-    if wrong:
-        fail(
-            "CP0801",
-            f"axis `{wrong[0]}` has {shape[wrong[0]]} devices in the mesh and {sizes[wrong[0]]} in"
-            " the program",
-            *notes,
-            file=schedule.file,
-        )
-    kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
-    explicit = [name for name in sizes if kinds[name] is AxisType.Explicit]
-    if explicit:
-        count = len(mesh.axis_names)
-        fail(
-            "CP0802",
-            f"axis `{explicit[0]}` of the mesh is Explicit, and phases need Auto ones",
-            "jax.make_mesh makes Explicit axes unless told otherwise",
-            f"make the mesh with axis_types=(jax.sharding.AxisType.Auto,) * {count}",
-            file=schedule.file,
-        )
 
 
 def _check_kinds(schedule: ir.Schedule, sources: object, functions: object, seed: object) -> None:
@@ -405,19 +384,6 @@ def _differences(
         Diagnostic("CP0803", f"{kind} `{name}` is not bound", None, (note,), file=file)
         for name in sorted(used - set(given))
     ]
-
-
-def _sizes(sizes: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} = {size}" for name, size in sizes.items()) or "no axes"
-
-
-def _zeros(shape: tuple[int, ...], leaf: ir.Leaf, sharding: Any) -> Any:
-    """Zeros made shard by shard: no process sends anything, and a leaf of size 0 has its sharding too."""
-
-    def piece(_: object) -> Any:  # memory of its own: JAX may use it as it is, and states are donated
-        return np.zeros(sharding.shard_shape(shape), jnp.dtype(leaf.dtype.numpy_name))
-
-    return jax.make_array_from_callback(shape, sharding, piece)
 
 
 def known_structures(program: Program) -> dict[tuple[str, ...], Structure]:

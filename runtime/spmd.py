@@ -17,7 +17,7 @@ from commplan.lowering.jax import _compat
 from commplan.lowering.jax.layout import leaf_specs, spec
 from commplan.lowering.jax.trees import Tree, flatten
 from commplan.lowering.jax.untyped import jnp
-from commplan.runtime.context import CALLS, Carried, Context, flat, strip, unstrip
+from commplan.runtime.context import CALLS, Carried, Context, flat
 from commplan.runtime.phases import check_state
 
 _WORDS = {"same", "per", "split", "partial"}
@@ -97,7 +97,7 @@ def _placement(context: Context, text: str, what: str) -> Placement:
             'a placement is written as in the plan: "same", "per member, data", "split data"',
             file=context.schedule.file,
         )
-    if placement.partial:
+    if placement.partial and context.machine.layout == "global":
         fail(
             "CP0806",
             f"{what}: `{text}` is {placement}, which cannot cross the edge of run.spmd",
@@ -184,11 +184,12 @@ class _Step:
         self.context, self.function, self.placements = context, function, placements
         self.listed = listed
         self.name = getattr(function, "__name__", "function")
+        self.outside = context.machine.layout == "global"
 
     def __call__(self, state: Any, arguments: Mapping[str, Any]) -> Any:
         context = self.context
         around = [axis for axis in context.sizes if axis in _compat.manual_axes()]
-        if around:
+        if around and self.outside:
             fail(
                 "CP0810",
                 f"`{self.name}` is decorated with run.spmd and called inside a shard_map over"
@@ -201,15 +202,18 @@ class _Step:
         trees = {name: flat(tree) for name, tree in arguments.items()}
         for name, placement in self.placements.items():
             self._check(name, placement, arguments[name])
-        new = Carried.of(context.states)
+        new = Carried.of(context, context.states)
         self._check_states(states, new)
         results = self._results(trees)
         structures: list[Any] = []
 
         def body(held: dict[str, list[Any]], calls: Any, given: dict[str, list[Any]]) -> Any:
-            mine = {n: strip(states[n].like(x), context.states[n].placement).build() for n, x in held.items()}
+            mine = {
+                n: context.strip(states[n].like(x), context.states[n].placement).build()
+                for n, x in held.items()
+            }
             mine |= {CALLS: calls} if CALLS in own else {}
-            local = {n: strip(trees[n].like(x), self.placements[n]).build() for n, x in given.items()}
+            local = {n: context.strip(trees[n].like(x), self.placements[n]).build() for n, x in given.items()}
             answer = self.function(mine, **local)
             state_out, rest = self._answer(answer, len(results))
             after = {name: flat(state_out[name]) for name in context.states}
@@ -220,14 +224,14 @@ class _Step:
             for i, result in enumerate(results):
                 if i < len(rest):
                     tree = self._check_result(i, flat(rest[i]), result)
-                    tree = unstrip(tree, result.placement)
+                    tree = context.unstrip(tree, result.placement)
                     out.append(list(tree.leaves) if result.specs is not None else tree.build())
                 else:  # a named argument that is not among the results
                     out.append(given[list(self.placements)[i]] if result.specs is not None else None)
             return new.leave(after), state_out.get(CALLS, {}), out
 
         out_specs = [spec(r.placement) if r.specs is None else r.specs for r in results]
-        call = context.shard_map(
+        call = context.spread(
             body,
             (new.specs, PartitionSpec(), {n: _leaf_specs(trees[n], p) for n, p in self.placements.items()}),
             (new.specs, PartitionSpec(), out_specs),
@@ -297,6 +301,8 @@ class _Step:
 
     def _check(self, name: str, placement: Placement, tree: Any) -> None:
         """The leading dimensions that the placement asks for are there. Raises CP0805."""
+        if not self.outside:  # one rank's own arrays: the phases that take them look at their shapes
+            return
         sizes = self.context.sizes
         lead = tuple(sizes[axis] for axis in placement.per)
         paths, tree_ = flatten(tree)

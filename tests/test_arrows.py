@@ -23,6 +23,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "commplan.dsl": (),
     "commplan.trees": (),
     "commplan.files": (),
+    "commplan.machines": (),
     "commplan.topology": ("commplan.files",),
     "commplan.passes": ("commplan.collectives", "commplan.topology", "commplan.verify", "commplan.trees"),
     "commplan.verify": ("commplan.collectives",),
@@ -31,6 +32,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "commplan.runtime": (
         "commplan.collectives", "commplan.passes", "commplan.verify", "commplan.trees", "commplan.lowering",
+        "commplan.machines",
     ),
 }  # fmt: skip
 JAX = (

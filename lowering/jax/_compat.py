@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 # `lax.all_gather(..., to="invarying")` in 0.10; 0.9 has it under this name only.
+from jax._src import core as _src_core
 from jax._src.lax import parallel as _parallel
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
@@ -17,6 +18,7 @@ from commplan.lowering.jax.untyped import jax, lax
 
 Array = Any  # a jax.Array or a tracer of one
 
+_core = cast("Any", _src_core)
 _all_gather_same: Callable[..., Array] = cast("Any", _parallel).all_gather_invariant
 
 
@@ -45,6 +47,11 @@ def manual_axes() -> dict[str, int]:
     mesh: Any = jax.sharding.get_abstract_mesh()
     sizes = dict(mesh.shape)
     return {name: int(sizes[name]) for name in mesh.manual_axes}
+
+
+def tracing() -> bool:
+    """Whether a function is being traced around us, by jit, grad, vmap or scan."""
+    return not _core.trace_state_clean()
 
 
 def all_gather_same(x: Array, axes: tuple[str, ...]) -> Array:

@@ -13,8 +13,8 @@ from jax.sharding import PartitionSpec as P
 from support.embedding import bind, code_of, mesh_of
 
 from commplan.diagnostics import CommplanError
-from commplan.runtime.batches import local_indices
 from commplan.runtime.data.shared import group
+from commplan.runtime.mesh import MeshMachine
 
 PLAN = """plan p
 ensemble member = 2
@@ -230,14 +230,10 @@ def test_the_devices_of_a_process_are_a_block_of_the_mesh():
         axis_names = ("member", "data")
         devices = np.array([[Device(0), Device(1)], [Device(0), Device(1)]])
 
-    class Context:
-        mesh = Mesh()
-        sizes = run.context.sizes
-        schedule = run.context.schedule
-
-    assert local_indices(Context()) == {"member": (0, 1), "data": (0,)}
+    machine = MeshMachine(Mesh(), run.context.sizes)
+    assert machine.local() == {"member": (0, 1), "data": (0,)}
     Mesh.devices = np.array([[Device(0), Device(1)], [Device(1), Device(0)]])
-    code, _ = refused(lambda: local_indices(Context()))
+    code, _ = refused(machine.local)
     assert code == "CP0819"
 
 

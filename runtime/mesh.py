@@ -1,0 +1,240 @@
+"""A mesh of devices as a machine: arrays are global, and `run.spmd` is a shard_map."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+
+from commplan.diagnostics import fail
+from commplan.ir import schedule as ir
+from commplan.ir.types import Placement
+from commplan.lowering.jax import _compat
+from commplan.lowering.jax.check import Layout
+from commplan.lowering.jax.collectives import LaxBackend
+from commplan.lowering.jax.layout import global_shape, spec
+from commplan.lowering.jax.trees import leaves_of
+from commplan.lowering.jax.untyped import jax, jnp
+from commplan.runtime.machine import Host, Local, Machine, digest
+
+Array = Any
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MeshMachine:
+    """See `runtime.machine.Machine`. `sizes`: the axes of the mesh that the plan names."""
+
+    mesh: Any
+    sizes: Mapping[str, int]
+    file: str = ""
+
+    @property
+    def layout(self) -> Layout:
+        return "global"
+
+    @property
+    def backend(self) -> LaxBackend:
+        platform = self.mesh.devices.flat[0].platform
+        return LaxBackend("gpu" if platform in ("cuda", "rocm") else platform, self.sizes, self.file)
+
+    def manual(self) -> dict[str, int]:
+        return _compat.manual_axes()
+
+    def spread(self, body: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+        """`jax.shard_map` over the plan's axes; other axes of the mesh stay with the compiler."""
+        return jax.shard_map(
+            body, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, axis_names=frozenset(self.sizes)
+        )
+
+    def zeros(self, value: ir.Value, leaf: ir.Leaf) -> Array:
+        """Made shard by shard: no process sends anything, and a leaf of size 0 has its sharding too."""
+        shape = global_shape(value, leaf, self.sizes)
+        sharding = NamedSharding(self.mesh, spec(value.placement, scalar=not leaf.shape))
+
+        def piece(_: object) -> Any:  # memory of its own: JAX may use it as it is, and states are donated
+            return np.zeros(sharding.shard_shape(shape), jnp.dtype(leaf.dtype.numpy_name))
+
+        return jax.make_array_from_callback(shape, sharding, piece)
+
+    def local(self) -> dict[str, tuple[int, ...]]:
+        """Raises CP0819 where the devices of this process are no block of the mesh."""
+        mesh = self.mesh
+        here = np.array(
+            [device.process_index == jax.process_index() for device in mesh.devices.flat], dtype=np.bool_
+        ).reshape(mesh.devices.shape)
+        local: dict[str, tuple[int, ...]] = {}
+        block = np.ones(here.shape, np.bool_)
+        for place, name in enumerate(mesh.axis_names):
+            others = tuple(i for i in range(here.ndim) if i != place)
+            held = here.any(axis=others)
+            shape = [1] * here.ndim
+            shape[place] = -1
+            block &= held.reshape(shape)
+            if name in self.sizes:
+                local[name] = tuple(int(i) for i in np.flatnonzero(held))
+        if not here.any() or not (block == here).all():
+            fail(
+                "CP0819",
+                f"process {jax.process_index()} does not hold a block of the mesh",
+                "the devices of a process should be all combinations of some indices along each axis",
+                "order the devices of the mesh by process: jax.make_mesh does",
+                file=self.file,
+            )
+        return local
+
+    def array(self, host: Host, placement: Placement, local: Local) -> Array:
+        """A global array from the part of each process."""
+        per = len(placement.per)
+        lead = tuple(self.sizes[axis] for axis in placement.per)
+        mine = [local[axis] for axis in placement.per]
+        if placement.split:
+            shards = self._shards(placement.split, local)
+            each = host.shape[per] // len(shards)
+            ways = self.backend.ways(placement.split)
+            shape = (*lead, each * ways, *host.shape[per + 1 :])
+        else:
+            shards, each = [], 0
+            shape = (*lead, *host.shape[per:])
+
+        def part(index: tuple[slice, ...]) -> Host:
+            at: list[int | slice] = []
+            for axis, one in enumerate(index[:per]):
+                start, stop, _ = one.indices(shape[axis])
+                places = [mine[axis].index(i) for i in range(start, stop)]
+                at.append(slice(places[0], places[-1] + 1))
+            if shards:
+                start, stop, _ = index[per].indices(shape[per])
+                first, last = shards.index(start // each), shards.index(stop // each - 1)
+                at.append(slice(first * each, (last + 1) * each))
+            return host[tuple(at)]
+
+        return jax.make_array_from_callback(shape, NamedSharding(self.mesh, spec(placement)), part)
+
+    def _shards(self, split: tuple[str, ...], local: Local) -> list[int]:
+        """The shards that this process holds, in order."""
+        places = [0]
+        for axis in split:
+            size = self.sizes[axis]
+            places = [place * size + i for place in places for i in local[axis]]
+        return sorted(places)
+
+    def peers(self, key: str) -> tuple[str, int, int] | None:
+        if jax.process_count() == 1:
+            return None
+        from jax.experimental import multihost_utils  # noqa: PLC0415  only jobs of several processes need it
+
+        mine = np.frombuffer(digest(key), np.uint8)
+        token = np.frombuffer(secrets.token_bytes(8), np.uint8)
+        gather: Any = multihost_utils.process_allgather
+        seen: npt.NDArray[np.uint8] = np.asarray(gather(np.concatenate([mine, token])))
+        alike = [i for i in range(len(seen)) if (seen[i, :8] == mine).all()]
+        if len(alike) == 1:
+            return None
+        return seen[alike[0], 8:].tobytes().hex(), alike.index(jax.process_index()), len(alike)
+
+    def member(self, schedule: ir.Schedule, axis: str, place: int) -> MeshMachine:
+        """The devices of one member; a mesh without `axis`."""
+        mesh = self.mesh
+        at = mesh.axis_names.index(axis)
+        devices = np.take(mesh.devices, place, axis=at)
+        names = tuple(name for name in mesh.axis_names if name != axis)
+        types = tuple(kind for i, kind in enumerate(mesh.axis_types) if i != at)
+        return MeshMachine(Mesh(devices, names, axis_types=types), schedule.mesh_sizes, self.file)
+
+    def part(self, name: str, tree: Any, placement: Placement, axis: str, own: Machine) -> Any:
+        """One member's part of global arrays, on its own mesh, without the dimension of `axis`.
+
+        Raises CP0805 for arrays that lie otherwise on this mesh.
+        """
+        at = placement.per.index(axis) if axis in placement.per else None
+        devices = set(own.mesh.devices.flat)
+        expected = NamedSharding(self.mesh, spec(placement))
+        for path, x in zip(*leaves_of(tree), strict=True):
+            if getattr(x, "sharding", None) is None or not x.sharding.is_equivalent_to(expected, x.ndim):
+                fail(
+                    "CP0805",
+                    f"`{name}`{f' at `{path}`' if path else ''} does not lie as the plan says",
+                    f"it is placed `{placement}`: expected a jax.Array with spec {expected.spec} on the mesh"
+                    " of the run",
+                )
+        sharding = NamedSharding(own.mesh, _without(spec(placement), at))
+
+        def take(x: Any) -> Any:
+            pieces = [shard.data for shard in x.addressable_shards if shard.device in devices]
+            shape = x.shape
+            if at is not None:
+                pieces = [piece.reshape(piece.shape[:at] + piece.shape[at + 1 :]) for piece in pieces]
+                shape = x.shape[:at] + x.shape[at + 1 :]
+            return jax.make_array_from_single_device_arrays(shape, sharding, pieces, dtype=x.dtype)
+
+        return jax.tree_util.tree_map(take, tree)
+
+    def join(self, parts: Mapping[int, Any], placement: Placement, axis: str) -> Any:
+        at = placement.per.index(axis)
+        count = int(self.mesh.shape[axis])
+        sharding = NamedSharding(self.mesh, spec(placement))
+
+        def put(*members: Any) -> Any:
+            first = members[0]
+            shape = (*first.shape[:at], count, *first.shape[at:])
+            pieces = [
+                shard.data.reshape((*shard.data.shape[:at], 1, *shard.data.shape[at:]))
+                for x in members
+                for shard in x.addressable_shards
+            ]
+            return jax.make_array_from_single_device_arrays(shape, sharding, pieces, dtype=first.dtype)
+
+        return jax.tree_util.tree_map(put, *parts.values())
+
+
+def _without(whole: PartitionSpec, at: int | None) -> PartitionSpec:
+    entries: list[Any] = list(whole)
+    return PartitionSpec(*(one for i, one in enumerate(entries) if i != at))
+
+
+def check_mesh(schedule: ir.Schedule, mesh: Any) -> None:
+    """Raises CP0801 for a mesh without the plan's axes, CP0802 for one with Explicit axes."""
+    sizes = schedule.mesh_sizes
+    shape: dict[str, int] = {str(k): int(v) for k, v in dict(getattr(mesh, "shape", {})).items()}
+    found = ", ".join(f"{name} = {size}" for name, size in shape.items()) or "no axes"
+    notes = [f"the mesh has {found}", f"the plan was compiled for {_sizes(sizes)}"]
+    if isinstance(mesh, AbstractMesh) or not hasattr(mesh, "devices"):
+        fail(
+            "CP0801",
+            f"a {type(mesh).__name__} is no mesh of devices",
+            *notes,
+            "expected a jax.sharding.Mesh",
+            file=schedule.file,
+        )
+    missing = [name for name in sizes if name not in shape]
+    if missing:
+        fail("CP0801", f"the mesh has no axis `{missing[0]}`", *notes, file=schedule.file)
+    wrong = [name for name, size in sizes.items() if shape[name] != size]
+    if wrong:
+        fail(
+            "CP0801",
+            f"axis `{wrong[0]}` has {shape[wrong[0]]} devices in the mesh and {sizes[wrong[0]]} in"
+            " the program",
+            *notes,
+            file=schedule.file,
+        )
+    kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    explicit = [name for name in sizes if kinds[name] is AxisType.Explicit]
+    if explicit:
+        count = len(mesh.axis_names)
+        fail(
+            "CP0802",
+            f"axis `{explicit[0]}` of the mesh is Explicit, and phases need Auto ones",
+            "jax.make_mesh makes Explicit axes unless told otherwise",
+            f"make the mesh with axis_types=(jax.sharding.AxisType.Auto,) * {count}",
+            file=schedule.file,
+        )
+
+
+def _sizes(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} = {size}" for name, size in sizes.items()) or "no axes"

@@ -1,0 +1,182 @@
+"""The ranks of an `mpi4py` communicator as a machine: each has one device, and arrays of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import secrets
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from commplan.diagnostics import fail
+from commplan.ir import schedule as ir
+from commplan.ir.types import Placement
+from commplan.lowering.jax.check import Layout
+from commplan.lowering.jax.untyped import jax, jnp
+from commplan.lowering.mpi.backend import MpiBackend, backend_of
+from commplan.lowering.mpi.untyped import MPI
+from commplan.runtime.machine import Host, Local, Machine, digest
+
+Array = Any
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Ranks:
+    """See `runtime.machine.Machine`.
+
+    mesh: the communicator that the program was bound to. own: a duplicate of it, for what is said outside
+    of compiled phases.
+    """
+
+    mesh: Any
+    own: Any
+    backend: MpiBackend
+    file: str = ""
+
+    @property
+    def layout(self) -> Layout:
+        return "local"
+
+    def manual(self) -> dict[str, int]:
+        return dict(self.backend.sizes)
+
+    def spread(self, body: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+        del in_specs, out_specs
+        return body
+
+    def zeros(self, value: ir.Value, leaf: ir.Leaf) -> Array:
+        del value
+        return jnp.zeros(leaf.shape, leaf.dtype.numpy_name)
+
+    def local(self) -> dict[str, tuple[int, ...]]:
+        return {axis: (self.backend.place[axis],) for axis in self.backend.sizes}
+
+    def array(self, host: Host, placement: Placement, local: Local) -> Array:
+        """This rank's part on its device, without the dimensions of `per` axes."""
+        del local
+        return jax.device_put(host.reshape(host.shape[len(placement.per) :]))
+
+    def peers(self, key: str) -> tuple[str, int, int] | None:
+        mine = (digest(key), secrets.token_hex(8))
+        seen: list[tuple[bytes, str]] = self.own.allgather(mine)
+        alike = [rank for rank, (other, _) in enumerate(seen) if other == mine[0]]
+        if len(alike) == 1:
+            return None
+        return seen[alike[0]][1], alike.index(self.own.Get_rank()), len(alike)
+
+    def member(self, schedule: ir.Schedule, axis: str, place: int) -> Ranks:
+        """The ranks of this rank's own member. Raises CP0842 for another one."""
+        here = self.backend.place[axis]
+        if place != here:
+            fail(
+                "CP0842",
+                f"this rank belongs to member {here} of `{axis}`, not to member {place}",
+                f"under MPI a rank has the arrays of its own member alone: run.member({here})",
+                file=self.file,
+            )
+        sizes = schedule.mesh_sizes
+        backend = dataclasses.replace(
+            self.backend, sizes=sizes, place={one: self.backend.place[one] for one in sizes}
+        )
+        return dataclasses.replace(self, backend=backend)
+
+    def part(self, name: str, tree: Any, placement: Placement, axis: str, own: Machine) -> Any:
+        """A rank's arrays are those of its member already."""
+        del name, placement, axis, own
+        return tree
+
+    def join(self, parts: Mapping[int, Any], placement: Placement, axis: str) -> Any:
+        """Raises CP0842 for parts of other members."""
+        del placement
+        here = self.backend.place[axis]
+        if list(parts) != [here]:
+            found = ", ".join(map(str, parts)) or "none"
+            fail(
+                "CP0842",
+                f"this rank belongs to member {here} of `{axis}`, and was given the parts of members {found}",
+                f"under MPI a rank has the arrays of its own member alone: {{{here}: part}}",
+                file=self.file,
+            )
+        return parts[here]
+
+
+def ranks(schedule: ir.Schedule, program: str, comm: Any) -> Ranks:
+    """The machine of `comm` for a schedule with the digest `program`. All of its ranks call this alike.
+
+    Raises CP0840 for another number of ranks than compiled for, CP0841 for a program that was compiled for a
+    mesh, CP0843 for a communicator that cannot be used, CP0844 where MPI allows too few threads, CP0845 where
+    ranks bind different programs, CP0846 where arrays are made on another device than the CPU.
+    """
+    check_communicator(comm, schedule.file)
+    check_size(schedule, comm)
+    if schedule.backend != "mpi":
+        fail(
+            "CP0841",
+            f"program `{schedule.plan}` was compiled for a mesh of devices, and is bound to a communicator",
+            'compile it with the communicator, plan.compile(comm), or with plan.compile(backend="mpi", ...)',
+            file=schedule.file,
+        )
+    if jax.default_backend() != "cpu":
+        fail(
+            "CP0846",
+            f"arrays are made on `{jax.default_backend()}`, and ranks exchange those of the CPU",
+            "set JAX_PLATFORMS=cpu, or bind to a mesh of the devices",
+            file=schedule.file,
+        )
+    own = comm.Dup()
+    _check_alike(schedule, program, own)
+    return Ranks(comm, own, backend_of(schedule, own), schedule.file)
+
+
+def check_communicator(comm: Any, file: str) -> None:
+    """Raises CP0843 for a communicator that is no more or has two sides, CP0844 for too few threads."""
+    what = "expected a communicator such as mpi4py.MPI.COMM_WORLD"
+    if MPI.Is_finalized() or not MPI.Is_initialized():
+        state = "has been finalized" if MPI.Is_finalized() else "is not initialized"
+        fail("CP0843", f"MPI {state}", "bind programs between MPI's beginning and its end", file=file)
+    if comm == MPI.COMM_NULL:
+        fail("CP0843", "the communicator is null: it was freed, or never made", what, file=file)
+    if comm.Is_inter():
+        fail("CP0843", "an inter-communicator has two groups of ranks", what, file=file)
+    level = MPI.Query_thread()
+    if level < MPI.THREAD_MULTIPLE:
+        names = {
+            MPI.THREAD_SINGLE: "SINGLE",
+            MPI.THREAD_FUNNELED: "FUNNELED",
+            MPI.THREAD_SERIALIZED: "SERIALIZED",
+        }
+        fail(
+            "CP0844",
+            f"MPI was initialized for MPI_THREAD_{names[level]}: compiled phases call it from threads of JAX",
+            "MPI_THREAD_MULTIPLE is what mpi4py asks for unless told otherwise (mpi4py.rc.thread_level)",
+            file=file,
+        )
+
+
+def check_size(schedule: ir.Schedule, comm: Any) -> None:
+    """Raises CP0840 where `comm` has another number of ranks than the plan's axes."""
+    sizes, found = schedule.mesh_sizes, comm.Get_size()
+    wanted = math.prod(sizes.values())
+    if wanted == found:
+        return
+    axes = " x ".join(f"{name} = {size}" for name, size in sizes.items()) or "no axes"
+    fail(
+        "CP0840",
+        f"the plan has {wanted} ranks, and the communicator {found}",
+        f"its axes: {axes}",
+        f"start it with mpirun -n {wanted}, or split the communicator",
+        file=schedule.file,
+    )
+
+
+def _check_alike(schedule: ir.Schedule, program: str, own: Any) -> None:
+    seen: list[str] = own.allgather(program)
+    other = [rank for rank, digest_ in enumerate(seen) if digest_ != seen[0]]
+    if other:
+        fail(
+            "CP0845",
+            f"the ranks bind different programs: rank {other[0]} another one than rank 0",
+            *(f"rank {rank}: schedule {seen[rank]}" for rank in (0, *other[:3])),
+            "every rank must compile the same plan, for the same shapes and sizes",
+            file=schedule.file,
+        )
