@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, get_args
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.ir.plan import Plan
-from commplan.ir.schedule import Leaf, Schedule
+from commplan.ir.schedule import Backend, Leaf, Schedule
 from commplan.ir.text import print_schedule
 from commplan.passes.axes import bind_axes
 from commplan.passes.base import Context
 from commplan.passes.lower import lower
 from commplan.passes.manager import Observer, Pipeline, Record
+from commplan.passes.pricing import costs_for
 from commplan.passes.shapecheck import check_leaves, check_sizes
 from commplan.passes.shapes import infer
 from commplan.passes.wirecheck import check_wires
 from commplan.topology import Topology, load_topology, place
 from commplan.verify.schedule import verify
+
+if TYPE_CHECKING:
+    from commplan.simulate.calibration import Calibration
 
 
 def compile_plan(
@@ -29,6 +35,9 @@ def compile_plan(
     *,
     topology: Topology | str | Path | None = None,
     mapping: Mapping[str, str] | None = None,
+    calibration: Calibration | str | Path | None = None,
+    backend: Backend = "jax",
+    places: tuple[int, ...] | None = None,
     order: Mapping[str, Sequence[str]] | None = None,
     pipeline: str | Pipeline | None = None,
     observer: Observer | None = None,
@@ -41,18 +50,24 @@ def compile_plan(
     shapes: leaves by name, for inputs, states and map results of type tree; `per` dimensions
     omitted, split ones uncut, records without their batch.
     topology, mapping: where axes lie (axis -> level); without a topology nothing is placed.
+    calibration: what was measured on the machine, or the file with it; needs a topology.
+    backend: `jax` or `mpi`: whose collectives there are, and what they cost.
+    places: the place on the topology of each rank, row-major over the axes, where it is known that they lie
+    otherwise than the axes say (MPI ranks on hosts).
     order: name -> leaf paths in the order in which the backward pass makes them (default: last first).
     pipeline: passes as text (default: all of them); empty for none.
     observer: called with a `Record` after `lower` and after each pass.
     Raises CommplanError with CP07xx, and CP0606 where leaves are wider than what `native` adds in.
     """
+    _check_backend(backend)
     passes = pipeline if isinstance(pipeline, Pipeline) else Pipeline.parse(pipeline)
     axes = bind_axes(plan, sizes)
-    if topology is not None:
-        known = topology if isinstance(topology, Topology) else load_topology(topology)
+    known = load_topology(topology) if isinstance(topology, str | Path) else topology
+    if known is not None:
         axes = place(axes, known, mapping or {}, oversubscribe=oversubscribe)
     elif mapping:
         fail("CP0714", "axes are mapped to levels, but no topology is given", "give --topology FILE")
+    measured = _measured(calibration, known)
     start = time.perf_counter()
     values = infer(plan, {axis.name: axis.size for axis in axes}, shapes)
     huge = check_sizes(plan, values, math.prod(axis.size for axis in axes))
@@ -62,7 +77,7 @@ def compile_plan(
     if wrong:
         raise CommplanError(*wrong)
     _check_order(plan, order or {})
-    schedule = lower(plan, axes, values)
+    schedule = lower(plan, axes, values, backend, known.hosts if known is not None else ())
     seconds = time.perf_counter() - start
     problems = verify(schedule)
     if problems:
@@ -74,8 +89,36 @@ def compile_plan(
         raise CommplanError(Diagnostic("CP0718", message, problems[0].span, notes, file=plan.file))
     if observer is not None:
         observer(Record("lower", "lower", seconds, None, schedule))
-    context = Context({name: tuple(paths) for name, paths in (order or {}).items()})
+    given = {name: tuple(paths) for name, paths in (order or {}).items()}
+    costs = costs_for(axes, known, measured, backend, places)
+    context = Context(given, known, measured, places, costs)
     return passes.run(schedule, context, observer, reproducers)
+
+
+def _check_backend(backend: str) -> None:
+    """Refuse a backend that there is not (CP0726)."""
+    known = get_args(Backend)
+    if backend not in known:
+        near = difflib.get_close_matches(str(backend), known, 1)
+        hint = f"did you mean `{near[0]}`?" if near else f"known: {', '.join(known)}"
+        fail("CP0726", f"there is no backend `{backend}`", hint)
+
+
+def _measured(calibration: Calibration | str | Path | None, topology: Topology | None) -> Calibration | None:
+    """The calibration, read. Raises CP0727 where there is no topology that it could be of."""
+    if calibration is None:
+        return None
+    if topology is None:
+        fail(
+            "CP0727",
+            "a calibration is given, but no topology",
+            "it measures the levels of a machine: give the topology that it was made with",
+        )
+    if not isinstance(calibration, str | Path):
+        return calibration
+    from commplan.simulate.calibration import load_calibration  # noqa: PLC0415  only where one is given
+
+    return load_calibration(calibration)
 
 
 def _check_order(plan: Plan, order: Mapping[str, Sequence[str]]) -> None:

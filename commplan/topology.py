@@ -3,6 +3,7 @@
 name = "h100_64"
 [host]
 cores = 104
+names = ["n0", "n1", ..]  # may be left out: hosts in the order of their places
 [[level]]                 # innermost first
 name      = "gpu"
 count     = 8             # places inside one place of the next level
@@ -44,11 +45,16 @@ class Level(msgspec.Struct, frozen=True):
 
 
 class Topology(msgspec.Struct, frozen=True):
-    """Levels, innermost first; `cores` are those of one host, None where unknown."""
+    """Levels, innermost first; `cores` are those of one host, None where unknown.
+
+    hosts: the names of the hosts, in the order of their places, of which each has equally many; empty where
+    the file does not list them.
+    """
 
     name: str
     levels: tuple[Level, ...]
     cores: int | None = None
+    hosts: tuple[str, ...] = ()
 
     @property
     def places(self) -> int:
@@ -85,18 +91,36 @@ def parse_topology(text: str, file: str = "<topology>") -> Topology:
     names = [level.name for level in levels]
     for twice in (n for i, n in enumerate(names) if n in names[:i]):
         fail("CP0712", f"two levels are called `{twice}`", file=file)
-    return Topology(name, levels, _cores(content, file))
+    cores, hosts = _host(content, file)
+    made = Topology(name, levels, cores, hosts)
+    if hosts and made.places % len(hosts):
+        what = f"{len(hosts)} hosts cannot have equally many of the {made.places} places"
+        fail("CP0712", what, "list every host once in `names` of [host], or leave it out", file=file)
+    return made
 
 
-def _cores(content: dict[str, Any], file: str) -> int | None:
+def _host(content: dict[str, Any], file: str) -> tuple[int | None, tuple[str, ...]]:
+    """Cores of a host, and the names of the hosts."""
     host = content.get("host")
     if host is None:
-        return None
+        return None, ()
     if not isinstance(host, dict):
         fail("CP0712", "`host` is no table", "write [host] with `cores = N`", file=file)
     table = cast("dict[str, Any]", host)
-    _known_keys(table, ("cores",), "[host]", file)
-    return _positive(_want(table, "cores", int, "[host]", file), "cores of [host]", file)
+    _known_keys(table, ("cores", "names"), "[host]", file)
+    cores = None
+    if "cores" in table or "names" not in table:
+        cores = _positive(_want(table, "cores", int, "[host]", file), "cores of [host]", file)
+    names = cast("list[Any]", _want(table, "names", list, "[host]", file)) if "names" in table else []
+    for index, name in enumerate(names):
+        if not isinstance(name, str) or not name or name in names[:index]:
+            fail(
+                "CP0712",
+                f"{name!r} in `names` of [host] is no name of its own",
+                "a text for each host",
+                file=file,
+            )
+    return cores, tuple(names)
 
 
 def _level(table: Any, index: int, file: str) -> Level:

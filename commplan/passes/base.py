@@ -5,12 +5,17 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
 from commplan.diagnostics import fail
 from commplan.ir.schedule import Schedule
+
+if TYPE_CHECKING:
+    from commplan.passes.costs import Costs
+    from commplan.simulate.calibration import Calibration
+    from commplan.topology import Topology
 
 _UNITS = {"KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 
@@ -18,10 +23,16 @@ _UNITS = {"KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 class Context(msgspec.Struct, frozen=True):
     """What passes may look at beside the schedule.
 
-    order: name -> leaf paths in the order in which the backward pass makes them.
+    order: name -> leaf paths in the order in which the backward pass makes them. topology: the machine.
+    calibration: what was measured on it. places: the place of each rank, where ranks are known to lie
+    otherwise than the axes say. costs: who tells predicted times; None without a topology.
     """
 
     order: Mapping[str, Sequence[str]] = msgspec.field(default_factory=dict[str, Sequence[str]])
+    topology: Topology | None = None
+    calibration: Calibration | None = None
+    places: tuple[int, ...] | None = None
+    costs: Costs | None = None
 
 
 class Pass(msgspec.Struct, frozen=True):

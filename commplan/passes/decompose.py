@@ -1,4 +1,4 @@
-"""decompose: a hierarchical collective becomes one collective for each level."""
+"""decompose: flat or hierarchical; and a hierarchical collective becomes one collective for each level."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from commplan.ir.plan import Algorithm, Ref
 from commplan.ir.schedule import Choice, Collective, CollectiveKind, Op, Schedule
 from commplan.ir.types import Placement
 from commplan.passes.base import Context, Pass
+from commplan.passes.candidates import as_one
+from commplan.passes.choosing import Chooser
 from commplan.passes.flat import rewrite_flat
+from commplan.passes.layering import layered
 from commplan.passes.rewrite import (
     Editor,
     axis_names,
@@ -26,27 +29,36 @@ Levels = tuple[tuple[str, Algorithm], ...]  # axis and algorithm, innermost firs
 
 
 class DecomposePass(Pass, frozen=True):
-    """Carries out `via hierarchical(inner, .., outer)` level by level."""
+    """Decides between flat and hierarchical, and carries hierarchies out level by level."""
 
     name: ClassVar[str] = "decompose"
     after: ClassVar[tuple[str, ...]] = ("share", "bucket")
 
     def run(self, schedule: Schedule, context: Context) -> Schedule:
         choices: list[Choice] = []
+        chooser = Chooser(schedule, context)
+
+        def apart(op: Collective) -> bool:
+            return bool(op.algorithm.levels) and not _stays(op, schedule)
+
         phases = tuple(
-            rewrite_flat(
-                schedule, phase, context.order, lambda op: bool(op.algorithm.levels), _expand, choices
-            )
+            rewrite_flat(schedule, layered(chooser, phase, choices), context.order, apart, _expand, choices)
             for phase in schedule.phases
         )
         return msgspec.structs.replace(schedule, phases=phases, choices=(*schedule.choices, *choices))
+
+
+def _stays(op: Collective, schedule: Schedule) -> bool:
+    """Whether a hierarchy stays one operation. One of a single level becomes its algorithm."""
+    return len(op.algorithm.levels) > 1 and as_one(op.kind, op.algorithm, schedule.backend, op)
 
 
 def _expand(editor: Editor, ops: list[Op], op: Collective, loose: bool, choices: list[Choice]) -> None:
     """Append to `ops` what `op` becomes. `loose`: its readers do not mind padding behind the result."""
     steps = op.algorithm.levels
     if len(steps) == 1:
-        ops.append(msgspec.structs.replace(op, algorithm=steps[0][1]))
+        named = op.algorithm.args[0].key is not None
+        ops.append(msgspec.structs.replace(op, algorithm=steps[0][1], pinned=named))
         return
     if op.kind == "broadcast":
         what = _broadcast(editor, ops, op, steps)
@@ -54,9 +66,9 @@ def _expand(editor: Editor, ops: list[Op], op: Collective, loose: bool, choices:
         what = _sum(editor, ops, op, steps, loose)
     else:
         what = _one_by_one(editor, ops, op, steps)
-    choices.append(
-        Choice("decompose", f"`{op.result}`: {what}", f"the plan says via {op.algorithm}", op.span)
-    )
+    if op.pinned:
+        why = f"the plan says via {op.algorithm}"
+        choices.append(Choice("decompose", f"`{op.result}`: {what}", why, op.span))
 
 
 def _sum(editor: Editor, ops: list[Op], op: Collective, steps: Levels, loose: bool) -> str:
@@ -171,6 +183,7 @@ def _step(
             kind, name, operand, (axis,), leaf.dtype, leaf.nbytes, op.span,
             op.op if kind in ("all_reduce", "reduce_scatter") else None, root, algorithm, op.hints,
             lane=network_lane(editor.schedule.axes, (axis,)),
+            pinned=any(arg.key == axis for arg in op.algorithm.args),
         )
     )  # fmt: skip
     return name

@@ -18,9 +18,16 @@ from commplan.passes.means import reduction
 
 
 def lower(
-    plan: graph.Plan, axes: tuple[sched.Axis, ...], values: Mapping[graph.Ref, sched.Value]
+    plan: graph.Plan,
+    axes: tuple[sched.Axis, ...],
+    values: Mapping[graph.Ref, sched.Value],
+    backend: sched.Backend = "jax",
+    hosts: tuple[str, ...] = (),
 ) -> sched.Schedule:
-    """The schedule of `plan` before any rewriting; `values` come from `shapes.infer`."""
+    """The schedule of `plan` before any rewriting; `values` come from `shapes.infer`.
+
+    backend: what it is for. hosts: the names of the topology's hosts, where they are known.
+    """
     fns = tuple(
         sched.FnType(f.name, f.operands, f.results, f.where, elementwise=f.elementwise, random=f.random)
         for f in plan.fns
@@ -35,6 +42,8 @@ def lower(
         states=plan.states,
         entry=tuple(values[ref] for ref in (*plan.inputs, *plan.states)),
         phases=tuple(Lowering(plan, axes, values).phase(phase) for phase in plan.phases),
+        backend=backend,
+        hosts=hosts,
         pipeline="lower",
         file=plan.file,
     )

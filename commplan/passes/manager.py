@@ -7,23 +7,19 @@ and `dump_to`.
 from __future__ import annotations
 
 import re
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.ir.schedule import Schedule
-from commplan.ir.serial import jsonable
 from commplan.ir.text import print_schedule
 from commplan.passes.base import Context, Pass, parse_pass
 from commplan.passes.registry import DEFAULT, PASSES
+from commplan.passes.reproducers import write_reproducer
 from commplan.verify.schedule import verify
-
-REPRODUCER = "commplan-reproducer"
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -106,7 +102,8 @@ def _run(
     except CommplanError:
         raise
     except Exception as error:
-        path = write_reproducer(schedule, rest, context, f"{type(error).__name__}: {error}", reproducers)
+        said = f"{type(error).__name__}: {error}"
+        path = write_reproducer(schedule, str(rest), context, said, reproducers)
         raise CommplanError(
             Diagnostic(
                 "CP0719",
@@ -127,7 +124,7 @@ def _broken(
     context: Context,
     reproducers: Path | None,
 ) -> CommplanError:
-    path = write_reproducer(before, rest, context, problems[0].message, reproducers)
+    path = write_reproducer(before, str(rest), context, problems[0].message, reproducers)
     notes = (
         *(Note(f"{problem.code}: {problem.message}", problem.span) for problem in problems),
         Note("this is a mistake of the pass, not of the plan"),
@@ -144,38 +141,6 @@ def _shown(schedule: Schedule, most: int = 400) -> str:
     lines = print_schedule(schedule).splitlines()
     cut = [f"... and {len(lines) - most} lines more"] if len(lines) > most else []
     return "\n".join([*lines[:most], *cut])
-
-
-def write_reproducer(
-    schedule: Schedule, rest: Pipeline, context: Context, error: str, directory: Path | None = None
-) -> Path:
-    """A file with all that is needed to see the failure again; gives back its path."""
-    place = directory or Path(tempfile.mkdtemp(prefix="commplan-"))
-    name = f"{schedule.plan}-{rest.passes[0].name if rest.passes else 'lower'}.reproducer.json"
-    path = place / name
-    content = {
-        "format": REPRODUCER,
-        "run": f"python -m commplan.passes.reproduce {name}",
-        "error": error,
-        "pipeline": str(rest),
-        "order": {key: list(paths) for key, paths in context.order.items()},
-        "schedule": jsonable(schedule),
-    }
-    place.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
-    return path
-
-
-def read_reproducer(path: Path) -> tuple[Schedule, Pipeline, Context]:
-    """What `write_reproducer` wrote. Raises CP0723 where the file is none of its."""
-    try:
-        content: dict[str, Any] = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-        schedule = msgspec.convert(content["schedule"], Schedule)
-        order = msgspec.convert(content["order"], dict[str, tuple[str, ...]])
-        pipeline = Pipeline.parse(str(content["pipeline"]))
-    except (OSError, KeyError, msgspec.DecodeError, msgspec.ValidationError) as error:
-        fail("CP0723", f"{path} is no reproducer", f"{type(error).__name__}: {error}", file=str(path))
-    return schedule, pipeline, Context(order)
 
 
 def _how(path: Path) -> str:

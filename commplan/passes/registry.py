@@ -6,10 +6,11 @@ from commplan.passes.base import Pass
 from commplan.passes.bucket import BucketPass
 from commplan.passes.decompose import DecomposePass
 from commplan.passes.overlap import OverlapPass
+from commplan.passes.select import SelectPass
 from commplan.passes.share import SharePass
 from commplan.passes.wire import WirePass
 
 PASSES: dict[str, type[Pass]] = {
-    kind.name: kind for kind in (SharePass, BucketPass, DecomposePass, WirePass, OverlapPass)
+    kind.name: kind for kind in (SharePass, BucketPass, DecomposePass, WirePass, SelectPass, OverlapPass)
 }
 DEFAULT = ",".join(PASSES)

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
-from commplan.diagnostics import CommplanError
+import msgspec
+
+from commplan.diagnostics import CommplanError, fail
+from commplan.ir.schedule import Schedule
 from commplan.ir.text import print_schedule
-from commplan.passes.manager import read_reproducer
+from commplan.passes.base import Context
+from commplan.passes.manager import Pipeline
+from commplan.passes.pricing import costs_for
+from commplan.topology import Topology
 
 
 def main(arguments: list[str]) -> int:
@@ -22,6 +29,22 @@ def main(arguments: list[str]) -> int:
         print(error, file=sys.stderr)
         return 1
     return 0
+
+
+def read_reproducer(path: Path) -> tuple[Schedule, Pipeline, Context]:
+    """What `write_reproducer` wrote. Raises CP0723 where the file is none of its."""
+    try:
+        content: dict[str, Any] = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        schedule = msgspec.convert(content["schedule"], Schedule)
+        order = msgspec.convert(content["order"], dict[str, tuple[str, ...]])
+        topology = msgspec.convert(content["topology"], Topology | None)
+        calibration = content["calibration"]
+        places = msgspec.convert(content["places"], tuple[int, ...] | None)
+        pipeline = Pipeline.parse(str(content["pipeline"]))
+    except (OSError, KeyError, msgspec.DecodeError, msgspec.ValidationError) as error:
+        fail("CP0723", f"{path} is no reproducer", f"{type(error).__name__}: {error}", file=str(path))
+    costs = costs_for(schedule.axes, topology, calibration, schedule.backend, places)
+    return schedule, pipeline, Context(order, topology, calibration, places, costs)
 
 
 if __name__ == "__main__":

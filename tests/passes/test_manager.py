@@ -20,7 +20,7 @@ from commplan.ir.text import parse_schedule
 from commplan.passes import reproduce
 from commplan.passes.base import Context, Pass, parse_pass
 from commplan.passes.bucket import BucketPass
-from commplan.passes.manager import Pipeline, Record, both, dump_to, read_reproducer
+from commplan.passes.manager import Pipeline, Record, both, dump_to
 from commplan.passes.overlap import OverlapPass
 from commplan.passes.registry import DEFAULT, PASSES
 from commplan.passes.share import SharePass
@@ -49,7 +49,7 @@ class Fails(Pass, frozen=True):
 
 
 def test_the_default_pipeline() -> None:
-    assert DEFAULT == "share,bucket,decompose,wire,overlap"
+    assert DEFAULT == "share,bucket,decompose,wire,select,overlap"
     assert str(Pipeline.parse(None)) == DEFAULT
     assert Pipeline.parse("").passes == ()
     assert Pipeline.parse("lower").passes == ()
@@ -191,12 +191,12 @@ def test_a_failing_pass_leaves_a_reproducer(tmp_path: Path) -> None:
 
 
 def test_a_reproducer_runs_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from commplan.passes.manager import write_reproducer  # noqa: PLC0415
+    from commplan.passes.reproducers import write_reproducer  # noqa: PLC0415
 
     schedule = compiled(reduce_plan(), "", **GIVEN)
     context = Context({"grads": ("w",)})
-    path = write_reproducer(schedule, Pipeline.parse("bucket,overlap"), context, "said so", tmp_path)
-    assert read_reproducer(path) == (schedule, Pipeline.parse("bucket,overlap"), context)
+    path = write_reproducer(schedule, "bucket,overlap", context, "said so", tmp_path)
+    assert reproduce.read_reproducer(path) == (schedule, Pipeline.parse("bucket,overlap"), context)
     assert reproduce.main([str(path)]) == 0
     assert parse_schedule(capsys.readouterr().out).pipeline == "lower,bucket,overlap"
     path.write_bytes(path.read_bytes().replace(b'"by": 4.0', b'"by": 0.0'))

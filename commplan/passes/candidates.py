@@ -1,0 +1,111 @@
+"""What might carry out a collective: single algorithms, and hierarchies over levels of the machine."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from commplan.collectives import registry
+from commplan.ir.plan import Algorithm, Arg
+from commplan.ir.schedule import Axis, Backend, Collective, CollectiveKind, Schedule
+from commplan.topology import Topology
+
+NATIVE = Algorithm("native")
+MOST_RANKS = 256  # of one program: beyond that rounds cost more than they save
+PIECES = (16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 1 << 20)  # bytes of a message, where it is cut
+
+
+class Rung(NamedTuple):
+    """One level of a hierarchy: its key (an axis, or a level that one axis spans), ranks, and the algorithm
+    that the plan pins there, if any."""
+
+    key: str
+    ranks: int
+    pinned: str | None = None
+
+
+def flat(kind: CollectiveKind, ranks: int, *, programs: bool) -> tuple[Algorithm, ...]:
+    """`native`, and with `programs` all chunk programs for `kind`, in the order of their names."""
+    if kind == "all_to_all" or not programs or not 1 < ranks <= MOST_RANKS:
+        return (NATIVE,)
+    return (NATIVE, *(Algorithm(name) for name in registry.algorithms(kind)))
+
+
+def rungs(op: Collective, schedule: Schedule, topology: Topology | None) -> tuple[Rung, ...]:
+    """The levels that `op` crosses, innermost first; none where it lies on one, or lies unevenly.
+
+    Several axes: one for each axis, where each lies on a level of its own. One axis: one for each level that
+    it is spread over, where it fills them.
+    """
+    axes = [axis for axis in schedule.axes if axis.name in op.axes and axis.size > 1]
+    if topology is None or not axes:
+        return ()
+    if len(axes) == 1:
+        return _within(axes[0])
+    if any(len(axis.levels) != 1 for axis in axes) or len({axis.level for axis in axes}) < len(axes):
+        return ()
+    order = [level.name for level in topology.levels]
+    inner_first = sorted(axes, key=lambda axis: order.index(axis.level or ""))
+    return tuple(Rung(axis.name, axis.size) for axis in inner_first)
+
+
+def _within(axis: Axis) -> tuple[Rung, ...]:
+    found = tuple(Rung(spread.level, spread.count) for spread in axis.levels if spread.count > 1)
+    full = 1
+    for rung in found:
+        full *= rung.ranks
+    return found if len(found) > 1 and full == axis.size else ()
+
+
+def pinned_rungs(op: Collective, schedule: Schedule) -> tuple[Rung, ...]:
+    """The levels that the plan or an earlier pass has written, with the algorithms written there."""
+    axes = {axis.name: axis.size for axis in schedule.axes}
+    spreads = {s.level: s.count for axis in schedule.axes if axis.name in op.axes for s in axis.levels}
+    found: list[Rung] = []
+    for arg in op.algorithm.args:
+        key = arg.key or str(arg.value)
+        ranks = axes[key] if key in op.axes else spreads.get(key, 1)
+        found.append(Rung(key, ranks, str(arg.value) if arg.key else None))
+    return tuple(found)
+
+
+def menus(kind: CollectiveKind, ladder: tuple[Rung, ...]) -> tuple[tuple[str, ...], ...]:
+    """For each level the programs that may carry it out.
+
+    Of an all-reduce the levels inside scatter and gather, and only the outermost reduces at once.
+    """
+    found: list[tuple[str, ...]] = []
+    for index, rung in enumerate(ladder):
+        if rung.pinned is not None:
+            found.append((rung.pinned,))
+            continue
+        inside = kind == "all_reduce" and index < len(ladder) - 1
+        names = registry.algorithms("reduce_scatter" if inside else kind)
+        if inside:
+            names = tuple(name for name in names if registry.supports(name, "all_gather"))
+        found.append(names if rung.ranks <= MOST_RANKS else ())
+    return tuple(found)
+
+
+def hierarchy(ladder: tuple[Rung, ...], names: tuple[str, ...]) -> Algorithm:
+    """`hierarchical(gpu = ring, node = halving_doubling)`."""
+    levels = zip(ladder, names, strict=True)
+    return Algorithm("hierarchical", tuple(Arg(name, rung.key) for rung, name in levels))
+
+
+def as_one(kind: CollectiveKind, algorithm: Algorithm, backend: Backend, op: Collective) -> bool:
+    """Whether a hierarchy stays one operation, its levels pipelined against each other.
+
+    Levels of one axis have no name in JAX and always do. Levels that are axes are one operation each in JAX;
+    under MPI they are one program, unless a level is left to the backend or values travel narrower than they
+    are added, which is done level by level.
+    """
+    keys = [key for key, _ in algorithm.levels]
+    if any(key not in op.axes for key in keys):
+        return True
+    native = any(arg.key is not None and arg.value == "native" for arg in algorithm.args)
+    return backend == "mpi" and kind != "all_to_all" and not narrow(op) and not native
+
+
+def narrow(op: Collective) -> bool:
+    """Whether values are asked to travel in another type than they are added in."""
+    return op.hints.wire is not None or op.hints.accumulate is not None

@@ -1,0 +1,42 @@
+"""Which algorithm to take where nobody knows the machine: by size alone.
+
+Under JAX it is the backend's own, always. Under MPI the table below; commplan measures it with
+`python -m bench.collectives` on four hosts that are joined by one switch of 200 Mbit/s.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from commplan.ir.schedule import Backend, CollectiveKind
+
+KIB, MIB = 1024, 1024**2
+PIECE = 32 * KIB  # bytes of a message: the largest that Open MPI sends over TCP without asking first
+
+
+class Rule(NamedTuple):
+    """Up to so many bytes of the whole (None: any number) this algorithm, in messages of `chunk` bytes."""
+
+    upto: int | None
+    algorithm: str
+    chunk: int | None = None
+
+
+NATIVE = (Rule(None, "native"),)
+MPI: dict[CollectiveKind, tuple[Rule, ...]] = {
+    "all_reduce": (
+        Rule(16 * KIB, "native"),
+        Rule(256 * KIB, "halving_doubling"),
+        Rule(None, "ring", PIECE),
+    ),
+    "reduce_scatter": (Rule(16 * KIB, "native"), Rule(None, "ring", PIECE)),
+    "all_gather": (Rule(16 * KIB, "native"), Rule(None, "ring", PIECE)),
+    "broadcast": (Rule(16 * KIB, "native"), Rule(None, "chain", PIECE)),
+    "all_to_all": NATIVE,
+}
+
+
+def rule(backend: Backend, kind: CollectiveKind, whole: int) -> Rule:
+    """What is taken for `whole` bytes, the size of the buffer that all ranks together make."""
+    rows = MPI[kind] if backend == "mpi" else NATIVE
+    return next(row for row in rows if row.upto is None or whole <= row.upto)

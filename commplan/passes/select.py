@@ -1,0 +1,78 @@
+"""select: which algorithm carries out each collective, in messages of which size, in which form."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+
+from commplan.ir.plan import name_of
+from commplan.ir.schedule import Choice, Collective, Form, Op, Phase, Schedule
+from commplan.ir.types import sized
+from commplan.passes.base import Context, Pass
+from commplan.passes.candidates import NATIVE
+from commplan.passes.choosing import Chooser, Decision
+
+
+class SelectPass(Pass, frozen=True):
+    """Takes the algorithm that is predicted to be fastest for each collective and message size.
+
+    What the plan pins stays. Without a topology JAX's own collectives are taken, and under MPI a table
+    decides by size (`commplan.passes.rules`).
+
+    split: under MPI, start collectives that may run under computation and finish them where they are read.
+    """
+
+    name: ClassVar[str] = "select"
+    after: ClassVar[tuple[str, ...]] = ("share", "bucket", "decompose", "wire")
+    split: bool = True
+
+    def run(self, schedule: Schedule, context: Context) -> Schedule:
+        chooser = Chooser(schedule, context)
+        choices: list[Choice] = []
+        phases = tuple(self._phase(chooser, phase, choices) for phase in schedule.phases)
+        return msgspec.structs.replace(schedule, phases=phases, choices=(*schedule.choices, *choices))
+
+    def _phase(self, chooser: Chooser, phase: Phase, choices: list[Choice]) -> Phase:
+        decided: dict[tuple[object, ...], tuple[Decision, list[Collective]]] = {}
+        ops: list[Op] = []
+        for op in phase.ops:
+            if not isinstance(op, Collective):
+                ops.append(op)
+                continue
+            key = (op.kind, op.op, op.axes, op.nbytes, op.root, op.algorithm, op.hints, op.pinned, op.span)
+            if key not in decided:
+                decided[key] = (chooser.decide(op), [])
+            decision, alike = decided[key]
+            alike.append(op)
+            ops.append(self._chosen(op, decision, chooser))
+        for decision, alike in decided.values():
+            if decision.alternatives or chooser.schedule.backend == "mpi":
+                choices.append(_choice(decision, alike))
+        return msgspec.structs.replace(phase, ops=tuple(ops))
+
+    def _chosen(self, op: Collective, decision: Decision, chooser: Chooser) -> Collective:
+        """y = all_reduce(x)  -->  y = all_reduce(x) via ring, in messages of 32 KiB, split"""
+        hints = op.hints
+        if decision.chunk is not None and hints.chunk is None:
+            hints = msgspec.structs.replace(hints, chunk=decision.chunk)
+        form = self._form(op) if chooser.schedule.backend == "mpi" else None
+        return msgspec.structs.replace(op, algorithm=decision.algorithm, hints=hints, form=form)
+
+    def _form(self, op: Collective) -> Form | None:
+        """Under MPI: one call, or where computation is asked to go on meanwhile a start and a finish."""
+        if op.form is not None or op.kind == "all_to_all":
+            return op.form
+        return "split" if self.split and op.hints.overlap is not None else "call"
+
+
+def _choice(decision: Decision, alike: list[Collective]) -> Choice:
+    op = alike[0]
+    count = f"{len(alike)} x " if len(alike) > 1 else ""
+    what = f"{decision.algorithm} for {count}{op.kind} of {sized(op.nbytes)} over {', '.join(op.axes)}"
+    if decision.chunk is not None and decision.algorithm != NATIVE:
+        what += f", in messages of {sized(decision.chunk)}"
+    return Choice(
+        "select", what, f"`{name_of(op.result.partition('/')[0])}`: {decision.why}", op.span, (),
+        decision.seconds, decision.source, decision.alternatives,
+    )  # fmt: skip
