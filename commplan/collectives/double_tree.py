@@ -7,7 +7,7 @@ has a root of its own. With n ranks and S bytes, cut into s slices, and h = floo
 
     broadcast    ceil(log2 n) + s - 1 rounds, a rank sends S; it may send to both children in one round
     reduce       at most 2 ceil(log2 n) + s - 2 rounds, a rank sends S; its children send one after the other
-    all_reduce   at most 3h + s - 2 rounds (n > 2), a rank sends 2 S: reduce, then broadcast, in both trees
+    all_reduce   at most 3h + s - 1 rounds, a rank sends 2 S: reduce, then broadcast, in both trees
 
 The bytes of broadcast and reduce are lower bounds; with slices every rank sends and receives all the time.
 """

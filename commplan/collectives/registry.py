@@ -5,12 +5,15 @@ from __future__ import annotations
 import difflib
 import functools
 import importlib
+import math
 import pkgutil
 from collections.abc import Iterable
 from fractions import Fraction
 from typing import cast
 
 import commplan.collectives
+from commplan.collectives.hierarchical import NATIVE, Levels, Stage, composed
+from commplan.collectives.hierarchical import stages as _stages
 from commplan.collectives.program import KINDS, ROOTED, AlgorithmFile, Kind, Program
 from commplan.collectives.transform import pipelined, rooted, tidy
 from commplan.diagnostics import fail
@@ -66,6 +69,41 @@ def formula(name: str, kind: Kind, n: int) -> tuple[int, Fraction]:
     """Rounds, and the share of S that the busiest rank sends or receives, of `program(name, kind, n)`."""
     _known(name, files(), "CP0601", "algorithm")
     return files()[name].formula(kind, n)
+
+
+def hierarchical(levels: Levels, kind: Kind, *, root: int = 0, slices: int = 1) -> Program:
+    """The program over all levels, each an algorithm and its number of ranks, innermost first.
+
+    rank = outer * (inner ranks) + inner. It pipelines as every program does: with slices, one is at an outer
+    level while the next is at an inner one. Raises as `program`, and CP0739 where a level does not carry out
+    its part or is `native`, of which there are only `stages`.
+
+    >>> len(hierarchical([("ring", 4), ("halving_doubling", 2)], "all_reduce").rounds)
+    8
+    """
+    n = _check_levels(levels, kind, root, slices)
+    body = composed(files(), levels, kind, root)
+    name = f"hierarchical({', '.join(f'{name}[{size}]' for name, size in levels)})"
+    return pipelined(Program(name, kind, n, body.chunks, tidy(body.rounds), root), slices)
+
+
+def stages(levels: Levels, kind: Kind, *, root: int = 0) -> tuple[Stage, ...]:
+    """What `hierarchical` is made of: a collective with one algorithm at one level each, in order, however
+    many ranks there are. Levels may be `native`. Raises as `hierarchical`."""
+    _check_levels(levels, kind, root, 1)
+    return _stages(files(), levels, kind, root)
+
+
+def _check_levels(levels: Levels, kind: Kind, root: int, slices: int) -> int:
+    _known(kind, KINDS, "CP0736", "collective")
+    if not levels:
+        fail("CP0739", "a hierarchy has at least one level")
+    for name, size in levels:
+        _known(name, (*files(), NATIVE), "CP0601", "algorithm")
+        check_numbers(kind, size, 0, slices)
+    n = math.prod(size for _, size in levels)
+    check_numbers(kind, n, root, slices)
+    return n
 
 
 def check_numbers(kind: Kind, n: int, root: int, slices: int) -> None:

@@ -1,6 +1,7 @@
 """scatter_gather: a broadcast as a scatter and an all-gather, for large buffers.
 
-Barnett, Shuler, van de Geijn, Gupta, Payne and Watts, "Interprocessor collective communication library" (1994).
+Barnett, Shuler, van de Geijn, Gupta, Payne and Watts, "Interprocessor collective communication
+library" (1994).
 The scatter is that of `binomial_tree`, the all-gather that of `halving_doubling`; what a rank holds from the
 scatter it is not sent again. With n ranks and S bytes
 
