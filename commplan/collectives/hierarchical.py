@@ -147,7 +147,7 @@ def composed(files: Files, levels: Levels, kind: Kind, root: int = 0) -> Body:
 
 
 def _composed(files: Files, levels: Levels, kind: Kind, root: int, *, backwards: bool = False) -> Body:
-    """`backwards`: to be reversed; then no rank may send a chunk twice in a round, as two sums would clash."""
+    """`backwards`: to be reversed; no rank may then send a chunk twice in a round, as two sums would clash."""
     plan = stages(files, levels, kind, root)
     bodies = [_program(files, stage, levels[stage.level][1], backwards) for stage in plan]
     space = _Space.of([n for _, n in levels], kind, plan, bodies)
@@ -227,10 +227,8 @@ class _Space(NamedTuple):
             yield tuple(_spread(send, groups, step, chunks) for send in each)
 
     def _places(self) -> Ints:
-        rank, places = (
-            np.arange(self.ranks, dtype=np.int64),
-            np.zeros((len(self.sizes), self.ranks), np.int64),
-        )
+        rank = np.arange(self.ranks, dtype=np.int64)
+        places = np.zeros((len(self.sizes), self.ranks), np.int64)
         for level, n in enumerate(self.sizes):
             places[level], rank = rank % n, rank // n
         return places
