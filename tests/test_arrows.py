@@ -25,6 +25,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "commplan.files": (),
     "commplan.machines": (),
     "commplan.topology": ("commplan.files",),
+    "commplan.simulate": ("commplan.collectives", "commplan.topology", "commplan.files"),
     "commplan.passes": ("commplan.collectives", "commplan.topology", "commplan.verify", "commplan.trees"),
     "commplan.verify": ("commplan.collectives",),
     "commplan.lowering": (

@@ -1,0 +1,187 @@
+"""What was measured on a machine, dated, in a file that later compilations read.
+
+version = 1
+date = "2026-11-21"
+backend = "mpi"
+hosts = ["n0", "n0", "n1", "n1"]      # of each rank
+overhead = 3.1e-06                    # seconds of CPU for a message, at each end
+gamma = 1.2e-10                       # seconds for each byte reduced
+call = 4.9e-05                        # seconds of an empty call into the backend
+[[level]]
+name = "host"
+latency = 6.2e-05                     # seconds
+bandwidth = 2.39e+07                  # bytes a second, for each member and direction
+[[curve]]
+kind = "all_reduce"
+algorithm = "ring"
+form = "call"
+shape = "host 0 1 2 3"                # how the ranks lie, see `network.shape_of`
+sizes = [4, 1048576]                  # bytes of the whole buffer
+seconds = [0.0002, 0.066]
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from commplan import files
+from commplan.diagnostics import fail
+from commplan.ir.schedule import Backend, Form
+
+VERSION = 1
+
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+AtLeastZero = Annotated[float, msgspec.Meta(ge=0)]
+
+
+class MeasuredLevel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One level: latency in seconds, bandwidth in bytes a second for each member and direction."""
+
+    name: str
+    latency: AtLeastZero
+    bandwidth: Positive
+
+
+class Curve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Times of one collective, carried out in one way by ranks that lie in one way.
+
+    sizes: bytes of the whole buffer, growing. seconds: one for each. chunk: bytes of a message, 0 where
+    chunks were not cut or the backend chose.
+    """
+
+    kind: str
+    algorithm: str
+    form: Form
+    shape: str
+    sizes: Annotated[tuple[Positive, ...], msgspec.Meta(min_length=1)]
+    seconds: Annotated[tuple[Positive, ...], msgspec.Meta(min_length=1)]
+    chunk: Annotated[int, msgspec.Meta(ge=0)] = 0
+
+    def at(self, nbytes: float) -> float:
+        """Seconds for `nbytes`: linear between the measured sizes in the logarithms of both, the shortest
+        time below them, in proportion above."""
+        if nbytes <= self.sizes[0]:
+            return self.seconds[0]
+        if nbytes >= self.sizes[-1]:
+            return self.seconds[-1] * nbytes / self.sizes[-1]
+        after = next(index for index, size in enumerate(self.sizes) if size >= nbytes)
+        (x0, x1), (y0, y1) = self.sizes[after - 1 : after + 1], self.seconds[after - 1 : after + 1]
+        part = math.log(nbytes / x0) / math.log(x1 / x0)
+        return y0 * (y1 / y0) ** part
+
+
+class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Measured costs; the file is described above. `date` is ISO 8601."""
+
+    date: str
+    backend: Backend
+    hosts: tuple[str, ...]
+    overhead: AtLeastZero
+    gamma: AtLeastZero
+    call: AtLeastZero
+    level: tuple[MeasuredLevel, ...] = ()
+    curve_list: tuple[Curve, ...] = msgspec.field(default=(), name="curve")
+    topology: str = ""
+    note: str = ""
+    version: Literal[1] = VERSION
+
+    @property
+    def levels(self) -> tuple[MeasuredLevel, ...]:
+        return self.level
+
+    @property
+    def ranks(self) -> int:
+        return len(self.hosts)
+
+    def curve(
+        self, backend: Backend, kind: str, algorithm: str, form: Form, shape: str, chunk: int | None
+    ) -> Curve | None:
+        """What was measured of exactly this, messages of `chunk` bytes included."""
+        if backend != self.backend:
+            return None
+        native = algorithm == "native"
+        found = [
+            curve
+            for curve in self.curve_list
+            if (curve.kind, curve.algorithm, curve.shape) == (kind, algorithm, shape)
+            and (native or curve.form == form)
+            and (native or curve.chunk == (chunk or 0))
+        ]
+        return found[0] if found else None
+
+
+def load_calibration(path: str | Path) -> Calibration:
+    """The calibration in the file at `path`. Raises CP0751 where it cannot be read or is malformed."""
+    place = str(path)
+    try:
+        text = files.read(path).decode("utf-8")
+    except (OSError, ValueError) as error:
+        fail("CP0751", f"calibration {place} cannot be read: {error}", file=place)
+    return parse_calibration(text, place)
+
+
+def parse_calibration(text: str, file: str = "<calibration>") -> Calibration:
+    """The calibration that `text` (TOML) holds. Raises CP0751, which names what is wrong."""
+    try:
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        fail("CP0751", f"the calibration is no TOML: {error}", file=file)
+    except RecursionError:
+        fail("CP0751", "the calibration is nested too deep", file=file)
+    version = content.get("version")
+    if version != VERSION:
+        fail(
+            "CP0751",
+            f"the calibration has version {version!r}, expected {VERSION}",
+            "measure again with `commplan calibrate`",
+            file=file,
+        )
+    try:
+        found = msgspec.convert(content, Calibration)
+    except msgspec.ValidationError as error:
+        fail("CP0751", f"the calibration is malformed: {error}", "see the manual on its keys", file=file)
+    _check(found, file)
+    return found
+
+
+def _check(found: Calibration, file: str) -> None:
+    numbers = [found.overhead, found.gamma, found.call]
+    numbers += [n for level in found.levels for n in (level.latency, level.bandwidth)]
+    numbers += [n for curve in found.curve_list for n in (*curve.sizes, *curve.seconds)]
+    if not all(map(math.isfinite, numbers)):
+        fail("CP0751", "the calibration holds a number that is not finite", file=file)
+    names = [level.name for level in found.levels]
+    for twice in (name for i, name in enumerate(names) if name in names[:i]):
+        fail("CP0751", f"level `{twice}` is in the calibration twice", file=file)
+    for curve in found.curve_list:
+        what = f"the curve of {curve.kind} via {curve.algorithm} on {curve.shape}"
+        if len(curve.sizes) != len(curve.seconds):
+            fail("CP0751", f"{what} has {len(curve.sizes)} sizes and {len(curve.seconds)} times", file=file)
+        if any(a >= b for a, b in itertools.pairwise(curve.sizes)):
+            fail("CP0751", f"the sizes of {what} do not grow", file=file)
+
+
+def write_calibration(calibration: Calibration) -> str:
+    """The text of the file: `parse_calibration` gives back an equal calibration."""
+    content: dict[str, Any] = msgspec.to_builtins(calibration)
+    tables = {name: content.pop(name) for name in ("level", "curve")}
+    head = {"version": content.pop("version"), **content}
+    lines = [f"{key} = {_toml(value)}" for key, value in head.items()]
+    for name, rows in tables.items():
+        for row in rows:
+            lines += ["", f"[[{name}]]", *(f"{key} = {_toml(value)}" for key, value in row.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml, value))}]"  # pyright: ignore[reportUnknownArgumentType]
+    if isinstance(value, str):
+        return msgspec.json.encode(value).decode()  # TOML's basic strings have JSON's escapes
+    return repr(value)

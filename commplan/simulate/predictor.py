@@ -1,0 +1,86 @@
+"""One compilation's answers: axes placed on a network, and what any collective over them would take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from commplan.ir.plan import Algorithm, AxisKind
+from commplan.ir.schedule import Axis, Backend, Collective, Form
+from commplan.simulate.calibration import Calibration
+from commplan.simulate.cost import CostKind, Prediction, predict
+from commplan.simulate.network import Layout, Network, lay, places_of
+from commplan.topology import Topology
+
+
+class Predictor:
+    """Predicts collectives over the axes of one mesh.
+
+    axes: all axes of the schedule, placed on `topology`. places: of each rank in mesh order, where ranks
+    really run; None where the axes say it. Programs are laid in the order of `places` then, `native` is not.
+    Raises CP0750 where an axis does not lie on the topology.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        axes: Sequence[Axis],
+        *,
+        calibration: Calibration | None = None,
+        backend: Backend = "jax",
+        places: Sequence[int] | None = None,
+    ) -> None:
+        self.network = Network.of(topology, calibration)
+        self.calibration = calibration
+        self.backend: Backend = backend
+        self._axes = tuple(axis for axis in axes if axis.kind is not AxisKind.SERVER)
+        self._moved = places is not None
+        given = None if places is None else np.asarray(places, np.int64)
+        self._places = places_of(self.network, self._axes) if given is None else given
+        self._layouts: dict[tuple[str, ...], tuple[Layout, Layout]] = {}
+
+    @property
+    def measured(self) -> bool:
+        """Whether a calibration is behind the answers."""
+        return self.calibration is not None
+
+    def layout(self, over: tuple[str, ...], *, native: bool = False) -> Layout:
+        """Where the groups of a collective over `over` lie, as `native` sees them or as programs are laid."""
+        if over not in self._layouts:
+            found = lay(self._axes, over, self._places)
+            self._layouts[over] = (found, found.in_order_of_places() if self._moved else found)
+        return self._layouts[over][0 if native else 1]
+
+    def predict(
+        self,
+        kind: CostKind,
+        algorithm: Algorithm,
+        axes: tuple[str, ...],
+        nbytes: float,
+        *,
+        chunk: int | None = None,
+        root: int = 0,
+        form: Form | None = None,
+    ) -> Prediction | None:
+        """The prediction; None where there is no such program. nbytes: of one rank's operand."""
+        layout = self.layout(axes, native=algorithm.name == "native")
+        whole = nbytes * layout.ranks if kind in ("all_gather", "gather") else nbytes
+        return predict(
+            algorithm,
+            kind,
+            layout,
+            whole,
+            self.network,
+            calibration=self.calibration,
+            backend=self.backend,
+            form=form,
+            chunk=chunk,
+            root=root,
+        )
+
+    def of(self, op: Collective) -> Prediction | None:
+        """The prediction for a collective of a schedule."""
+        return self.predict(
+            op.kind, op.algorithm, op.axes, op.nbytes, chunk=op.hints.chunk, root=op.root or 0, form=op.form
+        )

@@ -1,0 +1,215 @@
+"""How long a program takes, step by step: the model that prices plans.
+
+Slice j of a program does round t at step t + j, and a rank issues its sends in the order of steps. In the
+dataflow forms a send waits for its data and for the sends before it, nothing else; a link serves what is
+asked of it in order of steps, and the transfers of one step share it evenly. With `rounds`, a rank goes on
+when its own sends and receives of the step are over, and each step costs a call.
+
+For a message of b bytes over links l that carry B_l bytes of the step, alpha of the level, o and gamma:
+
+    issue  = max(data, CPU of the sender) + o
+    done_l = max(free_l, first issue on l) + B_l / bandwidth_l
+    data   = max(max_l done_l, issue + b / min bandwidth) + alpha + o [+ gamma b]
+
+Many slices settle into a rhythm: a few are followed, the others come at the same distance (seen in two runs).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from commplan.collectives.program import Ints
+from commplan.simulate.network import Floats, Network
+from commplan.simulate.pattern import Pattern, Step
+
+FOLLOWED = 48  # slices at most; the rest is extrapolated
+WORK = 60_000  # transfers at most, where ranks differ
+
+
+@dataclasses.dataclass(frozen=True)
+class Costs:
+    """A network as arrays. latency, bandwidth [levels]; see `Network` for the others."""
+
+    latency: Floats
+    bandwidth: Floats
+    overhead: float
+    gamma: float
+    call: float
+
+    @classmethod
+    def of(cls, network: Network) -> Costs:
+        latency = np.array([level.latency for level in network.levels])
+        bandwidth = np.array([level.bandwidth for level in network.levels])
+        return cls(latency, bandwidth, network.overhead, network.gamma, network.call)
+
+
+def seconds(pattern: Pattern, network: Network, chunk: float, slices: int, *, blocking: bool) -> float:
+    """The time until the last rank is done, without the call that starts it.
+
+    chunk: bytes of one chunk, all slices together. blocking: as the form `rounds` does it.
+    """
+    if not pattern.steps:
+        return 0.0
+    costs, piece = Costs.of(network), chunk / slices
+    if blocking:
+        return _blocking(pattern, costs, piece, slices)
+    if pattern.alike or (pattern.even and pattern.ranks * len(pattern.steps) > 1500):
+        run, most = _alike, FOLLOWED
+    else:
+        run, most = _unlike, max(4, WORK // sum(len(step.src) for step in pattern.steps))
+    most = min(most, FOLLOWED)
+    if slices <= most:
+        return run(pattern, costs, piece, slices)
+    whole, half = run(pattern, costs, piece, most), run(pattern, costs, piece, most // 2)
+    return whole + (slices - most) * (whole - half) / (most - most // 2)
+
+
+def _alike(pattern: Pattern, costs: Costs, piece: float, slices: int) -> float:
+    """One rank stands for all; its links of each level are the machine's."""
+    rounds = [_scalars(step, costs, piece) for step in pattern.steps]
+    last = len(rounds)
+    free = [0.0] * len(costs.latency)
+    ready = [0.0] * slices
+    cpu = 0.0
+    for step in range(last + slices - 1):
+        for index in range(max(0, step - last + 1), min(step + 1, slices)):
+            loads, alone, after = rounds[step - index]
+            cpu = max(ready[index], cpu) + costs.overhead
+            done = cpu + alone
+            for level, load in loads:
+                free[level] = max(free[level], cpu) + load
+                done = max(done, free[level])
+            ready[index] = done + after
+    return max(ready)
+
+
+def _scalars(step: Step, costs: Costs, piece: float) -> tuple[list[tuple[int, float]], float, float]:
+    """Seconds on the links of each level, seconds of a message alone, and what follows its arrival."""
+    lanes = step.lanes
+    busy = lanes.per_level * piece / costs.bandwidth
+    loads = [(level, float(load)) for level, load in enumerate(busy) if load > 0]
+    alone, after = _each(step, costs, piece)
+    return loads, float(alone.max()), float(after.mean())
+
+
+def _each(step: Step, costs: Costs, piece: float) -> tuple[Floats, Floats]:
+    """For each transfer: seconds if it were alone, and from its last byte sent to its data usable."""
+    level = step.lanes.level
+    slowest = np.minimum.accumulate(costs.bandwidth)
+    moved = step.size * piece
+    alone = np.where(level >= 0, moved / slowest[level], moved * costs.gamma)
+    latency = np.where(level >= 0, costs.latency[level], 0.0)
+    return alone, latency + costs.overhead + step.reduced * piece * costs.gamma
+
+
+class _Ready:
+    """When each rank has what: the slots of one step's messages in a flat [ranks * chunks] array."""
+
+    def __init__(self, step: Step, chunks: int) -> None:
+        self.takes = _runs(step.src[step.of] * chunks + step.chunk, step.count)
+        self.gives = _runs(step.dst[step.of] * chunks + step.chunk, step.count)
+        self.begins = np.cumsum(step.size) - step.size
+        self.message = np.repeat(step.of, step.count)
+        self.single = len(self.takes) == len(step.src)
+
+    def data(self, ready: Floats) -> Floats:
+        held = ready[self.takes]
+        return held if self.single else np.maximum.reduceat(held, self.begins)
+
+    def arrive(self, ready: Floats, when: Floats) -> None:
+        # Several may reduce into one slot in one round.
+        np.maximum.at(ready, self.gives, when[self.message])
+
+
+def _runs(start: Ints, count: Ints) -> Ints:
+    """start[i], start[i] + 1, .. for `count[i]` numbers, for each i in turn."""
+    ends = np.cumsum(count)
+    return np.arange(int(ends[-1])) + np.repeat(start - (ends - count), count)
+
+
+class _Users:
+    """The transfers on each link of a round, grouped: what `minimum.reduceat` needs."""
+
+    def __init__(self, step: Step) -> None:
+        link = step.lanes.link
+        transfer = np.repeat(np.arange(len(link)), link.shape[1])
+        flat = link.ravel()
+        real = flat < len(step.lanes.used)
+        order = np.argsort(flat[real], kind="stable")
+        self.transfer = transfer[real][order]
+        self.starts = np.searchsorted(flat[real][order], np.arange(len(step.lanes.used)))
+
+    def first(self, issue: Floats) -> Floats:
+        return np.minimum.reduceat(issue[self.transfer], self.starts) if len(self.starts) else np.zeros(0)
+
+
+class _Follow:
+    """Everything about one step that does not change from slice to slice."""
+
+    def __init__(self, step: Step, pattern: Pattern, costs: Costs, piece: float) -> None:
+        lanes = step.lanes
+        self.step, self.used, self.link = step, lanes.used, lanes.link
+        self.ready, self.users = _Ready(step, pattern.chunks), _Users(step)
+        self.busy = lanes.load * piece / costs.bandwidth[pattern.level_of[lanes.used]]
+        self.alone, self.after = _each(step, costs, piece)
+        # A rank that sends several messages issues one after another, in the order given.
+        order = np.argsort(step.src, kind="stable")
+        begins = np.searchsorted(step.src[order], step.src[order])
+        self.turn = np.empty(len(order), np.float64)
+        self.turn[order] = np.arange(len(order)) - begins + 1
+        self.repeats = bool(self.turn.max() > 1)
+
+    def issue(self, data: Floats, cpu: Floats, overhead: float) -> Floats:
+        src = self.step.src
+        issue = np.maximum(data, cpu[src]) + self.turn * overhead
+        if self.repeats:
+            np.maximum.at(cpu, src, issue)
+        else:
+            cpu[src] = issue
+        return issue
+
+    def finish(self, issue: Floats, free: Floats) -> Floats:
+        """When the last byte of each transfer is sent."""
+        done = np.maximum(free[self.used], self.users.first(issue)) + self.busy
+        free[self.used] = done
+        last = np.append(done, 0.0)[self.link].max(axis=1)
+        return np.maximum(last, issue + self.alone)
+
+
+def _unlike(pattern: Pattern, costs: Costs, piece: float, slices: int) -> float:
+    """Every rank and link for itself."""
+    follow = [_Follow(step, pattern, costs, piece) for step in pattern.steps]
+    last = len(follow)
+    ready = [np.zeros(pattern.ranks * pattern.chunks) for _ in range(slices)]
+    end = 0.0
+    free, cpu = np.zeros(pattern.links), np.zeros(pattern.ranks)
+    for step in range(last + slices - 1):
+        for index in range(max(0, step - last + 1), min(step + 1, slices)):
+            one = follow[step - index]
+            issue = one.issue(one.ready.data(ready[index]), cpu, costs.overhead)
+            when = one.finish(issue, free) + one.after
+            one.ready.arrive(ready[index], when)
+            end = max(end, float(when.max()))
+    return end
+
+
+def _blocking(pattern: Pattern, costs: Costs, piece: float, slices: int) -> float:
+    """One call for each step; a step of several slices sends them as one message to each partner."""
+    if pattern.alike:
+        return sum(_one_call(step, costs, piece) * slices for step in pattern.steps)
+    follow = [_Follow(step, pattern, costs, piece) for step in pattern.steps]
+    now, free = np.zeros(pattern.ranks), np.zeros(pattern.links)
+    for one in follow:
+        step = one.step
+        issue = one.issue(now[step.src] + costs.call, now + costs.call, costs.overhead)
+        sent = one.finish(issue, free)
+        np.maximum.at(now, step.src, sent)
+        np.maximum.at(now, step.dst, sent + one.after)
+    return float(now.max()) * slices
+
+
+def _one_call(step: Step, costs: Costs, piece: float) -> float:
+    loads, alone, after = _scalars(step, costs, piece)
+    return costs.call + costs.overhead + max([alone, *(load for _, load in loads)]) + after
