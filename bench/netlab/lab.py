@@ -207,6 +207,9 @@ class Lab:
             "--prtemca", "prte_if_include", net, "--prtemca", "ptl_tcp_if_include", net,
             "--pmixmca", "ptl_tcp_if_include", net,
             "--mca", "pml", "ob1", "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", net,
+            # The hosts share this machine's cores, which Open MPI cannot know: without this ranks that wait
+            # keep the cores from those that work, for whole time slices (16 ms instead of 0.15 for 4 bytes).
+            "--mca", "mpi_yield_when_idle", "1",
             "--host", ",".join(f"{host.address}:1" for host in self.ranks[:size]), "-n", str(size),
             *options, *words,
         ])  # fmt: skip

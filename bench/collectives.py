@@ -1,0 +1,141 @@
+"""Collectives of commplan and of its peers on the same arrays, in one lab, in one run.
+
+    sudo python -m bench.collectives                                   # four hosts, 4 B to 64 MiB
+    sudo python -m bench.collectives --quick                           # a few sizes, three rounds
+    sudo python -m bench.collectives --hosts 4 --racks 2 --interleave
+    sudo python -m bench.collectives --algorithms all                  # every algorithm beside `auto`
+
+Systems: commplan (what the compiler chooses, and with --algorithms what it could have), Open MPI from NumPy
+through mpi4py, mpi4jax, XLA over Gloo, torch over Gloo. Times are from `jax.Array` to `jax.Array` for what
+runs inside JAX. Every result of every repetition is compared, element by element.
+
+Prints for every size and system: median time and spread, bus bandwidth, its share of the line rate measured
+at the start, CPU time of all ranks, bytes that the busiest host really sent, and how many times as fast as
+the best of mpi4jax, XLA and torch it is (1.00: as fast).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.harness.figures import Results, heading, plot, size_text, table, time_text, write
+from bench.harness.stage import Entry, Figure, Stage
+from bench.harness.work import KINDS, Work, count_of
+from bench.netlab import Shape
+from commplan.diagnostics import CommplanError
+
+PEERS = ("mpi4jax", "xla", "torch")
+SYSTEMS = ("commplan", "openmpi", *PEERS)
+SIZES = tuple(4 << (2 * k) for k in range(13))  # 4 B to 64 MiB
+QUICK = (4, 1 << 10, 16 << 10, 256 << 10, 4 << 20)
+UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parser().parse_args(arguments)
+    shape = Shape(options.hosts, options.racks, options.rate, options.uplink, options.interleave)
+    sizes = options.sizes or (QUICK if options.quick else SIZES)
+    rounds = options.rounds or (3 if options.quick else 6)
+    figures: list[Figure] = []
+    try:
+        with Stage(shape, options.systems, name=options.name, rounds=rounds) as stage:
+            print(heading(stage.surroundings), flush=True)
+            for kind in options.collectives:
+                print(f"\n{kind.replace('_', '-')}", flush=True)
+                for nbytes in sizes:
+                    found = stage.compare(entries(kind, nbytes, options.systems, shape.ranks))
+                    print(table(rows(found, stage.surroundings.line)), flush=True)
+                    figures += found
+            results = Results("collectives", stage.surroundings, figures)
+    except CommplanError as error:
+        print(error, file=sys.stderr)
+        return 1
+    if options.out:
+        write(options.out, results)
+        if not plot(options.out.with_suffix(".png"), results):
+            print("no plot: matplotlib is not installed", file=sys.stderr)
+    return 0
+
+
+def entries(kind: str, nbytes: int, systems: Sequence[str], ranks: int) -> list[Entry]:
+    work = Work(kind, (count_of(kind, nbytes, ranks),))
+    return [Entry(system, system, work) for system in systems]
+
+
+def rows(figures: Sequence[Figure], line: float) -> list[list[str]]:
+    """A table of one size: a line for each system."""
+    nbytes = figures[0].work.nbytes
+    peers = [figure.time for figure in figures if figure.system in PEERS and figure.seconds]
+    best = min(peers, default=float("nan"))
+    head = [size_text(nbytes), "time", "+-", "bus MB/s", "of line", "cpu", "sent KB", "x best peer"]
+    body: list[list[str]] = []
+    for figure in figures:
+        if not figure.seconds:
+            body.append([f"  {figure.label}", figure.missing or "not measured", *[""] * 6])
+            continue
+        cpu = sum(figure.cpu) / len(figure.cpu)
+        body.append(
+            [
+                f"  {figure.label}",
+                time_text(figure.time),
+                f"{figure.spread:.0%}",
+                f"{figure.bus / 1e6:.2f}",
+                f"{figure.bus / line:.3f}",
+                time_text(cpu),
+                f"{figure.crossed / 1e3:.1f}",
+                f"{best / figure.time:.2f}",
+            ]
+        )
+    return [head, *body]
+
+
+def size(text: str) -> int:
+    """4B, 16KiB, 4MiB -> bytes."""
+    digits = text.rstrip("BKMGi ")
+    unit = text[len(digits) :].strip() or "B"
+    if unit not in UNITS or not digits.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r}: write sizes as 4B, 16KiB or 4MiB")
+    return int(digits) * UNITS[unit]
+
+
+def names(known: Sequence[str]):
+    def parse(text: str) -> tuple[str, ...]:
+        found = tuple(text.split(","))
+        unknown = [name for name in found if name not in known]
+        if unknown:
+            raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not among {', '.join(known)}")
+        return found
+
+    return parse
+
+
+def lab_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags that every bench in the lab has."""
+    parser.add_argument("--hosts", type=int, default=4, help="hosts in each rack (4)")
+    parser.add_argument("--racks", type=int, default=1, help="racks (1)")
+    parser.add_argument("--rate", default="200mbit", help="of a host's link (200mbit)")
+    parser.add_argument("--uplink", default="", help="of a rack's uplink (as a host's link)")
+    parser.add_argument("--interleave", action="store_true", help="ranks go round the racks")
+    parser.add_argument("--name", default="bench", help="of the lab (bench)")
+    parser.add_argument("--rounds", type=int, default=0, help="turns of each system, the first thrown away")
+    parser.add_argument("--out", type=Path, default=None, help="JSON file; a plot is written beside it")
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.collectives", description=(__doc__ or "").split("\n")[0]
+    )
+    lab_flags(parser)
+    parser.add_argument("--collectives", type=names(KINDS), default=KINDS, help="comma-separated (all)")
+    parser.add_argument("--systems", type=names(SYSTEMS), default=SYSTEMS, help="comma-separated (all)")
+    parser.add_argument("--sizes", type=lambda text: tuple(map(size, text.split(","))), default=(),
+                        help="such as 4B,16KiB,4MiB (4 B to 64 MiB in steps of 4)")  # fmt: skip
+    parser.add_argument("--quick", action="store_true", help="five sizes, fewer rounds")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

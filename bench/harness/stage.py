@@ -1,0 +1,196 @@
+"""A lab with all systems in it, and the measuring of works on them side by side."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import platform
+import statistics
+from collections.abc import Sequence
+from importlib import metadata
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import msgspec
+
+from bench.harness.group import Group
+from bench.harness.work import Work
+from bench.netlab import Lab, Shape, counters, line_rate
+
+# Under mpirun or started one by one. torch and XLA find their peers through the environment.
+UNDER_MPI = {"commplan": True, "openmpi": True, "mpi4jax": True, "xla": False, "torch": False}
+# Everything runs on CPUs, and every host of the lab counts as a machine of its own.
+ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1", "OMP_NUM_THREADS": "1"}
+LONG = 0.5  # seconds: a repetition above this needs no company in its block, and no second warm-up
+
+
+class Entry(NamedTuple):
+    """One line of a comparison: what to call it, which system does it, and what it does."""
+
+    label: str
+    system: str
+    work: Work
+
+
+class Figure(msgspec.Struct, frozen=True):
+    """What was measured of one entry. Times are seconds until the last rank was done, one per repetition;
+    `cpu` is the CPU seconds of all ranks; `crossed` the bytes that the busiest host sent per repetition, as
+    the kernel counted them; `missing` says why the system cannot do the work, if it cannot."""
+
+    label: str
+    system: str
+    work: Work
+    ranks: int
+    seconds: list[float] = []
+    cpu: list[float] = []
+    crossed: float = 0.0
+    missing: str = ""
+
+    @property
+    def time(self) -> float:
+        """Seconds: the median."""
+        return statistics.median(self.seconds)
+
+    @property
+    def spread(self) -> float:
+        """Half the distance between the quartiles, as a fraction of the median."""
+        if len(self.seconds) < 2:
+            return 0.0
+        low, _, high = statistics.quantiles(self.seconds, n=4, method="inclusive")
+        return (high - low) / 2 / self.time
+
+    @property
+    def bus(self) -> float:
+        """Bus bandwidth in bytes a second: S / t times 2(n-1)/n for all-reduce, (n-1)/n for reduce-scatter
+        and all-gather, 1 for broadcast, as nccl-tests defines it."""
+        n = self.ranks
+        factor = {"all_reduce": 2 * (n - 1) / n, "broadcast": 1.0}.get(self.work.kind, (n - 1) / n)
+        return self.work.nbytes / self.time * factor
+
+
+class Surroundings(msgspec.Struct, frozen=True):
+    """Where and when: the lab, its line rate (bytes a second, per direction), the machine, the versions."""
+
+    date: str
+    shape: Shape
+    congestion_control: str
+    line_rates: dict[str, float]
+    cores: int
+    load: tuple[float, float, float]
+    python: str
+    versions: dict[str, str]
+
+    @property
+    def line(self) -> float:
+        """Of a host's link."""
+        return self.line_rates["host"]
+
+
+class Stage:
+    """A lab of `shape` with the processes of `systems`, from `with` to its end.
+
+    rounds: how often each entry has its turn. budget: seconds that one block of repetitions may take; at
+    least one repetition is done whatever it takes.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        systems: Sequence[str],
+        *,
+        name: str = "bench",
+        rounds: int = 5,
+        budget: float = 0.25,
+    ) -> None:
+        self.lab = Lab(shape, name)
+        self.systems = tuple(dict.fromkeys(systems))
+        self.rounds = rounds
+        self.budget = budget
+        self.surroundings: Surroundings
+        self._groups: dict[str, Group] = {}
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self.lab)
+            self.surroundings = _surroundings(self.lab)
+            for system in self.systems:
+                module = f"bench.systems.{system}"
+                group = Group(self.lab, module, mpi=UNDER_MPI[system], env=ENVIRONMENT)
+                self._groups[system] = stack.enter_context(group)
+            for group in self._groups.values():
+                group.wait()
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def compare(self, entries: Sequence[Entry]) -> list[Figure]:
+        """Measure all of them, block by block in turns; each round begins with another one."""
+        seconds: dict[str, list[float]] = {entry.label: [] for entry in entries}
+        cpu: dict[str, list[float]] = {entry.label: [] for entry in entries}
+        crossed: dict[str, list[float]] = {entry.label: [] for entry in entries}
+        missing: dict[str, str] = {}
+        times = {entry.label: 1 for entry in entries}
+        warm = {entry.label: 2 for entry in entries}
+        for turn in range(self.rounds):
+            first = turn % len(entries)
+            for label, system, work in (*entries[first:], *entries[:first]):
+                if label in missing:
+                    continue
+                before = counters(self.lab)
+                block = self._groups[system].measure(work, times[label], warm[label])
+                if isinstance(block, str):
+                    missing[label] = block
+                    continue
+                sent = counters(self.lab).since(before).sent
+                crossed[label].append(max(sent) / (times[label] + warm[label]))
+                if turn:  # the first round finds out how long a repetition takes
+                    seconds[label] += block.seconds
+                    cpu[label] += block.cpu
+                usual = statistics.median(block.seconds)
+                times[label] = max(1, min(20, round(self.budget / max(usual, 1e-9))))
+                warm[label] = 0 if usual > LONG else 1
+                if not turn and usual > LONG:  # too long to be thrown away
+                    seconds[label] += block.seconds
+                    cpu[label] += block.cpu
+        for system in {entry.system for entry in entries}:
+            self._groups[system].forget()
+        return [
+            Figure(
+                label, system, work, len(self.lab.ranks), seconds[label], cpu[label],
+                statistics.fmean(crossed[label]) if crossed[label] else 0.0, missing.get(label, ""),
+            )
+            for label, system, work in entries
+        ]  # fmt: skip
+
+
+def _surroundings(lab: Lab) -> Surroundings:
+    """Measures the line rates before anything else runs in the lab."""
+    racks = [host.rack for host in lab.ranks]
+    pairs = {"host": (0, next((r for r in range(1, len(racks)) if racks[r] == racks[0]), 1))}
+    if lab.shape.racks > 1:
+        pairs["uplink"] = (0, next(rank for rank, rack in enumerate(racks) if rack != racks[0]))
+    rates = {what: statistics.fmean(line_rate(lab, a, b)) for what, (a, b) in pairs.items()}
+    names = ("commplan", "openmpi", "mpi4py", "mpi4jax", "jax", "jaxlib", "torch", "numpy")
+    return Surroundings(
+        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        shape=lab.shape,
+        congestion_control=lab.congestion_control(),
+        line_rates=rates,
+        cores=os.cpu_count() or 1,
+        load=os.getloadavg(),
+        python=platform.python_version(),
+        versions={name: version for name in names if (version := _version(name))},
+    )
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""

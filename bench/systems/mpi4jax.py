@@ -1,0 +1,81 @@
+"""mpi4jax's own operations, jitted, from `jax.Array` to `jax.Array`.
+
+It has no reduce-scatter: what stands here for it is an all-to-all and a local sum, which moves the bytes of
+one and no more.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from bench.harness.work import Floats, Work
+from bench.harness.worker import operands
+
+MPI: Any = importlib.import_module("mpi4py.MPI")
+jax: Any = importlib.import_module("jax")
+jnp: Any = importlib.import_module("jax.numpy")
+mpi4jax: Any = importlib.import_module("mpi4jax")
+Array = Any
+
+
+class Mpi4jax:
+    def __init__(self) -> None:
+        self.comm = MPI.COMM_WORLD.Clone()  # never one that mpi4py uses too
+        self.rank: int = self.comm.Get_rank()
+        self.ranks: int = self.comm.Get_size()
+
+    def prepare(self, work: Work) -> Jitted:
+        given = [[jnp.asarray(x) for x in xs] for xs in operands(work, self.rank, self.ranks)]
+        one = self._one(work.kind)
+
+        def each(xs: list[Array]) -> list[Array]:
+            return [one(x) for x in xs]
+
+        def together(xs: list[Array]) -> list[Array]:
+            return fused(one, xs)
+
+        return Jitted(jax.jit(together if work.how == "fused" else each), given)
+
+    def _one(self, kind: str) -> Callable[[Array], Array]:
+        comm, n = self.comm, self.ranks
+        calls: dict[str, Callable[[Array], Array]] = {
+            "all_reduce": lambda x: mpi4jax.allreduce(x, op=MPI.SUM, comm=comm),
+            "broadcast": lambda x: mpi4jax.bcast(x, 0, comm=comm),
+            "reduce_scatter": lambda x: mpi4jax.alltoall(x.reshape(n, -1), comm=comm).sum(0),
+            "all_gather": lambda x: mpi4jax.allgather(x, comm=comm).reshape(-1),
+        }
+        return calls[kind]
+
+
+class Jitted:
+    """One compiled call over the list of tensors."""
+
+    def __init__(self, call: Callable[[list[Array]], list[Array]], given: list[list[Array]]) -> None:
+        self._call, self._given = call, given
+        self._operands = given[0]
+        self._results: list[Array] = []
+
+    def fill(self, variant: int) -> None:
+        self._operands = self._given[variant]
+        self._results = []
+
+    def run(self) -> None:
+        self._results = jax.block_until_ready(self._call(self._operands))
+
+    def results(self) -> list[Floats]:
+        return [np.asarray(x).reshape(-1) for x in self._results]
+
+
+def fused(one: Callable[[Array], Array], xs: list[Array]) -> list[Array]:
+    """All tensors through one call, concatenated before and cut apart after."""
+    total = one(jnp.concatenate(xs))
+    ends = np.cumsum([x.size for x in xs])[:-1].tolist()
+    return jnp.split(total, ends)
+
+
+def connect() -> Mpi4jax:
+    return Mpi4jax()
