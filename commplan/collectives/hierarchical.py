@@ -69,9 +69,13 @@ class Stage(NamedTuple):
 def stages(files: Files, levels: Levels, kind: Kind, root: int = 0) -> tuple[Stage, ...]:
     """What runs at which level, in order; levels of one rank take no part. Raises CP0739 where the
     algorithm of a level has nothing to take part with."""
+    return tuple(_checked(files, each) for each in _stages(files, levels, kind, root))
+
+
+def _stages(files: Files, levels: Levels, kind: Kind, root: int) -> tuple[Stage, ...]:
     if kind in ("reduce", "gather", "all_gather"):
-        way = stages(files, levels, REVERSAL[kind], root)
-        return tuple(_checked(files, each._replace(kind=REVERSAL[each.kind])) for each in reversed(way))
+        way = _stages(files, levels, REVERSAL[kind], root)
+        return tuple(each._replace(kind=REVERSAL[each.kind]) for each in reversed(way))
     used = tuple(index for index, (_, n) in enumerate(levels) if n > 1)
     places: list[int] = []
     for _, n in levels:
@@ -80,7 +84,7 @@ def stages(files: Files, levels: Levels, kind: Kind, root: int = 0) -> tuple[Sta
     found = (
         _blocks(levels, kind, used) if kind in BLOCKED else _whole(files, levels, kind, used, Fraction(1), ())
     )
-    return tuple(_checked(files, each._replace(root=places[each.level])) for each in found)
+    return tuple(each._replace(root=places[each.level]) for each in found)
 
 
 def _blocks(levels: Levels, kind: Kind, used: tuple[int, ...]) -> Iterator[Stage]:
@@ -147,7 +151,7 @@ def composed(files: Files, levels: Levels, kind: Kind, root: int = 0) -> Body:
 
 
 def _composed(files: Files, levels: Levels, kind: Kind, root: int, *, backwards: bool = False) -> Body:
-    """`backwards`: to be reversed; no rank may then send a chunk twice in a round, as two sums would clash."""
+    """`backwards`: to be reversed: no rank sends a chunk twice in a round, where two sums would clash."""
     plan = stages(files, levels, kind, root)
     bodies = [_program(files, stage, levels[stage.level][1], backwards) for stage in plan]
     space = _Space.of([n for _, n in levels], kind, plan, bodies)
