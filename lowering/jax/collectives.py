@@ -1,6 +1,7 @@
 """One collective on one array, inside a shard_map: from the schedule's words to `jax.lax`.
 
-Results that the schedule calls `same` are typed so, which `out_specs=P()` and later reductions need.
+Results that the schedule calls `same` are typed so, which `out_specs=P()` and later reductions need: by `lax`
+of what is native, by their proof of what programs make.
 """
 
 from __future__ import annotations
@@ -10,28 +11,28 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from commplan.diagnostics import fail
-from commplan.ir.plan import Algorithm
-from commplan.ir.schedule import Collective
-from commplan.lowering.jax import _compat, order
-from commplan.lowering.jax.ops import pad
-from commplan.lowering.jax.untyped import jax, jnp, lax
+from commplan.collectives.program import Program
+from commplan.ir.schedule import Collective, Spread
+from commplan.lowering.jax import _compat, levels, order, programs
+from commplan.lowering.jax.bits import as_bits, with_derivative
+from commplan.lowering.jax.untyped import jnp, lax
+from commplan.lowering.programs import levels as levels_of
+from commplan.lowering.programs import program_of
 
 Array = Any
-
-_BITS: dict[int, Any] = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}
 
 
 @dataclasses.dataclass(frozen=True)
 class LaxBackend:
     """The devices of a mesh, seen from inside a shard_map over its axes: see `backend.Backend`.
 
-    `platform` is cpu, gpu, ...; `sizes` those of the axes.
+    `platform` is cpu, gpu, ...; `sizes` those of the axes; `spread` the topology's levels that each spans.
     """
 
     platform: str
     sizes: Mapping[str, int]
     file: str = ""
+    spread: Mapping[str, tuple[Spread, ...]] = dataclasses.field(default_factory=dict[str, Any])
 
     @property
     def on_cpu(self) -> bool:
@@ -59,147 +60,117 @@ class LaxBackend:
         return x if self.sizes[axis] == 1 else order.tie(x, previous, axis, on_cpu=self.on_cpu)
 
     def all_reduce(self, x: Array, op: Collective) -> Array:
-        return all_reduce(x, op, self)
+        """Sum, maximum or minimum over `op.axes`; the same shape and dtype. Booleans: or, or, and."""
+        native = self._native_all_reduce
+        program = self._program(op, x.nbytes)
+        if program is not None:
+            made = self._run(program, x.reshape(-1), op, lambda x: native(x, op))
+            return made.reshape(x.shape)
+        stairs = self._stairs(op)
+        if len(stairs.own) < 2 or x.ndim == 0 or x.dtype == jnp.bool_:
+            return native(x, op)
+        if stairs.is_plain:
+            return native(x, op) if op.op != "sum" else stairs.all_reduce(x.reshape(-1)).reshape(x.shape)
+        made = self._differentiated(stairs.all_reduce, x.reshape(-1), op, lambda x: native(x, op))
+        return made.reshape(x.shape)
 
     def reduce_scatter(self, x: Array, op: Collective) -> Array:
-        return reduce_scatter(x, op, self)
+        """Sum over `op.axes`; each rank keeps its rows of the leading dimension, a multiple of the ranks."""
+
+        def native(flat: Array) -> Array:
+            return lax.psum_scatter(flat, op.axes, tiled=True)
+
+        rows = x.shape[0] // self.ways(op.axes)
+        program = self._program(op, x.nbytes)
+        if program is not None:
+            made = self._run(program, x.reshape(-1), op, native)
+            return made.reshape(rows, *x.shape[1:])
+        stairs = self._stairs(op)
+        if len(stairs.own) < 2:
+            return native(x)
+        made = self._differentiated(stairs.reduce_scatter, x.reshape(-1), op, native)
+        return made.reshape(rows, *x.shape[1:])
 
     def all_gather(self, x: Array, op: Collective) -> Array:
-        return all_gather(x, op, self)
+        """The leading dimensions of all ranks one after another, first named axis major."""
+
+        def native(flat: Array) -> Array:
+            return self._carried(lambda moved: _compat.all_gather_same(moved, op.axes), flat)
+
+        ways = self.ways(op.axes)
+        program = self._program(op, x.nbytes * ways)
+        if program is not None:
+            made = self._run(program, x.reshape(-1), op, native)
+            return made.reshape(ways * x.shape[0], *x.shape[1:])
+        stairs = self._stairs(op)
+        if len(stairs.own) < 2:
+            return native(x)
+        made = self._differentiated(stairs.all_gather, x.reshape(-1), op, native)
+        return made.reshape(ways * x.shape[0], *x.shape[1:])
 
     def all_to_all(self, x: Array, op: Collective) -> Array:
-        return all_to_all(x, op, self)
+        """Row i of [n*k] goes to rank i; the rows that arrive stand in rank order."""
+        return self._carried(lambda moved: lax.all_to_all(moved, op.axes, 0, 0, tiled=True), x)
 
     def broadcast(self, x: Array, op: Collective) -> Array:
-        return broadcast(x, op, self)
+        """`x` of rank `op.root`, counted row-major over `op.axes`, bit for bit."""
+        root = op.root or 0
+
+        def native(flat: Array) -> Array:
+            return levels.broadcast(flat, op.axes, root, self.platform)
+
+        program = self._program(op, x.nbytes)
+        if program is not None:
+            return self._run(program, x.reshape(-1), op, native).reshape(x.shape)
+        stairs = self._stairs(op)
+        if len(stairs.own) < 2:
+            return native(x)
+        if stairs.is_plain:
+            return stairs.broadcast(x, root)
+        made = self._differentiated(lambda x: stairs.broadcast(x, root), x.reshape(-1), op, native)
+        return made.reshape(x.shape)
 
     def start(self, x: Array, op: Collective) -> None:
         """XLA makes its collectives asynchronous itself."""
         del x, op
 
+    def _native_all_reduce(self, x: Array, op: Collective) -> Array:
+        if x.dtype == jnp.bool_:
+            combine = lax.pmin if op.op == "min" else lax.pmax
+            return combine(x.astype(jnp.uint8), op.axes) != 0
+        return {"max": lax.pmax, "min": lax.pmin}.get(op.op or "sum", lax.psum)(x, op.axes)
 
-def levels(op: Collective, backend: LaxBackend) -> tuple[str, ...]:
-    """The axes level by level, inner first, of a `hierarchical` algorithm; () for `native`.
+    def _program(self, op: Collective, nbytes: int) -> Program | None:
+        return program_of(op, self.sizes, self.spread, nbytes, self.file)
 
-    Raises `CommplanError` CP0808 for an algorithm that is not lowered to JAX.
-    """
-    own = op.algorithm.levels
-    names = [how.name for _, how in own] or [op.algorithm.name]
-    if any(name != "native" for name in names):
-        _refuse(op.algorithm, op, backend)
-    return tuple(axis for axis, _ in own)
+    def _stairs(self, op: Collective) -> levels.Stairs:
+        own = levels_of(op, self.sizes, self.spread, self.file)
+        return levels.Stairs(op, own, self.ways(op.axes), self.platform, self.file)
 
+    def _run(self, program: Program, flat: Array, op: Collective, native: Callable[[Array], Array]) -> Array:
+        team = programs.everyone(op.axes, program.ranks)
+        how = op.op or "sum"
+        return self._differentiated(
+            lambda flat: programs.run(program, flat, team, how, on_cpu=self.on_cpu), flat, op, native
+        )
 
-def _refuse(algorithm: Algorithm, op: Collective, backend: LaxBackend) -> None:
-    fail(
-        "CP0808",
-        f"`via {algorithm}` is not lowered to JAX yet",
-        "leave `via` out, or write `via native`, or `via hierarchical(...)` with native levels",
-        span=op.span,
-        file=backend.file,
-    )
+    def _differentiated(
+        self, move: Callable[[Array], Array], flat: Array, op: Collective, native: Callable[[Array], Array]
+    ) -> Array:
+        """`move(flat)`, typed as the schedule says, its derivative that of the native collective."""
+        scattered = op.kind == "reduce_scatter"
 
+        def typed(flat: Array) -> Array:
+            made = move(flat)
+            return made if scattered else _compat.assume_same(made, op.axes)
 
-def all_reduce(x: Array, op: Collective, backend: LaxBackend) -> Array:
-    """Sum, maximum or minimum over `op.axes`; the same shape and dtype. Booleans: or, or, and."""
-    if x.dtype == jnp.bool_:
-        combine = lax.pmin if op.op == "min" else lax.pmax
-        return combine(x.astype(jnp.uint8), op.axes) != 0
-    if op.op in ("max", "min"):
-        return (lax.pmax if op.op == "max" else lax.pmin)(x, op.axes)
-    inner_first = levels(op, backend)
-    if len(inner_first) < 2 or x.ndim == 0:
-        return lax.psum(x, op.axes)
-    *inner, outer = inner_first
-    flat = pad(x.reshape(-1), backend.ways(tuple(inner)))
-    for axis in inner:
-        flat = lax.psum_scatter(flat, axis, tiled=True)
-    flat = lax.psum(flat, outer)
-    for axis in reversed(inner):
-        flat = _compat.all_gather_same(flat, (axis,))
-    return flat[: x.size].reshape(x.shape)
+        def refused(_: Array) -> Array:
+            raise NotImplementedError(f"JAX does not differentiate {op.op} over ranks")
 
+        if not jnp.issubdtype(flat.dtype, jnp.floating):
+            return typed(flat)
+        return with_derivative(typed, refused if op.op in ("max", "min") else native, flat)
 
-def reduce_scatter(x: Array, op: Collective, backend: LaxBackend) -> Array:
-    """Sum over `op.axes`; each rank keeps its rows of the leading dimension, a multiple of the ranks."""
-    levels(op, backend)
-    return lax.psum_scatter(x, op.axes, tiled=True)
-
-
-def all_gather(x: Array, op: Collective, backend: LaxBackend) -> Array:
-    """The leading dimensions of all ranks one after another, first named axis major."""
-    levels(op, backend)
-    return _moved(lambda moved: _compat.all_gather_same(moved, op.axes), x, backend)
-
-
-def all_to_all(x: Array, op: Collective, backend: LaxBackend) -> Array:
-    """Row i of [n*k] goes to rank i; the rows that arrive stand in rank order."""
-    return _moved(lambda moved: lax.all_to_all(moved, op.axes, 0, 0, tiled=True), x, backend)
-
-
-def broadcast(x: Array, op: Collective, backend: LaxBackend) -> Array:
-    """`x` of rank `op.root`, counted row-major over `op.axes`, bit for bit.
-
-    Where the backend has no broadcast this is a sum of integers of which all but one are zero:
-    a sum of floats would turn -0.0 into 0.0 and might quiet a NaN.
-    """
-    root = op.root or 0
-    inner_first = levels(op, backend)
-    if len(inner_first) < 2:
-        return _broadcast(x, op.axes, root, backend)
-    place: dict[str, int] = {}
-    for axis in reversed(op.axes):
-        root, place[axis] = divmod(root, backend.sizes[axis])
-    for axis in reversed(inner_first):
-        x = _broadcast(x, (axis,), place[axis], backend)
-    return x
-
-
-def _broadcast(x: Array, axes: tuple[str, ...], root: int, backend: LaxBackend) -> Array:
-    if backend.platform == "gpu":
-        return _compat.broadcast_native(x, axes, root)
-
-    def from_root(moved: Array) -> Array:
-        return lax.psum(jnp.where(lax.axis_index(axes) == root, moved, jnp.zeros_like(moved)), axes)
-
-    return _moved(from_root, x, backend, always=True)
-
-
-def _moved(move: Callable[[Array], Array], x: Array, backend: LaxBackend, *, always: bool = False) -> Array:
-    """`move(x)`, where `move` only carries elements about, carried as integers where floats might change.
-
-    Integers have no derivative, and JAX takes that of a bitcast for zero: `move` is linear, so its
-    derivative is itself.
-    """
-    if not (always or backend.on_cpu):
-        return move(x)
-    bits = _to_bits(x, always=always)
-    if bits.dtype == x.dtype or x.dtype == jnp.bool_:
-        return _from_bits(move(bits), x)
-
-    @jax.custom_jvp
-    def carried(x: Array) -> Array:
-        return _from_bits(move(_to_bits(x, always=always)), x)
-
-    def derivative(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-        return carried(*primals), move(*tangents)
-
-    carried.defjvp(derivative)
-    return carried(x)
-
-
-def _to_bits(x: Array, *, always: bool = False) -> Array:
-    """Floats as integers of their width: those of 2 bytes, which XLA:CPU would widen on the way, or all."""
-    if x.dtype == jnp.bool_:
-        return x.astype(jnp.uint8)
-    if not jnp.issubdtype(x.dtype, jnp.floating) or (x.dtype.itemsize != 2 and not always):
-        return x
-    return lax.bitcast_convert_type(x, _BITS[x.dtype.itemsize])
-
-
-def _from_bits(moved: Array, original: Array) -> Array:
-    if moved.dtype == original.dtype:
-        return moved
-    if original.dtype == jnp.bool_:
-        return moved.astype(jnp.bool_)
-    return lax.bitcast_convert_type(moved, original.dtype)
+    def _carried(self, move: Callable[[Array], Array], x: Array) -> Array:
+        """`move(x)`, where `move` only carries elements about; as integers where XLA would widen floats."""
+        return as_bits(move, x) if self.on_cpu else move(x)

@@ -1,10 +1,11 @@
 """Chunk programs under JAX: their rounds as `lax.ppermute`, inside a shard_map.
 
-A rank's buffer holds all slots, one after the other as `collectives.layout` places them, without padding: what
-moves is a window of the buffer that is as long as the longest run of its round, and where a run is shorter the
-elements around it are left as they were. Offsets depend on the rank, so they stand in constant tables.
+A rank's buffer holds all slots, one after the other as `collectives.layout` places them, without padding:
+what moves is a window of the buffer that is as long as the longest run of its round, and where a run is
+shorter the elements around it are left as they were. Offsets depend on the rank and stand in constant tables.
 
-Rounds follow each other through the buffer. Slices are no use here: nothing of a round runs beside the next.
+Rounds follow each other through the buffer, so a slice moves beside another only within a round: slices serve
+programs whose rounds leave ranks idle (chain, trees), and no others.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 
 from commplan.collectives.layout import bounds
 from commplan.collectives.program import Bools, Ints, Program, Round
-from commplan.lowering.jax.bits import as_bits, from_bits, to_bits
+from commplan.lowering.jax.bits import as_bits
 from commplan.lowering.jax.untyped import jnp, lax
 
 Array = Any
@@ -27,13 +28,17 @@ UNROLLED = 32  # rounds of a kind that are written out; more of them become a lo
 
 
 class Transfer(NamedTuple):
-    """Elements `low` to `high - 1` go from `src` to `dst`, which adds them to what it has or takes them over."""
+    """Elements `low` to `high - 1` of `src` go to `dst`, which adds them to what it has or takes them."""
 
     src: int
     dst: int
     low: int
     high: int
     adds: bool
+
+    @property
+    def length(self) -> int:
+        return self.high - self.low
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,54 +98,33 @@ def moves(program: Program, size: int) -> tuple[tuple[Move, ...], ...]:
 def _moves_of(sends: Round, edges: Ints, ranks: int) -> Iterator[Move]:
     """As few ppermutes as it takes for each rank to send and to receive once; long messages beside long ones.
 
-    What one rank sends to another in a round is one message. Where a rank adds several messages to one slot,
-    it does so in the order in which the program names them.
+    What one rank sends to another in a round is one message. No slot is written twice in a round: that is
+    proved, and so the order of the messages of a round does not matter.
     """
-    transfers = [
-        Transfer(int(src), int(dst), int(edges[chunk]), int(edges[chunk + count]), send.reduce)
-        for send in sends
-        for src, dst, chunk, count in zip(send.src, send.dst, send.chunk, send.count, strict=True)
-        if edges[chunk] < edges[chunk + count]
-    ]
     messages: dict[tuple[int, int], list[Transfer]] = {}
-    for transfer in transfers:
-        messages.setdefault((transfer.src, transfer.dst), []).append(transfer)
-    in_order = _written_twice(transfers)
-    if not in_order:
-        for message in messages.values():
-            message.sort(key=lambda each: each.low - each.high)
-    order = sorted(messages, key=lambda pair: 0 if in_order else -sum(_lengths(messages[pair])))
+    for send in sends:
+        for src, dst, chunk, count in zip(send.src, send.dst, send.chunk, send.count, strict=True):
+            transfer = Transfer(int(src), int(dst), int(edges[chunk]), int(edges[chunk + count]), send.reduce)
+            if transfer.length:
+                messages.setdefault((transfer.src, transfer.dst), []).append(transfer)
+    for message in messages.values():
+        message.sort(key=lambda each: -each.length)
     groups: list[list[tuple[int, int]]] = []
-    least = [0] * ranks
-    for src, dst in order:
-        fits = (
-            number
-            for number, group in enumerate(groups)
-            if number >= least[dst] and all(src != one and dst != other for one, other in group)
-        )
-        number = next(fits, len(groups))
-        if number == len(groups):
-            groups.append([])
-        groups[number].append((src, dst))
-        least[dst] = number + 1 if in_order else 0
+    for pair in sorted(messages, key=lambda pair: -sum(each.length for each in messages[pair])):
+        for group in groups:
+            if all(pair[0] != src and pair[1] != dst for src, dst in group):
+                group.append(pair)
+                break
+        else:
+            groups.append([pair])
     for group in groups:
         longest = max(len(messages[pair]) for pair in group)
         columns = [[messages[pair][i] for pair in group if i < len(messages[pair])] for i in range(longest)]
         yield Move(tuple(sorted(group)), tuple(_part(column, int(edges[-1]), ranks) for column in columns))
 
 
-def _lengths(message: Sequence[Transfer]) -> list[int]:
-    return [each.high - each.low for each in message]
-
-
-def _written_twice(transfers: Sequence[Transfer]) -> bool:
-    """Whether an element of a rank is."""
-    written = sorted((each.dst, each.low, each.high) for each in transfers)
-    return any(one[0] == other[0] and other[1] < one[2] for one, other in itertools.pairwise(written))
-
-
 def _part(column: Sequence[Transfer], size: int, ranks: int) -> Part:
-    length = max(_lengths(column))
+    length = max(each.length for each in column)
     start = np.zeros((2, ranks), np.int64)
     low, high = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
     # Adding or not is all the same to those that receive nothing.
@@ -152,31 +136,45 @@ def _part(column: Sequence[Transfer], size: int, ranks: int) -> Part:
     return Part(length, start, low, high, adds)
 
 
-def run(program: Program, x: Array, axes: tuple[str, ...], op: str = "sum", *, on_cpu: bool = True) -> Array:
+class Team(NamedTuple):
+    """The ranks that carry out a program together, of those along `axes`, counted row-major.
+
+    places: the place of each rank in its group. members: the ranks of each group by their place,
+    [groups, ranks of the program].
+    """
+
+    axes: tuple[str, ...]
+    places: Ints
+    members: Ints
+
+
+def everyone(axes: tuple[str, ...], ranks: int) -> Team:
+    """All ranks along `axes` as one group."""
+    return Team(axes, np.arange(ranks, dtype=np.int64), np.arange(ranks, dtype=np.int64)[None])
+
+
+def run(program: Program, x: Array, team: Team, op: str = "sum", *, on_cpu: bool = True) -> Array:
     """What this rank holds after `program`, given what it holds before; one-dimensional.
 
     all_reduce, reduce, broadcast: [S] in and out. reduce_scatter and scatter: [n*k] in, this rank's [k] out.
-    all_gather and gather: [k] in, [n*k] out. The rank is counted row-major over `axes`, first named major,
-    over which `x` must vary. Of what a rank holds that the collective promises nothing to (all but the root
-    after `reduce` and `gather`), nothing is said. op: sum, max or min; booleans: or, or, and.
+    all_gather and gather: [k] in, [n*k] out. `x` must vary over the axes of `team`. Of what a rank holds that
+    the collective promises nothing to (all but the root after `reduce` and `gather`), nothing is said.
+    op: sum, max or min; booleans: or, or, and.
 
     Sums are made in the type of `x`. On CPUs 16-bit floats travel as integers, which XLA would widen else.
     """
     if x.dtype == jnp.bool_:
-        return run(program, x.astype(jnp.uint8), axes, "min" if op == "min" else "max", on_cpu=on_cpu) != 0
-    me = lax.axis_index(axes)
-    adding = any(send.reduce for each in program.rounds for send in each)
-    if on_cpu and not adding and to_bits(x).dtype != x.dtype:
-        return from_bits(run(program, to_bits(x), axes, on_cpu=on_cpu), x.dtype)
-    rank = _Rank(me, axes, op, on_cpu=on_cpu)
+        return run(program, x.astype(jnp.uint8), team, "min" if op == "min" else "max", on_cpu=on_cpu) != 0
+    rank = _Rank(team, op, on_cpu=on_cpu)
     block = x.shape[0]
     if program.kind in ("all_gather", "gather"):
-        x = lax.dynamic_update_slice(jnp.zeros_like(x, shape=(program.ranks * block,)), x, (me * block,))
+        empty = jnp.zeros_like(x, shape=(program.ranks * block,))
+        x = lax.dynamic_update_slice(empty, x, (rank.place * block,))
     for rounds in _stretches(moves(program, x.shape[0])):
         x = rank.round(x, rounds[0]) if len(rounds) == 1 else rank.rounds(x, rounds)
     if program.kind in ("reduce_scatter", "scatter"):
         own = block // program.ranks
-        return lax.dynamic_slice(x, (me * own,), (own,))
+        return lax.dynamic_slice(x, (rank.place * own,), (own,))
     return x
 
 
@@ -206,11 +204,13 @@ class _Row(NamedTuple):
 
 
 class _Rank:
-    """This rank, whose number `me` is known when the program runs."""
+    """This rank. Its place among those of its group is known when the program runs."""
 
-    def __init__(self, me: Array, axes: tuple[str, ...], op: str, *, on_cpu: bool) -> None:
-        self.me = me
-        self.axes = axes
+    def __init__(self, team: Team, op: str, *, on_cpu: bool) -> None:
+        self.team = team
+        self.place = lax.axis_index(team.axes)
+        if (team.places != np.arange(len(team.places))).any():
+            self.place = jnp.asarray(_narrow(team.places))[self.place]
         self.op = op
         self.on_cpu = on_cpu
 
@@ -234,13 +234,13 @@ class _Rank:
     def _row(self, part: Part) -> _Row:
         """This rank's entries in the tables; plain numbers where all ranks have the same."""
         return _Row(
-            *(t[0].item() if (t == t[0]).all() else jnp.asarray(_narrow(t))[self.me] for t in part.tables)
+            *(t[0].item() if (t == t[0]).all() else jnp.asarray(_narrow(t))[self.place] for t in part.tables)
         )
 
     def _rows(self, steps: Sequence[Part]) -> _Row:
         """The same for several rounds: an entry for each."""
         tables = zip(*(part.tables for part in steps), strict=True)
-        return _Row(*(jnp.asarray(_narrow(np.stack(each, 1)))[self.me] for each in tables))
+        return _Row(*(jnp.asarray(_narrow(np.stack(each, 1)))[self.place] for each in tables))
 
     def _round(self, held: Array, moves: Sequence[Move], rows: Sequence[Sequence[_Row]]) -> Array:
         """All that is sent is read before anything is written."""
@@ -252,13 +252,15 @@ class _Rank:
 
     def _carry(self, held: Array, move: Move, row: Sequence[_Row]) -> list[Array]:
         """What arrives at this rank, part by part: zeros where nothing is sent to it."""
-        pairs = zip(move.parts, row, strict=True)
-        windows = [_window(held, at.take, part.length) for part, at in pairs]
+        parts = zip(move.parts, row, strict=True)
+        windows = [_window(held, at.take, part.length) for part, at in parts]
         message = windows[0] if len(windows) == 1 else jnp.concatenate(windows)
+        members = self.team.members
+        pairs = [(int(group[src]), int(group[dst])) for group in members for src, dst in move.pairs]
         if self.on_cpu:
-            message = as_bits(lambda moved: lax.ppermute(moved, self.axes, move.pairs), message)
+            message = as_bits(lambda moved: lax.ppermute(moved, self.team.axes, pairs), message)
         else:
-            message = lax.ppermute(message, self.axes, move.pairs)
+            message = lax.ppermute(message, self.team.axes, pairs)
         ends = itertools.accumulate(part.length for part in move.parts)
         return [message[end - part.length : end] for part, end in zip(move.parts, ends, strict=True)]
 

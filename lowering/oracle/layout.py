@@ -16,6 +16,7 @@ import numpy as np
 from commplan.diagnostics import fail
 from commplan.ir.schedule import Axis, Leaf, Schedule, Value
 from commplan.lowering.oracle.numbers import Array
+from commplan.lowering.programs import spreads
 
 Rank = tuple[int, ...]  # one coordinate per axis of the grid
 Held = dict[Rank, tuple[Array, ...]]  # what every rank holds of one value, leaf by leaf
@@ -30,6 +31,9 @@ class Grid:
     def __init__(self, schedule: Schedule) -> None:
         self.axes: tuple[Axis, ...] = schedule.mesh_axes
         self.names = tuple(axis.name for axis in self.axes)
+        self.sizes = schedule.mesh_sizes
+        self.spreads = spreads(schedule)
+        self.file = schedule.file
         self.ranks: tuple[Rank, ...] = tuple(itertools.product(*(range(axis.size) for axis in self.axes)))
 
     def size(self, axes: Sequence[str]) -> int:

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
 import numpy as np
 
 from commplan.ir import schedule as ir
 from commplan.lowering.oracle.layout import Grid, Held, Rank, cut, join, pad_rows
 from commplan.lowering.oracle.numbers import Array, combine, convert, divide, multiply, storage
+from commplan.lowering.oracle.programs import execute
+from commplan.lowering.programs import program_of
 
 Values = Mapping[str, ir.Value]
 Env = Mapping[str, Held]
@@ -125,22 +128,35 @@ def update(op: ir.Update, values: Values, env: Env, grid: Grid) -> Held:
 
 
 def collective(op: ir.Collective, values: Values, env: Env, grid: Grid) -> Held:
-    """Leaf by leaf within each group of ranks; algorithms change nothing but rounding."""
+    """Leaf by leaf within each group of ranks.
+
+    Where a chunk program carries it out, sums are made in its order; elsewhere in the order of the ranks.
+    """
     source, target = values[op.operand], values[op.result]
     held: dict[Rank, list[Array]] = {rank: [] for rank in grid.ranks}
     for group in grid.groups(op.axes):
         for number, leaf in enumerate(source.leaves):
             arrays = [env[op.operand][rank][number] for rank in group]
-            results = _exchange(op, arrays, leaf, target.leaves[number], source.kind == "tree")
+            results = _exchange(op, arrays, leaf, target.leaves[number], grid, tree=source.kind == "tree")
             for rank, result in zip(group, results, strict=True):
                 held[rank].append(result)
     return {rank: tuple(leaves) for rank, leaves in held.items()}
 
 
 def _exchange(
-    op: ir.Collective, arrays: list[Array], leaf: ir.Leaf, target: ir.Leaf, tree: bool
+    op: ir.Collective, arrays: list[Array], leaf: ir.Leaf, target: ir.Leaf, grid: Grid, *, tree: bool
 ) -> list[Array]:
     """One leaf of every rank of a group, in rank order, before and after the collective."""
+    kind = "all_reduce" if op.kind == "reduce_scatter" and not leaf.shape else op.kind
+    if kind == "all_gather" and not leaf.shape:  # a scalar of a split tree was never cut
+        return [join(arrays, target)] * len(arrays)
+    op = msgspec.structs.replace(op, kind=kind)
+    flat = _flat(op, arrays, tree=tree)
+    whole = len(flat[0]) * leaf.dtype.nbytes * (len(arrays) if kind == "all_gather" else 1)
+    program = program_of(op, grid.sizes, grid.spreads, whole, grid.file)
+    if program is not None and leaf.size:
+        held = execute(program, flat, op.op or "sum", leaf.dtype)
+        return [each[: target.size].reshape(target.shape) for each in held]
     ways = len(arrays)
     match op.kind:
         case "all_reduce":
@@ -155,6 +171,14 @@ def _exchange(
             return [np.concatenate([row[place] for row in rows]) for place in range(ways)]
         case "broadcast":
             return [arrays[op.root or 0]] * ways
+
+
+def _flat(op: ir.Collective, arrays: list[Array], *, tree: bool) -> list[Array]:
+    """What goes into a collective, one-dimensional; padded where it is cut."""
+    if op.kind != "reduce_scatter":
+        return [array.reshape(-1) for array in arrays]
+    rows = [array.reshape(-1) if tree else array for array in arrays]
+    return [pad_rows(each, len(arrays)).reshape(-1) for each in rows]
 
 
 def _fold(op: str | None, arrays: Sequence[Array], dtype: ir.DType) -> Array:

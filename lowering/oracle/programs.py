@@ -56,18 +56,12 @@ def _enter(program: Program, buffers: Sequence[Array]) -> Array:
 
 
 def _transfer(send: Send, edges: Ints, before: Array, held: Array, op: ReduceOp, dtype: DType) -> None:
-    """The transfers of one send, all at once where no element of a rank is written twice."""
+    """The transfers of one send, all at once: no slot is written twice in a round."""
     first, last = edges[send.chunk], edges[send.chunk + send.count]
     elements = _runs(first, last - first)
     sources, targets = (np.repeat(ranks, last - first) for ranks in (send.src, send.dst))
-    places = targets * held.shape[1] + elements
-    if not send.reduce:
-        held[targets, elements] = before[sources, elements]
-    elif len(np.unique(places)) == len(places):
-        held[targets, elements] = combine(op, held[targets, elements], before[sources, elements], dtype)
-    else:
-        for source, target, low, high in zip(send.src, send.dst, first, last, strict=True):
-            held[target, low:high] = combine(op, held[target, low:high], before[source, low:high], dtype)
+    new = before[sources, elements]
+    held[targets, elements] = combine(op, held[targets, elements], new, dtype) if send.reduce else new
 
 
 def _runs(first: Ints, length: Ints) -> Ints:

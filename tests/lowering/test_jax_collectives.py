@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 from support.embedding import bind, code_of, mesh_of
 
-from commplan.diagnostics import CommplanError
+from commplan.diagnostics import CommplanError, Span
+from commplan.ir import schedule as ir
+from commplan.ir.plan import Algorithm, Arg
+from commplan.ir.types import DType
+from commplan.lowering.programs import levels
 
 BROADCAST = """plan p
 axis a = {a}
@@ -166,20 +171,17 @@ each step {
     assert "a" not in str(seen["type"]).split("{")[-1].replace("float", "")
 
 
-def test_algorithms_that_are_not_lowered_are_refused():
-    text = """plan p
-axis a = 4
-input x : f32[4] per a
-each step {
-    y = reduce x over a by sum via ring
-    output y
-}
-"""
-    run = bind(text, mesh_of(a=4))
+def test_levels_that_are_not_all_of_an_axis_are_refused():
+    sums = ir.Collective("all_reduce", "y.1", "x.1", ("a",), DType.F32, 16, Span(4, 5, 4, 9), "sum")
+    cut = Algorithm("hierarchical", (Arg("ring", "gpu"), Arg("ring", "node")))
+    op = msgspec.structs.replace(sums, algorithm=cut)
+    with pytest.raises(CommplanError) as error:  # 2 * 3 places, and only 5 ranks
+        levels(op, {"a": 5}, {"a": (ir.Spread("gpu", 2), ir.Spread("node", 3))})
+    assert code_of(error) == "CP0821"
+    assert error.value.diagnostics[0].span == op.span
     with pytest.raises(CommplanError) as error:
-        run.step({}, x=np.zeros((4, 4), np.float32))
-    assert code_of(error) == "CP0808"
-    assert error.value.diagnostics[0].span is not None
+        levels(op, {"a": 6}, {})
+    assert code_of(error) == "CP0821"
 
 
 @pytest.mark.parametrize("size", [2, 3, 8])
