@@ -56,19 +56,21 @@ class Counterexample(msgspec.Struct, frozen=True):
     found: str
     message: str
     span: Span | None = None
+    others: tuple[Note, ...] = ()  # more plan lines that are concerned
 
     @property
     def code(self) -> str:
         return CODES[self.failure]
 
     def diagnostic(
-        self, subject: str = "", *, span: Span | None = None, file: str = "", notes: Iterable[str] = ()
+        self, subject: str = "", *, span: Span | None = None, file: str = "", more: Iterable[str] = ()
     ) -> Diagnostic:
         """As the command shows it. `subject` says of which program, `span` of which plan line."""
         message = f"{subject}: {self.message}" if subject else self.message
-        said = (f"expected {self.expected}", f"found {self.found}", *notes)
+        said = (f"expected {self.expected}", f"found {self.found}", *more)
         place = self.span or span
-        return Diagnostic(self.code, message, place, tuple(Note(text) for text in said), file=file)
+        notes = (*self.others, *(Note(text) for text in said))
+        return Diagnostic(self.code, message, place, notes, file=file)
 
 
 def spans(numbers: Iterable[int], most: int = 12) -> str:

@@ -28,12 +28,9 @@ from commplan.ir.schedule import (
     Value,
 )
 from commplan.ir.types import ArrayType, DType
+from commplan.verify.algorithms import check_algorithm
 from commplan.verify.scope import Scope
 
-ALGORITHMS = (
-    "native", "ring", "recursive_doubling", "halving_doubling", "binomial_tree", "double_tree", "torus",
-    "bruck", "chain", "scatter_gather", "hierarchical", "parameter_server",
-)  # fmt: skip
 _LANES = re.compile(r"host_read|host_compute|device|network(:.+)?")
 
 
@@ -258,24 +255,16 @@ def _collective(scope: Scope, op: Collective) -> None:
         report.add("CP0735", f"{op.kind} and root {op.root} do not go together", op.span)
     elif op.root is not None and not 0 <= op.root < scope.ranks(op.axes):
         report.add("CP0735", f"there is no rank {op.root} among {scope.ranks(op.axes)}", op.span)
+    else:
+        check_algorithm(scope, op)
     if op.nbytes != operand.nbytes:
         report.add("CP0732", f"`{op.operand}` has {operand.nbytes} bytes, not {op.nbytes}", op.span)
     widest = max((leaf.dtype.nbytes for leaf in operand.leaves), default=op.dtype.nbytes)
     known = {leaf.dtype for leaf in operand.leaves} or {op.dtype}
     if op.dtype not in known or op.dtype.nbytes != widest:
         report.add("CP0732", f"{op.dtype} is not the widest type of `{op.operand}`", op.span)
-    _algorithm(scope, op)
     _collective_shapes(scope, op, operand, result)
     _collective_placements(scope, op, operand, result)
-
-
-def _algorithm(scope: Scope, op: Collective) -> None:
-    if op.algorithm.name not in ALGORITHMS:
-        scope.report.add("CP0735", f"there is no algorithm `{op.algorithm.name}`", op.span)
-    if op.algorithm.name == "hierarchical":
-        levels = [axis for axis, _ in op.algorithm.levels]
-        if sorted(levels) != sorted(op.axes):
-            scope.report.add("CP0735", f"{op.algorithm} does not list the axes {', '.join(op.axes)}", op.span)
 
 
 def _collective_shapes(scope: Scope, op: Collective, operand: Value, result: Value) -> None:

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from commplan.collectives.program import BLOCKED, Kind, Program
+from commplan.collectives.lower import lower_bounds
+from commplan.collectives.program import BLOCKED, Program
 from commplan.verify.contributions import interpret
 from commplan.verify.counterexample import Counterexample
 from commplan.verify.matching import match
@@ -18,13 +19,15 @@ class Counted(NamedTuple):
     """What a program costs, counted in its messages.
 
     rounds: of the rank that has most. sent, received: bytes of the busiest rank as a share of S, the bytes of
-    the whole buffer; bound: the least that the busier of the two can be (Chan et al. 2007).
+    the whole buffer. least_rounds, least: what no program goes below (`commplan.collectives.lower`); `least`
+    is of the larger of `sent` and `received`.
     """
 
     rounds: int
     sent: Fraction
     received: Fraction
-    bound: Fraction
+    least_rounds: int
+    least: Fraction
 
 
 def prove(program: Program | Projection) -> tuple[Counterexample, ...]:
@@ -72,21 +75,4 @@ def count(program: Program | Projection) -> Counted:
     sent, received = (
         Fraction(int(np.bincount(posts.rank, posts.size, n).max(initial=0)), k) for posts in ends
     )
-    return Counted(most, sent, received, bound(projection.kind, n))
-
-
-def bound(kind: Kind, ranks: int) -> Fraction:
-    """The least share of S that the busiest rank sends or receives.
-
-    Chan, Heimlich, Purkayastha and van de Geijn, "Collective communication: theory, practice, and experience"
-    (2007): whoever needs the whole buffer and has one part of n must receive the rest, and so on.
-    """
-    if ranks < 2:
-        return Fraction(0)
-    match kind:
-        case "broadcast" | "reduce":
-            return Fraction(1)
-        case "all_reduce":
-            return 2 * Fraction(ranks - 1, ranks)
-        case _:
-            return Fraction(ranks - 1, ranks)
+    return Counted(most, sent, received, *lower_bounds(projection.kind, n))

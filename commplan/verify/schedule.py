@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from commplan.diagnostics import Diagnostic
 from commplan.ir.layout import cut_all
 from commplan.ir.plan import AxisKind, Ref, name_of
-from commplan.ir.schedule import SCHEMA_VERSION, Op, Schedule, Value, operands, results
+from commplan.ir.schedule import SCHEMA_VERSION, Collective, Op, Read, Schedule, Value, operands, results
 from commplan.ir.sources import bind_sources
 from commplan.verify.ops import check_op
 from commplan.verify.scope import Axes, Report, Scope
@@ -87,11 +87,26 @@ def _verify_phase(scope: Scope) -> None:
     for op in phase.ops:
         if not scope.has_seen_op(op):
             check_op(scope, op)
+    _clocks(scope)
     bound = bind_sources(phase)
     if bound != phase:
         report.add(
             "CP0730", f"phase `{phase.name}` does not say rightly what depends on sources alone", phase.span
         )
+
+
+def _clocks(scope: Scope) -> None:
+    """Members with clocks of their own run a phase more or less often: nothing in it may wait for them all."""
+    clocks = {op.clock: op for op in scope.phase.ops if isinstance(op, Read) and op.clock is not None}
+    for op in scope.phase.ops if clocks else ():
+        for axis in op.axes if isinstance(op, Collective) else ():
+            if axis in clocks:
+                line = clocks[axis].span.line
+                message = (
+                    f"`{op.result}` meets all of `{axis}`, whose members run phase `{scope.phase.name}` by their"
+                    f" own clocks (line {line}): the one that has more steps waits for ever"
+                )
+                scope.report.add("CP0747", message, op.span)
 
 
 def _definitions(scope: Scope) -> None:

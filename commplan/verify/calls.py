@@ -1,0 +1,245 @@
+"""Communicators: that all ranks of each create it, and call it, in the same order.
+
+All ranks run one schedule, so each issues the same sequence, and ranks that issue the same sequence meet:
+that is proved without looking at any single rank. Sequences that differ (of ranks that were compiled or
+changed apart) are run against each other: a call completes when all ranks of its communicator are there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from commplan.diagnostics import Note, Span
+from commplan.ir.schedule import Collective, Phase, Schedule
+from commplan.verify.counterexample import Counterexample
+
+
+class Call(msgspec.Struct, frozen=True, gc=False):
+    """One collective as a rank issues it, over its communicator along `axes`."""
+
+    phase: str
+    axes: tuple[str, ...]
+    kind: str
+    dtype: str
+    nbytes: int
+    op: str | None
+    root: int | None
+    algorithm: str
+    span: Span
+
+    @property
+    def agreed(self) -> tuple[object, ...]:
+        """What must be the same on all ranks that meet in it."""
+        return (self.axes, self.kind, self.dtype, self.nbytes, self.op, self.root, self.algorithm)
+
+    def __str__(self) -> str:
+        root = "" if self.root is None else f" from {self.root}"
+        return (
+            f"{self.kind}{root} of {self.nbytes} bytes ({self.dtype}) over {', '.join(self.axes)}"
+            f" via {self.algorithm} (line {self.span.line})"
+        )
+
+
+class RankCalls(msgspec.Struct, frozen=True):
+    """What one rank does with communicators: creates them, along which axes, then calls them."""
+
+    created: tuple[tuple[str, ...], ...]
+    calls: tuple[Call, ...]
+
+
+def communicators(phases: Sequence[Phase]) -> tuple[tuple[str, ...], ...]:
+    """The groups of axes that collectives run over, in the order in which all ranks create communicators
+    for them: of their first use."""
+    used = (op.axes for phase in phases for op in phase.ops if isinstance(op, Collective))
+    return tuple(dict.fromkeys(used))
+
+
+def calls_of(schedule: Schedule) -> RankCalls:
+    """The sequence that every rank of `schedule` issues: each phase once, in plan order."""
+    return RankCalls(
+        communicators(schedule.phases),
+        tuple(
+            Call(
+                phase.name, op.axes, op.kind, str(op.dtype), op.nbytes, op.op, op.root, str(op.algorithm),
+                op.span,
+            )
+            for phase in schedule.phases
+            for op in phase.ops
+            if isinstance(op, Collective)
+        ),
+    )  # fmt: skip
+
+
+def check_calls(sizes: Mapping[str, int], ranks: RankCalls | Sequence[RankCalls]) -> Counterexample | None:
+    """Why ranks on a mesh of `sizes` do not meet in all their calls; None: they do.
+
+    ranks: one sequence that all issue, or one for each rank, ranks counted row-major over the axes.
+    """
+    if isinstance(ranks, RankCalls) or len(set(ranks)) == 1:
+        # By induction over the calls: all are at the same call, hence all ranks of its communicator.
+        return None
+    return _created(ranks) or _run(sizes, ranks)
+
+
+def _created(ranks: Sequence[RankCalls]) -> Counterexample | None:
+    """Creating a communicator is a call of all ranks: the n-th must be the same on all."""
+    for number, groups in enumerate(itertools.zip_longest(*(one.created for one in ranks))):
+        other = next((rank for rank, group in enumerate(groups) if group != groups[0]), None)
+        if other is None:
+            continue
+        said = [f"over {', '.join(group)}" if group else "none" for group in (groups[0], groups[other])]
+        span, others = _lines(ranks, (0, other), groups[0], groups[other])
+        return Counterexample(
+            "creation", (0, other), (number, number), None, said[0], said[1],
+            f"the communicator that ranks create as number {number} is one {said[0]} on rank 0 and {said[1]}"
+            f" on rank {other}: creating them never ends, or mixes them up",
+            span, others,
+        )  # fmt: skip
+    return None
+
+
+def _lines(
+    ranks: Sequence[RankCalls], which: tuple[int, int], *groups: tuple[str, ...] | None
+) -> tuple[Span | None, tuple[Note, ...]]:
+    """The plan lines that first need the communicators over `groups`."""
+    found: list[tuple[int, Span]] = []
+    for rank, group in zip(which, groups, strict=True):
+        span = next((call.span for call in ranks[rank].calls if call.axes == group), None)
+        if span is not None:
+            found.append((rank, span))
+    if not found:
+        return None, ()
+    return found[0][1], tuple(Note(f"what rank {rank} creates it for", span) for rank, span in found[1:])
+
+
+class Mesh:
+    """Which ranks are in one communicator."""
+
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        self.sizes = dict(sizes)
+        self.ranks = math.prod(self.sizes.values())
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for axis, size in reversed(self.sizes.items()):
+            rank, found[axis] = divmod(rank, size)
+        return found
+
+    def members(self, rank: int, axes: tuple[str, ...]) -> tuple[int, ...]:
+        """The ranks of the communicator along `axes` that `rank` is in."""
+        mine = self.coordinates(rank)
+        found: list[int] = []
+        for places in itertools.product(
+            *(range(size) if axis in axes else (mine[axis],) for axis, size in self.sizes.items())
+        ):
+            number = 0
+            for place, size in zip(places, self.sizes.values(), strict=True):
+                number = number * size + place
+            found.append(number)
+        return tuple(found)
+
+
+def _run(sizes: Mapping[str, int], ranks: Sequence[RankCalls]) -> Counterexample | None:
+    """Let every rank go from call to call; in each its whole communicator must meet."""
+    mesh = Mesh(sizes)
+    at = [0] * len(ranks)
+    ready = list(range(len(ranks)))
+    while ready:
+        rank = ready.pop()
+        if at[rank] == len(ranks[rank].calls):
+            continue
+        call = ranks[rank].calls[at[rank]]
+        members = mesh.members(rank, call.axes)
+        there = [_current(ranks, at, one) for one in members]
+        if any(other is None or other.axes != call.axes for other in there):
+            continue  # someone has not come yet; who comes last lets all go on
+        for member, other in zip(members, there, strict=True):
+            if other is not None and other.agreed != call.agreed:
+                return _unlike(ranks, at, rank, member)
+        for member in members:
+            at[member] += 1
+        ready.extend(members)
+    stuck = [rank for rank in range(len(ranks)) if at[rank] < len(ranks[rank].calls)]
+    return _stuck(mesh, ranks, at, stuck[0]) if stuck else None
+
+
+def _current(ranks: Sequence[RankCalls], at: list[int], rank: int) -> Call | None:
+    return ranks[rank].calls[at[rank]] if at[rank] < len(ranks[rank].calls) else None
+
+
+def _unlike(ranks: Sequence[RankCalls], at: list[int], one: int, other: int) -> Counterexample:
+    first, second = ranks[one].calls[at[one]], ranks[other].calls[at[other]]
+    return Counterexample(
+        "calls", (one, other), (at[one], at[other]), None, str(first), str(second),
+        f"in call {at[one]} of rank {one} it issues {first}, and rank {other} meets it with {second}",
+        first.span, (Note(f"what rank {other} issues", second.span),),
+    )  # fmt: skip
+
+
+def _stuck(mesh: Mesh, ranks: Sequence[RankCalls], at: list[int], rank: int) -> Counterexample:
+    """Follow who waits for whom, to a circle or to a rank that has no calls left."""
+    path: list[int] = []
+    while rank not in path:
+        path.append(rank)
+        call = ranks[rank].calls[at[rank]]
+        away = next(one for one in mesh.members(rank, call.axes) if _elsewhere(ranks, at, one, call))
+        if _current(ranks, at, away) is None:
+            return Counterexample(
+                "calls", (rank, away), (at[rank], at[away]), None, str(call), "no further call",
+                f"rank {rank} waits for ever in {call}: rank {away} has no call left that would meet it",
+                call.span,
+            )  # fmt: skip
+        rank = away
+    circle = path[path.index(rank) :]
+    calls = [ranks[one].calls[at[one]] for one in circle]
+    said = [f"rank {one} waits in {call}" for one, call in zip(circle, calls, strict=True)]
+    others = zip(circle[1:], calls[1:], strict=True)
+    return Counterexample(
+        "calls", tuple(circle), tuple(at[one] for one in circle), None, "every rank gets to its end",
+        f"a circle of {len(circle)} ranks",
+        f"ranks {', '.join(map(str, circle))} wait for each other in a circle:\n" + "\n".join(said),
+        calls[0].span,
+        tuple(Note(f"where rank {one} waits", call.span) for one, call in others),
+    )  # fmt: skip
+
+
+def _elsewhere(ranks: Sequence[RankCalls], at: list[int], rank: int, call: Call) -> bool:
+    current = _current(ranks, at, rank)
+    return current is None or current.axes != call.axes
+
+
+def replay_calls(sizes: Mapping[str, int], ranks: Sequence[RankCalls], claim: Counterexample) -> bool:
+    """Whether what `claim` says really happens when the ranks run, one call at a time, lowest rank first."""
+    if claim.failure == "creation":
+        created = [ranks[rank].created[claim.rounds[0] : claim.rounds[0] + 1] for rank in claim.ranks]
+        said = [f"over {', '.join(groups[0])}" if groups else "none" for groups in created]
+        return said == [claim.expected, claim.found] and said[0] != said[1]
+    mesh, done = Mesh(sizes), [0] * len(ranks)
+    arrived: dict[tuple[tuple[str, ...], tuple[int, ...]], dict[int, Call]] = {}
+    entered = [-1] * len(ranks)
+    moved = True
+    while moved:
+        moved = False
+        for rank, one in enumerate(ranks):
+            if done[rank] == len(one.calls) or entered[rank] == done[rank]:
+                continue
+            moved, entered[rank], call = True, done[rank], one.calls[done[rank]]
+            members = mesh.members(rank, call.axes)
+            inside = arrived.setdefault((call.axes, members), {})
+            inside[rank] = call
+            if len(inside) < len(members):
+                continue
+            met = [str(inside[member]) for member in claim.ranks if member in inside]
+            if len(claim.ranks) == 2 and met == [claim.expected, claim.found]:
+                return inside[claim.ranks[0]].agreed != inside[claim.ranks[1]].agreed
+            for member in members:
+                done[member] += 1
+            inside.clear()
+    waits = [done[rank] < len(ranks[rank].calls) for rank in claim.ranks]
+    if claim.found == "no further call":
+        return waits == [True, False]
+    return all(waits) and tuple(done[rank] for rank in claim.ranks) == claim.rounds

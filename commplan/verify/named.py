@@ -1,0 +1,109 @@
+"""Proofs of what a user names after `via`: one algorithm, or a hierarchy of them. Each is made once."""
+
+from __future__ import annotations
+
+import functools
+import math
+from fractions import Fraction
+from typing import NamedTuple
+
+from commplan.collectives.hierarchical import NATIVE, Levels
+from commplan.collectives.lower import lower_bounds
+from commplan.collectives.program import Kind
+from commplan.collectives.registry import files, program
+from commplan.collectives.registry import stages as stages_of
+from commplan.diagnostics import fail
+from commplan.verify.composition import Task, compose, tasks
+from commplan.verify.counterexample import Counterexample
+from commplan.verify.programs import Counted, count, prove
+from commplan.verify.projection import project
+
+LARGEST = 1 << 22  # slots of all ranks together, of a program that is proved rank by rank
+
+
+class Proof(NamedTuple):
+    """What is known of one algorithm for one collective.
+
+    tasks: the programs that were proved. believed: levels that are the backend's own, which no proof covers.
+    rounds, sent, received: of the busiest rank at most; bytes as a share of S. wrong: counter-examples with
+    what they are of.
+    """
+
+    tasks: tuple[Task, ...]
+    believed: tuple[str, ...]
+    rounds: int
+    sent: Fraction
+    received: Fraction
+    least_rounds: int
+    least: Fraction
+    wrong: tuple[tuple[str, Counterexample], ...]
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def prove_task(task: Task) -> tuple[tuple[Counterexample, ...], Counted]:
+    """The proof of one program, and what it costs.
+
+    Raises what `registry.program` raises where there is no such program, and CP0748 where it has too many
+    slots to be proved.
+    """
+    algorithm, kind, ranks, root = task
+    if algorithm in files() and kind in files()[algorithm].PROGRAMS and ranks > 1:
+        chunks = files()[algorithm].PROGRAMS[kind](ranks).chunks
+        if chunks * ranks > LARGEST:
+            fail(
+                "CP0748",
+                f"{str_of(task)} has {chunks} chunks on each: too many to be proved",
+                f"at most {LARGEST} in all are; hierarchical(..) has fewer, and is faster at this size",
+            )
+    projection = project(program(algorithm, kind, ranks, root=root))
+    return prove(projection), count(projection)
+
+
+def prove_algorithm(algorithm: str, kind: Kind, ranks: int, root: int = 0) -> Proof:
+    """The proof of `algorithm` over `ranks` ranks. `native` is believed. Raises as `prove_task`."""
+    if algorithm == NATIVE:
+        return Proof((), (NATIVE,), 0, Fraction(0), Fraction(0), *lower_bounds(kind, ranks), ())
+    task = Task(algorithm, kind, ranks, root)
+    wrong, counted = prove_task(task)
+    return Proof((task,), (), *counted, tuple((str_of(task), one) for one in wrong))
+
+
+def prove_levels(levels: Levels, kind: Kind, root: int = 0) -> Proof:
+    """The proof of a hierarchy, algorithm and ranks of each level, innermost first.
+
+    Raises as `prove_task`, and what `registry.stages` raises where the levels make no hierarchy.
+    """
+    return _levels(tuple(levels), kind, root)
+
+
+@functools.lru_cache(maxsize=1 << 10)
+def _levels(levels: tuple[tuple[str, int], ...], kind: Kind, root: int) -> Proof:
+    stages = stages_of(levels, kind, root=root)
+    wrong: list[tuple[str, Counterexample]] = []
+    rounds, sent, received = 0, Fraction(0), Fraction(0)
+    done: list[Task] = []
+    believed: list[str] = []
+    for task in tasks(levels, kind, root):
+        if task.algorithm == NATIVE:
+            believed.append(f"{task.kind} of {task.ranks}")
+            continue
+        done.append(task)
+        wrong += [(str_of(task), one) for one in prove_task(task)[0]]
+    for stage in stages:
+        if stage.algorithm != NATIVE:
+            costs = prove_task(Task(stage.algorithm, stage.kind, levels[stage.level][1], stage.root))[1]
+            rounds += costs.rounds
+            sent += costs.sent * stage.share
+            received += costs.received * stage.share
+    whole = compose(levels, kind, root)
+    if whole is not None:
+        wrong.append(("the levels together", whole))
+    ranks = math.prod(size for _, size in levels)
+    least = lower_bounds(kind, ranks)
+    return Proof(tuple(done), tuple(believed), rounds, sent, received, *least, tuple(wrong))
+
+
+def str_of(task: Task) -> str:
+    """`ring for all_reduce over 13 ranks`."""
+    root = f" from rank {task.root}" if task.root else ""
+    return f"{task.algorithm} for {task.kind} over {task.ranks} ranks{root}"

@@ -1,0 +1,202 @@
+"""Programs broken on purpose: one mistake in what ranks execute, as a compiler or a hand might make it."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from commplan.collectives.program import KINDS, ROOTED, Kind, Program
+from commplan.collectives.registry import algorithms, program
+from commplan.verify.projection import Posts, Projection, project
+
+
+@dataclasses.dataclass
+class End:
+    """One end of a message."""
+
+    rank: int
+    round: int
+    peer: int
+    chunk: int
+    size: int
+    reduce: bool
+
+
+class Draft:
+    """A program that can be changed: message i is `sends[i]` and `receives[i]`, None where an end is gone."""
+
+    def __init__(self, of: Program) -> None:
+        self.program = of
+        self.sends: list[End | None] = []
+        self.receives: list[End | None] = []
+        for time, families in enumerate(of.rounds):
+            for family in families:
+                columns = (family.src, family.dst, family.chunk, family.count)
+                for src, dst, chunk, size in zip(*(column.tolist() for column in columns), strict=True):
+                    self.sends.append(End(src, time, dst, chunk, size, False))
+                    self.receives.append(End(dst, time, src, chunk, size, family.reduce))
+
+    def projection(self) -> Projection:
+        of = self.program
+        sends, receives = (_posts([end for end in ends if end]) for ends in (self.sends, self.receives))
+        return Projection(of.name, of.kind, of.ranks, of.chunks, sends, receives, of.root)
+
+
+def _posts(ends: list[End]) -> Posts:
+    rank, time, peer, chunk, size = (
+        np.array([getattr(end, name) for end in ends], np.int64)
+        for name in ("rank", "round", "peer", "chunk", "size")
+    )
+    reduce = np.array([end.reduce for end in ends], np.bool_)
+    return Posts(rank, time, peer, chunk, size, reduce).ordered()
+
+
+class Mutant(NamedTuple):
+    """A broken program and what was done to it; `what` is None where nothing could be."""
+
+    kind: str
+    what: str
+    projection: Projection
+
+
+def _other(rng: random.Random, below: int, *than: int) -> int | None:
+    """Some number below `below` that is none of `than`."""
+    rest = [number for number in range(below) if number not in than]
+    return rng.choice(rest) if rest else None
+
+
+def _sides(rng: random.Random, draft: Draft, index: int) -> list[End]:
+    """Both ends of a message, or one of them: the mistake is made by two ranks alike, or by one."""
+    send, receive = draft.sends[index], draft.receives[index]
+    assert send is not None and receive is not None
+    return rng.choice([[send, receive], [send], [receive]])
+
+
+def dropped(rng: random.Random, draft: Draft, index: int) -> str | None:
+    ends = _sides(rng, draft, index)
+    for kind in (draft.sends, draft.receives):
+        if kind[index] in ends:
+            kind[index] = None
+    return f"{_side(ends)} dropped"
+
+
+def _side(ends: list[End]) -> str:
+    return "both ends" if len(ends) == 2 else "one end"
+
+
+def doubled(rng: random.Random, draft: Draft, index: int) -> str | None:
+    ends = _sides(rng, draft, index)
+    later = rng.choice([0, 0, 1, len(draft.program.rounds)])
+    for kind in (draft.sends, draft.receives):
+        end = kind[index]
+        assert end is not None
+        again = dataclasses.replace(end, round=end.round + later) if any(end is one for one in ends) else None
+        kind.insert(index + 1, again)
+    return f"{_side(ends)} doubled {later} rounds later"
+
+
+def misdirected(rng: random.Random, draft: Draft, index: int) -> str | None:
+    send, receive = draft.sends[index], draft.receives[index]
+    assert send is not None and receive is not None
+    wrong = _other(rng, draft.program.ranks, send.rank, receive.rank)
+    if wrong is None:
+        return None
+    side = rng.choice(["send", "receive", "to", "from"])
+    if side in ("send", "to"):
+        send.peer = wrong
+    if side in ("receive", "from"):
+        receive.peer = wrong
+    if side == "to":
+        receive.rank = wrong
+    if side == "from":
+        send.rank = wrong
+    return f"{side} misdirected to {wrong}"
+
+
+def reordered(rng: random.Random, draft: Draft, index: int) -> str | None:
+    ends = _sides(rng, draft, index)
+    time = _other(rng, len(draft.program.rounds) + 1, ends[0].round)
+    if time is None:
+        return None
+    for end in ends:
+        end.round = time
+    return f"{_side(ends)} moved to round {time}"
+
+
+def wrong_chunk(rng: random.Random, draft: Draft, index: int) -> str | None:
+    ends = _sides(rng, draft, index)
+    chunk = _other(rng, draft.program.chunks - ends[0].size + 1, ends[0].chunk)
+    if chunk is None:
+        return None
+    for end in ends:
+        end.chunk = chunk
+    return f"{_side(ends)} for chunk {chunk}"
+
+
+def wrong_operation(rng: random.Random, draft: Draft, index: int) -> str | None:
+    end = draft.receives[index]
+    assert end is not None
+    end.reduce = not end.reduce
+    return "reduce for copy" if end.reduce else "copy for reduce"
+
+
+def swapped(rng: random.Random, draft: Draft, index: int) -> str | None:
+    """Two rounds of one rank change places."""
+    end = draft.sends[index]
+    assert end is not None
+    mine = [one for one in (*draft.sends, *draft.receives) if one is not None and one.rank == end.rank]
+    others = sorted({one.round for one in mine} - {end.round})
+    if not others:
+        return None
+    one, other = end.round, rng.choice(others)
+    for each in mine:
+        if each.round in (one, other):
+            each.round = one + other - each.round
+    return f"rounds {one} and {other} of rank {end.rank} swapped"
+
+
+MUTATIONS: dict[str, Callable[[random.Random, Draft, int], str | None]] = {
+    "dropped": dropped,
+    "doubled": doubled,
+    "misdirected": misdirected,
+    "reordered": reordered,
+    "wrong chunk": wrong_chunk,
+    "wrong operation": wrong_operation,
+    "swapped": swapped,
+}
+
+
+def some_program(rng: random.Random, most: int) -> Program:
+    """One of all that the registry has, with at least one message."""
+    while True:
+        kind: Kind = rng.choice(KINDS)
+        name = rng.choice(algorithms(kind))
+        n = rng.randint(2, most if rng.random() < 0.25 else min(most, 13))
+        root = rng.randrange(n) if kind in ROOTED else 0
+        made = program(name, kind, n, root=root, slices=rng.choice([1, 1, 1, 2, 3]))
+        if any(len(family.src) for families in made.rounds for family in families):
+            return made
+
+
+def mutate(rng: random.Random, of: Program) -> Mutant:
+    """`of` with one mistake, drawn evenly from all kinds of mistakes that it can have."""
+    while True:
+        kind = rng.choice(list(MUTATIONS))
+        draft = Draft(of)
+        what = MUTATIONS[kind](rng, draft, rng.randrange(len(draft.sends)))
+        if what is not None:
+            return Mutant(kind, what, draft.projection())
+
+
+def same_as_project(of: Program) -> bool:
+    """Whether a draft that nobody changed is the program's own projection."""
+    one, other = Draft(of).projection(), project(of)
+    return all(
+        np.array_equal(getattr(getattr(one, end), field.name), getattr(getattr(other, end), field.name))
+        for end in ("sends", "receives")
+        for field in dataclasses.fields(Posts)
+    )
