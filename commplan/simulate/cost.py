@@ -123,12 +123,12 @@ def _modelled(
         if not registry.supports(algorithm.name, kind):
             return None
         return _flat(algorithm.name, kind, layout, nbytes, network, form, chunk, root)
-    parts = split(algorithm, layout, network)
+    parts = split_of(algorithm, layout, network)
     if parts is None:
         return None
     if form == "rounds" or layout.ranks > COMPOSED or any(name == "native" for name, _ in parts.levels):
-        found = stages(parts, kind, nbytes, root)
-        return None if found is None else _staged(found, network, form, chunk)
+        found = stages_of(algorithm, kind, layout, network, root)
+        return None if found is None else _staged(found, nbytes, network, form, chunk)
     try:
         pattern, load = composed(parts.levels, kind, root, parts.layout, network)
     except CommplanError:
@@ -168,6 +168,19 @@ def laid(name: str, kind: Kind, root: int, layout: Layout, network: Network) -> 
     return pattern, busiest(pattern, len(network.levels))
 
 
+_formula = functools.lru_cache(maxsize=256)(registry.formula)
+split_of = functools.lru_cache(maxsize=256)(split)
+
+
+@functools.lru_cache(maxsize=256)
+def stages_of(
+    algorithm: Algorithm, kind: Kind, layout: Layout, network: Network, root: int
+) -> tuple[Stage, ...] | None:
+    """The stages of a hierarchy on one byte."""
+    parts = split_of(algorithm, layout, network)
+    return None if parts is None else stages(parts, kind, 1.0, root)
+
+
 @functools.lru_cache(maxsize=256)
 def composed(
     levels: tuple[tuple[str, int], ...], kind: Kind, root: int, layout: Layout, network: Network
@@ -181,7 +194,7 @@ def _by_formula(
     name: str, kind: Kind, layout: Layout, nbytes: float, network: Network, form: Form
 ) -> tuple[float, Floats]:
     """Rounds, and the busiest rank's share of the bytes, each round to a neighbour or to the far half."""
-    rounds, share = registry.formula(name, kind, layout.ranks)
+    rounds, share = _formula(name, kind, layout.ranks)
     distance = 1 if name in NEIGHBOURS else layout.ranks // 2
     load, latency = _shifted(layout, network, distance)
     moved = load * float(share) * nbytes
@@ -215,10 +228,10 @@ def _all_to_all(layout: Layout, nbytes: float, network: Network) -> tuple[float,
 
 
 def _staged(
-    found: tuple[Stage, ...], network: Network, form: Form, chunk: int | None
+    found: tuple[Stage, ...], nbytes: float, network: Network, form: Form, chunk: int | None
 ) -> tuple[float, Floats] | None:
     """The stages of a hierarchy one after another; in calls, slices of them overlap."""
-    whole = [_of_stage(stage, stage.nbytes, network, form, chunk) for stage in found]
+    whole = [_of_stage(stage, nbytes, network, form, chunk) for stage in found]
     done = [one for one in whole if one is not None]
     if len(done) < len(found):
         return None
@@ -228,8 +241,8 @@ def _staged(
     if form == "rounds" or not chunk:
         return after_another, total
     # One slice goes through all stages, the others follow as fast as the busiest link lets them.
-    parts = max(1.0, found[0].nbytes / found[0].layout.ranks / chunk)
-    first = [_of_stage(stage, stage.nbytes / parts, network, form, chunk) for stage in found]
+    parts = max(1.0, nbytes * found[0].nbytes / found[0].layout.ranks / chunk)
+    first = [_of_stage(stage, nbytes / parts, network, form, chunk) for stage in found]
     fill = sum(one[0] for one in first if one is not None) - calls
     busy = float((total / np.array([level.bandwidth for level in network.levels])).max())
     return min(after_another, fill + busy * (1 - 1 / parts)), total
@@ -238,7 +251,8 @@ def _staged(
 def _of_stage(
     stage: Stage, nbytes: float, network: Network, form: Form, chunk: int | None
 ) -> tuple[float, Floats] | None:
-    return _modelled(stage.algorithm, stage.kind, stage.layout, nbytes, network, form, chunk, stage.root)
+    size = nbytes * stage.nbytes
+    return _modelled(stage.algorithm, stage.kind, stage.layout, size, network, form, chunk, stage.root)
 
 
 def known(algorithm: Algorithm, kind: CostKind) -> bool:

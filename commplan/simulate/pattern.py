@@ -11,7 +11,7 @@ import functools
 
 import numpy as np
 
-from commplan.collectives.program import Ints, Program, Round
+from commplan.collectives.program import Bools, Ints, Program, Round
 from commplan.simulate.network import Floats, Layout, Network
 
 
@@ -41,29 +41,48 @@ class Lanes:
 class Step:
     """One round: its messages between the ranks of the first group.
 
-    A message from `src` to `dst` [t] holds `size` chunks [t], `reduced` of them to be added, in runs: chunks
-    `chunk` to `chunk + count - 1` of message `of` [r], in order of messages.
+    A message from `src` to `dst` [t] holds `size` chunks [t], `reduced` of them to be added. `takes` and
+    `gives`: where they are read and written in a flat [ranks * chunks] array, in order of messages; `message`:
+    to which message each belongs; `begins` [t]: where those of each message begin.
     """
 
     src: Ints
     dst: Ints
     size: Ints
     reduced: Ints
-    chunk: Ints
-    count: Ints
-    of: Ints
+    takes: Ints
+    gives: Ints
+    message: Ints
+    begins: Ints
     lanes: Lanes
+
+    @functools.cached_property
+    def users(self) -> tuple[Ints, Ints]:
+        """The messages on each link of the round in turn, and where each link's begin."""
+        link = self.lanes.link
+        message = np.repeat(np.arange(len(link)), link.shape[1])
+        flat = link.ravel()
+        real = flat < len(self.lanes.used)
+        order = np.argsort(flat[real], kind="stable")
+        return message[real][order], np.searchsorted(flat[real][order], np.arange(len(self.lanes.used)))
+
+    @functools.cached_property
+    def turn(self) -> Ints:
+        """The place of each message among those of its sender, from 1 [t]."""
+        # Messages are in order of senders.
+        begins = np.searchsorted(self.src, self.src)
+        return np.arange(len(self.src)) - begins + 1
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Pattern:
-    """A program on a layout. `links`: how many links the machine has, up and down each counted."""
+    """A program on a layout. level_of [links]: the level of each link that the first group uses, which are
+    what `Lanes.used` counts."""
 
     ranks: int
     chunks: int
     steps: tuple[Step, ...]
-    links: int
-    level_of: Ints  # [links]
+    level_of: Ints
 
     @functools.cached_property
     def even(self) -> bool:
@@ -80,13 +99,19 @@ def lay_out(program: Program, layout: Layout, network: Network) -> Pattern:
     """The pattern of `program`, rank r of group g at place `layout.groups[g, r]`."""
     first = _first_links(network)
     seen: dict[tuple[bytes, ...], Lanes] = {}
-    steps: list[Step] = []
-    for one in program.rounds:
-        step = _step(one, layout, network, first, seen)
-        if step is not None:
-            steps.append(step)
-    level_of = np.repeat(np.arange(len(network.levels)), np.diff(first))
-    return Pattern(program.ranks, program.chunks, tuple(steps), int(first[-1]), level_of)
+    found = [step for one in program.rounds if (step := _step(one, program, layout, network, first, seen))]
+    used = np.unique(np.concatenate([np.zeros(0, np.int64), *(lanes.used for lanes in seen.values())]))
+    for key, lanes in seen.items():
+        seen[key] = dataclasses.replace(lanes, used=np.searchsorted(used, lanes.used))
+    steps = tuple(
+        dataclasses.replace(step, lanes=seen[_key(step.src, step.dst, step.size)]) for step in found
+    )
+    level_of = np.searchsorted(first, used, "right") - 1
+    return Pattern(program.ranks, program.chunks, steps, level_of)
+
+
+def _key(src: Ints, dst: Ints, size: Ints) -> tuple[bytes, ...]:
+    return src.tobytes(), dst.tobytes(), size.tobytes()
 
 
 def _first_links(network: Network) -> Ints:
@@ -96,7 +121,12 @@ def _first_links(network: Network) -> Ints:
 
 
 def _step(
-    one: Round, layout: Layout, network: Network, first: Ints, seen: dict[tuple[bytes, ...], Lanes]
+    one: Round,
+    program: Program,
+    layout: Layout,
+    network: Network,
+    first: Ints,
+    seen: dict[tuple[bytes, ...], Lanes],
 ) -> Step | None:
     parts = [part for part in one if len(part.src)]
     if not parts:
@@ -107,30 +137,39 @@ def _step(
     added = np.concatenate([part.count * part.reduce for part in parts])
     pair, of = np.unique(src * layout.ranks + dst, return_inverse=True)
     order = np.argsort(of, kind="stable")
-    of = of[order]
-    size = np.bincount(of, count[order]).astype(np.int64)
+    of, chunk, count = of[order], chunk[order], count[order]
+    size = np.bincount(of, count).astype(np.int64)
     reduced = np.bincount(of, added[order]).astype(np.int64)
     src, dst = pair // layout.ranks, pair % layout.ranks
-    key = (pair.tobytes(), size.tobytes())
+    key = _key(src, dst, size)
     if key not in seen:
         seen[key] = _lanes(src, dst, size.astype(np.float64), layout, network, first)
-    return Step(src, dst, size, reduced, chunk[order], count[order], of, seen[key])
+    takes = _runs(src[of] * program.chunks + chunk, count)
+    gives = _runs(dst[of] * program.chunks + chunk, count)
+    return Step(
+        src, dst, size, reduced, takes, gives, np.repeat(of, count), np.cumsum(size) - size, seen[key]
+    )
+
+
+def _runs(start: Ints, count: Ints) -> Ints:
+    """start[i], start[i] + 1, .. for `count[i]` numbers, for each i in turn."""
+    ends = np.cumsum(count)
+    return np.arange(int(ends[-1])) + np.repeat(start - (ends - count), count)
 
 
 def _lanes(src: Ints, dst: Ints, size: Floats, layout: Layout, network: Network, first: Ints) -> Lanes:
-    groups, levels = len(layout.groups), len(network.levels)
+    levels = len(network.levels)
     total = np.zeros(int(first[-1]))
     level = np.full(len(src), -1, np.int64)
     link = np.full((len(src), 2 * levels), -1, np.int64)
-    weights = np.broadcast_to(size, (groups, len(size))).ravel()
     for index in range(levels):
-        units = network.units(layout.groups, index)
+        units, times = _sharing(layout, network, index)
         source, sink = units[:, src], units[:, dst]
         differ = source != sink
+        weights = np.broadcast_to(size * times, differ.shape)[differ]
         for direction, end in enumerate((source, sink)):
             ids = first[index] + 2 * end + direction
-            crossing = differ.ravel()
-            total += np.bincount(ids.ravel()[crossing], weights[crossing], len(total))
+            np.add.at(total, ids[differ], weights)
             link[:, 2 * index + direction] = np.where(differ[0], ids[0], -1)
         level += differ[0]
     used = np.unique(link[link >= 0])
@@ -140,14 +179,28 @@ def _lanes(src: Ints, dst: Ints, size: Floats, layout: Layout, network: Network,
     np.maximum.at(per_level, owner, load)
     np.maximum.at(most, level[level >= 0], size[level >= 0])
     compact = np.where(link >= 0, np.searchsorted(used, link), len(used))
-    even = _even(src, dst, size, level, layout.ranks) and all(
+    even = _even(src, dst, size, layout.ranks) and all(
         np.allclose(load[owner == index], per_level[index]) for index in range(levels)
     )
     alike = even and bool(np.all(level == level[0]))
     return Lanes(level, compact, used, load, per_level, most, even, alike)
 
 
-def _even(src: Ints, dst: Ints, size: Floats, level: Ints, ranks: int) -> bool:
+@functools.lru_cache(maxsize=1024)
+def _sharing(layout: Layout, network: Network, level: int) -> tuple[Ints, int]:
+    """The members of `level` that hold the ranks, for the groups that share links with the first [g, n].
+
+    Where all of those lie in the very same members: of the first alone, and how many groups they are.
+    """
+    units = network.units(layout.groups, level)
+    same: Bools = np.all(units == units[0], axis=1)
+    near: Bools = np.any(np.isin(units, units[0]), axis=1)
+    if np.array_equal(same, near):
+        return units[:1], int(same.sum())
+    return np.concatenate([units[:1], units[1:][near[1:]]]), 1
+
+
+def _even(src: Ints, dst: Ints, size: Floats, ranks: int) -> bool:
     """Whether every rank sends one message and receives one, all of one size."""
     each = np.ones(ranks, np.int64)
     return (
@@ -160,7 +213,7 @@ def _even(src: Ints, dst: Ints, size: Floats, level: Ints, ranks: int) -> bool:
 
 def busiest(pattern: Pattern, levels: int) -> Floats:
     """Chunks on the busiest link of each level, over the whole program."""
-    total = np.zeros(pattern.links)
+    total = np.zeros(len(pattern.level_of))
     for step in pattern.steps:
         total[step.lanes.used] += step.lanes.load
     found = np.zeros(levels)

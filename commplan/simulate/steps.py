@@ -20,7 +20,6 @@ import dataclasses
 
 import numpy as np
 
-from commplan.collectives.program import Ints
 from commplan.simulate.network import Floats, Network
 from commplan.simulate.pattern import Pattern, Step
 
@@ -68,7 +67,7 @@ def seconds(pattern: Pattern, network: Network, chunk: float, slices: int, *, bl
 
 def _alike(pattern: Pattern, costs: Costs, piece: float, slices: int) -> float:
     """One rank stands for all; its links of each level are the machine's."""
-    rounds = [_scalars(step, costs, piece) for step in pattern.steps]
+    rounds = _all_scalars(pattern, costs, piece)
     last = len(rounds)
     free = [0.0] * len(costs.latency)
     ready = [0.0] * slices
@@ -85,7 +84,22 @@ def _alike(pattern: Pattern, costs: Costs, piece: float, slices: int) -> float:
     return max(ready)
 
 
-def _scalars(step: Step, costs: Costs, piece: float) -> tuple[list[tuple[int, float]], float, float]:
+_Scalars = tuple[list[tuple[int, float]], float, float]
+
+
+def _all_scalars(pattern: Pattern, costs: Costs, piece: float) -> list[_Scalars]:
+    """Of each round; many rounds are the same but for the chunks."""
+    seen: dict[tuple[int, int], _Scalars] = {}
+    found: list[_Scalars] = []
+    for step in pattern.steps:
+        key = (id(step.lanes), int(step.reduced[0]))
+        if key not in seen:
+            seen[key] = _scalars(step, costs, piece)
+        found.append(seen[key])
+    return found
+
+
+def _scalars(step: Step, costs: Costs, piece: float) -> _Scalars:
     """Seconds on the links of each level, seconds of a message alone, and what follows its arrival."""
     lanes = step.lanes
     busy = lanes.per_level * piece / costs.bandwidth
@@ -104,66 +118,30 @@ def _each(step: Step, costs: Costs, piece: float) -> tuple[Floats, Floats]:
     return alone, latency + costs.overhead + step.reduced * piece * costs.gamma
 
 
-class _Ready:
-    """When each rank has what: the slots of one step's messages in a flat [ranks * chunks] array."""
-
-    def __init__(self, step: Step, chunks: int) -> None:
-        self.takes = _runs(step.src[step.of] * chunks + step.chunk, step.count)
-        self.gives = _runs(step.dst[step.of] * chunks + step.chunk, step.count)
-        self.begins = np.cumsum(step.size) - step.size
-        self.message = np.repeat(step.of, step.count)
-        self.single = len(self.takes) == len(step.src)
-
-    def data(self, ready: Floats) -> Floats:
-        held = ready[self.takes]
-        return held if self.single else np.maximum.reduceat(held, self.begins)
-
-    def arrive(self, ready: Floats, when: Floats) -> None:
-        # Several may reduce into one slot in one round.
-        np.maximum.at(ready, self.gives, when[self.message])
-
-
-def _runs(start: Ints, count: Ints) -> Ints:
-    """start[i], start[i] + 1, .. for `count[i]` numbers, for each i in turn."""
-    ends = np.cumsum(count)
-    return np.arange(int(ends[-1])) + np.repeat(start - (ends - count), count)
-
-
-class _Users:
-    """The transfers on each link of a round, grouped: what `minimum.reduceat` needs."""
-
-    def __init__(self, step: Step) -> None:
-        link = step.lanes.link
-        transfer = np.repeat(np.arange(len(link)), link.shape[1])
-        flat = link.ravel()
-        real = flat < len(step.lanes.used)
-        order = np.argsort(flat[real], kind="stable")
-        self.transfer = transfer[real][order]
-        self.starts = np.searchsorted(flat[real][order], np.arange(len(step.lanes.used)))
-
-    def first(self, issue: Floats) -> Floats:
-        return np.minimum.reduceat(issue[self.transfer], self.starts) if len(self.starts) else np.zeros(0)
-
-
 class _Follow:
-    """Everything about one step that does not change from slice to slice."""
+    """What of a step depends on sizes and costs, but not on the slice."""
 
     def __init__(self, step: Step, pattern: Pattern, costs: Costs, piece: float) -> None:
         lanes = step.lanes
         self.step, self.used, self.link = step, lanes.used, lanes.link
-        self.ready, self.users = _Ready(step, pattern.chunks), _Users(step)
+        self.single = len(step.takes) == len(step.src)
         self.busy = lanes.load * piece / costs.bandwidth[pattern.level_of[lanes.used]]
         self.alone, self.after = _each(step, costs, piece)
-        # A rank that sends several messages issues one after another, in the order given.
-        order = np.argsort(step.src, kind="stable")
-        begins = np.searchsorted(step.src[order], step.src[order])
-        self.turn = np.empty(len(order), np.float64)
-        self.turn[order] = np.arange(len(order)) - begins + 1
-        self.repeats = bool(self.turn.max() > 1)
+        self.repeats = bool(step.turn.max() > 1)
+
+    def data(self, ready: Floats) -> Floats:
+        """When what each message holds is at its sender."""
+        held = ready[self.step.takes]
+        return held if self.single else np.maximum.reduceat(held, self.step.begins)
+
+    def arrive(self, ready: Floats, when: Floats) -> None:
+        # Several may reduce into one slot in one round.
+        np.maximum.at(ready, self.step.gives, when[self.step.message])
 
     def issue(self, data: Floats, cpu: Floats, overhead: float) -> Floats:
+        """When each message is handed to the network; a rank hands over one after another."""
         src = self.step.src
-        issue = np.maximum(data, cpu[src]) + self.turn * overhead
+        issue = np.maximum(data, cpu[src]) + self.step.turn * overhead
         if self.repeats:
             np.maximum.at(cpu, src, issue)
         else:
@@ -171,10 +149,14 @@ class _Follow:
         return issue
 
     def finish(self, issue: Floats, free: Floats) -> Floats:
-        """When the last byte of each transfer is sent."""
-        done = np.maximum(free[self.used], self.users.first(issue)) + self.busy
+        """When the last byte of each message is sent."""
+        if not len(self.used):
+            return issue + self.alone
+        message, starts = self.step.users
+        begin = np.maximum(free[self.used], np.minimum.reduceat(issue[message], starts))
+        done = begin + self.busy
         free[self.used] = done
-        last = np.append(done, 0.0)[self.link].max(axis=1)
+        last: Floats = np.append(done, 0.0)[self.link].max(axis=1)
         return np.maximum(last, issue + self.alone)
 
 
@@ -184,23 +166,26 @@ def _unlike(pattern: Pattern, costs: Costs, piece: float, slices: int) -> float:
     last = len(follow)
     ready = [np.zeros(pattern.ranks * pattern.chunks) for _ in range(slices)]
     end = 0.0
-    free, cpu = np.zeros(pattern.links), np.zeros(pattern.ranks)
+    free, cpu = np.zeros(len(pattern.level_of)), np.zeros(pattern.ranks)
     for step in range(last + slices - 1):
         for index in range(max(0, step - last + 1), min(step + 1, slices)):
             one = follow[step - index]
-            issue = one.issue(one.ready.data(ready[index]), cpu, costs.overhead)
+            issue = one.issue(one.data(ready[index]), cpu, costs.overhead)
             when = one.finish(issue, free) + one.after
-            one.ready.arrive(ready[index], when)
+            one.arrive(ready[index], when)
             end = max(end, float(when.max()))
     return end
 
 
 def _blocking(pattern: Pattern, costs: Costs, piece: float, slices: int) -> float:
     """One call for each step; a step of several slices sends them as one message to each partner."""
-    if pattern.alike:
-        return sum(_one_call(step, costs, piece) * slices for step in pattern.steps)
+    if pattern.alike or (pattern.even and pattern.ranks > 64):
+        each = costs.call + costs.overhead
+        rounds = _all_scalars(pattern, costs, piece)
+        once = (max([alone, *(load for _, load in loads)]) + after for loads, alone, after in rounds)
+        return slices * (len(rounds) * each + sum(once))
     follow = [_Follow(step, pattern, costs, piece) for step in pattern.steps]
-    now, free = np.zeros(pattern.ranks), np.zeros(pattern.links)
+    now, free = np.zeros(pattern.ranks), np.zeros(len(pattern.level_of))
     for one in follow:
         step = one.step
         issue = one.issue(now[step.src] + costs.call, now + costs.call, costs.overhead)
@@ -208,8 +193,3 @@ def _blocking(pattern: Pattern, costs: Costs, piece: float, slices: int) -> floa
         np.maximum.at(now, step.src, sent)
         np.maximum.at(now, step.dst, sent + one.after)
     return float(now.max()) * slices
-
-
-def _one_call(step: Step, costs: Costs, piece: float) -> float:
-    loads, alone, after = _scalars(step, costs, piece)
-    return costs.call + costs.overhead + max([alone, *(load for _, load in loads)]) + after
