@@ -114,7 +114,7 @@ def reversed_rounds(rounds: Iterable[Round], *, reduce: bool) -> tuple[Round, ..
 def pruned(rounds: Iterable[Round], starts: Bools, ends: Bools) -> tuple[Round, ...]:
     """The rounds of a program that copies, without transfers of what is already there or never needed.
 
-    starts, ends: as in `Promise`, [ranks, chunks]. Of two that arrive in one round the first stays.
+    starts, ends: as in `Promise`, [ranks, chunks].
     """
     held = starts.copy()
     kept: list[Round] = []
@@ -123,7 +123,7 @@ def pruned(rounds: Iterable[Round], starts: Bools, ends: Bools) -> tuple[Round, 
         arrived = held.copy()
         for send in each:
             src, dst, chunk = singles(send)
-            useful = held[src, chunk] & ~arrived[dst, chunk]
+            useful = held[src, chunk] & ~held[dst, chunk]
             src, dst, chunk = src[useful], dst[useful], chunk[useful]
             arrived[dst, chunk] = True
             new.append(runs(src, dst, chunk, False))

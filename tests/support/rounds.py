@@ -1,0 +1,56 @@
+"""A chunk program carried out, rank by rank and chunk by chunk, as its definition says and no faster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from commplan.collectives.layout import bounds
+from commplan.collectives.program import Program, Round
+from commplan.collectives.promise import promise, reduces
+
+SLOTS = list[list[np.ndarray]]  # by rank and chunk
+
+
+def transfers(each: Round) -> Iterator[tuple[int, int, int, bool]]:
+    """Source, destination, chunk and whether it reduces, for each chunk that moves in one round."""
+    for send in each:
+        for src, dst, chunk, count in zip(send.src, send.dst, send.chunk, send.count, strict=True):
+            for one in range(chunk, chunk + count):
+                yield int(src), int(dst), one, send.reduce
+
+
+def execute(program: Program, slots: SLOTS, add: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> SLOTS:
+    for each in program.rounds:
+        before = [list(rank) for rank in slots]
+        for src, dst, chunk, reduce in transfers(each):
+            came = before[src][chunk]
+            slots[dst][chunk] = add(before[dst][chunk], came) if reduce else came
+    return slots
+
+
+def keeps_its_promise(program: Program, size: int, seed: int = 0) -> bool:
+    """Whether whole numbers come out right in a buffer of `size` elements; what is not promised is noise."""
+    draw = np.random.default_rng(seed)
+    at = bounds(program.kind, program.ranks, program.chunks, size)
+    assert at[0] == 0 and at[-1] == size and np.all(np.diff(at) >= 0)
+    whole = [draw.integers(-(2**40), 2**40, size) for _ in range(program.ranks)]
+    told = promise(program.kind, program.ranks, program.chunks, program.root)
+    slots = [[whole[r][at[c] : at[c + 1]] for c in range(program.chunks)] for r in range(program.ranks)]
+    sums = [
+        sum(slots[r][c] for r in range(program.ranks) if told.starts[r, c]) for c in range(program.chunks)
+    ]
+    after = execute(program, [list(rank) for rank in slots], np.add)
+    assert reduces(program.kind) or told.starts.sum() == program.chunks  # one source each
+    return all(np.array_equal(after[r][c], sums[c]) for r, c in np.argwhere(told.ends))
+
+
+def expressions(program: Program) -> np.ndarray:
+    """What each slot holds at the end, as numbers [ranks, chunks] that are equal where the expressions are,
+    a + b and b + a being one expression, (a + b) + c and a + (b + c) two."""
+    draw = np.random.default_rng(1)
+    begin = draw.integers(1, 2**63, (program.ranks, program.chunks), np.uint64)
+    slots = [[begin[r, c] for c in range(program.chunks)] for r in range(program.ranks)]
+    slots = execute(program, slots, lambda a, b: (a + b) * np.uint64(0x9E3779B97F4A7C15) ^ (a * b))
+    return np.array(slots, np.uint64)
