@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from commplan.collectives.hierarchical import NATIVE
 from commplan.diagnostics import Span
 from commplan.ir.plan import Ref
-from commplan.ir.schedule import Collective, Phase, Schedule, operands, results
+from commplan.ir.schedule import Collective, Op, Phase, Schedule, operands, results
 
 
 class Memory(NamedTuple):
-    """nbytes: what values of the plan take on one rank at the worst moment of a phase; span: the plan line that
-    runs then. buffers: the most that lies in collectives at once, operands and results."""
+    """nbytes: the most that lies on one rank at one moment of a phase, inputs and states included; span: the
+    plan line that runs then, None where nothing is made. buffers: the part of it that collectives work on."""
 
     phase: str
     nbytes: int
@@ -22,9 +23,12 @@ class Memory(NamedTuple):
 def memory(schedule: Schedule) -> tuple[Memory, ...]:
     """A bound for each phase.
 
-    Inputs and states are there all the time, whether the phase reads them or not; a value is there from the op
-    that makes it to the last that reads it, or to the end where it is an output or updates a state. Nothing is
-    taken to be made in place, so that the bound holds for every backend; what a `map` needs inside is its own.
+    Inputs and states are there all the time, whether the phase reads them or not; a value is there from the
+    op that makes it to the last that reads it, or to the end where it is an output or updates a state. A chunk
+    program has as much again to receive into: a round brings at most one message into each slot, which is
+    proved. Where it runs while others do (`split`), operand and receive buffer stay until the result is read.
+    Nothing is taken to be made in place, so that the bound holds for every backend; what a bound function or
+    `native` needs inside is their own.
     """
     return tuple(_phase(schedule, phase) for phase in schedule.phases)
 
@@ -32,23 +36,51 @@ def memory(schedule: Schedule) -> tuple[Memory, ...]:
 def _phase(schedule: Schedule, phase: Phase) -> Memory:
     size = {value.id: value.nbytes for value in (*schedule.entry, *phase.values)}
     given = {value.id for value in schedule.entry}
-    last: dict[Ref, int] = {}
-    for index, op in enumerate(phase.ops):
-        for ref in (*operands(op), *results(op)):
-            last[ref] = index
-    for binding in (*phase.outputs, *phase.updates):
-        last[binding.value] = len(phase.ops)
-    dies: dict[int, list[Ref]] = {}
+    first, last = _lives(phase)
+    staged = {
+        index: max(size[op.operand], size[op.result])
+        for index, op in enumerate(phase.ops)
+        if isinstance(op, Collective) and op.algorithm.name != NATIVE
+    }
+    end = [0] * (len(phase.ops) + 1)  # bytes that are free after each op
     for ref, index in last.items():
         if ref not in given:
-            dies.setdefault(index, []).append(ref)
+            end[index] += size[ref]
+    for index, nbytes in staged.items():
+        op = phase.ops[index]
+        read = (
+            first.get(results(op)[0], index) if isinstance(op, Collective) and op.form == "split" else index
+        )
+        end[read] += nbytes
     now = most = sum(size[ref] for ref in given)
     span, buffers = None, 0
     for index, op in enumerate(phase.ops):
-        now += sum(size[ref] for ref in results(op))
+        now += sum(size[ref] for ref in results(op)) + staged.get(index, 0)
         if now > most:
             most, span = now, op.span
         if isinstance(op, Collective):
-            buffers = max(buffers, size[op.operand] + size[op.result])
-        now -= sum(size[ref] for ref in dies.get(index, ()))
+            buffers = max(buffers, size[op.operand] + size[op.result] + staged.get(index, 0))
+        now -= end[index]
     return Memory(phase.name, most, buffers, span)
+
+
+def _lives(phase: Phase) -> tuple[dict[Ref, int], dict[Ref, int]]:
+    """The first op that reads a value, and the last that needs it."""
+    first: dict[Ref, int] = {}
+    last: dict[Ref, int] = {}
+    for index, op in enumerate(phase.ops):
+        for ref in operands(op):
+            first.setdefault(ref, index)
+        for ref in (*operands(op), *results(op)):
+            last[ref] = index
+    for index, op in enumerate(phase.ops):
+        if _runs_on(op):
+            read = first.get(results(op)[0], index)
+            last[operands(op)[0]] = max(last[operands(op)[0]], read)
+    for binding in (*phase.outputs, *phase.updates):
+        last[binding.value] = len(phase.ops)
+    return first, last
+
+
+def _runs_on(op: Op) -> bool:
+    return isinstance(op, Collective) and op.form == "split"

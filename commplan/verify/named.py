@@ -25,7 +25,8 @@ class Proof(NamedTuple):
     """What is known of one algorithm for one collective.
 
     tasks: the programs that were proved. believed: levels that are the backend's own, which no proof covers.
-    rounds, sent, received: of the busiest rank at most; bytes as a share of S. wrong: counter-examples with
+    rounds, sent, received: of the busiest rank at most; staged: what a rank receives in one round at most;
+    bytes as a share of S. wrong: counter-examples with
     what they are of.
     """
 
@@ -34,6 +35,7 @@ class Proof(NamedTuple):
     rounds: int
     sent: Fraction
     received: Fraction
+    staged: Fraction
     least_rounds: int
     least: Fraction
     wrong: tuple[tuple[str, Counterexample], ...]
@@ -62,7 +64,8 @@ def prove_task(task: Task) -> tuple[tuple[Counterexample, ...], Counted]:
 def prove_algorithm(algorithm: str, kind: Kind, ranks: int, root: int = 0) -> Proof:
     """The proof of `algorithm` over `ranks` ranks. `native` is believed. Raises as `prove_task`."""
     if algorithm == NATIVE:
-        return Proof((), (NATIVE,), 0, Fraction(0), Fraction(0), *lower_bounds(kind, ranks), ())
+        nothing = Fraction(0)
+        return Proof((), (NATIVE,), 0, nothing, nothing, nothing, *lower_bounds(kind, ranks), ())
     task = Task(algorithm, kind, ranks, root)
     wrong, counted = prove_task(task)
     return Proof((task,), (), *counted, tuple((str_of(task), one) for one in wrong))
@@ -80,7 +83,7 @@ def prove_levels(levels: Levels, kind: Kind, root: int = 0) -> Proof:
 def _levels(levels: tuple[tuple[str, int], ...], kind: Kind, root: int) -> Proof:
     stages = stages_of(levels, kind, root=root)
     wrong: list[tuple[str, Counterexample]] = []
-    rounds, sent, received = 0, Fraction(0), Fraction(0)
+    rounds, sent, received, staged = 0, Fraction(0), Fraction(0), Fraction(0)
     done: list[Task] = []
     believed: list[str] = []
     for task in tasks(levels, kind, root):
@@ -95,12 +98,13 @@ def _levels(levels: tuple[tuple[str, int], ...], kind: Kind, root: int) -> Proof
             rounds += costs.rounds
             sent += costs.sent * stage.share
             received += costs.received * stage.share
+            staged = max(staged, costs.staged * stage.share)
     whole = compose(levels, kind, root)
     if whole is not None:
         wrong.append(("the levels together", whole))
     ranks = math.prod(size for _, size in levels)
     least = lower_bounds(kind, ranks)
-    return Proof(tuple(done), tuple(believed), rounds, sent, received, *least, tuple(wrong))
+    return Proof(tuple(done), tuple(believed), rounds, sent, received, staged, *least, tuple(wrong))
 
 
 def str_of(task: Task) -> str:

@@ -19,13 +19,14 @@ class Counted(NamedTuple):
     """What a program costs, counted in its messages.
 
     rounds: of the rank that has most. sent, received: bytes of the busiest rank as a share of S, the bytes of
-    the whole buffer. least_rounds, least: what no program goes below (`commplan.collectives.lower`); `least`
+    the whole buffer; staged: what it receives in one round at most. least_rounds, least: what no program goes below (`commplan.collectives.lower`); `least`
     is of the larger of `sent` and `received`.
     """
 
     rounds: int
     sent: Fraction
     received: Fraction
+    staged: Fraction
     least_rounds: int
     least: Fraction
 
@@ -70,9 +71,13 @@ def count(program: Program | Projection) -> Counted:
     ends = (projection.sends, projection.receives)
     ranks = np.concatenate([posts.rank for posts in ends])
     rounds = np.concatenate([posts.round for posts in ends])
-    pairs = np.unique(ranks * (int(rounds.max(initial=0)) + 1) + rounds) // (int(rounds.max(initial=0)) + 1)
+    width = int(rounds.max(initial=0)) + 1
+    pairs = np.unique(ranks * width + rounds) // width
     most = int(np.bincount(pairs, minlength=n).max(initial=0))
     sent, received = (
         Fraction(int(np.bincount(posts.rank, posts.size, n).max(initial=0)), k) for posts in ends
     )
-    return Counted(most, sent, received, *lower_bounds(projection.kind, n))
+    into = projection.receives
+    _, place = np.unique(into.rank * width + into.round, return_inverse=True)
+    staged = Fraction(int(np.bincount(place, into.size).max(initial=0)), k)
+    return Counted(most, sent, received, staged, *lower_bounds(projection.kind, n))

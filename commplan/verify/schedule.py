@@ -96,17 +96,17 @@ def _verify_phase(scope: Scope) -> None:
 
 
 def _clocks(scope: Scope) -> None:
-    """Members with clocks of their own run a phase more or less often: nothing in it may wait for them all."""
+    """Members with clocks of their own run a phase more or less often: nothing in it may wait for them."""
     clocks = {op.clock: op for op in scope.phase.ops if isinstance(op, Read) and op.clock is not None}
-    for op in scope.phase.ops if clocks else ():
-        for axis in op.axes if isinstance(op, Collective) else ():
-            if axis in clocks:
-                line = clocks[axis].span.line
-                message = (
-                    f"`{op.result}` meets all of `{axis}`, whose members run phase `{scope.phase.name}` by their"
-                    f" own clocks (line {line}): the one that has more steps waits for ever"
-                )
-                scope.report.add("CP0747", message, op.span)
+    if not clocks:
+        return
+    for op in (op for op in scope.phase.ops if isinstance(op, Collective)):
+        for axis in (axis for axis in op.axes if axis in clocks):
+            message = (
+                f"`{op.result}` meets all of `{axis}`, whose members run phase `{scope.phase.name}` by clocks of"
+                f" their own (line {clocks[axis].span.line}): the one that has more steps waits for ever"
+            )
+            scope.report.add("CP0747", message, op.span)
 
 
 def _definitions(scope: Scope) -> None:
