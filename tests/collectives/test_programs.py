@@ -5,8 +5,10 @@ from __future__ import annotations
 import doctest
 import importlib
 import pkgutil
+import re
 from collections import Counter
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -229,3 +231,24 @@ def test_examples_in_docstrings():
     for info in pkgutil.iter_modules(commplan.collectives.__path__):
         module = importlib.import_module(f"commplan.collectives.{info.name}")
         assert doctest.testmod(module).failed == 0
+
+
+def test_the_numbers_of_the_manual():
+    page = (Path(commplan.collectives.__path__[0]).parents[1] / "docs" / "collectives.md").read_text("utf-8")
+    rows = re.findall(r"^\| (all-reduce|broadcast) by `(\w+)` \|(.*)\|$", page, re.M)
+    assert len(rows) == 9
+    for collective, name, cells in rows:
+        kind: Kind = "broadcast" if collective == "broadcast" else "all_reduce"
+        for n, cell in zip((6, 8, 64), cells.split("|"), strict=True):
+            rounds, share = cell.split(",")
+            assert formula(name, kind, n) == (int(rounds), Fraction(share.strip())), (name, n)
+
+
+def test_the_ring_of_the_manual():
+    page = (Path(commplan.collectives.__path__[0]).parents[1] / "docs" / "collectives.md").read_text("utf-8")
+    rows = re.findall(r"(\d) sends  ([\d |]+)$", page, re.M)
+    assert len(rows) == 4
+    for rank, cells in rows:
+        sent = [chunk for each in program("ring", "all_reduce", 4).rounds
+                for src, _, chunk, _ in transfers(each) if src == int(rank)]  # fmt: skip
+        assert sent == [int(cell) for cell in cells.replace("|", " ").split()]
