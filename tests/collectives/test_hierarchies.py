@@ -19,7 +19,6 @@ from commplan.collectives.registry import algorithms, formula, hierarchical, pro
 from commplan.diagnostics import CommplanError
 from commplan.dsl.check.via import COLLECTIVES
 
-pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")  # in `expressions`
 Levels = list[tuple[str, int]]
 SPLITS = [(2, 2), (2, 3), (3, 2), (4, 4), (5, 3), (1, 4), (4, 1), (1, 1), (7,)]
 SPLITS += [(2, 2, 2), (2, 3, 2), (3, 1, 2), (3, 2, 3), (2, 2, 2, 2)]

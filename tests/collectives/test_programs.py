@@ -21,7 +21,6 @@ from commplan.collectives.promise import promise, reduces
 from commplan.collectives.registry import algorithms, formula, program
 from commplan.dsl.check.via import COLLECTIVES
 
-pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")  # in `expressions`
 ALL = [(name, kind) for kind in KINDS for name in algorithms(kind)]
 every_program = pytest.mark.parametrize(("name", "kind"), ALL, ids=str)
 

@@ -1,0 +1,89 @@
+"""Chunk programs of any numbers: drawn, carried out, and compared with what is promised."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.rounds import expressions, keeps_its_promise, transfers
+from test_programs import contributions
+
+from commplan.collectives.layout import bounds
+from commplan.collectives.program import BLOCKED, KINDS, ROOTED, Kind, Program
+from commplan.collectives.promise import promise, reduces
+from commplan.collectives.registry import algorithms, hierarchical, program, stages
+from commplan.collectives.transform import placed
+from commplan.diagnostics import CommplanError
+
+kinds = st.sampled_from(KINDS)
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> Program:
+    kind = draw(kinds)
+    n = draw(st.integers(1, 24))
+    root = draw(st.integers(0, n - 1)) if kind in ROOTED else 0
+    made = program(
+        draw(st.sampled_from(algorithms(kind))), kind, n, root=root, slices=draw(st.integers(1, 4))
+    )
+    return placed(made, draw(st.permutations(range(n)))) if draw(st.booleans()) else made
+
+
+@st.composite
+def hierarchies(draw: st.DrawFn) -> Program:
+    kind: Kind = draw(kinds)
+    shape = draw(st.lists(st.integers(1, 6), min_size=1, max_size=4).filter(lambda ns: math.prod(ns) <= 30))
+    levels = [(draw(st.sampled_from(algorithms())), n) for n in shape]
+    root = draw(st.integers(0, math.prod(shape) - 1)) if kind in ROOTED else 0
+    try:
+        stages(levels, kind)
+    except CommplanError:
+        levels = [("ring", n) for n in shape]
+    made = hierarchical(levels, kind, root=root, slices=draw(st.integers(1, 3)))
+    return placed(made, draw(st.permutations(range(made.ranks)))) if draw(st.booleans()) else made
+
+
+def right(made: Program, size: int) -> None:
+    assert keeps_its_promise(made, size * made.ranks if made.kind in BLOCKED else size)
+    contributions(made)
+    if reduces(made.kind):
+        ends = promise(made.kind, made.ranks, made.chunks, made.root).ends
+        found = expressions(made)
+        assert all(len(set(found[ends[:, c], c])) == 1 for c in range(made.chunks))
+
+
+@settings(max_examples=60, deadline=None)
+@given(programs(), st.integers(0, 40))
+def test_programs(made: Program, size: int):
+    right(made, size)
+
+
+@settings(max_examples=60, deadline=None)
+@given(hierarchies(), st.integers(0, 40))
+def test_hierarchies(made: Program, size: int):
+    right(made, size)
+
+
+@settings(max_examples=60, deadline=None)
+@given(programs(), st.data())
+def test_places_are_names_alone(made: Program, data: st.DataObject):
+    """Renamed and named back, a program is what it was."""
+    places = np.array(data.draw(st.permutations(range(made.ranks))), np.int64)
+    back = placed(placed(made, places), np.argsort(places))
+    assert back.root == made.root
+    for one, two in zip(made.rounds, back.rounds, strict=True):
+        assert set(transfers(one)) == set(transfers(two))
+
+
+@settings(max_examples=200, deadline=None)
+@given(kinds, st.integers(1, 9), st.integers(1, 9), st.integers(0, 300))
+def test_chunks_are_near_equal_and_in_order(kind: Kind, ranks: int, parts: int, size: int):
+    if kind in BLOCKED:
+        size *= ranks
+    at = bounds(kind, ranks, ranks * parts, size)
+    assert at[0] == 0 and at[-1] == size
+    assert np.ptp(np.diff(at)) <= 1
+    if kind in BLOCKED:
+        assert at[::parts].tolist() == [r * (size // ranks) for r in range(ranks + 1)]
