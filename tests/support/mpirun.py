@@ -1,0 +1,68 @@
+"""Starting ranks: `mpirun` of the environment that the tests run in.
+
+Where MPI is not installed, tests that need it are skipped; with COMMPLAN_MPI=1, as in CI, that is an error.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).resolve().parent.parent
+MPIRUN = Path(sys.executable).parent / "mpirun"
+MISSING = [name for name in ("mpi4py", "mpi4jax") if importlib.util.find_spec(name) is None] + (
+    [] if MPIRUN.exists() else ["mpirun"]
+)
+
+
+def needs_mpi() -> None:
+    """Skip the test, or the module that calls this, where MPI is missing."""
+    if not MISSING:
+        return
+    why = f"{', '.join(MISSING)} not installed: pip install 'commplan[mpi]'"
+    if os.environ.get("COMMPLAN_MPI") == "1":
+        pytest.fail(f"COMMPLAN_MPI=1, and {why}", pytrace=False)
+    pytest.skip(why, allow_module_level=True)
+
+
+def environment() -> dict[str, str]:
+    """That of the tests, fit for ranks: one device each, more of them than cores, as root if need be."""
+    kept = {key: value for key, value in os.environ.items() if key != "JAX_NUM_CPU_DEVICES"}
+    return kept | {
+        "JAX_PLATFORMS": "cpu",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMPI_MCA_mpi_yield_when_idle": "1",
+        "PATH": f"{MPIRUN.parent}{os.pathsep}{os.environ.get('PATH', '')}",
+        "PYTHONPATH": os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]),
+    }
+
+
+def command(ranks: int, script: Path | str, *words: object) -> list[str]:
+    """`script` on so many ranks of this machine; a text with line breaks or blanks is the program itself."""
+    program = ["-c", script] if isinstance(script, str) else [str(script)]
+    mpirun = [str(MPIRUN), "--oversubscribe", "--bind-to", "none", "-n", str(ranks)]
+    return [*mpirun, sys.executable, "-W", "error", *program, *map(str, words)]
+
+
+def start(
+    ranks: int, script: Path | str, *words: object, timeout: float = 240
+) -> subprocess.CompletedProcess[str]:
+    """Run to the end, whatever that is."""
+    needs_mpi()
+    return subprocess.run(
+        command(ranks, script, *words),
+        env=environment(), capture_output=True, text=True, timeout=timeout, check=False,
+    )  # fmt: skip
+
+
+def run(ranks: int, script: Path | str, *words: object, timeout: float = 240) -> str:
+    """What the ranks print; they must end well."""
+    done = start(ranks, script, *words, timeout=timeout)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout

@@ -1,0 +1,125 @@
+"""Random plans on the ranks of a communicator: `mpirun -n N python under_mpi.py FIRST LAST [FORMS]`.
+
+Of every case each rank runs its own part and compares it with what the oracle says that it holds. Cases for
+fewer ranks run on the first ranks alone; those for more are left out. Rank 0 prints how many ran.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from mpi4py import MPI
+from msgspec.structs import replace
+from support.agreement import DisagreementError, Ways, inputs_of, precision, same_leaf
+from support.random_case import make_case
+
+from commplan.api import Program
+from commplan.ir import schedule as ir
+from commplan.lowering.oracle.layout import Grid, spread
+from commplan.trees import flatten
+
+Tree = Any
+
+
+class UnderMpi:
+    """A program on the ranks of `comm`, and what the oracle gives to this one."""
+
+    def __init__(self, ways: Ways, comm: Any, program: Any) -> None:
+        self.ways, self.schedule = ways, program.schedule
+        self.run = program.bind(comm, functions=ways.case.functions)
+        self.grid = Grid(self.schedule)
+        self.rank = self.grid.ranks[comm.Get_rank()]
+        self.epsilon = precision(self.schedule)
+
+    def own(self, value: ir.Value, tree: Tree) -> Tree:
+        """This rank's part of a tree in the global layout."""
+        pairs, rebuild = flatten(tree)
+        held = spread(self.grid, value, [np.asarray(leaf) for _, leaf in pairs])
+        return rebuild(list(held[self.rank]))
+
+    def phase(self, name: str, state: Any, inputs: Mapping[str, Tree], *, jitted: bool) -> Any:
+        call = self.run.phases[name]
+        arguments = call.lowered.arguments
+        own = {key: self.own(arguments[key], tree) for key, tree in inputs.items()}
+        if not jitted:
+            return call(state, **own)
+        return jax.jit(lambda state, own: call(state, **own))(state, own)
+
+    def check(self, answers: Mapping[str, tuple[dict[str, Tree], dict[str, Tree]]]) -> None:
+        """Raise `DisagreementError` unless every phase gives this rank what the oracle says."""
+        state = self.run.init()
+        for number, phase in enumerate(self.ways.phases):
+            compiled = self.schedule.phase(phase)
+            values = {value.id: value for value in (*self.schedule.entry, *compiled.values)}
+            bound = {binding.name: values[binding.value] for binding in compiled.outputs}
+            inputs = inputs_of(self.schedule, phase, self.ways.inputs)
+            outputs, state = self.phase(phase, state, inputs, jitted=number % 2 == 0)
+            wanted, after = answers[phase]
+            if set(outputs) != set(wanted) or not set(after) <= set(state):
+                raise DisagreementError(f"{phase}: outputs {sorted(outputs)}, states {sorted(state)}")
+            for key, tree in wanted.items():
+                self._equal(f"{phase}: output {key}", outputs[key], self.own(bound[key], tree))
+            for key, tree in after.items():
+                self._equal(f"{phase}: state {key}", state[key], self.own(self.ways.entry[key], tree))
+
+    def _equal(self, what: str, got: Tree, wanted: Tree) -> None:
+        ours, theirs = flatten(got)[0], flatten(wanted)[0]
+        if [path for path, _ in ours] != [path for path, _ in theirs]:
+            raise DisagreementError(f"{what}: leaves {ours}, expected {theirs}")
+        for (path, array), (_, target) in zip(ours, theirs, strict=True):
+            mine, right = np.asarray(array), np.asarray(target)
+            if mine.dtype != right.dtype:
+                raise DisagreementError(f"{what} {path}: dtype {mine.dtype}, expected {right.dtype}")
+            everywhere = np.ones(right.shape, bool)
+            same_leaf(f"{what} {path}", mine, right, everywhere, self.epsilon.get(mine.dtype.name, 0.0))
+
+
+def for_mpi(program: Any, form: str) -> Any:
+    """The program with its collectives in `form`; "usual" leaves them as compiled."""
+    schedule = replace(program.schedule, backend="mpi")
+    if form != "usual":
+        phases = [
+            replace(phase, ops=tuple(_in_form(op, form) for op in phase.ops)) for phase in schedule.phases
+        ]
+        schedule = replace(schedule, phases=tuple(phases))
+    return Program(schedule, program.structures)
+
+
+def _in_form(op: ir.Op, form: Any) -> ir.Op:
+    return replace(op, form=form) if isinstance(op, ir.Collective) else op
+
+
+def main(first: int, last: int, forms: list[str]) -> None:
+    world = MPI.COMM_WORLD
+    ran = 0
+    for seed in range(first, last):
+        case = make_case(seed)
+        count = math.prod(case.sizes.values())
+        if count > world.size:
+            continue
+        ran += 1
+        comm = world.Split(0 if world.rank < count else MPI.UNDEFINED, world.rank)
+        if comm == MPI.COMM_NULL:
+            continue
+        form = forms[seed % len(forms)]
+        try:
+            ways = Ways(case)
+            UnderMpi(ways, comm, for_mpi(ways.program, form)).check(ways.check_oracle())
+        except Exception:
+            print(f"seed {seed}, form {form}, rank {comm.rank} of {count}, passes {case.pipeline}\n{case.text}")
+            traceback.print_exc(file=sys.stdout)
+            sys.stdout.flush()
+            world.Abort(1)  # the others may wait for this rank
+        comm.Free()
+    if world.rank == 0:
+        print(f"{ran} plans agree on up to {world.size} ranks")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:] or ["usual"])
