@@ -24,6 +24,7 @@ from commplan.verify import load_schedule
 
 if TYPE_CHECKING:
     from commplan.runtime.run import Run
+    from commplan.simulate.calibration import Calibration
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -52,6 +53,7 @@ class Plan(msgspec.Struct, frozen=True):
         mapping: Mapping[str, str] | None = None,
         oversubscribe: bool = False,
         backend: Backend | None = None,
+        calibration: Calibration | str | Path | None = None,
         observer: Observer | None = None,
     ) -> Program:
         """This plan for one mesh and one set of shapes.
@@ -67,6 +69,7 @@ class Plan(msgspec.Struct, frozen=True):
         order: name -> leaf paths in the order in which the backward pass makes them.
         passes: a pipeline such as `"share,bucket{max=4MiB},decompose,wire,overlap"`.
         backend: `jax` or `mpi`, where there is no mesh to tell.
+        calibration: what `commplan calibrate` measured on the topology, or the file with it.
         Raises CommplanError (CP07xx), CP084x for a communicator that does not fit.
         """
         _check_kinds(axes, order, passes)
@@ -98,8 +101,10 @@ class Plan(msgspec.Struct, frozen=True):
             pipeline=passes,
             observer=observer,
             oversubscribe=oversubscribe,
+            backend=kind,
+            calibration=calibration,
         )
-        return Program(msgspec.structs.replace(schedule, backend=kind), given)
+        return Program(schedule, given)
 
 
 class Program:

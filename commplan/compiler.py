@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.ir.plan import Plan
@@ -59,7 +58,6 @@ def compile_plan(
     observer: called with a `Record` after `lower` and after each pass.
     Raises CommplanError with CP07xx, and CP0606 where leaves are wider than what `native` adds in.
     """
-    _check_backend(backend)
     passes = pipeline if isinstance(pipeline, Pipeline) else Pipeline.parse(pipeline)
     axes = bind_axes(plan, sizes)
     known = load_topology(topology) if isinstance(topology, str | Path) else topology
@@ -93,15 +91,6 @@ def compile_plan(
     costs = costs_for(axes, known, measured, backend, places)
     context = Context(given, known, measured, places, costs)
     return passes.run(schedule, context, observer, reproducers)
-
-
-def _check_backend(backend: str) -> None:
-    """Refuse a backend that there is not (CP0726)."""
-    known = get_args(Backend)
-    if backend not in known:
-        near = difflib.get_close_matches(str(backend), known, 1)
-        hint = f"did you mean `{near[0]}`?" if near else f"known: {', '.join(known)}"
-        fail("CP0726", f"there is no backend `{backend}`", hint)
 
 
 def _measured(calibration: Calibration | str | Path | None, topology: Topology | None) -> Calibration | None:

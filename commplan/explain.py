@@ -17,7 +17,7 @@ import msgspec
 from commplan.ir import plan as graph
 from commplan.ir import schedule as ir
 from commplan.ir.types import DType, sized
-from commplan.wording import phase_title, stage_text
+from commplan.wording import phase_title, seconds_text, stage_text
 
 
 class Traffic(msgspec.Struct, frozen=True):
@@ -274,5 +274,19 @@ def _traffic(entries: Iterable[Traffic]) -> list[str]:
 
 def _choice(choice: ir.Choice) -> list[str]:
     lines = [f"{choice.by} chose {choice.what}: {choice.why}"]
+    if choice.seconds is not None:
+        source = f"  ({choice.source})" if choice.source else ""
+        lines.append(f"  predicted {seconds_text(choice.seconds)}{source}")
     lines += [f"  rejected: {text}" for text in choice.rejected]
-    return lines
+    width = max((len(other.what) for other in choice.alternatives), default=0)
+    return lines + [f"  instead of {_alternative(other, choice, width)}" for other in choice.alternatives]
+
+
+def _alternative(other: ir.Alternative, choice: ir.Choice, width: int) -> str:
+    """An alternative, its predicted time, and how much longer that is."""
+    if other.seconds is None or not choice.seconds:
+        return f"{other.what}: {other.why}"
+    longer = other.seconds / choice.seconds
+    by = f"{longer:.3g} times as long" if longer >= 2 else f"{(longer - 1) * 100:+.0f}%"
+    why = f", {other.why}" if other.why else ""
+    return f"{other.what:<{width}}  {seconds_text(other.seconds):>8}  {by}{why}"

@@ -26,7 +26,9 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "commplan.machines": (),
     "commplan.topology": ("commplan.files",),
     "commplan.simulate": ("commplan.collectives", "commplan.topology", "commplan.files"),
-    "commplan.passes": ("commplan.collectives", "commplan.topology", "commplan.verify", "commplan.trees"),
+    "commplan.passes": (
+        "commplan.collectives", "commplan.topology", "commplan.verify", "commplan.simulate", "commplan.trees",
+    ),
     "commplan.verify": ("commplan.collectives",),
     "commplan.lowering": (
         "commplan.collectives", "commplan.passes", "commplan.verify", "commplan.trees", "commplan.topology",

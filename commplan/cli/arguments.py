@@ -9,13 +9,17 @@ from typing import Any
 from commplan import __version__
 
 EMITS = ("schedule", "plan", "jaxpr", "hlo", "dot", "mermaid")
+BACKENDS = ("jax", "mpi")
 SHELLS = ("bash", "zsh", "fish")
 _PLAN = "a .plan file, or - for stdin"
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The arguments. Raises SystemExit: 0 for --help and --version, 2 for a mistake in usage."""
-    return parser().parse_args(argv)
+    root = parser()
+    arguments = root.parse_args(argv)
+    _one_subject(root, arguments)
+    return arguments
 
 
 def parser() -> argparse.ArgumentParser:
@@ -31,6 +35,7 @@ def parser() -> argparse.ArgumentParser:
     _fmt(verbs)
     _compile(verbs)
     _explain(verbs)
+    _verify(verbs)
     _run(verbs)
     _passes(verbs)
     _new(verbs)
@@ -111,6 +116,17 @@ def _binding(verb: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--oversubscribe", action="store_true", help="allow more ranks than the topology has places"
     )
+    group.add_argument(
+        "--backend",
+        choices=BACKENDS,
+        default="jax",
+        help="whose collectives the plan uses: XLA's own (NCCL, Gloo), or MPI (default: jax)",
+    )
+    group.add_argument(
+        "--calibration",
+        metavar="C.toml",
+        help="what was measured on the machine of --topology: times are taken from it",
+    )
     group.add_argument("--passes", metavar="PIPELINE", help='such as "share,bucket{max=25MiB},overlap"')
 
 
@@ -137,6 +153,47 @@ def _explain(verbs: Any) -> None:
     )
     verb.add_argument("what", metavar="FILE|CODE", help=f"{_PLAN}; or a code such as CP0412")
     _binding(verb)
+
+
+def _verify(verbs: Any) -> None:
+    verb = _verb(
+        verbs,
+        "verify",
+        "prove that collectives do what they promise and no rank waits for ever",
+        "json",
+        more="Proves a plan, a saved schedule, or one algorithm; gives counter-examples.",
+    )
+    verb.add_argument(
+        "file", nargs="?", metavar="FILE|SCHEDULE", help=f"{_PLAN}; or what `compile -o OUT.json` wrote"
+    )
+    one = verb.add_argument_group("one algorithm instead of a file")
+    one.add_argument(
+        "--algorithm", metavar="NAME", help='such as ring, or "hierarchical(gpu = ring, node = chain)"'
+    )
+    one.add_argument("--collective", metavar="KIND", help="such as all_reduce or broadcast")
+    one.add_argument(
+        "--ranks", type=_ranks, metavar="N|LEVEL=N,..", help="how many ranks, or how many at each level"
+    )
+    one.add_argument("--root", type=_place, default=None, metavar="R", help="the rank that has or gets all")
+    one.add_argument(
+        "--slices",
+        type=_count,
+        default=1,
+        metavar="N",
+        help="parts that every chunk is cut into (default: 1)",
+    )
+    _binding(verb)
+
+
+def _one_subject(root: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    """`verify` takes a file, or all of what names one algorithm."""
+    if arguments.verb != "verb_verify":
+        return
+    named = (arguments.algorithm, arguments.collective, arguments.ranks)
+    if arguments.file is None and None in named:
+        root.error("verify: give a plan or a schedule, or --algorithm, --collective and --ranks")
+    if arguments.file is not None and (*named, arguments.root) != (None,) * 4:
+        root.error("verify: give a file or --algorithm, not both")
 
 
 def _run(verbs: Any) -> None:
@@ -216,6 +273,17 @@ def _size(text: str) -> tuple[str, int]:
     if not _is_number(value) or not 0 < int(value) < 2**31:
         raise argparse.ArgumentTypeError(f"expected NAME=N with a positive whole number, found {text!r}")
     return name, int(value)
+
+
+def _ranks(text: str) -> int | tuple[tuple[str, int], ...]:
+    """`13`, or `gpu=8,node=4`."""
+    return tuple(_size(part) for part in text.split(",")) if "=" in text else _count(text)
+
+
+def _place(text: str) -> int:
+    if not _is_number(text) or not int(text) < 2**31:
+        raise argparse.ArgumentTypeError(f"expected a rank: a whole number from 0 on, found {text!r}")
+    return int(text)
 
 
 def _count(text: str) -> int:

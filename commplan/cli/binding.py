@@ -14,7 +14,7 @@ from commplan.cli.console import Console, name_of
 from commplan.compiler import compile_plan
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.ir.plan import Plan
-from commplan.ir.schedule import Schedule
+from commplan.ir.schedule import Axis, Schedule
 from commplan.passes.manager import Observer
 from commplan.trees import shapes_of
 
@@ -53,11 +53,20 @@ def compiled(path: str, arguments: Namespace, console: Console, observer: Observ
         pipeline=arguments.passes,
         observer=observer,
         oversubscribe=arguments.oversubscribe,
+        backend=arguments.backend,
+        calibration=arguments.calibration,
     )
     for axis in schedule.axes:
-        if axis.level:
-            console.note(f"{axis.kind} {axis.name} = {axis.size} on {axis.level}")
+        if axis.levels:
+            console.note(f"{axis.kind} {axis.name} = {axis.size} on {placement_text(axis)}")
     return Compiled(plan, schedule, shapes)
+
+
+def placement_text(axis: Axis) -> str:
+    """`host x 4, rack x 2`: the levels that an axis is spread over, innermost first; one level by name."""
+    if len(axis.levels) == 1:
+        return axis.levels[0].level
+    return ", ".join(f"{spread.level} x {spread.count}" for spread in axis.levels)
 
 
 def read_shapes(path: str, console: Console) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from commplan.topology import Topology
 
 NATIVE = Algorithm("native")
 MOST_RANKS = 256  # of one program: beyond that rounds cost more than they save
+# What is taken of ways that are equally fast: neighbours only, then few rounds.
+SIMPLICITY = ("ring", "recursive_doubling", "halving_doubling", "bruck", "binomial_tree", "chain")
 PIECES = (16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 1 << 20)  # bytes of a message, where it is cut
 
 
@@ -24,10 +26,12 @@ class Rung(NamedTuple):
 
 
 def flat(kind: CollectiveKind, ranks: int, *, programs: bool) -> tuple[Algorithm, ...]:
-    """`native`, and with `programs` all chunk programs for `kind`, in the order of their names."""
+    """`native`, and with `programs` all chunk programs for `kind`, the simplest first."""
     if kind == "all_to_all" or not programs or not 1 < ranks <= MOST_RANKS:
         return (NATIVE,)
-    return (NATIVE, *(Algorithm(name) for name in registry.algorithms(kind)))
+    known = registry.algorithms(kind)
+    names = sorted(known, key=lambda name: SIMPLICITY.index(name) if name in SIMPLICITY else len(SIMPLICITY))
+    return (NATIVE, *map(Algorithm, names))
 
 
 def rungs(op: Collective, schedule: Schedule, topology: Topology | None) -> tuple[Rung, ...]:
@@ -79,7 +83,7 @@ def menus(kind: CollectiveKind, ladder: tuple[Rung, ...]) -> tuple[tuple[str, ..
             found.append((rung.pinned,))
             continue
         inside = kind == "all_reduce" and index < len(ladder) - 1
-        names = registry.algorithms("reduce_scatter" if inside else kind)
+        names = () if kind == "all_to_all" else registry.algorithms("reduce_scatter" if inside else kind)
         if inside:
             names = tuple(name for name in names if registry.supports(name, "all_gather"))
         found.append(names if rung.ranks <= MOST_RANKS else ())

@@ -24,6 +24,9 @@ EVENLY = 0.05  # a hierarchy of collectives of the backend's own, under JAX, mus
 CLEARLY = 0.20  # a chunk program, under JAX, must save so much
 
 
+SHOWN = 6  # alternatives that a schedule keeps of one decision
+
+
 class Way(NamedTuple):
     """One way to carry out a collective, and its predicted time in seconds."""
 
@@ -65,7 +68,7 @@ class Chooser:
         if ranks == 1 or op.kind == "all_to_all":
             return Decision(op.algorithm, None, "one rank" if ranks == 1 else "only the backend has it")
         if self.costs is None:
-            return self._by_rule(op, ranks)
+            return self._by_rule(op)
         if op.pinned and not op.algorithm.levels:
             return self._pinned(op)
         ways = self.hierarchies(op) if op.algorithm.levels else self.flat(op)
@@ -102,13 +105,22 @@ class Chooser:
         return next(way for way in known if way.seconds <= least * (1 + TIE))
 
     def flat(self, op: Collective) -> list[Way]:
-        """The ways that know of no levels, simplest first."""
+        """The ways that know of no levels, simplest first.
+
+        That is `native`; but an MPI library's own gets slower than its best algorithm as messages grow, so
+        where the table of `rules` leaves it behind it comes last.
+        """
         programs = not self.jax or (self.costs is not None and self.costs.measured)
         ranks = self.schedule.size(op.axes)
         found: list[Way] = []
         for algorithm in candidates.flat(op.kind, ranks, programs=programs):
             found += self._messages(op, algorithm)
-        return found
+        small = self.jax or rule("mpi", op.kind, self.whole(op)).algorithm == "native"
+        return found if small else [*found[1:], *found[:1]]
+
+    def whole(self, op: Collective) -> int:
+        """Bytes of the buffer that all ranks of `op` together make."""
+        return op.nbytes * (self.schedule.size(op.axes) if op.kind == "all_gather" else 1)
 
     def hierarchies(self, op: Collective) -> list[Way]:
         """The best hierarchies over the levels that `op` crosses, or over those that are written."""
@@ -150,10 +162,8 @@ class Chooser:
             parts.append(("reduce_scatter", rung.key, nbytes))
             nbytes = -(-nbytes // rung.ranks)
             parts.append(("all_gather", rung.key, nbytes))
-        if op.kind == "all_reduce":
-            parts.append(("all_reduce", ladder[-1].key, nbytes))
-        else:
-            parts += [(op.kind, rung.key, nbytes) for rung in ladder]
+        for rung in ladder[-1:] if op.kind == "all_reduce" else ladder:
+            parts.append((op.kind, rung.key, nbytes))
         for kind, axis, size in parts:
             told = self._ask(Ask(kind, NATIVE, (axis,), size))
             if told is None:
@@ -168,7 +178,7 @@ class Chooser:
         if op.hints.chunk is not None and algorithm != NATIVE:
             sizes = [op.hints.chunk]
         elif algorithm != NATIVE:
-            whole = op.nbytes * (self.schedule.size(op.axes) if op.kind == "all_gather" else 1)
+            whole = self.whole(op)
             pieces = PIECES[1::3] if few else PIECES
             sizes += [size for size in pieces if whole // 1024 < size < whole]
         found: list[Way] = []
@@ -186,7 +196,7 @@ class Chooser:
     def _ask(self, ask: Ask) -> Prediction | None:
         return self.costs.predict(ask) if self.costs is not None else None
 
-    def _by_rule(self, op: Collective, ranks: int) -> Decision:
+    def _by_rule(self, op: Collective) -> Decision:
         if op.algorithm.levels:
             ladder = candidates.pinned_rungs(op, self.schedule)
             menus = candidates.menus(op.kind, ladder)
@@ -196,8 +206,7 @@ class Chooser:
             return Decision(op.algorithm, None, "the plan writes it so")
         if self.jax:
             return Decision(NATIVE, None, "without a topology the backend's own is taken")
-        whole = op.nbytes * (ranks if op.kind == "all_gather" else 1)
-        row = rule(self.schedule.backend, op.kind, whole)
+        row = rule(self.schedule.backend, op.kind, self.whole(op))
         return Decision(Algorithm(row.algorithm), row.chunk, "without a topology its size decides")
 
     def _pinned(self, op: Collective) -> Decision:
@@ -211,11 +220,17 @@ class Chooser:
     def _decision(self, op: Collective, taken: Way, ways: list[Way]) -> Decision:
         rest = sorted((w for w in ways if w.algorithm != taken.algorithm), key=lambda way: way.seconds)
         faster = any(way.seconds < taken.seconds for way in rest)
-        why = "the fastest" if not faster else "as fast as any within what predictions are worth, and simpler"
-        others = tuple(Alternative(str(way), rounded(way.seconds)) for way in rest)
+        why = "the fastest" if not faster else self._why_slower(taken, rest)
+        others = tuple(Alternative(str(way), rounded(way.seconds)) for way in rest[:SHOWN])
         return Decision(
             taken.algorithm, taken.chunk, why, rounded(taken.seconds), taken.source, others
         )  # fmt: skip
+
+    def _why_slower(self, taken: Way, rest: list[Way]) -> str:
+        least = min(way.seconds for way in rest)
+        if taken.seconds <= least * (1 + TIE):
+            return f"within {TIE:.0%} of the fastest, and simpler"
+        return "under JAX many operations must save much more than one"
 
 
 def _is_native(way: Way) -> bool:

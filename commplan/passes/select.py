@@ -6,7 +6,6 @@ from typing import ClassVar
 
 import msgspec
 
-from commplan.ir.plan import name_of
 from commplan.ir.schedule import Choice, Collective, Form, Op, Phase, Schedule
 from commplan.ir.types import sized
 from commplan.passes.base import Context, Pass
@@ -34,21 +33,25 @@ class SelectPass(Pass, frozen=True):
         return msgspec.structs.replace(schedule, phases=phases, choices=(*schedule.choices, *choices))
 
     def _phase(self, chooser: Chooser, phase: Phase, choices: list[Choice]) -> Phase:
-        decided: dict[tuple[object, ...], tuple[Decision, list[Collective]]] = {}
+        decided: dict[tuple[object, ...], Decision] = {}
+        alike: dict[tuple[object, ...], list[tuple[Collective, Decision]]] = {}
         ops: list[Op] = []
         for op in phase.ops:
             if not isinstance(op, Collective):
                 ops.append(op)
                 continue
-            key = (op.kind, op.op, op.axes, op.nbytes, op.root, op.algorithm, op.hints, op.pinned, op.span)
-            if key not in decided:
-                decided[key] = (chooser.decide(op), [])
-            decision, alike = decided[key]
-            alike.append(op)
-            ops.append(self._chosen(op, decision, chooser))
-        for decision, alike in decided.values():
-            if decision.alternatives or chooser.schedule.backend == "mpi":
-                choices.append(_choice(decision, alike))
+            what = (op.span, op.kind, op.op, op.axes)
+            key = (*what, op.nbytes, op.root, op.algorithm, op.hints, op.pinned)
+            decision = decided[key] if key in decided else chooser.decide(op)
+            decided[key] = decision
+            chosen = self._chosen(op, decision, chooser)
+            ops.append(chosen)
+            group = (*what, chosen.algorithm, chosen.hints.chunk, decision.why)
+            alike.setdefault(group, []).append((chosen, decision))
+        for group in alike.values():
+            told = group[0][1].alternatives or chooser.schedule.backend == "mpi"
+            if told and group[0][0].kind != "all_to_all":
+                choices.append(_choice(group))
         return msgspec.structs.replace(phase, ops=tuple(ops))
 
     def _chosen(self, op: Collective, decision: Decision, chooser: Chooser) -> Collective:
@@ -66,13 +69,17 @@ class SelectPass(Pass, frozen=True):
         return "split" if self.split and op.hints.overlap is not None else "call"
 
 
-def _choice(decision: Decision, alike: list[Collective]) -> Choice:
-    op = alike[0]
+def _choice(alike: list[tuple[Collective, Decision]]) -> Choice:
+    """What was decided alike for several collectives of a stage; the times are those of the largest."""
+    op, decision = max(alike, key=lambda one: one[0].nbytes)
+    sizes = {one.nbytes for one, _ in alike}
     count = f"{len(alike)} x " if len(alike) > 1 else ""
-    what = f"{decision.algorithm} for {count}{op.kind} of {sized(op.nbytes)} over {', '.join(op.axes)}"
-    if decision.chunk is not None and decision.algorithm != NATIVE:
-        what += f", in messages of {sized(decision.chunk)}"
+    most = "up to " if len(sizes) > 1 else ""
+    what = f"{op.algorithm} for {count}{op.kind} of {most}{sized(op.nbytes)} over {', '.join(op.axes)}"
+    if op.hints.chunk is not None and op.algorithm != NATIVE:
+        what += f", in messages of {sized(op.hints.chunk)}"
+    if op.form == "split":
+        what += ", started and finished apart"
     return Choice(
-        "select", what, f"`{name_of(op.result.partition('/')[0])}`: {decision.why}", op.span, (),
-        decision.seconds, decision.source, decision.alternatives,
+        "select", what, decision.why, op.span, (), decision.seconds, decision.source, decision.alternatives
     )  # fmt: skip
