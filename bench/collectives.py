@@ -20,14 +20,17 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 from bench.harness.figures import Results, heading, plot, size_text, table, time_text, write
+from bench.harness.judge import PEERS, SMALL, judge
 from bench.harness.stage import Entry, Figure, Stage
 from bench.harness.work import KINDS, Work, count_of
 from bench.netlab import Shape
+from commplan.collectives.program import Kind
+from commplan.collectives.registry import algorithms
 from commplan.diagnostics import CommplanError
 
-PEERS = ("mpi4jax", "xla", "torch")
 SYSTEMS = ("commplan", "openmpi", *PEERS)
 SIZES = tuple(4 << (2 * k) for k in range(13))  # 4 B to 64 MiB
 QUICK = (4, 1 << 10, 16 << 10, 256 << 10, 4 << 20)
@@ -41,14 +44,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rounds = options.rounds or (3 if options.quick else 6)
     figures: list[Figure] = []
     try:
-        with Stage(shape, options.systems, name=options.name, rounds=rounds) as stage:
+        with Stage(
+            shape, options.systems, name=options.name, rounds=rounds, calibration=options.calibration
+        ) as stage:
             print(heading(stage.surroundings), flush=True)
             for kind in options.collectives:
                 print(f"\n{kind.replace('_', '-')}", flush=True)
                 for nbytes in sizes:
-                    found = stage.compare(entries(kind, nbytes, options.systems, shape.ranks))
+                    found = stage.compare(entries(kind, nbytes, options, shape))
                     print(table(rows(found, stage.surroundings.line)), flush=True)
                     figures += found
+            print("\n" + "\n".join(judge(figures, stage.surroundings.line)), flush=True)
             results = Results("collectives", stage.surroundings, figures)
     except CommplanError as error:
         print(error, file=sys.stderr)
@@ -60,9 +66,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def entries(kind: str, nbytes: int, systems: Sequence[str], ranks: int) -> list[Entry]:
-    work = Work(kind, (count_of(kind, nbytes, ranks),))
-    return [Entry(system, system, work) for system in systems]
+def entries(kind: str, nbytes: int, options: argparse.Namespace, shape: Shape) -> list[Entry]:
+    """The systems at one size; with commplan its algorithms, if asked for, and what an empty call costs."""
+    counts = (count_of(kind, nbytes, shape.ranks),)
+    found = [Entry(system, system, Work(kind, counts)) for system in options.systems]
+    if "commplan" not in options.systems:
+        return found
+    if nbytes <= SMALL:
+        found.append(Entry("empty call", "commplan", Work("empty", counts)))
+    asked = ways(kind, shape) if options.algorithms == "all" else options.algorithms.split(",")
+    return found + [Entry(f"commplan {how}", "commplan", Work(kind, counts, how)) for how in asked if how]
+
+
+def ways(kind: str, shape: Shape) -> list[str]:
+    """Every way in which commplan can be told to carry out a collective."""
+    found = [f"via {name}" for name in ("native", *algorithms(cast("Kind", kind)))]
+    found = [way for way in found if way != "via hierarchical"]
+    if shape.racks > 1:
+        found.append("via hierarchical(host = ring, rack = ring)")
+    return found
 
 
 def rows(figures: Sequence[Figure], line: float) -> list[list[str]]:
@@ -70,11 +92,11 @@ def rows(figures: Sequence[Figure], line: float) -> list[list[str]]:
     nbytes = figures[0].work.nbytes
     peers = [figure.time for figure in figures if figure.system in PEERS and figure.seconds]
     best = min(peers, default=float("nan"))
-    head = [size_text(nbytes), "time", "+-", "bus MB/s", "of line", "cpu", "sent KB", "x best peer"]
+    head = [size_text(nbytes), "time", "+-", "bus MB/s", "of line", "cpu", "sent KB", "x best peer", "chosen"]
     body: list[list[str]] = []
     for figure in figures:
         if not figure.seconds:
-            body.append([f"  {figure.label}", figure.missing or "not measured", *[""] * 6])
+            body.append([f"  {figure.label}", figure.missing or "not measured", *[""] * 7])
             continue
         cpu = sum(figure.cpu) / len(figure.cpu)
         body.append(
@@ -86,7 +108,8 @@ def rows(figures: Sequence[Figure], line: float) -> list[list[str]]:
                 f"{figure.bus / line:.3f}",
                 time_text(cpu),
                 f"{figure.crossed / 1e3:.1f}",
-                f"{best / figure.time:.2f}",
+                f"{best / figure.time:.2f}" if figure.work.kind != "empty" else "",
+                figure.note,
             ]
         )
     return [head, *body]
@@ -121,6 +144,7 @@ def lab_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--interleave", action="store_true", help="ranks go round the racks")
     parser.add_argument("--name", default="bench", help="of the lab (bench)")
     parser.add_argument("--rounds", type=int, default=0, help="turns of each system, the first thrown away")
+    parser.add_argument("--calibration", type=Path, default=None, help="what `commplan calibrate` wrote")
     parser.add_argument("--out", type=Path, default=None, help="JSON file; a plot is written beside it")
 
 
@@ -133,6 +157,9 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--systems", type=names(SYSTEMS), default=SYSTEMS, help="comma-separated (all)")
     parser.add_argument("--sizes", type=lambda text: tuple(map(size, text.split(","))), default=(),
                         help="such as 4B,16KiB,4MiB (4 B to 64 MiB in steps of 4)")  # fmt: skip
+    parser.add_argument(
+        "--algorithms", default="", help="all, or ways such as 'via ring,via native | rounds'"
+    )
     parser.add_argument("--quick", action="store_true", help="five sizes, fewer rounds")
     return parser
 

@@ -29,10 +29,11 @@ NOTICE = 0.0004
 
 class Block(NamedTuple):
     """What one block of repetitions took: of each repetition the seconds until the last rank was done, and
-    the CPU seconds of all ranks together."""
+    the CPU seconds of all ranks together; what the system chose, if it chooses."""
 
     seconds: list[float]
     cpu: list[float]
+    note: str
 
 
 class Group:
@@ -122,7 +123,7 @@ class Group:
                      f"{f' ({work.how})' if work.how else ''}", answer.wrong)  # fmt: skip
         seconds = [max(ranks) for ranks in zip(*(answer.seconds for answer in answers), strict=True)]
         cpu = [math.fsum(ranks) for ranks in zip(*(answer.cpu for answer in answers), strict=True)]
-        return Block(seconds, cpu)
+        return Block(seconds, cpu, answers[0].note)
 
     def forget(self) -> None:
         """Let all ranks free their buffers."""

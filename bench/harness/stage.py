@@ -7,8 +7,10 @@ import datetime
 import os
 import platform
 import statistics
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
 from importlib import metadata
+from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -36,7 +38,8 @@ class Entry(NamedTuple):
 class Figure(msgspec.Struct, frozen=True):
     """What was measured of one entry. Times are seconds until the last rank was done, one per repetition;
     `cpu` is the CPU seconds of all ranks; `crossed` the bytes that the busiest host sent per repetition, as
-    the kernel counted them; `missing` says why the system cannot do the work, if it cannot."""
+    the kernel counted them; `missing` says why the system cannot do the work, if it cannot; `note` what it
+    chose to do, if it chooses."""
 
     label: str
     system: str
@@ -46,6 +49,7 @@ class Figure(msgspec.Struct, frozen=True):
     cpu: list[float] = []
     crossed: float = 0.0
     missing: str = ""
+    note: str = ""
 
     @property
     def time(self) -> float:
@@ -90,7 +94,8 @@ class Surroundings(msgspec.Struct, frozen=True):
 class Stage:
     """A lab of `shape` with the processes of `systems`, from `with` to its end.
 
-    rounds: how often each entry has its turn. budget: seconds that one block of repetitions may take; at
+    rounds: how often each entry has its turn, the first one thrown away. calibration: what commplan compiles
+    with, besides the rates that are measured here. budget: seconds that one block of repetitions may take; at
     least one repetition is done whatever it takes.
     """
 
@@ -102,12 +107,15 @@ class Stage:
         name: str = "bench",
         rounds: int = 5,
         budget: float = 0.25,
+        calibration: Path | None = None,
     ) -> None:
         self.lab = Lab(shape, name)
         self.systems = tuple(dict.fromkeys(systems))
         self.rounds = rounds
         self.budget = budget
+        self.calibration = calibration
         self.surroundings: Surroundings
+        self.topology: Path
         self._groups: dict[str, Group] = {}
         self._stack = contextlib.ExitStack()
 
@@ -115,9 +123,15 @@ class Stage:
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.lab)
             self.surroundings = _surroundings(self.lab)
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="commplan-bench-"))
+            self.topology = Path(folder) / "lab.toml"
+            self.topology.write_text(topology(self.lab, self.surroundings.line_rates), encoding="utf-8")
+            env = {**ENVIRONMENT, "COMMPLAN_BENCH_TOPOLOGY": str(self.topology)}
+            if self.calibration is not None:
+                env["COMMPLAN_BENCH_CALIBRATION"] = str(self.calibration.resolve())
             for system in self.systems:
                 module = f"bench.systems.{system}"
-                group = Group(self.lab, module, mpi=UNDER_MPI[system], env=ENVIRONMENT)
+                group = Group(self.lab, module, mpi=UNDER_MPI[system], env=env)
                 self._groups[system] = stack.enter_context(group)
             for group in self._groups.values():
                 group.wait()
@@ -135,6 +149,7 @@ class Stage:
         cpu: dict[str, list[float]] = {entry.label: [] for entry in entries}
         crossed: dict[str, list[float]] = {entry.label: [] for entry in entries}
         missing: dict[str, str] = {}
+        notes: dict[str, str] = {}
         times = {entry.label: 1 for entry in entries}
         warm = {entry.label: 2 for entry in entries}
         for turn in range(self.rounds):
@@ -147,6 +162,7 @@ class Stage:
                 if isinstance(block, str):
                     missing[label] = block
                     continue
+                notes[label] = block.note
                 sent = counters(self.lab).since(before).sent
                 crossed[label].append(max(sent) / (times[label] + warm[label]))
                 if turn:  # the first round finds out how long a repetition takes
@@ -163,7 +179,8 @@ class Stage:
         return [
             Figure(
                 label, system, work, len(self.lab.ranks), seconds[label], cpu[label],
-                statistics.fmean(crossed[label]) if crossed[label] else 0.0, missing.get(label, ""),
+                statistics.fmean(crossed[label]) if crossed[label] else 0.0,
+                missing.get(label, ""), notes.get(label, ""),
             )
             for label, system, work in entries
         ]  # fmt: skip
@@ -187,6 +204,19 @@ def _surroundings(lab: Lab) -> Surroundings:
         python=platform.python_version(),
         versions={name: version for name in names if (version := _version(name))},
     )
+
+
+def topology(lab: Lab, rates: Mapping[str, float]) -> str:
+    """The lab as a topology file, with its measured rates (bytes a second)."""
+    levels = [("host", lab.shape.hosts, "60us", rates["host"])]
+    if lab.shape.racks > 1:
+        levels.append(("rack", lab.shape.racks, "120us", rates["uplink"]))
+    names = ", ".join(f'"{host.name}"' for host in lab.hosts)
+    lines = ['name = "lab"', "[host]", f"names = [{names}]"]
+    for name, count, latency, rate in levels:
+        lines += ["[[level]]", f'name = "{name}"', f"count = {count}", f'latency = "{latency}"',
+                  f'bandwidth = "{rate * 8 / 1e6:.2f}Mbit/s"']  # fmt: skip
+    return "\n".join(lines) + "\n"
 
 
 def _version(name: str) -> str:

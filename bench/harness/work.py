@@ -39,7 +39,10 @@ class Work(msgspec.Struct, frozen=True):
 
 
 class Operation(Protocol):
-    """A system's work, prepared: buffers made, programs compiled."""
+    """A system's work, prepared: buffers made, programs compiled. `note` says what the system chose, if it
+    chooses."""
+
+    note: str = ""
 
     def fill(self, variant: int) -> None:
         """Put the operands of `variant` (0 or 1) in place. Not timed."""

@@ -51,11 +51,13 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
-    """Of each repetition the seconds and CPU seconds; what was wrong, empty where nothing was."""
+    """Of each repetition the seconds and CPU seconds; what was wrong, empty where nothing was;
+    what the system chose to do, if it chooses."""
 
     seconds: list[float] = []
     cpu: list[float] = []
     wrong: str = ""
+    note: str = ""
     rank: int = -1
 
 
@@ -134,7 +136,7 @@ class Worker:
                 seconds.append(after - before)
                 cpu.append(cpu_after - cpu_before)
         gc.enable()
-        return Done(seconds, cpu, found)
+        return Done(seconds, cpu, found, operation.note)
 
     def _wait(self) -> None:
         self._link.say(Ready())

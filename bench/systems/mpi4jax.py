@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.harness.work import Floats, Work
+from bench.harness.work import Floats, Operation, Work
 from bench.harness.worker import operands
 
 MPI: Any = importlib.import_module("mpi4py.MPI")
@@ -28,7 +28,7 @@ class Mpi4jax:
         self.rank: int = self.comm.Get_rank()
         self.ranks: int = self.comm.Get_size()
 
-    def prepare(self, work: Work) -> Jitted:
+    def prepare(self, work: Work) -> Operation:
         given = [[jnp.asarray(x) for x in xs] for xs in operands(work, self.rank, self.ranks)]
         one = self._one(work.kind)
 
@@ -51,7 +51,7 @@ class Mpi4jax:
         return calls[kind]
 
 
-class Jitted:
+class Jitted(Operation):
     """One compiled call over the list of tensors."""
 
     def __init__(self, call: Callable[[list[Array]], list[Array]], given: list[list[Array]]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.harness.work import Floats, Work
+from bench.harness.work import Floats, Operation, Work
 from bench.harness.worker import operands
 
 MPI: Any = importlib.import_module("mpi4py.MPI")
@@ -20,7 +20,7 @@ class OpenMPI:
         self.rank: int = self.comm.Get_rank()
         self.ranks: int = self.comm.Get_size()
 
-    def prepare(self, work: Work) -> Fused | Each:
+    def prepare(self, work: Work) -> Operation:
         return Fused(self, work) if work.how == "fused" else Each(self, work)
 
     def call(self, kind: str) -> Callable[[Floats, Floats], None]:
@@ -35,7 +35,7 @@ class OpenMPI:
         return calls[kind]
 
 
-class Each:
+class Each(Operation):
     """One call for each tensor."""
 
     def __init__(self, system: OpenMPI, work: Work) -> None:
@@ -59,7 +59,7 @@ class Each:
         return self._results
 
 
-class Fused:
+class Fused(Operation):
     """All tensors copied into one buffer, one all-reduce, copied back."""
 
     def __init__(self, system: OpenMPI, work: Work) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.harness.work import Floats, Work
+from bench.harness.work import Floats, Operation, Work
 from bench.harness.worker import operands
 
 torch: Any = importlib.import_module("torch")
@@ -26,11 +26,11 @@ class Torch:
         dist.init_process_group("gloo")  # from RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
         self.rank, self.ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
-    def prepare(self, work: Work) -> Each | Buckets:
+    def prepare(self, work: Work) -> Operation:
         return Buckets(self, work) if work.how == "fused" else Each(self, work)
 
 
-class Each:
+class Each(Operation):
     """One call for each tensor; all-reduce and broadcast are in place, as they are in torch."""
 
     def __init__(self, system: Torch, work: Work) -> None:
@@ -63,7 +63,7 @@ class Each:
         return [result.numpy() for result in self._results]
 
 
-class Buckets:
+class Buckets(Operation):
     """Copied into buckets of at most 25 MiB, all-reduced all at once, copied back."""
 
     def __init__(self, system: Torch, work: Work) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.harness.work import Floats, Work
+from bench.harness.work import Floats, Operation, Work
 from bench.harness.worker import operands
 
 jax: Any = importlib.import_module("jax")
@@ -33,7 +33,7 @@ class Xla:
         self.mesh = sharding.Mesh(np.array(devices), ("r",), axis_types=(sharding.AxisType.Auto,))
         self.split = sharding.NamedSharding(self.mesh, sharding.PartitionSpec("r"))
 
-    def prepare(self, work: Work) -> Sharded:
+    def prepare(self, work: Work) -> Operation:
         given = [[self._own(x) for x in xs] for xs in operands(work, self.rank, self.ranks)]
         one = self._one(work.kind)
         match work.how:
@@ -74,7 +74,7 @@ class Xla:
         return jax.make_array_from_single_device_arrays((x.size * self.ranks,), self.split, [here])
 
 
-class Sharded:
+class Sharded(Operation):
     def __init__(self, call: Callable[[list[Array]], list[Array]], given: list[list[Array]]) -> None:
         self._call, self._given = call, given
         self._operands = given[0]

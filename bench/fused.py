@@ -1,0 +1,121 @@
+"""Many tensors: one planned exchange against one call for each tensor, and against buckets of 25 MiB.
+
+    sudo python -m bench.fused                             # four hosts on one switch
+    sudo python -m bench.fused --hosts 4 --racks 2         # two racks behind 4:1 uplinks
+    sudo python -m bench.fused --sets small --quick
+
+Sets: `forty` (256 B to 256 KiB, 2 MB in all), `resnet50` (its 161 gradient tensors, 102 MB) and `small` (200
+of 1 KiB). commplan is a plan of one line over the whole tree. `each` is one call for each tensor, `fused` one
+concatenated buffer, or as many of 25 MiB as it takes (torch: as DistributedDataParallel does it), `combined`
+one jitted function in which XLA may combine what it likes. Every result is compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from bench.collectives import PEERS, SYSTEMS, lab_flags, names
+from bench.harness.figures import Results, heading, table, time_text, write
+from bench.harness.stage import Entry, Figure, Stage
+from bench.harness.work import ITEM, Work
+from bench.netlab import Shape
+from commplan.diagnostics import CommplanError
+
+WAYS = {
+    "commplan": ("",),
+    "openmpi": ("each", "fused"),
+    "mpi4jax": ("each", "fused"),
+    "xla": ("each", "combined", "fused"),
+    "torch": ("each", "fused"),
+}
+
+
+def forty() -> tuple[int, ...]:
+    """Elements of forty tensors, small and large ones mixed."""
+    sizes = [256 << k for k in range(11) for _ in range(3 if k < 4 else 4)]
+    return tuple(sizes[7 * i % 40] // ITEM for i in range(40))
+
+
+def resnet50() -> tuple[int, ...]:
+    """Elements of the parameters of ResNet-50 (He et al. 2015), in the order of the forward pass."""
+    counts = [7 * 7 * 3 * 64, 64, 64]
+    inside = 64
+    for blocks, width in ((3, 64), (4, 128), (6, 256), (3, 512)):
+        for block in range(blocks):
+            for of_kernel, channels in ((inside * width, width), (9 * width * width, width)):
+                counts += [of_kernel, channels, channels]
+            counts += [width * 4 * width, 4 * width, 4 * width]
+            if block == 0:
+                counts += [inside * 4 * width, 4 * width, 4 * width]
+            inside = 4 * width
+    return (*counts, 2048 * 1000, 1000)
+
+
+SETS = {"forty": forty(), "resnet50": resnet50(), "small": (1024 // ITEM,) * 200}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    shape = Shape(options.hosts, options.racks, options.rate, options.uplink, options.interleave)
+    rounds = options.rounds or (3 if options.quick else 6)
+    figures: list[Figure] = []
+    try:
+        with Stage(
+            shape, options.systems, name=options.name, rounds=rounds, calibration=options.calibration
+        ) as stage:
+            print(heading(stage.surroundings), flush=True)
+            for name in options.sets:
+                found = stage.compare(entries(name, options.systems))
+                print(f"\n{name}: {len(SETS[name])} tensors, {ITEM * sum(SETS[name]) / 1e6:.2f} MB")
+                print(table(rows(found)), flush=True)
+                figures += found
+            results = Results("fused", stage.surroundings, figures)
+    except CommplanError as error:
+        print(error, file=sys.stderr)
+        return 1
+    if options.out:
+        write(options.out, results)
+    return 0
+
+
+def entries(name: str, systems: Sequence[str]) -> list[Entry]:
+    return [
+        Entry(f"{system} {how}".strip(), system, Work("all_reduce", SETS[name], how))
+        for system in systems
+        for how in WAYS[system]
+    ]
+
+
+def rows(figures: Sequence[Figure]) -> list[list[str]]:
+    """Times, and how many times as fast as the best fused peer and as the best peer call by call."""
+    measured = [figure for figure in figures if figure.seconds and figure.system in PEERS]
+    fused = min((f.time for f in measured if f.work.how in ("fused", "combined")), default=float("nan"))
+    single = min((f.time for f in measured if f.work.how == "each"), default=float("nan"))
+    body: list[list[str]] = []
+    for figure in figures:
+        if not figure.seconds:
+            body.append([figure.label, figure.missing, *[""] * 6])
+            continue
+        cpu = sum(figure.cpu) / len(figure.cpu)
+        ratios = [f"{fused / figure.time:.2f}", f"{single / figure.time:.2f}"]
+        sent = f"{figure.crossed / 1e3:.1f}"
+        body.append(
+            [figure.label, time_text(figure.time), f"{figure.spread:.0%}", time_text(cpu), sent, *ratios,
+             figure.note]
+        )  # fmt: skip
+    return [["", "time", "+-", "cpu", "sent KB", "x best fused", "x best each", "chosen"], *body]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m bench.fused", description=(__doc__ or "").split("\n")[0])
+    lab_flags(parser)
+    parser.add_argument("--systems", type=names(SYSTEMS), default=SYSTEMS, help="comma-separated (all)")
+    parser.add_argument("--sets", type=names(tuple(SETS)), default=tuple(SETS), help="comma-separated (all)")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,82 @@
+"""What the figures say about commplan, in words: where it is slower than a peer, and by how much."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from bench.harness.stage import Figure
+
+PEERS = ("mpi4jax", "xla", "torch")
+LARGE = 4 << 20  # bytes from which the network and nothing else should count
+SMALL = 16 << 10  # bytes up to which calls and latencies count
+NOISE = 0.05  # two medians this close are one
+
+
+def judge(figures: Sequence[Figure], line: float) -> list[str]:
+    """One sentence for each question; sizes are named where the answer is not the hoped-for one."""
+    said: list[str] = []
+    for kind in dict.fromkeys(figure.work.kind for figure in figures if figure.work.kind != "empty"):
+        sizes = by_size([f for f in figures if f.work.kind in (kind, "empty") and f.seconds], kind)
+        said += [f"{kind.replace('_', '-')}: {line}" for line in _of_kind(kind, sizes, line)]
+    return said
+
+
+def by_size(figures: Sequence[Figure], kind: str) -> dict[int, dict[str, Figure]]:
+    """nbytes -> label -> figure, empty calls under the sizes of the figures around them."""
+    found: dict[int, dict[str, Figure]] = {}
+    for figure in figures:
+        found.setdefault(figure.work.nbytes, {})[figure.label] = figure
+    return {size: own for size, own in found.items() if any(f.work.kind == kind for f in own.values())}
+
+
+def _of_kind(kind: str, sizes: dict[int, dict[str, Figure]], line: float) -> list[str]:
+    said: list[str] = []
+    slower: list[str] = []
+    compared = 0
+    for size, own in sizes.items():
+        peers = [own[peer].time for peer in PEERS if peer in own]
+        if "commplan" not in own or not peers:
+            continue
+        compared += 1
+        ratio = own["commplan"].time / min(peers)
+        if ratio > 1 + NOISE:
+            slower.append(f"{size} B ({ratio:.2f} times the time)")
+    if compared:
+        said.append(f"slower than the best peer at {', '.join(slower) or 'no size'} of {compared}")
+    large = [own for size, own in sizes.items() if size >= LARGE and "commplan" in own]
+    if large and kind == "all_reduce":
+        share = min(own["commplan"].bus / line for own in large)
+        said.append(f"at least {share:.3f} of the line rate from 4 MiB up")
+        plain = [own["openmpi"].time / own["commplan"].time for own in large if "openmpi" in own]
+        if plain:
+            said.append(f"at least {min(plain):.2f} times Open MPI's bandwidth from 4 MiB up")
+    said += _small(sizes)
+    said += _auto(sizes)
+    return said
+
+
+def _small(sizes: dict[int, dict[str, Figure]]) -> list[str]:
+    """Against Open MPI from NumPy plus 1.2 empty calls, for short messages."""
+    worst = -math.inf
+    for size, own in sizes.items():
+        if size <= SMALL and {"commplan", "openmpi", "empty call"} <= own.keys():
+            allowed = own["openmpi"].time + 1.2 * own["empty call"].time
+            worst = max(worst, own["commplan"].time / allowed)
+    return (
+        [] if worst == -math.inf else [f"up to 16 KiB at most {worst:.2f} times (Open MPI + 1.2 empty calls)"]
+    )
+
+
+def _auto(sizes: dict[int, dict[str, Figure]]) -> list[str]:
+    """What the compiler chose against the best that it could have chosen."""
+    worst, where = 0.0, ""
+    for size, own in sizes.items():
+        others = {label: f.time for label, f in own.items() if label.startswith("commplan ")}
+        if not others or "commplan" not in own:
+            continue
+        best = min(others, key=others.__getitem__)
+        ratio = own["commplan"].time / others[best]
+        if ratio > worst:
+            worst, where = ratio, f"{size} B: {own['commplan'].note} against {best.removeprefix('commplan ')}"
+    return [f"auto takes at most {worst:.2f} times the best algorithm's time ({where})"] if where else []
