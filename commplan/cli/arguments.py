@@ -11,6 +11,8 @@ from commplan import __version__
 EMITS = ("schedule", "plan", "jaxpr", "hlo", "dot", "mermaid")
 BACKENDS = ("jax", "mpi")
 SHELLS = ("bash", "zsh", "fish")
+_TIMES = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
+_SIZES = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _PLAN = "a .plan file, or - for stdin"
 
 
@@ -36,6 +38,8 @@ def parser() -> argparse.ArgumentParser:
     _compile(verbs)
     _explain(verbs)
     _verify(verbs)
+    _simulate(verbs)
+    _calibrate(verbs)
     _run(verbs)
     _passes(verbs)
     _new(verbs)
@@ -180,7 +184,7 @@ def _verify(verbs: Any) -> None:
         type=_count,
         default=1,
         metavar="N",
-        help="parts that every chunk is cut into (default: 1)",
+        help="parts of every chunk, pipelined (default: 1)",
     )
     _binding(verb)
 
@@ -194,6 +198,56 @@ def _one_subject(root: argparse.ArgumentParser, arguments: argparse.Namespace) -
         root.error("verify: give a plan or a schedule, or --algorithm, --collective and --ranks")
     if arguments.file is not None and (*named, arguments.root) != (None,) * 4:
         root.error("verify: give a file or --algorithm, not both")
+
+
+def _simulate(verbs: Any) -> None:
+    verb = _verb(
+        verbs,
+        "simulate",
+        "say how long a plan takes on a topology, and why",
+        "json",
+        more="The topology is that of --topology; FILE may also be a saved schedule.",
+    )
+    verb.add_argument("file", metavar="FILE", help="a .plan file or a saved schedule, or - for stdin")
+    verb.add_argument(
+        "--ranks", type=_count, metavar="N", help="as many ranks: the first axis of the plan is resized"
+    )
+    verb.add_argument(
+        "--cost",
+        action="append",
+        default=[],
+        type=_seconds,
+        metavar="NAME=TIME",
+        help="what one call of a function or one read of a source takes, such as decode=3ms (repeatable)",
+    )
+    verb.add_argument("--trace", metavar="OUT.json", help="write a trace that Perfetto opens")
+    _binding(verb)
+
+
+def _calibrate(verbs: Any) -> None:
+    verb = _verb(
+        verbs,
+        "calibrate",
+        "measure what messages and collectives cost on this machine",
+        "json",
+        more="Start it like the training: under mpirun, or in every process of a JAX job.",
+    )
+    verb.add_argument("-o", "--output", metavar="OUT", required=True, help="write NAME.calibration.toml here")
+    verb.add_argument(
+        "--topology", metavar="T.toml", help="the machine, as levels (default: hosts and ranks)"
+    )
+    verb.add_argument("--backend", choices=BACKENDS, help="default: mpi under mpirun, else jax")
+    verb.add_argument("--devices", type=_count, metavar="N", help="CPU devices of one JAX process")
+    verb.add_argument(
+        "--largest",
+        type=_nbytes,
+        default=64 * 2**20,
+        metavar="SIZE",
+        help="the largest buffer (default: 64MiB)",
+    )
+    verb.add_argument(
+        "--seconds", type=_count, default=120, metavar="N", help="about how long to measure (default: 120)"
+    )
 
 
 def _run(verbs: Any) -> None:
@@ -290,3 +344,19 @@ def _count(text: str) -> int:
     if not _is_number(text) or not 0 < int(text) < 2**31:
         raise argparse.ArgumentTypeError(f"expected a positive whole number, found {text!r}")
     return int(text)
+
+
+def _seconds(text: str) -> tuple[str, float]:
+    name, value = _pair(text)
+    number, unit = value.rstrip("nums"), value[len(value.rstrip("nums")) :]
+    if unit not in _TIMES or not _is_number(number.replace(".", "", 1)):
+        raise argparse.ArgumentTypeError(f"expected NAME=TIME such as decode=3ms, found {text!r}")
+    return name, float(number) * _TIMES[unit]
+
+
+def _nbytes(text: str) -> int:
+    number = text.rstrip("KMGiB")
+    unit = text[len(number) :]
+    if unit not in _SIZES or not _is_number(number) or not int(number):
+        raise argparse.ArgumentTypeError(f"expected a size such as 64MiB, found {text!r}")
+    return int(number) * _SIZES[unit]

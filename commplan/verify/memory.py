@@ -24,11 +24,11 @@ def memory(schedule: Schedule) -> tuple[Memory, ...]:
     """A bound for each phase.
 
     Inputs and states are there all the time, whether the phase reads them or not; a value is there from the
-    op that makes it to the last that reads it, or to the end where it is an output or updates a state. A chunk
-    program has as much again to receive into: a round brings at most one message into each slot, which is
-    proved. Where it runs while others do (`split`), operand and receive buffer stay until the result is read.
-    Nothing is taken to be made in place, so that the bound holds for every backend; what a bound function or
-    `native` needs inside is their own.
+    op that makes it to the last that reads it, or to the end where it is an output or updates a state. A
+    chunk program has as much again to receive into: a round brings at most one message into each slot, which
+    is proved. Where it runs while others do (`split`), operand and receive buffer stay until the result is
+    read. Nothing is taken to be made in place, so that the bound holds for every backend; what a bound
+    function or `native` needs inside is their own.
     """
     return tuple(_phase(schedule, phase) for phase in schedule.phases)
 
@@ -47,11 +47,7 @@ def _phase(schedule: Schedule, phase: Phase) -> Memory:
         if ref not in given:
             end[index] += size[ref]
     for index, nbytes in staged.items():
-        op = phase.ops[index]
-        read = (
-            first.get(results(op)[0], index) if isinstance(op, Collective) and op.form == "split" else index
-        )
-        end[read] += nbytes
+        end[first.get(results(phase.ops[index])[0], index) if _runs_on(phase.ops[index]) else index] += nbytes
     now = most = sum(size[ref] for ref in given)
     span, buffers = None, 0
     for index, op in enumerate(phase.ops):

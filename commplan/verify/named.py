@@ -19,6 +19,7 @@ from commplan.verify.programs import Counted, count, prove
 from commplan.verify.projection import project
 
 LARGEST = 1 << 22  # slots of all ranks together, of a program that is proved rank by rank
+_FEW = 32
 
 
 class Proof(NamedTuple):
@@ -49,16 +50,24 @@ def prove_task(task: Task) -> tuple[tuple[Counterexample, ...], Counted]:
     slots to be proved.
     """
     algorithm, kind, ranks, root = task
-    if algorithm in files() and kind in files()[algorithm].PROGRAMS and ranks > 1:
-        chunks = files()[algorithm].PROGRAMS[kind](ranks).chunks
-        if chunks * ranks > LARGEST:
-            fail(
-                "CP0748",
-                f"{str_of(task)} has {chunks} chunks on each: too many to be proved",
-                f"at most {LARGEST} in all are; hierarchical(..) has fewer, and is faster at this size",
-            )
+    chunks = _chunks(algorithm, kind, ranks)
+    if chunks * ranks > LARGEST:
+        fail(
+            "CP0748",
+            f"{str_of(task)} has {chunks} chunks on each: too many to be proved",
+            f"at most {LARGEST} in all are; hierarchical(..) has fewer, and is faster at this size",
+        )
     projection = project(program(algorithm, kind, ranks, root=root))
     return prove(projection), count(projection)
+
+
+def _chunks(algorithm: str, kind: Kind, ranks: int) -> int:
+    """How many chunks a program has, as far as can be told before its rounds are made, which takes long where
+    it has many: it is one for each rank, or few."""
+    if algorithm not in files() or kind not in files()[algorithm].PROGRAMS or ranks <= _FEW:
+        return 1
+    few = files()[algorithm].PROGRAMS[kind](_FEW).chunks
+    return ranks if few >= _FEW else few
 
 
 def prove_algorithm(algorithm: str, kind: Kind, ranks: int, root: int = 0) -> Proof:
@@ -69,6 +78,22 @@ def prove_algorithm(algorithm: str, kind: Kind, ranks: int, root: int = 0) -> Pr
     task = Task(algorithm, kind, ranks, root)
     wrong, counted = prove_task(task)
     return Proof((task,), (), *counted, tuple((str_of(task), one) for one in wrong))
+
+
+def prove_sliced(algorithm: str, kind: Kind, ranks: int, root: int, slices: int) -> Proof:
+    """As `prove_algorithm`, with every chunk cut into `slices` that follow each other through the rounds.
+
+    Proved for itself, though it follows: slices share no slot, and a message's two ends stay in one round.
+    """
+    known = prove_algorithm(algorithm, kind, ranks, root)
+    if algorithm == NATIVE or known.wrong:
+        return known
+    made = program(algorithm, kind, ranks, root=root, slices=slices)
+    if made.chunks * ranks > LARGEST:
+        fail("CP0748", f"{str_of(known.tasks[0])} has {made.chunks} chunks on each: too many to be proved")
+    projection = project(made)
+    wrong = tuple((str_of(known.tasks[0]), one) for one in prove(projection))
+    return Proof(known.tasks, (), *count(projection), wrong)
 
 
 def prove_levels(levels: Levels, kind: Kind, root: int = 0) -> Proof:

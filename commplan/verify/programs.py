@@ -19,8 +19,8 @@ class Counted(NamedTuple):
     """What a program costs, counted in its messages.
 
     rounds: of the rank that has most. sent, received: bytes of the busiest rank as a share of S, the bytes of
-    the whole buffer; staged: what it receives in one round at most. least_rounds, least: what no program goes below (`commplan.collectives.lower`); `least`
-    is of the larger of `sent` and `received`.
+    the whole buffer; staged: what it receives in one round at most. least_rounds, least: what no program goes
+    below (`commplan.collectives.lower`); `least` is of the larger of `sent` and `received`.
     """
 
     rounds: int

@@ -103,8 +103,8 @@ def _clocks(scope: Scope) -> None:
     for op in (op for op in scope.phase.ops if isinstance(op, Collective)):
         for axis in (axis for axis in op.axes if axis in clocks):
             message = (
-                f"`{op.result}` meets all of `{axis}`, whose members run phase `{scope.phase.name}` by clocks of"
-                f" their own (line {clocks[axis].span.line}): the one that has more steps waits for ever"
+                f"`{op.result}` meets all of `{axis}`, whose members run phase `{scope.phase.name}` by clocks"
+                f" of their own (line {clocks[axis].span.line}): who has more steps waits for ever"
             )
             scope.report.add("CP0747", message, op.span)
 

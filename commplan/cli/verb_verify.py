@@ -1,0 +1,348 @@
+"""`commplan verify`: the proofs of a plan, of a saved schedule, or of one algorithm; or counter-examples."""
+
+from __future__ import annotations
+
+import re
+import sys
+from argparse import Namespace
+from fractions import Fraction
+from io import StringIO
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from commplan.cli.console import Console, name_of
+from commplan.diagnostics import CommplanError, Diagnostic, fail
+from commplan.ir.schedule import Collective, Schedule
+from commplan.verify.counterexample import Counterexample
+from commplan.verify.named import Proof
+
+
+def run(arguments: Namespace, console: Console) -> int:
+    """Prove, and say what was proved; 1 where there is a counter-example."""
+    if arguments.file is None:
+        return _algorithm(arguments, console)
+    text = console.read(arguments.file)
+    if arguments.file.endswith(".json") or text.lstrip().startswith("{"):
+        schedule, found = _saved(text, name_of(arguments.file), console)
+    else:
+        schedule, found = _compiled(arguments, console), []
+    facts = _Facts(schedule, found)
+    if console.human:
+        console.report(found)
+        if not found:
+            console.put(facts.text(console.color(sys.stdout)))
+    else:
+        from commplan.render.machine import as_data
+
+        console.document(**facts.data(), proved=not found, diagnostics=as_data(found))
+    return int(bool(found))
+
+
+def _compiled(arguments: Namespace, console: Console) -> Schedule:
+    """Compiling proves after every pass, and refuses with the counter-examples where one does not hold."""
+    from commplan.cli.binding import compiled
+
+    return compiled(arguments.file, arguments, console).schedule
+
+
+def _saved(text: str, name: str, console: Console) -> tuple[Schedule, list[Diagnostic]]:
+    """A schedule that somebody may have changed, and all that is wrong with it."""
+    from commplan.ir.serial import decode
+    from commplan.verify.schedule import verify
+
+    found: list[Diagnostic] = []
+    read: list[Schedule] = []
+
+    def look(schedule: Schedule) -> tuple[Diagnostic, ...]:
+        read.append(schedule)
+        found.extend(verify(schedule))
+        return ()
+
+    try:
+        decode(text.encode(), name, look)
+    except CommplanError as error:
+        if not read:
+            raise
+        found.extend(error.diagnostics)
+    _show_lines(read[0], console)
+    return read[0], found
+
+
+def _show_lines(schedule: Schedule, console: Console) -> None:
+    """Read the plan that a schedule was compiled from, for the excerpts, if it still says the same."""
+    from commplan import dsl
+    from commplan.ir.serial import plan_digest
+
+    if not schedule.file or schedule.file in console.texts or not Path(schedule.file).is_file():
+        return
+    try:
+        plan, _ = dsl.load(console.read(schedule.file), schedule.file)
+    except CommplanError:
+        return
+    if plan is None or plan_digest(plan) != schedule.plan_digest:
+        console.texts.pop(schedule.file, None)
+
+
+class _Line(NamedTuple):
+    """Collectives of one plan line that are alike."""
+
+    phase: str
+    line: int
+    kind: str
+    axes: tuple[str, ...]
+    via: str
+    ranks: int
+    number: int  # of collectives
+    nbytes: int  # of the whole buffers, S
+    proof: Proof | None
+
+
+class _Facts:
+    """What `verify` says of a schedule in which nothing is wrong."""
+
+    def __init__(self, schedule: Schedule, found: list[Diagnostic]) -> None:
+        from commplan.verify.calls import calls_of
+        from commplan.verify.memory import memory
+
+        self.schedule = schedule
+        self.lines = [] if found else _lines(schedule)
+        self.memory = () if found else memory(schedule)
+        self.calls = calls_of(schedule)
+        self.ranks = schedule.size(tuple(axis.name for axis in schedule.mesh_axes))
+
+    def data(self) -> dict[str, Any]:
+        return {
+            "plan": self.schedule.plan,
+            "axes": {axis.name: axis.size for axis in self.schedule.axes},
+            "collectives": [
+                {
+                    "phase": one.phase, "line": one.line, "kind": one.kind, "axes": list(one.axes),
+                    "via": one.via, "ranks": one.ranks, "count": one.number, "nbytes": one.nbytes,
+                    **_proof_data(one.proof, one.nbytes),
+                }
+                for one in self.lines
+            ],
+            "communicators": [list(axes) for axes in self.calls.created],
+            "calls": len(self.calls.calls),
+            "memory": [
+                {
+                    "phase": one.phase, "nbytes": one.nbytes, "collectives_nbytes": one.buffers,
+                    "line": one.span.line if one.span else None,
+                }
+                for one in self.memory
+            ],
+        }  # fmt: skip
+
+    def text(self, color: bool) -> str:
+        sizes = ", ".join(f"{axis.name} = {axis.size}" for axis in self.schedule.axes)
+        out = [f"plan {self.schedule.plan}, {self.ranks} ranks{f' ({sizes})' if sizes else ''}: proved"]
+        if self.lines:
+            out += ["", _table(self.lines, color).rstrip("\n"), ""]
+        groups = ", ".join("x".join(axes) for axes in self.calls.created)
+        if self.calls.calls:
+            made = f"{len(self.calls.created)} ({groups})"
+            out.append(
+                f"communicators: {made}, created and called in one order by all ranks,"
+                f" {len(self.calls.calls)} calls"
+            )
+        for one in self.memory:
+            at = f" (line {one.span.line})" if one.span else ""
+            out.append(
+                f"memory of a rank in phase {one.phase}: at most {_size(one.nbytes)}{at},"
+                f" of which collectives use {_size(one.buffers)}"
+            )
+        return "\n".join(out) + "\n"
+
+
+def _lines(schedule: Schedule) -> list[_Line]:
+    from commplan.verify.algorithms import prove_op
+
+    found: dict[tuple[Any, ...], _Line] = {}
+    for phase in schedule.phases:
+        for op in (op for op in phase.ops if isinstance(op, Collective)):
+            ranks = schedule.size(op.axes)
+            whole = op.nbytes * ranks if op.kind == "all_gather" else op.nbytes
+            key = (phase.name, op.span.line, op.kind, op.axes, str(op.algorithm), op.root)
+            before = found.get(key)
+            found[key] = _Line(
+                *key[:5], ranks, (before.number if before else 0) + 1,
+                (before.nbytes if before else 0) + whole,
+                before.proof if before else prove_op(schedule, op),
+            )  # fmt: skip
+    return list(found.values())
+
+
+def _proof_data(proof: Proof | None, nbytes: int) -> dict[str, Any]:
+    if proof is None:
+        return {"proved": False, "believed": ["native"]}
+    return {
+        "proved": True,
+        "believed": list(proof.believed),
+        "programs": [task._asdict() for task in proof.tasks],
+        "rounds": proof.rounds,
+        "least_rounds": proof.least_rounds,
+        "sent_nbytes": _bytes(proof.sent, nbytes),
+        "received_nbytes": _bytes(proof.received, nbytes),
+        "least_nbytes": _bytes(proof.least, nbytes),
+        "staged_nbytes": _bytes(proof.staged, nbytes),
+    }
+
+
+def _bytes(share: Fraction, nbytes: int) -> int:
+    """Rounded up: chunks of a buffer differ by an element at most."""
+    return -(-share.numerator * nbytes // share.denominator)
+
+
+def _table(lines: list[_Line], color: bool) -> str:
+    from rich.console import Console as Rich
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for title in ("line", "collective", "over", "via", "rounds", "busiest rank", "at least", "proof"):
+        table.add_column(title, overflow="fold")
+    for one in lines:
+        kind = f"{one.kind} x {one.number}" if one.number > 1 else one.kind
+        over = f"{', '.join(one.axes)} ({one.ranks})"
+        if one.proof is None:
+            table.add_row(str(one.line), kind, over, one.via, "", "", "", "believed: the backend's own")
+            continue
+        proof = one.proof
+        believed = f"; believed: {', '.join(proof.believed)}" if proof.believed else ""
+        busiest = max(proof.sent, proof.received)
+        table.add_row(
+            str(one.line), kind, over, one.via, str(proof.rounds), _size(_bytes(busiest, one.nbytes)),
+            _size(_bytes(proof.least, one.nbytes)), f"{len(proof.tasks)} programs{believed}"
+            if len(proof.tasks) != 1 or believed else "proved",
+        )  # fmt: skip
+    out = StringIO()
+    Rich(file=out, width=130, force_terminal=color, no_color=not color, highlight=False).print(table)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+
+
+def _size(nbytes: int) -> str:
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if nbytes >= size:
+            return f"{nbytes / size:.1f} {unit}"
+    return f"{nbytes} B"
+
+
+def _algorithm(arguments: Namespace, console: Console) -> int:
+    """One algorithm, or one hierarchy of them."""
+    subject, proof = _named(arguments)
+    if not console.human:
+        from commplan.render.machine import as_data
+
+        console.document(
+            algorithm=arguments.algorithm, collective=arguments.collective, ranks=_ranks(arguments),
+            root=arguments.root or 0, slices=arguments.slices, proved=not proof.wrong, **_shares(proof),
+            diagnostics=as_data(_said(proof)),
+            counterexamples=[_as_data(one) for _, one in proof.wrong],
+        )  # fmt: skip
+        return int(bool(proof.wrong))
+    console.report(_said(proof))
+    if not proof.wrong:
+        console.put(_praise(subject, proof))
+    return int(bool(proof.wrong))
+
+
+def _as_data(wrong: Counterexample) -> dict[str, Any]:
+    import msgspec
+
+    data = msgspec.structs.asdict(wrong)
+    return {name: value for name, value in data.items() if name not in ("span", "others")}
+
+
+def _said(proof: Proof) -> list[Diagnostic]:
+    return [wrong.diagnostic(subject) for subject, wrong in proof.wrong]
+
+
+def _ranks(arguments: Namespace) -> int | dict[str, int]:
+    return arguments.ranks if isinstance(arguments.ranks, int) else dict(arguments.ranks)
+
+
+def _shares(proof: Proof) -> dict[str, Any]:
+    return {
+        "programs": [task._asdict() for task in proof.tasks],
+        "believed": list(proof.believed),
+        "rounds": proof.rounds,
+        "least_rounds": proof.least_rounds,
+        "sent": float(proof.sent),
+        "received": float(proof.received),
+        "least": float(proof.least),
+        "staged": float(proof.staged),
+    }
+
+
+_HIERARCHY = re.compile(r"hierarchical\s*\((.*)\)\s*", re.DOTALL)
+_LEVEL = re.compile(r"\s*(\w+)\s*(?:=\s*(\w+)\s*)?")
+
+
+def _named(arguments: Namespace) -> tuple[str, Proof]:
+    from commplan.verify.named import prove_algorithm, prove_levels, prove_sliced
+
+    root, kind = arguments.root or 0, arguments.collective
+    hierarchy = _HIERARCHY.fullmatch(arguments.algorithm)
+    if hierarchy is None:
+        if not isinstance(arguments.ranks, int):
+            fail("CP0748", f"`{arguments.algorithm}` has no levels", "give a number: --ranks 13")
+        subject = f"{arguments.algorithm} for {kind} over {arguments.ranks} ranks"
+        if arguments.slices > 1:
+            return subject, prove_sliced(arguments.algorithm, kind, arguments.ranks, root, arguments.slices)
+        return subject, prove_algorithm(arguments.algorithm, kind, arguments.ranks, root)
+    if arguments.slices > 1:
+        fail("CP0748", "a hierarchy is proved by its levels, whatever the slices", "leave --slices out")
+    levels = _levels(hierarchy[1], arguments)
+    sizes = " x ".join(str(size) for _, size in levels)
+    return f"{arguments.algorithm} for {kind} over {sizes} ranks", prove_levels(levels, kind, root)
+
+
+def _levels(text: str, arguments: Namespace) -> list[tuple[str, int]]:
+    """Algorithm and ranks of each level, as --algorithm lists them. Raises CP0748 where they do not fit."""
+    parts = [_LEVEL.fullmatch(part) for part in text.split(",")]
+    if isinstance(arguments.ranks, int) or None in parts:
+        fail(
+            "CP0748",
+            f"`{arguments.algorithm}` over {arguments.ranks} ranks: the levels and their sizes are not clear",
+            'write --algorithm "hierarchical(gpu = ring, node = chain)" --ranks gpu=8,node=4',
+        )
+    sizes = dict(arguments.ranks)
+    names = [(part[1], part[2] or "native") for part in parts if part is not None]
+    if sorted(sizes) != sorted(name for name, _ in names):
+        fail(
+            "CP0748",
+            f"the levels are {', '.join(name for name, _ in names)}, sizes are given of {', '.join(sizes)}",
+            "give one size for each level",
+        )
+    return [(algorithm, sizes[name]) for name, algorithm in names]
+
+
+def _praise(subject: str, proof: Proof) -> str:
+    out = [f"{subject}: {'proved' if proof.tasks else 'believed'}"]
+    if proof.tasks:
+        out += [
+            "  every send meets its receive; no rank waits for ever, though sends wait for their receives",
+            "  at the end every slot holds what is promised: each contribution once, sums bit by bit alike",
+            "  no message is useless, none races with another, none carries what was never set",
+        ]
+    if len(proof.tasks) > 1:
+        out += ["  composed of:", *(f"    {_task_text(task)}" for task in proof.tasks)]
+    if proof.believed:
+        out.append(f"  believed, being the backend's own: {', '.join(proof.believed)}")
+    if proof.tasks:
+        out += [
+            f"  rounds {proof.rounds} (no fewer than {proof.least_rounds})",
+            f"  the busiest rank sends {_share(proof.sent)} and receives {_share(proof.received)}",
+            f"  (no less than {_share(proof.least)}; S are the bytes of the whole buffer)",
+            f"  a rank has to have room for {_share(proof.staged)} to receive into",
+        ]
+    return "\n".join(out) + "\n"
+
+
+def _task_text(task: Any) -> str:
+    from commplan.verify.named import str_of
+
+    return str_of(task)
+
+
+def _share(share: Fraction) -> str:
+    return f"{share} S" if share.denominator == 1 else f"{share} S ({float(share):.3f})"
