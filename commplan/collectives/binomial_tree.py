@@ -12,6 +12,7 @@ Rounds are the lower bound but for all_reduce; bytes are of scatter and gather.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from fractions import Fraction
 
@@ -46,7 +47,7 @@ def reduce(n: int) -> Body:
 
 
 def all_reduce(n: int) -> Body:
-    return Body(1, (*reduce(n).rounds, *_broadcast(n)))
+    return Body(1, itertools.chain(reduce(n).rounds, _broadcast(n)))
 
 
 def scatter(n: int) -> Body:

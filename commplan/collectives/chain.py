@@ -12,6 +12,7 @@ first, so that all blocks arrive in the last round.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from fractions import Fraction
 
@@ -40,7 +41,7 @@ def reduce(n: int) -> Body:
 
 
 def all_reduce(n: int) -> Body:
-    return Body(1, (*reduce(n).rounds, *_broadcast(n)))
+    return Body(1, itertools.chain(reduce(n).rounds, _broadcast(n)))
 
 
 def scatter(n: int) -> Body:

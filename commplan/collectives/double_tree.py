@@ -14,6 +14,7 @@ The bytes of broadcast and reduce are lower bounds; with slices every rank sends
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from fractions import Fraction
 
@@ -71,7 +72,7 @@ def reduce(n: int) -> Body:
 
 def all_reduce(n: int) -> Body:
     up = reversed_rounds(_down(n, 0, staggered=True), reduce=True)
-    return Body(2, (*up, *_down(n, 0, staggered=False)))
+    return Body(2, itertools.chain(up, _down(n, 0, staggered=False)))
 
 
 def _served(m: int) -> int:

@@ -14,6 +14,7 @@ order it is the other way round.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from fractions import Fraction
 
@@ -44,8 +45,8 @@ def all_gather(n: int) -> Body:
 
 def all_reduce(n: int) -> Body:
     if n & (n - 1):
-        return Body(n, (*bruck.reduce_scatter(n).rounds, *bruck.all_gather(n).rounds))
-    return Body(n, (*_halving(n), *reversed_rounds(_halving(n), reduce=False)))
+        return Body(n, itertools.chain(bruck.reduce_scatter(n).rounds, bruck.all_gather(n).rounds))
+    return Body(n, itertools.chain(_halving(n), reversed_rounds(_halving(n), reduce=False)))
 
 
 def formula(kind: Kind, n: int) -> tuple[int, Fraction]:

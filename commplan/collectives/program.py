@@ -53,7 +53,8 @@ Round = tuple[Send, ...]
 class Body(NamedTuple):
     """What an algorithm makes for n ranks, root 0: the number of chunks, and the rounds.
 
-    Of the kinds in `BLOCKED` there are as many chunks as ranks.
+    Of the kinds in `BLOCKED` there are as many chunks as ranks. Nothing is written out before the rounds are
+    iterated over, which may be done once.
     """
 
     chunks: int

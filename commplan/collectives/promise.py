@@ -13,6 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 from commplan.collectives.program import BLOCKED, REDUCING, Bools, Kind
+from commplan.diagnostics import fail
+
+SLOTS = 2**26
 
 
 class Promise(NamedTuple):
@@ -24,7 +27,16 @@ class Promise(NamedTuple):
 
 
 def promise(kind: Kind, ranks: int, chunks: int, root: int = 0) -> Promise:
-    """What `kind` promises; `chunks` is a multiple of `ranks` where every rank has a block of its own."""
+    """What `kind` promises; `chunks` is a multiple of `ranks` where every rank has a block of its own.
+
+    Raises CP0737 where there are more than `SLOTS` slots.
+    """
+    if ranks * chunks > SLOTS:
+        fail(
+            "CP0737",
+            f"{ranks} ranks with {chunks} chunks each are more than can be followed one by one",
+            "a hierarchy is followed level by level, however many ranks it has",
+        )
     every = np.ones((ranks, chunks), np.bool_)
     at_root = np.zeros_like(every)
     at_root[root] = True

@@ -41,7 +41,7 @@ def _all_reduce(n: int) -> Iterator[Round]:
             )
         )
         low, size = np.where(is_lower, low, low + lower), np.where(is_lower, lower, upper)
-    return reversed(rounds)
+    yield from reversed(rounds)
 
 
 def _all_gather(n: int) -> Iterator[Round]:

@@ -14,9 +14,11 @@ from typing import cast
 import commplan.collectives
 from commplan.collectives.hierarchical import NATIVE, Levels, Stage, composed
 from commplan.collectives.hierarchical import stages as _stages
-from commplan.collectives.program import KINDS, ROOTED, AlgorithmFile, Kind, Program
+from commplan.collectives.program import BLOCKED, KINDS, ROOTED, AlgorithmFile, Kind, Program
 from commplan.collectives.transform import pipelined, rooted, tidy
 from commplan.diagnostics import fail
+
+TRANSFERS = 2**25  # 4,096 ranks in a ring; half a gigabyte
 
 
 @functools.cache
@@ -61,6 +63,7 @@ def program(name: str, kind: Kind, n: int, *, root: int = 0, slices: int = 1) ->
         of = ", ".join(f"`{each}`" for each in algorithms(kind))
         fail("CP0603", f"`{name}` does not carry out {kind}", f"{kind} takes {of}")
     check_numbers(kind, n, root, slices)
+    _check_large(name, files()[name].formula(kind, n)[0] * n * slices)
     body = files()[name].PROGRAMS[kind](n)
     return pipelined(rooted(Program(name, kind, n, body.chunks, tidy(body.rounds)), root), slices)
 
@@ -82,8 +85,16 @@ def hierarchical(levels: Levels, kind: Kind, *, root: int = 0, slices: int = 1) 
     8
     """
     n = _check_levels(levels, kind, root, slices)
-    body = composed(files(), levels, kind, root)
     name = f"hierarchical({', '.join(f'{name}[{size}]' for name, size in levels)})"
+    many = 0
+    for stage in stages(levels, kind, root=root):
+        size = levels[stage.level][1]
+        rounds = files()[stage.algorithm].formula(stage.kind, size)[0] if stage.algorithm != NATIVE else 0
+        # Blocks of ranks that differ further out lie apart: each is a transfer of its own.
+        apart = math.prod(size for _, size in levels[stage.level + 1 :]) if kind in BLOCKED else 1
+        many += rounds * n * apart * slices
+    _check_large(name, many)
+    body = composed(files(), levels, kind, root)
     return pipelined(Program(name, kind, n, body.chunks, tidy(body.rounds), root), slices)
 
 
@@ -116,6 +127,15 @@ def check_numbers(kind: Kind, n: int, root: int, slices: int) -> None:
         fail("CP0737", f"the root of {n} ranks is 0 to {n - 1}, not {root}")
     if root and kind not in ROOTED:
         fail("CP0737", f"{kind} has no root, found {root}")
+
+
+def _check_large(name: str, transfers: int) -> None:
+    if transfers > TRANSFERS:
+        fail(
+            "CP0737",
+            f"`{name}` has up to {transfers:,} transfers, and at most {TRANSFERS:,} are written out",
+            "take fewer ranks or slices, or levels of a hierarchy, which are proved one by one",
+        )
 
 
 def _known(name: str, known: Iterable[str], code: str, what: str) -> None:

@@ -14,6 +14,7 @@ The bytes are the lower bound of Chan et al. (2007); rounds are not.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from fractions import Fraction
 
@@ -52,7 +53,7 @@ def all_gather(n: int) -> Body:
 
 
 def all_reduce(n: int) -> Body:
-    return Body(n, (*_reduce_scatter(n), *_all_gather(n)))
+    return Body(n, itertools.chain(_reduce_scatter(n), _all_gather(n)))
 
 
 def broadcast(n: int) -> Body:

@@ -13,21 +13,27 @@ Bytes are at most twice the lower bound, however many ranks there are.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from fractions import Fraction
 
 from commplan.collectives import binomial_tree, halving_doubling
-from commplan.collectives.program import Body, Kind, Programs, log2_up
+from commplan.collectives.program import Body, Kind, Programs, Round, log2_up
 from commplan.collectives.promise import promise
 from commplan.collectives.transform import pruned, reversed_rounds
 
 
+def _broadcast(n: int) -> Iterator[Round]:
+    rounds = itertools.chain(binomial_tree.scatter(n).rounds, halving_doubling.all_gather(n).rounds)
+    yield from pruned(rounds, *promise("broadcast", n, n))
+
+
 def broadcast(n: int) -> Body:
-    rounds = (*binomial_tree.scatter(n).rounds, *halving_doubling.all_gather(n).rounds)
-    return Body(n, pruned(rounds, *promise("broadcast", n, n)))
+    return Body(n, _broadcast(n))
 
 
 def reduce(n: int) -> Body:
-    return Body(n, reversed_rounds(broadcast(n).rounds, reduce=True))
+    return Body(n, reversed_rounds(_broadcast(n), reduce=True))
 
 
 def formula(kind: Kind, n: int) -> tuple[int, Fraction]:

@@ -19,11 +19,12 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterator
 from fractions import Fraction
 
 from commplan.collectives import ring
 from commplan.collectives.hierarchical import composed
-from commplan.collectives.program import KINDS, Body, Kind, Programs
+from commplan.collectives.program import KINDS, Body, Kind, Programs, Round
 
 
 def shape(n: int) -> tuple[int, int]:
@@ -36,8 +37,12 @@ def shape(n: int) -> tuple[int, int]:
     return columns, n // columns
 
 
+def _rounds(kind: Kind, n: int) -> Iterator[Round]:
+    yield from composed({"ring": ring}, [("ring", size) for size in shape(n)], kind).rounds
+
+
 def _body(kind: Kind, n: int) -> Body:
-    return composed({"ring": ring}, [("ring", size) for size in shape(n)], kind)
+    return Body(n, _rounds(kind, n))
 
 
 def formula(kind: Kind, n: int) -> tuple[int, Fraction]:

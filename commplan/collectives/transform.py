@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -99,16 +99,15 @@ def joined(sends: Iterable[Send], reduce: bool) -> Send:
     return Send(src, dst, chunk, count, reduce)
 
 
-def reversed_rounds(rounds: Iterable[Round], *, reduce: bool) -> tuple[Round, ...]:
+def reversed_rounds(rounds: Iterable[Round], *, reduce: bool) -> Iterator[Round]:
     """The rounds in reverse order, every transfer backwards.
 
     Of a program that copies, and writes no slot twice, that is with `reduce` the collective that gathers sums
     along the same paths (broadcast --> reduce, all_gather --> reduce_scatter), and without it the one that
     gathers blocks (scatter --> gather). It sends what the original receives: the costs are the same.
     """
-    return tuple(
-        tuple(Send(s.dst, s.src, s.chunk, s.count, reduce) for s in each) for each in reversed(tuple(rounds))
-    )
+    for each in reversed(tuple(rounds)):
+        yield tuple(Send(s.dst, s.src, s.chunk, s.count, reduce) for s in each)
 
 
 def pruned(rounds: Iterable[Round], starts: Bools, ends: Bools) -> tuple[Round, ...]:

@@ -9,7 +9,7 @@ from support.rounds import keeps_its_promise
 from commplan.collectives.layout import bounds
 from commplan.collectives.program import KINDS, ROOTED, Kind, Send
 from commplan.collectives.promise import promise
-from commplan.collectives.registry import algorithms, formula, program, supports
+from commplan.collectives.registry import algorithms, files, formula, hierarchical, program, stages, supports
 from commplan.collectives.transform import placed, pruned, runs, singles
 from commplan.diagnostics import CommplanError
 
@@ -59,6 +59,37 @@ def test_mistakes_in_numbers(kind: Kind, root: int, slices: int, text: str):
     with pytest.raises(CommplanError, match=text) as caught:
         program("ring", kind, 4, root=root, slices=slices)
     assert caught.value.diagnostics[0].code == "CP0737"
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "slices"), [("ring", 10**6, 1), ("ring", 256, 1000), ("chain", 10**9, 1)]
+)
+def test_what_is_too_large_is_refused_at_once(name: str, ranks: int, slices: int):
+    with pytest.raises(CommplanError, match="are written out") as caught:
+        program(name, "all_reduce", ranks, slices=slices)
+    assert caught.value.diagnostics[0].code == "CP0737"
+
+
+def test_nothing_is_written_out_before_it_is_asked_for():
+    for kind in KINDS:
+        for name in algorithms(kind):
+            assert files()[name].PROGRAMS[kind](10**12).chunks in (1, 2, 10**12)
+
+
+def test_large_hierarchies_have_stages_alone():
+    levels = [("ring", 8), ("ring", 32), ("ring", 256)]
+    for kind in KINDS:
+        assert stages(levels, kind)
+        with pytest.raises(CommplanError, match=r"are written out|followed one by one") as caught:
+            hierarchical(levels, kind)
+        assert caught.value.diagnostics[0].code == "CP0737"
+
+
+def test_slots_that_are_too_many():
+    with pytest.raises(CommplanError, match="20000 ranks with 20000 chunks") as caught:
+        program("scatter_gather", "broadcast", 20000)
+    assert caught.value.diagnostics[0].code == "CP0737"
+    assert program("recursive_doubling", "all_reduce", 65536).chunks == 1
 
 
 def test_formula_of_an_unknown_algorithm():
