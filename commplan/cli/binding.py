@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -40,9 +40,19 @@ def checked(path: str, console: Console) -> Plan:
     return plan
 
 
-def compiled(path: str, arguments: Namespace, console: Console, observer: Observer | None = None) -> Compiled:
-    """The plan in a file, compiled as the flags say; the mapping is printed. Raises CommplanError."""
+def compiled(
+    path: str,
+    arguments: Namespace,
+    console: Console,
+    observer: Observer | None = None,
+    adapt: Callable[[Plan], Plan] | None = None,
+) -> Compiled:
+    """The plan in a file, compiled as the flags say; the mapping is printed. Raises CommplanError.
+
+    adapt: what becomes of the checked plan before it is compiled.
+    """
     plan = checked(path, console)
+    plan = adapt(plan) if adapt else plan
     shapes = read_shapes(arguments.shapes, console) if arguments.shapes else {}
     schedule = compile_plan(
         plan,

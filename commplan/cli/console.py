@@ -91,6 +91,8 @@ class Console:
         Raises CP0001 where it cannot be read or is larger than 64 MiB, and CP0002 where it is not UTF-8.
         """
         name = "<stdin>" if path == STDIN else path
+        if path == STDIN and name in self.texts:  # it can be read once only
+            return self.texts[name]
         try:
             data = files.read_stream(sys.stdin.buffer) if path == STDIN else files.read(path)
         except AttributeError:  # no stdin at all: `commplan check - <&-`

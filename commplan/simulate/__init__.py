@@ -9,3 +9,5 @@ from commplan.simulate.network import Layout as Layout
 from commplan.simulate.network import Network as Network
 from commplan.simulate.network import one_group as one_group
 from commplan.simulate.predictor import Predictor as Predictor
+from commplan.simulate.timeline import Simulation as Simulation
+from commplan.simulate.timeline import simulate as simulate

@@ -27,7 +27,7 @@ def lower_bound(kind: str, nbytes: float, layout: Layout, network: Network, *, r
         return 0.0
     most = busiest_bytes(kind, nbytes, layout, network, root=root)
     levels = network.levels
-    moved = max(most[level] / levels[level].bandwidth + levels[level].latency for level in reached)
+    moved = max(float(most[i]) / levels[i].bandwidth + levels[i].latency for i in reached)
     least = min(levels[level].latency for level in reached)
     if kind in ("reduce", "gather", "scatter"):  # nobody's word must reach all
         return moved

@@ -90,7 +90,7 @@ def predict(
     )
     if calibration is not None and curve is not None and _alone(layout, network):
         seconds, source = curve.at(nbytes), f"measured {calibration.date}"
-    return Prediction(max(seconds, bound), per_level, level, bound, source)
+    return Prediction(float(max(seconds, bound)), per_level, level, bound, source)
 
 
 def _alone(layout: Layout, network: Network) -> bool:

@@ -42,8 +42,8 @@ class Step:
     """One round: its messages between the ranks of the first group.
 
     A message from `src` to `dst` [t] holds `size` chunks [t], `reduced` of them to be added. `takes` and
-    `gives`: where they are read and written in a flat [ranks * chunks] array, in order of messages; `message`:
-    to which message each belongs; `begins` [t]: where those of each message begin.
+    `gives`: where they are read and written in a flat [ranks * chunks] array, in order of messages; `message`
+    says to which message each belongs, `begins` [t] where those of each begin.
     """
 
     src: Ints
@@ -67,11 +67,11 @@ class Step:
         return message[real][order], np.searchsorted(flat[real][order], np.arange(len(self.lanes.used)))
 
     @functools.cached_property
-    def turn(self) -> Ints:
+    def turn(self) -> Floats:
         """The place of each message among those of its sender, from 1 [t]."""
         # Messages are in order of senders.
         begins = np.searchsorted(self.src, self.src)
-        return np.arange(len(self.src)) - begins + 1
+        return np.arange(1.0, len(self.src) + 1) - begins
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

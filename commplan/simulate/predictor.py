@@ -8,6 +8,7 @@ import numpy as np
 
 from commplan.ir.plan import Algorithm, AxisKind
 from commplan.ir.schedule import Axis, Backend, Collective, Form
+from commplan.simulate.bounds import busiest_bytes
 from commplan.simulate.calibration import Calibration
 from commplan.simulate.cost import CostKind, Prediction, predict
 from commplan.simulate.network import Layout, Network, lay, places_of
@@ -84,3 +85,10 @@ class Predictor:
         return self.predict(
             op.kind, op.algorithm, op.axes, op.nbytes, chunk=op.hints.chunk, root=op.root or 0, form=op.form
         )
+
+    def least_bytes(self, op: Collective) -> tuple[tuple[str, float], ...]:
+        """What a collective puts on the busiest link of each level at least."""
+        layout = self.layout(op.axes)
+        whole = op.nbytes * (layout.ranks if op.kind == "all_gather" else 1)
+        most = busiest_bytes(op.kind, whole, layout, self.network, root=op.root or 0)
+        return tuple((level.name, float(n)) for level, n in zip(self.network.levels, most, strict=True))

@@ -141,7 +141,7 @@ class _Follow:
     def issue(self, data: Floats, cpu: Floats, overhead: float) -> Floats:
         """When each message is handed to the network; a rank hands over one after another."""
         src = self.step.src
-        issue = np.maximum(data, cpu[src]) + self.step.turn * overhead
+        issue: Floats = np.maximum(data, cpu[src]) + self.step.turn * overhead
         if self.repeats:
             np.maximum.at(cpu, src, issue)
         else:
@@ -157,7 +157,8 @@ class _Follow:
         done = begin + self.busy
         free[self.used] = done
         last: Floats = np.append(done, 0.0)[self.link].max(axis=1)
-        return np.maximum(last, issue + self.alone)
+        alone: Floats = issue + self.alone
+        return np.maximum(last, alone)
 
 
 def _unlike(pattern: Pattern, costs: Costs, piece: float, slices: int) -> float:

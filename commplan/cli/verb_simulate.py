@@ -1,0 +1,240 @@
+"""`commplan simulate`: how long a plan takes on a topology, what bounds it, and a trace of it."""
+
+from __future__ import annotations
+
+import math
+import sys
+from argparse import Namespace
+from collections.abc import Iterable, Sequence
+from io import StringIO
+from typing import Any, NamedTuple
+
+import msgspec
+
+from commplan.cli.console import STDIN, Console, name_of
+from commplan.diagnostics import fail
+from commplan.ir.plan import AxisKind, Plan
+from commplan.ir.schedule import Axis, Schedule
+from commplan.simulate import Calibration, Predictor, Simulation, load_calibration, simulate
+from commplan.simulate.timeline import OpTime, PhaseTime, Stretch
+from commplan.topology import Topology, load_topology, place
+
+SHOWN = 40  # rows of a table; the rest is summed
+
+
+def run(arguments: Namespace, console: Console) -> int:
+    """Simulate, print, and write the trace. Raises CP0752 without a topology, and what compiling raises."""
+    if not arguments.topology:
+        fail("CP0752", "there is no topology to simulate on", "give one with --topology FILE")
+    calibration = load_calibration(arguments.calibration) if arguments.calibration else None
+    topology = load_topology(arguments.topology)
+    schedule, lines = _schedule(arguments, topology, console)
+    _same_backend(calibration, schedule, arguments.calibration)
+    predictor = Predictor(topology, schedule.axes, calibration=calibration, backend=schedule.backend)
+    found = simulate(schedule, predictor, dict(arguments.cost))
+    if arguments.trace:
+        from commplan.simulate.trace import trace
+
+        console.write(arguments.trace, trace(found) + b"\n")
+        if arguments.trace != STDIN:
+            console.note(f"wrote {arguments.trace}: open it at https://ui.perfetto.dev")
+    if console.human and arguments.trace != STDIN:
+        console.put(_text(found, lines, console.color(sys.stdout)))
+    elif not console.human:
+        console.document(**_data(found, schedule), diagnostics=[])
+    return 0
+
+
+def _same_backend(calibration: Calibration | None, schedule: Schedule, file: str | None) -> None:
+    if calibration is not None and calibration.backend != schedule.backend:
+        fail(
+            "CP0753",
+            f"the calibration is of {calibration.backend}, the schedule for {schedule.backend}",
+            f"compile with --backend {calibration.backend}, or measure with {schedule.backend}",
+            file=file or "",
+        )
+
+
+def _schedule(arguments: Namespace, topology: Topology, console: Console) -> tuple[Schedule, list[str]]:
+    """The schedule, and the lines of the plan where there is one."""
+    text = console.read(arguments.file)
+    name = name_of(arguments.file)
+    if arguments.file.endswith(".json") or text.lstrip().startswith("{"):
+        return _saved(text, name, arguments, topology, console), []
+    from commplan.cli.binding import compiled
+
+    def adapt(plan: Plan) -> Plan:
+        return _scaled(plan, arguments.ranks, arguments.axis) if arguments.ranks else plan
+
+    done = compiled(arguments.file, arguments, console, adapt=adapt)
+    return done.schedule, text.splitlines()
+
+
+def _scaled(plan: Plan, ranks: int, sizes: Iterable[tuple[str, int]]) -> Plan:
+    """`plan` with its first axis so long that there are `ranks` ranks. Raises CP0754 where that cannot be."""
+    given = dict(sizes)
+    ranked = [axis for axis in plan.axes if axis.kind is not AxisKind.SERVER]
+    if not ranked:
+        fail("CP0754", f"plan `{plan.name}` has no axis that could hold {ranks} ranks", file=plan.file)
+    first = next((axis for axis in ranked if axis.kind is AxisKind.REPLICA), ranked[0])
+    others = [given.get(axis.name, axis.size) for axis in ranked if axis is not first]
+    if None in others:
+        fail("CP0754", "--ranks needs the sizes of all axes but the first", "give them with --axis NAME=N")
+    inside = math.prod(size for size in others if size is not None)
+    if ranks % inside:
+        fail(
+            "CP0754",
+            f"{ranks} ranks cannot be laid out: the other axes of plan `{plan.name}` have {inside}",
+            f"give a multiple of {inside}, or their sizes with --axis NAME=N",
+            file=plan.file,
+        )
+    longer = msgspec.structs.replace(first, size=ranks // inside)
+    return msgspec.structs.replace(plan, axes=tuple(longer if a is first else a for a in plan.axes))
+
+
+def _saved(text: str, name: str, arguments: Namespace, topology: Topology, console: Console) -> Schedule:
+    """A saved schedule, its axes placed as the flags say, else as it was compiled, else by name."""
+    from commplan.verify import load_schedule
+
+    if arguments.ranks:
+        fail("CP0754", "--ranks resizes plans, and a saved schedule has its sizes", "give the .plan file")
+    schedule = load_schedule(text.encode(), name)
+    mapping = dict(arguments.map)
+    levels = {level.name for level in topology.levels}
+    known = all({spread.level for spread in axis.levels} <= levels for axis in schedule.axes)
+    placed = all(axis.levels or axis.size == 1 for axis in schedule.mesh_axes)
+    if mapping or not (known and placed):
+        axes = place(schedule.axes, topology, mapping, oversubscribe=arguments.oversubscribe)
+        schedule = msgspec.structs.replace(schedule, axes=axes)
+    for axis in schedule.axes:
+        if axis.levels:
+            console.note(f"{axis.kind} {axis.name} = {axis.size} on {_where(axis)}")
+    return schedule
+
+
+def _where(axis: Axis) -> str:
+    from commplan.cli.binding import placement_text
+
+    return placement_text(axis)
+
+
+def _data(found: Simulation, schedule: Schedule) -> dict[str, Any]:
+    plain: dict[str, Any] = msgspec.to_builtins(found)
+    for phase, one in zip(plain["phases"], found.phases, strict=True):
+        phase["distance"] = one.distance
+        phase["nbytes"] = dict(one.nbytes)
+        for op, time in zip(phase["ops"], one.ops, strict=True):
+            op["nbytes"] = dict(time.nbytes)
+    plain["mapping"] = {axis.name: [[s.level, s.count] for s in axis.levels] for axis in schedule.axes}
+    return plain
+
+
+def _text(found: Simulation, lines: Sequence[str], color: bool) -> str:
+    from rich.console import Console as Rich
+
+    out = StringIO()
+    rich = Rich(file=out, width=110, force_terminal=color, no_color=not color, highlight=False)
+    source = (
+        f"calibrated {found.calibrated}" if found.calibrated else "costs of the topology file, not measured"
+    )
+    rich.print(
+        f"{found.plan} on {found.topology}: {found.ranks} rank{'s' * (found.ranks != 1)}, {found.backend}; {source}",
+        markup=False,
+    )
+    for phase in found.phases:
+        _phase(rich, phase, lines)
+    if found.unknown:
+        rich.print(f"\ncharged nothing, costs unknown: {', '.join(found.unknown)}", markup=False)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+
+
+def _phase(rich: Any, phase: PhaseTime, lines: Sequence[str]) -> None:
+    rich.print(f"\nphase {phase.name}: {time(phase.seconds)}", markup=False, style="bold")
+    if phase.bound > 0:
+        rich.print(f"  lower bound        {time(phase.bound)}; simulated is {phase.distance:.2f} times that")
+    rich.print(f"  communication      {time(phase.network)}; other work {time(phase.compute)}")
+    moved = ", ".join(f"{level} {size(nbytes)}" for level, nbytes in phase.nbytes if nbytes)
+    if moved:
+        rich.print(f"  busiest links      {moved} in one direction", markup=False)
+    rows = _rows(phase.ops)
+    if rows:
+        rich.print(_table(rows))
+    if phase.critical:
+        rich.print("  critical path, summed over buckets")
+    for (line, what), seconds in _summed(phase.critical).items():
+        text = lines[line - 1].strip() if 0 < line <= len(lines) else ""
+        rich.print(f"    {time(seconds):>9}  line {line:<4} {what:<32} {text[:50]}", markup=False)
+
+
+def _summed(critical: Sequence[Stretch]) -> dict[tuple[int, str], float]:
+    found: dict[tuple[int, str], float] = {}
+    for part in critical:
+        found[part.line, part.what] = found.get((part.line, part.what), 0.0) + part.seconds
+    return found
+
+
+class _Row(NamedTuple):
+    """Ops of one line that do the same."""
+
+    line: int
+    what: str
+    times: int
+    start: float
+    seconds: float
+    bound: float
+    source: str
+
+
+def _rows(ops: Sequence[OpTime]) -> list[_Row]:
+    found: dict[tuple[int, str], _Row] = {}
+    for op in ops:
+        if op.seconds <= 0:
+            continue
+        form = f" ({op.form})" if op.form else ""
+        what = f"{op.op} via {op.algorithm}{form}" if op.algorithm else op.op
+        old = found.get((op.line, what))
+        if old is None:
+            found[op.line, what] = _Row(op.line, what, 1, op.start, op.seconds, op.bound, op.source)
+            continue
+        found[op.line, what] = old._replace(
+            times=old.times + 1, seconds=old.seconds + op.seconds, bound=old.bound + op.bound
+        )
+    return list(found.values())
+
+
+def _table(rows: Sequence[_Row]) -> Any:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=True)
+    table.add_column("line", justify="right")
+    table.add_column("what", overflow="fold")
+    for title in ("times", "starts", "takes", "bound"):
+        table.add_column(title, justify="right")
+    table.add_column("from")
+    for row in rows[:SHOWN]:
+        bound = time(row.bound) if row.bound else ""
+        table.add_row(
+            str(row.line), row.what, str(row.times), time(row.start), time(row.seconds), bound, row.source
+        )
+    if len(rows) > SHOWN:
+        rest = sum(row.seconds for row in rows[SHOWN:])
+        table.add_row("", f"and {len(rows) - SHOWN} more", "", "", time(rest), "", "")
+    return table
+
+
+def time(seconds: float) -> str:
+    """`3.14 ms`: three digits and a unit."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= scale:
+            return (
+                f"{seconds / scale:.3g} {unit}" if seconds < 1000 * scale else f"{seconds / scale:.0f} {unit}"
+            )
+    return f"{seconds / 1e-9:.3g} ns" if seconds else "0"
+
+
+def size(nbytes: float) -> str:
+    """`12.5 MiB`."""
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if nbytes >= scale:
+            return f"{nbytes / scale:.4g} {unit}"
+    return f"{nbytes:.4g} B"

@@ -1,0 +1,293 @@
+"""Simulation of a schedule: every phase as tasks on lanes, collectives as flows over the topology."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from commplan.ir.plan import Algorithm
+from commplan.ir.schedule import (
+    Collective,
+    Elastic,
+    Exchange,
+    Map,
+    Op,
+    Phase,
+    Read,
+    Schedule,
+    Share,
+    operands,
+    results,
+)
+from commplan.simulate.cost import Prediction
+from commplan.simulate.events import Played, Task, chain, play
+from commplan.simulate.predictor import Predictor
+
+DEVICE = "device"
+
+
+class OpTime(msgspec.Struct, frozen=True):
+    """One op in time. start, seconds: as simulated. alone: seconds if nothing else were on the network.
+
+    bound: seconds that no algorithm beats; source: where `alone` comes from. nbytes: of each level, what its
+    busiest link carries.
+    """
+
+    op: str
+    result: str
+    line: int
+    lane: str
+    start: float
+    seconds: float
+    alone: float
+    algorithm: str = ""
+    form: str = ""
+    bound: float = 0.0
+    source: str = ""
+    nbytes: tuple[tuple[str, float], ...] = ()
+
+
+class Stretch(msgspec.Struct, frozen=True):
+    """A part of the critical path: ops of one plan line in a row."""
+
+    line: int
+    what: str
+    seconds: float
+
+
+class PhaseTime(msgspec.Struct, frozen=True):
+    """One phase in time.
+
+    bound: seconds that the phase's collectives take at least on this topology, overlapping perfectly, and its
+    computation. network, compute: seconds in which some collective, some other op ran. nbytes: of each level,
+    what its busiest link carries in one direction, all collectives together.
+    """
+
+    name: str
+    seconds: float
+    bound: float
+    network: float
+    compute: float
+    nbytes: tuple[tuple[str, float], ...]
+    critical: tuple[Stretch, ...]
+    ops: tuple[OpTime, ...]
+
+    @property
+    def distance(self) -> float:
+        """Simulated time over the bound; 1 where there is nothing to bound."""
+        return self.seconds / self.bound if self.bound > 0 else 1.0
+
+
+class Simulation(msgspec.Struct, frozen=True):
+    """A schedule in time. unknown: what was charged nothing because nobody knows what it costs."""
+
+    plan: str
+    topology: str
+    backend: str
+    ranks: int
+    phases: tuple[PhaseTime, ...]
+    unknown: tuple[str, ...] = ()
+    calibrated: str = ""  # the date of the calibration, "" for the model alone
+
+
+def simulate(
+    schedule: Schedule, predictor: Predictor, compute: Mapping[str, float] | None = None
+) -> Simulation:
+    """Run every phase of `schedule` once, on the network of `predictor`.
+
+    compute: seconds of one call of a function, or of one read of a source, by name; what is not in it takes
+    no time and is named in `unknown`. Ops of the compiler's own (packing, sums) are charged for their bytes.
+    """
+    charge = _Charge(schedule, predictor, compute or {})
+    phases = tuple(_phase(phase, charge) for phase in schedule.phases)
+    ranks = 1
+    for axis in schedule.mesh_axes:
+        ranks *= axis.size
+    calibration = predictor.calibration
+    return Simulation(
+        schedule.plan,
+        predictor.network.topology.name,
+        schedule.backend,
+        ranks,
+        phases,
+        tuple(charge.unknown),
+        calibration.date if calibration else "",
+    )
+
+
+class _Charge:
+    """What an op costs alone."""
+
+    def __init__(self, schedule: Schedule, predictor: Predictor, compute: Mapping[str, float]) -> None:
+        self.schedule, self.predictor, self.compute = schedule, predictor, compute
+        self.unknown: dict[str, None] = {}
+        self.entry = {value.id: value.nbytes for value in schedule.entry}
+
+    def of(self, op: Op, nbytes: Mapping[str, int]) -> tuple[float, Prediction | None]:
+        """Seconds, and the prediction behind them for what communicates. nbytes: of the phase's values."""
+        match op:
+            case Collective():
+                return self._moved(self.predictor.of(op), f"{op.kind} via {op.algorithm}")
+            case Share():
+                return self._share(op, nbytes)
+            case Exchange():
+                what = f"exchange of `{op.gradient}` with its servers"
+                return self._moved(self._servers(op, nbytes), what)
+            case Elastic() if op.mode != "sync":
+                return self._moved(None, f"elastic averaging by {op.mode} on line {op.span.line}")
+            case Map():
+                return self._called(op.fn, "function"), None
+            case Read():
+                return self._called(op.source, "source"), None
+            case _:
+                size = sum(nbytes.get(ref, 0) for ref in results(op))
+                return size * self.predictor.network.gamma, None
+
+    def _called(self, name: str, what: str) -> float:
+        if name not in self.compute:
+            self.unknown[f"{what} `{name}`"] = None
+        return self.compute.get(name, 0.0)
+
+    def _moved(self, found: Prediction | None, what: str) -> tuple[float, Prediction | None]:
+        if found is None:
+            self.unknown[what] = None
+        return (found.seconds if found else 0.0), found
+
+    def _share(self, op: Share, nbytes: Mapping[str, int]) -> tuple[float, Prediction | None]:
+        if op.design == "duplicate":
+            return 0.0, None
+        size, native = nbytes.get(op.result, 0), Algorithm("native")
+        if op.design == "all_shared":
+            ranks = self.predictor.layout(op.over).ranks
+            found = self.predictor.predict("all_gather", native, op.over, size / ranks)
+        else:
+            found = self.predictor.predict("broadcast", native, op.over, size)
+        return self._moved(found, f"sharing `{op.result}` by {op.design}")
+
+    def _servers(self, op: Exchange, nbytes: Mapping[str, int]) -> Prediction | None:
+        """Owners among the ranks: gradients to their owners, parameters back: the bytes of an all-reduce."""
+        on_server = any(axis not in self.schedule.mesh_sizes for axis in op.over)
+        if on_server:
+            return None
+        return self.predictor.predict("all_reduce", Algorithm("native"), op.over, nbytes.get(op.gradient, 0))
+
+
+def _phase(phase: Phase, charge: _Charge) -> PhaseTime:
+    nbytes = charge.entry | {value.id: value.nbytes for value in phase.values}
+    costs = [charge.of(op, nbytes) for op in phase.ops]
+    tasks = _tasks(phase.ops, costs, charge)
+    played = play(tasks)
+    ops = tuple(
+        _op_time(op, seconds, found, when)
+        for op, (seconds, found), when in zip(phase.ops, costs, played, strict=True)
+    )
+    end = max((when.end for when in played), default=0.0)
+    moving = [(when.start, when.end) for when, (_, found) in zip(played, costs, strict=True) if found]
+    working = [(when.start, when.end) for when, (_, found) in zip(played, costs, strict=True) if not found]
+    levels = [level.name for level in charge.predictor.network.levels]
+    total = dict.fromkeys(levels, 0.0)
+    for _, found in costs:
+        for level, size in found.nbytes if found else ():
+            total[level] += size
+    bound = min(end, _bound(phase.ops, costs, charge))
+    return PhaseTime(
+        phase.name,
+        end,
+        bound,
+        _covered(moving),
+        _covered(working),
+        tuple(total.items()),
+        _critical(ops, played),
+        ops,
+    )
+
+
+def _tasks(
+    ops: Sequence[Op], costs: Sequence[tuple[float, Prediction | None]], charge: _Charge
+) -> list[Task]:
+    """One task for each op. A split collective leaves the device free, a blocking one under MPI does not."""
+    maker: dict[str, int] = {}
+    split = {index for index, op in enumerate(ops) if isinstance(op, Collective) and op.form == "split"}
+    blocking = charge.schedule.backend == "mpi"
+    tasks: list[Task] = []
+    for index, (op, (seconds, found)) in enumerate(zip(ops, costs, strict=True)):
+        reads = [maker[ref] for ref in operands(op) if ref in maker]
+        after = [maker[ref] for ref in op.after if ref in maker]
+        lanes = [op.lane]
+        if blocking and isinstance(op, Collective) and index not in split:
+            lanes.append(DEVICE)
+        begun = tuple(other for other in after if other in split)
+        needs = (*reads, *(other for other in after if other not in split))
+        tasks.append(Task(tuple(lanes), needs, seconds, _use(seconds, found, charge), begun))
+        for ref in results(op):
+            maker[ref] = index
+    return tasks
+
+
+def _use(seconds: float, found: Prediction | None, charge: _Charge) -> tuple[float, ...]:
+    """How busy the busiest link of each level is while the op runs alone."""
+    if found is None or seconds <= 0:
+        return ()
+    bandwidth = {level.name: level.bandwidth for level in charge.predictor.network.levels}
+    return tuple(min(1.0, size / bandwidth[level] / seconds) for level, size in found.nbytes)
+
+
+def _op_time(op: Op, seconds: float, found: Prediction | None, when: Played) -> OpTime:
+    kind = type(op).__name__.lower()
+    name = op.kind if isinstance(op, Collective) else op.fn if isinstance(op, Map) else kind
+    moved = isinstance(op, Collective)
+    return OpTime(
+        name,
+        ", ".join(results(op)),
+        op.span.line,
+        op.lane,
+        when.start,
+        when.end - when.start,
+        seconds,
+        str(op.algorithm) if moved else "",
+        (op.form or "") if moved else "",
+        found.bound if found else 0.0,
+        found.source if found else "",
+        found.nbytes if found else (),
+    )
+
+
+def _bound(ops: Sequence[Op], costs: Sequence[tuple[float, Prediction | None]], charge: _Charge) -> float:
+    """No collective is faster than its own bound, and links of a level carry what all of them must."""
+    bandwidth = {level.name: level.bandwidth for level in charge.predictor.network.levels}
+    alone = [found.bound for _, found in costs if found]
+    together = dict.fromkeys(bandwidth, 0.0)
+    for op, (_, found) in zip(ops, costs, strict=True):
+        if found is None or not isinstance(op, Collective) or op.kind == "broadcast":
+            continue  # roots differ, and so do the links that are busiest
+        for level, size in charge.predictor.least_bytes(op):
+            together[level] += size / bandwidth[level]
+    lanes: dict[str, float] = {}
+    for op, (seconds, found) in zip(ops, costs, strict=True):
+        if found is None:
+            lanes[op.lane] = lanes.get(op.lane, 0.0) + seconds
+    return max([*lanes.values(), *alone, *together.values()], default=0.0)
+
+
+def _covered(spans: Sequence[tuple[float, float]]) -> float:
+    """The length of the union of intervals."""
+    total = last = 0.0
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, last))
+        last = max(last, end)
+    return total
+
+
+def _critical(ops: Sequence[OpTime], played: Sequence[Played]) -> tuple[Stretch, ...]:
+    found: list[Stretch] = []
+    for index in chain(played):
+        op = ops[index]
+        what = f"{op.op} via {op.algorithm}" if op.algorithm else op.op
+        if op.seconds <= 0:
+            continue
+        if found and (found[-1].line, found[-1].what) == (op.line, what):
+            found[-1] = Stretch(op.line, what, found[-1].seconds + op.seconds)
+        else:
+            found.append(Stretch(op.line, what, op.seconds))
+    return tuple(found)
