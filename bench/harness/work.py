@@ -21,7 +21,7 @@ MOST_RANKS = 12  # 61 * (3**12 - 1) / 2 is below 2**24: exact in float32
 
 
 class Work(msgspec.Struct, frozen=True):
-    """A collective over float32 tensors.
+    """A collective over float32 tensors, or `empty`: a call of the backend that moves nothing.
 
     counts: the elements of each tensor: of the whole buffer (for reduce_scatter the operand, for all_gather
     the result), a multiple of the number of ranks for these two. how: what the system should do, in its own
@@ -84,6 +84,8 @@ def operand(work: Work, tensor: int, rank: int, ranks: int, variant: int) -> Flo
 
 def wrong(work: Work, results: list[Floats], rank: int, ranks: int, variant: int) -> str:
     """What is wrong with `results`; empty where every element is as it must be."""
+    if work.kind == "empty":
+        return ""
     if len(results) != len(work.counts):
         return f"{len(results)} results for {len(work.counts)} tensors"
     for tensor, found in enumerate(results):

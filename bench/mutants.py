@@ -1,0 +1,120 @@
+"""The campaign of mutants: programs with one mistake, all of which must be refused; and all valid ones.
+
+    python -m bench.mutants --count 2000 --seed 0        # every counter-example is replayed
+    python -m bench.mutants --valid                      # all algorithms, kinds and 1 to 64 ranks are proved
+
+A mutant is a valid program (any algorithm, kind, number of ranks, root and slices) in which one transfer was
+dropped, doubled, misdirected, moved to another round, given another chunk or operation, or two rounds of one
+rank exchanged; or ranks of which one creates its communicators, or calls them, in another way. The verifier must
+refuse it with a counter-example, and running the mutant must show exactly what the counter-example says. Where
+nothing is refused, the mutant is run, without the verifier: if it still does what its collective promises it
+is no mutant, is counted as such, and another is drawn; if not, it has escaped. A mutant is a pure function of
+its seed. Exit 1 if one escaped, a counter-example did not replay, or a valid program was refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+from commplan.collectives.program import KINDS, ROOTED
+from commplan.collectives.registry import algorithms, program
+from commplan.verify.calls import check_calls
+from commplan.verify.calls_replay import correct_calls, replay_calls
+from commplan.verify.programs import prove
+from commplan.verify.replay import correct, replay
+from tests.support.calls_mutation import mutate_calls
+from tests.support.mutation import mutate, some_program
+
+REJECTED, EQUIVALENT, ESCAPED, UNREPLAYED = "rejected", "equivalent", "escaped", "not replayed"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    if options.valid:
+        return _valid(options.most)
+    start = time.perf_counter()
+    outcomes: Counter[tuple[str, str]] = Counter()
+    failures: Counter[str] = Counter()
+    seed, rejected, bad = options.seed, 0, 0
+    while rejected + bad < options.count:
+        kind, outcome, failure, text = one(seed, options.most)
+        outcomes[kind, outcome] += 1
+        rejected += outcome == REJECTED
+        if outcome == REJECTED:
+            failures[failure] += 1
+        if outcome in (ESCAPED, UNREPLAYED):
+            bad += 1
+            print(f"{outcome}: seed {seed}: {text}")
+        seed += 1
+    for kind in sorted({kind for kind, _ in outcomes}):
+        same = outcomes[kind, EQUIVALENT]
+        more = f", {same} drawn again: still correct" if same else ""
+        print(f"{kind}: {outcomes[kind, REJECTED]} rejected{more}")
+    print("counter-examples:", ", ".join(f"{number} {name}" for name, number in failures.most_common()))
+    same = sum(number for (_, outcome), number in outcomes.items() if outcome == EQUIVALENT)
+    print(
+        f"mutants: {rejected} of {rejected + bad} rejected with a counter-example that replays, seeds"
+        f" {options.seed}..{seed - 1}, {same} no mutants but correct programs,"
+        f" {time.perf_counter() - start:.0f} s"
+    )
+    return int(bad > 0)
+
+
+def one(seed: int, most: int) -> tuple[str, str, str, str]:
+    """Make and judge the mutant of one seed: its kind, the outcome, the kind of failure, and in words."""
+    rng = random.Random(seed)
+    if rng.random() < 1 / 8:
+        calls = mutate_calls(rng)
+        claim = check_calls(calls.sizes, calls.ranks)
+        text = f"{calls.sizes}: {calls.kind}: {calls.what}: {claim.message if claim else 'accepted'}"
+        if claim is None:
+            good = correct_calls(calls.sizes, calls.ranks)
+            return calls.kind, EQUIVALENT if good else ESCAPED, "", text
+        shown = replay_calls(calls.sizes, calls.ranks, claim)
+        return calls.kind, REJECTED if shown else UNREPLAYED, claim.failure, text
+    of = some_program(rng, most)
+    mutant = mutate(rng, of)
+    found = prove(mutant.projection)
+    what = f"{of.name} {of.kind}, {of.ranks} ranks, root {of.root}, {of.chunks} chunks: {mutant.what}"
+    if not found:
+        return mutant.kind, EQUIVALENT if correct(mutant.projection) else ESCAPED, "", what
+    shown = replay(mutant.projection, found[0])
+    text = f"{what}: {found[0].message}"
+    return mutant.kind, REJECTED if shown else UNREPLAYED, found[0].failure, text
+
+
+def _valid(most: int) -> int:
+    start, count, bad = time.perf_counter(), 0, 0
+    for kind in KINDS:
+        for name in algorithms(kind):
+            for ranks in range(1, most + 1):
+                for root in sorted({0, ranks // 2, ranks - 1} if kind in ROOTED else {0}):
+                    count += 1
+                    for wrong in prove(program(name, kind, ranks, root=root)):
+                        bad += 1
+                        print(f"refused: {name} {kind} {ranks} ranks root {root}: {wrong.message}")
+    print(
+        f"mutants: {count - bad} of {count} valid programs proved, 1 to {most} ranks,"
+        f" {time.perf_counter() - start:.0f} s"
+    )
+    return int(bad > 0)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.mutants", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("--count", type=int, default=2000, help="how many mutants (2000)")
+    parser.add_argument("--seed", type=int, default=0, help="the first seed (0)")
+    parser.add_argument("--most", type=int, default=64, help="the most ranks of a program (64)")
+    parser.add_argument("--valid", action="store_true", help="prove all valid programs instead")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
