@@ -1,0 +1,171 @@
+"""The engine's library: compiled on first use for this machine, this MPI and this JAX, and kept.
+
+It must be compiled where it runs: MPI libraries share no binary interface, and reductions are as fast as the
+processor allows. The result lies in a per-user cache under a name that says all that it depends on. Of the
+ranks that start together one compiles, on a file system of their own one for each; the others wait for it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from commplan.diagnostics import fail
+from commplan.lowering.jax.untyped import jax
+from commplan.lowering.mpi.untyped import MPI
+
+SOURCES = Path(__file__).parent / "engine"
+_OPTIONS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread")
+_FIX = "install a C++17 compiler (Debian: g++) and the headers of the MPI in use, or write `via` without it"
+_SECONDS = 300  # more than any compiler needs
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The engine, loaded into this process. Raises CP0830 where it cannot be had."""
+    path = _cached(_compiler(), mpi_library())
+    try:
+        loaded = ctypes.CDLL(str(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)
+    except OSError as error:
+        fail("CP0830", f"the MPI engine cannot be loaded: {error}", f"remove {path} to compile it again")
+    loaded.commplan_library.restype = ctypes.c_char_p
+    used, ours = Path(os.fsdecode(loaded.commplan_library())), mpi_library()
+    if used.resolve() != ours.resolve():
+        fail(
+            "CP0830",
+            f"the compiler wrapper on the path belongs to another MPI: {used}",
+            f"mpi4py uses {ours}",
+            "put the `mpicxx` of that MPI first in PATH, or name it in MPICXX",
+        )
+    _declare(loaded)
+    return loaded
+
+
+def _declare(loaded: Any) -> None:
+    number, pointer = ctypes.c_int64, ctypes.c_void_p
+    loaded.commplan_channel_open.restype = pointer
+    loaded.commplan_channel_open.argtypes = [ctypes.c_int]
+    loaded.commplan_channel_close.restype = None
+    loaded.commplan_channel_close.argtypes = [pointer]
+    loaded.commplan_list.restype = number
+    loaded.commplan_list.argtypes = [pointer, pointer, number, *[pointer] * 4, number, pointer]
+    loaded.commplan_native.restype = number
+    loaded.commplan_native.argtypes = [pointer, pointer]
+    for name in ("call", "start", "finish", "empty"):
+        handler = jax.ffi.pycapsule(getattr(loaded, f"commplan_{name}"))
+        jax.ffi.register_ffi_target(f"commplan_mpi_{name}", handler, platform="cpu")
+
+
+@functools.cache
+def mpi_library() -> Path:
+    """The file of the MPI library that mpi4py has loaded."""
+    MPI.Get_version()
+    lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+    paths = dict.fromkeys(line.split(maxsplit=5)[5] for line in lines if "/libmpi" in line)
+    names = [Path(path) for path in paths if Path(path).name.startswith(("libmpi.", "libmpich."))]
+    if len({path.resolve() for path in names}) != 1:
+        found = ", ".join(map(str, names)) or "none"
+        fail("CP0830", f"the MPI library of this process is not to be found: {found}", _FIX)
+    return names[0]
+
+
+def _compiler() -> tuple[str, ...]:
+    """The command that compiles C++ against the MPI in use: its own wrapper."""
+    named = os.environ.get("MPICXX")
+    beside = [mpi_library().parent.parent / "bin", Path(sys.prefix) / "bin"]
+    places = os.pathsep.join([*map(str, beside), os.environ.get("PATH", os.defpath)])
+    for name in [named] if named else ["mpicxx", "mpic++", "mpiCC"]:
+        if found := shutil.which(name, path=places):
+            return (found,)
+    if not named and (wrapper := shutil.which("mpicc", path=places)):
+        shown = subprocess.run([wrapper, "--showme"], capture_output=True, text=True, check=False)
+        cxx = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
+        if cxx and shown.returncode == 0:
+            return (cxx, *shown.stdout.split()[1:])
+    what = f"`{named}` (from MPICXX) is not there" if named else "there is no mpicxx"
+    return fail("CP0830", f"the MPI engine cannot be compiled: {what}", _FIX)
+
+
+def cache() -> Path:
+    """Where compiled engines lie: below $XDG_CACHE_HOME or ~/.cache, else among temporary files."""
+    named = os.environ.get("XDG_CACHE_HOME")
+    try:
+        place = (Path(named) if named else Path.home() / ".cache") / "commplan"
+        place.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.TemporaryFile(dir=place):
+            return place
+    except (OSError, RuntimeError):  # no home, or one that cannot be written
+        place = Path(tempfile.gettempdir()) / f"commplan-{os.getuid()}"
+        place.mkdir(exist_ok=True, mode=0o700)
+        if place.stat().st_uid != os.getuid():
+            fail(
+                "CP0830", f"{place} belongs to another user", "set XDG_CACHE_HOME to a directory of your own"
+            )
+        return place
+
+
+def _cached(compiler: Sequence[str], mpi: Path) -> Path:
+    sources = sorted(path for path in SOURCES.iterdir() if path.suffix in (".cpp", ".h"))
+    digest = hashlib.sha256()
+    for path in sources:
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    stat = mpi.stat()
+    parts = (compiler, _OPTIONS, _version(compiler[0]), MPI.Get_library_version(), str(mpi.resolve()))
+    digest.update(repr((*parts, stat.st_size, jax.__version__, jax.ffi.include_dir(), _processor())).encode())
+    path = cache() / f"engine-{digest.hexdigest()[:24]}.so"
+    if path.exists():
+        return path
+    with (cache() / f"{path.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # given up when the process ends, however it ends
+        if not path.exists():
+            _compile(compiler, [p for p in sources if p.suffix == ".cpp"], path)
+    return path
+
+
+def _version(compiler: str) -> str:
+    shown = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
+    return shown.stdout
+
+
+def _processor() -> str:
+    """What `-march=native` means here."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.machine()
+    wanted = ("model name", "flags", "Features", "CPU part")
+    return platform.machine() + "".join(sorted({line for line in lines if line.startswith(wanted)}))
+
+
+def _compile(compiler: Sequence[str], sources: Sequence[Path], path: Path) -> None:
+    """Compile to a name of our own and rename: whoever sees `path` sees all of it, on other hosts too."""
+    handle, made = tempfile.mkstemp(suffix=".so", dir=path.parent)
+    os.close(handle)
+    include = f"-I{jax.ffi.include_dir()}"
+    files = [str(source) for source in sources]
+    try:
+        for tuning in (["-march=native"], []):  # not every compiler knows its processor
+            command = [compiler[0], *_OPTIONS, *tuning, include, *files, *compiler[1:], "-o", made, "-ldl"]
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_SECONDS)
+            if done.returncode == 0:
+                Path(made).replace(path)
+                return
+            if "march" not in done.stderr:
+                break
+        errors = [line for line in done.stderr.splitlines() if "error" in line] or [done.stderr[-500:]]
+        fail("CP0830", f"the MPI engine does not compile: {errors[0].strip()}", _FIX)
+    except subprocess.TimeoutExpired:
+        fail("CP0830", f"compiling the MPI engine took more than {_SECONDS} s", _FIX)
+    finally:
+        Path(made).unlink(missing_ok=True)

@@ -1,0 +1,82 @@
+"""How a collective is cut for the engine: program, slices, size and number of messages."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import msgspec
+
+from commplan.collectives import registry
+from commplan.collectives.program import Program
+from commplan.diagnostics import Span
+from commplan.ir.plan import Algorithm, Arg, Hints
+from commplan.ir.schedule import Collective
+from commplan.ir.types import DType
+from commplan.lowering import programs
+from commplan.lowering.mpi.groups import Groups
+from commplan.lowering.mpi.spec import Kind, Spec
+
+# Open MPI sends up to 64 KiB over TCP at once and asks its receiver before it sends more.
+LARGEST = 64 * 1024 - 256
+SMALLEST = 8 * 1024
+WINDOW = 4
+_NOWHERE = Span(1, 1, 1, 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """program: for the ranks along the axes. piece: bytes of a message. window: messages between two ranks
+    that are in flight one way."""
+
+    program: Program
+    piece: int
+    window: int
+
+
+def choice(spec: Spec, groups: Groups, size: int, itemsize: int) -> Choice | None:
+    """How `spec` is carried out for slots of `size` elements; None: MPI's own collective.
+
+    Raises what `lowering.programs.program_of` raises.
+    """
+    if spec.algorithm.name == programs.NATIVE or spec.kind == "all_to_all":
+        return None
+    nbytes = size * itemsize
+    program = _program(spec, groups, nbytes)
+    return Choice(program, min(spec.chunk or LARGEST, LARGEST), WINDOW)
+
+
+def _program(spec: Spec, groups: Groups, nbytes: int) -> Program:
+    axes = spec.axes or ()
+    kind = spec.kind
+    if kind in ("reduce", "scatter", "gather"):  # no stage of a plan, so no collective of a schedule
+        ranks = groups.ways(axes)
+        whole = registry.program(spec.algorithm.name, kind, ranks, root=spec.root)
+        slices = -(-nbytes // (whole.chunks * spec.chunk)) if spec.chunk and whole.rounds else 1
+        return registry.program(spec.algorithm.name, kind, ranks, root=spec.root, slices=max(1, slices))
+    op = Collective(
+        kind=kind,
+        result="y.0",
+        operand="x.0",
+        axes=axes,
+        dtype=DType.F32,
+        nbytes=nbytes,
+        span=_NOWHERE,
+        root=spec.root,
+        algorithm=_without_native(spec.algorithm, kind),
+        hints=Hints(chunk=spec.chunk),
+    )
+    spread = {axes[0]: spec.levels} if len(axes) == 1 else {}
+    program = programs.program_of(op, groups.sizes, spread, nbytes)
+    assert program is not None  # no level is native
+    return program
+
+
+def _without_native(algorithm: Algorithm, kind: Kind) -> Algorithm:
+    """`hierarchical` with programs where it leaves levels to the backend: only so do its phases overlap.
+
+    hierarchical(gpu, node = chain)  -->  hierarchical(gpu = ring, node = chain)
+    """
+    usual = "binomial_tree" if kind == "broadcast" else "ring"
+    levels = ((level, how.name) for level, how in algorithm.levels)
+    args = tuple(Arg(usual if how == programs.NATIVE else how, level) for level, how in levels)
+    return msgspec.structs.replace(algorithm, args=args) if args else algorithm

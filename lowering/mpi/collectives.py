@@ -1,0 +1,221 @@
+"""Collectives under jit, over an mpi4py communicator, one device for each rank.
+
+A `Channel` is what a communicator is to this engine: messages of its own, in the order in which operations
+are tied together by their tokens.
+
+    channel = Channel(MPI.COMM_WORLD)
+    token = channel.token()
+    y, token = jax.jit(lambda x, t: channel.run(x, Spec("all_reduce", algorithm=RING), t))(x, token)
+"""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import weakref
+from collections.abc import Mapping
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from commplan.collectives.program import REDUCING
+from commplan.diagnostics import fail
+from commplan.ir.schedule import ReduceOp
+from commplan.lowering.jax.untyped import jax, jnp
+from commplan.lowering.mpi import build
+from commplan.lowering.mpi.choose import choice
+from commplan.lowering.mpi.groups import Groups
+from commplan.lowering.mpi.instructions import RECEIVE_REDUCE, Instructions, instructions
+from commplan.lowering.mpi.spec import KINDS, Spec
+
+Array = Any
+_DTYPES = ("bool", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64")
+_OPS: tuple[ReduceOp, ...] = ("sum", "max", "min")
+
+
+class Pending(NamedTuple):
+    """A collective that has been started. `finish` must be in the same jit as `start`."""
+
+    x: Array
+    result: Array
+    handle: Array | None  # None: there was nothing to do
+    number: int
+
+
+class Channel:
+    """A communicator for collectives under jit.
+
+    comm: an mpi4py communicator, which is duplicated. sizes: the plan's axes (see `Groups`). Every rank makes
+    it alike. Raises CP0830 where the engine cannot be compiled and CP0831 for sizes that do not fit.
+    """
+
+    def __init__(self, comm: Any, sizes: Mapping[str, int] | None = None) -> None:
+        self.groups = Groups(comm, sizes)
+        self._library: Any = build.library()
+        self._channel: int | None = self._library.commplan_channel_open(self.groups.own.py2f())
+        self._numbers: dict[Any, int] = {}
+        _open.add(self)
+
+    def close(self) -> None:
+        """Stop the progress thread. What was compiled for this channel fails from now on."""
+        if self._channel is not None:
+            self._library.commplan_channel_close(self._channel)
+            self._channel = None
+
+    @staticmethod
+    def token() -> Array:
+        """What the first operation of a chain takes."""
+        return jnp.zeros((1,), jnp.int32)
+
+    def run(self, x: Array, spec: Spec, token: Array) -> tuple[Array, Array]:
+        """The collective of `x`, and the token for what follows.
+
+        all_reduce, broadcast, reduce: the shape of `x`. reduce_scatter, scatter, all_gather, gather: the
+        leading dimension is divided, or multiplied, by the number of ranks, a scalar gathered as [ranks].
+        all_to_all: the leading dimension is cut into a row for each rank. Away from the root `reduce` and
+        `gather` give what their rounds left behind. Raises CP0831 (an axis, a shape or a dtype that cannot be).
+        """
+        shape = self._result(x, spec)
+        if self._nothing(x, spec):
+            return x.reshape(shape), token
+        call = jax.ffi.ffi_call(
+            "commplan_mpi_call",
+            (jax.ShapeDtypeStruct(shape, x.dtype), _token(token)),
+            has_side_effect=True,
+            input_output_aliases={1: 1},
+        )
+        return cast("tuple[Array, Array]", tuple(call(x, token, program=np.int64(self._number(x, spec)))))
+
+    def start(self, x: Array, spec: Spec, token: Array) -> tuple[Pending, Array]:
+        """Begin the collective of `x`; a thread of this process moves it on meanwhile."""
+        shape = self._result(x, spec)
+        if self._nothing(x, spec):
+            return Pending(x, x.reshape(shape), None, -1), token
+        if not self.groups.concurrent:
+            fail("CP0833", "this MPI may be called by one thread at a time, and form `split` needs two")
+        number = self._number(x, spec)
+        call = jax.ffi.ffi_call(
+            "commplan_mpi_start",
+            (jax.ShapeDtypeStruct(shape, x.dtype), jax.ShapeDtypeStruct((2,), jnp.int32), _token(token)),
+            has_side_effect=True,
+            input_output_aliases={1: 2},
+        )
+        result, handle, after = call(x, token, program=np.int64(number))
+        return Pending(x, result, handle, number), after
+
+    def finish(self, pending: Pending, token: Array) -> tuple[Array, Array]:
+        """Wait for what `start` began: its result, and the token for what follows."""
+        x, result, handle, number = pending
+        if handle is None:
+            return result, token
+        call = jax.ffi.ffi_call(
+            "commplan_mpi_finish",
+            (jax.ShapeDtypeStruct(result.shape, result.dtype), _token(token)),
+            has_side_effect=True,
+            input_output_aliases={1: 0, 3: 1},
+        )
+        return cast("tuple[Array, Array]", tuple(call(x, result, handle, token, program=np.int64(number))))
+
+    def _axes(self, spec: Spec) -> tuple[str, ...]:
+        return tuple(self.groups.sizes) if spec.axes is None else spec.axes
+
+    def _nothing(self, x: Array, spec: Spec) -> bool:
+        return x.size == 0 or self.groups.ways(self._axes(spec)) == 1
+
+    def _result(self, x: Array, spec: Spec) -> tuple[int, ...]:
+        if spec.kind not in KINDS:
+            fail("CP0831", f"there is no collective `{spec.kind}`", f"there are {', '.join(KINDS)}")
+        ranks, shape = len(self.groups.along(self._axes(spec))), tuple(x.shape)
+        if spec.kind in ("all_gather", "gather"):
+            return (ranks * shape[0], *shape[1:]) if shape else (ranks,)
+        if spec.kind not in ("reduce_scatter", "scatter", "all_to_all"):
+            return shape
+        if not shape or shape[0] % ranks:
+            what = f"a leading dimension of {shape[0]}" if shape else "a scalar"
+            fail("CP0831", f"{spec.kind} over {ranks} ranks cannot cut {what}", "pad it to a multiple")
+        return shape if spec.kind == "all_to_all" else (shape[0] // ranks, *shape[1:])
+
+    def _number(self, x: Array, spec: Spec) -> int:
+        """The engine's number for this collective of an array like `x`, made where there is none yet."""
+        if self._channel is None:
+            fail("CP0832", "this channel is closed")
+        key = (dataclasses.replace(spec, axes=self._axes(spec), form="call"), x.size, str(x.dtype))
+        if key not in self._numbers:
+            self._numbers[key] = self._make(key[0], x.size, np.dtype(x.dtype))
+        return self._numbers[key]
+
+    def _make(self, spec: Spec, size: int, dtype: np.dtype[Any]) -> int:
+        if spec.kind in REDUCING and dtype.name not in _DTYPES:
+            fail("CP0831", f"arrays of {dtype.name} cannot be reduced", f"what can: {', '.join(_DTYPES)}")
+        ranks = self.groups.along(spec.axes or ())
+        whole = size * len(ranks) if spec.kind in ("all_gather", "gather") else size
+        choose = choice(spec, self.groups, whole, dtype.itemsize)
+        if choose is None:
+            return self._make_native(spec, size, dtype)
+        rank = self.groups.index(spec.axes or ())
+        made = instructions(choose.program, rank, whole, dtype.itemsize, choose.piece)
+        return self._make_list(made, ranks, spec, dtype, choose.window)
+
+    def _make_native(self, spec: Spec, size: int, dtype: np.dtype[Any]) -> int:
+        group = self.groups.native(spec.axes or ())
+        parts = group.Get_size() if spec.kind in ("reduce_scatter", "scatter", "all_to_all") else 1
+        code, count = dtype.name, size // parts
+        if code not in _DTYPES:
+            code, count = "uint8", count * dtype.itemsize
+        settings = (
+            KINDS.index(spec.kind),
+            group.py2f(),
+            count,
+            spec.root,
+            _DTYPES.index(code),
+            _OPS.index(spec.op),
+        )
+        return self._library.commplan_native(self._channel, _numbers(settings, np.int64).ctypes.data)
+
+    def _make_list(
+        self, made: Instructions, ranks: tuple[int, ...], spec: Spec, dtype: np.dtype[Any], window: int
+    ) -> int:
+        awaited: list[list[int]] = [[] for _ in made.code]
+        for i, before in enumerate(made.waits):
+            for j in before:
+                awaited[j].append(i)
+        table = np.array(made.code, np.int64).reshape(len(made.code), -1)
+        waits = _numbers([len(before) for before in made.waits], np.int32)
+        begins = _numbers(np.cumsum([0, *map(len, awaited)]), np.int64)
+        after = _numbers([i for each in awaited for i in each], np.int32)
+        peers = _numbers([ranks[peer] for peer in made.peers], np.int32)
+        messages = max((row.message + 1 for row in made.code), default=0)
+        reducing = any(row.what == RECEIVE_REDUCE for row in made.code)
+        settings = _numbers(
+            (
+                made.scratch,
+                window,
+                messages > window,
+                _DTYPES.index(dtype.name) if reducing else 0,
+                _OPS.index(spec.op),
+            ),
+            np.int64,
+        )
+        arrays = (waits, begins, after, peers)
+        pointers = [array.ctypes.data for array in arrays]
+        return self._library.commplan_list(
+            self._channel, table.ctypes.data, len(made.code), *pointers, len(peers), settings.ctypes.data
+        )
+
+
+def _numbers(values: Any, dtype: Any) -> Any:
+    return np.ascontiguousarray(np.asarray(values, dtype))
+
+
+def _token(token: Array) -> Any:
+    return jax.ShapeDtypeStruct(token.shape, token.dtype)
+
+
+_open: weakref.WeakSet[Channel] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Before mpi4py finalizes MPI: no thread of ours may still call it."""
+    for channel in list(_open):
+        channel.close()

@@ -1,0 +1,213 @@
+// What drives operations: the calling thread, or one thread that works while others compute. Both poll,
+// since MPI moves bytes only while it is called, and both soon sleep between polls: a rank that waits for its
+// peers leaves its core to them.
+#include <sched.h>
+#include <sys/prctl.h>
+#include <time.h>
+
+#include <algorithm>
+
+#include "engine.h"
+
+namespace commplan {
+namespace {
+
+constexpr int64_t kSpin = 40'000, kShortest = 10'000, kLongest = 200'000;  // nanoseconds
+
+int64_t now() {
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return t.tv_sec * 1'000'000'000LL + t.tv_nsec;
+}
+
+// Gives way to others at first, then sleeps, longer and longer.
+class Patience {
+ public:
+  void moved() {
+    since_ = 0;
+    pause_ = kShortest;
+  }
+  void wait() {
+    int64_t at = now();
+    if (since_ == 0) since_ = at;
+    if (at - since_ < kSpin) {
+      sched_yield();
+      return;
+    }
+    exact_.get();
+    timespec t{0, static_cast<long>(pause_)};
+    nanosleep(&t, nullptr);
+    pause_ = std::min(pause_ * 5 / 4, kLongest);
+  }
+
+ private:
+  // Linux rounds sleeps of ordinary threads up by 50 us.
+  class Exact {
+   public:
+    ~Exact() {
+#if defined(PR_SET_TIMERSLACK)
+      if (before_ > 0) prctl(PR_SET_TIMERSLACK, before_, 0, 0, 0);
+#endif
+    }
+    void get() {
+      if (before_ >= 0) return;
+      before_ = 0;
+#if defined(PR_SET_TIMERSLACK)
+      before_ = prctl(PR_GET_TIMERSLACK, 0, 0, 0, 0);
+      prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0);
+#endif
+    }
+
+   private:
+    int before_ = -1;
+  };
+
+  int64_t since_ = 0, pause_ = kShortest;
+  Exact exact_;
+};
+
+}  // namespace
+
+struct Channel::Flight {
+  int64_t handle;
+  std::unique_ptr<Operation> operation;
+  bool ended;
+};
+
+Channel::Channel(MPI_Comm comm) : comm(comm) {
+  MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
+  int* bound = nullptr;
+  int found = 0, size = 0;
+  MPI_Comm_get_attr(comm, MPI_TAG_UB, &bound, &found);
+  if (found) tags_ = static_cast<int64_t>(*bound) + 1;
+  MPI_Comm_size(comm, &size);
+  sent_.resize(size);
+  received_.resize(size);
+}
+
+Channel::~Channel() { stop(); }
+
+int64_t Channel::reserve_sends(int rank, int64_t count) {
+  sent_[rank] += count;
+  return sent_[rank] - count;
+}
+
+int64_t Channel::reserve_receives(int rank, int64_t count) {
+  received_[rank] += count;
+  return received_[rank] - count;
+}
+
+std::unique_ptr<char[]> Channel::take(int64_t nbytes, int64_t* capacity) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto best = buffers_.end();
+  for (auto it = buffers_.begin(); it != buffers_.end(); ++it) {
+    if (it->first >= nbytes && (best == buffers_.end() || it->first < best->first)) best = it;
+  }
+  if (best == buffers_.end()) {
+    *capacity = nbytes;
+    return std::unique_ptr<char[]>(new char[nbytes]);
+  }
+  *capacity = best->first;
+  auto buffer = std::move(best->second);
+  buffers_.erase(best);
+  return buffer;
+}
+
+void Channel::give(std::unique_ptr<char[]> buffer, int64_t capacity) {
+  constexpr size_t kKept = 8;
+  std::lock_guard<std::mutex> lock(mutex_);
+  buffers_.emplace_back(capacity, std::move(buffer));
+  if (buffers_.size() > kKept) buffers_.erase(buffers_.begin());
+}
+
+std::string Channel::broken() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return broken_;
+}
+
+void Channel::fail(const std::string& error) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  broken_ = error;
+}
+
+std::string Channel::drive(Operation& operation) {
+  Patience patience;
+  while (!operation.done()) {
+    if (operation.step()) {
+      patience.moved();
+    } else {
+      patience.wait();
+    }
+  }
+  if (operation.failed()) fail(operation.error());
+  return operation.error();
+}
+
+int64_t Channel::start(std::unique_ptr<Operation> operation) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  flights_.push_back(std::make_unique<Flight>(Flight{++handles_, std::move(operation), false}));
+  if (!thread_.joinable()) thread_ = std::thread([this] { progress(); });
+  work_.notify_one();
+  return handles_;
+}
+
+std::string Channel::finish(int64_t handle, const void* output) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  auto it = std::find_if(flights_.begin(), flights_.end(), [=](auto& f) { return f->handle == handle; });
+  if (it == flights_.end()) return "an operation is finished that was never started, or for the second time";
+  Flight& flight = **it;
+  news_.wait(lock, [&] { return flight.ended; });
+  std::string error = flight.operation->error();
+  if (error.empty() && flight.operation->output() != output) {
+    error = "the result has moved in memory since its operation was started: start and finish must be in one jit";
+  }
+  it = std::find_if(flights_.begin(), flights_.end(), [=](auto& f) { return f->handle == handle; });
+  std::unique_ptr<Flight> done = std::move(*it);
+  flights_.erase(it);
+  lock.unlock();  // an operation that ends gives its buffers back
+  return error;
+}
+
+void Channel::progress() {
+  Patience patience;
+  std::vector<Flight*> active;
+  for (;;) {
+    {
+      std::unique_lock<std::mutex> lock(mutex_);
+      for (Flight* flight : active) {
+        if (!flight->operation->done()) continue;
+        flight->ended = true;
+        if (flight->operation->failed()) broken_ = flight->operation->error();
+      }
+      auto ended = [](auto& f) { return f->ended; };
+      if (std::any_of(active.begin(), active.end(), ended)) news_.notify_all();
+      work_.wait(lock, [&] { return stopping_ || !std::all_of(flights_.begin(), flights_.end(), ended); });
+      if (stopping_) return;
+      active.clear();
+      for (auto& flight : flights_) {
+        if (!flight->ended) active.push_back(flight.get());
+      }
+    }
+    bool moved = false, ended = false;
+    for (Flight* flight : active) {
+      moved |= flight->operation->step();
+      ended |= flight->operation->done();
+    }
+    if (moved || ended) {
+      patience.moved();
+    } else {
+      patience.wait();
+    }
+  }
+}
+
+void Channel::stop() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stopping_ = true;
+    work_.notify_one();
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+}  // namespace commplan

@@ -1,0 +1,275 @@
+// Runs an instruction list: whatever has nothing left to wait for is issued, earlier instructions first.
+//
+// For each peer a bounded number of messages is in flight each way, so that early parts of a list cannot
+// crowd out later ones on the wire. Receives are posted in the order of the list, and its earliest unsent
+// message may always be sent: with both, lists made from one program cannot block each other, whatever the
+// window and however MPI sends.
+#include <algorithm>
+#include <cstring>
+
+#include "engine.h"
+
+namespace commplan {
+namespace {
+
+class ListRun final : public Operation {
+ public:
+  ListRun(Channel& channel, const List& list, const void* input, void* output)
+      : channel_(channel), list_(list), waits_(list.waits), sent_(list.code.size()), landed_(list.code.size()) {
+    output_ = output;
+    buffers_[kInput] = static_cast<char*>(const_cast<void*>(input));
+    buffers_[kOutput] = static_cast<char*>(output);
+    if (list.scratch > 0) scratch_ = channel.take(list.scratch, &scratch_capacity_);
+    buffers_[kScratch] = scratch_.get();
+    kernel_ = kernel(list.dtype, list.op);
+    peers_.resize(list.peers.size());
+    int64_t temporaries = 0;
+    for (size_t p = 0; p < peers_.size(); ++p) {
+      peers_[p].first_send = channel.reserve_sends(list.peers[p], list.sends[p]);
+      int64_t receives = static_cast<int64_t>(list.receives[p].size());
+      peers_[p].first_receive = channel.reserve_receives(list.peers[p], receives);
+      temporaries += std::min(receives, list.window);
+    }
+    if (list.reduces) {
+      temporary_ = channel.take(temporaries * list.largest, &temporary_capacity_);
+      for (int64_t t = temporaries; t-- > 0;) free_.push_back(temporary_.get() + t * list.largest);
+    }
+    left_ = list.code.size();
+    done_ = left_ == 0;
+    for (size_t i = 0; i < list.code.size(); ++i) {
+      if (waits_[i] == 0) ready(static_cast<int32_t>(i));
+    }
+  }
+
+  ~ListRun() override {
+    if (!done_ || failed()) {
+      abandon();
+      return;
+    }
+    if (scratch_) channel_.give(std::move(scratch_), scratch_capacity_);
+    if (temporary_) channel_.give(std::move(temporary_), temporary_capacity_);
+  }
+
+  bool step() override {
+    if (done_) return false;
+    bool moved = issue();
+    if (done_) return true;
+    if (!local_.empty()) {
+      int32_t i = local_.top();
+      local_.pop();
+      run_local(list_.code[i]);
+      complete(i);
+      moved = true;
+    }
+    moved |= test();
+    if (moved && !done_) issue();
+    return moved;
+  }
+
+ private:
+  struct Peer {
+    std::priority_queue<int32_t, std::vector<int32_t>, std::greater<int32_t>> ready;  // sends
+    int64_t first_send = 0, first_receive = 0;                                       // message numbers
+    int64_t sending = 0, receiving = 0;                                              // in flight
+    size_t posted = 0;                                                               // receives so far
+  };
+
+  char* at(int64_t buffer, int64_t offset) const { return buffers_[buffer] + offset; }
+
+  void run_local(const Instruction& x) {
+    char* to = at(x.dst, x.dst_offset);
+    if (x.what == kZero) {
+      std::memset(to, 0, x.nbytes);
+    } else if (to != at(x.src, x.src_offset)) {
+      std::memcpy(to, at(x.src, x.src_offset), x.nbytes);
+    }
+  }
+
+  // Nothing is left to wait for. A receive looks for itself when its turn comes.
+  void ready(int32_t i) {
+    const Instruction& x = list_.code[i];
+    if (x.what == kSend) {
+      peers_[x.peer].ready.push(i);
+    } else if (x.what == kCopy || x.what == kZero) {
+      local_.push(i);
+    } else if (x.what == kReceiveReduce && landed_[i]) {
+      finished_.push_back(i);
+    }
+  }
+
+  void complete(int32_t first) {
+    finished_.push_back(first);
+    while (!finished_.empty()) {
+      int32_t i = finished_.back();
+      finished_.pop_back();
+      const Instruction& x = list_.code[i];
+      if (x.what == kReceiveReduce) {
+        kernel_(at(x.dst, x.dst_offset), at(x.src, x.src_offset), landed_[i], x.nbytes / size_of(list_.dtype));
+        free_.push_back(landed_[i]);
+      }
+      if (x.what == kReceiveReduce || x.what == kReceive) --peers_[x.peer].receiving;
+      for (int64_t k = list_.begins[i]; k < list_.begins[i + 1]; ++k) {
+        if (--waits_[list_.next[k]] == 0) ready(list_.next[k]);
+      }
+      if (--left_ == 0) done_ = true;
+    }
+  }
+
+  bool issue() {
+    bool issued = false;
+    for (size_t p = 0; p < peers_.size() && !failed(); ++p) {
+      Peer& peer = peers_[p];
+      const std::vector<int32_t>& receives = list_.receives[p];
+      while (peer.posted < receives.size() && peer.receiving < list_.window) {
+        int32_t i = receives[peer.posted];
+        if (list_.code[i].what == kReceive && waits_[i] > 0) break;
+        if (!post(peer, i)) return true;
+        issued = true;
+      }
+      while (!peer.ready.empty() && (peer.sending < list_.window || peer.ready.top() == earliest())) {
+        int32_t i = peer.ready.top();
+        peer.ready.pop();
+        if (!send(peer, i)) return true;
+        issued = true;
+      }
+    }
+    return issued;
+  }
+
+  // The earliest send that has not been issued.
+  int32_t earliest() {
+    while (earliest_ < static_cast<int32_t>(sent_.size()) &&
+           (sent_[earliest_] || list_.code[earliest_].what != kSend)) {
+      ++earliest_;
+    }
+    return earliest_;
+  }
+
+  bool post(Peer& peer, int32_t i) {
+    const Instruction& x = list_.code[i];
+    char* to = nullptr;
+    if (x.what == kReceive) {
+      to = at(x.dst, x.dst_offset);
+    } else {
+      to = free_.back();
+      free_.pop_back();
+      temporary_of_.push_back({i, to});
+    }
+    ++peer.posted;
+    ++peer.receiving;
+    MPI_Request request;
+    int code = MPI_Irecv(to, static_cast<int>(x.nbytes), MPI_BYTE, list_.peers[x.peer],
+                         channel_.tag(peer.first_receive + x.message), channel_.comm, &request);
+    if (!check(code, "MPI_Irecv")) return false;
+    keep(request, i);
+    return true;
+  }
+
+  bool send(Peer& peer, int32_t i) {
+    const Instruction& x = list_.code[i];
+    MPI_Request request;
+    auto how = list_.synchronous ? MPI_Issend : MPI_Isend;
+    int code = how(at(x.src, x.src_offset), static_cast<int>(x.nbytes), MPI_BYTE, list_.peers[x.peer],
+                   channel_.tag(peer.first_send + x.message), channel_.comm, &request);
+    if (!check(code, "MPI_Isend")) return false;
+    sent_[i] = 1;
+    ++peer.sending;
+    keep(request, i);
+    return true;
+  }
+
+  void keep(MPI_Request request, int32_t i) {
+    requests_.push_back(request);
+    owners_.push_back(i);
+  }
+
+  bool test() {
+    int many = static_cast<int>(requests_.size()), some = 0;
+    if (many == 0) return false;
+    indices_.resize(many);
+    statuses_.resize(many);
+    int code = MPI_Testsome(many, requests_.data(), &some, indices_.data(), statuses_.data());
+    if (code == MPI_ERR_IN_STATUS) {
+      for (int k = 0; k < some; ++k) {
+        if (!check(statuses_[k].MPI_ERROR, "a message")) return true;
+      }
+    }
+    if (!check(code, "MPI_Testsome")) return true;
+    if (some == MPI_UNDEFINED || some == 0) return false;
+    std::sort(indices_.begin(), indices_.begin() + some, std::greater<int>());
+    arrived_.clear();
+    for (int k = 0; k < some; ++k) {
+      int at = indices_[k];
+      arrived_.push_back(owners_[at]);
+      requests_[at] = requests_.back();
+      owners_[at] = owners_.back();
+      requests_.pop_back();
+      owners_.pop_back();
+    }
+    std::sort(arrived_.begin(), arrived_.end());
+    for (int32_t i : arrived_) arrive(i);
+    return true;
+  }
+
+  void arrive(int32_t i) {
+    const Instruction& x = list_.code[i];
+    if (x.what == kSend) --peers_[x.peer].sending;
+    if (x.what == kReceiveReduce) {
+      auto found = std::find_if(temporary_of_.begin(), temporary_of_.end(), [i](auto& e) { return e.first == i; });
+      landed_[i] = found->second;
+      *found = temporary_of_.back();
+      temporary_of_.pop_back();
+      if (waits_[i] > 0) return;
+    }
+    complete(i);
+  }
+
+  // After a failure a message may still arrive: its buffers are never used for anything else.
+  void abandon() {
+    scratch_.release();
+    temporary_.release();
+    for (size_t k = 0; k < requests_.size(); ++k) {
+      if (requests_[k] == MPI_REQUEST_NULL) continue;
+      if (list_.code[owners_[k]].what != kSend) MPI_Cancel(&requests_[k]);
+      MPI_Request_free(&requests_[k]);
+    }
+  }
+
+  Channel& channel_;
+  const List& list_;
+  std::vector<int32_t> waits_;
+  std::vector<char> sent_;
+  std::vector<char*> landed_;  // where a receive that waits for its reduction has put its bytes
+  std::vector<Peer> peers_;
+  std::priority_queue<int32_t, std::vector<int32_t>, std::greater<int32_t>> local_;
+  std::vector<int32_t> finished_, arrived_, owners_;
+  std::vector<MPI_Request> requests_;
+  std::vector<MPI_Status> statuses_;
+  std::vector<int> indices_;
+  std::vector<char*> free_;  // temporaries
+  std::vector<std::pair<int32_t, char*>> temporary_of_;
+  std::unique_ptr<char[]> scratch_, temporary_;
+  int64_t scratch_capacity_ = 0, temporary_capacity_ = 0;
+  char* buffers_[kBuffers] = {};
+  Kernel kernel_ = nullptr;
+  size_t left_ = 0;
+  int32_t earliest_ = 0;
+};
+
+}  // namespace
+
+bool Operation::check(int code, const char* call) {
+  if (code == MPI_SUCCESS) return true;
+  char text[MPI_MAX_ERROR_STRING] = {};
+  int length = 0;
+  MPI_Error_string(code, text, &length);
+  error_ = std::string(call) + " failed: " + std::string(text, length);
+  done_ = true;
+  return false;
+}
+
+std::unique_ptr<Operation> run_list(Channel& channel, const List& list, const void* input, void* output) {
+  return std::make_unique<ListRun>(channel, list, input, output);
+}
+
+}  // namespace commplan

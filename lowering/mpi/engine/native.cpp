@@ -1,0 +1,181 @@
+// MPI's own collectives on XLA's buffers.
+#include <algorithm>
+#include <cstring>
+
+#include "engine.h"
+
+namespace commplan {
+namespace {
+
+constexpr int64_t kMost = int64_t{1} << 30;  // elements in one call: counts are 32-bit
+
+template <DType kType, Reduction kOp>
+void user_function(void* in, void* inout, int* count, MPI_Datatype*) {
+  kernel(kType, kOp)(inout, inout, in, *count);
+}
+
+template <DType kType, Reduction kOp>
+MPI_Op user_op() {
+  static MPI_Op op = [] {
+    MPI_Op made;
+    MPI_Op_create(user_function<kType, kOp>, 1, &made);
+    return made;
+  }();
+  return op;
+}
+
+template <DType kType>
+MPI_Op user_op(Reduction op) {
+  if (op == kSum) return user_op<kType, kSum>();
+  return op == kMax ? user_op<kType, kMax>() : user_op<kType, kMin>();
+}
+
+MPI_Datatype type_of(DType dtype) {
+  switch (dtype) {
+    case kI32: return MPI_INT32_T;
+    case kI64: return MPI_INT64_T;
+    case kF16:
+    case kBF16: return MPI_UINT16_T;
+    case kF32: return MPI_FLOAT;
+    case kF64: return MPI_DOUBLE;
+    default: return MPI_UINT8_T;
+  }
+}
+
+// MPI knows no 16-bit floats, and leaves open what the maximum of a number and a NaN is.
+MPI_Op op_of(DType dtype, Reduction op) {
+  if (dtype == kF16) return user_op<kF16>(op);
+  if (dtype == kBF16) return user_op<kBF16>(op);
+  if (dtype == kF32 && op != kSum) return user_op<kF32>(op);
+  if (dtype == kF64 && op != kSum) return user_op<kF64>(op);
+  if (op == kSum) return dtype == kBool ? MPI_MAX : MPI_SUM;
+  return op == kMax ? MPI_MAX : MPI_MIN;
+}
+
+// Calls MPI once, or for long buffers several times; `request` null: blocks.
+class Call {
+ public:
+  Call(const Native& native, const void* input, void* output)
+      : x_(native), type_(type_of(native.dtype)), in_(static_cast<const char*>(input)),
+        out_(static_cast<char*>(output)) {
+    if (x_.kind == kAllReduce || x_.kind == kReduceScatter || x_.kind == kReduce) op_ = op_of(x_.dtype, x_.op);
+    whole_ = x_.kind == kAllReduce || x_.kind == kBroadcast || x_.kind == kReduce;
+    MPI_Comm_rank(x_.comm, &rank_);
+  }
+
+  bool more() const { return whole_ ? begun_ < x_.count : !called_; }
+
+  int next(MPI_Request* request) {
+    int64_t most = whole_ ? std::min(kMost, x_.count - begun_) : x_.count;
+    int count = static_cast<int>(most);
+    int64_t offset = begun_ * size_of(x_.dtype);
+    const void* in = in_ == out_ && whole_ ? MPI_IN_PLACE : in_ + offset;
+    char* out = out_ + offset;
+    begun_ += most;
+    called_ = true;
+    MPI_Comm comm = x_.comm;
+    switch (x_.kind) {
+      case kAllReduce:
+        return request ? MPI_Iallreduce(in, out, count, type_, op_, comm, request)
+                       : MPI_Allreduce(in, out, count, type_, op_, comm);
+      case kReduceScatter:
+        return request ? MPI_Ireduce_scatter_block(in, out, count, type_, op_, comm, request)
+                       : MPI_Reduce_scatter_block(in, out, count, type_, op_, comm);
+      case kAllGather:
+        return request ? MPI_Iallgather(in, count, type_, out, count, type_, comm, request)
+                       : MPI_Allgather(in, count, type_, out, count, type_, comm);
+      case kAllToAll:
+        return request ? MPI_Ialltoall(in, count, type_, out, count, type_, comm, request)
+                       : MPI_Alltoall(in, count, type_, out, count, type_, comm);
+      case kBroadcast:
+        if (rank_ == x_.root && in_ != out_) std::memcpy(out, in_ + offset, count * size_of(x_.dtype));
+        return request ? MPI_Ibcast(out, count, type_, x_.root, comm, request)
+                       : MPI_Bcast(out, count, type_, x_.root, comm);
+      case kReduce:
+        if (rank_ != x_.root) {
+          if (in_ != out_) std::memcpy(out, in_ + offset, count * size_of(x_.dtype));
+          in = in_ + offset;
+        }
+        return request ? MPI_Ireduce(in, out, count, type_, op_, x_.root, comm, request)
+                       : MPI_Reduce(in, out, count, type_, op_, x_.root, comm);
+      case kScatter:
+        return request ? MPI_Iscatter(in, count, type_, out, count, type_, x_.root, comm, request)
+                       : MPI_Scatter(in, count, type_, out, count, type_, x_.root, comm);
+      default:
+        if (rank_ != x_.root) fill_gathered(count);
+        return request ? MPI_Igather(in, count, type_, out, count, type_, x_.root, comm, request)
+                       : MPI_Gather(in, count, type_, out, count, type_, x_.root, comm);
+    }
+  }
+
+ private:
+  // Away from the root a gathered buffer holds this rank's block and zeros.
+  void fill_gathered(int64_t count) {
+    int64_t block = count * size_of(x_.dtype);
+    int size = 0;
+    MPI_Comm_size(x_.comm, &size);
+    std::memset(out_, 0, block * size);
+    std::memcpy(out_ + block * rank_, in_, block);
+  }
+
+  const Native& x_;
+  MPI_Datatype type_;
+  MPI_Op op_ = MPI_OP_NULL;
+  const char* in_;
+  char* out_;
+  int rank_ = 0;
+  int64_t begun_ = 0;
+  bool whole_ = false, called_ = false;
+};
+
+class NativeRun final : public Operation {
+ public:
+  NativeRun(const Native& native, const void* input, void* output) : call_(native, input, output) {
+    output_ = output;
+    advance();
+  }
+
+  bool step() override {
+    if (done_) return false;
+    int flag = 0;
+    if (!check(MPI_Test(&request_, &flag, MPI_STATUS_IGNORE), "MPI_Test")) return true;
+    if (!flag) return false;
+    advance();
+    return true;
+  }
+
+ private:
+  void advance() {
+    if (call_.more()) {
+      check(call_.next(&request_), "MPI's collective");
+    } else {
+      done_ = true;
+    }
+  }
+
+  Call call_;
+  MPI_Request request_ = MPI_REQUEST_NULL;
+};
+
+class Failure final : public Operation {
+ public:
+  explicit Failure(int code) { check(code, "MPI's collective"); }
+  bool step() override { return false; }
+};
+
+}  // namespace
+
+std::unique_ptr<Operation> run_native(const Native& native, const void* input, void* output) {
+  return std::make_unique<NativeRun>(native, input, output);
+}
+
+std::string call_native(const Native& native, const void* input, void* output) {
+  Call call(native, input, output);
+  while (call.more()) {
+    int code = call.next(nullptr);
+    if (code != MPI_SUCCESS) return Failure(code).error();
+  }
+  return {};
+}
+
+}  // namespace commplan

@@ -1,0 +1,152 @@
+// The arithmetic of reductions, element by element, in the declared type.
+//
+// bf16 and f16 are added as f32 and rounded to nearest, ties to even. A maximum or minimum with a NaN is a
+// NaN. Sums of integers wrap around; a sum of booleans is their disjunction.
+#include <cfenv>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+
+#include "engine.h"
+
+namespace commplan {
+namespace {
+
+static_assert(sizeof(std::fenv_t) <= 64, "the floating-point environment does not fit");
+
+inline float bits_to_float(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+inline uint32_t float_to_bits(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+struct BFloat16 {
+  uint16_t bits;
+  float wide() const { return bits_to_float(static_cast<uint32_t>(bits) << 16); }
+  static BFloat16 narrow(float value) {
+    uint32_t bits = float_to_bits(value);
+    uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    uint32_t nan = ((bits >> 16) & 0x8000) | 0x7fc0;
+    return {static_cast<uint16_t>((bits & 0x7fffffff) > 0x7f800000 ? nan : rounded)};
+  }
+};
+
+#if defined(__FLT16_MANT_DIG__)
+struct Half {
+  _Float16 value;
+  float wide() const { return static_cast<float>(value); }
+  static Half narrow(float value) { return {static_cast<_Float16>(value)}; }
+};
+#else
+// Scaling by powers of two moves exponents; what is below the normal numbers is rounded by a float addition.
+struct Half {
+  uint16_t bits;
+  float wide() const {
+    uint32_t sign = static_cast<uint32_t>(bits & 0x8000) << 16, rest = bits & 0x7fff;
+    float value = bits_to_float(rest << 13) * bits_to_float(0x77800000);  // 2^112
+    if (rest >= 0x7c00) value = bits_to_float(0x7f800000 | (rest << 13));
+    return bits_to_float(float_to_bits(value) | sign);
+  }
+  static Half narrow(float value) {
+    uint32_t bits = float_to_bits(value), sign = (bits >> 16) & 0x8000, rest = bits & 0x7fffffff, half;
+    if (rest > 0x7f800000) {
+      half = 0x7e00;
+    } else if (rest >= 0x477ff000) {  // rounds beyond the largest
+      half = 0x7c00;
+    } else if (rest < 0x38800000) {
+      half = float_to_bits(bits_to_float(rest) + 0.5f) - 0x3f000000;
+    } else {
+      half = (rest - 0x38000000 + 0xfff + ((rest >> 13) & 1)) >> 13;
+    }
+    return {static_cast<uint16_t>(sign | half)};
+  }
+};
+#endif
+
+template <typename T>
+constexpr bool kNarrow = std::is_same_v<T, BFloat16> || std::is_same_v<T, Half>;
+
+template <typename T>
+inline T add(T a, T b) {
+  if constexpr (kNarrow<T>) {
+    return T::narrow(a.wide() + b.wide());
+  } else if constexpr (std::is_same_v<T, bool>) {
+    return a || b;
+  } else if constexpr (std::is_integral_v<T>) {
+    using U = std::make_unsigned_t<T>;
+    return static_cast<T>(static_cast<U>(a) + static_cast<U>(b));
+  } else {
+    return a + b;
+  }
+}
+
+template <typename T, bool kMaximum>
+inline T extreme(T a, T b) {
+  if constexpr (kNarrow<T>) {
+    float x = a.wide(), y = b.wide();
+    return (kMaximum ? x >= y : x <= y) || x != x ? a : b;
+  } else if constexpr (std::is_floating_point_v<T>) {
+    return (kMaximum ? a >= b : a <= b) || a != a ? a : b;
+  } else {
+    return (kMaximum ? a >= b : a <= b) ? a : b;
+  }
+}
+
+template <typename T, Reduction kOp>
+void reduce(void* out, const void* a, const void* b, int64_t count) {
+  T* z = static_cast<T*>(out);
+  const T* x = static_cast<const T*>(a);
+  const T* y = static_cast<const T*>(b);
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC ivdep
+#endif
+  for (int64_t i = 0; i < count; ++i) {
+    if constexpr (kOp == kSum) {
+      z[i] = add<T>(x[i], y[i]);
+    } else {
+      z[i] = extreme<T, kOp == kMax>(x[i], y[i]);
+    }
+  }
+}
+
+template <typename T>
+Kernel choose(Reduction op) {
+  if (op == kSum) return reduce<T, kSum>;
+  return op == kMax ? reduce<T, kMax> : reduce<T, kMin>;
+}
+
+}  // namespace
+
+Kernel kernel(DType dtype, Reduction op) {
+  switch (dtype) {
+    case kBool: return choose<bool>(op);
+    case kU8: return choose<uint8_t>(op);
+    case kI32: return choose<int32_t>(op);
+    case kI64: return choose<int64_t>(op);
+    case kF16: return choose<Half>(op);
+    case kBF16: return choose<BFloat16>(op);
+    case kF32: return choose<float>(op);
+    default: return choose<double>(op);
+  }
+}
+
+int64_t size_of(DType dtype) {
+  constexpr int64_t sizes[kDTypes] = {1, 1, 4, 8, 2, 2, 4, 8};
+  return sizes[dtype];
+}
+
+Rounding::Rounding() {
+  std::fegetenv(reinterpret_cast<std::fenv_t*>(saved_));
+  std::fesetenv(FE_DFL_ENV);
+}
+
+Rounding::~Rounding() { std::fesetenv(reinterpret_cast<std::fenv_t*>(saved_)); }
+
+}  // namespace commplan

@@ -1,0 +1,80 @@
+"""The ranks of a communicator on the grid of a plan's axes, and the communicators that are made from it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import socket
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from commplan.diagnostics import fail
+from commplan.lowering.mpi.untyped import MPI
+
+
+class Groups:
+    """This rank's place among the others.
+
+    comm: an mpi4py communicator, never used itself for messages once this is made: `own` is a duplicate.
+    sizes: the axes and their sizes, in the order of the plan, the last one innermost; None is one axis
+    called `ranks`. Every rank of `comm` makes one alike. Raises CP0831 where the sizes do not multiply to
+    the number of ranks.
+    """
+
+    def __init__(self, comm: Any, sizes: Mapping[str, int] | None = None) -> None:
+        self.sizes = dict(sizes) if sizes is not None else {"ranks": comm.Get_size()}
+        count = math.prod(self.sizes.values())
+        if count != comm.Get_size():
+            found = " x ".join(f"{name} = {size}" for name, size in self.sizes.items())
+            fail("CP0831", f"{found} makes {count} ranks, and the communicator has {comm.Get_size()}")
+        self.own = comm.Dup()
+        self.rank: int = self.own.Get_rank()
+        self.place = self._place(self.rank)
+        self.hosts: tuple[str, ...] = tuple(self.own.allgather(socket.gethostname()))
+        self._native: dict[tuple[str, ...], Any] = {}
+
+    def _place(self, rank: int) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for axis, size in reversed(self.sizes.items()):
+            rank, found[axis] = divmod(rank, size)
+        return found
+
+    def ways(self, axes: Sequence[str]) -> int:
+        """How many ranks there are along `axes`."""
+        return math.prod(self.sizes[axis] for axis in axes)
+
+    def index(self, axes: Sequence[str]) -> int:
+        """This rank's place among the ranks along `axes`, row-major, first named major."""
+        at = 0
+        for axis in axes:
+            at = at * self.sizes[axis] + self.place[axis]
+        return at
+
+    def along(self, axes: Sequence[str]) -> tuple[int, ...]:
+        """The ranks that differ from this one along `axes` alone, this one among them, in row-major order."""
+        for axis in axes:
+            if axis not in self.sizes:
+                fail("CP0831", f"there is no axis `{axis}`", f"the axes are {', '.join(self.sizes)}")
+        found: list[int] = []
+        for place in itertools.product(*(range(self.sizes[axis]) for axis in axes)):
+            at = {**self.place, **dict(zip(axes, place, strict=True))}
+            rank = 0
+            for axis, size in self.sizes.items():
+                rank = rank * size + at[axis]
+            found.append(rank)
+        return tuple(found)
+
+    def native(self, axes: tuple[str, ...]) -> Any:
+        """The communicator of the ranks along `axes`, for MPI's own collectives.
+
+        Made on first use by all of its ranks together, which therefore must ask for them in the same order.
+        """
+        if axes not in self._native:
+            group = self.own.Get_group().Incl(list(self.along(axes)))
+            self._native[axes] = self.own.Create_group(group, len(self._native))
+        return self._native[axes]
+
+    @property
+    def concurrent(self) -> bool:
+        """Whether MPI may be called by several threads at once: what the `split` form needs."""
+        return MPI.Query_thread() == MPI.THREAD_MULTIPLE
