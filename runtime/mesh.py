@@ -20,6 +20,7 @@ from commplan.lowering.jax.collectives import LaxBackend
 from commplan.lowering.jax.layout import global_shape, spec
 from commplan.lowering.jax.trees import leaves_of
 from commplan.lowering.jax.untyped import jax, jnp
+from commplan.lowering.programs import spreads
 from commplan.runtime.machine import Host, Local, Machine, digest
 
 Array = Any
@@ -32,6 +33,7 @@ class MeshMachine:
     mesh: Any
     sizes: Mapping[str, int]
     file: str = ""
+    levels: Mapping[str, tuple[ir.Spread, ...]] = dataclasses.field(default_factory=dict[str, Any])
 
     @property
     def layout(self) -> Layout:
@@ -40,7 +42,8 @@ class MeshMachine:
     @property
     def backend(self) -> LaxBackend:
         platform = self.mesh.devices.flat[0].platform
-        return LaxBackend("gpu" if platform in ("cuda", "rocm") else platform, self.sizes, self.file)
+        platform = "gpu" if platform in ("cuda", "rocm") else platform
+        return LaxBackend(platform, self.sizes, self.file, self.levels)
 
     def manual(self) -> dict[str, int]:
         return _compat.manual_axes()
@@ -144,7 +147,7 @@ class MeshMachine:
         devices = np.take(mesh.devices, place, axis=at)
         names = tuple(name for name in mesh.axis_names if name != axis)
         types = tuple(kind for i, kind in enumerate(mesh.axis_types) if i != at)
-        return MeshMachine(Mesh(devices, names, axis_types=types), schedule.mesh_sizes, self.file)
+        return machine_of(schedule, Mesh(devices, names, axis_types=types))
 
     def part(self, name: str, tree: Any, placement: Placement, axis: str, own: Machine) -> Any:
         """One member's part of global arrays, on its own mesh, without the dimension of `axis`.
@@ -190,6 +193,11 @@ class MeshMachine:
             return jax.make_array_from_single_device_arrays(shape, sharding, pieces, dtype=first.dtype)
 
         return jax.tree_util.tree_map(put, *parts.values())
+
+
+def machine_of(schedule: ir.Schedule, mesh: Any) -> MeshMachine:
+    """The machine of `mesh` for `schedule`."""
+    return MeshMachine(mesh, schedule.mesh_sizes, schedule.file, spreads(schedule))
 
 
 def _without(whole: PartitionSpec, at: int | None) -> PartitionSpec:

@@ -75,10 +75,7 @@ class Ranks:
                 file=self.file,
             )
         sizes = schedule.mesh_sizes
-        backend = dataclasses.replace(
-            self.backend, sizes=sizes, place={one: self.backend.place[one] for one in sizes}
-        )
-        return dataclasses.replace(self, backend=backend)
+        return dataclasses.replace(self, backend=dataclasses.replace(self.backend, sizes=sizes))
 
     def part(self, name: str, tree: Any, placement: Placement, axis: str, own: Machine) -> Any:
         """A rank's arrays are those of its member already."""

@@ -22,7 +22,7 @@ from commplan.runtime.data.records import checked_functions
 from commplan.runtime.data.shared import Group
 from commplan.runtime.data.sources import bound
 from commplan.runtime.machine import Machine
-from commplan.runtime.mesh import MeshMachine, check_mesh
+from commplan.runtime.mesh import check_mesh, machine_of
 from commplan.runtime.phases import PhaseCall
 
 if TYPE_CHECKING:
@@ -322,7 +322,7 @@ def machine_for(schedule: ir.Schedule, digest: str, mesh: Any) -> Machine:
 
         return ranks(schedule, digest, mesh)
     check_mesh(schedule, mesh)
-    return MeshMachine(mesh, schedule.mesh_sizes, schedule.file)
+    return machine_of(schedule, mesh)
 
 
 def placed(run: Run, name: str, axis: str | None = None) -> Placement:

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 # `lax.all_gather(..., to="invarying")` in 0.10; 0.9 has it under this name only.
 from jax._src import core as _src_core
+from jax._src.interpreters import partial_eval as _src_partial_eval
 from jax._src.lax import parallel as _parallel
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
@@ -19,6 +20,7 @@ from commplan.lowering.jax.untyped import jax, lax
 Array = Any  # a jax.Array or a tracer of one
 
 _core = cast("Any", _src_core)
+_partial_eval = cast("Any", _src_partial_eval)
 _all_gather_same: Callable[..., Array] = cast("Any", _parallel).all_gather_invariant
 
 
@@ -52,6 +54,22 @@ def manual_axes() -> dict[str, int]:
 def tracing() -> bool:
     """Whether a function is being traced around us, by jit, grad, vmap or scan."""
     return not _core.trace_state_clean()
+
+
+def recording() -> Any:
+    """The trace that writes down what is done around us, that of jit or of a loop's body; None without one.
+
+    What differentiates or vectorises passes them on to it.
+    """
+    trace = _core.trace_ctx.trace
+    while trace is not None and not isinstance(trace, _partial_eval.DynamicJaxprTrace):
+        trace = getattr(trace, "parent_trace", None)
+    return trace
+
+
+def is_traced(x: Array) -> bool:
+    """Whether `x` stands for an array that is not there yet."""
+    return isinstance(x, _core.Tracer)
 
 
 def all_gather_same(x: Array, axes: tuple[str, ...]) -> Array:

@@ -120,13 +120,60 @@ class Lowered:
     def apply(self, chosen: Iterable[ir.Op], env: Env, draw: Draw | None) -> None:
         """Run the ops `chosen`, in order; their results join `env`.
 
-        HLO and profiles name them `commplan/PHASE/lineN` after their plan line.
+        Collectives that are begun and completed later are begun at their place, and completed when nothing
+        is left to run without them, the first begun first. HLO and profiles name ops
+        `commplan/PHASE/lineN` after their plan line.
         """
         chosen = tuple(chosen)
         chained = {ref for op in chosen for ref in op.after}
-        for op in order.without_implied(chosen, self.values):
-            with jax.named_scope(f"commplan/{self.phase.name}/line{op.span.line}"):
-                self._run(op, env, chained, draw)
+        begun: dict[str, tuple[ir.Op, Callable[[], Tree]]] = {}
+        left = list(order.without_implied(chosen, self.values))
+        while left or begun:
+            blocked: list[ir.Op] = []
+            for op in left:
+                if begun and not all(ref in env for ref in ir.operands(op)):
+                    blocked.append(op)
+                    continue
+                with self._scope(op):
+                    finish = self._begin(op, env)
+                    if finish is None:
+                        self._run(op, env, chained, draw)
+                    else:
+                        begun[ir.results(op)[0]] = (op, finish)
+            left = blocked
+            for ref, (op, finish) in list(begun.items())[:1]:
+                del begun[ref]
+                with self._scope(op):
+                    env[ref] = finish()
+
+    def _scope(self, op: ir.Op) -> Any:
+        return jax.named_scope(f"commplan/{self.phase.name}/line{op.span.line}")
+
+    def _begin(self, op: ir.Op, env: Env) -> Callable[[], Tree] | None:
+        """Begin a collective that is carried out in two parts; None for every other op."""
+        if not isinstance(op, ir.Collective) or op.form != "split":
+            return None
+        leaves = env[op.operand].leaves
+        if any(x.size == 0 or x.ndim == 0 for x in leaves):  # of which some are no collectives
+            return None
+        source, target = self.values[op.operand], self.values[op.result]
+        parts: list[Callable[[], Any]] = []
+        for x, leaf in zip(leaves, target.leaves, strict=True):
+            begun = self.backend.start(self._operand(op, x, source.kind == "array"), op)
+            if begun is None:  # the backend does it in one
+                return None
+            parts.append(functools.partial(self._completed, op, begun, leaf))
+        return lambda: env[op.operand].like([part() for part in parts])
+
+    def _completed(self, op: ir.Collective, begun: Callable[[], Any], target: ir.Leaf) -> Any:
+        moved = begun()
+        return ops.uncut(moved, target) if op.kind == "all_gather" else moved
+
+    def _operand(self, op: ir.Collective, x: Any, array: bool) -> Any:
+        """A leaf with the shape that the collective wants."""
+        if op.kind != "reduce_scatter":
+            return x
+        return ops.pad(x if array else x.reshape(-1), self.backend.ways(op.axes))
 
     def _leave(self, ref: str, env: Env) -> Tree:
         value = self.values[ref]
@@ -232,7 +279,5 @@ class Lowered:
             return backend.all_reduce(x, op)
         if op.kind == "all_gather" and x.ndim == 0:  # a scalar of a split tree, never cut: the same already
             return backend.same(x, op.axes)
-        if op.kind == "reduce_scatter":
-            x = ops.pad(x if array else x.reshape(-1), backend.ways(op.axes))
-        moved = move(backend, x, op)
+        moved = move(backend, self._operand(op, x, array), op)
         return ops.uncut(moved, target) if op.kind == "all_gather" else moved

@@ -7,38 +7,72 @@ the same and what differs was proved when the plan was compiled.
 from __future__ import annotations
 
 import dataclasses
-import math
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from commplan.ir.schedule import Collective, Schedule
-from commplan.lowering.jax.untyped import jnp, lax
-from commplan.lowering.mpi.untyped import MPI, mpi4jax
+from commplan.ir.schedule import Collective, Schedule, Spread
+from commplan.lowering.jax import _compat
+from commplan.lowering.jax.untyped import lax
+from commplan.lowering.mpi.collectives import Channel, Spec
+from commplan.lowering.programs import spreads
 
 Array = Any
-_BITS: dict[int, Any] = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}
-_OPS = {"sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN}
+
+
+class Order:
+    """The token of what was issued last, in the function that is being traced.
+
+    All operations of a program hang on one another by it, those of one phase on those of the phases before,
+    so every rank issues them alike. Programs that are called one after the other run so anyway. The body of
+    a loop is a function of its own, ordered with what is around it by what it takes and gives.
+    """
+
+    def __init__(self) -> None:
+        self._last: tuple[weakref.ref[Any], weakref.ref[Any]] | None = None
+
+    def take(self) -> Array:
+        trace = _compat.recording()
+        if trace is not None and self._last is not None and self._last[0]() is trace:
+            token = self._last[1]()
+            if token is not None:
+                return token
+        return Channel.token()
+
+    def put(self, token: Array) -> None:
+        """Traces are not kept alive: what is referred to weakly here stays as long as its own trace."""
+        trace = _compat.recording()
+        self._last = None
+        if trace is not None and _compat.is_traced(token):
+            lax.neg(token)  # an operation that nothing needs holds its operand, and is left out in the end
+            self._last = weakref.ref(trace), weakref.ref(token)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MpiBackend:
     """One rank of a communicator: see `lowering.jax.backend.Backend`.
 
-    sizes: the plan's axes, in its order; ranks lie on their grid row-major. place: this rank's index along
-    each. groups: the communicators of the ranks that differ along some axes alone, in their row-major order.
+    sizes: the plan's axes, in its order; ranks lie on their grid row-major. spread: how each axis lies on the
+    topology that the plan was compiled for.
     """
 
     sizes: Mapping[str, int]
-    place: Mapping[str, int]
-    groups: Mapping[tuple[str, ...], Any]
+    channel: Channel
+    spread: Mapping[str, tuple[Spread, ...]]
     file: str = ""
     typed: bool = False
+    order: Order = dataclasses.field(default_factory=Order)
 
     def ways(self, axes: tuple[str, ...]) -> int:
-        return math.prod(self.sizes[axis] for axis in axes)
+        return self.channel.groups.ways(axes)
 
     def index(self, axes: str | tuple[str, ...]) -> int:
-        return position(self.place, self.sizes, (axes,) if isinstance(axes, str) else axes)
+        return self.channel.groups.index((axes,) if isinstance(axes, str) else axes)
+
+    @property
+    def place(self) -> dict[str, int]:
+        """This rank's index along each axis."""
+        return {axis: self.index(axis) for axis in self.sizes}
 
     def varying(self, x: Array, axes: tuple[str, ...]) -> Array:
         del axes
@@ -54,103 +88,53 @@ class MpiBackend:
         return x
 
     def all_reduce(self, x: Array, op: Collective) -> Array:
-        if self.ways(op.axes) == 1:
-            return x
-        if x.dtype == jnp.bool_:
-            how = MPI.MIN if op.op == "min" else MPI.MAX
-            return mpi4jax.allreduce(x.astype(jnp.uint8), op=how, comm=self._group(op)) != 0
-        if x.dtype.itemsize == 2 and jnp.issubdtype(x.dtype, jnp.floating):
-            return self._fold(self._all(x, op), op)
-        return mpi4jax.allreduce(x, op=_OPS[op.op or "sum"], comm=self._group(op))
+        return self._run(x, op)
 
     def reduce_scatter(self, x: Array, op: Collective) -> Array:
-        ways = self.ways(op.axes)
-        if ways == 1:
-            return x
-        rows = self.all_to_all(x, op).reshape(ways, x.shape[0] // ways, *x.shape[1:])
-        return self._fold(rows, op)
+        return self._run(x, op)
 
     def all_gather(self, x: Array, op: Collective) -> Array:
-        if self.ways(op.axes) == 1:
-            return x
-        return self._all(x, op).reshape(-1, *x.shape[1:])
+        return self._run(x, op)
 
     def all_to_all(self, x: Array, op: Collective) -> Array:
-        ways = self.ways(op.axes)
-        if ways == 1:
-            return x
-        bits = _to_bits(x).reshape(ways, -1)
-        moved = mpi4jax.alltoall(bits, comm=self._group(op))
-        return _from_bits(moved.reshape(x.shape), x)
+        return self._run(x, op)
 
     def broadcast(self, x: Array, op: Collective) -> Array:
-        if self.ways(op.axes) == 1:
-            return x
-        return _from_bits(mpi4jax.bcast(_to_bits(x), op.root or 0, comm=self._group(op)), x)
+        return self._run(x, op)
 
     def start(self, x: Array, op: Collective) -> Callable[[], Array] | None:
-        del x, op
-        return None
+        if op.form != "split":
+            return None
+        pending, token = self.channel.start(x, self._spec(op), self.order.take())
+        self.order.put(token)
 
-    def _group(self, op: Collective) -> Any:
-        return self.groups[op.axes]
+        def finish() -> Array:
+            result, after = self.channel.finish(pending, self.order.take())
+            self.order.put(after)
+            return result
 
-    def _all(self, x: Array, op: Collective) -> Array:
-        """[ranks, ...]: what every rank has."""
-        return _from_bits(mpi4jax.allgather(_to_bits(x), comm=self._group(op)), x)
+        return finish
 
-    @staticmethod
-    def _fold(rows: Array, op: Collective) -> Array:
-        how = {"max": jnp.maximum, "min": jnp.minimum}.get(op.op or "sum", jnp.add)
-        total = rows[0]
-        for row in rows[1:]:
-            total = how(total, row)
-        return total
+    def _run(self, x: Array, op: Collective) -> Array:
+        result, token = self.channel.run(x, self._spec(op), self.order.take())
+        self.order.put(token)
+        return result
 
-
-def position(place: Mapping[str, int], sizes: Mapping[str, int], axes: tuple[str, ...]) -> int:
-    """Where a rank stands among the ranks along `axes`, counted row-major, first named major."""
-    at = 0
-    for axis in axes:
-        at = at * sizes[axis] + place[axis]
-    return at
-
-
-def place_of(rank: int, sizes: Mapping[str, int]) -> dict[str, int]:
-    """The indices of `rank` on the grid of axes of `sizes`, the last axis innermost."""
-    found: dict[str, int] = {}
-    for axis in reversed(list(sizes)):
-        rank, found[axis] = divmod(rank, sizes[axis])
-    return {axis: found[axis] for axis in sizes}
+    def _spec(self, op: Collective) -> Spec:
+        levels = self.spread.get(op.axes[0], ()) if len(op.axes) == 1 else ()
+        return Spec(
+            op.kind,
+            axes=op.axes,
+            op=op.op or "sum",
+            root=op.root or 0,
+            algorithm=op.algorithm,
+            chunk=op.hints.chunk,
+            levels=levels,
+            form=op.form or "call",
+        )
 
 
 def backend_of(schedule: Schedule, comm: Any) -> MpiBackend:
-    """The backend of this rank. Every rank of `comm` calls it alike: it makes communicators.
-
-    `comm` itself is never used for messages: a program has communicators of its own.
-    """
+    """The backend of this rank. Every rank of `comm` calls it alike: it makes communicators of its own."""
     sizes = schedule.mesh_sizes
-    place = place_of(comm.Get_rank(), sizes)
-    axes = [op.axes for phase in schedule.phases for op in phase.ops if isinstance(op, Collective)]
-    groups: dict[tuple[str, ...], Any] = {}
-    for own in dict.fromkeys(axes):
-        rest = tuple(axis for axis in sizes if axis not in own)
-        groups[own] = comm.Split(position(place, sizes, rest), position(place, sizes, own))
-    return MpiBackend(sizes, place, groups, schedule.file)
-
-
-def _to_bits(x: Array) -> Array:
-    """What MPI has no name for as integers of the same width."""
-    if x.dtype == jnp.bool_:
-        return x.astype(jnp.uint8)
-    if x.dtype.itemsize != 2 or not jnp.issubdtype(x.dtype, jnp.floating):
-        return x
-    return lax.bitcast_convert_type(x, _BITS[x.dtype.itemsize])
-
-
-def _from_bits(moved: Array, original: Array) -> Array:
-    if moved.dtype == original.dtype:
-        return moved
-    if original.dtype == jnp.bool_:
-        return moved.astype(jnp.bool_)
-    return lax.bitcast_convert_type(moved, original.dtype)
+    return MpiBackend(sizes, Channel(comm, sizes), spreads(schedule), schedule.file)
