@@ -58,42 +58,36 @@ def _of_level(kind: str, nbytes: float, layout: Layout, network: Network, level:
     _, where = np.unique(units, return_inverse=True)
     where = where.reshape(units.shape)
     members, (groups, ranks) = int(where.max()) + 1, units.shape
+    # Only the members that a group has ranks in: most groups have none in most members.
     slots: Ints = (np.arange(groups, dtype=np.int64)[:, None] * members + where).ravel()
-    counted = np.bincount(slots, minlength=groups * members)
-    held: Floats = counted.reshape(groups, members).astype(np.float64)  # ranks of each group in a member
-    present = held > 0
-    spans = present.sum(axis=1)
+    pairs, held = np.unique(slots, return_counts=True)  # ranks of a group in a member
+    group, member = pairs // members, pairs % members
+    spans = np.bincount(group, minlength=groups)
     if int(spans.max()) < 2:
         return 0.0
-    wide = (spans > 1)[:, None] & present
-    others = np.where(wide, ranks - held, 0.0)
+    wide: Bools = spans[group] > 1
+    others = np.where(wide, ranks - held, 0)
     share = nbytes / ranks
     # What all members together must send, spread evenly over their links, is a bound as well.
-    evenly = float(((spans - 1) * (spans > 1)).sum()) * nbytes / max(1, int(wide.any(axis=0).sum()))
+    evenly = float(((spans - 1) * (spans > 1)).sum()) * nbytes / max(1, len(np.unique(member[wide])))
     match kind:
         case "all_reduce":
-            return max(2 * evenly, float(wide.sum(axis=0).max()) * nbytes)
+            return max(2 * evenly, _most(member, wide) * nbytes)
         case "reduce_scatter" | "all_gather":
-            return max(evenly, float(others.sum(axis=0).max()) * share)
+            return max(evenly, _most(member, others) * share)
         case "all_to_all":
-            return float((held * others).sum(axis=0).max()) * share / ranks
+            return _most(member, held * others) * share / ranks
         case "scatter" | "gather":
-            at_root = _at_root(members, where, root)
-            return float(np.where(at_root, others, 0.0).sum(axis=0).max()) * share
-        case _:
-            return _whole(wide, where, root, nbytes)
+            at_root = member == where[group, root]
+            return _most(member, np.where(at_root, others, 0)) * share
+        case _:  # broadcast: members but the root's take all bytes in, the root's gives them; reduce mirrored
+            at_root = member == where[group, root]
+            return max(_most(member, wide & ~at_root), _most(member, wide & at_root)) * nbytes
 
 
-def _at_root(members: int, where: Ints, root: int) -> Bools:
-    """Which member holds the root of each group [groups, members]."""
-    return np.arange(members, dtype=np.int64)[None, :] == where[:, root][:, None]
-
-
-def _whole(wide: Bools, where: Ints, root: int, nbytes: float) -> float:
-    """Broadcast: members but the root's take all bytes in, the root's gives them once; reduce mirrored."""
-    at_root = _at_root(wide.shape[1], where, root)
-    takes, gives = (wide & ~at_root).sum(axis=0).max(), (wide & at_root).sum(axis=0).max()
-    return max(float(takes), float(gives)) * nbytes
+def _most(member: Ints, amounts: Ints | Bools) -> float:
+    """The largest sum of `amounts` of one member."""
+    return float(np.bincount(member, weights=amounts).max())
 
 
 @functools.lru_cache(maxsize=256)
