@@ -5,8 +5,11 @@ Everything that touches a private name of JAX stands here too.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, cast
+
+import numpy as np
 
 # `lax.all_gather(..., to="invarying")` in 0.10; 0.9 has it under this name only.
 from jax._src import core as _src_core
@@ -70,6 +73,25 @@ def recording() -> Any:
 def is_traced(x: Array) -> bool:
     """Whether `x` stands for an array that is not there yet."""
     return isinstance(x, _core.Tracer)
+
+
+def mesh_sizes() -> dict[str, int]:
+    """All axes of the mesh around us with their sizes, in the order in which it counts its devices."""
+    mesh: Any = jax.sharding.get_abstract_mesh()
+    return {name: int(size) for name, size in dict(mesh.shape).items()}
+
+
+def permute(x: Array, axes: tuple[str, ...], pairs: Sequence[tuple[int, int]]) -> Array:
+    """`lax.ppermute` between ranks counted row-major over `axes`, first named major.
+
+    JAX 0.10 counts them in the order of the mesh, however its axes are named.
+    """
+    sizes = {name: size for name, size in mesh_sizes().items() if name in axes}
+    ways = [sizes[axis] for axis in axes]
+    order = [axes.index(name) for name in sizes]
+    places = np.arange(math.prod(ways)).reshape([ways[i] for i in order]).transpose(np.argsort(order))
+    number = places.reshape(-1).tolist()
+    return lax.ppermute(x, tuple(sizes), [(number[src], number[dst]) for src, dst in pairs])
 
 
 def all_gather_same(x: Array, axes: tuple[str, ...]) -> Array:

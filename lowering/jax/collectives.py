@@ -94,8 +94,8 @@ class LaxBackend:
     def all_gather(self, x: Array, op: Collective) -> Array:
         """The leading dimensions of all ranks one after another, first named axis major."""
 
-        def native(flat: Array) -> Array:
-            return self._carried(lambda moved: _compat.all_gather_same(moved, op.axes), flat)
+        def native(moved: Array) -> Array:
+            return _compat.all_gather_same(moved, op.axes)
 
         ways = self.ways(op.axes)
         program = self._program(op, x.nbytes * ways)
@@ -104,7 +104,7 @@ class LaxBackend:
             return made.reshape(ways * x.shape[0], *x.shape[1:])
         stairs = self._stairs(op)
         if len(stairs.own) < 2:
-            return native(x)
+            return self._carried(native, x)
         made = self._differentiated(stairs.all_gather, x.reshape(-1), op, native)
         return made.reshape(ways * x.shape[0], *x.shape[1:])
 
@@ -116,15 +116,15 @@ class LaxBackend:
         """`x` of rank `op.root`, counted row-major over `op.axes`, bit for bit."""
         root = op.root or 0
 
-        def native(flat: Array) -> Array:
-            return levels.broadcast(flat, op.axes, root, self.platform)
+        def native(moved: Array) -> Array:
+            return levels.sum_from(moved, op.axes, root)
 
         program = self._program(op, x.nbytes)
         if program is not None:
             return self._run(program, x.reshape(-1), op, native).reshape(x.shape)
         stairs = self._stairs(op)
         if len(stairs.own) < 2:
-            return native(x)
+            return levels.broadcast(x, op.axes, root, self.platform)
         if stairs.is_plain:
             return stairs.broadcast(x, root)
         made = self._differentiated(lambda x: stairs.broadcast(x, root), x.reshape(-1), op, native)

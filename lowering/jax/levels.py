@@ -173,8 +173,9 @@ def broadcast(x: Array, axes: tuple[str, ...], root: int, platform: str) -> Arra
     """
     if platform == "gpu":
         return _compat.broadcast_native(x, axes, root)
+    return as_bits(lambda moved: sum_from(moved, axes, root), x, always=True)
 
-    def from_root(moved: Array) -> Array:
-        return lax.psum(jnp.where(lax.axis_index(axes) == root, moved, jnp.zeros_like(moved)), axes)
 
-    return as_bits(from_root, x, always=True)
+def sum_from(x: Array, axes: tuple[str, ...], root: int) -> Array:
+    """The sum of `x` of rank `root` and zeros."""
+    return lax.psum(jnp.where(lax.axis_index(axes) == root, x, jnp.zeros_like(x)), axes)

@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from commplan.collectives.layout import bounds
-from commplan.collectives.program import Bools, Ints, Program, Round
-from commplan.lowering.jax.bits import as_bits
+from commplan.collectives.program import REDUCING, Bools, Ints, Program, Round
+from commplan.lowering.jax import _compat
+from commplan.lowering.jax.bits import as_bits, to_bits
 from commplan.lowering.jax.untyped import jnp, lax
 
 Array = Any
@@ -165,6 +166,8 @@ def run(program: Program, x: Array, team: Team, op: str = "sum", *, on_cpu: bool
     """
     if x.dtype == jnp.bool_:
         return run(program, x.astype(jnp.uint8), team, "min" if op == "min" else "max", on_cpu=on_cpu) != 0
+    if on_cpu and program.kind not in REDUCING and to_bits(x).dtype != x.dtype:
+        return as_bits(lambda moved: run(program, moved, team, op, on_cpu=on_cpu), x)
     rank = _Rank(team, op, on_cpu=on_cpu)
     block = x.shape[0]
     if program.kind in ("all_gather", "gather"):
@@ -258,9 +261,9 @@ class _Rank:
         members = self.team.members
         pairs = [(int(group[src]), int(group[dst])) for group in members for src, dst in move.pairs]
         if self.on_cpu:
-            message = as_bits(lambda moved: lax.ppermute(moved, self.team.axes, pairs), message)
+            message = as_bits(lambda moved: _compat.permute(moved, self.team.axes, pairs), message)
         else:
-            message = lax.ppermute(message, self.team.axes, pairs)
+            message = _compat.permute(message, self.team.axes, pairs)
         ends = itertools.accumulate(part.length for part in move.parts)
         return [message[end - part.length : end] for part, end in zip(move.parts, ends, strict=True)]
 
