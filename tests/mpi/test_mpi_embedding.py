@@ -1,0 +1,87 @@
+"""The embedding on the ranks of a communicator gives what it gives on a mesh of devices, rank by rank."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from support import mpirun, whole_run
+from support.embedding import mesh_of
+
+mpirun.needs_mpi()
+RANKS = 4
+
+
+@pytest.fixture(scope="module")
+def on_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    out = tmp_path_factory.mktemp("ranks") / "found.pkl"
+    mpirun.run(RANKS, Path(whole_run.__file__), out)
+    return pickle.loads(out.read_bytes())
+
+
+@pytest.fixture(scope="module")
+def on_devices() -> list[dict[str, Any]]:
+    run, decoded = whole_run.bind(mesh_of(member=2, data=2))
+    each = [whole_run.beginning(rank) for rank in range(RANKS)]
+    params = jax.tree.map(lambda *own: np.stack(own).reshape(2, 2, *own[0].shape), *each)
+    parts = whole_run.Parts(run)
+    found = whole_run.train(run, params, np.int32(5), parts.own)
+    assert len(decoded) > 0
+    ranks = [{name: tree[rank] for name, tree in found.items() if name[0].isdigit()} for rank in range(RANKS)]
+    return [one | {"state of batches": found["state of batches"]} for one in ranks]
+
+
+def test_every_phase_and_every_batch(on_ranks: list[dict[str, Any]], on_devices: list[dict[str, Any]]):
+    for rank in range(RANKS):
+        ours, theirs = on_ranks[rank], on_devices[rank]
+        assert {name for name in ours if name[0].isdigit()} == {n for n in theirs if n[0].isdigit()}
+        for name, wanted in theirs.items():
+            if name == "state of batches":
+                assert ours[name] == wanted
+                continue
+            got = jax.tree.leaves(ours[name])
+            for one, other in zip(got, jax.tree.leaves(wanted), strict=True):
+                assert one.dtype == other.dtype
+                if np.issubdtype(one.dtype, np.floating):
+                    np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-5, err_msg=f"{rank} {name}")
+                else:
+                    np.testing.assert_array_equal(one, other, err_msg=f"{rank} {name}")
+
+
+def test_ranks_lie_row_major_and_share_what_they_decode(on_ranks: list[dict[str, Any]]):
+    assert [found["place"] for found in on_ranks] == [
+        {"member": member, "data": data} for member in range(2) for data in range(2)
+    ]
+    # Two epochs, each record decoded once on this host, by the four ranks together.
+    decoded = sorted(record for found in on_ranks for record in found["decoded"])
+    padded = [6 * i % 256 for i in range(20)]
+    assert sorted(set(decoded)) == sorted(padded)
+    assert all(len(found["decoded"]) == len(decoded) / RANKS for found in on_ranks)
+
+
+def test_random_functions_differ_between_members_alone(on_ranks: list[dict[str, Any]]):
+    noise = [found["1 noise"]["w"] - found["1 center"]["w"] for found in on_ranks]
+    np.testing.assert_array_equal(noise[0], noise[1])
+    np.testing.assert_array_equal(noise[2], noise[3])
+    assert not np.array_equal(noise[0], noise[2])
+
+
+def test_optax_and_taps(on_ranks: list[dict[str, Any]]):
+    _, both, layers = whole_run.reduced(mesh_of(data=RANKS))
+    x = np.linspace(-2, 2, 2 * RANKS * 4, dtype=np.float32).reshape(RANKS * 2, 4)
+    _, updated, tapped = both({}, layers, x)
+    for found in on_ranks:
+        np.testing.assert_allclose(found["updated"], updated["w"], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(found["tapped"], tapped["w"], rtol=1e-5, atol=1e-6)
+    assert np.abs(tapped["w"]).max() > 1e-3
+
+
+def test_a_member_by_itself(on_ranks: list[dict[str, Any]]):
+    for rank, found in enumerate(on_ranks):
+        np.testing.assert_array_equal(found["member batch"], found["1 batch"])
+        # `start` broadcasts what replica 1 of each member began with.
+        np.testing.assert_array_equal(found["member params"], np.full((2, 6), rank // 2 * 2 + 1))
