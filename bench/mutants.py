@@ -5,11 +5,11 @@
 
 A mutant is a valid program (any algorithm, kind, number of ranks, root and slices) in which one transfer was
 dropped, doubled, misdirected, moved to another round, given another chunk or operation, or two rounds of one
-rank exchanged; or ranks of which one creates its communicators, or calls them, in another way. The verifier must
-refuse it with a counter-example, and running the mutant must show exactly what the counter-example says. Where
-nothing is refused, the mutant is run, without the verifier: if it still does what its collective promises it
-is no mutant, is counted as such, and another is drawn; if not, it has escaped. A mutant is a pure function of
-its seed. Exit 1 if one escaped, a counter-example did not replay, or a valid program was refused.
+rank exchanged; or ranks of which one creates its communicators, or calls them, in another way. The verifier
+must refuse it with a counter-example, and running the mutant must show exactly what the counter-example says.
+Where nothing is refused, the mutant is run, without the verifier: if it still does what its collective
+promises it is no mutant, is counted as such, and another is drawn; if not, it has escaped. A mutant is a pure
+function of its seed. Exit 1 if one escaped, a counter-example did not replay, or a valid program was refused.
 """
 
 from __future__ import annotations

@@ -210,36 +210,3 @@ def _stuck(mesh: Mesh, ranks: Sequence[RankCalls], at: list[int], rank: int) -> 
 def _elsewhere(ranks: Sequence[RankCalls], at: list[int], rank: int, call: Call) -> bool:
     current = _current(ranks, at, rank)
     return current is None or current.axes != call.axes
-
-
-def replay_calls(sizes: Mapping[str, int], ranks: Sequence[RankCalls], claim: Counterexample) -> bool:
-    """Whether what `claim` says really happens when the ranks run, one call at a time, lowest rank first."""
-    if claim.failure == "creation":
-        created = [ranks[rank].created[claim.rounds[0] : claim.rounds[0] + 1] for rank in claim.ranks]
-        said = [f"over {', '.join(groups[0])}" if groups else "none" for groups in created]
-        return said == [claim.expected, claim.found] and said[0] != said[1]
-    mesh, done = Mesh(sizes), [0] * len(ranks)
-    arrived: dict[tuple[tuple[str, ...], tuple[int, ...]], dict[int, Call]] = {}
-    entered = [-1] * len(ranks)
-    moved = True
-    while moved:
-        moved = False
-        for rank, one in enumerate(ranks):
-            if done[rank] == len(one.calls) or entered[rank] == done[rank]:
-                continue
-            moved, entered[rank], call = True, done[rank], one.calls[done[rank]]
-            members = mesh.members(rank, call.axes)
-            inside = arrived.setdefault((call.axes, members), {})
-            inside[rank] = call
-            if len(inside) < len(members):
-                continue
-            met = [str(inside[member]) for member in claim.ranks if member in inside]
-            if len(claim.ranks) == 2 and met == [claim.expected, claim.found]:
-                return inside[claim.ranks[0]].agreed != inside[claim.ranks[1]].agreed
-            for member in members:
-                done[member] += 1
-            inside.clear()
-    waits = [done[rank] < len(ranks[rank].calls) for rank in claim.ranks]
-    if claim.found == "no further call":
-        return waits == [True, False]
-    return all(waits) and tuple(done[rank] for rank in claim.ranks) == claim.rounds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 from collections.abc import Callable
 from typing import NamedTuple
@@ -10,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from commplan.collectives.program import KINDS, ROOTED, Kind, Program
-from commplan.collectives.registry import algorithms, program
+from commplan.collectives.registry import algorithms, hierarchical, program
+from commplan.diagnostics import CommplanError
 from commplan.verify.projection import Posts, Projection, project
 
 
@@ -171,15 +173,29 @@ MUTATIONS: dict[str, Callable[[random.Random, Draft, int], str | None]] = {
 
 
 def some_program(rng: random.Random, most: int) -> Program:
-    """One of all that the registry has, with at least one message."""
+    """One of all that the registry has, hierarchies included, with at least one message."""
     while True:
         kind: Kind = rng.choice(KINDS)
-        name = rng.choice(algorithms(kind))
-        n = rng.randint(2, most if rng.random() < 0.25 else min(most, 13))
-        root = rng.randrange(n) if kind in ROOTED else 0
-        made = program(name, kind, n, root=root, slices=rng.choice([1, 1, 1, 2, 3]))
+        slices = rng.choice([1, 1, 1, 2, 3])
+        try:
+            made = (_hierarchy if rng.random() < 0.2 else _flat)(rng, kind, most, slices)
+        except CommplanError:  # the levels drawn make no hierarchy of this kind
+            continue
         if any(len(family.src) for families in made.rounds for family in families):
             return made
+
+
+def _flat(rng: random.Random, kind: Kind, most: int, slices: int) -> Program:
+    n = rng.randint(2, most if rng.random() < 0.25 else min(most, 13))
+    name = rng.choice(algorithms(kind))
+    return program(name, kind, n, root=rng.randrange(n) if kind in ROOTED else 0, slices=slices)
+
+
+def _hierarchy(rng: random.Random, kind: Kind, most: int, slices: int) -> Program:
+    sizes = rng.choice([(2, 2), (3, 2), (2, 4), (4, 3), (2, 2, 2), (2, 3, 2)])
+    levels = [(rng.choice(algorithms()), size) for size in sizes]
+    root = rng.randrange(min(most, math.prod(sizes))) if kind in ROOTED else 0
+    return hierarchical(levels, kind, root=root, slices=slices)
 
 
 def mutate(rng: random.Random, of: Program) -> Mutant:
