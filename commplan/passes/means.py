@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from commplan.collectives.scalars import scalar_algorithm
 from commplan.ir import plan as graph
 from commplan.ir import schedule as sched
 from commplan.passes.building import Building
@@ -46,7 +47,7 @@ def total_weight(building: Building, weight: graph.Ref, over: tuple[str, ...], s
         total = building.temporary(weight, f"{stage.result}/weights", placement.same_over(varying))
         # A count is no gradient: it is neither sent nor added in a narrower type.
         hints = msgspec.structs.replace(stage.hints, wire=None, accumulate=None)
-        via = stage.via if varying == over else None
+        via = scalar_algorithm(stage.via) if stage.via is not None and varying == over else None
         bare = msgspec.structs.replace(stage, hints=hints, via=via)
         building.collective("all_reduce", total, weight, varying, bare, op="sum")
     if same > 1:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from commplan.collectives.scalars import scalar_algorithm
 from commplan.diagnostics import fail
 from commplan.ir.layout import row_size
 from commplan.ir.plan import Ref, name_of
@@ -136,10 +137,12 @@ def _emit(editor: Editor, ops: list[Op], head: Collective, bucket: Bucket, name:
         return packed
     size, placement = _outcome(editor, head, bucket, operand, result)
     buffer = editor.flat(name, size, bucket.dtype, placement)
+    scalars = head.kind == "reduce_scatter" and bucket.fate == "all_reduce"
     ops.append(
         msgspec.structs.replace(
             head,
             kind=bucket.fate,
+            algorithm=scalar_algorithm(head.algorithm) if scalars else head.algorithm,
             result=buffer,
             operand=packed,
             dtype=bucket.dtype,

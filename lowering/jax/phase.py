@@ -7,6 +7,9 @@ import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import msgspec
+
+from commplan.collectives.scalars import scalar_algorithm
 from commplan.diagnostics import fail
 from commplan.ir import schedule as ir
 from commplan.ir.plan import name_of
@@ -235,7 +238,7 @@ class Lowered:
                 what = f"reading source `{op.source}` inside a compiled phase"
         fail(
             "CP0808",
-            f"{what} is not lowered to JAX yet: phase `{self.phase.name}` cannot run",
+            f"{what} is not lowered yet: phase `{self.phase.name}` cannot run",
             "use `reduce` and an optimiser of your own, or `elastic ... by sync`",
             span=op.span,
             file=self.schedule.file,
@@ -276,7 +279,8 @@ class Lowered:
             scattered = op.kind in ("reduce_scatter", "all_to_all")
             return empty if scattered else backend.same(empty, op.axes)
         if op.kind == "reduce_scatter" and x.ndim == 0:
-            return backend.all_reduce(x, op)
+            whole = scalar_algorithm(op.algorithm)
+            return backend.all_reduce(x, msgspec.structs.replace(op, kind="all_reduce", algorithm=whole))
         if op.kind == "all_gather" and x.ndim == 0:  # a scalar of a split tree, never cut: the same already
             return backend.same(x, op.axes)
         moved = move(backend, self._operand(op, x, array), op)

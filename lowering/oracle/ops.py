@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
+from commplan.collectives.scalars import scalar_algorithm
 from commplan.ir import schedule as ir
 from commplan.lowering.oracle.layout import Grid, Held, Rank, cut, join, pad_rows
 from commplan.lowering.oracle.numbers import Array, combine, convert, divide, multiply, storage
@@ -147,12 +148,12 @@ def _exchange(
     op: ir.Collective, arrays: list[Array], leaf: ir.Leaf, target: ir.Leaf, grid: Grid, *, tree: bool
 ) -> list[Array]:
     """One leaf of every rank of a group, in rank order, before and after the collective."""
-    kind = "all_reduce" if op.kind == "reduce_scatter" and not leaf.shape else op.kind
-    if kind == "all_gather" and not leaf.shape:  # a scalar of a split tree was never cut
+    if op.kind == "all_gather" and not leaf.shape:  # a scalar of a split tree was never cut
         return [join(arrays, target)] * len(arrays)
-    op = msgspec.structs.replace(op, kind=kind)
+    if op.kind == "reduce_scatter" and not leaf.shape:
+        op = msgspec.structs.replace(op, kind="all_reduce", algorithm=scalar_algorithm(op.algorithm))
     flat = _flat(op, arrays, tree=tree)
-    whole = len(flat[0]) * leaf.dtype.nbytes * (len(arrays) if kind == "all_gather" else 1)
+    whole = len(flat[0]) * leaf.dtype.nbytes * (len(arrays) if op.kind == "all_gather" else 1)
     program = program_of(op, grid.sizes, grid.spreads, whole, grid.file)
     if program is not None and leaf.size:
         held = execute(program, flat, op.op or "sum", leaf.dtype)

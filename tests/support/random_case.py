@@ -21,6 +21,15 @@ NUMPY = {
     "i32": "int32", "i64": "int64", "u8": "uint8", "bool": "bool",
 }  # fmt: skip
 FLOATS = ("f32", "bf16", "f16", "f64")
+# What each stage takes after `via`; and the levels inside of others, which scatter and gather.
+VIA = {
+    "reduce": ("native", "ring", "recursive_doubling", "halving_doubling", "binomial_tree", "double_tree",
+               "torus", "chain"),
+    "broadcast": ("native", "ring", "binomial_tree", "double_tree", "torus", "chain", "scatter_gather"),
+    "scatter": ("native", "ring", "halving_doubling", "torus", "bruck"),
+    "gather": ("native", "ring", "recursive_doubling", "halving_doubling", "torus", "bruck"),
+}  # fmt: skip
+INNER_LEVELS = ("native", "ring", "halving_doubling", "torus")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -307,8 +316,8 @@ class _Writer:
         if not ops:
             return None
         op = self.random.choice(ops)
-        via = self.via(over)
-        rest = f"by {op}{via}{self.hints(var, op, native=via == ' via native')}"
+        via = self.via(over, "reduce")
+        rest = f"by {op}{via}{self.hints(var, op, native='native' in via)}"
         made = dataclasses.replace(
             var, name=self.fresh(), per=var.per - set(over), partial=var.partial - set(over)
         )
@@ -317,13 +326,20 @@ class _Writer:
     def has_bool(self, var: Var) -> bool:
         return any(spec.dtype == "bool" for spec in var.specs)
 
-    def via(self, over: Sequence[str]) -> str:
-        if self.random.random() < 0.5:
+    def via(self, over: Sequence[str], stage: str) -> str:
+        """Nothing, or any algorithm that carries out `stage`, or levels of them."""
+        if self.random.random() < 0.4:
             return ""
-        if len(over) > 1 and self.random.random() < 0.7:
-            levels = self.random.sample(list(over), len(over))
+        if len(over) > 1 and self.random.random() < 0.6:
+            order = self.random.sample(list(over), len(over))
+            inside = INNER_LEVELS if stage == "reduce" else VIA[stage]
+            named = [(axis, VIA[stage] if i == len(order) - 1 else inside) for i, axis in enumerate(order)]
+            levels = [
+                axis if self.random.random() < 0.4 else f"{axis} = {self.random.choice(names)}"
+                for axis, names in named
+            ]
             return f" via hierarchical({', '.join(levels)})"
-        return " via native"
+        return f" via {self.random.choice(VIA[stage])}"
 
     def hints(self, var: Var, op: str = "sum", *, native: bool = False) -> str:
         items: list[str] = []
@@ -346,7 +362,8 @@ class _Writer:
         root = self.random.randrange(int(np.prod([self.axes[axis] for axis in over])))
         made = dataclasses.replace(var, name=self.fresh(), per=var.per - set(over))
         hints = " { bucket = 64 }" if self.random.random() < 0.3 else ""
-        return f"{made.name} = broadcast {var.name} over {', '.join(over)} from {root}{hints}", made
+        how = self.via(over, "broadcast") + hints
+        return f"{made.name} = broadcast {var.name} over {', '.join(over)} from {root}{how}", made
 
     def scatter(self, var: Var, _: list[Var]) -> tuple[str, Var] | None:
         axes = self.named(var.partial - self.ensembles)
@@ -359,7 +376,9 @@ class _Writer:
         made = dataclasses.replace(
             var, name=self.fresh(), partial=var.partial - {axes[0]}, split=(*var.split, axes[0])
         )
-        return f"{made.name} = scatter {var.name} over {axes[0]} by {op}{self.hints(var)}", made
+        via = self.via(axes[:1], "scatter")
+        how = via + self.hints(var, native="native" in via)
+        return f"{made.name} = scatter {var.name} over {axes[0]} by {op}{how}", made
 
     def slice(self, var: Var, _: list[Var]) -> tuple[str, Var] | None:
         free = [
@@ -375,8 +394,8 @@ class _Writer:
         if not var.split:
             return None
         made = dataclasses.replace(var, name=self.fresh(), split=var.split[:-1])
-        hints = " { bucket = 64 }" if self.random.random() < 0.4 else ""
-        return f"{made.name} = gather {var.name} over {var.split[-1]}{hints}", made
+        how = self.via(var.split[-1:], "gather") + (" { bucket = 64 }" if self.random.random() < 0.4 else "")
+        return f"{made.name} = gather {var.name} over {var.split[-1]}{how}", made
 
     def unary(self, var: Var, _: list[Var]) -> tuple[str, Var] | None:
         made = dataclasses.replace(var, name=self.fresh())
