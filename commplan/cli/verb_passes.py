@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import typing
 from argparse import Namespace
 from io import StringIO
 from typing import Any
@@ -34,6 +35,9 @@ def _described(name: str) -> dict[str, Any]:
 
 
 def _type(kind: Any) -> str:
+    """`int` of a number that may be left out or is bounded."""
+    while typing.get_args(kind) and typing.get_origin(kind) is not typing.Literal:
+        kind = typing.get_args(kind)[0]
     return str(getattr(kind, "__name__", kind)).replace("typing.", "")
 
 
@@ -59,7 +63,10 @@ def _table(listed: list[dict[str, Any]], color: bool) -> str:
     for title in ("pass", "what it does", "options"):
         table.add_column(title, overflow="fold")
     for one in listed:
-        options = ", ".join(f"{option['name']}={_written(option['default'])}" for option in one["options"])
+        options = ", ".join(
+            option["name"] if option["default"] is None else f"{option['name']}={_written(option['default'])}"
+            for option in one["options"]
+        )
         table.add_row(one["name"], one["summary"], options)
     out = StringIO()
     Rich(file=out, width=110, force_terminal=color, no_color=not color, highlight=False).print(table)

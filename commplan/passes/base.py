@@ -112,4 +112,4 @@ def _parse(text: str, kind: Any, what: str) -> Any:
     try:
         return msgspec.convert(plain, kind)
     except msgspec.ValidationError as error:
-        return fail("CP0716", f"{what} cannot be `{text}`", str(error))
+        return fail("CP0716", f"{what} cannot be `{text}`", str(error).replace(" | null", ""))

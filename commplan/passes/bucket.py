@@ -12,12 +12,13 @@ from commplan.ir.schedule import Choice, Collective, Op, Phase, Schedule
 from commplan.ir.schedule import operands as operands_of
 from commplan.ir.schedule import results as results_of
 from commplan.ir.types import sized
+from commplan.passes import bucketsize
 from commplan.passes.base import Context, Pass
+from commplan.passes.bucketsize import Size
+from commplan.passes.choosing import Chooser
 from commplan.passes.filling import WHOLE, Bucket
 from commplan.passes.packing import Order, pack_collectives
 from commplan.passes.rewrite import Editor
-
-MIB = 1024**2
 
 
 class BucketPass(Pass, frozen=True):
@@ -27,22 +28,24 @@ class BucketPass(Pass, frozen=True):
     at the same moment and hide nothing behind each other. Only one of more than 4 limits is cut, into
     equal pieces of at most 2.
 
-    max: bytes of one bucket where the stage does not say `{ bucket = .. }`.
+    max: bytes of one bucket where the stage does not say `{ bucket = .. }`; left out, what leaves the least
+    time exposed on the topology (`commplan.passes.bucketsize`), 25 MiB without one.
     coalesce: let neighbouring collectives that agree in everything share buckets.
     """
 
     name: ClassVar[str] = "bucket"
     after: ClassVar[tuple[str, ...]] = ("share",)
-    max: Annotated[int, msgspec.Meta(gt=0)] = 25 * MIB
+    max: Annotated[int, msgspec.Meta(gt=0)] | None = None
     coalesce: bool = True
 
     def run(self, schedule: Schedule, context: Context) -> Schedule:
         choices: list[Choice] = []
-        phases = tuple(self._phase(schedule, phase, context.order, choices) for phase in schedule.phases)
+        chooser = Chooser(schedule, context)
+        phases = tuple(self._phase(chooser, phase, context.order, choices) for phase in schedule.phases)
         return msgspec.structs.replace(schedule, phases=phases, choices=(*schedule.choices, *choices))
 
-    def _phase(self, schedule: Schedule, phase: Phase, order: Order, choices: list[Choice]) -> Phase:
-        editor = Editor(schedule, phase)
+    def _phase(self, chooser: Chooser, phase: Phase, order: Order, choices: list[Choice]) -> Phase:
+        editor = Editor(chooser.schedule, phase)
         groups = group_collectives(editor, phase.ops, coalesce=self.coalesce)
         if not groups:
             return phase
@@ -54,11 +57,19 @@ class BucketPass(Pass, frozen=True):
                 ops.append(op)
             elif op.result in last:
                 group = last[op.result]
-                limit = group[0].hints.bucket or self.max
-                made, buckets = pack_collectives(editor, group, limit, order)
+                size = self._size(chooser, group)
+                made, buckets = pack_collectives(editor, group, size.limit, order)
                 ops += made
-                choices.append(_choice(group, buckets, limit, order))
+                choices.append(_choice(group, buckets, size, order))
         return editor.finish(ops)
+
+    def _size(self, chooser: Chooser, group: Sequence[Collective]) -> Size:
+        """What the stage says, else the option of the pass, else what costs say."""
+        if group[0].hints.bucket is not None:
+            return Size(group[0].hints.bucket, f"the stage's limit is {sized(group[0].hints.bucket)}")
+        if self.max is not None:
+            return Size(self.max, f"the limit of the pass is {sized(self.max)}")
+        return bucketsize.size(chooser, group[0], sum(op.nbytes for op in group))
 
 
 def group_collectives(editor: Editor, ops: Sequence[Op], *, coalesce: bool) -> list[list[Collective]]:
@@ -94,15 +105,14 @@ def _key(editor: Editor, op: Collective) -> tuple[object, ...]:
     return (op.kind, op.axes, op.op, op.root, op.algorithm, op.hints, *places, cut_as)
 
 
-def _choice(group: Sequence[Collective], buckets: Sequence[Bucket], limit: int, order: Order) -> Choice:
+def _choice(group: Sequence[Collective], buckets: Sequence[Bucket], size: Size, order: Order) -> Choice:
     names = ", ".join(f"`{name_of(op.operand)}`" for op in group)
     sent = [bucket for bucket in buckets if bucket.fate is not None]
     sizes = [bucket.nbytes for bucket in sent]
     what = f"{names}: {len(sent)} bucket{'s' * (len(sent) != 1)}, {sized(sum(sizes))}"
     if sizes:
         what += f", largest {sized(max(sizes))}"
-    whose = "the stage's" if group[0].hints.bucket else "the default"
-    why = f"{whose} limit is {sized(limit)}; one dtype a bucket; "
+    why, limit = f"{size.why}; one dtype a bucket; ", size.limit
     if group[0].op is None:
         why += "first leaf first, as the forward pass needs them"
     elif any(name_of(op.operand) in order for op in group):
@@ -118,4 +128,6 @@ def _choice(group: Sequence[Collective], buckets: Sequence[Bucket], limit: int, 
         why += "pieces are ready together and have nothing to travel under"
     if pieces:
         why += f"; {pieces} buckets are equal pieces of leaves larger than {sized(WHOLE * limit)}"
-    return Choice("bucket", what, why, group[0].span)
+    return Choice(
+        "bucket", what, why, group[0].span, (), size.seconds, size.source, size.alternatives
+    )  # fmt: skip

@@ -15,7 +15,7 @@ from commplan.ir.plan import Algorithm
 from commplan.ir.schedule import Alternative, Collective, CollectiveKind, Schedule
 from commplan.passes import candidates
 from commplan.passes.base import Context
-from commplan.passes.candidates import NATIVE, PIECES, Rung
+from commplan.passes.candidates import MOST_RANKS, NATIVE, PIECES, Rung
 from commplan.passes.costs import Ask, Prediction
 from commplan.passes.rules import PIECE, rule
 
@@ -79,13 +79,14 @@ class Chooser:
         return self._decision(op, taken, [*ways, *others])
 
     def time(self, op: Collective) -> float | None:
-        """The predicted seconds of `op`, carried out as well as can be; None where nothing tells."""
+        """The predicted seconds of `op`, carried out about as well as can be; None where nothing tells."""
         if self.costs is None or self.schedule.size(op.axes) == 1:
             return None
         if op.pinned and not op.algorithm.levels:
-            ways = self._messages(op, op.algorithm)
+            ways = self._messages(op, op.algorithm, few=True)
         else:
-            ways = self.hierarchies(op) if op.algorithm.levels else [*self.flat(op), *self.hierarchies(op)]
+            ways = [] if op.algorithm.levels else self.flat(op, few=True)
+            ways += self.hierarchies(op, few=True)
         return self.fastest(ways).seconds if ways else None
 
     def fastest(self, ways: Iterable[Way]) -> Way:
@@ -104,7 +105,7 @@ class Chooser:
         least = min(way.seconds for way in known)
         return next(way for way in known if way.seconds <= least * (1 + TIE))
 
-    def flat(self, op: Collective) -> list[Way]:
+    def flat(self, op: Collective, *, few: bool = False) -> list[Way]:
         """The ways that know of no levels, simplest first.
 
         That is `native`; but an MPI library's own gets slower than its best algorithm as messages grow, so
@@ -114,7 +115,7 @@ class Chooser:
         ranks = self.schedule.size(op.axes)
         found: list[Way] = []
         for algorithm in candidates.flat(op.kind, ranks, programs=programs):
-            found += self._messages(op, algorithm)
+            found += self._messages(op, algorithm, few=few)
         small = self.jax or rule("mpi", op.kind, self.whole(op)).algorithm == "native"
         return found if small else [*found[1:], *found[:1]]
 
@@ -122,7 +123,7 @@ class Chooser:
         """Bytes of the buffer that all ranks of `op` together make."""
         return op.nbytes * (self.schedule.size(op.axes) if op.kind == "all_gather" else 1)
 
-    def hierarchies(self, op: Collective) -> list[Way]:
+    def hierarchies(self, op: Collective, *, few: bool = False) -> list[Way]:
         """The best hierarchies over the levels that `op` crosses, or over those that are written."""
         if op.algorithm.levels:
             ladder = candidates.pinned_rungs(op, self.schedule)
@@ -134,14 +135,16 @@ class Chooser:
             return self._stepwise(op, ladder)
         if self.jax and (self.costs is None or not self.costs.measured):
             return []
-        return self._greedy(op, ladder)
+        return self._greedy(op, ladder, few=few)
 
-    def _greedy(self, op: Collective, ladder: tuple[Rung, ...]) -> list[Way]:
+    def _greedy(self, op: Collective, ladder: tuple[Rung, ...], *, few: bool) -> list[Way]:
         """Begin with one algorithm everywhere, then change level by level what makes it faster."""
         menus = candidates.menus(op.kind, ladder)
         if not all(menus):
             return []
         names = ["ring" if "ring" in menu else menu[0] for menu in menus]
+        if few:
+            return self._messages(op, candidates.hierarchy(ladder, tuple(names)), few=True)
         best: Way | None = None
         for index in reversed(range(len(ladder))):
             for name in (names[index], *(n for n in menus[index] if n != names[index])):
@@ -206,6 +209,8 @@ class Chooser:
             return Decision(op.algorithm, None, "the plan writes it so")
         if self.jax:
             return Decision(NATIVE, None, "without a topology the backend's own is taken")
+        if self.schedule.size(op.axes) > MOST_RANKS:
+            return Decision(NATIVE, None, f"a program for more than {MOST_RANKS} ranks has too many rounds")
         row = rule(self.schedule.backend, op.kind, self.whole(op))
         return Decision(Algorithm(row.algorithm), row.chunk, "without a topology its size decides")
 

@@ -96,6 +96,19 @@ def carrying(stage: str) -> tuple[str, ...]:
     return tuple(name for name, stages in ALGORITHMS.items() if stage in stages)
 
 
+def carrying_a_level(stage: str) -> tuple[str, ...]:
+    """The algorithms that carry out `stage` at a level of a hierarchy.
+
+    A sum may scatter and gather at a level, so what does both will do.
+    """
+    both = stage in (REDUCE, SYNC)
+    return tuple(
+        name
+        for name, stages in COLLECTIVES.items()
+        if name != "hierarchical" and (stage in stages or (both and {SCATTER, GATHER} <= set(stages)))
+    )
+
+
 def _keyed(ctx: Context, call: ast.Call) -> dict[str, ast.CallArg] | None:
     """The arguments by key, each known and written once."""
     name = call.name.text
@@ -220,7 +233,7 @@ def _hierarchical(ctx: Context, call: ast.Call, stage: str, over: tuple[str, ...
 
 
 def _level(ctx: Context, value: ast.Name | ast.Number, stage: str) -> str | None:
-    known = tuple(name for name in carrying(stage) if name != "hierarchical")
+    known = carrying_a_level(stage)
     if isinstance(value, ast.Name) and value.text in known:
         return value.text
     text = value.text if isinstance(value, ast.Name) else written(value)
