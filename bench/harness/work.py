@@ -25,7 +25,8 @@ class Work(msgspec.Struct, frozen=True):
 
     counts: the elements of each tensor: of the whole buffer (for reduce_scatter the operand, for all_gather
     the result), a multiple of the number of ranks for these two. how: what the system should do, in its own
-    words; empty is one call for each tensor. seconds: of computation to be done beside it.
+    words; empty is one call for each tensor. seconds: of computation that the first tensor waits for, while
+    all others can be on their way already; of `empty` the computation is all there is.
     """
 
     kind: str

@@ -14,6 +14,7 @@ import numpy as np
 
 from bench.harness.work import Floats, Operation, Work
 from bench.harness.worker import operands
+from bench.systems.computation import JaxComputing, after_products
 
 MPI: Any = importlib.import_module("mpi4py.MPI")
 jax: Any = importlib.import_module("jax")
@@ -29,6 +30,8 @@ class Mpi4jax:
         self.ranks: int = self.comm.Get_size()
 
     def prepare(self, work: Work) -> Operation:
+        if work.kind == "empty":
+            return JaxComputing(work)
         given = [[jnp.asarray(x) for x in xs] for xs in operands(work, self.rank, self.ranks)]
         one = self._one(work.kind)
 
@@ -38,7 +41,8 @@ class Mpi4jax:
         def together(xs: list[Array]) -> list[Array]:
             return fused(one, xs)
 
-        return Jitted(jax.jit(together if work.how == "fused" else each), given)
+        call = after_products(together if work.how == "fused" else each, work.seconds)
+        return Jitted(jax.jit(call), given)
 
     def _one(self, kind: str) -> Callable[[Array], Array]:
         comm, n = self.comm, self.ranks

@@ -14,6 +14,7 @@ import numpy as np
 
 from bench.harness.work import Floats, Operation, Work
 from bench.harness.worker import operands
+from bench.systems.computation import LoopComputing, loop_count, matrix, numpy_products
 
 torch: Any = importlib.import_module("torch")
 dist: Any = importlib.import_module("torch.distributed")
@@ -27,7 +28,11 @@ class Torch:
         self.rank, self.ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
     def prepare(self, work: Work) -> Operation:
-        return Buckets(self, work) if work.how == "fused" else Each(self, work)
+        if work.kind == "empty":
+            return LoopComputing(torch.from_numpy(matrix()), work.seconds)
+        if work.how == "fused":
+            return Buckets(self, work)
+        return Beside(self, work) if work.seconds else Each(self, work)
 
 
 class Each(Operation):
@@ -61,6 +66,23 @@ class Each(Operation):
 
     def results(self) -> list[Floats]:
         return [result.numpy() for result in self._results]
+
+
+class Beside(Each):
+    """All tensors but the first under way while what the first one waits for is computed."""
+
+    def __init__(self, system: Torch, work: Work) -> None:
+        super().__init__(system, work)
+        self._count = loop_count("torch", work.seconds)
+        self._matrix = torch.from_numpy(matrix())
+
+    def run(self) -> None:
+        first, *rest = self._results
+        waiting = [dist.all_reduce(result, async_op=True) for result in rest]
+        first += numpy_products(self._matrix, self._count)[0, 0] - 1
+        waiting.append(dist.all_reduce(first, async_op=True))
+        for handle in waiting:
+            handle.wait()
 
 
 class Buckets(Operation):

@@ -15,6 +15,7 @@ import numpy as np
 
 from bench.harness.work import Floats, Operation, Work
 from bench.harness.worker import operands
+from bench.systems.computation import JaxComputing, after_products
 
 jax: Any = importlib.import_module("jax")
 jnp: Any = importlib.import_module("jax.numpy")
@@ -34,13 +35,19 @@ class Xla:
         self.split = sharding.NamedSharding(self.mesh, sharding.PartitionSpec("r"))
 
     def prepare(self, work: Work) -> Operation:
+        if work.kind == "empty":
+            return JaxComputing(work)
         given = [[self._own(x) for x in xs] for xs in operands(work, self.rank, self.ranks)]
         one = self._one(work.kind)
         match work.how:
             case "fused":
                 call = self._jit(lambda xs: bucketed(one, xs), work.kind)
             case "combined":  # left to XLA, which combines what it can
-                call = self._jit(lambda xs: [one(x) for x in xs], work.kind)
+
+                def each(xs: list[Array]) -> list[Array]:
+                    return [one(x) for x in xs]
+
+                call = self._jit(after_products(each, work.seconds), work.kind)
             case _:
                 single = self._jit(lambda xs: [one(x) for x in xs], work.kind)
 
