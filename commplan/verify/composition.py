@@ -20,7 +20,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from commplan.collectives.hierarchical import Levels, Stage
-from commplan.collectives.program import REDUCING, Kind
+from commplan.collectives.program import REDUCING, ROOTED, Kind
 from commplan.collectives.registry import stages as stages_of
 from commplan.verify.counterexample import Counterexample
 
@@ -64,11 +64,17 @@ class Task(NamedTuple):
     root: int
 
 
+def task_of(levels: Levels, stage: Stage) -> Task:
+    """The program of one stage. Only some kinds have a root."""
+    root = stage.root if stage.kind in ROOTED else 0
+    return Task(stage.algorithm, stage.kind, levels[stage.level][1], root)
+
+
 def tasks(levels: Levels, kind: Kind, root: int = 0) -> tuple[Task, ...]:
     """The programs that the proof of a hierarchy rests on, each once, in order."""
     return tuple(
         dict.fromkeys(
-            Task(stage.algorithm, stage.kind, levels[stage.level][1], stage.root)
+            task_of(levels, stage)
             for stage in stages_of(levels, kind, root=root)
         )
     )

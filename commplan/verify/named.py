@@ -13,7 +13,7 @@ from commplan.collectives.program import Kind
 from commplan.collectives.registry import files, program
 from commplan.collectives.registry import stages as stages_of
 from commplan.diagnostics import fail
-from commplan.verify.composition import Task, compose, tasks
+from commplan.verify.composition import Task, compose, task_of, tasks
 from commplan.verify.counterexample import Counterexample
 from commplan.verify.programs import Counted, count, prove
 from commplan.verify.projection import project
@@ -119,7 +119,7 @@ def _levels(levels: tuple[tuple[str, int], ...], kind: Kind, root: int) -> Proof
         wrong += [(str_of(task), one) for one in prove_task(task)[0]]
     for stage in stages:
         if stage.algorithm != NATIVE:
-            costs = prove_task(Task(stage.algorithm, stage.kind, levels[stage.level][1], stage.root))[1]
+            costs = prove_task(task_of(levels, stage))[1]
             rounds += costs.rounds
             sent += costs.sent * stage.share
             received += costs.received * stage.share
