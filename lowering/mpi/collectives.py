@@ -14,7 +14,7 @@ import atexit
 import dataclasses
 import weakref
 from collections.abc import Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from commplan.collectives.program import REDUCING
 from commplan.diagnostics import fail
 from commplan.ir.schedule import ReduceOp
 from commplan.lowering.jax.untyped import jax, jnp
-from commplan.lowering.mpi import build
+from commplan.lowering.mpi import build, primitives
 from commplan.lowering.mpi.choose import choice
 from commplan.lowering.mpi.groups import Groups
 from commplan.lowering.mpi.instructions import RECEIVE_REDUCE, Instructions, instructions
@@ -73,18 +73,13 @@ class Channel:
         all_reduce, broadcast, reduce: the shape of `x`. reduce_scatter, scatter, all_gather, gather: the
         leading dimension is divided, or multiplied, by the number of ranks, a scalar gathered as [ranks].
         all_to_all: the leading dimension is cut into a row for each rank. Away from the root `reduce` and
-        `gather` give what their rounds left behind. Raises CP0831 (an axis, a shape or a dtype that cannot be).
+        `gather` give what their rounds left behind. Raises CP0831 for what cannot be: axis, shape or dtype.
         """
         shape = self._result(x, spec)
         if self._nothing(x, spec):
             return x.reshape(shape), token
-        call = jax.ffi.ffi_call(
-            "commplan_mpi_call",
-            (jax.ShapeDtypeStruct(shape, x.dtype), _token(token)),
-            has_side_effect=True,
-            input_output_aliases={1: 1},
-        )
-        return cast("tuple[Array, Array]", tuple(call(x, token, program=np.int64(self._number(x, spec)))))
+        result = jax.ShapeDtypeStruct(shape, x.dtype)
+        return primitives.call(x, token, result, self._number(x, spec))
 
     def start(self, x: Array, spec: Spec, token: Array) -> tuple[Pending, Array]:
         """Begin the collective of `x`; a thread of this process moves it on meanwhile."""
@@ -94,13 +89,7 @@ class Channel:
         if not self.groups.concurrent:
             fail("CP0833", "this MPI may be called by one thread at a time, and form `split` needs two")
         number = self._number(x, spec)
-        call = jax.ffi.ffi_call(
-            "commplan_mpi_start",
-            (jax.ShapeDtypeStruct(shape, x.dtype), jax.ShapeDtypeStruct((2,), jnp.int32), _token(token)),
-            has_side_effect=True,
-            input_output_aliases={1: 2},
-        )
-        result, handle, after = call(x, token, program=np.int64(number))
+        result, handle, after = primitives.start(x, token, jax.ShapeDtypeStruct(shape, x.dtype), number)
         return Pending(x, result, handle, number), after
 
     def finish(self, pending: Pending, token: Array) -> tuple[Array, Array]:
@@ -108,13 +97,7 @@ class Channel:
         x, result, handle, number = pending
         if handle is None:
             return result, token
-        call = jax.ffi.ffi_call(
-            "commplan_mpi_finish",
-            (jax.ShapeDtypeStruct(result.shape, result.dtype), _token(token)),
-            has_side_effect=True,
-            input_output_aliases={1: 0, 3: 1},
-        )
-        return cast("tuple[Array, Array]", tuple(call(x, result, handle, token, program=np.int64(number))))
+        return primitives.finish(x, result, handle, token, number)
 
     def _axes(self, spec: Spec) -> tuple[str, ...]:
         return tuple(self.groups.sizes) if spec.axes is None else spec.axes
@@ -205,10 +188,6 @@ class Channel:
 
 def _numbers(values: Any, dtype: Any) -> Any:
     return np.ascontiguousarray(np.asarray(values, dtype))
-
-
-def _token(token: Array) -> Any:
-    return jax.ShapeDtypeStruct(token.shape, token.dtype)
 
 
 _open: weakref.WeakSet[Channel] = weakref.WeakSet()

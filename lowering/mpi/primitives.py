@@ -1,0 +1,74 @@
+"""The engine's doors as JAX primitives.
+
+XLA is told that the calls have side effects and drops none. JAX is not: it calls a function with effects from
+Python each time, which takes 30 us longer than its fast way. So a call whose results nothing needs, its token
+included, may be left out while a function is traced, on all ranks alike if they trace the same.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+from jax.core import ShapedArray
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
+
+from commplan.lowering.jax.untyped import jax
+
+Array = Any
+
+
+def _declare(name: str, aliases: dict[int, int]) -> Any:
+    """The primitive of FFI target `commplan_mpi_NAME`; `aliases`: operand -> the result in its place."""
+    primitive: Any = Primitive(f"commplan_{name}")
+    primitive.multiple_results = True
+    target = f"commplan_mpi_{name}"
+    rule = jax.ffi.ffi_lowering(target, has_side_effect=True, operand_output_aliases=aliases)
+
+    def abstract(*operands: Any, results: tuple[tuple[tuple[int, ...], Any], ...], program: int) -> list[Any]:
+        del operands, program
+        return [ShapedArray(shape, dtype) for shape, dtype in results]
+
+    def lowering(ctx: Any, *operands: Any, results: Any, program: int) -> Any:
+        del results
+        return rule(ctx, *operands, program=np.int64(program))
+
+    def alone(*operands: Any, **how: Any) -> Any:
+        return jax.jit(functools.partial(primitive.bind, **how))(*operands)
+
+    primitive.def_abstract_eval(abstract)
+    primitive.def_impl(alone)
+    cast("Any", mlir).register_lowering(primitive, lowering, platform="cpu")
+    return primitive
+
+
+@functools.cache
+def _primitives() -> tuple[Any, Any, Any]:
+    return _declare("call", {1: 1}), _declare("start", {1: 2}), _declare("finish", {1: 0, 3: 1})
+
+
+def _bind(primitive: Any, operands: Sequence[Array], results: Sequence[Any], program: int) -> list[Array]:
+    shapes = tuple((tuple(each.shape), np.dtype(each.dtype)) for each in results)
+    return primitive.bind(*operands, results=shapes, program=program)
+
+
+def call(x: Array, token: Array, result: Any, program: int) -> tuple[Array, Array]:
+    """x, token -> y of the shape and dtype of `result`, token."""
+    y, after = _bind(_primitives()[0], (x, token), (result, token), program)
+    return y, after
+
+
+def start(x: Array, token: Array, result: Any, program: int) -> tuple[Array, Array, Array]:
+    """x, token -> the result to be, its handle, token."""
+    handle = jax.ShapeDtypeStruct((2,), np.int32)
+    pending, number, after = _bind(_primitives()[1], (x, token), (result, handle, token), program)
+    return pending, number, after
+
+
+def finish(x: Array, pending: Array, handle: Array, token: Array, program: int) -> tuple[Array, Array]:
+    """x, the result to be, handle, token -> y, token."""
+    y, after = _bind(_primitives()[2], (x, pending, handle, token), (pending, token), program)
+    return y, after
