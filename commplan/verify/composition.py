@@ -72,12 +72,7 @@ def task_of(levels: Levels, stage: Stage) -> Task:
 
 def tasks(levels: Levels, kind: Kind, root: int = 0) -> tuple[Task, ...]:
     """The programs that the proof of a hierarchy rests on, each once, in order."""
-    return tuple(
-        dict.fromkeys(
-            task_of(levels, stage)
-            for stage in stages_of(levels, kind, root=root)
-        )
-    )
+    return tuple(dict.fromkeys(task_of(levels, stage) for stage in stages_of(levels, kind, root=root)))
 
 
 def compose(

@@ -249,8 +249,10 @@ class _Run:
             target = units.target[part]
             matters[part] = live[target]
             live[target[~units.reduce[part]]] = False
-        idle = np.flatnonzero(self.same | ~matters)
-        return self._idle(int(idle[0])) if len(idle) else None
+        for idle in (np.flatnonzero(self.same), np.flatnonzero(~matters)):
+            if len(idle):
+                return self._idle(int(idle[0]))
+        return None
 
     def _idle(self, unit: int) -> Counterexample:
         rank, chunk = self._place(int(self.units.target[unit]))

@@ -19,7 +19,6 @@ from commplan.verify.programs import Counted, count, prove
 from commplan.verify.projection import project
 
 LARGEST = 1 << 22  # slots of all ranks together, of a program that is proved rank by rank
-_FEW = 32
 
 
 class Proof(NamedTuple):
@@ -62,12 +61,10 @@ def prove_task(task: Task) -> tuple[tuple[Counterexample, ...], Counted]:
 
 
 def _chunks(algorithm: str, kind: Kind, ranks: int) -> int:
-    """How many chunks a program has, as far as can be told before its rounds are made, which takes long where
-    it has many: it is one for each rank, or few."""
-    if algorithm not in files() or kind not in files()[algorithm].PROGRAMS or ranks <= _FEW:
+    """How many chunks a program has, told before its rounds are made; 1 where there is no such program."""
+    if algorithm not in files() or kind not in files()[algorithm].PROGRAMS or ranks < 1:
         return 1
-    few = files()[algorithm].PROGRAMS[kind](_FEW).chunks
-    return ranks if few >= _FEW else few
+    return files()[algorithm].PROGRAMS[kind](ranks).chunks
 
 
 def prove_algorithm(algorithm: str, kind: Kind, ranks: int, root: int = 0) -> Proof:

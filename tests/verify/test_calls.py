@@ -1,0 +1,133 @@
+"""Communicators: ranks that share a schedule meet; ranks that do not are refused with their plan lines."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from support.byhand import HERE, Maker, compiled, tree
+
+from commplan.diagnostics import Span
+from commplan.ir import plan as graph
+from commplan.verify.calls import Call, Mesh, RankCalls, calls_of, check_calls
+from commplan.verify.calls_replay import correct_calls, execute_calls, replay_calls
+from commplan.verify.counterexample import Counterexample
+
+SIZES = {"node": 2, "gpu": 3}
+
+
+def at(line: int) -> Span:
+    return Span(line, 1, line, 9)
+
+
+def call(axes: tuple[str, ...], line: int, nbytes: int = 64, kind: str = "all_reduce") -> Call:
+    return Call("step", axes, kind, "f32", nbytes, "sum", None, "ring", at(line))
+
+
+A, B, C = call(("gpu",), 3), call(("node",), 5), call(("node", "gpu"), 7)
+SAME = RankCalls((("gpu",), ("node",), ("node", "gpu")), (A, B, C))
+
+
+def with_rank(rank: int, **changes: object) -> list[RankCalls]:
+    ranks = [SAME] * 6
+    ranks[rank] = msgspec.structs.replace(SAME, **changes)
+    return ranks
+
+
+def refused(ranks: list[RankCalls]) -> Counterexample:
+    found = check_calls(SIZES, ranks)
+    assert found is not None
+    assert found.code == "CP0747"
+    assert replay_calls(SIZES, ranks, found), found
+    assert not replay_calls(SIZES, [SAME] * 6, found)
+    assert not correct_calls(SIZES, ranks)
+    return found
+
+
+def test_ranks_that_share_a_sequence_meet() -> None:
+    assert check_calls(SIZES, SAME) is None
+    assert check_calls(SIZES, [SAME] * 6) is None
+    met, done = execute_calls(SIZES, [SAME] * 6)
+    assert (len(met), done) == (2 + 3 + 1, [3] * 6)
+    assert correct_calls(SIZES, [SAME] * 6)
+
+
+def test_members_of_communicators() -> None:
+    mesh = Mesh(SIZES)
+    assert mesh.members(4, ("gpu",)) == (3, 4, 5)
+    assert mesh.members(4, ("node",)) == (1, 4)
+    assert mesh.members(4, ("node", "gpu")) == tuple(range(6))
+
+
+def test_the_sequence_of_a_schedule() -> None:
+    maker = Maker(node=2, gpu=3)
+    grads = maker.input("grads", partial="node gpu")
+    loss = maker.input("loss", partial="gpu")
+    maker.value("grads.1")
+    maker.value("loss.1")
+    op = graph.Op("sum")
+    first = graph.Reduce("loss.1", loss, ("gpu",), op, at(4))
+    second = graph.Reduce("grads.1", grads, ("node", "gpu"), op, at(6))
+    maker.phase("step", first, second, outputs=("grads.1", "loss.1"))
+    schedule = compiled(maker.plan(), "", grads=tree(w=(4,)), loss=tree(x=(2,)))
+    found = calls_of(schedule)
+    assert found.created == (("gpu",), ("node", "gpu"))
+    assert [(one.axes, one.nbytes, one.span.line) for one in found.calls] == [
+        (("gpu",), 8, 4), (("node", "gpu"), 16, 6),
+    ]  # fmt: skip
+    assert check_calls(schedule.mesh_sizes, found) is None
+    ranks = [found] * 6
+    ranks[4] = msgspec.structs.replace(found, calls=found.calls[::-1])
+    wrong = check_calls(schedule.mesh_sizes, ranks)
+    assert wrong is not None
+    assert {wrong.span, *(note.span for note in wrong.others)} == {at(4), at(6)}
+    assert replay_calls(schedule.mesh_sizes, ranks, wrong)
+    assert HERE not in (wrong.span,)
+
+
+def test_communicators_created_in_another_order() -> None:
+    found = refused(with_rank(4, created=(("node",), ("gpu",), ("node", "gpu"))))
+    assert (found.failure, found.ranks, found.rounds) == ("creation", (0, 4), (0, 0))
+    assert (found.expected, found.found) == ("over gpu", "over node")
+    assert found.span == at(3)
+    assert [note.span for note in found.others] == [at(5)]
+
+
+def test_a_communicator_that_one_rank_does_not_create() -> None:
+    found = refused(with_rank(5, created=SAME.created[:2]))
+    assert (found.failure, found.rounds, found.found) == ("creation", (2, 2), "none")
+
+
+def test_two_calls_swapped_on_one_rank() -> None:
+    found = refused(with_rank(2, calls=(A, C, B)))
+    assert found.failure == "calls"
+    assert "wait for each other in a circle" in found.message
+    assert 2 in found.ranks
+
+
+def test_another_size_on_one_rank() -> None:
+    other = call(("gpu",), 3, nbytes=68)
+    found = refused(with_rank(1, calls=(other, B, C)))
+    assert set(found.ranks) == {1, found.ranks[0], found.ranks[1]} and 1 in found.ranks
+    assert "68 bytes" in found.message
+    assert "64 bytes" in found.message
+
+
+def test_a_rank_that_has_no_call_left() -> None:
+    found = refused(with_rank(3, calls=(A, B)))
+    assert found.found == "no further call"
+    said = "rank 0 waits for ever in all_reduce of 64 bytes (f32) over node, gpu via ring (line 7): rank 3"
+    assert found.message.startswith(said)
+    assert found.span == at(7)
+
+
+def test_an_order_that_still_meets_is_no_mistake() -> None:
+    """One rank does the two independent calls the other way round, and all of them are met."""
+    ranks = with_rank(0, calls=(B, A, C))
+    assert check_calls(SIZES, ranks) is None
+    assert correct_calls(SIZES, ranks)
+
+
+@pytest.mark.parametrize("claim", ["calls", "creation"])
+def test_a_claim_that_is_not_so_does_not_replay(claim: str) -> None:
+    made = Counterexample(claim, (0, 1), (0, 0), None, "over gpu", "no further call", "")  # pyright: ignore[reportArgumentType]
+    assert not replay_calls(SIZES, [SAME] * 6, made)

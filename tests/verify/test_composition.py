@@ -1,0 +1,135 @@
+"""Hierarchies proved by their levels: agreement with the direct proof, and what cannot be composed."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from commplan.collectives.hierarchical import Stage
+from commplan.collectives.program import KINDS, ROOTED, Kind
+from commplan.collectives.registry import algorithms, hierarchical, stages
+from commplan.diagnostics import CommplanError
+from commplan.verify import named
+from commplan.verify.composition import compose, tasks
+from commplan.verify.counterexample import Counterexample
+from commplan.verify.programs import prove
+
+SIZES = [(2, 2), (3, 2), (2, 5), (4, 4), (1, 3), (2, 2, 2), (3, 1, 2), (2, 3, 2), (4, 4, 4)]
+
+
+def _some(rng: random.Random, levels: int) -> list[tuple[str, ...]]:
+    return rng.sample(list(itertools.product(algorithms(), repeat=levels)), 20)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_composed_and_direct_proofs_agree(kind: Kind) -> None:
+    rng, proved = random.Random(kind), 0
+    for sizes in SIZES:
+        for names in _some(rng, len(sizes)):
+            levels = list(zip(names, sizes, strict=True))
+            ranks = 1
+            for size in sizes:
+                ranks *= size
+            root = rng.randrange(ranks) if kind in ROOTED else 0
+            try:
+                whole = hierarchical(levels, kind, root=root)
+            except CommplanError:
+                continue
+            proved += 1
+            assert compose(levels, kind, root) is None
+            assert named.prove_levels(levels, kind, root).wrong == ()
+            assert prove(whole) == (), (levels, root)
+    assert proved > 15
+
+
+def test_65536_ranks_take_three_levels() -> None:
+    levels = [("ring", 8), ("ring", 32), ("halving_doubling", 256)]
+    proof = named.prove_levels(levels, "all_reduce")
+    assert proof.wrong == ()
+    assert {(task.kind, task.ranks) for task in proof.tasks} == {
+        ("reduce_scatter", 8), ("all_gather", 8), ("reduce_scatter", 32), ("all_gather", 32),
+        ("all_reduce", 256),
+    }  # fmt: skip
+    assert proof.least_rounds == 16
+    assert proof.sent >= proof.least
+
+
+LEVELS = [("ring", 4), ("ring", 3)]
+
+
+def changed(index: int, **fields: object) -> list[Stage]:
+    found = list(stages(LEVELS, "all_reduce"))
+    found[index] = found[index]._replace(**fields)  # pyright: ignore[reportArgumentType]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (
+            changed(0)[:-1],
+            "at the end all_reduce over level 0 needs all places, summed",
+        ),
+        (changed(0)[1:], "1/4"),
+        (changed(0)[::-1], "needs the place whose part it is, and has all places"),
+        (changed(1, level=0), "needs all places, and has the place whose part it is"),
+        (changed(0, kind="all_reduce"), "stage 1, all_reduce at level 1, needs 1 of the buffer, and has 1/4"),
+        (changed(1, fixed=(0,)), "needs groups at the root's place of levels [], and has levels [0]"),
+        (
+            [*changed(0), *changed(0)[:1]],
+            "every contribution once, and has the sums of level 0 once more",
+        ),
+    ],
+)
+def test_stages_that_do_not_add_up(wrong: list[Stage], said: str) -> None:
+    found = compose(LEVELS, "all_reduce", stages=wrong)
+    assert found is not None
+    assert (found.code, said in found.message) == ("CP0740", True), found.message
+
+
+@pytest.mark.parametrize("kind", ["broadcast", "reduce"])
+def test_roots_of_stages_are_the_place_of_the_root(kind: Kind) -> None:
+    levels = [("binomial_tree", 4), ("binomial_tree", 3)]
+    right = stages(levels, kind, root=7)
+    assert compose(levels, kind, 7, right) is None
+    wrong = [stage._replace(root=0) if stage.level == 0 else stage for stage in right]
+    found = compose(levels, kind, 7, wrong)
+    assert found is not None
+    assert "needs root 3, and has root 0" in found.message
+
+
+def test_a_broken_level_breaks_the_hierarchy(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = Counterexample("wrong", (1,), (), 0, "ranks 0-3", "rank 1", "rank 1 lacks a term")
+    real = named.prove_task
+
+    def prove_task(task: named.Task) -> object:
+        wrong, costs = real(task)
+        return ((broken,), costs) if task.ranks == 5 else (wrong, costs)
+
+    monkeypatch.setattr(named, "prove_task", prove_task)
+    proof = named.prove_levels([("ring", 2), ("chain", 5)], "broadcast", root=1)
+    assert [(subject, wrong) for subject, wrong in proof.wrong] == [
+        ("chain for broadcast over 5 ranks", broken)
+    ]
+
+
+def test_tasks_are_listed_once_and_native_is_believed() -> None:
+    assert [task.kind for task in tasks([("ring", 2), ("native", 3)], "all_reduce")] == [
+        "reduce_scatter", "all_reduce", "all_gather",
+    ]  # fmt: skip
+    proof = named.prove_levels([("ring", 2), ("native", 3)], "all_reduce")
+    assert (proof.wrong, proof.believed) == ((), ("all_reduce of 3",))
+    assert named.prove_algorithm("native", "all_reduce", 9).tasks == ()
+
+
+def test_what_is_too_large_to_be_proved_is_said() -> None:
+    with pytest.raises(CommplanError) as caught:
+        named.prove_algorithm("ring", "all_reduce", 65536)
+    assert caught.value.diagnostics[0].code == "CP0748"
+    with pytest.raises(CommplanError) as caught:
+        named.prove_sliced("ring", "all_reduce", 64, 0, 2000)
+    assert caught.value.diagnostics[0].code == "CP0748"
+    assert named.prove_algorithm("recursive_doubling", "all_reduce", 3000).wrong == ()
+    assert named.prove_sliced("ring", "all_reduce", 6, 0, 4).wrong == ()

@@ -1,0 +1,209 @@
+"""Proofs of chunk programs: all that there are hold, and each way to be wrong is told apart."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from commplan.collectives.lower import counted
+from commplan.collectives.program import KINDS, ROOTED, Kind, Program, Send
+from commplan.collectives.registry import algorithms, program
+from commplan.verify.counterexample import Counterexample, spans, terms
+from commplan.verify.programs import count, prove
+from commplan.verify.projection import Projection, project, rounds_of
+from commplan.verify.replay import correct, replay
+
+Transfer = tuple[int, int, int, bool]
+
+
+def made(kind: Kind, ranks: int, chunks: int, *rounds: list[Transfer], root: int = 0) -> Program:
+    """A program of transfers (from, to, chunk, whether it adds)."""
+    families = tuple(
+        tuple(
+            Send(np.array([src]), np.array([dst]), np.array([chunk]), np.array([1]), reduce)
+            for src, dst, chunk, reduce in each
+        )
+        for each in rounds
+    )
+    return Program("made", kind, ranks, chunks, families, root)
+
+
+def only(program: Program | Projection) -> Counterexample:
+    """The one counter-example of `program`, which happens when it runs."""
+    (found,) = prove(program)
+    projection = project(program) if isinstance(program, Program) else program
+    assert replay(projection, found), found
+    assert not correct(projection) or found.failure == "useless"
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_algorithm_is_proved_for_1_to_64_ranks(kind: Kind) -> None:
+    for name in algorithms(kind):
+        for ranks in range(1, 65):
+            for root in {0, ranks // 2, ranks - 1} if kind in ROOTED else {0}:
+                assert prove(program(name, kind, ranks, root=root)) == (), (name, ranks, root)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_slices_are_proved_and_costs_agree_with_the_rounds(kind: Kind) -> None:
+    for name in algorithms(kind):
+        for ranks in (1, 2, 3, 5, 6, 8, 13):
+            sliced = program(name, kind, ranks, slices=3)
+            assert prove(sliced) == ()
+            assert correct(project(sliced))
+            costs, (rounds, busiest) = count(sliced), counted(sliced)
+            assert costs.rounds <= rounds
+            assert max(costs.sent, costs.received) <= busiest or ranks == 1
+            assert costs.staged <= 1
+            assert max(costs.sent, costs.received) >= costs.least
+
+
+def test_a_large_ring_is_proved() -> None:
+    assert prove(program("ring", "all_reduce", 256)) == ()
+
+
+def test_ranks_have_sequences_of_their_own() -> None:
+    (first, second) = rounds_of(project(program("ring", "all_gather", 3)), 1)
+    assert (first.round, first.sends[0][:4], first.receives[0][:4]) == (0, (2, 1, 1, 0), (0, 0, 1, 0))
+    assert (second.round, second.sends[0].number, second.receives[0].chunk) == (1, 1, 2)
+
+
+def test_a_hole() -> None:
+    found = only(made("all_reduce", 2, 1, [(0, 1, 0, True)]))
+    assert (found.code, found.failure, found.ranks, found.chunk) == ("CP0740", "wrong", (0,), 0)
+    assert found.message == (
+        "at the end rank 0 has as sums of chunk 0 the contribution of rank 0, not of ranks 0-1"
+    )
+
+
+def test_a_contribution_added_twice() -> None:
+    rounds = [[(0, 1, 0, True)], [(0, 1, 0, True)], [(1, 0, 0, False)]]
+    found = only(made("all_reduce", 2, 1, *rounds))
+    assert (found.code, found.ranks, found.rounds) == ("CP0741", (1, 0), (1,))
+    assert found.found == "rank 1, rank 0 twice"
+    assert found.message == "rank 1 adds chunk 0 from rank 0 in its round 1, and then holds rank 0 twice"
+
+
+def test_two_messages_into_one_slot() -> None:
+    found = only(made("reduce", 3, 1, [(1, 0, 0, True), (2, 0, 0, True)]))
+    assert (found.code, found.ranks, found.rounds, found.chunk) == ("CP0744", (0, 1, 2), (0,), 0)
+    assert found.found == "reduce from rank 1, reduce from rank 2"
+
+
+def test_a_copy_and_a_sum_into_one_slot() -> None:
+    found = only(made("reduce", 3, 1, [(1, 0, 0, True), (2, 0, 0, False)]))
+    assert (found.code, found.found) == ("CP0744", "reduce from rank 1, copy from rank 2")
+
+
+def test_what_was_never_set_is_sent() -> None:
+    found = only(made("broadcast", 3, 1, [(1, 2, 0, False)], [(0, 1, 0, False)]))
+    assert (found.code, found.ranks, found.rounds) == ("CP0745", (1, 2), (0,))
+    assert found.message == "rank 1 sends chunk 0 to rank 2 in its round 0, and holds nothing there yet"
+
+
+def test_what_was_never_set_is_added_to() -> None:
+    found = only(made("broadcast", 2, 1, [(0, 1, 0, True)]))
+    assert (found.code, found.message) == (
+        "CP0745", "rank 1 adds to chunk 0 from rank 0 in its round 0, and holds nothing there yet",
+    )  # fmt: skip
+
+
+def test_a_message_that_brings_what_is_there() -> None:
+    found = only(made("broadcast", 2, 1, [(0, 1, 0, False)], [(0, 1, 0, False)]))
+    assert (found.code, found.rounds, found.found) == ("CP0746", (1,), "it holds that already")
+
+
+def test_a_message_that_nobody_needs() -> None:
+    found = only(made("reduce", 2, 1, [(1, 0, 0, True)], [(0, 1, 0, False)]))
+    assert (found.code, found.rounds, found.found) == ("CP0746", (1,), "no result depends on it")
+
+
+def test_sums_in_different_orders() -> None:
+    """Rank 0 has ((0 + 1) + 2) + 3 and rank 1 has (0 + 1) + (2 + 3): complete, and of other bits."""
+    rounds = [
+        [(1, 0, 0, True), (0, 1, 0, True)],
+        [(2, 0, 0, True)],
+        [(3, 0, 0, True), (2, 3, 0, True)],
+        [(3, 1, 0, True)],
+        [(0, 2, 0, False), (1, 3, 0, False)],
+    ]
+    found = only(made("all_reduce", 4, 1, *rounds))
+    assert (found.code, found.ranks, found.chunk) == ("CP0749", (0, 1), 0)
+    assert found.diagnostic("made").message.startswith("made: ranks 0 and 1 have added")
+    # With one order, sent around, all is well.
+    rounds[-2:] = [[(0, 1, 0, False)], [(0, 2, 0, False), (1, 3, 0, False)]]
+    rounds[:3] = [[(1, 0, 0, True)], [(2, 0, 0, True)], [(3, 0, 0, True)]]
+    assert prove(made("all_reduce", 4, 1, *rounds)) == ()
+
+
+def test_ends_that_do_not_meet() -> None:
+    whole = project(program("ring", "all_reduce", 4))
+    keep = np.arange(len(whole.receives.rank)) != 5
+    found = only(dataclasses.replace(whole, receives=whole.receives.take(keep)))
+    assert (found.code, found.failure) in {("CP0742", "mismatch"), ("CP0742", "hang")}
+
+
+def test_a_message_that_is_never_received() -> None:
+    whole = project(made("broadcast", 2, 1, [(0, 1, 0, False)]))
+    alone = dataclasses.replace(whole, receives=whole.receives.take(np.zeros(1, np.bool_)))
+    found = only(alone)
+    assert (found.failure, found.ranks, found.rounds) == ("hang", (0, 1), (0,))
+    assert found.message == (
+        "rank 0 waits for ever in its round 0 to send chunk 0 to rank 1, which has no receive for it"
+    )
+
+
+def test_a_circle_of_waiting_ranks() -> None:
+    """Each sends first and receives then, as blocking calls do: fine while messages are small."""
+    whole = project(made("all_gather", 3, 3, [(r, (r + 1) % 3, r, False) for r in range(3)]))
+    late = dataclasses.replace(whole.receives, round=whole.receives.round + 1)
+    found = only(dataclasses.replace(whole, receives=late))
+    assert (found.code, found.ranks, found.rounds) == ("CP0743", (0, 1, 2), (0, 0, 0))
+    assert found.message.splitlines() == [
+        "ranks 0, 1, 2 wait for each other in a circle:",
+        "rank 0 in its round 0 to send chunk 0 to rank 1, which gets there in its round 1",
+        "rank 1 in its round 0 to send chunk 1 to rank 2, which gets there in its round 1",
+        "rank 2 in its round 0 to send chunk 2 to rank 0, which gets there in its round 1",
+    ]
+
+
+def test_rounds_that_only_one_rank_numbers_otherwise_are_fine() -> None:
+    """Numbers of rounds are a rank's own: what counts is their order."""
+    whole = project(program("ring", "all_reduce", 5))
+    sends, receives = whole.sends, whole.receives
+    shifted = dataclasses.replace(
+        whole,
+        sends=dataclasses.replace(sends, round=np.where(sends.rank == 2, 3 * sends.round + 7, sends.round)),
+        receives=dataclasses.replace(
+            receives, round=np.where(receives.rank == 2, 3 * receives.round + 7, receives.round)
+        ),
+    )
+    assert prove(shifted) == ()
+    assert correct(shifted)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        made("all_gather", 2, 3),
+        made("broadcast", 2, 1, root=2),
+        made("broadcast", 2, 0),
+        made("broadcast", 2, 1, [(0, 2, 0, False)]),
+        made("broadcast", 2, 1, [(0, 0, 0, False)]),
+        made("broadcast", 2, 1, [(0, 1, 1, False)]),
+    ],
+)
+def test_ranks_and_chunks_that_do_not_exist(broken: Program) -> None:
+    (found,) = prove(broken)
+    assert found.code == "CP0742"
+    assert replay(project(broken), found)
+
+
+def test_numbers_in_words() -> None:
+    assert spans([5, 0, 1, 2]) == "0-2, 5"
+    assert spans(range(0, 60, 2)).endswith("and 18 runs more")
+    assert terms({}) == "nothing"
+    assert terms({0: 1, 1: 1, 3: 2, 4: 3}) == "ranks 0-1, rank 3 twice, rank 4 3 times"
