@@ -2,9 +2,10 @@
 
 The plan is plans/data_parallel.plan without its wire type, so gradients travel as float32 and the only
 difference left is the order of additions. One network is trained with optax on eight CPU devices through the
-plan, and again on one device with the same global batches.
+plan, and again on one device with the same global batches. With --mpi the eight are ranks under mpirun.
 
     python examples/data_parallel.py [--steps 30] [--seed 0]
+    mpirun -n 8 python -m mpi4py examples/data_parallel.py --mpi
 """
 
 from __future__ import annotations
@@ -35,37 +36,60 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--records", type=int, default=512)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--mpi", action="store_true", help="the replicas are the ranks that mpirun started")
     options = parser.parse_args(argv)
     jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_num_cpu_devices", REPLICAS)
+    if not options.mpi:
+        jax.config.update("jax_num_cpu_devices", REPLICAS)
 
     crops = photos.Crops(options.records, seed=options.seed)
     rng = np.random.default_rng(options.seed)
     batches = [_batch(crops, rng) for _ in range(options.steps)]
 
-    params, loss = together(batches, options.seed)
+    params, loss = (on_ranks if options.mpi else on_devices)(batches, options.seed)
+    if params is None:  # a rank that leaves the comparison to rank 0
+        return
     single, single_loss = alone(batches, options.seed)
     gap = max(
         float(jnp.abs(a - b).max())
         for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(single), strict=True)
     )
     print(f"{options.steps} steps, global batch {BATCH}")
-    print(f"{REPLICAS} devices through the plan: loss {loss:.6f}")
+    print(f"{REPLICAS} {'ranks' if options.mpi else 'devices'} through the plan: loss {loss:.6f}")
     print(f"1 device:                  loss {single_loss:.6f}")
     print(f"largest difference between the weights: {gap:.2e} (limit {LIMIT:.0e})")
     if gap > LIMIT:
         sys.exit("the weights differ by more than that")
 
 
-def together(batches: list[tuple[Any, Any]], seed: int) -> tuple[Any, float]:
-    """Final weights and the last loss of data-parallel training under the plan."""
+def on_devices(batches: list[tuple[Any, Any]], seed: int) -> tuple[Any, float]:
+    """Final weights and the last loss of data-parallel training on a mesh of devices."""
     mesh = jax.make_mesh((REPLICAS,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    shapes = jax.eval_shape(convnet.init, jax.random.key(0))
-    program = commplan.load(PLAN).compile(mesh, shapes={"params": shapes, "grads": shapes}, passes=PIPELINE)
-    run = program.bind(mesh)
-    state = run.init()
     keys = jax.random.split(jax.random.key(seed), REPLICAS)  # every replica draws; replica 0's are kept
-    out, state = run.start(state, params=jax.vmap(convnet.init)(keys))
+    params, losses = together(mesh, jax.vmap(convnet.init)(keys), batches)
+    return params, float(losses.mean())
+
+
+def on_ranks(batches: list[tuple[Any, Any]], seed: int) -> tuple[Any, float]:
+    """The same on the ranks of MPI.COMM_WORLD, each with its own part of every batch; None but on rank 0."""
+    from mpi4py import MPI  # noqa: PLC0415  it starts MPI
+
+    comm: Any = MPI.COMM_WORLD
+    each = BATCH // REPLICAS
+    own = slice(comm.rank * each, (comm.rank + 1) * each)
+    parts = [(pixels[own], labels[own]) for pixels, labels in batches]
+    keys = jax.random.split(jax.random.key(seed), REPLICAS)
+    params, losses = together(comm, convnet.init(keys[comm.rank % REPLICAS]), parts)
+    loss = comm.allreduce(float(losses)) / REPLICAS
+    return (None if comm.rank else params), loss
+
+
+def together(where: Any, params: Any, batches: list[tuple[Any, Any]]) -> tuple[Any, Any]:
+    """Final weights and the last losses of training under the plan, on a mesh or on ranks."""
+    shapes = jax.eval_shape(convnet.init, jax.random.key(0))
+    program = commplan.load(PLAN).compile(where, shapes={"params": shapes, "grads": shapes}, passes=PIPELINE)
+    run = program.bind(where)
+    out, state = run.start(run.init(), params=params)
     params = out.params
     optimizer = optax.chain(commplan.optax.reduce(run, "grads"), _optimizer())
     opt = optimizer.init(params)
@@ -83,10 +107,10 @@ def together(batches: list[tuple[Any, Any]], seed: int) -> tuple[Any, float]:
         updates, opt = optimizer.update(grads, opt, params)
         return state, optax.apply_updates(params, updates), opt, loss
 
-    loss = jnp.zeros(REPLICAS)
+    losses = jnp.zeros(REPLICAS)
     for pixels, labels in batches:
-        state, params, opt, loss = train(state, params, opt, pixels, labels)
-    return params, float(loss.mean())
+        state, params, opt, losses = train(state, params, opt, pixels, labels)
+    return params, losses
 
 
 def alone(batches: list[tuple[Any, Any]], seed: int) -> tuple[Any, float]:
