@@ -9,11 +9,12 @@ is as long as the communication, T(S), and the first bucket is ready after 1/n o
 
 With T(b) = alpha + beta b that is n alpha + beta S / n, least at n = sqrt(beta S / alpha). Where nothing can
 be hidden, exposed(b) = n T(b), which falls with b until latency does not show any more: then buckets are as
-large as the default, or larger where that saves something.
+large as the default, or larger where that saves a hundredth.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -26,7 +27,7 @@ from commplan.passes.choosing import Chooser, rounded
 DEFAULT = 25 * 1024**2
 LEAST = 64 * 1024
 STEP = 4  # sizes that are tried differ by this factor
-NEAR = 0.01  # larger buckets that leave no more than this longer exposed are preferred
+NEAR = 0.01  # what leaves no more than this longer exposed is as good
 
 
 class Size(NamedTuple):
@@ -55,7 +56,9 @@ def size(chooser: Chooser, head: Collective, nbytes: int) -> Size:
     if not exposed:
         return Size(DEFAULT, f"the default limit is {sized(DEFAULT)}")
     least = min(exposed.values())
-    limit = next(one for one in sizes if exposed.get(one, least * 2) <= least * (1 + NEAR))
+    # The fewest buckets; of what cannot be hidden the smallest, which need the least memory.
+    order = sizes if hidden else sizes[::-1]
+    limit = next(one for one in order if exposed.get(one, math.inf) <= least * (1 + NEAR))
     others = sorted((seconds, one) for one, seconds in exposed.items() if one != limit)
     told = tuple(Alternative(f"up to {sized(one)}", rounded(seconds)) for seconds, one in others[:4])
     why = "of what runs under the backward pass" if hidden else "of it all"

@@ -7,7 +7,8 @@ import msgspec
 from commplan.ir.plan import Algorithm, Arg
 from commplan.ir.schedule import Alternative, Choice, Collective, Phase
 from commplan.passes import candidates
-from commplan.passes.choosing import EVENLY, TIE, Chooser, Way, rounded
+from commplan.passes.choosing import Chooser, rounded
+from commplan.passes.ways import EVENLY, TIE, Way
 
 
 def layered(chooser: Chooser, phase: Phase, choices: list[Choice]) -> Phase:
@@ -59,11 +60,11 @@ def _choice(op: Collective, one: Way, many: Way, written: Algorithm, needed: flo
     if wins:
         what, seconds = f"`{op.result}`: level by level ({levels})", many.seconds
         why = "each level moves only what the one inside has not settled"
-        other = Alternative(f"{shown}, via {one}", rounded(one.seconds))
+        other = Alternative(f"{shown}, via {one.algorithm}", rounded(one.seconds))
     else:
         what, seconds = f"`{op.result}`: {shown}", one.seconds
         why = "levels would not be faster"
         if many.seconds < one.seconds:
             why = f"levels would save less than the {needed:.0%} that are asked of them"
-        other = Alternative(f"level by level, {many}", rounded(many.seconds))
+        other = Alternative(f"level by level, {many.algorithm}", rounded(many.seconds))
     return Choice("decompose", what, why, op.span, (), rounded(seconds), one.source, (other,))
