@@ -115,6 +115,24 @@ def leaf(shape: tuple[int, ...], dtype: DType = DType.F32, path: str = "") -> tu
     return (ir.Leaf(path, shape, dtype),)
 
 
+def spread(*counts: int) -> Change:
+    """One axis over levels of `counts` places, with a hierarchy that lists two levels."""
+    places = tuple(ir.Spread(name, count) for name, count in zip(("host", "rack"), counts, strict=False))
+
+    def change(schedule: ir.Schedule) -> ir.Schedule:
+        axes = tuple(replace(axis, levels=places) for axis in schedule.axes)
+        return levels("ring", "ring", axes)(schedule)
+
+    return change
+
+
+def levels(inner: str, outer: str, axes: tuple[ir.Axis, ...] | None = None) -> Change:
+    """A hierarchy over the levels of the axis `data`: two hosts in each of two racks, unless `axes` says."""
+    both = graph.Algorithm("hierarchical", (graph.Arg(inner, "host"), graph.Arg(outer, "rack")))
+    there = axes or (replace(AXIS, levels=(ir.Spread("host", 2), ir.Spread("rack", 2))),)
+    return lambda schedule: op(ir.Collective, algorithm=both)(replace(schedule, axes=there))
+
+
 INTS = tuple(replace(one, dtype=DType.I32) for one in GIVEN)
 PER, PARTIAL = Placement(per=("data",)), Placement(partial=("data",))
 AXIS = ir.Axis("data", graph.AxisKind.REPLICA, 4)
@@ -229,6 +247,16 @@ CORRUPTIONS: list[tuple[str, Change, str, str]] = [
         "reduce", op(ir.Collective, algorithm=graph.Algorithm("hierarchical", (graph.Arg("x"),))), "CP0735",
         "hierarchical(x) does not list the axes data",
     ),
+    # algorithms: that they fit, and that their programs do what the collective promises
+    ("reduce", spread(4), "CP0735", "`data` lies on host"),
+    ("reduce", spread(3, 2), "CP0735", "the levels of `data` have 3 x 2 places for 4 ranks"),
+    ("reduce", spread(0, 4), "CP0735", "have 0 x 4 places for 4 ranks"),
+    ("reduce", levels("magic", "ring"), "CP0601", "there is no algorithm `magic`"),
+    ("reduce", levels("native", "scatter_gather"), "CP0739", "and `scatter_gather` does not carry it out"),
+    ("reduce", op(ir.Collective, algorithm=graph.Algorithm("scatter_gather")), "CP0603", "carry out"),
+    ("wire", op(ir.Collective, algorithm=graph.Algorithm("ring")), "CP0735", "has no chunk program"),
+    ("reduce", op(ir.Collective, form="split"), "CP0735", "no form `split` but under mpi"),
+    ("reduce", op(ir.Collective, algorithm=graph.Algorithm("parameter_server")), "CP0735", "no algorithm"),
     ("reduce", op(ir.Collective, lane="canal"), "CP0735", "there is no lane `canal`"),
     ("reduce", op(ir.Scale, by=0.0), "CP0735", "is scaled by 0.0"),
     ("reduce", op(ir.Scale, by=float("inf")), "CP0735", "is scaled by inf"),
