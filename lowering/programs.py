@@ -130,6 +130,13 @@ def _sliced(
     return whole if slices == 1 else _proved(key, kind, ranks, root, slices)
 
 
+def members(level: Level, ranks: int) -> Ints:
+    """The ranks of each group of a level, of `ranks` in all; [groups, ranks of the level]."""
+    rank = np.arange(ranks, dtype=np.int64)
+    first = rank[rank // level.stride % level.ranks == 0]
+    return first[:, None] + np.arange(level.ranks) * level.stride
+
+
 def places(own: Sequence[Level], ranks: int) -> Ints:
     """The place of each of the ranks where the innermost level of `own` counts fastest."""
     rank, place, step = np.arange(ranks, dtype=np.int64), np.zeros(ranks, np.int64), 1

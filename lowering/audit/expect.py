@@ -1,9 +1,10 @@
 """The collectives that a phase of a schedule should become, and how they differ from those found.
 
-`expected` follows the lowering to JAX: `native` is one HLO collective per array, `hierarchical` is
-reduce-scatter inwards, all-reduce at the outermost level, all-gather outwards. A broadcast is XLA's
-own on GPUs and on CPUs an all-reduce of what the root has, as integers, and zeros. XLA:CPU sums bf16
-as f32, and other moves of 16-bit floats travel as u16 there. Groups of one rank are no collective.
+`expected` follows the lowering to JAX: `native` is one HLO collective per array, `hierarchical` with native
+levels is reduce-scatter inwards, all-reduce at the outermost level, all-gather outwards, and a chunk program
+is the permutes of its rounds. A broadcast is XLA's own on GPUs and on CPUs an all-reduce of what the root
+has, as integers, and zeros. XLA:CPU sums bf16 as f32, and other moves of 16-bit floats travel as u16 there.
+Groups of one rank are no collective.
 """
 
 from __future__ import annotations
@@ -11,13 +12,18 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
+import numpy as np
 
+from commplan.collectives.program import Ints, Kind, Program
+from commplan.collectives.scalars import scalar_algorithm
 from commplan.diagnostics import Span
-from commplan.ir.schedule import Collective, Leaf, Phase, Schedule, Value, operands, results
+from commplan.ir.schedule import Collective, Leaf, Phase, Schedule, Spread, Value, operands, results
 from commplan.ir.types import DType
+from commplan.lowering.permutes import moves, stretches
+from commplan.lowering.programs import NATIVE, Level, levels, members, program_at, program_of, spreads
 
 _HLO = {
     DType.F32: "f32", DType.BF16: "bf16", DType.F16: "f16", DType.F64: "f64", DType.I32: "s32",
@@ -85,7 +91,7 @@ def expected(
     live = _live(body)
     for op in body.ops:
         if isinstance(op, Collective) and op.result in live:
-            found += _of_collective(op, values, mesh, platform)
+            found += _of_collective(op, values, Place(mesh, spreads(schedule), platform))
     return tuple(item for item in found if len(item.groups[0]) > 1 and item.count)
 
 
@@ -101,28 +107,28 @@ def _live(phase: Phase) -> frozenset[str]:
     return frozenset(live)
 
 
-def _of_collective(
-    op: Collective, values: Mapping[str, Value], mesh: MeshLike, platform: str
-) -> list[Expected]:
+class Place(NamedTuple):
+    """Where collectives run: the mesh, the topology's levels that its axes span, and what kind of device."""
+
+    mesh: MeshLike
+    spread: Mapping[str, tuple[Spread, ...]]
+    platform: str
+
+
+def _of_collective(op: Collective, values: Mapping[str, Value], place: Place) -> list[Expected]:
     value = values[op.operand]
     made: list[Expected] = []
     for leaf in value.leaves:
-        scalar = not leaf.shape
-        if scalar and op.kind == "all_gather":
+        if not leaf.shape and op.kind == "all_gather":
             continue  # a scalar leaf of a split tree was never cut
-        levels: tuple[str, ...] = ()
-        if not scalar and op.op in (None, "sum"):
-            levels = tuple(axis for axis, _ in op.algorithm.levels)
-        if op.kind == "broadcast":
-            made += _broadcast(op, leaf, levels, mesh, platform)
-        elif op.kind == "all_reduce" and len(levels) > 1:
-            made += _hierarchical(op, leaf, levels, mesh, platform)
-        elif op.kind == "reduce_scatter" and not scalar:
-            count = _padded(leaf, value.kind == "array", math.prod(mesh.shape[axis] for axis in op.axes))
-            made.append(_one(op.kind, op, leaf, count, op.axes, mesh, platform))
-        else:
-            kind = "all_reduce" if op.kind == "reduce_scatter" else op.kind
-            made.append(_one(kind, op, leaf, leaf.size, op.axes, mesh, platform))
+        if not leaf.shape and op.kind == "reduce_scatter":
+            whole = msgspec.structs.replace(op, kind="all_reduce", algorithm=scalar_algorithm(op.algorithm))
+            made += _of_leaf(whole, leaf, leaf.size, place)
+            continue
+        count = leaf.size
+        if op.kind == "reduce_scatter":
+            count = _padded(leaf, value.kind == "array", math.prod(place.mesh.shape[a] for a in op.axes))
+        made += _of_leaf(op, leaf, count, place)
     return made
 
 
@@ -132,48 +138,126 @@ def _padded(leaf: Leaf, array: bool, ways: int) -> int:
     return -(-rows // ways) * ways * width
 
 
-def _hierarchical(
-    op: Collective, leaf: Leaf, levels: tuple[str, ...], mesh: MeshLike, platform: str
-) -> list[Expected]:
-    inner, outer = levels[:-1], levels[-1]
-    ways = math.prod(mesh.shape[axis] for axis in inner)
-    count = -(-leaf.size // ways) * ways
-    down: list[Expected] = []
-    up: list[Expected] = []
-    for axis in inner:
-        down.append(_one("reduce_scatter", op, leaf, count, (axis,), mesh, platform))
-        count //= mesh.shape[axis]
-        up.insert(0, _one("all_gather", op, leaf, count, (axis,), mesh, platform))
-    return [*down, _one("all_reduce", op, leaf, count, (outer,), mesh, platform), *up]
+def _of_leaf(op: Collective, leaf: Leaf, count: int, place: Place) -> list[Expected]:
+    """What one array of `count` elements on each rank becomes."""
+    if not count:
+        return []
+    mesh, ways = place.mesh, math.prod(place.mesh.shape[axis] for axis in op.axes)
+    whole = count * ways if op.kind == "all_gather" else count
+    program = program_of(op, mesh.shape, place.spread, whole * leaf.dtype.nbytes)
+    everyone = np.arange(ways, dtype=np.int64)[None]
+    if program is not None:
+        return _permutes(program, op, leaf, whole, everyone, place)
+    own = levels(op, mesh.shape, place.spread)
+    plain = all(level.algorithm == NATIVE and level.axis for level in own)
+    flat = len(own) < 2 or (op.kind == "all_reduce" and (leaf.dtype is DType.BOOL or not leaf.shape))
+    if flat or (plain and op.op in ("max", "min")):
+        return _native(op.kind, op, leaf, count, op.axes, everyone, op.root or 0, place)
+    return _by_level(op, leaf, count, own, place)
 
 
-def _broadcast(
-    op: Collective, leaf: Leaf, levels: tuple[str, ...], mesh: MeshLike, platform: str
-) -> list[Expected]:
-    root, place = op.root or 0, dict[str, int]()
-    for axis in reversed(op.axes):
-        root, place[axis] = divmod(root, mesh.shape[axis])
-    stages = [(axis,) for axis in reversed(levels)] if len(levels) > 1 else [op.axes]
+def _by_level(op: Collective, leaf: Leaf, count: int, own: tuple[Level, ...], place: Place) -> list[Expected]:
+    """See `lowering.jax.levels`."""
     made: list[Expected] = []
-    for axes in stages:
-        one = _one("broadcast", op, leaf, leaf.size, axes, mesh, platform)
-        if platform == "gpu":
-            first = sum(
-                place[a] * math.prod(mesh.shape[b] for b in axes[i + 1 :]) for i, a in enumerate(axes)
-            )
-            groups = tuple((g[first], *g[:first], *g[first + 1 :]) for g in one.groups)
-            made.append(msgspec.structs.replace(one, groups=groups))
-        else:
-            made.append(msgspec.structs.replace(one, kind="all_reduce", op="sum"))
+    match op.kind:
+        case "broadcast":
+            for level in reversed(own):
+                root = (op.root or 0) // level.stride % level.ranks
+                made += _at("broadcast", op, leaf, count, level, root, place)
+        case "reduce_scatter":
+            for level in own:
+                made += _at("reduce_scatter", op, leaf, count, level, 0, place)
+                count //= level.ranks
+        case "all_gather":
+            for level in reversed(own):
+                made += _at("all_gather", op, leaf, count, level, 0, place)
+                count *= level.ranks
+        case _ if op.op == "sum":
+            *inner, outer = own
+            ways = math.prod(level.ranks for level in inner)
+            count = -(-count // ways) * ways
+            for level in inner:
+                made += _at("reduce_scatter", op, leaf, count, level, 0, place)
+                count //= level.ranks
+            made += _at("all_reduce", op, leaf, count, outer, 0, place)
+            for level in reversed(inner):
+                made += _at("all_gather", op, leaf, count, level, 0, place)
+                count *= level.ranks
+        case _:
+            for level in own:
+                made += _at("all_reduce", op, leaf, count, level, 0, place)
     return made
 
 
-def _one(
-    kind: str, op: Collective, leaf: Leaf, count: int, axes: tuple[str, ...], mesh: MeshLike, platform: str
-) -> Expected:
-    reduction = op.op if kind in ("all_reduce", "reduce_scatter") else None
-    dtype = _dtype(kind, leaf.dtype, platform)
-    return Expected(kind, reduction, dtype, count, groups_of(axes, mesh), axes, op.span)
+def _at(
+    kind: Kind, op: Collective, leaf: Leaf, count: int, level: Level, root: int, place: Place
+) -> list[Expected]:
+    """One level's part, where each rank gives `count` elements."""
+    ways = math.prod(place.mesh.shape[axis] for axis in op.axes)
+    groups = members(level, ways)
+    if level.algorithm != NATIVE:
+        whole = count * level.ranks if kind == "all_gather" else count
+        program = program_at(level, kind, op, whole * leaf.dtype.nbytes, root)
+        return _permutes(program, op, leaf, whole, groups, place)
+    if level.axis is not None:
+        everyone = np.arange(level.ranks, dtype=np.int64)[None]
+        return _native(kind, op, leaf, count, (level.axis,), everyone, root, place)
+    if kind == "all_reduce" and op.op in ("max", "min"):
+        return _native("all_gather", op, leaf, count, op.axes, groups, 0, place)
+    if kind in ("all_reduce", "broadcast"):  # made of the two that `lax` has for groups
+        padded = -(-count // level.ranks) * level.ranks
+        down = _native("reduce_scatter", op, leaf, padded, op.axes, groups, 0, place)
+        up = _native("all_gather", op, leaf, padded // level.ranks, op.axes, groups, 0, place)
+        if kind == "all_reduce":
+            return [*down, *up]
+        bits = f"u{8 * leaf.dtype.nbytes}" if leaf.dtype.is_float else down[0].dtype
+        return [msgspec.structs.replace(each, op=each.op and "sum", dtype=bits) for each in (*down, *up)]
+    return _native(kind, op, leaf, count, op.axes, groups, 0, place)
+
+
+def _permutes(
+    program: Program, op: Collective, leaf: Leaf, whole: int, groups: Ints, place: Place
+) -> list[Expected]:
+    """The permutes of a program on `whole` elements within each of `groups`; a loop has them once."""
+    dtype = _dtype("permute", leaf.dtype, place.platform)
+    if leaf.dtype is DType.BOOL:
+        dtype = "u8"  # in which they are combined
+    members_ = [np.array(ranks)[groups] for ranks in groups_of(op.axes, place.mesh)]
+    made: list[Expected] = []
+    for stretch in stretches(moves(program, whole)):
+        for move in stretch[0]:
+            pairs = tuple(
+                (int(group[src]), int(group[dst]))
+                for within in members_
+                for group in within
+                for src, dst in move.pairs
+            )
+            count = sum(part.length for part in move.parts)
+            made.append(Expected("permute", None, dtype, count, pairs, op.axes, op.span))
+    return made
+
+
+def _native(
+    kind: str,
+    op: Collective,
+    leaf: Leaf,
+    count: int,
+    axes: tuple[str, ...],
+    groups: Ints,
+    root: int,
+    place: Place,
+) -> list[Expected]:
+    """XLA's own collective within each of `groups` of the ranks over `axes`."""
+    adds = kind in ("all_reduce", "reduce_scatter")
+    found = groups_of(axes, place.mesh)
+    within = tuple(tuple(int(r) for r in np.array(ranks)[group]) for ranks in found for group in groups)
+    dtype = _dtype(kind, leaf.dtype, place.platform)
+    if kind != "broadcast":
+        return [Expected(kind, op.op if adds else None, dtype, count, within, axes, op.span)]
+    if place.platform != "gpu":
+        return [Expected("all_reduce", "sum", dtype, count, within, axes, op.span)]
+    first = tuple((g[root], *g[:root], *g[root + 1 :]) for g in within)
+    return [Expected(kind, None, dtype, count, first, axes, op.span)]
 
 
 def _dtype(kind: str, dtype: DType, platform: str) -> str:

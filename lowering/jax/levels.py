@@ -18,7 +18,7 @@ from commplan.lowering.jax import _compat, programs
 from commplan.lowering.jax.bits import as_bits
 from commplan.lowering.jax.ops import pad
 from commplan.lowering.jax.untyped import jnp, lax
-from commplan.lowering.programs import NATIVE, Level, program_at
+from commplan.lowering.programs import NATIVE, Level, members, program_at
 
 Array = Any
 
@@ -145,7 +145,7 @@ class Stairs:
         team = programs.everyone(axes, level.ranks)
         if level.axis is None:
             places = np.arange(self.ranks, dtype=np.int64) // level.stride % level.ranks
-            team = programs.Team(axes, places, self._members(level))
+            team = programs.Team(axes, places, members(level, self.ranks))
         made = programs.run(program, flat, team, self.op.op or "sum", on_cpu=self.platform == "cpu")
         scattered = kind == "reduce_scatter" or level.axis is None
         return made if scattered else _compat.assume_same(made, axes)
@@ -153,13 +153,7 @@ class Stairs:
     def _groups(self, level: Level) -> tuple[tuple[str, ...], list[list[int]] | None]:
         if level.axis is not None:
             return (level.axis,), None
-        return self.op.axes, self._members(level).tolist()
-
-    def _members(self, level: Level) -> Any:
-        """The ranks of each group of `level`, [groups, ranks of the level]."""
-        rank = np.arange(self.ranks, dtype=np.int64)
-        first = rank[rank // level.stride % level.ranks == 0]
-        return first[:, None] + np.arange(level.ranks) * level.stride
+        return self.op.axes, members(level, self.ranks).tolist()
 
     def _place(self, level: Level) -> Array:
         return lax.axis_index(self.op.axes) // level.stride % level.ranks

@@ -14,6 +14,7 @@ from support.embedding import mesh_of
 
 from commplan.collectives import registry
 from commplan.collectives.program import KINDS, REDUCING, ROOTED, Program
+from commplan.lowering import permutes
 from commplan.lowering.jax import programs
 from commplan.lowering.oracle.programs import execute
 
@@ -121,7 +122,7 @@ def test_slices():
 
 
 def test_many_rounds_of_one_form_become_a_loop(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(programs, "UNROLLED", 2)
+    monkeypatch.setattr(permutes, "UNROLLED", 2)
     trials: list[Trial] = []
     for name, kind, slices in (
         ("ring", "all_reduce", 1),
@@ -132,7 +133,7 @@ def test_many_rounds_of_one_form_become_a_loop(monkeypatch: pytest.MonkeyPatch):
         trials.append(Trial(program, "sum", numbers(program, "bfloat16", 23)))
     agree(trials, 5)
     # 25 elements are 5 for each of the ring's chunks; its rounds add, or they do not.
-    assert len({move.form for (move,) in programs.moves(trials[0].program, 25)}) == 2
+    assert len({move.form for (move,) in permutes.moves(trials[0].program, 25)}) == 2
 
 
 @pytest.mark.parametrize("sizes", [(2, 3), (2, 2, 2)])
@@ -154,7 +155,7 @@ def test_hierarchies(sizes: tuple[int, ...]):
 def test_permutes_are_as_few_as_ranks_have_messages():
     """A ppermute has each rank once as source and once as destination."""
     for program in all_programs(7):
-        for sends, moves in zip(program.rounds, programs.moves(program, 7 * 64), strict=True):
+        for sends, moves in zip(program.rounds, permutes.moves(program, 7 * 64), strict=True):
             messages = {(int(s), int(d)) for send in sends for s, d in zip(send.src, send.dst, strict=True)}
             most = max(
                 max(sum(pair[end] == rank for pair in messages) for rank in range(7)) for end in (0, 1)

@@ -1,0 +1,149 @@
+"""The rounds of a chunk program as permutes: what moves between which ranks, in windows of equal length.
+
+This is what `lowering.jax` hands to `lax.ppermute`, and what an audit expects to find in a compiled step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from commplan.collectives.layout import bounds
+from commplan.collectives.program import Bools, Ints, Program, Round
+
+UNROLLED = 32  # rounds of a form that are written out; more of them become a loop
+
+
+class Transfer(NamedTuple):
+    """Elements `low` to `high - 1` of `src` go to `dst`, which adds them to what it has or takes them."""
+
+    src: int
+    dst: int
+    low: int
+    high: int
+    adds: bool
+
+    @property
+    def length(self) -> int:
+        return self.high - self.low
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A window of `length` elements that each rank sends, and one that each receives.
+
+    start: where they lie, as sender [0] and as receiver [1]. low, high: which elements of a receiver's window
+    are its own. adds: whether it adds them to what it has. All [ranks]; a rank that receives nothing has
+    low = high.
+    """
+
+    length: int
+    start: Ints
+    low: Ints
+    high: Ints
+    adds: Bools
+
+    @property
+    def form(self) -> tuple[Any, ...]:
+        """What is written into the program: parts of one form differ in their tables alone."""
+        return (self.length, self.is_whole, self.is_all, self.adds.all(), self.adds.any())
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every rank that receives takes all of the window."""
+        return bool(np.all((self.high - self.low == self.length) | (self.high == self.low)))
+
+    @property
+    def is_all(self) -> bool:
+        """Whether all ranks receive."""
+        return bool((self.high > self.low).all())
+
+    @property
+    def tables(self) -> tuple[Ints | Bools, ...]:
+        return (*self.start, self.low, self.high, self.adds)
+
+
+class Move(NamedTuple):
+    """One ppermute: from sources to destinations, each rank once at most; its parts one after the other."""
+
+    pairs: tuple[tuple[int, int], ...]
+    parts: tuple[Part, ...]
+
+    @property
+    def form(self) -> tuple[Any, ...]:
+        return (self.pairs, *(part.form for part in self.parts))
+
+
+@functools.lru_cache(maxsize=64)
+def moves(program: Program, size: int) -> tuple[tuple[Move, ...], ...]:
+    """The ppermutes of each round of `program` on `size` elements in all."""
+    edges = bounds(program.kind, program.ranks, program.chunks, size)
+    found = (tuple(_moves_of(each, edges, program.ranks)) for each in program.rounds)
+    return tuple(each for each in found if each)
+
+
+def _moves_of(sends: Round, edges: Ints, ranks: int) -> Iterator[Move]:
+    """As few ppermutes as it takes for each rank to send and to receive once."""
+    for group in together(sends, edges):
+        longest = max(len(message) for message in group.values())
+        columns = [[own[i] for own in group.values() if i < len(own)] for i in range(longest)]
+        yield Move(tuple(sorted(group)), tuple(_part(column, int(edges[-1]), ranks) for column in columns))
+
+
+def together(sends: Round, edges: Ints) -> list[dict[tuple[int, int], list[Transfer]]]:
+    """The messages of a round, (source, destination) -> what it carries, longest first, in groups in which
+    every rank sends once at most and receives once at most; long messages beside long ones.
+
+    edges: offsets of the chunks in elements; what is empty is left out. What one rank sends to another in a
+    round is one message. No slot is written twice in a round: that is proved, and so the order of the
+    messages of a round does not matter.
+    """
+    messages: dict[tuple[int, int], list[Transfer]] = {}
+    for send in sends:
+        for src, dst, chunk, count in zip(send.src, send.dst, send.chunk, send.count, strict=True):
+            transfer = Transfer(int(src), int(dst), int(edges[chunk]), int(edges[chunk + count]), send.reduce)
+            if transfer.length:
+                messages.setdefault((transfer.src, transfer.dst), []).append(transfer)
+    for message in messages.values():
+        message.sort(key=lambda each: -each.length)
+    groups: list[dict[tuple[int, int], list[Transfer]]] = []
+    for pair in sorted(messages, key=lambda pair: -sum(each.length for each in messages[pair])):
+        for group in groups:
+            if all(pair[0] != src and pair[1] != dst for src, dst in group):
+                group[pair] = messages[pair]
+                break
+        else:
+            groups.append({pair: messages[pair]})
+    return groups
+
+
+def _part(column: Sequence[Transfer], size: int, ranks: int) -> Part:
+    length = max(each.length for each in column)
+    start = np.zeros((2, ranks), np.int64)
+    low, high = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
+    # Adding or not is all the same to those that receive nothing.
+    adds = np.full(ranks, all(each.adds for each in column))
+    for each in column:
+        first = min(each.low, size - length)  # a window at the end is moved back, to lie inside
+        start[0, each.src] = start[1, each.dst] = first
+        low[each.dst], high[each.dst], adds[each.dst] = each.low - first, each.high - first, each.adds
+    return Part(length, start, low, high, adds)
+
+
+def stretches(rounds: Sequence[tuple[Move, ...]]) -> Iterator[Sequence[tuple[Move, ...]]]:
+    """The rounds one by one, but for more than `UNROLLED` of one form after each other: those together."""
+    first = 0
+    while first < len(rounds):
+        form = [move.form for move in rounds[first]]
+        last = first + 1
+        while last < len(rounds) and [move.form for move in rounds[last]] == form:
+            last += 1
+        if last - first > UNROLLED:
+            yield rounds[first:last]
+        else:
+            yield from ((each,) for each in rounds[first:last])
+        first = last
