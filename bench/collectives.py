@@ -83,7 +83,7 @@ def ways(kind: str, shape: Shape) -> list[str]:
     found = [f"via {name}" for name in ("native", *algorithms(cast("Kind", kind)))]
     found = [way for way in found if way != "via hierarchical"]
     if shape.racks > 1:
-        found.append("via hierarchical(host = ring, rack = ring)")
+        found.append("hierarchical(host = ring, rack = ring)")
     return found
 
 
@@ -144,7 +144,12 @@ def lab_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--interleave", action="store_true", help="ranks go round the racks")
     parser.add_argument("--name", default="bench", help="of the lab (bench)")
     parser.add_argument("--rounds", type=int, default=0, help="turns of each system, the first thrown away")
-    parser.add_argument("--calibration", type=Path, default=None, help="what `commplan calibrate` wrote")
+    parser.add_argument(
+        "--calibration",
+        type=Path,
+        default=None,
+        help="what `commplan calibrate` wrote; measured first where there is no such file",
+    )
     parser.add_argument("--out", type=Path, default=None, help="JSON file; a plot is written beside it")
 
 

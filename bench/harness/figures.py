@@ -13,6 +13,9 @@ import msgspec
 from bench.harness.stage import Figure, Surroundings
 
 
+WORDS = ("chosen", "way")  # columns of words
+
+
 class Results(msgspec.Struct, frozen=True):
     """A bench's JSON file."""
 

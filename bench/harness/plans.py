@@ -2,11 +2,13 @@
 
 `how` of a work is what follows the line: empty leaves the choice to the compiler, `via ring` pins the
 algorithm, `{ chunk = 64 KiB }` is a hint, and `via ring | rounds` pins the form of the collective too:
-`call`, `rounds` or `split`.
+`call`, `rounds` or `split`. `hierarchical(host = ring, rack = ring)`, without `via`, is one over the levels
+of the topology, which a plan over a single axis leaves to the compiler and has no words for.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import Any
 
@@ -15,6 +17,9 @@ import numpy as np
 
 import commplan
 from bench.harness.work import Work
+from commplan.api import shapes_of
+from commplan.compiler import compile_plan
+from commplan.ir.plan import Algorithm, Arg, Hints
 from commplan.ir.schedule import Collective, Op, Schedule
 
 LINES = {
@@ -34,39 +39,51 @@ each step {{
 """
 
 
-def program(work: Work, ranks: int, mesh: Any = None, **more: Any) -> commplan.Program:
-    """`work` for `ranks` ranks, on `mesh` where there is one; `more` goes to `Plan.compile`."""
+def program(work: Work, comm: Any, **more: Any) -> commplan.Program:
+    """`work` for the ranks of `comm`; `more` goes to `Plan.compile`."""
+    made = plan_of(work, comm.Get_size()).compile(comm, shapes={"x": _leaves(work)}, **more)
+    return commplan.Program(in_form(made.schedule, work), made.structures)
+
+
+def schedule(work: Work, ranks: int, **more: Any) -> Schedule:
+    """The same where nothing runs; `more` goes to `compiler.compile_plan`."""
+    shapes = {"x": shapes_of(_leaves(work))}
+    made = compile_plan(plan_of(work, ranks).graph, {"data": ranks}, shapes, backend="mpi", **more)
+    return in_form(made, work)
+
+
+def plan_of(work: Work, ranks: int) -> commplan.Plan:
     placement, line = LINES[work.kind]
-    how, _, form = (part.strip() for part in work.how.partition("|"))
-    plan = commplan.loads(PLAN.format(ranks=ranks, placement=placement, line=line, how=how))
-    leaves = [np.broadcast_to(np.float32(0), (count,)) for count in work.counts]
-    made = plan.compile(mesh, shapes={"x": leaves}, **more)
-    return in_form(made, form) if form else made
+    how = "" if work.how.startswith("hierarchical") else work.how.partition("|")[0].strip()
+    return commplan.loads(PLAN.format(ranks=ranks, placement=placement, line=line, how=how))
 
 
-def collectives(made: commplan.Program) -> list[Collective]:
-    schedule: Schedule = made.schedule
-    return [op for phase in schedule.phases for op in phase.ops if isinstance(op, Collective)]
+def _leaves(work: Work) -> list[Any]:
+    return [np.broadcast_to(np.float32(0), (count,)) for count in work.counts]
 
 
-def chosen(made: commplan.Program) -> str:
+def chosen(made: Schedule) -> str:
     """How the collectives are carried out, and how many are alike."""
     ways: Counter[str] = Counter()
-    for op in collectives(made):
+    for op in (op for phase in made.phases for op in phase.ops if isinstance(op, Collective)):
         words = [str(op.algorithm), f"chunk {op.hints.chunk}" if op.hints.chunk else "", op.form or ""]
         ways[" ".join(word for word in words if word)] += 1
     return ", ".join(f"{count} x {way}" if count > 1 else way for way, count in ways.items())
 
 
-def in_form(made: commplan.Program, form: str) -> commplan.Program:
-    """The program with all of its collectives in `form`."""
-    schedule: Schedule = made.schedule
+def in_form(made: Schedule, work: Work) -> Schedule:
+    """The schedule with all of its collectives in the form, or over the levels, that `work` asks for."""
+    way, _, form = (part.strip() for part in work.how.partition("|"))
+    levels = re.findall(r"(\w+) = (\w+)", way) if way.startswith("hierarchical") else []
+    algorithm = Algorithm("hierarchical", tuple(Arg(name, level) for level, name in levels))
+    changes = ({"form": form} if form else {}) | (
+        {"algorithm": algorithm, "hints": Hints()} if levels else {}
+    )
 
     def changed(op: Op) -> Op:
-        return msgspec.structs.replace(op, form=form) if isinstance(op, Collective) else op
+        return msgspec.structs.replace(op, **changes) if isinstance(op, Collective) else op
 
     phases = tuple(
-        msgspec.structs.replace(phase, ops=tuple(changed(op) for op in phase.ops))
-        for phase in schedule.phases
+        msgspec.structs.replace(phase, ops=tuple(changed(op) for op in phase.ops)) for phase in made.phases
     )
-    return commplan.Program(msgspec.structs.replace(schedule, phases=phases), made.structures)
+    return msgspec.structs.replace(made, phases=phases)

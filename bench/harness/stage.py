@@ -7,6 +7,8 @@ import datetime
 import os
 import platform
 import statistics
+import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from importlib import metadata
@@ -18,7 +20,9 @@ import msgspec
 
 from bench.harness.group import Group
 from bench.harness.work import Work
+from bench.harness.worker import PRIORITY
 from bench.netlab import Lab, Shape, counters, line_rate
+from commplan.diagnostics import fail
 
 # Under mpirun or started one by one. torch and XLA find their peers through the environment.
 UNDER_MPI = {"commplan": True, "openmpi": True, "mpi4jax": True, "xla": False, "torch": False}
@@ -74,12 +78,17 @@ class Figure(msgspec.Struct, frozen=True):
 
 
 class Surroundings(msgspec.Struct, frozen=True):
-    """Where and when: the lab, its line rate (bytes a second, per direction), the machine, the versions."""
+    """Where and when: the lab, its line rate (bytes a second, per direction), the machine, the versions.
+
+    hosts: of each rank. topology: the lab as the compiler was told of it.
+    """
 
     date: str
     shape: Shape
     congestion_control: str
     line_rates: dict[str, float]
+    hosts: list[str]
+    topology: str
     cores: int
     load: tuple[float, float, float]
     python: str
@@ -125,9 +134,11 @@ class Stage:
             self.surroundings = _surroundings(self.lab)
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="commplan-bench-"))
             self.topology = Path(folder) / "lab.toml"
-            self.topology.write_text(topology(self.lab, self.surroundings.line_rates), encoding="utf-8")
+            self.topology.write_text(self.surroundings.topology, encoding="utf-8")
             env = {**ENVIRONMENT, "COMMPLAN_BENCH_TOPOLOGY": str(self.topology)}
             if self.calibration is not None:
+                if not self.calibration.exists():
+                    self._calibrate(self.calibration)
                 env["COMMPLAN_BENCH_CALIBRATION"] = str(self.calibration.resolve())
             for system in self.systems:
                 module = f"bench.systems.{system}"
@@ -142,6 +153,16 @@ class Stage:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.close()
+
+    def _calibrate(self, path: Path) -> None:
+        """Measure the lab as `commplan calibrate` does, before anything else runs in it."""
+        words = ["nice", "-n", str(PRIORITY), sys.executable, "-m", "commplan.cli", "calibrate"]
+        command = self.lab.mpirun([*words, "--topology", str(self.topology), "-o", str(path.resolve())])
+        done = subprocess.run(
+            command, env={**os.environ, **ENVIRONMENT}, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            fail("CP1124", "`commplan calibrate` failed in the lab", *done.stderr.splitlines()[-20:])
 
     def compare(self, entries: Sequence[Entry]) -> list[Figure]:
         """Measure all of them, block by block in turns; each round begins with another one."""
@@ -199,6 +220,8 @@ def _surroundings(lab: Lab) -> Surroundings:
         shape=lab.shape,
         congestion_control=lab.congestion_control(),
         line_rates=rates,
+        hosts=[host.name for host in lab.ranks],
+        topology=topology(lab, rates),
         cores=os.cpu_count() or 1,
         load=os.getloadavg(),
         python=platform.python_version(),

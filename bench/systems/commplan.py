@@ -33,9 +33,9 @@ class Commplan:
         if work.kind == "empty":
             return JaxComputing(work) if work.seconds else Empty(work)
         places = {"topology": os.environ.get(TOPOLOGY), "calibration": os.environ.get(CALIBRATION)}
-        made = program(work, self.ranks, self.comm, **places)
+        made = program(work, self.comm, **places)
         given = [[jnp.asarray(x) for x in xs] for xs in operands(work, self.rank, self.ranks)]
-        return Phase(made.bind(self.comm), given, chosen(made), work.seconds)
+        return Phase(made.bind(self.comm), given, chosen(made.schedule), work.seconds)
 
 
 class Phase(Operation):

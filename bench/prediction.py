@@ -1,0 +1,142 @@
+"""Simulated against measured time, over what a bench wrote.
+
+    sudo python -m bench.collectives --algorithms all --calibration lab.calibration.toml --out four.json
+    python -m bench.prediction four.json [racks.json ...] --calibration lab.calibration.toml
+
+Every figure of commplan's is compiled once more for the lab it was measured in and simulated; nothing runs.
+The error is |simulated - measured| / measured. Printed are the median and the worst, of each collective, of
+each range of sizes, and of each way, with the calibration and (`--model`) without its measured curves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from bench.harness.figures import read, size_text, table, time_text
+from bench.harness.plans import schedule
+from bench.harness.stage import Figure, Surroundings
+from commplan.diagnostics import CommplanError
+from commplan.simulate import Calibration, Predictor, load_calibration, simulate
+from commplan.topology import Topology, parse_topology, places_of_hosts
+
+
+class Pair(NamedTuple):
+    """One figure and its simulation, in seconds."""
+
+    figure: Figure
+    simulated: float
+
+    @property
+    def error(self) -> float:
+        return abs(self.simulated - self.figure.time) / self.figure.time
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    try:
+        calibration = load_calibration(options.calibration) if options.calibration else None
+        if calibration is not None and options.model:
+            calibration = msgspec.structs.replace(calibration, curve_list=())
+        pairs = [pair for path in options.results for pair in compare(path, calibration)]
+    except CommplanError as error:
+        print(error, file=sys.stderr)
+        return 1
+    if not pairs:
+        print("no figure of commplan's in these files", file=sys.stderr)
+        return 1
+    print(table(summary(pairs)))
+    print(table(worst(pairs, options.show)))
+    return 0
+
+
+def compare(path: Path, calibration: Calibration | None) -> list[Pair]:
+    """Every figure of commplan's in a file of results, simulated."""
+    results = read(path)
+    where = results.surroundings
+    topology = parse_topology(where.topology)
+    places = places_of_hosts(topology, where.hosts)
+    ours = [f for f in results.figures if f.system == "commplan" and f.work.kind != "empty" and f.seconds]
+    return [Pair(figure, seconds(figure, where, topology, places, calibration)) for figure in ours]
+
+
+def seconds(
+    figure: Figure,
+    where: Surroundings,
+    topology: Topology,
+    places: Sequence[int],
+    calibration: Calibration | None,
+) -> float:
+    """The simulated time of one figure."""
+    in_order = list(places) == list(range(len(places)))
+    made = schedule(
+        figure.work,
+        len(where.hosts),
+        topology=topology,
+        calibration=calibration,
+        places=None if in_order else tuple(places),
+    )
+    predictor = Predictor(
+        topology, made.axes, calibration=calibration, backend="mpi", places=None if in_order else places
+    )
+    return next(phase.seconds for phase in simulate(made, predictor).phases if phase.name == "step")
+
+
+def summary(pairs: Sequence[Pair]) -> list[list[str]]:
+    """Median and worst error of all, of each collective, range of sizes and way."""
+    rows = [["", "figures", "median error", "worst"], _row("all", pairs)]
+    groups: tuple[Callable[[Pair], str], ...] = (_kind, _range, _way)
+    for group in groups:
+        for name in dict.fromkeys(map(group, pairs)):
+            rows.append(_row(name, [pair for pair in pairs if group(pair) == name]))
+    return rows
+
+
+def worst(pairs: Sequence[Pair], count: int) -> list[list[str]]:
+    """The figures that are furthest from their simulation."""
+    rows = [["", "measured", "simulated", "error", "way"]]
+    for pair in sorted(pairs, key=lambda pair: -pair.error)[:count]:
+        work = pair.figure.work
+        what = f"{_kind(pair)} {size_text(work.nbytes)}"
+        times = [time_text(pair.figure.time), time_text(pair.simulated)]
+        rows.append([what, *times, f"{pair.error:.0%}", pair.figure.note])
+    return rows
+
+
+def _row(name: str, pairs: Sequence[Pair]) -> list[str]:
+    errors = [pair.error for pair in pairs]
+    return [name, str(len(pairs)), f"{statistics.median(errors):.1%}", f"{max(errors):.0%}"]
+
+
+def _kind(pair: Pair) -> str:
+    return pair.figure.work.kind.replace("_", "-")
+
+
+def _range(pair: Pair) -> str:
+    nbytes = pair.figure.work.nbytes
+    return "up to 16 KiB" if nbytes <= 16 << 10 else "up to 1 MiB" if nbytes <= 1 << 20 else "above 1 MiB"
+
+
+def _way(pair: Pair) -> str:
+    return pair.figure.work.how or "auto"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.prediction", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("results", type=Path, nargs="+", help="what the other benches wrote with --out")
+    parser.add_argument("--calibration", type=Path, default=None, help="what it was measured with")
+    parser.add_argument("--model", action="store_true", help="leave out the measured curves of collectives")
+    parser.add_argument("--show", type=int, default=10, help="how many of the worst to show (10)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
