@@ -17,7 +17,7 @@ import msgspec
 from commplan.ir import plan as graph
 from commplan.ir import schedule as ir
 from commplan.ir.types import DType, sized
-from commplan.wording import phase_title, seconds_text, stage_text
+from commplan.wording import levels_text, phase_title, seconds_text, stage_text
 
 
 class Traffic(msgspec.Struct, frozen=True):
@@ -80,11 +80,14 @@ class Explanation(msgspec.Struct, frozen=True):
     pipeline: str
     phases: tuple[PhaseLines, ...]
     choices: tuple[ir.Choice, ...]  # those that belong to no single line
+    backend: ir.Backend = "jax"
+    placement: dict[str, str] = {}  # the levels of the topology that each axis lies on, where one is given
 
     def text(self) -> str:
         """The explanation in plain text, ops of one kind on one line."""
-        axes = ", ".join(f"{name} = {count}" for name, count in self.axes.items())
-        lines = [f"plan {self.plan}", f"  axes: {axes}", f"  passes: {self.pipeline or 'none'}"]
+        axes = ", ".join(self._axis(name) for name in self.axes)
+        lines = [f"plan {self.plan}, compiled for {self.backend}", f"  axes: {axes}"]
+        lines.append(f"  passes: {self.pipeline or 'none'}")
         lines += [f"  {text}" for choice in self.choices for text in _choice(choice)]
         for phase in self.phases:
             lines += ["", phase.title]
@@ -93,6 +96,10 @@ class Explanation(msgspec.Struct, frozen=True):
             if len(phase.lines) > 1:
                 lines += [f"  in all: {text}" for text in _traffic(phase.traffic)]
         return "\n".join(lines) + "\n"
+
+    def _axis(self, name: str) -> str:
+        where = f" on {self.placement[name]}" if name in self.placement else ""
+        return f"{name} = {self.axes[name]}{where}"
 
 
 def explain_plan(plan: graph.Plan, schedule: ir.Schedule) -> Explanation:
@@ -104,6 +111,8 @@ def explain_plan(plan: graph.Plan, schedule: ir.Schedule) -> Explanation:
         pipeline=schedule.pipeline,
         phases=tuple(_phase(phase, schedule) for phase in plan.phases),
         choices=tuple(choice for choice in schedule.choices if choice.span not in spans),
+        backend=schedule.backend,
+        placement={axis.name: levels_text(axis) for axis in schedule.axes if axis.levels},
     )
 
 
@@ -188,7 +197,7 @@ def traffic(op: ir.Collective, schedule: ir.Schedule) -> tuple[Traffic, ...]:
     """
     if op.algorithm.name == "hierarchical":
         return _levels(op, schedule)
-    return (_charge(op.kind, op.axes, op.nbytes, schedule),)
+    return (_charge(op.kind, op.axes, op.nbytes, schedule.size(op.axes)),)
 
 
 def _levels(op: ir.Collective, schedule: ir.Schedule) -> tuple[Traffic, ...]:
@@ -196,22 +205,30 @@ def _levels(op: ir.Collective, schedule: ir.Schedule) -> tuple[Traffic, ...]:
 
     Any other collective moves all its bytes on every level.
     """
-    axes = [axis for axis, _ in op.algorithm.levels]
+    sizes = level_sizes(op, schedule)
     if op.kind != "all_reduce":
-        return tuple(_charge(op.kind, (axis,), op.nbytes, schedule) for axis in axes)
+        return tuple(_charge(op.kind, (key,), op.nbytes, ranks) for key, ranks in sizes.items())
     entries: list[Traffic] = []
     nbytes = op.nbytes
-    for axis in axes[:-1]:
-        shard = -(-nbytes // schedule.size((axis,)))
-        entries.append(_charge("reduce_scatter", (axis,), nbytes, schedule))
-        entries.append(_charge("all_gather", (axis,), shard, schedule))
+    *inside, (outermost, across) = sizes.items()
+    for key, ranks in inside:
+        shard = -(-nbytes // ranks)
+        entries.append(_charge("reduce_scatter", (key,), nbytes, ranks))
+        entries.append(_charge("all_gather", (key,), shard, ranks))
         nbytes = shard
-    entries.append(_charge("all_reduce", (axes[-1],), nbytes, schedule))
+    entries.append(_charge("all_reduce", (outermost,), nbytes, across))
     return _sum(entries)
 
 
-def _charge(kind: str, axes: tuple[str, ...], nbytes: int, schedule: ir.Schedule) -> Traffic:
-    ranks = schedule.size(axes)
+def level_sizes(op: ir.Collective, schedule: ir.Schedule) -> dict[str, int]:
+    """Ranks at each level of a hierarchy, innermost first: a level is an axis, or one that an axis spans."""
+    spans = {spread.level: spread.count for name in op.axes for spread in schedule.axis(name).levels}
+    return {
+        key: schedule.size((key,)) if key in op.axes else spans.get(key, 1) for key, _ in op.algorithm.levels
+    }
+
+
+def _charge(kind: str, over: tuple[str, ...], nbytes: int, ranks: int) -> Traffic:
     match kind:
         case "all_reduce":
             sent, formula = 2 * (ranks - 1) * nbytes / ranks, "2(n-1)/n S"
@@ -221,7 +238,7 @@ def _charge(kind: str, axes: tuple[str, ...], nbytes: int, schedule: ir.Schedule
             sent, formula = (ranks - 1) * nbytes, "(n-1) S"
         case _:
             sent, formula = nbytes if ranks > 1 else 0, "S"
-    return Traffic(axes, ranks, round(sent), formula)
+    return Traffic(over, ranks, round(sent), formula)
 
 
 def _sum(entries: Iterable[Traffic]) -> tuple[Traffic, ...]:
@@ -279,7 +296,7 @@ def _choice(choice: ir.Choice) -> list[str]:
         lines.append(f"  predicted {seconds_text(choice.seconds)}{source}")
     lines += [f"  rejected: {text}" for text in choice.rejected]
     width = max((len(other.what) for other in choice.alternatives), default=0)
-    return lines + [f"  instead of {_alternative(other, choice, width)}" for other in choice.alternatives]
+    return lines + [f"  rejected: {_alternative(other, choice, width)}" for other in choice.alternatives]
 
 
 def _alternative(other: ir.Alternative, choice: ir.Choice, width: int) -> str:
@@ -287,6 +304,12 @@ def _alternative(other: ir.Alternative, choice: ir.Choice, width: int) -> str:
     if other.seconds is None or not choice.seconds:
         return f"{other.what}: {other.why}"
     longer = other.seconds / choice.seconds
-    by = f"{longer:.3g} times as long" if longer >= 2 else f"{(longer - 1) * 100:+.0f}%"
-    why = f", {other.why}" if other.why else ""
-    return f"{other.what:<{width}}  {seconds_text(other.seconds):>8}  {by}{why}"
+    by = f"{longer:.3g} times as long" if longer >= 2 else f"{abs(longer - 1):.0%} {_more(longer)}"
+    if abs(longer - 1) < 0.005:
+        by = "as long"
+    why = f"; {other.why}" if other.why else ""
+    return f"{other.what:<{width}}  {seconds_text(other.seconds):>8}, {by}{why}"
+
+
+def _more(longer: float) -> str:
+    return "longer" if longer > 1 else "less"

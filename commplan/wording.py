@@ -22,6 +22,7 @@ from commplan.ir.plan import (
     name_of,
     results,
 )
+from commplan.ir.schedule import Axis as ScheduledAxis
 from commplan.ir.types import sized
 
 
@@ -149,3 +150,10 @@ def seconds_text(seconds: float) -> str:
                 f"{seconds / scale:.3g} {unit}" if seconds < 1000 * scale else f"{seconds / scale:.0f} {unit}"
             )
     return f"{seconds * 1e6:.2g} us"
+
+
+def levels_text(axis: ScheduledAxis) -> str:
+    """`host x 4, rack x 2`: the levels that an axis is spread over, innermost first; one level by name."""
+    if len(axis.levels) == 1:
+        return axis.levels[0].level
+    return ", ".join(f"{spread.level} x {spread.count}" for spread in axis.levels)

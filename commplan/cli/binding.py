@@ -14,9 +14,10 @@ from commplan.cli.console import Console, name_of
 from commplan.compiler import compile_plan
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.ir.plan import Plan
-from commplan.ir.schedule import Axis, Schedule
+from commplan.ir.schedule import Schedule
 from commplan.passes.manager import Observer
 from commplan.trees import shapes_of
+from commplan.wording import levels_text
 
 
 class Compiled(NamedTuple):
@@ -68,15 +69,8 @@ def compiled(
     )
     for axis in schedule.axes:
         if axis.levels:
-            console.note(f"{axis.kind} {axis.name} = {axis.size} on {placement_text(axis)}")
+            console.note(f"{axis.kind} {axis.name} = {axis.size} on {levels_text(axis)}")
     return Compiled(plan, schedule, shapes)
-
-
-def placement_text(axis: Axis) -> str:
-    """`host x 4, rack x 2`: the levels that an axis is spread over, innermost first; one level by name."""
-    if len(axis.levels) == 1:
-        return axis.levels[0].level
-    return ", ".join(f"{spread.level} x {spread.count}" for spread in axis.levels)
 
 
 def read_shapes(path: str, console: Console) -> dict[str, Any]:

@@ -46,23 +46,24 @@ def size(chooser: Chooser, head: Collective, nbytes: int) -> Size:
     if chooser.costs is None or (not hidden and nbytes <= DEFAULT) or nbytes <= LEAST:
         return Size(DEFAULT, f"the default limit is {sized(DEFAULT)}")
     sizes = tried(nbytes, hidden=hidden)
-    times = {one: chooser.time(msgspec.structs.replace(head, nbytes=one)) for one in sizes}
-    whole = times[sizes[0]]
-    exposed = {
-        one: _exposed(-(-nbytes // one), each, whole, hidden=hidden)
-        for one, each in times.items()
-        if each is not None and whole is not None
-    }
-    if not exposed:
+    ways = {one: chooser.about(msgspec.structs.replace(head, nbytes=one)) for one in sizes}
+    whole = ways[nbytes]
+    if whole is None:
         return Size(DEFAULT, f"the default limit is {sized(DEFAULT)}")
+    exposed = {
+        one: _exposed(-(-nbytes // one), way.seconds, whole.seconds, hidden=hidden)
+        for one, way in ways.items()
+        if way is not None
+    }
     least = min(exposed.values())
     # The fewest buckets; of what cannot be hidden the smallest, which need the least memory.
     order = sizes if hidden else sizes[::-1]
     limit = next(one for one in order if exposed.get(one, math.inf) <= least * (1 + NEAR))
     others = sorted((seconds, one) for one, seconds in exposed.items() if one != limit)
     told = tuple(Alternative(f"up to {sized(one)}", rounded(seconds)) for seconds, one in others[:4])
-    why = "of what runs under the backward pass" if hidden else "of it all"
-    return Size(limit, f"leaves the least time exposed {why}", rounded(exposed[limit]), "", told)
+    why = f"up to {sized(limit)} in one "
+    why += "leaves the least time behind the backward pass" if hidden else "takes the least time"
+    return Size(limit, why, rounded(exposed[limit]), whole.source, told)
 
 
 def hides(op: Collective, backend: Backend) -> bool:
@@ -79,7 +80,7 @@ def tried(nbytes: int, *, hidden: bool) -> Sequence[int]:
     return found
 
 
-def _exposed(count: int, each: float, whole: float | None, *, hidden: bool) -> float:
-    if not hidden or whole is None:
+def _exposed(count: int, each: float, whole: float, *, hidden: bool) -> float:
+    if not hidden:
         return count * each
     return max(each, count * each - (1 - 1 / count) * whole)

@@ -50,8 +50,8 @@ class Chooser(Ways):
         taken = self.fastest(ways)
         return self._decision(op, taken, [*ways, *others])
 
-    def time(self, op: Collective) -> float | None:
-        """The predicted seconds of `op`, carried out about as well as can be; None where nothing tells."""
+    def about(self, op: Collective) -> Way | None:
+        """`op` carried out about as well as can be; None where nothing tells times."""
         if self.costs is None or self.schedule.size(op.axes) == 1:
             return None
         if op.pinned and not op.algorithm.levels:
@@ -59,7 +59,7 @@ class Chooser(Ways):
         else:
             ways = [] if op.algorithm.levels else self.flat(op, few=True)
             ways += self.hierarchies(op, few=True)
-        return self.fastest(ways).seconds if ways else None
+        return self.fastest(ways) if ways else None
 
     def _by_rule(self, op: Collective) -> Decision:
         if op.algorithm.levels:
@@ -87,7 +87,9 @@ class Chooser(Ways):
     def _decision(self, op: Collective, taken: Way, ways: list[Way]) -> Decision:
         rest = sorted((w for w in ways if w.algorithm != taken.algorithm), key=lambda way: way.seconds)
         faster = any(way.seconds < taken.seconds for way in rest)
-        why = "the fastest" if not faster else self._why_slower(taken, rest)
+        why = "the fastest" if rest else "the backend's own: programs are tried where a calibration is given"
+        if faster:
+            why = self._why_slower(taken, rest)
         others = tuple(Alternative(str(way.algorithm), rounded(way.seconds)) for way in rest[:SHOWN])
         return Decision(
             taken.algorithm, taken.chunk, why, rounded(taken.seconds), taken.source, others

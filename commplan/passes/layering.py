@@ -63,8 +63,8 @@ def _choice(op: Collective, one: Way, many: Way, written: Algorithm, needed: flo
         other = Alternative(f"{shown}, via {one.algorithm}", rounded(one.seconds))
     else:
         what, seconds = f"`{op.result}`: {shown}", one.seconds
-        why = "levels would not be faster"
+        why = "going level by level would not be faster"
         if many.seconds < one.seconds:
-            why = f"levels would save less than the {needed:.0%} that are asked of them"
+            why = f"going level by level would save less than {needed:.0%}"
         other = Alternative(f"level by level, {many.algorithm}", rounded(many.seconds))
     return Choice("decompose", what, why, op.span, (), rounded(seconds), one.source, (other,))

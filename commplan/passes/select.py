@@ -49,7 +49,7 @@ class SelectPass(Pass, frozen=True):
             group = (*what, chosen.algorithm, chosen.hints.chunk, decision.why)
             alike.setdefault(group, []).append((chosen, decision))
         for group in alike.values():
-            told = group[0][1].alternatives or chooser.schedule.backend == "mpi"
+            told = group[0][1].seconds is not None or chooser.schedule.backend == "mpi"
             if told and group[0][0].kind != "all_to_all":
                 choices.append(_choice(group))
         return msgspec.structs.replace(phase, ops=tuple(ops))

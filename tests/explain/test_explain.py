@@ -16,7 +16,8 @@ from commplan.explain import Explanation, Traffic, explain_plan
 from commplan.ir import schedule as ir
 from commplan.ir.plan import Algorithm, Arg, AxisKind
 from commplan.ir.types import DType
-from commplan.wording import phase_title, stage_text
+from commplan.topology import Level, Topology
+from commplan.wording import phase_title, seconds_text, stage_text
 
 PLANS = Path(__file__).resolve().parents[2] / "examples" / "plans"
 SHAPES = {"kernel": {"shape": [256, 64], "dtype": "float32"}, "bias": {"shape": [64], "dtype": "float32"}}
@@ -111,7 +112,7 @@ def test_stages_are_worded_as_they_are_written():
 def test_text_names_lines_bytes_and_choices():
     _, _, explanation = explained("two_level")
     text = explanation.text()
-    assert text.startswith("plan two_level\n  axes: node = 4, gpu = 8\n  passes: ")
+    assert text.startswith("plan two_level, compiled for jax\n  axes: node = 4, gpu = 8\n  passes: ")
     assert (
         "each step\n  line 11: grads = reduce grads over node, gpu by mean via hierarchical(gpu, node)"
         in text
@@ -134,3 +135,52 @@ def test_every_example_is_explained_and_becomes_json(path: Path):
     text = explanation.text()
     for phase in explanation.phases:
         assert f"\n{phase.title}\n" in text
+
+
+RACKS = Topology("racks", (Level("host", 4, 6e-5, 25e6), Level("rack", 2, 1.2e-4, 2.5e6)))
+SUMS = """plan sums
+axis data = 8
+input grads : tree partial data
+each step {
+    grads = reduce grads over data by mean
+    output grads
+}
+"""
+
+
+def test_choices_come_with_their_times_and_those_of_the_others():
+    plan = commplan.loads(SUMS)
+    program = plan.compile(shapes={"grads": SHAPES}, topology=RACKS, backend="mpi")
+    explanation = explain_plan(plan.graph, program.schedule)
+    assert (explanation.backend, explanation.placement) == ("mpi", {"data": "host x 4, rack x 2"})
+    (line,) = step(explanation).lines
+    chosen = next(choice for choice in line.choices if choice.by == "select")
+    assert chosen.seconds is not None and chosen.alternatives
+    times = [other.seconds for other in chosen.alternatives]
+    assert times == sorted(times)
+    text = explanation.text()
+    assert "axes: data = 8 on host x 4, rack x 2" in text
+    assert "(model of topology `racks`, nothing measured)" in text
+    assert re.search(r"rejected: native +[0-9.]+ m?s, .*(longer|as long)", text)
+    data = json.loads(msgspec.json.encode(explanation))
+    told = next(c for c in data["phases"][0]["lines"][0]["choices"] if c["by"] == "select")
+    assert told["alternatives"][0].keys() == {"what", "seconds", "why"}
+
+
+def test_a_hierarchy_over_the_levels_of_one_axis_is_charged_level_by_level():
+    spread = (ir.Spread("host", 4), ir.Spread("rack", 2))
+    schedule = msgspec.structs.replace(
+        fake({"data": 8}), axes=(ir.Axis("data", AxisKind.REPLICA, 8, spread),)
+    )
+    via = Algorithm("hierarchical", (Arg("ring", "host"), Arg("ring", "rack")))
+    op = ir.Collective("all_reduce", "y", "x", ("data",), DType.F32, 800, Span(1, 1, 1, 2), algorithm=via)
+    found = [(entry.axes, entry.ranks, entry.nbytes) for entry in explain.traffic(op, schedule)]
+    assert found == [(("host",), 4, 1200), (("rack",), 2, 200)]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(5.0, "5 s"), (0.0032, "3.2 ms"), (4.5e-5, "45 us"), (1234.0, "1234 s"), (2e-8, "0.02 us")],
+)
+def test_times_in_words(seconds: float, text: str):
+    assert seconds_text(seconds) == text

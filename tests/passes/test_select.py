@@ -136,7 +136,7 @@ def test_a_hierarchy_that_saves_nothing_is_left() -> None:
     schedule = chosen(reduce_plan("sum", data=8), by_name(ring=1.0, hierarchical=1.0))
     assert only(schedule).algorithm.name == "ring"
     told = choice(schedule, "decompose")
-    assert told.why == "levels would not be faster"
+    assert told.why == "going level by level would not be faster"
     assert told.alternatives[0].what.startswith("level by level, hierarchical(")
 
 
