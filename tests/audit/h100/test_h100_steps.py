@@ -15,6 +15,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+import commplan
 from commplan.lowering.audit import (
     CompiledStep,
     Found,
@@ -217,6 +218,33 @@ def test_a_broadcast_is_xlas_own(h100: Any) -> None:
     wanted = expected(run.program.schedule, "start", mesh, "gpu")
     assert {(item.kind, item.dtype) for item in wanted} == {("broadcast", "bf16")}
     assert str(compare(wanted, step)) == f"{len(wanted)} collectives, as planned"
+
+
+def test_rounds_of_a_program_are_permutes_that_start_early(h100: Any) -> None:
+    """All ranks send and receive in every round, and the two ends of a permute stand apart."""
+    mesh = twins.mesh_of(h100, node=4, gpu=8)
+    text = """plan ladder
+axis node = 4
+axis gpu = 8
+input grads : tree partial node, gpu
+each step {
+    grads = reduce grads over node, gpu by mean via hierarchical(gpu = native, node = ring)
+    output grads
+}
+"""
+    shapes = layers("bfloat16")
+    run = commplan.loads(text).compile(mesh, shapes={"grads": shapes}).bind(mesh)
+    params, x = inputs(mesh, "bfloat16")
+    step = audited(step_of(run, "node, gpu"), {}, params, x, donate=1)
+    wanted = expected(run.program.schedule, "step", mesh, "gpu")
+    report = compare(wanted, step)
+    assert {difference.kind for difference in report.differences} <= {"moved"}, str(report)
+    permutes = [found for found in step.collectives if found.kind == "permute"]
+    buckets = [found for found in step.collectives if found.kind == "reduce_scatter"]
+    assert len(permutes) == 6 * len(buckets) > 0
+    assert {found.dtypes for found in permutes} == {("bf16",)}
+    assert all(found.done > found.start and not found.synchronous for found in permutes)
+    assert any(step.hidden(found) for found in permutes)
 
 
 def scanned_loss(params: Tree, x: Any, tap: Callable[[Tree], Tree]) -> Any:

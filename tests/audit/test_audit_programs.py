@@ -1,0 +1,123 @@
+"""What algorithms compile to: the permutes of their rounds, and levels one after the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+import twins
+from jax.sharding import PartitionSpec as P
+
+import commplan
+from commplan.ir import schedule as ir
+from commplan.lowering.audit import audit_text, compare, expected
+from commplan.lowering.jax.collectives import LaxBackend
+from commplan.lowering.jax.untyped import jax, jnp
+from commplan.lowering.programs import spreads
+
+PLAN = """plan p
+axis node = 2
+axis gpu = 3
+input x : {dtype}[13] per node, gpu
+input h : f32[7, 2] partial gpu
+at start {{
+    y = reduce x over {over} by {by} via {via}
+    z = broadcast x over {over} from 4 via {copies}
+    s = scatter h over gpu by sum via {cuts}
+    w = gather s over gpu via {joins}
+    output y, z, w
+}}
+"""
+
+
+def found_and_wanted(text: str, passes: str | None = None) -> tuple[Any, Any]:
+    mesh = twins.mesh_of(jax.devices()[:6], node=2, gpu=3)
+    program = commplan.loads(text).compile(mesh, passes=passes)
+    run = program.bind(mesh)
+    dtype = program.schedule.entry[0].leaves[0].dtype.numpy_name
+
+    def body(x: Any) -> Any:
+        one = run.varying(x.reshape(()))
+        inputs = {"x": jnp.full(13, one).astype(dtype), "h": jnp.full((7, 2), one)}
+        out, _ = run.start({}, **inputs)
+        return sum(jnp.sum(leaf.astype(jnp.float32)) for leaf in (out.y, out.z, out.w)).reshape(1)
+
+    spec = P(mesh.axis_names)
+    mapped = jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    step = audit_text(twins.hlo(mapped, jax.ShapeDtypeStruct((6,), "float32")))
+    return step, expected(program.schedule, "start", mesh)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "over", "by", "via", "copies", "cuts", "joins"),
+    [
+        ("f32", "node, gpu", "sum", "ring", "chain", "ring", "bruck"),
+        ("bf16", "gpu, node", "sum", "halving_doubling", "scatter_gather", "halving_doubling", "ring"),
+        ("f32", "node, gpu", "sum", "hierarchical(gpu = native, node = ring)",
+         "hierarchical(gpu = binomial_tree, node)", "native", "native"),
+        ("f16", "gpu, node", "max", "hierarchical(gpu = ring, node = recursive_doubling)", "double_tree",
+         "ring", "ring"),
+        ("bool", "node, gpu", "max", "recursive_doubling", "binomial_tree", "ring", "ring"),
+    ],
+)  # fmt: skip
+def test_rounds_become_permutes(
+    dtype: str, over: str, by: str, via: str, copies: str, cuts: str, joins: str
+) -> None:
+    text = PLAN.format(dtype=dtype, over=over, by=by, via=via, copies=copies, cuts=cuts, joins=joins)
+    step, wanted = found_and_wanted(text, passes="")
+    assert any(item.kind == "permute" for item in wanted)
+    report = compare(wanted, step)  # nothing orders the stages of this plan among each other
+    assert len(step.collectives) == len(wanted)
+    assert {difference.kind for difference in report.differences} <= {"moved"}, str(report)
+
+
+def test_a_round_that_is_missing_is_noticed() -> None:
+    text = PLAN.format(
+        dtype="f32", over="node, gpu", by="sum", via="ring", copies="chain", cuts="ring", joins="ring"
+    )
+    step, wanted = found_and_wanted(text)
+    less = compare((*wanted[:3], *wanted[4:]), step)
+    assert "extra" in {difference.kind for difference in less.differences}
+    assert "extra" not in {difference.kind for difference in compare(wanted, step).differences}
+
+
+def test_levels_of_one_axis() -> None:
+    """hierarchical over the topology's levels of an axis: groups of ranks, in the order of the levels."""
+    text = """plan p
+axis data = 6
+input g : f32[10] partial data
+at start {
+    g = reduce g over data by sum
+    output g
+}
+"""
+    schedule = commplan.loads(text).compile(passes="").schedule
+    levels = (ir.Spread("gpu", 3), ir.Spread("node", 2))
+    how = (
+        commplan.loads(text.replace("by sum", "by sum via hierarchical(data)")).graph.phases[0].stages[0].via
+    )
+    args = tuple(
+        msgspec.structs.replace(how.args[0], value=v, key=k)
+        for v, k in (("native", "gpu"), ("halving_doubling", "node"))
+    )
+    phase = schedule.phases[0]
+    op = msgspec.structs.replace(phase.ops[0], algorithm=msgspec.structs.replace(how, args=args))
+    schedule = msgspec.structs.replace(
+        schedule,
+        axes=(msgspec.structs.replace(schedule.axes[0], levels=levels),),
+        phases=(msgspec.structs.replace(phase, ops=(op, *phase.ops[1:])),),
+    )
+    mesh = twins.mesh_of(jax.devices()[:6], data=6)
+    backend = LaxBackend("cpu", {"data": 6}, spread=spreads(schedule))
+
+    def body(x: Any) -> Any:
+        return backend.varying(backend.all_reduce(x, op), ("data",))
+
+    mapped = jax.shard_map(body, mesh=mesh, in_specs=P("data"), out_specs=P("data"))
+    step = audit_text(twins.hlo(mapped, jax.ShapeDtypeStruct((60,), "float32")))
+    wanted = expected(schedule, "start", mesh)
+    assert [item.kind for item in wanted] == ["reduce_scatter", "permute", "permute", "all_gather"]
+    assert wanted[0].groups == ((0, 1, 2), (3, 4, 5))
+    assert set(wanted[1].groups) == {(0, 3), (3, 0), (1, 4), (4, 1), (2, 5), (5, 2)}
+    assert str(compare(wanted, step)) == "4 collectives, as planned"
