@@ -17,7 +17,7 @@ import difflib
 import math
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -176,6 +176,37 @@ def _quantity(text: str, units: Mapping[str, float], what: str, file: str) -> fl
             file=file,
         )
     return float(match[1]) * units[match[2]]
+
+
+def places_of_hosts(topology: Topology, hosts: Sequence[str]) -> tuple[int, ...]:
+    """The place of each rank on `topology`, `hosts` being the names of the hosts that they run on, by rank.
+
+    Where the topology lists its hosts, theirs are the places; else hosts take places in the order in which
+    they appear. Raises CP0755 for a host that is not listed, and for more ranks than places.
+    """
+    names = topology.hosts or tuple(dict.fromkeys(hosts))
+    each = max(1, topology.places // len(names)) if names else 1
+    taken: dict[str, int] = {}
+    found: list[int] = []
+    for host in hosts:
+        if host not in names:
+            near = difflib.get_close_matches(host, names, 1)
+            hint = f"did you mean `{near[0]}`?" if near else f"it lists {', '.join(names)}"
+            fail(
+                "CP0755",
+                f"a rank runs on host `{host}`, which topology `{topology.name}` does not list",
+                hint,
+            )
+        at = taken.get(host, 0)
+        if at >= each or names.index(host) * each + at >= topology.places:
+            fail(
+                "CP0755",
+                f"host `{host}` runs more ranks than topology `{topology.name}` has places for it, {each}",
+                "start fewer ranks on each host, or take a topology with more places",
+            )
+        taken[host] = at + 1
+        found.append(names.index(host) * each + at)
+    return tuple(found)
 
 
 def place(

@@ -7,6 +7,7 @@ hosts = ["n0", "n0", "n1", "n1"]      # of each rank
 overhead = 3.1e-06                    # seconds of CPU for a message, at each end
 gamma = 1.2e-10                       # seconds for each byte reduced
 call = 4.9e-05                        # seconds of an empty call into the backend
+round = 1.1e-05                       # seconds of each operation after the first, in form `rounds`
 [[level]]
 name = "host"
 latency = 6.2e-05                     # seconds
@@ -85,6 +86,7 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     overhead: AtLeastZero
     gamma: AtLeastZero
     call: AtLeastZero
+    round: AtLeastZero
     level: tuple[MeasuredLevel, ...] = ()
     curve_list: tuple[Curve, ...] = msgspec.field(default=(), name="curve")
     topology: str = ""
@@ -151,7 +153,7 @@ def parse_calibration(text: str, file: str = "<calibration>") -> Calibration:
 
 
 def _check(found: Calibration, file: str) -> None:
-    numbers = [found.overhead, found.gamma, found.call]
+    numbers = [found.overhead, found.gamma, found.call, found.round]
     numbers += [n for level in found.levels for n in (level.latency, level.bandwidth)]
     numbers += [n for curve in found.curve_list for n in (*curve.sizes, *curve.seconds)]
     if not all(map(math.isfinite, numbers)):

@@ -26,12 +26,14 @@ from commplan.simulate.network import Floats, Layout, Network, shape_of
 from commplan.simulate.pattern import Pattern, busiest, lay_out
 from commplan.simulate.stages import Stage, split, stages
 
+PIECE = 64 * 1024 - 256  # bytes of a message at most, in the dataflow forms
 COMPOSED = 64  # ranks; larger hierarchies are priced stage by stage
 ROUND_BY_ROUND = 512  # ranks; larger groups are priced by the formulas of the algorithms
 NATIVE = ("ring", "halving_doubling", "recursive_doubling", "bruck", "binomial_tree", "scatter_gather")
 NEIGHBOURS = ("ring", "chain", "torus")
 USUAL_FORM: dict[Backend, Form] = {"jax": "rounds", "mpi": "call"}
 
+Way = Form | Literal["library"]  # a library's own: dataflow, whole messages
 CostKind = Kind | Literal["all_to_all"]
 
 
@@ -108,7 +110,7 @@ def _modelled(
     layout: Layout,
     nbytes: float,
     network: Network,
-    form: Form,
+    form: Way,
     chunk: int | None,
     root: int,
 ) -> tuple[float, Floats] | None:
@@ -117,7 +119,7 @@ def _modelled(
         return _all_to_all(layout, nbytes, network)
     if algorithm.name == "native":
         names = [name for name in NATIVE if registry.supports(name, kind)]
-        priced = [_flat(name, kind, layout, nbytes, network, "call", None, root) for name in names]
+        priced = [_flat(name, kind, layout, nbytes, network, "library", None, root) for name in names]
         return min(priced, key=lambda one: one[0]) if priced else None
     if algorithm.name != "hierarchical":
         if not registry.supports(algorithm.name, kind):
@@ -142,7 +144,7 @@ def _flat(
     layout: Layout,
     nbytes: float,
     network: Network,
-    form: Form,
+    form: Way,
     chunk: int | None,
     root: int,
 ) -> tuple[float, Floats]:
@@ -153,12 +155,14 @@ def _flat(
 
 
 def _dataflow(
-    pattern: Pattern, load: Floats, nbytes: float, network: Network, form: Form, chunk: int | None
+    pattern: Pattern, load: Floats, nbytes: float, network: Network, form: Way, chunk: int | None
 ) -> tuple[float, Floats]:
     of_chunk = nbytes / pattern.chunks
+    if form in ("call", "split"):  # the engine cuts every message, and pieces do not wait for each other
+        chunk = min(chunk or PIECE, PIECE)
     slices = max(1, math.ceil(of_chunk / chunk)) if chunk else 1
     seconds = steps.seconds(pattern, network, of_chunk, slices, blocking=form == "rounds")
-    return seconds + (0.0 if form == "rounds" else network.call), load * of_chunk
+    return seconds + network.call, load * of_chunk
 
 
 @functools.lru_cache(maxsize=1024)
@@ -191,7 +195,7 @@ def composed(
 
 
 def _by_formula(
-    name: str, kind: Kind, layout: Layout, nbytes: float, network: Network, form: Form
+    name: str, kind: Kind, layout: Layout, nbytes: float, network: Network, form: Way
 ) -> tuple[float, Floats]:
     """Rounds, and the busiest rank's share of the bytes, each round to a neighbour or to the far half."""
     rounds, share = _formula(name, kind, layout.ranks)
@@ -199,8 +203,8 @@ def _by_formula(
     load, latency = _shifted(layout, network, distance)
     moved = load * float(share) * nbytes
     busy = float((moved / np.array([level.bandwidth for level in network.levels])).max())
-    each = latency + 2 * network.overhead + (network.call if form == "rounds" else 0.0)
-    return rounds * each + busy + (0.0 if form == "rounds" else network.call), moved
+    each = latency + 2 * network.overhead + (network.round if form == "rounds" else 0.0)
+    return rounds * each + busy + network.call, moved
 
 
 @functools.lru_cache(maxsize=256)
@@ -228,7 +232,7 @@ def _all_to_all(layout: Layout, nbytes: float, network: Network) -> tuple[float,
 
 
 def _staged(
-    found: tuple[Stage, ...], nbytes: float, network: Network, form: Form, chunk: int | None
+    found: tuple[Stage, ...], nbytes: float, network: Network, form: Way, chunk: int | None
 ) -> tuple[float, Floats] | None:
     """The stages of a hierarchy one after another; in calls, slices of them overlap."""
     whole = [_of_stage(stage, nbytes, network, form, chunk) for stage in found]
@@ -236,7 +240,7 @@ def _staged(
     if len(done) < len(found):
         return None
     total = cast("Floats", np.sum([load for _, load in done], axis=0))
-    calls = network.call * (len(found) - 1) if form != "rounds" else 0.0
+    calls = network.call * (len(found) - 1)  # one call does all stages, or one jitted function
     after_another = sum(seconds for seconds, _ in done) - calls
     if form == "rounds" or not chunk:
         return after_another, total
@@ -249,7 +253,7 @@ def _staged(
 
 
 def _of_stage(
-    stage: Stage, nbytes: float, network: Network, form: Form, chunk: int | None
+    stage: Stage, nbytes: float, network: Network, form: Way, chunk: int | None
 ) -> tuple[float, Floats] | None:
     size = nbytes * stage.nbytes
     return _modelled(stage.algorithm, stage.kind, stage.layout, size, network, form, chunk, stage.root)

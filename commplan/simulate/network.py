@@ -39,7 +39,8 @@ class Network:
 
     levels: innermost first; latency (alpha) in seconds, bandwidth (1 / beta) in bytes a second for each
     member and direction. overhead: seconds of CPU for a message, at each end. gamma: seconds for each byte
-    reduced. call: seconds of one call into the backend. measured: whether a calibration gave them.
+    reduced. call: seconds of one call into the backend. round: of each operation after the first, where every
+    round is one. measured: whether a calibration gave them.
     """
 
     topology: Topology
@@ -47,6 +48,7 @@ class Network:
     overhead: float
     gamma: float
     call: float
+    round: float
     measured: bool = False
 
     @classmethod
@@ -55,7 +57,7 @@ class Network:
         first = topology.levels[0]
         gamma = min(GAMMA, 1 / (4 * first.bandwidth))
         if calibration is None:
-            return cls(topology, topology.levels, OVERHEAD * first.latency, gamma, CALL)
+            return cls(topology, topology.levels, OVERHEAD * first.latency, gamma, CALL, CALL)
         measured = {level.name: level for level in calibration.levels}
         levels = tuple(
             msgspec.structs.replace(level, latency=found.latency, bandwidth=found.bandwidth)
@@ -63,7 +65,8 @@ class Network:
             else level
             for level in topology.levels
         )
-        return cls(topology, levels, calibration.overhead, calibration.gamma, calibration.call, True)
+        found = calibration
+        return cls(topology, levels, found.overhead, found.gamma, found.call, found.round, measured=True)
 
     @functools.cached_property
     def strides(self) -> tuple[int, ...]:

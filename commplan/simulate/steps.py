@@ -3,7 +3,7 @@
 Slice j of a program does round t at step t + j, and a rank issues its sends in the order of steps. In the
 dataflow forms a send waits for its data and for the sends before it, nothing else; a link serves what is
 asked of it in order of steps, and the transfers of one step share it evenly. With `rounds`, a rank goes on
-when its own sends and receives of the step are over, and each step costs a call.
+when its own sends and receives of the step are over, and each step is an operation of its own.
 
 For a message of b bytes over links l that carry B_l bytes of the step, alpha of the level, o and gamma:
 
@@ -35,13 +35,13 @@ class Costs:
     bandwidth: Floats
     overhead: float
     gamma: float
-    call: float
+    round: float
 
     @classmethod
     def of(cls, network: Network) -> Costs:
         latency = np.array([level.latency for level in network.levels])
         bandwidth = np.array([level.bandwidth for level in network.levels])
-        return cls(latency, bandwidth, network.overhead, network.gamma, network.call)
+        return cls(latency, bandwidth, network.overhead, network.gamma, network.round)
 
 
 def seconds(pattern: Pattern, network: Network, chunk: float, slices: int, *, blocking: bool) -> float:
@@ -181,7 +181,7 @@ def _unlike(pattern: Pattern, costs: Costs, piece: float, slices: int) -> float:
 def _blocking(pattern: Pattern, costs: Costs, piece: float, slices: int) -> float:
     """One call for each step; a step of several slices sends them as one message to each partner."""
     if pattern.alike or (pattern.even and pattern.ranks > 64):
-        each = costs.call + costs.overhead
+        each = costs.round + costs.overhead
         rounds = _all_scalars(pattern, costs, piece)
         once = (max([alone, *(load for _, load in loads)]) + after for loads, alone, after in rounds)
         return slices * (len(rounds) * each + sum(once))
@@ -189,7 +189,7 @@ def _blocking(pattern: Pattern, costs: Costs, piece: float, slices: int) -> floa
     now, free = np.zeros(pattern.ranks), np.zeros(len(pattern.level_of))
     for one in follow:
         step = one.step
-        issue = one.issue(now[step.src] + costs.call, now + costs.call, costs.overhead)
+        issue = one.issue(now[step.src] + costs.round, now + costs.round, costs.overhead)
         sent = one.finish(issue, free)
         np.maximum.at(now, step.src, sent)
         np.maximum.at(now, step.dst, sent + one.after)

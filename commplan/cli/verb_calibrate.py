@@ -1,0 +1,97 @@
+"""`commplan calibrate`: measure this machine, and write what it costs for later compilations."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from argparse import Namespace
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from commplan.cli.console import STDIN, Console
+from commplan.diagnostics import fail
+from commplan.simulate.calibration import Calibration, write_calibration
+from commplan.topology import Topology, load_topology
+
+if TYPE_CHECKING:
+    from commplan.runtime.calibrate import Fabric
+
+# What a launcher of MPI leaves in the environment: Open MPI, MPICH and others, SLURM with PMIx.
+LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")
+
+
+def run(arguments: Namespace, console: Console) -> int:
+    """Measure with all ranks; the first one writes the file. Raises CP0755, CP0756 and CP1111."""
+    topology = load_topology(arguments.topology) if arguments.topology else None
+    backend = arguments.backend or ("mpi" if under_mpi(os.environ) else "jax")
+    fabric, first = _mpi() if backend == "mpi" else _jax(arguments.devices)
+    return _measure(fabric, first, topology, arguments, console)
+
+
+def under_mpi(environment: Mapping[str, str]) -> bool:
+    return any(name in environment for name in LAUNCHED)
+
+
+def _measure(
+    fabric: Fabric, first: bool, topology: Topology | None, arguments: Namespace, console: Console
+) -> int:
+    from commplan.runtime.calibrate import calibrate
+
+    if first:
+        ranks = len(fabric.hosts)
+        console.note(
+            f"measuring {ranks} ranks on {len(set(fabric.hosts))} hosts, about {arguments.seconds} seconds"
+        )
+    found = calibrate(fabric, topology, seconds=arguments.seconds, largest=arguments.largest)
+    if not first:
+        return 0
+    console.write(arguments.output, write_calibration(found).encode())
+    if console.human and arguments.output != STDIN:
+        console.note(f"wrote {arguments.output}")
+        for line in _lines(found):
+            console.note(line)
+    elif not console.human:
+        plain: dict[str, Any] = msgspec.to_builtins(found)
+        console.document(output=arguments.output, calibration=plain, diagnostics=[])
+    return 0
+
+
+def _lines(found: Calibration) -> list[str]:
+    lines = [
+        f"level {level.name}: latency {level.latency * 1e6:.1f} us, {level.bandwidth / 1e6:.1f} MB/s"
+        for level in found.levels
+    ]
+    lines.append(
+        f"message {found.overhead * 1e6:.1f} us, call {found.call * 1e6:.1f} us, "
+        f"reducing {1e-9 / found.gamma:.2g} GB/s, {len(found.curve_list)} curves"
+    )
+    return lines
+
+
+def _need(module: str, what: str) -> None:
+    if importlib.util.find_spec(module) is None:
+        fail("CP1111", f"this needs {module}, which is not installed", f"pip install {what}")
+
+
+def _mpi() -> tuple[Fabric, bool]:
+    _need("jax", "'commplan[mpi]'")
+    _need("mpi4py", "'commplan[mpi]'")
+    from commplan.runtime.calibrate_mpi import MpiFabric
+
+    fabric = MpiFabric()
+    return fabric, fabric.rank == 0
+
+
+def _jax(devices: int | None) -> tuple[Fabric, bool]:
+    _need("jax", "'commplan[jax]'")
+    import_module = importlib.import_module
+    jax: Any = import_module("commplan.lowering.jax.untyped").jax
+    if devices:
+        jax.config.update("jax_num_cpu_devices", devices)
+    if "JAX_COORDINATOR_ADDRESS" in os.environ or "SLURM_JOB_ID" in os.environ:
+        jax.distributed.initialize()
+    from commplan.runtime.calibrate_jax import JaxFabric
+
+    return JaxFabric(), jax.process_index() == 0
