@@ -50,15 +50,19 @@ def command(ranks: int, script: Path | str, *words: object) -> list[str]:
     return [*mpirun, sys.executable, "-W", "error", *program, *map(str, words)]
 
 
-def start(
-    ranks: int, script: Path | str, *words: object, timeout: float = 240
-) -> subprocess.CompletedProcess[str]:
+def started(words: list[str], timeout: float = 240) -> subprocess.CompletedProcess[str]:
     """Run to the end, whatever that is."""
     needs_mpi()
     return subprocess.run(
-        command(ranks, script, *words),
-        env=environment(), capture_output=True, text=True, timeout=timeout, check=False,
-    )  # fmt: skip
+        words, env=environment(), capture_output=True, text=True, timeout=timeout, check=False
+    )
+
+
+def start(
+    ranks: int, script: Path | str, *words: object, timeout: float = 240
+) -> subprocess.CompletedProcess[str]:
+    """`script` on so many ranks, to the end."""
+    return started(command(ranks, script, *words), timeout)
 
 
 def run(ranks: int, script: Path | str, *words: object, timeout: float = 240) -> str:

@@ -1,7 +1,8 @@
-"""Random plans on the ranks of a communicator: `mpirun -n N python under_mpi.py FIRST LAST [FORMS]`.
+"""Random plans on the ranks of a communicator: `mpirun -n N python under_mpi.py SEED COUNT LEAST [FORMS]`.
 
-Of every case each rank runs its own part and compares it with what the oracle says that it holds. Cases for
-fewer ranks run on the first ranks alone; those for more are left out. Rank 0 prints how many ran.
+COUNT cases from SEED on, of those for LEAST to N ranks, in the forms given in turn ("usual": as compiled). Of
+every case each rank runs its own part and compares it with what the oracle says that it holds; cases for
+fewer ranks run on the first ones alone.
 """
 
 from __future__ import annotations
@@ -95,19 +96,20 @@ def _in_form(op: ir.Op, form: Any) -> ir.Op:
     return replace(op, form=form) if isinstance(op, ir.Collective) else op
 
 
-def main(first: int, last: int, forms: list[str]) -> None:
+def main(seed: int, wanted: int, least: int, forms: list[str]) -> None:
     world = MPI.COMM_WORLD
     ran = 0
-    for seed in range(first, last):
+    while ran < wanted:
+        seed += 1
         case = make_case(seed)
         count = math.prod(case.sizes.values())
-        if count > world.size:
+        if not least <= count <= world.size:
             continue
+        form = forms[ran % len(forms)]
         ran += 1
         comm = world.Split(0 if world.rank < count else MPI.UNDEFINED, world.rank)
         if comm == MPI.COMM_NULL:
             continue
-        form = forms[seed % len(forms)]
         try:
             ways = Ways(case)
             UnderMpi(ways, comm, for_mpi(ways.program, form)).check(ways.check_oracle())
@@ -124,4 +126,4 @@ def main(first: int, last: int, forms: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:] or ["usual"])
+    main(*(int(word) for word in sys.argv[1:4]), sys.argv[4:] or ["usual"])

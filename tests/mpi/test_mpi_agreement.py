@@ -1,0 +1,21 @@
+"""Random plans on ranks give what the oracle gives, bit by bit for integers, in every form of collectives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support import mpirun
+
+mpirun.needs_mpi()
+SCRIPT = Path(mpirun.__file__).with_name("under_mpi.py")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "least", "count"),
+    [(2, 2, 12), (3, 3, 9), (4, 4, 12), (8, 5, 9)],
+    ids=lambda number: str(number),
+)
+def test_ranks_agree_with_the_oracle(ranks: int, least: int, count: int):
+    said = mpirun.run(ranks, SCRIPT, 4000 + ranks, count, least, "usual", "split", "call")
+    assert said.splitlines()[-1] == f"{count} plans agree on up to {ranks} ranks"

@@ -1,0 +1,73 @@
+"""Mistakes under MPI end in diagnostics on every rank; a rank that fails does not leave the others waiting."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support import mpirun, wrong_ranks
+
+mpirun.needs_mpi()
+SCRIPT = Path(wrong_ranks.__file__)
+
+
+@pytest.fixture(scope="module")
+def said() -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for line in mpirun.run(2, SCRIPT).splitlines():
+        what, _, answer = line.partition(": ")
+        found.setdefault(what, []).append(answer)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("what", "code", "words"),
+    [
+        ("a size that does not fit", "CP0840", "needs 6 ranks, and the communicator has 2"),
+        ("an axis left over", "CP0840", "a multiple of 3 ranks, and the communicator has 2"),
+        ("a program for more ranks", "CP0840", "has 4 ranks, and the communicator 2"),
+        ("a program for a mesh", "CP0841", "was compiled for a mesh"),
+        ("a mesh for ranks", "CP0841", "is bound to a mesh"),
+        ("the wrong backend", "CP0841", "the backend `jax`"),
+        ("no backend", "CP0841", "no backend `nccl`"),
+        ("another member", "CP0842", "this rank belongs to member"),
+        ("parts of others", "CP0842", "the parts of members"),
+        ("a leading dimension", "CP0805", "has the shape [1, 4], expected [4]"),
+        ("an unknown input", "CP0804", "needs `x`"),
+        ("other programs", "CP0845", "rank 1 another one than rank 0"),
+        ("a freed communicator", "CP0843", "is null"),
+        ("a freed communicator to bind", "CP0843", "is null"),
+        ("two sides", "CP0843", "two groups"),
+    ],
+)
+def test_every_rank_is_told(said: dict[str, list[str]], what: str, code: str, words: str):
+    assert len(said[what]) == 2
+    for answer in said[what]:
+        assert answer.startswith(code), answer
+        assert words in answer
+
+
+def test_too_few_threads_are_named():
+    code = (
+        "import mpi4py; mpi4py.rc.thread_level = 'funneled'\n"
+        f"import runpy, sys; sys.argv[1:] = ['threads']; runpy.run_path({str(SCRIPT)!r}, run_name='__main__')"
+    )
+    said = mpirun.run(1, code)
+    assert said.startswith("few threads: CP0844 MPI was initialized for MPI_THREAD_FUNNELED"), said
+
+
+def test_a_rank_that_fails_ends_them_all():
+    """Under `python -m mpi4py`: the others are in a collective that never comes."""
+    code = (
+        "from mpi4py import MPI\nimport numpy as np, commplan\n"
+        f"program = commplan.loads({wrong_ranks.PLAN.replace('member = 2', 'member = 1')!r})"
+        ".compile(MPI.COMM_WORLD)\n"
+        "run = program.bind(MPI.COMM_WORLD)\n"
+        "if MPI.COMM_WORLD.rank == 1: raise ValueError('on rank 1')\n"
+        "run.step(run.init(), x=np.ones(4, np.float32))[0].y.block_until_ready()\n"
+    )
+    command = mpirun.command(2, code)
+    command[command.index("-c") : command.index("-c")] = ["-m", "mpi4py"]
+    done = mpirun.started(command, timeout=120)
+    assert done.returncode != 0
+    assert "ValueError: on rank 1" in done.stderr

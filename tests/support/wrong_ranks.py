@@ -1,0 +1,84 @@
+"""What ranks may do wrong; each prints the code of every refusal. `mpirun -n 2 python wrong_ranks.py`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType
+from mpi4py import MPI
+
+import commplan
+from commplan.diagnostics import CommplanError
+
+PLAN = """plan p
+ensemble member = 2
+axis data = ?
+input x : f32[4] per member partial data
+each step {
+    y = reduce x over data by sum
+    output y
+}
+"""
+X = np.ones(4, np.float32)
+
+
+def refused(what: str, call: Callable[[], Any]) -> None:
+    try:
+        call()
+    except CommplanError as error:
+        first = error.diagnostics[0]
+        print(f"{what}: {first.code} {first.message}", flush=True)
+    else:
+        print(f"{what}: taken", flush=True)
+
+
+def main() -> None:
+    comm: Any = MPI.COMM_WORLD
+    plan = commplan.loads(PLAN)
+    program = plan.compile(comm)
+    run = program.bind(comm)
+    other = plan.compile(axes={"data": 2})
+    mesh = jax.make_mesh((1, 1), ("member", "data"), (AxisType.Auto,) * 2)
+
+    refused("a size that does not fit", lambda: plan.compile(comm, axes={"data": 3}))
+    refused("an axis left over", lambda: commplan.loads(PLAN.replace("= 2", "= 3")).compile(comm))
+    refused("a program for more ranks", lambda: plan.compile(backend="mpi", axes={"data": 2}).bind(comm))
+    refused("a program for a mesh", lambda: plan.compile(axes={"data": 1}).bind(comm))
+    refused("a mesh for ranks", lambda: program.bind(mesh))
+    refused("the wrong backend", lambda: plan.compile(comm, backend="jax"))
+    refused("no backend", lambda: plan.compile(backend="nccl", axes={"data": 1}))  # pyright: ignore
+    refused("another member", lambda: run.member(1 - comm.rank))
+    refused("parts of others", lambda: run.join("y", {1 - comm.rank: X}))
+    refused("a leading dimension", lambda: run.step(run.init(), x=X[None]))
+    refused("an unknown input", lambda: run.step(run.init(), z=X))
+    refused("other programs", lambda: _different(comm))
+    freed = comm.Dup()
+    freed.Free()
+    refused("a freed communicator", lambda: plan.compile(freed))
+    refused("a freed communicator to bind", lambda: program.bind(freed))
+    sides = MPI.COMM_SELF.Create_intercomm(0, comm, 1 - comm.rank)
+    refused("two sides", lambda: program.bind(sides))
+    assert other.schedule.backend == "jax"
+    out, _ = run.step(run.init(), x=X)  # after all that it still works
+    assert (np.asarray(out.y) == 1).all()
+
+
+def _different(comm: Any) -> Any:
+    """Every rank compiles for other shapes."""
+    plan = commplan.loads("plan q\naxis data = 2\ninput x : tree partial data\neach step {\n"
+                          "    y = reduce x over data by sum\n    output y\n}\n")  # fmt: skip
+    tree = {"w": np.zeros(3 + comm.rank, np.float32)}
+    return plan.compile(comm, shapes={"x": tree}).bind(comm)
+
+
+def threads() -> None:
+    plan = commplan.loads(PLAN)
+    refused("few threads", lambda: plan.compile(MPI.COMM_WORLD))
+
+
+if __name__ == "__main__":
+    threads() if sys.argv[1:] == ["threads"] else main()
