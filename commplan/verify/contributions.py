@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from commplan.collectives.program import Bools, Ints
+from commplan.collectives.program import ROOTED, Bools, Ints
 from commplan.verify.counterexample import Counterexample, Failure, terms
 from commplan.verify.matching import Messages
 from commplan.verify.projection import Projection
@@ -73,13 +73,41 @@ class Sums:
 
 def interpret(projection: Projection, messages: Messages) -> Counterexample | None:
     """What goes wrong first, if anything does."""
-    units = _units(projection, messages)
+    units, few = _units(projection, messages), orbit(projection)
+    if few < projection.chunks:
+        kept = units.target % projection.chunks < few
+        units = Units(
+            units.source[kept], units.target[kept], units.reduce[kept], units.read[kept],
+            units.write[kept], units.sent_in[kept], units.received_in[kept],
+        )  # fmt: skip
     race = _race(projection, units)
     if race is not None:
         return race
     promised = slots(projection.kind, projection.ranks, projection.chunks, projection.root)
-    run = _Run(projection, units, promised)
+    promised.after[:, few:] = ANY
+    run = _Run(projection, units, promised, projection.chunks // few)
     return run.forward() or run.result() or run.useless()
+
+
+def orbit(projection: Projection) -> int:
+    """How many chunks, from chunk 0 on, stand for all.
+
+    Where every rank r does what rank 0 does with all ranks and chunks moved on by r and by r blocks, and the
+    promise is the same for all ranks, what is proved of the chunks of one block is proved of all. A ring
+    turns so; most programs do not.
+    """
+    n, k = projection.ranks, projection.chunks
+    if n < 2 or k % n or projection.kind in ROOTED:
+        return k
+    block, rank = k // n, np.arange(n, dtype=np.int64)[:, None]
+    for posts in (projection.sends, projection.receives):
+        if len(posts.rank) % n or not len(posts.rank):
+            return k
+        rows = [column.reshape(n, -1) for column in (posts.rank, posts.round, posts.size, posts.reduce)]
+        moved = [(posts.peer.reshape(n, -1) - rank) % n, (posts.chunk.reshape(n, -1) - rank * block) % k]
+        if (rows[0] != rank).any() or any((column != column[0]).any() for column in (*rows[1:], *moved)):
+            return k
+    return block
 
 
 def _units(projection: Projection, messages: Messages) -> Units:
@@ -127,8 +155,8 @@ def _race(projection: Projection, units: Units) -> Counterexample | None:
 class _Run:
     """One symbolic execution: forward for what slots hold, backward for what mattered."""
 
-    def __init__(self, projection: Projection, units: Units, promised: Slots) -> None:
-        self.projection, self.units = projection, units
+    def __init__(self, projection: Projection, units: Units, promised: Slots, alike: int) -> None:
+        self.projection, self.units, self.alike = projection, units, alike
         self.sums = Sums(projection.ranks)
         self.holds = promised.before.ravel().copy()
         self.wanted = promised.after.ravel()
@@ -209,7 +237,7 @@ class _Run:
         fine = np.where(self.wanted == SUM, full[self.holds], self.holds == self.wanted)
         wrong = np.flatnonzero(~fine & (self.wanted != ANY))
         if len(wrong):
-            return self._wrong(int(wrong[0]), len(wrong))
+            return self._wrong(int(wrong[0]), len(wrong) * self.alike)
         holds, sums = self.holds.reshape(n, k), (self.wanted == SUM).reshape(n, k)
         firsts = sums.argmax(axis=0)
         unlike = sums & (holds != holds[firsts, np.arange(k)])

@@ -10,6 +10,7 @@ import pytest
 from commplan.collectives.lower import counted
 from commplan.collectives.program import KINDS, ROOTED, Kind, Program, Send
 from commplan.collectives.registry import algorithms, program
+from commplan.verify.contributions import orbit
 from commplan.verify.counterexample import Counterexample, spans, terms
 from commplan.verify.programs import count, prove
 from commplan.verify.projection import Projection, project, rounds_of
@@ -63,6 +64,31 @@ def test_slices_are_proved_and_costs_agree_with_the_rounds(kind: Kind) -> None:
 
 def test_a_large_ring_is_proved() -> None:
     assert prove(program("ring", "all_reduce", 256)) == ()
+
+
+@pytest.mark.parametrize(("name", "few"), [("ring", 1), ("halving_doubling", 8), ("torus", 8)])
+def test_one_chunk_stands_for_all_where_the_program_turns(name: str, few: int) -> None:
+    assert orbit(project(program(name, "all_reduce", 8))) == few
+
+
+def test_a_ring_that_does_not_turn_is_looked_at_whole() -> None:
+    """One message of one rank takes another chunk: what stands for all must not hide it."""
+    whole = project(program("ring", "all_gather", 5))
+    for place in range(len(whole.receives.chunk)):
+        chunk = whole.receives.chunk.copy()
+        chunk[place] = (chunk[place] + 1) % 5
+        broken = dataclasses.replace(whole, receives=dataclasses.replace(whole.receives, chunk=chunk))
+        assert orbit(broken) == 5
+        assert only(broken).failure == "mismatch"
+
+
+def test_a_program_that_turns_and_is_wrong() -> None:
+    whole = program("ring", "reduce_scatter", 6)
+    short = dataclasses.replace(whole, rounds=whole.rounds[:-1])
+    assert orbit(project(short)) == 1
+    found = only(short)
+    assert (found.failure, found.chunk) == ("wrong", 0)
+    assert "(6 slots in all do not hold what is promised)" in found.message
 
 
 def test_ranks_have_sequences_of_their_own() -> None:

@@ -108,7 +108,7 @@ def test_a_broken_algorithm_is_refused_at_its_plan_line(monkeypatch: pytest.Monk
     finally:
         named.prove_task.cache_clear()
     assert (problem.code, problem.span, problem.file) == ("CP0740", at, "made.plan")
-    assert "ring for all_reduce over 4 ranks: at the end rank 0 has" in problem.message
+    assert "ring for all_reduce over 4 ranks: at the end rank 3 has" in problem.message
     assert [note.text.split()[0] for note in problem.notes] == ["expected", "found"]
 
 
