@@ -12,7 +12,6 @@ import msgspec
 
 from bench.harness.stage import Figure, Surroundings
 
-
 WORDS = ("chosen", "way")  # columns of words
 
 
@@ -52,14 +51,13 @@ def heading(where: Surroundings) -> str:
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as they need to be; the first is text, all others are set to the right."""
+    """Columns as wide as they need to be; numbers are set to the right, the first and words to the left."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    left = [not column or head in WORDS for column, head in enumerate(rows[0])]
     lines: list[str] = []
     for row in rows:
-        first = row[0].ljust(widths[0])
-        lines.append(
-            "  ".join([first, *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])
-        )
+        cells = zip(row, widths, left, strict=True)
+        lines.append("  ".join(cell.ljust(w) if text else cell.rjust(w) for cell, w, text in cells))
     return "\n".join(line.rstrip() for line in lines)
 
 

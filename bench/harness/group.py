@@ -92,8 +92,7 @@ class Group:
     def wait(self) -> None:
         """Until every rank is connected and has told who it is."""
         until = time.monotonic() + PATIENCE
-        arrived: list[tuple[socket.socket, IO[bytes]]] = []
-        while len(arrived) < len(self._lab.ranks):
+        while len(self._links) < len(self._lab.ranks):
             try:
                 link, _ = self._server.accept()
             except TimeoutError:
@@ -101,10 +100,8 @@ class Group:
                     self._give_up("did not start")
                 continue
             link.settimeout(PATIENCE)
-            arrived.append((link, link.makefile("rb")))
-        ranked: dict[int, tuple[socket.socket, IO[bytes]]] = {}
-        for link in arrived:
-            ranked[self._read(link[1], Done).rank] = link
+            self._links.append((link, link.makefile("rb")))
+        ranked = {self._read(link[1], Done).rank: link for link in self._links}
         self._links = [ranked[rank] for rank in sorted(ranked)]
 
     def measure(self, work: Work, times: int, warm: int = 1) -> Block | str:

@@ -1,9 +1,9 @@
 """Works as plans of one line, and what they were compiled to.
 
 `how` of a work is what follows the line: empty leaves the choice to the compiler, `via ring` pins the
-algorithm, `{ chunk = 64 KiB }` is a hint, and `via ring | rounds` pins the form of the collective too:
-`call`, `rounds` or `split`. `hierarchical(host = ring, rack = ring)`, without `via`, is one over the levels
-of the topology, which a plan over a single axis leaves to the compiler and has no words for.
+algorithm, and `via ring | rounds` pins the form of the collective too: `call`, `rounds` or `split`.
+`hierarchical(host = ring, rack = ring)`, without `via`, is one over the levels of the topology, which a plan
+over a single axis leaves to the compiler and has no words for.
 """
 
 from __future__ import annotations

@@ -90,18 +90,17 @@ def wrong(work: Work, results: list[Floats], rank: int, ranks: int, variant: int
     if len(results) != len(work.counts):
         return f"{len(results)} results for {len(work.counts)} tensors"
     for tensor, found in enumerate(results):
-        expected = _expected(work, tensor, rank, ranks, variant)
-        if found.shape != expected.shape:
-            return f"tensor {tensor} of rank {rank} has shape {found.shape}, not {expected.shape}"
-        if not np.array_equal(found, expected):
-            at = int(np.flatnonzero(found != expected)[0])
-            return (
-                f"element {at} of tensor {tensor} on rank {rank} is {found[at]:.0f}, not {expected[at]:.0f}"
-            )
+        right = expected(work, tensor, rank, ranks, variant)
+        if found.shape != right.shape:
+            return f"tensor {tensor} of rank {rank} has shape {found.shape}, not {right.shape}"
+        if not np.array_equal(found, right):
+            at = int(np.flatnonzero(found != right)[0])
+            return f"element {at} of tensor {tensor} on rank {rank} is {found[at]:.0f}, not {right[at]:.0f}"
     return ""
 
 
-def _expected(work: Work, tensor: int, rank: int, ranks: int, variant: int) -> Floats:
+def expected(work: Work, tensor: int, rank: int, ranks: int, variant: int) -> Floats:
+    """What `rank` must hold of one tensor in the end, flat."""
     count = work.counts[tensor]
     block = count // ranks
     match work.kind:
