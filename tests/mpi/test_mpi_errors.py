@@ -1,4 +1,4 @@
-"""Mistakes under MPI end in diagnostics on every rank; a rank that fails does not leave the others waiting."""
+"""Mistakes under MPI end in diagnostics on every rank; a rank that fails leaves no others waiting."""
 
 from __future__ import annotations
 
