@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support import mpirun
 
 import commplan
 
@@ -35,6 +36,8 @@ def test_plans_of_the_manual_check(page: Path):
 
 @pytest.mark.parametrize("page", [p for p in PAGES if fences(p, "python")], ids=lambda page: page.stem)
 def test_programs_of_the_manual_run(page: Path):
+    if page.stem == "mpi":
+        mpirun.needs_mpi()
     script = "\n".join(fences(page, "python"))
     environment = {key: value for key, value in os.environ.items() if key != "JAX_NUM_CPU_DEVICES"}
     done = subprocess.run(
