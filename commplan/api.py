@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,7 @@ from commplan.ir.serial import encode, plan_digest, schedule_digest
 from commplan.machines import is_communicator
 from commplan.passes.axes import check_mesh
 from commplan.passes.manager import Observer
-from commplan.topology import Topology
+from commplan.topology import Topology, load_topology, places_of_hosts
 from commplan.verify import load_schedule
 
 if TYPE_CHECKING:
@@ -63,7 +64,8 @@ class Plan(msgspec.Struct, frozen=True):
         shapes: name -> pytree of arrays, `jax.ShapeDtypeStruct` or `{"shape", "dtype"}`, for inputs,
         states and map results of type tree; `per` dimensions omitted, split ones uncut.
         topology: a path to a topology file, or a `commplan.topology.Topology`.
-        mapping: axis -> level of the topology, where names and order do not say it.
+        mapping: axis -> level of the topology, where names and order do not say it. With a communicator the
+        hosts that its ranks run on say it, and all ranks compile together.
         axes: sizes by name, for axes declared `?` where there is no mesh. With a communicator one of them
         may be left out: it takes the ranks that are left.
         order: name -> leaf paths in the order in which the backward pass makes them.
@@ -91,11 +93,15 @@ class Plan(msgspec.Struct, frozen=True):
             )
         given = dict(shapes or {})
         leaves = {name: shapes_of(tree) for name, tree in given.items()}
+        machine = load_topology(topology) if isinstance(topology, str | Path) else topology
+        places = None
+        if machine is not None and mapping is None and mesh is not None and is_communicator(mesh):
+            places = places_of_hosts(machine, mesh.allgather(socket.gethostname()))
         schedule = compiler.compile_plan(
             self.graph,
             sizes,
             leaves,
-            topology=topology,
+            topology=machine,
             mapping=mapping,
             order=order,
             pipeline=passes,
@@ -103,6 +109,7 @@ class Plan(msgspec.Struct, frozen=True):
             oversubscribe=oversubscribe,
             backend=kind,
             calibration=calibration,
+            places=places,
         )
         return Program(schedule, given)
 

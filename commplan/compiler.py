@@ -16,6 +16,7 @@ from commplan.passes.axes import bind_axes
 from commplan.passes.base import Context
 from commplan.passes.lower import lower
 from commplan.passes.manager import Observer, Pipeline, Record
+from commplan.passes.placing import spread_as
 from commplan.passes.pricing import costs_for
 from commplan.passes.shapecheck import check_leaves, check_sizes
 from commplan.passes.shapes import infer
@@ -63,6 +64,8 @@ def compile_plan(
     known = load_topology(topology) if isinstance(topology, str | Path) else topology
     if known is not None:
         axes = place(axes, known, mapping or {}, oversubscribe=oversubscribe)
+        really = spread_as(axes, known, places) if places is not None else None
+        axes, places = (really, None) if really is not None else (axes, places)
     elif mapping:
         fail("CP0714", "axes are mapped to levels, but no topology is given", "give --topology FILE")
     measured = _measured(calibration, known)

@@ -337,7 +337,8 @@ class Spread(msgspec.Struct, frozen=True):
 class Axis(msgspec.Struct, frozen=True):
     """An axis of the plan with the size that it was compiled for.
 
-    levels: how it is spread over the topology, innermost first; the counts multiply to `size` (more where
+    levels: how it is spread over the topology, innermost first, or, where ranks are known to be dealt out
+    otherwise, in the order in which its index counts through them; the counts multiply to `size` (more where
     the last one is not full). Empty without a topology.
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from commplan.collectives import registry
@@ -44,7 +45,7 @@ def rungs(op: Collective, schedule: Schedule, topology: Topology | None) -> tupl
     if topology is None or not axes:
         return ()
     if len(axes) == 1:
-        return _within(axes[0])
+        return _within(axes[0], topology)
     if any(len(axis.levels) != 1 for axis in axes) or len({axis.level for axis in axes}) < len(axes):
         return ()
     order = [level.name for level in topology.levels]
@@ -52,12 +53,14 @@ def rungs(op: Collective, schedule: Schedule, topology: Topology | None) -> tupl
     return tuple(Rung(axis.name, axis.size) for axis in inner_first)
 
 
-def _within(axis: Axis) -> tuple[Rung, ...]:
-    found = tuple(Rung(spread.level, spread.count) for spread in axis.levels if spread.count > 1)
-    full = 1
-    for rung in found:
-        full *= rung.ranks
-    return found if len(found) > 1 and full == axis.size else ()
+def _within(axis: Axis, topology: Topology) -> tuple[Rung, ...]:
+    """The levels that one axis is spread over, where it fills them; in whatever order it counts."""
+    order = [level.name for level in topology.levels]
+    spreads = sorted((s for s in axis.levels if s.count > 1), key=lambda spread: order.index(spread.level))
+    full = math.prod(spread.count for spread in spreads) == axis.size
+    once = len({spread.level for spread in spreads}) == len(spreads)
+    found = tuple(Rung(spread.level, spread.count) for spread in spreads)
+    return found if len(found) > 1 and full and once else ()
 
 
 def pinned_rungs(op: Collective, schedule: Schedule) -> tuple[Rung, ...]:

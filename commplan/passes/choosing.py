@@ -17,7 +17,7 @@ from commplan.passes.candidates import MOST_RANKS, NATIVE
 from commplan.passes.rules import PIECE, rule
 from commplan.passes.ways import TIE, Way, Ways
 
-SHOWN = 6  # alternatives that a schedule keeps of one decision
+SHOWN = 6  # alternatives that a schedule keeps of one decision, the fastest; and the backend's own
 
 
 class Decision(NamedTuple):
@@ -90,7 +90,8 @@ class Chooser(Ways):
         why = "the fastest" if rest else "the backend's own: programs are tried where a calibration is given"
         if faster:
             why = self._why_slower(taken, rest)
-        others = tuple(Alternative(str(way.algorithm), rounded(way.seconds)) for way in rest[:SHOWN])
+        shown = rest[:SHOWN] + [way for way in rest[SHOWN:] if way.algorithm == NATIVE]
+        others = tuple(Alternative(str(way.algorithm), rounded(way.seconds)) for way in shown)
         return Decision(
             taken.algorithm, taken.chunk, why, rounded(taken.seconds), taken.source, others
         )  # fmt: skip

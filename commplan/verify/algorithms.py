@@ -82,7 +82,8 @@ def _spread(axis: Axis, op: Collective, report: Report) -> list[int] | None:
     """The sizes of the levels of one axis, if the algorithm lists them."""
     names = [name for name, _ in op.algorithm.levels]
     wanted = [spread.level for spread in axis.levels]
-    if names != wanted:
+    # An axis may count through its levels in another order than from the inside out.
+    if sorted(names) != sorted(wanted) or len(set(wanted)) < len(wanted):
         lies = f"lies on {', '.join(wanted)}" if wanted else "has no levels without a topology"
         said = f"does not list the axes {', '.join(op.axes)}"
         _misfit(op, f"{op.algorithm} {said}, nor their levels: `{axis.name}` {lies}", report)
@@ -92,7 +93,8 @@ def _spread(axis: Axis, op: Collective, report: Report) -> list[int] | None:
         product = " x ".join(map(str, counts))
         _misfit(op, f"the levels of `{axis.name}` have {product} places for {axis.size} ranks", report)
         return None
-    return counts
+    sizes = {spread.level: spread.count for spread in axis.levels}
+    return [sizes[name] for name in names]
 
 
 def _misfit(op: Collective, message: str, report: Report) -> None:
@@ -102,12 +104,14 @@ def _misfit(op: Collective, message: str, report: Report) -> None:
 def _root(schedule: Schedule, op: Collective, root: int) -> int:
     """The root, counted row-major over the axes, as hierarchies count ranks: innermost level fastest."""
     names = [name for name, _ in op.algorithm.levels]
-    if sorted(names) != sorted(op.axes):
-        return root
+    if sorted(names) == sorted(op.axes):
+        sizes = {axis: schedule.axis(axis).size for axis in reversed(op.axes)}
+    else:
+        sizes = {spread.level: spread.count for spread in schedule.axis(op.axes[0]).levels}
     place: dict[str, int] = {}
-    for axis in reversed(op.axes):
-        root, place[axis] = divmod(root, schedule.axis(axis).size)
+    for level, size in sizes.items():  # the fastest first
+        root, place[level] = divmod(root, size)
     found = 0
     for name in reversed(names):
-        found = found * schedule.axis(name).size + place[name]
+        found = found * sizes[name] + place[name]
     return found
