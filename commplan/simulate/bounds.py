@@ -76,7 +76,7 @@ def _of_level(kind: str, nbytes: float, layout: Layout, network: Network, level:
         case "reduce_scatter" | "all_gather":
             return max(evenly, _most(member, others) * share)
         case "all_to_all":
-            return _most(member, held * others) * share / ranks
+            return _most(member, held * others) * share
         case "scatter" | "gather":
             at_root = member == where[group, root]
             return _most(member, np.where(at_root, others, 0)) * share

@@ -19,13 +19,14 @@ from commplan.collectives.program import Kind
 from commplan.diagnostics import CommplanError
 from commplan.ir.plan import Algorithm
 from commplan.ir.schedule import Backend, Form
-from commplan.simulate import steps
+from commplan.simulate import flows, steps
 from commplan.simulate.bounds import busiest_bytes, lower_bound
 from commplan.simulate.calibration import Calibration
 from commplan.simulate.network import Floats, Layout, Network, shape_of
 from commplan.simulate.pattern import Pattern, busiest, lay_out
 from commplan.simulate.stages import Stage, split, stages
 
+EXACT = 200  # messages; more are priced step by step
 PIECE = 64 * 1024 - 256  # bytes of a message at most, in the dataflow forms
 COMPOSED = 64  # ranks; larger hierarchies are priced stage by stage
 ROUND_BY_ROUND = 512  # ranks; larger groups are priced by the formulas of the algorithms
@@ -161,7 +162,11 @@ def _dataflow(
     if form in ("call", "split"):  # the engine cuts every message, and pieces do not wait for each other
         chunk = min(chunk or PIECE, PIECE)
     slices = max(1, math.ceil(of_chunk / chunk)) if chunk else 1
-    seconds = steps.seconds(pattern, network, of_chunk, slices, blocking=form == "rounds")
+    messages = slices * sum(len(step.src) for step in pattern.steps)
+    if form != "rounds" and pattern.own and not pattern.alike and messages <= EXACT:
+        seconds = flows.seconds(pattern, network, of_chunk, slices)
+    else:
+        seconds = steps.seconds(pattern, network, of_chunk, slices, blocking=form == "rounds")
     return seconds + network.call, load * of_chunk
 
 

@@ -77,12 +77,13 @@ class Step:
 @dataclasses.dataclass(frozen=True, eq=False)
 class Pattern:
     """A program on a layout. level_of [links]: the level of each link that the first group uses, which are
-    what `Lanes.used` counts."""
+    what `Lanes.used` counts. own: whether there is one group only."""
 
     ranks: int
     chunks: int
     steps: tuple[Step, ...]
     level_of: Ints
+    own: bool
 
     @functools.cached_property
     def even(self) -> bool:
@@ -107,7 +108,7 @@ def lay_out(program: Program, layout: Layout, network: Network) -> Pattern:
         dataclasses.replace(step, lanes=seen[_key(step.src, step.dst, step.size)]) for step in found
     )
     level_of = np.searchsorted(first, used, "right") - 1
-    return Pattern(program.ranks, program.chunks, steps, level_of)
+    return Pattern(program.ranks, program.chunks, steps, level_of, len(layout.groups) == 1)
 
 
 def _key(src: Ints, dst: Ints, size: Ints) -> tuple[bytes, ...]:

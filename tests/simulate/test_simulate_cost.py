@@ -1,0 +1,185 @@
+"""Predictions: native, flat, hierarchical, formulas for large groups, and measured curves."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from commplan.collectives import registry
+from commplan.ir.plan import Algorithm, Arg, AxisKind
+from commplan.ir.schedule import Axis, Form
+from commplan.simulate import Calibration, Network, Predictor, one_group, predict
+from commplan.simulate.calibration import Curve, MeasuredLevel
+from commplan.simulate.network import shape_of
+from commplan.topology import Level, Topology, place
+
+TWO_RACKS = Topology("two_rack", (Level("host", 4, 60e-6, 25e6), Level("rack", 2, 120e-6, 25e6)))
+CLUSTER = Topology(
+    "cluster",
+    (Level("gpu", 8, 3e-6, 450e9), Level("node", 32, 6e-6, 400e9), Level("pod", 256, 12e-6, 6400e9)),
+)
+NETWORK = Network.of(TWO_RACKS)
+MIB = 2**20
+
+
+def hierarchical(**levels: str) -> Algorithm:
+    return Algorithm("hierarchical", tuple(Arg(name, level) for level, name in levels.items()))
+
+
+def mesh(topology: Topology, **sizes: int) -> tuple[Axis, ...]:
+    return place(tuple(Axis(name, AxisKind.REPLICA, size) for name, size in sizes.items()), topology, {})
+
+
+def seconds(predictor: Predictor, algorithm: Algorithm, nbytes: int, form: Form | None = None) -> float:
+    found = predictor.predict("all_reduce", algorithm, ("data",), nbytes, form=form)
+    assert found is not None
+    return found.seconds
+
+
+def test_a_pipelined_hierarchy_reaches_the_bound_of_two_racks_and_a_sequential_one_does_not() -> None:
+    axes = mesh(TWO_RACKS, data=8)
+    both = hierarchical(host="ring", rack="ring")
+    under_mpi, under_jax = (Predictor(TWO_RACKS, axes, backend=b) for b in ("mpi", "jax"))
+    assert seconds(under_mpi, both, 64 * MIB) == pytest.approx(1.75 * 64 * MIB / 25e6, rel=0.01)
+    assert seconds(under_jax, both, 64 * MIB) == pytest.approx(2.5 * 64 * MIB / 25e6, rel=0.01)
+
+
+def test_interleaved_ranks_hurt_what_follows_the_rank_order() -> None:
+    axes, crossed = mesh(TWO_RACKS, data=8), (0, 4, 1, 5, 2, 6, 3, 7)
+    predictor = Predictor(TWO_RACKS, axes, backend="mpi", places=crossed)
+    ours = seconds(predictor, Algorithm("ring"), 16 * MIB)
+    assert seconds(predictor, Algorithm("native"), 16 * MIB) > 2 * ours
+    assert ours == pytest.approx(
+        seconds(Predictor(TWO_RACKS, axes, backend="mpi"), Algorithm("ring"), 16 * MIB)
+    )
+
+
+def test_levels_are_named_by_axes_or_by_the_topology() -> None:
+    named = Predictor(TWO_RACKS, mesh(TWO_RACKS, rack=2, host=4), backend="mpi")
+    algorithm = hierarchical(host="ring", rack="halving_doubling")
+    by_axes = named.predict("all_reduce", algorithm, ("rack", "host"), MIB)
+    by_level = Predictor(TWO_RACKS, mesh(TWO_RACKS, data=8), backend="mpi").predict(
+        "all_reduce", algorithm, ("data",), MIB
+    )
+    assert by_axes == by_level
+    assert by_axes is not None
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        Algorithm("bruck"),
+        hierarchical(rack="ring", host="ring"),
+        hierarchical(host="ring", pod="ring"),
+        hierarchical(host="native", rack="bruck"),
+    ],
+    ids=str,
+)
+def test_what_there_is_no_program_for_is_not_predicted(algorithm: Algorithm) -> None:
+    assert predict(algorithm, "scatter", one_group([0, 1, 2, 4, 5]), MIB, NETWORK) is None
+
+
+def test_one_rank_takes_no_time() -> None:
+    found = predict(Algorithm("ring"), "all_reduce", one_group([3]), MIB, NETWORK)
+    assert found is not None
+    assert (found.seconds, found.bound) == (0.0, 0.0)
+
+
+def test_bytes_and_the_critical_level_are_told() -> None:
+    found = predict(Algorithm("ring"), "all_reduce", one_group([0, 4, 1, 5, 2, 6, 3, 7]), 8e6, NETWORK)
+    assert found is not None
+    assert dict(found.nbytes) == pytest.approx({"host": 14e6, "rack": 56e6})
+    assert found.level == "rack"
+    assert found.seconds > found.bound > 0
+
+
+def test_an_all_gather_is_asked_for_by_operand() -> None:
+    predictor = Predictor(TWO_RACKS, mesh(TWO_RACKS, data=8), backend="mpi")
+    found = predictor.predict("all_gather", Algorithm("ring"), ("data",), MIB)
+    assert found is not None
+    assert dict(found.nbytes)["host"] == pytest.approx(7 * MIB)
+
+
+def test_all_to_all_sends_every_row_to_its_rank() -> None:
+    predictor = Predictor(TWO_RACKS, mesh(TWO_RACKS, data=8))
+    found = predictor.predict("all_to_all", Algorithm("native"), ("data",), 8 * MIB)
+    assert found is not None
+    assert dict(found.nbytes) == pytest.approx({"host": 7 * MIB, "rack": 16 * MIB})
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce"])
+def test_65536_ranks_are_predicted_without_writing_their_programs_out(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[int] = []
+    program = registry.program
+
+    def counted(name: str, kind: str, n: int, **more: int) -> object:
+        written.append(n)
+        return program(name, kind, n, **more)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(registry, "program", counted)
+    predictor = Predictor(CLUSTER, mesh(CLUSTER, pod=256, node=32, gpu=8))
+    over = ("pod", "node", "gpu")
+    algorithms = [Algorithm("native"), Algorithm("ring"), hierarchical(gpu="ring", node="ring", pod="ring")]
+    for algorithm in algorithms:
+        for nbytes in (4096, 100_000_000):
+            found = predictor.predict(kind, algorithm, over, nbytes)  # pyright: ignore[reportArgumentType]
+            assert found is not None
+            assert found.seconds >= found.bound > 0
+    assert max(written, default=0) <= 256
+
+
+# Curves
+
+
+def calibration(**more: object) -> Calibration:
+    shape = shape_of(one_group([0, 1, 2, 3]), NETWORK)
+    curves = (
+        Curve("all_reduce", "ring", "call", shape, (1000.0, 100_000.0), (1e-3, 1e-1)),
+        Curve("all_reduce", "native", "call", shape, (1000.0,), (5e-3,)),
+    )
+    level = (MeasuredLevel("host", 1e-3, 1e6),)
+    made = Calibration("2026-11-21", "mpi", ("a", "b", "c", "d"), 1e-5, 1e-9, 1e-4, 1e-5, level, curves)
+    return msgspec.structs.replace(made, **more)
+
+
+def test_what_was_measured_is_answered_from_its_curve() -> None:
+    given = calibration()
+    predictor = Predictor(TWO_RACKS, mesh(TWO_RACKS, data=4), calibration=given, backend="mpi")
+    assert predictor.measured
+    found = predictor.predict("all_reduce", Algorithm("native"), ("data",), 900)
+    assert found is not None
+    assert (found.seconds, found.source) == (5e-3, "measured 2026-11-21")
+
+
+def test_between_sizes_the_logarithms_are_interpolated() -> None:
+    curve = calibration().curve_list[0]
+    assert curve.at(1) == 1e-3
+    assert curve.at(10_000) == pytest.approx(1e-2)
+    assert curve.at(100_000) == 1e-1
+    assert curve.at(1_000_000) == pytest.approx(1.0)
+
+
+def test_what_was_not_measured_is_modelled_with_measured_levels() -> None:
+    given = calibration()
+    for axes, backend, algorithm in (
+        (mesh(TWO_RACKS, data=3), "mpi", "ring"),
+        (mesh(TWO_RACKS, data=4), "jax", "ring"),
+        (mesh(TWO_RACKS, data=4), "mpi", "chain"),
+    ):
+        predictor = Predictor(TWO_RACKS, axes, calibration=given, backend=backend)
+        found = predictor.predict("all_reduce", Algorithm(algorithm), ("data",), 4_000_000)
+        assert found is not None
+        assert found.source == "model"
+        assert found.seconds > 4  # a megabyte a second
+
+
+def test_groups_that_share_links_are_not_answered_from_one_group() -> None:
+    rack = shape_of(one_group([0, 4]), NETWORK)
+    curve = Curve("all_reduce", "ring", "call", rack, (1000.0,), (1e-3,))
+    given = calibration(curve_list=(curve,))
+    alone = Predictor(TWO_RACKS, mesh(TWO_RACKS, rack=2), calibration=given, backend="mpi")
+    shared = Predictor(TWO_RACKS, mesh(TWO_RACKS, rack=2, host=4), calibration=given, backend="mpi")
+    told = [p.predict("all_reduce", Algorithm("ring"), ("rack",), 1000) for p in (alone, shared)]
+    assert [one.source for one in told if one] == ["measured 2026-11-21", "model"]
