@@ -24,7 +24,7 @@ from typing import cast
 
 from bench.harness.figures import Results, heading, plot, size_text, table, time_text, write
 from bench.harness.judge import PEERS, SMALL, judge
-from bench.harness.stage import Entry, Figure, Stage
+from bench.harness.stage import Entry, Figure, Stage, Surroundings
 from bench.harness.work import KINDS, Work, count_of
 from bench.netlab import Shape
 from commplan.collectives.program import Kind
@@ -52,9 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"\n{kind.replace('_', '-')}", flush=True)
                 for nbytes in sizes:
                     found = stage.compare(entries(kind, nbytes, options, shape))
-                    print(table(rows(found, stage.surroundings.line)), flush=True)
+                    print(table(rows(found, stage.surroundings)), flush=True)
                     figures += found
-            print("\n" + "\n".join(judge(figures, stage.surroundings.line)), flush=True)
+            print("\n" + "\n".join(judge(figures, stage.surroundings)), flush=True)
             results = Results("collectives", stage.surroundings, figures)
     except CommplanError as error:
         print(error, file=sys.stderr)
@@ -87,27 +87,41 @@ def ways(kind: str, shape: Shape) -> list[str]:
     return found
 
 
-def rows(figures: Sequence[Figure], line: float) -> list[list[str]]:
+def rows(figures: Sequence[Figure], where: Surroundings) -> list[list[str]]:
     """A table of one size: a line for each system."""
     nbytes = figures[0].work.nbytes
     peers = [figure.time for figure in figures if figure.system in PEERS and figure.seconds]
     best = min(peers, default=float("nan"))
-    head = [size_text(nbytes), "time", "+-", "bus MB/s", "of line", "cpu", "sent KB", "x best peer", "chosen"]
+    head = [
+        size_text(nbytes),
+        "time",
+        "+-",
+        "bus MB/s",
+        "of line",
+        "cpu",
+        "sent KB",
+        "of bound",
+        "x best peer",
+        "chosen",
+    ]
     body: list[list[str]] = []
     for figure in figures:
         if not figure.seconds:
-            body.append([f"  {figure.label}", figure.missing or "not measured", *[""] * 7])
+            body.append([f"  {figure.label}", figure.missing or "not measured", *[""] * 8])
             continue
         cpu = sum(figure.cpu) / len(figure.cpu)
+        racks = where.shape.racks > 1 and figure.work.kind != "empty"
+        bound = where.bound(figure.work) if racks else 0.0
         body.append(
             [
                 f"  {figure.label}",
                 time_text(figure.time),
                 f"{figure.spread:.0%}",
                 f"{figure.bus / 1e6:.2f}",
-                f"{figure.bus / line:.3f}",
+                f"{figure.bus / where.line:.3f}",
                 time_text(cpu),
                 f"{figure.crossed / 1e3:.1f}",
+                f"{bound / figure.time:.3f}" if bound else "",
                 f"{best / figure.time:.2f}" if figure.work.kind != "empty" else "",
                 figure.note,
             ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from bench.harness.stage import Figure
+from bench.harness.stage import Figure, Surroundings
 
 PEERS = ("mpi4jax", "xla", "torch")
 LARGE = 4 << 20  # bytes from which the network and nothing else should count
@@ -13,12 +13,12 @@ SMALL = 16 << 10  # bytes up to which calls and latencies count
 NOISE = 0.05  # two medians this close are one
 
 
-def judge(figures: Sequence[Figure], line: float) -> list[str]:
+def judge(figures: Sequence[Figure], where: Surroundings) -> list[str]:
     """One sentence for each question; sizes are named where the answer is not the hoped-for one."""
     said: list[str] = []
     for kind in dict.fromkeys(figure.work.kind for figure in figures if figure.work.kind != "empty"):
         sizes = by_size([f for f in figures if f.work.kind in (kind, "empty") and f.seconds], kind)
-        said += [f"{kind.replace('_', '-')}: {line}" for line in _of_kind(kind, sizes, line)]
+        said += [f"{kind.replace('_', '-')}: {line}" for line in _of_kind(kind, sizes, where)]
     return said
 
 
@@ -30,7 +30,7 @@ def by_size(figures: Sequence[Figure], kind: str) -> dict[int, dict[str, Figure]
     return {size: own for size, own in found.items() if any(f.work.kind == kind for f in own.values())}
 
 
-def _of_kind(kind: str, sizes: dict[int, dict[str, Figure]], line: float) -> list[str]:
+def _of_kind(kind: str, sizes: dict[int, dict[str, Figure]], where: Surroundings) -> list[str]:
     said: list[str] = []
     slower: list[str] = []
     compared = 0
@@ -46,11 +46,14 @@ def _of_kind(kind: str, sizes: dict[int, dict[str, Figure]], line: float) -> lis
         said.append(f"slower than the best peer at {', '.join(slower) or 'no size'} of {compared}")
     large = [own for size, own in sizes.items() if size >= LARGE and "commplan" in own]
     if large and kind == "all_reduce":
-        share = min(own["commplan"].bus / line for own in large)
+        share = min(own["commplan"].bus / where.line for own in large)
         said.append(f"at least {share:.3f} of the line rate from 4 MiB up")
         plain = [own["openmpi"].time / own["commplan"].time for own in large if "openmpi" in own]
         if plain:
             said.append(f"at least {min(plain):.2f} times Open MPI's bandwidth from 4 MiB up")
+    if large and where.shape.racks > 1:
+        share = min(where.bound(own["commplan"].work) / own["commplan"].time for own in large)
+        said.append(f"at least {share:.3f} of the topology's bound from 4 MiB up")
     said += _small(sizes)
     said += _auto(sizes)
     return said

@@ -23,6 +23,9 @@ from bench.harness.work import Work
 from bench.harness.worker import PRIORITY
 from bench.netlab import Lab, Shape, counters, line_rate
 from commplan.diagnostics import fail
+from commplan.simulate.bounds import busiest_bytes
+from commplan.simulate.network import Network, one_group
+from commplan.topology import parse_topology, places_of_hosts
 
 # Under mpirun or started one by one. torch and XLA find their peers through the environment.
 UNDER_MPI = {"commplan": True, "openmpi": True, "mpi4jax": True, "xla": False, "torch": False}
@@ -98,6 +101,13 @@ class Surroundings(msgspec.Struct, frozen=True):
     def line(self) -> float:
         """Of a host's link."""
         return self.line_rates["host"]
+
+    def bound(self, work: Work) -> float:
+        """Seconds that `work` takes at least here: what the busiest link must carry, at its measured rate."""
+        known = parse_topology(self.topology)
+        network, layout = Network.of(known), one_group(places_of_hosts(known, self.hosts))
+        most = busiest_bytes(work.kind, work.nbytes, layout, network)
+        return max(nbytes / level.bandwidth for nbytes, level in zip(most, network.levels, strict=True))
 
 
 class Stage:

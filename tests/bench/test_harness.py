@@ -8,10 +8,11 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
-from bench import fused, overlap, prediction
+from bench import collectives, fused, overlap, prediction
 from bench.collectives import entries, rows, size, ways
 from bench.collectives import parser as collectives_parser
 from bench.harness.figures import Results, heading, plot, read, size_text, table, time_text, write
@@ -136,21 +137,38 @@ def example(shape: Shape | None = None) -> Results:
 
 def test_the_verdict_names_what_is_slower():
     results = example()
-    assert judge(results.figures, LINE) == [
+    assert judge(results.figures, results.surroundings) == [
         "all-reduce: slower than the best peer at 1024 B (1.50 times the time) of 2",
         "all-reduce: at least 0.980 of the line rate from 4 MiB up",
         "all-reduce: at least 1.96 times Open MPI's bandwidth from 4 MiB up",
         "all-reduce: up to 16 KiB at most 1.76 times (Open MPI + 1.2 empty calls)",
         f"all-reduce: auto takes at most 1.02 times {BEST} (4194304 B: ring call against via torus)",
     ]
-    assert judge([f for f in results.figures if f.label == "openmpi"], LINE) == []
+    assert judge([f for f in results.figures if f.label == "openmpi"], results.surroundings) == []
 
 
 def test_rows_show_what_is_missing():
     found = [figure("commplan", "broadcast", 4, [2.0]), figure("xla", "broadcast", 4, [1.0]),
              figure("torch", "broadcast", 4, [], missing="no broadcast")]  # fmt: skip
-    _, ours, theirs, missing = rows(found, LINE)
-    assert (ours[7], theirs[7], missing[1]) == ("0.50", "1.00", "no broadcast")
+    _, ours, theirs, missing = rows(found, example().surroundings)
+    assert (ours[7:9], theirs[7:9], missing[1]) == (["", "0.50"], ["", "1.00"], "no broadcast")
+
+
+@pytest.mark.parametrize(
+    ("interleave", "uplink", "seconds"), [(False, LINE, 1.75), (True, LINE, 1.75), (True, LINE / 4, 4.0)]
+)
+def test_the_bound_of_two_racks(interleave: bool, uplink: float, seconds: float):
+    """Of S bytes per line rate: hosts send 2(n-1)/n of them, and each rack must send all of them once."""
+    lab = Lab(Shape(4, 2, interleave=interleave))
+    text = topology(lab, {"host": LINE, "uplink": uplink})
+    where = msgspec.structs.replace(
+        example().surroundings, shape=lab.shape, topology=text, hosts=[host.name for host in lab.ranks]
+    )
+    work = Work("all_reduce", (6_000_000,))
+    assert where.bound(work) == pytest.approx(seconds, rel=1e-3)
+    found = [Figure("commplan", "commplan", work, 8, [2 * seconds], [0.1])]
+    assert rows(found, where)[1][7] == "0.500"
+    assert "all-reduce: at least 0.500 of the topology's bound from 4 MiB up" in judge(found, where)
 
 
 def test_results_are_read_back_and_drawn(tmp_path: Path):
@@ -317,3 +335,27 @@ def test_a_system_that_does_not_start_is_named(lab: Lab):
     match = r"(?s)CP1124.*nowhere (ended|did not start).*No module named"
     with Group(lab, "tests.bench.nowhere", mpi=False) as group, pytest.raises(CommplanError, match=match):
         group.wait()
+
+
+@needs_lab
+def test_a_bench_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    pytest.importorskip("mpi4py")
+    pytest.importorskip("jax")
+    path = tmp_path / "two.json"
+    words = ["--hosts", "2", "--systems", "commplan,openmpi", "--sizes", "1KiB", "--rounds", "2"]
+    words += ["--collectives", "broadcast", "--algorithms", "via ring", "--name", f"e{os.getpid()}"]
+    assert collectives.main([*words, "--out", str(path)]) == 0
+    said = capsys.readouterr().out
+    assert "2 hosts, one switch" in said
+    found = {figure.label: figure for figure in read(path).figures}
+    assert set(found) == {"commplan", "openmpi", "empty call", "commplan via ring"}
+    assert found["commplan via ring"].note.startswith("ring")
+    assert all(figure.seconds and not figure.missing for figure in found.values())
+    assert found["openmpi"].crossed > 1024  # from host to host
+
+
+@needs_lab
+def test_a_lab_that_stands_ends_a_bench(lab: Lab, capsys: pytest.CaptureFixture[str]):
+    for bench in (collectives, fused, overlap):
+        assert bench.main(["--systems", "openmpi", "--name", lab.name]) == 1
+        assert "CP1121" in capsys.readouterr().err
