@@ -14,7 +14,7 @@ from commplan.ir.plan import Algorithm
 from commplan.ir.schedule import Alternative, Collective
 from commplan.passes import candidates
 from commplan.passes.candidates import MOST_RANKS, NATIVE
-from commplan.passes.rules import PIECE, rule
+from commplan.passes.rules import rule
 from commplan.passes.ways import TIE, Way, Ways
 
 SHOWN = 6  # alternatives that a schedule keeps of one decision, the fastest; and the backend's own
@@ -66,7 +66,7 @@ class Chooser(Ways):
             ladder = candidates.pinned_rungs(op, self.schedule)
             menus = candidates.menus(op.kind, ladder)
             names = tuple("ring" if "ring" in menu else menu[0] for menu in menus)
-            return Decision(candidates.hierarchy(ladder, names), PIECE, "the plan writes these levels")
+            return Decision(candidates.hierarchy(ladder, names), None, "the plan writes these levels")
         if op.pinned:
             return Decision(op.algorithm, None, "the plan writes it so")
         if self.jax:

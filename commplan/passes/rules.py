@@ -15,7 +15,8 @@ PIECE = 32 * KIB  # bytes of a message: the largest that Open MPI sends over TCP
 
 
 class Rule(NamedTuple):
-    """Up to so many bytes of the whole (None: any number) this algorithm, in messages of `chunk` bytes."""
+    """Up to so many bytes of the whole (None: any number) this algorithm, in messages of `chunk` bytes; None
+    leaves their size to the engine."""
 
     upto: int | None
     algorithm: str
@@ -27,10 +28,10 @@ MPI: dict[CollectiveKind, tuple[Rule, ...]] = {
     "all_reduce": (
         Rule(16 * KIB, "native"),
         Rule(256 * KIB, "halving_doubling"),
-        Rule(None, "ring", PIECE),
+        Rule(None, "ring"),
     ),
-    "reduce_scatter": (Rule(16 * KIB, "native"), Rule(None, "ring", PIECE)),
-    "all_gather": (Rule(16 * KIB, "native"), Rule(None, "ring", PIECE)),
+    "reduce_scatter": (Rule(16 * KIB, "native"), Rule(None, "ring")),
+    "all_gather": (Rule(16 * KIB, "native"), Rule(None, "ring")),
     "broadcast": (Rule(16 * KIB, "native"), Rule(None, "chain", PIECE)),
     "all_to_all": NATIVE,
 }

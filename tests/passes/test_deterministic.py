@@ -1,0 +1,67 @@
+"""Schedules are the same bytes whatever the process, and do not grow with the ranks."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import commplan
+from commplan.ir.serial import encode
+
+TOPOLOGIES = Path(__file__).resolve().parents[2] / "examples" / "topologies"
+PLAN = """plan three
+axis pod = 256
+axis node = 32
+axis gpu = 8
+input grads : tree partial pod, node, gpu
+each step {
+    grads = reduce grads over pod, node, gpu by mean { overlap = backward }
+    output grads
+}
+"""
+SHAPES = {f"layer{i:02}": {"w": {"shape": [1024, 1000], "dtype": "f32"}} for i in range(24)}  # 98 MB
+
+
+def written(backend: str) -> bytes:
+    plan = commplan.loads(PLAN)
+    program = plan.compile(shapes={"grads": SHAPES}, topology=TOPOLOGIES / "h100_65536.toml", backend=backend)
+    return encode(program.schedule)
+
+
+CODE = """
+import hashlib, sys
+sys.path.insert(0, sys.argv[1])
+from test_deterministic import written
+print(*(hashlib.sha256(written(backend)).hexdigest() for backend in ("jax", "mpi")))
+"""
+
+
+@pytest.fixture(scope="module")
+def here() -> dict[str, bytes]:
+    return {backend: written(backend) for backend in ("jax", "mpi")}
+
+
+@pytest.mark.parametrize("seed", ["0", "1", "4711"])
+def test_the_same_bytes_in_every_process(here: dict[str, bytes], seed: str) -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", CODE, str(Path(__file__).parent)],
+        env={**os.environ, "PYTHONHASHSEED": seed},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout.split() == [hashlib.sha256(data).hexdigest() for data in here.values()]
+
+
+def test_the_same_bytes_a_hundred_times(here: dict[str, bytes]) -> None:
+    assert {written("jax") for _ in range(100)} == {here["jax"]}
+
+
+@pytest.mark.parametrize("backend", ["jax", "mpi"])
+def test_65536_ranks_need_less_than_100_kb(here: dict[str, bytes], backend: str) -> None:
+    assert len(here[backend]) < 100_000
