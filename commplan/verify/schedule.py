@@ -7,6 +7,7 @@ order and dependencies, CP0734 axes and placements, CP0735 values that an op doe
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable, Mapping
 
 from commplan.diagnostics import Diagnostic
@@ -35,6 +36,9 @@ def verify(schedule: Schedule, sound: Schedule | None = None) -> tuple[Diagnosti
     for axis in schedule.axes:
         if axis.size < 1:
             report.add("CP0734", f"axis `{axis.name}` has size {axis.size}")
+        if axis.levels and math.prod(max(0, spread.count) for spread in axis.levels) < axis.size:
+            counts = " x ".join(str(spread.count) for spread in axis.levels)
+            report.add("CP0734", f"axis `{axis.name}` has {axis.size} ranks, its levels {counts} places")
     if any(axis.size < 1 for axis in schedule.axes):
         return tuple(report.found)  # nothing can be cut into so many parts
     entry = tuple(value.id for value in schedule.entry)

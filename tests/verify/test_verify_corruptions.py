@@ -251,6 +251,7 @@ CORRUPTIONS: list[tuple[str, Change, str, str]] = [
     ("reduce", spread(4), "CP0735", "`data` lies on host"),
     ("reduce", spread(3, 2), "CP0735", "the levels of `data` have 3 x 2 places for 4 ranks"),
     ("reduce", spread(0, 4), "CP0735", "have 0 x 4 places for 4 ranks"),
+    ("reduce", spread(1, 3), "CP0734", "axis `data` has 4 ranks, its levels 1 x 3 places"),
     ("reduce", levels("magic", "ring"), "CP0601", "there is no algorithm `magic`"),
     ("reduce", levels("native", "scatter_gather"), "CP0739", "and `scatter_gather` does not carry it out"),
     ("reduce", op(ir.Collective, algorithm=graph.Algorithm("scatter_gather")), "CP0603", "carry out"),
