@@ -22,7 +22,7 @@ from commplan.collectives.program import REDUCING
 from commplan.diagnostics import fail
 from commplan.ir.schedule import ReduceOp
 from commplan.lowering.jax.untyped import jax, jnp
-from commplan.lowering.mpi import build, primitives
+from commplan.lowering.mpi import build, primitives, rounds
 from commplan.lowering.mpi.choose import choice
 from commplan.lowering.mpi.groups import Groups
 from commplan.lowering.mpi.instructions import RECEIVE_REDUCE, Instructions, instructions
@@ -78,6 +78,12 @@ class Channel:
         shape = self._result(x, spec)
         if self._nothing(x, spec):
             return x.reshape(shape), token
+        if spec.form == "split":
+            pending, token = self.start(x, spec, token)
+            return self.finish(pending, token)
+        if spec.form == "rounds":
+            y = self._rounds(rounds.tied(x, token), spec).reshape(shape)
+            return y, rounds.after(token, y)
         result = jax.ShapeDtypeStruct(shape, x.dtype)
         return primitives.call(x, token, result, self._number(x, spec))
 
@@ -98,6 +104,22 @@ class Channel:
         if handle is None:
             return result, token
         return primitives.finish(x, result, handle, token, number)
+
+    def _rounds(self, x: Array, spec: Spec) -> Array:
+        axes = self._axes(spec)
+        own, rank, comm = (
+            dataclasses.replace(spec, axes=axes),
+            self.groups.index(axes),
+            self.groups.blocking(axes),
+        )
+        choose = choice(own, self.groups, self._whole(x.size, own), x.dtype.itemsize)
+        if choose is None:
+            return rounds.native(x, own, rank, comm)
+        return rounds.run(choose.program, x.reshape(-1), rank, spec.op, comm)
+
+    def _whole(self, size: int, spec: Spec) -> int:
+        """Elements of the whole buffer, where each rank has `size`."""
+        return size * self.groups.ways(self._axes(spec)) if spec.kind in ("all_gather", "gather") else size
 
     def _axes(self, spec: Spec) -> tuple[str, ...]:
         return tuple(self.groups.sizes) if spec.axes is None else spec.axes
@@ -131,7 +153,7 @@ class Channel:
         if spec.kind in REDUCING and dtype.name not in _DTYPES:
             fail("CP0831", f"arrays of {dtype.name} cannot be reduced", f"what can: {', '.join(_DTYPES)}")
         ranks = self.groups.along(spec.axes or ())
-        whole = size * len(ranks) if spec.kind in ("all_gather", "gather") else size
+        whole = self._whole(size, spec)
         choose = choice(spec, self.groups, whole, dtype.itemsize)
         if choose is None:
             return self._make_native(spec, size, dtype)

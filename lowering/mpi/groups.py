@@ -31,7 +31,7 @@ class Groups:
         self.rank: int = self.own.Get_rank()
         self.place = self._place(self.rank)
         self.hosts: tuple[str, ...] = tuple(self.own.allgather(socket.gethostname()))
-        self._native: dict[tuple[str, ...], Any] = {}
+        self._others: dict[tuple[str, tuple[str, ...]], Any] = {}
 
     def _place(self, rank: int) -> dict[str, int]:
         found: dict[str, int] = {}
@@ -69,10 +69,17 @@ class Groups:
 
         Made on first use by all of its ranks together, which therefore must ask for them in the same order.
         """
-        if axes not in self._native:
+        return self._made("native", axes)
+
+    def blocking(self, axes: tuple[str, ...]) -> Any:
+        """The same for mpi4jax, which shares its communicators with nobody."""
+        return self._made("blocking", axes)
+
+    def _made(self, use: str, axes: tuple[str, ...]) -> Any:
+        if (use, axes) not in self._others:
             group = self.own.Get_group().Incl(list(self.along(axes)))
-            self._native[axes] = self.own.Create_group(group, len(self._native))
-        return self._native[axes]
+            self._others[use, axes] = self.own.Create_group(group, len(self._others))
+        return self._others[use, axes]
 
     @property
     def concurrent(self) -> bool:

@@ -12,7 +12,8 @@
 namespace commplan {
 namespace {
 
-constexpr int64_t kSpin = 40'000, kShortest = 10'000, kLongest = 200'000;  // nanoseconds
+
+constexpr int64_t kSpin = 40'000, kShortest = 10'000, kLongest = 250'000, kBulk = 50'000;  // ns
 
 int64_t now() {
   timespec t;
@@ -20,19 +21,23 @@ int64_t now() {
   return t.tv_sec * 1'000'000'000LL + t.tv_nsec;
 }
 
-// Gives way to others at first, then sleeps, longer and longer.
+// Gives way to others at first, then sleeps, longer and longer. Where many messages are under way there is
+// always one that can wait: then it sleeps at once.
 class Patience {
  public:
-  void moved() {
+  void moved(bool bulk) {
     since_ = 0;
-    pause_ = kShortest;
+    bulk_ = bulk;
+    pause_ = bulk ? kBulk : kShortest;
   }
   void wait() {
-    int64_t at = now();
-    if (since_ == 0) since_ = at;
-    if (at - since_ < kSpin) {
-      sched_yield();
-      return;
+    if (!bulk_) {
+      int64_t at = now();
+      if (since_ == 0) since_ = at;
+      if (at - since_ < kSpin) {
+        sched_yield();
+        return;
+      }
     }
     exact_.get();
     timespec t{0, static_cast<long>(pause_)};
@@ -63,6 +68,7 @@ class Patience {
   };
 
   int64_t since_ = 0, pause_ = kShortest;
+  bool bulk_ = false;
   Exact exact_;
 };
 
@@ -134,7 +140,7 @@ std::string Channel::drive(Operation& operation) {
   Patience patience;
   while (!operation.done()) {
     if (operation.step()) {
-      patience.moved();
+      patience.moved(operation.bulk());
     } else {
       patience.wait();
     }
@@ -188,13 +194,14 @@ void Channel::progress() {
         if (!flight->ended) active.push_back(flight.get());
       }
     }
-    bool moved = false, ended = false;
+    bool moved = false, ended = false, bulk = true;
     for (Flight* flight : active) {
       moved |= flight->operation->step();
+      bulk &= flight->operation->bulk();
       ended |= flight->operation->done();
     }
     if (moved || ended) {
-      patience.moved();
+      patience.moved(bulk);
     } else {
       patience.wait();
     }

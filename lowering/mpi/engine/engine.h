@@ -76,6 +76,7 @@ class Operation {
  public:
   virtual ~Operation() = default;
   virtual bool step() = 0;  // true where something happened
+  virtual bool bulk() const { return false; }  // many messages: one more or less matters little
   bool done() const { return done_; }
   bool failed() const { return !error_.empty(); }
   const std::string& error() const { return error_; }

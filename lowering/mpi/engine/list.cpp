@@ -66,7 +66,11 @@ class ListRun final : public Operation {
     return moved;
   }
 
+  bool bulk() const override { return list_.synchronous && left_ > kFew; }
+
  private:
+  static constexpr size_t kFew = 16;
+
   struct Peer {
     std::priority_queue<int32_t, std::vector<int32_t>, std::greater<int32_t>> ready;  // sends
     int64_t first_send = 0, first_receive = 0;                                       // message numbers

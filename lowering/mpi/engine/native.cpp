@@ -42,10 +42,12 @@ MPI_Datatype type_of(DType dtype) {
   }
 }
 
-// MPI knows no 16-bit floats, and leaves open what the maximum of a number and a NaN is.
+// MPI knows no 16-bit floats, and leaves open what the maximum of a number and a NaN is. Open MPI adds bytes
+// with saturation on some processors.
 MPI_Op op_of(DType dtype, Reduction op) {
   if (dtype == kF16) return user_op<kF16>(op);
   if (dtype == kBF16) return user_op<kBF16>(op);
+  if (dtype == kU8 && op == kSum) return user_op<kU8>(op);
   if (dtype == kF32 && op != kSum) return user_op<kF32>(op);
   if (dtype == kF64 && op != kSum) return user_op<kF64>(op);
   if (op == kSum) return dtype == kBool ? MPI_MAX : MPI_SUM;

@@ -1,0 +1,203 @@
+"""Run on every rank by test_engine.py: collectives of the engine against the oracle, many in one program.
+
+    mpirun -n N python engine_worker.py PART...
+
+Rank 0 prints {"cases": how many, "wrong": [what was wrong on which rank]}.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from commplan.collectives import registry
+from commplan.ir.plan import Algorithm, Arg
+from commplan.ir.types import DType
+from commplan.lowering.jax.untyped import jax, jnp
+from commplan.lowering.mpi.choose import choice
+from commplan.lowering.mpi.collectives import Channel
+from commplan.lowering.mpi.spec import KINDS, NATIVE, Spec
+from commplan.lowering.mpi.untyped import MPI
+from commplan.lowering.oracle.programs import execute
+
+comm = MPI.COMM_WORLD
+RANKS, RANK = comm.Get_size(), comm.Get_rank()
+NUMPY = {"bfloat16": ml_dtypes.bfloat16}
+ROOTED = ("broadcast", "reduce", "scatter", "gather")
+CUT = ("reduce_scatter", "scatter", "all_to_all")
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    spec: Spec
+    size: int  # of a rank's operand
+    dtype: str = "float32"
+
+
+def operand(case: Case, rank: int) -> Any:
+    rng = np.random.default_rng((rank, case.size))
+    if case.dtype == "bool":
+        return rng.integers(0, 2, case.size).astype(bool)
+    if case.dtype in ("uint8", "int32", "int64"):
+        low = 0 if case.dtype == "uint8" else -(2**30)
+        return rng.integers(low, 200 if low == 0 else 2**30, case.size).astype(case.dtype)
+    values = rng.standard_normal(case.size).astype(NUMPY.get(case.dtype, case.dtype))
+    if case.spec.op != "sum" and case.size > 2:
+        values[case.size // 2] = np.nan if rank == 0 else 1
+    return values
+
+
+def expected(case: Case, xs: list[Any], channel: Channel) -> list[Any] | None:
+    """What each rank must hold; None for native sums of floats, which MPI adds in an order of its own."""
+    spec, ranks = case.spec, len(xs)
+    whole = case.size * ranks if spec.kind in ("all_gather", "gather") else case.size
+    own = dataclasses.replace(spec, axes=spec.axes or tuple(channel.groups.sizes))
+    made = choice(own, channel.groups, whole, xs[0].dtype.itemsize)
+    if made is not None and case.dtype == "bfloat16":
+        wide = execute(made.program, [x.astype(np.float32) for x in xs], spec.op, DType.BF16)
+        return [np.asarray(x).astype(xs[0].dtype) for x in wide]
+    if made is not None:
+        return [np.asarray(x) for x in execute(made.program, xs, spec.op)]
+    rows = np.stack(xs)
+    how: Any = {"max": np.maximum, "min": np.minimum}.get(spec.op, np.add)
+    if spec.kind in ("all_reduce", "reduce", "reduce_scatter"):
+        if spec.op == "sum" and case.dtype.endswith(("16", "float32", "float64")):
+            return None
+        total = rows[0]
+        for row in rows[1:]:
+            total = how(total, row)
+        return list(total.reshape(ranks, -1)) if spec.kind == "reduce_scatter" else [total] * ranks
+    match spec.kind:
+        case "all_gather" | "gather":
+            return [rows.reshape(-1)] * ranks
+        case "broadcast":
+            return [rows[spec.root]] * ranks
+        case "scatter":
+            return list(rows[spec.root].reshape(ranks, -1))
+        case _:
+            return list(rows.reshape(ranks, ranks, -1).swapaxes(0, 1).reshape(ranks, -1))
+
+
+def kinds(ranks: int) -> Iterator[tuple[Any, int, int]]:
+    """Kind, root, and what the size of its operand is a multiple of."""
+    for kind in KINDS:
+        yield kind, (ranks - 1 if kind in ROOTED else 0), (ranks if kind in CUT else 1)
+
+
+def by_algorithm(sizes: tuple[int, ...], chunks: tuple[int | None, ...], form: Any) -> Iterator[Case]:
+    for kind, root, ways in kinds(RANKS):
+        names = ("native", *(registry.algorithms(kind) if kind != "all_to_all" else ()))
+        for name in names:
+            for size in sizes:
+                for chunk in chunks if name != "native" else (None,):
+                    spec = Spec(kind, root=root, algorithm=Algorithm(name), chunk=chunk, form=form)
+                    yield Case(spec, size * ways)
+
+
+def by_dtype(form: Any) -> Iterator[Case]:
+    dtypes = ("bool", "uint8", "int32", "float16", "bfloat16", "float32")
+    for dtype in dtypes:
+        for op in ("sum", "max", "min"):
+            for algorithm in (NATIVE, Algorithm("ring")):
+                for kind in ("all_reduce", "reduce_scatter"):
+                    yield Case(Spec(kind, op=op, algorithm=algorithm, form=form), 9 * RANKS, dtype)  # pyright: ignore[reportArgumentType]
+        for kind in ("broadcast", "all_gather", "all_to_all"):
+            yield Case(Spec(kind, form=form), 2 * RANKS, dtype)
+        yield Case(Spec("all_gather", algorithm=Algorithm("bruck"), form=form), 5, dtype)
+
+
+def large() -> Iterator[Case]:
+    """More than one message between two ranks, more than a window of them."""
+    for kind, root, _ in kinds(RANKS):
+        for name in registry.algorithms(kind) if kind != "all_to_all" else ():
+            for chunk in (None, 30_000):
+                spec = Spec(kind, root=root, algorithm=Algorithm(name), chunk=chunk)
+                yield Case(spec, 25_001 * RANKS)
+
+
+def wrong(channel: Channel, cases: list[Case]) -> list[str]:
+    """All of `cases` in one program, one after the other; what came out otherwise than it must."""
+    given = [jnp.asarray(operand(case, RANK)) for case in cases]
+
+    def run(xs: list[Any], token: Any) -> tuple[list[Any], Any]:
+        ys: list[Any] = []
+        for case, x in zip(cases, xs, strict=True):
+            y, token = channel.run(x, case.spec, token)
+            ys.append(y)
+        return ys, token
+
+    results, _ = jax.jit(run)(given, channel.token())
+    found: list[str] = []
+    for case, y in zip(cases, results, strict=True):
+        group = channel.groups.along(case.spec.axes or tuple(channel.groups.sizes))
+        place = group.index(RANK)
+        xs = [operand(case, rank) for rank in group]
+        promised = expected(case, xs, channel)
+        if case.spec.kind in ("reduce", "gather") and place != case.spec.root:
+            continue
+        if promised is None:
+            total = np.sum([x.astype(np.float64) for x in xs], axis=0)
+            want = total.reshape(len(xs), -1)[place] if case.spec.kind == "reduce_scatter" else total
+            right = np.allclose(np.asarray(y).astype(np.float64), want, rtol=0.02, atol=0.05)
+        else:
+            want = promised[place]
+            right = y.shape == want.shape and np.asarray(y).tobytes() == want.tobytes()
+        if not right:
+            found.append(f"rank {RANK}: {case}: {np.asarray(y)[:4]} is not {want[:4]}")
+    return found
+
+
+def grid() -> tuple[Channel, list[Case]]:
+    """Two axes, one after the other and both; hierarchies over them, and over the levels of one."""
+    inner = 2 if RANKS % 2 == 0 else 1
+    channel = Channel(comm, {"node": RANKS // inner, "gpu": inner})
+    both = (Arg("ring", "gpu"), Arg("halving_doubling", "node"))
+    cases: list[Case] = []
+    for axes in (("gpu",), ("node",), ("node", "gpu"), ("gpu", "node")):
+        ways = channel.groups.ways(axes)
+        for kind in ("all_reduce", "reduce_scatter", "all_gather", "broadcast"):
+            for algorithm in (NATIVE, Algorithm("ring" if kind != "broadcast" else "chain")):
+                cases.append(Case(Spec(kind, axes, algorithm=algorithm), 6 * ways))  # pyright: ignore[reportArgumentType]
+    for axes in (("node", "gpu"), ("gpu", "node")):
+        for chunk in (None, 40):
+            for levels in (both, (Arg("gpu"), Arg("node"))):
+                algorithm = Algorithm("hierarchical", levels)
+                cases.append(Case(Spec("all_reduce", axes, algorithm=algorithm, chunk=chunk), 301))
+    return channel, cases
+
+
+def cases_of(part: str) -> tuple[Channel, list[Case]]:
+    if part == "grid":
+        return grid()
+    made = {
+        "call": lambda: by_algorithm((0, 1, 2, 37), (None, 20), "call"),
+        "split": lambda: by_algorithm((1, 37), (None, 20), "split"),
+        "rounds": lambda: by_algorithm((13,), (None,), "rounds"),
+        "dtypes": lambda: itertools.chain(by_dtype("call"), by_dtype("split")),
+        "dtypes-rounds": lambda: by_dtype("rounds"),
+        "large": large,
+    }
+    return Channel(comm), list(made[part]())
+
+
+def main() -> None:
+    found: list[str] = []
+    many: dict[str, int] = {}
+    for part in sys.argv[1:]:
+        channel, cases = cases_of(part)
+        many[part] = len(cases)
+        found += wrong(channel, cases)
+        channel.close()
+    every: list[list[str]] | None = comm.gather(found)
+    if RANK == 0:
+        print(json.dumps({"cases": many, "wrong": [one for each in every or [] for one in each][:20]}))
+
+
+main()
