@@ -8,6 +8,11 @@ the same parts of all others, and what the stage promises within a group, its ow
 sentence of its level and no other. Stages follow each other in every rank, every message has both ends in one
 round of one stage: what is free of deadlock alone is so in a row.
 
+Where a broadcast goes by shards, `hierarchical` leaves out what its receivers hold already, and it makes a
+reduce as the reversal of such a broadcast. Leaving out copies of what is there changes nobody's slots; and
+where every slot is written once, the reversed paths carry every contribution once. The tests prove both
+directly as well.
+
 Sums stay alike bit by bit: ranks that differ in a place whose contributions are in, and hold the same chunk,
 have copied it, or have added equal values by one program in one order.
 """
