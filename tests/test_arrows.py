@@ -35,7 +35,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "commplan.runtime": (
         "commplan.collectives", "commplan.passes", "commplan.verify", "commplan.trees", "commplan.lowering",
-        "commplan.machines",
+        "commplan.machines", "commplan.simulate", "commplan.topology",
     ),
 }  # fmt: skip
 JAX = (

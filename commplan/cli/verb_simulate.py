@@ -14,10 +14,11 @@ import msgspec
 from commplan.cli.console import STDIN, Console, name_of
 from commplan.diagnostics import fail
 from commplan.ir.plan import AxisKind, Plan
-from commplan.ir.schedule import Axis, Schedule
+from commplan.ir.schedule import Schedule
 from commplan.simulate import Calibration, Predictor, Simulation, load_calibration, simulate
 from commplan.simulate.timeline import OpTime, PhaseTime, Stretch
 from commplan.topology import Topology, load_topology, place
+from commplan.wording import levels_text
 
 SHOWN = 40  # rows of a table; the rest is summed
 
@@ -108,14 +109,8 @@ def _saved(text: str, name: str, arguments: Namespace, topology: Topology, conso
         schedule = msgspec.structs.replace(schedule, axes=axes)
     for axis in schedule.axes:
         if axis.levels:
-            console.note(f"{axis.kind} {axis.name} = {axis.size} on {_where(axis)}")
+            console.note(f"{axis.kind} {axis.name} = {axis.size} on {levels_text(axis)}")
     return schedule
-
-
-def _where(axis: Axis) -> str:
-    from commplan.cli.binding import placement_text
-
-    return placement_text(axis)
 
 
 def _data(found: Simulation, schedule: Schedule) -> dict[str, Any]:
@@ -137,10 +132,8 @@ def _text(found: Simulation, lines: Sequence[str], color: bool) -> str:
     source = (
         f"calibrated {found.calibrated}" if found.calibrated else "costs of the topology file, not measured"
     )
-    rich.print(
-        f"{found.plan} on {found.topology}: {found.ranks} rank{'s' * (found.ranks != 1)}, {found.backend}; {source}",
-        markup=False,
-    )
+    ranks = f"{found.ranks} rank{'s' * (found.ranks != 1)}"
+    rich.print(f"{found.plan} on {found.topology}: {ranks}, {found.backend}; {source}", markup=False)
     for phase in found.phases:
         _phase(rich, phase, lines)
     if found.unknown:

@@ -1,0 +1,177 @@
+"""`commplan simulate` and `commplan calibrate` as people type them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commplan.cli import main
+from commplan.cli.verb_calibrate import under_mpi
+from commplan.cli.verb_simulate import size, time
+from commplan.simulate.calibration import Calibration, MeasuredLevel, write_calibration
+
+ROOT = Path(__file__).parents[2]
+TWO_LEVEL = str(ROOT / "examples" / "plans" / "two_level.plan")
+TOPOLOGIES = ROOT / "examples" / "topologies"
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
+    code = main([str(word) for word in words])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def document(capsys: pytest.CaptureFixture[str], *words: object) -> dict[str, Any]:
+    code, out, err = run(capsys, *words, "--format", "json")
+    assert (code, err) == (0, "")
+    return json.loads(out)
+
+
+@pytest.fixture
+def shapes(tmp_path: Path) -> Path:
+    file = tmp_path / "shapes.json"
+    file.write_text(json.dumps({"grads": {"w": {"shape": [1000, 1000], "dtype": "f32"}}}))
+    return file
+
+
+@pytest.fixture
+def asked(shapes: Path) -> list[object]:
+    return ["simulate", TWO_LEVEL, "--shapes", shapes, "--topology", TOPOLOGIES / "h100_64.toml"]
+
+
+def test_a_table_for_people(capsys: pytest.CaptureFixture[str], asked: list[object]) -> None:
+    code, out, err = run(capsys, *asked)
+    assert code == 0
+    assert "axis node = 4 on node" in err
+    assert "two_level on h100_64: 32 ranks, jax; costs of the topology file" in out
+    assert "lower bound" in out
+    assert "reduce_scatter via" in out
+    assert "critical path" in out
+    assert "grads = reduce grads over node, gpu by mean" in out
+
+
+def test_a_document_for_programs(capsys: pytest.CaptureFixture[str], asked: list[object]) -> None:
+    found = document(capsys, *asked)
+    (phase,) = found["phases"]
+    assert found["mapping"] == {"node": [["node", 4]], "gpu": [["gpu", 8]]}
+    assert phase["distance"] >= 1
+    assert phase["nbytes"]["gpu"] > 0
+    assert {op["line"] for op in phase["ops"]} == {11}
+
+
+def test_a_trace_is_written_to_a_file_or_to_stdout(
+    capsys: pytest.CaptureFixture[str], asked: list[object], tmp_path: Path
+) -> None:
+    file = tmp_path / "trace.json"
+    code, _, err = run(capsys, *asked, "--trace", file)
+    assert code == 0
+    assert "ui.perfetto.dev" in err
+    code, out, _ = run(capsys, *asked, "--trace", "-")
+    assert code == 0
+    assert json.loads(out) == json.loads(file.read_text())
+
+
+def test_a_saved_schedule_is_simulated_where_its_axes_are_put(
+    capsys: pytest.CaptureFixture[str], shapes: Path, tmp_path: Path
+) -> None:
+    saved = tmp_path / "two_level.schedule.json"
+    assert run(capsys, "compile", TWO_LEVEL, "--shapes", shapes, "-o", saved)[0] == 0
+    found = document(capsys, "simulate", saved, "--topology", TOPOLOGIES / "h100_64.toml")
+    assert found["mapping"]["gpu"] == [["gpu", 8]]
+    cluster = TOPOLOGIES / "h100_65536.toml"
+    moved = document(capsys, "simulate", saved, "--topology", cluster, "--map", "node=pod")
+    assert moved["mapping"]["node"] == [["pod", 4]]
+    code, _, err = run(capsys, "simulate", saved, "--topology", cluster, "--ranks", 64)
+    assert (code, "CP0754" in err) == (1, True)
+
+
+def test_ranks_resize_the_first_axis(capsys: pytest.CaptureFixture[str], asked: list[object]) -> None:
+    found = document(capsys, *asked, "--ranks", 64)
+    assert found["ranks"] == 64
+    assert found["mapping"] == {"node": [["node", 8]], "gpu": [["gpu", 8]]}
+    code, _, err = run(capsys, *asked, "--ranks", 20)
+    assert code == 1
+    assert "CP0754" in err
+    assert "20 ranks cannot be laid out" in err
+
+
+def test_ranks_need_the_sizes_of_the_other_axes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    plan = tmp_path / "open.plan"
+    plan.write_text(
+        "plan open\naxis a = ?\naxis b = ?\ninput x : f32[8] partial a, b\n"
+        "each step {\n    x = reduce x over a, b by sum\n    output x\n}\n"
+    )
+    words = ("simulate", plan, "--topology", TOPOLOGIES / "h100_64.toml", "--ranks", 16)
+    code, _, err = run(capsys, *words)
+    assert (code, "CP0754" in err) == (1, True)
+    assert document(capsys, *words, "--axis", "b=4")["ranks"] == 16
+    empty = tmp_path / "empty.plan"
+    empty.write_text("plan empty\ninput x : f32[8]\neach step {\n    output x\n}\n")
+    code, _, err = run(capsys, "simulate", empty, *words[2:])
+    assert (code, "has no axis that could hold 16 ranks" in err) == (1, True)
+
+
+def test_costs_are_charged(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    plan = tmp_path / "map.plan"
+    plan.write_text(
+        "plan mapped\naxis data = 4\ninput x : f32[8] per data\nfn f(f32[8]) -> f32[8] on device\n"
+        "each step {\n    y = map f(x)\n    output y\n}\n"
+    )
+    words = ("simulate", plan, "--topology", TOPOLOGIES / "flat4.toml")
+    assert "costs unknown: function `f`" in run(capsys, *words)[1]
+    found = document(capsys, *words, "--cost", "f=2.5ms")
+    assert found["phases"][0]["seconds"] == pytest.approx(2.5e-3)
+    for wrong in ("f=3", "f", "f=ms", "f=1.2.3ms"):
+        assert run(capsys, *words, "--cost", wrong)[0] == 2
+
+
+def test_a_topology_is_needed(capsys: pytest.CaptureFixture[str], shapes: Path) -> None:
+    code, _, err = run(capsys, "simulate", TWO_LEVEL, "--shapes", shapes)
+    assert (code, "CP0752" in err) == (1, True)
+
+
+def test_a_calibration_is_for_its_backend(
+    capsys: pytest.CaptureFixture[str], asked: list[object], tmp_path: Path
+) -> None:
+    file = tmp_path / "slow.calibration.toml"
+    level = (MeasuredLevel("node", 1e-3, 1e6),)
+    file.write_text(write_calibration(Calibration("2026-11-21", "jax", ("a",), 0.0, 0.0, 0.0, 0.0, level)))
+    slow = document(capsys, *asked, "--calibration", file)
+    assert slow["calibrated"] == "2026-11-21"
+    assert slow["phases"][0]["seconds"] > 0.5  # half a megabyte and more at a megabyte a second
+    file.write_text(write_calibration(Calibration("2026-11-21", "mpi", ("a",), 0.0, 0.0, 0.0, 0.0, level)))
+    code, _, err = run(capsys, *asked, "--calibration", file)
+    assert code == 1
+    assert "error[CP07" in err
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "0"),
+        (5e-10, "0.5 ns"),
+        (1.5e-6, "1.5 us"),
+        (0.0123, "12.3 ms"),
+        (2.0, "2 s"),
+        (4321.0, "4321 s"),
+    ],
+)
+def test_times_are_short(seconds: float, text: str) -> None:
+    assert time(seconds) == text
+
+
+def test_sizes_are_short() -> None:
+    assert [size(n) for n in (12, 2048, 3 * 2**20, 5 * 2**30)] == ["12 B", "2 KiB", "3 MiB", "5 GiB"]
+
+
+def test_ranks_of_mpi_are_known_by_their_environment() -> None:
+    assert under_mpi({"OMPI_COMM_WORLD_SIZE": "4"})
+    assert not under_mpi({"PATH": ""})
+
+
+def test_calibrate_wants_sizes_and_an_output(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "calibrate")[0] == 2
+    assert run(capsys, "calibrate", "-o", "x", "--largest", "3 bananas")[0] == 2
