@@ -49,22 +49,16 @@ def _best(chooser: Chooser, op: Collective, choices: list[Choice]) -> Algorithm:
     if candidates.narrow(op) and any(arg.value not in op.axes for arg in keys):
         return op.algorithm  # what travels narrower than it is added goes axis by axis
     needed = EVENLY if chooser.jax else TIE
-    wins = many.seconds < one.seconds * (1 - needed)
-    choices.append(_choice(op, one, many, written, needed, wins=wins))
-    return written if wins else op.algorithm
+    if many.seconds >= one.seconds * (1 - needed):
+        return op.algorithm  # `select` lists what was not taken
+    choices.append(_choice(op, one, many, written))
+    return written
 
 
-def _choice(op: Collective, one: Way, many: Way, written: Algorithm, needed: float, *, wins: bool) -> Choice:
+def _choice(op: Collective, one: Way, many: Way, written: Algorithm) -> Choice:
     levels = ", ".join(key for key, _ in written.levels)
-    shown = f"one {op.kind} over {', '.join(op.axes)}"
-    if wins:
-        what, seconds = f"`{op.result}`: level by level ({levels})", many.seconds
-        why = "each level moves only what the one inside has not settled"
-        other = Alternative(f"{shown}, via {one.algorithm}", rounded(one.seconds))
-    else:
-        what, seconds = f"`{op.result}`: {shown}", one.seconds
-        why = "going level by level would not be faster"
-        if many.seconds < one.seconds:
-            why = f"going level by level would save less than {needed:.0%}"
-        other = Alternative(f"level by level, {many.algorithm}", rounded(many.seconds))
-    return Choice("decompose", what, why, op.span, (), rounded(seconds), one.source, (other,))
+    what = f"`{op.result}`: level by level ({levels})"
+    why = "each level moves only what the one inside has not settled"
+    other = f"one {op.kind} over {', '.join(op.axes)}, via {one.algorithm}"
+    alternative = Alternative(other, rounded(one.seconds))
+    return Choice("decompose", what, why, op.span, (), rounded(many.seconds), one.source, (alternative,))

@@ -1,0 +1,21 @@
+"""The example in the manual is what the command prints."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import commplan
+from commplan.explain import explain_plan
+from commplan.topology import parse_topology
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "schedule.md"
+SHAPES = {"embedding": {"shape": [4000, 256], "dtype": "f32"}, "head": {"shape": [256, 100], "dtype": "f32"}}
+
+
+def test_the_printed_example() -> None:
+    section = PAGE.read_text(encoding="utf-8").partition("## How algorithms are chosen")[2]
+    plan_text, topology, printed = re.findall(r"```(?:text|toml)\n(.*?)```", section, re.DOTALL)[:3]
+    plan = commplan.loads(plan_text)
+    program = plan.compile(shapes={"grads": SHAPES}, topology=parse_topology(topology), backend="mpi")
+    assert explain_plan(plan.graph, program.schedule).text() == printed
