@@ -1,0 +1,127 @@
+"""Instruction lists, executed in random order as far as their waits allow, give what the oracle gives."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from commplan.collectives import registry
+from commplan.collectives.program import KINDS, ROOTED, Kind, Program
+from commplan.lowering.mpi import instructions as lists
+from commplan.lowering.mpi.instructions import Instructions, instructions
+from commplan.lowering.oracle.programs import execute
+
+Floats = Any
+ITEM = 4  # bytes of a float32
+
+
+class Rank:
+    """One rank: what it holds and what it has done. Receives take messages in any order."""
+
+    def __init__(self, made: Instructions, given: Floats, result: int) -> None:
+        self.made = made
+        self.buffers = (
+            given,
+            np.full(result, np.nan, np.float32),
+            np.full(made.scratch // ITEM, np.nan, np.float32),
+        )
+        self.done: set[int] = set()
+
+    def can(self, i: int, arrived: dict[tuple[int, int, int], Floats], own: int) -> bool:
+        row = self.made.code[i]
+        if i in self.done or not self.done.issuperset(self.made.waits[i]):
+            return False
+        receives = row.what in (lists.RECEIVE, lists.RECEIVE_REDUCE)
+        return not receives or (self.made.peers[row.peer], own, row.message) in arrived
+
+    def do(self, i: int, arrived: dict[tuple[int, int, int], Floats], own: int) -> None:
+        row = self.made.code[i]
+        count = row.nbytes // ITEM
+        src = self.buffers[row.src][row.src_offset // ITEM :][:count]
+        dst = self.buffers[row.dst][row.dst_offset // ITEM :][:count]
+        match row.what:
+            case lists.SEND:
+                key = (own, self.made.peers[row.peer], row.message)
+                assert key not in arrived
+                arrived[key] = src.copy()
+            case lists.RECEIVE:
+                dst[:] = arrived.pop((self.made.peers[row.peer], own, row.message))
+            case lists.RECEIVE_REDUCE:
+                dst[:] = src + arrived.pop((self.made.peers[row.peer], own, row.message))
+            case lists.COPY:
+                dst[:] = src
+            case _:
+                dst[:] = 0
+        self.done.add(i)
+
+
+def run(program: Program, given: list[Floats], whole: int, piece: int, seed: int) -> list[Floats]:
+    chance = random.Random(seed)
+    size = whole // program.ranks if program.kind in ("reduce_scatter", "scatter") else whole
+    ranks = [
+        Rank(instructions(program, rank, whole, ITEM, piece), given[rank], size)
+        for rank in range(program.ranks)
+    ]
+    arrived: dict[tuple[int, int, int], Floats] = {}
+    left = [(rank, i) for rank, one in enumerate(ranks) for i in range(len(one.made.code))]
+    while left:
+        able = [k for k, (rank, i) in enumerate(left) if ranks[rank].can(i, arrived, rank)]
+        assert able, "every instruction that is left waits for another"
+        for k in sorted(chance.sample(able, chance.randint(1, len(able))), reverse=True):
+            rank, i = left[k]
+            if ranks[rank].can(i, arrived, rank):
+                ranks[rank].do(i, arrived, rank)
+                left.pop(k)
+    assert not arrived, "what is sent is received"
+    return [one.buffers[lists.OUTPUT] for one in ranks]
+
+
+def cases() -> list[tuple[Kind, str, int]]:
+    return [
+        (kind, name, n) for kind in KINDS for name in registry.algorithms(kind) for n in (2, 3, 4, 5, 7, 8)
+    ]
+
+
+@pytest.mark.parametrize(("kind", "name", "n"), cases())
+def test_any_order_that_the_waits_allow(kind: Kind, name: str, n: int):
+    blocked = kind in ("reduce_scatter", "all_gather", "scatter", "gather")
+    root = n - 1 if kind in ROOTED else 0
+    for slices, unit, piece in itertools.product((1, 3), (1, 11), (8, 1 << 16)):
+        program = registry.program(name, kind, n, root=root, slices=slices)
+        whole = unit * n if blocked else unit
+        size = unit if kind in ("all_gather", "gather") else whole
+        given = [np.random.default_rng(rank).standard_normal(size).astype(np.float32) for rank in range(n)]
+        found = run(program, given, whole, piece, seed=unit + piece)
+        wanted = execute(program, given)
+        for rank in [root] if kind in ("reduce", "gather") else range(n):
+            assert found[rank].tobytes() == np.asarray(wanted[rank]).tobytes()
+
+
+def test_what_has_not_changed_is_sent_from_the_operand():
+    made = instructions(registry.program("ring", "all_reduce", 4), 0, 400, ITEM, 1 << 16)
+    assert lists.COPY not in {row.what for row in made.code}
+    assert made.scratch == 0
+    assert next(row.src for row in made.code if row.what == lists.SEND) == lists.INPUT
+
+
+def test_pieces_are_no_longer_than_asked_and_both_ends_number_them_alike():
+    program = registry.program("ring", "all_reduce", 3)
+    here, there = (instructions(program, rank, 3000, ITEM, 256) for rank in (0, 1))
+    sent = sorted((row.message, row.nbytes) for row in here.code if row.what == lists.SEND)
+    taken = sorted(
+        (row.message, row.nbytes) for row in there.code if row.what in (lists.RECEIVE, lists.RECEIVE_REDUCE)
+    )
+    assert sent == taken
+    assert max(nbytes for _, nbytes in sent) <= 256
+
+
+def test_large_buffers_have_larger_pieces_and_no_more_of_them():
+    program = registry.program("ring", "all_gather", 2)
+    made = instructions(program, 0, 2**32, ITEM, 65_536)
+    assert len(made.code) <= 2 * lists.MOST_PIECES
+    assert sum(row.nbytes for row in made.code if row.what == lists.SEND) == 2**31 * ITEM
+    assert max(row.dst_offset + row.nbytes for row in made.code if row.what == lists.RECEIVE) == 2**32 * ITEM
