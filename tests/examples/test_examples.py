@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support import mpirun
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -84,3 +85,44 @@ def test_a_member_that_fails_ends_the_launch_with_a_message():
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert "the process of member 1 ended with status 3" in done.stderr
+
+
+def under_mpirun(name: str, *options: str) -> str:
+    """Run an example on eight ranks; what rank 0 printed."""
+    script = EXAMPLES / name
+    command = mpirun.command(8, script, *options)
+    at = command.index(str(script))
+    return mpirun.ended_well(mpirun.started([*command[:at], "-m", "mpi4py", *command[at:]], timeout=590))
+
+
+@pytest.mark.timeout(600)  # eight processes compile the step
+def test_the_ensemble_trains_on_ranks(tmp_path: Path):
+    mpirun.needs_mpi()
+    place = tmp_path / "results.json"
+    said = under_mpirun(
+        "ensemble_mpi.py",
+        *("--epochs", "4", "--records", "128", "--held-out", "150", "--json", str(place)),
+    )
+    found = results(place)
+    ranks = found["ranks"]
+    assert [(row["member"], row["data"]) for row in ranks] == [(m, d) for m in range(2) for d in range(4)]
+    losses = np.array([row["losses"] for row in ranks])
+    assert losses.shape == (8, 8)
+    assert losses[:, -2:].mean() < losses[:, :2].mean() - 0.1
+    assert all(row["decoded"] == 4 * 128 / 8 for row in ranks)
+    # Replicas of one member have its parameters, members have their own.
+    norms = [row["norm"] for row in ranks]
+    assert len(set(norms[:4])) == len(set(norms[4:])) == 1
+    assert norms[0] != norms[4]
+    for accuracy in (*found["members"], found["ensemble"]):
+        assert 0 < accuracy * 150 == pytest.approx(round(accuracy * 150))
+    assert "averaged ensemble" in said
+
+
+@pytest.mark.timeout(600)
+def test_data_parallel_ranks_give_the_weights_of_one_device():
+    mpirun.needs_mpi()
+    said = under_mpirun("data_parallel.py", "--mpi", "--steps", "4", "--records", "64")
+    assert "8 ranks through the plan" in said
+    gap = float(said.partition("between the weights: ")[2].split()[0])
+    assert 0 < gap <= 1e-5

@@ -65,8 +65,12 @@ def start(
     return started(command(ranks, script, *words), timeout)
 
 
-def run(ranks: int, script: Path | str, *words: object, timeout: float = 240) -> str:
-    """What the ranks print; they must end well."""
-    done = start(ranks, script, *words, timeout=timeout)
+def ended_well(done: subprocess.CompletedProcess[str]) -> str:
+    """What the ranks printed."""
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done.stdout
+
+
+def run(ranks: int, script: Path | str, *words: object, timeout: float = 240) -> str:
+    """What the ranks print; they must end well."""
+    return ended_well(start(ranks, script, *words, timeout=timeout))
