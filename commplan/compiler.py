@@ -68,7 +68,7 @@ def compile_plan(
         axes, places = (really, None) if really is not None else (axes, places)
     elif mapping:
         fail("CP0714", "axes are mapped to levels, but no topology is given", "give --topology FILE")
-    measured = _measured(calibration, known)
+    measured = _measured(calibration, known, backend)
     start = time.perf_counter()
     values = infer(plan, {axis.name: axis.size for axis in axes}, shapes)
     huge = check_sizes(plan, values, math.prod(axis.size for axis in axes))
@@ -96,8 +96,11 @@ def compile_plan(
     return passes.run(schedule, context, observer, reproducers)
 
 
-def _measured(calibration: Calibration | str | Path | None, topology: Topology | None) -> Calibration | None:
-    """The calibration, read. Raises CP0727 where there is no topology that it could be of."""
+def _measured(
+    calibration: Calibration | str | Path | None, topology: Topology | None, backend: Backend
+) -> Calibration | None:
+    """The calibration, read. Raises CP0727 where there is no topology that it could be of, CP0753 where it is
+    of another backend."""
     if calibration is None:
         return None
     if topology is None:
@@ -106,11 +109,21 @@ def _measured(calibration: Calibration | str | Path | None, topology: Topology |
             "a calibration is given, but no topology",
             "it measures the levels of a machine: give the topology that it was made with",
         )
-    if not isinstance(calibration, str | Path):
-        return calibration
+    found = _read(calibration) if isinstance(calibration, str | Path) else calibration
+    if found.backend != backend:
+        fail(
+            "CP0753",
+            f"the calibration is of {found.backend}, and the plan is compiled for {backend}",
+            f"compile with --backend {found.backend}, or measure with {backend}",
+            file=str(calibration) if isinstance(calibration, str | Path) else "",
+        )
+    return found
+
+
+def _read(path: str | Path) -> Calibration:
     from commplan.simulate.calibration import load_calibration  # noqa: PLC0415  only where one is given
 
-    return load_calibration(calibration)
+    return load_calibration(path)
 
 
 def _check_order(plan: Plan, order: Mapping[str, Sequence[str]]) -> None:

@@ -14,6 +14,7 @@ from commplan.ir.text import print_schedule
 from commplan.passes.base import Context
 from commplan.passes.manager import Pipeline
 from commplan.passes.pricing import costs_for
+from commplan.simulate.calibration import Calibration
 from commplan.topology import Topology
 
 
@@ -38,7 +39,7 @@ def read_reproducer(path: Path) -> tuple[Schedule, Pipeline, Context]:
         schedule = msgspec.convert(content["schedule"], Schedule)
         order = msgspec.convert(content["order"], dict[str, tuple[str, ...]])
         topology = msgspec.convert(content["topology"], Topology | None)
-        calibration = content["calibration"]
+        calibration = msgspec.convert(content["calibration"], Calibration | None)
         places = msgspec.convert(content["places"], tuple[int, ...] | None)
         pipeline = Pipeline.parse(str(content["pipeline"]))
     except (OSError, KeyError, msgspec.DecodeError, msgspec.ValidationError) as error:

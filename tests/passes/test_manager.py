@@ -23,7 +23,10 @@ from commplan.passes.bucket import BucketPass
 from commplan.passes.manager import Pipeline, Record, both, dump_to
 from commplan.passes.overlap import OverlapPass
 from commplan.passes.registry import DEFAULT, PASSES
+from commplan.passes.reproducers import write_reproducer
 from commplan.passes.share import SharePass
+from commplan.simulate.calibration import Calibration, MeasuredLevel
+from commplan.topology import Level, Topology
 
 GIVEN = {"grads": tree(w=(3, 3))}
 
@@ -191,8 +194,6 @@ def test_a_failing_pass_leaves_a_reproducer(tmp_path: Path) -> None:
 
 
 def test_a_reproducer_runs_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from commplan.passes.reproducers import write_reproducer  # noqa: PLC0415
-
     schedule = compiled(reduce_plan(), "", **GIVEN)
     context = Context({"grads": ("w",)})
     path = write_reproducer(schedule, "bucket,overlap", context, "said so", tmp_path)
@@ -202,6 +203,20 @@ def test_a_reproducer_runs_again(tmp_path: Path, capsys: pytest.CaptureFixture[s
     path.write_bytes(path.read_bytes().replace(b'"by": 4.0', b'"by": 0.0'))
     assert reproduce.main([str(path)]) == 1
     assert "CP0718" in capsys.readouterr().err
+
+
+def test_a_reproducer_knows_the_machine(tmp_path: Path) -> None:
+    topology = Topology("racks", (Level("host", 2, 6e-5, 25e6), Level("rack", 2, 1.2e-4, 25e6)))
+    levels = (MeasuredLevel("host", 7e-5, 24e6),)
+    measured = Calibration("2026-11-21", "mpi", ("a", "b"), 1e-6, 1e-10, 1e-5, 1e-5, level=levels)
+    schedule = compile_plan(reduce_plan(), {}, GIVEN, topology=topology, backend="mpi", pipeline="")
+    context = Context({}, topology, measured, (0, 2, 1, 3))
+    path = write_reproducer(schedule, "bucket,select", context, "said so", tmp_path)
+    found, pipeline, again = reproduce.read_reproducer(path)
+    assert (found, str(pipeline)) == (schedule, "bucket,select")
+    assert (again.topology, again.calibration, again.places) == (topology, measured, (0, 2, 1, 3))
+    assert again.costs is not None
+    assert again.costs.measured
 
 
 @pytest.mark.parametrize(
