@@ -28,7 +28,8 @@ from commplan.topology import Level, Topology, places_of_hosts
 AXIS = "ranks"
 KINDS: tuple[CollectiveKind, ...] = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
 SIZES = (4, 64, 1024, 8192, 32 * 1024, 128 * 1024, 512 * 1024, 2**21, 2**23, 2**26)
-HOPELESS = 3.0  # times the best at one size: not measured at the next
+HOPELESS = 3.0  # times the best at one size, from LARGE on: not measured at the next
+LARGE = 128 * 1024  # bytes: what is slow on fewer may be the best on more
 MOST_RUNS = 25
 BURST = 32  # small messages in a row, whose CPU time is taken together
 LEAST = 3  # sizes that are measured whatever time is left
@@ -175,9 +176,10 @@ def _pairs_of(topology: Topology, places: Sequence[int]) -> list[tuple[str, Pair
 def _level(
     fabric: Fabric, name: str, pairs: Pairs, width: int, overhead: float, call: float
 ) -> MeasuredLevel:
-    """Latency from a message of one word between one pair, bandwidth from long ones between all."""
+    """Latency from messages of one word between one pair, bandwidth from long ones between all; the best of
+    several runs, as a link does not get faster by chance."""
     once = call if fabric.backend == "jax" else 0.0  # there messages are sent by a compiled function
-    word = (_typical(fabric, fabric.exchange(pairs[:1], 4, WORDS), 15) - once) / WORDS
+    word = (_typical(fabric, fabric.exchange(pairs[:1], 4, WORDS), 15, best=True) - once) / WORDS
     latency = max(word - 2 * overhead, 1e-9)
     nbytes = 2**16
     while True:
@@ -185,12 +187,12 @@ def _level(
         if took > 0.08 or nbytes >= 2**24:
             break
         nbytes *= 4 if took < 0.02 else 2
-    took = _typical(fabric, fabric.exchange(pairs, nbytes, 1), 5) - once - word
+    took = _typical(fabric, fabric.exchange(pairs, nbytes, 1), 7, best=True) - once - word
     return MeasuredLevel(name, latency, width * nbytes / max(took, 1e-9))
 
 
-def _typical(fabric: Fabric, call: Call, runs: int) -> float:
-    """The median time of `call`, as the slowest process sees it."""
+def _typical(fabric: Fabric, call: Call, runs: int, *, best: bool = False) -> float:
+    """The median time of `call`, as the slowest process sees it; with `best`, the shortest time."""
     call()
     took: list[float] = []
     for _ in range(runs):
@@ -198,7 +200,7 @@ def _typical(fabric: Fabric, call: Call, runs: int) -> float:
         start = time.perf_counter()
         call()
         took.append(time.perf_counter() - start)
-    return fabric.slowest(statistics.median(took))
+    return fabric.slowest(min(took) if best else statistics.median(took))
 
 
 def _gamma() -> float:
@@ -311,6 +313,8 @@ def _at_size(
 
 def _hopeless(way: _Candidate, ways: Sequence[_Candidate]) -> bool:
     last = max(one.sizes[-1] for one in ways if one.sizes)
+    if last < LARGE:
+        return False
     at_last = [one.seconds[-1] for one in ways if one.sizes and one.sizes[-1] == last]
     behind = way.sizes[-1] != last or way.seconds[-1] > HOPELESS * min(at_last)
     return behind and way.algorithm.name != "native"
