@@ -63,12 +63,13 @@ class Group:
             ranks = range(len(self._lab.ranks))
             return [self._lab.spawn(r, words, env=env, stdout=self._log, stderr=self._log) for r in ranks]
         command = self._lab.mpirun(words, options=options)
-        merged = {**os.environ, **env}
+        # All ranks in one session of their own: a rank that yields does so to its own session alone.
         return [
             subprocess.Popen(
-                command, env=merged, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log
+                command, env={**os.environ, **env}, stdin=subprocess.DEVNULL, stdout=self._log,
+                stderr=self._log, start_new_session=True,
             )
-        ]
+        ]  # fmt: skip
 
     def __enter__(self) -> Self:
         return self
