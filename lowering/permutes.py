@@ -15,8 +15,6 @@ import numpy as np
 from commplan.collectives.layout import bounds
 from commplan.collectives.program import Bools, Ints, Program, Round
 
-UNROLLED = 32  # rounds of a form that are written out; more of them become a loop
-
 
 class Transfer(NamedTuple):
     """Elements `low` to `high - 1` of `src` go to `dst`, which adds them to what it has or takes them."""
@@ -132,18 +130,3 @@ def _part(column: Sequence[Transfer], size: int, ranks: int) -> Part:
         start[0, each.src] = start[1, each.dst] = first
         low[each.dst], high[each.dst], adds[each.dst] = each.low - first, each.high - first, each.adds
     return Part(length, start, low, high, adds)
-
-
-def stretches(rounds: Sequence[tuple[Move, ...]]) -> Iterator[Sequence[tuple[Move, ...]]]:
-    """The rounds one by one, but for more than `UNROLLED` of one form after each other: those together."""
-    first = 0
-    while first < len(rounds):
-        form = [move.form for move in rounds[first]]
-        last = first + 1
-        while last < len(rounds) and [move.form for move in rounds[last]] == form:
-            last += 1
-        if last - first > UNROLLED:
-            yield rounds[first:last]
-        else:
-            yield from ((each,) for each in rounds[first:last])
-        first = last

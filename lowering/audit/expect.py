@@ -22,8 +22,8 @@ from commplan.collectives.scalars import scalar_algorithm
 from commplan.diagnostics import Span
 from commplan.ir.schedule import Collective, Leaf, Phase, Schedule, Spread, Value, operands, results
 from commplan.ir.types import DType
-from commplan.lowering.permutes import moves, stretches
 from commplan.lowering.programs import NATIVE, Level, levels, members, program_at, program_of, spreads
+from commplan.lowering.steps import steps, stretches
 
 _HLO = {
     DType.F32: "f32", DType.BF16: "bf16", DType.F16: "f16", DType.F64: "f64", DType.I32: "s32",
@@ -224,8 +224,8 @@ def _permutes(
         dtype = "u8"  # in which they are combined
     members_ = [np.array(ranks)[groups] for ranks in groups_of(op.axes, place.mesh)]
     made: list[Expected] = []
-    for stretch in stretches(moves(program, whole)):
-        for move in stretch[0]:
+    for stretch in stretches(steps(program, whole)):
+        for move in stretch[0].moves:
             pairs = tuple(
                 (int(group[src]), int(group[dst]))
                 for within in members_

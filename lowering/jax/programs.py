@@ -17,11 +17,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from commplan.collectives.program import REDUCING, Bools, Ints, Program
-from commplan.lowering import permutes
 from commplan.lowering.jax import _compat
 from commplan.lowering.jax.bits import as_bits, to_bits
 from commplan.lowering.jax.untyped import jnp, lax
 from commplan.lowering.permutes import Move, Part
+from commplan.lowering.steps import Step, stretches
+from commplan.lowering.steps import steps as steps_of
 
 Array = Any
 
@@ -62,12 +63,15 @@ def run(program: Program, x: Array, team: Team, op: str = "sum", *, on_cpu: bool
     if program.kind in ("all_gather", "gather"):
         empty = jnp.zeros_like(x, shape=(program.ranks * block,))
         x = lax.dynamic_update_slice(empty, x, (rank.place * block,))
-    for rounds in permutes.stretches(permutes.moves(program, x.shape[0])):
-        x = rank.round(x, rounds[0]) if len(rounds) == 1 else rank.rounds(x, rounds)
-    if program.kind in ("reduce_scatter", "scatter"):
-        own = block // program.ranks
-        return lax.dynamic_slice(x, (rank.place * own,), (own,))
-    return x
+    steps, last = steps_of(program, x.shape[0]), None
+    for rounds in stretches(steps):
+        x, last = rank.round(x, last, rounds[0]) if len(rounds) == 1 else rank.rounds(x, last, rounds)
+    if program.kind not in ("reduce_scatter", "scatter"):
+        return x
+    if steps and not steps[-1].stores:
+        return last
+    own = block // program.ranks
+    return lax.dynamic_slice(x, (rank.place * own,), (own,))
 
 
 class _Row(NamedTuple):
@@ -91,22 +95,27 @@ class _Rank:
         self.op = op
         self.on_cpu = on_cpu
 
-    def round(self, held: Array, moves: Sequence[Move]) -> Array:
-        """One round."""
-        return self._round(held, moves, [[self._row(part) for part in move.parts] for move in moves])
+    def round(self, held: Array, last: Array | None, step: Step) -> tuple[Array, Array]:
+        """One round: the slots after it, and what arrived last, as it would stand in its slot."""
+        return self._round(
+            held, last, step, [[self._row(part) for part in move.parts] for move in step.moves]
+        )
 
-    def rounds(self, held: Array, rounds: Sequence[tuple[Move, ...]]) -> Array:
+    def rounds(self, held: Array, last: Array | None, steps: Sequence[Step]) -> tuple[Array, Array]:
         """A loop over rounds that differ in their tables alone."""
+        first = steps[0]
         rows = [
-            [self._rows([each[i].parts[j] for each in rounds]) for j in range(len(move.parts))]
-            for i, move in enumerate(rounds[0])
+            [self._rows([each.moves[i].parts[j] for each in steps]) for j in range(len(move.parts))]
+            for i, move in enumerate(first.moves)
         ]
 
-        def body(step: Array, held: Array) -> Array:
-            at = [[_Row(*(table[step] for table in row)) for row in move] for move in rows]
-            return self._round(held, rounds[0], at)
+        def body(number: Array, carried: tuple[Array, Array]) -> tuple[Array, Array]:
+            at = [[_Row(*(table[number] for table in row)) for row in move] for move in rows]
+            return self._round(*carried, first, at)
 
-        return lax.fori_loop(0, len(rounds), body, held)
+        if not first.forwards:  # there is nothing to pass on yet: anything of its shape
+            last = _window(held, 0, first.moves[-1].parts[-1].length)
+        return lax.fori_loop(0, len(steps), body, (held, last))
 
     def _row(self, part: Part) -> _Row:
         """This rank's entries in the tables; plain numbers where all ranks have the same."""
@@ -119,18 +128,28 @@ class _Rank:
         tables = zip(*(part.tables for part in steps), strict=True)
         return _Row(*(jnp.asarray(_narrow(np.stack(each, 1)))[self.place] for each in tables))
 
-    def _round(self, held: Array, moves: Sequence[Move], rows: Sequence[Sequence[_Row]]) -> Array:
+    def _round(
+        self, held: Array, last: Array | None, step: Step, rows: Sequence[Sequence[_Row]]
+    ) -> tuple[Array, Array]:
         """All that is sent is read before anything is written."""
-        arrived = [self._carry(held, move, row) for move, row in zip(moves, rows, strict=True)]
-        for move, row, windows in zip(moves, rows, arrived, strict=True):
+        arrived = [
+            self._carry([last] if step.forwards else self._read(held, move, row), move)
+            for move, row in zip(step.moves, rows, strict=True)
+        ]
+        for move, row, windows in zip(step.moves, rows, arrived, strict=True):
             for part, at, window in zip(move.parts, row, windows, strict=True):
-                held = self._land(held, window, part, at)
-        return held
+                last = self._land(held, window, part, at)
+                if step.stores:
+                    whole = part.length == held.shape[0]
+                    held = last if whole else lax.dynamic_update_slice(held, last, (at.put,))
+        return held, last
 
-    def _carry(self, held: Array, move: Move, row: Sequence[_Row]) -> list[Array]:
-        """What arrives at this rank, part by part: zeros where nothing is sent to it."""
+    def _read(self, held: Array, move: Move, row: Sequence[_Row]) -> list[Array]:
         parts = zip(move.parts, row, strict=True)
-        windows = [_window(held, at.take, part.length) for part, at in parts]
+        return [_window(held, at.take, part.length) for part, at in parts]
+
+    def _carry(self, windows: Sequence[Array], move: Move) -> list[Array]:
+        """What arrives at this rank, part by part: zeros where nothing is sent to it."""
         message = windows[0] if len(windows) == 1 else jnp.concatenate(windows)
         members = self.team.members
         pairs = [(int(group[src]), int(group[dst])) for group in members for src, dst in move.pairs]
@@ -142,6 +161,7 @@ class _Rank:
         return [message[end - part.length : end] for part, end in zip(move.parts, ends, strict=True)]
 
     def _land(self, held: Array, message: Array, part: Part, at: _Row) -> Array:
+        """What is in the window after `message` has arrived."""
         old = _window(held, at.put, part.length)
         new = message
         if part.adds.all():
@@ -153,7 +173,7 @@ class _Rank:
             new = jnp.where((element >= at.low) & (element < at.high), new, old)
         elif not part.is_all:
             new = jnp.where(at.high > 0, new, old)
-        return new if part.length == held.shape[0] else lax.dynamic_update_slice(held, new, (at.put,))
+        return new
 
     def _combine(self, old: Array, new: Array) -> Array:
         match self.op:
