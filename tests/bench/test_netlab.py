@@ -177,6 +177,17 @@ def test_down_twice_and_three_racks(capsys: pytest.CaptureFixture[str]):
     assert main(["line-rate", "--name", name]) == 1
 
 
+def the_sleeper(namespace: str) -> int:
+    """The process that sleeps in `namespace`, once it is more than the shell that starts it."""
+    for _ in range(200):
+        pids = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True, check=True)
+        found = [int(pid) for pid in pids.stdout.split()]
+        if len(found) == 1 and Path(f"/proc/{found[0]}/comm").read_text() == "sleep\n":
+            return found[0]
+        time.sleep(0.05)
+    raise AssertionError("no process sleeps there")
+
+
 @needs_lab
 def test_what_a_killed_process_leaves_is_cleared_by_the_next(capsys: pytest.CaptureFixture[str]):
     name = f"{NAME}k"
@@ -189,8 +200,7 @@ def test_what_a_killed_process_leaves_is_cleared_by_the_next(capsys: pytest.Capt
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == b"up\n"
-        pids = subprocess.run(["ip", "netns", "pids", f"{name}-2"], capture_output=True, check=True).stdout
-        sleeper = int(pids)
+        sleeper = the_sleeper(f"{name}-2")
         found = state.load(name)
         assert found is not None
         assert not found.left_behind
