@@ -85,3 +85,8 @@ def test_a_member_by_itself(on_ranks: list[dict[str, Any]]):
         np.testing.assert_array_equal(found["member batch"], found["1 batch"])
         # `start` broadcasts what replica 1 of each member began with.
         np.testing.assert_array_equal(found["member params"], np.full((2, 6), rank // 2 * 2 + 1))
+
+
+def test_operations_are_ordered_phase_after_phase():
+    script = Path(mpirun.__file__).with_name("order_ranks.py")
+    assert mpirun.run(2, script).splitlines() == ["in order"] * 2
