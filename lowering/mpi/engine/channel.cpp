@@ -12,8 +12,9 @@
 namespace commplan {
 namespace {
 
-
-constexpr int64_t kSpin = 40'000, kShortest = 10'000, kLongest = 250'000, kBulk = 50'000;  // ns
+// Nanoseconds. Who has called waits for nothing else and may look often; the thread beside a computation may not.
+constexpr int64_t kCaller = 1'000'000, kBeside = 20'000;
+constexpr int64_t kShortest = 10'000, kLongest = 250'000, kBulk = 50'000;
 
 int64_t now() {
   timespec t;
@@ -25,6 +26,7 @@ int64_t now() {
 // always one that can wait: then it sleeps at once.
 class Patience {
  public:
+  explicit Patience(int64_t spin) : spin_(spin) {}
   void moved(bool bulk) {
     since_ = 0;
     bulk_ = bulk;
@@ -34,7 +36,7 @@ class Patience {
     if (!bulk_) {
       int64_t at = now();
       if (since_ == 0) since_ = at;
-      if (at - since_ < kSpin) {
+      if (at - since_ < spin_) {
         sched_yield();
         return;
       }
@@ -67,6 +69,7 @@ class Patience {
     int before_ = -1;
   };
 
+  const int64_t spin_;
   int64_t since_ = 0, pause_ = kShortest;
   bool bulk_ = false;
   Exact exact_;
@@ -137,7 +140,7 @@ void Channel::fail(const std::string& error) {
 }
 
 std::string Channel::drive(Operation& operation) {
-  Patience patience;
+  Patience patience(kCaller);
   while (!operation.done()) {
     if (operation.step()) {
       patience.moved(operation.bulk());
@@ -175,7 +178,7 @@ std::string Channel::finish(int64_t handle, const void* output) {
 }
 
 void Channel::progress() {
-  Patience patience;
+  Patience patience(kBeside);
   std::vector<Flight*> active;
   for (;;) {
     {
