@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import numpy as np
 from jax.core import ShapedArray
 from jax.extend.core import Primitive
-from jax.interpreters import mlir
+from jax.interpreters import ad, mlir
 
+from commplan.diagnostics import fail
 from commplan.lowering.jax.untyped import jax
 
 Array = Any
@@ -40,9 +41,19 @@ def _declare(name: str, aliases: dict[int, int]) -> Any:
         return jax.jit(functools.partial(primitive.bind, **how))(*operands)
 
     primitive.def_abstract_eval(abstract)
+    cast("Any", ad).primitive_jvps[primitive] = _refuse
     primitive.def_impl(alone)
     cast("Any", mlir).register_lowering(primitive, lowering, platform="cpu")
     return primitive
+
+
+def _refuse(*_: object, **__: object) -> NoReturn:
+    fail(
+        "CP0847",
+        "a collective over MPI is differentiated",
+        "phases have no derivative under MPI: take the gradient first, and call the phase on it",
+        "run.tap(params) reduces inside the backward pass",
+    )
 
 
 @functools.cache

@@ -34,6 +34,7 @@ def said() -> dict[str, list[str]]:
         ("parts of others", "CP0842", "the parts of members"),
         ("a leading dimension", "CP0805", "has the shape [1, 4], expected [4]"),
         ("an unknown input", "CP0804", "needs `x`"),
+        ("a derivative", "CP0847", "differentiated"),
         ("other programs", "CP0845", "rank 1 another one than rank 0"),
         ("a freed communicator", "CP0843", "is null"),
         ("a freed communicator to bind", "CP0843", "is null"),

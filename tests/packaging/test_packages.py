@@ -39,6 +39,8 @@ def shipped() -> set[str]:
             if path.suffix in (".py", ".lark"):
                 found.add("commplan/" + path.relative_to(ROOT).as_posix())
     found |= {path.relative_to(ROOT).as_posix() for path in (ROOT / "commplan" / "pages").glob("*.md")}
+    engine = ROOT / "lowering" / "mpi" / "engine"
+    found |= {f"commplan/{path.relative_to(ROOT).as_posix()}" for path in engine.glob("*.*")}
     templates = ROOT / "commplan" / "cli" / "templates"
     found |= {path.relative_to(ROOT).as_posix() for path in templates.glob("*") if path.is_file()}
     return {name for name in found if "__pycache__" not in name} | {"commplan/py.typed"}

@@ -55,6 +55,7 @@ def main() -> None:
     refused("parts of others", lambda: run.join("y", {1 - comm.rank: X}))
     refused("a leading dimension", lambda: run.step(run.init(), x=X[None]))
     refused("an unknown input", lambda: run.step(run.init(), z=X))
+    refused("a derivative", lambda: _derivative(comm))
     refused("other programs", lambda: _different(comm))
     freed = comm.Dup()
     freed.Free()
@@ -65,6 +66,11 @@ def main() -> None:
     assert other.schedule.backend == "jax"
     out, _ = run.step(run.init(), x=X)  # after all that it still works
     assert (np.asarray(out.y) == 1).all()
+
+
+def _derivative(comm: Any) -> Any:
+    run = commplan.loads(PLAN.replace("member = 2", "member = 1")).compile(comm).bind(comm)
+    return jax.grad(lambda x: run.step(run.init(), x=x)[0].y.sum())(X)
 
 
 def _different(comm: Any) -> Any:
