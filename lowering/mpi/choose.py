@@ -6,9 +6,9 @@ import dataclasses
 
 import msgspec
 
-from commplan.collectives import registry
-from commplan.collectives.program import Program
-from commplan.diagnostics import Span
+from commplan.collectives.layout import MESSAGE
+from commplan.collectives.program import BLOCKED, Program
+from commplan.diagnostics import Span, fail
 from commplan.ir.plan import Algorithm, Arg, Hints
 from commplan.ir.schedule import Collective
 from commplan.ir.types import DType
@@ -16,10 +16,8 @@ from commplan.lowering import programs
 from commplan.lowering.mpi.groups import Groups
 from commplan.lowering.mpi.spec import Kind, Spec
 
-# Open MPI sends up to 64 KiB over TCP at once and asks its receiver before it sends more.
-LARGEST = 64 * 1024 - 256
-SMALLEST = 8 * 1024
 WINDOW = 4
+COUNTED = 2**31 - 1  # MPI counts what goes to each rank in 32 bits
 _NOWHERE = Span(1, 1, 1, 1)
 
 
@@ -36,23 +34,28 @@ class Choice:
 def choice(spec: Spec, groups: Groups, size: int, itemsize: int) -> Choice | None:
     """How `spec` is carried out for slots of `size` elements; None: MPI's own collective.
 
-    Raises what `lowering.programs.program_of` raises.
+    Blocks of 2 GiB and more take a ring in place of MPI's own. Raises what `lowering.programs.program_of`
+    raises, and CP0831 for such blocks in an all-to-all.
     """
-    if spec.algorithm.name == programs.NATIVE or spec.kind == "all_to_all":
-        return None
     nbytes = size * itemsize
+    if spec.algorithm.name == programs.NATIVE or spec.kind == "all_to_all":
+        blocked = spec.kind in BLOCKED or spec.kind == "all_to_all"  # all others are handed to MPI in parts
+        if not blocked or nbytes // groups.ways(spec.axes or ()) <= COUNTED:
+            return None
+        if spec.kind == "all_to_all":
+            fail("CP0831", f"all_to_all of {nbytes} bytes", f"at most {COUNTED} bytes may go to each rank")
+        spec = dataclasses.replace(spec, algorithm=Algorithm("ring"))
     program = _program(spec, groups, nbytes)
-    return Choice(program, min(spec.chunk or LARGEST, LARGEST), WINDOW)
+    return Choice(program, min(spec.chunk or MESSAGE, MESSAGE), WINDOW)
 
 
 def _program(spec: Spec, groups: Groups, nbytes: int) -> Program:
     axes = spec.axes or ()
     kind = spec.kind
     if kind in ("reduce", "scatter", "gather"):  # no stage of a plan, so no collective of a schedule
-        ranks = groups.ways(axes)
-        whole = registry.program(spec.algorithm.name, kind, ranks, root=spec.root)
-        slices = -(-nbytes // (whole.chunks * spec.chunk)) if spec.chunk and whole.rounds else 1
-        return registry.program(spec.algorithm.name, kind, ranks, root=spec.root, slices=max(1, slices))
+        return programs.program_named(
+            spec.algorithm.name, kind, groups.ways(axes), spec.root, nbytes, spec.chunk
+        )
     op = Collective(
         kind=kind,
         result="y.0",
