@@ -11,14 +11,13 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from commplan.collectives import registry
+from commplan.collectives import layout, registry
+from commplan.collectives.hierarchical import NATIVE
 from commplan.collectives.program import Ints, Kind, Program
 from commplan.collectives.transform import placed
 from commplan.diagnostics import CommplanError, fail
 from commplan.ir.schedule import Collective, Schedule, Spread
 from commplan.verify.programs import prove
-
-NATIVE = "native"
 
 
 class Level(NamedTuple):
@@ -84,8 +83,8 @@ def program_of(
     """The program that carries out `op`, proved; None where the backend does so itself, or a level of it.
 
     Its ranks are those along `op.axes`, counted row-major, first named major. nbytes: of the whole buffer,
-    which for an all-gather is that of the result. `op.hints.chunk` cuts what moves at once: with K chunks of
-    `nbytes` together, into ceil(nbytes / K / chunk) slices. Raises `CommplanError` with the counter-example
+    which for an all-gather is that of the result. `op.hints.chunk` cuts what moves at once into slices
+    (`collectives.layout.slices`). Raises `CommplanError` with the counter-example
     (CP0740 to CP0749) for a program that does not do what its collective promises, and as `levels` and
     `registry.program` do.
     """
@@ -99,6 +98,12 @@ def program_of(
     key = (op.algorithm.name, *own) if len(own) != 1 else (own[0].algorithm,)
     with _named_line(op, file):
         return _sliced(key, op.kind, ranks, root, nbytes, op.hints.chunk)
+
+
+def program_named(name: str, kind: Kind, ranks: int, root: int, nbytes: int, chunk: int | None) -> Program:
+    """The program of algorithm `name`, proved, cut into slices for messages of `chunk` bytes as `program_of`
+    says, and raising as it does."""
+    return _sliced((name,), kind, ranks, root, nbytes, chunk)
 
 
 def program_at(
@@ -126,7 +131,7 @@ def _sliced(
     key: tuple[str | Level, ...], kind: Kind, ranks: int, root: int, nbytes: int, chunk: int | None
 ) -> Program:
     whole = _proved(key, kind, ranks, root, 1)
-    slices = max(1, -(-nbytes // (whole.chunks * chunk))) if chunk and whole.rounds else 1
+    slices = layout.slices(whole.chunks, nbytes, chunk) if whole.rounds else 1
     return whole if slices == 1 else _proved(key, kind, ranks, root, slices)
 
 

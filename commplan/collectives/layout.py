@@ -7,6 +7,11 @@ import numpy as np
 from commplan.collectives.program import BLOCKED, Ints, Kind
 from commplan.diagnostics import fail
 
+# Bytes of one message over MPI at most: Open MPI sends up to 64 KiB over TCP, headers included, without
+# asking its receiver first.
+MESSAGE = 64 * 1024 - 256
+PARTS = 8192  # of a buffer, at most, whatever size is written for them
+
 
 def bounds(kind: Kind, ranks: int, chunks: int, size: int) -> Ints:
     """Offsets [chunks + 1], in elements, of the chunks in a buffer of `size` elements.
@@ -32,3 +37,17 @@ def bounds(kind: Kind, ranks: int, chunks: int, size: int) -> Ints:
     parts, block = chunks // ranks, size // ranks
     chunk = np.arange(chunks + 1, dtype=np.int64)
     return chunk // parts * block + chunk % parts * block // parts
+
+
+def slices(chunks: int, nbytes: int, size: int | None) -> int:
+    """Into how many slices each of `chunks` chunks is cut, so that what moves at once has `size` bytes.
+
+    nbytes: of the whole buffer. None: chunks stay whole. A buffer is cut into no more than about `PARTS`
+    parts, so that a small size does not make a program that takes longer to prove than to run.
+
+    >>> slices(4, 1024, 100), slices(4, 1024, None), slices(1, 1 << 20, 1)
+    (3, 1, 8192)
+    """
+    if size is None:
+        return 1
+    return max(1, -(-nbytes // (chunks * max(size, -(-nbytes // PARTS)))))

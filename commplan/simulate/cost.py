@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from commplan.collectives import registry
+from commplan.collectives.layout import MESSAGE
 from commplan.collectives.program import Kind
 from commplan.diagnostics import CommplanError
 from commplan.ir.plan import Algorithm
@@ -27,7 +28,6 @@ from commplan.simulate.pattern import Pattern, busiest, lay_out
 from commplan.simulate.stages import Stage, split, stages
 
 EXACT = 200  # messages; more are priced step by step
-PIECE = 64 * 1024 - 256  # bytes of a message at most, in the dataflow forms
 COMPOSED = 64  # ranks; larger hierarchies are priced stage by stage
 ROUND_BY_ROUND = 512  # ranks; larger groups are priced by the formulas of the algorithms
 NATIVE = ("ring", "halving_doubling", "recursive_doubling", "bruck", "binomial_tree", "scatter_gather")
@@ -160,7 +160,7 @@ def _dataflow(
 ) -> tuple[float, Floats]:
     of_chunk = nbytes / pattern.chunks
     if form in ("call", "split"):  # the engine cuts every message, and pieces do not wait for each other
-        chunk = min(chunk or PIECE, PIECE)
+        chunk = min(chunk or MESSAGE, MESSAGE)
     slices = max(1, math.ceil(of_chunk / chunk)) if chunk else 1
     messages = slices * sum(len(step.src) for step in pattern.steps)
     if form != "rounds" and pattern.own and not pattern.alike and messages <= EXACT:

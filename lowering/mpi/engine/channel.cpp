@@ -178,6 +178,7 @@ std::string Channel::finish(int64_t handle, const void* output) {
 }
 
 void Channel::progress() {
+  Rounding rounding;  // a thread begins with that of the thread that made it, which is XLA's
   Patience patience(kBeside);
   std::vector<Flight*> active;
   for (;;) {

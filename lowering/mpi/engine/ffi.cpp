@@ -114,6 +114,7 @@ COMMPLAN_API XLA_FFI_Error* commplan_start(XLA_FFI_CallFrame* frame) {
   Callable* x = find(number_of(frame));
   std::string error = wrong(x);
   if (!error.empty()) return failure(frame, text(error));
+  Rounding rounding;
   int64_t handle = x->channel->start(begin(*x, argument(frame, 0), result(frame, 0)));
   std::memcpy(result(frame, 1), &handle, sizeof handle);
   return nullptr;
@@ -192,14 +193,8 @@ COMMPLAN_API int64_t commplan_native(void* channel, const int64_t* settings) {
   return add({static_cast<Channel*>(channel), nullptr, std::move(native)});
 }
 
-// The file of the MPI library that the engine calls, and what that library calls itself.
+// The file of the MPI library that the engine calls.
 COMMPLAN_API const char* commplan_library() {
   Dl_info info{};
   return dladdr(reinterpret_cast<void*>(&MPI_Init), &info) ? info.dli_fname : "";
-}
-
-COMMPLAN_API int commplan_threads() {
-  int provided = MPI_THREAD_SINGLE;
-  MPI_Query_thread(&provided);
-  return provided == MPI_THREAD_MULTIPLE;
 }
