@@ -93,6 +93,11 @@ def menus(kind: CollectiveKind, ladder: tuple[Rung, ...]) -> tuple[tuple[str, ..
     return tuple(found)
 
 
+def usual(menus: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
+    """Rings where they may be, else the first of each menu; () where a level has none."""
+    return tuple("ring" if "ring" in menu else menu[0] for menu in menus) if all(menus) else ()
+
+
 def hierarchy(ladder: tuple[Rung, ...], names: tuple[str, ...]) -> Algorithm:
     """`hierarchical(gpu = ring, node = halving_doubling)`."""
     levels = zip(ladder, names, strict=True)
@@ -110,9 +115,9 @@ def as_one(kind: CollectiveKind, algorithm: Algorithm, backend: Backend, op: Col
     if any(key not in op.axes for key in keys):
         return True
     native = any(arg.key is not None and arg.value == "native" for arg in algorithm.args)
-    return backend == "mpi" and kind != "all_to_all" and not narrow(op) and not native
+    return backend == "mpi" and kind != "all_to_all" and not travels_narrow(op) and not native
 
 
-def narrow(op: Collective) -> bool:
+def travels_narrow(op: Collective) -> bool:
     """Whether values are asked to travel in another type than they are added in."""
     return op.hints.wire is not None or op.hints.accumulate is not None

@@ -64,9 +64,9 @@ class Chooser(Ways):
     def _by_rule(self, op: Collective) -> Decision:
         if op.algorithm.levels:
             ladder = candidates.pinned_rungs(op, self.schedule)
-            menus = candidates.menus(op.kind, ladder)
-            names = tuple("ring" if "ring" in menu else menu[0] for menu in menus)
-            return Decision(candidates.hierarchy(ladder, names), None, "the plan writes these levels")
+            names = candidates.usual(candidates.menus(op.kind, ladder))
+            algorithm = candidates.hierarchy(ladder, names) if names else op.algorithm
+            return Decision(algorithm, None, "the plan writes these levels")
         if op.pinned:
             return Decision(op.algorithm, None, "the plan writes it so")
         if self.jax:

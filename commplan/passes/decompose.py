@@ -11,7 +11,7 @@ from commplan.ir.plan import Algorithm, Ref
 from commplan.ir.schedule import Choice, Collective, CollectiveKind, Op, Schedule
 from commplan.ir.types import Placement
 from commplan.passes.base import Context, Pass
-from commplan.passes.candidates import as_one
+from commplan.passes.candidates import as_one, travels_narrow
 from commplan.passes.choosing import Chooser
 from commplan.passes.flat import rewrite_flat
 from commplan.passes.layering import layered
@@ -78,8 +78,7 @@ def _sum(editor: Editor, ops: list[Op], op: Collective, steps: Levels, loose: bo
     """
     inner, (outer, outermost) = steps[:-1], steps[-1]
     ranks = [editor.size((axis,)) for axis, _ in inner]
-    sent_narrow = op.hints.wire is not None or op.hints.accumulate is not None
-    multiple = math.prod(ranks) * (editor.size((outer,)) if sent_narrow else 1)
+    multiple = math.prod(ranks) * (editor.size((outer,)) if travels_narrow(op) else 1)
     size = round_up(editor.leaf(op.operand).size, multiple)
     grown = size != editor.leaf(op.operand).size
     current = padded(editor, ops, op.operand, size)

@@ -46,7 +46,7 @@ def _best(chooser: Chooser, op: Collective, choices: list[Choice]) -> Algorithm:
     one, many = chooser.fastest(ways), chooser.fastest(levels)
     keys = tuple(Arg(key) for key, _ in many.algorithm.levels)
     written = Algorithm("hierarchical", keys)
-    if candidates.narrow(op) and any(arg.value not in op.axes for arg in keys):
+    if candidates.travels_narrow(op) and any(arg.value not in op.axes for arg in keys):
         return op.algorithm  # what travels narrower than it is added goes axis by axis
     needed = EVENLY if chooser.jax else TIE
     if many.seconds >= one.seconds * (1 - needed):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from commplan.ir.schedule import Backend, CollectiveKind
 
 KIB, MIB = 1024, 1024**2
-PIECE = 32 * KIB  # bytes of a message: the largest that Open MPI sends over TCP without asking first
+PIECE = 32 * KIB  # bytes of a message along a chain: the last rank waits for n - 2 of them
 
 
 class Rule(NamedTuple):

@@ -94,7 +94,7 @@ class Ways:
         menus = candidates.menus(op.kind, ladder)
         if not all(menus):
             return []
-        names = ["ring" if "ring" in menu else menu[0] for menu in menus]
+        names = list(candidates.usual(menus))
         if few:
             return self.messages(op, candidates.hierarchy(ladder, tuple(names)), few=True)
         best: Way | None = None

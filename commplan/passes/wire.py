@@ -10,6 +10,7 @@ from commplan.ir.plan import Algorithm, Hints, Ref
 from commplan.ir.schedule import Cast, Choice, Collective, CollectiveKind, LocalSum, Op, Schedule
 from commplan.ir.types import DType, Placement
 from commplan.passes.base import Context, Pass
+from commplan.passes.candidates import travels_narrow
 from commplan.passes.flat import rewrite_flat
 from commplan.passes.rewrite import Editor, axis_names, padded, round_up, trimmed, varying
 
@@ -25,14 +26,10 @@ class WirePass(Pass, frozen=True):
     def run(self, schedule: Schedule, context: Context) -> Schedule:
         choices: list[Choice] = []
         phases = tuple(
-            rewrite_flat(schedule, phase, context.order, _asks, _rewrite, choices)
+            rewrite_flat(schedule, phase, context.order, travels_narrow, _rewrite, choices)
             for phase in schedule.phases
         )
         return msgspec.structs.replace(schedule, phases=phases, choices=(*schedule.choices, *choices))
-
-
-def _asks(op: Collective) -> bool:
-    return op.hints.wire is not None or op.hints.accumulate is not None
 
 
 def wire_types(dtype: DType, hints: Hints) -> tuple[DType, DType]:

@@ -36,7 +36,7 @@ OPTIONS: dict[str, Rule] = {
     "overlap": Rule(SUMS, "word", words=("backward",)),
     "wire": Rule((*COLLECTIVES, "exchange", "elastic sync", *ASYNC), "dtype"),
     "accumulate": Rule(SUMS, "dtype"),
-    "chunk": Rule(("exchange", *ASYNC), "bytes"),
+    "chunk": Rule((*COLLECTIVES, "exchange", "elastic sync", *ASYNC), "bytes"),
     "staleness": Rule(("exchange", *ASYNC), "count", least=0),
     "on_error": Rule(("load", "host map"), "word", words=("stop", "skip")),
     "on_failure": Rule(("load", "share"), "word", words=("stop", "continue")),

@@ -211,6 +211,7 @@ def test_algorithms() -> None:
         "native",
         "hierarchical(node, gpu = native)",
     ]
+    assert _stages(plan, ir.Reduce)[0].hints == ir.Hints(bucket=64 * 1024**2, chunk=32 * 1024)
     assert _stages(plan, ir.Broadcast, "start")[0].root == 31
 
 

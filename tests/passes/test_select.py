@@ -203,6 +203,13 @@ def test_levels_that_the_plan_writes_without_costs() -> None:
     assert str(op.algorithm) == "hierarchical(gpu = ring, node = chain)"
 
 
+def test_levels_too_large_for_programs_stay_as_they_are_written() -> None:
+    two = graph.Algorithm("hierarchical", (graph.Arg("gpu"), graph.Arg("node")))
+    wide = Topology("wide", (Level("gpu", 4, 3e-6, 450e9), Level("node", 512, 6e-6, 400e9)))
+    op = only(chosen(reduce_plan("sum", two, node=512, gpu=4), None, wide))
+    assert str(op.algorithm) == "hierarchical(gpu, node)"
+
+
 def test_levels_that_are_left_to_the_library_are_carried_out_one_by_one() -> None:
     two = graph.Algorithm("hierarchical", (graph.Arg("native", "gpu"), graph.Arg("ring", "node")))
     made = collectives(chosen(reduce_plan("sum", two, node=4, gpu=4), by_name(ring=1.0), NODES))
