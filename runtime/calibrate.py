@@ -156,10 +156,10 @@ def _pairs_of(topology: Topology, places: Sequence[int]) -> list[tuple[str, Pair
     inside = np.zeros(len(places), np.int64)
     for index in reversed(range(len(network.levels))):
         units = network.units(array, index)
-        groups: dict[tuple[int, int], dict[int, list[int]]] = {}
+        groups: dict[int, dict[int, list[int]]] = {}
         outer = network.units(array, index + 1) if index + 1 < len(network.levels) else inside
         for rank, (unit, parent) in enumerate(zip(units.tolist(), outer.tolist(), strict=True)):
-            groups.setdefault((parent, 0), {}).setdefault(unit, []).append(rank)
+            groups.setdefault(parent, {}).setdefault(unit, []).append(rank)
         pairs: list[tuple[int, int]] = []
         width = 1
         for members in groups.values():

@@ -26,8 +26,7 @@ class Proof(NamedTuple):
 
     tasks: the programs that were proved. believed: levels that are the backend's own, which no proof covers.
     rounds, sent, received: of the busiest rank at most; staged: what a rank receives in one round at most;
-    bytes as a share of S. wrong: counter-examples with
-    what they are of.
+    bytes as a share of S. wrong: counter-examples with what they are of.
     """
 
     tasks: tuple[Task, ...]
