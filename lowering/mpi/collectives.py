@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import warnings
 import weakref
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from commplan.collectives.program import REDUCING
-from commplan.diagnostics import fail
+from commplan.diagnostics import CommplanError, fail
 from commplan.ir.schedule import ReduceOp
 from commplan.lowering.jax.untyped import jax, jnp
 from commplan.lowering.mpi import build, primitives, rounds
@@ -46,15 +47,32 @@ class Channel:
     """A communicator for collectives under jit.
 
     comm: an mpi4py communicator, which is duplicated. sizes: the plan's axes (see `Groups`). Every rank makes
-    it alike. Raises CP0830 where the engine cannot be compiled and CP0831 for sizes that do not fit.
+    it alike. Raises CP0831 for sizes that do not fit. Where a rank cannot have the engine (CP0830) there is a
+    warning with the reason, and every collective takes the form `rounds`.
     """
 
     def __init__(self, comm: Any, sizes: Mapping[str, int] | None = None) -> None:
         self.groups = Groups(comm, sizes)
-        self._library: Any = build.library()
-        self._channel: int | None = self._library.commplan_channel_open(self.groups.own.py2f())
+        self._library: Any = self._engine()
+        self._channel: int | None = None
+        if self._library is not None:
+            self._channel = self._library.commplan_channel_open(self.groups.own.py2f())
         self._numbers: dict[Any, int] = {}
         _open.add(self)
+
+    def _engine(self) -> Any:
+        """The engine if all ranks have it: forms do not mix."""
+        library, why = None, ""
+        try:
+            library = build.library()
+        except CommplanError as error:
+            why = str(error)
+        reasons = [reason for reason in self.groups.own.allgather(why) if reason]
+        if not reasons:
+            return library
+        if self.groups.rank == 0:
+            warnings.warn(f"collectives run message by message, slower: {reasons[0]}", RuntimeWarning, 3)
+        return None
 
     def close(self) -> None:
         """Stop the progress thread. What was compiled for this channel fails from now on."""
@@ -78,10 +96,10 @@ class Channel:
         shape = self._result(x, spec)
         if self._nothing(x, spec):
             return x.reshape(shape), token
-        if spec.form == "split":
+        if spec.form == "split" and self._library is not None:
             pending, token = self.start(x, spec, token)
             return self.finish(pending, token)
-        if spec.form == "rounds":
+        if spec.form == "rounds" or self._library is None:
             y = self._rounds(rounds.tied(x, token), spec).reshape(shape)
             return y, rounds.after(token, y)
         result = jax.ShapeDtypeStruct(shape, x.dtype)
@@ -92,6 +110,9 @@ class Channel:
         shape = self._result(x, spec)
         if self._nothing(x, spec):
             return Pending(x, x.reshape(shape), None, -1), token
+        if self._library is None:
+            y, token = self.run(x, spec, token)
+            return Pending(x, y, None, -1), token
         if not self.groups.concurrent:
             fail("CP0833", "this MPI may be called by one thread at a time, and form `split` needs two")
         number = self._number(x, spec)
