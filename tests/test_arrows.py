@@ -18,7 +18,7 @@ ROOMS = {room: f"commplan.{room}" for room in ("dsl", "lowering", "runtime")} | 
 OURS = "commplan"
 ALLOWED: dict[str, tuple[str, ...]] = {
     "commplan.diagnostics": (),
-    "commplan.ir": ("commplan.collectives",),
+    "commplan.ir": (),
     "commplan.collectives": (),
     "commplan.dsl": (),
     "commplan.trees": (),

@@ -186,7 +186,7 @@ def test_under_jax_a_program_must_be_measured_and_win_clearly(
 def test_without_costs(backend: Any) -> None:
     """JAX's own always; under MPI by the table, and whatever is chosen the program is proved."""
     plan = reduce_plan("sum", data=4)
-    found = {}
+    found: dict[int, tuple[str, str | None]] = {}
     for size in (16, 32 * 1024, 1024**2):
         op = only(chosen(plan, None, backend=backend, size=size))
         found[size] = (op.algorithm.name, op.form)
