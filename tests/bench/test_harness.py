@@ -138,7 +138,7 @@ def example(shape: Shape | None = None) -> Results:
 def test_the_verdict_names_what_is_slower():
     results = example()
     assert judge(results.figures, results.surroundings) == [
-        "all-reduce: slower than the best peer at 1024 B (1.50 times the time) of 2",
+        "all-reduce: more than 5% slower than the best peer at 1024 B (1.50 times the time) of 2",
         "all-reduce: at least 0.980 of the line rate from 4 MiB up",
         "all-reduce: at least 1.96 times Open MPI's bandwidth from 4 MiB up",
         "all-reduce: up to 16 KiB at most 1.76 times (Open MPI + 1.2 empty calls)",
