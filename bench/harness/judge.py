@@ -43,9 +43,8 @@ def _of_kind(kind: str, sizes: dict[int, dict[str, Figure]], where: Surroundings
         if ratio > 1 + NOISE:
             slower.append(f"{size} B ({ratio:.2f} times the time)")
     if compared:
-        said.append(
-            f"more than {NOISE:.0%} slower than the best peer at {', '.join(slower) or 'no size'} of {compared}"
-        )
+        where_slower = ", ".join(slower) or "no size"
+        said.append(f"more than {NOISE:.0%} slower than the best peer at {where_slower} of {compared}")
     large = [own for size, own in sizes.items() if size >= LARGE and "commplan" in own]
     if large and kind == "all_reduce":
         share = min(own["commplan"].bus / where.line for own in large)
