@@ -15,6 +15,8 @@ import numpy as np
 
 from commplan.trees import flatten
 
+from .case_functions import FUNCTIONS, storage
+
 Tree = Any
 NUMPY = {
     "f32": "float32", "bf16": "bfloat16", "f16": "float16", "f64": "float64",
@@ -345,6 +347,8 @@ class _Writer:
         items: list[str] = []
         if self.random.random() < 0.4:
             items.append(f"bucket = {self.random.choice([16, 64, 256, 1024])}")
+        if self.random.random() < 0.2:
+            items.append(f"chunk = {self.random.choice([4, 16, 64])}")
         wires = [w for w in ("bf16", "f16") if w in self.dtypes]
         if wires and var.floats_only and op not in ("max", "min") and self.random.random() < 0.3:
             wire = self.random.choice(wires)
@@ -394,7 +398,9 @@ class _Writer:
         if not var.split:
             return None
         made = dataclasses.replace(var, name=self.fresh(), split=var.split[:-1])
-        how = self.via(var.split[-1:], "gather") + (" { bucket = 64 }" if self.random.random() < 0.4 else "")
+        how = self.via(var.split[-1:], "gather") + self.random.choice(
+            ["", "", " { bucket = 64 }", " { chunk = 8 }"]
+        )
         return f"{made.name} = gather {var.name} over {var.split[-1]}{how}", made
 
     def unary(self, var: Var, _: list[Var]) -> tuple[str, Var] | None:
@@ -469,44 +475,7 @@ class _Writer:
     def pipeline(self) -> str | None:
         if self.random.random() < 0.3:
             return None
-        passes = ["share", "bucket", "decompose", "wire", "overlap"]
+        passes = ["share", "bucket", "decompose", "wire", "select", "overlap"]
         chosen = [name for name in passes if self.random.random() < 0.75]
         limit = self.random.choice(["", "{max=32}", "{max=1KiB}"])
         return ",".join(name + limit if name == "bucket" else name for name in chosen)
-
-
-def storage(dtype: str) -> np.dtype[Any]:
-    """The NumPy type of that name, bfloat16 by way of `ml_dtypes`."""
-    if dtype != "bfloat16":
-        return np.dtype(dtype)
-    import ml_dtypes  # noqa: PLC0415 - only where bfloat16 is asked for
-
-    return np.dtype(ml_dtypes.bfloat16)
-
-
-def _each(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function on trees from one on leaves; the leaves are NumPy's or JAX's."""
-
-    def on_trees(*trees: Tree) -> Tree:
-        flat = [flatten(tree) for tree in trees]
-        columns = zip(*([leaf for _, leaf in pairs] for pairs, _ in flat), strict=True)
-        return flat[0][1]([function(*column) for column in columns])
-
-    return on_trees
-
-
-def _bump(x: Any) -> Any:
-    return ~x if x.dtype == bool else x + 1
-
-
-def _double(x: Any) -> Any:
-    return x if x.dtype == bool else x + x
-
-
-def _blend(x: Any, y: Any) -> Any:
-    return x ^ y if x.dtype == bool else x + y
-
-
-FUNCTIONS: Mapping[str, Callable[..., Any]] = {
-    "keep": _each(lambda x: x), "bump": _each(_bump), "double": _each(_double), "blend": _each(_blend),
-}  # fmt: skip

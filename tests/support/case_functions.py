@@ -1,0 +1,49 @@
+"""The functions that random plans name, and the types that their arrays are stored in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from commplan.trees import flatten
+
+Tree = Any
+
+
+def storage(dtype: str) -> np.dtype[Any]:
+    """The NumPy type of that name, bfloat16 by way of `ml_dtypes`."""
+    if dtype != "bfloat16":
+        return np.dtype(dtype)
+    import ml_dtypes  # noqa: PLC0415 - only where bfloat16 is asked for
+
+    return np.dtype(ml_dtypes.bfloat16)
+
+
+def _each(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function on trees from one on leaves; the leaves are NumPy's or JAX's."""
+
+    def on_trees(*trees: Tree) -> Tree:
+        flat = [flatten(tree) for tree in trees]
+        columns = zip(*([leaf for _, leaf in pairs] for pairs, _ in flat), strict=True)
+        return flat[0][1]([function(*column) for column in columns])
+
+    return on_trees
+
+
+def _bump(x: Any) -> Any:
+    return ~x if x.dtype == bool else x + 1
+
+
+def _double(x: Any) -> Any:
+    return x if x.dtype == bool else x + x
+
+
+def _blend(x: Any, y: Any) -> Any:
+    return x ^ y if x.dtype == bool else x + y
+
+
+FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "keep": _each(lambda x: x), "bump": _each(_bump), "double": _each(_double), "blend": _each(_blend),
+}  # fmt: skip
