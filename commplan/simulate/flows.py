@@ -111,8 +111,10 @@ class _Flight:
         for i, rate in zip(active, rates, strict=True):
             self.left[i] -= (when - self.now) * float(rate)
         self.now = when
-        for i in [i for i in active if self.left[i] <= LEFT]:
-            self._sent(i)
+        # Few bytes on a fast link may take less time than the clock can tell: what was to end now has ended.
+        for i, end in zip(active, ends, strict=True):
+            if end <= when or self.left[i] <= LEFT:
+                self._sent(i)
         while self.events and self.events[0][0] <= when:
             _, arrived, i = heapq.heappop(self.events)
             if arrived:

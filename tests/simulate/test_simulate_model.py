@@ -172,6 +172,15 @@ def test_neither_steps_nor_flows_are_below_the_bound(kind: Kind, name: str, plac
         assert min(by_steps, by_flows, waiting) >= bound * (1 - 1e-9)
 
 
+@pytest.mark.parametrize("places", [[0, 0, 1, 1], [0, 1, 2, 3]], ids=["shared places", "a place each"])
+@pytest.mark.parametrize("name", ["chain", "double_tree"])
+def test_flows_end_where_what_is_left_takes_less_than_the_clock_tells(name: str, places: list[int]) -> None:
+    """Much later than a microbyte takes: hours over slow links, seconds in a shared memory."""
+    laid = pattern(name, "all_reduce", places)
+    took = flows.seconds(laid, NETWORK, 1e11 / laid.chunks, 2)
+    assert 1e11 / 25e6 <= took < 8 * 1e11 / 25e6
+
+
 ALIKE = [
     (kind, name)
     for kind, name in CASES
