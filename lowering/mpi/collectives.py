@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import os
 import warnings
 import weakref
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ import numpy as np
 from commplan.collectives.program import REDUCING
 from commplan.diagnostics import CommplanError, fail
 from commplan.ir.schedule import ReduceOp
+from commplan.lowering.jax import _compat
 from commplan.lowering.jax.untyped import jax, jnp
 from commplan.lowering.mpi import build, primitives, rounds
 from commplan.lowering.mpi.choose import choice
@@ -110,8 +112,9 @@ class Channel:
         shape = self._result(x, spec)
         if self._nothing(x, spec):
             return Pending(x, x.reshape(shape), None, -1), token
-        if self._library is None:
-            y, token = self.run(x, spec, token)
+        # Without jit a result does not stay where it was begun.
+        if self._library is None or _compat.recording() is None:
+            y, token = self.run(x, dataclasses.replace(spec, form="call"), token)
             return Pending(x, y, None, -1), token
         if not self.groups.concurrent:
             fail("CP0833", "this MPI may be called by one thread at a time, and form `split` needs two")
@@ -234,6 +237,7 @@ def _numbers(values: Any, dtype: Any) -> Any:
 
 
 _open: weakref.WeakSet[Channel] = weakref.WeakSet()
+os.register_at_fork(after_in_child=_open.clear)  # threads stay with the parent: there are none to wait for
 
 
 @atexit.register

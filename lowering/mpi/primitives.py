@@ -14,7 +14,7 @@ from typing import Any, NoReturn, cast
 import numpy as np
 from jax.core import ShapedArray
 from jax.extend.core import Primitive
-from jax.interpreters import ad, mlir
+from jax.interpreters import ad, batching, mlir
 
 from commplan.diagnostics import fail
 from commplan.lowering.jax.untyped import jax
@@ -38,16 +38,27 @@ def _declare(name: str, aliases: dict[int, int]) -> Any:
         return rule(ctx, *operands, program=np.int64(program))
 
     def alone(*operands: Any, **how: Any) -> Any:
-        return jax.jit(functools.partial(primitive.bind, **how))(*operands)
+        with jax.disable_jit(False):  # else it would come back here
+            return jax.jit(functools.partial(primitive.bind, **how))(*operands)
 
     primitive.def_abstract_eval(abstract)
-    cast("Any", ad).primitive_jvps[primitive] = _refuse
+    cast("Any", ad).primitive_jvps[primitive] = _no_derivative
+    cast("Any", batching).primitive_batchers[primitive] = _no_batches
     primitive.def_impl(alone)
     cast("Any", mlir).register_lowering(primitive, lowering, platform="cpu")
     return primitive
 
 
-def _refuse(*_: object, **__: object) -> NoReturn:
+def _no_batches(*_: object, **__: object) -> NoReturn:
+    fail(
+        "CP0848",
+        "a collective over MPI is batched by jax.vmap",
+        "one call moves one value: give the phase the whole batch, declared with its leading dimension",
+        "or take `jax.vmap` of what stands around the phase",
+    )
+
+
+def _no_derivative(*_: object, **__: object) -> NoReturn:
     fail(
         "CP0847",
         "a collective over MPI is differentiated",

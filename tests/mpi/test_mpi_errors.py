@@ -35,6 +35,7 @@ def said() -> dict[str, list[str]]:
         ("a leading dimension", "CP0805", "has the shape [1, 4], expected [4]"),
         ("an unknown input", "CP0804", "needs `x`"),
         ("a derivative", "CP0847", "differentiated"),
+        ("a batch", "CP0848", "batched by jax.vmap"),
         ("other programs", "CP0845", "rank 1 another one than rank 0"),
         ("a freed communicator", "CP0843", "is null"),
         ("a freed communicator to bind", "CP0843", "is null"),

@@ -56,6 +56,7 @@ def main() -> None:
     refused("a leading dimension", lambda: run.step(run.init(), x=X[None]))
     refused("an unknown input", lambda: run.step(run.init(), z=X))
     refused("a derivative", lambda: _derivative(comm))
+    refused("a batch", lambda: _batched(comm))
     refused("other programs", lambda: _different(comm))
     freed = comm.Dup()
     freed.Free()
@@ -71,6 +72,11 @@ def main() -> None:
 def _derivative(comm: Any) -> Any:
     run = commplan.loads(PLAN.replace("member = 2", "member = 1")).compile(comm).bind(comm)
     return jax.grad(lambda x: run.step(run.init(), x=x)[0].y.sum())(X)
+
+
+def _batched(comm: Any) -> Any:
+    run = commplan.loads(PLAN.replace("member = 2", "member = 1")).compile(comm).bind(comm)
+    return jax.vmap(lambda x: run.step(run.init(), x=x)[0].y)(np.ones((3, 4), np.float32))
 
 
 def _different(comm: Any) -> Any:

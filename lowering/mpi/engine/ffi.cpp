@@ -77,6 +77,9 @@ std::unique_ptr<Operation> begin(Callable& x, const void* input, void* output) {
 std::string wrong(Callable* callable) {
   if (callable == nullptr) return "this program was compiled by another process";
   if (callable->channel == nullptr) return "the channel of this program is closed";
+  int ended = 0;
+  MPI_Finalized(&ended);
+  if (ended) return "MPI has been finalized";
   std::string broken = callable->channel->broken();
   return broken.empty() ? broken : "an earlier operation failed: " + broken;
 }
