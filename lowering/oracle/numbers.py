@@ -50,11 +50,16 @@ def convert(array: npt.ArrayLike, dtype: DType) -> Array:
 def combine(op: Literal["sum", "max", "min"], left: Array, right: Array, dtype: DType) -> Array:
     """`left` and `right` combined element by element, the result rounded to `dtype`.
 
-    Integers wrap around; a NaN in either operand gives NaN.
+    Integers wrap around; a NaN in either operand gives NaN; -0 is less than 0.
     """
     function = {"sum": np.add, "max": np.maximum, "min": np.minimum}[op]
     with np.errstate(all="ignore"):
-        return convert(function(left, right), dtype)
+        found = function(left, right)
+        if op != "sum" and dtype.is_float:
+            # Of two zeros NumPy gives either. Their sum is -0 only where both are, as is their maximum.
+            zeros = left + right if op == "max" else -(-left - right)
+            found = np.where((left == 0) & (right == 0), zeros, found)
+        return convert(found, dtype)
 
 
 def multiply(array: Array, factor: npt.ArrayLike, dtype: DType) -> Array:

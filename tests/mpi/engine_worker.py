@@ -26,11 +26,13 @@ from commplan.lowering.mpi.choose import choice
 from commplan.lowering.mpi.collectives import Channel
 from commplan.lowering.mpi.spec import KINDS, NATIVE, Spec
 from commplan.lowering.mpi.untyped import MPI
+from commplan.lowering.oracle.numbers import combine
 from commplan.lowering.oracle.programs import execute
 
 comm = MPI.COMM_WORLD
 RANKS, RANK = comm.Get_size(), comm.Get_rank()
 NUMPY = {"bfloat16": ml_dtypes.bfloat16}
+NAMES = {dtype.numpy_name: dtype for dtype in DType}
 ROOTED = ("broadcast", "reduce", "scatter", "gather")
 CUT = ("reduce_scatter", "scatter", "all_to_all")
 
@@ -52,6 +54,7 @@ def operand(case: Case, rank: int) -> Any:
     values = rng.standard_normal(case.size).astype(NUMPY.get(case.dtype, case.dtype))
     if case.spec.op != "sum" and case.size > 2:
         values[case.size // 2] = np.nan if rank == 0 else 1
+        values[:2] = (0.0, -0.0) if rank % 2 else (-0.0, 0.0)
     if case.spec.form != "rounds" and case.dtype == "float32":
         values[-1:] = 1e-40 * (rank + 1)  # XLA flushes subnormals, the engine does not
     return values
@@ -69,7 +72,10 @@ def expected(case: Case, xs: list[Any], channel: Channel) -> list[Any] | None:
     if made is not None:
         return [np.asarray(x) for x in execute(made.program, xs, spec.op)]
     rows = np.stack(xs)
-    how: Any = {"max": np.maximum, "min": np.minimum}.get(spec.op, np.add)
+
+    def how(one: Any, other: Any) -> Any:
+        return combine(spec.op, one, other, NAMES[case.dtype])
+
     if spec.kind in ("all_reduce", "reduce", "reduce_scatter"):
         if spec.op == "sum" and case.dtype.endswith(("16", "float32", "float64")):
             return None
@@ -111,6 +117,8 @@ def by_dtype(form: Any) -> Iterator[Case]:
             for algorithm in (NATIVE, Algorithm("ring")):
                 for kind in ("all_reduce", "reduce_scatter"):
                     yield Case(Spec(kind, op=op, algorithm=algorithm, form=form), 9 * RANKS, dtype)  # pyright: ignore[reportArgumentType]
+            butterfly = Spec("all_reduce", op=op, algorithm=Algorithm("recursive_doubling"), form=form)  # pyright: ignore[reportArgumentType]
+            yield Case(butterfly, 9 * RANKS, dtype)
         for kind in ("broadcast", "all_gather", "all_to_all"):
             yield Case(Spec(kind, form=form), 2 * RANKS, dtype)
         yield Case(Spec("all_gather", algorithm=Algorithm("bruck"), form=form), 5, dtype)

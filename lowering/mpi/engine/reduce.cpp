@@ -1,7 +1,7 @@
 // The arithmetic of reductions, element by element, in the declared type.
 //
 // bf16 and f16 are added as f32 and rounded to nearest, ties to even. A maximum or minimum with a NaN is a
-// NaN. Sums of integers wrap around; a sum of booleans is their disjunction.
+// NaN, and -0 is less than 0. Sums of integers wrap around; a sum of booleans is their disjunction.
 #include <cfenv>
 #include <cmath>
 #include <cstring>
@@ -87,13 +87,28 @@ inline T add(T a, T b) {
   }
 }
 
+// Of two equal numbers: they differ at most in the sign of a zero, and 0 is the larger one on every rank.
+template <typename Bits, bool kMaximum, typename T>
+inline T either(T a, T b) {
+  static_assert(sizeof(Bits) == sizeof(T), "the bits of a number");
+  Bits x, y;
+  std::memcpy(&x, &a, sizeof x);
+  std::memcpy(&y, &b, sizeof y);
+  x = kMaximum ? x & y : x | y;
+  std::memcpy(&a, &x, sizeof a);
+  return a;
+}
+
 template <typename T, bool kMaximum>
 inline T extreme(T a, T b) {
   if constexpr (kNarrow<T>) {
     float x = a.wide(), y = b.wide();
-    return (kMaximum ? x >= y : x <= y) || x != x ? a : b;
+    if (x == y) return either<uint16_t, kMaximum>(a, b);
+    return (kMaximum ? x > y : x < y) || x != x ? a : b;
   } else if constexpr (std::is_floating_point_v<T>) {
-    return (kMaximum ? a >= b : a <= b) || a != a ? a : b;
+    using Bits = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
+    if (a == b) return either<Bits, kMaximum>(a, b);
+    return (kMaximum ? a > b : a < b) || a != a ? a : b;
   } else {
     return (kMaximum ? a >= b : a <= b) ? a : b;
   }
