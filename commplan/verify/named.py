@@ -19,6 +19,7 @@ from commplan.verify.programs import Counted, count, prove
 from commplan.verify.projection import project
 
 LARGEST = 1 << 22  # slots of all ranks together, of a program that is proved rank by rank
+RANKS = 1 << 17  # of such a program; each has a set of ranks as bits, so memory grows with the square
 
 
 class Proof(NamedTuple):
@@ -48,6 +49,12 @@ def prove_task(task: Task) -> tuple[tuple[Counterexample, ...], Counted]:
     slots to be proved.
     """
     algorithm, kind, ranks, root = task
+    if ranks > RANKS:
+        fail(
+            "CP0748",
+            f"{str_of(task)} has too many ranks to be proved",
+            f"at most {RANKS}; hierarchical(..) is proved level by level",
+        )
     chunks = _chunks(algorithm, kind, ranks)
     if chunks * ranks > LARGEST:
         fail(

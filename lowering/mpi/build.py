@@ -34,7 +34,10 @@ _SECONDS = 300  # more than any compiler needs
 @functools.cache
 def library() -> ctypes.CDLL:
     """The engine, loaded into this process. Raises CP0830 where it cannot be had."""
-    path = _cached(_compiler(), mpi_library())
+    try:
+        path = _cached(_compiler(), mpi_library())
+    except OSError as error:  # a compiler that cannot be started, a full disk
+        fail("CP0830", f"the MPI engine cannot be compiled: {error}", _FIX)
     try:
         loaded = ctypes.CDLL(str(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)
     except OSError as error:
@@ -159,11 +162,14 @@ def _compile(compiler: Sequence[str], sources: Sequence[Path], path: Path) -> No
             command = [compiler[0], *_OPTIONS, *tuning, include, *files, *compiler[1:], "-o", made, "-ldl"]
             done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_SECONDS)
             if done.returncode == 0:
+                with Path(made).open("rb") as whole:
+                    os.fsync(whole)  # a machine that stops now leaves no library with holes
                 Path(made).replace(path)
                 return
             if "march" not in done.stderr:
                 break
-        errors = [line for line in done.stderr.splitlines() if "error" in line] or [done.stderr[-500:]]
+        said = done.stderr[-500:] or f"{compiler[0]} ends with exit code {done.returncode}"
+        errors = [line for line in done.stderr.splitlines() if "error" in line] or [said]
         fail("CP0830", f"the MPI engine does not compile: {errors[0].strip()}", _FIX)
     except subprocess.TimeoutExpired:
         fail("CP0830", f"compiling the MPI engine took more than {_SECONDS} s", _FIX)

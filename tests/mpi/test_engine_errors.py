@@ -111,6 +111,17 @@ def test_without_a_compiler_messages_go_one_by_one(monkeypatch: pytest.MonkeyPat
     assert "`/nowhere/mpicxx` (from MPICXX) is not there" in said
 
 
+def test_a_compiler_that_cannot_be_started_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    words = tmp_path / "mpicxx"
+    words.write_text("no program\n")
+    words.chmod(0o755)
+    monkeypatch.setenv("MPICXX", str(words))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    said = mpirun.run(2, FALLBACK)
+    assert "the MPI engine cannot be compiled" in said
+    assert str(words) in said
+
+
 def test_what_does_not_compile_is_told_with_the_compilers_words(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):

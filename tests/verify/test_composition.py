@@ -131,5 +131,7 @@ def test_what_is_too_large_to_be_proved_is_said() -> None:
     with pytest.raises(CommplanError) as caught:
         named.prove_sliced("ring", "all_reduce", 64, 0, 2000)
     assert caught.value.diagnostics[0].code == "CP0748"
+    with pytest.raises(CommplanError, match="too many ranks"):
+        named.prove_algorithm("recursive_doubling", "all_reduce", 2**20)
     assert named.prove_algorithm("recursive_doubling", "all_reduce", 3000).wrong == ()
     assert named.prove_sliced("ring", "all_reduce", 6, 0, 4).wrong == ()
