@@ -2,7 +2,8 @@
 
 XLA is told that the calls have side effects and drops none. JAX is not: it calls a function with effects from
 Python each time, which takes 30 us longer than its fast way. So a call whose results nothing needs, its token
-included, may be left out while a function is traced, on all ranks alike if they trace the same.
+included, may be left out while a function is traced, on all ranks alike if they trace the same. All but
+`finish`: without it the memory of the result would be used again while messages still arrive in it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, NoReturn, cast
 import numpy as np
 from jax.core import ShapedArray
 from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad, batching, mlir, partial_eval
 
 from commplan.diagnostics import fail
 from commplan.lowering.jax.untyped import jax
@@ -49,6 +50,12 @@ def _declare(name: str, aliases: dict[int, int]) -> Any:
     return primitive
 
 
+def _needed(used: list[bool], equation: Any) -> tuple[list[bool], Any]:
+    """How JAX is told to keep an equation, and what it takes, whatever of its results is used."""
+    del used
+    return [True] * len(equation.invars), equation
+
+
 def _no_batches(*_: object, **__: object) -> NoReturn:
     fail(
         "CP0848",
@@ -69,7 +76,9 @@ def _no_derivative(*_: object, **__: object) -> NoReturn:
 
 @functools.cache
 def _primitives() -> tuple[Any, Any, Any]:
-    return _declare("call", {1: 1}), _declare("start", {1: 2}), _declare("finish", {1: 0, 3: 1})
+    finish = _declare("finish", {1: 0, 3: 1})
+    cast("Any", partial_eval).dce_rules[finish] = _needed
+    return _declare("call", {1: 1}), _declare("start", {1: 2}), finish
 
 
 def _bind(primitive: Any, operands: Sequence[Array], results: Sequence[Any], program: int) -> list[Array]:

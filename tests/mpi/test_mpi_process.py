@@ -1,4 +1,4 @@
-"""What a process may do around its phases: without jit, after a fork, after MPI's end."""
+"""What a process may do around its collectives: no jit, results unused, forks, and after MPI's end."""
 
 from __future__ import annotations
 
@@ -27,6 +27,28 @@ def test_without_jit_a_collective_is_the_same():
         BEGIN
         + "with jax.disable_jit():\n    assert (run(x) == 2 * x).all() and (run(x, 'split') == 2 * x).all()",
     )
+
+
+def test_what_was_started_is_finished_though_its_result_is_not_used():
+    """Else its memory would be given to others while messages arrive in it."""
+    code = (
+        "spec = Spec('all_reduce', algorithm=Algorithm('ring'), form='split')\n"
+        "def first(x, y, token):\n"
+        "    one, token = channel.start(x, spec, token)\n"
+        "    other, token = channel.start(y, spec, token)\n"
+        "    total, token = channel.finish(one, token)\n"
+        "    channel.finish(other, token)\n"
+        "    return total\n"
+        "def looped(x, y, token):\n"
+        "    return jax.lax.fori_loop(0, 1, lambda _, held: first(held, y, token), x)\n"
+        "for function in (first, looped):\n"
+        "    lowered = jax.jit(function).lower(x, np.ones(9), channel.token())\n"
+        "    text = lowered.compile().as_text()\n"
+        "    calls = [text.count(f'commplan_mpi_{name}\"') for name in ('start', 'finish')]\n"
+        "    assert calls == [2, 2], calls\n"
+        "    assert (jax.jit(function)(x, np.ones(9), channel.token()) == 2 * x).all()\n"
+    )
+    mpirun.run(2, BEGIN + code)
 
 
 def test_a_forked_process_waits_for_no_thread_of_its_parent():
