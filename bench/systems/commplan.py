@@ -8,12 +8,11 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from bench.harness.plans import chosen, program
 from bench.harness.work import Floats, Operation, Work
 from bench.harness.worker import operands
 from bench.systems.computation import JaxComputing, after_products
+from bench.systems.jitted import Jitted
 
 MPI: Any = importlib.import_module("mpi4py.MPI")
 jax: Any = importlib.import_module("jax")
@@ -35,33 +34,18 @@ class Commplan:
         places = {"topology": os.environ.get(TOPOLOGY), "calibration": os.environ.get(CALIBRATION)}
         made = program(work, self.comm, **places)
         given = [[jnp.asarray(x) for x in xs] for xs in operands(work, self.rank, self.ranks)]
-        return Phase(made.bind(self.comm), given, chosen(made.schedule), work.seconds)
+        return phase(made.bind(self.comm), given, chosen(made.schedule), work.seconds)
 
 
-class Phase(Operation):
+def phase(run: Any, given: list[list[Array]], note: str, seconds: float) -> Jitted:
     """The phase `step` of a bound plan, jitted: a list of arrays in, a list of arrays out."""
+    state = run.init()
 
-    def __init__(self, run: Any, given: list[list[Array]], note: str, seconds: float) -> None:
-        self.note = note
-        state = run.init()
+    def step(xs: list[Array]) -> list[Array]:
+        outputs, _ = run.step(state, x=xs)
+        return outputs.y
 
-        def step(xs: list[Array]) -> list[Array]:
-            outputs, _ = run.step(state, x=xs)
-            return outputs.y
-
-        self._call: Callable[[list[Array]], list[Array]] = jax.jit(after_products(step, seconds))
-        self._given, self._operands = given, given[0]
-        self._results: list[Array] = []
-
-    def fill(self, variant: int) -> None:
-        self._operands = self._given[variant]
-        self._results = []
-
-    def run(self) -> None:
-        self._results = jax.block_until_ready(self._call(self._operands))
-
-    def results(self) -> list[Floats]:
-        return [np.asarray(x).reshape(-1) for x in self._results]
+    return Jitted(jax.jit(after_products(step, seconds)), given, note)
 
 
 class Empty(Operation):

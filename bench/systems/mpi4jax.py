@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from bench.harness.work import Floats, Operation, Work
+from bench.harness.work import Operation, Work
 from bench.harness.worker import operands
 from bench.systems.computation import JaxComputing, after_products
+from bench.systems.jitted import Jitted
 
 MPI: Any = importlib.import_module("mpi4py.MPI")
 jax: Any = importlib.import_module("jax")
@@ -53,25 +54,6 @@ class Mpi4jax:
             "all_gather": lambda x: mpi4jax.allgather(x, comm=comm).reshape(-1),
         }
         return calls[kind]
-
-
-class Jitted(Operation):
-    """One compiled call over the list of tensors."""
-
-    def __init__(self, call: Callable[[list[Array]], list[Array]], given: list[list[Array]]) -> None:
-        self._call, self._given = call, given
-        self._operands = given[0]
-        self._results: list[Array] = []
-
-    def fill(self, variant: int) -> None:
-        self._operands = self._given[variant]
-        self._results = []
-
-    def run(self) -> None:
-        self._results = jax.block_until_ready(self._call(self._operands))
-
-    def results(self) -> list[Floats]:
-        return [np.asarray(x).reshape(-1) for x in self._results]
 
 
 def fused(one: Callable[[Array], Array], xs: list[Array]) -> list[Array]:

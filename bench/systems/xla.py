@@ -16,6 +16,7 @@ import numpy as np
 from bench.harness.work import Floats, Operation, Work
 from bench.harness.worker import operands
 from bench.systems.computation import JaxComputing, after_products
+from bench.systems.jitted import Jitted
 
 jax: Any = importlib.import_module("jax")
 jnp: Any = importlib.import_module("jax.numpy")
@@ -54,7 +55,7 @@ class Xla:
                 def call(xs: list[Array]) -> list[Array]:
                     return [single([x])[0] for x in xs]
 
-        return Sharded(call, given)
+        return Jitted(call, given)
 
     def _one(self, kind: str) -> Callable[[Array], Array]:
         def from_root(x: Array) -> Array:
@@ -79,23 +80,6 @@ class Xla:
         """A global array of which this process holds `x`."""
         here = jax.device_put(x, jax.local_devices()[0])
         return jax.make_array_from_single_device_arrays((x.size * self.ranks,), self.split, [here])
-
-
-class Sharded(Operation):
-    def __init__(self, call: Callable[[list[Array]], list[Array]], given: list[list[Array]]) -> None:
-        self._call, self._given = call, given
-        self._operands = given[0]
-        self._results: list[Array] = []
-
-    def fill(self, variant: int) -> None:
-        self._operands = self._given[variant]
-        self._results = []
-
-    def run(self) -> None:
-        self._results = jax.block_until_ready(self._call(self._operands))
-
-    def results(self) -> list[Floats]:
-        return [np.asarray(x.addressable_data(0)).reshape(-1) for x in self._results]
 
 
 def bucketed(one: Callable[[Array], Array], xs: list[Array]) -> list[Array]:
