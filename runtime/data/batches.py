@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from commplan.diagnostics import fail
+from commplan.input.order import Order
 from commplan.ir.plan import Ref
 from commplan.ir.schedule import Map, Schedule, Share
 from commplan.runtime.data import sources as _sources
 from commplan.runtime.data.making import BLOCK, BatchInTheMaking, HostBatch, Maker, stages
-from commplan.runtime.data.order import Order
 from commplan.runtime.data.program import HostProgram, host_program
 from commplan.runtime.data.records import checked_functions
 from commplan.runtime.data.ring import ClosedError, Ring

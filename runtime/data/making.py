@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from commplan.diagnostics import fail
+from commplan.input.order import Order
 from commplan.ir.plan import Ref
 from commplan.ir.schedule import Map, Read, Share, operands, results
 from commplan.ir.types import ArrayType
 from commplan.runtime.data.layout import Array, Bools, agrees, aligned, compacted, projected
-from commplan.runtime.data.order import Order
 from commplan.runtime.data.program import Coords, Flow, HostOp, HostProgram
 from commplan.runtime.data.records import Place, Record, Stage, numpy_dtype
 from commplan.runtime.data.ring import Task

@@ -12,11 +12,11 @@ from typing import Any, NoReturn, cast
 import numpy as np
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
+from commplan.input.order import generator
 from commplan.ir.plan import Ref
 from commplan.ir.schedule import FnType, Map, Read, Schedule
 from commplan.ir.types import ArrayType, BytesType, DType, TreeType
 from commplan.runtime.data import sources
-from commplan.runtime.data.order import generator
 from commplan.runtime.data.usage import Meter
 
 Record = Any  # an array, a NumPy or Python scalar, or bytes

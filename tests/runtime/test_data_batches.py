@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commplan.diagnostics import CommplanError
+from commplan.input.order import Order, generator
 from commplan.ir.schedule import Schedule
 from commplan.runtime.data.batches import PhaseBatches
-from commplan.runtime.data.order import Order, generator
 
 pytestmark = pytest.mark.usefixtures(no_thread_is_left_behind.__name__)
 

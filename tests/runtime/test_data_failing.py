@@ -10,7 +10,7 @@ from data_feed import batches, by_name, code, epoch, no_thread_is_left_behind
 from data_plans import SIDE, Counting, decode, ensemble, images, schedule
 
 from commplan.diagnostics import CommplanError
-from commplan.runtime.data.order import Order
+from commplan.input.order import Order
 
 pytestmark = pytest.mark.usefixtures(no_thread_is_left_behind.__name__)
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commplan.runtime.data.order import Order, folded, generator, permuted
+from commplan.input.order import Order, folded, generator, permuted
 
 seeds = st.integers(0, 2**63)
 TAILS = ("pad", "short", "drop")
