@@ -1,8 +1,9 @@
 """What a collective costs, carried out by a given algorithm: the number that passes and `simulate` go by.
 
-Where a calibration measured the same collective on as many ranks that lie alike, its curve answers. Else the
-model does: the rounds of the program on the links (`steps`), level by level for hierarchies. `native` stands
-for a library that takes the best flat algorithm in rank order.
+Where a calibration measured the same collective on as many ranks that lie alike, its curve answers; where it was
+measured with messages of the usual size alone, the model says how another size compares. Else the model does:
+the rounds of the program on the links (`steps`), level by level for hierarchies. `native` stands for a library
+that takes the best flat algorithm in rank order.
 """
 
 from __future__ import annotations
@@ -86,13 +87,19 @@ def predict(
     names = [level.name for level in network.levels]
     per_level = tuple((name, float(most)) for name, most in zip(names, load, strict=True))
     level, source = names[int(busy.argmax())], "model"
-    curve = (
-        None
-        if calibration is None
-        else calibration.curve(backend, kind, str(algorithm), form, shape_of(layout, network), chunk)
-    )
-    if calibration is not None and curve is not None and _alone(layout, network):
-        seconds, source = curve.at(nbytes), f"measured {calibration.date}"
+    if calibration is not None and _alone(layout, network):
+        shape = shape_of(layout, network)
+        curve = calibration.curve(backend, kind, str(algorithm), form, shape, chunk)
+        usual = calibration.curve(backend, kind, str(algorithm), form, shape, None)
+        if curve is not None:
+            seconds, source = curve.at(nbytes), f"measured {calibration.date}"
+        elif usual is not None:
+            # Only what another size of messages changes is left to the model: compared with times that were
+            # measured, its own errors would make a modelled way look better than it is.
+            whole = _modelled(algorithm, kind, layout, nbytes, network, form, None, root)
+            if whole is not None:
+                seconds *= usual.at(nbytes) / whole[0]
+                source = f"measured {calibration.date}, for messages of another size by model"
     return Prediction(float(max(seconds, bound)), per_level, level, bound, source)
 
 

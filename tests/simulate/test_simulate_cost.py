@@ -153,6 +153,25 @@ def test_what_was_measured_is_answered_from_its_curve() -> None:
     assert (found.seconds, found.source) == (5e-3, "measured 2026-11-21")
 
 
+def test_of_messages_of_another_size_only_the_comparison_is_modelled() -> None:
+    given = calibration()
+    measured, modelled = (
+        Predictor(TWO_RACKS, mesh(TWO_RACKS, data=4), calibration=one, backend="mpi")
+        for one in (given, msgspec.structs.replace(given, curve_list=()))
+    )
+
+    def seconds(predictor: Predictor, chunk: int | None) -> float:
+        found = predictor.predict("all_reduce", Algorithm("ring"), ("data",), 10_000_000, chunk=chunk)
+        assert found is not None
+        assert (predictor is measured) == found.source.startswith("measured 2026-11-21")
+        return found.seconds
+
+    small = 8 << 10
+    assert seconds(modelled, small) != seconds(modelled, None)
+    of_model = seconds(modelled, small) / seconds(modelled, None)
+    assert seconds(measured, small) / seconds(measured, None) == pytest.approx(of_model)
+
+
 def test_between_sizes_the_logarithms_are_interpolated() -> None:
     curve = calibration().curve_list[0]
     assert curve.at(1) == 1e-3
