@@ -19,7 +19,7 @@ from commplan.runtime.data.program import HostProgram, host_program
 from commplan.runtime.data.records import checked_functions
 from commplan.runtime.data.ring import ClosedError, Ring
 from commplan.runtime.data.shared import Group, join
-from commplan.runtime.data.usage import Meter, Summary
+from commplan.runtime.data.usage import Meter, Queue, Summary
 
 _PREFETCH = 2
 _MOST_CORES = 8  # threads by default, at most: more than that is a choice that the plan states
@@ -88,7 +88,7 @@ class PhaseBatches(Iterator[HostBatch]):
         self._steps = _steps(program, self._orders)
         self._epoch, self._step = self._restored(state)
         self._armed = self._epoch
-        self._meter = Meter(phase)
+        self._meter = Meter(phase, schedule.plan)
         made = stages(program, found, chosen, self._meter)
         prefetch, cores = _hints(program)
         rows = max((len(program.rows(flow, flow.batch)) for flow in program.flows), default=1)
@@ -97,6 +97,7 @@ class PhaseBatches(Iterator[HostBatch]):
         if apart and group is not None and any(flow.moved for flow in program.flows):
             at = (self._epoch, self._step, self._fingerprint())
             exchange = join(group, program, at, slots=prefetch + 1, meter=self._meter)
+        self._slots = exchange.in_use if exchange is not None else _none_shared
         maker = Maker(program, self._orders, made, self._meter, block, exchange)
         self._cursor = _Cursor(maker, self._steps, self._epoch, self._step, self._armed)
         name = f"commplan-{schedule.plan}-{phase}"
@@ -125,7 +126,7 @@ class PhaseBatches(Iterator[HostBatch]):
         except Exception:
             self.close()  # the place stays: `.state()` names the batch that failed
             raise
-        self._meter.handed_out(ready, waited)
+        self._meter.handed_out(ready, waited, first=self._step == 0)
         self._step += 1
         if self._step == self._steps:
             self._epoch, self._step = self._epoch + 1, 0
@@ -140,7 +141,9 @@ class PhaseBatches(Iterator[HostBatch]):
 
     def summary(self) -> Summary:
         """What the input work cost so far, per plan line, in this process."""
-        return self._meter.summary()
+        ready, depth = self._ring.depth_now()
+        slots, used = self._slots() if self._closing.alive else (0, 0)
+        return self._meter.summary(Queue(ready=ready, depth=depth, slots=slots, used=used))
 
     def close(self) -> None:
         """Stop the work ahead, join its threads and leave the group. Closing twice is fine."""
@@ -212,6 +215,10 @@ def _hints(program: HostProgram) -> tuple[int, int]:
     prefetch = max((h.prefetch for h in hints if h.prefetch), default=_PREFETCH)
     cores = max((h.cores for h in hints if h.cores), default=min(_cpus(), _MOST_CORES))
     return prefetch, cores
+
+
+def _none_shared() -> tuple[int, int]:
+    return 0, 0
 
 
 def _cpus() -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from commplan.runtime.data.program import Coords, Flow, HostOp, HostProgram
 from commplan.runtime.data.records import Place, Record, Stage, numpy_dtype
 from commplan.runtime.data.ring import Task
 from commplan.runtime.data.sources import Source
-from commplan.runtime.data.usage import Meter
+from commplan.runtime.data.usage import Cpu, Meter, thread_cpu
 
 BLOCK = 16  # records of one task, at most: small enough that threads share a batch evenly
 
@@ -247,7 +246,7 @@ class BatchInTheMaking:
     def _put_moved(self, state: FlowState, made: _Made, low: int, high: int) -> None:
         program = self.maker.program
         for ref in state.flow.moved:
-            start = time.thread_time()
+            start = thread_cpu()
             for place, coords in enumerate(program.variants(program.copies[ref])):
                 _fill(self.moved[ref][place, low:high], made[ref][coords])
             self._charge(state, ref, start)
@@ -255,7 +254,7 @@ class BatchInTheMaking:
     def _put_roots(self, state: FlowState, made: _Made, low: int, high: int) -> None:
         program = self.maker.program
         for ref, array in state.arrays.items():
-            start = time.thread_time()
+            start = thread_cpu()
             per, copies = program.per(ref), program.copies[ref]
             for place, coords in zip(np.ndindex(array.shape[: len(per)]), program.variants(per), strict=True):
                 fixed = dict(zip(per, coords, strict=True))
@@ -263,10 +262,11 @@ class BatchInTheMaking:
                 _fill(array[(*place, slice(low, high))], column)
             self._charge(state, ref, start)
 
-    def _charge(self, state: FlowState, ref: Ref, start: float) -> None:
+    def _charge(self, state: FlowState, ref: Ref, start: Cpu) -> None:
         """Put the time of a copy on the line that made `ref`."""
         key = next(results(op)[0] for op in state.flow.ops if ref in results(op))
-        self.maker.meter.add(key, cpu_s=time.thread_time() - start)
+        spent = thread_cpu() - start
+        self.maker.meter.add(key, cpu_s=spent.both_s, system_s=spent.system_s)
 
     def finish(self) -> HostBatch:
         """Let go of the slot, put skipped records out of the way, count."""

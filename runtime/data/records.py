@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from commplan.ir.plan import Ref
 from commplan.ir.schedule import FnType, Map, Read, Schedule
 from commplan.ir.types import ArrayType, BytesType, DType, TreeType
 from commplan.runtime.data import sources
-from commplan.runtime.data.usage import Meter
+from commplan.runtime.data.usage import Meter, thread_cpu
 
 Record = Any  # an array, a NumPy or Python scalar, or bytes
 Element = ArrayType | BytesType | TreeType
@@ -181,7 +180,7 @@ class Stage:
             _column(len(records), element, dtype, target)
             for element, dtype, target in zip(self.elements, self.dtypes, targets, strict=True)
         ]
-        start, done, moved, skipped = time.thread_time(), 0, 0, 0
+        start, done, moved, skipped = thread_cpu(), 0, 0, 0
         for row, record in enumerate(records):
             if not valid[row]:
                 continue
@@ -201,8 +200,10 @@ class Stage:
             for column in columns:
                 if isinstance(column, np.ndarray):
                     column[~valid] = 0  # no batch shows stale memory
-        cpu = time.thread_time() - start
-        self.meter.add(self.key, cpu_s=cpu, records=done, nbytes=moved, skipped=skipped)
+        cpu = thread_cpu() - start
+        self.meter.add(
+            self.key, cpu_s=cpu.both_s, system_s=cpu.system_s, records=done, nbytes=moved, skipped=skipped
+        )
         return [_sealed(column) for column in columns]
 
     def _one(self, place: Place, record: int, arguments: list[Record]) -> tuple[Record, ...]:

@@ -150,6 +150,11 @@ class Ring(Generic[Item]):
             raise RuntimeError("a batch was finished without a result")
         return item, ready, waited
 
+    def depth_now(self) -> tuple[int, int]:
+        """Batches that lie ready now, and how many may be made ahead at most."""
+        with self._lock:
+            return sum(entry.done for entry in self._entries.values()), self.depth
+
     def close(self) -> None:
         """Stop, join every thread and leave the peers. May be called twice, and from any thread.
 

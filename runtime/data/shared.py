@@ -129,6 +129,7 @@ class SharedRing:
     key: str
     meter: Meter
     _stopped: bool = False
+    _left: bool = False
     _filled: set[int] = field(default_factory=set[int])
     _taken: set[int] = field(default_factory=set[int])
     _places: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
@@ -148,6 +149,15 @@ class SharedRing:
 
     def _slot(self, number: int) -> int:
         return _slots_at(self.count) + number % self.slots * self.slot_nbytes
+
+    def in_use(self) -> tuple[int, int]:
+        """The slots, and how many of them hold a batch that somebody fills, has filled or still reads."""
+        with self._lock:
+            if self._left:
+                return self.slots, 0
+            filled = [self._word(process, "filled").value for process in range(self.count)]
+            taken = [self._word(process, "taken").value for process in range(self.count)]
+        return self.slots, min(max(filled) - min(taken), self.slots)
 
     # --- coming ---
 
@@ -307,6 +317,8 @@ class SharedRing:
 
     def leave(self) -> None:
         """Tell the peers, and let go of the memory."""
+        with self._lock:
+            self._left = True
         self._word(self.index, "presence").value = _LEFT
         for name in ("presence", "filled", "taken"):
             futex.wake(self._word(self.index, name))

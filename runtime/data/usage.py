@@ -4,21 +4,51 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import msgspec
 
 from commplan.diagnostics import Span
+
+try:
+    import resource as _resource
+except ImportError:  # no Unix: system time is not told apart
+    _resource = None
+_THREAD: Any = getattr(_resource, "RUSAGE_THREAD", None)  # Linux
+
+
+class Cpu(NamedTuple):
+    """CPU seconds of a thread: user and system together, and the system's part of them."""
+
+    both_s: float
+    system_s: float
+
+    def __sub__(self, other: Cpu) -> Cpu:
+        return Cpu(self.both_s - other.both_s, self.system_s - other.system_s)
+
+
+def thread_cpu() -> Cpu:
+    """The calling thread's CPU seconds so far.
+
+    The sum is exact to the nanosecond. The kernel splits it into user and system time by its ticks, so the
+    system's part is right over many records and not for one of them; 0 where the platform has no such split.
+    """
+    both = time.thread_time()
+    if _resource is None or _THREAD is None:
+        return Cpu(both, 0.0)
+    return Cpu(both, _resource.getrusage(_THREAD).ru_stime)
 
 
 class LineUsage(msgspec.Struct, frozen=True):
     """The work of one stage so far, in this process.
 
     what: `load images`, `map decode`, `share pixels via all_shared`. cpu_s: user and system CPU seconds
-    of the threads that worked on it. records: records read, mapped or received, once per copy made.
-    nbytes: bytes of the results. wait_s: wall seconds spent waiting on other processes for it.
+    of the threads and worker processes that worked on it; system_s: the system's part of them. records:
+    records read, mapped or received, once per copy made. nbytes: bytes of the results. wait_s: wall seconds
+    spent waiting on other processes for it. skipped: records left out by `on_error = skip`.
     """
 
     what: str
@@ -28,13 +58,48 @@ class LineUsage(msgspec.Struct, frozen=True):
     nbytes: int
     wait_s: float
     skipped: int = 0
+    system_s: float = 0.0
+
+    @property
+    def user_s(self) -> float:
+        return max(self.cpu_s - self.system_s, 0.0)
+
+
+class Queue(msgspec.Struct, frozen=True):
+    """Batches made ahead of the caller.
+
+    ready: lie ready now. mean, least: lay ready when the caller asked (least: the first batches of epochs
+    left out, before which nothing is made ahead). depth: made ahead at most. slots,
+    used: of the memory that processes share, all and those that hold a batch now; 0 where none is shared.
+    """
+
+    ready: int = 0
+    mean: float = 0.0
+    least: int = 0
+    depth: int = 0
+    slots: int = 0
+    used: int = 0
+
+
+class Slow(msgspec.Struct, frozen=True):
+    """The member that holds the others back.
+
+    behind: records that it is behind the fastest one now. wait_s: wall seconds that others waited for it.
+    """
+
+    member: int
+    behind: int
+    wait_s: float
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """One phase's input work in this process.
+    """One phase's input work in one process, or in several taken together (see `merged`).
 
     batches: handed out. wait_s: wall seconds in which the caller waited for a batch. ready_mean: batches
-    that lay ready when the caller asked, on average. cpu_s: CPU seconds of all lines together.
+    that lay ready when the caller asked, on average. checked: records whose ids were compared with the
+    contract of their visit. slow: None where members go by one clock, or nobody waited. ranks: how many
+    processes are taken together; rank: which one it is, the first of several. cpu_s: CPU seconds of all
+    lines together, of which system_s in the system.
     """
 
     phase: str
@@ -42,10 +107,83 @@ class Summary(msgspec.Struct, frozen=True):
     batches: int
     wait_s: float
     ready_mean: float
+    queue: Queue = Queue()
+    checked: int = 0
+    slow: Slow | None = None
+    plan: str = ""
+    rank: int = 0
+    ranks: int = 1
 
     @property
     def cpu_s(self) -> float:
         return sum(line.cpu_s for line in self.lines)
+
+    @property
+    def system_s(self) -> float:
+        return sum(line.system_s for line in self.lines)
+
+    @property
+    def skipped(self) -> int:
+        return sum(line.skipped for line in self.lines)
+
+
+def merged(summaries: Iterable[Summary]) -> Summary:
+    """Summaries of one phase as one: work is added up, line by line; queues are taken at their emptiest."""
+    first, *others = summaries
+    for one in others:
+        first = _both(first, one)
+    return first
+
+
+def _both(one: Summary, two: Summary) -> Summary:
+    lines = {(line.what, line.span): line for line in one.lines}
+    for line in two.lines:
+        before = lines.get((line.what, line.span))
+        lines[line.what, line.span] = line if before is None else added(before, line)
+    batches = one.batches + two.batches
+    asked = one.ready_mean * one.batches + two.ready_mean * two.batches
+    slow = max((s for s in (one.slow, two.slow) if s), key=lambda slow: slow.wait_s, default=None)
+    mean = asked / batches if batches else 0.0
+    return Summary(
+        one.phase,
+        tuple(lines.values()),
+        batches,
+        one.wait_s + two.wait_s,
+        mean,
+        _emptier(one, two, mean),
+        one.checked + two.checked,
+        slow,
+        one.plan,
+        min(one.rank, two.rank),
+        one.ranks + two.ranks if one.rank != two.rank else max(one.ranks, two.ranks),
+    )
+
+
+def added(one: LineUsage, two: LineUsage) -> LineUsage:
+    """The work of two processes, or of two runs over the same stage, together."""
+    return LineUsage(
+        one.what,
+        one.span,
+        one.cpu_s + two.cpu_s,
+        one.records + two.records,
+        one.nbytes + two.nbytes,
+        one.wait_s + two.wait_s,
+        one.skipped + two.skipped,
+        one.system_s + two.system_s,
+    )
+
+
+def _emptier(one: Summary, two: Summary, mean: float) -> Queue:
+    asked = [summary.queue for summary in (one, two) if summary.batches] or [one.queue]
+    live = [summary.queue for summary in (one, two) if summary.queue.depth] or asked
+    return Queue(
+        min(queue.ready for queue in live),
+        mean,
+        min(queue.least for queue in asked),
+        max(queue.depth for queue in live),
+        max(queue.slots for queue in live),
+        max(queue.used for queue in live),
+    )
 
 
 @dataclass
@@ -57,6 +195,7 @@ class _Line:
     nbytes: int = 0
     wait_s: float = 0.0
     skipped: int = 0
+    system_s: float = 0.0
 
 
 @dataclass
@@ -64,11 +203,16 @@ class Meter:
     """Adds up what the worker threads report; one lock, taken once per block of records."""
 
     phase: str
+    plan: str = ""
+    rank: int = 0
     _lines: dict[str, _Line] = field(default_factory=dict[str, _Line])
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _batches: int = 0
     _wait_s: float = 0.0
     _ready: int = 0
+    _least: int | None = None
+    _checked: int = 0
+    _slow: dict[int, Slow] = field(default_factory=dict[int, Slow])
 
     def line(self, key: str, what: str, span: Span) -> None:
         """Name the line that later reports call `key`."""
@@ -79,41 +223,84 @@ class Meter:
         key: str,
         *,
         cpu_s: float = 0.0,
+        system_s: float = 0.0,
         records: int = 0,
         nbytes: int = 0,
         wait_s: float = 0.0,
         skipped: int = 0,
     ) -> None:
+        """Add to line `key`; `system_s` is a part of `cpu_s`."""
         with self._lock:
             line = self._lines[key]
             line.cpu_s += cpu_s
+            line.system_s += system_s
             line.records += records
             line.nbytes += nbytes
             line.wait_s += wait_s
             line.skipped += skipped
 
     @contextmanager
+    def working(self, key: str) -> Generator[None]:
+        """Count the CPU seconds of the body on line `key`."""
+        before = thread_cpu()
+        try:
+            yield
+        finally:
+            spent = thread_cpu() - before
+            self.add(key, cpu_s=spent.both_s, system_s=spent.system_s)
+
+    @contextmanager
     def waiting(self, key: str, *, idle: bool = False) -> Generator[None]:
         """Count the CPU seconds of the body on line `key`, and its wall seconds as waiting, unless it is
         idle for being ahead."""
-        wall, cpu = time.perf_counter(), time.thread_time()
+        wall, before = time.perf_counter(), thread_cpu()
         try:
             yield
         finally:
             waited = 0.0 if idle else time.perf_counter() - wall
-            self.add(key, wait_s=waited, cpu_s=time.thread_time() - cpu)
+            spent = thread_cpu() - before
+            self.add(key, wait_s=waited, cpu_s=spent.both_s, system_s=spent.system_s)
 
-    def handed_out(self, ready: int, wait_s: float) -> None:
+    def handed_out(self, ready: int, wait_s: float, *, first: bool = False) -> None:
+        """A batch was handed out; `ready` lay ready, and the caller waited `wait_s` for it. first: of an
+        epoch, before which no work is done ahead, so that none could lie ready."""
         with self._lock:
             self._batches += 1
             self._ready += ready
             self._wait_s += wait_s
+            if not first:
+                self._least = ready if self._least is None else min(self._least, ready)
 
-    def summary(self) -> Summary:
+    def checked(self, records: int) -> None:
+        """So many records had their ids compared with the contract."""
+        with self._lock:
+            self._checked += records
+
+    def slowed(self, member: int, behind: int, wait_s: float = 0.0) -> None:
+        """`member` is `behind` records behind the fastest one, which waited `wait_s` more seconds for it."""
+        with self._lock:
+            before = self._slow.get(member)
+            self._slow[member] = Slow(member, behind, wait_s + (before.wait_s if before else 0.0))
+
+    def summary(self, queue: Queue | None = None) -> Summary:
+        """What was reported so far. queue: how it stands now; what the caller found is filled in here."""
         with self._lock:
             lines = tuple(
-                LineUsage(x.what, x.span, x.cpu_s, x.records, x.nbytes, x.wait_s, x.skipped)
+                LineUsage(x.what, x.span, x.cpu_s, x.records, x.nbytes, x.wait_s, x.skipped, x.system_s)
                 for x in self._lines.values()
             )
             mean = self._ready / self._batches if self._batches else 0.0
-            return Summary(self.phase, lines, self._batches, self._wait_s, mean)
+            now = msgspec.structs.replace(queue or Queue(), mean=mean, least=self._least or 0)
+            slow = max(self._slow.values(), key=lambda slow: (slow.wait_s, slow.behind), default=None)
+            return Summary(
+                self.phase,
+                lines,
+                self._batches,
+                self._wait_s,
+                mean,
+                now,
+                self._checked,
+                slow,
+                self.plan,
+                self.rank,
+            )
