@@ -27,6 +27,19 @@ class Parcel:
     bounds: tuple[int, ...]
 
 
+class RegroupedError(Exception):
+    """Processes of other hosts died, and the plan goes on without them.
+
+    number: the first batch that no host has whole. division: who makes which part of it and of all later ones
+    (one process may make several); parts and their bounds stay. Once the parts that are new on this host are
+    filled, batch `number` is carried again.
+    """
+
+    def __init__(self, number: int, division: Division) -> None:
+        super().__init__(number, division)
+        self.number, self.division = number, division
+
+
 class Carrier(Protocol):
     """division: whose parts go where; the same in all processes."""
 
@@ -38,9 +51,11 @@ class Carrier(Protocol):
         """Whether `carry` must be called from the thread that calls `next()`, one batch a step."""
         ...
 
-    def carry(self, number: int, parcels: Sequence[Parcel]) -> None:
+    def carry(self, number: int, parcels: Sequence[Parcel], before: Sequence[Parcel] = ()) -> None:
         """Carry out `division.moves()` on the parcels of batch `number`. Returns when this host has all parts and the
-        memory may be read. Waiting costs no CPU. Raises what went wrong, as a CommplanError."""
+        memory may be read. Waiting costs no CPU. before: the parcels of batch `number` - 1, which this host has
+        whole, for hosts that were left behind when one died; none for the first. Raises RegroupedError where parts
+        change hands, and what went wrong otherwise, as a CommplanError."""
         ...
 
     def stop(self) -> None:

@@ -15,12 +15,10 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
-import re
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -31,6 +29,8 @@ from commplan.ir.plan import Ref
 from commplan.ir.schedule import Share
 from commplan.ir.types import ArrayType
 from commplan.runtime.data import futex, segment
+from commplan.runtime.data.group import Group as Group
+from commplan.runtime.data.group import group as group
 from commplan.runtime.data.layout import Array, rounded
 from commplan.runtime.data.making import validity
 from commplan.runtime.data.program import HostProgram
@@ -42,37 +42,6 @@ _PAGE = 4096
 _CONTROL = 256  # bytes per process: filled, taken, presence, on cache lines of their own
 _NOTE = 4096  # bytes per process and slot: what it says about its part
 _ABSENT, _JOINED, _LEFT = 0, 1, 2
-
-
-@dataclass(frozen=True)
-class Group:
-    """Processes of one host that share loaded values. See `group`."""
-
-    run_id: str
-    index: int
-    count: int
-    timeout: float
-    folder: Path
-
-
-def group(
-    run_id: str, index: int, count: int, *, timeout: float = 1800.0, folder: Path | None = None
-) -> Group:
-    """The processes of one host between which `all_shared` values travel.
-
-    run_id: letters, digits, `-`, `_` and `.`; the same in all of them and in no other run at the same time
-    (processes agree on one, for instance through a key-value store). index: this process, 0 <= index <
-    count. timeout: seconds to wait for a living but silent peer, compilation and start-up included. folder:
-    where the memory file is made: `/dev/shm` by default, which is memory; elsewhere the temporary folder.
-    Errors: CP0924 for arguments that are none of this.
-    """
-    if not re.fullmatch(r"[A-Za-z0-9_.-]{1,100}", run_id):
-        fail("CP0924", f"a run id is made of letters, digits and `-_.`, up to 100 of them, not {run_id!r}")
-    if not 0 <= index < count:
-        fail("CP0924", f"process {index} of {count} does not exist", f"expected: 0 to {count - 1}")
-    if not timeout > 0:
-        fail("CP0924", f"a group waits {timeout!r} seconds for its processes: more than none was expected")
-    return Group(run_id, index, count, timeout, folder or segment.default_folder())
 
 
 @dataclass(frozen=True)
