@@ -15,7 +15,7 @@ from typing import Protocol, cast
 
 import numpy as np
 
-from commplan.collectives import registry
+from commplan.collectives import registry, torus
 from commplan.collectives.program import Kind
 from commplan.diagnostics import CommplanError, Span, fail
 from commplan.ir.plan import Algorithm, Arg, AxisKind, Hints
@@ -261,7 +261,11 @@ def _curves(
 
 
 def _candidates(fabric: Fabric, kind: CollectiveKind, axis: Axis) -> list[_Candidate]:
-    names = [name for name in registry.algorithms(cast("Kind", kind)) if name != "torus"]
+    names = [
+        name
+        for name in registry.algorithms(cast("Kind", kind))
+        if name != "torus" or min(torus.shape(axis.size)) > 1  # of a prime it is the ring
+    ]
     found = [_Candidate(Algorithm("native"), fabric.forms[0])]
     for form in fabric.forms:
         found += [_Candidate(Algorithm(name), form) for name in names]

@@ -15,7 +15,7 @@ from commplan.ir.schedule import Alternative, Collective
 from commplan.passes import candidates
 from commplan.passes.candidates import MOST_RANKS, NATIVE
 from commplan.passes.rules import rule
-from commplan.passes.ways import TIE, Way, Ways
+from commplan.passes.ways import CLEARLY, TIE, Way, Ways
 
 SHOWN = 6  # alternatives that a schedule keeps of one decision, the fastest; and the backend's own
 
@@ -100,6 +100,8 @@ class Chooser(Ways):
         least = min(way.seconds for way in rest)
         if taken.seconds <= least * (1 + TIE):
             return f"within {TIE:.0%} of the fastest, and simpler"
+        if taken.is_measured:
+            return f"the fastest of what was measured: a guess must save {CLEARLY:.0%}"
         return "under JAX many operations must save much more than one"
 
 

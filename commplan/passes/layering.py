@@ -8,7 +8,7 @@ from commplan.ir.plan import Algorithm, Arg
 from commplan.ir.schedule import Alternative, Choice, Collective, Phase
 from commplan.passes import candidates
 from commplan.passes.choosing import Chooser, rounded
-from commplan.passes.ways import EVENLY, TIE, Way
+from commplan.passes.ways import EVENLY, Way, saves
 
 
 def layered(chooser: Chooser, phase: Phase, choices: list[Choice]) -> Phase:
@@ -48,8 +48,8 @@ def _best(chooser: Chooser, op: Collective, choices: list[Choice]) -> Algorithm:
     written = Algorithm("hierarchical", keys)
     if candidates.travels_narrow(op) and any(arg.value not in op.axes for arg in keys):
         return op.algorithm  # what travels narrower than it is added goes axis by axis
-    needed = EVENLY if chooser.jax else TIE
-    if many.seconds >= one.seconds * (1 - needed):
+    enough = many.seconds < one.seconds * (1 - EVENLY) if chooser.jax else saves(many, one)
+    if not enough:
         return op.algorithm  # `select` lists what was not taken
     choices.append(_choice(op, one, many, written))
     return written

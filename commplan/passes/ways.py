@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from commplan.ir.plan import Algorithm
@@ -15,7 +15,7 @@ from commplan.passes.rules import rule
 
 TIE = 0.02  # a simpler way that is slower by no more is taken
 EVENLY = 0.05  # a hierarchy of collectives of the backend's own, under JAX, must save so much
-CLEARLY = 0.20  # a chunk program, under JAX, must save so much
+CLEARLY = 0.20  # a chunk program, under JAX, must save so much; so must a guess, beside what was measured
 
 
 class Way(NamedTuple):
@@ -32,6 +32,26 @@ class Way(NamedTuple):
         levels = self.algorithm.levels
         return self.algorithm == NATIVE or (bool(levels) and all(how == NATIVE for _, how in levels))
 
+    @property
+    def is_measured(self) -> bool:
+        return self.source.startswith("measured")
+
+
+def saves(way: Way, than: Way) -> bool:
+    """Whether `way` is so much faster that it is worth taking."""
+    needed = CLEARLY if than.is_measured and not way.is_measured else TIE
+    return way.seconds < than.seconds * (1 - needed)
+
+
+def simplest(ways: Sequence[Way]) -> Way:
+    """The first of the fastest. Beside a way that was measured, what the model leaves out of another would
+    look like a gain: that one must save `CLEARLY`."""
+    measured = [way.seconds for way in ways if way.is_measured]
+    limit = (1 - CLEARLY) * min(measured) if measured else float("inf")
+    known = [way for way in ways if way.is_measured or way.seconds < limit]
+    least = min(way.seconds for way in known)
+    return next(way for way in known if way.seconds <= least * (1 + TIE))
+
 
 class Ways:
     """Finds ways for the collectives of one schedule."""
@@ -42,7 +62,7 @@ class Ways:
         self.jax = schedule.backend == "jax"
 
     def fastest(self, ways: Iterable[Way]) -> Way:
-        """The first of `ways` that is within `TIE` of the fastest: they stand in order of simplicity.
+        """The `simplest` of `ways`: they stand in order of simplicity.
 
         Under JAX a program must be faster than the backend's own by `CLEARLY`.
         """
@@ -54,8 +74,7 @@ class Ways:
                 way for way in known
                 if limit is None or way.is_native or way.seconds < limit
             ]  # fmt: skip
-        least = min(way.seconds for way in known)
-        return next(way for way in known if way.seconds <= least * (1 + TIE))
+        return simplest(known)
 
     def flat(self, op: Collective, *, few: bool = False) -> list[Way]:
         """The ways that know of no levels, simplest first.
@@ -69,7 +88,7 @@ class Ways:
         for algorithm in candidates.flat(op.kind, ranks, programs=programs):
             found += self.messages(op, algorithm, few=few)
         small = self.jax or rule("mpi", op.kind, self.whole(op)).algorithm == "native"
-        return found if small else [*found[1:], *found[:1]]
+        return found if small else sorted(found, key=lambda way: way.algorithm == NATIVE)
 
     def whole(self, op: Collective) -> int:
         """Bytes of the buffer that all ranks of `op` together make."""
@@ -103,7 +122,7 @@ class Ways:
                 tried = [*names[:index], name, *names[index + 1 :]]
                 ways = self.messages(op, candidates.hierarchy(ladder, tuple(tried)), few=True)
                 way = self.fastest(ways) if ways else None
-                if way is not None and (best is None or way.seconds < best.seconds * (1 - TIE)):
+                if way is not None and (best is None or saves(way, best)):
                     best, names = way, tried
         return self.messages(op, best.algorithm) if best is not None else []
 
@@ -142,11 +161,7 @@ class Ways:
             told = self._ask(Ask(op.kind, algorithm, op.axes, op.nbytes, size, op.root or 0, form))
             if told is not None:
                 found.append(Way(algorithm, size, told.seconds, told.source))
-        return [self._simplest(found)] if found else []
-
-    def _simplest(self, ways: list[Way]) -> Way:
-        least = min(way.seconds for way in ways)
-        return next(way for way in ways if way.seconds <= least * (1 + TIE))
+        return [simplest(found)] if found else []
 
     def _ask(self, ask: Ask) -> Prediction | None:
         return self.costs.predict(ask) if self.costs is not None else None

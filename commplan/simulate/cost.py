@@ -1,9 +1,9 @@
 """What a collective costs, carried out by a given algorithm: the number that passes and `simulate` go by.
 
-Where a calibration measured the same collective on as many ranks that lie alike, its curve answers; where it was
-measured with messages of the usual size alone, the model says how another size compares. Else the model does:
-the rounds of the program on the links (`steps`), level by level for hierarchies. `native` stands for a library
-that takes the best flat algorithm in rank order.
+Where a calibration measured the same collective on as many ranks that lie alike, its curve answers; where it
+was measured with messages of the usual size alone, the model says how another size compares. Else the model
+does: the rounds of the program on the links (`steps`), level by level for hierarchies. `native` stands for a
+library that takes the best flat algorithm in rank order.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def predict(
             whole = _modelled(algorithm, kind, layout, nbytes, network, form, None, root)
             if whole is not None:
                 seconds *= usual.at(nbytes) / whole[0]
-                source = f"measured {calibration.date}, for messages of another size by model"
+                source = f"model, scaled to the messages measured {calibration.date}"
     return Prediction(float(max(seconds, bound)), per_level, level, bound, source)
 
 
@@ -136,7 +136,9 @@ def _modelled(
     parts = split_of(algorithm, layout, network)
     if parts is None:
         return None
-    if form == "rounds" or layout.ranks > COMPOSED or any(name == "native" for name, _ in parts.levels):
+    native = any(name == "native" for name, _ in parts.levels)
+    # Levels overlap where a buffer is cut: of whole chunks, the first levels' messages go first everywhere.
+    if form == "rounds" or layout.ranks > COMPOSED or native or not chunk:
         found = stages_of(algorithm, kind, layout, network, root)
         return None if found is None else _staged(found, nbytes, network, form, chunk)
     try:

@@ -77,7 +77,13 @@ def test_collectives_are_measured_in_all_ways_at_every_size() -> None:
     by_kind = {curve.kind for curve in found.curve_list}
     assert by_kind == {"all_reduce", "reduce_scatter", "all_gather", "broadcast"}
     names = {curve.algorithm for curve in found.curve_list if curve.kind == "all_reduce"}
-    assert {"native", "ring", "halving_doubling", "hierarchical(process = ring, host = ring)"} <= names
+    assert {
+        "native",
+        "ring",
+        "torus",
+        "halving_doubling",
+        "hierarchical(process = ring, host = ring)",
+    } <= names
     shapes = {curve.shape for curve in found.curve_list}
     assert shapes == {"host/process 0/0 0/1 1/2 1/3"}
     native = next(c for c in found.curve_list if (c.kind, c.algorithm) == ("all_reduce", "native"))
