@@ -1,4 +1,4 @@
-"""Input that members share, as arithmetic: which record stands where, who makes which rows, what moves between hosts.
+"""Input that members share, as arithmetic: what stands where, who makes which rows, what moves.
 
 The prover, the cost model and the runtime all read the same functions.
 """

@@ -35,7 +35,8 @@ def _mixed(value: int) -> int:
     return value ^ (value >> 31)
 
 
-def _mixed_array(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+def mixed_array(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """The SplitMix finaliser of each of `values`: a permutation of the 64-bit numbers."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
@@ -65,7 +66,7 @@ def permuted(
     def once(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
         left, right = values >> shift, values & mask
         for round_key in keys:
-            left, right = right, left ^ (_mixed_array(right ^ round_key) & mask)
+            left, right = right, left ^ (mixed_array(right ^ round_key) & mask)
         return (left << shift) | right
 
     result = once(positions.astype(np.uint64).ravel())
@@ -106,22 +107,32 @@ class Order:
         """Steps of one epoch, from this load's point of view."""
         return self.length // self.batch if self.tail == "drop" else -(-self.length // self.batch)
 
-    def rows(self, step: int) -> int:
-        """Slots of the global batch of `step`: `batch`, but for a short last one."""
+    def span(self, step: int) -> tuple[int, int]:
+        """Positions [low, high) of the slots of `step`; those from `length` on stand for `position % length`.
+
+        `batch` slots, but for a short last step."""
+        low = step * self.batch
         if self.tail != "short" or self.visit == "at_least_once":
-            return self.batch
-        return max(0, min(self.batch, self.length - step * self.batch))
+            return low, low + self.batch
+        return low, low + max(0, min(self.batch, self.length - low))
+
+    def rows(self, step: int) -> int:
+        """Slots of the global batch of `step`."""
+        low, high = self.span(step)
+        return high - low
+
+    def counted(self, step: int) -> int:
+        """How many slots of `step`, the first ones, count as records by the visit's contract."""
+        low, high = self.span(step)
+        return high - low if self.visit == "at_least_once" else max(0, min(high, self.length) - low)
 
     def counts(self, step: int) -> npt.NDArray[np.bool_]:
-        """[rows]: which slots of `step` count as records, by the visit's contract."""
-        if self.visit == "at_least_once":
-            return np.ones(self.rows(step), bool)
-        return np.arange(step * self.batch, step * self.batch + self.rows(step)) < self.length
+        """[rows]: which slots of `step` count."""
+        return np.arange(self.rows(step)) < self.counted(step)
 
     def records(self, epoch: int, step: int, member: int | None = None) -> npt.NDArray[np.int64]:
         """[rows]: the record indices of the global batch of `step`, the same for any number of ranks."""
-        start = step * self.batch
-        positions = np.arange(start, start + self.rows(step), dtype=np.int64) % self.length
+        positions = np.arange(*self.span(step), dtype=np.int64) % self.length
         result = np.empty_like(positions)
         numbers = positions // _WINDOW
         for number in dict.fromkeys(numbers.tolist()):

@@ -1,14 +1,14 @@
 """Members by their own clocks: what they take from one stream of records, and how far apart they get.
 
-All members visit the records of an epoch in the same order, each in batches of its own size. The stream is cut into
-units, as many records as divide every batch; a step of a member takes some whole units. After a round, the least
-number of records that all batches divide, all of them have taken the same again.
+All members visit the records of an epoch in the same order, each in batches of its own size. The stream is
+cut into units, as many records as divide every batch; a step of a member takes some whole units. After a
+round, the least number of records that all batches divide, all of them have taken the same again.
 
-Members keep pace when they get through equally many records in the same time. At time t (in records), with batches
-b_i, member i works on its batch number floor(t / b_i): it was given everything before (floor(t / b_i) + 1) b_i, and
-has passed what comes before floor(t / b_i) b_i. All that is said here of buffers and lags follows from that. The
-least that t mod b_j falls short of b_j, at times when i begins a batch, is gcd(b_i, b_j): multiples of b_i reach every
-multiple of that divisor modulo b_j.
+Members keep pace when they get through equally many records in the same time. At time t (in records), with
+batches b_i, member i works on its batch number floor(t / b_i): it was given everything before (floor(t / b_i)
++ 1) b_i, and has passed what comes before floor(t / b_i) b_i. All that is said here of buffers and lags
+follows from that. The least that t mod b_j falls short of b_j, at times when i begins a batch, is gcd(b_i,
+b_j): multiples of b_i reach every multiple of that divisor modulo b_j.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ PREFETCH = 2  # batches ahead where a plan does not say
 
 @dataclass(frozen=True)
 class Rates:
-    """batches: records of one step of each member. prefetch: steps of work ahead that each may have in stock."""
+    """batches: records of one step of each member. prefetch: steps of work ahead that each may have in
+    stock."""
 
     batches: tuple[int, ...]
     prefetch: int = PREFETCH
@@ -51,40 +52,44 @@ class Rates:
 
     @property
     def lag(self) -> int:
-        """The most records that one member was given more than another while they keep pace: the largest
-        b_i - gcd(b_i, b_j). It is reached when i begins a batch and j is one divisor short of beginning one."""
+        """The most records that one member was given more than another while they keep pace: the largest b_i
+        - gcd(b_i, b_j). It is reached when i begins a batch and j is one divisor short of beginning one."""
         return max(one - math.gcd(one, other) for one in set(self.batches) for other in set(self.batches))
 
     def kept(self, ahead: int = 0, held: int = 1) -> int:
         """Records that must be kept at once so that members who keep pace never wait for room.
 
-        ahead: batches that each member has in stock beside the one that it works on. held: batches that it has
-        not let go of, that one included. From the first record that member j holds to the last that member i is
-        to have there are at most (ahead + 1) b_i + held b_j - gcd(b_i, b_j), and that many are reached.
+        ahead: batches that each member has in stock beside the one that it works on. held: batches that it
+        has not let go of, that one included. From the first record that member j holds to the last that
+        member i is to have there are at most (ahead + 1) b_i + held b_j - gcd(b_i, b_j), and that many are
+        reached.
         """
         sizes = sorted(set(self.batches))
         return max((ahead + 1) * i + held * j - math.gcd(i, j) for i in sizes for j in sizes)
 
     @property
     def bound(self) -> int:
-        """Records that the stream keeps at once, a multiple of `unit`: enough that members who keep pace never
-        wait, each with `prefetch` batches in stock, and twice the largest batch at least.
+        """Records that the stream keeps at once, a multiple of `unit`: enough that members who keep pace
+        never wait, each with `prefetch` batches in stock, and twice the largest batch at least.
 
-        With one largest batch nothing can lock: whoever is behind has passed all that is kept before it, so that
-        its next batch finds room; the second is for a member that looks at its batch while it asks for the next.
+        With one largest batch nothing can lock: whoever is behind has passed all that is kept before it, so
+        that its next batch finds room; the second is for a member that looks at its batch while it asks for
+        the next.
         """
         return max(self.kept(self.prefetch), 2 * max(self.batches))
 
     def lead(self, member: int) -> int:
-        """The most records that another member may be given more than `member`, however slow it is: what is kept
-        from the first record of the batch that `member` works on."""
+        """The most records that another member may be given more than `member`, however slow it is: what is
+        kept from the first record of the batch that `member` works on."""
         return self.bound - self.batches[member]
 
     def order(self, length: int, seed: int, visit: Visit = "exactly_once", tail: Tail = "pad") -> Order:
         """The stream's units as steps of an order: unit u holds its rows of step u."""
         return Order(length, self.unit, seed, visit, tail)
 
-    def of(self, member: int, length: int, seed: int, visit: Visit = "exactly_once", tail: Tail = "pad") -> Order:
+    def of(
+        self, member: int, length: int, seed: int, visit: Visit = "exactly_once", tail: Tail = "pad"
+    ) -> Order:
         """What member number `member` visits by itself."""
         return Order(length, self.batches[member], seed, visit, tail)
 
@@ -96,8 +101,9 @@ class Rates:
     def epoch(self, length: int, visit: Visit = "exactly_once", tail: Tail = "pad") -> int:
         """Units of an epoch of `length` records: as many as the member that takes most of them.
 
-        The others pass over what is left; every member begins the next epoch with the same unit. Units past the
-        end of the records hold what pads the last batches; of a short last batch only some units hold rows.
+        The others pass over what is left; every member begins the next epoch with the same unit. Units past
+        the end of the records hold what pads the last batches; of a short last batch only some units hold
+        rows.
         """
         most = 0
         for member, each in enumerate(self.units):
@@ -111,8 +117,8 @@ class Rates:
 def rates(batches: Sequence[int], prefetch: int = PREFETCH) -> Rates:
     """How members with these batches go together.
 
-    batches: records of a step, member by member, each at least 1. prefetch: batches of work ahead, at least 1.
-    Raises ValueError for other numbers.
+    batches: records of a step, member by member, each at least 1. prefetch: batches of work ahead, at least
+    1. Raises ValueError for other numbers.
     """
     if not batches or min(batches) < 1 or prefetch < 1:
         raise ValueError(f"no rates: batches {list(batches)}, prefetch {prefetch}")
