@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import platform
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -11,17 +13,22 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import PartitionSpec
 
+from commplan.input.division import division
 from commplan.ir import schedule as ir
+from commplan.ir.plan import name_of
 from commplan.lowering.jax.functions import Draw, loaded_by, short_seed
 from commplan.lowering.jax.layout import spec
 from commplan.lowering.jax.phase import needed
 from commplan.lowering.jax.trees import LEAF, Tree
 from commplan.lowering.jax.untyped import jax
+from commplan.runtime import metrics
 from commplan.runtime.context import Carried, Context
 from commplan.runtime.data.batches import HostBatch, PhaseBatches
-from commplan.runtime.data.shared import Group, group
+from commplan.runtime.data.group import Group, group
+from commplan.runtime.data.usage import Meter, Summary
 
 Host = npt.NDArray[Any]
+PATIENCE_S = 1800.0  # for a process that lives but is silent: compilation and start-up are part of it
 
 
 class Batches(Iterator[dict[str, Any]]):
@@ -49,14 +56,18 @@ class Batches(Iterator[dict[str, Any]]):
     ) -> None:
         self.context, self._phase = context, phase
         self.local = context.machine.local()
-        among = among or host_group(context, phase, self.local)
-        if among is not None and timeout is not None:
-            among = group(among.run_id, among.index, among.count, timeout=timeout, folder=among.folder)
+        if among is None:
+            patience = PATIENCE_S if timeout is None else timeout
+            among = shared_group(context, phase, self.local, timeout=patience)
+        elif timeout is not None:
+            among = dataclasses.replace(among, timeout=timeout)
         local = {**self.local, **{axis: (place,) for axis, place in context.members.items()}}
         schedule = context.whole or context.schedule
         self._host = PhaseBatches(
             schedule, phase.name, sources, context.functions, local=local, group=among, state=state
         )
+        for meter in self.meters:
+            meter.rank = context.machine.process()[0]
         self._values = {value.id: value for value in phase.values}
         self._per = {value.id: value.placement.per for value in schedule.phase(phase.name).values}
         self._wanted = {b.name: b.value for b in (*phase.outputs, *phase.takes) if b.source_only}
@@ -83,9 +94,24 @@ class Batches(Iterator[dict[str, Any]]):
         """Batches of one epoch."""
         return self._host.steps
 
-    def summary(self) -> Any:
+    def summary(self) -> Summary:
         """What the input cost so far, per plan line, in this process."""
         return self._host.summary()
+
+    @property
+    def meters(self) -> tuple[Meter, ...]:
+        """What adds up the costs; they may be kept when the batches are gone."""
+        return (self._host.meter,)
+
+    def write_metrics(self, path: str | os.PathLike[str]) -> Path:
+        """Write what the input cost so far in the text format of Prometheus, and return where.
+
+        path: a file, put in its place whole; where a job has several processes and no `{rank}` stands in the
+        path, `costs.prom` becomes `costs.rank3.prom`. Raises CP0960. `run.metrics` keeps a file up to date.
+        """
+        place = metrics.place(path, *self.context.machine.process())
+        metrics.write(place, metrics.text([self.summary()]))
+        return place
 
     def close(self) -> None:
         """End the work ahead. Closing twice is fine."""
@@ -145,20 +171,46 @@ class Batches(Iterator[dict[str, Any]]):
         return carried.build(made)
 
 
-def host_group(context: Context, phase: ir.Phase, local: Mapping[str, tuple[int, ...]]) -> Group | None:
-    """The processes of this host that share the loaded values of `phase`, or None where it is alone.
+def shared_group(
+    context: Context,
+    phase: ir.Phase,
+    local: Mapping[str, tuple[int, ...]],
+    *,
+    host: str | None = None,
+    timeout: float = PATIENCE_S,
+) -> Group | None:
+    """The processes that share the loaded values of `phase`, on all hosts; None where this one is alone.
 
-    Every process of the job calls this alike: it is one small all-gather.
+    Every process of the job calls this alike: it is one small all-gather. They hold the same indices of all
+    axes but those shared over. A plan's readers are members: the processes that hold the first members make
+    the rows. host: the name of this process's host, if not the machine's own.
     """
-    shares = [op for op in phase.ops if isinstance(op, ir.Share) and op.design == "all_shared"]
+    shares = [op for op in phase.ops if isinstance(op, ir.Share) and op.design != "duplicate"]
     if not shares or context.members:
         return None
-    over = {axis for op in shares for axis in op.over}
+    over = [axis for axis in context.sizes if any(axis in op.over for op in shares)]
     others = repr(sorted((axis, places) for axis, places in local.items() if axis not in over))
-    found = context.machine.peers("\0".join((platform.node(), _boot(), others)))
-    return None if found is None else group(f"commplan-{found[0]}", *found[1:])
+    place = 0
+    for axis in over:
+        place = place * context.sizes[axis] + min(local[axis])
+    key = "\0".join((context.schedule.plan_digest, phase.name, others))
+    found = context.machine.peers(key, host or this_host(), place)
+    if found is None:
+        return None
+    first = shares[0]
+    reads = [op for op in phase.ops if isinstance(op, ir.Read)]
+    on_failure = "continue" if any(op.hints.on_failure == "continue" for op in reads) else "stop"
+    readers = None if first.readers is None else sum(each < first.readers for each in found.places)
+    blame = (f"share {name_of(first.result)} via {first.design}", first.span, context.schedule.file)
+    made = division(first.design, found.hosts, readers)
+    carrier = context.machine.carrier(found, made, blame=blame, on_failure=on_failure, timeout=timeout)
+    run_id, count = f"commplan-{found.run_id}", len(found.hosts)
+    return group(
+        run_id, found.index, count, timeout=timeout, hosts=found.hosts, carrier=carrier, readers=readers
+    )
 
 
-def _boot() -> str:
-    place = Path("/proc/sys/kernel/random/boot_id")
-    return place.read_text() if place.exists() else ""
+def this_host() -> str:
+    """A name for this process's host: containers of one host see the same memory, and have its boot."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return platform.node() + (boot.read_text() if boot.exists() else "")

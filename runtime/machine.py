@@ -6,19 +6,40 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
 
 import numpy.typing as npt
 
+from commplan.input.division import Division
 from commplan.ir import schedule as ir
 from commplan.ir.types import Placement
 from commplan.lowering.jax.backend import Backend
 from commplan.lowering.jax.check import Layout
+from commplan.runtime.data.carrier import Carrier
+from commplan.runtime.data.segment import Blame
 
 Array = Any
 Host = npt.NDArray[Any]
 Local = Mapping[str, tuple[int, ...]]
+OnFailure = Literal["stop", "continue"]
+
+
+@dataclass(frozen=True)
+class Peers:
+    """Processes that share what they load, in the order of what they hold.
+
+    run_id: a name that no other run has. index: this process's place among them. hosts: the host of each,
+    numbered as they first appear. ranks: the number of each on the machine (of the process, or of the rank).
+    places: the first place along the shared axes that each holds.
+    """
+
+    run_id: str
+    index: int
+    hosts: tuple[int, ...]
+    ranks: tuple[int, ...]
+    places: tuple[int, ...]
 
 
 class Machine(Protocol):
@@ -49,6 +70,10 @@ class Machine(Protocol):
         """A leaf of zeros as it lies outside."""
         ...
 
+    def process(self) -> tuple[int, int]:
+        """The number of this process, and how many there are."""
+        ...
+
     def local(self) -> dict[str, tuple[int, ...]]:
         """For each axis of the plan the indices that this process holds."""
         ...
@@ -57,10 +82,20 @@ class Machine(Protocol):
         """This process's part of a value (dimensions for `per` axes, then its rows) as it lies outside."""
         ...
 
-    def peers(self, key: str) -> tuple[str, int, int] | None:
-        """A name, this process's place and the number of processes: those that give the same key.
+    def peers(self, key: str, host: str, place: int) -> Peers | None:
+        """The processes that give the same key; None where this one is alone. Every process calls it alike.
 
-        Every process calls it alike. None where this one is alone.
+        host: the name of this process's host. place: the first place along the shared axes that it holds.
+        """
+        ...
+
+    def carrier(
+        self, peers: Peers, division: Division, *, blame: Blame, on_failure: OnFailure, timeout: float
+    ) -> Carrier | None:
+        """What moves the rows of `division` between the hosts of `peers`, all of which call this alike.
+
+        None where nothing moves between them. blame: what the plan says there, its place, and the file.
+        timeout: seconds to wait for a host that lives but is silent.
         """
         ...
 
@@ -75,6 +110,18 @@ class Machine(Protocol):
     def join(self, parts: Mapping[int, Any], placement: Placement, axis: str) -> Any:
         """The way back, from the parts of the members that this process holds."""
         ...
+
+
+def peers_of(me: int, seen: Sequence[tuple[bytes, bytes, int, str]]) -> Peers | None:
+    """The peers of rank `me`, of what every rank said: digests of its key and host, its place, a token."""
+    key = seen[me][0]
+    alike = sorted((place, rank) for rank, (other, _, place, _) in enumerate(seen) if other == key)
+    if len(alike) == 1:
+        return None
+    ranks = tuple(rank for _, rank in alike)
+    order = list(dict.fromkeys(seen[rank][1] for rank in ranks))
+    hosts = tuple(order.index(seen[rank][1]) for rank in ranks)
+    return Peers(seen[ranks[0]][3], ranks.index(me), hosts, ranks, tuple(place for place, _ in alike))
 
 
 def digest(text: str) -> bytes:

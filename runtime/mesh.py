@@ -12,6 +12,7 @@ import numpy.typing as npt
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from commplan.diagnostics import fail
+from commplan.input.division import Division
 from commplan.ir import schedule as ir
 from commplan.ir.types import Placement
 from commplan.lowering.jax import _compat
@@ -21,7 +22,9 @@ from commplan.lowering.jax.layout import global_shape, spec
 from commplan.lowering.jax.trees import leaves_of
 from commplan.lowering.jax.untyped import jax, jnp
 from commplan.lowering.programs import spreads
-from commplan.runtime.machine import Host, Local, Machine, digest
+from commplan.runtime.data.carry_jax import JaxCarrier, cpu_devices
+from commplan.runtime.data.segment import Blame
+from commplan.runtime.machine import Host, Local, Machine, OnFailure, Peers, digest, peers_of
 
 Array = Any
 
@@ -63,6 +66,9 @@ class MeshMachine:
             return np.zeros(sharding.shard_shape(shape), jnp.dtype(leaf.dtype.numpy_name))
 
         return jax.make_array_from_callback(shape, sharding, piece)
+
+    def process(self) -> tuple[int, int]:
+        return int(jax.process_index()), int(jax.process_count())
 
     def local(self) -> dict[str, tuple[int, ...]]:
         """Raises CP0819 where the devices of this process are no block of the mesh."""
@@ -126,19 +132,32 @@ class MeshMachine:
             places = [place * size + i for place in places for i in local[axis]]
         return sorted(places)
 
-    def peers(self, key: str) -> tuple[str, int, int] | None:
+    def peers(self, key: str, host: str, place: int) -> Peers | None:
         if jax.process_count() == 1:
             return None
         from jax.experimental import multihost_utils  # noqa: PLC0415  only jobs of several processes need it
 
-        mine = np.frombuffer(digest(key), np.uint8)
-        token = np.frombuffer(secrets.token_bytes(8), np.uint8)
+        said = digest(key) + digest(host) + place.to_bytes(8, "little") + secrets.token_bytes(8)
         gather: Any = multihost_utils.process_allgather
-        seen: npt.NDArray[np.uint8] = np.asarray(gather(np.concatenate([mine, token])))
-        alike = [i for i in range(len(seen)) if (seen[i, :8] == mine).all()]
-        if len(alike) == 1:
+        rows: npt.NDArray[np.uint8] = np.asarray(gather(np.frombuffer(said, np.uint8)))
+        fields = [row.tobytes() for row in rows]
+        return peers_of(
+            jax.process_index(),
+            [(f[:8], f[8:16], int.from_bytes(f[16:24], "little"), f[24:].hex()) for f in fields],
+        )
+
+    def carrier(
+        self, peers: Peers, division: Division, *, blame: Blame, on_failure: OnFailure, timeout: float
+    ) -> JaxCarrier | None:
+        """A mesh of one CPU device for each host: rows stay in the memory of hosts, whatever computes.
+
+        Whatever `on_failure` says, a host that dies is an error: JAX's collectives do not go on without it.
+        """
+        del on_failure
+        if not division.moves():
             return None
-        return seen[alike[0], 8:].tobytes().hex(), alike.index(jax.process_index()), len(alike)
+        leaders = [peers.ranks[division.leader(host)] for host in dict.fromkeys(peers.hosts)]
+        return JaxCarrier(division, peers.hosts[peers.index], cpu_devices(leaders), timeout, blame)
 
     def member(self, schedule: ir.Schedule, axis: str, place: int) -> MeshMachine:
         """The devices of one member; a mesh without `axis`."""
