@@ -1,8 +1,9 @@
 """Who makes which rows of a batch, and what then moves between hosts.
 
-The processes that share a value are counted 0 to n - 1. `readers` of them make it; the rows of each batch are cut
-into as many parts, which differ by one row at most. Inside a host all write to the same memory, so only whole
-hosts exchange anything: readers are put in the order of their hosts, and a host's parts lie in one run of rows.
+The processes that share a value are counted 0 to n - 1. `readers` of them make it; the rows of each batch are
+cut into as many parts, which differ by one row at most. Inside a host all write to the same memory, so only
+whole hosts exchange anything: readers are put in the order of their hosts, and a host's parts lie in one run
+of rows.
 """
 
 from __future__ import annotations
@@ -18,22 +19,28 @@ from commplan.ir.schedule import Design
 class Move:
     """One collective between hosts.
 
-    kind: what it is. hosts: those that take part, in the order of their runs; all of them call it alike.
-    runs: for each of them the parts [low, high) that it brings; of a broadcast there is one, the root's.
-    root: the place in `hosts` that a broadcast comes from.
+    kind: what it is. hosts: those that take part, in order; all of them call it alike. parts: for each of
+    them the parts that it brings; of a broadcast there is one entry, the root's. root: the place in `hosts`
+    that a broadcast comes from.
     """
 
     kind: Literal["all_gather", "broadcast"]
     hosts: tuple[int, ...]
-    runs: tuple[tuple[int, int], ...]
+    parts: tuple[tuple[int, ...], ...]
     root: int = 0
+
+    @property
+    def runs(self) -> tuple[tuple[int, int], ...]:
+        """`parts` as [low, high), which they are unless hosts make parts of dead ones elsewhere."""
+        return tuple(_run(parts) for parts in self.parts)
 
 
 @dataclass(frozen=True)
 class Division:
     """The work of one shared value.
 
-    design: the schedule's. readers: the processes that make rows, part by part. hosts: the host of each process.
+    design: the schedule's. readers: the processes that make rows, part by part. hosts: the host of each
+    process.
     """
 
     design: Design
@@ -49,20 +56,31 @@ class Division:
         return number * rows // self.parts, (number + 1) * rows // self.parts
 
     def of(self, process: int) -> tuple[int, ...]:
-        """The parts that `process` makes: one, or none."""
+        """The parts that `process` makes; all of them where each process makes everything for itself."""
+        if self.design == "duplicate":
+            return tuple(range(self.parts))
         return tuple(number for number, reader in enumerate(self.readers) if reader == process)
 
+    def made(self, host: int) -> tuple[int, ...]:
+        """The parts that are made on `host`."""
+        if self.design == "duplicate":
+            return tuple(range(self.parts))
+        return tuple(number for number, reader in enumerate(self.readers) if self.hosts[reader] == host)
+
     def run(self, host: int) -> tuple[int, int]:
-        """The parts [low, high) that are made on `host`; (0, 0) where none are."""
-        mine = [number for number, reader in enumerate(self.readers) if self.hosts[reader] == host]
-        return (mine[0], mine[-1] + 1) if mine else (0, 0)
+        """The parts [low, high) that are made on `host`; (0, 0) where none are.
+
+        They are a run as `division` gives them; where hosts make parts of dead ones elsewhere `made`
+        tells."""
+        return _run(self.made(host))
 
     def leader(self, host: int) -> int:
         """The process that speaks for `host`: its first."""
         return self.hosts.index(host)
 
     def heir(self, process: int, alive: Collection[int]) -> int | None:
-        """Who makes the part of a dead `process`: the next living one of its host, in a ring; None: nobody lives there.
+        """Who makes the part of a dead `process`: the next living one of its host, in a ring; None: nobody
+        lives there.
 
         Every process of a host sees every part of its memory, a mere consumer too.
         """
@@ -70,29 +88,40 @@ class Division:
         at = peers.index(process)
         return next((other for other in (*peers[at + 1 :], *peers[:at]) if other in alive), None)
 
-    def moves(self) -> tuple[Move, ...]:
-        """What goes between hosts once every host has its own parts, in order; none inside one host."""
-        everyone = tuple(dict.fromkeys(self.hosts))
-        if len(everyone) == 1 or self.design == "duplicate":
+    def moves(self, alive: Collection[int] | None = None) -> tuple[Move, ...]:
+        """What goes between hosts once every host has its own parts, in order; none inside one host.
+
+        alive: the processes that live, all of them where None; hosts without one have no part in it. Of
+        several broadcasts at once each goes round from its root, so that a chain of hosts loads all of them
+        alike.
+        """
+        processes = range(len(self.hosts)) if alive is None else sorted(alive)
+        everyone = tuple(dict.fromkeys(self.hosts[process] for process in processes))
+        if len(everyone) < 2 or self.design == "duplicate":
             return ()
-        makers = tuple(dict.fromkeys(self.hosts[reader] for reader in self.readers))
+        makers = tuple(host for host in everyone if self.made(host))
         others = tuple(host for host in everyone if host not in makers)
-        runs = tuple(self.run(host) for host in makers)
         if self.design == "multi_broadcast":
-            return tuple(
-                Move("broadcast", (host, *(other for other in everyone if other != host)), (run,))
-                for host, run in zip(makers, runs, strict=True)
-            )
-        gathered = (Move("all_gather", makers, runs),) if len(makers) > 1 else ()
-        spread = (Move("broadcast", (makers[-1], *others), ((0, self.parts),)),) if others else ()
-        return (*gathered, *spread)
+            return tuple(Move("broadcast", _from(everyone, host), (self.made(host),)) for host in makers)
+        gathered = Move("all_gather", makers, tuple(self.made(host) for host in makers))
+        spread = Move("broadcast", (makers[-1], *others), (tuple(range(self.parts)),))
+        return (*((gathered,) if len(makers) > 1 else ()), *((spread,) if others else ()))
+
+
+def _run(parts: Sequence[int]) -> tuple[int, int]:
+    return (parts[0], parts[-1] + 1) if parts else (0, 0)
+
+
+def _from(hosts: tuple[int, ...], first: int) -> tuple[int, ...]:
+    at = hosts.index(first)
+    return (*hosts[at:], *hosts[:at])
 
 
 def division(design: Design, hosts: Sequence[int], readers: int | None = None) -> Division:
     """The division of work between processes on `hosts`.
 
-    readers: how many make rows (`single_broadcast`, `multi_broadcast`): processes 0 to readers - 1; all of them
-    where None. They are put in the order in which their hosts first appear.
+    readers: how many make rows (`single_broadcast`, `multi_broadcast`): processes 0 to readers - 1; all of
+    them where None. They are put in the order in which their hosts first appear.
     """
     count = len(hosts) if readers is None or design == "all_shared" else min(readers, len(hosts))
     order = {host: place for place, host in enumerate(dict.fromkeys(hosts))}
@@ -100,14 +129,32 @@ def division(design: Design, hosts: Sequence[int], readers: int | None = None) -
     return Division(design, tuple(chosen), tuple(hosts))
 
 
-def without(found: Division, dead: Collection[int]) -> Division:
-    """The division that holds once `dead` processes are gone: the living readers share all rows among them; where no
-    reader lives, every living process is one. Raises ValueError where nobody lives."""
-    alive = [process for process in range(len(found.hosts)) if process not in dead]
+def adopted(found: Division, alive: Collection[int]) -> Division:
+    """The division that holds when only `alive` processes are left: the same parts, and those of the dead are
+    made by others besides their own.
+
+    First the heirs of their hosts; where a whole host is gone, the readers of the other hosts take its parts
+    in turn, or all their processes, where no reader lives. It depends on who is alive alone, and a part
+    changes hands only when its maker dies. Raises ValueError where nobody lives.
+    """
     if not alive:
         raise ValueError("no process is left")
-    readers = tuple(reader for reader in found.readers if reader not in dead)
-    if not readers:
-        order = {host: place for place, host in enumerate(dict.fromkeys(found.hosts[p] for p in alive))}
-        readers = tuple(sorted(alive, key=lambda process: (order[found.hosts[process]], process)))
-    return Division(found.design, readers, found.hosts)
+    makers = tuple(_maker(found, part, alive) for part in range(found.parts))
+    return Division(found.design, makers, found.hosts)
+
+
+def _maker(found: Division, part: int, alive: Collection[int]) -> int:
+    reader = found.readers[part]
+    if reader in alive:
+        return reader
+    heir = found.heir(reader, alive)
+    if heir is not None:
+        return heir
+    host = found.hosts[reader]
+    turn = sum(found.hosts[other] == host for other in found.readers[:part])
+    for candidates in (found.readers, range(len(found.hosts))):
+        others = [other for other in candidates if found.hosts[other] != host]
+        chosen = next((other for other in (*others[turn:], *others[:turn]) if other in alive), None)
+        if chosen is not None:
+            return chosen
+    raise ValueError("no process is left")

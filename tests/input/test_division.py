@@ -1,0 +1,163 @@
+"""Who makes which rows: every part once, whoever dies; and after the moves every host has every part, once."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Collection, Iterator
+
+import pytest
+
+from commplan.input.division import Division, adopted, division
+from commplan.ir.schedule import Design
+
+DESIGNS: tuple[Design, ...] = ("duplicate", "all_shared", "single_broadcast", "multi_broadcast")
+
+
+def layouts(most: int) -> Iterator[tuple[int, ...]]:
+    """Every way in which up to `most` processes lie on hosts, hosts numbered as they first appear."""
+    for count in range(1, most + 1):
+        for hosts in itertools.product(range(count), repeat=count):
+            if tuple(dict.fromkeys(hosts)) == tuple(range(max(hosts) + 1)):
+                yield hosts
+
+
+def divisions(most: int) -> Iterator[Division]:
+    for hosts in layouts(most):
+        for design in DESIGNS:
+            asked = (None, *range(1, len(hosts) + 1)) if design.endswith("broadcast") else (None,)
+            for readers in asked:
+                yield division(design, hosts, readers)
+
+
+def living(processes: int) -> Iterator[tuple[int, ...]]:
+    for count in range(1, processes + 1):
+        yield from itertools.combinations(range(processes), count)
+
+
+def held_after(found: Division, alive: Collection[int]) -> dict[int, Counter[int]]:
+    """How often each host has got each part when all moves are done, those that it makes included."""
+    hosts = {found.hosts[process] for process in alive}
+    held = {host: Counter(p for process in alive if found.hosts[process] == host
+                          for p in (found.of(process) if found.design != "duplicate" else ()))
+            for host in hosts}  # fmt: skip
+    if found.design == "duplicate":
+        return {host: Counter(range(found.parts)) for host in hosts}
+    for move in found.moves(alive):
+        assert set(move.hosts) <= hosts
+        assert len(set(move.hosts)) == len(move.hosts)
+        if move.kind == "broadcast":
+            (parts,) = move.parts
+            assert set(parts) <= set(held[move.hosts[move.root]]), "a root sends what it does not have"
+            for place, host in enumerate(move.hosts):
+                if place != move.root:
+                    held[host].update(parts)
+            continue
+        for host, parts in zip(move.hosts, move.parts, strict=True):
+            assert set(parts) <= set(held[host])
+        for host, own in zip(move.hosts, move.parts, strict=True):
+            held[host].update(part for parts in move.parts if parts is not own for part in parts)
+    return held
+
+
+def test_rows_are_cut_without_gap_or_overlap_and_evenly() -> None:
+    for parts, rows in itertools.product(range(1, 14), range(0, 60)):
+        found = division("all_shared", range(parts))
+        cut = [found.part(rows, part) for part in range(parts)]
+        assert [row for low, high in cut for row in range(low, high)] == list(range(rows))
+        sizes = [high - low for low, high in cut]
+        assert max(sizes) - min(sizes) <= 1
+
+
+def test_every_part_has_one_maker_and_readers_are_the_first_processes() -> None:
+    for found in divisions(5):
+        makers = Counter(part for process in range(len(found.hosts)) for part in found.of(process))
+        if found.design == "duplicate":
+            assert set(makers.values()) == {len(found.hosts)}
+        else:
+            assert makers == Counter(range(found.parts))
+            assert sorted(found.readers) == list(range(found.parts))
+
+
+def test_every_host_gets_every_part_once_in_every_design() -> None:
+    for found in divisions(5):
+        held = held_after(found, range(len(found.hosts)))
+        assert set(held) == set(found.hosts)
+        assert all(parts == Counter(range(found.parts)) for parts in held.values()), found
+
+
+def test_the_parts_of_a_host_are_a_run() -> None:
+    for found in divisions(5):
+        for host in set(found.hosts):
+            low, high = found.run(host)
+            assert found.made(host) == tuple(range(low, high))
+        for move in found.moves():
+            assert [tuple(range(low, high)) for low, high in move.runs] == list(move.parts)
+
+
+def test_whoever_dies_every_part_is_made_once_by_the_living() -> None:
+    """All sets of survivors of up to five processes, on all layouts, in all designs."""
+    for found in divisions(5):
+        if found.design == "duplicate":
+            continue
+        for alive in living(len(found.hosts)):
+            left = adopted(found, alive)
+            assert left.parts == found.parts
+            assert set(left.readers) <= set(alive)
+            for was, now in zip(found.readers, left.readers, strict=True):
+                if was in alive:
+                    assert now == was
+                elif any(found.hosts[p] == found.hosts[was] for p in alive):
+                    assert now == found.heir(was, alive)
+            held = held_after(left, alive)
+            assert all(parts == Counter(range(found.parts)) for parts in held.values())
+
+
+def test_who_dies_first_makes_no_difference() -> None:
+    found = division("all_shared", (0, 0, 1, 1))
+    for alive in living(4):
+        for more in living(4):
+            both = set(alive) & set(more)
+            if both:
+                again = adopted(found, both)
+                assert [p for p in adopted(found, alive).readers if p in both] == [
+                    now
+                    for p, now in zip(adopted(found, alive).readers, again.readers, strict=True)
+                    if p in both
+                ]
+
+
+def test_heirs_of_one_host_share_the_work_of_its_dead() -> None:
+    """Two dead readers have different heirs where two others live between them."""
+    found = division("all_shared", (0, 0, 0, 0))
+    assert [found.heir(dead, {1, 3}) for dead in (0, 2)] == [1, 3]
+    assert found.heir(3, {0, 1, 2}) == 0
+    assert found.heir(0, ()) is None
+
+
+def test_a_dead_host_leaves_its_parts_to_readers_elsewhere_in_turn() -> None:
+    found = division("all_shared", (0, 0, 1, 1))
+    assert adopted(found, {2, 3}).readers == (2, 3, 2, 3)
+    one = division("single_broadcast", (0, 1, 1), 1)
+    assert adopted(one, {1, 2}).readers == (1,)
+    with pytest.raises(ValueError, match="no process is left"):
+        adopted(found, ())
+
+
+def test_moves_of_the_designs() -> None:
+    """Two readers on two of three hosts: the shapes as they are described."""
+    hosts = (0, 1, 2)
+    single = division("single_broadcast", hosts, 2).moves()
+    assert [(m.kind, m.hosts, m.parts) for m in single] == [
+        ("all_gather", (0, 1), ((0,), (1,))),
+        ("broadcast", (1, 2), ((0, 1),)),
+    ]
+    multi = division("multi_broadcast", hosts, 2).moves()
+    assert [(m.kind, m.hosts, m.parts) for m in multi] == [
+        ("broadcast", (0, 1, 2), ((0,),)),
+        ("broadcast", (1, 2, 0), ((1,),)),
+    ]
+    assert [m.kind for m in division("all_shared", hosts).moves()] == ["all_gather"]
+    assert division("duplicate", hosts).moves() == ()
+    assert division("all_shared", (4, 4)).moves() == ()
+    assert division("all_shared", (0, 1, 1)).moves(alive={1, 2}) == ()
