@@ -14,11 +14,12 @@ from commplan.input.order import Order
 from commplan.ir.plan import Ref
 from commplan.ir.schedule import Map, Schedule, Share
 from commplan.runtime.data import sources as _sources
-from commplan.runtime.data.making import BLOCK, BatchInTheMaking, HostBatch, Maker, stages
+from commplan.runtime.data.making import BLOCK, BatchInTheMaking, Course, HostBatch, Maker, stages
+from commplan.runtime.data.pace import Pace
 from commplan.runtime.data.program import HostProgram, host_program
 from commplan.runtime.data.records import checked_functions
 from commplan.runtime.data.ring import ClosedError, Ring
-from commplan.runtime.data.shared import Group, join
+from commplan.runtime.data.shared import KEEP, Group, join
 from commplan.runtime.data.usage import Meter, Queue, Summary
 
 _PREFETCH = 2
@@ -34,9 +35,10 @@ class _Cursor:
     epoch: int
     step: int
     until: int
+    pace: Pace | None = None
 
     def start(self, number: int) -> BatchInTheMaking | None:
-        if self.epoch > self.until:
+        if self.epoch > self.until or (self.pace is not None and number >= self.pace.room()):
             return None
         batch = self.maker.batch(number, self.epoch, self.step)
         self.step += 1
@@ -57,10 +59,11 @@ class PhaseBatches(Iterator[HostBatch]):
     device are ignored. A random host function is called with the keyword `rng`, a
     `numpy.random.Generator`: `augment(pixels, rng)`. Sources and functions are called from several threads.
     local: for each axis the indices that this process holds (None, or an axis left out: all of them), such
-    as `{"member": (1,), "data": (0, 1, 2, 3)}`. group: the processes of this host between which
-    `all_shared` values travel; all of them hold the same indices of every other axis. None: each process
+    as `{"member": (1,), "data": (0, 1, 2, 3)}`. group: the processes between which
+    shared values travel; all of them hold the same indices of every other axis. None: each process
     makes everything itself. state: what `.state()` returned, here or under another number of ranks or
-    another design; None is the start of epoch 0.
+    another design; None is the start of epoch 0. pace: instead, for batches that several take at their own
+    rates. meter: what adds up the costs, if not one of its own.
 
     Errors (CP09xx): what is wrong with sources, functions, state and designs is raised here; what is wrong
     with a record, or with a peer, by the `next` that would have returned its batch.
@@ -76,6 +79,8 @@ class PhaseBatches(Iterator[HostBatch]):
         local: Mapping[str, Sequence[int]] | None = None,
         group: Group | None = None,
         state: Mapping[str, int] | None = None,
+        pace: Pace | None = None,
+        meter: Meter | None = None,
     ) -> None:
         apart = group is not None and group.count > 1
         program = host_program(schedule, phase, local, apart=apart)
@@ -83,26 +88,43 @@ class PhaseBatches(Iterator[HostBatch]):
         found = _sources.bound(schedule, sources, read)
         fns = [fn.name for fn in schedule.fns if fn.where == "host"]
         chosen = checked_functions(schedule, functions, [n for n in fns if _used(program, n)])
-        self._orders = _orders(program, found)
+        self._orders = orders(program, found)
         self._program = program
-        self._steps = _steps(program, self._orders)
-        self._epoch, self._step = self._restored(state)
-        self._armed = self._epoch
-        self._meter = Meter(phase, schedule.plan)
+        self._steps = pace.steps if pace is not None else _steps(program, self._orders)
+        self._epoch, self._step = self._restored(state) if pace is None else (pace.epoch, pace.step)
+        self._armed, self._handed = self._epoch, 0
+        self._meter = meter or Meter(phase, schedule.plan)
         made = stages(program, found, chosen, self._meter)
-        prefetch, cores = _hints(program)
+        prefetch, cores = hints(program)
+        prefetch = prefetch if pace is None else pace.slots
         rows = max((len(program.rows(flow, flow.batch)) for flow in program.flows), default=1)
         block = max(1, min(BLOCK, -(-rows // cores)))
+        ahead = prefetch + (group is not None and group.carrier is not None and group.carrier.by_caller)
         exchange = None
         if apart and group is not None and any(flow.moved for flow in program.flows):
             at = (self._epoch, self._step, self._fingerprint())
-            exchange = join(group, program, at, slots=prefetch + 1, meter=self._meter)
+            slots, keep = (ahead + KEEP, KEEP) if pace is None else (pace.slots, pace.slots)
+            exchange = join(
+                group, program, at, slots=slots, meter=self._meter, keep=keep, leaving=pace is not None
+            )
+        self._exchange, self._prefetch = exchange, prefetch
         self._slots = exchange.in_use if exchange is not None else _none_shared
-        maker = Maker(program, self._orders, made, self._meter, block, exchange)
-        self._cursor = _Cursor(maker, self._steps, self._epoch, self._step, self._armed)
+        course = Course(self._epoch, self._step, self._steps)
+        maker = Maker(
+            program, self._orders, made, self._meter, block, exchange, pace is not None,
+            course=course, fingerprint=self._fingerprint(),
+        )  # fmt: skip
+        if exchange is not None:
+            exchange.works = maker
+        self._cursor = _Cursor(maker, self._steps, self._epoch, self._step, self._armed, pace)
         name = f"commplan-{schedule.plan}-{phase}"
-        self._ring: Ring[HostBatch] = Ring(self._cursor.start, prefetch, cores, name, exchange)
+        self._ring: Ring[HostBatch] = Ring(self._cursor.start, ahead, cores, name, exchange)
         self._closing = weakref.finalize(self, self._ring.end)
+
+    @property
+    def meters(self) -> tuple[Meter, ...]:
+        """What adds up the costs; it may be kept when the batches are gone."""
+        return (self._meter,)
 
     @property
     def steps(self) -> int:
@@ -120,17 +142,34 @@ class PhaseBatches(Iterator[HostBatch]):
             raise StopIteration
         self._cursor.until = self._armed
         try:
+            self._carry_ahead()
             batch, ready, waited = self._ring.take()
+            if self._exchange is not None:
+                self._exchange.handed(batch.number)
         except ClosedError:
             self._refuse_closed()
         except Exception:
             self.close()  # the place stays: `.state()` names the batch that failed
             raise
         self._meter.handed_out(ready, waited, first=self._step == 0)
+        self._handed += 1
         self._step += 1
         if self._step == self._steps:
             self._epoch, self._step = self._epoch + 1, 0
         return batch
+
+    def _carry_ahead(self) -> None:
+        """Where batches are carried in this thread: as many as the place says, and the place alone."""
+        if self._exchange is not None:
+            self._ring.admit()
+            left = self._steps - self._step  # of this epoch, this batch included
+            self._exchange.carry_ahead(self._handed + min(self._prefetch, left) - 1)
+
+    def work_ahead(self) -> bool:
+        """Begin what the pace has room for by now; whether the next batch lies ready."""
+        if self._closing.alive:
+            self._ring.admit()
+        return self._ring.ready()
 
     def state(self) -> dict[str, int]:
         """Where the next batch stands: integers, fit for JSON; the same under any number of ranks.
@@ -201,7 +240,7 @@ def _used(program: HostProgram, name: str) -> bool:
     return any(isinstance(op, Map) and op.fn == name for flow in program.flows for op in flow.ops)
 
 
-def _orders(program: HostProgram, sources: Mapping[str, _sources.Source]) -> dict[Ref, Order]:
+def orders(program: HostProgram, sources: Mapping[str, _sources.Source]) -> dict[Ref, Order]:
     return {
         read.result: Order(len(sources[read.source]), read.batch[0], read.seed, read.visit, read.tail)
         for flow in program.flows
@@ -209,11 +248,11 @@ def _orders(program: HostProgram, sources: Mapping[str, _sources.Source]) -> dic
     }
 
 
-def _hints(program: HostProgram) -> tuple[int, int]:
+def hints(program: HostProgram) -> tuple[int, int]:
     """Batches ahead, and worker threads."""
-    hints = [op.hints for flow in program.flows for op in flow.ops if not isinstance(op, Share)]
-    prefetch = max((h.prefetch for h in hints if h.prefetch), default=_PREFETCH)
-    cores = max((h.cores for h in hints if h.cores), default=min(_cpus(), _MOST_CORES))
+    found = [op.hints for flow in program.flows for op in flow.ops if not isinstance(op, Share)]
+    prefetch = max((h.prefetch for h in found if h.prefetch), default=_PREFETCH)
+    cores = max((h.cores for h in found if h.cores), default=min(_cpus(), _MOST_CORES))
     return prefetch, cores
 
 

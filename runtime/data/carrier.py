@@ -1,7 +1,7 @@
 """Between hosts: what moves the rows that one host made to the others.
 
-A carrier is asked for one batch after another, in order, by the process that leads its host, once every part of
-that host is filled. It moves rows in place, in the memory of the slot.
+A carrier is asked for one batch after another, in order, by the process that leads its host, once every part
+of that host is filled. It moves rows in place, in the memory of the slot.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Parcel:
-    """One array of a slot. cells: u8 [copies, rows, bytes of a row], C-contiguous in the slot; part p of the division
-    lies in rows bounds[p] to bounds[p + 1] of every copy."""
+    """One array of a slot. cells: u8 [copies, rows, bytes of a row], C-contiguous in the slot; part p of the
+    division lies in rows bounds[p] to bounds[p + 1] of every copy."""
 
     cells: Bytes
     bounds: tuple[int, ...]
@@ -52,10 +52,10 @@ class Carrier(Protocol):
         ...
 
     def carry(self, number: int, parcels: Sequence[Parcel], before: Sequence[Parcel] = ()) -> None:
-        """Carry out `division.moves()` on the parcels of batch `number`. Returns when this host has all parts and the
-        memory may be read. Waiting costs no CPU. before: the parcels of batch `number` - 1, which this host has
-        whole, for hosts that were left behind when one died; none for the first. Raises RegroupedError where parts
-        change hands, and what went wrong otherwise, as a CommplanError."""
+        """Carry out `division.moves()` on the parcels of batch `number`. Returns when this host has all parts
+        and the memory may be read. Waiting costs no CPU. before: the parcels of batch `number` - 1, which
+        this host has whole, for hosts that were left behind when one died; none for the first. Raises
+        RegroupedError where parts change hands, and what went wrong otherwise, as a CommplanError."""
         ...
 
     def stop(self) -> None:

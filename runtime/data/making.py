@@ -12,12 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from commplan.diagnostics import fail
+from commplan.input.division import Division
 from commplan.input.order import Order
 from commplan.ir.plan import Ref
 from commplan.ir.schedule import Map, Read, Share, operands, results
 from commplan.ir.types import ArrayType
-from commplan.runtime.data.layout import Array, Bools, agrees, aligned, compacted, projected
-from commplan.runtime.data.program import Coords, Flow, HostOp, HostProgram
+from commplan.runtime.data import notes
+from commplan.runtime.data.handing import FlowState, HostBatch, Visit, compact, count, shown
+from commplan.runtime.data.layout import Array, Bools, agrees, aligned, projected
+from commplan.runtime.data.program import Coords, Flow, HostProgram, identity, validity
 from commplan.runtime.data.records import Place, Record, Stage, numpy_dtype
 from commplan.runtime.data.ring import Task
 from commplan.runtime.data.sources import Source
@@ -26,50 +29,64 @@ from commplan.runtime.data.usage import Cpu, Meter, thread_cpu
 BLOCK = 16  # records of one task, at most: small enough that threads share a batch evenly
 
 
-@dataclass(frozen=True)
-class HostBatch:
-    """One step's host-made values, by value id, as this process holds them.
-
-    values: for every source-only binding of the phase (outputs and `takes`) the array itself where the
-        host makes it, else the host-made operands of the per-record device maps that make it. Layout:
-        one leading dimension per `per` axis in plan order, as long as the number of this process's
-        indices along it, then the rows of this process's shards, in shard order, then the record's own
-        dimensions. A count has its `per` dimensions only (int32). Arrays start at multiples of 64 bytes
-        and are never written again: JAX may alias them.
-    records: for every load (by the id of its result) the record indices, int64, laid out like its values.
-    seeds: the seed of every load, by the id of its result: random device functions derive their keys from
-        (seed, epoch, step, record, member).
-    epoch, step: place in the order; step counts from 0 in each epoch.
-    """
-
-    values: dict[Ref, Array]
-    records: dict[Ref, npt.NDArray[np.int64]]
-    seeds: dict[Ref, int]
-    epoch: int
-    step: int
-
-
 class Exchange(Protocol):
-    """Memory that the processes of a host share, in slots; a slot holds what travels in one batch."""
+    """Memory that processes share, in slots; a slot holds what travels in one batch."""
 
     @property
-    def index(self) -> int: ...
-
-    @property
-    def count(self) -> int: ...
-
-    def arrays(self, number: int) -> Mapping[Ref, Array]:
-        """The arrays of batch `number`: the moved values, and for each flow its validity."""
+    def shows(self) -> bool:
+        """Whether what was lent may be handed over as it lies in the slot."""
         ...
 
-    def publish(self, number: int, epoch: int, step: int, error: BaseException | None) -> None: ...
+    def division(self, flow: int) -> Division:
+        """Who makes which rows of a flow, which is named by its place in the program."""
+        ...
 
-    def taken(self, number: int) -> None: ...
+    def duties(self, number: int) -> tuple[int, ...]:
+        """The processes whose parts are made here: this one, if it makes any, and those that it stands in
+        for."""
+        ...
+
+    def arrays(self, number: int) -> Mapping[Ref, Array]:
+        """The arrays of batch `number` to write to: the moved values, and what belongs to each flow."""
+        ...
+
+    def lend(self, number: int) -> Mapping[Ref, Array]:
+        """The same to read from; the slot is let go when nothing shows it any more."""
+        ...
+
+    def publish(self, number: int, processes: tuple[int, ...], error: BaseException | None) -> None: ...
+
+
+class Workers(Protocol):
+    """Who carries out the blocks of a batch elsewhere than in the calling thread."""
+
+    def run(self, batch: BatchInTheMaking, state: FlowState, before: bool, low: int, high: int) -> None:
+        """`batch.block(state, before, low, high)`."""
+        ...
+
+    def fresh(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
+        """Memory for an array of a batch, which it can write to, at a multiple of 64 bytes."""
+        ...
+
+
+@dataclass(frozen=True)
+class Course:
+    """Where batches stand that are counted from 0. epoch, step: of the first; steps: of an epoch."""
+
+    epoch: int
+    step: int
+    steps: int
+
+    def at(self, number: int) -> tuple[int, int]:
+        """Epoch and step of batch `number`."""
+        epochs, step = divmod(self.step + number, self.steps)
+        return self.epoch + epochs, step
 
 
 @dataclass(frozen=True)
 class Maker:
-    """Makes the batches of one phase. orders, sources: by the id of the load's result, and by name."""
+    """Makes the batches of one phase. orders, sources: by the id of the load's result, and by name.
+    fingerprint: of the order of records."""
 
     program: HostProgram
     orders: Mapping[Ref, Order]
@@ -77,10 +94,35 @@ class Maker:
     meter: Meter
     block: int
     exchange: Exchange | None = None
+    apart: bool = False  # rows that were skipped stay in their places, and the batch tells which
+    workers: Workers | None = None
+    course: Course = Course(0, 0, 1)
+    fingerprint: int = 0
 
     def batch(self, number: int, epoch: int, step: int) -> BatchInTheMaking:
         states = [self._state(flow, epoch, step) for flow in self.program.flows]
         return BatchInTheMaking(self, number, epoch, step, states)
+
+    # --- see `shared.Works` ---
+
+    def place(self, number: int) -> notes.Place:
+        return notes.Place(*self.course.at(number), self.fingerprint)
+
+    def rows(self, number: int) -> dict[int, int]:
+        _, step = self.course.at(number)
+        program = self.program
+        return {
+            place: len(program.rows(flow, self.orders[flow.reads[0].result].rows(step)))
+            for place, flow in enumerate(program.flows)
+            if flow.moved
+        }
+
+    def remake(self, number: int, process: int) -> None:
+        batch = self.batch(number, *self.course.at(number))
+        for task in batch.parts((process,)):
+            task()
+
+    # --- one batch ---
 
     def _state(self, flow: Flow, epoch: int, step: int) -> FlowState:
         program = self.program
@@ -93,35 +135,22 @@ class Maker:
                 ids = self.orders[read.result].records(epoch, step, member if read.per else None)
                 records[read.result, coords] = ids[rows]
         counts = {read.result: self.orders[read.result].counts(step)[rows] for read in flow.reads}
-        arrays = {ref: self._fresh(ref, len(rows)) for ref in self.roots(flow)}
         valid = np.ones((len(program.variants(flow.per)), len(rows)), bool)
-        return FlowState(flow, rows, records, counts, arrays, valid)
+        return FlowState(flow, rows, records, counts, {}, valid)
 
     def roots(self, flow: Flow) -> list[Ref]:
         """The flow's values that are handed over, counts left out."""
         made = {ref for op in flow.ops for ref in results(op)}
         return [ref for ref in self.program.roots if ref in made and ref in self.program.elements]
 
-    def _fresh(self, ref: Ref, rows: int) -> Array:
+    def fresh(self, ref: Ref, rows: int) -> Array:
         element = self.program.elements[ref]
         if not isinstance(element, ArrayType):
             fail("CP0913", f"`{ref.rpartition('.')[0]}` is of variable length and cannot leave the host")
         leading = [len(self.program.local[axis]) for axis in self.program.per(ref)]
-        return aligned((*leading, rows, *element.shape), numpy_dtype(element.dtype))
-
-
-@dataclass
-class FlowState:
-    """One flow of one batch. rows: [rows] places in the global batch. records: [rows] per load and variant.
-    counts: [rows] per load, which slots count by the visit's contract. arrays: what is handed over.
-    valid: [variants of flow.per, rows], cleared where a record was skipped."""
-
-    flow: Flow
-    rows: npt.NDArray[np.int64]
-    records: dict[tuple[Ref, Coords], npt.NDArray[np.int64]]
-    counts: dict[Ref, Bools]
-    arrays: dict[Ref, Array]
-    valid: Bools
+        shape = (*leading, rows, *element.shape)
+        fresh = aligned if self.workers is None else self.workers.fresh
+        return fresh(shape, numpy_dtype(element.dtype))
 
 
 @dataclass
@@ -134,53 +163,82 @@ class BatchInTheMaking:
     step: int
     states: list[FlowState]
     moved: Mapping[Ref, Array] = field(default_factory=dict[Ref, Array])
+    duties: tuple[int, ...] = ()
 
     def first(self) -> Sequence[Task]:
-        """This process's part of what travels: its run of the rows, straight into the shared slot."""
+        """This process's parts of what travels: runs of the rows, straight into the shared slot."""
+        if self.maker.exchange is None:
+            return ()
+        self.duties = self.maker.exchange.duties(self.number)
+        return self.parts(self.duties) if self.duties else ()
+
+    def parts(self, processes: Sequence[int]) -> list[Task]:
+        """What fills the parts of `processes`."""
         exchange = self.maker.exchange
         if exchange is None:
-            return ()
+            return []
         self.moved = exchange.arrays(self.number)
         tasks: list[Task] = []
-        for state in self.states:
+        for place, state in enumerate(self.states):
             if not state.flow.moved:
                 continue
-            state.valid = self.moved[validity(state.flow)][:, : len(state.rows)].view(bool)
-            low = exchange.index * len(state.rows) // exchange.count
-            high = (exchange.index + 1) * len(state.rows) // exchange.count
-            state.valid[:, low:high] = True
-            tasks += self._tasks(state, state.flow.before, low, high, self._put_moved)
+            rows, division = len(state.rows), exchange.division(place)
+            state.valid = self.moved[validity(state.flow)][:, :rows].view(bool)
+            for part in (part for process in processes for part in division.of(process)):
+                low, high = division.part(rows, part)
+                state.valid[:, low:high] = True
+                for read in state.flow.reads:
+                    for row, coords in enumerate(self.maker.program.variants(read.per)):
+                        ids = state.records[read.result, coords]
+                        self.moved[identity(read)][row, low:high] = ids[low:high]
+                tasks += self._tasks(state, True, low, high)
         return tasks
 
     def publish(self, error: BaseException | None) -> None:
-        if self.maker.exchange is not None:
-            self.maker.exchange.publish(self.number, self.epoch, self.step, error)
+        if self.maker.exchange is not None and self.duties:
+            self.maker.exchange.publish(self.number, self.duties, error)
 
     def second(self) -> Sequence[Task]:
         """What this process does for itself, on all the rows that it holds."""
+        if self.maker.exchange is not None:
+            self.moved = self.maker.exchange.lend(self.number)
         tasks: list[Task] = []
         for state in self.states:
-            if state.flow.moved:
-                state.valid = state.valid.copy()  # the slot's own flags are the peers' as well
-            tasks += self._tasks(state, state.flow.after, 0, len(state.rows), self._put_roots)
+            flow, rows = state.flow, len(state.rows)
+            roots = self.maker.roots(flow)
+            if flow.moved and self.maker.exchange is not None:
+                # A copy: the slot's own flags are the peers' as well.
+                state.valid = self.moved[validity(flow)][:, :rows].astype(bool)
+            if flow.moved and (self.maker.apart or state.valid.all()):
+                self._show(state, roots)
+            state.arrays = {ref: self.maker.fresh(ref, rows) for ref in roots if ref not in state.shown}
+            if state.arrays or flow.after:
+                tasks += self._tasks(state, False, 0, rows)
         return tasks
 
-    def _tasks(
-        self, state: FlowState, ops: Sequence[HostOp], low: int, high: int, put: Callable[..., None]
-    ) -> list[Task]:
-        block = self.maker.block
+    def _show(self, state: FlowState, roots: Sequence[Ref]) -> None:
+        """What may be handed over as it lies in the slot."""
+        if self.maker.exchange is not None and not self.maker.exchange.shows:
+            return
+        for ref in set(roots).intersection(state.flow.moved):
+            array = shown(self.maker.program, ref, self.moved[ref], len(state.rows))
+            if array is not None:
+                state.shown[ref] = array
+
+    def _tasks(self, state: FlowState, before: bool, low: int, high: int) -> list[Task]:
+        workers, step = self.maker.workers, self.maker.block
+        run = self.block if workers is None else functools.partial(workers.run, self)
         return [
-            functools.partial(self._block, state, ops, start, min(start + block, high), put)
-            for start in range(low, high, block)
+            functools.partial(run, state, before, start, min(start + step, high))
+            for start in range(low, high, step)
         ]
 
-    def _block(
-        self, state: FlowState, ops: Sequence[HostOp], low: int, high: int, put: Callable[..., None]
-    ) -> None:
-        """Rows low..high of the flow through `ops`, variant by variant."""
+    def block(self, state: FlowState, before: bool, low: int, high: int) -> None:
+        """Rows low..high of the flow, variant by variant, through what goes before the move or after it."""
         program = self.maker.program
+        ops = state.flow.before if before else state.flow.after
         made: dict[Ref, dict[Coords, Sequence[Record]]] = {}
-        for ref in state.flow.moved if put == self._put_roots else ():
+        for ref in () if before else state.flow.moved:
             made[ref] = {
                 coords: _rows(self.moved[ref][place, low:high])
                 for place, coords in enumerate(program.variants(program.copies[ref]))
@@ -194,13 +252,16 @@ class BatchInTheMaking:
                 if isinstance(op, Share):
                     made[op.result][coords] = inputs[0]
                     continue
-                at = self._slot if put == self._put_moved else self._root
+                at = self._slot if before else self._root
                 targets = [at(state, ref, coords, low, high) for ref in names]
                 named = dict(zip(axes, coords, strict=True))
                 columns = self._run(state, op, named, low, high, inputs, targets)
                 for ref, column in zip(names, columns, strict=True):
                     made[ref][coords] = column
-        put(state, made, low, high)
+        if before:
+            self._put_moved(state, made, low, high)
+        else:
+            self._put_roots(state, made, low, high)
 
     def _run(
         self, state: FlowState, op: Read | Map, coords: Mapping[str, int], low: int, high: int,
@@ -269,84 +330,57 @@ class BatchInTheMaking:
         self.maker.meter.add(key, cpu_s=spent.both_s, system_s=spent.system_s)
 
     def finish(self) -> HostBatch:
-        """Let go of the slot, put skipped records out of the way, count."""
-        if self.maker.exchange is not None:
-            for state in self.states:
-                for ref in state.flow.moved:
-                    self._received(state, ref)
-            self.moved = {}
-            self.maker.exchange.taken(self.number)
+        """Let go of the slot but for what shows it, put skipped records out of the way, count."""
         program = self.maker.program
         values: dict[Ref, Array] = {}
         records: dict[Ref, npt.NDArray[np.int64]] = {}
+        visits: list[Visit] = []
         for state in self.states:
-            if not state.valid.all():
-                self._compact(state)
-            values.update(state.arrays)
+            visits += self._visits(state)
+            for ref in state.flow.moved:
+                self._received(state, ref)
+            if self.maker.apart:
+                values[validity(state.flow)] = state.valid
+                named = [identity(read) for read in state.flow.reads]
+                values.update({ref: self.moved[ref] for ref in named if ref in self.moved})
+            elif not state.valid.all():
+                compact(program, state)
+            values.update({ref: (state.arrays | state.shown)[ref] for ref in self.maker.roots(state.flow)})
             for read in state.flow.reads:
                 leading = [len(program.local[axis]) for axis in read.per]
                 ids = np.stack([state.records[read.result, c] for c in program.variants(read.per)])
                 records[read.result] = ids.reshape(*leading, len(state.rows))
                 if read.count in program.roots:
-                    values[read.count] = self._count(state, read, read.count)
+                    values[read.count] = count(program, state, read, read.count)
+            state.shown = {}
+        self.moved = {}
         seeds = {read.result: read.seed for state in self.states for read in state.flow.reads}
-        return HostBatch(values, records, seeds, self.epoch, self.step)
+        return HostBatch(values, records, seeds, self.epoch, self.step, self.number, tuple(visits))
+
+    def _visits(self, state: FlowState) -> list[Visit]:
+        """The records that count here, as their makers name them."""
+        found: list[Visit] = []
+        for read in state.flow.reads:
+            here = self.moved.get(identity(read))
+            counts = state.counts[read.result]
+            for row, coords in enumerate(self.maker.program.variants(read.per)):
+                ids = state.records[read.result, coords] if here is None else here[row, : len(state.rows)]
+                found.append(Visit(read.result, coords, ids[counts]))
+        return found
 
     def _received(self, state: FlowState, ref: Ref) -> None:
         """Account for what others made of a shared value."""
         op = next(op for op in state.flow.before if ref in results(op))
         exchange = self.maker.exchange
-        if exchange is not None and isinstance(op, Share):
-            rows = len(state.rows)
-            mine = (exchange.index + 1) * rows // exchange.count - exchange.index * rows // exchange.count
-            each = self.moved[ref][:, :1].nbytes
-            self.maker.meter.add(op.result, records=rows - mine, nbytes=(rows - mine) * each)
-
-    def _compact(self, state: FlowState) -> None:
-        """In every shard the counted records first, repeats of them after: counts say how many."""
-        program = self.maker.program
-        variants = program.variants(state.flow.per)
-        shards = len(program.shards(state.flow.split))
-        for place, variant in enumerate(variants):
-            counted = np.logical_and.reduce([state.counts[read.result] for read in state.flow.reads])
-            rows = compacted(counted, state.valid[place], shards)
-            fixed = dict(zip(state.flow.per, variant, strict=True))
-            for ref, array in state.arrays.items():
-                per = program.per(ref)
-                for at, coords in zip(
-                    np.ndindex(array.shape[: len(per)]), program.variants(per), strict=True
-                ):
-                    if agrees(per, coords, fixed):
-                        array[at] = array[at][rows]
-                        array[at][rows < 0] = 0
-            for (ref, coords), ids in state.records.items():
-                if coords == variant:
-                    state.records[ref, coords] = np.where(rows < 0, ids, ids[rows])
-
-    def _count(self, state: FlowState, read: Read, ref: Ref) -> npt.NDArray[np.int32]:
-        """Counted records, for every combination of the count's `per` axes (members, and shards)."""
-        program = self.maker.program
-        per = program.per(ref)
-        shards = program.shards(state.flow.split)
-        each = len(state.rows) // len(shards)
-        result = aligned([len(program.local[axis]) for axis in per], np.dtype(np.int32))
-        for at, coords in zip(np.ndindex(result.shape), program.variants(per), strict=True):
-            named = dict(zip(per, coords, strict=True))
-            shard = shards.index(program.member(state.flow.split, named)) if state.flow.split else 0
-            here = slice(shard * each, (shard + 1) * each)
-            variants = program.variants(state.flow.per)
-            chosen = [p for p, v in enumerate(variants) if agrees(state.flow.per, v, named)]
-            valid: Bools = np.asarray(state.valid[chosen, here].all(0))
-            result[at] = np.count_nonzero(valid & state.counts[read.result][here])
-        return result
+        if exchange is None or not isinstance(op, Share):
+            return
+        rows, division = len(state.rows), exchange.division(self.states.index(state))
+        mine = [division.part(rows, part) for process in self.duties for part in division.of(process)]
+        others = rows - sum(high - low for low, high in mine)
+        self.maker.meter.add(op.result, records=others, nbytes=others * self.moved[ref][:, :1].nbytes)
 
 
 _Made = Mapping[Ref, Mapping[Coords, Sequence[Record]]]
-
-
-def validity(flow: Flow) -> Ref:
-    """The name under which a slot holds a flow's validity flags: that of its first load."""
-    return f"{flow.reads[0].result}?"
 
 
 def _of(

@@ -25,7 +25,8 @@ class Flow:
 
     ops: in plan order; reads: the loads among them. split: the axes that the batch is cut along. per: the
     ensembles whose members have their own order here. before: ops whose results travel between processes,
-    done once per host; after: those that every process does. moved: the values that travel.
+    done once for all of them; after: those that every process does. moved: the values that travel. shared:
+    the stage that says how; None where nothing travels.
     """
 
     ops: tuple[HostOp, ...]
@@ -35,6 +36,7 @@ class Flow:
     before: tuple[HostOp, ...]
     after: tuple[HostOp, ...]
     moved: tuple[Ref, ...]
+    shared: Share | None = None
 
     @property
     def batch(self) -> int:
@@ -113,17 +115,8 @@ def _refuse(schedule: Schedule, op: HostOp) -> None:
     if isinstance(op, Read) and op.clock:
         fail(
             "CP0912",
-            f"members of `{op.clock}` with clocks of their own are compiled but not run",
-            "every member reads the same batch size: write `batch N`",
-            span=op.span,
-            file=schedule.file,
-        )
-    if isinstance(op, Share) and op.design in ("single_broadcast", "multi_broadcast"):
-        fail(
-            "CP0911",
-            f"`via {op.design}` is compiled but not run",
-            "designs that run: `duplicate` and `all_shared`, between the processes of one host",
-            "or leave `share` out and let the compiler choose",
+            f"the members of `{op.clock}` go by clocks of their own, and have no batches in common",
+            "each member has an iterator of its own: run.batches(..., member=m)",
             span=op.span,
             file=schedule.file,
         )
@@ -194,8 +187,9 @@ def _flow(
     reads = tuple(op for op in ops if isinstance(op, Read))
     split = next(v.placement.split for v in phase.values if v.id == reads[0].result)
     per = tuple(dict.fromkeys(axis for read in reads for axis in read.per))
-    shared = [op.result for op in ops if isinstance(op, Share) and op.design == "all_shared"] if apart else []
-    upstream = set(shared)
+    shares = [op for op in ops if isinstance(op, Share) and op.design != "duplicate"] if apart else []
+    _agree(shares, file)
+    upstream = {op.result for op in shares}
     for op in reversed(ops):
         if upstream.intersection(results(op)):
             upstream.update(operands(op))
@@ -222,15 +216,42 @@ def _flow(
                     span=op.span,
                     file=file,
                 )
-    return Flow(tuple(ops), reads, split, per, tuple(before), (*again, *after), tuple(moved))
+    shared = shares[0] if moved else None
+    return Flow(tuple(ops), reads, split, per, tuple(before), (*again, *after), tuple(moved), shared)
+
+
+def _agree(shares: Sequence[Share], file: str) -> None:
+    """Rows that hang together are made together: by one design, and by the same readers."""
+    for op in shares[1:]:
+        first = shares[0]
+        if (op.design, op.readers) != (first.design, first.readers):
+            fail(
+                "CP0925",
+                f"`{op.result.rpartition('.')[0]}` is shared in another way than what is made with it",
+                f"line {first.span.line}: `{first.result.rpartition('.')[0]}` via {designed(first)}",
+                f"line {op.span.line}: via {designed(op)}",
+                "share values that come from the same load in one way",
+                span=op.span,
+                file=file,
+            )
+
+
+def designed(op: Share) -> str:
+    """The design as the plan writes it."""
+    return op.design if op.readers is None else f"{op.design}(readers = {op.readers})"
+
+
+def validity(flow: Flow) -> Ref:
+    """The name under which a slot holds a flow's validity flags: that of its first load."""
+    return f"{flow.reads[0].result}?"
 
 
 def host_program(
     schedule: Schedule, phase_name: str, local: Mapping[str, Sequence[int]] | None, *, apart: bool = False
 ) -> HostProgram:
-    """The host's part of phase `phase_name`. apart: `all_shared` values travel between processes.
+    """The host's part of phase `phase_name`. apart: shared values travel between processes.
 
-    Errors: CP0911 to CP0915.
+    Errors: CP0912, CP0913, CP0915, CP0925.
     """
     phase = schedule.phase(phase_name)
     holds = held(schedule, local)
@@ -281,3 +302,8 @@ def _connected(ops: Sequence[HostOp]) -> list[list[HostOp]]:
         groups = [group for group in groups if not any(group is old for old in touching)]
     order = {results(op)[0]: number for number, op in enumerate(ops)}
     return [sorted(group[1], key=lambda op: order[results(op)[0]]) for group in groups]
+
+
+def identity(read: Read) -> Ref:
+    """The name under which a slot holds the record indices of a load, as the makers of its rows say."""
+    return f"{read.result}#"

@@ -50,6 +50,10 @@ class Making(Protocol[Made_co]):
 class Peers(Protocol):
     """The waits on other processes. Each raises where it cannot go on; `stop` makes both return False."""
 
+    def owes(self) -> bool:
+        """Whether even a batch that failed here is waited for, because others wait for this process."""
+        ...
+
     def writable(self, number: int) -> bool: ...
 
     def readable(self, number: int) -> bool: ...
@@ -154,6 +158,12 @@ class Ring(Generic[Item]):
         """Batches that lie ready now, and how many may be made ahead at most."""
         with self._lock:
             return sum(entry.done for entry in self._entries.values()), self.depth
+
+    def ready(self) -> bool:
+        """Whether `take` would return at once."""
+        with self._lock:
+            entry = self._entries.get(self._handed)
+            return entry is not None and entry.done
 
     def close(self) -> None:
         """Stop, join every thread and leave the peers. May be called twice, and from any thread.
@@ -267,7 +277,7 @@ class Ring(Generic[Item]):
         try:
             if key < 1_000_000:
                 entry.making.publish(entry.error)
-                if entry.error is None:
+                if entry.error is None or (self.peers is not None and self.peers.owes()):
                     with self._lock:
                         self._to_read.append(number)
                         self._changed.notify_all()
@@ -303,10 +313,12 @@ class Ring(Generic[Item]):
             try:
                 if not (peers.writable(number) if first else peers.readable(number)):
                     return
+                if entry.error is not None:
+                    raise entry.error
                 tasks = entry.making.first() if first else entry.making.second()
             except BaseException as raised:  # noqa: BLE001  as above
                 with self._lock:
-                    entry.error, entry.done = raised, True
+                    entry.error, entry.done = entry.error or raised, True
                     self._changed.notify_all()
                 return  # without its peers this process cannot make any later batch either
             with self._lock:

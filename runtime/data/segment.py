@@ -20,9 +20,10 @@ from commplan.diagnostics import Span, fail
 from commplan.runtime.data import futex
 
 _MAGIC = b"commplan"
-_VERSION = 1
+_VERSION = 2
 _DIGEST_AT = 16  # 32 bytes
 SEAL_AT = 64  # a word: 1 once all have joined and the name is gone
+_MAKER = 0  # the byte that the maker locks while the file has a name; every process locks another one
 _POLL_FIRST, _POLL_MOST = 0.001, 0.05  # seconds between looks for a file that another process will make
 
 # struct flock of fcntl(2): type, whence, start, length, process
@@ -31,8 +32,8 @@ _FLOCK = "hhqqi" if _LINUX else "qqihh"
 
 Blame = tuple[str, Span, str]
 
-# Names that this process has made and not yet removed: it must not take them for a dead owner's, for of
-# its own locks the kernel says nothing, and closing any descriptor of a file lets go of them.
+# Names that this process has made or found, until they are removed: it must not take them for a dead maker's,
+# for of its own locks the kernel says nothing, and closing any descriptor of a file lets go of them.
 _MINE: set[Path] = set()
 
 
@@ -44,11 +45,15 @@ def default_folder() -> Path:
 
 @dataclass
 class Segment:
-    """The mapped file. data: all of it. One word of it may be waited for with `futex`."""
+    """The file. data: its first bytes, mapped; what one waits for with `futex` lies there.
+
+    Locks are fcntl's record locks, one byte each: the kernel lets go of them with the process, and they know
+    nothing of process ids or containers. A process locks its own byte to be seen alive.
+    """
 
     data: mmap.mmap
     path: Path
-    _descriptor: int
+    descriptor: int
     _words: dict[int, ctypes.c_uint32] = field(default_factory=dict[int, ctypes.c_uint32])
 
     def word(self, offset: int) -> ctypes.c_uint32:
@@ -58,7 +63,19 @@ class Segment:
 
     def owned(self, process: int) -> bool:
         """Whether the process that joined as `process` lives. Of one's own lock the kernel says nothing."""
-        return _is_locked(self._descriptor, process)
+        return self.locked(1 + process)
+
+    def maker_lives(self) -> bool:
+        """Asked by the others."""
+        return self.locked(_MAKER)
+
+    def locked(self, byte: int) -> bool:
+        """Whether another process holds the lock on `byte`."""
+        return self.descriptor >= 0 and _is_locked(self.descriptor, byte)
+
+    def lock(self, byte: int) -> bool:
+        """Lock `byte` until this process ends or closes the segment; False where another process has it."""
+        return self.descriptor >= 0 and _lock(self.descriptor, byte)
 
     def seal(self) -> None:
         self.word(SEAL_AT).value = 1
@@ -67,15 +84,16 @@ class Segment:
     def unlink(self) -> None:
         """Remove the name, if it still is this file's."""
         with contextlib.suppress(OSError):
-            if os.path.samestat(self.path.stat(), os.fstat(self._descriptor)):
+            if os.path.samestat(self.path.stat(), os.fstat(self.descriptor)):
                 self.path.unlink()
         _MINE.discard(self.path)
 
     def close(self) -> None:
-        """Let go of the lock. The memory goes with the last array that shows it."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        """Let go of the locks. The memory goes with the last array that shows it."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+            _MINE.discard(self.path)
 
 
 def _flock(kind: int, byte: int) -> bytes:
@@ -98,27 +116,36 @@ def _lock(descriptor: int, byte: int) -> bool:
     return True
 
 
-def opened(
-    folder: Path,
-    prefix: str,
-    name: str,
-    index: int,
-    nbytes: int,
-    digest: bytes,
-    timeout: float,
-    blame: Blame,
-) -> Segment:
-    """Make (process 0) or find (the others) the segment `prefix` + `name`, and lock byte `index` of it.
+@dataclass(frozen=True)
+class Wanted:
+    """A segment that processes of one host meet at.
 
-    What dead owners left under `prefix` (one user and one plan) is removed first. digest: 32 bytes that
-    all processes must agree on. Errors: CP0921 the other process does not come, or the name is in use;
-    CP0922 digests differ; CP0923 no memory.
+    prefix: of its name, that of one user and one plan. maker: the process that makes it. nbytes: of the file,
+    of which the first `control` are mapped at once. digest: 32 bytes that all processes must agree on.
     """
-    path = folder / f"{prefix}{name}"
-    if index == 0:
-        clean(folder, prefix)
-        return _made(path, nbytes, digest, blame)
-    return _found(path, index, digest, timeout, blame)
+
+    folder: Path
+    prefix: str
+    name: str
+    maker: int
+    nbytes: int
+    control: int
+    digest: bytes
+    timeout: float
+    blame: Blame
+
+
+def opened(wanted: Wanted, index: int) -> Segment:
+    """Make (the maker) or find (the others) the segment, and lock the byte of process `index`.
+
+    What dead makers left under the prefix is removed first. Errors: CP0921 the other process does not come,
+    or the name is in use; CP0922 digests differ; CP0923 no memory.
+    """
+    path = wanted.folder / f"{wanted.prefix}{wanted.name}"
+    if index == wanted.maker:
+        clean(wanted.folder, wanted.prefix)
+        return _made(wanted, path, index)
+    return _found(wanted, path, index)
 
 
 def clean(folder: Path, prefix: str) -> list[Path]:
@@ -130,7 +157,7 @@ def clean(folder: Path, prefix: str) -> list[Path]:
         except OSError:
             continue
         try:
-            if os.fstat(descriptor).st_uid == os.getuid() and not _is_locked(descriptor, 0):
+            if os.fstat(descriptor).st_uid == os.getuid() and not _is_locked(descriptor, _MAKER):
                 path.unlink(missing_ok=True)
                 removed.append(path)
         finally:
@@ -138,22 +165,25 @@ def clean(folder: Path, prefix: str) -> list[Path]:
     return removed
 
 
-def _made(path: Path, nbytes: int, digest: bytes, blame: Blame) -> Segment:
-    descriptor = -1
+def _made(wanted: Wanted, path: Path, index: int) -> Segment:
+    descriptor, blame, new = -1, wanted.blame, path not in _MINE
+    _MINE.add(path)
     try:
         descriptor = _nameless(path)
-        _allocate(descriptor, nbytes)
-        _lock(descriptor, 0)
-        data = mmap.mmap(descriptor, nbytes)
-        header = _MAGIC + struct.pack("<II", _VERSION, 0) + digest
+        _allocate(descriptor, wanted.nbytes)
+        _lock(descriptor, _MAKER)
+        _lock(descriptor, 1 + index)
+        data = mmap.mmap(descriptor, wanted.control)
+        header = _MAGIC + struct.pack("<II", _VERSION, 0) + wanted.digest
         data[: len(header)] = header
         _name(descriptor, path)
-        _MINE.add(path)
     except OSError as error:
         if descriptor >= 0:
             if os.fstat(descriptor).st_nlink:  # it was made with its name, and nobody must find it
                 path.unlink(missing_ok=True)
             os.close(descriptor)
+        if new:
+            _MINE.discard(path)
         if isinstance(error, FileExistsError):
             _fail(
                 blame,
@@ -166,7 +196,7 @@ def _made(path: Path, nbytes: int, digest: bytes, blame: Blame) -> Segment:
         _fail(
             blame,
             "CP0923",
-            f"{nbytes} bytes of shared memory cannot be had in {str(path.parent)!r}: {reason}",
+            f"{wanted.nbytes} bytes of shared memory cannot be had in {str(path.parent)!r}: {reason}",
             "make it larger, make the batch or `prefetch` smaller, or share `via duplicate`",
         )
     return Segment(data, path, descriptor)
@@ -195,19 +225,26 @@ def _name(descriptor: int, path: Path) -> None:
         os.link(f"/proc/self/fd/{descriptor}", path, src_dir_fd=descriptor, follow_symlinks=True)
 
 
-def _found(path: Path, index: int, digest: bytes, timeout: float, blame: Blame) -> Segment:
-    until, sleep = time.monotonic() + timeout, _POLL_FIRST
-    while True:
-        segment = _try(path, index, digest, blame)
-        if segment is not None:
-            return segment
-        if time.monotonic() > until:
-            _fail(blame, "CP0921", f"process 0 did not make the shared memory within {timeout:g} s")
-        time.sleep(sleep)
-        sleep = min(2 * sleep, _POLL_MOST)
+def _found(wanted: Wanted, path: Path, index: int) -> Segment:
+    until, sleep = time.monotonic() + wanted.timeout, _POLL_FIRST
+    _MINE.add(path)
+    found: Segment | None = None
+    try:
+        while found is None:
+            found = _try(wanted, path, index)
+            if found is None and time.monotonic() > until:
+                message = f"process {wanted.maker} did not make the shared memory within {wanted.timeout:g} s"
+                _fail(wanted.blame, "CP0921", message)
+            if found is None:
+                time.sleep(sleep)
+                sleep = min(2 * sleep, _POLL_MOST)
+    finally:
+        if found is None:
+            _MINE.discard(path)
+    return found
 
 
-def _try(path: Path, index: int, digest: bytes, blame: Blame) -> Segment | None:
+def _try(wanted: Wanted, path: Path, index: int) -> Segment | None:
     """The segment, or None where it is not there yet, or is an earlier one that is going away."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -216,21 +253,26 @@ def _try(path: Path, index: int, digest: bytes, blame: Blame) -> Segment | None:
     keep = False
     try:
         status = os.fstat(descriptor)
-        if status.st_uid != os.getuid() or status.st_size < mmap.PAGESIZE or not _is_locked(descriptor, 0):
+        if (
+            status.st_uid != os.getuid()
+            or status.st_size < mmap.PAGESIZE
+            or not _is_locked(descriptor, _MAKER)
+        ):
             return None
-        data = mmap.mmap(descriptor, status.st_size)
-        if data[:8] != _MAGIC or int.from_bytes(data[SEAL_AT : SEAL_AT + 4], "little"):
+        head = os.pread(descriptor, mmap.PAGESIZE, 0)
+        if head[:8] != _MAGIC or int.from_bytes(head[SEAL_AT : SEAL_AT + 4], "little"):
             return None
-        if data[_DIGEST_AT : _DIGEST_AT + 32] != digest:
+        if head[_DIGEST_AT : _DIGEST_AT + 32] != wanted.digest:
             _fail(
-                blame,
+                wanted.blame,
                 "CP0922",
-                f"process {index} is not doing the same as process 0",
+                f"process {index} is not doing the same as process {wanted.maker}",
                 "all processes of a group run the same plan, phase, batch and place in the order, with the "
                 "same sources, and hold the same indices of every axis that is not shared over",
             )
-        if not _lock(descriptor, index):
-            _fail(blame, "CP0921", f"there is another process {index} in this run")
+        if not _lock(descriptor, 1 + index):
+            _fail(wanted.blame, "CP0921", f"there is another process {index} in this run")
+        data = mmap.mmap(descriptor, wanted.control)
         keep = True
         return Segment(data, path, descriptor)
     finally:

@@ -1,108 +1,100 @@
-"""Batches between the processes of one host: each makes its part, all read the whole.
+"""Batches between processes: readers make their parts, all see the whole.
 
-A group of processes maps one file of memory (`/dev/shm`), which holds a few slots. Process i fills its
-part of batch q in slot q modulo the number of slots, once everyone has let go of batch q - slots, and
-reads the slot once everyone has filled it. Two counters per process carry all of that: `filled` (batches
-0..filled-1 are filled) and `taken`. Each is written by one process and waited for with a futex.
+The processes of a host map one file of memory (`/dev/shm`), which holds a few slots. A reader fills its part
+of batch q in slot q modulo the number of slots, once everyone of the host has let go of batch q - slots;
+everyone reads the slot once all parts are there. Two counters per process carry all of that: `filled` and
+`taken`. Between hosts a carrier moves the parts, led by one process of each host, and a third counter tells
+the others.
 
-As soon as all have joined, the file's name is removed: whatever dies later, nothing stays behind. A
-process that dies is noticed by its lock on one byte of the file (fcntl record locks: the kernel lets go of
-them with the process, and they know nothing of process ids or containers).
+As soon as all have joined, the file's name is removed: whatever dies later, nothing stays behind. Where the
+plan goes on without those who die (`on_failure = continue`), the next living process of the host makes the
+dead one's part and moves its counter, so that nobody else need know.
 """
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import NoReturn, Protocol
 
 import msgspec
-import numpy as np
 
-from commplan.diagnostics import CommplanError, Diagnostic, Note, Span, fail
+from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
+from commplan.input.division import Division, division
 from commplan.ir.plan import Ref
-from commplan.ir.schedule import Share
-from commplan.ir.types import ArrayType
-from commplan.runtime.data import futex, segment
-from commplan.runtime.data.group import Group as Group
-from commplan.runtime.data.group import group as group
-from commplan.runtime.data.layout import Array, rounded
-from commplan.runtime.data.making import validity
-from commplan.runtime.data.program import HostProgram
-from commplan.runtime.data.records import numpy_dtype
+from commplan.ir.schedule import Read, Share
+from commplan.runtime.data import control as _control
+from commplan.runtime.data import futex, notes, segment
+from commplan.runtime.data.carrier import Carrier, RegroupedError
+from commplan.runtime.data.control import ABSENT, JOINED, LEFT, LOOK_S, Control, fence
+from commplan.runtime.data.group import Group, group
+from commplan.runtime.data.layout import Array
+from commplan.runtime.data.program import HostProgram, designed
+from commplan.runtime.data.rooms import Rooms, rooms
+from commplan.runtime.data.segment import Blame
+from commplan.runtime.data.slots import CAN_LEND, Returns, Slots
 from commplan.runtime.data.usage import Meter
 
-LOOK_S = 0.25  # how often a waiting process looks whether its peers live
-_PAGE = 4096
-_CONTROL = 256  # bytes per process: filled, taken, presence, on cache lines of their own
-_NOTE = 4096  # bytes per process and slot: what it says about its part
-_ABSENT, _JOINED, _LEFT = 0, 1, 2
+KEEP = 2  # batches that a process may show without a copy: the caller's, and the one it asks for
 
 
-@dataclass(frozen=True)
-class _Room:
-    """Where one array lies in a slot."""
+class Works(Protocol):
+    """What a ring asks of the one who makes the batches."""
 
-    offset: int
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
+    def place(self, number: int) -> notes.Place:
+        """Where batch `number` stands."""
+        ...
 
+    def rows(self, number: int) -> Mapping[int, int]:
+        """The rows of batch `number`, for each flow by its place in the program."""
+        ...
 
-def _rooms(program: HostProgram, count: int) -> tuple[dict[Ref, _Room], int]:
-    """The arrays of a slot, each aligned to 64 bytes, and the slot's size in bytes."""
-    rooms: dict[Ref, _Room] = {}
-    offset = count * _NOTE
-    for flow in program.flows:
-        if not flow.moved:
-            continue
-        rows = len(program.rows(flow, flow.batch))
-        wanted: list[tuple[Ref, tuple[int, ...], np.dtype[Any]]] = [
-            (validity(flow), (len(program.variants(flow.per)), rows), np.dtype(np.uint8))
-        ]
-        for ref in flow.moved:
-            element = program.elements[ref]
-            if isinstance(element, ArrayType):
-                shape = (len(program.variants(program.copies[ref])), rows, *element.shape)
-                wanted.append((ref, shape, numpy_dtype(element.dtype)))
-        for ref, shape, dtype in wanted:
-            rooms[ref] = _Room(offset, shape, dtype)
-            offset += rounded(int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
-    return rooms, rounded(offset, _PAGE)
-
-
-class _Note(msgspec.Struct, frozen=True):
-    """What a process says about its part of a batch."""
-
-    epoch: int
-    step: int
-    errors: tuple[Diagnostic, ...] = ()
-    other: str = ""
+    def remake(self, number: int, process: int) -> None:
+        """Fill the parts of `process` in batch `number`, in this thread."""
+        ...
 
 
 @dataclass
 class SharedRing:
-    """This process's side of the slots. Errors: CP0920 a peer died or left, CP0921 a peer is missing or
-    silent, CP0922 the peers are not doing the same; and a peer's own error, as it was."""
+    """This process's side of the slots; see `ring.Peers` and `making.Exchange`.
+
+    goes_on: who dies or leaves is done without. keep: batches that this process may show at a time. Errors:
+    CP0920 a peer died or left, CP0921 a peer is missing or silent, CP0922 the peers are not doing the same;
+    and a peer's own error, as it was.
+    """
 
     group: Group
-    memory: segment.Segment
-    rooms: Mapping[Ref, _Room]
-    slot_nbytes: int
-    slots: int
-    blame: tuple[str, Span, str]  # what the plan says there, its place, and the file
+    control: Control
+    slots: Slots
+    rooms: Rooms
+    divisions: dict[int, Division]
+    blame: Blame
     key: str
     meter: Meter
-    _stopped: bool = False
+    goes_on: bool
+    keep: int
+    works: Works | None = None
     _left: bool = False
-    _filled: set[int] = field(default_factory=set[int])
-    _taken: set[int] = field(default_factory=set[int])
-    _places: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
+    _gone: set[int] = field(default_factory=set[int])  # of this host, known to be dead or to have left
+    _duties: dict[int, int] = field(default_factory=dict[int, int])  # process -> first batch made as planned
+    _begun: int = 0
+    _carried: int = 0
+    _done: dict[int, Returns] = field(default_factory=dict[int, Returns])
+    _returns: Returns = field(init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self._returns = Returns(self._let_go)
+        self.slots.returned = self._returns.add
+        self._local = self.group.local
+        self._makers = [process for process in self.rooms.makers if process in self._local]
+        self._leader = self._local[0]
+        if self.index in self._makers:
+            self._take_over(self.index, 0, 0)
 
     @property
     def index(self) -> int:
@@ -112,106 +104,189 @@ class SharedRing:
     def count(self) -> int:
         return self.group.count
 
-    def _word(self, process: int, name: str) -> ctypes.c_uint32:
-        at = _PAGE + process * _CONTROL + {"filled": 0, "taken": 64, "presence": 128}[name]
-        return self.memory.word(at)
-
-    def _slot(self, number: int) -> int:
-        return _slots_at(self.count) + number % self.slots * self.slot_nbytes
+    @property
+    def carrier(self) -> Carrier | None:
+        return self.group.carrier
 
     def in_use(self) -> tuple[int, int]:
         """The slots, and how many of them hold a batch that somebody fills, has filled or still reads."""
         with self._lock:
             if self._left:
-                return self.slots, 0
-            filled = [self._word(process, "filled").value for process in range(self.count)]
-            taken = [self._word(process, "taken").value for process in range(self.count)]
-        return self.slots, min(max(filled) - min(taken), self.slots)
+                return self.slots.count, 0
+            filled = max((self.control.word(p, "filled").value for p in self._makers), default=0)
+            taken = self.control.least("taken", self._living())
+        return self.slots.count, max(0, min(filled - taken, self.slots.count))
+
+    def _living(self) -> list[int]:
+        return [process for process in self._local if process not in self._gone]
 
     # --- coming ---
 
     def meet(self) -> None:
         """Wait until all have joined; then the name of the file goes."""
+        memory = self.control.memory
         with self.meter.waiting(self.key):
-            self._word(self.index, "presence").value = _JOINED
-            futex.wake(self._word(self.index, "presence"))
-            for process in range(self.count):
-                self._await(process, "presence", lambda seen: seen != _ABSENT, joining=True)
-            if self.index == 0:
-                self.memory.unlink()
-                self.memory.seal()
+            mine = self.control.word(self.index, "presence")
+            mine.value = JOINED
+            futex.wake(mine)
+            for process in self._local:
+                self._await_joined(process)
+            if self.index == self._leader:
+                memory.unlink()
+                memory.seal()
             else:
                 self._await_seal()
 
+    def _await_joined(self, process: int) -> None:
+        word = self.control.word(process, "presence")
+        until = time.monotonic() + self.group.timeout
+        while (seen := word.value) == ABSENT:
+            if self.index != self._leader and not self.control.memory.maker_lives():
+                self._lost_maker()
+            if time.monotonic() > until:
+                late = f"did not come within {self.group.timeout:g} s"
+                self._fail("CP0921", f"process {process} of {self.count} {late}")
+            futex.wait(word, seen, LOOK_S)
+        if process != self.index and not self.control.memory.owned(process) and not self._sealed():
+            self._lost(process, "died while the group was forming")
+
+    def _sealed(self) -> bool:
+        return bool(self.control.memory.word(segment.SEAL_AT).value)
+
     def _await_seal(self) -> None:
-        word = self.memory.word(segment.SEAL_AT)
+        word = self.control.memory.word(segment.SEAL_AT)
         until = time.monotonic() + self.group.timeout
         while not (seen := word.value):
             futex.wait(word, seen, LOOK_S)
-            if not self.memory.owned(0) or time.monotonic() > until:
-                self._lost(0, "died or gave up while the group was forming")
+            if not word.value and (not self.control.memory.maker_lives() or time.monotonic() > until):
+                self._lost_maker()
+
+    def _lost_maker(self) -> NoReturn:
+        if not self.control.memory.maker_lives():
+            self.control.memory.unlink()
+        self._lost(self._leader, "died or gave up while the group was forming")
 
     # --- waiting, see `ring.Peers` ---
 
     def writable(self, number: int) -> bool:
+        """Wait until the slot of batch `number` may be written to; at once where this process writes
+        nothing."""
+        if not self._duties and not self._leads():
+            return True
         with self.meter.waiting(self.key, idle=True):
-            return all(
-                self._await(process, "taken", lambda seen: seen > number - self.slots)
-                for process in range(self.count)
-            )
+            return self._await_free(number)
+
+    def _await_free(self, number: int) -> bool:
+        until = time.monotonic() + self.group.timeout
+        behind = number - self.slots.count
+
+        def free() -> bool:
+            if self.control.least("taken", self._living()) <= behind:
+                return False
+            # A host that was left behind when another died is served from the batch before.
+            return self.carrier is None or not self.goes_on or self._carried_so_far() > behind + 1
+
+        def look() -> None:
+            for process in self._living():
+                if process != self.index and self.control.word(process, "taken").value <= behind:
+                    self._look_after(process, "taken", behind, until)
+
+        return self.control.wait("taken", free, look)
+
+    def _carried_so_far(self) -> int:
+        return self.control.bell("carried").value
+
+    def owes(self) -> bool:
+        """Whether batches are waited for even where this process failed: others wait for it to carry them."""
+        return self._leads()
 
     def readable(self, number: int) -> bool:
         with self.meter.waiting(self.key):
-            if not all(
-                self._await(process, "filled", lambda seen: seen > number) for process in range(self.count)
-            ):
+            if not self._complete(number):
                 return False
-        with self._lock:
-            mine = self._places.pop(number)
-        for process in range(self.count):
-            self._hear(number, process, mine)
+        self._hear(number)
         return True
 
-    def _await(
-        self, process: int, name: str, enough: Callable[[int], bool], *, joining: bool = False
-    ) -> bool:
-        """Wait for a peer's counter; False once stopped."""
-        word = self._word(process, name)
+    def _complete(self, number: int) -> bool:
+        """Wait until batch `number` is here whole."""
+        carrier = self.carrier
+        if carrier is None:
+            return self._await_parts(number)
+        if self._leads() and not carrier.by_caller:
+            return self._carry(number)
+        return self._await_carried(number)
+
+    def _await_parts(self, number: int) -> bool:
+        """Wait until all parts that are made on this host are there; where a dead one's are mine, make
+        them."""
         until = time.monotonic() + self.group.timeout
-        while not self._stopped:
-            seen = word.value
-            if enough(seen):
-                with self._lock:  # a fence: what the peer wrote before its counter is read after it
+
+        def look() -> None:
+            for process in self._makers:
+                if process != self.index and self.control.word(process, "filled").value <= number:
+                    self._look_after(process, "filled", number, until)
+
+        def filled() -> bool:
+            self._make_up(number)
+            return self.control.least("filled", self._makers) > number
+
+        return self.control.wait("filled", filled, look)
+
+    def _await_carried(self, number: int) -> bool:
+        until = time.monotonic() + self.group.timeout
+
+        def look() -> None:
+            self._adopt()
+            for process in self._makers:  # their parts are asked for by the leader; a dead one's may be mine
+                if process != self.index and self.goes_on and not self.control.alive(process):
+                    self._look_after(process, "filled", number, until)
+            if self.index != self._leader and not self._leads() and not self.control.alive(self._leader):
+                if not self.goes_on:
+                    self._lost(self._leader, "died or left")
+                self._gone.add(self._leader)
+                self._leader = min(process for process in self._local if self.control.alive(process))
+
+        while True:
+            if self.control.wait(
+                "carried",
+                lambda: self._make_up(number) or self._carried_so_far() > number or self._leads_now(),
+                look,
+            ):
+                if self._carried_so_far() > number:
                     return True
-            if process != self.index:
-                self._look_after(process, word, enough, joining=joining, late=time.monotonic() > until)
-            futex.wait(word, seen, LOOK_S)
-        return False
+                return self._carry(number)
+            return False
 
-    def _look_after(
-        self, process: int, word: ctypes.c_uint32, enough: Callable[[int], bool], *, joining: bool, late: bool
-    ) -> None:
-        """Raise where waiting for `process` is in vain. Its counter is read again after its presence: a peer
-        that finished its part and then left has done its duty."""
-        presence = self._word(process, "presence").value
-        if presence == _LEFT and not enough(word.value):
-            self._lost(process, "left: its batches were closed before the epoch's end")
-        if presence == _JOINED and not self.memory.owned(process) and not enough(word.value):
-            self._lost(process, "died")
-        if late and joining:
-            self._fail(
-                "CP0921", f"process {process} of {self.count} did not come within {self.group.timeout:g} s"
-            )
-        if late:
-            self._fail(
-                "CP0921",
-                f"process {process} of {self.count} lives, but was silent for {self.group.timeout:g} s",
-            )
+    def _leads(self) -> bool:
+        return self.carrier is not None and self.index == self._leader
 
-    def _lost(self, process: int, how: str) -> None:
+    def _leads_now(self) -> bool:
+        """Whether this process became the leader while it waited."""
+        carrier = self.carrier
+        return carrier is not None and not carrier.by_caller and self._leads() and self.control.lead()
+
+    def _look_after(self, process: int, name: _control.Name, beyond: int, until: float) -> None:
+        """Where waiting for `process` is in vain: raise, or go on without it. Its counter is read again after
+        its presence: a peer that finished its part and then left has done its duty."""
+        word = self.control.word(process, name)
+        if process in self._gone or not self.control.alive(process):
+            if word.value > beyond:
+                return
+            if self.goes_on:
+                self._gone.add(process)
+                if name == "filled":
+                    self._inherit(process)
+                return
+            left = self.control.word(process, "presence").value == LEFT
+            self._lost(process, "left: its batches were closed before the epoch's end" if left else "died")
+        if time.monotonic() > until:
+            seconds = f"{self.group.timeout:g} s"
+            self._fail("CP0921", f"process {process} of {self.count} lives, but was silent for {seconds}")
+
+    def _lost(self, process: int, how: str) -> NoReturn:
         self._fail("CP0920", f"process {process} of {self.count} {how}")
 
-    def _fail(self, code: str, message: str) -> None:
+    def _fail(self, code: str, message: str) -> NoReturn:
         what, span, file = self.blame
         fail(
             code,
@@ -222,134 +297,288 @@ class SharedRing:
             file=file,
         )
 
-    def _hear(self, number: int, process: int, mine: tuple[int, int]) -> None:
-        """Read a peer's note on its part of batch `number`."""
-        at = self._slot(number) + process * _NOTE
-        length = int.from_bytes(self.memory.data[at : at + 4], "little")
-        note = msgspec.json.decode(self.memory.data[at + 4 : at + 4 + length], type=_Note)
-        if note.errors:
-            remark = Note(f"raised in process {process} of {self.count}")
-            raise CommplanError(*(msgspec.structs.replace(d, notes=(*d.notes, remark)) for d in note.errors))
-        if note.other:
-            self._lost(process, f"stopped: {note.other}")
-        if (note.epoch, note.step) != mine:
+    # --- inheriting ---
+
+    def _inherit(self, process: int) -> None:
+        """Make the parts of a dead process from now on, if this one is its heir."""
+        if process in self._duties:
+            return
+        alive = [other for other in self._local if self.control.alive(other)]
+        base = process if process in self._local else self.control.word(process, "charge").value - 1
+        heir = base if base in alive else next(iter(self.divisions.values())).heir(base, alive)
+        if heir == self.index and self.control.take_duty(process):
+            with self._lock:
+                self._take_over(process, self.control.word(process, "filled").value, self._begun)
+
+    def _take_over(self, process: int, filled: int, begun: int) -> None:
+        """From batch `begun` on the parts of `process` are made with this process's own; those from `filled`
+        to there are made up for."""
+
+        def advance(to: int) -> None:
+            self.control.advance(process, "filled", to, self._makers)
+
+        self._done[process] = Returns(advance, filled)
+        self._duties[process] = begun
+
+    def _make_up(self, number: int) -> None:
+        """Make what a dead process left undone of batch `number`."""
+        for process, begun in list(self._duties.items()):
+            if number < begun and self._done[process].upto <= number and self.works is not None:
+                if not self._await_free(number):
+                    return
+                error: BaseException | None = None
+                try:
+                    self.works.remake(number, process)
+                except BaseException as raised:  # noqa: BLE001  told to all, with the part
+                    error = raised
+                self._say(number, process, error)
+
+    # --- between hosts ---
+
+    def carry_ahead(self, number: int) -> None:
+        """Carry all batches up to `number`, in the caller's thread; nothing where another one does that."""
+        carrier = self.carrier
+        if carrier is None or not carrier.by_caller or not self._leads():
+            return
+        with self.meter.waiting(self.key):
+            while self._carried_so_far() <= number and self._carry(self._carried_so_far()):
+                pass
+
+    def _carry(self, number: int) -> bool:
+        """Move the parts of batch `number` between hosts. What went wrong here travels too."""
+        carrier, works = self.carrier, self.works
+        if carrier is None or works is None:
+            return False
+        try:
+            if not (self._await_parts(number) if self._makers else self._await_free(number)):
+                return False
+        except CommplanError as error:
+            for process in self._makers:
+                if self.control.word(process, "filled").value <= number:
+                    self._write(number, process, error)
+        while True:
+            parcels = self.rooms.parcels(self.slots.memory(number), works.rows(number))
+            before = ()
+            if number > 0:
+                before = self.rooms.parcels(self.slots.memory(number - 1), works.rows(number - 1))
+            try:
+                carrier.carry(number, parcels, before)
+                break
+            except RegroupedError as regrouped:
+                self._regroup(regrouped)
+                if not self._await_parts(number):
+                    return False
+        self.control.carry_to(number + 1)
+        return True
+
+    def _regroup(self, regrouped: RegroupedError) -> None:
+        """Parts of dead processes of other hosts, for whom nobody is left there, are made here from now
+        on."""
+        hosts, before = self.group.hosts, next(iter(self.divisions.values())).readers
+        for was, now in zip(before, regrouped.division.readers, strict=True):
+            charge = self.control.word(was, "charge")
+            if hosts[was] != self.group.host == hosts[now] and not charge.value:
+                self.control.word(was, "filled").value = regrouped.number
+                fence()
+                charge.value = now + 1
+        self._adopt()
+
+    def _adopt(self) -> None:
+        """Learn which parts of other hosts are made on this one."""
+        for process in self.rooms.makers:
+            if process not in self._makers and self.control.word(process, "charge").value:
+                fence()
+                self._makers.append(process)
+                self._inherit(process)
+
+    # --- saying and hearing ---
+
+    def _note(self, number: int, process: int) -> int:
+        """Where in the slot the note of a maker lies."""
+        return self.rooms.makers.index(process) * notes.ROOM
+
+    def _write(self, number: int, process: int, error: BaseException | None) -> None:
+        if self.works is None:
+            return
+        memory = memoryview(self.slots.memory(number)).cast("B")
+        at, data = self._note(number, process), notes.written(self.works.place(number), error)
+        memory[at : at + len(data)] = data
+
+    def _say(self, number: int, process: int, error: BaseException | None) -> None:
+        """The part of `process` in batch `number` is there, or what went wrong with it."""
+        self._write(number, process, error)
+        self._done[process].add(number)
+
+    def _hear(self, number: int) -> None:
+        """Read what all makers say of batch `number`."""
+        if self.works is None:
+            return
+        memory = memoryview(self.slots.memory(number)).cast("B")
+        mine = self.works.place(number)
+        fine = notes.head(mine)
+        for place, process in enumerate(self.rooms.makers):
+            at = place * notes.ROOM
+            if memory[at : at + len(fine)] == fine:
+                continue
+            other, errors, why = notes.read(bytes(memory[at : at + notes.ROOM]))
+            if errors:
+                if process == self.index:
+                    raise CommplanError(*errors)
+                remark = Note(f"raised in process {process} of {self.count}")
+                raise CommplanError(*(_with(error, remark) for error in errors))
+            if why:
+                self._lost(process, f"stopped: {why}")
             self._fail(
                 "CP0922",
-                f"process {process} of {self.count} stands at epoch {note.epoch}, step {note.step}, "
-                f"this one at epoch {mine[0]}, step {mine[1]}",
+                f"process {process} of {self.count} stands at epoch {other.epoch}, step {other.step}, "
+                f"this one at epoch {mine.epoch}, step {mine.step}",
             )
 
     # --- doing, see `making.Exchange` ---
 
+    @property
+    def shows(self) -> bool:
+        return CAN_LEND
+
+    def division(self, flow: int) -> Division:
+        return self.divisions[flow]
+
+    def duties(self, number: int) -> tuple[int, ...]:
+        """The processes whose parts this one makes in batch `number`; asked once for each, in order."""
+        with self._lock:
+            self._begun = number + 1
+            return tuple(process for process, begun in self._duties.items() if begun <= number)
+
     def arrays(self, number: int) -> dict[Ref, Array]:
-        base = self._slot(number)
-        return {
-            ref: np.ndarray(room.shape, room.dtype, self.memory.data, base + room.offset)
-            for ref, room in self.rooms.items()
-        }
+        return self.rooms.views(self.slots.memory(number), writable=True)
 
-    def publish(self, number: int, epoch: int, step: int, error: BaseException | None) -> None:
-        """Say that this process's part of batch `number` is there, or what went wrong with it."""
-        at = self._slot(number) + self.index * _NOTE
-        data = _encoded(epoch, step, error)
-        self.memory.data[at + 4 : at + 4 + len(data)] = data
-        self.memory.data[at : at + 4] = len(data).to_bytes(4, "little")
-        with self._lock:
-            self._places[number] = (epoch, step)
-            self._filled.add(number)
-            self._advance("filled", self._filled)
+    def lend(self, number: int) -> dict[Ref, Array]:
+        return self.rooms.views(self.slots.lend(number), writable=False)
 
-    def taken(self, number: int) -> None:
-        with self._lock:
-            self._taken.add(number)
-            self._advance("taken", self._taken)
+    def offset(self, address: int) -> tuple[int, int] | None:
+        """The file and the place in it that `address` shows; None for other memory."""
+        found = self.slots.offset(address)
+        return None if found is None else (self.slots.descriptor, found)
 
-    def _advance(self, name: str, finished: set[int]) -> None:
-        """Move a counter over all that is finished without a gap (the lock is held: a fence, too)."""
-        word = self._word(self.index, name)
-        at = start = word.value
-        while at in finished:
-            finished.remove(at)
-            at += 1
-        if at > start:
-            word.value = at
-            futex.wake(word)
+    def publish(self, number: int, processes: tuple[int, ...], error: BaseException | None) -> None:
+        """Say that the parts of `processes` in batch `number` are there, or what went wrong with them."""
+        for process in processes:
+            self._say(number, process, error)
+
+    def handed(self, number: int) -> None:
+        """Batch `number` is the caller's now: those before it that are still shown, but for `keep`, are its
+        own."""
+        for old in self.slots.lent():
+            if old <= number - self.keep:
+                self.slots.recall(old)
+
+    def _let_go(self, upto: int) -> None:
+        if not self._left:
+            self.control.advance(self.index, "taken", upto, self._living())
 
     # --- going ---
 
     def stop(self) -> None:
         """Make the waits of this process return."""
-        self._stopped = True
-        for process in range(self.count):
-            for name in ("filled", "taken", "presence"):
-                futex.wake(self._word(process, name))
+        self.control.stop()
+        if self.carrier is not None:
+            self.carrier.stop()
 
     def leave(self) -> None:
         """Tell the peers, and let go of the memory."""
         with self._lock:
+            if self._left:
+                return
             self._left = True
-        self._word(self.index, "presence").value = _LEFT
-        for name in ("presence", "filled", "taken"):
-            futex.wake(self._word(self.index, name))
-        if self.index == 0:
-            self.memory.unlink()
-        self.memory.close()
+        self.slots.close()
+        self.control.leave()
+        if self.index == self.group.local[0]:
+            self.control.memory.unlink()
+        self.control.memory.close()
+        if self.carrier is not None:
+            self.carrier.close()
 
 
-def _slots_at(count: int) -> int:
-    return rounded(_PAGE + count * _CONTROL, _PAGE)
+def _with(error: Diagnostic, remark: Note) -> Diagnostic:
+    return msgspec.structs.replace(error, notes=(*error.notes, remark))
 
 
-def _encoded(epoch: int, step: int, error: BaseException | None) -> bytes:
-    """A note, cut down until it fits."""
-    room = _NOTE - 4
-    if error is None:
-        return msgspec.json.encode(_Note(epoch, step))
-    if isinstance(error, CommplanError):
-        data = msgspec.json.encode(_Note(epoch, step, error.diagnostics))
-        if len(data) <= room:
-            return data
-        first = error.diagnostics[0]
-        short = Diagnostic(first.code, first.message[:500], first.span)
-        return msgspec.json.encode(_Note(epoch, step, (short,)))
-    return msgspec.json.encode(_Note(epoch, step, other=f"{type(error).__name__}: {error}"[:500]))
+def _goes_on(program: HostProgram) -> bool:
+    """Whether the plan goes on without processes that die."""
+    ops = [op for flow in program.flows if flow.shared for op in flow.before]
+    return any(isinstance(op, Read | Share) and _on_failure(op) == "continue" for op in ops)
+
+
+def _on_failure(op: Read | Share) -> str | None:
+    hints = getattr(op, "hints", None)
+    return None if hints is None else hints.on_failure
 
 
 def join(
-    group: Group, program: HostProgram, at: tuple[int, int, int], *, slots: int, meter: Meter
+    group: Group,
+    program: HostProgram,
+    at: tuple[int, int, int],
+    *,
+    slots: int,
+    meter: Meter,
+    keep: int = KEEP,
+    leaving: bool = False,
 ) -> SharedRing:
     """Meet the other processes of `group` and map the slots for what travels in `program`.
 
-    at: epoch, step and order that the first batch stands at, the same in all. Errors: CP0920 to CP0923.
+    at: epoch, step and order that the first batch stands at, the same in all. keep: batches that this process
+    may show at a time without a copy; less than `slots`, unless it waits for its own arrays. leaving: a
+    process may leave the others at any time. Errors: CP0920 to CP0923.
     """
     schedule, phase = program.schedule, program.phase
-    share = next(
-        op
-        for flow in program.flows
-        if flow.moved
-        for op in flow.before
-        if isinstance(op, Share) and op.design == "all_shared"
-    )
-    rooms, slot_nbytes = _rooms(program, group.count)
+    shares = {place: flow.shared for place, flow in enumerate(program.flows) if flow.shared is not None}
+    divisions = {place: _division(group, share) for place, share in shares.items()}
+    share = next(iter(shares.values()))
+    layout = rooms(program, divisions)
     over = {axis for f in program.flows for op in f.before if isinstance(op, Share) for axis in op.over}
     alike = {axis: indices for axis, indices in program.local.items() if axis not in over}
-    facts = (schedule.plan_digest, phase.name, at, slots, slot_nbytes, group.count, sorted(alike.items()))
+    facts = (
+        schedule.plan_digest, phase.name, at, slots, layout.nbytes, group.hosts, sorted(divisions.items()),
+        sorted(alike.items()),
+    )  # fmt: skip
     digest = schedule.plan_digest[:12] or hashlib.sha256(schedule.plan.encode()).hexdigest()[:12]
-    blame = (f"share {share.result.rpartition('.')[0]} via all_shared", share.span, schedule.file)
-    memory = segment.opened(
+    blame = (f"share {share.result.rpartition('.')[0]} via {designed(share)}", share.span, schedule.file)
+    start = _control.nbytes(group.count)
+    wanted = segment.Wanted(
         group.folder,
         f"commplan-{os.getuid()}-{digest}-",
-        f"{group.run_id}-{phase.name}",
-        group.index,
-        _slots_at(group.count) + slots * slot_nbytes,
+        f"{group.run_id}-{phase.name}-{group.host}",
+        group.local[0],
+        start + slots * layout.nbytes,
+        start,
         hashlib.sha256(repr(facts).encode()).digest(),
         group.timeout,
         blame,
     )
-    ring = SharedRing(group, memory, rooms, slot_nbytes, slots, blame, share.result, meter)
+    memory = segment.opened(wanted, group.index)
+    ring: SharedRing | None = None
     try:
+        mapped = Slots(memory.descriptor, start, layout.nbytes, slots)
+        control = Control(memory, group.count, group.index)
+        goes_on = leaving or _goes_on(program)
+        ring = SharedRing(
+            group, control, mapped, layout, divisions, blame, share.result, meter, goes_on, keep
+        )
         ring.meet()
     except BaseException:
-        ring.leave()
+        if ring is not None:
+            ring.leave()
+        else:
+            memory.unlink()
+            memory.close()
         raise
     return ring
+
+
+def _division(group: Group, share: Share) -> Division:
+    if group.carrier is not None:
+        return group.carrier.division
+    return division(share.design, group.hosts, share.readers if group.readers is None else group.readers)
+
+
+__all__ = ["KEEP", "Group", "SharedRing", "group", "join"]

@@ -82,9 +82,13 @@ def last(said: list[dict[str, Any]], key: str) -> Any:
     return next(x[key] for x in reversed(said) if key in x)
 
 
+DESIGNS = ["all_shared", "single_broadcast(readers = 1)", "multi_broadcast(readers = 2)"]
+
+
 @pytest.mark.parametrize("count", [2, 3])
-def test_shared_and_duplicated_batches_are_the_same_bits(team: Team, count: int) -> None:
-    shared = [told(p) for p in team.all(count, epochs=2)]
+@pytest.mark.parametrize("design", DESIGNS)
+def test_shared_and_duplicated_batches_are_the_same_bits(team: Team, count: int, design: str) -> None:
+    shared = [told(p) for p in team.all(count, epochs=2, design=design)]
     alone = [told(p) for p in team.all(count, epochs=2, design="duplicate", run="")]
     for one, other in zip(shared, alone, strict=True):
         assert errors(one) == errors(other) == []
@@ -93,6 +97,8 @@ def test_shared_and_duplicated_batches_are_the_same_bits(team: Team, count: int)
         assert last(other, "read") == sorted([*range(40)] * 2)
     assert sorted(r for said in shared for r in last(said, "read")) == sorted([*range(40)] * 2)
     assert len({str(steps(said)) for said in shared}) == count, "each member has its own augmentation"
+    readers = count if design == "all_shared" else int(design[-2])
+    assert [len(last(said, "read")) > 0 for said in shared] == [i < readers for i in range(count)]
 
 
 def test_the_accounts_tell_what_was_made_and_what_was_received(team: Team) -> None:
@@ -243,8 +249,12 @@ def test_opening_and_closing_leaves_nothing_open(team: Team) -> None:
 # --- the memory itself ---
 
 
+def wanted(folder: Path, prefix: str = "commplan-0-abc-", nbytes: int = 8192) -> segment.Wanted:
+    return segment.Wanted(folder, prefix, "one", 0, nbytes, 4096, bytes(32), 1.0, BLAME)
+
+
 def test_what_dead_owners_left_is_removed_and_what_lives_is_not(tmp_path: Path) -> None:
-    made = segment.opened(tmp_path, "commplan-0-abc-", "one", 0, 8192, bytes(32), 1.0, BLAME)
+    made = segment.opened(wanted(tmp_path), 0)
     (tmp_path / "commplan-0-abc-dead").write_bytes(bytes(8192))
     (tmp_path / "commplan-0-other-plan").write_bytes(bytes(8192))
     script = (
@@ -263,9 +273,9 @@ def test_what_dead_owners_left_is_removed_and_what_lives_is_not(tmp_path: Path) 
 
 
 def test_a_run_id_in_use_is_refused(tmp_path: Path) -> None:
-    made = segment.opened(tmp_path, "commplan-0-abc-", "one", 0, 8192, bytes(32), 1.0, BLAME)
+    made = segment.opened(wanted(tmp_path), 0)
     with pytest.raises(CommplanError) as error:
-        segment.opened(tmp_path, "commplan-0-abc-", "one", 0, 8192, bytes(32), 1.0, BLAME)
+        segment.opened(wanted(tmp_path), 0)
     assert error.value.diagnostics[0].code == "CP0921"
     made.unlink()
     made.close()
@@ -273,7 +283,7 @@ def test_a_run_id_in_use_is_refused(tmp_path: Path) -> None:
 
 def test_memory_that_is_not_there_is_an_error_and_no_crash() -> None:
     with pytest.raises(CommplanError) as error:
-        segment.opened(segment.default_folder(), "commplan-0-huge-", "one", 0, 1 << 50, bytes(32), 1.0, BLAME)
+        segment.opened(wanted(segment.default_folder(), "commplan-0-huge-", 1 << 50), 0)
     assert error.value.diagnostics[0].code == "CP0923"
     assert not list(segment.default_folder().glob("commplan-0-huge-*"))
 
@@ -288,10 +298,10 @@ def test_files_of_other_systems(
         monkeypatch.delattr(os, "O_TMPFILE")
     if how == "ftruncate":
         monkeypatch.delattr(os, "posix_fallocate")
-    made = segment.opened(tmp_path, "commplan-0-abc-", "one", 0, 8192, bytes(32), 1.0, BLAME)
+    made = segment.opened(wanted(tmp_path), 0)
     assert [(p.name, p.stat().st_size) for p in tmp_path.iterdir()] == [("commplan-0-abc-one", 8192)]
     with pytest.raises(CommplanError):
-        segment.opened(tmp_path, "commplan-0-abc-", "one", 0, 8192, bytes(32), 1.0, BLAME)
+        segment.opened(wanted(tmp_path), 0)
     assert len(list(tmp_path.iterdir())) == 1, "the file of the run that goes on stays"
     made.unlink()
     made.close()
@@ -301,7 +311,7 @@ def test_files_of_other_systems(
 
     monkeypatch.setattr(os, how, none_left)
     with pytest.raises(CommplanError) as error:
-        segment.opened(tmp_path, "commplan-0-abc-", "one", 0, 8192, bytes(32), 1.0, BLAME)
+        segment.opened(wanted(tmp_path), 0)
     assert error.value.diagnostics[0].code == "CP0923"
     assert not list(tmp_path.iterdir())
 

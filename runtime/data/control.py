@@ -1,0 +1,130 @@
+"""The words of a segment that say how far everyone is, and who is alive.
+
+Each process has its own words, and alone writes them, but for the counter of a dead maker, which its heir
+writes. Bells are words whose change means: look again. Whoever completes something for everybody rings; a
+value never comes twice, so that a wait which began before sees it. Without that many would wake many for each
+part.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from commplan.runtime.data import futex
+from commplan.runtime.data.rooms import PAGE
+from commplan.runtime.data.segment import Segment
+
+LOOK_S = 0.25  # how often a waiting process looks whether its peers live
+ABSENT, JOINED, LEFT = 0, 1, 2
+_EACH = 256  # bytes per process, what is written by different processes on cache lines of their own
+_NAMES = {"filled": 0, "taken": 64, "presence": 128, "wanted": 192, "charge": 196}
+_BELLS = {"filled": 128, "taken": 192, "carried": 256}
+
+Name = Literal["filled", "taken", "presence", "wanted", "charge"]
+Bell = Literal["filled", "taken", "carried"]
+
+
+def nbytes(count: int) -> int:
+    """Bytes before the slots."""
+    return -(-(PAGE + count * _EACH) // PAGE) * PAGE
+
+
+def fence() -> None:
+    """What others wrote before what was read so far is read after it; and the other way round."""
+    once = threading.Lock()
+    once.acquire()
+
+
+@dataclass
+class Control:
+    """filled: batches 0..filled-1 of a maker are filled; taken: let go. presence: see above. wanted: epochs
+    that were asked for. charge: of a maker on another host, the process + 1 of this host that makes its part.
+    `carried`, for all: batches 0..carried-1 are here whole."""
+
+    memory: Segment
+    count: int
+    index: int
+    stopped: bool = False
+    _chimes: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def word(self, process: int, name: Name) -> ctypes.c_uint32:
+        return self.memory.word(PAGE + process * _EACH + _NAMES[name])
+
+    def bell(self, name: Bell) -> ctypes.c_uint32:
+        return self.memory.word(_BELLS[name])
+
+    def least(self, name: Name, processes: Iterable[int]) -> int:
+        """The smallest of their words; a large number where there are none."""
+        return min((self.word(process, name).value for process in processes), default=1 << 32)
+
+    def advance(self, process: int, name: Literal["filled", "taken"], to: int, all_: Iterable[int]) -> None:
+        """Move a counter, and ring where that brings the least of `all_` on."""
+        word = self.word(process, name)
+        before = word.value
+        word.value = to
+        fence()
+        if self.least(name, all_) > before:
+            self.ring(name)
+
+    def ring(self, name: Bell) -> None:
+        """Wake all who wait for `name`."""
+        self._chimes += 1
+        bell = self.bell(name)
+        bell.value = (self._chimes * self.count + self.index + 1) & 0xFFFFFFFF
+        futex.wake(bell)
+
+    def carry_to(self, number: int) -> None:
+        """Batches before `number` are here whole."""
+        fence()
+        self.bell("carried").value = number
+        futex.wake(self.bell("carried"))
+
+    def wait(self, bell: Bell, enough: Callable[[], bool], look: Callable[[], None]) -> bool:
+        """Sleep until `enough`; False once stopped. look: called now and then while it is not; may raise."""
+        word = self.bell(bell)
+        next_look = time.monotonic() + LOOK_S
+        while not self.stopped:
+            seen = word.value
+            fence()
+            if enough():
+                fence()
+                return True
+            now = time.monotonic()
+            if now >= next_look:
+                look()
+                next_look = now + LOOK_S
+            futex.wait(word, seen, LOOK_S)
+        return False
+
+    def alive(self, process: int) -> bool:
+        """Whether `process`, of this host, has come, has not left and lives."""
+        if process == self.index:
+            return not self.stopped
+        return self.word(process, "presence").value == JOINED and self.memory.owned(process)
+
+    def take_duty(self, process: int) -> bool:
+        """Become the one heir of a dead process; False where another one is. The kernel hands the duty on
+        when its holder dies."""
+        return self.memory.lock(1 + self.count + process)
+
+    def lead(self) -> bool:
+        """Become the one that speaks for this host after its leader."""
+        return self.memory.lock(1 + 2 * self.count)
+
+    def stop(self) -> None:
+        """Make the waits of this process return."""
+        self.stopped = True
+        for name in ("filled", "taken", "carried"):
+            futex.wake(self.bell(name))
+
+    def leave(self) -> None:
+        self.word(self.index, "presence").value = LEFT
+        futex.wake(self.word(self.index, "presence"))
+        for name in ("filled", "taken", "carried"):
+            futex.wake(self.bell(name))

@@ -1,0 +1,68 @@
+"""What a process says about its part of a batch: where it stands, and what went wrong."""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+import msgspec
+
+from commplan.diagnostics import CommplanError, Diagnostic, Note
+
+ROOM = 1024  # bytes of a note
+_HEAD = struct.Struct("<IIQQ")  # bytes of text that follow, order, epoch, step
+
+
+class Place(NamedTuple):
+    """A batch's place, the same in all processes. order: a checksum of what the order of records depends
+    on."""
+
+    epoch: int
+    step: int
+    order: int
+
+
+class _Trouble(msgspec.Struct, frozen=True):
+    errors: tuple[Diagnostic, ...] = ()
+    other: str = ""
+
+
+def head(place: Place) -> bytes:
+    """How a note begins that reports nothing wrong."""
+    return _HEAD.pack(0, place.order & 0xFFFFFFFF, place.epoch, place.step)
+
+
+HEAD_NBYTES = _HEAD.size
+
+
+def written(place: Place, error: BaseException | None) -> bytes:
+    """A note of at most ROOM bytes; what is too long is cut."""
+    if error is None:
+        return head(place)
+    text = _fitting(error, ROOM - _HEAD.size)
+    return _HEAD.pack(len(text), place.order & 0xFFFFFFFF, place.epoch, place.step) + text
+
+
+def _fitting(error: BaseException, room: int) -> bytes:
+    if not isinstance(error, CommplanError):
+        return msgspec.json.encode(_Trouble(other=f"{type(error).__name__}: {error}"[: room // 8]))
+    whole = msgspec.json.encode(_Trouble(error.diagnostics))
+    if len(whole) <= room:
+        return whole
+    first = error.diagnostics[0]
+    for most in (300, 100, 30):  # characters of each text; one may take six bytes of JSON
+        notes = tuple(Note(note.text[:most], note.span) for note in first.notes[:2])
+        short = Diagnostic(first.code, first.message[:most], first.span, notes, file=first.file[-most:])
+        cut = msgspec.json.encode(_Trouble((short,)))
+        if len(cut) <= room:
+            return cut
+    return msgspec.json.encode(_Trouble(other=first.code))
+
+
+def read(data: bytes) -> tuple[Place, tuple[Diagnostic, ...], str]:
+    """Place, errors, and what else went wrong."""
+    length, order, epoch, step = _HEAD.unpack_from(data)
+    if not length:
+        return Place(epoch, step, order), (), ""
+    trouble = msgspec.json.decode(data[_HEAD.size : _HEAD.size + length], type=_Trouble)
+    return Place(epoch, step, order), trouble.errors, trouble.other

@@ -1,0 +1,190 @@
+"""The slots of a segment as this process maps them, and the arrays that lie in them.
+
+Arrays that are handed over show the slot itself. Whoever keeps one (an `np.ndarray`, a JAX array, a
+computation that is still to run) keeps its root alive, the owner of the memory that all views of it lead to,
+and a slot is let go when its root dies. A process that keeps more than it may must not stop the others: then
+the pages under its arrays are exchanged for private ones with the same content, at the same addresses, and
+the slot is free.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import sys
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC.mmap.restype = ctypes.c_void_p
+_LIBC.mmap.argtypes = (
+    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64,
+)  # fmt: skip
+_LIBC.munmap.restype = ctypes.c_int
+_LIBC.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
+_NOWHERE = ctypes.c_void_p(-1).value
+_MOVE_TO = 1 | 2  # MREMAP_MAYMOVE | MREMAP_FIXED of mremap(2)
+
+Root = Any  # a ctypes array of bytes
+
+# Pages can be exchanged under an address (mremap(2)): without that a slot cannot be lent, only copied from.
+CAN_LEND = sys.platform.startswith("linux") and hasattr(_LIBC, "mremap")
+if CAN_LEND:
+    _LIBC.mremap.restype = ctypes.c_void_p
+    _LIBC.mremap.argtypes = (
+        ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p,
+    )  # fmt: skip
+
+
+def _mapped(nbytes: int, flags: int, descriptor: int, offset: int) -> int:
+    address = _LIBC.mmap(None, nbytes, _READ_WRITE, flags, descriptor, offset)
+    if address is None or address == _NOWHERE:
+        raise OSError(ctypes.get_errno(), "memory cannot be mapped")
+    return address
+
+
+def _owner(address: int, nbytes: int) -> Root:
+    """The mapping as bytes; it is unmapped when the last view of them is gone.
+
+    Mapped by the system's own call: Python's `mmap` opens the file a second time, and closing that lets go of
+    every lock that the process holds on it.
+    """
+    found = (ctypes.c_ubyte * nbytes).from_address(address)
+    weakref.finalize(found, _LIBC.munmap, address, nbytes).atexit = False
+    return found
+
+
+def privatise(address: int, nbytes: int) -> None:
+    """Exchange the pages at `address` for private ones with the same content.
+
+    Readers of the old pages see the same bytes before, meanwhile and after. Raises OSError.
+    """
+    fresh = _mapped(nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+    ctypes.memmove(fresh, address, nbytes)
+    if _LIBC.mremap(fresh, nbytes, nbytes, _MOVE_TO, address) != address:
+        error = OSError(ctypes.get_errno(), "pages cannot be exchanged")
+        _LIBC.munmap(fresh, nbytes)
+        raise error
+
+
+@dataclass
+class _Loan:
+    """A slot that was lent. root: weakly. owner: the mapping that it shows."""
+
+    root: weakref.ref[Root]
+    owner: Root
+
+
+def _nobody(number: int) -> None:
+    """Nobody is told that `number` is back."""
+
+
+@dataclass
+class Slots:
+    """The slots: batch q lies in slot q modulo their number.
+
+    start, nbytes: of slot 0 in the file, and of each; multiples of the page. returned: is told the numbers of
+    batches that were lent and are let go, in any thread and at any point of it: it takes no lock.
+    """
+
+    descriptor: int
+    start: int
+    nbytes: int
+    count: int
+    returned: Callable[[int], None] = _nobody
+    _owners: list[Root] = field(default_factory=list[Root])
+    _loans: dict[int, _Loan] = field(default_factory=dict[int, _Loan])
+
+    def __post_init__(self) -> None:
+        self._owners = [self._fresh(place) for place in range(self.count)]
+
+    def _fresh(self, place: int) -> Root:
+        address = _mapped(self.nbytes, mmap.MAP_SHARED, self.descriptor, self.start + place * self.nbytes)
+        return _owner(address, self.nbytes)
+
+    def memory(self, number: int) -> Root:
+        """The slot of batch `number`, to write to."""
+        return self._owners[number % self.count]
+
+    def offset(self, address: int) -> int | None:
+        """Where in the file `address` lies; None for memory that is not in it (any more)."""
+        for place, owner in enumerate(self._owners):
+            base = ctypes.addressof(owner)
+            if base <= address < base + self.nbytes:
+                return self.start + place * self.nbytes + address - base
+        return None
+
+    def lend(self, number: int) -> Root:
+        """The slot of batch `number` to read from. It is let go when the root that this returns is dead, or
+        with `recall`."""
+        owner = self.memory(number)
+        root = (ctypes.c_ubyte * self.nbytes).from_buffer(owner)
+        self._loans[number] = _Loan(weakref.ref(root), owner)
+        weakref.finalize(root, self._dead, number).atexit = False
+        return root
+
+    def lent(self) -> list[int]:
+        """Batches that are lent now."""
+        return sorted(self._loans)
+
+    def _dead(self, number: int) -> None:
+        if self._loans.pop(number, None) is not None:
+            self.returned(number)
+
+    def recall(self, number: int) -> None:
+        """Take the slot of batch `number` back: what shows it keeps its content, as private memory."""
+        loan = self._loans.pop(number, None)
+        if loan is None:
+            return
+        root = loan.root()  # alive until the end of this function: its pages stay where they are
+        if root is not None:
+            privatise(ctypes.addressof(loan.owner), self.nbytes)
+            self._owners[number % self.count] = self._fresh(number % self.count)
+        self.returned(number)
+
+    def close(self) -> None:
+        """Recall all, and let go of the mappings that nobody shows."""
+        for number in self.lent():
+            loan = self._loans.pop(number, None)
+            root = loan.root() if loan is not None else None
+            if loan is not None and root is not None:
+                privatise(ctypes.addressof(loan.owner), self.nbytes)
+        self._owners = []
+
+
+@dataclass
+class Returns:
+    """Counts numbers without a gap, from any thread and at any point of it, a collector's run included.
+
+    A finaliser may run in a thread that already holds the lock, so none ever waits for it: what it cannot
+    deliver is delivered by whoever holds it.
+    """
+
+    advance: Callable[[int], None]  # is told how many are back without a gap
+    upto: int = 0
+    _back: set[int] = field(default_factory=set[int])
+    _new: deque[int] = field(default_factory=deque[int])
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, number: int) -> None:
+        self._new.append(number)
+        while self._new and self._lock.acquire(blocking=False):
+            try:
+                self._settle()
+            finally:
+                self._lock.release()
+
+    def _settle(self) -> None:
+        start = self.upto
+        while self._new:
+            self._back.add(self._new.popleft())
+        while self.upto in self._back:
+            self._back.remove(self.upto)
+            self.upto += 1
+        if self.upto > start:
+            self.advance(self.upto)
