@@ -1,0 +1,139 @@
+"""The processes that share, as ranks of a communicator: who speaks for which host, who has died, who has left."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from commplan.lowering.mpi.untyped import MPI
+from commplan.runtime.data.exchange_mpi import Look, Patience, Wire
+
+_LEFT, _NUMBER = 0, 1  # tags
+_GOODBYE_S = 0.2  # seconds that a last message may take to leave
+
+_open: list[Team] = []  # closed here, and not yet by all others: their goodbyes are still to come
+
+
+def goes_on() -> bool:
+    """Whether this MPI outlives its dead (ULFM), as `mpirun --with-ft ulfm` asks of Open MPI."""
+    return os.environ.get("OMPI_MCA_mpi_ft_enable", "") in ("1", "true")
+
+
+class Team:
+    """comm: a communicator for this alone. processes: of each of its ranks. hosts: of every process there ever was."""
+
+    def __init__(self, comm: Any, processes: Sequence[int], hosts: Sequence[int]) -> None:
+        self.comm, self.processes = comm, tuple(processes)
+        self.speakers: dict[int, int] = {}
+        for process in self.processes:
+            self.speakers.setdefault(hosts[process], process)
+        ranks = {process: rank for rank, process in enumerate(self.processes)}
+        self.ranks = {host: ranks[process] for host, process in self.speakers.items()}
+        self.wire = Wire(comm, self.ranks)
+        self._me = int(comm.Get_rank())
+        self._mail: dict[int, Any] = {}
+        self._gone: list[int] = []
+        self._farewells: list[Any] = []
+        self._word = np.zeros(1, np.uint8)
+
+    @property
+    def others(self) -> list[int]:
+        """The hosts of the other speakers."""
+        return [host for host, rank in self.ranks.items() if rank != self._me]
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this process speaks for its host."""
+        return self._me in self.ranks.values()
+
+    def rank_in_world(self, process: int) -> int:
+        """The rank of a process as mpirun counts them."""
+        rank = self.processes.index(process)
+        return int(self.comm.Get_group().Translate_ranks([rank], MPI.COMM_WORLD.Get_group())[0])
+
+    # --- deaths ---
+
+    def dead(self) -> list[int]:
+        """The processes that are known to have died; none where MPI does not tell."""
+        if not goes_on():
+            return []
+        failed = self.comm.Get_failed()
+        ranks = failed.Translate_ranks(range(failed.Get_size()), self.comm.Get_group())
+        return sorted(self.processes[rank] for rank in ranks)
+
+    def silenced(self) -> bool:
+        """Whether a speaker has died."""
+        return bool(set(self.dead()) & set(self.speakers.values()))
+
+    def revoked(self) -> bool:
+        """Whether someone has revoked the communicator. MPI gets a chance to hear of it."""
+        try:
+            self.comm.Iprobe(self._me, _NUMBER)
+        except MPI.Exception:
+            return True
+        return bool(self.comm.Is_revoked())
+
+    def revoke(self) -> None:
+        """Make every call on the communicator an error, here and everywhere."""
+        if goes_on() and not self.comm.Is_revoked():
+            self.comm.Revoke()
+
+    # --- what speakers tell each other besides rows ---
+
+    def numbers(self, number: int, look: Look) -> dict[int, int]:
+        """What each speaker gives, by host. All of them call it."""
+        mine = np.array([number], np.int64)
+        found = {host: np.zeros(1, np.int64) for host in self.others}
+        requests = [self.comm.Irecv([word, MPI.INT64_T], self.ranks[h], _NUMBER) for h, word in found.items()]
+        requests += [self.comm.Issend([mine, MPI.INT64_T], self.ranks[host], _NUMBER) for host in found]
+        patience = Patience(look, lambda: list(found))
+        while not MPI.Request.Testall(requests):
+            patience.wait()
+        return {host: int(found[host][0]) if host in found else number for host in self.speakers}
+
+    def gone(self) -> list[int]:
+        """The hosts that have left."""
+        for host in self.others:
+            if host not in self._mail:
+                self._mail[host] = self.comm.Irecv([np.zeros(1, np.uint8), MPI.BYTE], self.ranks[host], _LEFT)
+            if host not in self._gone and self._mail[host].Test():
+                self._gone.append(host)
+        return list(self._gone)
+
+    # --- the end ---
+
+    def leave(self) -> None:
+        """Tell the others. The communicator is freed when all of them have left: else their last words would be
+        read by the next one of its number."""
+        try:
+            if self.speaks:
+                word = [self._word, MPI.BYTE]
+                self._farewells = [self.comm.Isend(word, self.ranks[host], _LEFT) for host in self.others]
+                until = time.monotonic() + _GOODBYE_S
+                while not MPI.Request.Testall(self._farewells) and time.monotonic() < until:
+                    time.sleep(1e-3)
+        except MPI.Exception:
+            return  # of a communicator that has lost someone: it is left as it is
+        _open.append(self)
+        bury()
+
+    def ended(self) -> bool:
+        """Whether nothing is to come any more; then the communicator is free."""
+        if self.speaks and not (MPI.Request.Testall(self._farewells) and len(self.gone()) == len(self.others)):
+            return False
+        self.comm.Free()
+        return True
+
+
+def bury() -> None:
+    """Free the communicators of teams that all have left."""
+    for team in list(_open):
+        try:
+            if team.ended():
+                _open.remove(team)
+        except MPI.Exception:
+            _open.remove(team)
