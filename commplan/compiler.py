@@ -99,18 +99,20 @@ def compile_plan(
 def _measured(
     calibration: Calibration | str | Path | None, topology: Topology | None, backend: Backend
 ) -> Calibration | None:
-    """The calibration, read. Raises CP0727 where there is no topology that it could be of, CP0753 where it is
-    of another backend."""
+    """The calibration, read. Raises CP0727 where it is one of links and there is no topology that it could be
+    of, CP0753 where it is of another backend."""
     if calibration is None:
         return None
-    if topology is None:
+    found = _read(calibration) if isinstance(calibration, str | Path) else calibration
+    if found.links is None:  # the input alone: that is the same on every topology and for every backend
+        return found
+    if topology is None and found.input is None:
         fail(
             "CP0727",
             "a calibration is given, but no topology",
             "it measures the levels of a machine: give the topology that it was made with",
         )
-    found = _read(calibration) if isinstance(calibration, str | Path) else calibration
-    if found.backend != backend:
+    if topology is not None and found.backend != backend:
         fail(
             "CP0753",
             f"the calibration is of {found.backend}, and the plan is compiled for {backend}",

@@ -10,7 +10,7 @@ factors. A hierarchy is charged level by level.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -294,9 +294,43 @@ def _choice(choice: ir.Choice) -> list[str]:
     if choice.seconds is not None:
         source = f"  ({choice.source})" if choice.source else ""
         lines.append(f"  predicted {seconds_text(choice.seconds)}{source}")
+    lines += [f"  {text}" for text in sharing_table(choice.sharing)]
     lines += [f"  rejected: {text}" for text in choice.rejected]
     width = max((len(other.what) for other in choice.alternatives), default=0)
     return lines + [f"  rejected: {_alternative(other, choice, width)}" for other in choice.alternatives]
+
+
+_HEAD = ("", "design", "members part", "CPU", "of the limit", "step", "waits for", "between hosts", "memory")
+
+
+def sharing_table(rows: Sequence[ir.SharingCost]) -> list[str]:
+    """What each design would cost, one line each, the one taken marked with `>`; nothing without rows.
+
+    CPU: per record and member, and in how many times the physical limit. step: predicted time of one. Bytes:
+    what arrives from other hosts in a step, and the slots on the fullest host.
+    """
+    if not rows:
+        return []
+    cells = [_HEAD, *map(_sharing_row, rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(_HEAD))]
+    lines = ["  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)) for row in cells]
+    limit = f"physical limit: {seconds_text(rows[0].limit)} of CPU per record and member"
+    return [limit, *(line.rstrip() for line in lines)]
+
+
+def _sharing_row(one: ir.SharingCost) -> tuple[str, ...]:
+    readers = f"(readers = {one.readers})" if one.readers else ""
+    return (
+        ">" if one.taken else "",
+        f"{one.design}{readers}",
+        one.cut or "before reading",
+        seconds_text(one.cpu),
+        f"{one.distance:.2f} x",
+        seconds_text(one.wall),
+        one.waits_for,
+        sized(round(one.nbytes)),
+        sized(round(one.memory)),
+    )
 
 
 def _alternative(other: ir.Alternative, choice: ir.Choice, width: int) -> str:

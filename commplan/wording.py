@@ -23,7 +23,7 @@ from commplan.ir.plan import (
     results,
 )
 from commplan.ir.schedule import Axis as ScheduledAxis
-from commplan.ir.types import sized
+from commplan.ir.types import sized, timed
 
 
 def phase_title(phase: Phase) -> str:
@@ -142,14 +142,7 @@ def _over(axes: tuple[str, ...], word: str = "over") -> str:
     return f"{word} {', '.join(axes)}"
 
 
-def seconds_text(seconds: float) -> str:
-    """A time in the largest unit that leaves it readable: `1.83 s`, `3.2 ms`, `45 us`."""
-    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if seconds >= scale:
-            return (
-                f"{seconds / scale:.3g} {unit}" if seconds < 1000 * scale else f"{seconds / scale:.0f} {unit}"
-            )
-    return f"{seconds * 1e6:.2g} us"
+seconds_text = timed
 
 
 def levels_text(axis: ScheduledAxis) -> str:

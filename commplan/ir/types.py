@@ -144,6 +144,16 @@ class Placement(msgspec.Struct, frozen=True, gc=False):
 SAME = Placement()
 
 
+def timed(seconds: float) -> str:
+    """A time in the largest unit that leaves it readable: `1.83 s`, `3.2 ms`, `45 us`."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= scale:
+            return (
+                f"{seconds / scale:.3g} {unit}" if seconds < 1000 * scale else f"{seconds / scale:.0f} {unit}"
+            )
+    return f"{seconds * 1e6:.2g} us"
+
+
 def sized(nbytes: int) -> str:
     """A number of bytes in the largest unit that leaves it readable: `25 MiB`, `1.5 KiB`, `12 B`."""
     for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):

@@ -55,4 +55,5 @@ def costs_for(
         return None
     from commplan.simulate.predictor import Predictor  # noqa: PLC0415  only where times are asked for
 
-    return Priced(Predictor(topology, tuple(axes), calibration=calibration, backend=backend, places=places))
+    links = calibration.links if calibration is not None else None
+    return Priced(Predictor(topology, tuple(axes), calibration=links, backend=backend, places=places))

@@ -19,6 +19,9 @@ form = "call"
 shape = "host 0 1 2 3"                # how the ranks lie, see `network.shape_of`
 sizes = [4, 1048576]                  # bytes of the whole buffer
 seconds = [0.0002, 0.066]
+[input]                               # what records and host functions cost, see `commplan.input.measured`
+
+A file may hold the links and collectives, the input, or both.
 """
 
 from __future__ import annotations
@@ -33,9 +36,11 @@ import msgspec
 
 from commplan import files
 from commplan.diagnostics import fail
+from commplan.input.measured import InputCosts
 from commplan.ir.schedule import Backend, Form
 
 VERSION = 1
+_LINKS = ("backend", "hosts", "overhead", "gamma", "call", "round")  # all of them, or none beside an [input]
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 AtLeastZero = Annotated[float, msgspec.Meta(ge=0)]
@@ -91,7 +96,13 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     curve_list: tuple[Curve, ...] = msgspec.field(default=(), name="curve")
     topology: str = ""
     note: str = ""
+    input: InputCosts | None = None
     version: Literal[1] = VERSION
+
+    @property
+    def links(self) -> Calibration | None:
+        """This, where links and collectives were measured; None where only the input was."""
+        return self if self.hosts or self.input is None else None
 
     @property
     def levels(self) -> tuple[MeasuredLevel, ...]:
@@ -144,6 +155,8 @@ def parse_calibration(text: str, file: str = "<calibration>") -> Calibration:
             "measure again with `commplan calibrate`",
             file=file,
         )
+    if "input" in content and not any(key in content for key in (*_LINKS, "level", "curve")):
+        content |= {"backend": "jax", "hosts": [], **dict.fromkeys(_LINKS[2:], 0.0)}
     try:
         found = msgspec.convert(content, Calibration)
     except msgspec.ValidationError as error:
@@ -156,6 +169,7 @@ def _check(found: Calibration, file: str) -> None:
     numbers = [found.overhead, found.gamma, found.call, found.round]
     numbers += [n for level in found.levels for n in (level.latency, level.bandwidth)]
     numbers += [n for curve in found.curve_list for n in (*curve.sizes, *curve.seconds)]
+    numbers += _input_numbers(found.input) if found.input else []
     if not all(map(math.isfinite, numbers)):
         fail("CP0751", "the calibration holds a number that is not finite", file=file)
     names = [level.name for level in found.levels]
@@ -169,16 +183,41 @@ def _check(found: Calibration, file: str) -> None:
             fail("CP0751", f"the sizes of {what} do not grow", file=file)
 
 
+def _input_numbers(found: InputCosts) -> list[float]:
+    tables = (*found.source, *found.fn, *found.consumer)
+    values = [value for one in (found, *tables) for value in msgspec.structs.asdict(one).values()]
+    return [value for value in values if isinstance(value, float)]
+
+
+def only_input(date: str, found: InputCosts) -> Calibration:
+    """A calibration of the input alone."""
+    return Calibration(date, "jax", (), 0.0, 0.0, 0.0, 0.0, input=found)
+
+
 def write_calibration(calibration: Calibration) -> str:
     """The text of the file: `parse_calibration` gives back an equal calibration."""
     content: dict[str, Any] = msgspec.to_builtins(calibration)
     tables = {name: content.pop(name) for name in ("level", "curve")}
+    measured: dict[str, Any] | None = content.pop("input")
     head = {"version": content.pop("version"), **content}
-    lines = [f"{key} = {_toml(value)}" for key, value in head.items()]
+    if calibration.links is None:
+        head = {key: value for key, value in head.items() if key not in _LINKS}
+    lines = _pairs(head)
     for name, rows in tables.items():
         for row in rows:
-            lines += ["", f"[[{name}]]", *(f"{key} = {_toml(value)}" for key, value in row.items())]
+            lines += ["", f"[[{name}]]", *_pairs(row)]
+    if measured is not None:
+        rows = {name: measured.pop(name) for name in ("source", "fn", "consumer")}
+        lines += ["", "[input]", *_pairs(measured)]
+        for name, listed in rows.items():
+            for row in listed:
+                lines += ["", f"[[input.{name}]]", *_pairs(row)]
     return "\n".join(lines) + "\n"
+
+
+def _pairs(table: dict[str, Any]) -> list[str]:
+    """Lines of TOML, which has no word for None."""
+    return [f"{key} = {_toml(value)}" for key, value in table.items() if value is not None]
 
 
 def _toml(value: Any) -> str:

@@ -17,6 +17,7 @@ from commplan.ir.types import DType
 from commplan.passes.base import Context
 from commplan.passes.costs import Ask, Prediction
 from commplan.passes.manager import Pipeline
+from commplan.simulate.calibration import Calibration
 from commplan.topology import Level, Topology
 
 RACKS = Topology("racks", (Level("host", 4, 6e-5, 25e6), Level("rack", 2, 1.2e-4, 25e6)))
@@ -267,7 +268,8 @@ def test_one_rank_needs_no_algorithm() -> None:
 
 def test_a_calibration_needs_a_topology() -> None:
     with pytest.raises(CommplanError) as caught:
-        compile_plan(reduce_plan(), {}, {"grads": tree(w=(4,))}, calibration="x.calibration.toml")
+        links = Calibration("2026-11-21", "jax", ("a", "b"), 1e-6, 1e-10, 5e-5, 1e-5)
+        compile_plan(reduce_plan(), {}, {"grads": tree(w=(4,))}, calibration=links)
     assert caught.value.diagnostics[0].code == "CP0727"
 
 

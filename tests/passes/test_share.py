@@ -131,9 +131,10 @@ def test_members_with_an_order_of_their_own_share_nothing() -> None:
     assert shares(compiled(pipeline(outputs=("mine.0",), per_load=True), "share")) == []
 
 
-def test_members_with_their_own_clocks_share_nothing_and_it_is_said() -> None:
+def test_members_with_their_own_clocks_take_units_and_it_is_said() -> None:
     schedule = compiled(pipeline(outputs=("mine.0",), clock=True), "share")
     assert shares(schedule) == []
+    assert schedule.choices[0].what == "`raw`: shared in units of 4 records"
     assert "read by their own clocks" in schedule.choices[0].why
 
 

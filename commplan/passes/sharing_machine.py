@@ -1,0 +1,111 @@
+"""The machine as the model of sharing sees it: who runs on which host, and what moves between them take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from commplan.input.costs import Links, Setting
+from commplan.input.division import Move
+from commplan.input.measured import InputCosts
+from commplan.ir.plan import Algorithm
+from commplan.ir.schedule import Map, Op, Read, Schedule
+from commplan.passes.base import Context
+from commplan.passes.rewrite import Editor
+from commplan.simulate.cost import predict
+from commplan.simulate.network import Layout
+from commplan.simulate.predictor import Predictor
+from commplan.topology import Topology
+
+HOSTS = ("host", "node", "server", "machine")  # what levels are called whose members are hosts
+MOST_THREADS = 8  # of one process, where the plan does not say (as in the runtime)
+PREFETCH = 2
+
+
+def setting_of(
+    editor: Editor, phase: str, ops: Sequence[Op], over: tuple[str, ...], rows: int, context: Context
+) -> tuple[Setting, Links | None]:
+    """The setting of the flow `ops`, whose members along `over` get `rows` records a step.
+
+    Without a topology all members run on one host, and nothing moves. Raises CP0750 where an axis does not
+    lie on the topology, ValueError where the context has no measured input.
+    """
+    measured = context.calibration.input if context.calibration else None
+    if measured is None:
+        raise ValueError("nothing was measured")
+    schedule, topology = editor.schedule, context.topology
+    members, links = schedule.size(over), None
+    ranks = schedule.size(tuple(axis.name for axis in schedule.mesh_axes))
+    groups = ((0,) * members,) * max(1, ranks // members)
+    if topology is not None:
+        groups, links = _placed(schedule, topology, over, context)
+    return _setting(schedule, phase, ops, rows, groups, measured, topology), links
+
+
+def _setting(
+    schedule: Schedule,
+    phase: str,
+    ops: Sequence[Op],
+    rows: int,
+    groups: tuple[tuple[int, ...], ...],
+    measured: InputCosts,
+    topology: Topology | None,
+) -> Setting:
+    cores = (topology.cores if topology else None) or measured.cores
+    hints = [op.hints for op in ops if isinstance(op, Read | Map)]
+    consumer = measured.consumer_of(schedule.plan, phase)
+    return Setting(
+        rows=rows,
+        groups=groups,
+        cores=cores,
+        threads=max((hint.cores for hint in hints if hint.cores), default=min(cores, MOST_THREADS)),
+        record=measured.record,
+        batch=measured.batch,
+        crossing=measured.crossing,
+        step=consumer.seconds if consumer else 0.0,
+        step_cpu=consumer.cpu if consumer else 0.0,
+        by_caller=schedule.backend == "jax",
+        slots=1 + max((hint.prefetch for hint in hints if hint.prefetch), default=PREFETCH),
+    )
+
+
+def _placed(
+    schedule: Schedule, topology: Topology, over: tuple[str, ...], context: Context
+) -> tuple[tuple[tuple[int, ...], ...], Links]:
+    """The host of every member of every group, and what moves between hosts take."""
+    calibration = context.calibration.links if context.calibration else None
+    predictor = Predictor(
+        topology, schedule.axes, calibration=calibration, backend=schedule.backend, places=context.places
+    )
+    places = predictor.layout(over).groups
+    times: dict[tuple[tuple[int, ...], str, int, float], float] = {}
+
+    def links(leaders: Sequence[int], move: Move, nbytes: float) -> float:
+        key = (tuple(leaders), move.kind, move.root, nbytes)
+        if key not in times:
+            found = predict(
+                Algorithm("native"),
+                move.kind,
+                Layout(places[:, list(leaders)]),
+                nbytes,
+                predictor.network,
+                calibration=calibration,
+                backend=schedule.backend,
+                root=move.root,
+            )
+            times[key] = found.seconds if found else 0.0
+        return times[key]
+
+    return tuple(tuple(row) for row in (places // places_of_a_host(topology)).tolist()), links
+
+
+def places_of_a_host(topology: Topology) -> int:
+    """How many places of `topology` lie in one host: as the names of its hosts say; else the members of the
+    level that is called host or node; else those of its innermost level, one host where there is no other."""
+    if topology.hosts:
+        return max(1, topology.places // len(topology.hosts))
+    places = 1
+    for level in topology.levels:
+        if level.name in HOSTS:
+            return places
+        places *= level.count
+    return topology.levels[0].count

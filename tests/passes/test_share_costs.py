@@ -1,0 +1,242 @@
+"""share with measured costs: what it takes, where members part, what it tells, when it keeps to its rule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from support.byhand import HERE, Maker, ensemble_plan
+
+from commplan.compiler import compile_plan
+from commplan.diagnostics import CommplanError
+from commplan.explain import explain_plan
+from commplan.input.measured import ConsumerCost, FnCost, InputCosts, SourceCost
+from commplan.ir import plan as graph
+from commplan.ir.schedule import Choice, Map, Schedule, Share
+from commplan.ir.serial import decode, encode
+from commplan.ir.types import ArrayType, BytesType, DType, RecordsType
+from commplan.simulate.calibration import Calibration, MeasuredLevel, only_input
+from commplan.topology import Level, Topology
+
+COSTS = InputCosts(
+    "2026-11-21", 2, 1e-10, host="n0",
+    source=(SourceCost("images", 2e-5, 0.0, 5e4),),
+    fn=(FnCost("decode", 1.7e-3, 0.02), FnCost("augment", 1e-6, 1.0), FnCost("widen", 2e-4)),
+)  # fmt: skip
+HOSTS = Topology("hosts", (Level("host", 4, 6e-5, 2.4e7),), 2)
+
+
+def with_step(seconds: float, cpu: float = 0.0) -> InputCosts:
+    return msgspec.structs.replace(COSTS, consumer=(ConsumerCost("ensemble", "step", seconds, cpu),))
+
+
+def built(plan: graph.Plan, costs: InputCosts | None, pipeline: str = "share", **more: Any) -> Schedule:
+    calibration = only_input("2026-11-21", costs) if costs else None
+    return compile_plan(plan, {}, {}, calibration=calibration, pipeline=pipeline, **more)
+
+
+def shares(schedule: Schedule) -> list[Share]:
+    return [op for op in schedule.phase("step").ops if isinstance(op, Share)]
+
+
+def priced(schedule: Schedule) -> Choice:
+    return next(choice for choice in schedule.choices if choice.sharing)
+
+
+def test_what_waits_for_its_input_is_shared_by_all() -> None:
+    schedule = built(ensemble_plan(), COSTS)
+    (share,) = shares(schedule)
+    assert (share.design, share.readers) == ("all_shared", None)
+    choice = priced(schedule)
+    assert "input measured 2026-11-21 on n0; no consumer measured" in choice.source
+    assert "where nothing is shared" in choice.why
+    taken = next(row for row in choice.sharing if row.taken)
+    assert choice.seconds == taken.wall
+    assert taken.cut == "after `decode`"
+    alone = next(row for row in choice.sharing if row.design == "duplicate")
+    assert 3.5 < alone.cpu / taken.cpu < 4.0
+    assert alone.limit == taken.limit
+    assert taken.distance == pytest.approx(taken.cpu / taken.limit, rel=1e-3)
+    assert {row.design for row in choice.sharing} == {
+        "duplicate", "all_shared", "single_broadcast", "multi_broadcast",
+    }  # fmt: skip
+
+
+def test_where_the_step_computes_longer_members_are_left_alone() -> None:
+    schedule = built(ensemble_plan(), with_step(1.0))
+    (share,) = shares(schedule)
+    assert share.design == "duplicate"
+    choice = priced(schedule)
+    assert choice.what == "`pixels` of step over member: duplicate"
+    assert choice.why.startswith(
+        "preprocessing is not the bottleneck: a step takes 1 s, waiting for the consumer"
+    )
+    assert choice.why.endswith("at most 2% of it, and 75% of the CPU time of the input")
+
+
+def test_a_step_that_its_own_input_slows_down_is_not_left_alone() -> None:
+    assert shares(built(ensemble_plan(), with_step(0.025, cpu=0.02)))[0].design == "all_shared"
+
+
+def test_the_pass_can_be_told_to_save_cpu_all_the_same() -> None:
+    assert shares(built(ensemble_plan(), with_step(1.0), "share{prefer=cpu}"))[0].design == "all_shared"
+
+
+def test_what_the_plan_pins_stays_and_is_priced() -> None:
+    via = graph.Algorithm("multi_broadcast", (graph.Arg(2, "readers"),))
+    schedule = built(ensemble_plan(via=via), COSTS)
+    (share,) = shares(schedule)
+    assert (share.design, share.readers) == ("multi_broadcast", 2)
+    choice = priced(schedule)
+    assert choice.why == "the plan says so"
+    (taken,) = [row for row in choice.sharing if row.taken]
+    assert (taken.design, taken.readers) == ("multi_broadcast", 2)
+    assert len({row.design for row in choice.sharing}) == 4
+
+
+def test_the_pass_can_be_told_the_design_and_the_readers() -> None:
+    schedule = built(ensemble_plan(), COSTS, "share{design=single_broadcast, readers=3}")
+    (share,) = shares(schedule)
+    assert (share.design, share.readers) == ("single_broadcast", 3)
+    assert priced(schedule).why == "the pass was told so"
+    assert shares(built(ensemble_plan(), None, "share{design=multi_broadcast, readers=9}"))[0].readers == 4
+    assert shares(built(ensemble_plan(), COSTS, "share{design=none}")) == []
+
+
+@pytest.mark.parametrize("missing", ["source", "decode", "augment"])
+def test_without_all_the_costs_the_rule_decides(missing: str) -> None:
+    costs = msgspec.structs.replace(COSTS, fn=tuple(fn for fn in COSTS.fn if fn.name != missing))
+    if missing == "source":
+        costs = msgspec.structs.replace(COSTS, source=())
+    schedule = built(ensemble_plan(), costs)
+    assert shares(schedule)[0].design == "all_shared"
+    assert not any(choice.sharing for choice in schedule.choices)
+    assert "are not measured" in schedule.choices[0].rejected[1]
+
+
+def test_one_member_shares_with_nobody() -> None:
+    assert shares(built(ensemble_plan(members=1), COSTS)) == []
+
+
+def test_between_hosts_links_decide() -> None:
+    """A batch of 8 images of 108 bytes is nothing to a link; one of megabytes that are made fast is."""
+    calibration = Calibration(
+        "2026-11-21", "mpi", ("a", "b", "c", "d"), 1e-6, 1e-10, 5e-5, 1e-5,
+        (MeasuredLevel("host", 6e-5, 2.4e7),), input=COSTS,
+    )  # fmt: skip
+    small = compile_plan(
+        ensemble_plan(), {}, {}, topology=HOSTS, calibration=calibration, backend="mpi", pipeline="share"
+    )
+    assert shares(small)[0].design == "all_shared"
+    assert next(row for row in priced(small).sharing if row.taken).nbytes == 8 * 108 * 3
+    large = compile_plan(
+        chain(shape=(1000, 1000)), {}, {}, topology=HOSTS, backend="mpi", pipeline="share",
+        calibration=msgspec.structs.replace(calibration, input=quick()),
+    )  # fmt: skip
+    assert shares(large)[0].design == "duplicate"
+    rows = {row.design: row for row in priced(large).sharing}
+    assert rows["all_shared"].waits_for == "the links"
+    assert rows["duplicate"].memory == 4 * rows["all_shared"].memory  # f32 there, u8 here
+
+
+def quick() -> InputCosts:
+    return msgspec.structs.replace(COSTS, fn=tuple(msgspec.structs.replace(fn, cpu=1e-4) for fn in COSTS.fn))
+
+
+def chain(shape: tuple[int, ...] = (4,), dtype: DType = DType.F32, outputs: str = "mine.0") -> graph.Plan:
+    """raw -> u8 (decode) -> wider (widen) -> augmented per member, all on the host."""
+    maker = Maker()
+    maker.axis("member", graph.AxisKind.ENSEMBLE, 4)
+    maker.sources.append(graph.Source("images", BytesType(), HERE))
+    small, wide = ArrayType(DType.U8, shape), ArrayType(dtype, shape)
+    maker.fn("decode", (BytesType(),), (small,), "host")
+    maker.fn("widen", (small,), (wide,), "host")
+    maker.fn("augment", (wide,), (wide,), "host", random=True)
+    maker.value("raw.0", RecordsType((8,), BytesType()))
+    maker.value("small.0", RecordsType((8,), small))
+    maker.value("wide.0", RecordsType((8,), wide))
+    maker.value("mine.0", RecordsType((8,), wide), per="member")
+    maker.phase(
+        "step",
+        graph.Load("raw.0", "images", (8,), "exactly_once", 1, HERE),
+        graph.Map(("small.0",), "decode", ("raw.0",), HERE, per_record=True),
+        graph.Map(("wide.0",), "widen", ("small.0",), HERE, per_record=True),
+        graph.Map(("mine.0",), "augment", ("wide.0",), HERE, ("member",), per_record=True),
+        outputs=(outputs,),
+    )
+    return maker.plan("ensemble")
+
+
+def stages(schedule: Schedule) -> list[str]:
+    return [op.fn if isinstance(op, Map) else type(op).__name__ for op in schedule.phase("step").ops]
+
+
+def test_dear_work_is_done_before_members_part() -> None:
+    schedule = built(chain(), COSTS)
+    assert stages(schedule) == ["Read", "decode", "widen", "Share", "augment"]
+    cuts = [row.cut for row in priced(schedule).sharing if row.design == "all_shared"]
+    assert cuts == ["after `widen`", "after `decode`"]
+
+
+def test_between_hosts_cheap_widening_is_done_by_each_member() -> None:
+    """Four bytes for one on a slow link, against next to no work."""
+    cheap = msgspec.structs.replace(
+        COSTS, fn=(FnCost("decode", 1.7e-3), FnCost("widen", 1e-7), FnCost("augment", 1e-7))
+    )
+    for pipeline, expected in (
+        ("share{design=all_shared}", ["Read", "decode", "Share", "widen", "augment"]),
+        ("share", ["Read", "decode", "Share", "widen", "augment"]),
+    ):
+        schedule = built(chain((2000,)), cheap, pipeline, topology=HOSTS, backend="mpi")
+        assert stages(schedule) == expected
+        (share,) = shares(schedule)
+        assert share.operand == "small.0"
+        assert [
+            op.results for op in schedule.phase("step").ops if isinstance(op, Map) and op.fn == "widen"
+        ] == [("wide.0",)]
+
+
+def test_widening_kept_in_front_limits_the_cuts() -> None:
+    plan = chain((2000,))
+    fns = tuple(msgspec.structs.replace(fn, elementwise=fn.name == "widen") for fn in plan.fns)
+    schedule = built(
+        msgspec.structs.replace(plan, fns=fns), COSTS, "share{widening=keep}", topology=HOSTS, backend="mpi"
+    )
+    cuts = {row.cut for row in priced(schedule).sharing if row.design == "all_shared"}
+    assert cuts == {"after `widen`"}
+
+
+def test_values_that_are_made_together_are_shared_alike() -> None:
+    plan = chain()
+    (phase,) = plan.phases
+    both = (graph.Binding("small", "small.0"), graph.Binding("mine", "mine.0"))
+    schedule = built(
+        msgspec.structs.replace(plan, phases=(msgspec.structs.replace(phase, outputs=both),)), COSTS
+    )
+    assert sorted(share.result for share in shares(schedule)) == ["small.0", "wide.0"]
+    assert {share.design for share in shares(schedule)} == {"all_shared"}
+    first, second = (choice for choice in schedule.choices if choice.by == "share")
+    assert first.sharing
+    assert second.why == "as the values that are made with it"
+
+
+def test_choices_with_costs_are_saved_and_explained() -> None:
+    plan = ensemble_plan()
+    schedule = built(plan, COSTS)
+    assert decode(encode(schedule)) == schedule
+    text = explain_plan(plan, schedule).text()
+    assert "physical limit: " in text
+    (line,) = {line for line in text.splitlines() if line.strip().startswith("> ")}
+    assert "all_shared" in line
+    assert "multi_broadcast(readers = " in text
+    assert "the CPUs of a host" in text
+
+
+def test_costs_of_the_input_need_no_topology() -> None:
+    links = Calibration("2026-11-21", "mpi", ("a", "b"), 1e-6, 1e-10, 5e-5, 1e-5)
+    with pytest.raises(CommplanError) as caught:
+        compile_plan(ensemble_plan(), {}, {}, calibration=links)
+    assert caught.value.diagnostics[0].code == "CP0727"
+    both = msgspec.structs.replace(links, input=COSTS)
+    assert priced(compile_plan(ensemble_plan(), {}, {}, calibration=both))
