@@ -1,4 +1,5 @@
-"""A rehearsal: every phase of a plan on this machine's CPUs, with real data and random inputs."""
+"""A rehearsal: every phase of a plan on CPUs, with real data and random inputs: on devices of one process, or
+on the ranks of a communicator, which all call it alike."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from commplan.diagnostics import fail
 from commplan.ir import schedule as ir
 from commplan.ir.types import DType, Placement
-from commplan.lowering.jax.layout import global_shape, leaf_specs
+from commplan.lowering.jax.layout import global_shape, leaf_specs, varying
 from commplan.lowering.jax.trees import build
 from commplan.lowering.jax.untyped import jax
 
@@ -125,7 +126,7 @@ class _Stage:
         self.call_: PhaseCall = run.phases[name]
         self.takes = {binding.name for binding in self.phase.takes}
         self.made = {
-            one: _random(run, value, np.random.default_rng([seed, number]))
+            one: _random(run, value, (seed, number))
             for number, (one, value) in enumerate(self._arguments(taken=False).items())
         }
         self.outputs = [binding for binding in self.phase.outputs if not binding.source_only]
@@ -201,18 +202,23 @@ def _outside(run: Run, placement: Placement) -> Placement:
 
 
 def _layout(run: Run, value: ir.Value) -> Iterator[tuple[ir.Leaf, tuple[int, ...], Any]]:
-    """Leaf, global shape and sharding, leaf by leaf."""
+    """Leaf, shape and sharding as it lies outside of `run.spmd`, leaf by leaf; a rank's own has none."""
+    if run.context.machine.layout == "local":
+        yield from ((leaf, leaf.shape, None) for leaf in value.leaves)
+        return
     outside = msgspec.structs.replace(value, placement=_outside(run, value.placement))
     for leaf, spec in zip(outside.leaves, leaf_specs(outside), strict=True):
         shape = global_shape(outside, leaf, run.context.sizes)
         yield leaf, shape, NamedSharding(run.mesh, spec)
 
 
-def _random(run: Run, value: ir.Value, rng: np.random.Generator) -> Any:
-    leaves = [
-        jax.device_put(_numbers(rng, shape, leaf.dtype), sharding)
-        for leaf, shape, sharding in _layout(run, value)
-    ]
+def _random(run: Run, value: ir.Value, seed: tuple[int, ...]) -> Any:
+    """Random numbers for `value`: where ranks have their own, the same on those that must agree."""
+    leaves: list[Any] = []
+    for number, (leaf, shape, sharding) in enumerate(_layout(run, value)):
+        own = [run.place[axis] for axis in varying(value, leaf)] if sharding is None else []
+        rng = np.random.default_rng([*seed, number, *own])
+        leaves.append(jax.device_put(_numbers(rng, shape, leaf.dtype), sharding))
     return _tree(run, value, leaves)
 
 

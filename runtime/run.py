@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import operator
+import os
+import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 
@@ -23,6 +25,8 @@ from commplan.runtime.data.shared import Group
 from commplan.runtime.data.sources import bound
 from commplan.runtime.machine import Machine
 from commplan.runtime.mesh import check_mesh, machine_of
+from commplan.runtime.metrics import PERIOD_S, Ledger, Metrics, checked_period, close_quietly
+from commplan.runtime.metrics import place as metrics_place
 from commplan.runtime.phases import PhaseCall
 
 if TYPE_CHECKING:
@@ -58,6 +62,7 @@ class Bound:
     def __init__(self, context: Context, sources: Mapping[str, Any]) -> None:
         schedule = context.schedule
         self.context, self.mesh, self.sources = context, context.mesh, dict(sources)
+        self.ledger = Ledger()  # what the batches of this run cost
         self.phases = {phase.name: PhaseCall(context, phase) for phase in schedule.phases}
         self.every = Every({p.period: self.phases[p.name] for p in schedule.phases if p.kind == "every"})
 
@@ -176,7 +181,9 @@ class Bound:
                 f"pass it: program.bind(mesh, sources={{{missing[0]!r}: ...}})",
                 file=self._file,
             )
-        return Batches(self.context, found, self.sources, state=state, among=group, timeout=timeout)
+        made = Batches(self.context, found, self.sources, state=state, among=group, timeout=timeout)
+        self.ledger.add(made, made.meters)
+        return made
 
     def _phase(self, name: str) -> PhaseCall:
         if name not in self.phases:
@@ -267,6 +274,23 @@ class Run(Bound):
             return self.member(member).batches(phase, state=state, group=group, timeout=timeout)
         return super().batches(phase, state=state, group=group, timeout=timeout)
 
+    def metrics(self, path: str | os.PathLike[str], *, period_s: float = PERIOD_S) -> Metrics:
+        """Keep a file in the text format of Prometheus that says what the input of this run costs.
+
+        It covers all batches that this process asks the run for, members' ones included, and is written now,
+        every `period_s` seconds and at the end: by `close` of what is returned (a `with` block will do), when
+        the run is collected, and at the interpreter's exit. Samples carry the labels `plan`, `phase`, `line`,
+        `stage` and `rank` (this process's number).
+
+        path: a file in a folder that exists; where a job has several processes and no `{rank}` stands in the
+        path, `costs.prom` becomes `costs.rank3.prom`. Raises CP0960 where it cannot be written, CP0961 for a
+        period that is none.
+        """
+        period = checked_period(period_s)
+        found = Metrics(metrics_place(path, *self.context.machine.process()), self.ledger.summaries, period)
+        weakref.finalize(self, close_quietly, found)
+        return found
+
     def member(self, place: int) -> Member:
         """Member `place` of the plan's ensemble: its devices and what belongs to it. Raises CP0818."""
         return Member(self, place)
@@ -302,6 +326,7 @@ class Member(Bound):
             whole=whole.schedule,
         )
         super().__init__(context, run.sources)
+        self.ledger = run.ledger
 
     def __repr__(self) -> str:
         return f"<Member {self.index} of {self.axis}: {', '.join(self.phases)}>"

@@ -254,9 +254,10 @@ def _run(verbs: Any) -> None:
     verb = _verb(
         verbs,
         "run",
-        "rehearse a plan on real input, on this machine's CPUs",
+        "rehearse a plan on real input, on CPUs",
         "json",
-        more="Inputs and states are filled with random numbers of their shapes.",
+        more="Inputs and states are filled with random numbers of their shapes. Under mpirun every rank has a"
+        " process of its own, and the first one reports for all.",
     )
     verb.add_argument("file", metavar="FILE", help=_PLAN)
     verb.add_argument(
@@ -270,6 +271,11 @@ def _run(verbs: Any) -> None:
     _functions(verb, "a function of the plan (repeatable)")
     verb.add_argument("--steps", type=_count, default=10, metavar="N", help="steps to run (default: 10)")
     verb.add_argument("--seed", type=int, default=0, metavar="N", help="of the random inputs (default: 0)")
+    verb.add_argument(
+        "--metrics",
+        metavar="FILE",
+        help="keep what the input costs here, in the text format of Prometheus; `{rank}` is the rank's number",
+    )
     _binding(verb)
 
 

@@ -18,13 +18,14 @@ from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.ir import schedule as ir
 
 if TYPE_CHECKING:
+    from commplan.runtime.rehearse_mpi import World
     from commplan.runtime.run import Run
 
 MOST_RANKS = 256
 
 
-def bind(done: Compiled, arguments: Namespace, *, sources: bool) -> Run:
-    """A run of the compiled plan on CPU devices, one per rank.
+def bind(done: Compiled, arguments: Namespace, *, sources: bool, world: World | None = None) -> Run:
+    """A run of the compiled plan on CPU devices, one per rank, or on the ranks of `world`.
 
     `sources`: whether its data is needed too. Raises CP1107 for too many ranks or no JAX, CP1108 for
     functions and sources that are not given, CP1109 for functions that cannot be found, CP1110 for data.
@@ -32,14 +33,14 @@ def bind(done: Compiled, arguments: Namespace, *, sources: bool) -> Run:
     functions = {name: _function(name, where) for name, where in arguments.fn}
     data = {name: _source(name, path) for name, path in arguments.source} if sources else {}
     _check_given(done.schedule, functions, data if sources else None)
-    _use_cpus(done.schedule)
+    if world is None:
+        _use_cpus(done.schedule)
     from commplan.api import Program
     from commplan.runtime.rehearse import mesh_for
 
+    mesh = mesh_for(done.schedule) if world is None else world.comm
     program = Program(done.schedule, done.shapes)
-    return program.bind(
-        mesh_for(done.schedule), sources=data, functions=functions, seed=getattr(arguments, "seed", 0)
-    )
+    return program.bind(mesh, sources=data, functions=functions, seed=getattr(arguments, "seed", 0))
 
 
 def program_text(done: Compiled, arguments: Namespace, console: Console) -> str:
@@ -148,3 +149,7 @@ def _source(name: str, path: str) -> Any:
     if rows.ndim == 0:
         fail("CP1110", f"--source {name}={path} holds one number: expected an array whose rows are records")
     return rows
+
+
+# What other verbs take from here.
+function_at, source_at, differences = _function, _source, _differences

@@ -1,188 +1,115 @@
-"""`commplan run`: rehearse a plan on real input, on this machine's CPUs."""
+"""`commplan run`: rehearse a plan on real input, on this machine's CPUs or on the ranks of `mpirun`."""
 
 from __future__ import annotations
 
-import math
+import importlib.util
+import os
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager
-from io import StringIO
-from typing import TYPE_CHECKING, Any
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from commplan.cli.binding import Compiled, compiled
 from commplan.cli.console import Console
+from commplan.cli.run_tables import costs_of, tables
+from commplan.cli.run_view import live
+from commplan.cli.verb_calibrate import under_mpi
+from commplan.diagnostics import CommplanError, fail
 
 if TYPE_CHECKING:
-    from commplan.explain import Line
-    from commplan.runtime.data.usage import LineUsage
+    from commplan.ir.plan import Plan
     from commplan.runtime.rehearse import PhaseTimes
-
-
-class LineCost(msgspec.Struct, frozen=True):
-    """One plan line of one phase in the whole rehearsal: the input's part is measured, `sent` is what each
-    rank must at least send. Bytes; seconds."""
-
-    line: int
-    stage: str
-    records: int | None = None
-    cpu_s: float | None = None
-    nbytes: int | None = None
-    wait_s: float | None = None
-    sent: int | None = None
-
-
-class PhaseCost(msgspec.Struct, frozen=True):
-    """One phase in the whole rehearsal."""
-
-    name: str
-    title: str
-    calls: int
-    first_s: float | None
-    call_s: float | None
-    batches: int
-    wait_s: float
-    lines: tuple[LineCost, ...]
+    from commplan.runtime.rehearse_mpi import World
 
 
 def run(arguments: Namespace, console: Console) -> int:
-    """Compile, bind to CPU devices, run, and say what every plan line cost."""
+    """Compile, bind, run, and say what every plan line cost."""
+    if not under_mpi(os.environ):
+        done = compiled(arguments.file, arguments, console)
+        times = _rehearsed(done, arguments, console, None)
+        return _report(done, arguments, console, [times])
+    return _on_ranks(arguments, console)
+
+
+def _rehearsed(
+    done: Compiled, arguments: Namespace, console: Console, world: World | None
+) -> list[PhaseTimes]:
     from commplan.cli.jax_side import bind
 
-    done = compiled(arguments.file, arguments, console)
-    bound = bind(done, arguments, sources=True)
+    bound = bind(done, arguments, sources=True, world=world)
     from commplan.runtime.rehearse import rehearse
 
-    with _progress(console) as progress:
-        times = rehearse(bound, steps=arguments.steps, seed=arguments.seed, progress=progress)
-    costs = _costs(done, times)
+    kept = bound.metrics(arguments.metrics) if arguments.metrics else nullcontext()
+    title = "" if world is None or world.size == 1 else f"rank 0 of {world.size}"
+    quiet = world is not None and world.rank > 0
+    with kept, live(console, bound.ledger.summaries, title, quiet=quiet) as progress:
+        return rehearse(bound, steps=arguments.steps, seed=arguments.seed, progress=progress)
+
+
+def _report(done: Compiled, arguments: Namespace, console: Console, times: list[list[PhaseTimes]]) -> int:
+    """times: of every rank."""
+    costs = costs_of(done, times)
     if console.human:
-        console.put(_tables(done, costs, console.color(sys.stdout)))
+        console.put(tables(done, costs, len(times), console.color(sys.stdout)))
         return 0
     console.document(
         plan=done.plan.name,
         steps=arguments.steps,
         axes={axis.name: axis.size for axis in done.schedule.axes},
         mapping=done.mapping,
+        processes=len(times),
         phases=msgspec.to_builtins(costs),
         diagnostics=[],
     )
     return 0
 
 
-def _costs(done: Compiled, times: list[PhaseTimes]) -> list[PhaseCost]:
-    from commplan.explain import explain_plan
-
-    explained = {phase.name: phase for phase in explain_plan(done.plan, done.schedule).phases}
-    costs: list[PhaseCost] = []
-    for one in times:
-        phase = explained[one.name]
-        usage = _usage(one.input.lines if one.input else ())
-        costs.append(
-            PhaseCost(
-                one.name,
-                phase.title,
-                one.calls,
-                one.first_s,
-                one.call_s,
-                one.input.batches if one.input else 0,
-                one.input.wait_s if one.input else 0.0,
-                tuple(_line(line, usage.get(line.line), one.calls) for line in phase.lines),
+def _on_ranks(arguments: Namespace, console: Console) -> int:
+    """Every rank does the same; the first one speaks. A rank that fails alone ends the others."""
+    for module in ("jax", "mpi4py", "mpi4jax"):
+        if importlib.util.find_spec(module) is None:
+            fail(
+                "CP1107",
+                f"under mpirun this needs {module}, which is not installed",
+                "pip install 'commplan[mpi]'",
             )
-        )
-    return costs
+    if "jax" not in sys.modules:
+        os.environ["JAX_PLATFORMS"] = "cpu"
+        os.environ["JAX_NUM_CPU_DEVICES"] = "1"
+    from commplan.runtime.rehearse_mpi import World
+
+    world = World()
+    own = console if world.rank == 0 else Console("never", "json")
+    try:
+        done = compiled(arguments.file, arguments, own, adapt=lambda plan: _sized(plan, arguments, world))
+        times = world.gather(_rehearsed(done, arguments, own, world))
+        return _report(done, arguments, console, times) if world.rank == 0 else 0
+    except CommplanError as error:
+        return _failed(error, console, world)
+    except (BrokenPipeError, KeyboardInterrupt):
+        raise
+    except Exception as error:  # whatever it was, the other ranks may wait for this one
+        console.say(f"rank {world.rank}: internal failure: {type(error).__name__}: {error}")
+        world.abort(2)
+        raise
 
 
-def _usage(lines: Iterable[LineUsage]) -> dict[int, LineUsage]:
-    """The input's work by plan line; one line may be mapped and then shared."""
-    found: dict[int, LineUsage] = {}
-    for one in lines:
-        before = found.setdefault(one.span.line, one)
-        if before is not one:
-            found[one.span.line] = msgspec.structs.replace(
-                before,
-                cpu_s=before.cpu_s + one.cpu_s,
-                records=max(before.records, one.records),
-                nbytes=max(before.nbytes, one.nbytes),
-                wait_s=before.wait_s + one.wait_s,
-            )
-    return found
+def _sized(plan: Plan, arguments: Namespace, world: World) -> Plan:
+    """The plan as it is: under MPI it is compiled for the ranks that there are."""
+    arguments.backend = "mpi"
+    arguments.axis = list(world.sizes(plan, dict(arguments.axis)).items())
+    return plan
 
 
-def _line(line: Line, usage: LineUsage | None, calls: int) -> LineCost:
-    sent = sum(entry.nbytes for entry in line.traffic) * calls if line.traffic else None
-    if usage is None:
-        return LineCost(line.line, line.stage, sent=sent)
-    return LineCost(line.line, line.stage, usage.records, usage.cpu_s, usage.nbytes, usage.wait_s, sent)
-
-
-def _tables(done: Compiled, costs: list[PhaseCost], color: bool) -> str:
-    from rich.console import Console as Rich
-    from rich.table import Table
-
-    out = StringIO()
-    screen = Rich(file=out, width=120, force_terminal=color, no_color=not color, highlight=False)
-    ranks = math.prod(done.schedule.mesh_sizes.values())
-    screen.print(f"plan {done.plan.name} on {ranks} CPU device{'s' if ranks > 1 else ''}", markup=False)
-    for cost in costs:
-        screen.print(f"\n{_headline(cost)}", markup=False)
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        table.add_column("line", justify="right")
-        table.add_column("stage", overflow="fold", ratio=1)
-        for title in ("records", "CPU s", "bytes", "waited s", "sent by a rank"):
-            table.add_column(title, justify="right", no_wrap=True)
-        for line in cost.lines:
-            table.add_row(str(line.line), _escaped(line.stage), *_cells(line))
-        screen.print(table)
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
-
-
-def _headline(cost: PhaseCost) -> str:
-    parts = [f"{cost.title}: {cost.calls} call{'s' if cost.calls != 1 else ''}"]
-    if cost.first_s is not None:
-        parts.append(f"first {cost.first_s:.3f} s with compilation")
-    if cost.call_s is not None:
-        parts.append(f"then {cost.call_s * 1e3:.2f} ms each")
-    if cost.batches:
-        parts.append(f"{cost.batches} batches, waited {cost.wait_s:.3f} s for them")
-    return ", ".join(parts)
-
-
-def _cells(line: LineCost) -> list[str]:
-    from commplan.ir.types import sized
-
-    return [
-        "" if line.records is None else str(line.records),
-        "" if line.cpu_s is None else f"{line.cpu_s:.3f}",
-        "" if line.nbytes is None else sized(line.nbytes),
-        "" if line.wait_s is None else f"{line.wait_s:.3f}",
-        "" if line.sent is None else sized(line.sent),
-    ]
-
-
-def _escaped(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)
-
-
-@contextmanager
-def _progress(console: Console) -> Generator[Callable[[str, int, int], None] | None]:
-    """A bar on stderr, where that is a terminal and people are reading."""
-    if not console.human or not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console as Rich
-    from rich.progress import Progress
-
-    with Progress(console=Rich(stderr=True, no_color=not console.color(sys.stderr)), transient=True) as bars:
-        tasks: dict[str, Any] = {}
-
-        def show(name: str, done: int, of: int) -> None:
-            if name not in tasks:
-                tasks[name] = bars.add_task(name, total=of)
-            bars.update(tasks[name], completed=done)
-
-        yield show
+def _failed(error: CommplanError, console: Console, world: World) -> int:
+    """Say once what ranks say alike; where others go on, end them: they would wait for ever."""
+    said, everyone = world.failed(error.diagnostics)
+    if said:
+        console.refuse(said)
+        console.flush()
+        sys.stderr.flush()
+    if not everyone:
+        world.abort(1)
+    return 1

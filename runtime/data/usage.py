@@ -97,7 +97,8 @@ class Summary(msgspec.Struct, frozen=True):
 
     batches: handed out. wait_s: wall seconds in which the caller waited for a batch. ready_mean: batches
     that lay ready when the caller asked, on average. checked: records whose ids were compared with the
-    contract of their visit. slow: None where members go by one clock, or nobody waited. ranks: how many
+    contract of their visit. workers: what works on it, such as `2 threads`; restarts: worker processes that
+    died and were replaced. slow: None where members go by one clock, or nobody waited. ranks: how many
     processes are taken together; rank: which one it is, the first of several. cpu_s: CPU seconds of all
     lines together, of which system_s in the system.
     """
@@ -113,6 +114,8 @@ class Summary(msgspec.Struct, frozen=True):
     plan: str = ""
     rank: int = 0
     ranks: int = 1
+    workers: str = ""
+    restarts: int = 0
 
     @property
     def cpu_s(self) -> float:
@@ -156,6 +159,8 @@ def _both(one: Summary, two: Summary) -> Summary:
         one.plan,
         min(one.rank, two.rank),
         one.ranks + two.ranks if one.rank != two.rank else max(one.ranks, two.ranks),
+        ", ".join(dict.fromkeys(workers for workers in (one.workers, two.workers) if workers)),
+        one.restarts + two.restarts,
     )
 
 
@@ -213,6 +218,8 @@ class Meter:
     _least: int | None = None
     _checked: int = 0
     _slow: dict[int, Slow] = field(default_factory=dict[int, Slow])
+    _workers: str = ""
+    _restarts: int = 0
 
     def line(self, key: str, what: str, span: Span) -> None:
         """Name the line that later reports call `key`."""
@@ -276,6 +283,16 @@ class Meter:
         with self._lock:
             self._checked += records
 
+    def workers(self, what: str) -> None:
+        """What works on the input, for people: `2 threads`."""
+        with self._lock:
+            self._workers = what
+
+    def restarted(self) -> None:
+        """A worker process died and was replaced."""
+        with self._lock:
+            self._restarts += 1
+
     def slowed(self, member: int, behind: int, wait_s: float = 0.0) -> None:
         """`member` is `behind` records behind the fastest one, which waited `wait_s` more seconds for it."""
         with self._lock:
@@ -303,4 +320,6 @@ class Meter:
                 slow,
                 self.plan,
                 self.rank,
+                workers=self._workers,
+                restarts=self._restarts,
             )

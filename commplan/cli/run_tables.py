@@ -1,0 +1,279 @@
+"""What a rehearsal cost, line by line: gathered from its processes, and as tables for people."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from io import StringIO
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from rich.console import Console as Rich
+
+    from commplan.cli.binding import Compiled
+    from commplan.explain import Line
+    from commplan.runtime.data.usage import LineUsage, Queue, Slow, Summary
+    from commplan.runtime.rehearse import PhaseTimes
+
+
+class LineCost(msgspec.Struct, frozen=True):
+    """One plan line of one phase in the whole rehearsal: the input's part is measured, `sent` is what each
+    rank must at least send. Bytes; seconds; cpu_s is user_s and system_s together."""
+
+    line: int
+    stage: str
+    records: int | None = None
+    cpu_s: float | None = None
+    user_s: float | None = None
+    system_s: float | None = None
+    nbytes: int | None = None
+    wait_s: float | None = None
+    skipped: int | None = None
+    sent: int | None = None
+
+
+class RankCost(msgspec.Struct, frozen=True):
+    """The input work of one process in one phase."""
+
+    rank: int
+    batches: int
+    wait_s: float
+    cpu_s: float
+    checked: int
+    workers: str
+    restarts: int
+    queue: Queue | None
+    slow: Slow | None
+    lines: tuple[LineCost, ...]
+
+
+class PhaseCost(msgspec.Struct, frozen=True):
+    """One phase in the whole rehearsal. Calls take as long as on the slowest rank; `batches` and `wait_s` are
+    those of the rank that waited longest, `lines` those of all ranks together, one by one in `ranks`."""
+
+    name: str
+    title: str
+    calls: int
+    first_s: float | None
+    call_s: float | None
+    batches: int
+    wait_s: float
+    lines: tuple[LineCost, ...]
+    ranks: tuple[RankCost, ...] = ()
+
+
+def costs_of(done: Compiled, times: Sequence[Sequence[PhaseTimes]]) -> list[PhaseCost]:
+    """times: of every process, phase by phase."""
+    from commplan.explain import explain_plan
+    from commplan.runtime.data.usage import merged
+
+    explained = {phase.name: phase for phase in explain_plan(done.plan, done.schedule).phases}
+    costs: list[PhaseCost] = []
+    for same in zip(*times, strict=True):
+        first, phase = same[0], explained[same[0].name]
+        inputs = [one.input for one in same if one.input is not None]
+        usage = by_line(merged(inputs).lines if inputs else ())
+        waited = max(inputs, key=lambda one: one.wait_s, default=None)
+        costs.append(
+            PhaseCost(
+                first.name,
+                phase.title,
+                first.calls,
+                _most(one.first_s for one in same),
+                _most(one.call_s for one in same),
+                waited.batches if waited else 0,
+                waited.wait_s if waited else 0.0,
+                tuple(_line(line, usage.get(line.line), first.calls) for line in phase.lines),
+                tuple(_rank(one) for one in inputs),
+            )
+        )
+    return costs
+
+
+def by_line(lines: Iterable[LineUsage]) -> dict[int, LineUsage]:
+    """The input's work by plan line; one line may be mapped and then shared: its records are one and the
+    same.
+    """
+    from commplan.runtime.data.usage import added
+
+    found: dict[int, LineUsage] = {}
+    for one in lines:
+        before = found.setdefault(one.span.line, one)
+        if before is not one:
+            found[one.span.line] = msgspec.structs.replace(
+                added(before, one),
+                records=max(before.records, one.records),
+                nbytes=max(before.nbytes, one.nbytes),
+            )
+    return found
+
+
+def _most(seconds: Iterable[float | None]) -> float | None:
+    return max((one for one in seconds if one is not None), default=None)
+
+
+def _rank(summary: Summary) -> RankCost:
+    lines = tuple(_used(line.span.line, line.what, line) for line in summary.lines)
+    return RankCost(
+        summary.rank,
+        summary.batches,
+        summary.wait_s,
+        summary.cpu_s,
+        summary.checked,
+        summary.workers,
+        summary.restarts,
+        summary.queue,
+        summary.slow,
+        lines,
+    )
+
+
+def _line(line: Line, usage: LineUsage | None, calls: int) -> LineCost:
+    sent = sum(entry.nbytes for entry in line.traffic) * calls if line.traffic else None
+    return (
+        LineCost(line.line, line.stage, sent=sent)
+        if usage is None
+        else _used(line.line, line.stage, usage, sent)
+    )
+
+
+def _used(line: int, stage: str, usage: LineUsage, sent: int | None = None) -> LineCost:
+    return LineCost(
+        line,
+        stage,
+        usage.records,
+        usage.cpu_s,
+        usage.user_s,
+        usage.system_s,
+        usage.nbytes,
+        usage.wait_s,
+        usage.skipped,
+        sent,
+    )
+
+
+# --- for people ---
+
+
+def tables(done: Compiled, costs: Sequence[PhaseCost], processes: int, color: bool) -> str:
+    """One table for each phase; with several processes one of them as well."""
+    from rich.console import Console as Rich
+
+    out = StringIO()
+    screen = Rich(file=out, width=120, force_terminal=color, no_color=not color, highlight=False)
+    ranks = math.prod(done.schedule.mesh_sizes.values())
+    where = f"{ranks} CPU device{'s' if ranks > 1 else ''}" if processes == 1 else f"{processes} ranks"
+    screen.print(f"plan {done.plan.name} on {where}", markup=False)
+    for cost in costs:
+        _phase(screen, cost)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+
+
+def _phase(screen: Rich, cost: PhaseCost) -> None:
+    from rich.table import Table
+
+    screen.print(f"\n{_headline(cost)}", markup=False)
+    skips = any(line.skipped for line in cost.lines)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("line", justify="right")
+    table.add_column("stage", overflow="fold", ratio=1)
+    titles = ["records", *(["skipped"] if skips else []), "user s", "system s", "bytes", "waited s"]
+    for title in (*titles, "sent by a rank"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for line in cost.lines:
+        table.add_row(str(line.line), _escaped(line.stage), *_cells(line, skips))
+    screen.print(table)
+    if len(cost.ranks) > 1:
+        screen.print(_of_ranks(cost.ranks))
+    for remark in remarks(cost.ranks):
+        screen.print(remark, markup=False)
+
+
+def _headline(cost: PhaseCost) -> str:
+    parts = [f"{cost.title}: {cost.calls} call{'s' if cost.calls != 1 else ''}"]
+    if cost.first_s is not None:
+        parts.append(f"first {cost.first_s:.3f} s with compilation")
+    if cost.call_s is not None:
+        parts.append(f"then {cost.call_s * 1e3:.2f} ms each")
+    if cost.batches:
+        parts.append(f"{cost.batches} batches, waited {cost.wait_s:.3f} s for them")
+    return ", ".join(parts)
+
+
+def _cells(line: LineCost, skips: bool) -> list[str]:
+    from commplan.ir.types import sized
+
+    return [
+        "" if line.records is None else str(line.records),
+        *([("" if line.skipped is None else str(line.skipped))] if skips else []),
+        "" if line.user_s is None else f"{line.user_s:.3f}",
+        "" if line.system_s is None else f"{line.system_s:.3f}",
+        "" if line.nbytes is None else sized(line.nbytes),
+        "" if line.wait_s is None else f"{line.wait_s:.3f}",
+        "" if line.sent is None else sized(line.sent),
+    ]
+
+
+def _of_ranks(ranks: Sequence[RankCost]) -> object:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    titles = (
+        "rank",
+        "batches",
+        "CPU s",
+        "waited for peers s",
+        "waited for batches s",
+        "ready: mean",
+        "least",
+    )
+    for title in titles:
+        table.add_column(title, justify="right", no_wrap=True)
+    for one in ranks:
+        queue = one.queue
+        table.add_row(
+            str(one.rank),
+            str(one.batches),
+            f"{one.cpu_s:.3f}",
+            f"{sum(line.wait_s or 0.0 for line in one.lines):.3f}",
+            f"{one.wait_s:.3f}",
+            f"{queue.mean:.2f}" if queue else "",
+            str(queue.least) if queue else "",
+        )
+    return table
+
+
+def remarks(ranks: Sequence[RankCost]) -> list[str]:
+    """What a phase's queue, checks and members say, in words."""
+    found: list[str] = []
+    queues = [one.queue for one in ranks if one.queue and one.batches]
+    if queues:
+        least = min(queues, key=lambda queue: queue.mean)
+        shared = f"; {least.slots} slots of shared memory" if least.slots else ""
+        found.append(
+            f"ready when asked for: {least.mean:.2f} of {least.depth} batches on average, "
+            f"at least {min(queue.least for queue in queues)}{shared}"
+        )
+    if workers := ", ".join(dict.fromkeys(one.workers for one in ranks if one.workers)):
+        died = sum(one.restarts for one in ranks)
+        worse = (
+            f"; replaced after their death: {died} worker process{'es' if died > 1 else ''}" if died else ""
+        )
+        found.append(f"worked on by {workers}{worse}")
+    if checked := sum(one.checked for one in ranks):
+        found.append(f"{checked} record ids checked against the contract")
+    slow = max((one.slow for one in ranks if one.slow), key=lambda slow: slow.wait_s, default=None)
+    if slow is not None:
+        found.append(
+            f"the slowest member is {slow.member}: {slow.behind} records behind, "
+            f"waited for {slow.wait_s:.3f} s"
+        )
+    return found
+
+
+def _escaped(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)

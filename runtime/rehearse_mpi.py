@@ -1,0 +1,100 @@
+"""What the ranks of a rehearsal say to one another: summaries to the first, and mistakes as well."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from commplan.diagnostics import Diagnostic, Note
+from commplan.ir.plan import Plan
+from commplan.lowering.mpi.untyped import MPI
+from commplan.runtime.sizes import sizes_of
+
+PATIENCE_S = 1.5  # how long ranks that failed look for one another; a rank in a collective never looks
+_LOOK_S = 0.01
+_ERRORS, _VERDICT = 1, 2  # tags
+_SECONDARY = ("CP0920", "CP0921", "CP0922")  # what peers say of a rank that failed: its own error says more
+
+Said = list[Diagnostic]
+
+
+class World:
+    """The ranks that `mpirun` started. comm: what the plan is bound to."""
+
+    def __init__(self) -> None:
+        self.comm = MPI.COMM_WORLD
+        self._own = self.comm.Dup()
+        self.rank, self.size = int(self._own.Get_rank()), int(self._own.Get_size())
+
+    def sizes(self, plan: Plan, given: Mapping[str, int]) -> dict[str, int]:
+        """The sizes of the plan's axes; one that is left open takes the ranks that are left."""
+        return sizes_of(plan, self.comm, dict(given))
+
+    def gather(self, mine: Any) -> list[Any]:
+        """On the first rank what every rank has, in order; elsewhere nothing. All ranks call it."""
+        return self._own.gather(mine) or []
+
+    def failed(self, mine: Sequence[Diagnostic]) -> tuple[Said, bool]:
+        """A rank that failed calls this: what it should print, and whether all ranks have failed.
+
+        Those that failed within a moment are heard by the first rank, if it is one of them, and it speaks
+        for all. Where not all have failed the caller ends the others, which may wait for this one in a
+        collective.
+        """
+        if self.size == 1:
+            return list(mine), True
+        return self._hear(list(mine)) if self.rank == 0 else self._tell(list(mine))
+
+    def abort(self, code: int) -> None:
+        """End all ranks."""
+        self._own.Abort(code)
+
+    def _hear(self, mine: Said) -> tuple[Said, bool]:
+        said: dict[int, Said] = {0: mine}
+        until = time.monotonic() + PATIENCE_S
+        while len(said) < self.size and time.monotonic() < until:
+            if self._own.Iprobe(source=MPI.ANY_SOURCE, tag=_ERRORS):
+                status = MPI.Status()
+                found: Said = self._own.recv(source=MPI.ANY_SOURCE, tag=_ERRORS, status=status)
+                said[int(status.Get_source())] = found
+            else:
+                time.sleep(_LOOK_S)
+        everyone = len(said) == self.size
+        for rank in said:
+            if rank:
+                self._own.send(everyone, dest=rank, tag=_VERDICT)
+        return together(said, self.size), everyone
+
+    def _tell(self, mine: Said) -> tuple[Said, bool]:
+        request = self._own.issend(mine, dest=0, tag=_ERRORS)  # ends when the first rank has begun to hear it
+        until = time.monotonic() + PATIENCE_S
+        while not request.Test():
+            if time.monotonic() > until:
+                request.Cancel()
+                return together({self.rank: mine}, self.size), False
+            time.sleep(_LOOK_S)
+        if self._own.recv(source=0, tag=_VERDICT):
+            return [], True
+        time.sleep(PATIENCE_S)  # the first rank prints, and ends this one
+        return [], False
+
+
+def together(said: Mapping[int, Said], size: int) -> Said:
+    """What several ranks say, each thing once and with those that say it unless all do; what peers say of a
+    rank that failed is left out where that rank has spoken."""
+    found: dict[tuple[str, str], tuple[Diagnostic, list[int]]] = {}
+    for rank in sorted(said):
+        for one in said[rank]:
+            _, ranks = found.setdefault((one.code, one.message), (one, []))
+            ranks.append(rank)
+    first = [entry for entry in found.values() if entry[0].code not in _SECONDARY] or list(found.values())
+    return [one if len(ranks) == size else _with(one, ranks) for one, ranks in first]
+
+
+def _with(one: Diagnostic, ranks: Sequence[int]) -> Diagnostic:
+    named = ", ".join(str(rank) for rank in ranks)
+    note = Note(f"on rank {named}" if len(ranks) == 1 else f"on ranks {named}")
+    return msgspec.structs.replace(one, notes=(*one.notes, note))
