@@ -13,7 +13,9 @@ from commplan.diagnostics import fail
 from commplan.input.order import Order
 from commplan.ir.plan import Ref
 from commplan.ir.schedule import Map, Schedule, Share
+from commplan.runtime.data import adapters as _adapters
 from commplan.runtime.data import sources as _sources
+from commplan.runtime.data.checking import Checks
 from commplan.runtime.data.making import BLOCK, BatchInTheMaking, Course, HostBatch, Maker, stages
 from commplan.runtime.data.pace import Pace
 from commplan.runtime.data.program import HostProgram, host_program
@@ -21,6 +23,7 @@ from commplan.runtime.data.records import checked_functions
 from commplan.runtime.data.ring import ClosedError, Ring
 from commplan.runtime.data.shared import KEEP, Group, join
 from commplan.runtime.data.usage import Meter, Queue, Summary
+from commplan.runtime.data.workers import Workers
 
 _PREFETCH = 2
 _MOST_CORES = 8  # threads by default, at most: more than that is a choice that the plan states
@@ -63,7 +66,8 @@ class PhaseBatches(Iterator[HostBatch]):
     shared values travel; all of them hold the same indices of every other axis. None: each process
     makes everything itself. state: what `.state()` returned, here or under another number of ranks or
     another design; None is the start of epoch 0. pace: instead, for batches that several take at their own
-    rates. meter: what adds up the costs, if not one of its own.
+    rates. meter: what adds up the costs, if not one of its own. workers: "threads", or "processes" for
+    functions that hold the interpreter lock (see `workers`).
 
     Errors (CP09xx): what is wrong with sources, functions, state and designs is raised here; what is wrong
     with a record, or with a peer, by the `next` that would have returned its batch.
@@ -81,6 +85,7 @@ class PhaseBatches(Iterator[HostBatch]):
         state: Mapping[str, int] | None = None,
         pace: Pace | None = None,
         meter: Meter | None = None,
+        workers: str = "threads",
     ) -> None:
         apart = group is not None and group.count > 1
         program = host_program(schedule, phase, local, apart=apart)
@@ -99,6 +104,7 @@ class PhaseBatches(Iterator[HostBatch]):
         prefetch = prefetch if pace is None else pace.slots
         rows = max((len(program.rows(flow, flow.batch)) for flow in program.flows), default=1)
         block = max(1, min(BLOCK, -(-rows // cores)))
+        crew = _crew(workers, cores, program, found, chosen, block, self._meter)
         ahead = prefetch + (group is not None and group.carrier is not None and group.carrier.by_caller)
         exchange = None
         if apart and group is not None and any(flow.moved for flow in program.flows):
@@ -112,18 +118,29 @@ class PhaseBatches(Iterator[HostBatch]):
         course = Course(self._epoch, self._step, self._steps)
         maker = Maker(
             program, self._orders, made, self._meter, block, exchange, pace is not None,
-            course=course, fingerprint=self._fingerprint(),
+            crew, _adapters.together(found), course, self._fingerprint(),
         )  # fmt: skip
         if exchange is not None:
             exchange.works = maker
+            if crew is not None:
+                crew.share(exchange.slots.descriptor, exchange.offset)
+        # At a pace of its own a batch is but a part of what a member gets; its taker checks.
+        self._checks = (
+            Checks(program, self._orders, self._steps, self._step, self._meter) if not pace else None
+        )
         self._cursor = _Cursor(maker, self._steps, self._epoch, self._step, self._armed, pace)
         name = f"commplan-{schedule.plan}-{phase}"
-        self._ring: Ring[HostBatch] = Ring(self._cursor.start, ahead, cores, name, exchange)
+        self._ring: Ring[HostBatch] = Ring(self._cursor.start, ahead, cores, name, exchange, crew)
         self._closing = weakref.finalize(self, self._ring.end)
 
     @property
-    def meters(self) -> tuple[Meter, ...]:
+    def meter(self) -> Meter:
         """What adds up the costs; it may be kept when the batches are gone."""
+        return self._meter
+
+    @property
+    def meters(self) -> tuple[Meter, ...]:
+        """The same, as batches with several of them have it."""
         return (self._meter,)
 
     @property
@@ -146,6 +163,8 @@ class PhaseBatches(Iterator[HostBatch]):
             batch, ready, waited = self._ring.take()
             if self._exchange is not None:
                 self._exchange.handed(batch.number)
+            if self._checks is not None:
+                self._checks.add(batch)
         except ClosedError:
             self._refuse_closed()
         except Exception:
@@ -234,6 +253,23 @@ class PhaseBatches(Iterator[HostBatch]):
                 file=self._program.schedule.file,
             )
         return state["epoch"], state["step"]
+
+
+def _crew(
+    workers: str,
+    cores: int,
+    program: HostProgram,
+    sources: Mapping[str, _sources.Source],
+    functions: Mapping[str, Callable[..., Any]],
+    block: int,
+    meter: Meter,
+) -> Workers | None:
+    """The worker processes, None where threads do the work. Errors: CP0952, CP0955."""
+    if workers not in ("threads", "processes"):
+        fail("CP0955", f"workers are 'threads' or 'processes', not {workers!r}", span=program.phase.span)
+    one = {"threads": "thread", "processes": "process"}[workers]
+    meter.workers(f"1 {one}" if cores == 1 else f"{cores} {workers}")
+    return None if workers == "threads" else Workers(program, sources, functions, block, cores, meter)
 
 
 def _used(program: HostProgram, name: str) -> bool:

@@ -16,11 +16,13 @@ from commplan.runtime.data.program import Coords, Flow, HostProgram
 @dataclass(frozen=True)
 class Visit:
     """records: [n] int64, the records of one batch that count by the contract of a load's visit, skipped ones
-    included. coords: the member that they are for, where members have orders of their own."""
+    included. skipped: how many those are. coords: the member that they are for, where members have orders of
+    their own."""
 
     load: Ref
     coords: Coords
     records: npt.NDArray[np.int64]
+    skipped: int
 
 
 @dataclass(frozen=True)

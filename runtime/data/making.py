@@ -18,6 +18,7 @@ from commplan.ir.plan import Ref
 from commplan.ir.schedule import Map, Read, Share, operands, results
 from commplan.ir.types import ArrayType
 from commplan.runtime.data import notes
+from commplan.runtime.data.adapters import batched
 from commplan.runtime.data.handing import FlowState, HostBatch, Visit, compact, count, shown
 from commplan.runtime.data.layout import Array, Bools, agrees, aligned, projected
 from commplan.runtime.data.program import Coords, Flow, HostProgram, identity, validity
@@ -96,6 +97,7 @@ class Maker:
     exchange: Exchange | None = None
     apart: bool = False  # rows that were skipped stay in their places, and the batch tells which
     workers: Workers | None = None
+    together: Sequence[Sequence[str]] = ()  # sources that fetch their records together
     course: Course = Course(0, 0, 1)
     fingerprint: int = 0
 
@@ -178,7 +180,7 @@ class BatchInTheMaking:
         if exchange is None:
             return []
         self.moved = exchange.arrays(self.number)
-        tasks: list[Task] = []
+        tasks: list[list[Task]] = [[] for _ in self.states]
         for place, state in enumerate(self.states):
             if not state.flow.moved:
                 continue
@@ -191,8 +193,8 @@ class BatchInTheMaking:
                     for row, coords in enumerate(self.maker.program.variants(read.per)):
                         ids = state.records[read.result, coords]
                         self.moved[identity(read)][row, low:high] = ids[low:high]
-                tasks += self._tasks(state, True, low, high)
-        return tasks
+                tasks[place] += self._tasks(state, True, low, high)
+        return self._joined(tasks)
 
     def publish(self, error: BaseException | None) -> None:
         if self.maker.exchange is not None and self.duties:
@@ -202,8 +204,8 @@ class BatchInTheMaking:
         """What this process does for itself, on all the rows that it holds."""
         if self.maker.exchange is not None:
             self.moved = self.maker.exchange.lend(self.number)
-        tasks: list[Task] = []
-        for state in self.states:
+        tasks: list[list[Task]] = [[] for _ in self.states]
+        for place, state in enumerate(self.states):
             flow, rows = state.flow, len(state.rows)
             roots = self.maker.roots(flow)
             if flow.moved and self.maker.exchange is not None:
@@ -213,8 +215,8 @@ class BatchInTheMaking:
                 self._show(state, roots)
             state.arrays = {ref: self.maker.fresh(ref, rows) for ref in roots if ref not in state.shown}
             if state.arrays or flow.after:
-                tasks += self._tasks(state, False, 0, rows)
-        return tasks
+                tasks[place] += self._tasks(state, False, 0, rows)
+        return self._joined(tasks)
 
     def _show(self, state: FlowState, roots: Sequence[Ref]) -> None:
         """What may be handed over as it lies in the slot."""
@@ -224,6 +226,21 @@ class BatchInTheMaking:
             array = shown(self.maker.program, ref, self.moved[ref], len(state.rows))
             if array is not None:
                 state.shown[ref] = array
+
+    def _joined(self, tasks: list[list[Task]]) -> list[Task]:
+        """The tasks of all flows; blocks of flows whose sources fetch their records together are one task."""
+        for names in self.maker.together:
+            reading = [
+                place
+                for place, state in enumerate(self.states)
+                if tasks[place] and any(read.source in names for read in state.flow.reads)
+            ]
+            if len(reading) > 1 and len({len(tasks[place]) for place in reading}) == 1:
+                blocks = zip(*(tasks[place] for place in reading), strict=True)
+                tasks[reading[0]] = [functools.partial(_in_turn, block) for block in blocks]
+                for place in reading[1:]:
+                    tasks[place] = []
+        return [task for of_flow in tasks for task in of_flow]
 
     def _tasks(self, state: FlowState, before: bool, low: int, high: int) -> list[Task]:
         workers, step = self.maker.workers, self.maker.block
@@ -270,11 +287,7 @@ class BatchInTheMaking:
         program = self.maker.program
         read = op if isinstance(op, Read) else state.flow.reads[0]
         records = state.records[read.result, tuple(coords[axis] for axis in read.per)]
-        chosen = [
-            place
-            for place, variant in enumerate(program.variants(state.flow.per))
-            if agrees(state.flow.per, variant, coords)
-        ]
+        chosen = self._variants(state, coords)
         before: Bools = np.asarray(state.valid[chosen, low:high].all(0))
         valid = before.copy()
         member = program.member(op.per, coords) if isinstance(op, Map) and op.per else -1
@@ -283,6 +296,12 @@ class BatchInTheMaking:
         for failed in np.flatnonzero(before & ~valid):
             state.valid[chosen, low + failed] = False
         return out
+
+    def _variants(self, state: FlowState, coords: Mapping[str, int]) -> list[int]:
+        """The rows of validity that speak of `coords`."""
+        per = state.flow.per
+        variants = enumerate(self.maker.program.variants(per))
+        return [place for place, variant in variants if agrees(per, variant, coords)]
 
     def _slot(self, state: FlowState, ref: Ref, coords: Coords, low: int, high: int) -> Array | None:
         """Where the copy `coords` of a value that travels goes: a part of the shared slot."""
@@ -337,8 +356,7 @@ class BatchInTheMaking:
         visits: list[Visit] = []
         for state in self.states:
             visits += self._visits(state)
-            for ref in state.flow.moved:
-                self._received(state, ref)
+            self._received(state)
             if self.maker.apart:
                 values[validity(state.flow)] = state.valid
                 named = [identity(read) for read in state.flow.reads]
@@ -365,19 +383,32 @@ class BatchInTheMaking:
             counts = state.counts[read.result]
             for row, coords in enumerate(self.maker.program.variants(read.per)):
                 ids = state.records[read.result, coords] if here is None else here[row, : len(state.rows)]
-                found.append(Visit(read.result, coords, ids[counts]))
+                valid = state.valid[self._variants(state, dict(zip(read.per, coords, strict=True)))]
+                skipped = 0 if valid.all() else int(np.count_nonzero(~valid.all(0) & counts))
+                found.append(Visit(read.result, coords, ids[counts], skipped))
         return found
 
-    def _received(self, state: FlowState, ref: Ref) -> None:
-        """Account for what others made of a shared value."""
-        op = next(op for op in state.flow.before if ref in results(op))
+    def _received(self, state: FlowState) -> None:
+        """Account for what others made of shared values."""
         exchange = self.maker.exchange
-        if exchange is None or not isinstance(op, Share):
+        if exchange is None or not state.flow.moved:
             return
         rows, division = len(state.rows), exchange.division(self.states.index(state))
-        mine = [division.part(rows, part) for process in self.duties for part in division.of(process)]
-        others = rows - sum(high - low for low, high in mine)
-        self.maker.meter.add(op.result, records=others, nbytes=others * self.moved[ref][:, :1].nbytes)
+        others = np.ones(rows, bool)
+        for part in (part for process in self.duties for part in division.of(process)):
+            others[slice(*division.part(rows, part))] = False
+        count = int(np.count_nonzero(others))
+        skipped = 0 if state.valid.all() else int(np.count_nonzero(others & ~state.valid.all(0)))
+        for op in state.flow.before:
+            if isinstance(op, Share) and op.result in state.flow.moved:
+                nbytes = count * self.moved[op.result][:, :1].nbytes
+                self.maker.meter.add(op.result, records=count, nbytes=nbytes, skipped=skipped)
+                skipped = 0  # of the flow's rows, whatever many values travel
+
+
+def _in_turn(tasks: Sequence[Task]) -> None:
+    for task in tasks:
+        task()
 
 
 _Made = Mapping[Ref, Mapping[Coords, Sequence[Record]]]
@@ -469,5 +500,6 @@ def stages(
             made[key] = Stage(
                 op, numbers.get(key, 0), elements, dtypes, call, flow.reads[0].seed, random, file, meter,
                 (own == "skip" or (own is None and skips)) and may,
+                batched(sources[op.source]) if isinstance(op, Read) else None,
             )  # fmt: skip
     return made

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from data_folder_carrier import FolderCarrier
 from data_plans import FUNCTIONS, Counting, decode, ensemble, images, schedule
 
 from commplan.diagnostics import CommplanError
+from commplan.input.division import division
 from commplan.ir.schedule import Schedule
 from commplan.runtime.data.batches import PhaseBatches
 from commplan.runtime.data.shared import group
@@ -42,6 +44,21 @@ def again_and_again(made: Schedule, source: object, index: int, count: int, run:
     say(first=left[0], last=left[-1])
 
 
+def carrier_of(orders: dict[str, Any], hosts: list[int]) -> FolderCarrier:
+    kind, _, readers = orders["design"].partition("(readers = ")
+    made = division(kind, hosts, int(readers[:-1]) if readers else None)
+    host = hosts[orders["index"]]
+    return FolderCarrier(Path(orders["carrier"]), host, made, orders.get("by_caller", False))
+
+
+def state_of(orders: dict[str, Any], made: Schedule, source: object) -> dict[str, int] | None:
+    """The state that was ordered, or the place `at`, in the order of this plan."""
+    if "at" not in orders:
+        return orders.get("state")
+    with PhaseBatches(made, "step", {"images": source}, FUNCTIONS) as feed:
+        return {**feed.state(), **orders["at"]}
+
+
 def main(orders: dict[str, Any]) -> None:
     index, count = orders["index"], orders["count"]
     made = (
@@ -61,15 +78,20 @@ def main(orders: dict[str, Any]) -> None:
         return decode(record)
 
     local = {axis: tuple(indices) for axis, indices in orders.get("local", {"member": [index]}).items()}
-    team = None
+    team, carrier = None, None
     if orders.get("run"):
-        team = group(orders["run"], index, count, timeout=orders.get("timeout", 30.0))
+        places = orders.get("hosts", [0] * count)
+        if len(set(places)) > 1:
+            carrier = carrier_of(orders, places)
+        team = group(
+            orders["run"], index, count, timeout=orders.get("timeout", 30.0), hosts=places, carrier=carrier
+        )
     time.sleep(orders.get("late", 0.0))
     try:
         functions = {**FUNCTIONS, "decode": broken}
         sources = {"images": source}
         with PhaseBatches(
-            made, "step", sources, functions, local=local, group=team, state=orders.get("state")
+            made, "step", sources, functions, local=local, group=team, state=state_of(orders, made, source)
         ) as feed:
             say(joined=os.getpid())
             for _ in range(orders.get("epochs", 1)):
@@ -96,6 +118,8 @@ def main(orders: dict[str, Any]) -> None:
             line=diagnostic.span and diagnostic.span.line,
             notes=notes,
         )
+    if carrier is not None:
+        say(carrier=[carrier.carried, carrier.closed])
     say(threads=[t.name for t in threading.enumerate() if t.name.startswith("commplan")])
 
 
