@@ -26,7 +26,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from commplan.collectives.layout import MESSAGE
 from commplan.collectives.program import Program
-from commplan.diagnostics import CommplanError, fail
+from commplan.diagnostics import fail
 from commplan.input.division import Division, Move
 from commplan.lowering.jax import order, programs
 from commplan.lowering.jax.untyped import jax, jnp, lax
@@ -40,7 +40,10 @@ AXIS = "host"
 FILLED = 16  # slices per hop of a chain, at least: filling it takes a sixteenth of the time that bytes take
 _WORD = 4  # bytes move as 32-bit words: a quarter of the elements to loop over, and of the index's range
 
+_NAME = "commplan-carrier"
+
 Array = Any
+Words = npt.NDArray[np.uint32]
 
 
 @dataclass(frozen=True)
@@ -86,8 +89,12 @@ class JaxCarrier:
     blame: Blame
     launched: int = 0  # programs so far: one a batch
     _compiled: _Compiled | None = None
-    _waiting: _Waiting | None = None
     _stopped: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+    _errand: _Errand | None = None
+    _errands: queue.SimpleQueue[_Errand | None] = field(
+        default_factory=lambda: queue.SimpleQueue[_Errand | None]()
+    )
 
     @property
     def by_caller(self) -> bool:
@@ -109,26 +116,18 @@ class JaxCarrier:
             self._compiled = self._compile(parcels)
         compiled = self._compiled
         self._pack(parcels, compiled)
-        try:
-            made = compiled.run(self._placed(compiled))
-            self.launched += 1
-            self._wait(made, number)
-        except (CommplanError, ClosedError):
-            raise
-        except Exception as error:  # noqa: BLE001  JAX has no class of its own for what Gloo says
-            self._lost(number, error)
-        self._unpack(parcels, compiled, np.asarray(made.addressable_shards[0].data))
+        self.launched += 1
+        self._unpack(parcels, compiled, self._done(lambda: self._run(compiled), number))
 
     def stop(self) -> None:
         self._stopped.set()
-        if self._waiting is not None:
-            self._waiting.give_up()
+        if self._errand is not None:
+            self._errand.done.set()
 
     def close(self) -> None:
         """What is under way ends on its own: a program that was launched cannot be called back."""
         self.stop()
-        if self._waiting is not None:
-            self._waiting.end()
+        self._errands.put(None)
 
     # --- once ---
 
@@ -156,33 +155,44 @@ class JaxCarrier:
             first, last = parcel.bounds[low], parcel.bounds[high]
             box.of(compiled.package)[:, : last - first] = parcel.cells[:, first:last]
 
-    def _placed(self, compiled: _Compiled) -> Array:
-        """The package on the device. JAX takes aligned memory as it is: it rests until all is done."""
-        words: npt.NDArray[np.uint32] = compiled.package.view(np.uint32)[None]
+    def _run(self, compiled: _Compiled) -> Words:
+        """[makers, words]: the packages that this host has in the end.
+
+        JAX takes the aligned package as it is: it rests until the program is done.
+        """
+        words: Words = compiled.package.view(np.uint32)[None]
         mine = jax.device_put(words, self.devices[self.hosts.index(self.host)])
         shape = (len(self.devices), words.shape[1])
-        return jax.make_array_from_single_device_arrays(shape, compiled.sharding, [mine])
+        packages = jax.make_array_from_single_device_arrays(shape, compiled.sharding, [mine])
+        made = compiled.run(packages).addressable_shards[0].data
+        return np.asarray(made)[0]
 
-    def _unpack(self, parcels: Sequence[Parcel], compiled: _Compiled, made: npt.NDArray[np.uint32]) -> None:
+    def _unpack(self, parcels: Sequence[Parcel], compiled: _Compiled, made: Words) -> None:
         for place, host in enumerate(self.makers):
             if host == self.host:
                 continue
             low, high = self.division.run(host)
-            package = made[0, place].view(np.uint8)
+            package = made[place].view(np.uint8)
             for parcel, box in zip(parcels, compiled.boxes, strict=True):
                 first, last = parcel.bounds[low], parcel.bounds[high]
                 parcel.cells[:, first:last] = box.of(package)[:, : last - first]
 
-    def _wait(self, made: Array, number: int) -> None:
-        """Until `made` is there. A thread waits inside JAX, which has no timeout; it launches nothing."""
-        if made.is_ready():
-            made.block_until_ready()
-            return
-        if self._waiting is None:
-            self._waiting = _Waiting()
-        if not self._waiting.wait(made, self.timeout):
-            if self._stopped.is_set():
-                raise ClosedError
+    def _done(self, work: Callable[[], Words], number: int) -> Words:
+        """What `work` returns, done in another thread while this one waits, which so need not wait for ever.
+
+        JAX may run a program in the thread that calls it, without a timeout. The order of programs is the
+        caller's all the same: meanwhile it launches nothing.
+        """
+        if self._thread is None:
+            # A daemon: what it waits for may never come.
+            self._thread = threading.Thread(target=_runner, args=(self._errands,), name=_NAME, daemon=True)
+            self._thread.start()
+        self._errand = errand = _Errand(work)
+        self._errands.put(errand)
+        came = errand.done.wait(self.timeout)
+        if self._stopped.is_set():
+            raise ClosedError
+        if not came:
             self._fail(
                 "CP0941",
                 f"a host was silent for {self.timeout:g} s: batch {number} of what hosts share did not come",
@@ -190,8 +200,12 @@ class JaxCarrier:
                 "what JAX has launched cannot be called back: end this process, and start again from the last"
                 " saved state",
             )
+        self._errand = None
+        if errand.error is not None:
+            self._lost(number, errand.error)
+        return errand.made
 
-    def _lost(self, number: int, error: Exception) -> NoReturn:
+    def _lost(self, number: int, error: BaseException) -> NoReturn:
         first = str(error).strip().splitlines() or [type(error).__name__]
         self._fail(
             "CP0940",
@@ -278,39 +292,21 @@ def _team(move: Move, hosts: Sequence[int]) -> programs.Team:
     return programs.Team((AXIS,), np.array(places, np.int64), np.array(members, np.int64))
 
 
-class _Waiting:
-    """A thread that waits for arrays on behalf of one that must not wait for ever; both sleep meanwhile."""
+@dataclass(eq=False)
+class _Errand:
+    """Something that another thread does."""
 
-    def __init__(self) -> None:
-        self._todo: queue.SimpleQueue[tuple[Array, threading.Event, list[BaseException]] | None]
-        self._todo = queue.SimpleQueue()
-        self._done = threading.Event()
-        # A daemon: what it waits for may never come.
-        threading.Thread(target=self._work, name="commplan-carrier", daemon=True).start()
+    work: Callable[[], Words]
+    done: threading.Event = field(default_factory=threading.Event)
+    made: Words = field(default_factory=lambda: np.empty(0, np.uint32))
+    error: BaseException | None = None
 
-    def wait(self, made: Array, timeout: float) -> bool:
-        """Whether `made` came in time and nobody gave up. Raises what its making raised."""
-        done, errors = threading.Event(), list[BaseException]()
-        self._done = done
-        self._todo.put((made, done, errors))
-        if not done.wait(timeout):
-            return False
-        if errors:
-            raise errors[0]
-        return bool(made.is_ready())
 
-    def give_up(self) -> None:
-        self._done.set()
-
-    def end(self) -> None:
-        self._todo.put(None)
-
-    def _work(self) -> None:
-        while (task := self._todo.get()) is not None:
-            made, done, errors = task
-            try:
-                made.block_until_ready()
-            except BaseException as error:  # noqa: BLE001  handed to the caller
-                errors.append(error)
-            done.set()
-            del task, made
+def _runner(errands: queue.SimpleQueue[_Errand | None]) -> None:
+    while (errand := errands.get()) is not None:
+        try:
+            errand.made = errand.work()
+        except BaseException as error:  # noqa: BLE001  handed to the caller
+            errand.error = error
+        errand.done.set()
+        del errand  # it holds the program's result

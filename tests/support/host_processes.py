@@ -1,0 +1,114 @@
+"""Processes of jax.distributed on hosts that share: python host_processes.py PORT INDEX COUNT HOSTS WHAT OUT.
+
+HOSTS gives the name of each process's host, such as `a,a,b,b`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import zlib
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType
+
+import commplan
+from commplan.diagnostics import CommplanError
+from commplan.runtime.batches import shared_group
+
+PLAN = """plan hosts
+ensemble member = {members}
+source images : u8[6]
+fn decode(u8[6]) -> u8[2, 3], i32 on host
+fn noisy (u8[2, 3]) -> u8[2, 3] on host random
+fn scale (u8[2, 3]) -> f32[2, 3] on device
+each step {{
+    raw, n         = load images batch 8 visit exactly_once seed 3 tail short
+    x, labels      = map decode(raw)
+    x              = share x over member via {design}
+    labels         = share labels over member via {design}
+    batch          = map noisy(x) per member
+    scaled         = map scale(x)
+    output batch, labels, x, scaled, n
+}}
+"""
+RECORDS = np.arange(21 * 6, dtype=np.uint8).reshape(21, 6)
+DESIGNS = ("duplicate", "all_shared", "single_broadcast(readers = 2)", "multi_broadcast(readers = 3)")
+
+
+def noisy(x: Any, rng: Any) -> Any:
+    return x + rng.integers(0, 9, x.shape, np.uint8)
+
+
+def bound(design: str, members: int, mesh: Any, bad: int | None = None) -> tuple[Any, list[int]]:
+    """A run whose decode fails on the record that begins with `bad`; and what it has decoded."""
+    decoded: list[int] = []
+
+    def decode(record: Any) -> Any:
+        if record[0] == bad:
+            raise ValueError("truncated")
+        decoded.append(int(record[0]))
+        return np.asarray(record).reshape(2, 3), np.int32(record[0])
+
+    text = PLAN.format(design=design, members=members)
+    program = commplan.loads(text).compile(mesh)
+    functions = {"decode": decode, "noisy": noisy, "scale": lambda x: x.astype(np.float32) / 255}
+    return program.bind(mesh, sources={"images": RECORDS}, functions=functions), decoded
+
+
+def seen(run: Any, epochs: int, **options: Any) -> list[dict[str, tuple[tuple[int, ...], int]]]:
+    """Shape and checksum of what this process's first device holds of every value of every batch."""
+    items: list[dict[str, tuple[tuple[int, ...], int]]] = []
+    with run.batches(**options) as batches:
+        for _ in range(epochs):
+            for item in batches:
+                parts = {name: np.asarray(x.addressable_shards[0].data) for name, x in item.items()}
+                items.append({name: (x.shape, zlib.crc32(x.tobytes())) for name, x in parts.items()})
+    return items
+
+
+def everything(index: int, count: int, hosts: list[str], mesh: Any) -> dict[str, Any]:
+    said: dict[str, Any] = {}
+    for design in DESIGNS if count > 2 else DESIGNS[:2]:
+        run, decoded = bound(design, count, mesh)
+        phase = run.program.schedule.phase("step")
+        among = shared_group(run.context, phase, run.context.machine.local(), host=hosts[index])
+        options = {} if among is None else {"group": among}
+        items = seen(run, 2, **options)
+        carrier = None if among is None else among.carrier
+        said[design] = {
+            "items": items,
+            "decoded": decoded,
+            "launched": getattr(carrier, "launched", 0),
+            "hosts": None if among is None else among.hosts,
+        }
+    return said
+
+
+def failing(index: int, count: int, hosts: list[str], mesh: Any) -> dict[str, Any]:
+    """A record that only one process decodes is bad."""
+    run, _ = bound("all_shared", count, mesh, bad=int(RECORDS[13, 0]))
+    phase = run.program.schedule.phase("step")
+    among = shared_group(run.context, phase, run.context.machine.local(), host=hosts[index])
+    try:
+        items = seen(run, 1, group=among)
+    except CommplanError as error:
+        one = error.diagnostics[0]
+        return {"code": one.code, "notes": [note.text for note in one.notes], "message": one.message}
+    return {"items": len(items)}
+
+
+def main(port: str, index: str, count: str, hosts: str, what: str, out: str) -> None:
+    jax.distributed.initialize(f"localhost:{port}", int(count), int(index))
+    mesh = jax.make_mesh((int(count),), ("member",), (AxisType.Auto,))
+    does = {"everything": everything, "failing": failing}[what]
+    said = does(int(index), int(count), hosts.split(","), mesh)
+    (Path(out) / f"{index}.json").write_text(json.dumps(said))
+    jax.distributed.shutdown()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
