@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from commplan.api import loads as loads
     from commplan.diagnostics import CommplanError as CommplanError
     from commplan.diagnostics import Diagnostic as Diagnostic
+    from commplan.runtime.data.adapters import column as column
+    from commplan.runtime.data.adapters import serial as serial
     from commplan.runtime.data.sources import folder as folder
     from commplan.runtime.data.sources import paths as paths
     from commplan.runtime.run import Run as Run
@@ -19,8 +21,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "CommplanError", "Diagnostic", "Plan", "Program", "Topology", "folder", "load", "load_topology", "loads",
-    "paths",
+    "CommplanError", "Diagnostic", "Plan", "Program", "Topology", "column", "folder", "load", "load_topology",
+    "loads", "paths", "serial",
 ]  # fmt: skip
 # Where the rest of the face is found. `Run` and `optax` need jax, and `import *` must do without it.
 _HOMES = {
@@ -30,11 +32,13 @@ _HOMES = {
     "Program": "commplan.api",
     "Run": "commplan.runtime.run",
     "Topology": "commplan.topology",
+    "column": "commplan.runtime.data.adapters",
     "folder": "commplan.runtime.data.sources",
     "load": "commplan.api",
     "load_topology": "commplan.topology",
     "loads": "commplan.api",
     "paths": "commplan.runtime.data.sources",
+    "serial": "commplan.runtime.data.adapters",
 }
 
 

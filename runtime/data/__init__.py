@@ -1,5 +1,7 @@
 """Input: sources, order of records, host functions, work ahead, sharing between members and processes."""
 
+from commplan.runtime.data.adapters import column as column
+from commplan.runtime.data.adapters import serial as serial
 from commplan.runtime.data.batches import HostBatch as HostBatch
 from commplan.runtime.data.batches import PhaseBatches as PhaseBatches
 from commplan.runtime.data.shared import Group as Group

@@ -15,7 +15,7 @@ from commplan.input.order import generator
 from commplan.ir.plan import Ref
 from commplan.ir.schedule import FnType, Map, Read, Schedule
 from commplan.ir.types import ArrayType, BytesType, DType, TreeType
-from commplan.runtime.data import sources
+from commplan.runtime.data import kinds, sources
 from commplan.runtime.data.usage import Meter, thread_cpu
 
 Record = Any  # an array, a NumPy or Python scalar, or bytes
@@ -156,6 +156,7 @@ class Stage:
     file: str
     meter: Meter
     skip: bool
+    many: Callable[[list[int]], Sequence[Any]] | None = None  # of a Read: fetches several records at once
 
     @property
     def key(self) -> Ref:
@@ -181,11 +182,13 @@ class Stage:
             for element, dtype, target in zip(self.elements, self.dtypes, targets, strict=True)
         ]
         start, done, moved, skipped = thread_cpu(), 0, 0, 0
+        fetched = self._fetched(records, valid)
         for row, record in enumerate(records):
             if not valid[row]:
                 continue
+            given = [fetched.pop(record)] if record in fetched else [column[row] for column in operands]
             try:
-                out = self._one(place, record, [column[row] for column in operands])
+                out = self._one(place, record, given)
             except CommplanError:
                 if not self.skip:
                     raise
@@ -206,6 +209,22 @@ class Stage:
         )
         return [_sealed(column) for column in columns]
 
+    def _fetched(
+        self, records: Sequence[int], valid: np.ndarray[Any, np.dtype[np.bool_]]
+    ) -> dict[int, object]:
+        """The records of a block at once, where the source can do that and none of them fails: otherwise they
+        are fetched one by one, which tells whose fault it is."""
+        wanted = (
+            [record for record, usable in zip(records, valid, strict=True) if usable] if self.many else []
+        )
+        if self.many is None or len(wanted) < 2:
+            return {}
+        try:
+            found = self.many(wanted)
+        except Exception:  # noqa: BLE001  it will be raised again, by the record that it belongs to
+            return {}
+        return dict(zip(wanted, found, strict=True)) if len(found) == len(wanted) else {}
+
     def _one(self, place: Place, record: int, arguments: list[Record]) -> tuple[Record, ...]:
         out = self._called(place, record, arguments)
         if len(self.elements) == 1:
@@ -219,13 +238,16 @@ class Stage:
     def _called(self, place: Place, record: int, arguments: list[Record]) -> object:
         try:
             if isinstance(self.op, Read):
-                return self.call(record)
+                value = arguments[0] if arguments else self.call(record)
+                return kinds.plain(value, self.elements[0], self.op.source)
             if not self.random:
                 return self.call(*arguments)
             rng = generator(self.seed, self.number, place.epoch, place.step, record, place.member)
             return self.call(*arguments, rng=rng)
         except (KeyboardInterrupt, SystemExit):
             raise
+        except kinds.UnlikeError as odd:
+            self._mismatch(record, str(self.elements[0]), str(odd), *odd.hints)
         except BaseException as error:  # whatever else the user's code raises belongs to a record
             raise CommplanError(self._raised(record, error)) from error
 
@@ -237,7 +259,7 @@ class Stage:
             which = f"result {number + 1}: " if len(self.elements) > 1 else ""
             self._mismatch(record, f"{which}{element}", str(found))
 
-    def _mismatch(self, record: int, expected: str, found: str) -> NoReturn:
+    def _mismatch(self, record: int, expected: str, found: str, *hints: str) -> NoReturn:
         if isinstance(self.op, Read):
             code = "CP0905"
             what = f"record {record} of source `{self.op.source}` has another type than the plan says"
@@ -246,7 +268,8 @@ class Stage:
             what = (
                 f"host function `{self.op.fn}` returned another type than the plan says, for record {record}"
             )
-        fail(code, what, f"expected: {expected}", f"found: {found}", span=self.op.span, file=self.file)
+        notes = (f"expected: {expected}", f"found: {found}", *hints)
+        fail(code, what, *notes, span=self.op.span, file=self.file)
 
     def _raised(self, record: int, error: BaseException) -> Diagnostic:
         if isinstance(self.op, Read):

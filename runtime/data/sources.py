@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
+import numpy.typing as npt
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.ir.schedule import Read, Schedule
 from commplan.ir.types import BytesType
+from commplan.runtime.data import adapters
 
 
 @runtime_checkable
 class Source(Protocol):
     """Random access to records: what Grain calls a random-access data source.
 
-    `source[i]` for 0 <= i < len(source) is called from several threads at once, in any order.
+    `source[i]` for 0 <= i < len(source), with a Python int, is called from several threads at once, in any
+    order (see `commplan.serial`). Where there is a `source.__getitems__`, it is called with lists of indices
+    instead.
     """
 
     def __len__(self) -> int: ...
@@ -59,36 +63,101 @@ def paths(files: Iterable[str | os.PathLike[str]]) -> Files:
     return Files(files)
 
 
-def folder(path: str | os.PathLike[str]) -> Files:
+class Folder(Files):
+    """The files of a folder and its sub-folders; the first folder on a file's way is its class."""
+
+    def __init__(self, root: str, names: Sequence[str]) -> None:
+        super().__init__(os.path.join(root, name) for name in names)  # noqa: PTH118  text, as it was given
+        self._tops = tuple(name.partition(os.sep)[0] if os.sep in name else "" for name in names)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The sub-folders that hold files, sorted by the bytes of their names."""
+        return tuple(sorted({top for top in self._tops if top}, key=os.fsencode))
+
+    @property
+    def labels(self) -> npt.NDArray[np.int32]:
+        """i32 [files]: the place of each file's sub-folder among `classes`, a source of type `i32`.
+
+        Errors: CP0901 for a file that lies in none.
+        """
+        numbers = {name: number for number, name in enumerate(self.classes)}
+        loose = next((path for path, top in zip(self.paths, self._tops, strict=True) if not top), None)
+        if loose is not None:
+            fail(
+                "CP0901",
+                f"{Path(loose).name!r} lies in no sub-folder, so it has no class",
+                "move it into one",
+            )
+        return np.array([numbers[top] for top in self._tops], np.int32)
+
+
+def folder(path: str | os.PathLike[str], recursive: bool = False) -> Folder:
     """A source of type `bytes`: the contents of the files in the folder `path`, sorted by name.
 
-    Sorted by the bytes of the name, so the same everywhere; hidden files and folders are left out.
-    Errors: CP0901 where there is no such folder, or no file in it.
+    recursive: the files of its sub-folders as well. Where each sub-folder is a class, `.labels` is a source
+    of class numbers beside it and `.classes` are their names. Sorted by the bytes of the name (of the path
+    inside the folder, part by part), so the same everywhere; hidden files and folders are left out. Errors:
+    CP0901 where there is no such folder, or no file in it.
     """
-    root = Path(path)
+    root = os.fspath(path)
     try:
-        with os.scandir(root) as entries:
-            found = [entry.path for entry in entries if not entry.name.startswith(".") and entry.is_file()]
+        found = list(_names(root, recursive))
     except OSError as error:
-        fail("CP0901", f"cannot read the folder {str(root)!r}: {error.strerror}", "give a folder that exists")
+        where = error.filename if isinstance(error.filename, str) else root
+        fail("CP0901", f"cannot read the folder {where!r}: {error.strerror}", "give a folder that exists")
     if not found:
-        fail("CP0901", f"there is no file in the folder {str(root)!r}", "records are the files in it")
-    return Files(sorted(found, key=os.fsencode))
+        hint = (
+            [] if recursive else ["files in sub-folders count with `commplan.folder(path, recursive=True)`"]
+        )
+        fail("CP0901", f"there is no file in the folder {root!r}", "records are the files in it", *hint)
+    return Folder(root, sorted(found, key=lambda name: list(map(os.fsencode, Path(name).parts))))
+
+
+def _names(root: str, recursive: bool) -> Iterator[str]:
+    """Files below `root`, by their paths inside of it; a folder that a link leads back to is not entered
+    again."""
+    stack, seen = [""], set[str]()
+    while stack:
+        inside = stack.pop()
+        here = os.path.join(root, inside)  # noqa: PTH118
+        real = os.path.realpath(here)
+        if real in seen:
+            continue
+        seen.add(real)
+        with os.scandir(here) as entries:
+            for entry in entries:
+                name = os.path.join(inside, entry.name)  # noqa: PTH118
+                if entry.name.startswith("."):
+                    continue
+                if entry.is_file():
+                    yield name
+                elif recursive and entry.is_dir():
+                    stack.append(name)
 
 
 def _is_path(value: object) -> bool:
     return isinstance(value, str | os.PathLike)
 
 
+def _items(value: object) -> Sequence[object]:
+    """The items of a list or tuple; of anything else none."""
+    return cast("Sequence[object]", value) if isinstance(value, list | tuple) else ()
+
+
 def opened(source: object, is_bytes: bool) -> Source | None:
     """`source` as random access, or None where it is not. A folder's path, or a list of paths, stands for the
-    bytes of its files where the plan wants bytes; a string by itself is never a list of letters."""
+    bytes of its files where the plan wants bytes, that of array_record files for their records; a string by
+    itself is never a list of letters."""
+    if adapters.is_array_record(source):
+        return adapters.array_record([cast("str | os.PathLike[str]", source)])
+    items = _items(source)
+    if items and all(adapters.is_array_record(item) for item in items):
+        return adapters.array_record(cast("Sequence[str]", items))
     if is_bytes and _is_path(source):
         return folder(cast("str | os.PathLike[str]", source))
-    if is_bytes and isinstance(source, list | tuple) and source:
-        items = cast("Sequence[object]", source)
-        if all(_is_path(item) for item in items):
-            return paths(cast("Sequence[str]", items))
+    if is_bytes and items and all(_is_path(item) for item in items):
+        return paths(cast("Sequence[str]", items))
     if isinstance(source, str | bytes | Mapping):
         return None
     return cast("Source", source) if isinstance(source, Source) else None
@@ -119,16 +188,26 @@ def _bound(schedule: Schedule, name: str, given: Mapping[str, object]) -> Source
         first = error.diagnostics[0]
         return problem(first.code, f"source `{name}`: {first.message}", *(n.text for n in first.notes))
     if source is None:
-        kind = type(given[name]).__name__
         return problem(
             "CP0902",
-            f"source `{name}` is a {kind}, which has no `__len__` and `__getitem__` by index",
-            "expected: random access to records, such as a list, an array or a Grain data source",
-            "an iterator cannot be a source: the order of records is decided by the plan",
+            f"source `{name}` is a {type(given[name]).__name__}, which has no `__len__` and `__getitem__` by "
+            "index",
+            *_instead(given[name]),
         )
     if len(source) == 0:
         return problem("CP0903", f"source `{name}` is empty", "an epoch needs at least one record")
     return source
+
+
+def _instead(value: object) -> tuple[str, ...]:
+    """What to give instead of something that has no random access."""
+    if isinstance(value, Mapping):
+        keys = ", ".join(map(repr, cast("Mapping[object, object]", value)))
+        return (f"it is a mapping of {keys or 'nothing'}: give one of its values", "splits are sources each")
+    return (
+        "expected: random access to records, such as a list, an array or a Grain data source",
+        "an iterator cannot be a source: the order of records is decided by the plan",
+    )
 
 
 def bound(
@@ -137,7 +216,8 @@ def bound(
     """The sources `names` of `schedule` (None: all that it reads), checked; others given are left alone.
 
     Errors, all in one: CP0900 a source that is missing, or a name that the plan does not have; CP0901 a
-    folder that cannot be read; CP0902 no random access; CP0903 an empty source.
+    folder that cannot be read; CP0902 no random access; CP0903 an empty source; CP0950 and CP0951 columns and
+    array_record files (see `adapters`).
     """
     types = {source.name: source.type for source in schedule.sources}
     if names is None:
@@ -163,7 +243,7 @@ def bound(
     ]
     if problems:
         raise CommplanError(*problems)
-    return found
+    return cast("dict[str, Source]", adapters.arranged(found))
 
 
 def nbytes(value: object) -> int:
