@@ -63,6 +63,22 @@ class Peers(Protocol):
     def leave(self) -> None: ...
 
 
+class Workers(Protocol):
+    """What threads wait for that must end with them."""
+
+    def stop(self) -> None:
+        """Make every such wait return."""
+        ...
+
+    def leave(self) -> None:
+        """The calling thread ends."""
+        ...
+
+    def close(self) -> None:
+        """All threads have ended."""
+        ...
+
+
 @dataclass
 class _Entry(Generic[Item]):
     making: Making[Item]
@@ -78,7 +94,8 @@ class Ring(Generic[Item]):
     """start: makes batch `number`, counted from 0, or None where the work halts for now: `admit` and `take`
     ask again.
 
-    depth: batches admitted and not yet handed out, at most. threads: workers. peers: None in one process.
+    depth: batches admitted and not yet handed out, at most. threads: how many work. peers: None in one
+    process. workers: what the threads leave their work to; None: they do it.
     """
 
     start: Callable[[int], Making[Item] | None]
@@ -86,6 +103,7 @@ class Ring(Generic[Item]):
     threads: int
     name: str
     peers: Peers | None = None
+    workers: Workers | None = None
     # Entered as the lock itself and waited on as the condition: a condition is entered by a Python function,
     # in which Ctrl-C may strike after the lock is taken and before anything will give it back.
     _lock: threading.RLock = field(default_factory=threading.RLock)
@@ -189,6 +207,8 @@ class Ring(Generic[Item]):
             self._running = []
             self._changed.notify_all()
             alone = self._alive == 0
+        if self.workers is not None:
+            self.workers.stop()
         if self.peers is not None:
             self.peers.stop()
         if alone:
@@ -206,6 +226,8 @@ class Ring(Generic[Item]):
         with self._lock:
             self._entries.clear()
             peers, self.peers = self.peers, None
+        if self.workers is not None:
+            self.workers.close()
         if peers is not None:
             peers.leave()
 
@@ -231,6 +253,8 @@ class Ring(Generic[Item]):
         try:
             target()
         finally:
+            if self.workers is not None:
+                self.workers.leave()
             with self._lock:
                 self._alive -= 1
                 last = self._closed and self._alive == 0
