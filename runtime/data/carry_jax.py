@@ -92,9 +92,7 @@ class JaxCarrier:
     _stopped: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
     _errand: _Errand | None = None
-    _errands: queue.SimpleQueue[_Errand | None] = field(
-        default_factory=lambda: queue.SimpleQueue[_Errand | None]()
-    )
+    _errands: queue.SimpleQueue[_Errand | None] = field(default_factory=queue.SimpleQueue["_Errand | None"])
 
     @property
     def by_caller(self) -> bool:
