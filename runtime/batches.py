@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from commplan.runtime import metrics
 from commplan.runtime.context import Carried, Context
 from commplan.runtime.data.batches import HostBatch, PhaseBatches
 from commplan.runtime.data.group import Group, group
+from commplan.runtime.data.ownclock import ClockedBatches
 from commplan.runtime.data.usage import Meter, Summary
 
 Host = npt.NDArray[Any]
@@ -53,25 +54,41 @@ class Batches(Iterator[dict[str, Any]]):
         state: Mapping[str, int] | None = None,
         among: Group | None = None,
         timeout: float | None = None,
+        made_by: Callable[[Mapping[str, tuple[int, ...]]], ClockedBatches] | None = None,
     ) -> None:
         self.context, self._phase = context, phase
         self.local = context.machine.local()
-        if among is None:
-            patience = PATIENCE_S if timeout is None else timeout
-            among = shared_group(context, phase, self.local, timeout=patience)
-        elif timeout is not None:
-            among = dataclasses.replace(among, timeout=timeout)
-        local = {**self.local, **{axis: (place,) for axis, place in context.members.items()}}
         schedule = context.whole or context.schedule
-        self._host = PhaseBatches(
-            schedule, phase.name, sources, context.functions, local=local, group=among, state=state
-        )
+        self._host: PhaseBatches | ClockedBatches
+        if made_by is not None:
+            self._host = made_by(self.local)
+        else:
+            self._host = self._made(schedule, sources, state, among, timeout)
         for meter in self.meters:
             meter.rank = context.machine.process()[0]
         self._values = {value.id: value for value in phase.values}
         self._per = {value.id: value.placement.per for value in schedule.phase(phase.name).values}
         self._wanted = {b.name: b.value for b in (*phase.outputs, *phase.takes) if b.source_only}
         self._device: Any = None
+
+    def _made(
+        self,
+        schedule: ir.Schedule,
+        sources: Mapping[str, Any],
+        state: Mapping[str, int] | None,
+        among: Group | None,
+        timeout: float | None,
+    ) -> PhaseBatches:
+        context, phase = self.context, self._phase
+        if among is None:
+            patience = PATIENCE_S if timeout is None else timeout
+            among = shared_group(context, phase, self.local, timeout=patience)
+        elif timeout is not None:
+            among = dataclasses.replace(among, timeout=timeout)
+        local = {**self.local, **{axis: (place,) for axis, place in context.members.items()}}
+        return PhaseBatches(
+            schedule, phase.name, sources, context.functions, local=local, group=among, state=state
+        )
 
     def __iter__(self) -> Batches:
         iter(self._host)
@@ -101,7 +118,7 @@ class Batches(Iterator[dict[str, Any]]):
     @property
     def meters(self) -> tuple[Meter, ...]:
         """What adds up the costs; they may be kept when the batches are gone."""
-        return (self._host.meter,)
+        return self._host.meters
 
     def write_metrics(self, path: str | os.PathLike[str]) -> Path:
         """Write what the input cost so far in the text format of Prometheus, and return where.

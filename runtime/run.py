@@ -19,7 +19,9 @@ from commplan.machines import is_communicator
 from commplan.runtime import member as members
 from commplan.runtime import spmd
 from commplan.runtime.batches import Batches
+from commplan.runtime.clocked import ClockedPhases
 from commplan.runtime.context import CALLS, Context
+from commplan.runtime.data.clockplan import clocked
 from commplan.runtime.data.records import checked_functions
 from commplan.runtime.data.shared import Group
 from commplan.runtime.data.sources import bound
@@ -63,6 +65,7 @@ class Bound:
         schedule = context.schedule
         self.context, self.mesh, self.sources = context, context.mesh, dict(sources)
         self.ledger = Ledger()  # what the batches of this run cost
+        self.clocks = ClockedPhases()
         self.phases = {phase.name: PhaseCall(context, phase) for phase in schedule.phases}
         self.every = Every({p.period: self.phases[p.name] for p in schedule.phases if p.kind == "every"})
 
@@ -181,7 +184,12 @@ class Bound:
                 f"pass it: program.bind(mesh, sources={{{missing[0]!r}: ...}})",
                 file=self._file,
             )
-        made = Batches(self.context, found, self.sources, state=state, among=group, timeout=timeout)
+        made_by = None
+        if clocked(found) and self.context.members:
+            made_by = self.clocks.member(self.context, found, self.sources, state, group, timeout)
+        made = Batches(
+            self.context, found, self.sources, state=state, among=group, timeout=timeout, made_by=made_by
+        )
         self.ledger.add(made, made.meters)
         return made
 
@@ -326,7 +334,7 @@ class Member(Bound):
             whole=whole.schedule,
         )
         super().__init__(context, run.sources)
-        self.ledger = run.ledger
+        self.ledger, self.clocks = run.ledger, run.clocks
 
     def __repr__(self) -> str:
         return f"<Member {self.index} of {self.axis}: {', '.join(self.phases)}>"

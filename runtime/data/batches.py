@@ -21,7 +21,7 @@ from commplan.runtime.data.pace import Pace
 from commplan.runtime.data.program import HostProgram, host_program
 from commplan.runtime.data.records import checked_functions
 from commplan.runtime.data.ring import ClosedError, Ring
-from commplan.runtime.data.shared import KEEP, Group, join
+from commplan.runtime.data.shared import KEEP, Group, SharedRing, join
 from commplan.runtime.data.usage import Meter, Queue, Summary
 from commplan.runtime.data.workers import Workers
 
@@ -183,6 +183,16 @@ class PhaseBatches(Iterator[HostBatch]):
             self._ring.admit()
             left = self._steps - self._step  # of this epoch, this batch included
             self._exchange.carry_ahead(self._handed + min(self._prefetch, left) - 1)
+
+    @property
+    def exchange(self) -> SharedRing | None:
+        """This process's side of the slots, where processes share them."""
+        return self._exchange
+
+    def go_on(self, epoch: int) -> None:
+        """Work ahead to the end of `epoch`, whoever asks for it."""
+        self._armed = max(self._armed, epoch)
+        self._cursor.until = self._armed
 
     def work_ahead(self) -> bool:
         """Begin what the pace has room for by now; whether the next batch lies ready."""

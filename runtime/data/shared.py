@@ -472,6 +472,47 @@ class SharedRing:
             if old <= number - self.keep:
                 self.slots.recall(old)
 
+    def recall(self, number: int) -> None:
+        """Batches before `number` give back their slots; what is still shown of them is the caller's own."""
+        for old in self.slots.lent():
+            if old < number:
+                self.slots.recall(old)
+
+    # --- members by their own clocks, see `attendant` ---
+
+    @property
+    def stopped(self) -> bool:
+        return self.control.stopped
+
+    def want(self, epochs: int) -> None:
+        """This process has begun so many epochs."""
+        self.control.word(self.index, "wanted").value = epochs
+        self.control.ring("taken")
+
+    def wanted(self) -> int:
+        """Epochs that some living process of this host has begun."""
+        with self._lock:
+            if self._left:
+                return 0
+            return max((self.control.word(p, "wanted").value for p in self._living()), default=0)
+
+    def sleep(self, seconds: float) -> None:
+        """Until something is let go or wanted, or for so long."""
+        with self._lock:
+            if self._left:
+                return
+            word = self.control.bell("taken")
+        futex.wait(word, word.value, seconds)
+
+    def slowest(self, number: int) -> tuple[int, int] | None:
+        """The process of this host that batch `number` waits for, and how many batches it has let go."""
+        with self._lock:
+            if self._left:
+                return None
+            taken = [(self.control.word(p, "taken").value, p) for p in self._living() if p != self.index]
+        least, process = min(taken, default=(number, -1))
+        return (process, least) if least <= number - self.slots.count else None
+
     def _let_go(self, upto: int) -> None:
         if not self._left:
             self.control.advance(self.index, "taken", upto, self._living())

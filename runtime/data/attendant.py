@@ -1,0 +1,106 @@
+"""What a process does for others that share its stream, while its own members take nothing or wait."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import weakref
+from dataclasses import dataclass
+from typing import Protocol
+
+from commplan.runtime.data.control import LOOK_S
+from commplan.runtime.data.group import Group
+from commplan.runtime.data.shared import SharedRing
+from commplan.runtime.data.usage import Meter
+
+LOG = logging.getLogger("commplan.input")
+TELL_S = 5.0  # a wait as long as this is told about, and again when it has lasted twice as long
+
+
+@dataclass(frozen=True)
+class Company:
+    """The processes that share a stream. start: the unit that they begin with. members: the first member that
+    each of them holds."""
+
+    group: Group
+    start: int
+    members: tuple[int, ...]
+
+
+class Attended(Protocol):
+    """A process's side of the stream, see `clocks.Clocks`."""
+
+    @property
+    def meter(self) -> Meter: ...
+
+    @property
+    def slots(self) -> int: ...
+
+    @property
+    def unit(self) -> int:
+        """Records of a unit."""
+        ...
+
+    def attend(self, epoch: int) -> bool: ...
+
+    def pulling(self) -> int | None: ...
+
+
+class Attendant:
+    """A thread that keeps a process at its duty: its parts are made, and its slots let go, as long as a
+    member of any process of its host is inside an epoch. It also tells whom the members here wait for."""
+
+    def __init__(self, clocks: weakref.ref[Attended], ring: SharedRing, company: Company) -> None:
+        self._clocks, self._ring, self._company = clocks, ring, company
+        self._wanted = 0
+        self._since: float | None = None
+        self._tell = TELL_S
+        self._thread = threading.Thread(target=self._attend, name="commplan-attendant", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self) -> None:
+        """Wait until it has ended, which it does once the ring is stopped."""
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def want(self, epoch: int) -> None:
+        """A member of this process is in `epoch`."""
+        if epoch + 1 > self._wanted:
+            self._wanted = epoch + 1
+            self._ring.want(self._wanted)
+
+    def _attend(self) -> None:
+        while not self._ring.stopped:
+            clocks = self._clocks()
+            if clocks is None:
+                return
+            wanted = self._ring.wanted()
+            busy = wanted > 0 and clocks.attend(wanted - 1)
+            self._look(clocks)
+            del clocks  # nobody is kept alive by being attended to
+            if not busy:
+                self._ring.sleep(LOOK_S)
+
+    def _look(self, clocks: Attended) -> None:
+        """Count, and tell about, a wait for another process's member."""
+        number, now = clocks.pulling(), time.monotonic()
+        slow = None if number is None else self._ring.slowest(number)
+        if slow is None or number is None:
+            self._since, self._tell = None, TELL_S
+            return
+        process, taken = slow
+        member, behind = self._company.members[process], (number - taken) * clocks.unit
+        if self._since is None:
+            self._since = now
+        waited = now - self._since
+        clocks.meter.slowed(member, behind, min(LOOK_S, waited))
+        if waited > self._tell:
+            self._tell *= 2
+            LOG.warning(
+                "process %d has waited %.0f s for process %d, which holds member %d: it is %d records behind,"
+                " and %d are kept",
+                self._ring.index, waited, process, member, behind, clocks.slots * clocks.unit,
+            )  # fmt: skip
