@@ -43,7 +43,9 @@ def batched(source: object) -> Callable[[list[int]], Sequence[Any]] | None:
     of 15.
     """
     found: Any = getattr(source, "__getitems__", None)
-    return found if callable(found) and not isinstance(source, _array_record()) else None
+    if not callable(found) or isinstance(source, _array_record()):
+        return None
+    return cast("Callable[[list[int]], Sequence[Any]]", found)
 
 
 def _array_record() -> tuple[type, ...]:
@@ -127,10 +129,9 @@ class Rows:
         return Rows, (self.dataset, self.columns)
 
     def _kept(self) -> OrderedDict[int, tuple[Any, int]]:
-        found: OrderedDict[int, tuple[Any, int]] | None = getattr(self._local, "kept", None)
-        if found is None:
-            found = self._local.kept = OrderedDict()
-        return found
+        if not hasattr(self._local, "kept"):
+            self._local.kept = OrderedDict[int, tuple[Any, int]]()
+        return cast("OrderedDict[int, tuple[Any, int]]", self._local.kept)
 
     def _keep(self, index: int, row: Any, asks: int) -> Any:
         kept = self._kept()

@@ -160,7 +160,7 @@ def opened(source: object, is_bytes: bool) -> Source | None:
         return paths(cast("Sequence[str]", items))
     if isinstance(source, str | bytes | Mapping):
         return None
-    return cast("Source", source) if isinstance(source, Source) else None
+    return source if isinstance(source, Source) else None
 
 
 def _bound(schedule: Schedule, name: str, given: Mapping[str, object]) -> Source | Diagnostic:

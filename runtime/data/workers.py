@@ -36,10 +36,10 @@ from commplan.runtime.data.usage import Meter
 
 GRACE_S = 0.5  # seconds for a worker to end in, once its socket has ended
 _LOOK_S = (
-    1.0  # how often a thread that waits looks whether its worker lives; the socket tells its death at once
+    1.0  # how often a waiting thread looks whether its worker lives; the socket tells at once
 )
 _ENDED_MOST = 3  # workers that one block may end, under `on_failure = continue`
-# glibc's default thresholds give every large array back to the system, at hundreds of page faults for the next.
+# glibc's default thresholds give every large array back, at hundreds of page faults for the next.
 _MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(1 << 25), "MALLOC_TRIM_THRESHOLD_": str(1 << 29)}
 # A worker is one core's worth: libraries' own threads would multiply with the workers.
 _THREADS = (
@@ -260,17 +260,17 @@ class Workers:
 
     def _ended(self, worker: _Process, job: _worker.Job, state: FlowState, times: int) -> CommplanError:
         """What to say of a worker that ended in the middle of `job`."""
-        at, record, _ = _worker.PROGRESS.unpack_from(
-            self._arena.header, worker.number * _worker.PROGRESS_NBYTES
-        )
-        ops = [op for flow in self.program.flows for op in flow.ops if not isinstance(op, Share)]
-        op: Read | Map = ops[at] if 0 <= at < len(ops) else state.flow.reads[0]
+        said = _worker.PROGRESS.unpack_from(self._arena.header, worker.number * _worker.PROGRESS_NBYTES)
+        at, record = int(said[0]), int(said[1])
+        ops = [op for flow in self.program.flows for op in flow.ops if isinstance(op, Read | Map)]
+        op = ops[at] if 0 <= at < len(ops) else state.flow.reads[0]
         doing = f"host function `{op.fn}`" if isinstance(op, Map) else f"reading source `{_source(op)}`"
         which = f" worked on record {record}" if record >= 0 else ""
         ids: list[int] = next(iter(job.records.values()), list[int]())
         shown = ", ".join(map(str, ids[:16])) + (", ..." if len(ids) > 16 else "")
         notes = [
-            f"the block: rows {job.low} to {job.high - 1} of epoch {job.epoch}, step {job.step}: records {shown}",
+            f"the block: rows {job.low} to {job.high - 1} of epoch {job.epoch}, step {job.step}, "
+            f"records {shown}",
             "with `on_failure = continue` on the load another process makes the block"
             if times < _ENDED_MOST
             else f"{times} processes in a row ended on this block",
@@ -409,8 +409,8 @@ def packed(
         typed = [name for name, value in functions.items() if getattr(value, "__module__", "") == "__main__"]
         fail(
             "CP0952",
-            f"{', '.join(f'`{name}`' for name in typed) or 'a source'} was defined at a prompt or in a notebook, "
-            "where a worker process cannot find it",
+            f"{', '.join(f'`{name}`' for name in typed) or 'a source'} was defined at a prompt or in a "
+            "notebook, where a worker process cannot find it",
             "write it to a module and import it from there",
         )
     return [data, *(buffer.raw() for buffer in buffers)]
