@@ -228,10 +228,12 @@ def _calibrate(verbs: Any) -> None:
     verb = _verb(
         verbs,
         "calibrate",
-        "measure what messages and collectives cost on this machine",
+        "measure what messages and collectives, or the input of a plan, cost on this machine",
         "json",
-        more="Start it like the training: under mpirun, or in every process of a JAX job.",
+        more="Start it like the training: under mpirun, or in every process of a JAX job. With a plan and its"
+        " sources the input is measured instead, in one process. What OUT holds of the other kind stays.",
     )
+    verb.add_argument("file", nargs="?", metavar="FILE", help="the plan whose input is measured")
     verb.add_argument("-o", "--output", metavar="OUT", required=True, help="write NAME.calibration.toml here")
     verb.add_argument(
         "--topology", metavar="T.toml", help="the machine, as levels (default: hosts and ranks)"
@@ -246,7 +248,40 @@ def _calibrate(verbs: Any) -> None:
         help="the largest buffer (default: 64MiB)",
     )
     verb.add_argument(
-        "--seconds", type=_count, default=120, metavar="N", help="about how long to measure (default: 120)"
+        "--seconds",
+        type=_count,
+        metavar="N",
+        help="about how long to measure (default: 120, and 20 for the input)",
+    )
+    given = verb.add_argument_group("the input of a plan")
+    given.add_argument(
+        "--source",
+        action="append",
+        default=[],
+        type=_pair,
+        metavar="NAME=PATH",
+        help="a source: a folder (its files are the records) or a .npy file (repeatable)",
+    )
+    _functions(given, "a host function of the plan (repeatable)")
+    given.add_argument(
+        "--axis",
+        action="append",
+        default=[],
+        type=_size,
+        metavar="NAME=N",
+        help="the size of an axis that the batch is split along (repeatable)",
+    )
+    step = given.add_mutually_exclusive_group()
+    step.add_argument(
+        "--consumer",
+        metavar="MODULE:FUNCTION",
+        help="a jitted step: it is called with one batch of a member, {name: array}, and timed",
+    )
+    step.add_argument(
+        "--step-seconds",
+        type=_duration,
+        metavar="TIME",
+        help="what a step takes without its input, such as 12ms, where it is known",
     )
 
 
@@ -279,7 +314,7 @@ def _run(verbs: Any) -> None:
     _binding(verb)
 
 
-def _functions(verb: argparse.ArgumentParser, summary: str) -> None:
+def _functions(verb: Any, summary: str) -> None:
     verb.add_argument(
         "--fn",
         action="append",
@@ -358,6 +393,14 @@ def _seconds(text: str) -> tuple[str, float]:
     if unit not in _TIMES or not _is_number(number.replace(".", "", 1)):
         raise argparse.ArgumentTypeError(f"expected NAME=TIME such as decode=3ms, found {text!r}")
     return name, float(number) * _TIMES[unit]
+
+
+def _duration(text: str) -> float:
+    number = text.rstrip("nums")
+    unit = text[len(number) :] or "s"
+    if unit not in _TIMES or not _is_number(number.replace(".", "", 1)) or not float(number):
+        raise argparse.ArgumentTypeError(f"expected a time such as 12ms, found {text!r}")
+    return float(number) * _TIMES[unit]
 
 
 def _nbytes(text: str) -> int:

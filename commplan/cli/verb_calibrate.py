@@ -1,4 +1,4 @@
-"""`commplan calibrate`: measure this machine, and write what it costs for later compilations."""
+"""`commplan calibrate`: measure this machine, or the input of a plan, for later compilations."""
 
 from __future__ import annotations
 
@@ -6,24 +6,34 @@ import importlib.util
 import os
 from argparse import Namespace
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from commplan.cli.console import STDIN, Console
-from commplan.diagnostics import fail
-from commplan.simulate.calibration import Calibration, write_calibration
+from commplan.diagnostics import CommplanError, fail
+from commplan.input.measured import InputCosts
+from commplan.simulate.calibration import Calibration, load_calibration, write_calibration
 from commplan.topology import Topology, load_topology
 
 if TYPE_CHECKING:
     from commplan.runtime.calibrate import Fabric
 
+SECONDS = 120  # about how long links and collectives are measured
 # What a launcher of MPI leaves in the environment: Open MPI, MPICH and others, SLURM with PMIx.
 LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")
 
 
 def run(arguments: Namespace, console: Console) -> int:
-    """Measure with all ranks; the first one writes the file. Raises CP0755, CP0756 and CP1111."""
+    """Measure with all ranks, or with a plan its input; the first rank writes the file.
+
+    Raises CP0755, CP0756 and CP1111, and what `input_costs.run` does.
+    """
+    if arguments.file is not None or arguments.source or arguments.fn:
+        from commplan.cli import input_costs
+
+        return input_costs.run(arguments, console)
     topology = load_topology(arguments.topology) if arguments.topology else None
     backend = arguments.backend or ("mpi" if under_mpi(os.environ) else "jax")
     fabric, first = _mpi() if backend == "mpi" else _jax(arguments.devices)
@@ -39,14 +49,14 @@ def _measure(
 ) -> int:
     from commplan.runtime.calibrate import calibrate
 
+    seconds = arguments.seconds or SECONDS
     if first:
         ranks = len(fabric.hosts)
-        console.note(
-            f"measuring {ranks} ranks on {len(set(fabric.hosts))} hosts, about {arguments.seconds} seconds"
-        )
-    found = calibrate(fabric, topology, seconds=arguments.seconds, largest=arguments.largest)
+        console.note(f"measuring {ranks} ranks on {len(set(fabric.hosts))} hosts, about {seconds} seconds")
+    found = calibrate(fabric, topology, seconds=seconds, largest=arguments.largest)
     if not first:
         return 0
+    found = msgspec.structs.replace(found, input=_kept(arguments.output))
     console.write(arguments.output, write_calibration(found).encode())
     if console.human and arguments.output != STDIN:
         console.note(f"wrote {arguments.output}")
@@ -56,6 +66,16 @@ def _measure(
         plain: dict[str, Any] = msgspec.to_builtins(found)
         console.document(output=arguments.output, calibration=plain, diagnostics=[])
     return 0
+
+
+def _kept(path: str) -> InputCosts | None:
+    """The input of the file that is written anew, where it has one that can be read."""
+    if path == STDIN or not Path(path).is_file():
+        return None
+    try:
+        return load_calibration(path).input
+    except CommplanError:
+        return None
 
 
 def _lines(found: Calibration) -> list[str]:

@@ -1,0 +1,120 @@
+"""`commplan calibrate PLAN --source NAME=PATH --fn NAME=MODULE:FUNCTION`: what the input of a plan costs."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from commplan.cli.binding import checked
+from commplan.cli.console import STDIN, Console
+from commplan.cli.jax_side import differences, function_at, source_at
+from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
+from commplan.input.measured import InputCosts, merged
+from commplan.ir.plan import Plan
+from commplan.ir.types import sized
+from commplan.simulate.calibration import Calibration, load_calibration, only_input, write_calibration
+from commplan.wording import seconds_text
+
+SECONDS = 20  # about how long the input is measured
+# The place of this process, as launchers of MPI tell it: one measures for all.
+RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
+
+
+def run(arguments: Namespace, console: Console) -> int:
+    """Measure, put the result into the file, and say what it is.
+
+    Raises CP0770 for a call without plan or source, CP0751 for a file that is there and cannot be read,
+    CP1108 to CP1110 for functions and sources, CP1111 without JAX, and what `calibrate_input` does.
+    """
+    if any(os.environ.get(name, "0") != "0" for name in RANKS):
+        return 0
+    if arguments.file is None or not arguments.source:
+        fail(
+            "CP0770",
+            "the input of a plan is measured with the plan and its sources",
+            "commplan calibrate PLAN --source NAME=PATH --fn NAME=MODULE:FUNCTION -o OUT",
+        )
+    old = _old(arguments.output)
+    plan = checked(arguments.file, console)
+    measured = _measured(plan, arguments, console)
+    found = only_input(measured.date, measured)
+    if old is not None:
+        found = msgspec.structs.replace(old, input=merged(old.input, measured))
+    console.write(arguments.output, write_calibration(found).encode())
+    if console.human and arguments.output != STDIN:
+        console.note(f"wrote {arguments.output}")
+        for line in lines(measured):
+            console.note(line)
+    elif not console.human:
+        plain: dict[str, Any] = msgspec.to_builtins(found)
+        console.document(output=arguments.output, calibration=plain, diagnostics=[])
+    return 0
+
+
+def _old(path: str) -> Calibration | None:
+    """What the file holds already: links stay. Raises CP0751 rather than lose them."""
+    return load_calibration(path) if path != STDIN and Path(path).exists() else None
+
+
+def _measured(plan: Plan, arguments: Namespace, console: Console) -> InputCosts:
+    if importlib.util.find_spec("jax") is None:
+        fail("CP1111", "this needs jax, which is not installed", "pip install 'commplan[jax]'")
+    from commplan.runtime.calibrate_input import Given, calibrate_input, needed
+
+    functions = {name: function_at(name, where) for name, where in arguments.fn}
+    sources = {name: source_at(name, path) for name, path in arguments.source}
+    given = Given(plan, sources, functions, dict(arguments.axis))
+    consumer = function_at("consumer", arguments.consumer) if arguments.consumer else None
+    _check(given.plan, *needed(given), sources, functions)
+    seconds = arguments.seconds or SECONDS
+    console.note(f"measuring {', '.join((*sources, *functions))}, about {seconds} seconds")
+    return calibrate_input(given, seconds=seconds, consumer=consumer, step_seconds=arguments.step_seconds)
+
+
+def _check(
+    plan: Plan, sources: list[str], fns: list[str], given: dict[str, Any], functions: dict[str, Any]
+) -> None:
+    """Everything that is missing or unknown, at once (CP1108)."""
+    declared = [fn.name for fn in plan.fns]
+    wrong = differences("function", "--fn {}=MODULE:FUNCTION", fns, declared, functions)
+    wrong += differences("source", "--source {}=DIR", sources, [s.name for s in plan.sources], given)
+    wrong += [
+        Diagnostic("CP1108", f"`{fn.name}` is a function of the device", None, (Note(_DEVICE),))
+        for fn in plan.fns
+        if fn.name in functions and fn.where == "device"
+    ]
+    if wrong:
+        raise CommplanError(*wrong)
+
+
+_DEVICE = "what it costs is a part of the step: give --consumer or --step-seconds"
+
+
+def lines(found: InputCosts) -> list[str]:
+    """What was measured, a line each."""
+    told = [
+        f"source {one.name}: {seconds_text(one.cpu)} of CPU and {seconds_text(one.wait)} of waiting per "
+        f"record, {sized(round(one.nbytes))}"
+        for one in found.source
+    ]
+    for fn in found.fn:
+        held = "" if fn.held is None else f"; {fn.held:.0%} of it holds the interpreter's lock"
+        told.append(
+            f"function {fn.name}: {seconds_text(fn.cpu)} of CPU per record, {sized(round(fn.nbytes_in))} in, "
+            f"{sized(round(fn.nbytes_out))} out{held}"
+        )
+    told += [
+        f"step of {one.plan}, {one.phase}: {seconds_text(one.seconds)}, {seconds_text(one.cpu)} of CPU"
+        for one in found.consumer
+    ]
+    speed = f"copying {1e-9 / found.copy:.3g} GB/s, " if found.copy else ""
+    told.append(
+        f"{found.cores} core{'s' if found.cores > 1 else ''}, {speed}pipeline {seconds_text(found.record)} "
+        f"a record and {seconds_text(found.batch)} a batch"
+    )
+    return told
