@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import PartitionSpec
 
+from commplan.diagnostics import fail
 from commplan.input.division import division
 from commplan.ir import schedule as ir
 from commplan.ir.plan import name_of
@@ -55,15 +56,18 @@ class Batches(Iterator[dict[str, Any]]):
         among: Group | None = None,
         timeout: float | None = None,
         made_by: Callable[[Mapping[str, tuple[int, ...]]], ClockedBatches] | None = None,
+        workers: str = "threads",
     ) -> None:
         self.context, self._phase = context, phase
         self.local = context.machine.local()
         schedule = context.whole or context.schedule
         self._host: PhaseBatches | ClockedBatches
+        if made_by is not None and workers != "threads":
+            fail("CP0955", "members by their own clocks have threads as workers", span=phase.span)
         if made_by is not None:
             self._host = made_by(self.local)
         else:
-            self._host = self._made(schedule, sources, state, among, timeout)
+            self._host = self._made(schedule, sources, state, among, timeout, workers)
         for meter in self.meters:
             meter.rank = context.machine.process()[0]
         self._values = {value.id: value for value in phase.values}
@@ -78,6 +82,7 @@ class Batches(Iterator[dict[str, Any]]):
         state: Mapping[str, int] | None,
         among: Group | None,
         timeout: float | None,
+        workers: str,
     ) -> PhaseBatches:
         context, phase = self.context, self._phase
         if among is None:
@@ -87,8 +92,9 @@ class Batches(Iterator[dict[str, Any]]):
             among = dataclasses.replace(among, timeout=timeout)
         local = {**self.local, **{axis: (place,) for axis, place in context.members.items()}}
         return PhaseBatches(
-            schedule, phase.name, sources, context.functions, local=local, group=among, state=state
-        )
+            schedule, phase.name, sources, context.functions,
+            local=local, group=among, state=state, workers=workers,
+        )  # fmt: skip
 
     def __iter__(self) -> Batches:
         iter(self._host)

@@ -165,14 +165,16 @@ class Bound:
         state: Mapping[str, int] | None = None,
         group: Group | None = None,
         timeout: float | None = None,
+        workers: str = "threads",
     ) -> Batches:
         """What depends on sources alone in `phase`, as sharded arrays: see `runtime.batches.Batches`.
 
         state: what `.state()` of earlier batches returned. group: the processes of this host that share
         loaded values, found by asking all processes if not given. timeout: seconds to wait for one of them
         that lives but is silent, compilation and start-up included; by default as `group` says, and 1800
-        for one that is found. Raises CP0803 where a source is not bound, CP0817 for an unknown phase, and
-        CP09xx.
+        for one that is found. workers: "threads", or "processes" for host functions that hold the
+        interpreter lock; as many as `cores` says. Raises CP0803 where a source is not bound, CP0817 for an
+        unknown phase, and CP09xx.
         """
         self._phase(phase)
         found = next(one for one in self.context.schedule.phases if one.name == phase)
@@ -188,8 +190,9 @@ class Bound:
         if clocked(found) and self.context.members:
             made_by = self.clocks.member(self.context, found, self.sources, state, group, timeout)
         made = Batches(
-            self.context, found, self.sources, state=state, among=group, timeout=timeout, made_by=made_by
-        )
+            self.context, found, self.sources,
+            state=state, among=group, timeout=timeout, made_by=made_by, workers=workers,
+        )  # fmt: skip
         self.ledger.add(made, made.meters)
         return made
 
@@ -268,6 +271,7 @@ class Run(Bound):
         state: Mapping[str, int] | None = None,
         group: Group | None = None,
         timeout: float | None = None,
+        workers: str = "threads",
     ) -> Batches:
         """What depends on sources alone in `phase`, as sharded arrays: see `runtime.batches.Batches`.
 
@@ -275,12 +279,15 @@ class Run(Bound):
         batches returned. group: the processes of this host that share loaded values; found by asking all
         processes if not given. timeout: seconds to wait for one of them that lives but is silent,
         compilation and start-up included; by default as `group` says, and 1800 for one that is found.
-        Raises CP0803 where a source is not bound, CP0817 for an unknown phase, CP0818 for an unknown
-        member, and CP09xx.
+        workers: "threads", or "processes" for host functions that hold the interpreter lock; as many as
+        `cores` says. Raises CP0803 where a source is not bound, CP0817 for an unknown phase, CP0818 for an
+        unknown member, and CP09xx.
         """
         if member is not None:
-            return self.member(member).batches(phase, state=state, group=group, timeout=timeout)
-        return super().batches(phase, state=state, group=group, timeout=timeout)
+            return self.member(member).batches(
+                phase, state=state, group=group, timeout=timeout, workers=workers
+            )
+        return super().batches(phase, state=state, group=group, timeout=timeout, workers=workers)
 
     def metrics(self, path: str | os.PathLike[str], *, period_s: float = PERIOD_S) -> Metrics:
         """Keep a file in the text format of Prometheus that says what the input of this run costs.

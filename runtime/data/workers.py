@@ -269,8 +269,7 @@ class Workers:
         ids: list[int] = next(iter(job.records.values()), list[int]())
         shown = ", ".join(map(str, ids[:16])) + (", ..." if len(ids) > 16 else "")
         notes = [
-            f"the block: rows {job.low} to {job.high - 1} of epoch {job.epoch}, step {job.step}, "
-            f"records {shown}",
+            f"the block: epoch {job.epoch}, step {job.step}, rows {job.low}-{job.high - 1}: records {shown}",
             "with `on_failure = continue` on the load another process makes the block"
             if times < _ENDED_MOST
             else f"{times} processes in a row ended on this block",

@@ -188,7 +188,7 @@ def test_a_worker_that_ends_is_named_with_its_record(how: str, said: str) -> Non
     assert diagnostic.code == "CP0953"
     assert f"{said} while host function `decode` worked on record 7" in diagnostic.message
     assert diagnostic.span is not None and diagnostic.span.line == 15
-    assert "rows 0 to 7 of epoch 0, step" in diagnostic.notes[0].text
+    assert "rows 0-7: records " in diagnostic.notes[0].text
 
 
 def test_a_worker_that_ends_is_replaced(tmp_path: Path) -> None:
@@ -222,7 +222,10 @@ def test_what_cannot_travel_is_named() -> None:
 
     with pytest.raises(CommplanError) as error:
         batches(
-            ensemble("", 1), Locked(images(8)), functions={"decode": lambda r: decode(r + b"")}, workers="processes"
+            ensemble("", 1),
+            Locked(images(8)),
+            functions={"decode": lambda r: decode(r + b"")},
+            workers="processes",
         )
     assert [d.code for d in error.value.diagnostics] == ["CP0952", "CP0952"]
     assert "source `images` cannot go to worker processes" in error.value.diagnostics[0].message

@@ -99,3 +99,7 @@ class PairsOnDisk(Reading):
 def read(folder: Path) -> list[int]:
     """What all processes read together."""
     return sorted(int(line) for file in folder.iterdir() for line in file.read_text().split())
+
+
+def split(record: Pixels) -> tuple[Pixels, np.int32]:
+    return record.reshape(2, 3), np.int32(record[0])
