@@ -1,11 +1,11 @@
-"""Between hosts over MPI: the speaker of each host exchanges rows with the others, in the memory of the slots.
-
-A carrier has a communicator of its own, made of all processes that share, so that nothing it does meets messages of
-the training. It is called from a thread that does nothing else, and sleeps while it waits.
-
-Only the speaker of a host, its first living process, sends and receives. The others are there for the day when it
-dies: with `on_failure = continue`, under an MPI that goes on without its dead (`survivors_mpi`), the next process of
-the host speaks for it, and parts whose whole host is gone are made by the readers that are left.
+"""Between hosts over MPI: the speaker of each host exchanges rows with the others, in the memory of the
+slots.
+ A carrier has a communicator of its own, made of all processes that share, so that nothing it does meets
+messages of the training. It is called from a thread that does nothing else, and sleeps while it waits.
+ Only the speaker of a host, its first living process, sends and receives. The others are there for the day
+when it dies: with `on_failure = continue`, under an MPI that goes on without its dead (`survivors_mpi`),
+the next process of the host speaks for it, and parts whose whole host is gone are made by the readers that
+are left.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Any, NoReturn
 import numpy as np
 
 from commplan.diagnostics import fail
-from commplan.input.division import Division, adopted
+from commplan.input.division import Division, Move, adopted
 from commplan.lowering.mpi.untyped import MPI
 from commplan.runtime.data.carrier import Parcel, RegroupedError
-from commplan.runtime.data.exchange import Flow, Form, Script, flows, script
+from commplan.runtime.data.exchange import Form, Script, script
 from commplan.runtime.data.exchange_mpi import Awaited
 from commplan.runtime.data.ring import ClosedError
 from commplan.runtime.data.segment import Blame
@@ -40,19 +40,26 @@ class _SilencedError(Exception):
 class MpiCarrier:
     """See `commplan.runtime.data.carrier.Carrier`.
 
-    comm: a communicator of the processes of `division`, rank i being process i, for this carrier alone; `close` gives
-    it back. All of them make one alike. blame: the line that shares. timeout: seconds to wait for a host that
-    lives but is silent.
+    comm: a communicator of the processes of `division`, rank i being process i, for this carrier alone;
+    `close` gives it back. All of them make one alike. blame: the line that shares. timeout: seconds to wait
+    for a host that lives but is silent.
 
-    `carry` raises CP0935 where a process of another host died or left, CP0937 where one is silent, CP0938 where MPI
-    fails, `ClosedError` once stopped. With on_failure = "continue" the death of a process is no error but
-    `RegroupedError`, where parts change hosts; that takes an MPI that outlives its dead (CP0936, raised here).
+    `carry` raises CP0935 where a process of another host died or left, CP0937 where one is silent, CP0938
+    where MPI fails, `ClosedError` once stopped. With on_failure = "continue" the death of a process is no
+    error but `RegroupedError`, where parts change hosts; that takes an MPI that outlives its dead (CP0936,
+    raised here).
     """
 
     by_caller = False
 
     def __init__(
-        self, comm: Any, division: Division, *, blame: Blame, on_failure: str = "stop", timeout: float = 1800.0
+        self,
+        comm: Any,
+        division: Division,
+        *,
+        blame: Blame,
+        on_failure: str = "stop",
+        timeout: float = 1800.0,
     ) -> None:
         bury()
         self.division = self._planned = division
@@ -111,11 +118,11 @@ class MpiCarrier:
         if key not in self._scripts:
             if len(self._scripts) >= 8:  # there are two lengths of batches, and few regroupings
                 self._scripts.clear()
-            self._scripts[key] = self._script(flows(self.division, team.processes), forms)
+            self._scripts[key] = self._script(self.division.moves(team.processes), forms)
         self._run(team, self._scripts[key], parcels)
 
-    def _script(self, chosen: Sequence[Flow], forms: Sequence[Form]) -> Script:
-        return script(chosen, self.division.hosts[self._process], forms)
+    def _script(self, moves: Sequence[Move], forms: Sequence[Form]) -> Script:
+        return script(moves, self.division.hosts[self._process], forms)
 
     def _run(self, team: Team, found: Script, parcels: Sequence[Parcel]) -> None:
         if not found.messages:
@@ -153,8 +160,8 @@ class MpiCarrier:
             survivors.after(team, self._waits_for_survivors)
 
     def _settle(self, team: Team, number: int, parcels: Sequence[Parcel], before: Sequence[Parcel]) -> bool:
-        """What the speakers of a new team do first: find out which batch each is at, give the last one to those that
-        have not got it, and agree on who makes what. True where batch `number` came that way.
+        """What the speakers of a new team do first: find out which batch each is at, give the last one to
+        those that have not got it, and agree on who makes what. True where batch `number` came that way.
 
         Hosts are one batch apart at most: nobody ends a batch before all have ended the one before.
         """
@@ -167,10 +174,12 @@ class MpiCarrier:
             source = next(host for host, other in numbers.items() if other == last)
             if mine in (source, *behind):
                 whole = parcels if mine in behind else before
-                spread = Flow("broadcast", (source, *behind), (tuple(range(self.division.parts)),))
+                spread = Move("broadcast", (source, *behind), (tuple(range(self.division.parts)),))
                 self._run(team, self._script((spread,), _forms(whole)), whole)
         now = adopted(self._planned, team.processes)
-        changed = [self.division.hosts[r] for r in self.division.readers] != [now.hosts[r] for r in now.readers]
+        changed = [self.division.hosts[r] for r in self.division.readers] != [
+            now.hosts[r] for r in now.readers
+        ]
         self._team, self.division = team, now
         if changed and mine not in behind:
             raise RegroupedError(number, now)
@@ -186,8 +195,8 @@ class MpiCarrier:
             return
         cells = np.zeros((1, len(hosts), 8), np.uint8)
         beat = Parcel(cells, tuple(range(len(hosts) + 1)))
-        flow = Flow("all_gather", hosts, tuple((place,) for place in range(len(hosts))))
-        self._run(team, self._script((flow,), _forms((beat,))), (beat,))
+        move = Move("all_gather", hosts, tuple((place,) for place in range(len(hosts))))
+        self._run(team, self._script((move,), _forms((beat,))), (beat,))
 
     def _waits_for_survivors(self, waited: float) -> None:
         self._go_on()
@@ -213,9 +222,8 @@ class MpiCarrier:
             self._died(team, dead)
         gone = team.gone()
         if gone and waited > _LAST_WORDS_S:
-            hosts = " and ".join(map(str, gone))
-            left = f"host{'s' if len(gone) > 1 else ''} {hosts} left"
-            self._fail("CP0935", f"{left}: its batches were closed before the epoch's end")
+            # The first: all others left because of it.
+            self._fail("CP0935", f"host {gone[0]} left: its batches were closed before the epoch's end")
         if waited > self._timeout:
             who = ", ".join(f"process {team.speakers[host]} on host {host}" for host in awaited())
             self._fail("CP0937", f"{who or 'another host'} was silent for {self._timeout:g} s")
@@ -238,7 +246,9 @@ class MpiCarrier:
         team.revoke()
         hosts = self.division.hosts
         who = [f"{process} (rank {team.rank_in_world(process)}, host {hosts[process]})" for process in dead]
-        self._fail("CP0935", f"process{'es' if len(who) > 1 else ''} {' and '.join(who)} of {len(hosts)} died")
+        self._fail(
+            "CP0935", f"process{'es' if len(who) > 1 else ''} {' and '.join(who)} of {len(hosts)} died"
+        )
 
     def _fail(self, code: str, message: str, *notes: str) -> NoReturn:
         (what, span, file), hosts = self._blame, self.division.hosts

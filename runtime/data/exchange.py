@@ -1,10 +1,9 @@
 """What one host sends and receives so that all hosts have all rows: chunk programs, read for one of them.
-
-The moves of a division are collectives between hosts: an all-gather whose blocks are the rows that each host made,
-or a broadcast of one host's rows. Each is a program of `commplan.collectives` over blocks of any lengths: `ring`,
-and `chain` in slices that follow each other down the line of hosts. A block is all that a host brings, array after
-array and copy after copy, as if it lay in one piece; what is sent lies where it lies, in one window of memory or,
-across the seams, in several.
+ The moves of a division are collectives between hosts: an all-gather whose blocks are the rows that each
+host made, or a broadcast of one host's rows. Each is a program of `commplan.collectives` over blocks of any
+lengths: `ring`, and `chain` in slices that follow each other down the line of hosts. A block is all that a
+host brings, array after array and copy after copy, as if it lay in one piece; what is sent lies where it
+lies, in one window of memory or, across the seams, in several.
 
 Nothing here calls MPI: a script says what to post and what each send waits for.
 """
@@ -22,7 +21,7 @@ import numpy as np
 
 from commplan.collectives.program import Ints, Kind, Program
 from commplan.collectives.registry import program
-from commplan.input.division import Division
+from commplan.input.division import Move
 
 PIECE = 256 * 1024  # bytes of a message: large enough that Python's share of it is small
 MOST_SLICES = 64  # of a block: larger blocks have larger pieces
@@ -109,42 +108,8 @@ class Form:
         return found
 
 
-@dataclass(frozen=True)
-class Flow:
-    """One collective between hosts. blocks: the parts that each of `hosts` brings; of a broadcast one, the first's."""
-
-    kind: Kind
-    hosts: tuple[int, ...]
-    blocks: tuple[tuple[int, ...], ...]
-
-
-def flows(found: Division, alive: Sequence[int] | None = None) -> tuple[Flow, ...]:
-    """`found.moves()` between the hosts that have a process among `alive` (None: all), with the orders of the hosts
-    so that several broadcasts at once load all of them alike: each goes round from its root."""
-    living = range(len(found.hosts)) if alive is None else alive
-    everyone = tuple(dict.fromkeys(found.hosts[process] for process in living))
-    if len(everyone) == 1 or found.design == "duplicate":
-        return ()
-    parts = {
-        host: tuple(number for number, reader in enumerate(found.readers) if found.hosts[reader] == host)
-        for host in everyone
-    }
-    makers = tuple(host for host in everyone if parts[host])
-    others = tuple(host for host in everyone if not parts[host])
-    if found.design == "multi_broadcast":
-        return tuple(Flow("broadcast", _from(everyone, host), (parts[host],)) for host in makers)
-    gathered = (Flow("all_gather", makers, tuple(parts[host] for host in makers)),) if len(makers) > 1 else ()
-    whole = (tuple(range(found.parts)),)
-    return (*gathered, *((Flow("broadcast", (makers[-1], *others), whole),) if others else ()))
-
-
-def _from(hosts: tuple[int, ...], first: int) -> tuple[int, ...]:
-    at = hosts.index(first)
-    return (*hosts[at:], *hosts[:at])
-
-
 class _Transfer(NamedTuple):
-    """A message before it has a number. order: (round, flow), alike at both ends."""
+    """A message before it has a number. order: (round, move), alike at both ends."""
 
     order: tuple[int, int]
     outgoing: bool
@@ -152,16 +117,18 @@ class _Transfer(NamedTuple):
     windows: tuple[Window, ...]
 
 
-def script(flows: Sequence[Flow], host: int, forms: Sequence[Form], piece: int = PIECE) -> Script:
-    """What `host` does to carry out `flows` on arrays of `forms`; messages are of about `piece` bytes at most.
+def script(moves: Sequence[Move], host: int, forms: Sequence[Form], piece: int = PIECE) -> Script:
+    """What `host` does to carry out `moves` on arrays of `forms`; messages are of about `piece` bytes at
+    most.
 
-    All hosts must be given the same but `host`. Arrays that are short travel in the messages of their neighbours.
+    All hosts must be given the same but `host`. Arrays that are short travel in the messages of their
+    neighbours.
     """
     transfers = [
         transfer
-        for place, flow in enumerate(flows)
-        if host in flow.hosts
-        for transfer in _transfers(flow, place, flow.hosts.index(host), forms, piece)
+        for place, move in enumerate(moves)
+        if host in move.hosts
+        for transfer in _transfers(move, place, move.hosts.index(host), forms, piece)
     ]
     transfers.sort(key=lambda transfer: transfer.order)
     brought = [(at, t.windows) for at, t in enumerate(transfers) if not t.outgoing]
@@ -170,7 +137,7 @@ def script(flows: Sequence[Flow], host: int, forms: Sequence[Form], piece: int =
     for _, outgoing, peer, windows in transfers:
         number = numbers.get((outgoing, peer), 0)
         numbers[outgoing, peer] = number + 1
-        # No host is sent what it has, so whatever overlaps comes first, of another flow too.
+        # No host is sent what it has, so whatever overlaps comes first, of another move too.
         waits = tuple(at for at, those in brought if outgoing and _overlap(windows, those))
         messages.append(Message(outgoing, peer, number, windows, waits))
     return Script(tuple(messages))
@@ -182,22 +149,22 @@ def _overlap(some: Sequence[Window], others: Sequence[Window]) -> bool:
     )
 
 
-def _transfers(flow: Flow, place: int, rank: int, forms: Sequence[Form], piece: int) -> list[_Transfer]:
-    blocks = [[w for i, form in enumerate(forms) for w in form.windows(i, parts)] for parts in flow.blocks]
+def _transfers(move: Move, place: int, rank: int, forms: Sequence[Form], piece: int) -> list[_Transfer]:
+    blocks = [[w for i, form in enumerate(forms) for w in form.windows(i, parts)] for parts in move.parts]
     lengths = [sum(window.high - window.low for window in block) for block in blocks]
     slices = min(MOST_SLICES, max(1, -(-max(lengths) // piece)))
     windows = [window for block in blocks for window in block]
     starts = [0, *itertools.accumulate(window.high - window.low for window in windows)]
     bounds = _bounds(lengths, slices)
     found: list[_Transfer] = []
-    for number, sends in enumerate(_program(flow.kind, len(flow.hosts), slices).rounds):
+    for number, sends in enumerate(_program(move.kind, len(move.hosts), slices).rounds):
         for send in sends:
             for i in np.flatnonzero((send.src == rank) | (send.dst == rank)).tolist():
                 src, dst, chunk = int(send.src[i]), int(send.dst[i]), int(send.chunk[i])
                 low, high = int(bounds[chunk]), int(bounds[chunk + int(send.count[i])])
                 if low == high:
                     continue
-                peer = flow.hosts[dst if src == rank else src]
+                peer = move.hosts[dst if src == rank else src]
                 found.append(_Transfer((number, place), src == rank, peer, _cut(windows, starts, low, high)))
     return found
 
@@ -208,7 +175,8 @@ def _program(kind: Kind, ranks: int, slices: int) -> Program:
 
 
 def _bounds(lengths: Sequence[int], slices: int) -> Ints:
-    """Where the chunks begin when blocks of `lengths` bytes stand one behind the other, each cut into `slices`."""
+    """Where the chunks begin when blocks of `lengths` bytes stand one behind the other, each cut into
+    `slices`."""
     starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     inside = np.arange(slices, dtype=np.int64)
     cuts = starts[:-1, None] + np.asarray(lengths, np.int64)[:, None] * inside // slices

@@ -1,12 +1,13 @@
 """Carrying out a script over MPI: non-blocking messages in place, and waits that sleep.
-
-All receives of a batch are posted at once; of what is ready to be sent a few messages to each host are under way, so
-that a link works on few at a time. Between two looks the thread sleeps, longer the longer nothing has come: Open
-MPI moves bytes only while it is called, but the kernel's buffers take what arrives meanwhile.
+ All receives of a batch are posted at once; of what is ready to be sent a few messages to each host are
+under way, so that a link works on few at a time. Between two looks the thread sleeps, longer the longer
+nothing has come: Open MPI moves bytes only while it is called, but the kernel's buffers take what arrives
+meanwhile.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -24,7 +25,9 @@ _SHORTEST, _LONGEST = 100e-6, 4e-3  # seconds of a sleep
 _SHARE = 8  # a sleep is as long as this share of the wait so far: what it adds is bounded by that
 RESERVED = 8  # tags from 0 on that scripts do not use
 
-_left_alone: list[Any] = []  # requests that could not be called back, with the memory that they may still touch
+_left_alone: list[
+    Any
+] = []  # requests that could not be called back, with the memory that they may still touch
 
 
 Awaited = Callable[[], list[int]]
@@ -32,8 +35,8 @@ Look = Callable[[float, Awaited], None]
 
 
 class Patience:
-    """Sleeps between looks. look: called after each with the seconds since something moved, and what tells the hosts
-    that are waited for; what it raises ends the wait."""
+    """Sleeps between looks. look: called after each with the seconds since something moved, and what tells
+    the hosts that are waited for; what it raises ends the wait."""
 
     def __init__(self, look: Look, awaited: Awaited) -> None:
         self._look, self._awaited = look, awaited
@@ -67,8 +70,8 @@ class Wire:
     def run(self, script: Script, arrays: Sequence[Bytes], look: Look) -> None:
         """Carry out `script` on `arrays`, one-dimensional; returns when all is sent and all is there.
 
-        look: see `Patience`. Raises what it raises, and `MPI.Exception` as MPI does; after either this wire cannot
-        be used again.
+        look: see `Patience`. Raises what it raises, and `MPI.Exception` as MPI does; after either this wire
+        cannot be used again.
         """
         run = _Run(self, script, arrays)
         try:
@@ -78,8 +81,11 @@ class Wire:
                     patience.moved()
                 elif run.left:
                     patience.wait()
+        except MPI.Exception:
+            run.abandon(failed=True)
+            raise
         except BaseException:
-            run.abandon()
+            run.abandon(failed=False)
             raise
         for counts, ours in ((script.sent, self._sent), (script.received, self._received)):
             for host, count in counts.items():
@@ -89,8 +95,8 @@ class Wire:
         """The request of a message whose bytes lie in `buffer`."""
         counts = self._sent if message.outgoing else self._received
         tag = RESERVED + (counts.get(message.host, 0) + message.number) % self._tags
-        # A synchronous send ends when its receiver has begun to take it: nothing of it is left in a queue here
-        # that only later calls of MPI would empty.
+        # A synchronous send ends when its receiver has begun to take it: nothing of it is left in a queue
+        # here that only later calls of MPI would empty.
         post = self.comm.Issend if message.outgoing else self.comm.Irecv
         return post([buffer, MPI.BYTE], self.ranks[message.host], tag)
 
@@ -106,8 +112,8 @@ class _Run:
         self._next: list[list[int]] = [[] for _ in script.messages]
         self._ready: dict[int, deque[int]] = {}
         self._under_way: dict[int, int] = {}
-        self._requests: list[Any] = []
-        self._owners: list[int] = []
+        self._receiving: dict[int, Any] = {}  # requests, by message
+        self._sending: dict[int, Any] = {}
         for at, message in enumerate(script.messages):
             for before in message.waits:
                 self._next[before].append(at)
@@ -119,23 +125,33 @@ class _Run:
     def step(self) -> bool:
         """Look once; whether anything happened."""
         issued = self._issue()
-        if not self._requests:
-            return issued
-        done: list[int] | None = MPI.Request.Testsome(self._requests)
+        done = self._done()
         if not done:
             return issued
-        owners = sorted(self._owners[i] for i in done)
-        kept = [i for i, request in enumerate(self._requests) if request != MPI.REQUEST_NULL]
-        self._requests = [self._requests[i] for i in kept]
-        self._owners = [self._owners[i] for i in kept]
-        for owner in owners:
-            self._finished(owner)
+        for at in done:
+            self._finished(at)
         self._issue()
         return True
 
+    def _done(self) -> list[int]:
+        """The messages that have ended since the last look, in order."""
+        done: list[int] = []
+        if self._receiving:
+            came: list[int] | None = MPI.Request.Testsome([*self._receiving.values()])
+            if came:
+                owners = [*self._receiving]
+                done = [owners[i] for i in came]
+        for at, request in self._sending.items():
+            if ended(request):
+                done.append(at)
+        for at in done:
+            self._receiving.pop(at, None)
+            self._sending.pop(at, None)
+        return sorted(done)
+
     def awaited(self) -> list[int]:
         """The hosts of messages that are under way."""
-        return sorted({self._messages[at].host for at in self._owners})
+        return sorted({self._messages[at].host for at in (*self._receiving, *self._sending)})
 
     def _issue(self) -> bool:
         issued = False
@@ -148,8 +164,8 @@ class _Run:
 
     def _keep(self, at: int) -> None:
         message = self._messages[at]
-        self._requests.append(self._wire.post(message, self._buffer(at)))
-        self._owners.append(at)
+        under_way = self._sending if message.outgoing else self._receiving
+        under_way[at] = self._wire.post(message, self._buffer(at))
 
     def _finished(self, at: int) -> None:
         message = self._messages[at]
@@ -178,20 +194,42 @@ class _Run:
         self._buffers[at] = made
         return made
 
-    def abandon(self) -> None:
-        """End what is under way. What MPI cannot call back keeps its memory: bytes may still arrive in it."""
-        for at, request in zip(self._owners, self._requests, strict=True):
-            if request == MPI.REQUEST_NULL:
-                continue
-            if not self._messages[at].outgoing:
-                try:
-                    request.Cancel()
-                    if request.Test():
-                        continue
-                except MPI.Exception:  # of a communicator that is no more
-                    pass
-            _left_alone.append((request, self._arrays, self._buffers.get(at)))
-        self._requests, self._owners = [], []
+    def abandon(self, *, failed: bool) -> None:
+        """End what is under way. What cannot be called back keeps its memory: bytes may still arrive in it. After
+        a failure of MPI that is everything."""
+        for at, request in (*self._receiving.items(), *self._sending.items()):
+            if not failed and at in self._receiving:
+                request.Cancel()
+                if request.Test():
+                    continue
+            leave_alone(request, self._arrays, self._buffers.get(at))
+        self._receiving.clear()
+        self._sending.clear()
+
+
+def ended(request: Any) -> bool:
+    """Whether a send is over; raises `MPI.Exception` where it failed. Such a request must not be freed, as every
+    other call that tests it does: Open MPI ends the job when it hears of the failure once more."""
+    status = MPI.Status()
+    if not request.Get_status(status):
+        return False
+    if status.Get_error() != MPI.SUCCESS:
+        raise MPI.Exception(status.Get_error())
+    request.Test()
+    return True
+
+
+def leave_alone(request: Any, *memory: Any) -> None:
+    """Keep a request that nobody waits for any more, and its memory."""
+    _left_alone.append((request, memory))
+
+
+def forget() -> None:
+    """Let go of requests that were left alone and have ended since."""
+    for entry in list(_left_alone):
+        with contextlib.suppress(MPI.Exception):
+            if ended(entry[0]):
+                _left_alone.remove(entry)
 
 
 def _of(window: Window, arrays: Sequence[Bytes]) -> Bytes:

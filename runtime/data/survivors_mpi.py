@@ -1,9 +1,8 @@
 """Going on without the dead: who is left of a team, found out by all of them together.
-
-A speaker that dies is noticed by whoever waits for it, or by the launcher. Whoever notices revokes the communicator,
-which ends every call on it everywhere; then all living processes shrink it to those that are left. A thread in each
-process takes part in that, for most processes make no calls of their own. What the speakers then do about the batch
-that was under way is the carrier's affair.
+ A speaker that dies is noticed by whoever waits for it, or by the launcher. Whoever notices revokes the
+communicator, which ends every call on it everywhere; then all living processes shrink it to those that are
+left. A thread in each process takes part in that, for most processes make no calls of their own. What the
+speakers then do about the batch that was under way is the carrier's affair.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ class Survivors:
         self._thread.start()
 
     def after(self, team: Team, look: Callable[[float], None]) -> Team:
-        """The team that follows `team`, once there is one. look: called between looks with the seconds so far; what
-        it raises ends the wait."""
+        """The team that follows `team`, once there is one. look: called between looks with the seconds so
+        far; what it raises ends the wait."""
         since = time.monotonic()
         with self._changed:
             while self.team is team:
@@ -67,10 +66,7 @@ class Survivors:
     def _regroup(self) -> None:
         """Shrink the communicator; every living process is here, or will be within moments."""
         old = self.team
-        comm, request = old.comm.Ishrink()
-        while not request.Test():
-            if self._ending.wait(1e-3):
-                return
+        comm = old.comm.Shrink()
         comm.Set_errhandler(MPI.ERRORS_RETURN)
         group = comm.Get_group()
         ranks = group.Translate_ranks(range(group.Get_size()), old.comm.Get_group())

@@ -1,4 +1,5 @@
-"""The processes that share, as ranks of a communicator: who speaks for which host, who has died, who has left."""
+"""The processes that share, as ranks of a communicator: who speaks for which host, who has died, who has
+left."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from commplan.lowering.mpi.untyped import MPI
-from commplan.runtime.data.exchange_mpi import Look, Patience, Wire
+from commplan.runtime.data.exchange_mpi import Look, Patience, Wire, ended, forget, leave_alone
 
 _LEFT, _NUMBER = 0, 1  # tags
 _GOODBYE_S = 0.2  # seconds that a last message may take to leave
@@ -20,11 +21,17 @@ _open: list[Team] = []  # closed here, and not yet by all others: their goodbyes
 
 def goes_on() -> bool:
     """Whether this MPI outlives its dead (ULFM), as `mpirun --with-ft ulfm` asks of Open MPI."""
-    return os.environ.get("OMPI_MCA_mpi_ft_enable", "") in ("1", "true")
+    return os.environ.get("OMPI_MCA_mpi_ft_enable", "") in ("1", "true")  # noqa: SIM112  Open MPI's name
+
+
+def poke() -> None:
+    """Let MPI look at what has come: it does nothing while nobody calls it."""
+    MPI.COMM_SELF.Iprobe()
 
 
 class Team:
-    """comm: a communicator for this alone. processes: of each of its ranks. hosts: of every process there ever was."""
+    """comm: a communicator for this alone. processes: of each of its ranks. hosts: of every process there
+    ever was."""
 
     def __init__(self, comm: Any, processes: Sequence[int], hosts: Sequence[int]) -> None:
         self.comm, self.processes = comm, tuple(processes)
@@ -35,10 +42,11 @@ class Team:
         self.ranks = {host: ranks[process] for host, process in self.speakers.items()}
         self.wire = Wire(comm, self.ranks)
         self._me = int(comm.Get_rank())
-        self._mail: dict[int, Any] = {}
         self._gone: list[int] = []
         self._farewells: list[Any] = []
-        self._word = np.zeros(1, np.uint8)
+        self._mail: dict[int, Any] = {}  # of each other speaker its last word
+        for host in self.others if self.speaks else ():
+            self._mail[host] = comm.Irecv([np.zeros(1, np.uint8), MPI.BYTE], self.ranks[host], _LEFT)
 
     @property
     def others(self) -> list[int]:
@@ -61,6 +69,7 @@ class Team:
         """The processes that are known to have died; none where MPI does not tell."""
         if not goes_on():
             return []
+        poke()
         failed = self.comm.Get_failed()
         ranks = failed.Translate_ranks(range(failed.Get_size()), self.comm.Get_group())
         return sorted(self.processes[rank] for rank in ranks)
@@ -70,11 +79,8 @@ class Team:
         return bool(set(self.dead()) & set(self.speakers.values()))
 
     def revoked(self) -> bool:
-        """Whether someone has revoked the communicator. MPI gets a chance to hear of it."""
-        try:
-            self.comm.Iprobe(self._me, _NUMBER)
-        except MPI.Exception:
-            return True
+        """Whether someone has revoked the communicator."""
+        poke()
         return bool(self.comm.Is_revoked())
 
     def revoke(self) -> None:
@@ -87,34 +93,41 @@ class Team:
     def numbers(self, number: int, look: Look) -> dict[int, int]:
         """What each speaker gives, by host. All of them call it."""
         mine = np.array([number], np.int64)
-        found = {host: np.zeros(1, np.int64) for host in self.others}
-        requests = [self.comm.Irecv([word, MPI.INT64_T], self.ranks[h], _NUMBER) for h, word in found.items()]
-        requests += [self.comm.Issend([mine, MPI.INT64_T], self.ranks[host], _NUMBER) for host in found]
-        patience = Patience(look, lambda: list(found))
-        while not MPI.Request.Testall(requests):
-            patience.wait()
-        return {host: int(found[host][0]) if host in found else number for host in self.speakers}
+        words = {host: np.zeros(1, np.int64) for host in self.others}
+        receiving = {h: self.comm.Irecv([w, MPI.INT64_T], self.ranks[h], _NUMBER) for h, w in words.items()}
+        sending = {h: self.comm.Issend([mine, MPI.INT64_T], self.ranks[h], _NUMBER) for h in words}
+        patience = Patience(look, lambda: sorted({*receiving, *sending}))
+        try:
+            while receiving or sending:
+                receiving = {host: request for host, request in receiving.items() if not request.Test()}
+                sending = {host: request for host, request in sending.items() if not ended(request)}
+                patience.wait()
+        except BaseException:
+            for request in (*receiving.values(), *sending.values()):
+                leave_alone(request, words, mine)
+            raise
+        return {host: int(words[host][0]) if host in words else number for host in self.speakers}
 
     def gone(self) -> list[int]:
         """The hosts that have left."""
-        for host in self.others:
-            if host not in self._mail:
-                self._mail[host] = self.comm.Irecv([np.zeros(1, np.uint8), MPI.BYTE], self.ranks[host], _LEFT)
-            if host not in self._gone and self._mail[host].Test():
+        for host in list(self._mail):
+            if self._mail[host].Test():
+                del self._mail[host]
                 self._gone.append(host)
         return list(self._gone)
 
     # --- the end ---
 
     def leave(self) -> None:
-        """Tell the others. The communicator is freed when all of them have left: else their last words would be
-        read by the next one of its number."""
+        """Tell the others. The communicator is freed when all of them have left: else their last words would
+        be read by the next one of its number."""
         try:
             if self.speaks:
-                word = [self._word, MPI.BYTE]
-                self._farewells = [self.comm.Isend(word, self.ranks[host], _LEFT) for host in self.others]
+                for host in self.others:
+                    word = np.zeros(1, np.uint8)
+                    self._farewells.append(self.comm.Issend([word, MPI.BYTE], self.ranks[host], _LEFT))
                 until = time.monotonic() + _GOODBYE_S
-                while not MPI.Request.Testall(self._farewells) and time.monotonic() < until:
+                while not self.ended() and time.monotonic() < until:
                     time.sleep(1e-3)
         except MPI.Exception:
             return  # of a communicator that has lost someone: it is left as it is
@@ -122,18 +135,18 @@ class Team:
         bury()
 
     def ended(self) -> bool:
-        """Whether nothing is to come any more; then the communicator is free."""
-        if self.speaks and not (MPI.Request.Testall(self._farewells) and len(self.gone()) == len(self.others)):
-            return False
-        self.comm.Free()
-        return True
+        """Whether everyone has left, and knows that this process has."""
+        self._farewells = [request for request in self._farewells if not ended(request)]
+        return not self._farewells and len(self.gone()) == len(self.others)
 
 
 def bury() -> None:
     """Free the communicators of teams that all have left."""
+    forget()
     for team in list(_open):
         try:
-            if team.ended():
+            if not team.speaks or team.ended():
+                team.comm.Free()
                 _open.remove(team)
         except MPI.Exception:
             _open.remove(team)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commplan.input.division import Division, adopted, division
-from commplan.runtime.data.exchange import Form, Script, flows, script
+from commplan.runtime.data.exchange import Form, Script, script
 
 
 @dataclass
@@ -64,7 +64,7 @@ def carry(found: Division, forms: list[Form], piece: int, seed: int, alive: list
     hosts = sorted({found.hosts[process] for process in living})
     rng = np.random.default_rng(seed)
     whole = [rng.integers(1, 256, (f.copies, f.rows, f.row_nbytes), np.uint8) for f in forms]
-    chosen = flows(found, living)
+    chosen = found.moves(living)
     arrays: dict[int, list[np.ndarray]] = {}
     for host in hosts:
         mine = [np.zeros_like(one) for one in whole]
@@ -84,8 +84,9 @@ def carry(found: Division, forms: list[Form], piece: int, seed: int, alive: list
 
 
 def forms_of(found: Division, rows: int, full: int, sizes: list[tuple[int, int]]) -> list[Form]:
-    """Arrays of (copies, bytes of a row) with `full` rows of which `rows` are in use, and one row of notes a part."""
-    bounds = tuple(found.part(rows, part)[0] for part in range(found.parts)) + (rows,)
+    """Arrays of (copies, bytes of a row) with `full` rows of which `rows` are in use, and one row of notes
+    a part."""
+    bounds = (*tuple(found.part(rows, part)[0] for part in range(found.parts)), rows)
     notes = Form(1, found.parts, 16, tuple(range(found.parts + 1)))
     return [*(Form(copies, full, nbytes, bounds) for copies, nbytes in sizes), notes]
 
@@ -116,7 +117,12 @@ def test_every_host_gets_every_row(
 
 
 @settings(max_examples=150, deadline=None)
-@given(found=divisions, dead=st.sets(st.integers(0, 6), max_size=6), rows=st.integers(0, 40), seed=st.integers(0, 999))
+@given(
+    found=divisions,
+    dead=st.sets(st.integers(0, 6), max_size=6),
+    rows=st.integers(0, 40),
+    seed=st.integers(0, 999),
+)
 def test_whoever_dies_the_rest_have_every_row(found: Division, dead: set[int], rows: int, seed: int):
     alive = [process for process in range(len(found.hosts)) if process not in dead]
     if not alive:
@@ -130,37 +136,19 @@ def test_whoever_dies_the_rest_have_every_row(found: Division, dead: set[int], r
     carry(now, forms_of(now, rows, rows, [(2, 9)]), 100, seed, alive)
 
 
-def test_a_part_changes_hands_only_when_its_maker_dies():
-    """So that what the others have filled already stays as it is."""
-    found = division("all_shared", (0, 0, 1, 1, 2, 2, 3))
-    alive = set(range(7))
-    for dead in (2, 3, 4, 0, 1, 5):
-        before = adopted(found, alive).readers
-        alive.discard(dead)
-        after = adopted(found, alive).readers
-        assert all(old == new for old, new in zip(before, after, strict=True) if old != dead)
-    assert set(adopted(found, alive).readers) == {6}
-
-
-def test_the_parts_of_a_lost_host_go_to_several():
-    found = division("all_shared", (0, 0, 1, 1, 2, 2))
-    assert adopted(found, (2, 3, 4, 5)).readers == (2, 3, 2, 3, 4, 5)
-    assert adopted(found, (1, 2, 3, 4, 5)).readers == (1, 1, 2, 3, 4, 5)
-
-
 def test_a_host_brings_what_every_link_must_carry_and_no_more():
     """The bytes that an all-gather and broadcasts all at once take at least."""
     hosts = (0, 1, 2, 3)
     form = [Form(1, 64, 1000, (0, 16, 32, 48, 64))]
     for design in ("all_shared", "multi_broadcast"):
-        chosen = flows(division(design, hosts))
+        chosen = division(design, hosts).moves()
         made = [script(chosen, host, form, piece=4000) for host in hosts]
         assert {one.nbytes(outgoing=True) for one in made} == {48_000}
         assert {one.nbytes(outgoing=False) for one in made} == {48_000}
 
 
 def test_short_arrays_share_messages_and_long_ones_stay_in_place():
-    chosen = flows(division("all_shared", (0, 1)))
+    chosen = division("all_shared", (0, 1)).moves()
     bounds = (0, 16, 32)
     small = [Form(1, 32, 4, bounds), Form(1, 32, 1, bounds), Form(1, 2, 1024, (0, 1, 2))]
     assert len(script(chosen, 0, small).messages) == 2
@@ -171,6 +159,6 @@ def test_short_arrays_share_messages_and_long_ones_stay_in_place():
 
 
 def test_a_block_is_cut_into_few_pieces_however_long():
-    chosen = flows(division("all_shared", (0, 1)))
+    chosen = division("all_shared", (0, 1)).moves()
     made = script(chosen, 0, [Form(1, 2, 1 << 30, (0, 1, 2))])
     assert len(made.messages) == 128

@@ -1,0 +1,154 @@
+"""One rank that plays a process of a ring: it fills the parts of its host, and carries batch after batch.
+
+    input_worker.py FOLDER '{"design": "all_shared", "hosts": [0, 1, 1], "batches": 5, ...}'
+ Hosts are what the words say: messages go over MPI between ranks of one machine as they do between
+machines. Prints, as JSON, what every rank saw.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from commplan.diagnostics import CommplanError, Span
+from commplan.input.division import Division, division
+from commplan.runtime.data.carrier import Parcel, RegroupedError
+from commplan.runtime.data.carry_mpi import MpiCarrier
+from commplan.runtime.data.ring import ClosedError
+
+BLAME = ("share pixels via all_shared", Span(7, 5, 7, 40), "input.plan")
+SIZES = ((1, 150_000), (2, 3000), (1, 4), (3, 1))  # copies, bytes of a row
+
+
+def content(number: int, array: int, shape: tuple[int, ...]) -> np.ndarray:
+    return np.random.default_rng([number, array]).integers(1, 256, shape, np.uint8)
+
+
+class Slot:
+    """The arrays of one batch, and what of them this host has made."""
+
+    def __init__(self, found: Division, number: int, rows: int, last: int) -> None:
+        self.number = number
+        used = last if number % 3 == 2 else rows
+        bounds = (*tuple(found.part(used, part)[0] for part in range(found.parts)), used)
+        self.used = used
+        self.parcels = [
+            Parcel(np.zeros((copies, rows, nbytes), np.uint8), bounds) for copies, nbytes in SIZES
+        ]
+
+    def fill(self, found: Division, host: int) -> None:
+        for array, parcel in enumerate(self.parcels):
+            whole = content(self.number, array, parcel.cells.shape)
+            for part, reader in enumerate(found.readers):
+                if found.hosts[reader] == host:
+                    low, high = parcel.bounds[part], parcel.bounds[part + 1]
+                    parcel.cells[:, low:high] = whole[:, low:high]
+
+    def wrong(self) -> bool:
+        return any(
+            not np.array_equal(
+                p.cells[:, : self.used], content(self.number, i, p.cells.shape)[:, : self.used]
+            )
+            for i, p in enumerate(self.parcels)
+        )
+
+
+def speak(
+    carrier: MpiCarrier, me: int, words: dict[str, Any], first: int, said: dict[str, Any], marks: Path
+) -> None:
+    """Carry the batches from `first` on, as the leader of this process's host does."""
+    found, host = carrier.division, carrier.division.hosts[me]
+    before: Slot | None = None
+    if first:  # a successor finds the last batch in the memory of its host
+        before = Slot(found, first - 1, words["rows"], words["last"])
+        for each in range(len(found.hosts)):
+            before.fill(found, found.hosts[each])
+    for number in range(first, words["batches"]):
+        if number == words.get("leave", {}).get(str(me)):
+            return
+        slot = Slot(found, number, words["rows"], words["last"])
+        slot.fill(carrier.division, host)
+        if number == words.get("die", {}).get(str(me)):
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(words.get("pause", {}).get(str(me), 0.0))
+        while True:
+            try:
+                carrier.carry(number, slot.parcels, before.parcels if before else ())
+                break
+            except RegroupedError as again:
+                said["regrouped"].append([again.number, list(again.division.readers)])
+                slot.fill(again.division, host)
+        if slot.wrong():
+            said["wrong"].append(number)
+        said["carried"].append(number)
+        mark(marks, host, number + 1)
+        before = slot
+
+
+def main() -> None:
+    marks, words = Path(sys.argv[1]), json.loads(sys.argv[2])
+    comm = MPI.COMM_WORLD
+    me = comm.Get_rank()
+    pids = comm.allgather(os.getpid())
+    found = division(words["design"], words["hosts"], words.get("readers"))
+    said: dict[str, Any] = {"process": me, "wrong": [], "carried": [], "regrouped": [], "error": None}
+    began = time.process_time()
+    try:
+        carrier = MpiCarrier(
+            comm.Dup(),
+            found,
+            blame=BLAME,
+            on_failure=words.get("on_failure", "stop"),
+            timeout=words.get("timeout", 30.0),
+        )
+        try:
+            host = found.hosts[me]
+            mine = [process for process, other in enumerate(found.hosts) if other == host]
+            while alive := [p for p in mine[: mine.index(me)] if running(pids[p])]:
+                if marked(marks, host) == words["batches"]:
+                    break
+                time.sleep(0.02)
+            if not alive:
+                speak(carrier, me, words, marked(marks, host), said, marks)
+                said["bytes"] = [carrier.sent, carrier.received]
+        finally:
+            carrier.close()
+            carrier.close()
+    except CommplanError as error:
+        said["error"] = str(error.diagnostics[0].code) + ": " + error.diagnostics[0].message
+    except ClosedError:
+        said["error"] = "closed"
+    said["cpu"] = time.process_time() - began
+    (marks / f"said-{me}.json").write_text(json.dumps(said))
+
+
+def mark(marks: Path, host: int, carried: int) -> None:
+    """Write down how many batches a host has, as a ring does in its memory."""
+    new = marks / f"{host}.new"
+    new.write_text(str(carried))
+    new.rename(marks / f"{host}")
+
+
+def marked(marks: Path, host: int) -> int:
+    place = marks / f"{host}"
+    return int(place.read_text()) if place.exists() else 0
+
+
+def running(pid: int) -> bool:
+    """Whether a process lives; one that has died and was not waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+if __name__ == "__main__":
+    main()

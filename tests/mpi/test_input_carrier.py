@@ -1,0 +1,126 @@
+"""The carrier under real `mpirun`: rows arrive, deaths are told or survived, nothing is waited for in
+vain."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import mpirun
+
+mpirun.needs_mpi()
+
+WORKER = Path(__file__).parent / "input_worker.py"
+ULFM = ["--with-ft", "ulfm"]
+
+
+def played(
+    folder: Path, words: dict[str, Any], *options: str, timeout: float = 120
+) -> tuple[dict[int, dict[str, Any]], subprocess.CompletedProcess[str]]:
+    """What each rank that came to its end had to say."""
+    words = {"batches": 5, "rows": 24, "last": 7, **words}
+    command = mpirun.command(len(words["hosts"]), WORKER, folder, json.dumps(words))
+    done = mpirun.started([command[0], *options, *command[1:]], timeout)
+    said = [json.loads(path.read_text()) for path in folder.glob("said-*.json")]
+    return {one["process"]: one for one in said}, done
+
+
+@pytest.mark.parametrize(
+    ("design", "readers", "hosts"),
+    [
+        ("all_shared", None, (0, 1)),
+        ("all_shared", None, (0, 1, 0, 1)),
+        ("single_broadcast", 2, (0, 1, 2, 3)),
+        ("single_broadcast", 1, (0, 1, 1, 2)),
+        ("multi_broadcast", 3, (0, 1, 2, 3)),
+        ("multi_broadcast", 2, (0, 0, 1)),
+    ],
+)
+def test_every_host_has_every_row(tmp_path: Path, design: str, readers: int | None, hosts: tuple[int, ...]):
+    said, done = played(tmp_path, {"design": design, "readers": readers, "hosts": hosts})
+    assert done.returncode == 0, done.stderr
+    assert set(said) == set(range(len(hosts)))
+    for process, one in said.items():
+        leads = process == hosts.index(hosts[process])
+        assert (one["error"], one["wrong"]) == (None, [])
+        assert one["carried"] == (list(range(5)) if leads else [])
+
+
+def test_hosts_at_different_speeds_wait_for_each_other_without_working(tmp_path: Path):
+    words = {"design": "all_shared", "hosts": (0, 1, 2), "pause": {"1": 0.5}}
+    said, done = played(tmp_path, words)
+    assert done.returncode == 0, done.stderr
+    assert [one["wrong"] for one in said.values()] == [[], [], []]
+    # Five pauses of half a second; a wait that spins would be all of it.
+    assert said[0]["cpu"] < said[1]["cpu"] + 1.0
+
+
+def test_who_leaves_is_named(tmp_path: Path):
+    words = {"design": "all_shared", "hosts": (0, 1, 2), "leave": {"1": 2}}
+    said, _ = played(tmp_path, words)
+    told = "CP0935: host 1 left: its batches were closed before the epoch's end; line 7 waits for the parts of"
+    assert said[0]["error"] == said[2]["error"] == f"{told} every host"
+    assert said[0]["carried"] == said[2]["carried"] == [0, 1]
+
+
+def test_who_is_silent_is_named(tmp_path: Path):
+    words = {"design": "all_shared", "hosts": (0, 1), "pause": {"1": 6.0}, "timeout": 1.0}
+    said, _ = played(tmp_path, words)
+    assert said[0]["error"].startswith("CP0937: process 1 on host 1 was silent for 1 s; line 7")
+
+
+def test_continue_needs_an_mpi_that_goes_on(tmp_path: Path):
+    words = {"design": "all_shared", "hosts": (0, 1), "on_failure": "continue"}
+    said, _ = played(tmp_path, words)
+    assert {one["error"][:6] for one in said.values()} == {"CP0936"}
+
+
+def test_a_death_is_told_to_all_others(tmp_path: Path):
+    words = {"design": "all_shared", "hosts": (0, 1, 2, 3), "die": {"2": 2}}
+    said, _ = played(tmp_path, words, *ULFM)
+    assert set(said) == {0, 1, 3}
+    told = "CP0935: process 2 (rank 2, host 2) of 4 died; line 7 waits for the parts of every host"
+    assert {one["error"] for one in said.values()} == {told}
+    assert {tuple(one["carried"]) for one in said.values()} == {(0, 1)}
+
+
+@pytest.mark.parametrize(
+    ("design", "readers", "victim"),
+    [
+        ("all_shared", None, 2),
+        ("single_broadcast", 2, 0),  # a maker
+        ("single_broadcast", 2, 1),  # the root
+        ("single_broadcast", 1, 3),  # the end of the chain
+        ("multi_broadcast", 2, 1),
+        ("multi_broadcast", 1, 0),  # the only reader
+    ],
+)
+def test_the_others_go_on_when_a_host_dies(tmp_path: Path, design: str, readers: int | None, victim: int):
+    words = {"design": design, "readers": readers, "hosts": (0, 1, 2, 3), "die": {str(victim): 2}}
+    said, _ = played(tmp_path, {**words, "on_failure": "continue"}, *ULFM)
+    assert set(said) == {0, 1, 2, 3} - {victim}
+    makers = range(4) if readers is None else range(readers)
+    for one in said.values():
+        assert (one["error"], one["wrong"], one["carried"]) == (None, [], list(range(5)))
+        assert bool(one["regrouped"]) == (victim in makers)
+        assert all(victim not in division for _, division in one["regrouped"])
+
+
+def test_the_next_process_of_a_host_speaks_for_it(tmp_path: Path):
+    """And when it dies too, the host is lost, and its parts are made elsewhere."""
+    words = {"design": "all_shared", "hosts": (0, 1, 1, 2), "die": {"1": 2, "2": 4}, "batches": 6}
+    said, _ = played(tmp_path, {**words, "on_failure": "continue"}, *ULFM)
+    assert set(said) == {0, 3}
+    for one in said.values():
+        assert (one["error"], one["wrong"], one["carried"]) == (None, [], list(range(6)))
+        assert [number for number, _ in one["regrouped"]] == [4]
+
+
+def test_one_host_may_be_all_that_is_left(tmp_path: Path):
+    words = {"design": "all_shared", "hosts": (0, 1, 2), "die": {"0": 1, "2": 3}}
+    said, _ = played(tmp_path, {**words, "on_failure": "continue"}, *ULFM)
+    assert (said[1]["error"], said[1]["wrong"], said[1]["carried"]) == (None, [], list(range(5)))
+    assert said[1]["regrouped"][-1][1] == [1, 1, 1]
