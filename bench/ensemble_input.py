@@ -1,213 +1,98 @@
-"""CPU of the input pipeline per record and member: shared, duplicated, and what is physically possible.
+"""CPU, wall time and memory of an ensemble's input: shared, duplicated, by other systems, and what is
+possible.
 
-Real JPEGs: seeded crops, 500 x 375 at quality 90, of the photographs that scikit-learn and scikit-image
-bundle; decoded with Pillow, cut and resized to 224 x 224 u8. Three ways: all members in one process, one
-process per member sharing through memory, and duplicated. The limit is measured in the same run: one
-decode divided by the number of members, and one copy of the record that the consumer must be given.
-Times are user and system CPU seconds of whole processes over the second epoch: start-up and the first
-epoch (threads, caches, the allocator) are left out.
+    python -m bench.ensemble_input [--members 1,2,4,8,12] [--cores 1,2] [--consumers ids,step] [--records 512]
+        [--rounds 5] [--systems all_shared,plain] [--peer-python PYTHON] [--out FILE.json] [--quick]
 
-    python bench/ensemble_input.py [--records 256] [--members 1,2,4,8] [--json]
-"""
+Members are processes of their own on one host, and read the same seeded JPEGs (500 x 375 at quality 90,
+decoded with Pillow, cut and resized to 224 x 224 u8). All systems of one cell (members, cores, consumer)
+are started, warmed by one epoch and then measured epoch by epoch in turns. CPU is user and system time of
+all processes of a system, servers included, divided by the records that its members were given. Every
+member compares the numbers of its records.
+
+The limit is measured in the same turns: one decode divided by the number of members, and the consumer by
+itself on batches that lie in memory. `bench.input` has the processes."""
 
 from __future__ import annotations
 
 import argparse
-import importlib
-import io
-import json
+import datetime
 import os
-import subprocess
+import platform
 import sys
-import time
-import uuid
+import tempfile
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from commplan import compiler
-from commplan.dsl import load
-from commplan.ir.schedule import Schedule
-from commplan.runtime.data import PhaseBatches, group
-
-Pixels = npt.NDArray[np.uint8]
-SIDE, BATCH = 224, 32
-WIDTH, HEIGHT, QUALITY = 500, 375, 90
-# glibc's own thresholds cost Pillow hundreds of page faults a record, in some runs and not in others:
-# everything is measured under one setting.
-MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(1 << 25), "MALLOC_TRIM_THRESHOLD_": str(1 << 29)}
-
-PLAN = """
-plan ensemble_input
-ensemble member = {members}
-source images : bytes
-fn decode(bytes) -> u8[224, 224, 3] on host
-each step {{
-    raw    = load images batch {batch} visit exactly_once seed 17 {{ cores = {cores} }}
-    pixels = map decode(raw)
-    pixels = share pixels over member via {design}
-    own    = map keep(pixels) per member
-    output own
-}}
-"""
-KEEP = "fn keep(u8[224, 224, 3]) -> u8[224, 224, 3] on host random"
+from bench.input import cells, show
+from bench.input.members import BATCH
+from bench.input.records import pack
 
 
-def photographs() -> list[Pixels]:
-    """The bundled photographs as arrays [height, width, 3]."""
-    datasets: Any = importlib.import_module("sklearn.datasets")
-    data: Any = importlib.import_module("skimage.data")
-    found: list[Any] = [*datasets.load_sample_images().images]
-    found += [getattr(data, name)() for name in ("astronaut", "coffee", "chelsea", "rocket")]
-    return [np.array(image, np.uint8)[..., :3] for image in found]
+def main(argv: list[str] | None = None) -> None:
+    options = _options(argv)
+    print(
+        f"{options.records} records, batches of {BATCH}, {options.rounds} rounds; writing the JPEGs",
+        flush=True,
+    )
+    rows: list[cells.Cell] = []
+    with tempfile.TemporaryDirectory(prefix="commplan-bench-") as folder:
+        records = Path(folder) / "records.bin"
+        pack(records, options.records)
+        for consumer in options.consumers:
+            for cores in options.cores:
+                for members in options.members:
+                    asked = cells.Asked(
+                        members, tuple(range(cores)), consumer, options.rounds, options.systems
+                    )
+                    rows.append(
+                        cells.measure(asked, records, Path(folder), options.peer_python, options.timeout)
+                    )
+                    print(show.cell(rows[-1]), flush=True)
+    found = show.Results(_surroundings(), options.records, BATCH, rows)
+    print(show.verdict(found))
+    if options.out:
+        show.write(found, options.out)
 
 
-def jpegs(count: int) -> list[bytes]:
-    """Seeded crops of the photographs, scaled up where one is too small, as JPEG files."""
-    image: Any = importlib.import_module("PIL.Image")
-    rng = np.random.default_rng(0)
-    sources = [image.fromarray(pixels) for pixels in photographs()]
-    records: list[bytes] = []
-    for number in range(count):
-        picture = sources[number % len(sources)]
-        scale = max(1.0, (WIDTH + 20) / picture.width, (HEIGHT + 20) / picture.height)
-        picture = picture.resize((int(picture.width * scale) + 1, int(picture.height * scale) + 1))
-        left = int(rng.integers(int(picture.width) - WIDTH))
-        top = int(rng.integers(int(picture.height) - HEIGHT))
-        file = io.BytesIO()
-        crop = picture.crop((left, top, left + WIDTH, top + HEIGHT))
-        crop.save(file, "JPEG", quality=QUALITY)
-        records.append(file.getvalue())
-    return records
+def _surroundings() -> dict[str, str]:
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores",
+        "load": f"{os.getloadavg()[0]:.2f}",
+        "python": platform.python_version(),
+    }
 
 
-def decode(record: bytes) -> Pixels:
-    """JPEG bytes to u8 [224, 224, 3]: the middle, resized."""
-    image: Any = importlib.import_module("PIL.Image")
-    picture = image.open(io.BytesIO(record)).convert("RGB")
-    side = min(picture.size)
-    left, top = (picture.width - side) // 2, (picture.height - side) // 2
-    box = (left, top, left + side, top + side)
-    return np.asarray(picture.resize((SIDE, SIDE), image.Resampling.BILINEAR, box=box))
-
-
-def schedule(members: int, design: str, cores: int) -> Schedule:
-    """Every member gets an array of its own, so that it is handed what a training process is handed."""
-    text = PLAN.format(members=members, design=design, batch=BATCH, cores=cores)
-    text = text.replace("each step", f"{KEEP}\neach step")
-    plan, problems = load(text, "ensemble_input.plan")
-    if plan is None:
-        raise SystemExit("\n".join(map(str, problems)))
-    return compiler.compile_plan(plan, {}, {}, pipeline="")
-
-
-def keep(pixels: Pixels, rng: np.random.Generator) -> Pixels:
-    """A member's own augmentation that costs nothing itself: the copy into its batch is what is left."""
-    return pixels
-
-
-def consume(
-    members: int, design: str, records: list[bytes], place: int | None, run_id: str
-) -> tuple[float, int]:
-    """CPU seconds of this process over the second epoch, and records given to its members in it."""
-    local = None if place is None else {"member": (place,)}
-    team = None if place is None else group(run_id, place, members)
-    made = schedule(members, design, cores=1 if place is not None else 2)
-    functions = {"decode": decode, "keep": keep}
-    with PhaseBatches(made, "step", {"images": records}, functions, local=local, group=team) as batches:
-        for _ in batches:
-            pass  # the first epoch warms threads, caches and the allocator
-        start = time.process_time()
-        given = 0
-        for batch in batches:
-            given += sum(array.shape[0] * array.shape[1] for array in batch.values.values())
-        return time.process_time() - start, given
-
-
-def limits(records: list[bytes]) -> tuple[float, float]:
-    """CPU seconds of one decode and of one copy of its result."""
-    start = time.process_time()
-    for record in records:
-        pixels = decode(record)
-    each = (time.process_time() - start) / len(records)
-    pixels = decode(records[0])
-    target = np.zeros((len(records), *pixels.shape), np.uint8)
-    start = time.process_time()
-    for _ in range(4):
-        for row in range(len(records)):
-            target[row] = pixels
-    return each, (time.process_time() - start) / len(records) / 4
-
-
-def processes(members: int, design: str, count: int) -> float:
-    """CPU seconds per record and member, one process per member."""
-    run_id = f"bench-{uuid.uuid4().hex[:8]}"
-    script = [sys.executable, str(Path(__file__).resolve()), "--records", str(count)]
-    started = [
-        subprocess.Popen(
-            [*script, "--worker", f"{place},{members},{design},{run_id}"], stdout=subprocess.PIPE, text=True
-        )
-        for place in range(members)
-    ]
-    found = [json.loads(process.communicate()[0]) for process in started]
-    return sum(cpu for cpu, _ in found) / sum(given for _, given in found)
-
-
-def measure(count: int, members: list[int]) -> dict[str, Any]:
-    """The whole table; times in milliseconds of CPU per record and member."""
-    records = jpegs(count)
-    rows: list[dict[str, float]] = []
-    for n in members:
-        once, copy = limits(records)
-        limit = once / n + copy
-        inside, given = consume(n, "all_shared", records, None, "")
-        twice, given_twice = consume(n, "duplicate", records, None, "")
-        between = processes(n, "all_shared", count)
-        row = {
-            "decode": once,
-            "copy": copy,
-            "limit": limit,
-            "duplicated": twice / given_twice,
-            "one_process": inside / given,
-            "processes": between,
-        }
-        rows.append({"members": n, **{key: value * 1e3 for key, value in row.items()}})
-    return {"records": count, "batch": BATCH, "unit": "ms CPU per record and member", "rows": rows}
-
-
-def table(found: dict[str, Any]) -> str:
-    """The measurements for people."""
-    lines = [
-        f"{found['records']} JPEGs, batch {found['batch']}; {found['unit']} (times the limit)",
-        f"{'members':>8}{'limit':>10}{'duplicated':>20}{'shared, 1 process':>20}{'shared, processes':>20}",
-    ]
-    for row in found["rows"]:
-        cells = "".join(
-            f"{row[key]:>12.3f} ({row[key] / row['limit']:4.2f}x)"
-            for key in ("duplicated", "one_process", "processes")
-        )
-        lines.append(f"{row['members']:>8}{row['limit']:>10.3f}{cells}")
-    return "\n".join(lines)
-
-
-def main() -> None:
+def _options(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--records", type=int, default=256)
-    parser.add_argument("--members", default="1,2,4,8")
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if any(os.environ.get(name) != value for name, value in MALLOC.items()):
-        os.environ.update(MALLOC)
-        os.execv(sys.executable, [sys.executable, *sys.argv])
-    if options.worker:
-        place, members, design, run_id = options.worker.split(",")
-        print(json.dumps(consume(int(members), design, jpegs(options.records), int(place), run_id)))
-        return
-    found = measure(options.records, [int(n) for n in options.members.split(",")])
-    print(json.dumps(found, indent=2) if options.json else table(found))
+    parser.add_argument("--members", type=_numbers, default=[1, 2, 4, 8, 12])
+    parser.add_argument("--cores", type=_numbers, default=[1, 2])
+    parser.add_argument("--consumers", type=_words, default=["ids", "step"])
+    parser.add_argument("--records", type=int, default=512, help=f"a multiple of {BATCH}")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--systems", type=_words, default=list(cells.SYSTEMS))
+    parser.add_argument("--peer-python", default=sys.executable, help="an interpreter that has the peers")
+    parser.add_argument(
+        "--timeout", type=float, default=120.0, help="seconds until a silent system is given up"
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE.json", help="every round; FILE.png beside it")
+    parser.add_argument("--quick", action="store_true", help="members 1 and 4, two rounds of 128 records")
+    options = parser.parse_args(argv)
+    if options.quick:
+        options.members, options.rounds, options.records = [1, 4], 2, 128
+    if options.records % BATCH:
+        parser.error(f"--records must be a multiple of {BATCH}: every batch has one shape")
+    available = len(os.sched_getaffinity(0))
+    options.cores = [cores for cores in options.cores if cores <= available] or [available]
+    return options
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(word) for word in text.split(",")]
+
+
+def _words(text: str) -> list[str]:
+    return text.split(",")
 
 
 if __name__ == "__main__":

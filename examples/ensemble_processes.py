@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -65,17 +66,18 @@ def launch(options: Any) -> list[dict[str, Any]]:
         command += [f"--{name}", str(getattr(options, name))]
     started: list[subprocess.Popen[str]] = []
     results: list[dict[str, Any]] = [{} for _ in range(MEMBERS)]
+    gone = threading.Event()
     try:
         for number in range(MEMBERS):
             one = subprocess.Popen([*command, "--member", str(number)], stdout=subprocess.PIPE, text=True)
             started.append(one)
         readers = [
-            threading.Thread(target=_relay, args=(number, one.stdout, results[number]), daemon=True)
+            threading.Thread(target=_relay, args=(number, one.stdout, results[number], gone), daemon=True)
             for number, one in enumerate(started)
         ]
         for reader in readers:
             reader.start()
-        _until_all_end(started)
+        _until_all_end(started, gone)
         for reader in readers:
             reader.join()
     finally:
@@ -155,10 +157,12 @@ def train(run: Any, mesh: Any, options: Any) -> tuple[list[float], Any]:
         return losses, batches.summary()
 
 
-def _until_all_end(started: list[subprocess.Popen[str]]) -> None:
-    """Wait for all processes; stop at the first that fails."""
+def _until_all_end(started: list[subprocess.Popen[str]], gone: threading.Event) -> None:
+    """Wait for all processes; stop at the first that fails, and when nobody reads what they print."""
     waiting = list(enumerate(started))
     while waiting:
+        if gone.is_set():
+            raise BrokenPipeError
         for number, one in list(waiting):
             try:
                 code = one.wait(timeout=0.1)
@@ -169,13 +173,16 @@ def _until_all_end(started: list[subprocess.Popen[str]]) -> None:
             waiting.remove((number, one))
 
 
-def _relay(number: int, lines: IO[str] | None, result: dict[str, Any]) -> None:
-    """Print a member's lines under its number; keep its result."""
-    for line in lines or ():
-        if line.startswith(RESULT):
-            result.update(json.loads(line.removeprefix(RESULT)))
-        elif "peer ranks" not in line:  # Gloo's own, on how its connections stand
-            print(f"member {number} | {line}", end="", flush=True)
+def _relay(number: int, lines: IO[str] | None, result: dict[str, Any], gone: threading.Event) -> None:
+    """Print a member's lines under its number; keep its result. gone: set when nobody reads any more."""
+    try:
+        for line in lines or ():
+            if line.startswith(RESULT):
+                result.update(json.loads(line.removeprefix(RESULT)))
+            elif "peer ranks" not in line:  # Gloo's own, on how its connections stand
+                print(f"member {number} | {line}", end="", flush=True)
+    except BrokenPipeError:
+        gone.set()
 
 
 def _warnings() -> list[str]:
@@ -198,4 +205,9 @@ def _options(argv: list[str] | None) -> Any:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+        sys.stdout.flush()
+    except BrokenPipeError:  # such as `| head`: nothing more is written, at exit neither
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)  # 128 + SIGPIPE, as a shell says it

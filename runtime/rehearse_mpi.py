@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from commplan.diagnostics import Diagnostic, Note
+from commplan.diagnostics import CommplanError, Diagnostic, Note
 from commplan.ir.plan import Plan
 from commplan.lowering.mpi.untyped import MPI
 from commplan.runtime.sizes import sizes_of
 
-PATIENCE_S = 1.5  # how long ranks that failed look for one another; a rank in a collective never looks
+PATIENCE_S = 3.0  # how long ranks that failed look for one another; a rank in a collective never looks
 _LOOK_S = 0.01
 _ERRORS, _VERDICT = 1, 2  # tags
 _SECONDARY = ("CP0920", "CP0921", "CP0922")  # what peers say of a rank that failed: its own error says more
@@ -28,6 +29,8 @@ class World:
         self.comm = MPI.COMM_WORLD
         self._own = self.comm.Dup()
         self.rank, self.size = int(self._own.Get_rank()), int(self._own.Get_size())
+        self._agreed = False
+        self._known: Said = []
 
     def sizes(self, plan: Plan, given: Mapping[str, int]) -> dict[str, int]:
         """The sizes of the plan's axes; one that is left open takes the ranks that are left."""
@@ -37,6 +40,15 @@ class World:
         """On the first rank what every rank has, in order; elsewhere nothing. All ranks call it."""
         return self._own.gather(mine) or []
 
+    def agree(self, mine: Sequence[Diagnostic] = ()) -> None:
+        """All ranks call this once, before anything else that they do together: with what is wrong where they
+        are, or with nothing. Raises what is wrong anywhere, on all of them."""
+        said: list[Said] = self._own.allgather(list(mine))
+        self._agreed = True
+        self._known = together({rank: one for rank, one in enumerate(said) if one}, self.size)
+        if self._known:
+            raise CommplanError(*self._known)
+
     def failed(self, mine: Sequence[Diagnostic]) -> tuple[Said, bool]:
         """A rank that failed calls this: what it should print, and whether all ranks have failed.
 
@@ -44,6 +56,11 @@ class World:
         for all. Where not all have failed the caller ends the others, which may wait for this one in a
         collective.
         """
+        if not self._agreed:
+            with contextlib.suppress(CommplanError):
+                self.agree(mine)
+        if self._known:
+            return self._known if self.rank == 0 else [], True
         if self.size == 1:
             return list(mine), True
         return self._hear(list(mine)) if self.rank == 0 else self._tell(list(mine))

@@ -33,7 +33,9 @@ def bind(done: Compiled, arguments: Namespace, *, sources: bool, world: World | 
     functions = {name: _function(name, where) for name, where in arguments.fn}
     data = {name: _source(name, path) for name, path in arguments.source} if sources else {}
     _check_given(done.schedule, functions, data if sources else None)
-    if world is None:
+    if world is not None:
+        world.agree()
+    else:
         _use_cpus(done.schedule)
     from commplan.api import Program
     from commplan.runtime.rehearse import mesh_for

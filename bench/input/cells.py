@@ -1,0 +1,215 @@
+"""One cell of the table: all systems for a number of members, cores and a consumer, in turns."""
+
+from __future__ import annotations
+
+import os
+import socket
+import statistics
+import sys
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from bench.input.members import DESIGNS
+from bench.input.team import Block, StalledError, Team
+
+OURS = (*DESIGNS, "one_process")
+PEERS = ("grain", "tf_service", "tensorsocket")
+SYSTEMS = (*OURS, "plain", *PEERS)
+SERVED = ("tf_service", "tensorsocket")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What to measure. cores: the numbers of those that all processes may use."""
+
+    members: int
+    cores: tuple[int, ...]
+    consumer: str
+    rounds: int
+    systems: Sequence[str]
+
+
+class Figure(msgspec.Struct, frozen=True):
+    """One system in one cell; one entry per round. cpu_s: per record and member. rate: records per second
+    and member. made: bytes that its processes made per record of the epoch (a record that each of twelve
+    members makes counts twelve times); None where it does not say. missing, again: records that members
+    were not given, or twice, over all rounds. memory, private: bytes beside those of as many processes
+    without an input, shared pages once and not at all. failed: why there are no more rounds.
+    """
+
+    system: str
+    cpu_s: list[float] = []
+    rate: list[float] = []
+    made: float | None = None
+    missing: int = 0
+    again: int = 0
+    memory: int | None = None
+    private: int | None = None
+    failed: str = ""
+
+    @property
+    def cpu(self) -> float:
+        return statistics.median(self.cpu_s)
+
+    @property
+    def wall(self) -> float:
+        return statistics.median(self.rate)
+
+
+class Cell(msgspec.Struct, frozen=True):
+    """decode_s: CPU seconds of one decode; consume_s: of the consumer, per record and member; one per
+    round.
+    """
+
+    members: int
+    cores: int
+    consumer: str
+    decode_s: list[float]
+    consume_s: list[float]
+    figures: list[Figure]
+
+    @property
+    def limit(self) -> float:
+        """CPU seconds per record and member that nobody can do without."""
+        return statistics.median(self.decode_s) / self.members + statistics.median(self.consume_s)
+
+    def of(self, system: str) -> Figure | None:
+        return next((one for one in self.figures if one.system == system and one.cpu_s), None)
+
+
+def measure(asked: Asked, records: Path, folder: Path, peer_python: str, timeout: float) -> Cell:
+    """Start everything, then take turns; each round begins with another system. Systems with servers
+    follow.
+    """
+    where = folder / f"{asked.consumer}-{asked.members}-{len(asked.cores)}"
+    teams: dict[str, Team] = {}
+    failed: dict[str, str] = {}
+    blocks: dict[str, list[Block]] = {}
+    memory: dict[str, tuple[int, int]] = {}
+    systems = [one for one in asked.systems if asked.consumer == "ids" or one not in PEERS]
+    try:
+        for name in ("decoding", "consuming", *(one for one in systems if one not in SERVED)):
+            try:
+                teams[name] = team(name, asked, records, where / name, peer_python, timeout)
+            except StalledError as error:
+                failed[name] = str(error)
+        if missing := [name for name in ("decoding", "consuming") if name in failed]:
+            raise SystemExit(f"{missing[0]}: {failed[missing[0]]}")
+        beside = teams["consuming"].memory()
+        for round_ in range(asked.rounds):
+            order = list(teams)
+            for name in order[round_ % len(order) :] + order[: round_ % len(order)]:
+                if name in failed:
+                    continue
+                try:
+                    blocks.setdefault(name, []).append(teams[name].block())
+                    memory[name] = teams[name].memory()
+                except StalledError as error:
+                    failed[name] = f"in round {round_ + 1}: {error}"
+                    teams[name].close()
+    finally:
+        for one in teams.values():
+            one.close()
+    for name in systems:
+        if name in SERVED:
+            try:
+                blocks[name], memory[name], failed[name] = _stretch(
+                    name, asked, records, where / name, peer_python, timeout
+                )
+            except StalledError as error:
+                failed[name] = str(error)
+    alone = (beside[0] // asked.members, beside[1] // asked.members)
+    figures = [
+        _figure(
+            name,
+            blocks.get(name, []),
+            memory.get(name),
+            alone if name == "one_process" else beside,
+            failed.get(name, ""),
+        )
+        for name in systems
+    ]
+    return Cell(
+        asked.members,
+        len(asked.cores),
+        asked.consumer,
+        [block.cpu_s / _records(block) for block in blocks["decoding"]],
+        [block.cpu_s / _records(block) for block in blocks["consuming"]],
+        figures,
+    )
+
+
+def _stretch(
+    name: str, asked: Asked, records: Path, where: Path, peer_python: str, timeout: float
+) -> tuple[list[Block], tuple[int, int], str]:
+    """The rounds of a system with a server, one after another: it would work ahead in the turns of others.
+    The first block fills what it keeps, and is not counted.
+    """
+    found: list[Block] = []
+    memory, failed = (0, 0), ""
+    one = team(name, asked, records, where, peer_python, timeout)
+    try:
+        for _ in range(asked.rounds + 1):
+            found.append(one.block(since_last=True))
+            memory = one.memory()
+    except StalledError as error:
+        failed = f"after {len(found)} epochs: {error}"
+    finally:
+        one.close()
+    return found[1:], memory, failed
+
+
+def _records(block: Block) -> int:
+    return sum(answer["records"] for answer in block.answers)
+
+
+def _figure(
+    name: str, blocks: Sequence[Block], memory: tuple[int, int] | None, beside: tuple[int, int], failed: str
+) -> Figure:
+    made = [sum(answer.get("made", 0) for answer in block.answers) for block in blocks]
+    each = [_records(block) / sum(answer.get("members", 1) for answer in block.answers) for block in blocks]
+    return Figure(
+        name,
+        [block.cpu_s / _records(block) for block in blocks],
+        [records / block.wall_s for records, block in zip(each, blocks, strict=True)],
+        sum(made) / sum(each) if any(made) else None,
+        sum(answer["missing"] for block in blocks for answer in block.answers),
+        sum(answer["again"] for block in blocks for answer in block.answers),
+        memory[0] - beside[0] if memory else None,
+        memory[1] - beside[1] if memory else None,
+        failed,
+    )
+
+
+def team(name: str, asked: Asked, records: Path, where: Path, peer_python: str, timeout: float) -> Team:
+    """The processes of a system. A process of one member has the threads that are its share of the cores."""
+    threads = max(1, len(asked.cores) // asked.members)
+    count = asked.members
+    if name == "one_process":
+        count, threads = 1, len(asked.cores)
+    if name == "decoding":  # as loaded as the machine is when all of its cores decode
+        count, threads = len(asked.cores), 1
+    common = ["--records", str(records), "--members", str(asked.members), "--threads", str(threads)]
+    servers: list[list[str]] = []
+    if name in PEERS:
+        module = [peer_python, "-m", "bench.input.peers", name]
+        common += ["--port", str(_port())]
+        if name in SERVED:
+            servers = [[*module, "server", *common]]
+        members = [[*module, "member", *common, "--place", str(place)] for place in range(count)]
+    else:
+        common += ["--run-id", f"bench-{os.getpid()}-{uuid.uuid4().hex[:8]}", "--consumer", asked.consumer]
+        module = [sys.executable, "-m", "bench.input.members", name]
+        members = [[*module, *common, "--place", str(place)] for place in range(count)]
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "2", "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+    return Team(servers, members, cores=asked.cores, folder=where, timeout=timeout, environment=quiet)
+
+
+def _port() -> int:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        return int(free.getsockname()[1])

@@ -1,0 +1,179 @@
+"""One member's process, of commplan or of plain Python, or one of those that measure the parts of the limit.
+
+python -m bench.input.members SYSTEM --records FILE --members N --place I --run-id ID --threads T --consumer
+KIND"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import mmap
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.input.consumers import Batch, Consumer
+from bench.input.records import SHAPE, Packed, decode
+from bench.input.team import answer
+
+BATCH = 64
+DESIGNS = {
+    "duplicate": "duplicate",
+    "all_shared": "all_shared",
+    "single_broadcast": "single_broadcast(readers = {readers})",
+    "multi_broadcast": "multi_broadcast(readers = {readers})",
+}
+PLAN = """
+plan ensemble_input
+ensemble member = {members}
+source images : bytes
+fn decode(bytes) -> u8[224, 224, 3] on host
+each step {{
+    raw    = load images batch {batch} visit exactly_once seed 17 tail short {{ cores = {threads} }}
+    pixels = map decode(raw)
+    pixels = share pixels over member via {design}
+    output pixels
+}}
+"""
+
+
+def text(design: str, members: int, threads: int) -> str:
+    """The plan; two readers, or one where there is but one member."""
+    via = DESIGNS[design].format(readers=min(2, members))
+    return PLAN.format(members=members, batch=BATCH, threads=threads, design=via)
+
+
+def commplan(options: Any, records: Packed) -> None:
+    """A member whose input is a plan's; `one_process` holds all members."""
+    from commplan import compiler  # noqa: PLC0415  a member of plain Python does without
+    from commplan.dsl import load  # noqa: PLC0415
+    from commplan.runtime.data import PhaseBatches, group  # noqa: PLC0415
+
+    alone = options.system == "one_process"
+    written = text("all_shared" if alone else options.system, options.members, options.threads)
+    plan, problems = load(written, "ensemble_input.plan")
+    if plan is None:
+        raise SystemExit("\n".join(map(str, problems)))
+    schedule = compiler.compile_plan(plan, {}, {}, pipeline="")
+    local = None if alone else {"member": (options.place,)}
+    team = None if alone else group(options.run_id, options.place, options.members, timeout=120.0)
+    consumers = [Consumer(options.consumer, BATCH) for _ in range(options.members if alone else 1)]
+    made_by: Any = PhaseBatches(
+        schedule, "step", {"images": records}, {"decode": decode}, local=local, group=team
+    )
+    with made_by as batches:
+
+        def made() -> int:
+            return sum(line.nbytes for line in batches.summary().lines if line.what == "map decode")
+
+        def epoch() -> dict[str, Any]:
+            before = made()
+            for batch in batches:
+                (pixels,) = batch.values.values()
+                for consumer in consumers:
+                    consumer(pixels)
+            found = [consumer.epoch(len(records)) for consumer in consumers]
+            answer = {key: sum((one[key] for one in found[1:]), found[0][key]) for key in found[0]}
+            return {**answer, "made": made() - before, "members": options.members if alone else 1}
+
+        epoch()
+        answer(epoch)
+
+
+def plain(options: Any, records: Packed) -> None:
+    """What a training script does by itself: read, decode, stack, with as many threads as it has cores."""
+    rng = np.random.default_rng(17)
+    consumer = Consumer(options.consumer, BATCH)
+    pool = ThreadPoolExecutor(options.threads) if options.threads > 1 else None
+
+    def fill(batch: Batch, rows: Sequence[int], chosen: Sequence[int]) -> None:
+        for row in rows:
+            batch[row] = decode(records[chosen[row]])
+
+    def epoch() -> dict[str, Any]:
+        order = rng.permutation(len(records)).tolist()
+        for start in range(0, len(order), BATCH):
+            chosen = order[start : start + BATCH]
+            batch = np.empty((len(chosen), *SHAPE), np.uint8)
+            if pool is None:
+                fill(batch, range(len(chosen)), chosen)
+            else:
+                parts = [range(first, len(chosen), options.threads) for first in range(options.threads)]
+                for part in [pool.submit(fill, batch, rows, chosen) for rows in parts]:
+                    part.result()
+            consumer(batch)
+        return consumer.epoch(len(records))
+
+    epoch()
+    answer(epoch)
+
+
+def consuming(options: Any, records: Packed) -> None:
+    """The consumer alone, on batches that lie in memory; before its first epoch it has none: what the
+    process takes then is what members take without any input."""
+
+    importlib.import_module("commplan.runtime.data")  # its modules are a part of what a process takes
+    consumer = Consumer(options.consumer, BATCH)
+    made: list[Batch] = []
+
+    def batches() -> Iterator[Batch]:
+        for start in range(0, len(records), BATCH):
+            rows = min(BATCH, len(records) - start)
+            made[0].reshape(BATCH, -1)[:rows, :4] = np.arange(start, start + rows, dtype=np.uint32)[
+                :, None
+            ].view(np.uint8)
+            yield made[0][:rows]
+
+    def epoch() -> dict[str, Any]:
+        if not made:
+            nbytes = BATCH * int(np.prod(SHAPE))
+            made.append(np.frombuffer(mmap.mmap(-1, nbytes), np.uint8).reshape(BATCH, *SHAPE))
+        for batch in batches():
+            consumer(batch)
+        return consumer.epoch(len(records))
+
+    answer(epoch)
+
+
+def decoding(options: Any, records: Packed) -> None:
+    """One decode after another, into rows of a batch."""
+    del options
+    batch = np.zeros((BATCH, *SHAPE), np.uint8)
+
+    def epoch() -> dict[str, Any]:
+        for number in range(len(records)):
+            batch[number % BATCH] = decode(records[number])
+        return {"records": len(records), "missing": 0, "again": 0}
+
+    epoch()
+    answer(epoch)
+
+
+SYSTEMS: dict[str, Callable[[Any, Packed], None]] = {
+    **dict.fromkeys((*DESIGNS, "one_process"), commplan),
+    "plain": plain,
+    "consuming": consuming,
+    "decoding": decoding,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("system", choices=SYSTEMS)
+    parser.add_argument("--records", type=Path, required=True)
+    parser.add_argument("--members", type=int, required=True)
+    parser.add_argument("--place", type=int, default=0)
+    parser.add_argument("--run-id", default="")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument(
+        "--consumer", default="ids", help="ids, step, or the seconds that an accelerator takes"
+    )
+    options = parser.parse_args()
+    SYSTEMS[options.system](options, Packed(options.records))
+
+
+if __name__ == "__main__":
+    main()

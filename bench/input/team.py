@@ -1,0 +1,218 @@
+"""The processes of one system: started, told to run an epoch, looked at from outside.
+
+A worker prints lines that begin with `@` and are JSON: one when it is ready, one after each epoch. It runs
+an epoch for every line on its standard input and ends with it. CPU is the user and system time of all
+processes in the sessions of the workers, servers and their children included, by the kernel's clocks;
+memory is what the kernel charges them for, shared pages once."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+ROOT = Path(__file__).resolve().parents[2]
+MARK = "@"
+# glibc's own thresholds cost Pillow hundreds of page faults a record, in some runs and not in others:
+# everything is measured under one setting.
+MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(1 << 25), "MALLOC_TRIM_THRESHOLD_": str(1 << 29)}
+Answer = dict[str, Any]
+
+
+class StalledError(Exception):
+    """A system that does not answer, or whose process has ended; the message says which and what it last
+    said.
+    """
+
+
+@dataclass(frozen=True)
+class Block:
+    """One epoch of all members. cpu_s: of all processes. wall_s: until the last one had its last record."""
+
+    cpu_s: float
+    wall_s: float
+    answers: list[Answer]
+
+
+@dataclass
+class _Process:
+    process: subprocess.Popen[str]
+    name: str
+    log: Path
+    lines: queue.Queue[Answer | None] = field(default_factory=queue.Queue["Answer | None"])
+
+    def relay(self, stream: IO[str]) -> None:
+        for line in stream:
+            if line.startswith(MARK):
+                self.lines.put(json.loads(line[len(MARK) :]))
+        self.lines.put(None)
+
+
+class Team:
+    """`commands` are started on the `cores`; those in `members` answer, the others serve them."""
+
+    def __init__(
+        self,
+        servers: Sequence[Sequence[str]],
+        members: Sequence[Sequence[str]],
+        *,
+        cores: Sequence[int],
+        folder: Path,
+        timeout: float,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.timeout = timeout
+        self._cores = set(cores)
+        self._folder = folder
+        self._environment = {**os.environ, **MALLOC, "PYTHONPATH": str(ROOT), **(environment or {})}
+        self._all: list[_Process] = []
+        self._last: float | None = None
+        self.members: list[_Process] = []
+        try:
+            for number, command in enumerate(servers):
+                one = self._start(command, f"server-{number}")
+                self._answer(one)
+            self.members = [self._start(command, f"member-{n}") for n, command in enumerate(members)]
+            self.first = [self._answer(member) for member in self.members]
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, command: Sequence[str], name: str) -> _Process:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        log = self._folder / f"{name}.log"
+        before = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, self._cores)  # inherited by what is started now
+        try:
+            with log.open("w") as errors:
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    text=True,
+                    env=self._environment,
+                    start_new_session=True,
+                )
+        finally:
+            os.sched_setaffinity(0, before)
+        one = _Process(process, name, log)
+        threading.Thread(target=one.relay, args=(process.stdout,), daemon=True).start()
+        self._all.append(one)
+        return one
+
+    def _answer(self, one: _Process) -> Answer:
+        try:
+            found = one.lines.get(timeout=self.timeout)
+        except queue.Empty:
+            raise StalledError(f"{one.name} was silent for {self.timeout:g} s") from None
+        if found is None:
+            said = one.log.read_text(errors="replace").strip().splitlines()
+            raise StalledError(f"{one.name} ended: {said[-1][:200] if said else 'without a word'}")
+        if "cannot" in found:
+            raise StalledError(str(found["cannot"]))
+        return found
+
+    def block(self, *, since_last: bool = False) -> Block:
+        """One epoch. since_last: what was spent since the block before counts too: a server works ahead while
+        nobody asks. Raises StalledError."""
+        pids = self._pids()
+        before, start = _cpu(pids), time.perf_counter()
+        if since_last and self._last is not None:
+            before = self._last
+        for member in self.members:
+            assert member.process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):  # `_answer` says what became of it
+                member.process.stdin.write("go\n")
+                member.process.stdin.flush()
+        answers = [self._answer(member) for member in self.members]
+        wall = max(answer["ended"] for answer in answers) - start
+        self._last = _cpu(pids)
+        return Block(self._last - before, wall, answers)
+
+    def memory(self) -> tuple[int, int]:
+        """Bytes of all processes: with shared pages counted once, and of their own pages alone."""
+        shared = private = 0
+        for pid in self._pids():
+            with contextlib.suppress(OSError):
+                text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+                found = dict(line.split(":", 1) for line in text.splitlines()[1:])
+                shared += _kib(found["Pss"])
+                private += _kib(found["Private_Clean"]) + _kib(found["Private_Dirty"])
+        return shared, private
+
+    def _pids(self) -> list[int]:
+        sessions = {one.process.pid for one in self._all}
+        found: list[int] = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdecimal():
+                with contextlib.suppress(OSError):
+                    if os.getsid(int(entry.name)) in sessions:
+                        found.append(int(entry.name))
+        return found
+
+    def close(self) -> None:
+        """End all processes: first by the end of their input, then by force."""
+        for one in self._all:
+            with contextlib.suppress(OSError, ValueError):
+                if one.process.stdin is not None:
+                    one.process.stdin.close()
+        until = time.monotonic() + 10
+        for one in reversed(self._all):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                one.process.wait(max(0.1, until - time.monotonic()))
+        for one in self._all:
+            with contextlib.suppress(OSError):
+                os.killpg(one.process.pid, signal.SIGKILL)
+            one.process.wait()
+            if one.process.stdout is not None:
+                one.process.stdout.close()
+
+
+def _kib(text: str) -> int:
+    return int(text.split(maxsplit=1)[0]) * 1024
+
+
+def _cpu(pids: Sequence[int]) -> float:
+    """User and system seconds of processes, by the CPU-time clock that Linux has for each."""
+    total = 0.0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            total += time.clock_gettime((~pid << 3) | 2)
+    return total
+
+
+# --- the workers' side ---
+
+
+def serve(**fields: Any) -> None:
+    """A server is up; stay until the input ends."""
+    _say(fields)
+    sys.stdin.read()
+
+
+def answer(epoch: Any, **ready: Any) -> None:
+    """Say that this member is ready; then for every line of the input say what `epoch` returns."""
+    _say(ready)
+    for _ in sys.stdin:
+        found: Answer = epoch()
+        _say({"ended": time.perf_counter(), **found})
+
+
+def cannot(why: str) -> None:
+    """Say why this system cannot run here."""
+    _say({"cannot": why})
+
+
+def _say(fields: Mapping[str, Any]) -> None:
+    print(f"{MARK}{json.dumps(fields)}", flush=True)

@@ -1,0 +1,161 @@
+"""The bench of shared input: records, consumers, processes that wait and are watched, and its verdict."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from bench import ensemble_input
+from bench.input import cells, show
+from bench.input.cells import Cell, Figure
+from bench.input.consumers import Consumer
+from bench.input.members import DESIGNS, text
+from bench.input.records import SHAPE, Packed, decode, numbers, pack
+from bench.input.team import StalledError, Team
+from commplan import dsl
+
+pytest.importorskip("PIL")
+pytest.importorskip("sklearn")
+pytest.importorskip("skimage")
+COUNT = 64
+
+
+@pytest.fixture(name="records", scope="module")
+def _records(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("input") / "records.bin"
+    pack(path, COUNT)
+    return path
+
+
+def test_records_are_jpegs_that_carry_their_numbers(records: Path):
+    packed = Packed(records)
+    assert len(packed) == COUNT
+    assert packed[5][4:7] == b"\xff\xd8\xff" and int.from_bytes(packed[5][:4], "little") == 5
+    batch = np.stack([decode(packed[number]) for number in (5, 0, 63)])
+    assert batch.shape == (3, *SHAPE) and numbers(batch).tolist() == [5, 0, 63]
+    assert batch.std() > 10  # pictures
+
+
+def test_consumers_hold_what_they_saw_against_what_there_is():
+    batch = np.zeros((4, *SHAPE), np.uint8)
+    batch.reshape(4, -1)[:, 0] = [0, 1, 1, 3]
+    consumer = Consumer("ids", 4)
+    consumer(batch)
+    assert consumer.epoch(4) == {"records": 4, "missing": 1, "again": 1, "steps": []}
+    assert consumer.epoch(2) == {"records": 0, "missing": 2, "again": 0, "steps": []}
+    waiting = Consumer("0.01", 4)
+    for _ in range(3):
+        waiting(batch)
+    assert [time >= 0.01 for time in waiting.epoch(4)["steps"]] == [True, True]
+    step = Consumer("step", 4)
+    step(batch)
+    assert step.epoch(4)["records"] == 4
+
+
+@pytest.mark.parametrize("design", DESIGNS)
+@pytest.mark.parametrize("members", [1, 4])
+def test_plans_of_all_designs_check(design: str, members: int):
+    plan, problems = dsl.load(text(design, members, 2), "input.plan")
+    assert plan is not None, problems
+
+
+WAITING = """
+import sys, time
+from bench.input.team import answer, cannot
+if sys.argv[1] == "cannot":
+    cannot("it is not installed")
+elif sys.argv[1] == "dies":
+    raise SystemExit("no luck")
+elif sys.argv[1] == "silent":
+    time.sleep(600)
+else:
+    def epoch():
+        until = time.process_time() + 0.2
+        while time.process_time() < until:
+            pass
+        return {"records": 10, "missing": 0, "again": 0}
+    answer(epoch)
+"""
+
+
+def team(kind: str, count: int, folder: Path, timeout: float = 60.0) -> Team:
+    command = [sys.executable, "-c", WAITING, kind]
+    return Team([], [command] * count, cores=(min(os.sched_getaffinity(0)),), folder=folder, timeout=timeout)
+
+
+def test_a_team_s_cpu_is_that_of_all_its_processes(tmp_path: Path):
+    two = team("works", 2, tmp_path)
+    try:
+        block = two.block()
+        assert 0.4 <= block.cpu_s < 0.6 and block.wall_s >= 0.4  # one core
+        assert [answer["records"] for answer in block.answers] == [10, 10]
+        shared, private = two.memory()
+        assert shared > private > 0
+        pids = [one.process.pid for one in two.members]
+        assert all(os.sched_getaffinity(pid) == {min(os.sched_getaffinity(0))} for pid in pids)
+    finally:
+        two.close()
+    assert all(one.process.returncode == 0 for one in two.members)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"), [("cannot", "not installed"), ("dies", "no luck"), ("silent", "was silent for 2 s")]
+)
+def test_systems_that_do_not_answer_are_named_and_ended(kind: str, said: str, tmp_path: Path):
+    begun = time.monotonic()
+    with pytest.raises(StalledError, match=said):
+        team(kind, 1, tmp_path, timeout=2.0 if kind == "silent" else 60.0)
+    assert time.monotonic() - begun < 100
+
+
+def test_a_cell_is_measured(records: Path, tmp_path: Path):
+    asked = cells.Asked(
+        2, (min(os.sched_getaffinity(0)),), "ids", 2, ("all_shared", "duplicate", "plain", "grain")
+    )
+    found = cells.measure(asked, records, tmp_path, sys.executable, 100.0)
+    shared, duplicate, plain = (found.of(name) for name in ("all_shared", "duplicate", "plain"))
+    assert shared and duplicate and plain
+    for one in (shared, duplicate, plain):
+        assert len(one.cpu_s) == len(one.rate) == 2 and one.missing == one.again == 0 and not one.failed
+    assert duplicate.made == pytest.approx(2 * 150_528) and shared.made == pytest.approx(150_528)
+    assert len(found.decode_s) == len(found.consume_s) == 2 and found.limit > 0
+    shown = show.cell(found)
+    assert "commplan, all_shared" in shown and "all, once" in shown and "2 members on 1 core" in shown
+    assert "Grain, duplicated" in shown
+
+
+def cell(members: int, *, shared: float, memory: int = 10, missing: int = 0) -> Cell:
+    figures = [
+        Figure("all_shared", [shared] * 3, [1000.0] * 3, 150_528.0, missing, 0, memory, memory),
+        Figure("plain", [2e-3, 2.1e-3, 1.9e-3], [90.0] * 3),
+        Figure("tf_service", failed="tensorflow is not installed"),
+    ]
+    return Cell(members, 1, "ids", [1.92e-3] * 3, [1e-6] * 3, figures)
+
+
+def test_the_verdict_says_what_is_missed(tmp_path: Path):
+    good = show.Results({}, 512, 64, [cell(1, shared=2e-3), cell(12, shared=1.64e-4)])
+    assert show.verdict(good).count("\n") == 1 and "12.2x less CPU" in show.verdict(good)
+    bad = show.verdict(show.Results({}, 512, 64, [cell(12, shared=4e-4, memory=400_000_000, missing=3)]))
+    for said in (
+        "more than 5% above",
+        "less than 10x (the limit would be 12.4x)",
+        "0.3 GB",
+        "missing or given twice",
+    ):
+        assert said in bad, bad
+    assert "tensorflow is not installed" in show.cell(good.cells[0])
+    show.write(good, tmp_path / "found.json")
+    assert msgspec.json.decode((tmp_path / "found.json").read_bytes(), type=show.Results) == good
+
+
+def test_what_is_asked_is_checked(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        ensemble_input.main(["--records", "100"])
+    assert "a multiple of 64" in capsys.readouterr().err
