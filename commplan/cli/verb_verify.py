@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from commplan.cli.console import Console, name_of
+from commplan.cli.verify_input import input_data, input_text
 from commplan.diagnostics import CommplanError, Diagnostic, fail
 from commplan.ir.schedule import Collective, Schedule
 from commplan.verify.counterexample import Counterexample
@@ -102,9 +103,13 @@ class _Facts:
 
     def __init__(self, schedule: Schedule, found: list[Diagnostic]) -> None:
         from commplan.verify.calls import calls_of
+        from commplan.verify.inputs import input_memory, shares, visits
         from commplan.verify.memory import memory
 
         self.schedule = schedule
+        self.visits = () if found else visits(schedule)
+        self.shares = () if found else shares(schedule)
+        self.input = () if found else input_memory(schedule)
         self.lines = [] if found else _lines(schedule)
         self.memory = () if found else memory(schedule)
         self.calls = calls_of(schedule)
@@ -131,6 +136,7 @@ class _Facts:
                 }
                 for one in self.memory
             ],
+            **input_data(self.visits, self.shares, self.input),
         }  # fmt: skip
 
     def text(self, color: bool) -> str:
@@ -145,6 +151,7 @@ class _Facts:
                 f"communicators: {made}, created and called in one order by all ranks,"
                 f" {len(self.calls.calls)} calls"
             )
+        out += input_text(self.visits, self.shares, self.input)
         for one in self.memory:
             at = f" (line {one.span.line})" if one.span else ""
             out.append(

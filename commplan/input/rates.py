@@ -17,9 +17,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from commplan.input.ahead import PREFETCH
 from commplan.input.order import Order, Tail, Visit
-
-PREFETCH = 2  # batches ahead where a plan does not say
+from commplan.ir.types import sized
 
 
 @dataclass(frozen=True)
@@ -106,9 +106,9 @@ class Rates:
         rows.
         """
         most = 0
-        for member, each in enumerate(self.units):
-            order = self.of(member, length, 0, visit, tail)
-            most = max(most, order.steps * each)
+        for batch in set(self.batches):
+            steps = Order(length, batch, 0, visit, tail).steps
+            most = max(most, steps * batch // self.unit)
         if tail == "short" and visit != "at_least_once":
             return min(most, -(-length // self.unit))
         return most
@@ -123,3 +123,22 @@ def rates(batches: Sequence[int], prefetch: int = PREFETCH) -> Rates:
     if not batches or min(batches) < 1 or prefetch < 1:
         raise ValueError(f"no rates: batches {list(batches)}, prefetch {prefetch}")
     return Rates(tuple(batches), prefetch)
+
+
+def round_text(found: Rates) -> str:
+    """The round in words: `a round of 64 records (2 steps of batch 32, 1 of 64)`."""
+    steps = [f"{found.round // batch} of {batch}" for batch in dict.fromkeys(found.batches)]
+    first = steps[0].replace(" of ", f" step{'s' if found.round > found.batches[0] else ''} of batch ", 1)
+    return f"a round of {found.round} records ({', '.join([first, *steps[1:]])})"
+
+
+def kept_text(found: Rates, record_nbytes: int = 0) -> str:
+    """What is kept and how far members part, in words. record_nbytes: of what is kept; 0 where it is not
+    known."""
+    nbytes = f" ({sized(found.bound * record_nbytes)})" if record_nbytes else ""
+    most = found.lead(found.batches.index(min(found.batches)))
+    ahead = f"in units of {found.unit}, {found.prefetch} batches ahead"
+    return (
+        f"at most {found.bound} records are kept{nbytes}, {ahead}; members that keep pace are {found.lag}"
+        f" records apart at most, and none gets more than {most} ahead of another"
+    )

@@ -6,11 +6,13 @@ from commplan.passes.base import Pass
 from commplan.passes.bucket import BucketPass
 from commplan.passes.decompose import DecomposePass
 from commplan.passes.overlap import OverlapPass
+from commplan.passes.rates import RatesPass
 from commplan.passes.select import SelectPass
 from commplan.passes.share import SharePass
 from commplan.passes.wire import WirePass
 
 PASSES: dict[str, type[Pass]] = {
-    kind.name: kind for kind in (SharePass, BucketPass, DecomposePass, WirePass, SelectPass, OverlapPass)
+    kind.name: kind
+    for kind in (SharePass, RatesPass, BucketPass, DecomposePass, WirePass, SelectPass, OverlapPass)
 }
 DEFAULT = ",".join(PASSES)

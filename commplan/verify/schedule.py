@@ -1,7 +1,8 @@
 """The structural verifier: what must hold of every schedule, after every pass and after loading.
 
 CP0730 names and definitions, CP0731 types and shapes, CP0732 bytes and dtypes of collectives, CP0733
-order and dependencies, CP0734 axes and placements, CP0735 values that an op does not permit.
+order and dependencies, CP0734 axes and placements, CP0735 values that an op does not permit; CP0760 to CP0762
+what members are given (`verify.visits`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from commplan.ir.layout import cut_all
 from commplan.ir.plan import AxisKind, Ref, name_of
 from commplan.ir.schedule import SCHEMA_VERSION, Collective, Op, Read, Schedule, Value, operands, results
 from commplan.ir.sources import bind_sources
+from commplan.verify.inputs import check_input
 from commplan.verify.ops import check_op
 from commplan.verify.scope import Axes, Report, Scope
 
@@ -91,6 +93,8 @@ def _verify_phase(scope: Scope) -> None:
     for op in phase.ops:
         if not scope.has_seen_op(op):
             check_op(scope, op)
+    if len(report.found) == before:
+        check_input(scope)
     _clocks(scope)
     bound = bind_sources(phase)
     if bound != phase:

@@ -180,10 +180,10 @@ def _tail(
             expr.tail.span,
             fix=ctx.rename(expr.tail, TAILS),
         )
-    elif tail == "drop" and visit == "exactly_once":
+    elif tail == "drop" and visit in ("exactly_once", "at_least_once"):
         ctx.error(
             "CP0413",
-            "`tail drop` leaves records out, and `exactly_once` promises them all",
+            f"`tail drop` leaves records out, and `{visit}` promises them all",
             expr.tail.span,
             "pad the tail, or visit `at_most_once`",
             fix=Fix("write `pad`", expr.tail.span, "pad"),

@@ -1,4 +1,4 @@
-"""The run-time check of a visit: what was promised passes; every mistake is found, and named where possible."""
+"""The run-time check of a visit: what was promised passes, mistakes are found, and named where possible."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Sequence
@@ -163,6 +164,8 @@ def test_the_lock_of_the_interpreter_is_serial() -> None:
     assert one(setting, bound, "single_broadcast", 1).waits_for == "one process"
     assert one(setting, bound, "all_shared").wall == pytest.approx(0.032)
     assert one(setting, free, "single_broadcast", 1).wall == pytest.approx(0.008)
+    apart = dataclasses.replace(setting, processes=True)
+    assert one(apart, bound, "single_broadcast", 1).wall == pytest.approx(0.008)
 
 
 def test_a_slow_disk_counts_in_time_and_not_in_cpu() -> None:

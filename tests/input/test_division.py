@@ -1,4 +1,4 @@
-"""Who makes which rows: every part once, whoever dies; and after the moves every host has every part, once."""
+"""Who makes which rows: every part once, whoever dies; after the moves every host has every part, once."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def held_after(found: Division, alive: Collection[int]) -> dict[int, Counter[int
 
 
 def test_rows_are_cut_without_gap_or_overlap_and_evenly() -> None:
-    for parts, rows in itertools.product(range(1, 14), range(0, 60)):
+    for parts, rows in itertools.product(range(1, 14), range(60)):
         found = division("all_shared", range(parts))
         cut = [found.part(rows, part) for part in range(parts)]
         assert [row for low, high in cut for row in range(low, high)] == list(range(rows))

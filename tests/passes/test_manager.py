@@ -52,7 +52,7 @@ class Fails(Pass, frozen=True):
 
 
 def test_the_default_pipeline() -> None:
-    assert DEFAULT == "share,bucket,decompose,wire,select,overlap"
+    assert DEFAULT == "share,rates,bucket,decompose,wire,select,overlap"
     assert str(Pipeline.parse(None)) == DEFAULT
     assert Pipeline.parse("").passes == ()
     assert Pipeline.parse("lower").passes == ()
@@ -91,7 +91,7 @@ def test_spaces_and_units_do_not_matter() -> None:
     ("text", "code", "hint"),
     [
         ("bukket", "CP0715", "did you mean `bucket`?"),
-        ("zzz", "CP0715", "known: share, bucket"),
+        ("zzz", "CP0715", "known: share, rates"),
         ("bucket{mx=1}", "CP0716", "did you mean `max`?"),
         ("wire{x=1}", "CP0716", "known: none"),
         ("bucket{max=lots}", "CP0716", "Expected `int`"),

@@ -1,0 +1,25 @@
+"""How many batches there are at once: those that are made ahead, and those that a process shows or is
+shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from commplan.ir.schedule import Map, Op, Read
+
+PREFETCH = 2  # batches ahead where a plan does not say
+KEEP = 2  # batches that a process may show without a copy: the caller's, and the one that it asks for
+CARRIED = 1  # one more under way between hosts, where the caller's thread carries it
+
+
+def prefetch(ops: Iterable[Op]) -> int:
+    """Batches that are in the making or wait for the caller, at most: the largest `prefetch` of loads and
+    maps."""
+    found = (op.hints.prefetch for op in ops if isinstance(op, Read | Map))
+    return max((number for number in found if number and number > 0), default=PREFETCH)
+
+
+def slots(ahead: int, *, by_caller: bool = False) -> int:
+    """Slots of the memory that the processes of a host share. ahead: `prefetch`. by_caller: collectives
+    between hosts go out from the caller's thread."""
+    return ahead + KEEP + (CARRIED if by_caller else 0)

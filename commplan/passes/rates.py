@@ -1,0 +1,58 @@
+"""rates: how members by their own clocks go together, worked out and recorded."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+
+from commplan.input.ahead import prefetch
+from commplan.input.rates import kept_text, rates, round_text
+from commplan.ir.plan import Ref, name_of
+from commplan.ir.schedule import Choice, Map, Phase, Read, Schedule, operands, results
+from commplan.passes.base import Context, Pass
+
+
+class RatesPass(Pass, frozen=True):
+    """Works out the round, the buffer bound and the lag of members by their own clocks."""
+
+    name: ClassVar[str] = "rates"
+
+    def run(self, schedule: Schedule, context: Context) -> Schedule:
+        """Only choices are recorded: units, bounds and steps follow from the batches of a load."""
+        choices = [
+            _choice(schedule, phase, op)
+            for phase in schedule.phases
+            for op in phase.ops
+            if isinstance(op, Read) and op.clock is not None
+        ]
+        return msgspec.structs.replace(schedule, choices=(*schedule.choices, *choices))
+
+
+def _choice(schedule: Schedule, phase: Phase, op: Read) -> Choice:
+    found = rates(op.batch, prefetch(phase.ops))
+    nbytes = sum(
+        _record(phase, ref, max(op.batch) // schedule.size(op.split)) for ref in _kept(schedule, phase, op)
+    )
+    what = f"`{name_of(op.result)}` of {phase.name} by the clocks of `{op.clock}`: {round_text(found)}"
+    return Choice("rates", what, kept_text(found, nbytes), op.span)
+
+
+def _kept(schedule: Schedule, phase: Phase, op: Read) -> list[Ref]:
+    """Where the work ends that is the same for all members, record by record: its values that are read by
+    something else or leave the phase."""
+    if op.per:
+        return []
+    alike = {op.result}
+    for one in phase.ops:
+        same = isinstance(one, Map) and schedule.fn(one.fn).where == "host" and not one.random and not one.per
+        if same and alike.issuperset(operands(one)):
+            alike.update(results(one))
+    bound = {binding.value for binding in (*phase.outputs, *phase.takes)}
+    read = {ref for one in phase.ops if not alike.issuperset(results(one)) for ref in operands(one)}
+    return [ref for one in phase.ops for ref in results(one) if ref in alike and ref in bound | read]
+
+
+def _record(phase: Phase, ref: Ref, rows: int) -> int:
+    """Bytes of one record of a value; 0 where their length varies."""
+    return next(value.nbytes for value in phase.values if value.id == ref) // rows

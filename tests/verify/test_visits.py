@@ -1,0 +1,469 @@
+"""The visitation contract: sound arithmetic is proved; what breaks it is refused, with a case."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from support.byhand import compiled, ensemble_plan
+
+import commplan
+from commplan.cli import main
+from commplan.input.division import Division, Move, adopted, division
+from commplan.input.order import Order
+from commplan.input.rates import Rates, rates
+from commplan.ir import schedule as ir
+from commplan.verify import inputs, verify
+from commplan.verify.inputs import input_memory, prove_share, shares, visits
+from commplan.verify.symbols import UndecidedError, symbol
+from commplan.verify.visits import prove_division, prove_order, prove_parts, prove_rates, survivors
+
+PLANS = Path(__file__).parents[2] / "examples" / "plans"
+VISITS = ("exactly_once", "at_least_once", "at_most_once")
+TAILS = ("pad", "short", "drop")
+
+
+def promised(visit: str, times: int) -> bool:
+    return {"exactly_once": times == 1, "at_least_once": times >= 1, "at_most_once": times <= 1}[visit]
+
+
+def holds(order: Order) -> bool:
+    """Whether an epoch visits what it promises, by counting it."""
+    counted: Counter[int] = Counter()
+    for step in range(order.steps):
+        counted.update(order.records(0, step)[: order.counted(step)].tolist())
+    return all(promised(order.visit, counted[record]) for record in range(order.length))
+
+
+@pytest.mark.parametrize(("visit", "tail"), list(itertools.product(VISITS, TAILS)))
+def test_what_is_proved_for_all_lengths_holds_for_each_and_the_other_way_round(visit: Any, tail: Any) -> None:
+    counted = all(holds(Order(n, b, 3, visit, tail)) for n in range(1, 40) for b in range(1, 14))
+    assert (prove_order(visit, tail, 7) is None) == counted
+    assert counted != (tail == "drop" and visit != "at_most_once")
+
+
+def test_the_counter_example_is_one() -> None:
+    wrong = prove_order("at_least_once", "drop", 64)
+    assert wrong is not None
+    assert wrong.code == "CP0760"
+    assert wrong.message == "an epoch of 1 records in batches of 64 visits the record at position 0 never"
+    assert not holds(Order(1, 64, 0, "at_least_once", "drop"))
+
+
+# --- broken orders ---
+
+
+@dataclass(frozen=True)
+class StepSkipped(Order):
+    @property
+    def steps(self) -> int:
+        return self.length // self.batch
+
+
+@dataclass(frozen=True)
+class StepTooMany(Order):
+    @property
+    def steps(self) -> int:
+        return self.length // self.batch + 1
+
+
+@dataclass(frozen=True)
+class Overlapping(Order):
+    def span(self, step: int) -> tuple[int, int]:
+        low, high = super().span(step)
+        return max(0, low - 1), high
+
+
+@dataclass(frozen=True)
+class PaddingCounted(Order):
+    def counted(self, step: int) -> int:
+        return self.batch
+
+
+@dataclass(frozen=True)
+class LastForgotten(Order):
+    def counted(self, step: int) -> int:
+        return super().counted(step) - 1
+
+
+@dataclass(frozen=True)
+class ShortWhenEven(Order):
+    """Wrong only where batches fill the source exactly."""
+
+    def counted(self, step: int) -> int:
+        return super().counted(step) - (0 if self.length % self.batch else 1)
+
+
+@dataclass(frozen=True)
+class WrongFromAThousandOn(Order):
+    """Wrong only for sources that nobody looks at one by one."""
+
+    def span(self, step: int) -> tuple[int, int]:
+        low, high = super().span(step)
+        return (low, high) if low < 1000 else (low + 1, high + 1)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        StepSkipped,
+        StepTooMany,
+        Overlapping,
+        PaddingCounted,
+        LastForgotten,
+        ShortWhenEven,
+        WrongFromAThousandOn,
+    ],
+)
+def test_a_broken_order_is_refused(kind: type[Order]) -> None:
+    wrong = prove_order("exactly_once", "pad", 64, kind)
+    assert wrong is not None
+    assert wrong.code == "CP0760"
+    if kind not in (StepTooMany, WrongFromAThousandOn):  # an empty step more, and what nobody counts through
+        assert "visits the record at position" in wrong.message
+    else:
+        assert wrong.message == "exactly_once with tail pad cannot be proved"
+
+
+def test_a_broken_order_names_position_and_step() -> None:
+    skipped = prove_order("exactly_once", "pad", 64, StepSkipped)
+    twice = prove_order("at_most_once", "pad", 4, Overlapping)
+    assert skipped is not None
+    assert twice is not None
+    assert skipped.message == "an epoch of 1 records in batches of 64 visits the record at position 0 never"
+    assert twice.message == "an epoch of 5 records in batches of 4 visits the record at position 3 twice"
+    assert twice.found == "twice: step 1 visits it again"
+
+
+# --- broken divisions ---
+
+
+class Narrow(Division):
+    """Each part lacks its last row."""
+
+    def part(self, rows: int, number: int) -> tuple[int, int]:
+        low, high = super().part(rows, number)
+        return low, high - 1
+
+
+class Wide(Division):
+    def part(self, rows: int, number: int) -> tuple[int, int]:
+        low, high = super().part(rows, number)
+        return low, high + 1
+
+
+class RoundedDown(Division):
+    """The rows that do not divide evenly are forgotten."""
+
+    def part(self, rows: int, number: int) -> tuple[int, int]:
+        each = rows // self.parts
+        return number * each, (number + 1) * each
+
+
+def test_rows_are_cut_without_gap_whatever_their_number() -> None:
+    assert prove_parts() is None
+    for kind, row in ((Narrow, "row 0 is made never"), (Wide, "row"), (RoundedDown, "row 0 is made never")):
+        wrong = prove_parts(kind)
+        assert wrong is not None
+        assert wrong.code == "CP0761"
+        assert row in wrong.message
+
+
+class PartDropped(Division):
+    def of(self, process: int) -> tuple[int, ...]:
+        return () if process == 1 else super().of(process)
+
+
+class PartMadeTwice(Division):
+    def of(self, process: int) -> tuple[int, ...]:
+        return (*super().of(process), *((0,) if process == 1 else ()))
+
+
+class RootLacksAPart(Division):
+    """The last maker broadcasts before it has gathered."""
+
+    def moves(self, alive: Collection[int] | None = None) -> tuple[Move, ...]:
+        return tuple(reversed(super().moves(alive)))
+
+
+class MoveDropped(Division):
+    def moves(self, alive: Collection[int] | None = None) -> tuple[Move, ...]:
+        return super().moves(alive)[:-1]
+
+
+class MovedTwice(Division):
+    def moves(self, alive: Collection[int] | None = None) -> tuple[Move, ...]:
+        found = super().moves(alive)
+        return (*found, *found[-1:])
+
+
+class WaitsForTheDead(Division):
+    def moves(self, alive: Collection[int] | None = None) -> tuple[Move, ...]:
+        return super().moves()
+
+
+def as_kind(kind: type[Division], found: Division) -> Division:
+    return kind(found.design, found.readers, found.hosts)
+
+
+HOSTS = (0, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (PartDropped, "nobody makes rows 32 to 63 of 64 (part 1 of 2)"),
+        (PartMadeTwice, "processes 0, 1 make rows 0 to 31 of 64 (part 0 of 2)"),
+        (
+            RootLacksAPart,
+            "move 0 (broadcast): host 1 is to send rows 0 to 31 of 64 (part 0 of 2), which it does not have",
+        ),
+        (MoveDropped, "host 2 is given rows 0 to 31 of 64 (part 0 of 2) never"),
+        (MovedTwice, "host 2 is given rows 0 to 31 of 64 (part 0 of 2) twice"),
+    ],
+)
+def test_a_broken_division_is_refused(kind: type[Division], said: str) -> None:
+    sound = division("single_broadcast", HOSTS, 2)
+    assert prove_division(sound, 64) is None
+    wrong = prove_division(as_kind(kind, sound), 64)
+    assert wrong is not None
+    assert wrong.code == "CP0761"
+    assert wrong.message == said
+
+
+def test_the_dead_are_not_waited_for() -> None:
+    found = as_kind(WaitsForTheDead, division("all_shared", HOSTS))
+    wrong = prove_division(
+        found, 64, (0, 1), lambda one, alive: as_kind(WaitsForTheDead, adopted(one, alive))
+    )
+    assert wrong is not None
+    assert wrong.message == "move 1 (broadcast): it waits for host 2, with only processes 0, 1 left"
+
+
+def test_who_adopts_nothing_leaves_rows_out() -> None:
+    found = division("all_shared", (0, 0, 0, 0))
+    wrong = prove_division(found, 10, (0, 1, 3), lambda one, _: one)
+    assert wrong is not None
+    assert wrong.message == "nobody makes rows 5 to 6 of 10 (part 2 of 4), with only processes 0, 1, 3 left"
+
+
+def test_duplicated_work_is_all_of_it() -> None:
+    assert prove_division(division("duplicate", HOSTS), 64) is None
+    wrong = prove_division(as_kind(PartDropped, division("duplicate", HOSTS)), 64)
+    assert wrong is not None
+    assert "process 1 makes parts [] for itself, of 3" in wrong.message
+
+
+def test_the_survivors_that_are_looked_at_stand_for_all() -> None:
+    """A rule that forgets the dead when there are two of them fails for some sets of survivors, and for
+    one of those that are looked at; the real one fails for none."""
+
+    def forgetful(one: Division, alive: Collection[int]) -> Division:
+        left = adopted(one, alive)
+        dead = [reader for reader in one.readers if reader not in alive]
+        return replace(left, readers=left.readers if len(dead) < 2 else one.readers)
+
+    found = division("all_shared", (0, 0, 1, 1, 1))
+    everyone = range(5)
+    sets = [s for n in everyone for s in itertools.combinations(everyone, n + 1)]
+    assert any(prove_division(found, 64, alive, forgetful) for alive in sets)
+    assert any(prove_division(found, 64, alive, forgetful) for alive in survivors(found))
+    assert not any(prove_division(found, 64, alive) for alive in sets)
+
+
+def test_every_design_and_number_of_readers_is_proved() -> None:
+    for members in (1, 2, 3, 5, 7, 12, 40):
+        assert prove_share("all_shared", None, members, 64) is None
+        assert prove_share("duplicate", None, members, 64) is None
+        for readers in {1, 2, members // 2, members} - {0}:
+            assert prove_share("single_broadcast", min(readers, members), members, 64) is None
+            assert prove_share("multi_broadcast", min(readers, members), members, 64) is None
+
+
+# --- broken clocks ---
+
+
+class SmallerBound(Rates):
+    @property
+    def bound(self) -> int:
+        return super().bound - self.unit
+
+
+class UnitOfTheLargest(Rates):
+    @property
+    def unit(self) -> int:
+        return max(self.batches)
+
+
+class LagOfOne(Rates):
+    @property
+    def lag(self) -> int:
+        return super().lag + 1
+
+
+class StepSkippedByTheSecond(Rates):
+    def taken(self, member: int, step: int) -> tuple[int, int]:
+        low, high = super().taken(member, step)
+        return (low, high) if member != 1 else (low + self.units[1], high + self.units[1])
+
+
+class EpochCutShort(Rates):
+    def epoch(self, length: int, visit: Any = "exactly_once", tail: Any = "pad") -> int:
+        return super().epoch(length, visit, tail) - 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (SmallerBound, "members that keep pace need 38 records kept"),
+        (UnitOfTheLargest, "step k of member 0 takes units"),
+        (LagOfOne, "the largest lag is 9 records"),
+        (StepSkippedByTheSecond, "step k of member 1 takes units"),
+        (EpochCutShort, "ends before member"),
+    ],
+)
+def test_broken_clocks_are_refused(kind: type[Rates], said: str) -> None:
+    batches = (9, 6, 10)
+    assert prove_rates(rates(batches)) is None
+    wrong = prove_rates(kind(batches))
+    assert wrong is not None
+    assert wrong.code == "CP0762"
+    assert said in wrong.message
+
+
+# --- whole schedules ---
+
+
+def test_schedules_are_refused_with_the_line_of_the_plan() -> None:
+    sound = compiled(ensemble_plan(), "")
+    assert verify(sound) == ()
+    (phase,) = sound.phases
+    ops = tuple(
+        msgspec.structs.replace(op, visit="at_least_once", tail="drop") if isinstance(op, ir.Read) else op
+        for op in phase.ops
+    )
+    broken = msgspec.structs.replace(sound, phases=(msgspec.structs.replace(phase, ops=ops),))
+    (found,) = verify(broken)
+    assert found.code == "CP0760"
+    assert found.span == phase.ops[0].span
+    assert "visits the record at position 0 never" in found.message
+    assert [note.text for note in found.notes] == [
+        "expected at least once", "found never: none of its 0 steps does",
+    ]  # fmt: skip
+
+
+def test_a_division_that_is_wrong_stops_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forgetful(design: ir.Design, hosts: Any, readers: int | None = None) -> Division:
+        return as_kind(PartDropped, division(design, hosts, readers))
+
+    prove_share.cache_clear()
+    monkeypatch.setattr(inputs, "division", forgetful)
+    try:
+        with pytest.raises(commplan.CommplanError) as caught:
+            commplan.load(PLANS / "ensemble_shared.plan").compile()
+    finally:
+        prove_share.cache_clear()
+    (found,) = caught.value.diagnostics
+    assert found.code == "CP0718"
+    assert "pass `share` broke the schedule: `pixels`: nobody makes rows 16 to 31 of 64" in found.message
+    assert found.span is not None
+    assert found.span.line == 14
+
+
+@pytest.mark.parametrize("members", [2, 4096])
+def test_proofs_of_the_input_do_not_grow_with_the_members(members: int) -> None:
+    """4,096 members have 2**4096 sets of survivors; what is looked at is counted, not timed."""
+    prove_share.cache_clear()
+    schedule = compiled(ensemble_plan(members=members), "share")
+    assert len(shares(schedule)) == 1
+    before = time.process_time()
+    assert verify(schedule) == ()
+    assert time.process_time() - before < 60  # a hang, rather than a figure
+    assert prove_share.cache_info().currsize == 1
+
+
+def test_what_is_proved_is_told() -> None:
+    schedule = commplan.load(PLANS / "ensemble_rates.plan").compile().schedule
+    (load,) = visits(schedule)
+    assert (load.visit, load.batches, load.clock) == ("exactly_once", (32, 32, 64), "member")
+    assert load.rates == rates((32, 32, 64))
+    (memory,) = input_memory(schedule)
+    assert memory.shared == 192 * 64 * 64 * 3
+    assert memory.own == 2 * 64 * 64 * 64 * 3
+
+
+def test_memory_of_shared_and_of_own_values() -> None:
+    schedule = commplan.load(PLANS / "ensemble_shared.plan").compile().schedule
+    (memory,) = input_memory(schedule)
+    batch = 64 * 224 * 224 * 3
+    assert (memory.batches, memory.records) == (4, 256)
+    assert memory.shared == 5 * batch  # two ahead, two that a process may show, one between hosts
+    assert memory.own == 4 * batch  # what `augment` makes of them for each member
+
+
+def test_verify_lists_the_proofs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", str(PLANS / "ensemble_readers.plan")]) == 0
+    text = capsys.readouterr().out
+    assert (
+        "line 10: an epoch of `raw` gives everyone every record exactly once, however many there are" in text
+    )
+    assert (
+        "line 13: `pixels` is made once over member (6) (multi_broadcast, 2 readers): every row has" in text
+    )
+    assert main(["verify", "--format", "json", str(PLANS / "ensemble_rates.plan")]) == 0
+    data = json.loads(capsys.readouterr().out)
+    (visit,) = data["visits"]
+    assert (visit["round"], visit["bound"], visit["lag"], visit["round_steps"]) == (64, 192, 32, [2, 2, 1])
+    assert data["shares"] == []
+    assert data["input_memory"][0]["records"] == 5 * 64
+
+
+# --- numbers that are not known ---
+
+
+def test_symbols_are_numbers_that_are_zero_or_more() -> None:
+    n, m = symbol("n"), symbol("m")
+    assert n + 1 > n
+    assert (n + 2) * (n + 3) == n * n + 5 * n + 6
+    assert ((n + 1) * (m + 1) + n) // (n + 1) == m + 1
+    assert -(-((n + 2) * m + 1) // (n + 2)) == m + 1
+    assert max(0, min(n + 4, n + 4 + m)) == n + 4
+    assert not n - n
+    for asked in (lambda: n > m, lambda: n == 3, lambda: n // m, lambda: bool(n)):
+        with pytest.raises(UndecidedError):
+            asked()
+
+
+@pytest.mark.parametrize("values", list(itertools.product((0, 1, 2, 5), repeat=3)))
+def test_what_is_decided_of_symbols_holds_for_numbers(values: tuple[int, int, int]) -> None:
+    """The same expressions over symbols and over numbers."""
+    named = dict(zip(map(symbol, "abc"), values, strict=True))
+
+    def over(a: Any, b: Any, c: Any) -> list[Any]:
+        asked = (
+            lambda: (a + b + 1) * (c + 2) // (c + 2) - a,
+            lambda: ((a + 1) * (b + 2) + c) >= b + 2,
+            lambda: (a * (b + c + 1) + c) // (b + c + 1),
+            lambda: -(a * (b + 1)) // (b + 1),
+            lambda: (a + b) * c < a * c,
+            lambda: (a * b + c) // (c + 1) <= (a * b + 2 * c + 1) // (c + 1),
+        )
+        return [ask() for ask in asked]
+
+    for by_symbols, by_numbers in zip(over(*named), over(*values), strict=True):
+        if isinstance(by_symbols, bool):
+            assert by_symbols == by_numbers
+        else:
+            assert _value(by_symbols, dict(zip("abc", values, strict=True))) == by_numbers
+
+
+def _value(term: Any, values: dict[str, int]) -> int:
+    return int(eval(str(term).replace("[", "(").replace("]", ")"), {}, values))
