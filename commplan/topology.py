@@ -28,6 +28,7 @@ from commplan.diagnostics import fail
 from commplan.ir.plan import AxisKind
 from commplan.ir.schedule import Axis, Spread
 
+HOSTS = ("host", "node", "server", "machine")  # what levels are called whose members are hosts
 _BANDWIDTH = {"Mbit/s": 1e6 / 8, "Gbit/s": 1e9 / 8, "MB/s": 1e6, "GB/s": 1e9}
 _TIME = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 
@@ -59,6 +60,19 @@ class Topology(msgspec.Struct, frozen=True):
     @property
     def places(self) -> int:
         return math.prod(level.count for level in self.levels)
+
+    @property
+    def host_places(self) -> int:
+        """How many places lie in one host: as the names of the hosts say; else the members of the level that
+        is called host or node; else those of the innermost level, one host where there is no other."""
+        if self.hosts:
+            return max(1, self.places // len(self.hosts))
+        places = 1
+        for level in self.levels:
+            if level.name in HOSTS:
+                return places
+            places *= level.count
+        return self.levels[0].count
 
     def level(self, name: str) -> Level:
         return next(level for level in self.levels if level.name == name)

@@ -31,8 +31,10 @@ def run(arguments: Namespace, console: Console) -> int:
     topology = load_topology(arguments.topology)
     schedule, lines = _schedule(arguments, topology, console)
     _same_backend(calibration, schedule, arguments.calibration)
-    predictor = Predictor(topology, schedule.axes, calibration=calibration, backend=schedule.backend)
-    found = simulate(schedule, predictor, dict(arguments.cost))
+    links = calibration.links if calibration else None
+    predictor = Predictor(topology, schedule.axes, calibration=links, backend=schedule.backend)
+    measured = calibration.input if calibration else None
+    found = simulate(schedule, predictor, dict(arguments.cost), measured)
     if arguments.trace:
         from commplan.simulate.trace import trace
 
@@ -47,7 +49,7 @@ def run(arguments: Namespace, console: Console) -> int:
 
 
 def _same_backend(calibration: Calibration | None, schedule: Schedule, file: str | None) -> None:
-    if calibration is not None and calibration.backend != schedule.backend:
+    if calibration is not None and calibration.links and calibration.backend != schedule.backend:
         fail(
             "CP0753",
             f"the calibration is of {calibration.backend}, the schedule for {schedule.backend}",

@@ -73,7 +73,8 @@ class Setting:
     process. record, batch: CPU seconds of the pipeline itself for each record and stage, and for each batch
     and member. crossing: CPU seconds a byte at each end of a link. step, step_cpu: seconds and CPU seconds of
     a member's step; 0 where nothing was measured. by_caller: whether moves run in the consumer's thread.
-    slots: batches that a process of a host may be ahead, and the one in use.
+    slots: batches that a process of a host may be ahead, and the one in use. processes: whether functions run
+    in worker processes, each with a lock of its own.
     """
 
     rows: int
@@ -87,6 +88,7 @@ class Setting:
     step_cpu: float = 0.0
     by_caller: bool = False
     slots: int = 3
+    processes: bool = False
 
     @property
     def members(self) -> int:
@@ -202,7 +204,7 @@ def _process(setting: Setting, cut: Cut, made: int, cpu: float) -> float:
     which wait for the disk side by side."""
     rows = setting.rows
     threads = max(1, min(setting.threads, setting.cores))
-    serial = cut.shared.serial * made + cut.own.serial * rows
+    serial = 0.0 if setting.processes else cut.shared.serial * made + cut.own.serial * rows
     steps = cut.shared.steps * made + cut.own.steps * rows
     serial += steps * setting.record + setting.batch  # the pipeline itself is Python
     waiting = cut.shared.wait * made + cut.own.wait * rows

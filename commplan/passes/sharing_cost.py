@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from commplan.input.costs import (
-    TIE,
     Cut,
     Links,
     Predicted,
@@ -25,11 +25,11 @@ from commplan.ir.plan import Ref
 from commplan.ir.schedule import Design, Map, Op, Phase, Read, Share, SharingCost
 from commplan.ir.schedule import operands as operands_of
 from commplan.ir.schedule import results as results_of
-from commplan.ir.types import timed
 from commplan.passes.base import Context
 from commplan.passes.choosing import rounded
 from commplan.passes.rewrite import Editor
 from commplan.passes.sharing_machine import setting_of
+from commplan.passes.sharing_words import row_of, why, worker_processes
 
 MOST_CUTS = 16  # combinations, where several values of one flow are shared
 
@@ -69,7 +69,9 @@ class Pricer:
             return None
         setting, cuts, links = priced
         found = candidates(setting, list(cuts), links)
-        return self._chosen(found, best(found, prefer), cuts, prefer)
+        taken = best(found, prefer)
+        chosen = self._chosen(found, taken, cuts, prefer)
+        return dataclasses.replace(chosen, why=chosen.why + worker_processes(setting, taken, links))
 
     def given(
         self,
@@ -158,7 +160,7 @@ class Pricer:
         self, found: Sequence[Predicted], taken: Predicted, cuts: dict[Cut, dict[Ref, Ref]], prefer: Prefer
     ) -> Chosen:
         shown = of_each_design(found, taken, prefer)
-        table = tuple(_row(one, taken=one is taken) for one in shown)
+        table = tuple(row_of(one, taken=one is taken) for one in shown)
         return Chosen(taken, cuts[taken.cut], why(found, taken), self._source(), table)
 
     def _source(self) -> str:
@@ -169,30 +171,3 @@ class Pricer:
         consumer = measured.consumer_of(self.editor.schedule.plan, self.phase.name)
         missing = "" if consumer else "; no consumer measured: a step is taken to wait for its input alone"
         return f"input measured {measured.date}{where}{missing}"
-
-
-def why(found: Sequence[Predicted], taken: Predicted) -> str:
-    """The reason, in numbers."""
-    alone = next(one for one in found if one.design == "duplicate")
-    if taken.design == "duplicate":
-        others = [one for one in found if one.design != "duplicate"]
-        least = min((one.cpu for one in others), default=taken.cpu)
-        return (
-            f"preprocessing is not the bottleneck: a step takes {timed(taken.wall)}, waiting for "
-            f"{taken.waits_for}, and sharing would save at most {TIE:.0%} of it, and "
-            f"{max(0.0, 1 - least / taken.cpu) if taken.cpu else 0:.0%} of the CPU time of the input"
-        )
-    return (
-        f"a step takes {timed(taken.wall)}, waiting for {taken.waits_for}, and "
-        f"{timed(alone.wall)} where nothing is shared; {timed(taken.cpu)} of CPU per record "
-        f"and member instead of {timed(alone.cpu)}, {taken.distance:.2f} times the limit"
-    )
-
-
-def _row(one: Predicted, *, taken: bool) -> SharingCost:
-    numbers = (one.cpu, one.wall, one.nbytes, one.memory, one.limit, one.distance)
-    cpu, wall, nbytes, memory, least, distance = map(rounded, numbers)
-    cut = "" if one.design == "duplicate" else one.cut.name
-    return SharingCost(
-        one.design, one.readers, cut, cpu, wall, one.waits_for, nbytes, memory, least, distance, taken
-    )

@@ -16,7 +16,6 @@ from commplan.simulate.network import Layout
 from commplan.simulate.predictor import Predictor
 from commplan.topology import Topology
 
-HOSTS = ("host", "node", "server", "machine")  # what levels are called whose members are hosts
 MOST_THREADS = 8  # of one process, where the plan does not say (as in the runtime)
 PREFETCH = 2
 
@@ -95,17 +94,4 @@ def _placed(
             times[key] = found.seconds if found else 0.0
         return times[key]
 
-    return tuple(tuple(row) for row in (places // places_of_a_host(topology)).tolist()), links
-
-
-def places_of_a_host(topology: Topology) -> int:
-    """How many places of `topology` lie in one host: as the names of its hosts say; else the members of the
-    level that is called host or node; else those of its innermost level, one host where there is no other."""
-    if topology.hosts:
-        return max(1, topology.places // len(topology.hosts))
-    places = 1
-    for level in topology.levels:
-        if level.name in HOSTS:
-            return places
-        places *= level.count
-    return topology.levels[0].count
+    return tuple(tuple(row) for row in (places // topology.host_places).tolist()), links

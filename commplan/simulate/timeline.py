@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from commplan.input.measured import InputCosts
 from commplan.ir.plan import Algorithm
 from commplan.ir.schedule import (
     Collective,
@@ -22,6 +23,7 @@ from commplan.ir.schedule import (
 )
 from commplan.simulate.cost import Prediction
 from commplan.simulate.events import Played, Task, chain, play
+from commplan.simulate.inputwork import input_work
 from commplan.simulate.predictor import Predictor
 
 DEVICE = "device"
@@ -92,14 +94,18 @@ class Simulation(msgspec.Struct, frozen=True):
 
 
 def simulate(
-    schedule: Schedule, predictor: Predictor, compute: Mapping[str, float] | None = None
+    schedule: Schedule,
+    predictor: Predictor,
+    compute: Mapping[str, float] | None = None,
+    measured: InputCosts | None = None,
 ) -> Simulation:
     """Run every phase of `schedule` once, on the network of `predictor`.
 
     compute: seconds of one call of a function, or of one read of a source, by name; what is not in it takes
-    no time and is named in `unknown`. Ops of the compiler's own (packing, sums) are charged for their bytes.
+    no time and is named in `unknown`. measured: what reads and host functions were measured to cost, for
+    those that are not in `compute`. Ops of the compiler's own (packing, sums) are charged for their bytes.
     """
-    charge = _Charge(schedule, predictor, compute or {})
+    charge = _Charge(schedule, predictor, compute or {}, measured)
     phases = tuple(_phase(phase, charge) for phase in schedule.phases)
     ranks = 1
     for axis in schedule.mesh_axes:
@@ -119,10 +125,23 @@ def simulate(
 class _Charge:
     """What an op costs alone."""
 
-    def __init__(self, schedule: Schedule, predictor: Predictor, compute: Mapping[str, float]) -> None:
+    def __init__(
+        self,
+        schedule: Schedule,
+        predictor: Predictor,
+        compute: Mapping[str, float],
+        measured: InputCosts | None = None,
+    ) -> None:
         self.schedule, self.predictor, self.compute = schedule, predictor, compute
+        self.measured, self.input = measured, dict[str, float]()
         self.unknown: dict[str, None] = {}
         self.entry = {value.id: value.nbytes for value in schedule.entry}
+
+    def enter(self, phase: Phase) -> None:
+        """Look up what the input of `phase` was measured to cost."""
+        if self.measured is not None:
+            topology = self.predictor.network.topology
+            self.input = input_work(self.schedule, phase, self.measured, topology)
 
     def of(self, op: Op, nbytes: Mapping[str, int]) -> tuple[float, Prediction | None]:
         """Seconds, and the prediction behind them for what communicates. nbytes: of the phase's values."""
@@ -137,17 +156,18 @@ class _Charge:
             case Elastic() if op.mode != "sync":
                 return self._moved(None, f"elastic averaging by {op.mode} on line {op.span.line}")
             case Map():
-                return self._called(op.fn, "function"), None
+                return self._called(op.fn, "function", op.results[0]), None
             case Read():
-                return self._called(op.source, "source"), None
+                return self._called(op.source, "source", op.result), None
             case _:
                 size = sum(nbytes.get(ref, 0) for ref in results(op))
                 return size * self.predictor.network.gamma, None
 
-    def _called(self, name: str, what: str) -> float:
-        if name not in self.compute:
+    def _called(self, name: str, what: str, result: str) -> float:
+        known = self.compute.get(name, self.input.get(result))
+        if known is None:
             self.unknown[f"{what} `{name}`"] = None
-        return self.compute.get(name, 0.0)
+        return known or 0.0
 
     def _moved(self, found: Prediction | None, what: str) -> tuple[float, Prediction | None]:
         if found is None:
@@ -175,6 +195,7 @@ class _Charge:
 
 def _phase(phase: Phase, charge: _Charge) -> PhaseTime:
     nbytes = charge.entry | {value.id: value.nbytes for value in phase.values}
+    charge.enter(phase)
     costs = [charge.of(op, nbytes) for op in phase.ops]
     tasks = _tasks(phase.ops, costs, charge)
     played = play(tasks)

@@ -115,6 +115,15 @@ def test_without_all_the_costs_the_rule_decides(missing: str) -> None:
     assert "are not measured" in schedule.choices[0].rejected[1]
 
 
+def test_functions_under_the_lock_are_better_off_in_processes() -> None:
+    costs = msgspec.structs.replace(
+        COSTS, cores=16, fn=(FnCost("decode", 1.7e-3, 1.0), FnCost("augment", 1e-6))
+    )
+    why = priced(built(ensemble_plan(), costs)).why
+    assert "; with worker processes, which do not wait for one lock, " in why
+    assert "worker processes" not in priced(built(ensemble_plan(), COSTS)).why
+
+
 def test_one_member_shares_with_nobody() -> None:
     assert shares(built(ensemble_plan(members=1), COSTS)) == []
 
