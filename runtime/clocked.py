@@ -20,7 +20,7 @@ from commplan.runtime.data.ownclock import ClockedBatches
 
 @dataclass
 class ClockedPhases:
-    """The phases of a run whose members go by their own clocks; members of a process share one stream each."""
+    """The phases of a run with members by their own clocks; those of a process share one stream a phase."""
 
     _known: dict[str, Clocks] = field(default_factory=dict[str, Clocks])
     _lock: threading.Lock = field(default_factory=threading.Lock)

@@ -15,6 +15,7 @@ from commplan.runtime.data.shared import SharedRing
 from commplan.runtime.data.usage import Meter
 
 LOG = logging.getLogger("commplan.input")
+IDLE_S = 0.5  # a member that begins its next epoch sooner than this finds the units that others keep for it
 TELL_S = 5.0  # a wait as long as this is told about, and again when it has lasted twice as long
 
 
@@ -42,7 +43,9 @@ class Attended(Protocol):
         """Records of a unit."""
         ...
 
-    def attend(self, epoch: int) -> bool: ...
+    def idle(self) -> bool: ...
+
+    def attend(self, epoch: int, *, take: bool) -> bool: ...
 
     def pulling(self) -> int | None: ...
 
@@ -73,12 +76,14 @@ class Attendant:
             self._ring.want(self._wanted)
 
     def _attend(self) -> None:
+        idle = time.monotonic()  # since when no member here is inside an epoch
         while not self._ring.stopped:
             clocks = self._clocks()
             if clocks is None:
                 return
-            wanted = self._ring.wanted()
-            busy = wanted > 0 and clocks.attend(wanted - 1)
+            wanted, now = self._ring.wanted(), time.monotonic()
+            idle = now if not clocks.idle() else min(idle, now)
+            busy = wanted > 0 and clocks.attend(wanted - 1, take=now - idle > IDLE_S)
             self._look(clocks)
             del clocks  # nobody is kept alive by being attended to
             if not busy:

@@ -1,8 +1,8 @@
 """Members by their own clocks, as schedules: what is made once for all of them, in units, and what each adds.
 
 A phase whose load says `batch [32, 32, 64] over member` becomes two. In the one a batch is a unit, as many
-records as divide every member's batch, and holds what is the same for all members: the load, and the host maps
-after it that are neither random nor `per`. In the other one member takes some units at each of its steps.
+records as divide every member's batch, and holds what is the same for all members: the load, and the host
+maps after it that are neither random nor `per`. In the other one member takes some units at each step.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ClockPlan:
         found = self.schedule.phase(self.phase)
         base = found if alone or self.shared is None else self.shared
         ops = tuple(
-            msgspec.structs.replace(op, batch=(batches(op, self.clock, self.schedule)[place],), clock=None)
+            msgspec.structs.replace(op, batch=(batches(op, self.clock, self.schedule)[place],))
             if isinstance(op, Read)
             else op
             for op in base.ops

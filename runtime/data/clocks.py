@@ -2,8 +2,8 @@
 
 The stream is a window on the order of records: units are made ahead as far as the slowest member leaves room,
 and go when it has passed them. Nobody is skipped: a member that would run too far ahead waits. A member that
-comes back to what has gone (it stood at the end of its epoch, or was restored further back) reads by itself until
-it is inside the window again, and holds the others meanwhile.
+comes back to what has gone (it stood at the end of its epoch, or was restored further back) reads by itself
+until it is inside the window again, and holds the others meanwhile.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ Ask = Callable[[int], Company | None]
 @dataclass
 class Hand:
     """One open member. position: the first unit that it has not taken. holding: it is inside an epoch, so
-    that nobody may run too far ahead of it. driver: the thread that last asked for its batches; maker: the one
-    that opened it. waits: the members that it is waiting for now."""
+    that nobody may run too far ahead of it. driver: the thread that last asked for its batches; maker: the
+    one that opened it. waits: the members that it is waiting for now."""
 
     member: int
     position: int
@@ -73,7 +73,7 @@ class Clocks:
         self._changed = threading.Condition(self._lock)
         self._hands: dict[int, Hand] = {}
         self._window: dict[int, HostBatch] = {}
-        self._low = self._next = self._start = self._limit = 0
+        self._low = self._next = self._start = self._limit = self._asked = 0
         self._company: Company | None = None
         self._attendant: Attendant | None = None
         self._feed: PhaseBatches | None = None
@@ -180,6 +180,9 @@ class Clocks:
                 if self._feed is not None and high <= self._next:
                     return [self._window[number] for number in range(hand.position, high)]
                 slow = self._slow(hand, high)
+                if not slow and high > self._asked:
+                    self._asked = high
+                    self._advance()
                 ready = self._feed is not None and self._feed.work_ahead()
                 if not wait and (slow or self._busy or not ready):
                     return None
@@ -228,7 +231,7 @@ class Clocks:
             company = self._company
             start = wanted if company is None else company.start
             self._start = self._low = self._next = start
-            self._limit = self.slots
+            self._limit, self._asked = self.slots, 0
             units = self.plan.units
         if units is None:
             raise RuntimeError("members that share nothing have no stream")
@@ -246,20 +249,26 @@ class Clocks:
         return feed
 
     def _slow(self, hand: Hand, high: int) -> tuple[int, ...]:
-        """The members that have to come nearer before this one may take units before `high`."""
-        return tuple(
-            other.member
+        """The members that must come nearer before this one may take units before `high`, the last first."""
+        behind = [
+            (other.position, other.member)
             for other in self._hands.values()
             if other is not hand and other.holding and high > other.position + self.slots
-        )
+        ]
+        return tuple(member for _, member in sorted(behind))
 
     def _advance(self) -> None:
-        """Let go of what all have passed, and begin what there is room for (the lock is held)."""
+        """Let go of what all have passed, and begin what there is room for (the lock is held).
+
+        Units that a member at the end of its epoch will want are kept while nobody needs the room.
+        """
         held = min((hand.position for hand in self._hands.values() if hand.holding), default=self._next)
-        low = min(max(self._low, held), self._next)
+        wished = min((hand.position for hand in self._hands.values()), default=self._next)
+        floor = min(held, max(wished, self._asked - self.slots))
+        low = min(max(self._low, floor), self._next)
         for number in range(self._low, low):
             self._window.pop(number, None)
-        self._low, self._limit = low, max(held, low) + self.slots - self._start
+        self._low, self._limit = low, max(floor, low) + self.slots - self._start
         if self._feed is not None:
             if self._feed.exchange is not None:
                 # What is still shown of the batches before keeps its content, and gives back its slots.
@@ -275,18 +284,28 @@ class Clocks:
 
     # --- what the attendant asks ---
 
-    def attend(self, epoch: int) -> bool:
-        """Go on with the stream to the end of `epoch` for other processes; whether there was work."""
+    def idle(self) -> bool:
+        """Whether no member here is inside an epoch."""
+        with self._lock:
+            return not any(hand.holding for hand in self._hands.values())
+
+    def attend(self, epoch: int, *, take: bool) -> bool:
+        """Go on with the stream to the end of `epoch` for other processes; whether there was work.
+
+        take: and take units that no member here wants now.
+        """
         with self._lock:
             feed = self._feed
             if feed is None:
                 return False
             feed.go_on(epoch)
             feed.work_ahead()
-            idle = not any(hand.holding for hand in self._hands.values())
-            if self._busy or self._broken or not idle or self._next >= (epoch + 1) * self.epoch:
+            done = self._next >= (epoch + 1) * self.epoch
+            if not take or self._busy or self._broken or done or not self.idle():
                 return False
             self._busy = True
+            self._asked = self._next + self.slots  # nothing is kept here for members that stand still
+            self._advance()
         self._pull()
         return True
 
@@ -297,20 +316,18 @@ class Clocks:
 
     # --- who waits for whom ---
 
-    def stuck(self, hand: Hand, slow: Sequence[int]) -> int | None:
-        """A member among `slow` that cannot come nearer while this thread waits (the lock is held)."""
+    def stuck(self, slow: Sequence[int]) -> int | None:
+        """A member among `slow` that cannot come nearer while this thread waits (the lock is held).
+
+        Threads never wait for each other in a ring without that: let member a_i wait for b_i, which is driven
+        by the thread that waits with a_i+1. Then each a_i is out of reach of b_i, and each a_i+1 is within
+        reach of b_i, or its thread would be told: added up over the ring, these distances contradict.
+        """
         here = threading.current_thread()
-        todo, seen = [(member, member) for member in slow], {hand.member}
-        while todo:
-            member, first = todo.pop()
-            other = self._hands.get(member)
-            if other is None or member in seen:
-                continue
-            seen.add(member)
+        for member in slow:
+            other = self._hands[member]
             if other.driver is here or (other.driver is None and other.maker is here and _alone(self._hands)):
-                return first
-            waiting = [h for h in self._hands.values() if h.waits and h.driver is other.driver]
-            todo += [(m, first) for h in waiting for m in h.waits]
+                return member
         return None
 
     def deserted(self, slow: Sequence[int]) -> int | None:
@@ -370,7 +387,7 @@ class _Watch:
 
     def _look(self, slow: tuple[int, ...]) -> None:
         clocks, clock, member = self.clocks, self.clocks.plan.clock, self.hand.member
-        stuck = clocks.stuck(self.hand, slow)
+        stuck = clocks.stuck(slow)
         if stuck is not None:
             self._fail(
                 "CP0946",

@@ -244,7 +244,8 @@ class ClockedBatches(Iterator[HostBatch]):
         found = {ref: _together(runs, [unit.values[ref] for unit in units]) for ref in flow.moved}
         for read in flow.reads:
             if all(identity(read) in unit.values for unit in units):
-                found[identity(read)] = _together(runs, [unit.values[identity(read)][0] for unit in units])
+                made = _together(runs, [unit.values[identity(read)][0] for unit in units])
+                state.records[read.result, ()] = made[0]  # as those who made the rows say
         return found
 
     def _refuse_closed(self) -> NoReturn:

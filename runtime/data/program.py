@@ -112,7 +112,7 @@ def held(schedule: Schedule, local: Mapping[str, Sequence[int]] | None) -> dict[
 
 def _refuse(schedule: Schedule, op: HostOp) -> None:
     """Stop at what the compiler knows and this runtime does not run."""
-    if isinstance(op, Read) and op.clock:
+    if isinstance(op, Read) and op.clock and len(op.batch) > 1:
         fail(
             "CP0912",
             f"the members of `{op.clock}` go by clocks of their own, and have no batches in common",

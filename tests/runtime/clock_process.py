@@ -1,0 +1,98 @@
+"""One process of a test, with members by their own clocks: orders as JSON, answers as JSON lines."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import threading
+import time
+import zlib
+from typing import Any
+
+import numpy as np
+from clock_plans import BODY, rates
+from data_plans import FUNCTIONS, Counting, images
+
+from commplan.diagnostics import CommplanError
+from commplan.runtime.data import attendant
+from commplan.runtime.data.attendant import Company
+from commplan.runtime.data.clockplan import clock_plan
+from commplan.runtime.data.clocks import Clocks
+from commplan.runtime.data.group import group
+from commplan.runtime.data.handing import HostBatch
+from commplan.runtime.data.ownclock import ClockedBatches
+
+_LOCK = threading.Lock()
+
+
+def say(**what: Any) -> None:
+    with _LOCK:
+        print(json.dumps(what), flush=True)
+
+
+def told(member: int, batch: HostBatch) -> None:
+    say(
+        member=member,
+        epoch=batch.epoch,
+        step=batch.step,
+        sums=[zlib.crc32(np.ascontiguousarray(a).tobytes()) for _, a in sorted(batch.values.items())],
+        ids=[ids.ravel().tolist() for ids in batch.records.values()],
+    )
+
+
+def drive(feed: ClockedBatches, orders: dict[str, Any]) -> None:
+    """A member's epochs, with what the orders say of its pace."""
+    mine = orders.get("members", {}).get(str(feed.member), {})
+    try:
+        for _ in range(mine.get("epochs", 1)):
+            for number, batch in enumerate(feed):
+                told(feed.member, batch)
+                time.sleep(mine.get("pace", 0.0))
+                if number == mine.get("die"):
+                    os.kill(os.getpid(), 9)
+                if number == mine.get("close"):
+                    feed.close()
+                    return
+                if number == mine.get("stay"):
+                    say(stays=feed.member)
+                    sys.stdin.readline()
+        say(done=feed.member, state=feed.state())
+        if mine.get("linger"):
+            sys.stdin.readline()
+    except CommplanError as error:
+        say(member=feed.member, error=error.diagnostics[0].code, text=str(error))
+
+
+class Said(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        say(warned=record.getMessage())
+
+
+def main(orders: dict[str, Any]) -> None:
+    attendant.TELL_S = orders.get("tell", attendant.TELL_S)
+    attendant.LOG.addHandler(Said())
+    made = rates(orders["batches"], orders["rest"], body=orders.get("body", BODY))
+    source = Counting(images(orders["records"]), delay=orders.get("delay", 0.0))
+    hub = Clocks(clock_plan(made, "step"), {"images": source}, FUNCTIONS)
+    team = group(orders["run"], orders["index"], len(orders["held"]), timeout=60.0)
+    company = Company(team, orders.get("start", 0), tuple(members[0] for members in orders["held"]))
+    states = orders.get("states", {})
+    mine = orders["held"][orders["index"]]
+    feeds = [ClockedBatches(hub, m, ask=lambda _: company, state=states.get(str(m))) for m in mine]
+    threads = [threading.Thread(target=drive, args=(feed, orders)) for feed in feeds]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    summary = feeds[0].summary()
+    for feed in feeds:
+        feed.close()
+    slow = summary.slow
+    left = [t.name for t in threading.enumerate() if t.name.startswith("commplan")]
+    say(read=sorted(source.read), slow=None if slow is None else [slow.member, slow.wait_s > 0], left=left)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
