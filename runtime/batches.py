@@ -11,23 +11,18 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from jax.sharding import PartitionSpec
 
 from commplan.diagnostics import fail
 from commplan.input.division import division
 from commplan.ir import schedule as ir
 from commplan.ir.plan import name_of
-from commplan.lowering.jax.functions import Draw, loaded_by, short_seed
-from commplan.lowering.jax.layout import spec
-from commplan.lowering.jax.phase import needed
-from commplan.lowering.jax.trees import LEAF, Tree
-from commplan.lowering.jax.untyped import jax
 from commplan.runtime import metrics
-from commplan.runtime.context import Carried, Context
+from commplan.runtime.context import Context
 from commplan.runtime.data.batches import HostBatch, PhaseBatches
 from commplan.runtime.data.group import Group, group
 from commplan.runtime.data.ownclock import ClockedBatches
 from commplan.runtime.data.usage import Meter, Summary
+from commplan.runtime.device_maps import DeviceMaps
 
 Host = npt.NDArray[Any]
 PATIENCE_S = 1800.0  # for a process that lives but is silent: compilation and start-up are part of it
@@ -73,7 +68,7 @@ class Batches(Iterator[dict[str, Any]]):
         self._values = {value.id: value for value in phase.values}
         self._per = {value.id: value.placement.per for value in schedule.phase(phase.name).values}
         self._wanted = {b.name: b.value for b in (*phase.outputs, *phase.takes) if b.source_only}
-        self._device: Any = None
+        self._maps: DeviceMaps | None = None
 
     def _made(
         self,
@@ -154,44 +149,13 @@ class Batches(Iterator[dict[str, Any]]):
 
     def _map(self, batch: HostBatch, arrays: Mapping[str, Any]) -> dict[str, Any]:
         """The values that device functions make of single records."""
-        records = {ref: self._sharded(ref, host.astype(np.uint32)) for ref, host in batch.records.items()}
-        numbers = {
-            "epoch": np.uint32(batch.epoch),
-            "step": np.uint32(batch.step),
-            "seeds": {ref: short_seed(seed) for ref, seed in batch.seeds.items()},
-        }
-        if self._device is None:
-            self._device = jax.jit(self._on_device)
-        return self._device(dict(arrays), records, numbers)
-
-    def _on_device(
-        self, arrays: dict[str, Any], records: dict[str, Any], numbers: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        context = self.context
-        lowered = context.lower(self._phase)
-        rest = [ref for ref in self._wanted.values() if ref not in arrays]
-        chosen = needed(self._phase.ops, rest, arrays)
-        carried = Carried.of(context, {ref: self._values[ref] for ref in rest})
-        placements = {ref: self._values[ref].placement for ref in (*arrays, *records)}
-
-        def body(given: dict[str, Any], rows: dict[str, Any], own: Mapping[str, Any]) -> Any:
-            env = {ref: context.strip(Tree((x,), LEAF), placements[ref]) for ref, x in given.items()}
-            mine = {
-                ref: context.strip(Tree((x,), LEAF), placements[ref]).leaves[0] for ref, x in rows.items()
-            }
-            for op in chosen:
-                load = loaded_by(self._phase, ir.operands(op)[0])
-                draw = None
-                if isinstance(op, ir.Map) and op.random:
-                    base = Draw.of(own["seeds"][load], own["epoch"], own["step"])
-                    draw = Draw(base.key, mine, context.members)
-                lowered.apply([op], env, draw)
-            return carried.leave({ref: env[ref] for ref in rest})
-
-        specs = {ref: spec(placements[ref]) for ref in arrays}
-        rows = {ref: spec(placements[ref]) for ref in records}
-        made = context.spread(body, (specs, rows, PartitionSpec()), carried.specs)(arrays, records, numbers)
-        return carried.build(made)
+        compiled = self.context.compiled
+        maps = self._maps = self._maps or compiled.get(self._phase.name)
+        if maps is None:
+            maps = DeviceMaps(self.context, self._phase, tuple(self._wanted.values()), tuple(arrays))
+            self._maps = compiled[self._phase.name] = maps
+        records = {ref: self._sharded(ref, batch.records[ref].astype(np.uint32)) for ref in maps.loads}
+        return maps(batch, arrays, records)
 
 
 def shared_group(

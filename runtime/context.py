@@ -60,6 +60,11 @@ class Context:
         return {name_of(ref): self.entry(name_of(ref)) for ref in self.schedule.states}
 
     @functools.cached_property
+    def compiled(self) -> dict[str, Any]:
+        """By phase, what was compiled for its batches: once, however often they are asked for."""
+        return {}
+
+    @functools.cached_property
     def counted(self) -> tuple[str, ...]:
         """The phases whose calls the state counts, because random functions run in them."""
         return tuple(phase.name for phase in self.schedule.phases if self.lower(phase).counts)

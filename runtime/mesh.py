@@ -23,6 +23,7 @@ from commplan.lowering.jax.trees import leaves_of
 from commplan.lowering.jax.untyped import jax, jnp
 from commplan.lowering.programs import spreads
 from commplan.runtime.data.carry_jax import JaxCarrier, cpu_devices
+from commplan.runtime.data.layout import ALIGNMENT, aligned
 from commplan.runtime.data.segment import Blame
 from commplan.runtime.machine import Host, Local, Machine, OnFailure, Peers, digest, peers_of
 
@@ -110,8 +111,17 @@ class MeshMachine:
             shards, each = [], 0
             shape = (*lead, *host.shape[per:])
 
+        pieces: dict[tuple[tuple[int, int], ...], Host] = {}  # devices that hold the same see one memory
+        on_cpu = self.backend.on_cpu
+
         def part(index: tuple[slice, ...]) -> Host:
-            at: list[int | slice] = []
+            key = tuple(one.indices(size)[:2] for one, size in zip(index, shape, strict=True))
+            if key not in pieces:
+                pieces[key] = _aligned(host[cut(index)]) if on_cpu else host[cut(index)]
+            return pieces[key]
+
+        def cut(index: tuple[slice, ...]) -> tuple[slice, ...]:
+            at: list[slice] = []
             for axis, one in enumerate(index[:per]):
                 start, stop, _ = one.indices(shape[axis])
                 places = [mine[axis].index(i) for i in range(start, stop)]
@@ -120,7 +130,7 @@ class MeshMachine:
                 start, stop, _ = index[per].indices(shape[per])
                 first, last = shards.index(start // each), shards.index(stop // each - 1)
                 at.append(slice(first * each, (last + 1) * each))
-            return host[tuple(at)]
+            return tuple(at)
 
         return jax.make_array_from_callback(shape, NamedSharding(self.mesh, spec(placement)), part)
 
@@ -217,6 +227,15 @@ class MeshMachine:
 def machine_of(schedule: ir.Schedule, mesh: Any) -> MeshMachine:
     """The machine of `mesh` for `schedule`."""
     return MeshMachine(mesh, schedule.mesh_sizes, schedule.file, spreads(schedule))
+
+
+def _aligned(piece: Host) -> Host:
+    """`piece` as JAX on CPUs takes it without a copy; itself a copy where it does not lie so."""
+    if piece.flags.c_contiguous and piece.ctypes.data % ALIGNMENT == 0:
+        return piece
+    made = aligned(piece.shape, piece.dtype)
+    made[...] = piece
+    return made
 
 
 def _without(whole: PartitionSpec, at: int | None) -> PartitionSpec:

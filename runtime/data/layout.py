@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy.typing as npt
 ALIGNMENT = 64  # bytes: what JAX on CPU takes without a copy, and a cache line
 
 Array = npt.NDArray[Any]
+Fresh = Callable[[Sequence[int], np.dtype[Any]], Array]
 Bools = npt.NDArray[np.bool_]
 
 
@@ -21,6 +22,25 @@ def aligned(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
     raw = np.empty(nbytes + ALIGNMENT, np.uint8)
     skip = -raw.ctypes.data % ALIGNMENT
     return raw[skip : skip + nbytes].view(dtype).reshape(shape)
+
+
+def blocks(
+    leading: Sequence[int], inner: Sequence[int], dtype: np.dtype[Any], fresh: Fresh = aligned
+) -> Array:
+    """A fresh array [*leading, *inner], not filled, each of whose [*inner] starts at a multiple of 64 bytes.
+
+    fresh: makes the memory, as `aligned` does.
+    """
+    nbytes, count = math.prod(inner) * dtype.itemsize, math.prod(leading)
+    apart = rounded(nbytes)
+    if count <= 1 or apart == nbytes:
+        return fresh((*leading, *inner), dtype)
+    memory = fresh((count * apart,), np.dtype(np.uint8))
+    strides: list[int] = []
+    for sizes, unit in ((inner, dtype.itemsize), (leading, apart)):
+        own = [unit * math.prod(sizes[place + 1 :]) for place in range(len(sizes))]
+        strides = [*own, *strides]
+    return np.ndarray((*leading, *inner), dtype, memory, 0, strides)
 
 
 def rounded(nbytes: int, to: int = ALIGNMENT) -> int:
