@@ -217,6 +217,8 @@ class Workers:
     def close(self) -> None:
         """No worker will be started again; batches that are still in use stay."""
         self.stop()
+        for worker in list(self._living):  # those of threads that are not the ring's own
+            self._drop(worker)
         self._closing()
         self._arena.close()
 
@@ -295,8 +297,9 @@ class Workers:
         kernel ends a worker with the thread that started it."""
         worker = getattr(self._local, "worker", None)
         if worker is None:
-            worker = self._local.worker = self._start()
+            worker = self._start()
             self._greet(worker)
+            self._local.worker = worker
         return worker
 
     def _start(self) -> _Process:
@@ -350,7 +353,8 @@ class Workers:
             fail("CP0954", f"a worker process cannot be made ready: {lines[-1]}", *lines[-5:-1])
 
     def _drop(self, worker: _Process) -> None:
-        self._local.worker = None
+        if getattr(self._local, "worker", None) is worker:
+            self._local.worker = None
         worker.end()
         with self._lock:
             self._living.discard(worker)
