@@ -16,6 +16,7 @@ from commplan.ir.schedule import Map, Schedule, Share
 from commplan.runtime.data import adapters as _adapters
 from commplan.runtime.data import sources as _sources
 from commplan.runtime.data.checking import Checks
+from commplan.runtime.data.direct import Direct
 from commplan.runtime.data.making import BLOCK, BatchInTheMaking, Course, HostBatch, Maker, stages
 from commplan.runtime.data.pace import Pace
 from commplan.runtime.data.program import HostProgram, host_program
@@ -33,7 +34,7 @@ _MOST_CORES = 8  # threads by default, at most: more than that is a choice that 
 class _Cursor:
     """Where the work ahead stands: the next batch to start, and the epoch at whose end it halts."""
 
-    maker: Maker
+    make: Callable[[int, int, int], BatchInTheMaking]
     steps: int
     epoch: int
     step: int
@@ -43,7 +44,7 @@ class _Cursor:
     def start(self, number: int) -> BatchInTheMaking | None:
         if self.epoch > self.until or (self.pace is not None and number >= self.pace.room()):
             return None
-        batch = self.maker.batch(number, self.epoch, self.step)
+        batch = self.make(number, self.epoch, self.step)
         self.step += 1
         if self.step == self.steps:
             self.epoch, self.step = self.epoch + 1, 0
@@ -128,9 +129,20 @@ class PhaseBatches(Iterator[HostBatch]):
         self._checks = (
             Checks(program, self._orders, self._steps, self._step, self._meter) if not pace else None
         )
-        self._cursor = _Cursor(maker, self._steps, self._epoch, self._step, self._armed, pace)
+        self._cursor = _Cursor(maker.batch, self._steps, self._epoch, self._step, self._armed, pace)
         name = f"commplan-{schedule.plan}-{phase}"
-        self._ring: Ring[HostBatch] = Ring(self._cursor.start, ahead, cores, name, exchange, crew)
+        direct = pace is None and _direct(program, exchange)
+        if direct and exchange is not None:
+            self._cursor.make = Direct(maker, exchange).batch
+        self._ring: Ring[HostBatch] = Ring(
+            self._cursor.start,
+            ahead,
+            cores,
+            name,
+            exchange,
+            crew,
+            pace is None and _direct(program, exchange),
+        )
         self._closing = weakref.finalize(self, self._ring.end)
 
     @property
@@ -300,6 +312,18 @@ def hints(program: HostProgram) -> tuple[int, int]:
     prefetch = max((h.prefetch for h in found if h.prefetch), default=_PREFETCH)
     cores = max((h.cores for h in found if h.cores), default=min(_cpus(), _MOST_CORES))
     return prefetch, cores
+
+
+def _direct(program: HostProgram, exchange: SharedRing | None) -> bool:
+    """Whether batches are handed over as they lie in the slots, and nobody waits for this process's
+    thread."""
+    if (
+        exchange is None
+        or not exchange.shows
+        or (exchange.owes() and exchange.carrier is not None and not exchange.carrier.by_caller)
+    ):
+        return False
+    return all(flow.moved and not flow.after for flow in program.flows)
 
 
 def _none_shared() -> tuple[int, int]:

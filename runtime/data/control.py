@@ -120,11 +120,14 @@ class Control:
     def stop(self) -> None:
         """Make the waits of this process return."""
         self.stopped = True
+        self.wake()
+
+    def wake(self) -> None:
+        """Let all who wait look again."""
         for name in ("filled", "taken", "carried"):
             futex.wake(self.bell(name))
 
     def leave(self) -> None:
         self.word(self.index, "presence").value = LEFT
         futex.wake(self.word(self.index, "presence"))
-        for name in ("filled", "taken", "carried"):
-            futex.wake(self.bell(name))
+        self.wake()

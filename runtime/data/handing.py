@@ -52,7 +52,7 @@ class HostBatch:
     visits: tuple[Visit, ...] = ()
 
 
-@dataclass
+@dataclass(eq=False)
 class FlowState:
     """One flow of one batch. rows: [rows] places in the global batch. records: [rows] per load and variant.
     counts: [rows] per load, which slots count by the visit's contract. arrays: what is handed over.
@@ -68,18 +68,17 @@ class FlowState:
     shown: dict[Ref, Array] = field(default_factory=dict[Ref, Array])
 
 
-def shown(program: HostProgram, ref: Ref, array: Array, rows: int) -> Array | None:
-    """A value as it lies in the slot, laid out as it is handed over; None where that is another layout.
+def layout(program: HostProgram, ref: Ref, shape: tuple[int, ...], rows: int) -> tuple[int, ...] | None:
+    """The shape that a value has when it is handed over as it lies in the slot; None where it lies otherwise.
 
-    array: [copies, rows of a full batch, ...]. rows: of this batch.
+    shape: in the slot, [copies, rows of a full batch, ...]. rows: of this batch.
     """
     per = program.per(ref)
     if program.copies[ref] != per:
         return None
-    if rows < array.shape[1] and array.shape[0] > 1:
+    if rows < shape[1] and shape[0] > 1:
         return None  # the copies would not lie together
-    leading = [len(program.local[axis]) for axis in per]
-    return array[:, :rows].reshape(*leading, rows, *array.shape[2:])
+    return (*(len(program.local[axis]) for axis in per), rows, *shape[2:])
 
 
 def compact(program: HostProgram, state: FlowState) -> None:

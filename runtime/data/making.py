@@ -19,8 +19,8 @@ from commplan.ir.schedule import Map, Read, Share, operands, results
 from commplan.ir.types import ArrayType
 from commplan.runtime.data import notes
 from commplan.runtime.data.adapters import batched
-from commplan.runtime.data.handing import FlowState, HostBatch, Visit, compact, count, shown
-from commplan.runtime.data.layout import Array, Bools, agrees, aligned, projected
+from commplan.runtime.data.handing import FlowState, HostBatch, Visit, compact, count, layout
+from commplan.runtime.data.layout import Array, Bools, agrees, aligned, blocks, projected
 from commplan.runtime.data.program import Coords, Flow, HostProgram, identity, validity
 from commplan.runtime.data.records import Place, Record, Stage, numpy_dtype
 from commplan.runtime.data.ring import Task
@@ -100,9 +100,14 @@ class Maker:
     together: Sequence[Sequence[str]] = ()  # sources that fetch their records together
     course: Course = Course(0, 0, 1)
     fingerprint: int = 0
+    # What is the same for most batches: the rows of a step and which of them count, what is handed over.
+    _known: dict[Any, Any] = field(default_factory=dict[Any, Any], repr=False, compare=False)
 
     def batch(self, number: int, epoch: int, step: int) -> BatchInTheMaking:
-        states = [self._state(flow, epoch, step) for flow in self.program.flows]
+        states = [self.state(flow, step) for flow in self.program.flows]
+        if self.exchange is None:
+            for state in states:
+                self.look_up(state, epoch, step)
         return BatchInTheMaking(self, number, epoch, step, states)
 
     # --- see `shared.Works` ---
@@ -126,33 +131,45 @@ class Maker:
 
     # --- one batch ---
 
-    def _state(self, flow: Flow, epoch: int, step: int) -> FlowState:
+    def state(self, flow: Flow, step: int) -> FlowState:
+        """What a flow's batch begins with; which records it holds is not looked up."""
+        rows = self.orders[flow.reads[0].result].rows(step)
+        counted = tuple(self.orders[read.result].counted(step) for read in flow.reads)
+        key = (flow.reads[0].result, rows, counted)
+        if key not in self._known:
+            here = self.program.rows(flow, rows)
+            counts = {read.result: self.orders[read.result].counts(step)[here] for read in flow.reads}
+            valid = np.ones((len(self.program.variants(flow.per)), len(here)), bool)
+            self._known[key] = (here, counts, valid)
+        here, counts, valid = self._known[key]
+        return FlowState(flow, here, {}, counts, {}, valid.copy())
+
+    def look_up(self, state: FlowState, epoch: int, step: int) -> None:
+        """The records of the rows, in the order of each load."""
         program = self.program
-        order = self.orders[flow.reads[0].result]
-        rows = program.rows(flow, order.rows(step))
-        records: dict[tuple[Ref, Coords], npt.NDArray[np.int64]] = {}
-        for read in flow.reads:
+        for read in state.flow.reads:
             for coords in program.variants(read.per):
                 member = program.member(read.per, dict(zip(read.per, coords, strict=True)))
                 ids = self.orders[read.result].records(epoch, step, member if read.per else None)
-                records[read.result, coords] = ids[rows]
-        counts = {read.result: self.orders[read.result].counts(step)[rows] for read in flow.reads}
-        valid = np.ones((len(program.variants(flow.per)), len(rows)), bool)
-        return FlowState(flow, rows, records, counts, {}, valid)
+                state.records[read.result, coords] = ids[state.rows]
 
     def roots(self, flow: Flow) -> list[Ref]:
         """The flow's values that are handed over, counts left out."""
-        made = {ref for op in flow.ops for ref in results(op)}
-        return [ref for ref in self.program.roots if ref in made and ref in self.program.elements]
+        key = flow.reads[0].result
+        if key not in self._known:
+            made = {ref for op in flow.ops for ref in results(op)}
+            self._known[key] = [
+                ref for ref in self.program.roots if ref in made and ref in self.program.elements
+            ]
+        return self._known[key]
 
     def fresh(self, ref: Ref, rows: int) -> Array:
         element = self.program.elements[ref]
         if not isinstance(element, ArrayType):
             fail("CP0913", f"`{ref.rpartition('.')[0]}` is of variable length and cannot leave the host")
         leading = [len(self.program.local[axis]) for axis in self.program.per(ref)]
-        shape = (*leading, rows, *element.shape)
         fresh = aligned if self.workers is None else self.workers.fresh
-        return fresh(shape, numpy_dtype(element.dtype))
+        return blocks(leading, (rows, *element.shape), numpy_dtype(element.dtype), fresh)
 
 
 @dataclass
@@ -184,6 +201,7 @@ class BatchInTheMaking:
         for place, state in enumerate(self.states):
             if not state.flow.moved:
                 continue
+            self.maker.look_up(state, self.epoch, self.step)
             rows, division = len(state.rows), exchange.division(place)
             state.valid = self.moved[validity(state.flow)][:, :rows].view(bool)
             for part in (part for process in processes for part in division.of(process)):
@@ -208,9 +226,8 @@ class BatchInTheMaking:
         for place, state in enumerate(self.states):
             flow, rows = state.flow, len(state.rows)
             roots = self.maker.roots(flow)
-            if flow.moved and self.maker.exchange is not None:
-                # A copy: the slot's own flags are the peers' as well.
-                state.valid = self.moved[validity(flow)][:, :rows].astype(bool)
+            if self.maker.exchange is not None:
+                self._seen(state)
             if flow.moved and (self.maker.apart or state.valid.all()):
                 self._show(state, roots)
             state.arrays = {ref: self.maker.fresh(ref, rows) for ref in roots if ref not in state.shown}
@@ -218,14 +235,27 @@ class BatchInTheMaking:
                 tasks[place] += self._tasks(state, False, 0, rows)
         return self._joined(tasks)
 
+    def _seen(self, state: FlowState) -> None:
+        """Which records the rows hold, as those who made them say; copies, for the slot's own are the peers'
+        as well."""
+        rows = len(state.rows)
+        if not state.flow.moved:
+            self.maker.look_up(state, self.epoch, self.step)
+            return
+        state.valid = self.moved[validity(state.flow)][:, :rows].astype(bool)
+        for read in state.flow.reads:
+            ids = self.moved[identity(read)][:, :rows].copy()
+            for row, coords in enumerate(self.maker.program.variants(read.per)):
+                state.records[read.result, coords] = ids[row]
+
     def _show(self, state: FlowState, roots: Sequence[Ref]) -> None:
         """What may be handed over as it lies in the slot."""
         if self.maker.exchange is not None and not self.maker.exchange.shows:
             return
         for ref in set(roots).intersection(state.flow.moved):
-            array = shown(self.maker.program, ref, self.moved[ref], len(state.rows))
-            if array is not None:
-                state.shown[ref] = array
+            shape = layout(self.maker.program, ref, self.moved[ref].shape, len(state.rows))
+            if shape is not None:
+                state.shown[ref] = self.moved[ref][:, : len(state.rows)].reshape(shape)
 
     def _joined(self, tasks: list[list[Task]]) -> list[Task]:
         """The tasks of all flows; blocks of flows whose sources fetch their records together are one task."""
@@ -363,11 +393,10 @@ class BatchInTheMaking:
                 values.update({ref: self.moved[ref] for ref in named if ref in self.moved})
             elif not state.valid.all():
                 compact(program, state)
-            values.update({ref: (state.arrays | state.shown)[ref] for ref in self.maker.roots(state.flow)})
+            for ref in self.maker.roots(state.flow):
+                values[ref] = state.shown[ref] if ref in state.shown else state.arrays[ref]
             for read in state.flow.reads:
-                leading = [len(program.local[axis]) for axis in read.per]
-                ids = np.stack([state.records[read.result, c] for c in program.variants(read.per)])
-                records[read.result] = ids.reshape(*leading, len(state.rows))
+                records[read.result] = _laid_out(program, read, state.records)
                 if read.count in program.roots:
                     values[read.count] = count(program, state, read, read.count)
             state.shown = {}
@@ -376,16 +405,17 @@ class BatchInTheMaking:
         return HostBatch(values, records, seeds, self.epoch, self.step, self.number, tuple(visits))
 
     def _visits(self, state: FlowState) -> list[Visit]:
-        """The records that count here, as their makers name them."""
+        """The records that count here."""
         found: list[Visit] = []
+        clean = state.valid.all()
         for read in state.flow.reads:
-            here = self.moved.get(identity(read))
             counts = state.counts[read.result]
-            for row, coords in enumerate(self.maker.program.variants(read.per)):
-                ids = state.records[read.result, coords] if here is None else here[row, : len(state.rows)]
-                valid = state.valid[self._variants(state, dict(zip(read.per, coords, strict=True)))]
-                skipped = 0 if valid.all() else int(np.count_nonzero(~valid.all(0) & counts))
-                found.append(Visit(read.result, coords, ids[counts], skipped))
+            for coords in self.maker.program.variants(read.per):
+                skipped = 0
+                if not clean:
+                    valid = state.valid[self._variants(state, dict(zip(read.per, coords, strict=True)))]
+                    skipped = int(np.count_nonzero(~valid.all(0) & counts))
+                found.append(Visit(read.result, coords, state.records[read.result, coords][counts], skipped))
         return found
 
     def _received(self, state: FlowState) -> None:
@@ -394,16 +424,28 @@ class BatchInTheMaking:
         if exchange is None or not state.flow.moved:
             return
         rows, division = len(state.rows), exchange.division(self.states.index(state))
-        others = np.ones(rows, bool)
-        for part in (part for process in self.duties for part in division.of(process)):
-            others[slice(*division.part(rows, part))] = False
-        count = int(np.count_nonzero(others))
-        skipped = 0 if state.valid.all() else int(np.count_nonzero(others & ~state.valid.all(0)))
+        mine = [division.part(rows, part) for process in self.duties for part in division.of(process)]
+        number, skipped = rows - sum(high - low for low, high in mine), 0
+        if not state.valid.all():
+            failed = ~state.valid.all(0)
+            skipped = int(np.count_nonzero(failed)) - sum(
+                int(np.count_nonzero(failed[low:high])) for low, high in mine
+            )
         for op in state.flow.before:
             if isinstance(op, Share) and op.result in state.flow.moved:
-                nbytes = count * self.moved[op.result][:, :1].nbytes
-                self.maker.meter.add(op.result, records=count, nbytes=nbytes, skipped=skipped)
+                nbytes = number * self.moved[op.result][:, :1].nbytes
+                self.maker.meter.add(op.result, records=number, nbytes=nbytes, skipped=skipped)
                 skipped = 0  # of the flow's rows, whatever many values travel
+
+
+def _laid_out(
+    program: HostProgram, read: Read, records: Mapping[tuple[Ref, Coords], npt.NDArray[np.int64]]
+) -> npt.NDArray[np.int64]:
+    """The records of a load, members first."""
+    if not read.per:
+        return records[read.result, ()]
+    ids = np.stack([records[read.result, coords] for coords in program.variants(read.per)])
+    return ids.reshape(*(len(program.local[axis]) for axis in read.per), ids.shape[-1])
 
 
 def _in_turn(tasks: Sequence[Task]) -> None:
@@ -475,13 +517,14 @@ def stages(
     for flow in program.flows:
         skips = any(read.hints.on_error == "skip" for read in flow.reads)
         alike = all(read.per == flow.per for read in flow.reads)
+        members = {*flow.per, *(read.clock for read in flow.reads)}  # each goes on without what it skips
         for op in flow.ops:
             key = results(op)[0]
             if isinstance(op, Share):
                 meter.line(key, f"share {key.rpartition('.')[0]} via {op.design}", op.span)
                 continue
             own = op.hints.on_error
-            may = alike and set(program.per(key)) <= set(flow.per)
+            may = alike and members.issuperset(program.per(key))
             if own == "skip" and not may:
                 fail(
                     "CP0914",

@@ -2,7 +2,9 @@
 
 A batch is made in two stages of independent tasks. Between them, where processes share a value, stand
 two waits on other processes, each with a thread of its own: for a slot to write to, and for a slot that
-all have filled. Threads hold the ring and never the iterator in front of it, so an iterator that is
+all have filled. Where nothing is left to do in the second stage the ring is direct: the thread that finds no
+task waits for the next slot, and the caller for what all have filled, so that no batch is passed from thread
+to thread. Threads hold the ring and never the iterator in front of it, so an iterator that is
 forgotten is collected, and that closes the ring.
 """
 
@@ -58,6 +60,18 @@ class Peers(Protocol):
 
     def readable(self, number: int) -> bool: ...
 
+    def fills(self) -> int | None:
+        """The first batch of which this process fills a part; None where it fills none."""
+        ...
+
+    def fail(self, number: int, error: BaseException) -> None:
+        """Nothing from batch `number` on can be made here: `readable` raises `error`."""
+        ...
+
+    def ahead(self, number: int) -> int:
+        """Batches from `number` on that all have filled."""
+        ...
+
     def stop(self) -> None: ...
 
     def leave(self) -> None: ...
@@ -95,7 +109,7 @@ class Ring(Generic[Item]):
     ask again.
 
     depth: batches admitted and not yet handed out, at most. threads: how many work. peers: None in one
-    process. workers: what the threads leave their work to; None: they do it.
+    process. workers: what the threads leave their work to; None: they do it. direct: see above.
     """
 
     start: Callable[[int], Making[Item] | None]
@@ -104,6 +118,7 @@ class Ring(Generic[Item]):
     name: str
     peers: Peers | None = None
     workers: Workers | None = None
+    direct: bool = False
     # Entered as the lock itself and waited on as the condition: a condition is entered by a Python function,
     # in which Ctrl-C may strike after the lock is taken and before anything will give it back.
     _lock: threading.RLock = field(default_factory=threading.RLock)
@@ -114,7 +129,9 @@ class Ring(Generic[Item]):
     _to_read: deque[int] = field(default_factory=deque[int])
     _ties: itertools.count[int] = field(default_factory=itertools.count)
     _running: list[threading.Thread] = field(default_factory=list[threading.Thread])
-    _alive: int = 0
+    _alive: int = 0  # threads, and callers that wait for peers
+    _opened: int = 0
+    _opening: bool = False
     _admitted: int = 0
     _handed: int = 0
     _closed: bool = False
@@ -139,14 +156,15 @@ class Ring(Generic[Item]):
                 self._entries[number] = _Entry(making)
                 if self.peers is None:
                     self._enter(number, 1, making.second())
-                else:
+                elif not self.direct:
                     self._to_write.append(number)
-            self._changed.notify_all()
+            if self._running:
+                self._changed.notify_all()
 
     def take(self) -> tuple[Item, int, float]:
         """The next batch, how many lay ready, and the seconds waited. Raises what its making raised."""
         try:
-            return self._take()
+            return self._take_direct(self.peers) if self.direct and self.peers is not None else self._take()
         except KeyboardInterrupt:
             self._interrupted = True
             raise
@@ -172,14 +190,56 @@ class Ring(Generic[Item]):
             raise RuntimeError("a batch was finished without a result")
         return item, ready, waited
 
+    def _take_direct(self, peers: Peers) -> tuple[Item, int, float]:
+        self.admit()
+        with self._lock:
+            number = self._handed
+            entry = self._entries.get(number)
+            if self._closed or entry is None:
+                raise ClosedError
+            self._alive += 1
+        try:
+            ready = min(peers.ahead(number), self.depth)
+            begin = time.perf_counter()
+            item = self._completed(number, entry, peers)
+            waited = time.perf_counter() - begin
+        finally:
+            self._ended()
+        with self._lock:
+            self._entries.pop(number, None)
+            self._handed += 1
+        self.admit()
+        return item, ready, waited
+
+    def _completed(self, number: int, entry: _Entry[Item], peers: Peers) -> Item:
+        """The batch, once all have filled it; what went wrong here comes before what peers say of it."""
+        try:
+            if (entry.error is None or peers.owes()) and not peers.readable(number):
+                raise ClosedError
+        except Exception:
+            if entry.error is None:
+                raise
+        if entry.error is not None:
+            raise entry.error
+        for task in entry.making.second():
+            task()
+        return entry.making.finish()
+
     def depth_now(self) -> tuple[int, int]:
         """Batches that lie ready now, and how many may be made ahead at most."""
         with self._lock:
+            if self.direct:
+                live = self.peers is not None and not self._closed
+                return (
+                    min(self.peers.ahead(self._handed), self.depth) if live and self.peers else 0
+                ), self.depth
             return sum(entry.done for entry in self._entries.values()), self.depth
 
     def ready(self) -> bool:
         """Whether `take` would return at once."""
         with self._lock:
+            if self.direct and self.peers is not None and not self._closed:
+                return self.peers.ahead(self._handed) > 0
             entry = self._entries.get(self._handed)
             return entry is not None and entry.done
 
@@ -237,7 +297,12 @@ class Ring(Generic[Item]):
         if self._running:
             return
         targets: list[Callable[[], None]] = [self._work] * self.threads
-        if self.peers is not None:
+        if self.direct and self.peers is not None:
+            first = self.peers.fills()
+            if first is None:
+                return
+            self._opened, targets = first, [self._fill] * self.threads
+        elif self.peers is not None:
             targets += [self._await_slots, self._await_peers]
         for number, target in enumerate(targets):
             # Daemons, so that a forgotten iterator cannot keep the interpreter alive; they are joined by
@@ -255,11 +320,14 @@ class Ring(Generic[Item]):
         finally:
             if self.workers is not None:
                 self.workers.leave()
-            with self._lock:
-                self._alive -= 1
-                last = self._closed and self._alive == 0
-            if last:
-                self._depart()
+            self._ended()
+
+    def _ended(self) -> None:
+        with self._lock:
+            self._alive -= 1
+            last = self._closed and self._alive == 0
+        if last:
+            self._depart()
 
     def _enter(self, number: int, stage: int, tasks: Sequence[Task]) -> None:
         """Queue the tasks of a stage (the lock is held); a stage without tasks still takes one turn."""
@@ -277,16 +345,64 @@ class Ring(Generic[Item]):
                 if self._closed:
                     return
                 number, key, _, task = heapq.heappop(self._tasks)
-                entry = self._entries[number]
-                # A batch that failed needs no more work; only an earlier record's error is worth finding.
-                skip = entry.error is not None and key > entry.error_at
-            error: BaseException | None = None
-            try:
-                if not skip:
-                    task()
-            except BaseException as raised:  # noqa: BLE001  carried to the caller, at the batch it belongs to
-                error = raised
-            self._finished(number, key, error)
+            self._carry_out(number, key, task)
+
+    def _carry_out(self, number: int, key: int, task: Task) -> None:
+        entry = self._entries.get(number)
+        # A batch that failed needs no more work; only an earlier record's error is worth finding.
+        skip = entry is None or (entry.error is not None and key > entry.error_at)
+        error: BaseException | None = None
+        try:
+            if not skip:
+                task()
+        except BaseException as raised:  # noqa: BLE001  carried to the caller, at the batch it belongs to
+            error = raised
+        self._finished(number, key, error)
+
+    def _fill(self) -> None:
+        """Work of a direct ring: tasks, and where there is none, the next batch that may be begun."""
+        while True:
+            with self._lock:
+                while not (self._closed or self._tasks or self._may_open()):
+                    self._changed.wait()
+                if self._closed:
+                    return
+                if self._tasks:
+                    number, key, _, task = heapq.heappop(self._tasks)
+                else:
+                    number, self._opened, self._opening = self._opened, self._opened + 1, True
+                    key, task = 0, None
+            if task is not None:
+                self._carry_out(number, key, task)
+            elif not self._open(number):
+                return
+
+    def _may_open(self) -> bool:
+        return not self._opening and self._opened < self._admitted
+
+    def _open(self, number: int) -> bool:
+        """Wait for the slot of batch `number` and begin it; False where the work is at its end."""
+        entry, peers = self._entries.get(number), self.peers
+        if entry is None or peers is None:  # handed out before anything was to be done for it here
+            self._opening = False
+            return peers is not None
+        try:
+            if not peers.writable(number):
+                return False
+            tasks = entry.making.first() or (lambda: None,)
+        except BaseException as raised:  # noqa: BLE001  as above
+            entry.error = raised
+            peers.fail(number, raised)
+            return False  # nobody opens any later batch either: `_opening` stays
+        with self._lock:
+            self._opening = False
+            entry.todo = len(tasks)
+            for place, task in enumerate(tasks[1:], 1):
+                heapq.heappush(self._tasks, (number, place, next(self._ties), task))
+            if self.threads > 1:
+                self._changed.notify_all()
+        self._carry_out(number, 0, tasks[0])
+        return True
 
     def _finished(self, number: int, key: int, error: BaseException | None) -> None:
         with self._lock:
@@ -301,13 +417,16 @@ class Ring(Generic[Item]):
         try:
             if key < 1_000_000:
                 entry.making.publish(entry.error)
+                if self.direct:
+                    return
                 if entry.error is None or (self.peers is not None and self.peers.owes()):
                     with self._lock:
                         self._to_read.append(number)
                         self._changed.notify_all()
                     return
             elif entry.error is None:
-                entry.item = entry.making.finish()
+                self._finish(entry)
+                return
         except BaseException as raised:  # noqa: BLE001  as above
             entry.error = raised
         with self._lock:
@@ -345,7 +464,19 @@ class Ring(Generic[Item]):
                     entry.error, entry.done = entry.error or raised, True
                     self._changed.notify_all()
                 return  # without its peers this process cannot make any later batch either
+            if not first and not tasks:
+                self._finish(entry)
+                continue
             with self._lock:
                 if self._closed:
                     return
                 self._enter(number, 0 if first else 1, tasks)
+
+    def _finish(self, entry: _Entry[Item]) -> None:
+        try:
+            entry.item = entry.making.finish()
+        except BaseException as raised:  # noqa: BLE001  as above
+            entry.error = raised
+        with self._lock:
+            entry.done = True
+            self._changed.notify_all()

@@ -82,7 +82,7 @@ class SharedRing:
     _gone: set[int] = field(default_factory=set[int])  # of this host, known to be dead or to have left
     _duties: dict[int, int] = field(default_factory=dict[int, int])  # process -> first batch made as planned
     _begun: int = 0
-    _carried: int = 0
+    _failed: tuple[int, BaseException] | None = None
     _done: dict[int, Returns] = field(default_factory=dict[int, Returns])
     _returns: Returns = field(init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -196,6 +196,23 @@ class SharedRing:
     def _carried_so_far(self) -> int:
         return self.control.bell("carried").value
 
+    def fills(self) -> int | None:
+        """The first batch that `duties` is to be asked for; None where this process makes no part."""
+        return self._begun if self._duties else None
+
+    def fail(self, number: int, error: BaseException) -> None:
+        """No batch from `number` on can be made here: whoever waits for one hears `error`."""
+        self._failed = (number, error)
+        self.control.wake()
+
+    def ahead(self, number: int) -> int:
+        """Batches from `number` on that are here whole."""
+        with self._lock:
+            if self._left:
+                return 0
+            here = self._carried_so_far() if self.carrier else self.control.least("filled", self._makers)
+        return max(0, here - number)
+
     def owes(self) -> bool:
         """Whether batches are waited for even where this process failed: others wait for it to carry them."""
         return self._leads()
@@ -228,6 +245,7 @@ class SharedRing:
 
         def filled() -> bool:
             self._make_up(number)
+            self._check_failed(number)
             return self.control.least("filled", self._makers) > number
 
         return self.control.wait("filled", filled, look)
@@ -236,7 +254,7 @@ class SharedRing:
         until = time.monotonic() + self.group.timeout
 
         def look() -> None:
-            self._adopt()
+            self._adopt(number)
             for process in self._makers:  # their parts are asked for by the leader; a dead one's may be mine
                 if process != self.index and self.goes_on and not self.control.alive(process):
                     self._look_after(process, "filled", number, until)
@@ -246,16 +264,18 @@ class SharedRing:
                 self._gone.add(self._leader)
                 self._leader = min(process for process in self._local if self.control.alive(process))
 
-        while True:
-            if self.control.wait(
-                "carried",
-                lambda: self._make_up(number) or self._carried_so_far() > number or self._leads_now(),
-                look,
-            ):
-                if self._carried_so_far() > number:
-                    return True
-                return self._carry(number)
+        def carried() -> bool:
+            self._make_up(number)
+            self._check_failed(number)
+            return self._carried_so_far() > number or self._leads_now()
+
+        if not self.control.wait("carried", carried, look):
             return False
+        return self._carried_so_far() > number or self._carry(number)
+
+    def _check_failed(self, number: int) -> None:
+        if self._failed is not None and number >= self._failed[0]:
+            raise self._failed[1]
 
     def _leads(self) -> bool:
         return self.carrier is not None and self.index == self._leader
@@ -275,7 +295,7 @@ class SharedRing:
             if self.goes_on:
                 self._gone.add(process)
                 if name == "filled":
-                    self._inherit(process)
+                    self._inherit(process, beyond)
                 return
             left = self.control.word(process, "presence").value == LEFT
             self._lost(process, "left: its batches were closed before the epoch's end" if left else "died")
@@ -299,8 +319,9 @@ class SharedRing:
 
     # --- inheriting ---
 
-    def _inherit(self, process: int) -> None:
-        """Make the parts of a dead process from now on, if this one is its heir."""
+    def _inherit(self, process: int, number: int) -> None:
+        """Make the parts of a dead process from now on, if this one is its heir. number: the batch that is
+        waited for."""
         if process in self._duties:
             return
         alive = [other for other in self._local if self.control.alive(other)]
@@ -308,6 +329,8 @@ class SharedRing:
         heir = base if base in alive else next(iter(self.divisions.values())).heir(base, alive)
         if heir == self.index and self.control.take_duty(process):
             with self._lock:
+                if not self._duties:  # nothing was begun ahead here so far
+                    self._begun = max(self._begun, number + 1)
                 self._take_over(process, self.control.word(process, "filled").value, self._begun)
 
     def _take_over(self, process: int, filled: int, begun: int) -> None:
@@ -365,13 +388,13 @@ class SharedRing:
                 carrier.carry(number, parcels, before)
                 break
             except RegroupedError as regrouped:
-                self._regroup(regrouped)
+                self._regroup(regrouped, number)
                 if not self._await_parts(number):
                     return False
         self.control.carry_to(number + 1)
         return True
 
-    def _regroup(self, regrouped: RegroupedError) -> None:
+    def _regroup(self, regrouped: RegroupedError, number: int) -> None:
         """Parts of dead processes of other hosts, for whom nobody is left there, are made here from now
         on."""
         hosts, before = self.group.hosts, next(iter(self.divisions.values())).readers
@@ -381,15 +404,15 @@ class SharedRing:
                 self.control.word(was, "filled").value = regrouped.number
                 fence()
                 charge.value = now + 1
-        self._adopt()
+        self._adopt(number)
 
-    def _adopt(self) -> None:
+    def _adopt(self, number: int) -> None:
         """Learn which parts of other hosts are made on this one."""
         for process in self.rooms.makers:
             if process not in self._makers and self.control.word(process, "charge").value:
                 fence()
                 self._makers.append(process)
-                self._inherit(process)
+                self._inherit(process, number)
 
     # --- saying and hearing ---
 
