@@ -272,18 +272,27 @@ def _move_wrong(found: Division, move: Move, held: dict[int, Counter[int]], rows
     return None
 
 
-def survivors(found: Division) -> Iterator[tuple[int, ...]]:
-    """Who may be left: everyone but one, one alone, and all of some hosts: what the functions of a division
-    tell apart. Who makes a part depends on the living of its maker's host alone, the next of which is taken,
-    and where there are none on the living elsewhere; what moves depends on which hosts live.
+def survivors(found: Division, adopter: Adopter = adopted) -> Iterator[tuple[int, ...]]:
+    """Who may be left: everyone but one, one alone, one host alone, all hosts but one; and whoever is left
+    while those die who make the first part, the middle one or the last, one after another.
+
+    These are what the functions of a division tell apart. A part is made by the first living process in an
+    order of its own (its reader, the others of that host, those elsewhere), which the deaths of its makers
+    walk through to the end; what moves depends on which hosts live.
     """
     everyone = tuple(range(len(found.hosts)))
     sets = [tuple(p for p in everyone if p != dead) for dead in everyone] + [(p,) for p in everyone]
     for host in dict.fromkeys(found.hosts):
-        sets += [
-            tuple(p for p in everyone if found.hosts[p] == host),
-            tuple(p for p in everyone if found.hosts[p] != host),
-        ]
+        sets.append(tuple(p for p in everyone if found.hosts[p] == host))
+        sets.append(tuple(p for p in everyone if found.hosts[p] != host))
+    for part in (0, found.parts // 2, found.parts - 1):
+        alive = everyone
+        while len(alive) > 1:
+            maker = adopter(found, alive).readers[part]
+            if maker not in alive:
+                break  # what is wrong shows with those who are left
+            alive = tuple(p for p in alive if p != maker)
+            sets.append(alive)
     yield from (alive for alive in dict.fromkeys(sets) if alive)
 
 

@@ -262,14 +262,15 @@ def test_duplicated_work_is_all_of_it() -> None:
     assert "process 1 makes parts [] for itself, of 3" in wrong.message
 
 
-def test_the_survivors_that_are_looked_at_stand_for_all() -> None:
-    """A rule that forgets the dead when there are two of them fails for some sets of survivors, and for
+@pytest.mark.parametrize("many", [1, 2, 3, 4])
+def test_the_survivors_that_are_looked_at_stand_for_all(many: int) -> None:
+    """A rule that forgets the dead when there are `many` of them fails for some sets of survivors, and for
     one of those that are looked at; the real one fails for none."""
 
     def forgetful(one: Division, alive: Collection[int]) -> Division:
         left = adopted(one, alive)
         dead = [reader for reader in one.readers if reader not in alive]
-        return replace(left, readers=left.readers if len(dead) < 2 else one.readers)
+        return replace(left, readers=left.readers if len(dead) != many else one.readers)
 
     found = division("all_shared", (0, 0, 1, 1, 1))
     everyone = range(5)
