@@ -117,7 +117,8 @@ class MeshMachine:
         def part(index: tuple[slice, ...]) -> Host:
             key = tuple(one.indices(size)[:2] for one, size in zip(index, shape, strict=True))
             if key not in pieces:
-                pieces[key] = _aligned(host[cut(index)]) if on_cpu else host[cut(index)]
+                piece = host[(*cut(index), ...)]  # an array, of no dimension too
+                pieces[key] = _aligned(piece) if on_cpu else piece
             return pieces[key]
 
         def cut(index: tuple[slice, ...]) -> tuple[slice, ...]:
