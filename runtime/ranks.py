@@ -9,13 +9,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from commplan.diagnostics import fail
+from commplan.input.division import Division
 from commplan.ir import schedule as ir
 from commplan.ir.types import Placement
 from commplan.lowering.jax.check import Layout
 from commplan.lowering.jax.untyped import jax, jnp
 from commplan.lowering.mpi.backend import MpiBackend, backend_of
 from commplan.lowering.mpi.untyped import MPI
-from commplan.runtime.machine import Host, Local, Machine, digest
+from commplan.runtime.data.carry_mpi import MpiCarrier
+from commplan.runtime.data.segment import Blame
+from commplan.runtime.machine import Host, Local, Machine, OnFailure, Peers, digest, peers_of
 
 Array = Any
 
@@ -48,6 +51,9 @@ class Ranks:
         del value
         return jnp.zeros(leaf.shape, leaf.dtype.numpy_name)
 
+    def process(self) -> tuple[int, int]:
+        return int(self.own.Get_rank()), int(self.own.Get_size())
+
     def local(self) -> dict[str, tuple[int, ...]]:
         return {axis: (self.backend.place[axis],) for axis in self.backend.sizes}
 
@@ -56,13 +62,19 @@ class Ranks:
         del local
         return jax.device_put(host.reshape(host.shape[len(placement.per) :]))
 
-    def peers(self, key: str) -> tuple[str, int, int] | None:
-        mine = (digest(key), secrets.token_hex(8))
-        seen: list[tuple[bytes, str]] = self.own.allgather(mine)
-        alike = [rank for rank, (other, _) in enumerate(seen) if other == mine[0]]
-        if len(alike) == 1:
+    def peers(self, key: str, host: str, place: int) -> Peers | None:
+        said = (digest(key), digest(host), place, secrets.token_hex(8))
+        seen: list[tuple[bytes, bytes, int, str]] = self.own.allgather(said)
+        return peers_of(self.own.Get_rank(), seen)
+
+    def carrier(
+        self, peers: Peers, division: Division, *, blame: Blame, on_failure: OnFailure, timeout: float
+    ) -> MpiCarrier | None:
+        """On a communicator of its own, of exactly these processes."""
+        if not division.moves():
             return None
-        return seen[alike[0]][1], alike.index(self.own.Get_rank()), len(alike)
+        comm = self.own.Create_group(self.own.Get_group().Incl(list(peers.ranks)))
+        return MpiCarrier(comm, division, blame=blame, on_failure=on_failure, timeout=timeout)
 
     def member(self, schedule: ir.Schedule, axis: str, place: int) -> Ranks:
         """The ranks of this rank's own member. Raises CP0842 for another one."""

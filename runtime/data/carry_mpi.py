@@ -71,7 +71,7 @@ class MpiCarrier:
             self._fail(
                 "CP0936",
                 "`on_failure = continue` needs an MPI that outlives its dead, and this one was not started so",
-                "start it with: mpirun --with-ft ulfm ... (Open MPI 5)",
+                "start it with: mpirun --with-ft ulfm --mca async_mpi_finalize 1 ... (Open MPI 5)",
             )
         comm.Set_errhandler(MPI.ERRORS_RETURN)
         self._team = Team(comm, range(len(division.hosts)), division.hosts)

@@ -195,8 +195,8 @@ class _Run:
         return made
 
     def abandon(self, *, failed: bool) -> None:
-        """End what is under way. What cannot be called back keeps its memory: bytes may still arrive in it. After
-        a failure of MPI that is everything."""
+        """End what is under way. What cannot be called back keeps its memory: bytes may still arrive in it.
+        After a failure of MPI that is everything."""
         for at, request in (*self._receiving.items(), *self._sending.items()):
             if not failed and at in self._receiving:
                 request.Cancel()
@@ -208,8 +208,8 @@ class _Run:
 
 
 def ended(request: Any) -> bool:
-    """Whether a send is over; raises `MPI.Exception` where it failed. Such a request must not be freed, as every
-    other call that tests it does: Open MPI ends the job when it hears of the failure once more."""
+    """Whether a send is over; raises `MPI.Exception` where it failed. Such a request must not be freed, as
+    every other call that tests it does: Open MPI ends the job when it hears of the failure once more."""
     status = MPI.Status()
     if not request.Get_status(status):
         return False

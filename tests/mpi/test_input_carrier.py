@@ -14,7 +14,7 @@ from support import mpirun
 mpirun.needs_mpi()
 
 WORKER = Path(__file__).parent / "input_worker.py"
-ULFM = ["--with-ft", "ulfm"]
+ULFM = ["--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1"]
 
 
 def played(
@@ -61,7 +61,9 @@ def test_hosts_at_different_speeds_wait_for_each_other_without_working(tmp_path:
 def test_who_leaves_is_named(tmp_path: Path):
     words = {"design": "all_shared", "hosts": (0, 1, 2), "leave": {"1": 2}}
     said, _ = played(tmp_path, words)
-    told = "CP0935: host 1 left: its batches were closed before the epoch's end; line 7 waits for the parts of"
+    told = (
+        "CP0935: host 1 left: its batches were closed before the epoch's end; line 7 waits for the parts of"
+    )
     assert said[0]["error"] == said[2]["error"] == f"{told} every host"
     assert said[0]["carried"] == said[2]["carried"] == [0, 1]
 

@@ -1,0 +1,85 @@
+"""Input shared between hosts under `mpirun`: the same bits by every design, and the contract whoever dies."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import host_processes, mpirun
+
+mpirun.needs_mpi()
+
+WORKER = Path(__file__).parent / "input_hosts_worker.py"
+GOES_ON = ["--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1"]
+SHARED = Path("/dev/shm")
+
+
+def run(
+    folder: Path, hosts: str, *options: str, well: bool = True, **words: Any
+) -> dict[int, dict[str, Any]]:
+    """What the ranks say that come to their end."""
+    before = set(SHARED.glob("commplan-*"))
+    command = mpirun.command(len(hosts.split(",")), WORKER, folder, hosts, json.dumps(words))
+    done = mpirun.started([command[0], *options, *command[1:]])
+    assert not well or done.returncode == 0, done.stderr
+    assert not set(SHARED.glob("commplan-*")) - before, "nothing stays in shared memory"
+    found = {int(path.stem): json.loads(path.read_text()) for path in folder.glob("*.json")}
+    assert well or found, done.stderr
+    return found
+
+
+@pytest.mark.parametrize("hosts", ["a,b,a,b", "a,b,c,d"])
+def test_every_design_gives_every_rank_the_same_bits(tmp_path: Path, hosts: str):
+    said = run(tmp_path, hosts, what="everything", designs=host_processes.DESIGNS)
+    assert set(said) == {0, 1, 2, 3}
+    once = sorted(host_processes.RECORDS[:, 0].tolist() * 2)
+    for design, readers in zip(host_processes.DESIGNS, (4, 4, 2, 3), strict=True):
+        for one in said.values():
+            assert len(one[design]["items"]) == 6
+            assert one[design]["items"] == one["duplicate"]["items"], design
+        decoded = sorted(record for one in said.values() for record in one[design]["decoded"])
+        assert decoded == sorted(once * 4 if design == "duplicate" else once), design
+        assert sum(bool(one[design]["decoded"]) for one in said.values()) == readers, design
+        # Only the first rank of each host speaks.
+        names = hosts.split(",")
+        speaks = [names.index(name) == place and design != "duplicate" for place, name in enumerate(names)]
+        assert [sum(said[rank][design]["moved"]) > 0 for rank in range(4)] == speaks, design
+
+
+def test_an_error_on_one_host_reaches_all(tmp_path: Path):
+    said = run(tmp_path, "a,a,b", what="failing")
+    assert {one["code"] for one in said.values()} == {"CP0906"}, said
+    assert len({one["message"] for one in said.values()}) == 1
+
+
+CASES = {
+    "a host": ("a,b,c,d", {"2": {"batch": 2}}),
+    "a leader": ("a,b,b,c", {"1": {"batch": 2}}),
+    "one of a host's": ("a,b,b,c", {"2": {"decoding": 3}}),
+    "a whole host, one after another": ("a,b,b,c", {"1": {"batch": 2}, "2": {"batch": 4}}),
+    "an heir and another host": ("a,b,b,c", {"2": {"decoding": 3}, "3": {"batch": 4}}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("design", ["all_shared", "multi_broadcast(readers = 3)"])
+def test_every_record_is_visited_whoever_dies(tmp_path: Path, case: str, design: str):
+    hosts, die = CASES[case]
+    words = {"what": "survived", "design": design, "on_failure": "continue", "epochs": 3, "die": die}
+    said = run(tmp_path, hosts, *GOES_ON, well=False, **words)
+    assert set(said) == {rank for rank in range(4) if str(rank) not in die}
+    every = sorted(host_processes.RECORDS[:, 0].tolist())
+    first = next(iter(said.values()))
+    for one in said.values():
+        assert one.get("labels") == first["labels"], one
+        assert [sorted(sum(epoch, [])) for epoch in one["labels"]] == [every] * 3
+
+
+def test_a_death_ends_the_others_where_the_plan_says_so(tmp_path: Path):
+    words = {"what": "survived", "design": "all_shared", "on_failure": "stop", "epochs": 3}
+    said = run(tmp_path, "a,b,b,c", *GOES_ON, well=False, die={"3": {"batch": 2}}, **words)
+    assert set(said) == {0, 1, 2}
+    assert {one["code"] for one in said.values()} <= {"CP0935", "CP0920"}, said
+    assert said[0]["message"].startswith("process 3 (rank 3, host 2) of 4 died; line 8 waits"), said[0]
