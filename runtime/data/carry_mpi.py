@@ -70,7 +70,7 @@ class MpiCarrier:
             comm.Free()
             self._fail(
                 "CP0936",
-                "`on_failure = continue` needs an MPI that outlives its dead, and this one was not started so",
+                "`on_failure = continue` needs an MPI that outlives its dead, and this one is none",
                 "start it with: mpirun --with-ft ulfm --mca async_mpi_finalize 1 ... (Open MPI 5)",
             )
         comm.Set_errhandler(MPI.ERRORS_RETURN)
@@ -264,4 +264,8 @@ class MpiCarrier:
 
 
 def _forms(parcels: Sequence[Parcel]) -> tuple[Form, ...]:
-    return tuple(Form(*parcel.cells.shape, parcel.bounds) for parcel in parcels)
+    found: list[Form] = []
+    for parcel in parcels:
+        copies, rows, row_nbytes = parcel.cells.shape
+        found.append(Form(copies, rows, row_nbytes, parcel.bounds))
+    return tuple(found)

@@ -69,7 +69,7 @@ class Survivors:
         comm = old.comm.Shrink()
         comm.Set_errhandler(MPI.ERRORS_RETURN)
         group = comm.Get_group()
-        ranks = group.Translate_ranks(range(group.Get_size()), old.comm.Get_group())
+        ranks: list[int] = group.Translate_ranks(range(group.Get_size()), old.comm.Get_group())
         with self._changed:
             self.team = Team(comm, [old.processes[rank] for rank in ranks], self._hosts)
             self._changed.notify_all()

@@ -71,7 +71,7 @@ class Team:
             return []
         poke()
         failed = self.comm.Get_failed()
-        ranks = failed.Translate_ranks(range(failed.Get_size()), self.comm.Get_group())
+        ranks: list[int] = failed.Translate_ranks(range(failed.Get_size()), self.comm.Get_group())
         return sorted(self.processes[rank] for rank in ranks)
 
     def silenced(self) -> bool:

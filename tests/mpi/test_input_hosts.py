@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ def test_every_record_is_visited_whoever_dies(tmp_path: Path, case: str, design:
     first = next(iter(said.values()))
     for one in said.values():
         assert one.get("labels") == first["labels"], one
-        assert [sorted(sum(epoch, [])) for epoch in one["labels"]] == [every] * 3
+        assert [sorted(chain.from_iterable(epoch)) for epoch in one["labels"]] == [every] * 3
 
 
 def test_a_death_ends_the_others_where_the_plan_says_so(tmp_path: Path):
