@@ -9,12 +9,10 @@ from __future__ import annotations
 import os
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
@@ -24,25 +22,21 @@ from commplan.input.measured import ConsumerCost, FnCost, InputCosts, SourceCost
 from commplan.ir import schedule as ir
 from commplan.ir.plan import Fn, Load, Map, Phase, Plan, Ref, name_of, operands, results
 from commplan.ir.types import SAME, ArrayType, BytesType, DType, RecordsType, TreeType
+from commplan.runtime.calibrate_lock import Calls, held_shares
 from commplan.runtime.data.batches import PhaseBatches
 from commplan.runtime.data.records import MismatchError, checked, numpy_dtype
 from commplan.runtime.data.sources import nbytes, opened
 
 BLOCK = 16  # records that go through one stage together, as in training
 LEAST = 3  # blocks that are measured whatever time is left
-THREADS = 2  # side by side, where it is measured how calls share the interpreter
 ROUNDS = 5
 _BUFFER = 2**26  # bytes that copies go through: more than caches hold
 _ROW = 150_528  # bytes of one copy: an image of 224 x 224 x 3
-_SCHEDULED = Path("/proc/thread-self/schedstat")
 _HERE = Span(1, 1, 1, 1)
 
 Stage = Load | Map
 Element = ArrayType | BytesType | TreeType
 Consumer = Callable[[dict[str, Any]], Any]
-_Calls = list[
-    tuple[Callable[..., Any], tuple[Any, ...], bool]
-]  # a function, its operands, whether it is random
 
 
 @dataclass
@@ -50,7 +44,6 @@ class _Total:
     """What was measured of one source or function."""
 
     cpu: float = 0.0
-    wall: float = 0.0
     records: int = 0
     before: int = 0
     after: int = 0
@@ -116,7 +109,9 @@ def calibrate_input(
     share = seconds * 0.6 / len(phases)
     meter = _Meter({name: _Total() for name in sources}, {name: _Total() for name in fns})
     samples = [_sample(given, phase, meter, share) for phase in phases]
-    held = {name: value for sample in samples for name, value in _held(sample, seconds * 0.3).items()}
+    held: dict[str, float] = {}
+    for calls in samples:
+        held |= held_shares(calls, seconds * 0.3)
     record, batch = pipeline_cost()
     chosen = next((phase for phase in phases if phase.kind == "step"), phases[0])
     return InputCosts(
@@ -141,13 +136,6 @@ class _Meter:
         return self.sources[stage.source] if isinstance(stage, Load) else self.fns[stage.fn]
 
 
-@dataclass(frozen=True)
-class _Sample:
-    """Calls of each host function, on records as they come."""
-
-    calls: dict[str, _Calls]
-
-
 def _source(name: str, total: _Total) -> SourceCost:
     records = max(1, total.records)
     wait = float(np.median(total.waits)) if total.waits else 0.0
@@ -161,18 +149,19 @@ def _fn(name: str, total: _Total, held: float | None) -> FnCost:
     )
 
 
-def _sample(given: Given, phase: Phase, meter: _Meter, seconds: float) -> _Sample:
-    """Put blocks of records through the stages of `phase` for about `seconds`; the first block warms up."""
+def _sample(given: Given, phase: Phase, meter: _Meter, seconds: float) -> dict[str, Calls]:
+    """Put blocks of records through the stages of `phase` for about `seconds`; the first block warms up. Some
+    of the calls of each host function are returned."""
     stages = [_Bound.of(given, stage) for stage in given.stages(phase)]
     opened_sources = {
         stage.op.source: _opened(given, stage.op) for stage in stages if isinstance(stage.op, Load)
     }
     orders = {name: _order(len(source)) for name, source in opened_sources.items()}
-    calls: dict[str, _Calls] = {}
+    calls: dict[str, Calls] = {}
     end = time.perf_counter() + seconds
     blocks = 0
     while blocks <= LEAST or time.perf_counter() < end:
-        made: dict[Ref, list[Any]] = {}
+        made: dict[Ref, Sequence[Any]] = {}
         for stage in stages:
             total = meter.of(stage.op) if blocks else _Total()
             if isinstance(stage.op, Load):
@@ -186,7 +175,7 @@ def _sample(given: Given, phase: Phase, meter: _Meter, seconds: float) -> _Sampl
                 kept += [(stage.call, row, stage.random) for row in given_rows[: max(0, 64 - len(kept))]]
             made.update(zip(stage.results, columns, strict=True))
         blocks += 1
-    return _Sample(calls)
+    return calls
 
 
 def _order(length: int) -> Iterator[int]:
@@ -221,6 +210,9 @@ class _Bound:
     elements: tuple[Element, ...]
     random: bool
     file: str
+    rooms: dict[int, Any] = field(
+        default_factory=dict[int, Any]
+    )  # where results are written, by their number
 
     @classmethod
     def of(cls, given: Given, op: Stage) -> _Bound:
@@ -239,7 +231,7 @@ class _Bound:
 
     def run(
         self, rows: Sequence[tuple[Any, ...]], total: _Total, call: Callable[..., Any]
-    ) -> list[list[Any]]:
+    ) -> list[Sequence[Any]]:
         """`call` on each of `rows`; what it took is added to `total`. Results column by column."""
         keywords = {"rng": np.random.default_rng(5)} if self.random else {}
         out: list[Any] = []
@@ -252,14 +244,14 @@ class _Bound:
         cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
         columns = self._columns(out, rows)
         total.cpu += cpu
-        total.wall += wall
         total.waits.append((wall - cpu) / len(rows))
         total.records += len(rows)
         total.before += sum(nbytes(value) for row in rows for value in row)
         total.after += sum(nbytes(value) for column in columns for value in column)
-        return columns
+        return [self._written(column, place, total) for place, column in enumerate(columns)]
 
     def _columns(self, out: Sequence[Any], rows: Sequence[tuple[Any, ...]]) -> list[list[Any]]:
+        """The results column by column, checked."""
         dtypes = [numpy_dtype(e.dtype) if isinstance(e, ArrayType) else None for e in self.elements]
         columns: list[list[Any]] = [[] for _ in self.elements]
         for row, value in zip(rows, out, strict=True):
@@ -272,6 +264,24 @@ class _Bound:
                 except MismatchError as found:
                     self._mismatch(row, str(element), str(found))
         return columns
+
+    def _written(self, column: list[Any], place: int, total: _Total) -> Sequence[Any]:
+        """The results where they belong, in memory not touched lately: a part of what they cost, since a
+        function may return a view that is slow to copy. Bytes stay as they are."""
+        element = self.elements[place]
+        if not isinstance(element, ArrayType):
+            return column
+        room = self.rooms.get(place)
+        if room is None:
+            dtype = numpy_dtype(element.dtype)
+            blocks = max(2, min(64, _BUFFER // max(1, BLOCK * element.size * dtype.itemsize)))
+            room = self.rooms[place] = np.ones((blocks, BLOCK, *element.shape), dtype)
+        target = room[total.records // BLOCK % len(room)]
+        start = time.process_time()
+        for row, value in enumerate(column):
+            target[row] = value
+        total.cpu += time.process_time() - start
+        return target
 
     def _what(self, row: tuple[Any, ...]) -> str:
         if isinstance(self.op, Load):
@@ -291,75 +301,6 @@ class _Bound:
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, tuple | list) else (value,)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-
-
-# --- how calls share the interpreter ---
-
-
-def _held(sample: _Sample, seconds: float) -> dict[str, float]:
-    """For each function the share of its time that holds the interpreter's lock; nothing where the kernel
-    does not tell what threads wait for.
-
-    The same calls run in k threads at once. A thread computes, or waits for a CPU (which the kernel counts
-    apart), or sleeps, waiting for the lock. With z the part of the time asleep, k threads do s = k (1 - z)
-    times the work of one, and the share is (k/s - 1)/(k - 1): Amdahl's law (1967), solved for the serial
-    part. The median of several rounds.
-    """
-    found: dict[str, float] = {}
-    each = min(0.2, seconds / max(1, len(sample.calls) * ROUNDS))
-    usual = sys.getswitchinterval()
-    sys.setswitchinterval(1.0)  # who waits for the lock sleeps until it is let go, and never waits for a CPU
-    try:
-        for name, calls in sample.calls.items():
-            asleep = [part for _ in range(ROUNDS) if (part := _asleep(calls, each)) is not None]
-            if asleep:
-                speedup = max(1.0, THREADS * (1 - float(np.median(asleep))))
-                found[name] = round((THREADS / speedup - 1) / (THREADS - 1), 3)
-    finally:
-        sys.setswitchinterval(usual)
-    return found
-
-
-def _asleep(calls: _Calls, seconds: float) -> float | None:
-    """The part of their time that threads side by side neither compute nor wait for a CPU."""
-    begun: list[float] = []
-    gate = threading.Barrier(THREADS, lambda: begun.append(time.perf_counter()))
-    busy: list[float] = []
-    problems: list[Exception] = []
-
-    def run(thread: int) -> None:
-        rng, number = np.random.default_rng(thread), thread
-        before = _scheduled()
-        gate.wait()
-        try:
-            while time.perf_counter() - begun[0] < seconds:
-                call, row, random = calls[number % len(calls)]
-                call(*row, **({"rng": rng} if random else {}))
-                number += THREADS
-        except Exception as error:  # noqa: BLE001  calls that are not made for threads
-            problems.append(error)
-        after = _scheduled()
-        if before is not None and after is not None:
-            busy.append(after - before)
-
-    workers = [threading.Thread(target=run, args=(thread,)) for thread in range(THREADS)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    if problems:
-        return 1.0
-    whole = THREADS * (time.perf_counter() - begun[0])
-    return max(0.0, 1 - sum(busy) / whole) if len(busy) == THREADS else None
-
-
-def _scheduled() -> float | None:
-    """Seconds that this thread has computed or waited for a CPU, as Linux counts them."""
-    try:
-        computed, waited, _ = _SCHEDULED.read_text(encoding="ascii").split()
-    except (OSError, ValueError):
-        return None
-    return (int(computed) + int(waited)) / 1e9
 
 
 # --- what does not depend on the plan ---

@@ -4,7 +4,7 @@
 date = "2026-11-21"
 host = "n0"            # where it was measured
 cores = 2              # CPUs that the measurement could use
-copy = 6.1e-11         # CPU seconds for each byte written into a slot
+copy = 6.1e-11         # CPU seconds for each byte copied into a slot
 record = 4.1e-06       # CPU seconds for each record, step of the pipeline and member, beside the functions
 batch = 1.9e-04        # CPU seconds for each batch and member, beside the records
 wire = 4.0e-10         # CPU seconds for each byte sent to or received from another host; may be left out
@@ -15,7 +15,7 @@ wait = 1.3e-05         # seconds for each record beside the CPU: the disk
 nbytes = 48213.0       # of a record, on average
 [[input.fn]]
 name = "decode"
-cpu = 1.74e-03         # CPU seconds for each record
+cpu = 1.74e-03         # CPU seconds for each record, its result written into a batch
 held = 0.03            # the part of them under the interpreter's lock, 0 to 1; left out where unknown
 nbytes_in = 48213.0
 nbytes_out = 150528.0

@@ -22,7 +22,7 @@ from commplan.input.costs import (
 )
 from commplan.input.measured import InputCosts
 from commplan.ir.plan import Ref
-from commplan.ir.schedule import Design, Map, Op, Phase, Read, Share, SharingCost
+from commplan.ir.schedule import Design, Map, Op, Phase, Read, SharingCost
 from commplan.ir.schedule import operands as operands_of
 from commplan.ir.schedule import results as results_of
 from commplan.passes.base import Context
@@ -146,15 +146,12 @@ class Pricer:
         return value.leaves[0].nbytes // max(1, value.leaves[0].shape[0])
 
     def _work(self, op: Op, measured: InputCosts) -> Work:
-        """One op on one record, its result written where it belongs."""
-        if isinstance(op, Share):
-            return Work()
-        write = measured.copy * sum(self._size(ref) for ref in results_of(op))
+        """One op on one record, its result written where it belongs, as it was measured."""
         if isinstance(op, Read):
             source = measured.source_named(op.source)
-            return Work(source.cpu + write, 0.0, source.wait, 1) if source else Work()
+            return Work(source.cpu, 0.0, source.wait, 1) if source else Work()
         fn = measured.fn_named(op.fn) if isinstance(op, Map) else None
-        return Work(fn.cpu + write, fn.cpu * (fn.held or 0.0), 0.0, 1) if fn else Work()
+        return Work(fn.cpu, fn.cpu * (fn.held or 0.0), 0.0, 1) if fn else Work()
 
     def _chosen(
         self, found: Sequence[Predicted], taken: Predicted, cuts: dict[Cut, dict[Ref, Ref]], prefer: Prefer

@@ -1,0 +1,85 @@
+"""How much of a function's time holds the interpreter's lock, and so does not run side by side in threads."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+THREADS = 2  # side by side
+ROUNDS = 5
+_SCHEDULED = Path("/proc/thread-self/schedstat")
+
+Calls = list[tuple[Callable[..., Any], tuple[Any, ...], bool]]
+"""A function, its operands, and whether it is random and takes `rng` as a keyword."""
+
+
+def held_shares(calls_of: Mapping[str, Calls], seconds: float) -> dict[str, float]:
+    """For each function the share of its time that holds the interpreter's lock; nothing where the kernel
+    does not tell what threads wait for.
+
+    The same calls run in k threads at once. A thread computes, or waits for a CPU (which the kernel counts
+    apart), or sleeps, waiting for the lock. With z the part of the time asleep, k threads do s = k (1 - z)
+    times the work of one, and the share is (k/s - 1)/(k - 1): Amdahl's law (1967), solved for the serial
+    part. The median of several rounds.
+    """
+    found: dict[str, float] = {}
+    each = min(0.2, seconds / max(1, len(calls_of) * ROUNDS))
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1.0)  # who waits for the lock sleeps until it is let go, and never waits for a CPU
+    try:
+        for name, calls in calls_of.items():
+            asleep = [part for _ in range(ROUNDS) if (part := _asleep(calls, each)) is not None]
+            if asleep:
+                speedup = max(1.0, THREADS * (1 - float(np.median(asleep))))
+                found[name] = round((THREADS / speedup - 1) / (THREADS - 1), 3)
+    finally:
+        sys.setswitchinterval(usual)
+    return found
+
+
+def _asleep(calls: Calls, seconds: float) -> float | None:
+    """The part of their time that threads side by side neither compute nor wait for a CPU."""
+    begun: list[float] = []
+    gate = threading.Barrier(THREADS, lambda: begun.append(time.perf_counter()))
+    busy: list[float] = []
+    problems: list[Exception] = []
+
+    def run(thread: int) -> None:
+        rng, number = np.random.default_rng(thread), thread
+        before = _scheduled()
+        gate.wait()
+        try:
+            while time.perf_counter() - begun[0] < seconds:
+                call, row, random = calls[number % len(calls)]
+                call(*row, **({"rng": rng} if random else {}))
+                number += THREADS
+        except Exception as error:  # noqa: BLE001  calls that are not made for threads
+            problems.append(error)
+        after = _scheduled()
+        if before is not None and after is not None:
+            busy.append(after - before)
+
+    workers = [threading.Thread(target=run, args=(thread,)) for thread in range(THREADS)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    if problems:
+        return 1.0
+    whole = THREADS * (time.perf_counter() - begun[0])
+    return max(0.0, 1 - sum(busy) / whole) if len(busy) == THREADS else None
+
+
+def _scheduled() -> float | None:
+    """Seconds that this thread has computed or waited for a CPU, as Linux counts them."""
+    try:
+        computed, waited, _ = _SCHEDULED.read_text(encoding="ascii").split()
+    except (OSError, ValueError):
+        return None
+    return (int(computed) + int(waited)) / 1e9
