@@ -146,21 +146,20 @@ def measure(asked: Asked, records: Path, folder: Path, peer_python: str, timeout
 def _stretch(
     name: str, asked: Asked, records: Path, where: Path, peer_python: str, timeout: float
 ) -> tuple[list[Block], tuple[int, int], str]:
-    """The rounds of a system with a server, one after another: it would work ahead in the turns of others.
-    The first block fills what it keeps, and is not counted.
-    """
+    """The rounds of a system with a server, one after another: it would work ahead in the turns of others. An
+    epoch counts until the server has filled again what it keeps."""
     found: list[Block] = []
     memory, failed = (0, 0), ""
     one = team(name, asked, records, where, peer_python, timeout)
     try:
-        for _ in range(asked.rounds + 1):
-            found.append(one.block(since_last=True))
+        for _ in range(asked.rounds):
+            found.append(one.refilled())
             memory = one.memory()
     except StalledError as error:
         failed = f"after {len(found)} epochs: {error}"
     finally:
         one.close()
-    return found[1:], memory, failed
+    return found, memory, failed
 
 
 def _records(block: Block) -> int:

@@ -23,6 +23,7 @@ from typing import IO, Any
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "@"
+_QUIET_S, _IDLE = 0.5, 0.05  # at rest: so long with less than this share of a core
 # glibc's own thresholds cost Pillow hundreds of page faults a record, in some runs and not in others:
 # everything is measured under one setting.
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(1 << 25), "MALLOC_TRIM_THRESHOLD_": str(1 << 29)}
@@ -76,7 +77,6 @@ class Team:
         self._folder = folder
         self._environment = {**os.environ, **MALLOC, "PYTHONPATH": str(ROOT), **(environment or {})}
         self._all: list[_Process] = []
-        self._last: float | None = None
         self.members: list[_Process] = []
         try:
             for number, command in enumerate(servers):
@@ -123,13 +123,38 @@ class Team:
             raise StalledError(str(found["cannot"]))
         return found
 
-    def block(self, *, since_last: bool = False) -> Block:
-        """One epoch. since_last: what was spent since the block before counts too: a server works ahead while
-        nobody asks. Raises StalledError."""
+    def settle(self, most: float = 15.0) -> float | None:
+        """Wait until the processes do next to nothing: a server has filled what it keeps. When that was;
+        None where they are still busy after `most` seconds.
+        """
+        pids = self._pids()
+        cpu, since = _cpu(pids), time.perf_counter()
+        until = since + most
+        while (now := time.perf_counter()) < until:
+            if now - since >= _QUIET_S:
+                return since
+            time.sleep(_QUIET_S / 10)
+            spent = _cpu(pids)
+            if spent - cpu > _IDLE * _QUIET_S:
+                cpu, since = spent, time.perf_counter()
+        return None
+
+    def refilled(self) -> Block:
+        """One epoch of a system that works ahead: from one moment when it has filled all that it keeps to the
+        next, so that what it gave is what it made. Of one that never comes to rest just the epoch."""
+        at_rest = self.settle() is not None
         pids = self._pids()
         before, start = _cpu(pids), time.perf_counter()
-        if since_last and self._last is not None:
-            before = self._last
+        block = self.block()
+        ended = self.settle() if at_rest else None
+        if ended is None:
+            return block
+        return Block(_cpu(pids) - before, max(block.wall_s, ended - start), block.answers)
+
+    def block(self) -> Block:
+        """One epoch. Raises StalledError."""
+        pids = self._pids()
+        before, start = _cpu(pids), time.perf_counter()
         for member in self.members:
             assert member.process.stdin is not None
             with contextlib.suppress(BrokenPipeError):  # `_answer` says what became of it
@@ -137,8 +162,7 @@ class Team:
                 member.process.stdin.flush()
         answers = [self._answer(member) for member in self.members]
         wall = max(answer["ended"] for answer in answers) - start
-        self._last = _cpu(pids)
-        return Block(self._last - before, wall, answers)
+        return Block(_cpu(pids) - before, wall, answers)
 
     def memory(self) -> tuple[int, int]:
         """Bytes of all processes: with shared pages counted once, and of their own pages alone."""
