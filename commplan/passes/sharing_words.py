@@ -35,7 +35,8 @@ def worker_processes(setting: Setting, taken: Predicted, links: Links | None) ->
     other = predict(apart, taken.cut, taken.design, taken.readers, links, taken.limit)
     if other.wall * (1 + TIE) >= taken.wall:
         return ""
-    return f"; with worker processes, which do not wait for one lock, {timed(other.wall)}"
+    how = '`run.batches(workers="processes")`'
+    return f"; {timed(other.wall)} with worker processes, which do not wait for one lock: {how}"
 
 
 def row_of(one: Predicted, *, taken: bool) -> SharingCost:

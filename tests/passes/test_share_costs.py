@@ -120,7 +120,7 @@ def test_functions_under_the_lock_are_better_off_in_processes() -> None:
         COSTS, cores=16, fn=(FnCost("decode", 1.7e-3, 1.0), FnCost("augment", 1e-6))
     )
     why = priced(built(ensemble_plan(), costs)).why
-    assert "; with worker processes, which do not wait for one lock, " in why
+    assert "with worker processes, which do not wait for one lock: `run.batches(workers=" in why
     assert "worker processes" not in priced(built(ensemble_plan(), COSTS)).why
 
 
