@@ -132,6 +132,7 @@ class Share(msgspec.Struct, frozen=True, tag="share", gc=False):
     design: Design
     span: Span
     readers: int | None = None
+    hints: Hints = Hints()
     after: tuple[Ref, ...] = ()
     lane: str = "host_compute"
 

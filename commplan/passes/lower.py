@@ -103,7 +103,9 @@ class Lowering(Building):
         design = cast("sched.Design", stage.via.name)
         asked = stage.via.get("readers")
         readers = int(asked) if asked is not None else None
-        self.ops.append(sched.Share(stage.result, stage.operand, stage.over, design, stage.span, readers))
+        self.ops.append(
+            sched.Share(stage.result, stage.operand, stage.over, design, stage.span, readers, stage.hints)
+        )
 
     def broadcast(self, stage: graph.Broadcast) -> None:
         self.collective("broadcast", stage.result, stage.operand, stage.over, stage, root=stage.root)

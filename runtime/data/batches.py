@@ -17,12 +17,14 @@ from commplan.runtime.data import adapters as _adapters
 from commplan.runtime.data import sources as _sources
 from commplan.runtime.data.checking import Checks
 from commplan.runtime.data.direct import Direct
-from commplan.runtime.data.making import BLOCK, BatchInTheMaking, Course, HostBatch, Maker, stages
+from commplan.runtime.data.making import BLOCK, BatchInTheMaking, Course, HostBatch, Maker
+from commplan.runtime.data.meeting import join
 from commplan.runtime.data.pace import Pace
 from commplan.runtime.data.program import HostProgram, host_program
 from commplan.runtime.data.records import checked_functions
 from commplan.runtime.data.ring import ClosedError, Ring
-from commplan.runtime.data.shared import KEEP, Group, SharedRing, join
+from commplan.runtime.data.shared import KEEP, Group, SharedRing
+from commplan.runtime.data.staging import stages
 from commplan.runtime.data.usage import Meter, Queue, Summary
 from commplan.runtime.data.workers import Workers
 
@@ -97,7 +99,9 @@ class PhaseBatches(Iterator[HostBatch]):
         self._orders = orders(program, found)
         self._program = program
         self._steps = pace.steps if pace is not None else _steps(program, self._orders)
-        self._epoch, self._step = self._restored(state) if pace is None else (pace.epoch, pace.step)
+        place = self._restored(state) if pace is None else (pace.epoch, pace.step)
+        self._epoch: int = place[0]
+        self._step: int = place[1]
         self._armed, self._handed = self._epoch, 0
         self._meter = meter or Meter(phase, schedule.plan)
         made = stages(program, found, chosen, self._meter)

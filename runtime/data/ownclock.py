@@ -20,9 +20,10 @@ from commplan.runtime.data.clockplan import OWN
 from commplan.runtime.data.clocks import Ask, Clocks, quietly
 from commplan.runtime.data.handing import FlowState, HostBatch
 from commplan.runtime.data.layout import Array, aligned
-from commplan.runtime.data.making import BLOCK, BatchInTheMaking, Maker, stages
+from commplan.runtime.data.making import BLOCK, BatchInTheMaking, Maker
 from commplan.runtime.data.program import host_program, identity
 from commplan.runtime.data.records import checked_functions
+from commplan.runtime.data.staging import stages
 from commplan.runtime.data.usage import Meter, Summary, merged
 
 _PATIENT = ("CP0946", "CP0947")  # after these a member may go on, once another one has

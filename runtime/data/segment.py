@@ -226,21 +226,22 @@ def _name(descriptor: int, path: Path) -> None:
 
 
 def _found(wanted: Wanted, path: Path, index: int) -> Segment:
-    until, sleep = time.monotonic() + wanted.timeout, _POLL_FIRST
     _MINE.add(path)
-    found: Segment | None = None
     try:
-        while found is None:
-            found = _try(wanted, path, index)
-            if found is None and time.monotonic() > until:
-                message = f"process {wanted.maker} did not make the shared memory within {wanted.timeout:g} s"
-                _fail(wanted.blame, "CP0921", message)
-            if found is None:
-                time.sleep(sleep)
-                sleep = min(2 * sleep, _POLL_MOST)
-    finally:
-        if found is None:
-            _MINE.discard(path)
+        return _awaited(wanted, path, index)
+    except BaseException:
+        _MINE.discard(path)
+        raise
+
+
+def _awaited(wanted: Wanted, path: Path, index: int) -> Segment:
+    until, sleep = time.monotonic() + wanted.timeout, _POLL_FIRST
+    while (found := _try(wanted, path, index)) is None:
+        if time.monotonic() > until:
+            message = f"process {wanted.maker} did not make the shared memory within {wanted.timeout:g} s"
+            _fail(wanted.blame, "CP0921", message)
+        time.sleep(sleep)
+        sleep = min(2 * sleep, _POLL_MOST)
     return found
 
 

@@ -13,29 +13,23 @@ dead one's part and moves its counter, so that nobody else need know.
 
 from __future__ import annotations
 
-import hashlib
-import os
 import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NoReturn, Protocol
+from typing import Protocol
 
-import msgspec
-
-from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
-from commplan.input.division import Division, division
+from commplan.diagnostics import CommplanError
+from commplan.input.division import Division
 from commplan.ir.plan import Ref
-from commplan.ir.schedule import Read, Share
 from commplan.runtime.data import control as _control
-from commplan.runtime.data import futex, notes, segment
+from commplan.runtime.data import futex, notes
 from commplan.runtime.data.carrier import Carrier, RegroupedError
-from commplan.runtime.data.control import ABSENT, JOINED, LEFT, LOOK_S, Control, fence
+from commplan.runtime.data.complaints import Complaints, hear, write
+from commplan.runtime.data.control import LEFT, Control, fence
 from commplan.runtime.data.group import Group, group
 from commplan.runtime.data.layout import Array
-from commplan.runtime.data.program import HostProgram, designed
-from commplan.runtime.data.rooms import Rooms, rooms
-from commplan.runtime.data.segment import Blame
+from commplan.runtime.data.rooms import Rooms
 from commplan.runtime.data.slots import CAN_LEND, Returns, Slots
 from commplan.runtime.data.usage import Meter
 
@@ -72,7 +66,7 @@ class SharedRing:
     slots: Slots
     rooms: Rooms
     divisions: dict[int, Division]
-    blame: Blame
+    told: Complaints
     key: str
     meter: Meter
     goes_on: bool
@@ -120,52 +114,6 @@ class SharedRing:
     def _living(self) -> list[int]:
         return [process for process in self._local if process not in self._gone]
 
-    # --- coming ---
-
-    def meet(self) -> None:
-        """Wait until all have joined; then the name of the file goes."""
-        memory = self.control.memory
-        with self.meter.waiting(self.key):
-            mine = self.control.word(self.index, "presence")
-            mine.value = JOINED
-            futex.wake(mine)
-            for process in self._local:
-                self._await_joined(process)
-            if self.index == self._leader:
-                memory.unlink()
-                memory.seal()
-            else:
-                self._await_seal()
-
-    def _await_joined(self, process: int) -> None:
-        word = self.control.word(process, "presence")
-        until = time.monotonic() + self.group.timeout
-        while (seen := word.value) == ABSENT:
-            if self.index != self._leader and not self.control.memory.maker_lives():
-                self._lost_maker()
-            if time.monotonic() > until:
-                late = f"did not come within {self.group.timeout:g} s"
-                self._fail("CP0921", f"process {process} of {self.count} {late}")
-            futex.wait(word, seen, LOOK_S)
-        if process != self.index and not self.control.memory.owned(process) and not self._sealed():
-            self._lost(process, "died while the group was forming")
-
-    def _sealed(self) -> bool:
-        return bool(self.control.memory.word(segment.SEAL_AT).value)
-
-    def _await_seal(self) -> None:
-        word = self.control.memory.word(segment.SEAL_AT)
-        until = time.monotonic() + self.group.timeout
-        while not (seen := word.value):
-            futex.wait(word, seen, LOOK_S)
-            if not word.value and (not self.control.memory.maker_lives() or time.monotonic() > until):
-                self._lost_maker()
-
-    def _lost_maker(self) -> NoReturn:
-        if not self.control.memory.maker_lives():
-            self.control.memory.unlink()
-        self._lost(self._leader, "died or gave up while the group was forming")
-
     # --- waiting, see `ring.Peers` ---
 
     def writable(self, number: int) -> bool:
@@ -181,7 +129,7 @@ class SharedRing:
         behind = number - self.slots.count
 
         def free() -> bool:
-            if self.control.least("taken", self._living()) <= behind:
+            if not self.control.beyond("taken", self._living(), behind):
                 return False
             # A host that was left behind when another died is served from the batch before.
             return self.carrier is None or not self.goes_on or self._carried_so_far() > behind + 1
@@ -246,7 +194,7 @@ class SharedRing:
         def filled() -> bool:
             self._make_up(number)
             self._check_failed(number)
-            return self.control.least("filled", self._makers) > number
+            return self.control.beyond("filled", self._makers, number)
 
         return self.control.wait("filled", filled, look)
 
@@ -260,7 +208,7 @@ class SharedRing:
                     self._look_after(process, "filled", number, until)
             if self.index != self._leader and not self._leads() and not self.control.alive(self._leader):
                 if not self.goes_on:
-                    self._lost(self._leader, "died or left")
+                    self.told.lost(self._leader, "died or left")
                 self._gone.add(self._leader)
                 self._leader = min(process for process in self._local if self.control.alive(process))
 
@@ -298,24 +246,12 @@ class SharedRing:
                     self._inherit(process, beyond)
                 return
             left = self.control.word(process, "presence").value == LEFT
-            self._lost(process, "left: its batches were closed before the epoch's end" if left else "died")
+            self.told.lost(
+                process, "left: its batches were closed before the epoch's end" if left else "died"
+            )
         if time.monotonic() > until:
             seconds = f"{self.group.timeout:g} s"
-            self._fail("CP0921", f"process {process} of {self.count} lives, but was silent for {seconds}")
-
-    def _lost(self, process: int, how: str) -> NoReturn:
-        self._fail("CP0920", f"process {process} of {self.count} {how}")
-
-    def _fail(self, code: str, message: str) -> NoReturn:
-        what, span, file = self.blame
-        fail(
-            code,
-            f"{message}; line {span.line} waits for its part of each batch",
-            f"the line: {what}",
-            f"this is process {self.index} of run {self.group.run_id!r}",
-            span=span,
-            file=file,
-        )
+            self.told.fail("CP0921", f"process {process} of {self.count} lives, but was silent for {seconds}")
 
     # --- inheriting ---
 
@@ -416,16 +352,10 @@ class SharedRing:
 
     # --- saying and hearing ---
 
-    def _note(self, number: int, process: int) -> int:
-        """Where in the slot the note of a maker lies."""
-        return self.rooms.makers.index(process) * notes.ROOM
-
     def _write(self, number: int, process: int, error: BaseException | None) -> None:
-        if self.works is None:
-            return
-        memory = memoryview(self.slots.memory(number)).cast("B")
-        at, data = self._note(number, process), notes.written(self.works.place(number), error)
-        memory[at : at + len(data)] = data
+        if self.works is not None:
+            place = self.works.place(number)
+            write(self.slots.memory(number), self.rooms.makers.index(process), place, error)
 
     def _say(self, number: int, process: int, error: BaseException | None) -> None:
         """The part of `process` in batch `number` is there, or what went wrong with it."""
@@ -434,28 +364,8 @@ class SharedRing:
 
     def _hear(self, number: int) -> None:
         """Read what all makers say of batch `number`."""
-        if self.works is None:
-            return
-        memory = memoryview(self.slots.memory(number)).cast("B")
-        mine = self.works.place(number)
-        fine = notes.head(mine)
-        for place, process in enumerate(self.rooms.makers):
-            at = place * notes.ROOM
-            if memory[at : at + len(fine)] == fine:
-                continue
-            other, errors, why = notes.read(bytes(memory[at : at + notes.ROOM]))
-            if errors:
-                if process == self.index:
-                    raise CommplanError(*errors)
-                remark = Note(f"raised in process {process} of {self.count}")
-                raise CommplanError(*(_with(error, remark) for error in errors))
-            if why:
-                self._lost(process, f"stopped: {why}")
-            self._fail(
-                "CP0922",
-                f"process {process} of {self.count} stands at epoch {other.epoch}, step {other.step}, "
-                f"this one at epoch {mine.epoch}, step {mine.step}",
-            )
+        if self.works is not None:
+            hear(self.slots.memory(number), self.rooms.makers, self.works.place(number), self.told)
 
     # --- doing, see `making.Exchange` ---
 
@@ -563,86 +473,4 @@ class SharedRing:
             self.carrier.close()
 
 
-def _with(error: Diagnostic, remark: Note) -> Diagnostic:
-    return msgspec.structs.replace(error, notes=(*error.notes, remark))
-
-
-def _goes_on(program: HostProgram) -> bool:
-    """Whether the plan goes on without processes that die."""
-    ops = [op for flow in program.flows if flow.shared for op in flow.before]
-    return any(isinstance(op, Read | Share) and _on_failure(op) == "continue" for op in ops)
-
-
-def _on_failure(op: Read | Share) -> str | None:
-    hints = getattr(op, "hints", None)
-    return None if hints is None else hints.on_failure
-
-
-def join(
-    group: Group,
-    program: HostProgram,
-    at: tuple[int, int, int],
-    *,
-    slots: int,
-    meter: Meter,
-    keep: int = KEEP,
-    leaving: bool = False,
-) -> SharedRing:
-    """Meet the other processes of `group` and map the slots for what travels in `program`.
-
-    at: epoch, step and order that the first batch stands at, the same in all. keep: batches that this process
-    may show at a time without a copy; less than `slots`, unless it waits for its own arrays. leaving: a
-    process may leave the others at any time. Errors: CP0920 to CP0923.
-    """
-    schedule, phase = program.schedule, program.phase
-    shares = {place: flow.shared for place, flow in enumerate(program.flows) if flow.shared is not None}
-    divisions = {place: _division(group, share) for place, share in shares.items()}
-    share = next(iter(shares.values()))
-    layout = rooms(program, divisions)
-    over = {axis for f in program.flows for op in f.before if isinstance(op, Share) for axis in op.over}
-    alike = {axis: indices for axis, indices in program.local.items() if axis not in over}
-    facts = (
-        schedule.plan_digest, phase.name, at, slots, layout.nbytes, group.hosts, sorted(divisions.items()),
-        sorted(alike.items()),
-    )  # fmt: skip
-    digest = schedule.plan_digest[:12] or hashlib.sha256(schedule.plan.encode()).hexdigest()[:12]
-    blame = (f"share {share.result.rpartition('.')[0]} via {designed(share)}", share.span, schedule.file)
-    start = _control.nbytes(group.count)
-    wanted = segment.Wanted(
-        group.folder,
-        f"commplan-{os.getuid()}-{digest}-",
-        f"{group.run_id}-{phase.name}-{group.host}",
-        group.local[0],
-        start + slots * layout.nbytes,
-        start,
-        hashlib.sha256(repr(facts).encode()).digest(),
-        group.timeout,
-        blame,
-    )
-    memory = segment.opened(wanted, group.index)
-    ring: SharedRing | None = None
-    try:
-        mapped = Slots(memory.descriptor, start, layout.nbytes, slots)
-        control = Control(memory, group.count, group.index)
-        goes_on = leaving or _goes_on(program)
-        ring = SharedRing(
-            group, control, mapped, layout, divisions, blame, share.result, meter, goes_on, keep
-        )
-        ring.meet()
-    except BaseException:
-        if ring is not None:
-            ring.leave()
-        else:
-            memory.unlink()
-            memory.close()
-        raise
-    return ring
-
-
-def _division(group: Group, share: Share) -> Division:
-    if group.carrier is not None:
-        return group.carrier.division
-    return division(share.design, group.hosts, share.readers if group.readers is None else group.readers)
-
-
-__all__ = ["KEEP", "Group", "SharedRing", "group", "join"]
+__all__ = ["KEEP", "Group", "SharedRing", "Works", "group"]

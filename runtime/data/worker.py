@@ -29,9 +29,10 @@ from commplan.diagnostics import Diagnostic
 from commplan.ir.plan import Ref
 from commplan.runtime.data.arena import Cells
 from commplan.runtime.data.handing import FlowState
-from commplan.runtime.data.making import BatchInTheMaking, Maker, stages
+from commplan.runtime.data.making import BatchInTheMaking, Maker
 from commplan.runtime.data.program import Coords, HostProgram
 from commplan.runtime.data.records import Place, Stage
+from commplan.runtime.data.staging import stages
 from commplan.runtime.data.usage import Meter
 
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG, prctl(2)

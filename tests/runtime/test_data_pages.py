@@ -13,7 +13,7 @@ PAGES = sorted((ROOT / "commplan" / "pages").glob("CP09*.md"))
 
 
 def test_codes_and_pages_are_the_same_set() -> None:
-    used = {c for path in (ROOT / "runtime" / "data").glob("*.py") for c in CODE.findall(path.read_text())}
+    used = {c for path in (ROOT / "runtime").rglob("*.py") for c in CODE.findall(path.read_text())}
     assert {page.stem for page in PAGES} == used
 
 

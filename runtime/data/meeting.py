@@ -1,0 +1,147 @@
+"""How the processes of a group find each other, and what makes their segment theirs alone."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from dataclasses import dataclass
+from typing import NoReturn
+
+from commplan.input.division import Division, division
+from commplan.ir.schedule import Read, Share
+from commplan.runtime.data import control as _control
+from commplan.runtime.data import futex, segment
+from commplan.runtime.data.complaints import Complaints
+from commplan.runtime.data.control import ABSENT, JOINED, LOOK_S, Control
+from commplan.runtime.data.group import Group
+from commplan.runtime.data.program import HostProgram, designed
+from commplan.runtime.data.rooms import rooms
+from commplan.runtime.data.shared import KEEP, SharedRing
+from commplan.runtime.data.slots import Slots
+from commplan.runtime.data.usage import Meter
+
+
+@dataclass(frozen=True)
+class _Meeting:
+    """Of the processes of one host."""
+
+    group: Group
+    control: Control
+    told: Complaints
+
+    def meet(self) -> None:
+        """Wait until all have joined; then the name of the file goes."""
+        memory = self.control.memory
+        mine = self.control.word(self.group.index, "presence")
+        mine.value = JOINED
+        futex.wake(mine)
+        for process in self.group.local:
+            self._await_joined(process)
+        if self.group.index == self.group.local[0]:
+            memory.unlink()
+            memory.seal()
+        else:
+            self._await_seal()
+
+    def _await_joined(self, process: int) -> None:
+        word = self.control.word(process, "presence")
+        until = time.monotonic() + self.group.timeout
+        while (seen := word.value) == ABSENT:
+            if self.group.index != self.group.local[0] and not self.control.memory.maker_lives():
+                self._lost_maker()
+            if time.monotonic() > until:
+                late = f"did not come within {self.group.timeout:g} s"
+                self.told.fail("CP0921", f"process {process} of {self.group.count} {late}")
+            futex.wait(word, seen, LOOK_S)
+        if process != self.group.index and not self.control.memory.owned(process) and not self._sealed():
+            self.told.lost(process, "died while the group was forming")
+
+    def _sealed(self) -> bool:
+        return bool(self.control.memory.word(segment.SEAL_AT).value)
+
+    def _await_seal(self) -> None:
+        word = self.control.memory.word(segment.SEAL_AT)
+        until = time.monotonic() + self.group.timeout
+        while not (seen := word.value):
+            futex.wait(word, seen, LOOK_S)
+            if not word.value and (not self.control.memory.maker_lives() or time.monotonic() > until):
+                self._lost_maker()
+
+    def _lost_maker(self) -> NoReturn:
+        if not self.control.memory.maker_lives():
+            self.control.memory.unlink()
+        self.told.lost(self.group.local[0], "died or gave up while the group was forming")
+
+
+def _goes_on(program: HostProgram) -> bool:
+    """Whether the plan goes on without processes that die."""
+    ops = [op for flow in program.flows if flow.shared for op in flow.before]
+    return any(isinstance(op, Read | Share) and op.hints.on_failure == "continue" for op in ops)
+
+
+def join(
+    group: Group,
+    program: HostProgram,
+    at: tuple[int, int, int],
+    *,
+    slots: int,
+    meter: Meter,
+    keep: int = KEEP,
+    leaving: bool = False,
+) -> SharedRing:
+    """Meet the other processes of `group` and map the slots for what travels in `program`.
+
+    at: epoch, step and order that the first batch stands at, the same in all. keep: batches that this process
+    may show at a time without a copy; less than `slots`, unless it waits for its own arrays. leaving: a
+    process may leave the others at any time. Errors: CP0920 to CP0923.
+    """
+    schedule, phase = program.schedule, program.phase
+    shares = {place: flow.shared for place, flow in enumerate(program.flows) if flow.shared is not None}
+    divisions = {place: _division(group, share) for place, share in shares.items()}
+    share = next(iter(shares.values()))
+    layout = rooms(program, divisions)
+    over = {axis for f in program.flows for op in f.before if isinstance(op, Share) for axis in op.over}
+    alike = {axis: indices for axis, indices in program.local.items() if axis not in over}
+    facts = (
+        schedule.plan_digest, phase.name, at, slots, layout.nbytes, group.hosts, sorted(divisions.items()),
+        sorted(alike.items()),
+    )  # fmt: skip
+    digest = schedule.plan_digest[:12] or hashlib.sha256(schedule.plan.encode()).hexdigest()[:12]
+    blame = (f"share {share.result.rpartition('.')[0]} via {designed(share)}", share.span, schedule.file)
+    start = _control.nbytes(group.count)
+    wanted = segment.Wanted(
+        group.folder,
+        f"commplan-{os.getuid()}-{digest}-",
+        f"{group.run_id}-{phase.name}-{group.host}",
+        group.local[0],
+        start + slots * layout.nbytes,
+        start,
+        hashlib.sha256(repr(facts).encode()).digest(),
+        group.timeout,
+        blame,
+    )
+    memory = segment.opened(wanted, group.index)
+    ring: SharedRing | None = None
+    try:
+        mapped = Slots(memory.descriptor, start, layout.nbytes, slots)
+        control = Control(memory, group.count, group.index)
+        goes_on = leaving or _goes_on(program)
+        told = Complaints(group, blame)
+        ring = SharedRing(group, control, mapped, layout, divisions, told, share.result, meter, goes_on, keep)
+        with meter.waiting(share.result):
+            _Meeting(group, control, told).meet()
+    except BaseException:
+        if ring is not None:
+            ring.leave()
+        else:
+            memory.unlink()
+            memory.close()
+        raise
+    return ring
+
+
+def _division(group: Group, share: Share) -> Division:
+    if group.carrier is not None:
+        return group.carrier.division
+    return division(share.design, group.hosts, share.readers if group.readers is None else group.readers)
