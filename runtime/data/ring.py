@@ -151,7 +151,7 @@ class Ring(Generic[Item]):
             while self._admitted < self._handed + self.depth:
                 making = self.start(self._admitted)
                 if making is None:
-                    return
+                    break  # what was admitted so far is still to be told
                 number, self._admitted = self._admitted, self._admitted + 1
                 self._entries[number] = _Entry(making)
                 if self.peers is None:
