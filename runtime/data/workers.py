@@ -35,9 +35,8 @@ from commplan.runtime.data.ring import ClosedError
 from commplan.runtime.data.usage import Meter
 
 GRACE_S = 0.5  # seconds for a worker to end in, once its socket has ended
-_LOOK_S = (
-    1.0  # how often a waiting thread looks whether its worker lives; the socket tells at once
-)
+_FATE_S = 10.0  # seconds for a worker that hung up by itself to end in: its libraries may tidy up
+_LOOK_S = 1.0  # how often a waiting thread looks whether its worker lives; the socket tells at once
 _ENDED_MOST = 3  # workers that one block may end, under `on_failure = continue`
 # glibc's default thresholds give every large array back, at hundreds of page faults for the next.
 _MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(1 << 25), "MALLOC_TRIM_THRESHOLD_": str(1 << 29)}
@@ -118,7 +117,7 @@ class _Process:
     def fate(self) -> str:
         """How it ended; it has ended, or is about to."""
         try:
-            code = self.process.wait(GRACE_S)
+            code = self.process.wait(_FATE_S)
         except subprocess.TimeoutExpired:
             return "closed its connection"
         if code >= 0:
