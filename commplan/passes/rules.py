@@ -1,9 +1,9 @@
 """Which algorithm to take where nobody knows the machine: by size alone.
 
-Under JAX it is the backend's own, always. Under MPI the table below: what `commplan calibrate` measured on four
-hosts that are joined by one switch of 200 Mbit/s, under Open MPI 5. Up to the sizes where it is taken, `native` is as
-fast as any program; beyond, rings are the fastest. In between, programs of fewer rounds were about as good, and are
-taken because there may be more hosts.
+Under JAX it is the backend's own, always. Under MPI the table below: what `commplan calibrate` measured on
+four hosts that are joined by one switch of 200 Mbit/s, under Open MPI 5. Up to the sizes where it is taken,
+`native` is as fast as any program; beyond, rings are the fastest. In between, programs of fewer rounds were
+about as good, and are taken because there may be more hosts.
 """
 
 from __future__ import annotations

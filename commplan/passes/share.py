@@ -64,6 +64,11 @@ class SharePass(Pass, frozen=True):
             choices += [_pinned(op, pricer, flow if len(pinned) == 1 and not own else []) for op in pinned]
             chosen = None if pinned else self._chosen(pricer, flow, own, independent)
             for number, ref in enumerate(own):
+                if self.design == "auto" and chosen is not None and chosen.declines:
+                    maker = next(op for op in ops if ref in results_of(op))
+                    what = f"`{name_of(ref)}` of {phase.name} over {', '.join(independent[ref])}: not shared"
+                    choices.append(chosen.choice(what, maker.span, first=number == 0))
+                    continue  # members that one process holds still have one value: that is free
                 self._share(editor, ops, ref, independent, choices, chosen, first=number == 0)
                 if chosen is not None:
                     settled.append(ref)
@@ -134,13 +139,10 @@ class SharePass(Pass, frozen=True):
 
 
 def _made(editor: Editor, what: str, op: Share, chosen: Chosen | None, *, told: bool, first: bool) -> Choice:
-    """What was chosen for one value; the costs of a flow stand with the first of its values."""
+    """What was chosen for one value."""
     what = f"{what}: {op.design}" + (f"(readers = {op.readers})" if op.readers else "")
     if chosen is not None:
-        why = chosen.why if first else "as the values that are made with it"
-        why = "the pass was told so" if told else why
-        table = chosen.table if first else ()
-        return Choice("share", what, why, op.span, (), chosen.seconds, chosen.source, (), table)
+        return chosen.choice(what, op.span, first=first, why="the pass was told so" if told else "")
     nbytes = sized(editor.values[op.result].nbytes)
     why = (
         f"the work that is the same for all members ends here ({nbytes} a step); each process of a host "

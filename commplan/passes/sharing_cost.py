@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from commplan.diagnostics import Span
 from commplan.input.costs import (
     Cut,
     Links,
@@ -22,7 +23,7 @@ from commplan.input.costs import (
 )
 from commplan.input.measured import InputCosts
 from commplan.ir.plan import Ref
-from commplan.ir.schedule import Design, Map, Op, Phase, Read, SharingCost
+from commplan.ir.schedule import Choice, Design, Map, Op, Phase, Read, SharingCost
 from commplan.ir.schedule import operands as operands_of
 from commplan.ir.schedule import results as results_of
 from commplan.passes.base import Context
@@ -48,6 +49,17 @@ class Chosen:
     def seconds(self) -> float:
         """The predicted time of a step."""
         return rounded(self.taken.wall)
+
+    @property
+    def declines(self) -> bool:
+        """Whether every process is better off by itself."""
+        return self.taken.design == "duplicate"
+
+    def choice(self, what: str, span: Span, *, first: bool, why: str = "") -> Choice:
+        """What is told of one value; the costs of a flow stand with the first of its values."""
+        why = why or (self.why if first else "as the values that are made with it")
+        table = self.table if first else ()
+        return Choice("share", what, why, span, (), self.seconds, self.source, (), table)
 
 
 class Pricer:
