@@ -253,22 +253,29 @@ class Clocks:
         behind = [
             (other.position, other.member)
             for other in self._hands.values()
-            if other is not hand and other.holding and high > other.position + self.slots
+            if other is not hand and other.holding and high > self._works_on(other) + self.slots
         ]
         return tuple(member for _, member in sorted(behind))
+
+    def _works_on(self, hand: Hand) -> int:
+        """The first unit that counts as kept for a member: where the batch begins that it has taken last."""
+        return hand.position - self.plan.rates.units[hand.member]
 
     def _advance(self) -> None:
         """Let go of what all have passed, and begin what there is room for (the lock is held).
 
         Units that a member at the end of its epoch will want are kept while nobody needs the room.
         """
-        held = min((hand.position for hand in self._hands.values() if hand.holding), default=self._next)
+        holding = [hand for hand in self._hands.values() if hand.holding]
+        held = min((hand.position for hand in holding), default=self._next)
         wished = min((hand.position for hand in self._hands.values()), default=self._next)
         floor = min(held, max(wished, self._asked - self.slots))
         low = min(max(self._low, floor), self._next)
         for number in range(self._low, low):
             self._window.pop(number, None)
-        self._low, self._limit = low, max(floor, low) + self.slots - self._start
+        # Between processes the slots themselves are the bound: what is worked on has them until it is let go.
+        works_on = [self._works_on(hand) for hand in holding] if self._company is None else []
+        self._low, self._limit = low, min([max(floor, low), *works_on]) + self.slots - self._start
         if self._feed is not None:
             if self._feed.exchange is not None:
                 # What is still shown of the batches before keeps its content, and gives back its slots.
@@ -409,7 +416,7 @@ class _Watch:
             self._tell *= 2
             names = ", ".join(f"{m} ({clocks.distance(self.hand, m)} records behind)" for m in slow)
             LOG.warning(
-                "member %d of `%s` has waited %.0f s for member %s: it may be %d records ahead",
+                "member %d of `%s` has waited %.0f s for member %s: %d records are kept",
                 member, clock, self._waited, names, clocks.plan.rates.bound,
             )  # fmt: skip
 
@@ -419,9 +426,8 @@ class _Watch:
         fail(
             code,
             message,
-            f"member {other} is {self.clocks.distance(self.hand, other)} records behind, and at most"
-            f" {plan.rates.bound} are kept from where it stands to the end of the next batch of member"
-            f" {self.hand.member}",
+            f"member {other} is {self.clocks.distance(self.hand, other)} records behind, and with another batch it"
+            f" would be more than {plan.rates.lead(other)}: {plan.rates.bound} are kept at most",
             fix,
             span=read.span,
             file=plan.schedule.file,

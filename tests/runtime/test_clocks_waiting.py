@@ -48,7 +48,7 @@ def test_a_fast_member_waits_within_the_bound_and_the_slow_one_is_named(
     monkeypatch.setattr(attendant, "TELL_S", 0.05)
     caplog.set_level(logging.WARNING, logger="commplan.input")
     made = rates((4, 8), body=PLAIN)
-    bound = clock_plan(made, "step").rates.bound
+    lead = clock_plan(made, "step").rates.lead(1)
     taken, most = [0, 0], 0
     with members(made, images(400)) as feeds:
         iter(feeds[1])
@@ -60,17 +60,17 @@ def test_a_fast_member_waits_within_the_bound_and_the_slow_one_is_named(
                 most = max(most, taken[0] - taken[1])
 
         thread = background(fast)
-        assert soon(lambda: taken[0] == bound)  # member 1 has taken nothing
+        assert soon(lambda: taken[0] == lead)  # member 1 has taken nothing
         assert soon(lambda: bool(caplog.records))
-        assert thread.is_alive() and taken[0] == bound
+        assert thread.is_alive() and taken[0] == lead
         said = caplog.records[0].getMessage()
-        assert "member 0 of `member`" in said and "member 1" in said and f"{bound} records behind" in said
+        assert "member 0 of `member`" in said and "member 1" in said and f"{lead} records behind" in said
         for batch in feeds[1]:
             taken[1] += 8
             assert batch.step < 50
         thread.join(30)
         assert taken == [400, 400]
-        assert most <= bound + 8  # the test hears of a batch after the stream does
+        assert most <= lead + 8  # the test hears of a batch after the stream does
         slow = feeds[0].summary().slow
         assert slow is not None and slow.member == 1 and slow.wait_s > 0.05
 
@@ -85,12 +85,14 @@ def test_one_thread_is_told_whom_to_drive_and_can_go_on() -> None:
                 same(batch, next(expected[0]))
                 count += 1
         assert code(error) == "CP0946"
-        bound = clock_plan(made, "step").rates.bound
-        assert count == bound // 4
+        rates_ = clock_plan(made, "step").rates
+        assert rates_.lead(2) < rates_.lead(1)
+        assert count == rates_.lead(2) // 4
         text = str(error.value)
-        assert "would wait for member 1, which the same thread drives" in text
-        assert f"at most {bound}" in text and "tested.plan" in text
-        for m in (1, 2):
+        assert "would wait for member 2, which the same thread drives" in text
+        assert f"{count * 4} records behind" in text and f"{rates_.bound} are kept" in text
+        assert "tested.plan" in text
+        for m in (2, 1):
             same(next(feeds[m]), next(expected[m]))
         same(next(feeds[0]), next(expected[0]))
         feeds[1].close()
