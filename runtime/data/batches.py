@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from commplan.diagnostics import fail
+from commplan.input.ahead import CARRIED, KEEP, slots
+from commplan.input.ahead import prefetch as prefetched
 from commplan.input.order import Order
 from commplan.ir.plan import Ref
 from commplan.ir.schedule import Map, Schedule, Share
@@ -23,12 +25,11 @@ from commplan.runtime.data.pace import Pace
 from commplan.runtime.data.program import HostProgram, host_program
 from commplan.runtime.data.records import checked_functions
 from commplan.runtime.data.ring import ClosedError, Ring
-from commplan.runtime.data.shared import KEEP, Group, SharedRing
+from commplan.runtime.data.shared import Group, SharedRing
 from commplan.runtime.data.staging import stages
 from commplan.runtime.data.usage import Meter, Queue, Summary
 from commplan.runtime.data.workers import Workers
 
-_PREFETCH = 2
 _MOST_CORES = 8  # threads by default, at most: more than that is a choice that the plan states
 
 
@@ -110,13 +111,14 @@ class PhaseBatches(Iterator[HostBatch]):
         rows = max((len(program.rows(flow, flow.batch)) for flow in program.flows), default=1)
         block = max(1, min(BLOCK, -(-rows // cores)))
         crew = _crew(workers, cores, program, found, chosen, block, self._meter)
-        ahead = prefetch + (group is not None and group.carrier is not None and group.carrier.by_caller)
+        by_caller = group is not None and group.carrier is not None and group.carrier.by_caller
+        ahead = prefetch + (CARRIED if by_caller else 0)
         exchange = None
         if apart and group is not None and any(flow.moved for flow in program.flows):
             at = (self._epoch, self._step, self._fingerprint())
-            slots, keep = (ahead + KEEP, KEEP) if pace is None else (pace.slots, pace.slots)
+            room, keep = (slots(prefetch, by_caller=by_caller), KEEP) if pace is None else (pace.slots,) * 2
             exchange = join(
-                group, program, at, slots=slots, meter=self._meter, keep=keep, leaving=pace is not None
+                group, program, at, slots=room, meter=self._meter, keep=keep, leaving=pace is not None
             )
         self._exchange, self._prefetch = exchange, prefetch
         self._slots = exchange.in_use if exchange is not None else _none_shared
@@ -313,7 +315,7 @@ def orders(program: HostProgram, sources: Mapping[str, _sources.Source]) -> dict
 def hints(program: HostProgram) -> tuple[int, int]:
     """Batches ahead, and worker threads."""
     found = [op.hints for flow in program.flows for op in flow.ops if not isinstance(op, Share)]
-    prefetch = max((h.prefetch for h in found if h.prefetch), default=_PREFETCH)
+    prefetch = prefetched(op for flow in program.flows for op in flow.ops)
     cores = max((h.cores for h in found if h.cores), default=min(_cpus(), _MOST_CORES))
     return prefetch, cores
 

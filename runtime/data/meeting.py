@@ -8,6 +8,8 @@ import time
 from dataclasses import dataclass
 from typing import NoReturn
 
+from commplan.diagnostics import CommplanError
+from commplan.input.ahead import KEEP
 from commplan.input.division import Division, division
 from commplan.ir.schedule import Read, Share
 from commplan.runtime.data import control as _control
@@ -17,9 +19,10 @@ from commplan.runtime.data.control import ABSENT, JOINED, LOOK_S, Control
 from commplan.runtime.data.group import Group
 from commplan.runtime.data.program import HostProgram, designed
 from commplan.runtime.data.rooms import rooms
-from commplan.runtime.data.shared import KEEP, SharedRing
+from commplan.runtime.data.shared import SharedRing
 from commplan.runtime.data.slots import Slots
 from commplan.runtime.data.usage import Meter
+from commplan.verify.visits import prove_division
 
 
 @dataclass(frozen=True)
@@ -94,11 +97,13 @@ def join(
 
     at: epoch, step and order that the first batch stands at, the same in all. keep: batches that this process
     may show at a time without a copy; less than `slots`, unless it waits for its own arrays. leaving: a
-    process may leave the others at any time. Errors: CP0920 to CP0923.
+    process may leave the others at any time. Errors: CP0761, CP0920 to CP0923.
     """
     schedule, phase = program.schedule, program.phase
     shares = {place: flow.shared for place, flow in enumerate(program.flows) if flow.shared is not None}
     divisions = {place: _division(group, share) for place, share in shares.items()}
+    for place, share in shares.items():
+        _prove(divisions[place], share, program.flows[place].batch, schedule.file)
     share = next(iter(shares.values()))
     layout = rooms(program, divisions)
     over = {axis for f in program.flows for op in f.before if isinstance(op, Share) for axis in op.over}
@@ -145,3 +150,10 @@ def _division(group: Group, share: Share) -> Division:
     if group.carrier is not None:
         return group.carrier.division
     return division(share.design, group.hosts, share.readers if group.readers is None else group.readers)
+
+
+def _prove(found: Division, share: Share, rows: int, file: str) -> None:
+    """What was proved when the plan was compiled was proved of layouts of hosts; this is the real one."""
+    broken = prove_division(found, rows)
+    if broken is not None:
+        raise CommplanError(broken.diagnostic(f"`{share.result.rpartition('.')[0]}`", share.span, file))

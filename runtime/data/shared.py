@@ -33,8 +33,6 @@ from commplan.runtime.data.rooms import Rooms
 from commplan.runtime.data.slots import CAN_LEND, Returns, Slots
 from commplan.runtime.data.usage import Meter
 
-KEEP = 2  # batches that a process may show without a copy: the caller's, and the one it asks for
-
 
 class Works(Protocol):
     """What a ring asks of the one who makes the batches."""
@@ -473,4 +471,4 @@ class SharedRing:
             self.carrier.close()
 
 
-__all__ = ["KEEP", "Group", "SharedRing", "Works", "group"]
+__all__ = ["Group", "SharedRing", "Works", "group"]

@@ -1,0 +1,298 @@
+"""Starts and stops of processes that share their input, a third of them ended by kill -9 at some moment.
+
+    python -m bench.lifecycle --count 1000 --seed 0
+
+Each start is a group of two to four processes that make a few batches together, by some design and with
+either `on_failure`; four groups run at a time, some of them of the same plan. In a third of the starts one or
+two processes are killed: after a random time, or by themselves at a place where it hurts, such as between the
+making of the shared memory and the removal of its name. What must hold: nobody hangs, nobody dies of anything
+but a kill, every record that is handed out belongs to the run that asked for it, every process is gone, and
+of the plan's memory nothing is left once its next start has begun. Memory of another plan, and that of a run
+of the same plan that is still gathering, stay as they are. Exit 1 where any of that fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import json
+import os
+import random
+import signal
+import sys
+import time
+import traceback
+import uuid
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from commplan import compiler
+from commplan.diagnostics import CommplanError
+from commplan.dsl import load
+from commplan.ir.schedule import Schedule
+from commplan.runtime.data import PhaseBatches, segment
+from commplan.runtime.data.group import group
+from commplan.runtime.data.ring import Ring
+from commplan.runtime.data.shared import SharedRing
+
+PLAN = """
+plan lifecycle
+ensemble member = {members}
+source numbers : i32
+fn twice(i32) -> i32[16] on host
+each step {{
+    raw = load numbers batch 12 visit exactly_once seed 5 {{ on_failure = {failure}, cores = 1 }}
+    values = map twice(raw)
+    values = share values over member via {design}
+    output values
+}}
+"""
+DESIGNS = ("all_shared", "single_broadcast(readers = 1)", "multi_broadcast(readers = 2)")
+RECORDS = 120
+PATIENCE_S = 4.0  # of a group for a process that does not come
+DEADLINE_S = 60.0  # nothing that waits so long will ever end
+FINE, REFUSED, BROKEN = 0, 3, 4
+PLACES = ("named", "made", "met", "filled", "taken", "leaving")
+
+
+@functools.cache
+def schedule(members: int, design: str, failure: str) -> Schedule:
+    plan, problems = load(PLAN.format(members=members, design=design, failure=failure), "lifecycle.plan")
+    if plan is None:
+        raise SystemExit("\n".join(map(str, problems)))
+    return compiler.compile_plan(plan, {}, {}, pipeline="")
+
+
+@dataclass
+class Start:
+    """One group. victims: process -> seconds after which it is killed, or the place where it kills itself."""
+
+    run: str
+    made: Schedule
+    count: int
+    base: int  # what tells its records from those of other runs
+    victims: dict[int, float | str]
+    children: dict[int, int] = field(default_factory=dict[int, int])  # process id -> index
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_at(place: str, rng: random.Random) -> None:
+    """Arrange for this process to die at `place`, the first time or a later one."""
+    times = rng.randint(0, 4)
+
+    def then(function: Callable[..., object], after: bool, owner: object, name: str, left: int) -> None:
+        def wrapped(*args: object, **more: object) -> object:
+            nonlocal left
+            left -= 1
+            if left < 0 and not after:
+                die()
+            found = function(*args, **more)
+            if left < 0:
+                die()
+            return found
+
+        setattr(owner, name, wrapped)
+
+    match place:
+        case "named":  # the file has its name, and nobody knows it yet
+            then(segment._name, True, segment, "_name", 0)  # pyright: ignore[reportPrivateUsage]
+        case "made":
+            then(segment.opened, True, segment, "opened", 0)
+        case "met":  # all have come, the name is still there
+            then(segment.Segment.unlink, False, segment.Segment, "unlink", 0)
+        case "filled":
+            then(SharedRing.publish, False, SharedRing, "publish", times)
+        case "taken":
+            then(SharedRing.handed, True, SharedRing, "handed", times)
+        case _:
+            then(Ring.close, False, Ring, "close", 0)
+
+
+def member(start: Start, index: int, seed: int) -> int:
+    """What one process does; its exit code."""
+    victim = start.victims.get(index)
+    if isinstance(victim, str):
+        die_at(victim, random.Random(seed))
+    source = np.arange(start.base, start.base + RECORDS, dtype=np.int32)
+
+    def twice(record: np.int32) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+        return np.full(16, 2 * record, np.int32)
+
+    team = group(start.run, index, start.count, timeout=PATIENCE_S)
+    try:
+        with PhaseBatches(
+            start.made, "step", {"numbers": source}, {"twice": twice}, local={"member": (index,)}, group=team
+        ) as feed:
+            for _ in range(2):
+                seen = [batch.values["values.1"] for batch in feed]
+                rows = np.sort(np.concatenate([rows[:, 0] for rows in seen]))
+                if not np.array_equal(rows, 2 * source):
+                    sys.stderr.write(f"process {index} of {start.run} was given {rows.tolist()}\n")
+                    return BROKEN
+    except CommplanError as error:
+        expected = {"CP0920", "CP0921"}
+        if start.victims and error.diagnostics[0].code in expected:
+            return REFUSED
+        sys.stderr.write(f"{error}\n")
+        return BROKEN
+    return FINE
+
+
+def forked(start: Start, seed: int) -> None:
+    """Start the processes of a group: copies of this one, which has no threads, with everything loaded."""
+    for index in range(start.count):
+        child = os.fork()
+        if child:
+            start.children[child] = index
+            continue
+        code = BROKEN
+        try:
+            code = member(start, index, seed + index)
+        except BaseException:  # noqa: BLE001  a child must not go on as its parent
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+
+
+def watched(starts: Sequence[Start]) -> list[str]:
+    """Wait until all have ended, killing the victims meanwhile; what was wrong."""
+    problems: list[str] = []
+    begin = time.monotonic()
+    living = {child: start for start in starts for child in start.children}
+    while living:
+        now = time.monotonic() - begin
+        for child, start in list(living.items()):
+            victim = start.victims.get(start.children[child])
+            if (isinstance(victim, float) and now > victim) or now > DEADLINE_S:
+                os.kill(child, signal.SIGKILL)
+            done, status = os.waitpid(child, os.WNOHANG)
+            if not done:
+                continue
+            del living[child]
+            code = os.waitstatus_to_exitcode(status)
+            name = f"process {start.children[child]} of {start.count} of run {start.run}"
+            if now > DEADLINE_S:
+                problems.append(f"{name} hung")
+            elif code == -signal.SIGKILL and start.children[child] in start.victims:
+                continue
+            elif code not in ((FINE, REFUSED) if start.victims else (FINE,)):
+                problems.append(f"{name} ended with {code}; victims: {start.victims}")
+        time.sleep(0.002)
+    return problems
+
+
+def variants() -> list[tuple[int, str, str]]:
+    return [(n, design, failure) for n in (2, 3, 4) for design in DESIGNS for failure in ("stop", "continue")]
+
+
+@functools.cache
+def prefixes() -> tuple[str, ...]:
+    """How the names of the plans' memory begin."""
+    digests = {schedule(*variant).plan_digest[:12] for variant in variants()}
+    return tuple(f"commplan-{os.getuid()}-{digest}-" for digest in sorted(digests))
+
+
+def left_behind() -> list[Path]:
+    """Memory of these plans that has a name."""
+    found = segment.default_folder().glob(f"commplan-{os.getuid()}-*")
+    return sorted(path for path in found if path.name.startswith(prefixes()))
+
+
+def drawn(rng: random.Random, killed: bool) -> Start:
+    """One start, with victims or without."""
+    count, design, failure = rng.choice(variants())
+    victims: dict[int, float | str] = {}
+    for index in rng.sample(range(count), rng.choice((1, 1, 2)) if killed else 0):
+        victims[index] = rng.choice(PLACES) if rng.random() < 0.5 else rng.random() * 0.12
+    return Start(
+        uuid.uuid4().hex[:12], schedule(count, design, failure), count, 1000 * rng.randint(1, 10**5), victims
+    )
+
+
+def waiting(seed: int) -> Start:
+    """A run of the same plan whose second process never comes: its memory keeps its name."""
+    made = schedule(2, "all_shared", "stop")
+    start = Start(f"gathering-{seed}", made, 2, 0, {0: "never"})
+    child = os.fork()
+    if not child:
+        with contextlib.suppress(BaseException):
+            team = group(start.run, 0, 2, timeout=3600.0)
+            source = np.arange(RECORDS, dtype=np.int32)
+            PhaseBatches(
+                made, "step", {"numbers": source}, {"twice": abs}, local={"member": (0,)}, group=team
+            )
+        os._exit(FINE)
+    start.children[child] = 0
+    return start
+
+
+def campaign(count: int, seed: int) -> tuple[Counter[str], list[str]]:
+    """What happened, and what was wrong."""
+    rng = random.Random(seed)
+    told: Counter[str] = Counter()
+    problems: list[str] = []
+    folder = segment.default_folder()
+    other = folder / f"commplan-{os.getuid()}-{'0' * 12}-{uuid.uuid4().hex[:8]}-step-0"
+    other.write_bytes(bytes(8192))
+    gathering = waiting(seed)
+    until = time.monotonic() + DEADLINE_S
+    while not (own := left_behind()) and time.monotonic() < until:
+        time.sleep(0.01)
+    try:
+        while told["starts"] < count and not problems:
+            starts = [drawn(rng, rng.random() < 1 / 3) for _ in range(4)]
+            for start in starts:
+                forked(start, rng.randint(0, 1 << 30))
+                told["starts"] += 1
+                told["processes"] += start.count
+                told["starts with a kill"] += bool(start.victims)
+                told["kills"] += len(start.victims)
+            problems += watched(starts)
+            told["left for the next start"] += len(set(left_behind()) - set(own))
+        for variant in variants():  # each plan clears away what it left itself
+            last = Start(uuid.uuid4().hex[:12], schedule(*variant), variant[0], 0, {})
+            forked(last, 0)
+            problems += watched([last])
+        problems += [f"{path} is left" for path in set(left_behind()) - set(own)]
+        if not own or not set(own) <= set(left_behind()):
+            problems.append("the memory of a run that was still gathering is gone")
+        if not other.exists():
+            problems.append("the memory of another plan is gone")
+    finally:
+        other.unlink(missing_ok=True)
+        for child in gathering.children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        for path in own:
+            path.unlink(missing_ok=True)
+    return told, problems
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(arguments)
+    begin = time.perf_counter()
+    told, problems = campaign(options.count, options.seed)
+    found = {**told, "seconds": round(time.perf_counter() - begin, 1), "problems": problems}
+    if options.json:
+        print(json.dumps(found, indent=2))
+    else:
+        print(", ".join(f"{number} {what}" for what, number in told.items()), f"in {found['seconds']} s")
+        print("\n".join(problems) or "nobody hung, nothing is left behind")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
