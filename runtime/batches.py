@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from commplan.diagnostics import fail
 from commplan.input.division import division
 from commplan.ir import schedule as ir
 from commplan.ir.plan import name_of
@@ -57,8 +56,6 @@ class Batches(Iterator[dict[str, Any]]):
         self.local = context.machine.local()
         schedule = context.whole or context.schedule
         self._host: PhaseBatches | ClockedBatches
-        if made_by is not None and workers != "threads":
-            fail("CP0955", "members by their own clocks have threads as workers", span=phase.span)
         if made_by is not None:
             self._host = made_by(self.local)
         else:
@@ -143,8 +140,9 @@ class Batches(Iterator[dict[str, Any]]):
 
     def _sharded(self, ref: str, host: Host) -> Any:
         """One process's part of a value, laid out as `HostBatch` says, as a global array."""
-        fixed = [i for i, axis in enumerate(self._per[ref]) if axis in self.context.members]
-        host = host.squeeze(tuple(fixed))  # of one member: its dimension is 1, and its arrays have none
+        if self.context.members:
+            fixed = [i for i, axis in enumerate(self._per[ref]) if axis in self.context.members]
+            host = host.squeeze(tuple(fixed))  # of one member: its dimension is 1, and its arrays have none
         return self.context.machine.array(host, self._values[ref].placement, self.local)
 
     def _map(self, batch: HostBatch, arrays: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,21 +23,24 @@ from commplan.lowering.jax.trees import leaves_of
 from commplan.lowering.jax.untyped import jax, jnp
 from commplan.lowering.programs import spreads
 from commplan.runtime.data.carry_jax import JaxCarrier, cpu_devices
-from commplan.runtime.data.layout import ALIGNMENT, aligned
 from commplan.runtime.data.segment import Blame
 from commplan.runtime.machine import Host, Local, Machine, OnFailure, Peers, digest, peers_of
+from commplan.runtime.placing import Placing
+from commplan.runtime.placing import first as first_placed
 
 Array = Any
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MeshMachine:
-    """See `runtime.machine.Machine`. `sizes`: the axes of the mesh that the plan names."""
+    """See `runtime.machine.Machine`. `sizes`: the axes of the mesh that the plan names. `placings`: by what
+    distinguishes them, how host arrays seen so far go to the devices."""
 
     mesh: Any
     sizes: Mapping[str, int]
     file: str = ""
     levels: Mapping[str, tuple[ir.Spread, ...]] = dataclasses.field(default_factory=dict[str, Any])
+    placings: dict[Hashable, Placing] = dataclasses.field(default_factory=dict[Hashable, Placing])
 
     @property
     def layout(self) -> Layout:
@@ -99,6 +102,16 @@ class MeshMachine:
 
     def array(self, host: Host, placement: Placement, local: Local) -> Array:
         """A global array from the part of each process."""
+        kind = (placement, host.shape, host.dtype, *local.values())
+        known = self.placings.get(kind)
+        if known is not None:
+            return known.put(host)
+        made, found = self._first(host, placement, local)
+        if found is not None:
+            self.placings[kind] = found
+        return made
+
+    def _first(self, host: Host, placement: Placement, local: Local) -> tuple[Array, Placing | None]:
         per = len(placement.per)
         lead = tuple(self.sizes[axis] for axis in placement.per)
         mine = [local[axis] for axis in placement.per]
@@ -110,16 +123,6 @@ class MeshMachine:
         else:
             shards, each = [], 0
             shape = (*lead, *host.shape[per:])
-
-        pieces: dict[tuple[tuple[int, int], ...], Host] = {}  # devices that hold the same see one memory
-        on_cpu = self.backend.on_cpu
-
-        def part(index: tuple[slice, ...]) -> Host:
-            key = tuple(one.indices(size)[:2] for one, size in zip(index, shape, strict=True))
-            if key not in pieces:
-                piece = host[(*cut(index), ...)]  # an array, of no dimension too
-                pieces[key] = _aligned(piece) if on_cpu else piece
-            return pieces[key]
 
         def cut(index: tuple[slice, ...]) -> tuple[slice, ...]:
             at: list[slice] = []
@@ -133,7 +136,8 @@ class MeshMachine:
                 at.append(slice(first * each, (last + 1) * each))
             return tuple(at)
 
-        return jax.make_array_from_callback(shape, NamedSharding(self.mesh, spec(placement)), part)
+        sharding = NamedSharding(self.mesh, spec(placement))
+        return first_placed(host, shape, sharding, cut, on_cpu=self.backend.on_cpu)
 
     def _shards(self, split: tuple[str, ...], local: Local) -> list[int]:
         """The shards that this process holds, in order."""
@@ -228,15 +232,6 @@ class MeshMachine:
 def machine_of(schedule: ir.Schedule, mesh: Any) -> MeshMachine:
     """The machine of `mesh` for `schedule`."""
     return MeshMachine(mesh, schedule.mesh_sizes, schedule.file, spreads(schedule))
-
-
-def _aligned(piece: Host) -> Host:
-    """`piece` as JAX on CPUs takes it without a copy; itself a copy where it does not lie so."""
-    if piece.flags.c_contiguous and piece.ctypes.data % ALIGNMENT == 0:
-        return piece
-    made = aligned(piece.shape, piece.dtype)
-    made[...] = piece
-    return made
 
 
 def _without(whole: PartitionSpec, at: int | None) -> PartitionSpec:
