@@ -57,6 +57,7 @@ RECORDS = 120
 PATIENCE_S = 4.0  # of a group for a process that does not come
 DEADLINE_S = 60.0  # nothing that waits so long will ever end
 FINE, REFUSED, BROKEN = 0, 3, 4
+TOKEN = uuid.uuid4().hex[:8]  # another campaign may go on at the same time
 PLACES = ("named", "made", "met", "filled", "taken", "leaving")
 
 
@@ -113,7 +114,8 @@ def die_at(place: str, rng: random.Random) -> None:
         case "taken":
             then(SharedRing.handed, True, SharedRing, "handed", times)
         case _:
-            then(Ring.close, False, Ring, "close", 0)
+            close: Callable[..., object] = getattr(Ring, "close")  # noqa: B009  of any items
+            then(close, False, Ring, "close", 0)
 
 
 def member(start: Start, index: int, seed: int) -> int:
@@ -202,9 +204,13 @@ def prefixes() -> tuple[str, ...]:
 
 
 def left_behind() -> list[Path]:
-    """Memory of these plans that has a name."""
-    found = segment.default_folder().glob(f"commplan-{os.getuid()}-*")
+    """Memory of this campaign's runs that has a name."""
+    found = segment.default_folder().glob(f"commplan-{os.getuid()}-*-{TOKEN}-*")
     return sorted(path for path in found if path.name.startswith(prefixes()))
+
+
+def run_id() -> str:
+    return f"{TOKEN}-{uuid.uuid4().hex[:12]}"
 
 
 def drawn(rng: random.Random, killed: bool) -> Start:
@@ -213,15 +219,13 @@ def drawn(rng: random.Random, killed: bool) -> Start:
     victims: dict[int, float | str] = {}
     for index in rng.sample(range(count), rng.choice((1, 1, 2)) if killed else 0):
         victims[index] = rng.choice(PLACES) if rng.random() < 0.5 else rng.random() * 0.12
-    return Start(
-        uuid.uuid4().hex[:12], schedule(count, design, failure), count, 1000 * rng.randint(1, 10**5), victims
-    )
+    return Start(run_id(), schedule(count, design, failure), count, 1000 * rng.randint(1, 10**5), victims)
 
 
-def waiting(seed: int) -> Start:
+def waiting() -> Start:
     """A run of the same plan whose second process never comes: its memory keeps its name."""
     made = schedule(2, "all_shared", "stop")
-    start = Start(f"gathering-{seed}", made, 2, 0, {0: "never"})
+    start = Start(f"{TOKEN}-gathering", made, 2, 0, {0: "never"})
     child = os.fork()
     if not child:
         with contextlib.suppress(BaseException):
@@ -243,7 +247,7 @@ def campaign(count: int, seed: int) -> tuple[Counter[str], list[str]]:
     folder = segment.default_folder()
     other = folder / f"commplan-{os.getuid()}-{'0' * 12}-{uuid.uuid4().hex[:8]}-step-0"
     other.write_bytes(bytes(8192))
-    gathering = waiting(seed)
+    gathering = waiting()
     until = time.monotonic() + DEADLINE_S
     while not (own := left_behind()) and time.monotonic() < until:
         time.sleep(0.01)
@@ -259,7 +263,7 @@ def campaign(count: int, seed: int) -> tuple[Counter[str], list[str]]:
             problems += watched(starts)
             told["left for the next start"] += len(set(left_behind()) - set(own))
         for variant in variants():  # each plan clears away what it left itself
-            last = Start(uuid.uuid4().hex[:12], schedule(*variant), variant[0], 0, {})
+            last = Start(run_id(), schedule(*variant), variant[0], 0, {})
             forked(last, 0)
             problems += watched([last])
         problems += [f"{path} is left" for path in set(left_behind()) - set(own)]

@@ -84,12 +84,12 @@ def test_readers_see_the_same_bytes_while_pages_are_exchanged(slots: Slots) -> N
     for number in range(40):
         fill(slots, number, number)
         array = view(slots.lend(number))
-        expected = hashlib.sha256(array).hexdigest()
+        expected = hashlib.sha256(array.tobytes()).hexdigest()
         stop = threading.Event()
 
         def read(array: Any = array, stop: threading.Event = stop, expected: str = expected) -> None:
             while not stop.is_set():
-                found = hashlib.sha256(array).hexdigest()  # lets the interpreter lock go
+                found = hashlib.sha256(array.tobytes()).hexdigest()
                 if found != expected:
                     seen.add(found)
 
@@ -177,9 +177,12 @@ def test_a_number_that_comes_back_while_one_is_counted_is_counted_too() -> None:
 def test_many_threads_give_back() -> None:
     told: list[int] = []
     returns = Returns(told.append)
-    threads = [
-        threading.Thread(target=lambda k=k: [returns.add(n) for n in range(k, 4000, 8)]) for k in range(8)
-    ]
+
+    def give_back(first: int) -> None:
+        for number in range(first, 4000, 8):
+            returns.add(number)
+
+    threads = [threading.Thread(target=give_back, args=(first,)) for first in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
