@@ -15,7 +15,8 @@ from commplan.cli.console import Console
 if TYPE_CHECKING:
     from commplan.runtime.data.usage import Summary
 
-PERIOD_S = 0.5  # between two looks: a table takes about 4 ms to draw, and this stays below 1% of a core
+PERIOD_S = 0.5  # between two looks, at least
+SHARE = 0.008  # of a core that drawing may take, at most
 Progress = Callable[[str, int, int], None]
 
 
@@ -23,7 +24,7 @@ Progress = Callable[[str, int, int], None]
 def live(
     console: Console, summaries: Callable[[], Sequence[Summary]], title: str = "", *, quiet: bool = False
 ) -> Generator[Progress | None]:
-    """A table on stderr, drawn again twice a second, where that is a terminal and people are reading; it goes
+    """A table on stderr, drawn again at most twice a second, where that is a terminal and people are reading; it goes
     when the run ends. Yields what the rehearsal tells its progress, or None."""
     if quiet or not console.human or not sys.stderr.isatty():
         yield None
@@ -37,8 +38,11 @@ def live(
         ended = threading.Event()
 
         def keep_drawing() -> None:
-            while not ended.wait(PERIOD_S):
+            pause = PERIOD_S
+            while not ended.wait(pause):
+                before = time.thread_time()
                 shown.update(view.table(), refresh=True)
+                pause = max(PERIOD_S, (time.thread_time() - before) / SHARE)
 
         thread = threading.Thread(target=keep_drawing, name="commplan-view", daemon=True)
         shown.update(view.table(), refresh=True)
