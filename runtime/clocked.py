@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from commplan.input.division import division
 from commplan.ir import schedule as ir
 from commplan.runtime.batches import PATIENCE_S, this_host
 from commplan.runtime.context import Context
 from commplan.runtime.data.attendant import Company
-from commplan.runtime.data.clockplan import ClockPlan, clock_plan
-from commplan.runtime.data.clocks import Ask, Clocks
+from commplan.runtime.data.clockplan import ClockPlan, clock_plan, clocked
+from commplan.runtime.data.clocks import Ask, Clocks, Terms
 from commplan.runtime.data.group import Group, group
 from commplan.runtime.data.ownclock import ClockedBatches
+from commplan.runtime.data.usage import Meter, Summary, merged
+
+if TYPE_CHECKING:
+    from commplan.runtime.batches import Batches
+    from commplan.runtime.run import Run
 
 
 @dataclass
@@ -33,12 +38,13 @@ class ClockedPhases:
         state: Mapping[str, int] | None,
         among: Group | None,
         timeout: float | None,
+        workers: str = "threads",
     ) -> Callable[[Mapping[str, tuple[int, ...]]], ClockedBatches]:
         """What makes the batches of one member, given the indices that this process holds of the other axes.
 
         context: the member's. among: the processes that share the stream, found by asking all if None. The
-        first member of a process that opens asks: every process of the job does so alike. Errors: as
-        `ClockedBatches`, and CP0945.
+        first member of a process that opens asks: every process of the job does so alike; its `timeout` and
+        `workers` are those of the stream. Errors: as `ClockedBatches`, and CP0945.
         """
         schedule = context.whole or context.schedule
         with self._lock:
@@ -51,7 +57,8 @@ class ClockedPhases:
 
         def make(local: Mapping[str, tuple[int, ...]]) -> ClockedBatches:
             ask = _asking(context, clocks.plan, place, patience) if among is None else _given(among)
-            return ClockedBatches(clocks, place, local=local, state=state, ask=ask, timeout=patience)
+            terms = Terms(ask, patience, workers)
+            return ClockedBatches(clocks, place, local=local, state=state, terms=terms)
 
         return make
 
@@ -88,3 +95,51 @@ def _asking(context: Context, plan: ClockPlan, member: int, timeout: float) -> A
         return Company(one, min(found.places) // members, tuple(place % members for place in found.places))
 
     return ask
+
+
+class Rounds(Iterator[dict[str, Any]]):
+    """The batches of all members that this process holds, for who drives them together: an item holds those
+    that are due, `{"pixels of member 0": array, ...}`. One epoch per `iter()`, of as many items as the member
+    has batches that has most of them; in each the others come as far in their epochs."""
+
+    def __init__(self, run: Run, phase: str) -> None:
+        axis = clocked(run.context.schedule.phase(phase)) or ""
+        held = run.context.machine.local()[axis]
+        self._feeds: dict[int, Batches] = {member: run.batches(phase, member=member) for member in held}
+        self.steps = max(feed.steps for feed in self._feeds.values())
+        self._done = 0
+
+    def __iter__(self) -> Rounds:
+        self._done = 0
+        for feed in self._feeds.values():
+            iter(feed)
+        return self
+
+    def __next__(self) -> dict[str, Any]:
+        if self._done == self.steps:
+            raise StopIteration
+        self._done += 1
+        found: dict[str, Any] = {}
+        for member, feed in self._feeds.items():
+            # A batch is due once the members that take most have come to where it ends.
+            if self._done * feed.steps // self.steps > (self._done - 1) * feed.steps // self.steps:
+                found |= {f"{name} of member {member}": array for name, array in next(feed).items()}
+        return found
+
+    @property
+    def meters(self) -> tuple[Meter, ...]:
+        """What adds up the costs, each once."""
+        return tuple({id(meter): meter for feed in self._feeds.values() for meter in feed.meters}.values())
+
+    def summary(self) -> Summary:
+        """What the input cost so far, of all members together."""
+        return merged(meter.summary() for meter in self.meters)
+
+    def close(self) -> None:
+        for feed in self._feeds.values():
+            feed.close()
+
+
+def batches_of(run: Run, phase: str) -> Batches | Rounds:
+    """The batches of a phase; of all members, where each goes by a clock of its own."""
+    return Rounds(run, phase) if clocked(run.context.schedule.phase(phase)) else run.batches(phase)

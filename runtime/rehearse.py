@@ -19,6 +19,8 @@ from commplan.ir.types import DType, Placement
 from commplan.lowering.jax.layout import global_shape, leaf_specs, varying
 from commplan.lowering.jax.trees import build
 from commplan.lowering.jax.untyped import jax
+from commplan.runtime.clocked import batches_of
+from commplan.runtime.data.clockplan import clocked
 
 if TYPE_CHECKING:
     from commplan.runtime.data.usage import Summary
@@ -130,10 +132,12 @@ class _Stage:
             for number, (one, value) in enumerate(self._arguments(taken=False).items())
         }
         self.outputs = [binding for binding in self.phase.outputs if not binding.source_only]
-        self.calls_anything = bool(self.outputs or self.phase.updates)
+        # A phase that takes what members read by their own clocks is called by each member: never as a whole.
+        apart = bool(clocked(self.phase) and self.takes)
+        self.calls_anything = bool(self.outputs or self.phase.updates) and not apart
         self.function = self._function()
         reads = any(isinstance(op, ir.Read) for op in self.phase.ops)
-        self.batches = run.batches(name) if reads and batches else None
+        self.batches = batches_of(run, name) if reads and batches else None
         self.items: Iterator[Any] = iter(())
         self.seconds: list[float] = []
         self.input: Summary | None = None

@@ -188,7 +188,7 @@ class Bound:
             )
         made_by = None
         if clocked(found) and self.context.members:
-            made_by = self.clocks.member(self.context, found, self.sources, state, group, timeout)
+            made_by = self.clocks.member(self.context, found, self.sources, state, group, timeout, workers)
         made = Batches(
             self.context, found, self.sources,
             state=state, among=group, timeout=timeout, made_by=made_by, workers=workers,

@@ -36,6 +36,16 @@ TIMEOUT_S = 1800.0
 Ask = Callable[[int], Company | None]
 
 
+@dataclass(frozen=True)
+class Terms:
+    """ask: whom to ask for processes that share the stream. timeout: seconds that members wait for one
+    another. workers: what makes the units, see `PhaseBatches`. The first member that opens settles them."""
+
+    ask: Ask = lambda _: None
+    timeout: float = TIMEOUT_S
+    workers: str = "threads"
+
+
 @dataclass
 class Hand:
     """One open member. position: the first unit that it has not taken. holding: it is inside an epoch, so
@@ -62,7 +72,7 @@ class Clocks:
         sources: Mapping[str, object],
         functions: Mapping[str, Callable[..., Any]],
     ) -> None:
-        self.plan, self.functions, self.timeout = plan, functions, TIMEOUT_S
+        self.plan, self.functions, self._terms = plan, functions, Terms()
         reads = [op.source for op in plan.schedule.phase(plan.phase).ops if isinstance(op, Read)]
         self.sources = _sources.bound(plan.schedule, sources, list(dict.fromkeys(reads)))
         self.epoch = plan.epoch(self.sources)  # units
@@ -84,14 +94,8 @@ class Clocks:
 
     # --- coming and going ---
 
-    def open(
-        self, member: int, position: int, *, ask: Ask | None = None, timeout: float | None = None
-    ) -> Hand:
-        """Member `member` is about to take units from `position` on.
-
-        ask: whom to ask for processes that share the stream, where this is the first member. timeout: seconds
-        that members wait for one another. Errors: CP0948 where it is open already.
-        """
+    def open(self, member: int, position: int, terms: Terms) -> Hand:
+        """Member `member` is about to take units from `position` on. Errors: CP0948 where it is open."""
         with self._lock:
             if member in self._hands:
                 fail(
@@ -100,9 +104,9 @@ class Clocks:
                     "a member goes through its records once at a time: go on with those, or close them first",
                     file=self.plan.schedule.file,
                 )
-            self.timeout = timeout or self.timeout
-            if not self._hands and ask is not None and self.plan.shared is not None:
-                self._company = ask(position)
+            if not self._hands:
+                self._terms = terms
+                self._company = terms.ask(position) if self.plan.shared is not None else None
             hand = self._hands[member] = Hand(member, position)
             self._advance()
             return hand
@@ -155,6 +159,11 @@ class Clocks:
                 name = f"commplan-{self.plan.schedule.plan}-{self.plan.phase}-own"
                 self._pool = ThreadPoolExecutor(threads, name)
             return self._pool
+
+    @property
+    def timeout(self) -> float:
+        """Seconds that members wait for one another."""
+        return self._terms.timeout
 
     # --- taking ---
 
@@ -239,6 +248,7 @@ class Clocks:
         feed = PhaseBatches(
             units, self.plan.phase, self.sources, self.functions,
             group=company.group if company is not None else None, pace=pace, meter=self.meter,
+            workers=self._terms.workers,
         )  # fmt: skip
         with self._lock:
             self._feed = feed
@@ -426,8 +436,8 @@ class _Watch:
         fail(
             code,
             message,
-            f"member {other} is {self.clocks.distance(self.hand, other)} records behind, and with another batch it"
-            f" would be more than {plan.rates.lead(other)}: {plan.rates.bound} are kept at most",
+            f"member {other} is {self.clocks.distance(self.hand, other)} records behind, and with another"
+            f" batch it would be more than {plan.rates.lead(other)}: {plan.rates.bound} are kept at most",
             fix,
             span=read.span,
             file=plan.schedule.file,

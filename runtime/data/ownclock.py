@@ -17,7 +17,7 @@ from commplan.ir.plan import Ref
 from commplan.runtime.data.batches import PhaseBatches, hints, orders
 from commplan.runtime.data.checking import Checks
 from commplan.runtime.data.clockplan import OWN
-from commplan.runtime.data.clocks import Ask, Clocks, quietly
+from commplan.runtime.data.clocks import Clocks, Terms, quietly
 from commplan.runtime.data.handing import FlowState, HostBatch
 from commplan.runtime.data.layout import Array, aligned
 from commplan.runtime.data.making import BLOCK, BatchInTheMaking, Maker
@@ -33,8 +33,8 @@ class ClockedBatches(Iterator[HostBatch]):
     """Batches of one member, as `PhaseBatches` gives those of all: one epoch per `iter()`.
 
     Several members of a process are driven in any interleaving, by one thread or by several. local: as for
-    `PhaseBatches`, without the members. state: what `.state()` of this member returned. ask, timeout: see
-    `Clocks.open`.
+    `PhaseBatches`, without the members. state: what `.state()` of this member returned. terms: of the
+    stream, where this is the first member.
 
     Errors: as `PhaseBatches`; CP0946 and CP0947 where the others hold this member back and it would never end
     (both may be caught: the place stays), CP0948 where it has batches already.
@@ -47,8 +47,7 @@ class ClockedBatches(Iterator[HostBatch]):
         *,
         local: Mapping[str, Sequence[int]] | None = None,
         state: Mapping[str, int] | None = None,
-        ask: Ask | None = None,
-        timeout: float | None = None,
+        terms: Terms | None = None,
     ) -> None:
         plan = clocks.plan
         self.member, self._clocks = member, clocks
@@ -66,7 +65,7 @@ class ClockedBatches(Iterator[HostBatch]):
         )
         self._number = 0
         self._ahead: tuple[BatchInTheMaking, list[Future[None]]] | None = None
-        self._hand = clocks.open(member, self._position(), ask=ask, timeout=timeout)
+        self._hand = clocks.open(member, self._position(), terms or Terms())
         self._closing = weakref.finalize(self, quietly, clocks, self._hand)
 
     # --- what `PhaseBatches` has as well ---

@@ -19,7 +19,7 @@ from commplan.diagnostics import CommplanError
 from commplan.runtime.data import attendant
 from commplan.runtime.data.attendant import Company
 from commplan.runtime.data.clockplan import clock_plan
-from commplan.runtime.data.clocks import Clocks
+from commplan.runtime.data.clocks import Clocks, Terms
 from commplan.runtime.data.group import group
 from commplan.runtime.data.handing import HostBatch
 from commplan.runtime.data.ownclock import ClockedBatches
@@ -79,8 +79,9 @@ def main(orders: dict[str, Any]) -> None:
     team = group(orders["run"], orders["index"], len(orders["held"]), timeout=60.0)
     company = Company(team, orders.get("start", 0), tuple(members[0] for members in orders["held"]))
     states = orders.get("states", {})
+    terms = Terms(lambda _: company, workers=orders.get("workers", "threads"))
     mine = orders["held"][orders["index"]]
-    feeds = [ClockedBatches(hub, m, ask=lambda _: company, state=states.get(str(m))) for m in mine]
+    feeds = [ClockedBatches(hub, m, terms=terms, state=states.get(str(m))) for m in mine]
     threads = [threading.Thread(target=drive, args=(feed, orders)) for feed in feeds]
     for thread in threads:
         thread.start()

@@ -123,7 +123,7 @@ def test_a_member_that_nobody_drives_any_more_is_not_waited_for_for_ever(
 def test_a_living_member_is_waited_for_as_long_as_was_said() -> None:
     made = rates((4, 8), body=PLAIN)
     end = threading.Event()
-    with members(made, images(400), timeout=0.1) as feeds:
+    with members(made, images(400), terms=clocks.Terms(timeout=0.1)) as feeds:
         began = threading.Event()
 
         def slow() -> None:

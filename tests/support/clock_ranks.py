@@ -1,0 +1,76 @@
+"""Ranks with a member each, by their own clocks: each compares what it gets with what a member alone gets.
+
+Words: how many hosts the ranks believe to stand on; prints, per rank, the records that it read.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+from mpi4py import MPI
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
+
+from data_plans import Counting, decode, flip, images
+
+import commplan
+from commplan.runtime import clocked
+
+SIZES = (4, 4, 8)
+RECORDS = 101
+PLAN = """
+plan own_clocks
+ensemble member = 3
+source images : bytes
+fn decode(bytes)     -> u8[6, 6], i32 on host
+fn flip(u8[6, 6])    -> u8[6, 6] on host random
+each step {{
+    raw, n         = load images batch {batch} visit exactly_once seed 5 tail short
+    pixels, labels = map decode(raw)
+    batch          = map flip(pixels) per member
+    output batch, labels, n
+}}
+"""
+FUNCTIONS = {"decode": decode, "flip": flip}
+
+
+def main(hosts: int) -> None:
+    jax.config.update("jax_platforms", "cpu")
+    comm = MPI.COMM_WORLD
+    rank = comm.Get_rank()
+    clocked.this_host = lambda: f"host {rank * hosts // 3}"
+    program = commplan.loads(PLAN.format(batch="[4, 4, 8] over member")).compile(comm)
+    source = Counting(images(RECORDS))
+    run = program.bind(comm, sources={"images": source}, functions=FUNCTIONS)
+    # All ranks bind all plans alike, and look at the one with their own batch.
+    others = {
+        size: commplan.loads(PLAN.format(batch=size))
+        .compile(comm)
+        .bind(comm, sources={"images": images(RECORDS)}, functions=FUNCTIONS)
+        for size in sorted(set(SIZES))
+    }
+    feed, alone = run.batches(member=rank), others[SIZES[rank]].batches(member=rank)
+    count = 0
+    for _ in range(2):
+        iter(alone)
+        for item in feed:
+            expected = next(alone)
+            for name, array in item.items():
+                np.testing.assert_array_equal(array, expected[name], err_msg=f"{name} {rank} {count}")
+            count += 1
+            time.sleep(0.003 if rank == 1 else 0)
+        assert next(alone, None) is None
+    state = feed.state()
+    comm.Barrier()
+    feed.close()
+    alone.close()
+    print(json.dumps({"rank": rank, "count": count, "state": state["epoch"], "read": sorted(source.read)}))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
