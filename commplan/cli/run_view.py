@@ -24,8 +24,10 @@ Progress = Callable[[str, int, int], None]
 def live(
     console: Console, summaries: Callable[[], Sequence[Summary]], title: str = "", *, quiet: bool = False
 ) -> Generator[Progress | None]:
-    """A table on stderr, drawn again at most twice a second, where that is a terminal and people are reading; it
-    goes when the run ends. Yields what the rehearsal tells its progress, or None."""
+    """A table on stderr, drawn again at most twice a second, where that is a terminal and people read it.
+
+    It goes when the run ends. Yields what the rehearsal tells its progress, or None.
+    """
     if quiet or not console.human or not sys.stderr.isatty():
         yield None
         return
