@@ -94,3 +94,37 @@ def test_exactly_once_whoever_dies_and_wherever_it_goes_on(ensemble: Ensemble) -
         for after in second:
             assert Counter(before["seen"]["1"] + after["seen"]["1"]) == once
             assert Counter(after["seen"]["2"]) == once
+
+
+def test_heirs_of_heirs_that_made_nothing_before(ensemble: Ensemble) -> None:
+    """The only reader dies, then its heir, a mere consumer so far; the last one makes all for itself."""
+    ensemble.start(
+        3,
+        {0: {"die_at": 700}, 1: {"die_after": 25}},
+        members=3, records=3001, epochs=2, design="single_broadcast(readers = 1)",
+    )  # fmt: skip
+    first, second, third = ensemble.told()
+    assert first is None and second is None
+    said = fine(third)
+    assert Counter(said["seen"]["0"]) == Counter(said["seen"]["1"]) == Counter(range(3001))
+    assert said["checked"] == 2 * 3001
+
+
+def test_who_leaves_is_done_without_where_the_plan_says_so(ensemble: Ensemble) -> None:
+    ensemble.start(3, {1: {"until": [0, 9]}}, members=3, records=3001, epochs=1, design="all_shared")
+    one, left, other = (fine(said) for said in ensemble.told())
+    assert left["state"] == {**one["state"], "epoch": 0, "step": 9}
+    for said in (one, other):
+        assert Counter(said["seen"]["0"]) == Counter(range(3001))
+    assert left["seen"]["0"] == one["seen"]["0"][: 9 * 64]
+
+
+def test_a_member_that_dies_ends_it_for_all_where_the_plan_says_nothing(ensemble: Ensemble) -> None:
+    ensemble.start(
+        3, {2: {"die_after": 3}}, members=3, records=3001, epochs=1,
+        design="single_broadcast(readers = 1)", plan={"hints": "cores = 1"},
+    )  # fmt: skip
+    one, two, dead = ensemble.told()
+    assert dead is None and one is not None
+    assert "CP0920" in one["error"] and "process 2 of 3 died" in one["error"] and one["threads"] == []
+    assert two is not None and "CP0920" in two["error"], "the reader left"
