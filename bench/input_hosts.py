@@ -192,9 +192,8 @@ def rows(found: Results) -> list[list[str]]:
 
 def verdict(found: Results) -> str:
     """What all_shared reaches of what binds it."""
-    lines = [
-        f"one decode: {found.decode_s * 1e3:.3f} ms of CPU; line rate {found.surroundings.line / 1e6:.2f} MB/s"
-    ]
+    rate = f"line rate {found.surroundings.line / 1e6:.2f} MB/s"
+    lines = [f"one decode: {found.decode_s * 1e3:.3f} ms of CPU; {rate}"]
     for one in found.figures:
         if one.design == "all_shared":
             limit = max(one.links_s, one.cores_s)

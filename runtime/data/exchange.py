@@ -13,18 +13,18 @@ from __future__ import annotations
 import bisect
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
+from commplan.collectives.layout import MESSAGE
 from commplan.collectives.program import Ints, Kind, Program
 from commplan.collectives.registry import program
 from commplan.input.division import Move
 
-PIECE = 256 * 1024  # bytes of a message: large enough that Python's share of it is small
-MOST_SLICES = 64  # of a block: larger blocks have larger pieces
+MOST_SLICES = 512  # of a block: larger ones have larger messages, which take an answer before they leave
 _ALGORITHM: dict[Kind, str] = {"all_gather": "ring", "broadcast": "chain"}
 
 
@@ -117,7 +117,7 @@ class _Transfer(NamedTuple):
     windows: tuple[Window, ...]
 
 
-def script(moves: Sequence[Move], host: int, forms: Sequence[Form], piece: int = PIECE) -> Script:
+def script(moves: Sequence[Move], host: int, forms: Sequence[Form], piece: int = MESSAGE) -> Script:
     """What `host` does to carry out `moves` on arrays of `forms`; messages are of about `piece` bytes at
     most.
 
@@ -131,22 +131,37 @@ def script(moves: Sequence[Move], host: int, forms: Sequence[Form], piece: int =
         for transfer in _transfers(move, place, move.hosts.index(host), forms, piece)
     ]
     transfers.sort(key=lambda transfer: transfer.order)
-    brought = [(at, t.windows) for at, t in enumerate(transfers) if not t.outgoing]
+    brought = _Brought((at, t.windows) for at, t in enumerate(transfers) if not t.outgoing)
     numbers: dict[tuple[bool, int], int] = {}
     messages: list[Message] = []
     for _, outgoing, peer, windows in transfers:
         number = numbers.get((outgoing, peer), 0)
         numbers[outgoing, peer] = number + 1
-        # No host is sent what it has, so whatever overlaps comes first, of another move too.
-        waits = tuple(at for at, those in brought if outgoing and _overlap(windows, those))
+        waits = brought.by(windows) if outgoing else ()
         messages.append(Message(outgoing, peer, number, windows, waits))
     return Script(tuple(messages))
 
 
-def _overlap(some: Sequence[Window], others: Sequence[Window]) -> bool:
-    return any(
-        a.array == b.array and a.low < b.high and b.low < a.high for a, b in itertools.product(some, others)
-    )
+class _Brought:
+    """Which messages bring what. No host is sent what it has: no two bring the same, and whatever brings
+    something that is sent on comes first, be it of another move."""
+
+    def __init__(self, messages: Iterable[tuple[int, tuple[Window, ...]]]) -> None:
+        self._windows = sorted((*window, at) for at, windows in messages for window in windows)
+
+    def by(self, windows: Sequence[Window]) -> tuple[int, ...]:
+        """The messages that bring any of `windows`."""
+        found: set[int] = set()
+        for array, low, high in windows:
+            place = max(0, bisect.bisect_left(self._windows, (array, low, low, 0)) - 1)
+            while place < len(self._windows):
+                other, first, end, at = self._windows[place]
+                if (other, first) >= (array, high):
+                    break
+                if other == array and low < end:
+                    found.add(at)
+                place += 1
+        return tuple(sorted(found))
 
 
 def _transfers(move: Move, place: int, rank: int, forms: Sequence[Form], piece: int) -> list[_Transfer]:

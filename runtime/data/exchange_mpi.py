@@ -1,6 +1,6 @@
 """Carrying out a script over MPI: non-blocking messages in place, and waits that sleep.
- All receives of a batch are posted at once; of what is ready to be sent a few messages to each host are
-under way, so that a link works on few at a time. Between two looks the thread sleeps, longer the longer
+ Of what is ready to be sent a few messages to each host are under way, so that a link works on few at a
+time; more receives than that are posted ahead. Between two looks the thread sleeps, longer the longer
 nothing has come: Open MPI moves bytes only while it is called, but the kernel's buffers take what arrives
 meanwhile.
 """
@@ -8,6 +8,7 @@ meanwhile.
 from __future__ import annotations
 
 import contextlib
+import heapq
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -20,16 +21,13 @@ from commplan.lowering.mpi.untyped import MPI
 from commplan.runtime.data.carrier import Bytes
 from commplan.runtime.data.exchange import Message, Script, Window
 
-WINDOW = 4  # messages to one host that are under way
-_SHORTEST, _LONGEST = 100e-6, 4e-3  # seconds of a sleep
+SENDS, RECEIVES = 16, 64  # messages from, and to, one host that are under way
+_SHORTEST, _LONGEST = 500e-6, 4e-3  # seconds of a sleep
+_LIVELY = 20e-3  # seconds without news after which sleeps grow
 _SHARE = 8  # a sleep is as long as this share of the wait so far: what it adds is bounded by that
 RESERVED = 8  # tags from 0 on that scripts do not use
 
-_left_alone: list[
-    Any
-] = []  # requests that could not be called back, with the memory that they may still touch
-
-
+_left_alone: list[tuple[Any, Any]] = []  # requests that nobody waits for, and memory that they may touch
 Awaited = Callable[[], list[int]]
 Look = Callable[[float, Awaited], None]
 
@@ -47,7 +45,7 @@ class Patience:
 
     def wait(self) -> None:
         waited = time.monotonic() - self._since
-        time.sleep(min(max(waited / _SHARE, _SHORTEST), _LONGEST))
+        time.sleep(_SHORTEST if waited < _LIVELY else min(waited / _SHARE, _LONGEST))
         self._look(waited, self._awaited)
 
 
@@ -101,6 +99,28 @@ class Wire:
         return post([buffer, MPI.BYTE], self.ranks[message.host], tag)
 
 
+class _Lane:
+    """Messages one way between this host and another.
+
+    waiting: of sends those that are ready, of receives all, earliest first. order: all of them, in order.
+    """
+
+    def __init__(self) -> None:
+        self.waiting: list[int] = []
+        self.order: deque[int] = deque()
+        self.under_way = 0
+
+    def next(self, most: int) -> int | None:
+        """The next to post. The earliest of all may always go: its receiver waits for it, and perhaps not
+        yet for those that were ready before."""
+        if not self.waiting or (self.under_way >= most and self.waiting[0] != self.order[0]):
+            return None
+        at = heapq.heappop(self.waiting)
+        self.order.remove(at)
+        self.under_way += 1
+        return at
+
+
 class _Run:
     """One script under way."""
 
@@ -110,17 +130,16 @@ class _Run:
         self._buffers: dict[int, Bytes] = {}  # of messages whose bytes lie in several windows
         self._waits = [len(message.waits) for message in script.messages]
         self._next: list[list[int]] = [[] for _ in script.messages]
-        self._ready: dict[int, deque[int]] = {}
-        self._under_way: dict[int, int] = {}
+        self._lanes: dict[tuple[int, bool], _Lane] = {}
         self._receiving: dict[int, Any] = {}  # requests, by message
         self._sending: dict[int, Any] = {}
         for at, message in enumerate(script.messages):
             for before in message.waits:
                 self._next[before].append(at)
-            if not message.outgoing:
-                self._keep(at)
-            elif not message.waits:
-                self._ready.setdefault(message.host, deque()).append(at)
+            lane = self._lanes.setdefault((message.host, message.outgoing), _Lane())
+            lane.order.append(at)
+            if not message.waits:
+                lane.waiting.append(at)  # in order, so it is a heap
 
     def step(self) -> bool:
         """Look once; whether anything happened."""
@@ -155,10 +174,10 @@ class _Run:
 
     def _issue(self) -> bool:
         issued = False
-        for host, ready in self._ready.items():
-            while ready and self._under_way.get(host, 0) < WINDOW:
-                self._under_way[host] = self._under_way.get(host, 0) + 1
-                self._keep(ready.popleft())
+        for (_, outgoing), lane in self._lanes.items():
+            most = SENDS if outgoing else RECEIVES
+            while (at := lane.next(most)) is not None:
+                self._keep(at)
                 issued = True
         return issued
 
@@ -170,17 +189,14 @@ class _Run:
     def _finished(self, at: int) -> None:
         message = self._messages[at]
         self.left -= 1
-        if message.outgoing:
-            self._under_way[message.host] -= 1
-            self._buffers.pop(at, None)
-            return
-        if at in self._buffers:
-            _spread(self._buffers.pop(at), message.windows, self._arrays)
+        self._lanes[message.host, message.outgoing].under_way -= 1
+        buffer = self._buffers.pop(at, None)
+        if buffer is not None and not message.outgoing:
+            _spread(buffer, message.windows, self._arrays)
         for after in self._next[at]:
             self._waits[after] -= 1
             if not self._waits[after]:
-                # Those that come early in the script go first; it is sorted by rounds, and so nearly is this.
-                self._ready.setdefault(self._messages[after].host, deque()).append(after)
+                heapq.heappush(self._lanes[self._messages[after].host, True].waiting, after)
 
     def _buffer(self, at: int) -> Bytes:
         """The memory of a message: in place where that is one window, else a copy."""

@@ -16,6 +16,7 @@ from commplan.lowering.mpi.untyped import MPI
 from commplan.runtime.data.team_mpi import Team
 
 WATCH_S = 0.1  # seconds between two looks of the thread
+PATIENCE_S = 5.0  # for it to end
 LOSSES = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED, MPI.ERR_IN_STATUS)
 
 
@@ -76,6 +77,7 @@ class Survivors:
 
 
 def _end(ending: threading.Event, thread: threading.Thread) -> None:
+    """A process that has left already takes no part in a regrouping, which may then wait for it for ever."""
     ending.set()
     if thread is not threading.current_thread():
-        thread.join()
+        thread.join(PATIENCE_S)

@@ -21,11 +21,11 @@ def run(
     folder: Path, hosts: str, *options: str, well: bool = True, **words: Any
 ) -> dict[int, dict[str, Any]]:
     """What the ranks say that come to their end."""
-    before = set(SHARED.glob("commplan-*"))
     command = mpirun.command(len(hosts.split(",")), WORKER, folder, hosts, json.dumps(words))
     done = mpirun.started([command[0], *options, *command[1:]])
     assert not well or done.returncode == 0, done.stderr
-    assert not set(SHARED.glob("commplan-*")) - before, "nothing stays in shared memory"
+    runs = {run for path in folder.glob("runs-*") for run in path.read_text().split()}
+    assert not [path for run in runs for path in SHARED.glob(f"commplan-*{run}*")], "nothing stays there"
     found = {int(path.stem): json.loads(path.read_text()) for path in folder.glob("*.json")}
     assert well or found, done.stderr
     return found

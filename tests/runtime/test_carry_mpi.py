@@ -161,4 +161,4 @@ def test_short_arrays_share_messages_and_long_ones_stay_in_place():
 def test_a_block_is_cut_into_few_pieces_however_long():
     chosen = division("all_shared", (0, 1)).moves()
     made = script(chosen, 0, [Form(1, 2, 1 << 30, (0, 1, 2))])
-    assert len(made.messages) == 128
+    assert len(made.messages) == 1024

@@ -1,0 +1,72 @@
+"""What the bench of input across hosts makes of its measurements."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+pytest.importorskip("mpi4py")
+
+from bench import input_hosts
+from bench.harness.stage import Surroundings
+from bench.input import hosts
+from bench.netlab import Shape
+
+WHERE = Surroundings(
+    "2026-11-21", Shape(), "reno", {"host": 24e6}, ["a", "b", "c", "d"], "", 2, (0.0, 0.0, 0.0), "3.11", {}
+)
+ORDERS = hosts.Orders("records", ["all_shared"], 2, 64, 1, 2, "out")
+
+
+def epoch(**changed: Any) -> hosts.Epoch:
+    usual = {"wall_s": 5.0, "batch_s": 0.32, "cpu_s": 2.0, "sent": 10_000_000, "received": 9_000_000}
+    return hosts.Epoch(**{**usual, "right": True, **changed})
+
+
+@pytest.mark.parametrize(
+    ("design", "readers", "made", "received"),
+    [
+        ("duplicate", 2, 256, 0),
+        ("all_shared", 2, 64, 48),
+        ("single_broadcast", 2, 64, 64),
+        ("multi_broadcast", 4, 64, 48),
+    ],
+)
+def test_the_least_that_a_batch_takes(design: str, readers: int, made: int, received: int):
+    assert input_hosts.least(design, 4, readers, 64) == (made, received)
+
+
+def test_the_slowest_member_of_the_usual_epoch_counts():
+    epochs = [
+        [epoch(), epoch(batch_s=0.4), epoch(), epoch()],
+        [epoch(), epoch(), epoch(batch_s=0.5, sent=20_000_000), epoch()],
+    ]
+    found = input_hosts.figure("all_shared", epochs, ORDERS, 1000, 0.0016, WHERE)
+    assert found.batch_s == pytest.approx(0.45)
+    assert found.spread == pytest.approx(0.05 / 0.45)
+    assert found.links_s == pytest.approx(48 * 224 * 224 * 3 / 24e6)
+    assert found.cores_s == pytest.approx(64 * 0.0016 / 2)
+    assert found.binds == "links"
+    assert found.cpu_s == pytest.approx(8.0 / 1000 / 4)
+    assert (found.sent, found.received) == (15_000.0, 9_000.0)
+    assert found.right
+
+
+def test_a_record_that_is_missing_shows():
+    epochs = [[epoch(), epoch(right=False)]]
+    found = input_hosts.figure("duplicate", epochs, ORDERS, 1000, 0.0016, WHERE)
+    results = input_hosts.Results(WHERE, 1000, 64, 2, 0.0016, [found], {"duplicate": epochs})
+    assert not found.right
+    assert input_hosts.rows(results)[1][-1] == "WRONG"
+    assert msgspec.json.decode(msgspec.json.encode(results), type=input_hosts.Results) == results
+
+
+@pytest.mark.parametrize(
+    "words", [["--records", "100"], ["--designs", "none"], ["--readers", "5"], ["--records", "64"]]
+)
+def test_what_cannot_be_measured_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        input_hosts.main(words)
+    assert "error:" in capsys.readouterr().err
