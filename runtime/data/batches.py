@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -72,6 +73,8 @@ class PhaseBatches(Iterator[HostBatch]):
     another design; None is the start of epoch 0. pace: instead, for batches that several take at their own
     rates. meter: what adds up the costs, if not one of its own. workers: "threads", or "processes" for
     functions that hold the interpreter lock (see `workers`).
+
+    Several threads may call `next`: each batch goes to one of them.
 
     Errors (CP09xx): what is wrong with sources, functions, state and designs is raised here; what is wrong
     with a record, or with a peer, by the `next` that would have returned its batch.
@@ -150,6 +153,7 @@ class PhaseBatches(Iterator[HostBatch]):
             pace is None and _direct(program, exchange),
         )
         self._closing = weakref.finalize(self, self._ring.end)
+        self._process, self._turn = os.getpid(), threading.RLock()
 
     @property
     def meter(self) -> Meter:
@@ -171,6 +175,12 @@ class PhaseBatches(Iterator[HostBatch]):
         return self
 
     def __next__(self) -> HostBatch:
+        if os.getpid() != self._process:
+            self._refuse_forked()
+        with self._turn:  # whichever thread asks next gets the next batch
+            return self._next()
+
+    def _next(self) -> HostBatch:
         if not self._closing.alive:
             self._refuse_closed()
         if self._epoch > self._armed:
@@ -188,7 +198,8 @@ class PhaseBatches(Iterator[HostBatch]):
         except Exception:
             self.close()  # the place stays: `.state()` names the batch that failed
             raise
-        self._meter.handed_out(ready, waited, first=self._step == 0)
+        if self._cursor.pace is None:  # else it is counted where it becomes a part of a batch
+            self._meter.handed_out(ready, waited, first=self._step == 0)
         self._handed += 1
         self._step += 1
         if self._step == self._steps:
@@ -244,6 +255,10 @@ class PhaseBatches(Iterator[HostBatch]):
 
     def _refuse_closed(self) -> NoReturn:
         fail("CP0916", f"the batches of phase `{self._program.phase.name}` were closed", "make them anew")
+
+    def _refuse_forked(self) -> NoReturn:
+        message = f"the batches of phase `{self._program.phase.name}` belong to process {self._process}"
+        fail("CP0916", message, "this one was forked from it, without its threads: make batches here, anew")
 
     def _fingerprint(self) -> int:
         facts = [

@@ -32,12 +32,16 @@ def say(**what: Any) -> None:
         print(json.dumps(what), flush=True)
 
 
+def sums(batch: HostBatch) -> list[int]:
+    return [zlib.crc32(np.ascontiguousarray(a).tobytes()) for _, a in sorted(batch.values.items())]
+
+
 def told(member: int, batch: HostBatch) -> None:
     say(
         member=member,
         epoch=batch.epoch,
         step=batch.step,
-        sums=[zlib.crc32(np.ascontiguousarray(a).tobytes()) for _, a in sorted(batch.values.items())],
+        sums=sums(batch),
         ids=[ids.ravel().tolist() for ids in batch.records.values()],
     )
 
@@ -45,10 +49,12 @@ def told(member: int, batch: HostBatch) -> None:
 def drive(feed: ClockedBatches, orders: dict[str, Any]) -> None:
     """A member's epochs, with what the orders say of its pace."""
     mine = orders.get("members", {}).get(str(feed.member), {})
+    kept: list[tuple[HostBatch, list[int]]] = []
     try:
         for _ in range(mine.get("epochs", 1)):
             for number, batch in enumerate(feed):
                 told(feed.member, batch)
+                kept += [(batch, sums(batch))] if mine.get("keep") else []
                 time.sleep(mine.get("pace", 0.0))
                 if number == mine.get("die"):
                     os.kill(os.getpid(), 9)
@@ -58,7 +64,7 @@ def drive(feed: ClockedBatches, orders: dict[str, Any]) -> None:
                 if number == mine.get("stay"):
                     say(stays=feed.member)
                     sys.stdin.readline()
-        say(done=feed.member, state=feed.state())
+        say(done=feed.member, state=feed.state(), changed=sum(sums(batch) != was for batch, was in kept))
         if mine.get("linger"):
             sys.stdin.readline()
     except CommplanError as error:

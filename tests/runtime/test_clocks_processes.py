@@ -128,6 +128,15 @@ def test_who_leaves_or_has_finished_holds_nobody(how: str) -> None:
     assert set(seen) == set(range(101)) and max(seen.values()) <= 4
 
 
+def test_batches_may_be_kept_and_never_change() -> None:
+    orders = {"members": {"0": {"keep": True, "epochs": 2}, "1": {"keep": True, "epochs": 2}}}
+    with started("kept", [[0], [1]], batches=[4, 8], records=301, **orders) as processes:
+        lines = [said(process) for process in processes]
+    for member in (0, 1):
+        assert batches_of(lines[member], member) == list(expected([4, 8], member, 301, 2))
+        assert next(line["changed"] for line in lines[member] if "done" in line) == 0
+
+
 def test_who_is_killed_is_done_without() -> None:
     orders = {"members": {"0": {"epochs": 2}, "1": {"die": 2}, "2": {"epochs": 2}}}
     with started("killed", [[0], [1], [2]], batches=[4, 4, 8], records=101, **orders) as processes:
