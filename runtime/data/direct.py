@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from commplan.input.order import Order
 from commplan.ir.plan import Ref
 from commplan.ir.schedule import Read, Share
 from commplan.runtime.data.handing import HostBatch, Visit, count, layout
@@ -56,21 +57,23 @@ class Direct:
     maker: Maker
     exchange: SharedRing
     _seeds: dict[Ref, int] = field(default_factory=dict[Ref, int])
-    _kept: dict[tuple[int, int], tuple[_Kept, ...] | None] = field(
-        default_factory=dict[tuple[int, int], "tuple[_Kept, ...] | None"]
+    _orders: list[Order] = field(default_factory=list[Order])
+    # By the rows of each load, and how many of them count.
+    _kept: dict[tuple[tuple[int, int], ...], tuple[_Kept, ...] | None] = field(
+        default_factory=dict[tuple[tuple[int, int], ...], "tuple[_Kept, ...] | None"]
     )
 
     def __post_init__(self) -> None:
-        flows = self.maker.program.flows
-        self._seeds = {read.result: read.seed for flow in flows for read in flow.reads}
+        reads = [read for flow in self.maker.program.flows for read in flow.reads]
+        self._seeds = {read.result: read.seed for read in reads}
+        self._orders = [self.maker.orders[read.result] for read in reads]
 
     def batch(self, number: int, epoch: int, step: int) -> BatchInTheMaking:
         return DirectBatch(self.maker, number, epoch, step, [], direct=self)
 
     def kept(self, step: int) -> tuple[_Kept, ...] | None:
         """For each flow; None where a value is handed over otherwise than it lies in the slot."""
-        orders = [self.maker.orders[flow.reads[0].result] for flow in self.maker.program.flows]
-        key = (sum(order.rows(step) for order in orders), sum(order.counted(step) for order in orders))
+        key = tuple((order.rows(step), order.counted(step)) for order in self._orders)
         if key not in self._kept:
             found = [self._of(place, flow, step) for place, flow in enumerate(self.maker.program.flows)]
             self._kept[key] = tuple(kept for kept in found if kept) if all(found) else None
