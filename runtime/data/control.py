@@ -35,8 +35,14 @@ def nbytes(count: int) -> int:
 
 
 def fence() -> None:
-    """What others wrote before what was read so far is read after it; and the other way round."""
+    """What was read and written so far is read and written before what follows, as other processes see it.
+
+    Taking a lock keeps what follows behind it, giving it back keeps what was before it ahead, and processors
+    that order memory loosely keep no more than that: the second taking holds back reads that follow a write.
+    """
     once = threading.Lock()
+    once.acquire()
+    once.release()
     once.acquire()
 
 
@@ -83,8 +89,9 @@ class Control:
         """Move a counter, and ring where that brings the least of `all_` on."""
         word = self.word(process, name)
         before = word.value
+        fence()  # the part is in its slot, or read, before the counter says so
         word.value = to
-        fence()
+        fence()  # of two who move the least on at once, one at least sees the other's counter
         if self.beyond(name, all_, before):
             self.ring(name)
 
