@@ -1,8 +1,10 @@
 """Between hosts over MPI: the speaker of each host exchanges rows with the others, in the memory of the
 slots.
- A carrier has a communicator of its own, made of all processes that share, so that nothing it does meets
+
+A carrier has a communicator of its own, made of all processes that share, so that nothing it does meets
 messages of the training. It is called from a thread that does nothing else, and sleeps while it waits.
- Only the speaker of a host, its first living process, sends and receives. The others are there for the day
+
+Only the speaker of a host, its first living process, sends and receives. The others are there for the day
 when it dies: with `on_failure = continue`, under an MPI that goes on without its dead (`survivors_mpi`),
 the next process of the host speaks for it, and parts whose whole host is gone are made by the readers that
 are left.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from pathlib import Path
 
 import msgspec
@@ -108,10 +107,8 @@ def test_a_team_s_cpu_is_that_of_all_its_processes(tmp_path: Path):
     ("kind", "said"), [("cannot", "not installed"), ("dies", "no luck"), ("silent", "was silent for 2 s")]
 )
 def test_systems_that_do_not_answer_are_named_and_ended(kind: str, said: str, tmp_path: Path):
-    begun = time.monotonic()
     with pytest.raises(StalledError, match=said):
         team(kind, 1, tmp_path, timeout=2.0 if kind == "silent" else 60.0)
-    assert time.monotonic() - begun < 100
 
 
 def test_a_cell_is_measured(records: Path, tmp_path: Path):
