@@ -45,11 +45,12 @@ def written(place: Place, error: BaseException | None) -> bytes:
 
 def _fitting(error: BaseException, room: int) -> bytes:
     if not isinstance(error, CommplanError):
-        return msgspec.json.encode(_Trouble(other=f"{type(error).__name__}: {error}"[: room // 8]))
-    whole = msgspec.json.encode(_Trouble(error.diagnostics))
+        return msgspec.json.encode(_Trouble(other=_text(f"{type(error).__name__}: {error}")[: room // 8]))
+    problems = tuple(map(_legible, error.diagnostics))
+    whole = msgspec.json.encode(_Trouble(problems))
     if len(whole) <= room:
         return whole
-    first = error.diagnostics[0]
+    first = problems[0]
     for most in (300, 100, 30):  # characters of each text; one may take six bytes of JSON
         notes = tuple(Note(note.text[:most], note.span) for note in first.notes[:2])
         short = Diagnostic(first.code, first.message[:most], first.span, notes, file=first.file[-most:])
@@ -57,6 +58,18 @@ def _fitting(error: BaseException, room: int) -> bytes:
         if len(cut) <= room:
             return cut
     return msgspec.json.encode(_Trouble(other=first.code))
+
+
+def _legible(problem: Diagnostic) -> Diagnostic:
+    notes = tuple(Note(_text(note.text), note.span) for note in problem.notes)
+    return msgspec.structs.replace(
+        problem, message=_text(problem.message), notes=notes, file=_text(problem.file)
+    )
+
+
+def _text(said: str) -> str:
+    """What JSON can say: names of files may hold bytes that are no text."""
+    return said.encode(errors="backslashreplace").decode()
 
 
 def read(data: bytes) -> tuple[Place, tuple[Diagnostic, ...], str]:

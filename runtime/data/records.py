@@ -309,9 +309,10 @@ def _as_tuple(out: object) -> tuple[object, ...] | None:
 
 
 def _said(error: BaseException) -> str:
-    """The message of an exception, whatever its class does on being asked."""
+    """The message of an exception, whatever its class does on being asked, and whatever is in it that no
+    terminal can show."""
     try:
-        return str(error)
+        return str(error).encode(errors="backslashreplace").decode()
     except Exception as again:  # noqa: BLE001  the user's code once more
         return f"(its message cannot be shown: {type(again).__name__})"
 
