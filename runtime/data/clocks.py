@@ -9,6 +9,7 @@ until it is inside the window again, and holds the others meanwhile.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 import weakref
@@ -81,6 +82,7 @@ class Clocks:
         # As in the ring: entered as the lock itself, and again by what a finaliser interrupts.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
+        self.process = os.getpid()
         self._hands: dict[int, Hand] = {}
         self._window: dict[int, HostBatch] = {}
         self._low = self._next = self._start = self._limit = self._asked = 0
@@ -138,6 +140,8 @@ class Clocks:
 
     def forget(self, hand: Hand) -> tuple[PhaseBatches | None, ThreadPoolExecutor | None, Attendant | None]:
         """As `leave`, without waiting for anything: what is left to be closed. May be called twice."""
+        if os.getpid() != self.process:  # forked: the stream is the other's
+            return None, None, None
         with self._lock:
             if self._hands.get(hand.member) is not hand:
                 return None, None, None

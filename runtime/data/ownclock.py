@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import threading
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -67,6 +69,7 @@ class ClockedBatches(Iterator[HostBatch]):
         self._ahead: tuple[BatchInTheMaking, list[Future[None]]] | None = None
         self._hand = clocks.open(member, self._position(), terms or Terms())
         self._closing = weakref.finalize(self, quietly, clocks, self._hand)
+        self._turn = threading.RLock()
 
     # --- what `PhaseBatches` has as well ---
 
@@ -77,6 +80,12 @@ class ClockedBatches(Iterator[HostBatch]):
         return self
 
     def __next__(self) -> HostBatch:
+        if os.getpid() != self._clocks.process:
+            self._refuse_forked()
+        with self._turn:  # whichever thread asks next gets the next batch
+            return self._next()
+
+    def _next(self) -> HostBatch:
         if not self._closing.alive:
             self._refuse_closed()
         if self._epoch > self._armed:
@@ -119,7 +128,7 @@ class ClockedBatches(Iterator[HostBatch]):
 
     def close(self) -> None:
         """Stop; the others no longer wait for this member. Closing twice is fine."""
-        if self._closing.detach() is None:
+        if os.getpid() != self._clocks.process or self._closing.detach() is None:
             return
         self._drop_ahead()
         if self._private is not None:
@@ -250,6 +259,10 @@ class ClockedBatches(Iterator[HostBatch]):
 
     def _refuse_closed(self) -> NoReturn:
         fail("CP0916", f"the batches of phase `{self._clocks.plan.phase}` were closed", "make them anew")
+
+    def _refuse_forked(self) -> NoReturn:
+        message = f"the batches of phase `{self._clocks.plan.phase}` belong to process {self._clocks.process}"
+        fail("CP0916", message, "this one was forked from it, without its threads: make batches here, anew")
 
 
 def _runs(rows: npt.NDArray[np.int64], each: int) -> list[tuple[slice, int, slice]]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import os
 import threading
 import time
 from collections import deque
@@ -135,6 +136,7 @@ class Ring(Generic[Item]):
     _admitted: int = 0
     _handed: int = 0
     _closed: bool = False
+    _process: int = field(default_factory=os.getpid)
     _interrupted: bool = False  # while a batch was waited for: its making may never end
 
     def __post_init__(self) -> None:
@@ -249,6 +251,8 @@ class Ring(Generic[Item]):
         After an interruption, threads that are still busy a second later are left to end on their own: what
         was interrupted may hang.
         """
+        if os.getpid() != self._process:
+            return
         running = self._running
         self.abandon()
         deadline = time.monotonic() + PATIENCE
@@ -260,7 +264,10 @@ class Ring(Generic[Item]):
     def abandon(self) -> None:
         """Stop without waiting for anything: threads end when their record is done, the last one leaves
         the peers. For finalisers, which may run at any point of any thread: a join there could wait for
-        what the interrupted code holds."""
+        what the interrupted code holds. In a process that was forked from this one's nothing is done: its
+        threads, peers and workers are the parent's."""
+        if os.getpid() != self._process:
+            return
         with self._lock:
             self._closed = True
             self._tasks.clear()

@@ -13,6 +13,7 @@ dead one's part and moves its counter, so that nobody else need know.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Mapping
@@ -71,6 +72,7 @@ class SharedRing:
     keep: int
     works: Works | None = None
     _left: bool = False
+    _process: int = field(default_factory=os.getpid)
     _gone: set[int] = field(default_factory=set[int])  # of this host, known to be dead or to have left
     _duties: dict[int, int] = field(default_factory=dict[int, int])  # process -> first batch made as planned
     _begun: int = 0
@@ -445,7 +447,8 @@ class SharedRing:
         return (process, least) if least <= number - self.slots.count else None
 
     def _let_go(self, upto: int) -> None:
-        if not self._left:
+        # What a forked process drops is still shown in the one that it was forked from.
+        if not self._left and os.getpid() == self._process:
             self.control.advance(self.index, "taken", upto, self._living())
 
     # --- going ---

@@ -59,6 +59,23 @@ def state_of(orders: dict[str, Any], made: Schedule, source: object) -> dict[str
         return {**feed.state(), **orders["at"]}
 
 
+def changed_by_a_fork(feed: PhaseBatches, when: str) -> bool:
+    """Fork a process that drops what it has of the batches, and look whether that changes a batch here."""
+    batch = None if when == "before" else next(feed)
+    if batch is not None:
+        say(step=batch.step)
+    time.sleep(0.3)
+    before = None if batch is None else {ref: array.tobytes() for ref, array in batch.values.items()}
+    child = os.fork()
+    if child == 0:
+        del batch
+        feed.close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    time.sleep(0.8)
+    return batch is not None and before != {ref: array.tobytes() for ref, array in batch.values.items()}
+
+
 def main(orders: dict[str, Any]) -> None:
     index, count = orders["index"], orders["count"]
     made = (
@@ -94,6 +111,8 @@ def main(orders: dict[str, Any]) -> None:
             made, "step", sources, functions, local=local, group=team, state=state_of(orders, made, source)
         ) as feed:
             say(joined=os.getpid())
+            if orders.get("forks"):
+                say(changed=changed_by_a_fork(feed, orders["forks"]))
             for _ in range(orders.get("epochs", 1)):
                 for number, batch in enumerate(feed):
                     say(
