@@ -258,6 +258,8 @@ class Stage:
         except MismatchError as found:
             which = f"result {number + 1}: " if len(self.elements) > 1 else ""
             self._mismatch(record, f"{which}{element}", str(found))
+        except Exception as error:  # what looks like an array, and will not be one: a tensor on a device
+            raise CommplanError(self._raised(record, error)) from error
 
     def _mismatch(self, record: int, expected: str, found: str, *hints: str) -> NoReturn:
         if isinstance(self.op, Read):

@@ -194,7 +194,11 @@ def _bound(schedule: Schedule, name: str, given: Mapping[str, object]) -> Source
             "index",
             *_instead(given[name]),
         )
-    if len(source) == 0:
+    try:
+        length = len(source)
+    except Exception as error:  # noqa: BLE001  the user's code, or a length that is no number of records
+        return problem("CP0902", f"source `{name}` has no length: {type(error).__name__}: {error}")
+    if length == 0:
         return problem("CP0903", f"source `{name}` is empty", "an epoch needs at least one record")
     return source
 

@@ -83,6 +83,37 @@ def test_right_results_in_other_clothes(result: object) -> None:
     assert found[0]["labels"].tolist() == [7] * 8
 
 
+class Elsewhere:
+    """Like a tensor in a device's memory: it has a shape, and cannot be had."""
+
+    shape, dtype = (SIDE, SIDE), np.dtype(np.uint8)
+
+    def __array__(self, *_: object, **__: object) -> np.ndarray[Any, Any]:
+        raise TypeError("not on this device")
+
+
+def test_results_that_cannot_be_had_belong_to_their_record() -> None:
+    diagnostic = failing(lambda record: (Elsewhere(), 1)).diagnostics[0]
+    assert diagnostic.code == "CP0906" and diagnostic.span is not None
+    assert "raised TypeError: not on this device" in diagnostic.message
+    made = ensemble("", 1, hints="{ on_error = skip }")
+    found = epoch(made, images(8), functions={"decode": lambda record: (Elsewhere(), 1)})
+    assert int(found[0]["n"]) == 0
+
+
+@pytest.mark.parametrize("length", [-3, 2.5, OSError("the disk is gone")])
+def test_sources_without_a_length(length: object) -> None:
+    class Endless(Counting):
+        def __len__(self) -> Any:
+            if isinstance(length, Exception):
+                raise length
+            return length
+
+    with pytest.raises(CommplanError) as error:
+        epoch(ensemble("", 1), Endless(images(8)))
+    assert code(error) == "CP0902" and "source `images` has no length" in str(error.value)
+
+
 def test_functions_that_raise() -> None:
     diagnostic = failing(lambda record: record.nothing).diagnostics[0]
     assert diagnostic.code == "CP0906"
