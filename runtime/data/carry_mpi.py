@@ -76,7 +76,7 @@ class MpiCarrier:
                 "start it with: mpirun --with-ft ulfm --mca async_mpi_finalize 1 ... (Open MPI 5)",
             )
         comm.Set_errhandler(MPI.ERRORS_RETURN)
-        self._team = Team(comm, range(len(division.hosts)), division.hosts)
+        self._team = self._speaking = Team(comm, range(len(division.hosts)), division.hosts)
         self._survivors = Survivors(self._team, division.hosts) if on_failure == "continue" else None
         self._due: RegroupedError | None = None
         self._busy = threading.Lock()
@@ -144,7 +144,7 @@ class MpiCarrier:
             due, self._due = self._due, None
             raise due
         while True:
-            team = survivors.team
+            team = self._speaking = survivors.team
             try:
                 if self._process not in team.speakers.values():
                     raise _SilencedError  # this process speaks for its host from the next team on
@@ -217,10 +217,11 @@ class MpiCarrier:
         if now - self._looked < LOOK_S:
             return
         self._looked = now
-        team = self._team if self._survivors is None else self._survivors.team
-        if self._survivors is not None and team.silenced():
+        team, survivors = self._speaking, self._survivors
+        # Where a call was under way, not every revocation is told: there may be another team already.
+        if survivors is not None and (survivors.team is not team or team.silenced()):
             raise _SilencedError
-        if self._survivors is None and (dead := team.dead()):
+        if survivors is None and (dead := team.dead()):
             self._died(team, dead)
         gone = team.gone()
         if gone and waited > _LAST_WORDS_S:
