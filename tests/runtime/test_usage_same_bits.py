@@ -7,51 +7,18 @@ import os
 import subprocess
 import sys
 import zlib
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support import same_bits_process
 from support.embedding import mesh_of
+from support.same_bits_process import FUNCTIONS, MEMBERS, PLANS, RECORDS, compiled, records
 
 import commplan
-from commplan import compiler, dsl
-from commplan.ir.schedule import Schedule, Share
-from commplan.runtime.data import PhaseBatches, group
-
-PLANS = Path(__file__).parents[2] / "examples" / "plans"
-MEMBERS, RECORDS = 4, 160  # two batches of 64 and one of 32, padded
-Pixels = np.ndarray[Any, np.dtype[np.uint8]]
-
-
-def records() -> list[bytes]:
-    return [
-        bytes(np.random.default_rng(number).integers(0, 256, 56 * 56 * 3, np.uint8))
-        for number in range(RECORDS)
-    ]
-
-
-def decode(record: bytes) -> Pixels:
-    small = np.frombuffer(record, np.uint8).reshape(56, 56, 3)
-    return np.ascontiguousarray(small.repeat(4, 0).repeat(4, 1))
-
-
-def augment(pixels: Pixels, rng: np.random.Generator) -> Pixels:
-    down, right = rng.integers(0, 32, 2)
-    moved = np.roll(pixels, (int(down), int(right)), (0, 1))
-    return moved[:, ::-1] if rng.random() < 0.5 else moved
-
-
-FUNCTIONS = {"decode": decode, "augment": augment}
-
-
-def compiled(name: str, pipeline: str | None) -> Schedule:
-    path = PLANS / f"{name}.plan"
-    plan, problems = dsl.load(path.read_text(), path.name)
-    assert plan is not None, problems
-    return compiler.compile_plan(plan, {}, {}, pipeline=pipeline)
+from commplan.runtime.data import PhaseBatches
 
 
 def trained(name: str, passes: str | None, epochs: int = 2) -> tuple[list[int], Any]:
@@ -92,19 +59,24 @@ def test_training_is_the_same_to_the_last_bit():
         np.testing.assert_array_equal(trained_too, weights)
 
 
-@pytest.mark.parametrize(
-    "design", ["all_shared", "single_broadcast(readers=2)", "multi_broadcast(readers=3)"]
-)
-def test_members_in_processes_of_their_own_get_the_same_bits(design: str):
+@pytest.fixture(scope="module")
+def wanted() -> list[list[int]]:
+    """Checksums of what each member gets where nothing is shared: batch after batch, member after member."""
     schedule = compiled("ensemble_duplicated", "")
     with PhaseBatches(schedule, "step", {"images": records()}, FUNCTIONS) as batches:
-        wanted = [
+        return [
             [zlib.crc32(np.ascontiguousarray(array[m])) for array in batch.values.values()]
             for batch in batches
             for m in range(MEMBERS)
         ]
+
+
+@pytest.mark.parametrize(
+    "design", ["all_shared", "single_broadcast(readers=2)", "multi_broadcast(readers=3)"]
+)
+def test_members_in_processes_of_their_own_get_the_same_bits(design: str, wanted: list[list[int]]):
     run_id = f"bits-{os.getpid()}-{zlib.crc32(design.encode())}"
-    command = [sys.executable, "-W", "error", __file__, design, run_id]
+    command = [sys.executable, "-W", "error", same_bits_process.__file__, design, run_id]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     started = [
         subprocess.Popen(
@@ -124,25 +96,3 @@ def test_members_in_processes_of_their_own_get_the_same_bits(design: str):
     assert (
         sum(count > 0 for count in decoded) == {"all": 4, "single": 2, "multi": 3}[design.partition("_")[0]]
     )
-
-
-def main(design: str, run_id: str, place: int) -> None:
-    kind, _, readers = design.partition("(readers=")
-    options = f"design={kind}" + (f",readers={readers.rstrip(')')}" if readers else "")
-    schedule = compiled("ensemble_shared", f"share{{{options}}}")
-    assert any(isinstance(op, Share) and op.design == kind for op in schedule.phase("step").ops)
-    team = group(run_id, place, MEMBERS, timeout=120.0)
-    local = {"member": (place,)}
-    with PhaseBatches(schedule, "step", {"images": records()}, FUNCTIONS, local=local, group=team) as batches:
-        sums = [
-            [zlib.crc32(np.ascontiguousarray(array[0])) for array in batch.values.values()]
-            for batch in batches
-        ]
-        summary = batches.summary()
-    lines = {line.what: line.records for line in summary.lines}
-    slots = [summary.queue.slots, summary.queue.used]
-    print(json.dumps({"sums": sums, "decoded": lines["map decode"], "slots": slots}))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
