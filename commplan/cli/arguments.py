@@ -309,7 +309,7 @@ def _run(verbs: Any) -> None:
     verb.add_argument(
         "--metrics",
         metavar="FILE",
-        help="keep what the input costs here, in the text format of Prometheus; `{rank}` is the rank's number",
+        help="keep what the input costs here, in the text format of Prometheus: `{rank}` is the rank",
     )
     _binding(verb)
 
