@@ -27,7 +27,8 @@ from bench.input.records import SHAPE, pack
 from bench.input.team import Block, Team
 from commplan import compiler, dsl
 from commplan.input.measured import ConsumerCost, FnCost, InputCosts, SourceCost
-from commplan.ir.schedule import Choice, Share
+from commplan.ir.choice import Choice
+from commplan.ir.schedule import Share
 from commplan.simulate.calibration import only_input
 
 MOST_SLOWER = 0.02

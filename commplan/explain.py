@@ -16,6 +16,7 @@ import msgspec
 
 from commplan.ir import plan as graph
 from commplan.ir import schedule as ir
+from commplan.ir.choice import Alternative, Choice, SharingCost
 from commplan.ir.types import DType, sized
 from commplan.wording import levels_text, phase_title, seconds_text, stage_text
 
@@ -60,7 +61,7 @@ class Line(msgspec.Struct, frozen=True):
     steps: tuple[Step, ...]
     buckets: tuple[Bucket, ...]
     traffic: tuple[Traffic, ...]  # summed over the steps, one entry for each group of axes
-    choices: tuple[ir.Choice, ...]
+    choices: tuple[Choice, ...]
 
 
 class PhaseLines(msgspec.Struct, frozen=True):
@@ -79,7 +80,7 @@ class Explanation(msgspec.Struct, frozen=True):
     axes: dict[str, int]
     pipeline: str
     phases: tuple[PhaseLines, ...]
-    choices: tuple[ir.Choice, ...]  # those that belong to no single line
+    choices: tuple[Choice, ...]  # those that belong to no single line
     backend: ir.Backend = "jax"
     placement: dict[str, str] = {}  # the levels of the topology that each axis lies on, where one is given
 
@@ -289,7 +290,7 @@ def _traffic(entries: Iterable[Traffic]) -> list[str]:
     ]
 
 
-def _choice(choice: ir.Choice) -> list[str]:
+def _choice(choice: Choice) -> list[str]:
     lines = [f"{choice.by} chose {choice.what}: {choice.why}"]
     if choice.seconds is not None:
         source = f"  ({choice.source})" if choice.source else ""
@@ -303,7 +304,7 @@ def _choice(choice: ir.Choice) -> list[str]:
 _HEAD = ("", "design", "members part", "CPU", "of the limit", "step", "waits for", "between hosts", "memory")
 
 
-def sharing_table(rows: Sequence[ir.SharingCost]) -> list[str]:
+def sharing_table(rows: Sequence[SharingCost]) -> list[str]:
     """What each design would cost, one line each, the one taken marked with `>`; nothing without rows.
 
     CPU: per record and member, and in how many times the physical limit. step: predicted time of one. Bytes:
@@ -318,7 +319,7 @@ def sharing_table(rows: Sequence[ir.SharingCost]) -> list[str]:
     return [limit, *(line.rstrip() for line in lines)]
 
 
-def _sharing_row(one: ir.SharingCost) -> tuple[str, ...]:
+def _sharing_row(one: SharingCost) -> tuple[str, ...]:
     readers = f"(readers = {one.readers})" if one.readers else ""
     return (
         ">" if one.taken else "",
@@ -333,7 +334,7 @@ def _sharing_row(one: ir.SharingCost) -> tuple[str, ...]:
     )
 
 
-def _alternative(other: ir.Alternative, choice: ir.Choice, width: int) -> str:
+def _alternative(other: Alternative, choice: Choice, width: int) -> str:
     """An alternative, its predicted time, and how much longer that is."""
     if other.seconds is None or not choice.seconds:
         return f"{other.what}: {other.why}"

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from commplan.input.division import Division, Move, division
-from commplan.ir.schedule import Design
+from commplan.ir.choice import Design
 
 TIE = 0.02  # of the time of a step: differences below it decide nothing
 CLOSE = 0.01  # of CPU time and bytes, alike

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from commplan.ir.schedule import Design
+from commplan.ir.choice import Design
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,12 @@ from typing import Literal
 import msgspec
 
 from commplan.diagnostics import Span
+from commplan.ir.choice import Choice, Design
 from commplan.ir.plan import Algorithm, AxisKind, Hints, Ref
 from commplan.ir.types import ArrayType, BytesType, DType, Placement, TreeType
 
 SCHEMA_VERSION = 2
 
-Design = Literal["duplicate", "all_shared", "single_broadcast", "multi_broadcast"]
 Kind = Literal["tree", "array", "records", "flat"]
 CollectiveKind = Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast"]
 ReduceOp = Literal["sum", "max", "min"]
@@ -373,55 +373,6 @@ class SourceType(msgspec.Struct, frozen=True):
 
     name: str
     type: ArrayType | BytesType | TreeType
-
-
-class Alternative(msgspec.Struct, frozen=True, gc=False):
-    """What a pass might have taken instead. `seconds` is its predicted time, None where nothing tells;
-    `why` is what else speaks against it."""
-
-    what: str
-    seconds: float | None = None
-    why: str = ""
-
-
-class SharingCost(msgspec.Struct, frozen=True, gc=False):
-    """What a design of sharing is predicted to cost, see `commplan.input.costs`.
-
-    cut: where members part, in words. cpu: CPU seconds per record and member. wall: seconds of a step, most
-    of all spent on `waits_for`. nbytes: bytes that arrive from other hosts in a step, all hosts together.
-    memory: bytes of the slots on the fullest host. limit: CPU seconds per record and member below which no
-    design gets; distance: cpu over it. taken: whether the schedule does it so.
-    """
-
-    design: Design
-    readers: int | None
-    cut: str
-    cpu: float
-    wall: float
-    waits_for: str
-    nbytes: float
-    memory: float
-    limit: float
-    distance: float
-    taken: bool = False
-
-
-class Choice(msgspec.Struct, frozen=True, gc=False):
-    """What a pass decided, for `explain`: the rejected alternatives with the reason.
-
-    seconds: the predicted time of what was chosen. source: where the times come from, the model of a
-    topology or a measurement with its date. sharing: of a choice how to share, all designs with their costs.
-    """
-
-    by: str
-    what: str
-    why: str
-    span: Span | None = None
-    rejected: tuple[str, ...] = ()
-    seconds: float | None = None
-    source: str = ""
-    alternatives: tuple[Alternative, ...] = ()
-    sharing: tuple[SharingCost, ...] = ()
 
 
 class Schedule(msgspec.Struct, frozen=True):

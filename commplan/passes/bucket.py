@@ -7,8 +7,9 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
+from commplan.ir.choice import Choice
 from commplan.ir.plan import Ref, name_of
-from commplan.ir.schedule import Choice, Collective, Op, Phase, Schedule
+from commplan.ir.schedule import Collective, Op, Phase, Schedule
 from commplan.ir.schedule import operands as operands_of
 from commplan.ir.schedule import results as results_of
 from commplan.ir.types import sized

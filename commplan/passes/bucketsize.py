@@ -20,7 +20,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from commplan.ir.schedule import Alternative, Backend, Collective
+from commplan.ir.choice import Alternative
+from commplan.ir.schedule import Backend, Collective
 from commplan.ir.types import sized
 from commplan.passes.choosing import Chooser, rounded
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from commplan.ir.choice import Alternative
 from commplan.ir.plan import Algorithm
-from commplan.ir.schedule import Alternative, Collective
+from commplan.ir.schedule import Collective
 from commplan.passes import candidates
 from commplan.passes.candidates import MOST_RANKS, NATIVE
 from commplan.passes.rules import rule

@@ -7,8 +7,9 @@ from typing import ClassVar
 
 import msgspec
 
+from commplan.ir.choice import Choice
 from commplan.ir.plan import Algorithm, Ref
-from commplan.ir.schedule import Choice, Collective, CollectiveKind, Op, Schedule
+from commplan.ir.schedule import Collective, CollectiveKind, Op, Schedule
 from commplan.ir.types import Placement
 from commplan.passes.base import Context, Pass
 from commplan.passes.candidates import as_one, travels_narrow

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from commplan.ir.schedule import Choice, Collective, Op, Phase, Schedule
+from commplan.ir.choice import Choice
+from commplan.ir.schedule import Collective, Op, Phase, Schedule
 from commplan.passes.packing import Order, pack_collectives
 from commplan.passes.rewrite import Editor, read_by_parts
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from commplan.ir.choice import Alternative, Choice
 from commplan.ir.plan import Algorithm, Arg
-from commplan.ir.schedule import Alternative, Choice, Collective, Phase
+from commplan.ir.schedule import Collective, Phase
 from commplan.passes import candidates
 from commplan.passes.choosing import Chooser, rounded
 from commplan.passes.ways import EVENLY, Way, saves

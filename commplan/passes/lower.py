@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from commplan.ir import plan as graph
 from commplan.ir import schedule as sched
+from commplan.ir.choice import Design
 from commplan.ir.serial import plan_digest
 from commplan.ir.sources import bind_sources
 from commplan.passes.building import Building
@@ -100,7 +101,7 @@ class Lowering(Building):
         )  # fmt: skip
 
     def share(self, stage: graph.Share) -> None:
-        design = cast("sched.Design", stage.via.name)
+        design = cast("Design", stage.via.name)
         asked = stage.via.get("readers")
         readers = int(asked) if asked is not None else None
         self.ops.append(

@@ -7,8 +7,9 @@ from typing import ClassVar
 
 import msgspec
 
+from commplan.ir.choice import Choice
 from commplan.ir.plan import Ref
-from commplan.ir.schedule import Cast, Choice, Collective, LocalSum, Op, Pack, Phase, Schedule, Unpack
+from commplan.ir.schedule import Cast, Collective, LocalSum, Op, Pack, Phase, Schedule, Unpack
 from commplan.ir.schedule import operands as operands_of
 from commplan.ir.schedule import results as results_of
 from commplan.passes.base import Context, Pass

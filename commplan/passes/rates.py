@@ -8,8 +8,9 @@ import msgspec
 
 from commplan.input.ahead import prefetch
 from commplan.input.rates import kept_text, rates, round_text
+from commplan.ir.choice import Choice
 from commplan.ir.plan import Ref, name_of
-from commplan.ir.schedule import Choice, Map, Phase, Read, Schedule, operands, results
+from commplan.ir.schedule import Map, Phase, Read, Schedule, operands, results
 from commplan.passes.base import Context, Pass
 
 

@@ -6,7 +6,8 @@ from typing import ClassVar
 
 import msgspec
 
-from commplan.ir.schedule import Choice, Collective, Form, Op, Phase, Schedule
+from commplan.ir.choice import Choice
+from commplan.ir.schedule import Collective, Form, Op, Phase, Schedule
 from commplan.ir.types import sized
 from commplan.passes.base import Context, Pass
 from commplan.passes.candidates import NATIVE

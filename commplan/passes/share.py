@@ -7,8 +7,9 @@ from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
+from commplan.ir.choice import Choice, Design
 from commplan.ir.plan import AxisKind, Ref, name_of
-from commplan.ir.schedule import Choice, Design, Map, Op, Phase, Read, Schedule, Share
+from commplan.ir.schedule import Map, Op, Phase, Read, Schedule, Share
 from commplan.ir.schedule import results as results_of
 from commplan.ir.types import sized
 from commplan.passes.base import Context, Pass

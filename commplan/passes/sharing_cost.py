@@ -22,8 +22,9 @@ from commplan.input.costs import (
     predict,
 )
 from commplan.input.measured import InputCosts
+from commplan.ir.choice import Choice, Design, SharingCost
 from commplan.ir.plan import Ref
-from commplan.ir.schedule import Choice, Design, Map, Op, Phase, Read, SharingCost
+from commplan.ir.schedule import Map, Op, Phase, Read
 from commplan.ir.schedule import operands as operands_of
 from commplan.ir.schedule import results as results_of
 from commplan.passes.base import Context

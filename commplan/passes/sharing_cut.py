@@ -6,8 +6,9 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
+from commplan.ir.choice import Choice
 from commplan.ir.plan import Ref, name_of
-from commplan.ir.schedule import Choice, FnType, Map, Op, Phase, Read, Share, Value
+from commplan.ir.schedule import FnType, Map, Op, Phase, Read, Share, Value
 from commplan.ir.schedule import operands as operands_of
 from commplan.ir.schedule import results as results_of
 from commplan.ir.types import ArrayType, sized

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from commplan.input.costs import TIE, Links, Predicted, Setting, predict
-from commplan.ir.schedule import SharingCost
+from commplan.ir.choice import SharingCost
 from commplan.ir.types import timed
 from commplan.passes.choosing import rounded
 

@@ -6,8 +6,9 @@ from typing import ClassVar
 
 import msgspec
 
+from commplan.ir.choice import Choice
 from commplan.ir.plan import Algorithm, Hints, Ref
-from commplan.ir.schedule import Cast, Choice, Collective, CollectiveKind, LocalSum, Op, Schedule
+from commplan.ir.schedule import Cast, Collective, CollectiveKind, LocalSum, Op, Schedule
 from commplan.ir.types import DType, Placement
 from commplan.passes.base import Context, Pass
 from commplan.passes.candidates import travels_narrow

@@ -10,8 +10,9 @@ from commplan.diagnostics import Span
 from commplan.input.ahead import KEEP, prefetch, slots
 from commplan.input.division import Division, division
 from commplan.input.rates import Rates, rates
+from commplan.ir.choice import Design
 from commplan.ir.plan import Ref, name_of
-from commplan.ir.schedule import Design, Phase, Read, Schedule, Share, operands, results
+from commplan.ir.schedule import Phase, Read, Schedule, Share, operands, results
 from commplan.ir.sources import runs_ahead
 from commplan.verify.scope import Scope
 from commplan.verify.visits import Broken, prove_division, prove_order, prove_parts, prove_rates, survivors

@@ -14,6 +14,7 @@ from commplan import explain
 from commplan.diagnostics import Span
 from commplan.explain import Explanation, Traffic, explain_plan
 from commplan.ir import schedule as ir
+from commplan.ir.choice import Choice
 from commplan.ir.plan import Algorithm, Arg, AxisKind
 from commplan.ir.types import DType
 from commplan.topology import Level, Topology
@@ -118,7 +119,7 @@ def test_text_names_lines_bytes_and_choices():
         in text
     )
     assert "each rank moves at least" in text
-    choice = ir.Choice("bucket", "64 KiB", "it is fast", None, ("1 KiB: slow",))
+    choice = Choice("bucket", "64 KiB", "it is fast", None, ("1 KiB: slow",))
     shown = msgspec.structs.replace(explanation, choices=(choice,)).text()
     assert "  bucket chose 64 KiB: it is fast\n    rejected: 1 KiB: slow\n" in shown
 

@@ -26,7 +26,7 @@ from commplan.input.costs import (
 )
 from commplan.input.division import Move, division
 from commplan.input.measured import ConsumerCost, FnCost, InputCosts, SourceCost, merged
-from commplan.ir.schedule import Design
+from commplan.ir.choice import Design
 
 DECODE = Work(1.75e-3, 0.1e-3, 0.0, 2)
 AUGMENT = Work(2e-4, 2e-4, 0.0, 1)

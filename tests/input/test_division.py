@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 import pytest
 
 from commplan.input.division import Division, adopted, division
-from commplan.ir.schedule import Design
+from commplan.ir.choice import Design
 
 DESIGNS: tuple[Design, ...] = ("duplicate", "all_shared", "single_broadcast", "multi_broadcast")
 

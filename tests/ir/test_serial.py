@@ -18,7 +18,8 @@ from support.random_case import make_case
 
 import commplan
 from commplan.diagnostics import CommplanError, Span
-from commplan.ir.schedule import SCHEMA_VERSION, Choice
+from commplan.ir.choice import Choice
+from commplan.ir.schedule import SCHEMA_VERSION
 from commplan.ir.serial import decode, encode, plan_digest, schedule_digest
 from commplan.verify import load_schedule
 

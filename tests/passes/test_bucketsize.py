@@ -10,7 +10,8 @@ from support.byhand import reduce_plan, tree
 
 from commplan.compiler import compile_plan
 from commplan.ir import plan as graph
-from commplan.ir.schedule import Choice, Collective, Schedule
+from commplan.ir.choice import Choice
+from commplan.ir.schedule import Collective, Schedule
 from commplan.passes.base import Context
 from commplan.passes.bucketsize import DEFAULT, tried
 from commplan.passes.costs import Ask, Prediction

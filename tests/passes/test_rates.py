@@ -8,7 +8,8 @@ import pytest
 
 import commplan
 from commplan.cli import main
-from commplan.ir.schedule import Choice, Schedule
+from commplan.ir.choice import Choice
+from commplan.ir.schedule import Schedule
 from commplan.ir.text import parse_schedule, print_schedule
 
 PLANS = Path(__file__).parents[2] / "examples" / "plans"

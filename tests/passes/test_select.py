@@ -12,7 +12,8 @@ from support.byhand import HERE, Maker, reduce_plan, tree
 from commplan.compiler import compile_plan
 from commplan.diagnostics import CommplanError
 from commplan.ir import plan as graph
-from commplan.ir.schedule import Choice, Collective, Schedule
+from commplan.ir.choice import Choice
+from commplan.ir.schedule import Collective, Schedule
 from commplan.ir.types import DType
 from commplan.passes.base import Context
 from commplan.passes.costs import Ask, Prediction

@@ -13,7 +13,8 @@ from commplan.diagnostics import CommplanError
 from commplan.explain import explain_plan
 from commplan.input.measured import ConsumerCost, FnCost, InputCosts, SourceCost
 from commplan.ir import plan as graph
-from commplan.ir.schedule import Choice, Map, Schedule, Share
+from commplan.ir.choice import Choice
+from commplan.ir.schedule import Map, Schedule, Share
 from commplan.ir.serial import decode, encode
 from commplan.ir.types import ArrayType, BytesType, DType, RecordsType
 from commplan.simulate.calibration import Calibration, MeasuredLevel, only_input

@@ -21,6 +21,7 @@ from commplan.input.division import Division, Move, adopted, division
 from commplan.input.order import Order
 from commplan.input.rates import Rates, rates
 from commplan.ir import schedule as ir
+from commplan.ir.choice import Design
 from commplan.verify import inputs, verify
 from commplan.verify.inputs import input_memory, prove_share, shares, visits
 from commplan.verify.symbols import UndecidedError, symbol
@@ -362,7 +363,7 @@ def test_schedules_are_refused_with_the_line_of_the_plan() -> None:
 
 
 def test_a_division_that_is_wrong_stops_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forgetful(design: ir.Design, hosts: Any, readers: int | None = None) -> Division:
+    def forgetful(design: Design, hosts: Any, readers: int | None = None) -> Division:
         return as_kind(PartDropped, division(design, hosts, readers))
 
     prove_share.cache_clear()
