@@ -14,6 +14,8 @@ from commplan.render import Style
 
 Color = Literal["auto", "always", "never"]
 STDIN = "-"
+# What a launcher of MPI leaves in the environment: Open MPI, MPICH and others, SLURM with PMIx.
+LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")
 
 
 class Console:
@@ -34,7 +36,8 @@ class Console:
             return self.color_choice == "always"
         if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
             return False
-        return stream.isatty()
+        # mpirun gives its ranks terminals of its own, wherever their output goes in the end.
+        return stream.isatty() and not any(name in os.environ for name in LAUNCHED)
 
     def put(self, text: str) -> None:
         """Write an artefact to stdout. Raises CP1101 where it takes no more (a full disk)."""

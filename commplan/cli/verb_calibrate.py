@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from commplan.cli.console import STDIN, Console
+from commplan.cli.console import LAUNCHED, STDIN, Console
 from commplan.diagnostics import CommplanError, fail
 from commplan.input.measured import InputCosts
 from commplan.simulate.calibration import Calibration, load_calibration, write_calibration
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from commplan.runtime.calibrate import Fabric
 
 SECONDS = 120  # about how long links and collectives are measured
-# What a launcher of MPI leaves in the environment: Open MPI, MPICH and others, SLURM with PMIx.
-LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")
 
 
 def run(arguments: Namespace, console: Console) -> int:

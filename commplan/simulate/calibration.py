@@ -135,7 +135,8 @@ def load_calibration(path: str | Path) -> Calibration:
     try:
         text = files.read(path).decode("utf-8")
     except (OSError, ValueError) as error:
-        fail("CP0751", f"calibration {place} cannot be read: {error}", file=place)
+        why = getattr(error, "strerror", None) or error
+        fail("CP0751", f"calibration {place} cannot be read: {why}", file=place)
     return parse_calibration(text, place)
 
 

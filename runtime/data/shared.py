@@ -210,7 +210,8 @@ class SharedRing:
                 if not self.goes_on:
                     self.told.lost(self._leader, "died or left")
                 self._gone.add(self._leader)
-                self._leader = min(process for process in self._local if self.control.alive(process))
+                alive = (process for process in self._local if self.control.alive(process))
+                self._leader = min(alive, default=self.index)  # nobody's once this process is stopped
 
         def carried() -> bool:
             self._make_up(number)
@@ -265,6 +266,8 @@ class SharedRing:
         heir = base if base in alive else next(iter(self.divisions.values())).heir(base, alive)
         if heir == self.index and self.control.take_duty(process):
             with self._lock:
+                if process in self._duties:  # another thread of this process was first: one lock is for all
+                    return
                 if not self._duties:  # nothing was begun ahead here so far
                     self._begun = max(self._begun, number + 1)
                 self._take_over(process, self.control.word(process, "filled").value, self._begun)
