@@ -36,7 +36,7 @@ from bench.input.team import MALLOC, ROOT
 from bench.netlab import Lab, Shape
 from commplan.diagnostics import CommplanError, fail
 from commplan.input.division import division
-from commplan.ir.schedule import Design
+from commplan.ir.choice import Design
 
 ROW = SHAPE[0] * SHAPE[1] * SHAPE[2]  # bytes of a decoded record
 
