@@ -75,10 +75,10 @@ def test_each_process_of_the_ensemble_decodes_its_part(tmp_path: Path):
 def test_a_member_that_fails_ends_the_launch_with_a_message():
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]); import ensemble_processes as e\n"
-        "import subprocess\n"
+        "import subprocess, threading\n"
         "good = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
         "bad = subprocess.Popen([sys.executable, '-c', 'raise SystemExit(3)'])\n"
-        "try: e._until_all_end([good, bad])\n"
+        "try: e._until_all_end([good, bad], threading.Event())\n"
         "finally: good.kill(); good.wait()\n"
     )
     command = [sys.executable, "-c", code, str(EXAMPLES)]

@@ -28,7 +28,9 @@ forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork her
 def forked(does: Callable[[], bool]) -> bool:
     """Whether `does` says yes in a process that is forked from this one; no where it does not end."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # that there are threads is the point
+        # That there are threads is the point; JAX warns of it where another test has imported it.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore", RuntimeWarning)
         child = os.fork()
     if child == 0:
         answer = 1
