@@ -52,7 +52,7 @@ audit:  ## compile the plans ahead of time for 4 x 8 H100 and read the result (n
 oldest:  ## the tests that JAX has a part in, on the oldest supported one
 	@$(SET) .venv-oldest oldest constraints-oldest.txt
 	.venv-oldest/bin/python -m pytest tests/lowering tests/runtime/test_run_*.py tests/runtime/test_carry_jax.py \
-		tests/runtime/test_clocks_run.py tests/runtime/test_data_slots.py tests/runtime/test_usage_same_bits.py -n $(WORKERS) -q
+		tests/runtime/test_data_slots.py tests/runtime/test_usage_same_bits.py -n $(WORKERS) -q
 
 build:  ## wheel and sdist into dist/
 	@$(SET) $(VENV) test constraints.txt
