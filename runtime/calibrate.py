@@ -27,7 +27,7 @@ from commplan.topology import Level, Topology, places_of_hosts
 
 AXIS = "ranks"
 KINDS: tuple[CollectiveKind, ...] = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
-SIZES = (4, 64, 1024, 8192, 32 * 1024, 128 * 1024, 512 * 1024, 2**21, 2**23, 2**26)
+SIZES = (4, 64, 1024, 4096, 8192, 16 * 1024, 32 * 1024, 128 * 1024, 512 * 1024, 2**21, 2**23, 2**26)
 HOPELESS = 3.0  # times the best at one size, from LARGE on: not measured at the next
 LARGE = 128 * 1024  # bytes: what is slow on fewer may be the best on more
 MOST_RUNS = 25
