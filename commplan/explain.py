@@ -182,12 +182,12 @@ def _detail(op: ir.Op, values: Mapping[str, ir.Value]) -> str:
             by = graph.name_of(op.by) if isinstance(op.by, str) else f"{op.by:g}"
             return f"{'times' if op.how == 'mul' else 'divided by'} {by}"
         case ir.Slice():
-            return f"along {op.axis}"
+            return f"along {', '.join(op.axes)}"
         case ir.Elastic():
             return op.mode
         case ir.Exchange():
             return f"with {op.fn} by {op.op}"
-        case ir.Unpack() | ir.Update():
+        case ir.Unpack() | ir.Update() | ir.Put() | ir.Get():
             return ""
 
 
@@ -202,11 +202,14 @@ def traffic(op: ir.Collective, schedule: ir.Schedule) -> tuple[Traffic, ...]:
 
 
 def _levels(op: ir.Collective, schedule: ir.Schedule) -> tuple[Traffic, ...]:
-    """An all-reduce: reduce-scatter inwards, all-reduce outermost, all-gather outwards.
+    """An all-reduce: reduce-scatter inwards, all-reduce outermost, all-gather outwards. A reduce-scatter leaves
+    less to move for each level outside, an all-gather begins outermost.
 
     Any other collective moves all its bytes on every level.
     """
     sizes = level_sizes(op, schedule)
+    if op.kind == "reduce_scatter" or op.kind == "all_gather":
+        return _shards(op.kind, op.nbytes, sizes)
     if op.kind != "all_reduce":
         return tuple(_charge(op.kind, (key,), op.nbytes, ranks) for key, ranks in sizes.items())
     entries: list[Traffic] = []
@@ -219,6 +222,15 @@ def _levels(op: ir.Collective, schedule: ir.Schedule) -> tuple[Traffic, ...]:
         nbytes = shard
     entries.append(_charge("all_reduce", (outermost,), nbytes, across))
     return _sum(entries)
+
+
+def _shards(kind: ir.CollectiveKind, nbytes: int, sizes: Mapping[str, int]) -> tuple[Traffic, ...]:
+    """What each level moves, innermost first."""
+    entries: list[Traffic] = []
+    for key, ranks in sizes.items() if kind == "reduce_scatter" else reversed(sizes.items()):
+        entries.append(_charge(kind, (key,), nbytes, ranks))
+        nbytes = -(-nbytes // ranks) if kind == "reduce_scatter" else nbytes * ranks
+    return tuple(entries if kind == "reduce_scatter" else entries[::-1])
 
 
 def level_sizes(op: ir.Collective, schedule: ir.Schedule) -> dict[str, int]:

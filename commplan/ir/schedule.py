@@ -238,7 +238,11 @@ class Scale(msgspec.Struct, frozen=True, tag="scale", gc=False):
 
 class Slice(msgspec.Struct, frozen=True, tag="slice", gc=False):
     """Keep this rank's cut along `axis`. Each tree leaf is flattened, zero-padded and cut; scalars
-    stay. An array is cut along its leading dimension."""
+    stay. An array is cut along its leading dimension.
+
+    minor: further axes, whose ranks count faster than those of `axis`: one cut among the ranks of all of
+    them, as a reduce-scatter over them makes it, and not one cut after another, each with its own padding.
+    """
 
     result: Ref
     operand: Ref
@@ -246,6 +250,12 @@ class Slice(msgspec.Struct, frozen=True, tag="slice", gc=False):
     span: Span
     after: tuple[Ref, ...] = ()
     lane: str = "device"
+    minor: tuple[str, ...] = ()
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """All axes along which it cuts, major first."""
+        return (self.axis, *self.minor)
 
 
 class Elastic(msgspec.Struct, frozen=True, tag="elastic", gc=False):
@@ -297,9 +307,32 @@ class Exchange(msgspec.Struct, frozen=True, tag="exchange", gc=False):
     lane: str = "network"
 
 
+class Put(msgspec.Struct, frozen=True, tag="put", gc=False):
+    """`result`, a state on a server, becomes `operand`, which all workers of a group hold alike.
+
+    One of them sends it to the owners; nobody waits. What is asked of the state later waits for it there.
+    """
+
+    result: Ref
+    operand: Ref
+    span: Span
+    after: tuple[Ref, ...] = ()
+    lane: str = "network"
+
+
+class Get(msgspec.Struct, frozen=True, tag="get", gc=False):
+    """`result` is the state `operand` on a server, as it is when its owners are asked."""
+
+    result: Ref
+    operand: Ref
+    span: Span
+    after: tuple[Ref, ...] = ()
+    lane: str = "network"
+
+
 Op = (
     Read | Map | Share | Pack | Unpack | Cast | Collective | LocalSum | Scale | Slice | Elastic
-    | Update | Exchange
+    | Update | Exchange | Put | Get
 )  # fmt: skip
 
 
@@ -430,7 +463,7 @@ def widest(leaves: tuple[Leaf, ...]) -> DType:
 def operands(op: Op) -> tuple[Ref, ...]:
     """Every value that `op` reads, in a fixed order, `after` not included."""
     match op:
-        case Collective() | Cast() | LocalSum() | Slice() | Share():
+        case Collective() | Cast() | LocalSum() | Slice() | Share() | Put() | Get():
             return (op.operand,)
         case Pack() | Unpack():
             return tuple(dict.fromkeys([part.value for part in op.parts]))
@@ -453,6 +486,8 @@ def results(op: Op) -> tuple[Ref, ...]:
     """Every value that `op` makes."""
     match op:
         case Collective() | Cast() | Pack() | Unpack() | LocalSum() | Scale() | Slice() | Share() | Update():
+            return (op.result,)
+        case Put() | Get():
             return (op.result,)
         case Map() | Exchange():
             return op.results

@@ -14,6 +14,7 @@ from commplan.ir import schedule as sched
 from commplan.ir.choice import Design
 from commplan.ir.serial import plan_digest
 from commplan.ir.sources import bind_sources
+from commplan.passes.atservers import at_servers
 from commplan.passes.building import Building
 from commplan.passes.means import reduction
 
@@ -64,10 +65,12 @@ class Lowering(Building):
         self.ops, self.made, self.weights = [], [], {}
         for stage in phase.stages:
             _STAGES[type(stage)](self, stage)
+        states = [value for value in self.plan.values if value.id in self.plan.states]
+        outputs, updates = at_servers(self, states, phase.outputs, phase.updates)
         for op in self.ops:
             self.made += [self.of[ref] for ref in sched.results(op) if ref in self.of]
         read = {ref for op in self.ops for ref in sched.operands(op)}
-        read |= {binding.value for binding in (*phase.outputs, *phase.updates)}
+        read |= {binding.value for binding in (*outputs, *updates)}
         lowered = sched.Phase(
             name=phase.name,
             kind=phase.kind,
@@ -76,8 +79,8 @@ class Lowering(Building):
             ops=tuple(self.ops),
             inputs=tuple(ref for ref in self.plan.inputs if ref in read),
             states=tuple(ref for ref in self.plan.states if ref in read),
-            outputs=tuple(sched.Binding(b.name, b.value) for b in phase.outputs),
-            updates=tuple(sched.Binding(b.name, b.value) for b in phase.updates),
+            outputs=outputs,
+            updates=updates,
             values=tuple(self.made),
         )
         return bind_sources(lowered)

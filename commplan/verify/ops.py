@@ -13,12 +13,14 @@ from commplan.ir.schedule import (
     Collective,
     Elastic,
     Exchange,
+    Get,
     Leaf,
     LocalSum,
     Map,
     Op,
     Pack,
     Part,
+    Put,
     Read,
     Scale,
     Share,
@@ -67,6 +69,11 @@ def check_op(scope: Scope, op: Op) -> None:
             _leaves(scope, op, scope.values[op.result], scope.values[op.operand].leaves)
         case Exchange():
             _exchange(scope, op)
+        case Put() | Get():
+            _leaves(scope, op, scope.values[op.result], scope.values[op.operand].leaves)
+            on = scope.values[op.result if isinstance(op, Put) else op.operand]
+            if on.placement.server is None:
+                scope.report.add("CP0735", f"`{on.id}` lies on no server", op.span)
 
 
 def _leaves(scope: Scope, op: Op, value: Value, wanted: tuple[Leaf, ...]) -> None:
@@ -330,14 +337,14 @@ def _scale(scope: Scope, op: Scale) -> None:
 
 
 def _slice(scope: Scope, op: Slice) -> None:
-    if not _axes(scope, op, (op.axis,)):
+    if not _axes(scope, op, op.axes):
         return
     operand, result = scope.values[op.operand], scope.values[op.result]
-    ways = scope.ranks((op.axis,))
+    ways = scope.ranks(op.axes)
     _leaves(scope, op, result, tuple(cut(operand.kind, leaf, ways) for leaf in operand.leaves))
-    if result.placement.split != (*operand.placement.split, op.axis):
+    if result.placement.split != (*operand.placement.split, *op.axes):
         scope.report.add(
-            "CP0734", f"`{op.result}` is {result.placement} after a slice over `{op.axis}`", op.span
+            "CP0734", f"`{op.result}` is {result.placement} after a slice over `{', '.join(op.axes)}`", op.span
         )
 
 

@@ -1,0 +1,90 @@
+"""What workers put on servers and get from them, as ops of their own.
+
+A state on a server that a phase sets otherwise than by `exchange` and `elastic` is put there; one that it reads
+otherwise is got before it is needed. The weights that an exchange gives come with its answer; anything else
+that a worker reads of a server after it is got.
+
+    half = map fn(weights)          -->  weights.0/got = get(weights.0); half = map fn(weights.0/got)
+    weights = broadcast params      -->  weights.1 = broadcast params; weights.1/there = put(weights.1)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from commplan.diagnostics import Span
+from commplan.ir import schedule as sched
+from commplan.ir.plan import Binding, Ref, Value
+from commplan.passes.building import Building
+
+Bindings = tuple[sched.Binding, ...]
+
+
+def at_servers(
+    building: Building,
+    states: Sequence[Value],
+    outputs: Sequence[Binding],
+    updates: Sequence[Binding],
+) -> tuple[Bindings, Bindings]:
+    """Add `Get` and `Put` to the ops of a phase; its outputs and updates, bound to what they make.
+
+    states: all states of the plan.
+    """
+    there = {state.name: state for state in states if state.placement.server is not None}
+    if not there:
+        return _bound(outputs), _bound(updates)
+    getting = _Getting(building, {state.id: state.span for state in there.values()})
+    for op in building.ops:
+        getting.add(op)
+    made = tuple(sched.Binding(b.name, getting.get(b.value)) for b in outputs)
+    building.ops = getting.ops
+    return made, tuple(_put(building, b, there) for b in updates)
+
+
+def _bound(bindings: Sequence[Binding]) -> Bindings:
+    return tuple(sched.Binding(b.name, b.value) for b in bindings)
+
+
+class _Getting:
+    """The ops so far, and what lies on servers: each value with the place in the plan that it comes from."""
+
+    def __init__(self, building: Building, held: dict[Ref, Span]) -> None:
+        self.building, self.held = building, held
+        self.ops: list[sched.Op] = []
+        self.got: dict[Ref, Ref] = {}
+
+    def add(self, op: sched.Op) -> None:
+        match op:
+            case sched.Exchange() if op.states[0] in self.held:
+                self.ops.append(op)
+                self.held |= dict.fromkeys(op.results[1:], op.span)
+            case sched.Elastic() if op.result is not None:
+                self.ops.append(op)
+                self.held[op.result] = op.span
+            case sched.Map():
+                operands = tuple(self.get(ref, op.span) for ref in op.operands)
+                self.ops.append(msgspec.structs.replace(op, operands=operands))
+            case _:
+                self.ops.append(op)
+
+    def get(self, ref: Ref, span: Span | None = None) -> Ref:
+        """`ref`, or what a worker gets of it where it lies on a server."""
+        if ref not in self.held:
+            return ref
+        if ref not in self.got:
+            self.got[ref] = self.building.temporary(ref, f"{ref}/got")
+            self.ops.append(sched.Get(self.got[ref], ref, span or self.held[ref]))
+        return self.got[ref]
+
+
+def _put(building: Building, binding: Binding, there: dict[str, Value]) -> sched.Binding:
+    """A new value of a state that lies on a server, and was not made there."""
+    ref, state = binding.value, there.get(binding.name)
+    maker = next((op for op in reversed(building.ops) if ref in sched.results(op)), None)
+    if state is None or maker is None or isinstance(maker, sched.Exchange | sched.Elastic):
+        return sched.Binding(binding.name, ref)
+    put = building.temporary(ref, f"{ref}/there", state.placement)
+    building.ops.append(sched.Put(put, ref, maker.span))
+    return sched.Binding(binding.name, put)

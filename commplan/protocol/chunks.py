@@ -1,0 +1,43 @@
+"""Flat buffers in chunks, and chunks dealt out to owners by bytes, as in PHub (arXiv 1805.07891)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+LEAST = 4 * 1024  # bytes of a chunk that nobody asked for
+MOST = 256 * 1024
+FOR_EACH = 8  # chunks for every owner, so that they stream and balance
+
+
+def usual(nbytes: int, owners: int) -> int:
+    """Bytes of a chunk where the plan does not say: some chunks for each owner, none tiny or huge."""
+    return min(MOST, max(LEAST, -(-nbytes // (owners * FOR_EACH))))
+
+
+def cut(size: int, most: int) -> tuple[tuple[int, int], ...]:
+    """`size` elements in as few runs (start, length) of at most `most` as there can be, all nearly alike."""
+    count = -(-size // max(1, most))
+    edges = [size * i // count for i in range(count)] + [size]
+    return tuple((edges[i], edges[i + 1] - edges[i]) for i in range(count))
+
+
+def assign(nbytes: Sequence[int], owners: int) -> tuple[int, ...]:
+    """The owner of each chunk: always the one with the fewest bytes so far, the first of several.
+
+    No owner gets more than the mean and one chunk. The same numbers give the same answer everywhere.
+    """
+    load = [0] * owners
+    found: list[int] = []
+    for size in nbytes:
+        owner = min(range(owners), key=load.__getitem__)
+        load[owner] += size
+        found.append(owner)
+    return tuple(found)
+
+
+def loads(nbytes: Sequence[int], owner: Sequence[int], owners: int) -> tuple[int, ...]:
+    """Bytes of each owner."""
+    total = [0] * owners
+    for size, who in zip(nbytes, owner, strict=True):
+        total[who] += size
+    return tuple(total)

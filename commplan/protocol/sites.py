@@ -1,0 +1,134 @@
+"""Sites: the ops of a schedule that talk with servers, and the messages of each.
+
+A *request* is one worker at one site: its messages to the servers go out in the order of their tags, then
+what the servers answer comes in. Each message has a tag of its own, the same for every worker and every time,
+so both sides know from the schedule alone what arrives. Tags below `FIRST_TAG` are for control.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from commplan.diagnostics import Span
+from commplan.ir.plan import Ref
+from commplan.ir.types import DType
+from commplan.protocol.units import Layout
+
+LEAVE = 1  # a worker says that it sends nothing more
+FIRST_TAG = 16
+
+Kind = Literal["put", "get", "exchange", "elastic"]
+Mode = Literal["round_robin", "async", "hogwild"]
+
+
+class Chunk(msgspec.Struct, frozen=True):
+    """One message: elements `start` to `start + size` - 1 of a buffer, to or from `server`.
+
+    unit: what of the state it belongs to; -1 for what belongs to the whole request.
+    """
+
+    server: int
+    start: int
+    size: int
+    tag: int
+    unit: int = -1
+
+
+class Buffer(msgspec.Struct, frozen=True):
+    """A flat buffer that a worker sends or gets, and its chunks in the order of their tags.
+
+    what: `data`, the leaves `leaves` of `value` one after another, which are part `part` of slot `slot` of
+    state `state` of the site; `scalar`, `value` or leaf `leaves[0]` of it, in one message for each server
+    (one element going up, one for each server coming down, all alike); `token`, i32 that only have to come.
+    """
+
+    what: Literal["data", "scalar", "token"]
+    dtype: DType
+    size: int
+    chunks: tuple[Chunk, ...]
+    value: Ref = ""
+    leaves: tuple[int, ...] = ()
+    state: int = 0
+    slot: int = 0
+    part: int = 0
+
+
+class Site(msgspec.Struct, frozen=True):
+    """One op of a phase that talks with servers.
+
+    result: the first result of the op. server: the declaration's name; `servers` of it, of which the first is
+    server `first` of the plan. per: the axes along which workers have states of their own there (their
+    group). states: the names of what it is about; the first one's units are what is dealt out; `layouts` of
+    each. up, down: the buffers of every worker's request. Of a `put` only the first worker of a group sends
+    `up`, the others `token`.
+    """
+
+    number: int
+    kind: Kind
+    phase: str
+    result: Ref
+    span: Span
+    server: str
+    first: int
+    servers: int
+    per: tuple[str, ...]
+    states: tuple[str, ...]
+    layouts: tuple[Layout, ...]
+    up: tuple[Buffer, ...]
+    down: tuple[Buffer, ...]
+    token: tuple[Buffer, ...] = ()
+    mode: Mode | None = None
+    staleness: int | None = None
+    fn: str = ""
+    mean: bool = False
+    weight: Ref | None = None
+    eta: float | Ref = 0.0
+    rho: float | Ref = 0.0
+
+    @property
+    def layout(self) -> Layout:
+        """Where the units of its first state lie."""
+        return self.layouts[0]
+
+
+class Sites(msgspec.Struct, frozen=True):
+    """All sites of a schedule, in its order, the same on all ranks. axes: the mesh's, in the plan's order."""
+
+    all: tuple[Site, ...]
+    axes: tuple[tuple[str, int], ...]
+    servers: int
+
+    @property
+    def workers(self) -> int:
+        count = 1
+        for _, size in self.axes:
+            count *= size
+        return count
+
+    def at(self, phase: str, result: Ref) -> Site:
+        """The site of the op that makes `result` first. Raises KeyError."""
+        for site in self.all:
+            if (site.phase, site.result) == (phase, result):
+                return site
+        raise KeyError(f"{phase}: {result}")
+
+    def group(self, site: Site, worker: int) -> int:
+        """The group of a worker at a site: its place along `per`, row-major."""
+        place = worker
+        index: dict[str, int] = {}
+        for name, size in reversed(self.axes):
+            index[name], place = place % size, place // size
+        found = 0
+        for name, size in self.axes:
+            if name in site.per:
+                found = found * size + index[name]
+        return found
+
+    def members(self, site: Site) -> tuple[tuple[int, ...], ...]:
+        """The workers of each group, in rank order."""
+        found: dict[int, list[int]] = {}
+        for worker in range(self.workers):
+            found.setdefault(self.group(site, worker), []).append(worker)
+        return tuple(tuple(found[number]) for number in sorted(found))

@@ -1,0 +1,164 @@
+"""What of a state lies where on its servers.
+
+Leaves of one dtype are flattened and joined to a flat *part*; parts are cut into *units*, each with one
+owner. What an optimiser keeps beside the weights is cut with them: its leaves that look like the weights'
+(the same shape, at a path that ends alike) form *slots* with the units of the weights; scalar leaves, such as
+the count of steps, are kept with every unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from commplan.diagnostics import CommplanError, Diagnostic, Note, Span
+from commplan.ir.schedule import Leaf
+from commplan.ir.types import DType
+from commplan.protocol import chunks
+
+
+class Flat(msgspec.Struct, frozen=True):
+    """Leaves of one dtype, one after another in their order. leaves: their places in the value."""
+
+    dtype: DType
+    leaves: tuple[int, ...]
+    size: int
+
+
+class Unit(msgspec.Struct, frozen=True):
+    """Elements `start` to `start + size` - 1 of part `part`, owned by server `server` (counted from 0)."""
+
+    number: int
+    part: int
+    start: int
+    size: int
+    server: int
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """How a state lies on `servers` servers.
+
+    slots: of each copy of the weights' structure in it its flat parts; one for the weights themselves.
+    scalars: the places of leaves that are kept with every unit. units: those of the weights.
+    """
+
+    servers: int
+    slots: tuple[tuple[Flat, ...], ...]
+    scalars: tuple[int, ...]
+    units: tuple[Unit, ...]
+
+    @property
+    def parts(self) -> tuple[Flat, ...]:
+        return self.slots[0]
+
+    def owned(self, server: int) -> tuple[Unit, ...]:
+        """The units of one server, in order."""
+        return tuple(unit for unit in self.units if unit.server == server)
+
+    def nbytes(self, unit: Unit) -> int:
+        """Bytes of a unit of the weights."""
+        return unit.size * self.parts[unit.part].dtype.nbytes
+
+    @property
+    def loads(self) -> tuple[int, ...]:
+        """Bytes of weights of each server."""
+        sizes = [self.nbytes(unit) for unit in self.units]
+        return chunks.loads(sizes, [unit.server for unit in self.units], self.servers)
+
+
+def group(leaves: Sequence[Leaf], keys: Sequence[object]) -> tuple[tuple[int, ...], ...]:
+    """The places of `leaves` in groups of equal key, both in the order of first appearance."""
+    found: dict[object, list[int]] = {}
+    for place, key in enumerate(keys):
+        if leaves[place].size:
+            found.setdefault(key, []).append(place)
+    return tuple(map(tuple, found.values()))
+
+
+def weights(leaves: Sequence[Leaf], keys: Sequence[object], servers: int, chunk: int | None) -> Layout:
+    """The layout of weights. keys: of each leaf its dtype, and that of what it meets; equal ones are joined.
+
+    chunk: bytes of a unit at most, rounded down to elements; the usual size if None.
+    """
+    parts = tuple(
+        Flat(leaves[places[0]].dtype, places, sum(leaves[place].size for place in places))
+        for places in group(leaves, keys)
+    )
+    total = sum(part.size * part.dtype.nbytes for part in parts)
+    most = chunk or chunks.usual(total, servers)
+    runs = [
+        (number, start, size)
+        for number, part in enumerate(parts)
+        for start, size in chunks.cut(part.size, max(1, most // part.dtype.nbytes))
+    ]
+    owner = chunks.assign([size * parts[number].dtype.nbytes for number, _, size in runs], servers)
+    units = tuple(
+        Unit(i, number, start, size, owner[i]) for i, (number, start, size) in enumerate(runs)
+    )
+    return Layout(servers, (parts,), (), units)
+
+
+def beside(kept: Sequence[Leaf], leaves: Sequence[Leaf], like: Layout, span: Span, file: str) -> Layout:
+    """The layout of what is kept beside weights of `leaves`, which lie as `like` says.
+
+    Raises CP0726 for a leaf that is neither a scalar nor belongs to a whole copy of the weights.
+    """
+    known = {leaf.path: place for place, leaf in enumerate(leaves)}
+    copies: dict[str, dict[int, int]] = {}
+    scalars: list[int] = []
+    for place, leaf in enumerate(kept):
+        found = _match(leaf, leaves, known)
+        if found is not None:
+            prefix, own = found
+            copies.setdefault(prefix, {})[own] = place
+        elif leaf.shape == ():
+            scalars.append(place)
+        else:
+            _refuse(leaf, "no leaf of the weights has its shape and the end of its path", span, file)
+    slots: list[tuple[Flat, ...]] = []
+    for own in copies.values():
+        missing = [leaf.path for place, leaf in enumerate(leaves) if place not in own]
+        if missing:
+            some = kept[next(iter(own.values()))]
+            _refuse(some, f"its copy of the weights lacks `{missing[0]}`", span, file)
+        slots.append(_slot(own, kept, like, span, file))
+    return Layout(like.servers, tuple(slots), tuple(scalars), like.units)
+
+
+def _match(leaf: Leaf, leaves: Sequence[Leaf], known: dict[str, int]) -> tuple[str, int] | None:
+    """Where the path of `leaf` before a path of the weights ends, and the place of that weight."""
+    steps = leaf.path.split("/") if leaf.path else []
+    for count in range(len(steps) + 1):  # the longest path first
+        own = known.get("/".join(steps[count:]))
+        if own is not None and leaves[own].shape == leaf.shape:
+            return "/".join(steps[:count]), own
+    return None
+
+
+def _slot(own: dict[int, int], kept: Sequence[Leaf], like: Layout, span: Span, file: str) -> tuple[Flat, ...]:
+    flats: list[Flat] = []
+    for part in like.parts:
+        places = tuple(own[place] for place in part.leaves)
+        dtypes = {kept[place].dtype for place in places}
+        if len(dtypes) > 1:
+            why = "its copy of the weights mixes dtypes where the weights do not"
+            _refuse(kept[places[0]], why, span, file)
+        flats.append(Flat(dtypes.pop(), places, part.size))
+    return tuple(flats)
+
+
+def _refuse(leaf: Leaf, why: str, span: Span, file: str) -> None:
+    where = f"`{leaf.path}` " if leaf.path else ""
+    raise CommplanError(
+        Diagnostic(
+            "CP0726",
+            f"the leaf {where}({leaf.dtype}{list(leaf.shape)}) cannot be divided among owners: {why}",
+            span,
+            (
+                Note("beside the weights there may be scalars and whole copies of the weights' structure"),
+                Note("an optimiser that needs a view of the whole tree updates after `reduce` instead"),
+            ),
+            file=file,
+        )
+    )
