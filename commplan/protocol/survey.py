@@ -134,11 +134,11 @@ class _Survey:
                 layout = self._layout(state)
                 up = self._whole(layout, op.operand, values[state.id], down=False)
                 made = self._of(number, "put", phase, op, (state,), up, ())
-                return msgspec.structs.replace(made, token=(self._token(layout.servers, down=False),))
+                return msgspec.structs.replace(made, token=(self._token(layout, down=False),))
             case Get():
                 state = values[name_of(op.operand) + ".0"]
                 layout = self._layout(state)
-                up = (self._token(layout.servers, down=False),)
+                up = (self._token(layout, down=False),)
                 down = self._whole(layout, op.result, state, down=True)
                 return self._of(number, "get", phase, op, (state,), up, down)
 
@@ -172,14 +172,14 @@ class _Survey:
         layout, leaves = self._layout(states[0]), values[op.gradient].leaves
         up: list[Buffer] = []
         if op.weight is not None:
-            up.append(self._scalar(layout.servers, op.weight, values[op.weight].leaves[0].dtype))
+            up.append(self._scalar(layout, op.weight, values[op.weight].leaves[0].dtype))
         dtypes = [_wire(leaves[part.leaves[0]].dtype, op.hints.wire) for part in layout.parts]
         up += self._data(layout, layout.parts, dtypes, op.gradient)
         if reads(phase, op.results[0]):
             dtypes = [_wire(part.dtype, op.hints.wire) for part in layout.parts]
             down = self._data(layout, layout.parts, dtypes, op.results[0])
         else:
-            down = (self._token(layout.servers, down=True),)
+            down = (self._token(layout, down=True),)
         made = self._of(number, "exchange", phase, op, states, tuple(up), tuple(down))
         return msgspec.structs.replace(
             made, staleness=op.hints.staleness or 0, fn=op.fn, mean=op.op == "mean", weight=op.weight
@@ -190,7 +190,7 @@ class _Survey:
         self._meet(op, center, op.over)
         layout, leaves = self._layout(center), values[op.operand].leaves
         scalars = [x for x in (op.eta, op.rho) if isinstance(x, str)]
-        up = [self._scalar(layout.servers, ref, values[ref].leaves[0].dtype) for ref in scalars]
+        up = [self._scalar(layout, ref, values[ref].leaves[0].dtype) for ref in scalars]
         dtypes = [_wire(leaves[part.leaves[0]].dtype, op.hints.wire) for part in layout.parts]
         up += self._data(layout, layout.parts, dtypes, op.operand)
         down = self._data(layout, layout.parts, dtypes, op.pull)
@@ -231,7 +231,7 @@ class _Survey:
     def _whole(self, layout: Layout, value: Ref, state: Value, *, down: bool) -> tuple[Buffer, ...]:
         """A whole state: its scalars, and all of its slots."""
         found = [
-            self._scalar(layout.servers, value, state.leaves[place].dtype, place, down=down)
+            self._scalar(layout, value, state.leaves[place].dtype, place, down=down)
             for place in layout.scalars
         ]
         for slot, flats in enumerate(layout.slots):
@@ -239,14 +239,19 @@ class _Survey:
         return tuple(found)
 
     def _scalar(
-        self, servers: int, value: Ref, dtype: DType, leaf: int = 0, *, down: bool = False
+        self, layout: Layout, value: Ref, dtype: DType, leaf: int = 0, *, down: bool = False
     ) -> Buffer:
-        chunks = tuple(Chunk(j, j if down else 0, 1, self.tags.take()) for j in range(servers))
-        return Buffer("scalar", dtype, servers if down else 1, chunks, value, (leaf,))
+        chunks = self._each(layout, down=down)
+        return Buffer("scalar", dtype, len(chunks) if down else 1, chunks, value, (leaf,))
 
-    def _token(self, servers: int, *, down: bool) -> Buffer:
-        chunks = tuple(Chunk(j, j if down else 0, 1, self.tags.take()) for j in range(servers))
-        return Buffer("token", DType.I32, servers if down else 1, chunks)
+    def _token(self, layout: Layout, *, down: bool) -> Buffer:
+        chunks = self._each(layout, down=down)
+        return Buffer("token", DType.I32, len(chunks) if down else 1, chunks)
+
+    def _each(self, layout: Layout, *, down: bool) -> tuple[Chunk, ...]:
+        """One element to or from every server that owns a part; a small state may leave some without."""
+        servers = sorted({unit.server for unit in layout.units})
+        return tuple(Chunk(j, i if down else 0, 1, self.tags.take()) for i, j in enumerate(servers))
 
 
 def reads(phase: Phase, ref: Ref) -> bool:

@@ -1,0 +1,437 @@
+"""What a server does with what arrives: a state machine without arrays, clocks or messages of its own.
+
+Whoever drives it keeps the payloads: those of one worker under one tag, first come first. It says what has
+arrived, and carries out the effects that are returned, in their order:
+
+    set     the payload of `tag` becomes what it is a part of
+    add     the worker's oldest payload of `unit` joins the sum
+    apply   w [, m] <- FN(w [, m], the sum or mean over `workers`)
+    pull    d = eta * rho * (W - C), C <- C + d, and d is the answer (Zhang et al. 2015)
+    answer  the unit as it is now; with unit -1 all of the server's state (get), or the token
+    fail    nothing more can be served, for the reason in `text`
+
+A worker's messages are looked at in the order in which they came. The units of a state are served apart, each
+in the order that the site asks for: updates of an exchange term by term in rank order, so that sums are the
+same bits every time; `round_robin` in rank order; `async` in the order in which requests began; `hogwild` as
+things come. Since updates are elementwise, unit by unit gives what whole by whole would.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple
+
+from commplan.protocol.sites import LEAVE, Site, Sites
+
+EffectKind = Literal["set", "add", "apply", "pull", "answer", "fail"]
+
+
+class Effect(NamedTuple):
+    """Something to be carried out. request: which of the worker's requests at this site, from 0."""
+
+    kind: EffectKind
+    site: int = -1
+    unit: int = -1
+    worker: int = -1
+    request: int = 0
+    tag: int = 0
+    workers: tuple[int, ...] = ()
+    text: str = ""
+
+
+class Event(NamedTuple):
+    """An effect as a recording keeps it: what must be known to carry it out at the same place again."""
+
+    kind: EffectKind
+    site: int
+    unit: int
+    worker: int
+
+
+class Place(NamedTuple):
+    """What a tag stands for on this server. messages: how many the request has here; last: of them."""
+
+    site: Site
+    unit: int
+    data: bool
+    first: bool
+    last: bool
+
+
+@dataclasses.dataclass
+class Unit:
+    """One unit of a state.
+
+    queue: requests that have arrived, (site, number), by worker. site: that of the update whose terms are
+    being added, from `added`; applied: updates so far, by site. turn: how many have been served, or passed
+    over, in the order of `round_robin` and `async`. asked: answers that are owed, (worker, site, number).
+    """
+
+    queue: dict[int, list[tuple[int, int]]]
+    site: int = -1
+    added: list[int] = dataclasses.field(default_factory=list[int])
+    applied: dict[int, int] = dataclasses.field(default_factory=dict[int, int])
+    turn: int = 0
+    asked: list[tuple[int, int, int]] = dataclasses.field(default_factory=list[tuple[int, int, int]])
+
+    def copy(self) -> Unit:
+        queue = {worker: list(waiting) for worker, waiting in self.queue.items()}
+        return Unit(queue, self.site, list(self.added), dict(self.applied), self.turn, list(self.asked))
+
+    def key(self) -> tuple[object, ...]:
+        queue = tuple((worker, tuple(waiting)) for worker, waiting in self.queue.items() if waiting)
+        return queue, self.site, tuple(self.added), tuple(self.applied.items()), self.turn, tuple(self.asked)
+
+
+@dataclasses.dataclass
+class Cell:
+    """A state as one group of workers has it. marks: how many puts each member has begun; puts: how many are
+    applied. tickets: members whose requests began, in order. done: requests served, by member. answered: of
+    the request of (site, worker) that is being served, how many units."""
+
+    members: tuple[int, ...]
+    units: dict[int, Unit]
+    marks: dict[int, int]
+    done: dict[int, int]
+    puts: int = 0
+    tickets: list[int] = dataclasses.field(default_factory=list[int])
+    answered: dict[tuple[int, int], int] = dataclasses.field(default_factory=dict[tuple[int, int], int])
+
+    def copy(self) -> Cell:
+        units = {number: unit.copy() for number, unit in self.units.items()}
+        marks, done, tickets = dict(self.marks), dict(self.done), list(self.tickets)
+        return Cell(self.members, units, marks, done, self.puts, tickets, dict(self.answered))
+
+    def key(self) -> tuple[object, ...]:
+        units = tuple(unit.key() for unit in self.units.values())
+        marks, done = tuple(self.marks.items()), tuple(self.done.items())
+        return units, marks, done, self.puts, tuple(self.tickets), tuple(self.answered.items())
+
+    def served(self, site: int, worker: int) -> bool:
+        """Count one more unit of a worker's request; whether it was the last one here."""
+        count = self.answered.pop((site, worker), 0) + 1
+        if count < len(self.units):
+            self.answered[site, worker] = count
+        return count == len(self.units)
+
+
+class Machine:
+    """Server `server` of a plan.
+
+    script: events of an earlier run, which are then carried out again in their order, whatever comes first.
+    """
+
+    def __init__(self, sites: Sites, server: int, script: Sequence[Event] | None = None) -> None:
+        self.sites, self.server = sites, server
+        self.script, self.at = script, 0
+        self.gone: set[int] = set()
+        self.failed = ""
+        self.backlog: dict[int, list[int]] = {worker: [] for worker in range(sites.workers)}
+        self.counts: dict[tuple[int, int], int] = {}  # requests that a worker has begun at a site
+        self.cells: dict[tuple[str, int], Cell] = {}
+        self.group: dict[tuple[int, int], int] = {}  # of a worker at a site
+        self.places: dict[int, Place] = {}
+        self._touched: list[tuple[Cell, int]] = []  # units that may have something to do
+        for site in sites.all:
+            self._know(site)
+
+    def _know(self, site: Site) -> None:
+        own = self.server - site.first
+        if not 0 <= own < site.servers:
+            return
+        for buffers in (site.up, site.token):
+            chunks = [(b.what == "data", c) for b in buffers for c in b.chunks if c.server == own]
+            for i, (data, chunk) in enumerate(chunks):
+                self.places[chunk.tag] = Place(site, chunk.unit, data, i == 0, i == len(chunks) - 1)
+        for group, members in enumerate(self.sites.members(site)):
+            self.group |= {(site.number, worker): group for worker in members}
+            for name, layout in zip(site.states, site.layouts, strict=True):
+                if (name, group) not in self.cells:
+                    units = {u.number: Unit({w: [] for w in members}) for u in layout.owned(own)}
+                    marks, done = dict.fromkeys(members, 0), dict.fromkeys(members, 0)
+                    self.cells[name, group] = Cell(members, units, marks, done)
+
+    def copy(self) -> Machine:
+        """Another machine in the same state."""
+        made = Machine.__new__(Machine)
+        vars(made).update(vars(self))
+        made.gone, made.counts, made._touched = set(self.gone), dict(self.counts), []
+        made.backlog = {worker: list(tags) for worker, tags in self.backlog.items()}
+        made.cells = {name: cell.copy() for name, cell in self.cells.items()}
+        return made
+
+    def key(self) -> tuple[object, ...]:
+        """Equal for machines that will do the same."""
+        backlog = tuple(tuple(tags) for tags in self.backlog.values())
+        cells = tuple(cell.key() for cell in self.cells.values())
+        counts = tuple(sorted(self.counts.items()))
+        return tuple(sorted(self.gone)), backlog, counts, cells, self.failed, self.at
+
+    @property
+    def over(self) -> bool:
+        """Whether every worker has left or died."""
+        return len(self.gone) == self.sites.workers
+
+    def arrive(self, worker: int, tag: int) -> list[Effect]:
+        """A message of a worker has come."""
+        if worker in self.gone or self.failed:
+            return []
+        self.backlog[worker].append(tag)
+        return list(self._go_on([worker]))
+
+    def lost(self, worker: int) -> list[Effect]:
+        """A worker has died, and is left out from now on. What it has sent counts if it was told so."""
+        if worker in self.gone or self.failed:
+            return []
+        self.backlog[worker].clear()
+        for cell in self.cells.values():
+            for unit in cell.units.values():
+                if worker not in unit.queue:
+                    continue
+                owed = [(site, number) for w, site, number in unit.asked if w == worker]
+                unit.queue[worker] = [
+                    one  # a stale answer has acknowledged it already
+                    for one in unit.queue[worker]
+                    if self.sites.all[one[0]].kind == "exchange" and one not in owed
+                ]
+                unit.asked = [one for one in unit.asked if one[0] != worker]
+        return list(self._go_on(self._leave(worker)))
+
+    def _leave(self, worker: int) -> list[int]:
+        """Leave a worker out. Anything may have waited for it."""
+        self.gone.add(worker)
+        self._touched += [(cell, number) for cell in self.cells.values() for number in cell.units]
+        return [other for other, tags in self.backlog.items() if tags] or [worker]
+
+    def _go_on(self, workers: Sequence[int]) -> Iterator[Effect]:
+        """Everything that has become possible, beginning with the messages of `workers`."""
+        fresh = list(workers)
+        while fresh and not self.failed:
+            worker, before, moved = fresh.pop(0), self.at, False
+            tags = self.backlog[worker]
+            while tags and not self.failed:
+                if tags[0] == LEAVE:
+                    tags.clear()
+                    fresh += self._leave(worker)
+                elif self._may(worker, self.places[tags[0]]):
+                    moved = True
+                    tag = tags.pop(0)
+                    yield from self._take(worker, tag, self.places[tag])
+                else:
+                    break
+            yield from self._serve()
+            if moved or self.at != before:  # what was served may let others in
+                fresh += [other for other, waiting in self.backlog.items() if waiting and other not in fresh]
+        if not self.failed:
+            yield from self._stuck()
+
+    def _cell(self, worker: int, site: Site, state: int = 0) -> Cell:
+        return self.cells[site.states[state], self.group[site.number, worker]]
+
+    def _living(self, cell: Cell) -> list[int]:
+        return [worker for worker in cell.members if worker not in self.gone]
+
+    def _may(self, worker: int, place: Place) -> bool:
+        """Whether the next message of a worker may be looked at: else it, and what follows it, waits."""
+        site = place.site
+        cell = self._cell(worker, site)
+        if site.kind == "put":
+            return self._may_put(worker, place, cell)
+        if not all(self._cell(worker, site, i).puts for i in range(len(site.states))):
+            return False
+        if site.kind == "get":
+            return self._scripted("answer", site, -1, worker)
+        if not place.first or site.staleness is None or site.kind == "exchange" or self.script is not None:
+            return True
+        return cell.done[worker] - min(cell.done[w] for w in self._living(cell)) <= site.staleness
+
+    def _may_put(self, worker: int, place: Place, cell: Cell) -> bool:
+        """A mark waits for its put; a put but the first one waits until everybody has come to its mark."""
+        number = cell.marks[worker] + place.first
+        if worker != cell.members[0]:
+            return cell.puts >= number
+        if not self._scripted("set", place.site, place.unit, worker):
+            return False
+        if number == 1 or not place.first:
+            return True
+        others = [other for other in self._living(cell) if other != worker]
+        return all(self._at_mark(other, place.site, cell, number) for other in others)
+
+    def _at_mark(self, worker: int, site: Site, cell: Cell, number: int) -> bool:
+        """Whether what a worker has sent next is its mark of put `number` to the state of `site`."""
+        if cell.marks[worker] != number - 1 or not self.backlog[worker] or self.backlog[worker][0] == LEAVE:
+            return False
+        following = self.places[self.backlog[worker][0]].site
+        return following.kind == "put" and following.states == site.states
+
+    def _take(self, worker: int, tag: int, place: Place) -> Iterator[Effect]:
+        site, cell = place.site, self._cell(worker, place.site)
+        if place.first:
+            self.counts[site.number, worker] = self.counts.get((site.number, worker), 0) + 1
+        number = self.counts[site.number, worker] - 1
+        if site.kind == "put":
+            cell.marks[worker] += place.first
+            if worker == cell.members[0]:
+                yield self._did(Effect("set", site.number, place.unit, worker, number, tag))
+                cell.puts += place.last
+        elif site.kind == "get":
+            yield self._did(Effect("answer", site.number, -1, worker, number))
+        else:
+            if place.first and site.mode == "async":
+                cell.tickets.append(worker)
+            if place.data:
+                unit = cell.units[place.unit]
+                unit.queue[worker].append((site.number, number))
+                if site.kind == "exchange":
+                    unit.asked.append((worker, site.number, number))
+                self._touched.append((cell, place.unit))
+
+    def _did(self, effect: Effect) -> Effect:
+        self.at += self.script is not None
+        return effect
+
+    def _scripted(self, kind: EffectKind, site: Site, unit: int, worker: int) -> bool:
+        """Whether a recording, if there is one, says that this comes now."""
+        if self.script is None:
+            return True
+        return self.at < len(self.script) and self.script[self.at] == Event(kind, site.number, unit, worker)
+
+    def _serve(self) -> Iterator[Effect]:
+        """All that units can do now."""
+        while self._touched and self.script is None:
+            cell, number = self._touched.pop(0)
+            while effects := list(self._step(cell, number)):
+                yield from effects
+        self._touched.clear()
+        while self.script is not None and self.at < len(self.script):
+            effects = list(self._again(self.script[self.at]))
+            if not effects:
+                return
+            yield from effects
+
+    def _step(self, cell: Cell, number: int) -> Iterator[Effect]:
+        """The next thing that a unit does, if there is one."""
+        unit = cell.units[number]
+        owed = next((one for one in unit.asked if self._due(unit, one)), None)
+        if self.failed:
+            return
+        if owed is not None:
+            yield from self._answer(cell, number, owed)
+        elif unit.added and not self._missing(cell, unit):
+            yield self._apply(number, unit)
+        elif (worker := self._next(cell, unit)) is not None:
+            yield from self._one(cell, number, worker)
+
+    def _missing(self, cell: Cell, unit: Unit) -> list[int]:
+        """Whose terms the present update of an exchange still waits for, in rank order."""
+        return [
+            worker
+            for worker in cell.members
+            if worker not in unit.added and (worker not in self.gone or unit.queue[worker])
+        ]
+
+    def _next(self, cell: Cell, unit: Unit) -> int | None:
+        """Whose turn it is, if what it has sent for this unit is there."""
+        waiting = [worker for worker in cell.members if unit.queue[worker]]
+        if not waiting:
+            return None
+        site = self.sites.all[unit.queue[waiting[0]][0][0]]
+        if site.kind == "exchange":
+            first = next(iter(self._missing(cell, unit)), None)
+            return first if first in waiting else None
+        if site.mode == "hogwild":
+            return waiting[0]
+        order = cell.tickets if site.mode == "async" else cell.members
+        while site.mode == "round_robin" or unit.turn < len(order):
+            worker = order[unit.turn % len(order)]
+            if worker not in self.gone:
+                return worker if worker in waiting else None
+            unit.turn += 1
+        return None
+
+    def _one(self, cell: Cell, number: int, worker: int) -> Iterator[Effect]:
+        """The oldest request of a worker for a unit: a term, or the whole meeting with the centre."""
+        unit = cell.units[number]
+        site, request = unit.queue[worker].pop(0)
+        if self.sites.all[site].kind == "elastic":
+            unit.turn += 1
+            cell.done[worker] += cell.served(site, worker)
+            yield self._did(Effect("pull", site, number, worker, request))
+            return
+        if unit.added and site != unit.site:
+            lines = sorted(self.sites.all[one].span.line for one in (site, unit.site))
+            yield self._fail(
+                f"workers {unit.added[0]} and {worker} have come to different exchanges of one state, of "
+                f"lines {lines[0]} and {lines[1]}"
+            )
+            return
+        unit.site = site
+        unit.added.append(worker)
+        yield self._did(Effect("add", site, number, worker, request))
+
+    def _apply(self, number: int, unit: Unit) -> Effect:
+        """All terms are there."""
+        workers, unit.added = tuple(unit.added), []
+        request = unit.applied.get(unit.site, 0)
+        unit.applied[unit.site] = request + 1
+        return self._did(Effect("apply", unit.site, number, workers[0], request, workers=workers))
+
+    def _due(self, unit: Unit, owed: tuple[int, int, int]) -> bool:
+        _, site, request = owed
+        return unit.applied.get(site, 0) >= request + 1 - (self.sites.all[site].staleness or 0)
+
+    def _answer(self, cell: Cell, number: int, owed: tuple[int, int, int]) -> Iterator[Effect]:
+        """A unit, or, where workers read nothing, one token when the last unit of the request is served."""
+        cell.units[number].asked.remove(owed)
+        worker, site, request = owed
+        if any(buffer.what == "data" for buffer in self.sites.all[site].down):
+            yield self._did(Effect("answer", site, number, worker, request))
+        elif cell.served(site, worker):
+            yield self._did(Effect("answer", site, -1, worker, request))
+
+    def _again(self, event: Event) -> Iterator[Effect]:
+        """One event of a recording, if what it needs is there. Puts and gets are let in by `_may`."""
+        site = self.sites.all[event.site]
+        if site.kind in ("put", "get"):
+            return
+        if event.kind == "apply":
+            yield self._apply(event.unit, self._cell(event.worker, site).units[event.unit])
+            return
+        cell = self._cell(event.worker, site)
+        owed = [
+            (number, next((one for one in unit.asked if one[0] == event.worker), None))
+            for number, unit in cell.units.items()
+            if event.unit in (-1, number)
+        ]
+        if event.kind == "answer":
+            if all(one is not None for _, one in owed):
+                for number, one in owed:
+                    assert one is not None
+                    yield from self._answer(cell, number, one)
+        elif cell.units[event.unit].queue[event.worker]:
+            yield from self._one(cell, event.unit, event.worker)
+
+    def _stuck(self) -> Iterator[Effect]:
+        """What can never go on: a put whose sender is gone, a recording that has ended."""
+        for (name, _), cell in self.cells.items():
+            if cell.members[0] not in self.gone:
+                continue
+            for worker in self._living(cell):
+                tags = self.backlog[worker]
+                place = self.places.get(tags[0]) if tags else None
+                if place is None or name not in place.site.states or self._may(worker, place):
+                    continue
+                if place.site.kind == "put" or not cell.puts:
+                    yield self._fail(f"worker {cell.members[0]}, which sets `{name}`, is gone")
+                    return
+        if self.script is not None and self.at == len(self.script):
+            waiting = [worker for worker, tags in self.backlog.items() if tags]
+            units = [unit for cell in self.cells.values() for unit in cell.units.values()]
+            waiting += [worker for unit in units for worker, queue in unit.queue.items() if queue]
+            if waiting:
+                yield self._fail(f"the recording ends before a request of worker {waiting[0]}")
+
+    def _fail(self, text: str) -> Effect:
+        self.failed = text
+        return Effect("fail", text=text)
