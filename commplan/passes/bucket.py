@@ -35,7 +35,7 @@ class BucketPass(Pass, frozen=True):
     """
 
     name: ClassVar[str] = "bucket"
-    after: ClassVar[tuple[str, ...]] = ("share",)
+    after: ClassVar[tuple[str, ...]] = ("share", "place")
     max: Annotated[int, msgspec.Meta(gt=0)] | None = None
     coalesce: bool = True
 

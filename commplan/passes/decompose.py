@@ -11,6 +11,7 @@ from commplan.ir.choice import Choice
 from commplan.ir.plan import Algorithm, Ref
 from commplan.ir.schedule import Collective, CollectiveKind, Op, Schedule
 from commplan.ir.types import Placement
+from commplan.passes import scattering
 from commplan.passes.base import Context, Pass
 from commplan.passes.candidates import as_one, travels_narrow
 from commplan.passes.choosing import Chooser
@@ -33,7 +34,7 @@ class DecomposePass(Pass, frozen=True):
     """Decides between flat and hierarchical, and carries hierarchies out level by level."""
 
     name: ClassVar[str] = "decompose"
-    after: ClassVar[tuple[str, ...]] = ("share", "bucket")
+    after: ClassVar[tuple[str, ...]] = ("share", "place", "bucket")
 
     def run(self, schedule: Schedule, context: Context) -> Schedule:
         choices: list[Choice] = []
@@ -51,6 +52,8 @@ class DecomposePass(Pass, frozen=True):
 
 def _stays(op: Collective, schedule: Schedule) -> bool:
     """Whether a hierarchy stays one operation. One of a single level becomes its algorithm."""
+    if op.kind in ("reduce_scatter", "all_gather") and len(op.axes) > 1 and not scattering.by_axis(op):
+        return True
     return len(op.algorithm.levels) > 1 and as_one(op.kind, op.algorithm, schedule.backend, op)
 
 
@@ -61,7 +64,9 @@ def _expand(editor: Editor, ops: list[Op], op: Collective, loose: bool, choices:
         named = op.algorithm.args[0].key is not None
         ops.append(msgspec.structs.replace(op, algorithm=steps[0][1], pinned=named))
         return
-    if op.kind == "broadcast":
+    if scattering.by_axis(op):
+        what = scattering.one_by_one(editor, ops, op)
+    elif op.kind == "broadcast":
         what = _broadcast(editor, ops, op, steps)
     elif op.op == "sum":
         what = _sum(editor, ops, op, steps, loose)

@@ -22,7 +22,7 @@ class OverlapPass(Pass, frozen=True):
     """
 
     name: ClassVar[str] = "overlap"
-    after: ClassVar[tuple[str, ...]] = ("share", "bucket", "decompose", "wire", "select")
+    after: ClassVar[tuple[str, ...]] = ("share", "place", "bucket", "decompose", "wire", "select")
     chain: bool = True
 
     def run(self, schedule: Schedule, context: Context) -> Schedule:

@@ -6,6 +6,7 @@ from commplan.passes.base import Pass
 from commplan.passes.bucket import BucketPass
 from commplan.passes.decompose import DecomposePass
 from commplan.passes.overlap import OverlapPass
+from commplan.passes.place import PlacePass
 from commplan.passes.rates import RatesPass
 from commplan.passes.select import SelectPass
 from commplan.passes.share import SharePass
@@ -13,6 +14,8 @@ from commplan.passes.wire import WirePass
 
 PASSES: dict[str, type[Pass]] = {
     kind.name: kind
-    for kind in (SharePass, RatesPass, BucketPass, DecomposePass, WirePass, SelectPass, OverlapPass)
-}
+    for kind in (
+        SharePass, RatesPass, PlacePass, BucketPass, DecomposePass, WirePass, SelectPass, OverlapPass,
+    )
+}  # fmt: skip
 DEFAULT = ",".join(PASSES)

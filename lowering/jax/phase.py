@@ -213,7 +213,8 @@ class Lowered:
                 )
             case ir.Slice():
                 array = values[op.operand].kind == "array"
-                ways, place = self.backend.sizes[op.axis], self.backend.index(op.axis)
+                ways = self.backend.ways(op.axes)
+                place = self.backend.index(op.axes if op.minor else op.axis)
                 tree = env[op.operand]
                 env[op.result] = tree.like([ops.cut(x, place, ways, array=array) for x in tree.leaves])
             case ir.Elastic() if op.mode == "sync":

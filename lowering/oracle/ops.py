@@ -92,12 +92,12 @@ def scale(op: ir.Scale, values: Values, env: Env, grid: Grid) -> Held:
 
 
 def slice_(op: ir.Slice, values: Values, env: Env, grid: Grid) -> Held:
-    """Each rank keeps the cut that its coordinate along the axis names (see `layout.cut`)."""
+    """Each rank keeps the cut that its place along the axes names (see `layout.cut`)."""
     tree = values[op.operand].kind == "tree"
-    ways = grid.size((op.axis,))
+    ways = grid.size(op.axes)
     held: Held = {}
     for rank in grid.ranks:
-        place = grid.position(rank, (op.axis,))
+        place = grid.position(rank, op.axes)
         held[rank] = tuple(cut(leaf, ways, place, tree=tree) for leaf in env[op.operand][rank])
     return held
 

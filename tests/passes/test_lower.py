@@ -132,7 +132,7 @@ def test_an_exchange_is_one_op() -> None:
         ("weights.1",), grads, (weights,), "sgd", ("worker",), graph.Op("mean"), HERE, via=via
     )
     maker.phase("step", stage, outputs=("weights.1",), updates=("weights.1",))
-    (op,) = step(compiled(maker.plan(), None, grads=tree(w=(2,)), weights=tree(w=(2,))))
+    (op,) = step(compiled(maker.plan(), "", grads=tree(w=(2,)), weights=tree(w=(2,))))
     assert isinstance(op, Exchange)
     assert (op.op, op.algorithm, op.states) == ("mean", via, ("weights.0",))
 

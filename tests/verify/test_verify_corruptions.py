@@ -60,7 +60,7 @@ SOUND: dict[str, ir.Schedule] = {
     "rows": compiled(sharded_plan(), "", params=GIVEN, grads=GIVEN),
     "ensemble": compiled(ensemble_plan(via=LOADED), None),
     "elastic": compiled(elastic_plan(), "", params=GIVEN, center=GIVEN),
-    "exchange": compiled(exchange_plan(), None, grads=GIVEN, weights=GIVEN),
+    "exchange": compiled(exchange_plan(), "", grads=GIVEN, weights=GIVEN),
     "broadcast": compiled(broadcast_plan(), "", x=GIVEN),
 }
 

@@ -1,0 +1,136 @@
+"""place: exchanges between workers as scatters, updates by owners and gathers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.exchanges import SHAPES, oracle_run, plan_text, same, wanted
+
+import commplan
+from commplan.diagnostics import CommplanError
+from commplan.ir.schedule import Collective, Exchange, Map, Slice
+from commplan.verify.memory import memory
+
+TREE = {key: {"shape": list(shape), "dtype": "f32"} for key, shape in SHAPES.items()}
+OWNED, WITHIN = "via parameter_server", "via parameter_server(within = rack)"
+
+
+def compiled(text: str, passes: str | None = None, **shapes: Any) -> Any:
+    given = {"params": TREE, "grads": TREE} | shapes
+    return commplan.loads(text).compile(shapes=given, passes=passes).schedule
+
+
+def refused(text: str, **shapes: Any) -> Any:
+    with pytest.raises(CommplanError) as error:
+        compiled(text, **shapes)
+    (diagnostic,) = error.value.diagnostics
+    return diagnostic
+
+
+@pytest.mark.parametrize("passes", ["place", None])
+@pytest.mark.parametrize("states", [1, 2])
+@pytest.mark.parametrize("by", ["sum", "mean", "mean(weight = n)"])
+@pytest.mark.parametrize(
+    ("axes", "via"),
+    [
+        ({"worker": 1}, OWNED), ({"worker": 3}, OWNED), ({"worker": 8}, ""),
+        ({"rack": 2, "worker": 3}, OWNED),
+        ({"rack": 2, "worker": 3}, WITHIN), ({"rack": 3, "host": 2, "worker": 2}, WITHIN),
+    ],
+)  # fmt: skip
+def test_it_means_what_the_equations_say(
+    axes: dict[str, int], via: str, by: str, states: int, passes: str | None
+) -> None:
+    schedule = compiled(plan_text(axes, via, by=by, states=states), passes)
+    found, _ = oracle_run(schedule, axes, 3, by, states)
+    assert all(map(same, found, wanted(axes, 3, by, states)))
+
+
+def test_what_an_exchange_becomes() -> None:
+    schedule = compiled(plan_text({"worker": 4}, OWNED), "place")
+    ops = schedule.phase("step").ops
+    assert not any(isinstance(op, Exchange) for op in ops)
+    kinds = [op.kind if isinstance(op, Collective) else type(op).__name__ for op in ops]
+    assert kinds == ["reduce_scatter", "Scale", "Slice", "Map", "all_gather"]
+    (cut,) = (op for op in ops if isinstance(op, Slice))
+    assert cut.operand == "weights.0"  # the moment is cut for good
+
+
+def test_owners_keep_the_state_of_the_optimiser() -> None:
+    text = plan_text({"worker": 4}, OWNED)
+    split, whole = compiled(text), compiled(plan_text({"worker": 4}), "place{how=replicated}")
+    entry = {value.id: value for value in split.entry}
+    assert entry["moment.0"].placement.split == ("worker",)
+    assert entry["moment.0"].nbytes == 4 * (4 + 2 + 1 + 1)  # of 15 + 7 + 4 + 1 elements
+    assert entry["weights.0"].placement.split == ()
+    kept = {value.id: value for value in whole.entry}["moment.0"]
+    assert kept.nbytes == 4 * (15 + 7 + 4 + 1)
+    (zeros,) = (op for op in split.phase("start").ops if isinstance(op, Map))
+    assert entry["moment.0"].leaves == {v.id: v for v in split.phase("start").values}[zeros.results[0]].leaves
+
+
+def test_memory_of_a_rank_falls_by_what_owners_keep() -> None:
+    big = {"w": {"shape": [100_000], "dtype": "f32"}}
+    text = plan_text({"worker": 8}, OWNED)
+    one, all_ = (
+        {each.phase: each.nbytes for each in memory(compiled(plan, passes, params=big, grads=big))}
+        for plan, passes in ((text, "place"), (plan_text({"worker": 8}), "place{how=replicated}"))
+    )
+    assert all_["start"] - one["start"] >= 400_000 * 7 / 8
+    assert all_["step"] - one["step"] >= 400_000 * 7 / 8
+
+
+def test_phases_that_read_or_set_the_state_whole() -> None:
+    text = plan_text({"worker": 3}, OWNED)
+    text = text.replace("    output weights\n}\neach", "    output weights, moment\n}\neach")
+    text = text.replace("fn update", "fn halve(tree) -> tree on device\nfn update")
+    text += "every 2 steps {\n    moment = map halve(moment)\n    output moment\n}\n"
+    schedule = compiled(text, moment=TREE)
+    every = schedule.phase("every_2").ops
+    assert [op.kind for op in every if isinstance(op, Collective)] == ["all_gather"]
+    (cut,) = (op for op in every if isinstance(op, Slice))
+    assert cut.axes == ("worker",)
+    outputs = {b.name: b.value for b in schedule.phase("start").outputs}
+    values = {value.id: value for value in schedule.phase("start").values}
+    assert values[outputs["moment"]].placement.split == ()
+
+
+def test_staleness_needs_a_server() -> None:
+    found = refused(plan_text({"worker": 4}, OWNED, "{ staleness = 2 }"))
+    assert found.code == "CP0728"
+    assert found.message == "`staleness = 2` needs a server: `weights` lives with the workers"
+    assert compiled(plan_text({"worker": 4}, OWNED, "{ staleness = 0 }"))
+
+
+def test_a_state_that_cannot_be_cut_is_refused_where_owners_are_asked_for() -> None:
+    strange = {"mu": TREE, "rows": {"shape": [5], "dtype": "f32"}, "count": {"shape": [], "dtype": "i32"}}
+    found = refused(plan_text({"worker": 4}, OWNED), moment=strange)
+    assert found.code == "CP0726"
+    assert found.message == "owners cannot keep leaf `rows` of `moment`, f32[5]: it needs a whole-tree view"
+    schedule = compiled(plan_text({"worker": 4}), moment=strange)
+    (choice,) = (choice for choice in schedule.choices if choice.by == "place")
+    assert "everyone updates everything" in choice.what
+    assert "needs a whole-tree view" in choice.why
+
+
+def test_states_that_look_like_the_weights_are_cut_with_them() -> None:
+    adam = {"mu": TREE, "nu": TREE, "count": {"shape": [], "dtype": "i32"}}
+    schedule = compiled(plan_text({"worker": 4}, OWNED), "place", moment=adam)
+    shapes = {leaf.path: leaf.shape for leaf in {v.id: v for v in schedule.entry}["moment.0"].leaves}
+    assert shapes["mu/a"] == shapes["nu/a"] == (4,)
+    assert shapes["count"] == shapes["mu/scale"] == ()
+
+
+def test_explain_shows_what_else_there_was() -> None:
+    schedule = compiled(plan_text({"worker": 4}))
+    (choice,) = (choice for choice in schedule.choices if choice.by == "place")
+    assert choice.what == "`weights`: each worker owns a part: 4 owners along worker"
+    assert [one.what for one in choice.alternatives] == ["all-reduce, and everyone updates everything"]
+
+
+def test_only_gradients_travel_narrow() -> None:
+    schedule = compiled(plan_text({"worker": 4}, OWNED, "{ wire = bf16, accumulate = f32 }"))
+    sent = [(op.kind, str(op.dtype)) for op in schedule.phase("step").ops if isinstance(op, Collective)]
+    assert ("all_to_all", "bf16") in sent
+    assert ("all_gather", "f32") in sent
