@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import msgspec
 
 from commplan.ir import plan as graph
@@ -11,11 +9,10 @@ from commplan.ir.plan import Ref, name_of
 from commplan.ir.schedule import Exchange, Map, Op, Schedule, Value
 from commplan.passes.building import Building
 from commplan.passes.means import reduction
+from commplan.passes.owning import Owners, hints_of
 from commplan.passes.relocation import Relocation, split_value
 from commplan.passes.rewrite import Editor
 
-if TYPE_CHECKING:
-    from commplan.passes.owning import Owners
 
 class Exchanging:
     """Writes out the exchanges of one phase."""
@@ -97,11 +94,6 @@ class Exchanging:
     def _add(self, value: Value, name: Ref) -> Ref:
         fresh = name if name == value.id else self.editor.fresh(name)
         return self.editor.add(msgspec.structs.replace(value, id=fresh))
-
-
-def hints_of(op: Exchange) -> graph.Hints:
-    """What an exchange asks of the collectives that it becomes: they run beside each other's updates."""
-    return msgspec.structs.replace(op.hints, staleness=None, overlap=op.hints.overlap or "backward")
 
 
 def colocated(schedule: Schedule, op: Op) -> bool:

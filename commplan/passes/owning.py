@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
+import msgspec
+
 from commplan.ir.choice import Alternative, Choice
-from commplan.ir.plan import Algorithm, Arg, Ref, name_of
+from commplan.ir.plan import Algorithm, Arg, Hints, Ref, name_of
 from commplan.ir.schedule import Collective, CollectiveKind, Exchange, Leaf, Schedule, Value, widest
 from commplan.passes.choosing import Chooser, rounded
-from commplan.passes.ownership import hints_of
 
 SHARDED, REPLICATED = "each worker owns a part", "all-reduce, and everyone updates everything"
 
@@ -40,6 +41,11 @@ def levels(axes: tuple[str, ...], within: str | None) -> Algorithm | None:
     if within is None or len(axes) < 2:
         return None
     return Algorithm("hierarchical", tuple(Arg(axis) for axis in axes))
+
+
+def hints_of(op: Exchange) -> Hints:
+    """What an exchange asks of the collectives that it becomes: they run beside each other's updates."""
+    return msgspec.structs.replace(op.hints, staleness=None, overlap=op.hints.overlap or "backward")
 
 
 def strange(schedule: Schedule, op: Exchange) -> str | None:
