@@ -34,7 +34,7 @@ class DecomposePass(Pass, frozen=True):
     """Decides between flat and hierarchical, and carries hierarchies out level by level."""
 
     name: ClassVar[str] = "decompose"
-    after: ClassVar[tuple[str, ...]] = ("share", "place", "bucket")
+    after: ClassVar[tuple[str, ...]] = ("share", "place", "bucket", "fuse_update")
 
     def run(self, schedule: Schedule, context: Context) -> Schedule:
         choices: list[Choice] = []

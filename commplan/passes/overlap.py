@@ -22,7 +22,9 @@ class OverlapPass(Pass, frozen=True):
     """
 
     name: ClassVar[str] = "overlap"
-    after: ClassVar[tuple[str, ...]] = ("share", "place", "bucket", "decompose", "wire", "select")
+    after: ClassVar[tuple[str, ...]] = (
+        "share", "place", "bucket", "fuse_update", "decompose", "wire", "select",
+    )  # fmt: skip
     chain: bool = True
 
     def run(self, schedule: Schedule, context: Context) -> Schedule:

@@ -24,7 +24,7 @@ class SelectPass(Pass, frozen=True):
     """
 
     name: ClassVar[str] = "select"
-    after: ClassVar[tuple[str, ...]] = ("share", "place", "bucket", "decompose", "wire")
+    after: ClassVar[tuple[str, ...]] = ("share", "place", "bucket", "fuse_update", "decompose", "wire")
     split: bool = True
 
     def run(self, schedule: Schedule, context: Context) -> Schedule:

@@ -22,7 +22,7 @@ class WirePass(Pass, frozen=True):
     """Sends in the wire type and accumulates in the declared one, whatever the backend would do."""
 
     name: ClassVar[str] = "wire"
-    after: ClassVar[tuple[str, ...]] = ("share", "place", "bucket", "decompose")
+    after: ClassVar[tuple[str, ...]] = ("share", "place", "bucket", "fuse_update", "decompose")
 
     def run(self, schedule: Schedule, context: Context) -> Schedule:
         choices: list[Choice] = []

@@ -52,7 +52,7 @@ class Fails(Pass, frozen=True):
 
 
 def test_the_default_pipeline() -> None:
-    assert DEFAULT == "share,rates,place,bucket,decompose,wire,select,overlap"
+    assert DEFAULT == "share,rates,place,bucket,fuse_update,decompose,wire,select,overlap"
     assert str(Pipeline.parse(None)) == DEFAULT
     assert Pipeline.parse("").passes == ()
     assert Pipeline.parse("lower").passes == ()

@@ -1,0 +1,139 @@
+"""What can be updated bucket by bucket: a map on shards whose gradient arrives in several buckets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from commplan.ir.plan import Ref, name_of
+from commplan.ir.schedule import Collective, Leaf, Map, Op, Pack, Part, Scale, Unpack, Value
+from commplan.ir.schedule import operands as operands_of
+from commplan.ir.schedule import results as results_of
+from commplan.passes.owning import weight_of
+from commplan.passes.rewrite import Editor
+
+
+class Refusal(NamedTuple):
+    """Why a map that waits for several buckets is not cut into pieces."""
+
+    why: str
+
+
+class Stream(NamedTuple):
+    """How the gradient of a map arrives.
+
+    operand: the gradient. chain: the unpack of its buckets and the scalings after it. buckets: the buffers
+    in the order in which they are reduced, each with its parts of leaves. owner: for every tree that the map
+    takes or makes, the leaf of the gradient that each of its leaves goes with; None for a scalar of its own.
+    """
+
+    operand: Ref
+    chain: tuple[Unpack | Scale, ...]
+    buckets: tuple[tuple[Ref, tuple[Part, ...]], ...]
+    owner: Mapping[Ref, tuple[int | None, ...]]
+
+    @property
+    def scales(self) -> tuple[Scale, ...]:
+        return tuple(op for op in self.chain if isinstance(op, Scale))
+
+
+class Gathered(NamedTuple):
+    """How a result of a map is gathered: the packs and all-gathers, and the unpack that ends them."""
+
+    packs: tuple[Pack, ...]
+    moves: tuple[Collective, ...]
+    end: Unpack
+
+    @property
+    def ops(self) -> tuple[Op, ...]:
+        return (*self.packs, *self.moves, self.end)
+
+
+def stream(editor: Editor, ops: Sequence[Op], op: Map) -> Stream | Refusal | None:
+    """How the gradient of `op` arrives; None where it is not cut, or comes in one bucket."""
+    fn = editor.schedule.fn(op.fn)
+    if not fn.elementwise or op.random or op.per_record or op.lane != "device":
+        return None
+    makers = {ref: each for each in ops for ref in results_of(each)}
+    for ref in op.operands:
+        chain = _chain(makers, ref)
+        buckets = _buckets(ops, makers, chain) if chain else ()
+        if sum(scatters for _, _, scatters in buckets) < 2:
+            continue
+        owner = _owners(editor, op, ref)
+        if isinstance(owner, Refusal):
+            return owner
+        return Stream(ref, chain, tuple((buffer, parts) for buffer, parts, _ in buckets), owner)
+    return None
+
+
+def _chain(makers: Mapping[Ref, Op], ref: Ref) -> tuple[Unpack | Scale, ...]:
+    """The unpack and the scalings that make `ref`, in order; none where something else does."""
+    chain: list[Unpack | Scale] = []
+    op = makers.get(ref)
+    while isinstance(op, Scale):
+        chain.append(op)
+        op = makers.get(op.operand)
+    return (op, *reversed(chain)) if isinstance(op, Unpack) and op.ways == 1 else ()
+
+
+def _buckets(
+    ops: Sequence[Op], makers: Mapping[Ref, Op], chain: Sequence[Unpack | Scale]
+) -> list[tuple[Ref, tuple[Part, ...], bool]]:
+    """The reduced buffers that the unpack of `chain` reads, in the order in which they are made, each with
+    its parts, and whether it was scattered; none where one is no reduction, or a leaf comes in two runs."""
+    (end,) = (op for op in chain if isinstance(op, Unpack))
+    found: dict[Ref, list[Part]] = {}
+    for part in end.parts:
+        found.setdefault(part.value, []).append(part)
+    made = [op.result for op in ops if isinstance(op, Collective) and op.result in found]
+    if len(made) < len(found):
+        return []
+    if any(len({part.leaf for part in parts}) < len(parts) for parts in found.values()):
+        return []
+    kinds = {ref: op.kind for ref in made if isinstance(op := makers[ref], Collective)}
+    if not set(kinds.values()) <= {"reduce_scatter", "all_reduce"}:
+        return []
+    return [(ref, tuple(found[ref]), kinds[ref] == "reduce_scatter") for ref in made]
+
+
+def _owners(editor: Editor, op: Map, gradient: Ref) -> dict[Ref, tuple[int | None, ...]] | Refusal:
+    """For each tree of `op` the leaves of the gradient that its leaves go with."""
+    like = editor.values[gradient]
+    found: dict[Ref, tuple[int | None, ...]] = {}
+    for ref in (*op.operands, *op.results):
+        value = editor.values[ref]
+        if value.kind == "array" and not value.leaves[0].shape:
+            continue  # a scalar beside the trees: every piece takes it as it is
+        if value.placement.split != like.placement.split or value.kind != like.kind:
+            return Refusal(f"`{name_of(ref)}` is {value.placement}, and the gradient {like.placement}")
+        own = [_owner(leaf, like) for leaf in value.whole]
+        strange = next(
+            (leaf for leaf, one in zip(value.whole, own, strict=True) if one is None and leaf.shape), None
+        )
+        if strange is not None:
+            shape = f"{strange.dtype}{list(strange.shape)}"
+            return Refusal(f"leaf `{strange.path}` of `{name_of(ref)}`, {shape}, goes with no gradient's")
+        found[ref] = tuple(own)
+    return found
+
+
+def _owner(leaf: Leaf, like: Value) -> int | None:
+    return weight_of(leaf, like.whole)
+
+
+def gathered(ops: Sequence[Op], ref: Ref) -> Gathered | None:
+    """How `ref` is gathered into one value; None where it is not, or into several."""
+    packs = tuple(op for op in ops if isinstance(op, Pack) and {part.value for part in op.parts} == {ref})
+    buffers = {op.result for op in packs}
+    moves = tuple(
+        op for op in ops if isinstance(op, Collective) and op.kind == "all_gather" and op.operand in buffers
+    )
+    buffers |= {op.result for op in moves}
+    ends = [op for op in ops if isinstance(op, Unpack) and not buffers.isdisjoint(operands_of(op))]
+    if not moves or len(ends) != 1 or not set(operands_of(ends[0])) <= buffers:
+        return None
+    inside = {*packs, *moves, ends[0]}
+    if any(not buffers.isdisjoint(operands_of(op)) and op not in inside for op in ops):
+        return None
+    return Gathered(packs, moves, ends[0])
