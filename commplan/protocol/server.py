@@ -40,15 +40,6 @@ class Effect(NamedTuple):
     text: str = ""
 
 
-class Event(NamedTuple):
-    """An effect as a recording keeps it: what must be known to carry it out at the same place again."""
-
-    kind: EffectKind
-    site: int
-    unit: int
-    worker: int
-
-
 class Place(NamedTuple):
     """What a tag stands for on this server. messages: how many the request has here; last: of them."""
 
@@ -108,6 +99,13 @@ class Cell:
         marks, done = tuple(self.marks.items()), tuple(self.done.items())
         return units, marks, done, self.puts, tuple(self.tickets), tuple(self.answered.items())
 
+    def forget(self) -> None:
+        """Drop the tickets that every unit has seen to."""
+        past = min(unit.turn for unit in self.units.values()) if self.tickets else 0
+        del self.tickets[:past]
+        for unit in self.units.values():
+            unit.turn -= past
+
     def served(self, site: int, worker: int) -> bool:
         """Count one more unit of a worker's request; whether it was the last one here."""
         count = self.answered.pop((site, worker), 0) + 1
@@ -117,14 +115,12 @@ class Cell:
 
 
 class Machine:
-    """Server `server` of a plan.
-
-    script: events of an earlier run, which are then carried out again in their order, whatever comes first.
+    """Server `server` of a plan. What it does follows from the order in which messages come, and from nothing
+    else: the same order again gives the same effects.
     """
 
-    def __init__(self, sites: Sites, server: int, script: Sequence[Event] | None = None) -> None:
+    def __init__(self, sites: Sites, server: int) -> None:
         self.sites, self.server = sites, server
-        self.script, self.at = script, 0
         self.gone: set[int] = set()
         self.failed = ""
         self.backlog: dict[int, list[int]] = {worker: [] for worker in range(sites.workers)}
@@ -166,12 +162,17 @@ class Machine:
         backlog = tuple(tuple(tags) for tags in self.backlog.values())
         cells = tuple(cell.key() for cell in self.cells.values())
         counts = tuple(sorted(self.counts.items()))
-        return tuple(sorted(self.gone)), backlog, counts, cells, self.failed, self.at
+        return tuple(sorted(self.gone)), backlog, counts, cells, self.failed
 
     @property
     def over(self) -> bool:
         """Whether every worker has left or died."""
         return len(self.gone) == self.sites.workers
+
+    def restored(self) -> None:
+        """Every state has a value already, though no worker has put one."""
+        for cell in self.cells.values():
+            cell.puts, cell.marks = 1, dict.fromkeys(cell.members, 1)
 
     def arrive(self, worker: int, tag: int) -> list[Effect]:
         """A message of a worker has come."""
@@ -184,7 +185,6 @@ class Machine:
         """A worker has died, and is left out from now on. What it has sent counts if it was told so."""
         if worker in self.gone or self.failed:
             return []
-        self.backlog[worker].clear()
         for cell in self.cells.values():
             for unit in cell.units.values():
                 if worker not in unit.queue:
@@ -196,33 +196,36 @@ class Machine:
                     if self.sites.all[one[0]].kind == "exchange" and one not in owed
                 ]
                 unit.asked = [one for one in unit.asked if one[0] != worker]
-        return list(self._go_on(self._leave(worker)))
+        self._leave(worker)
+        return list(self._go_on([worker]))
 
-    def _leave(self, worker: int) -> list[int]:
+    def _leave(self, worker: int) -> None:
         """Leave a worker out. Anything may have waited for it."""
         self.gone.add(worker)
+        self.backlog[worker].clear()
         self._touched += [(cell, number) for cell in self.cells.values() for number in cell.units]
-        return [other for other, tags in self.backlog.items() if tags] or [worker]
 
     def _go_on(self, workers: Sequence[int]) -> Iterator[Effect]:
         """Everything that has become possible, beginning with the messages of `workers`."""
-        fresh = list(workers)
-        while fresh and not self.failed:
-            worker, before, moved = fresh.pop(0), self.at, False
-            tags = self.backlog[worker]
-            while tags and not self.failed:
-                if tags[0] == LEAVE:
-                    tags.clear()
-                    fresh += self._leave(worker)
-                elif self._may(worker, self.places[tags[0]]):
+        turn, first = list(workers), True
+        while turn and not self.failed:
+            moved = False
+            for worker in turn:
+                while self.backlog[worker] and not self.failed:
+                    tag = self.backlog[worker][0]
+                    if tag != LEAVE and not self._may(worker, self.places[tag]):
+                        break
                     moved = True
-                    tag = tags.pop(0)
-                    yield from self._take(worker, tag, self.places[tag])
-                else:
-                    break
+                    self.backlog[worker].pop(0)
+                    if tag == LEAVE:
+                        self._leave(worker)
+                    else:
+                        yield from self._take(worker, tag, self.places[tag])
             yield from self._serve()
-            if moved or self.at != before:  # what was served may let others in
-                fresh += [other for other, waiting in self.backlog.items() if waiting and other not in fresh]
+            waiting = [worker for worker, tags in self.backlog.items() if tags]
+            # What was served, and a message that only shows how far its worker is, may let others in.
+            turn = waiting if moved or first else []
+            first = False
         if not self.failed:
             yield from self._stuck()
 
@@ -240,9 +243,7 @@ class Machine:
             return self._may_put(worker, place, cell)
         if not all(self._cell(worker, site, i).puts for i in range(len(site.states))):
             return False
-        if site.kind == "get":
-            return self._scripted("answer", site, -1, worker)
-        if not place.first or site.staleness is None or site.kind == "exchange" or self.script is not None:
+        if not place.first or site.staleness is None or site.kind != "elastic":
             return True
         return cell.done[worker] - min(cell.done[w] for w in self._living(cell)) <= site.staleness
 
@@ -251,8 +252,6 @@ class Machine:
         number = cell.marks[worker] + place.first
         if worker != cell.members[0]:
             return cell.puts >= number
-        if not self._scripted("set", place.site, place.unit, worker):
-            return False
         if number == 1 or not place.first:
             return True
         others = [other for other in self._living(cell) if other != worker]
@@ -273,10 +272,10 @@ class Machine:
         if site.kind == "put":
             cell.marks[worker] += place.first
             if worker == cell.members[0]:
-                yield self._did(Effect("set", site.number, place.unit, worker, number, tag))
+                yield Effect("set", site.number, place.unit, worker, number, tag)
                 cell.puts += place.last
         elif site.kind == "get":
-            yield self._did(Effect("answer", site.number, -1, worker, number))
+            yield Effect("answer", site.number, -1, worker, number)
         else:
             if place.first and site.mode == "async":
                 cell.tickets.append(worker)
@@ -287,41 +286,24 @@ class Machine:
                     unit.asked.append((worker, site.number, number))
                 self._touched.append((cell, place.unit))
 
-    def _did(self, effect: Effect) -> Effect:
-        self.at += self.script is not None
-        return effect
-
-    def _scripted(self, kind: EffectKind, site: Site, unit: int, worker: int) -> bool:
-        """Whether a recording, if there is one, says that this comes now."""
-        if self.script is None:
-            return True
-        return self.at < len(self.script) and self.script[self.at] == Event(kind, site.number, unit, worker)
-
     def _serve(self) -> Iterator[Effect]:
         """All that units can do now."""
-        while self._touched and self.script is None:
+        while self._touched:
             cell, number = self._touched.pop(0)
-            while effects := list(self._step(cell, number)):
-                yield from effects
+            while not self.failed and (step := self._step(cell, number)) is not None:
+                yield from step
         self._touched.clear()
-        while self.script is not None and self.at < len(self.script):
-            effects = list(self._again(self.script[self.at]))
-            if not effects:
-                return
-            yield from effects
 
-    def _step(self, cell: Cell, number: int) -> Iterator[Effect]:
-        """The next thing that a unit does, if there is one."""
+    def _step(self, cell: Cell, number: int) -> Iterator[Effect] | None:
+        """The next thing that a unit does, None if there is none."""
         unit = cell.units[number]
         owed = next((one for one in unit.asked if self._due(unit, one)), None)
-        if self.failed:
-            return
         if owed is not None:
-            yield from self._answer(cell, number, owed)
-        elif unit.added and not self._missing(cell, unit):
-            yield self._apply(number, unit)
-        elif (worker := self._next(cell, unit)) is not None:
-            yield from self._one(cell, number, worker)
+            return self._answer(cell, number, owed)
+        if unit.added and not self._missing(cell, unit):
+            return iter((self._apply(number, unit),))
+        worker = self._next(cell, unit)
+        return None if worker is None else self._one(cell, number, worker)
 
     def _missing(self, cell: Cell, unit: Unit) -> list[int]:
         """Whose terms the present update of an exchange still waits for, in rank order."""
@@ -356,8 +338,10 @@ class Machine:
         site, request = unit.queue[worker].pop(0)
         if self.sites.all[site].kind == "elastic":
             unit.turn += 1
-            cell.done[worker] += cell.served(site, worker)
-            yield self._did(Effect("pull", site, number, worker, request))
+            if cell.served(site, worker):
+                cell.done[worker] += 1
+                cell.forget()
+            yield Effect("pull", site, number, worker, request)
             return
         if unit.added and site != unit.site:
             lines = sorted(self.sites.all[one].span.line for one in (site, unit.site))
@@ -368,14 +352,14 @@ class Machine:
             return
         unit.site = site
         unit.added.append(worker)
-        yield self._did(Effect("add", site, number, worker, request))
+        yield Effect("add", site, number, worker, request)
 
     def _apply(self, number: int, unit: Unit) -> Effect:
         """All terms are there."""
         workers, unit.added = tuple(unit.added), []
         request = unit.applied.get(unit.site, 0)
         unit.applied[unit.site] = request + 1
-        return self._did(Effect("apply", unit.site, number, workers[0], request, workers=workers))
+        return Effect("apply", unit.site, number, workers[0], request, workers=workers)
 
     def _due(self, unit: Unit, owed: tuple[int, int, int]) -> bool:
         _, site, request = owed
@@ -386,34 +370,12 @@ class Machine:
         cell.units[number].asked.remove(owed)
         worker, site, request = owed
         if any(buffer.what == "data" for buffer in self.sites.all[site].down):
-            yield self._did(Effect("answer", site, number, worker, request))
+            yield Effect("answer", site, number, worker, request)
         elif cell.served(site, worker):
-            yield self._did(Effect("answer", site, -1, worker, request))
-
-    def _again(self, event: Event) -> Iterator[Effect]:
-        """One event of a recording, if what it needs is there. Puts and gets are let in by `_may`."""
-        site = self.sites.all[event.site]
-        if site.kind in ("put", "get"):
-            return
-        if event.kind == "apply":
-            yield self._apply(event.unit, self._cell(event.worker, site).units[event.unit])
-            return
-        cell = self._cell(event.worker, site)
-        owed = [
-            (number, next((one for one in unit.asked if one[0] == event.worker), None))
-            for number, unit in cell.units.items()
-            if event.unit in (-1, number)
-        ]
-        if event.kind == "answer":
-            if all(one is not None for _, one in owed):
-                for number, one in owed:
-                    assert one is not None
-                    yield from self._answer(cell, number, one)
-        elif cell.units[event.unit].queue[event.worker]:
-            yield from self._one(cell, event.unit, event.worker)
+            yield Effect("answer", site, -1, worker, request)
 
     def _stuck(self) -> Iterator[Effect]:
-        """What can never go on: a put whose sender is gone, a recording that has ended."""
+        """What can never go on: a put whose sender is gone."""
         for (name, _), cell in self.cells.items():
             if cell.members[0] not in self.gone:
                 continue
@@ -425,12 +387,6 @@ class Machine:
                 if place.site.kind == "put" or not cell.puts:
                     yield self._fail(f"worker {cell.members[0]}, which sets `{name}`, is gone")
                     return
-        if self.script is not None and self.at == len(self.script):
-            waiting = [worker for worker, tags in self.backlog.items() if tags]
-            units = [unit for cell in self.cells.values() for unit in cell.units.values()]
-            waiting += [worker for unit in units for worker, queue in unit.queue.items() if queue]
-            if waiting:
-                yield self._fail(f"the recording ends before a request of worker {waiting[0]}")
 
     def _fail(self, text: str) -> Effect:
         self.failed = text
