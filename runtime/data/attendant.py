@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 import weakref
@@ -12,11 +11,10 @@ from typing import Protocol
 from commplan.runtime.data.control import LOOK_S
 from commplan.runtime.data.group import Group
 from commplan.runtime.data.shared import SharedRing
+from commplan.runtime.data.telling import LOG, Lasting
 from commplan.runtime.data.usage import Meter
 
-LOG = logging.getLogger("commplan.input")
 IDLE_S = 0.5  # a member that begins its next epoch sooner than this finds the units that others keep for it
-TELL_S = 5.0  # a wait as long as this is told about, and again when it has lasted twice as long
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,7 @@ class Attendant:
         self._clocks, self._ring, self._company = clocks, ring, company
         self._wanted = 0
         self._since: float | None = None
-        self._tell = TELL_S
+        self._lasting = Lasting()
         self._thread = threading.Thread(target=self._attend, name="commplan-attendant", daemon=True)
 
     def start(self) -> None:
@@ -94,7 +92,7 @@ class Attendant:
         number, now = clocks.pulling(), time.monotonic()
         slow = None if number is None else self._ring.slowest(number)
         if slow is None or number is None:
-            self._since, self._tell = None, TELL_S
+            self._since, self._lasting = None, Lasting()
             return
         process, taken = slow
         member, behind = self._company.members[process], (number - taken) * clocks.unit
@@ -102,8 +100,7 @@ class Attendant:
             self._since = now
         waited = now - self._since
         clocks.meter.slowed(member, behind, min(LOOK_S, waited))
-        if waited > self._tell:
-            self._tell *= 2
+        if self._lasting.due(waited):
             LOG.warning(
                 "process %d has waited %.0f s for process %d, which holds member %d: it is %d records behind,"
                 " and %d are kept",

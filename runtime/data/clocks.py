@@ -20,13 +20,13 @@ from typing import Any
 
 from commplan.diagnostics import CommplanError, fail
 from commplan.ir.schedule import Read
-from commplan.runtime.data import attendant as _attendant
 from commplan.runtime.data import sources as _sources
-from commplan.runtime.data.attendant import LOG, Attendant, Company
+from commplan.runtime.data.attendant import Attendant, Company
 from commplan.runtime.data.batches import PhaseBatches
 from commplan.runtime.data.clockplan import ClockPlan
 from commplan.runtime.data.handing import HostBatch
 from commplan.runtime.data.pace import Pace
+from commplan.runtime.data.telling import LOG, Lasting
 from commplan.runtime.data.usage import Meter
 
 NOBODY_S = 120.0  # how long a member is waited for that no thread seems to drive
@@ -386,7 +386,7 @@ class _Watch:
     clocks: Clocks
     hand: Hand
     _waited: float = 0.0
-    _tell: float = field(default_factory=lambda: _attendant.TELL_S)
+    _lasting: Lasting = field(default_factory=Lasting)
 
     def wait(self, slow: tuple[int, ...]) -> None:
         """Wait for a change (the clocks' lock is held). slow: whom for; nobody where a unit is being made."""
@@ -426,8 +426,7 @@ class _Watch:
                 last,
                 f"drive member {last}, or close its batches if it is done",
             )
-        if self._waited > self._tell:
-            self._tell *= 2
+        if self._lasting.due(self._waited):
             names = ", ".join(f"{m} ({clocks.distance(self.hand, m)} records behind)" for m in slow)
             LOG.warning(
                 "member %d of `%s` has waited %.0f s for member %s: %d records are kept",

@@ -13,7 +13,7 @@ from commplan.input.ahead import KEEP
 from commplan.input.division import Division, division
 from commplan.ir.schedule import Read, Share
 from commplan.runtime.data import control as _control
-from commplan.runtime.data import futex, segment
+from commplan.runtime.data import futex, segment, telling
 from commplan.runtime.data.complaints import Complaints
 from commplan.runtime.data.control import ABSENT, JOINED, LOOK_S, Control
 from commplan.runtime.data.group import Group
@@ -21,6 +21,7 @@ from commplan.runtime.data.program import HostProgram, designed
 from commplan.runtime.data.rooms import rooms
 from commplan.runtime.data.shared import SharedRing
 from commplan.runtime.data.slots import Slots
+from commplan.runtime.data.telling import LOG, Lasting
 from commplan.runtime.data.usage import Meter
 from commplan.verify.visits import prove_division
 
@@ -32,6 +33,7 @@ class _Meeting:
     group: Group
     control: Control
     told: Complaints
+    wanted: segment.Wanted
 
     def meet(self) -> None:
         """Wait until all have joined; then the name of the file goes."""
@@ -49,11 +51,18 @@ class _Meeting:
 
     def _await_joined(self, process: int) -> None:
         word = self.control.word(process, "presence")
-        until = time.monotonic() + self.group.timeout
+        begun, lasting = time.monotonic(), Lasting(telling.START_S)
         while (seen := word.value) == ABSENT:
+            segment.refused(self.control.memory, self.wanted)
             if self.group.index != self.group.local[0] and not self.control.memory.maker_lives():
                 self._lost_maker()
-            if time.monotonic() > until:
+            waited = time.monotonic() - begun
+            if lasting.due(waited):
+                LOG.warning(
+                    "process %d has waited %.0f s for process %d of %d to come; it gives up after %g s",
+                    self.group.index, waited, process, self.group.count, self.group.timeout,
+                )  # fmt: skip
+            if waited > self.group.timeout:
                 late = f"did not come within {self.group.timeout:g} s"
                 self.told.fail("CP0921", f"process {process} of {self.group.count} {late}")
             futex.wait(word, seen, LOOK_S)
@@ -68,6 +77,7 @@ class _Meeting:
         until = time.monotonic() + self.group.timeout
         while not (seen := word.value):
             futex.wait(word, seen, LOOK_S)
+            segment.refused(self.control.memory, self.wanted)
             if not word.value and (not self.control.memory.maker_lives() or time.monotonic() > until):
                 self._lost_maker()
 
@@ -108,10 +118,16 @@ def join(
     layout = rooms(program, divisions)
     over = {axis for f in program.flows for op in f.before if isinstance(op, Share) for axis in op.over}
     alike = {axis: indices for axis, indices in program.local.items() if axis not in over}
-    facts = (
-        schedule.plan_digest, phase.name, at, slots, layout.nbytes, group.hosts, sorted(divisions.items()),
-        sorted(alike.items()),
-    )  # fmt: skip
+    epoch, step, order = at
+    facts = {
+        "the plan": schedule.plan_digest or schedule.plan,
+        "the place in the order": (epoch, step),
+        "the order of records (lengths of the sources, seeds, visits)": order,
+        "slots and what lies in them": (slots, layout.nbytes),
+        "the hosts": group.hosts,
+        "who makes what": sorted(divisions.items()),
+        "the indices of other axes": sorted(alike.items()),
+    }
     digest = schedule.plan_digest[:12] or hashlib.sha256(schedule.plan.encode()).hexdigest()[:12]
     blame = (f"share {share.result.rpartition('.')[0]} via {designed(share)}", share.span, schedule.file)
     start = _control.nbytes(group.count)
@@ -122,7 +138,7 @@ def join(
         group.local[0],
         start + slots * layout.nbytes,
         start,
-        hashlib.sha256(repr(facts).encode()).digest(),
+        facts,
         group.timeout,
         blame,
     )
@@ -135,7 +151,7 @@ def join(
         told = Complaints(group, blame)
         ring = SharedRing(group, control, mapped, layout, divisions, told, share.result, meter, goes_on, keep)
         with meter.waiting(share.result):
-            _Meeting(group, control, told).meet()
+            _Meeting(group, control, told, wanted).meet()
     except BaseException:
         if ring is not None:
             ring.leave()

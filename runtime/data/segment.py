@@ -6,23 +6,27 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import hashlib
 import mmap
 import os
 import struct
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
 from commplan.diagnostics import Span, fail
-from commplan.runtime.data import futex
+from commplan.runtime.data import futex, telling
+from commplan.runtime.data.telling import LOG, Lasting
 
 _MAGIC = b"commplan"
-_VERSION = 2
-_DIGEST_AT = 16  # 32 bytes
+_VERSION = 3
 SEAL_AT = 64  # a word: 1 once all have joined and the name is gone
+_REFUSED_AT = 68  # a word: the process that will not join, and the facts that it has otherwise, as bits
+_FACTS_AT, _EACH_FACT = 512, 8  # bytes of a digest of each
 _MAKER = 0  # the byte that the maker locks while the file has a name; every process locks another one
 _POLL_FIRST, _POLL_MOST = 0.001, 0.05  # seconds between looks for a file that another process will make
 
@@ -121,7 +125,8 @@ class Wanted:
     """A segment that processes of one host meet at.
 
     prefix: of its name, that of one user and one plan. maker: the process that makes it. nbytes: of the file,
-    of which the first `control` are mapped at once. digest: 32 bytes that all processes must agree on.
+    of which the first `control` are mapped at once. facts: what all processes must agree on, by what to call
+    it, 12 at most; the first is the plan, whose digest stands in the prefix.
     """
 
     folder: Path
@@ -130,7 +135,7 @@ class Wanted:
     maker: int
     nbytes: int
     control: int
-    digest: bytes
+    facts: Mapping[str, object]
     timeout: float
     blame: Blame
 
@@ -139,7 +144,7 @@ def opened(wanted: Wanted, index: int) -> Segment:
     """Make (the maker) or find (the others) the segment, and lock the byte of process `index`.
 
     What dead makers left under the prefix is removed first. Errors: CP0921 the other process does not come,
-    or the name is in use; CP0922 digests differ; CP0923 no memory.
+    or the name is in use; CP0922 facts differ; CP0923 no memory.
     """
     path = wanted.folder / f"{wanted.prefix}{wanted.name}"
     if index == wanted.maker:
@@ -165,6 +170,47 @@ def clean(folder: Path, prefix: str) -> list[Path]:
     return removed
 
 
+def _family(prefix: str) -> str:
+    """What matches the names of one user's segments, whatever their plan is."""
+    user, _, plan = prefix.rstrip("-").rpartition("-")
+    return f"{user}-{'?' * len(plan)}-"
+
+
+def _digests(facts: Mapping[str, object]) -> bytes:
+    """One behind the other."""
+    return b"".join(hashlib.sha256(repr(fact).encode()).digest()[:_EACH_FACT] for fact in facts.values())
+
+
+def _unlike(head: bytes, facts: Mapping[str, object]) -> int:
+    """Which of `facts` the maker of a segment has otherwise, a bit for each."""
+    mine = _digests(facts)
+    found = 0
+    for place in range(len(facts)):
+        at = place * _EACH_FACT
+        theirs = head[_FACTS_AT + at : _FACTS_AT + at + _EACH_FACT]
+        found |= (theirs != mine[at : at + _EACH_FACT]) << place
+    return found
+
+
+def _told_apart(wanted: Wanted, process: int, unlike: int) -> tuple[str, ...]:
+    """Message and notes where `process` has other facts than the maker."""
+    names = [name for place, name in enumerate(wanted.facts) if unlike >> place & 1]
+    differ = names[:1] if unlike & 1 else names  # under another plan everything else may differ, too
+    fix = (
+        "all processes of a group run the same plan, phase, batch and place in the order, with the same "
+        "sources, and hold the same indices of every axis that is not shared over"
+    )
+    message = f"process {process} is not doing the same as process {wanted.maker}"
+    return message, f"what differs: {', '.join(differ)}", fix
+
+
+def refused(memory: Segment, wanted: Wanted) -> None:
+    """Raise CP0922 where a process found that it does not do the same as the maker, and will not come."""
+    word = memory.word(_REFUSED_AT).value
+    if word:
+        _fail(wanted.blame, "CP0922", *_told_apart(wanted, (word & 0xFFFFF) - 1, word >> 20))
+
+
 def _made(wanted: Wanted, path: Path, index: int) -> Segment:
     descriptor, blame, new = -1, wanted.blame, path not in _MINE
     _MINE.add(path)
@@ -174,8 +220,10 @@ def _made(wanted: Wanted, path: Path, index: int) -> Segment:
         _lock(descriptor, _MAKER)
         _lock(descriptor, 1 + index)
         data = mmap.mmap(descriptor, wanted.control)
-        header = _MAGIC + struct.pack("<II", _VERSION, 0) + wanted.digest
+        header = _MAGIC + struct.pack("<II", _VERSION, 0)
         data[: len(header)] = header
+        facts = _digests(wanted.facts)
+        data[_FACTS_AT : _FACTS_AT + len(facts)] = facts
         _name(descriptor, path)
     except OSError as error:
         if descriptor >= 0:
@@ -235,9 +283,15 @@ def _found(wanted: Wanted, path: Path, index: int) -> Segment:
 
 
 def _awaited(wanted: Wanted, path: Path, index: int) -> Segment:
-    until, sleep = time.monotonic() + wanted.timeout, _POLL_FIRST
+    begun, sleep, lasting = time.monotonic(), _POLL_FIRST, Lasting(telling.START_S)
     while (found := _try(wanted, path, index)) is None:
-        if time.monotonic() > until:
+        for other in path.parent.glob(f"{_family(wanted.prefix)}{wanted.name}"):
+            if other != path:
+                _try(wanted, other, index)
+        waited = time.monotonic() - begun
+        if lasting.due(waited):
+            LOG.warning("process %d has waited %.0f s for process %d to begin", index, waited, wanted.maker)
+        if waited > wanted.timeout:
             message = f"process {wanted.maker} did not make the shared memory within {wanted.timeout:g} s"
             _fail(wanted.blame, "CP0921", message)
         time.sleep(sleep)
@@ -263,14 +317,10 @@ def _try(wanted: Wanted, path: Path, index: int) -> Segment | None:
         head = os.pread(descriptor, mmap.PAGESIZE, 0)
         if head[:8] != _MAGIC or int.from_bytes(head[SEAL_AT : SEAL_AT + 4], "little"):
             return None
-        if head[_DIGEST_AT : _DIGEST_AT + 32] != wanted.digest:
-            _fail(
-                wanted.blame,
-                "CP0922",
-                f"process {index} is not doing the same as process {wanted.maker}",
-                "all processes of a group run the same plan, phase, batch and place in the order, with the "
-                "same sources, and hold the same indices of every axis that is not shared over",
-            )
+        unlike = _unlike(head, wanted.facts)
+        if unlike:
+            os.pwrite(descriptor, struct.pack("<I", unlike << 20 | index + 1), _REFUSED_AT)
+            _fail(wanted.blame, "CP0922", *_told_apart(wanted, index, unlike))
         if not _lock(descriptor, 1 + index):
             _fail(wanted.blame, "CP0921", f"there is another process {index} in this run")
         data = mmap.mmap(descriptor, wanted.control)

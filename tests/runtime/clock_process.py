@@ -16,7 +16,7 @@ from clock_plans import BODY, rates
 from data_plans import FUNCTIONS, Counting, images
 
 from commplan.diagnostics import CommplanError
-from commplan.runtime.data import attendant
+from commplan.runtime.data import telling
 from commplan.runtime.data.attendant import Company
 from commplan.runtime.data.clockplan import clock_plan
 from commplan.runtime.data.clocks import Clocks, Terms
@@ -77,8 +77,8 @@ class Said(logging.Handler):
 
 
 def main(orders: dict[str, Any]) -> None:
-    attendant.TELL_S = orders.get("tell", attendant.TELL_S)
-    attendant.LOG.addHandler(Said())
+    telling.TELL_S = orders.get("tell", telling.TELL_S)
+    telling.LOG.addHandler(Said())
     made = rates(orders["batches"], orders["rest"], body=orders.get("body", BODY))
     source = Counting(images(orders["records"]), delay=orders.get("delay", 0.0))
     hub = Clocks(clock_plan(made, "step"), {"images": source}, FUNCTIONS)

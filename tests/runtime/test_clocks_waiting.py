@@ -45,7 +45,7 @@ def soon(happened: Callable[[], bool]) -> bool:
 def test_a_fast_member_waits_within_the_bound_and_the_slow_one_is_named(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(attendant, "TELL_S", 0.05)
+    monkeypatch.setattr(telling, "TELL_S", 0.05)
     caplog.set_level(logging.WARNING, logger="commplan.input")
     made = rates((4, 8), body=PLAIN)
     lead = clock_plan(made, "step").rates.lead(1)

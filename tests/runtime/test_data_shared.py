@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -15,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from data_plans import FUNCTIONS, ensemble, images
 
 from commplan.diagnostics import CommplanError, Span
-from commplan.runtime.data import segment
+from commplan.runtime.data import segment, telling
+from commplan.runtime.data.batches import PhaseBatches
 from commplan.runtime.data.shared import group
 
 SCRIPT = Path(__file__).with_name("data_process.py")
@@ -213,12 +216,31 @@ def test_a_peer_that_never_comes_is_named(team: Team) -> None:
 
 
 def test_peers_that_do_not_do_the_same_are_told(team: Team) -> None:
-    """One of them stands elsewhere in the order: it was restored, the other was not."""
+    """One of them stands elsewhere in the order: it was restored, the other was not. Both say so at once."""
     alone = told(team.start(0, 1, run="", design="all_shared", members=2, stop_after=1))
-    processes = [team.start(0, 2, timeout=6.0), team.start(1, 2, state=last(alone, "state"))]
-    problem = errors(told(processes[1]))[0]
-    assert problem["code"] == "CP0922"
-    assert errors(told(processes[0]))[0]["code"] == "CP0921"
+    processes = [team.start(0, 2, timeout=600.0), team.start(1, 2, state=last(alone, "state"), timeout=600.0)]
+    for problem in [errors(told(process))[0] for process in processes]:
+        assert problem["code"] == "CP0922" and "what differs: the place in the order" in problem["notes"]
+
+
+def test_peers_with_other_plans_are_told(team: Team) -> None:
+    """Their memory has other names: whoever finds no file of its plan looks for those of others."""
+    processes = [team.start(i, 2, timeout=600.0, hints=f"{{ prefetch = {2 + i} }}") for i in range(2)]
+    for problem in [errors(told(process))[0] for process in processes]:
+        assert problem["code"] == "CP0922" and "what differs: the plan" in problem["notes"]
+
+
+def test_who_is_waited_for_is_told(
+    team: Team, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(telling, "START_S", 0.02)
+    for index, said in enumerate(("process 1 of 2 to come", "process 0 to begin")):
+        among = group(f"late-{index}", index, 2, timeout=1.0, folder=tmp_path)
+        made = ensemble("all_shared", 2)
+        with pytest.raises(CommplanError), caplog.at_level(logging.WARNING, "commplan.input"):
+            local = {"member": (index,)}
+            PhaseBatches(made, "step", {"images": images(8)}, FUNCTIONS, local=local, group=among)
+        assert said in caplog.text
 
 
 def test_a_late_comer_is_waited_for(team: Team) -> None:
@@ -250,7 +272,7 @@ def test_opening_and_closing_leaves_nothing_open(team: Team) -> None:
 
 
 def wanted(folder: Path, prefix: str = "commplan-0-abc-", nbytes: int = 8192) -> segment.Wanted:
-    return segment.Wanted(folder, prefix, "one", 0, nbytes, 4096, bytes(32), 1.0, BLAME)
+    return segment.Wanted(folder, prefix, "one", 0, nbytes, 4096, {"the plan": ""}, 1.0, BLAME)
 
 
 def test_what_dead_owners_left_is_removed_and_what_lives_is_not(tmp_path: Path) -> None:

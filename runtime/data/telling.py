@@ -1,0 +1,23 @@
+"""Telling about waits that last: on the logger `commplan.input`, again and again, less and less often."""
+
+from __future__ import annotations
+
+import logging
+
+LOG = logging.getLogger("commplan.input")
+TELL_S = 5.0  # a wait as long as this is told about, and again when it has lasted twice as long
+START_S = 30.0  # the same where others have yet to start, which takes some longer than others
+
+
+class Lasting:
+    """One wait. first: seconds after which it is told about, TELL_S if None."""
+
+    def __init__(self, first: float | None = None) -> None:
+        self._next = TELL_S if first is None else first
+
+    def due(self, waited: float) -> bool:
+        """Whether a wait that has lasted for `waited` seconds is to be told about now."""
+        if waited <= self._next:
+            return False
+        self._next *= 2
+        return True
