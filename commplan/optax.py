@@ -1,15 +1,20 @@
-"""A plan's reduction as an optax transformation: put it in front of the optimiser.
+"""Plans and optax: a reduction as a transformation, and an optimiser as the update of an exchange.
 
 optimizer = optax.chain(commplan.optax.reduce(run, "grads"), optax.adam(1e-3))
+
+run = program.bind(mesh, functions={"begin": commplan.optax.init(optimizer),
+                                    "adam": commplan.optax.update(optimizer)})
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
 
 import optax  # pyright: ignore[reportMissingTypeStubs]
 
 from commplan.diagnostics import fail
+from commplan.runtime.optimisers import Difference, difference
 
 if TYPE_CHECKING:
     from commplan.runtime.run import Run
@@ -56,3 +61,63 @@ def reduce(run: Run, name: str, *, phase: str = "step") -> optax.GradientTransfo
         return out[name], state
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def init(optimizer: optax.GradientTransformation) -> Callable[[Any], Any]:
+    """`optimizer.init` as a plan's function: weights -> state, whole trees or shards.
+
+    Declare it `fn begin(tree) -> tree on device elementwise`, and call it `at start`: `moment = map
+    begin(weights)`. Give the state's shapes when the plan is compiled: `shapes={"moment":
+    jax.eval_shape(optimizer.init, weights)}`.
+    """
+
+    def begin(weights: Any) -> Any:
+        return cast("Any", optimizer).init(weights)
+
+    return begin
+
+
+def update(optimizer: optax.GradientTransformation) -> Callable[..., Any]:
+    """`optimizer` as the update of an exchange: (weights, state, gradients) -> (weights, state).
+
+    Declare it `fn adam(tree, tree, tree) -> tree, tree on device elementwise`; for an optimiser that keeps no
+    state (weights, gradients) -> weights does as well. Owners update their part of the weights alone, so it
+    must work element by element, whatever its name: a small random tree is updated whole and in parts, and
+    must come out the same. Raises `CommplanError` CP0822 where it does not (a norm of the tree or of a leaf,
+    factored moments, rules that go by a leaf's shape), and where the optimiser itself fails.
+    """
+    own = cast("Any", optimizer)
+
+    def applied(weights: Any, state: Any, gradients: Any) -> tuple[Any, Any]:
+        changes, new = own.update(gradients, state, weights)
+        return cast("Any", optax).apply_updates(weights, changes), new
+
+    def step(weights: Any, *rest: Any) -> Any:
+        if len(rest) == 1:
+            return applied(weights, own.init(weights), rest[0])[0]
+        return applied(weights, *rest)
+
+    try:
+        found = difference(own.init, applied)
+    except Exception as error:  # noqa: BLE001  an optimiser may raise anything
+        fail(
+            "CP0822",
+            f"the optimiser cannot update a tree: {type(error).__name__}: {error}",
+            "it is called as update(gradients, state, weights), with nothing else",
+        )
+    if found is not None:
+        _refuse(found)
+    return step
+
+
+def _refuse(found: Difference) -> None:
+    size = "one gradient that is not a number" if found.size is None else f"gradients of size {found.size:g}"
+    fail(
+        "CP0822",
+        "the optimiser needs a whole-tree view: a part of the weights is not updated as it is in the whole",
+        f"with {size}, an element of `{found.leaf}` moves by {found.whole:.6g} in the whole tree and by"
+        f" {found.part:.6g} in a third of it",
+        "owners have a part of every leaf: norms of trees and leaves, factored moments and rules that go by a"
+        " leaf's shape come out differently there",
+        "leave that rule out, or reduce the gradients in the plan and call the optimiser on whole trees",
+    )

@@ -1,0 +1,93 @@
+"""Whether an optimiser works element by element: the whole of a small tree against the same in parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from commplan.lowering.jax.untyped import jax, jnp
+
+Tree = Any
+SHAPES = {"matrix": (130, 140), "vector": (10,), "small": (7, 3)}  # one large enough to be factored
+PARTS, STEPS = 3, 3
+SIZES = (1.0, 1e-4, 1e8)  # of gradients: some rules show only where a norm is large
+NEAR = 1e-4  # what updates of the same element may differ by, relative: kernels round differently by shape
+
+
+class Difference(NamedTuple):
+    """An element that a part of the tree updates otherwise than the whole tree does.
+
+    size: of the gradients, as their standard deviation; None where one of them is not a number.
+    """
+
+    leaf: str
+    whole: float
+    part: float
+    size: float | None
+
+
+def difference(init: Callable[[Tree], Tree], update: Callable[[Tree, Tree, Tree], Any]) -> Difference | None:
+    """An element that is updated differently in a part of the tree; None: the optimiser is elementwise.
+
+    init: weights -> state. update: (weights, state, gradients) -> (weights, state). What is tried is a tree
+    of three leaves in f32, whole and cut into three parts as owners get them, over three steps, with small,
+    usual and huge gradients and with one that is not a number.
+    """
+    step = jax.jit(update)
+    for size in (*SIZES, None):
+        found = _tried(init, step, size)
+        if found is not None:
+            return found
+    return None
+
+
+def _tried(init: Callable[[Tree], Tree], step: Callable[..., Any], size: float | None) -> Difference | None:
+    rng = np.random.default_rng(7)
+    whole = {key: rng.normal(size=shape).astype(np.float32) for key, shape in SHAPES.items()}
+    parts = [_part(whole, number) for number in range(PARTS)]
+    states = [init(_arrays(tree)) for tree in (whole, *parts)]
+    for _ in range(STEPS):
+        drawn = {key: rng.normal(size=shape).astype(np.float32) for key, shape in SHAPES.items()}
+        gradient = {key: x * np.float32(1 if size is None else size) for key, x in drawn.items()}
+        if size is None:
+            gradient["vector"][0] = np.nan
+        gradients = [gradient, *(_part(gradient, number) for number in range(PARTS))]
+        trees: list[Tree] = []
+        for number, before in enumerate((whole, *parts)):
+            after, states[number] = step(_arrays(before), states[number], _arrays(gradients[number]))
+            trees.append({key: np.asarray(after[key]) for key in SHAPES})
+        found = _unlike(whole, trees[0], trees[1:], size)
+        if found is not None:
+            return found
+        whole, *parts = trees
+    return None
+
+
+def _unlike(before: Tree, whole: Tree, parts: list[Tree], size: float | None) -> Difference | None:
+    for key, shape in SHAPES.items():
+        count = int(np.prod(shape))
+        start = before[key].reshape(-1).astype(np.float64)
+        one = whole[key].reshape(-1) - start
+        other = np.concatenate([part[key] for part in parts])[:count] - start
+        spread = NEAR * np.maximum(np.abs(one), np.abs(other)) + 2.0**-21 * np.abs(start)
+        close = (np.abs(one - other) <= spread) | (np.isnan(one) & np.isnan(other)) | (one == other)
+        if not close.all():
+            at = int(np.flatnonzero(~close)[0])
+            return Difference(key, float(one[at]), float(other[at]), size)
+    return None
+
+
+def _part(tree: Tree, number: int) -> Tree:
+    """One of the parts that owners get: leaves flattened, zero-padded and cut."""
+    found: Tree = {}
+    for key, leaf in tree.items():
+        flat = leaf.reshape(-1)
+        rows = np.pad(flat, (0, -len(flat) % PARTS)).reshape(PARTS, -1)
+        found[key] = rows[number].copy()
+    return found
+
+
+def _arrays(tree: Tree) -> Tree:
+    return {key: jnp.asarray(leaf) for key, leaf in tree.items()}
