@@ -57,7 +57,9 @@ class Context:
 
     @functools.cached_property
     def states(self) -> dict[str, ir.Value]:
-        return {name_of(ref): self.entry(name_of(ref)) for ref in self.schedule.states}
+        """The states that workers hold, by name: a phase neither takes nor gives those on servers."""
+        found = {name_of(ref): self.entry(name_of(ref)) for ref in self.schedule.states}
+        return {name: value for name, value in found.items() if value.placement.server is None}
 
     @functools.cached_property
     def compiled(self) -> dict[str, Any]:

@@ -178,18 +178,23 @@ class PhaseCall:
             name: check.value(f"input `{name}`", value, inputs[name], layout, sizes, span, file)
             for name, value in self.lowered.arguments.items()
         }
-        held = {name: self.context.entry(name) for name in map(name_of, self._phase.states)}
         states = {
             name: check.value(f"state `{name}`", value, state[name], layout, sizes, span, file)
-            for name, value in held.items()
+            for name, value in self._held.items()
         }
         return trees, states
+
+    @property
+    def _held(self) -> dict[str, ir.Value]:
+        """The states that the phase reads, but for those on servers."""
+        known = self.context.states
+        return {name: known[name] for name in map(name_of, self._phase.states) if name in known}
 
     def _wrapped(self, state: dict[str, Any], inputs: dict[str, Any]) -> tuple[Outputs, dict[str, Any]]:
         """Global arrays in and out: the phase in a shard_map, with specs from the plan."""
         lowered, context = self.lowered, self.context
         values = lowered.arguments
-        held = {name: context.entry(name) for name in map(name_of, self._phase.states)}
+        held = self._held
         trees, states = self._global(state, inputs)
         every = lowered.values
         results = Carried.of(context, {binding.name: every[binding.value] for binding in lowered.outputs})

@@ -11,14 +11,17 @@ from typing import Any
 from commplan.diagnostics import fail
 from commplan.input.division import Division
 from commplan.ir import schedule as ir
+from commplan.ir.plan import AxisKind
 from commplan.ir.types import Placement
 from commplan.lowering.jax.check import Layout
 from commplan.lowering.jax.untyped import jax, jnp
-from commplan.lowering.mpi.backend import MpiBackend, backend_of
+from commplan.lowering.mpi.backend import MpiBackend, backend_of, server_names
 from commplan.lowering.mpi.untyped import MPI
+from commplan.protocol.survey import sites
 from commplan.runtime.data.carry_mpi import MpiCarrier
 from commplan.runtime.data.segment import Blame
 from commplan.runtime.machine import Host, Local, Machine, OnFailure, Peers, digest, peers_of
+from commplan.runtime.serving import Serving
 
 Array = Any
 
@@ -27,8 +30,8 @@ Array = Any
 class Ranks:
     """See `runtime.machine.Machine`.
 
-    mesh: the communicator that the program was bound to. own: a duplicate of it, for what is said outside
-    of compiled phases.
+    mesh: the communicator that the program was bound to. own: one of the same ranks without servers, for what
+    is said outside of compiled phases.
     """
 
     mesh: Any
@@ -109,8 +112,11 @@ class Ranks:
         return parts[here]
 
 
-def ranks(schedule: ir.Schedule, program: str, comm: Any) -> Ranks:
-    """The machine of `comm` for a schedule with the digest `program`. All of its ranks call this alike.
+def ranks(schedule: ir.Schedule, program: str, comm: Any) -> Ranks | Serving:
+    """The machine of `comm` for a schedule with the digest `program`: of a worker, or of a server.
+
+    All ranks of `comm` call this alike. The first ones, as many as the axes make, are workers, the others the
+    plan's servers in their order.
 
     Raises CP0840 for another number of ranks than compiled for, CP0841 for a program that was compiled for a
     mesh, CP0843 for a communicator that cannot be used, CP0844 where MPI allows too few threads, CP0845 where
@@ -134,7 +140,15 @@ def ranks(schedule: ir.Schedule, program: str, comm: Any) -> Ranks:
         )
     own = comm.Dup()
     _check_alike(schedule, program, own)
-    return Ranks(comm, own, backend_of(schedule, own), schedule.file)
+    found = sites(schedule)
+    if not found.servers:
+        return Ranks(comm, own, backend_of(schedule, own, found), schedule.file)
+    rank = int(own.Get_rank())
+    server = rank - found.workers
+    part = own.Split(int(server >= 0), rank)
+    if server < 0:
+        return Ranks(comm, part, backend_of(schedule, part, found, own), schedule.file)
+    return Serving(comm, own, part, found, server, server_names(schedule)[server], schedule.file)
 
 
 def check_communicator(comm: Any, file: str) -> None:
@@ -163,16 +177,19 @@ def check_communicator(comm: Any, file: str) -> None:
 
 
 def check_size(schedule: ir.Schedule, comm: Any) -> None:
-    """Raises CP0840 where `comm` has another number of ranks than the plan's axes."""
+    """Raises CP0840 where `comm` has another number of ranks than the plan's axes and servers make."""
     sizes, found = schedule.mesh_sizes, comm.Get_size()
-    wanted = math.prod(sizes.values())
+    servers = {axis.name: axis.size for axis in schedule.axes if axis.kind is AxisKind.SERVER}
+    wanted = math.prod(sizes.values()) + sum(servers.values())
     if wanted == found:
         return
     axes = " x ".join(f"{name} = {size}" for name, size in sizes.items()) or "no axes"
+    beside = [f"its servers, ranks of their own: {', '.join(f'{n} = {k}' for n, k in servers.items())}"]
     fail(
         "CP0840",
         f"the plan has {wanted} ranks, and the communicator {found}",
         f"its axes: {axes}",
+        *(beside if servers else ()),
         f"start it with mpirun -n {wanted}, or split the communicator",
         file=schedule.file,
     )

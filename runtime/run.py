@@ -7,15 +7,16 @@ import operator
 import os
 import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, SupportsIndex, cast
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, cast
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.ir import schedule as ir
 from commplan.ir.types import Placement
-from commplan.lowering.jax import _compat, tap
+from commplan.lowering.jax import _compat, servers, tap
 from commplan.lowering.jax.trees import Structure, build, flatten, leaves_of
 from commplan.lowering.jax.untyped import jax, jnp
 from commplan.machines import is_communicator
+from commplan.protocol.survey import sites
 from commplan.runtime import member as members
 from commplan.runtime import spmd
 from commplan.runtime.batches import Batches
@@ -30,6 +31,7 @@ from commplan.runtime.mesh import check_mesh, machine_of
 from commplan.runtime.metrics import PERIOD_S, Ledger, Metrics, checked_period, close_quietly
 from commplan.runtime.metrics import place as metrics_place
 from commplan.runtime.phases import PhaseCall
+from commplan.runtime.serving import ServerContext, Serving
 
 if TYPE_CHECKING:
     from commplan.api import Program
@@ -263,6 +265,36 @@ class Run(Bound):
     def __repr__(self) -> str:
         return f"<Run {self.program.schedule.plan}: {', '.join(self.phases)}>"
 
+    @property
+    def role(self) -> Literal["worker", "server"]:
+        """What this process is: under MPI the ranks after the workers' are the plan's servers."""
+        return "server" if isinstance(self.context.machine, Serving) else "worker"
+
+    def serve(self, **how: Any) -> Any:
+        """On a server: serve until every worker has left, and tell what was served. On a worker: None.
+
+        how: see `commplan.runtime.exchange.serve.serve`.
+        """
+        machine = self.context.machine
+        if not isinstance(machine, Serving):
+            return None
+        from commplan.runtime.exchange.serve import serve  # noqa: PLC0415  only where there are servers
+
+        context = ServerContext(
+            self.context.schedule, machine.sites, machine.service, machine.number, machine.name,
+            machine.servers, self.context.functions, self.context.structures, self.context.seed,
+        )  # fmt: skip
+        return serve(context, **how)
+
+    def close(self) -> None:
+        """Tell the plan's servers that this worker is done; where there are none, nothing happens.
+
+        What was begun is waited for. Phases that ask servers fail from now on (CP0832). It happens by
+        itself at the interpreter's exit, and when nothing refers to the run any more.
+        """
+        if self.role == "worker" and self.context.backend.service is not None:
+            self.context.backend.service.close()
+
     def batches(
         self,
         phase: str = "step",
@@ -360,9 +392,18 @@ def machine_for(schedule: ir.Schedule, digest: str, mesh: Any) -> Machine:
     if is_communicator(mesh):
         from commplan.runtime.ranks import ranks  # noqa: PLC0415  MPI is loaded only where it is used
 
-        return ranks(schedule, digest, mesh)
+        return cast("Machine", ranks(schedule, digest, mesh))
     check_mesh(schedule, mesh)
+    check_servers(schedule)
     return machine_of(schedule, mesh)
+
+
+def check_servers(schedule: ir.Schedule) -> None:
+    """Raises CP0851 for a plan whose states live on servers: a mesh of devices has none."""
+    found = sites(schedule)
+    if found.all:
+        first = found.all[0]
+        servers.refuse(first.span, schedule.file)
 
 
 def placed(run: Run, name: str, axis: str | None = None) -> Placement:

@@ -21,6 +21,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "commplan.ir": (),
     "commplan.collectives": (),
     "commplan.input": ("commplan.collectives",),
+    "commplan.protocol": (),
     "commplan.dsl": (),
     "commplan.trees": (),
     "commplan.files": (),
@@ -34,10 +35,11 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "commplan.verify": ("commplan.collectives", "commplan.input"),
     "commplan.lowering": (
         "commplan.collectives", "commplan.passes", "commplan.verify", "commplan.trees", "commplan.topology",
+        "commplan.protocol",
     ),
     "commplan.runtime": (
         "commplan.collectives", "commplan.passes", "commplan.verify", "commplan.trees", "commplan.lowering",
-        "commplan.machines", "commplan.simulate", "commplan.topology", "commplan.input",
+        "commplan.machines", "commplan.simulate", "commplan.topology", "commplan.input", "commplan.protocol",
     ),
 }  # fmt: skip
 JAX = (

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from commplan.ir.schedule import Collective
+from commplan.lowering.jax.servers import Service
 
 Array = Any  # a jax.Array or a tracer of one
 
@@ -30,6 +31,11 @@ class Backend(Protocol):
     @property
     def typed(self) -> bool:
         """Whether JAX types values by the axes over which they vary, as it does inside a shard_map."""
+        ...
+
+    @property
+    def service(self) -> Service | None:
+        """The plan's servers; None where there are none."""
         ...
 
     def ways(self, axes: tuple[str, ...]) -> int:

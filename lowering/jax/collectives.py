@@ -35,6 +35,11 @@ class LaxBackend:
     spread: Mapping[str, tuple[Spread, ...]] = dataclasses.field(default_factory=dict[str, Any])
 
     @property
+    def service(self) -> None:
+        """Servers are no devices."""
+        return None
+
+    @property
     def on_cpu(self) -> bool:
         return self.platform == "cpu"
 

@@ -13,7 +13,7 @@ from commplan.collectives.scalars import scalar_algorithm
 from commplan.diagnostics import fail
 from commplan.ir import schedule as ir
 from commplan.ir.plan import name_of
-from commplan.lowering.jax import ops, order
+from commplan.lowering.jax import ops, order, servers
 from commplan.lowering.jax.backend import Backend, move
 from commplan.lowering.jax.functions import Draw, call
 from commplan.lowering.jax.layout import varying
@@ -94,6 +94,12 @@ class Lowered:
         return {name: values[ref] for name, ref in refs.items()}
 
     @functools.cached_property
+    def elsewhere(self) -> frozenset[str]:
+        """The states that live on servers, as on entry."""
+        entry = self.schedule.entry
+        return frozenset(value.id for value in entry if value.placement.server is not None)
+
+    @functools.cached_property
     def ops(self) -> tuple[ir.Op, ...]:
         """The ops that run on devices when the phase is called."""
         known = [*self.phase.inputs, *self.phase.states, *(binding.value for binding in self.phase.takes)]
@@ -113,28 +119,32 @@ class Lowered:
         `draw`: where random functions get their keys; None where nothing is random.
         """
         env: Env = {ref: inputs[name_of(ref)] for ref in self.phase.inputs}
-        env |= {ref: state[name_of(ref)] for ref in self.phase.states}
+        env |= {ref: state[name_of(ref)] for ref in self.phase.states if ref not in self.elsewhere}
         env |= {binding.value: inputs[binding.name] for binding in self.phase.takes}
         self.apply(self.ops, env, draw)
         results = {binding.name: self._leave(binding.value, env) for binding in self.outputs}
-        updates = {binding.name: self._leave(binding.value, env) for binding in self.phase.updates}
-        return results, updates
+        there = {name_of(ref) for ref in self.elsewhere}
+        kept = [binding for binding in self.phase.updates if binding.name not in there]
+        return results, {binding.name: self._leave(binding.value, env) for binding in kept}
 
     def apply(self, chosen: Iterable[ir.Op], env: Env, draw: Draw | None) -> None:
         """Run the ops `chosen`, in order; their results join `env`.
 
-        Collectives that are begun and completed later are begun at their place, and completed when nothing
-        is left to run without them, the first begun first. HLO and profiles name ops
-        `commplan/PHASE/lineN` after their plan line.
+        Collectives and requests to servers that are begun and completed later are begun at their place, and
+        completed when nothing is left to run without them, the first begun first. Servers are asked in the
+        order of the schedule. HLO and profiles name ops `commplan/PHASE/lineN` after their plan line.
         """
         chosen = tuple(chosen)
         chained = {ref for op in chosen for ref in op.after}
-        begun: dict[str, tuple[ir.Op, Callable[[], Tree]]] = {}
+        begun: dict[str, tuple[ir.Op, Callable[[], Env]]] = {}
         left = list(order.without_implied(chosen, self.values))
         while left or begun:
             blocked: list[ir.Op] = []
             for op in left:
-                if begun and not all(ref in env for ref in ir.operands(op)):
+                asking = servers.asks(op, self.values)
+                needs = ir.operands(op) if asking is None else servers.reads(asking)
+                after = asking is not None and any(servers.asks(one, self.values) for one in blocked)
+                if begun and (after or not all(ref in env for ref in needs)):
                     blocked.append(op)
                     continue
                 with self._scope(op):
@@ -147,13 +157,16 @@ class Lowered:
             for ref, (op, finish) in list(begun.items())[:1]:
                 del begun[ref]
                 with self._scope(op):
-                    env[ref] = finish()
+                    env |= finish()
 
     def _scope(self, op: ir.Op) -> Any:
         return jax.named_scope(f"commplan/{self.phase.name}/line{op.span.line}")
 
-    def _begin(self, op: ir.Op, env: Env) -> Callable[[], Tree] | None:
-        """Begin a collective that is carried out in two parts; None for every other op."""
+    def _begin(self, op: ir.Op, env: Env) -> Callable[[], Env] | None:
+        """Begin a collective that is carried out in two parts, or a request; None for every other op."""
+        asking = servers.asks(op, self.values)
+        if asking is not None:
+            return self._ask(asking, env)
         if not isinstance(op, ir.Collective) or op.form != "split":
             return None
         leaves = env[op.operand].leaves
@@ -166,7 +179,29 @@ class Lowered:
             if begun is None:  # the backend does it in one
                 return None
             parts.append(functools.partial(self._completed, op, begun, leaf))
-        return lambda: env[op.operand].like([part() for part in parts])
+        return lambda: {op.result: env[op.operand].like([part() for part in parts])}
+
+    def _ask(self, op: servers.ServerOp, env: Env) -> Callable[[], Env]:
+        service = self.backend.service
+        if service is None:
+            servers.refuse(op.span, self.schedule.file)
+        finish = servers.begin(service, self.phase.name, op, self.values, env)
+
+        def finished() -> Env:
+            return {ref: Tree(leaves, self._shaped(op, ref, env)) for ref, leaves in finish().items()}
+
+        return finished
+
+    def _shaped(self, op: servers.ServerOp, ref: str, env: Env) -> Structure:
+        """The structure of what a server gives: that of what it is met with, where it has the same leaves."""
+        value = self.values[ref]
+        if value.kind != "tree":
+            return LEAF
+        paths = [leaf.path for leaf in value.leaves]
+        for met in servers.reads(op):
+            if [leaf.path for leaf in self.values[met].leaves] == paths:
+                return env[met].structure
+        return structure_by(paths, self.structures)
 
     def _completed(self, op: ir.Collective, begun: Callable[[], Any], target: ir.Leaf) -> Any:
         moved = begun()
@@ -226,6 +261,8 @@ class Lowered:
                 env |= call(op, self, env, draw)
             case ir.Share():
                 env[op.result] = env[op.operand]
+            case ir.Put() | ir.Get():
+                pass  # always begun, never run in one
             case ir.Read() | ir.Elastic() | ir.Exchange():
                 self._refuse(op)
 

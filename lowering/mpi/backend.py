@@ -11,11 +11,15 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from commplan.diagnostics import fail
+from commplan.ir.plan import AxisKind
 from commplan.ir.schedule import Collective, Schedule, Spread
 from commplan.lowering.jax import _compat
 from commplan.lowering.jax.untyped import lax
 from commplan.lowering.mpi.collectives import Channel, Spec
+from commplan.lowering.mpi.service import Service, goodbye
 from commplan.lowering.programs import spreads
+from commplan.protocol.sites import Sites
 
 Array = Any
 
@@ -53,7 +57,7 @@ class MpiBackend:
     """One rank of a communicator: see `lowering.jax.backend.Backend`.
 
     sizes: the plan's axes, in its order; ranks lie on their grid row-major. spread: how each axis lies on the
-    topology that the plan was compiled for.
+    topology that the plan was compiled for. service: the plan's servers.
     """
 
     sizes: Mapping[str, int]
@@ -62,6 +66,7 @@ class MpiBackend:
     file: str = ""
     typed: bool = False
     order: Order = dataclasses.field(default_factory=Order)
+    service: Service | None = None
 
     def ways(self, axes: tuple[str, ...]) -> int:
         return self.channel.groups.ways(axes)
@@ -131,10 +136,37 @@ class MpiBackend:
             chunk=op.hints.chunk,
             levels=levels,
             form=op.form or "call",
+            where=line(op, self.file),
         )
 
 
-def backend_of(schedule: Schedule, comm: Any) -> MpiBackend:
-    """The backend of this rank. Every rank of `comm` calls it alike: it makes communicators of its own."""
-    sizes = schedule.mesh_sizes
-    return MpiBackend(sizes, Channel(comm, sizes), spreads(schedule), schedule.file)
+def line(op: Collective, file: str) -> str:
+    """Where `op` stands in the plan, for errors."""
+    return f"line {op.span.line} of {file or 'the plan'} waits for it"
+
+
+def backend_of(schedule: Schedule, comm: Any, found: Sites, whole: Any = None) -> MpiBackend:
+    """The backend of a worker. Every rank of `comm`, the workers', calls it alike: it makes communicators.
+
+    found: the schedule's sites. whole: a communicator of workers and servers for what they say to each other,
+    if the plan has servers. Raises CP0830 where there are servers and the engine cannot be had.
+    """
+    sizes, order, file = schedule.mesh_sizes, Order(), schedule.file
+    channel, service = Channel(comm, sizes), None
+    if found.servers:
+        if channel.engine is None:
+            goodbye(whole, found)
+            fail("CP0830", "servers are asked by the MPI engine, which cannot be had", file=file)
+        service = Service(channel.engine, whole, found, server_names(schedule), order, file)
+    return MpiBackend(sizes, channel, spreads(schedule), file, order=order, service=service)
+
+
+def server_names(schedule: Schedule) -> tuple[str, ...]:
+    """Every server of the plan, as errors name it."""
+    found: list[str] = []
+    for axis in schedule.axes:
+        if axis.kind is AxisKind.SERVER:
+            alone = axis.size == 1
+            names = (f"server {i} of `{axis.name}`" for i in range(axis.size))
+            found += [f"server `{axis.name}`"] if alone else names
+    return tuple(found)

@@ -26,7 +26,7 @@ from commplan.lowering.jax.untyped import jax
 from commplan.lowering.mpi.untyped import MPI
 
 SOURCES = Path(__file__).parent / "engine"
-_OPTIONS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread")
+_OPTIONS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread")
 _FIX = "install a C++17 compiler (Debian: g++) and the headers of the MPI in use, or write `via` without it"
 _SECONDS = 300  # more than any compiler needs
 
@@ -56,15 +56,21 @@ def library() -> ctypes.CDLL:
 
 
 def _declare(loaded: Any) -> None:
-    number, pointer = ctypes.c_int64, ctypes.c_void_p
+    number, pointer, text = ctypes.c_int64, ctypes.c_void_p, ctypes.c_char_p
     loaded.commplan_channel_open.restype = pointer
-    loaded.commplan_channel_open.argtypes = [ctypes.c_int]
+    loaded.commplan_channel_open.argtypes = [ctypes.c_int, ctypes.c_int]
     loaded.commplan_channel_close.restype = None
     loaded.commplan_channel_close.argtypes = [pointer]
     loaded.commplan_list.restype = number
-    loaded.commplan_list.argtypes = [pointer, pointer, number, *[pointer] * 4, number, pointer]
+    loaded.commplan_list.argtypes = [pointer, pointer, number, *[pointer] * 4, number, pointer, text]
     loaded.commplan_native.restype = number
-    loaded.commplan_native.argtypes = [pointer, pointer]
+    loaded.commplan_native.argtypes = [pointer, pointer, text]
+    loaded.commplan_request.restype = number
+    loaded.commplan_request.argtypes = [
+        pointer, text, pointer, ctypes.POINTER(text), number, pointer, number, number, pointer,
+    ]  # fmt: skip
+    loaded.commplan_request_shares.restype = None
+    loaded.commplan_request_shares.argtypes = [number, pointer, number, pointer, number, pointer, pointer]
     for name in ("call", "start", "finish", "empty"):
         handler = jax.ffi.pycapsule(getattr(loaded, f"commplan_{name}"))
         jax.ffi.register_ffi_target(f"commplan_mpi_{name}", handler, platform="cpu")

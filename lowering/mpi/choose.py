@@ -6,7 +6,7 @@ import dataclasses
 
 import msgspec
 
-from commplan.collectives.layout import MESSAGE
+from commplan.collectives.layout import message
 from commplan.collectives.program import BLOCKED, Program
 from commplan.diagnostics import Span, fail
 from commplan.ir.plan import Algorithm, Arg, Hints
@@ -46,7 +46,7 @@ def choice(spec: Spec, groups: Groups, size: int, itemsize: int) -> Choice | Non
             fail("CP0831", f"all_to_all of {nbytes} bytes", f"at most {COUNTED} bytes may go to each rank")
         spec = dataclasses.replace(spec, algorithm=Algorithm("ring"))
     program = _program(spec, groups, nbytes)
-    return Choice(program, min(spec.chunk or MESSAGE, MESSAGE), WINDOW)
+    return Choice(program, message(nbytes / program.chunks, spec.chunk), WINDOW)
 
 
 def _program(spec: Spec, groups: Groups, nbytes: int) -> Program:

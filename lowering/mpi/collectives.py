@@ -58,9 +58,14 @@ class Channel:
         self._library: Any = self._engine()
         self._channel: int | None = None
         if self._library is not None:
-            self._channel = self._library.commplan_channel_open(self.groups.own.py2f())
+            self._channel = self._library.commplan_channel_open(self.groups.own.py2f(), 1)
         self._numbers: dict[Any, int] = {}
         _open.add(self)
+
+    @property
+    def engine(self) -> Any:
+        """The engine, or None where some rank has none."""
+        return self._library
 
     def _engine(self) -> Any:
         """The engine if all ranks have it: forms do not mix."""
@@ -105,7 +110,8 @@ class Channel:
             y = self._rounds(rounds.tied(x, token), spec).reshape(shape)
             return y, rounds.after(token, y)
         result = jax.ShapeDtypeStruct(shape, x.dtype)
-        return primitives.call(x, token, result, self._number(x, spec))
+        (y,), after = primitives.call((x,), token, (result,), self._number(x, spec))
+        return y, after
 
     def start(self, x: Array, spec: Spec, token: Array) -> tuple[Pending, Array]:
         """Begin the collective of `x`; a thread of this process moves it on meanwhile."""
@@ -119,7 +125,8 @@ class Channel:
         if not self.groups.concurrent:
             fail("CP0833", "this MPI may be called by one thread at a time, and form `split` needs two")
         number = self._number(x, spec)
-        result, handle, after = primitives.start(x, token, jax.ShapeDtypeStruct(shape, x.dtype), number)
+        shaped = jax.ShapeDtypeStruct(shape, x.dtype)
+        (result,), handle, after = primitives.start((x,), token, (shaped,), number)
         return Pending(x, result, handle, number), after
 
     def finish(self, pending: Pending, token: Array) -> tuple[Array, Array]:
@@ -127,7 +134,8 @@ class Channel:
         x, result, handle, number = pending
         if handle is None:
             return result, token
-        return primitives.finish(x, result, handle, token, number)
+        (y,), after = primitives.finish((x,), (result,), handle, token, number)
+        return y, after
 
     def _rounds(self, x: Array, spec: Spec) -> Array:
         axes = self._axes(spec)
@@ -199,7 +207,8 @@ class Channel:
             _DTYPES.index(code),
             _OPS.index(spec.op),
         )
-        return self._library.commplan_native(self._channel, _numbers(settings, np.int64).ctypes.data)
+        table = _numbers(settings, np.int64)
+        return self._library.commplan_native(self._channel, table.ctypes.data, spec.where.encode())
 
     def _make_list(
         self, made: Instructions, ranks: tuple[int, ...], spec: Spec, dtype: np.dtype[Any], window: int
@@ -228,8 +237,9 @@ class Channel:
         arrays = (waits, begins, after, peers)
         pointers = [array.ctypes.data for array in arrays]
         return self._library.commplan_list(
-            self._channel, table.ctypes.data, len(made.code), *pointers, len(peers), settings.ctypes.data
-        )
+            self._channel, table.ctypes.data, len(made.code), *pointers, len(peers), settings.ctypes.data,
+            spec.where.encode(),
+        )  # fmt: skip
 
 
 def _numbers(values: Any, dtype: Any) -> Any:

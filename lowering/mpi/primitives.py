@@ -75,10 +75,15 @@ def _no_derivative(*_: object, **__: object) -> NoReturn:
 
 
 @functools.cache
-def _primitives() -> tuple[Any, Any, Any]:
-    finish = _declare("finish", {1: 0, 3: 1})
+def _primitive(name: str, inputs: int, outputs: int) -> Any:
+    """`call`, `start` or `finish` of what has so many operands and results, the token not counted."""
+    if name == "call":
+        return _declare(name, {inputs: outputs})
+    if name == "start":
+        return _declare(name, {inputs: outputs + 1})
+    finish = _declare(name, {inputs + i: i for i in range(outputs)} | {inputs + outputs + 1: outputs})
     cast("Any", partial_eval).dce_rules[finish] = _needed
-    return _declare("call", {1: 1}), _declare("start", {1: 2}), finish
+    return finish
 
 
 def _bind(primitive: Any, operands: Sequence[Array], results: Sequence[Any], program: int) -> list[Array]:
@@ -86,20 +91,28 @@ def _bind(primitive: Any, operands: Sequence[Array], results: Sequence[Any], pro
     return primitive.bind(*operands, results=shapes, program=program)
 
 
-def call(x: Array, token: Array, result: Any, program: int) -> tuple[Array, Array]:
-    """x, token -> y of the shape and dtype of `result`, token."""
-    y, after = _bind(_primitives()[0], (x, token), (result, token), program)
-    return y, after
+def call(
+    xs: Sequence[Array], token: Array, results: Sequence[Any], program: int
+) -> tuple[list[Array], Array]:
+    """xs, token -> ys of the shapes and dtypes of `results`, token."""
+    *ys, after = _bind(_primitive("call", len(xs), len(results)), (*xs, token), (*results, token), program)
+    return ys, after
 
 
-def start(x: Array, token: Array, result: Any, program: int) -> tuple[Array, Array, Array]:
-    """x, token -> the result to be, its handle, token."""
+def start(
+    xs: Sequence[Array], token: Array, results: Sequence[Any], program: int
+) -> tuple[list[Array], Array, Array]:
+    """xs, token -> the results to be, their handle, token."""
     handle = jax.ShapeDtypeStruct((2,), np.int32)
-    pending, number, after = _bind(_primitives()[1], (x, token), (result, handle, token), program)
+    primitive = _primitive("start", len(xs), len(results))
+    *pending, number, after = _bind(primitive, (*xs, token), (*results, handle, token), program)
     return pending, number, after
 
 
-def finish(x: Array, pending: Array, handle: Array, token: Array, program: int) -> tuple[Array, Array]:
-    """x, the result to be, handle, token -> y, token."""
-    y, after = _bind(_primitives()[2], (x, pending, handle, token), (pending, token), program)
-    return y, after
+def finish(
+    xs: Sequence[Array], pending: Sequence[Array], handle: Array, token: Array, program: int
+) -> tuple[list[Array], Array]:
+    """xs, the results to be, handle, token -> ys, token."""
+    primitive = _primitive("finish", len(xs), len(pending))
+    *ys, after = _bind(primitive, (*xs, *pending, handle, token), (*pending, token), program)
+    return ys, after

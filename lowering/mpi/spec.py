@@ -23,7 +23,7 @@ class Spec:
     root: counted row-major over `axes`. algorithm: `native` is MPI's own. chunk: bytes of a message; None:
     what suits the size. levels: how a single axis is spread over the topology, innermost first, where the
     levels of `hierarchical` are those. form: see `commplan.ir.schedule.Form`; of `start` and `finish` it is
-    `split` always.
+    `split` always. where: the plan's line, for errors.
     """
 
     kind: Kind
@@ -34,3 +34,4 @@ class Spec:
     chunk: int | None = None
     levels: tuple[Spread, ...] = ()
     form: Form = "call"
+    where: str = ""

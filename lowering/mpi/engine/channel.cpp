@@ -19,12 +19,6 @@ namespace {
 constexpr int64_t kCaller = 1'000'000, kBeside = 20'000;
 constexpr int64_t kShortest = 10'000, kLongest = 250'000, kBulk = 50'000;
 
-int64_t now() {
-  timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return t.tv_sec * 1'000'000'000LL + t.tv_nsec;
-}
-
 constexpr uint64_t kSlice = 100'000;  // nanoseconds
 constexpr int kAbove = 5;            // levels of niceness
 
@@ -48,8 +42,7 @@ class Patience {
       }
     }
     exact_.get();
-    timespec t{0, static_cast<long>(pause_)};
-    nanosleep(&t, nullptr);
+    doze(pause_);
     pause_ = std::min(pause_ * 5 / 4, kLongest);
   }
 
@@ -108,7 +101,7 @@ struct Channel::Flight {
   bool ended;
 };
 
-Channel::Channel(MPI_Comm comm) : comm(comm) {
+Channel::Channel(MPI_Comm comm, bool together) : comm(comm), together_(together) {
   MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
   int* bound = nullptr;
   int found = 0, size = 0;
@@ -162,6 +155,38 @@ std::string Channel::broken() {
 void Channel::fail(const std::string& error) {
   std::lock_guard<std::mutex> lock(mutex_);
   broken_ = error;
+  fails_ = true;
+}
+
+void Channel::uses(MPI_Comm other) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  others_.push_back(other);
+}
+
+std::string Channel::explain(int code, const char* call, const std::string& where, int rank, const std::string& name) {
+  std::string line = where.empty() ? "" : "; " + where;
+  if (!lost(code)) {
+    char text[MPI_MAX_ERROR_STRING] = {};
+    int length = 0;
+    MPI_Error_string(code, text, &length);
+    std::string with = name.empty() ? "" : " with " + name;
+    return std::string(call) + with + " failed: " + std::string(text, length) + line;
+  }
+  if (!name.empty()) return name + " has died" + line;
+  if (together_) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    revoke(comm);
+    for (MPI_Comm other : others_) revoke(other);
+  }
+  // Who waited for the living learns from them that someone died, and only then who.
+  constexpr int64_t kNews = 3'000'000'000, kLook = 10'000'000;
+  std::vector<int> ranks = dead(comm);
+  for (int64_t until = now() + kNews; ranks.empty() && now() < until; ranks = dead(comm)) doze(kLook);
+  if (ranks.empty() && rank >= 0) ranks.push_back(rank);
+  if (ranks.empty()) return "another rank found that one has died" + line;
+  std::string named = ranks.size() > 1 ? "ranks " : "rank ";
+  for (size_t i = 0; i < ranks.size(); ++i) named += (i ? ", " : "") + std::to_string(ranks[i]);
+  return named + (ranks.size() > 1 ? " have died" : " has died") + line;
 }
 
 std::string Channel::drive(Operation& operation) {
@@ -213,7 +238,9 @@ void Channel::progress() {
       for (Flight* flight : active) {
         if (!flight->operation->done()) continue;
         flight->ended = true;
-        if (flight->operation->failed()) broken_ = flight->operation->error();
+        if (!flight->operation->failed()) continue;
+        if (broken_.empty()) broken_ = flight->operation->error();
+        fails_ = true;
       }
       auto ended = [](auto& f) { return f->ended; };
       if (std::any_of(active.begin(), active.end(), ended)) news_.notify_all();

@@ -4,6 +4,7 @@
 
 #include <mpi.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -44,6 +45,7 @@ struct Instruction {
 };
 
 struct List {
+  std::string where;            // the plan's line
   std::vector<Instruction> code;
   std::vector<int32_t> waits;   // how many instructions each waits for
   std::vector<int64_t> begins;  // instruction i is awaited by next[begins[i] .. begins[i + 1])
@@ -61,6 +63,7 @@ struct List {
 
 // MPI's own collective instead of a list.
 struct Native {
+  std::string where;
   Collective kind;
   MPI_Comm comm;
   int64_t count;  // elements of what every rank gives; of one block where there is one for each rank
@@ -69,11 +72,46 @@ struct Native {
   Reduction op;
 };
 
+// A message to a server, or its answer: `buffer` counts inputs or outputs, `offset` and `nbytes` are bytes.
+struct Message {
+  int64_t answer, peer, tag, buffer, offset, nbytes;
+};
+
+// A state of a server of this host, in memory that both see. `puts`: how often the server has set it since it began;
+// `ready`: whether it had a value then; `requests` counts ours; `closed`: whether the server has ended.
+struct Shared {
+  int64_t peer;
+  std::atomic<int64_t>*ready, *puts, *requests, *closed;
+  const int64_t* told;  // how often this process has told it to set the state
+};
+
+// Elements of such a state that are met in place (shared.cpp).
+struct Meeting {
+  int64_t state, input, output, offset, count, dtype;
+  char* center;
+};
+
+// What a worker asks of servers: messages with tags of their own go out, what they answer comes in.
+struct Request {
+  std::string where;
+  std::vector<int32_t> peers;          // ranks
+  std::vector<std::string> names;      // of the peers, for errors
+  std::vector<std::vector<Message>> sends;  // to each peer, in the order in which they are posted
+  std::vector<Message> receives;
+  int64_t window = 0;  // messages in flight to one peer
+  int64_t* told = nullptr;  // counted up when the request begins
+  std::vector<Shared> shared;
+  std::vector<Meeting> meetings;
+  int64_t factors[2] = {-1, -1}, types[2] = {};  // inputs with eta and rho, and their dtypes; -1: a literal
+  double literals[2] = {};
+};
+
 class Channel;
 
 // One thing to be driven until it is done.
 class Operation {
  public:
+  Operation(Channel& channel, const std::string& where) : channel_(channel), where_(where) {}
   virtual ~Operation() = default;
   virtual bool step() = 0;  // true where something happened
   virtual bool bulk() const { return false; }  // many messages: one more or less matters little
@@ -83,20 +121,36 @@ class Operation {
   const void* output() const { return output_; }
 
  protected:
-  bool check(int code, const char* call);
+  bool check(int code, const char* call, int rank = -1, const std::string& name = {});
+  Channel& channel_;
+  const std::string& where_;
   void* output_ = nullptr;
   bool done_ = false;
   std::string error_;
 };
 
 std::unique_ptr<Operation> run_list(Channel& channel, const List& list, const void* input, void* output);
-std::unique_ptr<Operation> run_native(const Native& native, const void* input, void* output);
-std::string call_native(const Native& native, const void* input, void* output);  // blocks; an error or nothing
+std::unique_ptr<Operation> run_native(Channel& channel, const Native& native, const void* input, void* output);
+// Blocks; an error or nothing.
+std::string call_native(Channel& channel, const Native& native, const void* input, void* output);
+std::unique_ptr<Operation> run_request(Channel& channel, const Request& request, std::vector<const void*> inputs,
+                                       std::vector<void*> outputs);
+void meet(const Meeting& x, int64_t begin, int64_t end, const void* input, void* output, const double factors[2]);
+double number(const void* scalar, DType dtype);
 
-// What all operations of one communicator share. Operations must begin in the same order on every rank.
+// Deaths (faults.cpp), where MPI lives on after them.
+bool lost(int code);                          // whether an error says that a process died, or that others found so
+std::vector<int> dead(MPI_Comm comm);         // those known to have died
+void revoke(MPI_Comm comm);                   // whoever waits on it, anywhere, gets an error
+void drain(std::vector<MPI_Request>& requests);  // until nothing more arrives, for a while at most
+int64_t now();                                // nanoseconds
+void doze(int64_t nanoseconds);
+
+// What all operations of one communicator share. Operations must begin in the same order on every rank, but for
+// requests. `together`: what fails on one rank ends on all of them.
 class Channel {
  public:
-  explicit Channel(MPI_Comm comm);
+  Channel(MPI_Comm comm, bool together);
   ~Channel();
 
   // The tags of the next messages to and from a rank: no two in flight between two ranks are alike.
@@ -112,15 +166,28 @@ class Channel {
   std::string drive(Operation& operation);  // by the calling thread, until done
   void stop();                              // joins the progress thread
 
+  // Requests send one after another, in the order in which they began.
+  int64_t take_turn() { return turns_++; }
+  bool has_turn(int64_t turn) const { return turn_.load() == turn; }
+  void pass_turn(int64_t turn) { turn_.store(turn + 1); }
+
+  void uses(MPI_Comm other);  // a communicator that goes down with this one
+  std::string explain(int code, const char* call, const std::string& where, int rank, const std::string& name);
+
   const MPI_Comm comm;
   std::mutex order;  // held while an operation begins
   std::string broken();  // why nothing more can run, or empty
+  bool fails() const { return fails_.load(); }
   void fail(const std::string& error);
 
  private:
   struct Flight;
   void progress();
 
+  const bool together_;
+  std::vector<MPI_Comm> others_;
+  int64_t turns_ = 0;
+  std::atomic<int64_t> turn_{0};
   int64_t tags_ = 32768;
   std::vector<int64_t> sent_, received_;
   std::mutex mutex_;
@@ -129,6 +196,7 @@ class Channel {
   std::vector<std::pair<int64_t, std::unique_ptr<char[]>>> buffers_;
   std::thread thread_;
   std::string broken_;
+  std::atomic<bool> fails_{false};
   int64_t handles_ = 0;
   bool stopping_ = false;
 };

@@ -16,6 +16,7 @@ struct Callable {
   Channel* channel;
   std::unique_ptr<List> list;
   std::unique_ptr<Native> native;
+  std::unique_ptr<Request> request;
 };
 
 std::mutex& registry_mutex() {
@@ -69,9 +70,16 @@ int64_t number_of(XLA_FFI_CallFrame* frame) {
   return scalar->dtype == XLA_FFI_DataType_S64 ? *static_cast<int64_t*>(scalar->value) : -1;
 }
 
-std::unique_ptr<Operation> begin(Callable& x, const void* input, void* output) {
+// Inputs are the first arguments, outputs the first results.
+std::unique_ptr<Operation> begin(Callable& x, XLA_FFI_CallFrame* frame, int64_t inputs, int64_t outputs) {
   std::lock_guard<std::mutex> lock(x.channel->order);
-  return x.list ? run_list(*x.channel, *x.list, input, output) : run_native(*x.native, input, output);
+  if (x.list) return run_list(*x.channel, *x.list, argument(frame, 0), result(frame, 0));
+  if (x.native) return run_native(*x.channel, *x.native, argument(frame, 0), result(frame, 0));
+  std::vector<const void*> from(inputs);
+  std::vector<void*> to(outputs);
+  for (int64_t i = 0; i < inputs; ++i) from[i] = argument(frame, static_cast<int>(i));
+  for (int64_t i = 0; i < outputs; ++i) to[i] = result(frame, static_cast<int>(i));
+  return run_request(*x.channel, *x.request, std::move(from), std::move(to));
 }
 
 std::string wrong(Callable* callable) {
@@ -93,7 +101,7 @@ using namespace commplan;
 
 #define COMMPLAN_API extern "C" __attribute__((visibility("default")))
 
-// x, token -> y, token (the same buffer)
+// inputs, token -> outputs, token (the same buffer)
 COMMPLAN_API XLA_FFI_Error* commplan_call(XLA_FFI_CallFrame* frame) {
   if (answers_metadata(frame)) return nullptr;
   Callable* x = find(number_of(frame));
@@ -101,36 +109,37 @@ COMMPLAN_API XLA_FFI_Error* commplan_call(XLA_FFI_CallFrame* frame) {
   if (error.empty()) {
     Rounding rounding;
     if (x->native) {
-      error = call_native(*x->native, argument(frame, 0), result(frame, 0));
+      error = call_native(*x->channel, *x->native, argument(frame, 0), result(frame, 0));
       if (!error.empty()) x->channel->fail(error);
     } else {
-      auto operation = begin(*x, argument(frame, 0), result(frame, 0));
+      auto operation = begin(*x, frame, frame->args.size - 1, frame->rets.size - 1);
       error = x->channel->drive(*operation);
     }
   }
   return error.empty() ? nullptr : failure(frame, text(error));
 }
 
-// x, token -> pending, handle, token (the same buffer)
+// inputs, token -> pending outputs, handle, token (the same buffer)
 COMMPLAN_API XLA_FFI_Error* commplan_start(XLA_FFI_CallFrame* frame) {
   if (answers_metadata(frame)) return nullptr;
   Callable* x = find(number_of(frame));
   std::string error = wrong(x);
   if (!error.empty()) return failure(frame, text(error));
   Rounding rounding;
-  int64_t handle = x->channel->start(begin(*x, argument(frame, 0), result(frame, 0)));
-  std::memcpy(result(frame, 1), &handle, sizeof handle);
+  int64_t outputs = frame->rets.size - 2;
+  int64_t handle = x->channel->start(begin(*x, frame, frame->args.size - 1, outputs));
+  std::memcpy(result(frame, static_cast<int>(outputs)), &handle, sizeof handle);
   return nullptr;
 }
 
-// x, pending, handle, token -> y (the same buffer as pending), token (the same buffer)
+// inputs, pending outputs, handle, token -> outputs (the same buffers as pending), token (the same buffer)
 COMMPLAN_API XLA_FFI_Error* commplan_finish(XLA_FFI_CallFrame* frame) {
   if (answers_metadata(frame)) return nullptr;
   Callable* x = find(number_of(frame));
   if (x == nullptr || x->channel == nullptr) return failure(frame, text(wrong(x)));
   int64_t handle;
-  std::memcpy(&handle, argument(frame, 2), sizeof handle);
-  std::string error = x->channel->finish(handle, result(frame, 0));
+  std::memcpy(&handle, argument(frame, static_cast<int>(frame->args.size - 2)), sizeof handle);
+  std::string error = x->channel->finish(handle, frame->rets.size > 1 ? result(frame, 0) : nullptr);
   return error.empty() ? nullptr : failure(frame, text(error));
 }
 
@@ -140,7 +149,10 @@ COMMPLAN_API XLA_FFI_Error* commplan_empty(XLA_FFI_CallFrame* frame) {
   return nullptr;
 }
 
-COMMPLAN_API void* commplan_channel_open(int comm) { return new Channel(MPI_Comm_f2c(comm)); }
+// together: what fails on one rank ends on all of them.
+COMMPLAN_API void* commplan_channel_open(int comm, int together) {
+  return new Channel(MPI_Comm_f2c(comm), together != 0);
+}
 
 // Programs of a closed channel fail with a message.
 COMMPLAN_API void commplan_channel_close(void* channel) {
@@ -156,8 +168,9 @@ COMMPLAN_API void commplan_channel_close(void* channel) {
 // table: `count` rows of Instruction. settings: scratch, window, synchronous, dtype, op.
 COMMPLAN_API int64_t commplan_list(void* channel, const int64_t* table, int64_t count, const int32_t* waits,
                                    const int64_t* begins, const int32_t* next, const int32_t* peers, int64_t many,
-                                   const int64_t* settings) {
+                                   const int64_t* settings, const char* where) {
   auto list = std::make_unique<List>();
+  list->where = where;
   auto* rows = reinterpret_cast<const Instruction*>(table);
   list->code.assign(rows, rows + count);
   list->waits.assign(waits, waits + count);
@@ -180,12 +193,13 @@ COMMPLAN_API int64_t commplan_list(void* channel, const int64_t* table, int64_t 
       list->largest = std::max(list->largest, (x.nbytes + 63) / 64 * 64);
     }
   }
-  return add({static_cast<Channel*>(channel), std::move(list), nullptr});
+  return add({static_cast<Channel*>(channel), std::move(list), nullptr, nullptr});
 }
 
 // settings: kind, communicator, count, root, dtype, op.
-COMMPLAN_API int64_t commplan_native(void* channel, const int64_t* settings) {
+COMMPLAN_API int64_t commplan_native(void* channel, const int64_t* settings, const char* where) {
   auto native = std::make_unique<Native>();
+  native->where = where;
   native->kind = static_cast<Collective>(settings[0]);
   native->comm = MPI_Comm_f2c(static_cast<int>(settings[1]));
   native->count = settings[2];
@@ -193,7 +207,49 @@ COMMPLAN_API int64_t commplan_native(void* channel, const int64_t* settings) {
   native->dtype = static_cast<DType>(settings[4]);
   native->op = static_cast<Reduction>(settings[5]);
   MPI_Comm_set_errhandler(native->comm, MPI_ERRORS_RETURN);
-  return add({static_cast<Channel*>(channel), nullptr, std::move(native)});
+  static_cast<Channel*>(channel)->uses(native->comm);
+  return add({static_cast<Channel*>(channel), nullptr, std::move(native), nullptr});
+}
+
+// peers, names: `many` of them. table: `count` rows of Message, in the order in which they are posted.
+// window: messages in flight to one peer. told: a number that counts its requests, or null.
+COMMPLAN_API int64_t commplan_request(void* channel, const char* where, const int32_t* peers, const char** names,
+                                      int64_t many, const int64_t* table, int64_t count, int64_t window, void* told) {
+  auto request = std::make_unique<Request>();
+  request->where = where;
+  request->peers.assign(peers, peers + many);
+  request->names.assign(names, names + many);
+  request->sends.resize(many);
+  request->window = window;
+  request->told = static_cast<int64_t*>(told);
+  auto* rows = reinterpret_cast<const Message*>(table);
+  for (int64_t i = 0; i < count; ++i) {
+    auto& list = rows[i].answer ? request->receives : request->sends[rows[i].peer];
+    list.push_back(rows[i]);
+  }
+  return add({static_cast<Channel*>(channel), nullptr, nullptr, std::move(request)});
+}
+
+// To a request that was just made: states in shared memory. header: of each the addresses of ready, puts, requests,
+// closed and told, after its peer. meetings: rows of state, input, output, offset, count, dtype, address of the
+// centre there. factors: of eta and rho each the input, or -1, and its dtype.
+COMMPLAN_API void commplan_request_shares(int64_t number, const int64_t* headers, int64_t states,
+                                          const int64_t* meetings, int64_t count, const int64_t* factors,
+                                          const double* literals) {
+  Request& request = *find(number)->request;
+  auto counter = [](int64_t address) { return reinterpret_cast<std::atomic<int64_t>*>(address); };
+  for (const int64_t* h = headers; h < headers + 6 * states; h += 6) {
+    request.shared.push_back({h[0], counter(h[1]), counter(h[2]), counter(h[3]), counter(h[4]),
+                              reinterpret_cast<const int64_t*>(h[5])});
+  }
+  for (const int64_t* m = meetings; m < meetings + 7 * count; m += 7) {
+    request.meetings.push_back({m[0], m[1], m[2], m[3], m[4], m[5], reinterpret_cast<char*>(m[6])});
+  }
+  for (int i = 0; i < 2; ++i) {
+    request.factors[i] = factors[2 * i];
+    request.types[i] = factors[2 * i + 1];
+    request.literals[i] = literals[i];
+  }
 }
 
 // The file of the MPI library that the engine calls.

@@ -15,7 +15,7 @@ namespace {
 class ListRun final : public Operation {
  public:
   ListRun(Channel& channel, const List& list, const void* input, void* output)
-      : channel_(channel), list_(list), waits_(list.waits), sent_(list.code.size()), landed_(list.code.size()) {
+      : Operation(channel, list.where), list_(list), waits_(list.waits), sent_(list.code.size()), landed_(list.code.size()) {
     output_ = output;
     buffers_[kInput] = static_cast<char*>(const_cast<void*>(input));
     buffers_[kOutput] = static_cast<char*>(output);
@@ -164,7 +164,7 @@ class ListRun final : public Operation {
     MPI_Request request;
     int code = MPI_Irecv(to, static_cast<int>(x.nbytes), MPI_BYTE, list_.peers[x.peer],
                          channel_.tag(peer.first_receive + x.message), channel_.comm, &request);
-    if (!check(code, "MPI_Irecv")) return false;
+    if (!check(code, "MPI_Irecv", list_.peers[x.peer])) return false;
     keep(request, i);
     return true;
   }
@@ -175,7 +175,7 @@ class ListRun final : public Operation {
     auto how = list_.synchronous ? MPI_Issend : MPI_Isend;
     int code = how(at(x.src, x.src_offset), static_cast<int>(x.nbytes), MPI_BYTE, list_.peers[x.peer],
                    channel_.tag(peer.first_send + x.message), channel_.comm, &request);
-    if (!check(code, "MPI_Isend")) return false;
+    if (!check(code, "MPI_Isend", list_.peers[x.peer])) return false;
     sent_[i] = 1;
     ++peer.sending;
     keep(request, i);
@@ -195,7 +195,8 @@ class ListRun final : public Operation {
     int code = MPI_Testsome(many, requests_.data(), &some, indices_.data(), statuses_.data());
     if (code == MPI_ERR_IN_STATUS) {
       for (int k = 0; k < some; ++k) {
-        if (!check(statuses_[k].MPI_ERROR, "a message")) return true;
+        int rank = list_.peers[list_.code[owners_[indices_[k]]].peer];
+        if (!check(statuses_[k].MPI_ERROR, "a message", rank)) return true;
       }
     }
     if (!check(code, "MPI_Testsome")) return true;
@@ -233,13 +234,11 @@ class ListRun final : public Operation {
     scratch_.release();
     temporary_.release();
     for (size_t k = 0; k < requests_.size(); ++k) {
-      if (requests_[k] == MPI_REQUEST_NULL) continue;
-      if (list_.code[owners_[k]].what != kSend) MPI_Cancel(&requests_[k]);
-      MPI_Request_free(&requests_[k]);
+      if (requests_[k] != MPI_REQUEST_NULL && list_.code[owners_[k]].what != kSend) MPI_Cancel(&requests_[k]);
     }
+    drain(requests_);
   }
 
-  Channel& channel_;
   const List& list_;
   std::vector<int32_t> waits_;
   std::vector<char> sent_;
@@ -262,12 +261,9 @@ class ListRun final : public Operation {
 
 }  // namespace
 
-bool Operation::check(int code, const char* call) {
+bool Operation::check(int code, const char* call, int rank, const std::string& name) {
   if (code == MPI_SUCCESS) return true;
-  char text[MPI_MAX_ERROR_STRING] = {};
-  int length = 0;
-  MPI_Error_string(code, text, &length);
-  error_ = std::string(call) + " failed: " + std::string(text, length);
+  error_ = channel_.explain(code, call, where_, rank, name);
   done_ = true;
   return false;
 }

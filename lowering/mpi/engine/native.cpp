@@ -133,7 +133,8 @@ class Call {
 // All calls of a long buffer begin at once: between two of them another rank might begin something else.
 class NativeRun final : public Operation {
  public:
-  NativeRun(const Native& native, const void* input, void* output) {
+  NativeRun(Channel& channel, const Native& native, const void* input, void* output)
+      : Operation(channel, native.where) {
     output_ = output;
     Call call(native, input, output);
     while (call.more()) {
@@ -157,21 +158,23 @@ class NativeRun final : public Operation {
 
 class Failure final : public Operation {
  public:
-  explicit Failure(int code) { check(code, "MPI's collective"); }
+  Failure(Channel& channel, const Native& native, int code) : Operation(channel, native.where) {
+    check(code, "MPI's collective");
+  }
   bool step() override { return false; }
 };
 
 }  // namespace
 
-std::unique_ptr<Operation> run_native(const Native& native, const void* input, void* output) {
-  return std::make_unique<NativeRun>(native, input, output);
+std::unique_ptr<Operation> run_native(Channel& channel, const Native& native, const void* input, void* output) {
+  return std::make_unique<NativeRun>(channel, native, input, output);
 }
 
-std::string call_native(const Native& native, const void* input, void* output) {
+std::string call_native(Channel& channel, const Native& native, const void* input, void* output) {
   Call call(native, input, output);
   while (call.more()) {
     int code = call.next(nullptr);
-    if (code != MPI_SUCCESS) return Failure(code).error();
+    if (code != MPI_SUCCESS) return Failure(channel, native, code).error();
   }
   return {};
 }

@@ -1,0 +1,68 @@
+// Floats of 16 bits: they are computed with as f32, and rounded to nearest, ties to even.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+namespace commplan {
+
+inline float bits_to_float(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+inline uint32_t float_to_bits(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+struct BFloat16 {
+  uint16_t bits;
+  float wide() const { return bits_to_float(static_cast<uint32_t>(bits) << 16); }
+  static BFloat16 narrow(float value) {
+    uint32_t bits = float_to_bits(value);
+    uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    uint32_t nan = ((bits >> 16) & 0x8000) | 0x7fc0;
+    return {static_cast<uint16_t>((bits & 0x7fffffff) > 0x7f800000 ? nan : rounded)};
+  }
+};
+
+#if defined(__FLT16_MANT_DIG__)
+struct Half {
+  _Float16 value;
+  float wide() const { return static_cast<float>(value); }
+  static Half narrow(float value) { return {static_cast<_Float16>(value)}; }
+};
+#else
+// Scaling by powers of two moves exponents; what is below the normal numbers is rounded by a float addition.
+struct Half {
+  uint16_t bits;
+  float wide() const {
+    uint32_t sign = static_cast<uint32_t>(bits & 0x8000) << 16, rest = bits & 0x7fff;
+    float value = bits_to_float(rest << 13) * bits_to_float(0x77800000);  // 2^112
+    if (rest >= 0x7c00) value = bits_to_float(0x7f800000 | (rest << 13));
+    return bits_to_float(float_to_bits(value) | sign);
+  }
+  static Half narrow(float value) {
+    uint32_t bits = float_to_bits(value), sign = (bits >> 16) & 0x8000, rest = bits & 0x7fffffff, half;
+    if (rest > 0x7f800000) {
+      half = 0x7e00;
+    } else if (rest >= 0x477ff000) {  // rounds beyond the largest
+      half = 0x7c00;
+    } else if (rest < 0x38800000) {
+      half = float_to_bits(bits_to_float(rest) + 0.5f) - 0x3f000000;
+    } else {
+      half = (rest - 0x38000000 + 0xfff + ((rest >> 13) & 1)) >> 13;
+    }
+    return {static_cast<uint16_t>(sign | half)};
+  }
+};
+#endif
+
+template <typename T>
+constexpr bool kNarrow = std::is_same_v<T, BFloat16> || std::is_same_v<T, Half>;
+
+}  // namespace commplan

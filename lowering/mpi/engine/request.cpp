@@ -1,0 +1,215 @@
+// Runs a worker's request to servers: messages with fixed tags go out, and what is answered comes in.
+//
+// Everything that is to be received is posted at once: servers answer in an order of their own, and a bound here as
+// well as there could make each side wait for the other. What is sent is bounded for each server. Requests of a
+// process send one after another; their answers may overlap.
+#include <algorithm>
+
+#include "engine.h"
+
+namespace commplan {
+namespace {
+
+class RequestRun final : public Operation {
+ public:
+  RequestRun(Channel& channel, const Request& request, std::vector<const void*> inputs, std::vector<void*> outputs)
+      : Operation(channel, request.where), x_(request), inputs_(std::move(inputs)), outputs_(std::move(outputs)),
+        peers_(request.peers.size()), turn_(channel.take_turn()) {
+    output_ = outputs_.empty() ? nullptr : outputs_[0];
+    if (x_.told != nullptr) ++*x_.told;
+    for (const Shared& state : x_.shared) told_.push_back(*state.told);
+    for (int i = 0; i < 2; ++i) factors_[i] = factor(i);
+  }
+
+  ~RequestRun() override {
+    if (!passed_) channel_.pass_turn(turn_);
+    if (done_ && !failed()) return;
+    for (size_t k = 0; k < requests_.size(); ++k) {
+      if (requests_[k] != MPI_REQUEST_NULL && owners_[k] == kAnswer) MPI_Cancel(&requests_[k]);
+    }
+    drain(requests_);
+  }
+
+  bool step() override {
+    if (done_) return false;
+    if (!passed_ && channel_.fails()) {
+      end("an earlier request failed");
+      return true;
+    }
+    bool moved = !posted_ && receive();
+    if (!done_ && (looked_ == 0 || now() - looked_ > kLook)) look();
+    if (!passed_ && channel_.has_turn(turn_)) moved |= work();
+    moved |= !done_ && test();
+    if (!done_ && passed_ && requests_.empty()) done_ = moved = true;
+    return moved;
+  }
+
+  bool bulk() const override { return requests_.size() > kFew; }
+
+ private:
+  static constexpr size_t kFew = 16;
+  static constexpr int32_t kAnswer = -1;
+  static constexpr int kSorry = 3;  // a tag
+  static constexpr int64_t kSlice = 64 * 1024;  // elements that are met at a time
+  static constexpr int64_t kLook = 100'000'000;  // nanoseconds between two looks at who lives
+
+  struct Peer {
+    size_t sent = 0;
+    int64_t sending = 0;
+  };
+
+  double factor(int i) const {
+    return x_.factors[i] < 0 ? x_.literals[i] : number(inputs_[x_.factors[i]], static_cast<DType>(x_.types[i]));
+  }
+
+  bool receive() {
+    posted_ = true;
+    for (const Message& m : x_.receives) {
+      MPI_Request request;
+      char* to = static_cast<char*>(outputs_[m.buffer]) + m.offset;
+      int code = MPI_Irecv(to, static_cast<int>(m.nbytes), MPI_BYTE, x_.peers[m.peer], static_cast<int>(m.tag),
+                           channel_.comm, &request);
+      if (!checked(code, "MPI_Irecv", m.peer)) return true;
+      keep(request, kAnswer, static_cast<int32_t>(m.peer));
+    }
+    return !x_.receives.empty();
+  }
+
+  // It is this request's turn.
+  bool work() {
+    bool moved = false, all = true;
+    for (size_t p = 0; p < peers_.size() && !failed(); ++p) {
+      const std::vector<Message>& sends = x_.sends[p];
+      bool many = static_cast<int64_t>(sends.size()) > x_.window;
+      for (; peers_[p].sent < sends.size() && peers_[p].sending < x_.window; moved = true) {
+        if (!send(p, sends[peers_[p].sent++], many)) return true;
+      }
+      all &= peers_[p].sent == sends.size();
+    }
+    if (meeting_ < x_.meetings.size()) {
+      moved |= meet_some();
+      all &= meeting_ == x_.meetings.size();
+    }
+    if (all && !failed()) {
+      for (const Shared& state : x_.shared) state.requests->fetch_add(1);
+      channel_.pass_turn(turn_);
+      passed_ = true;
+    }
+    return moved || all;
+  }
+
+  bool send(size_t p, const Message& m, bool synchronous) {
+    MPI_Request request;
+    const char* from = static_cast<const char*>(inputs_[m.buffer]) + m.offset;
+    auto how = synchronous ? MPI_Issend : MPI_Isend;
+    int code = how(from, static_cast<int>(m.nbytes), MPI_BYTE, x_.peers[p], static_cast<int>(m.tag), channel_.comm,
+                   &request);
+    if (!checked(code, "MPI_Isend", static_cast<int64_t>(p))) return false;
+    ++peers_[p].sending;
+    keep(request, static_cast<int32_t>(p), static_cast<int32_t>(p));
+    return true;
+  }
+
+  bool meet_some() {
+    const Meeting& m = x_.meetings[meeting_];
+    if (met_ == 0 && !ready(x_.shared[m.state])) return false;
+    int64_t end = std::min(m.count, met_ + kSlice);
+    meet(m, met_, end, inputs_[m.input], outputs_[m.output], factors_);
+    met_ = end;
+    if (met_ == m.count) {
+      ++meeting_;
+      met_ = 0;
+    }
+    return true;
+  }
+
+  // Whether the server has set the state as often as it was told to.
+  bool ready(const Shared& state) const {
+    int64_t puts = state.puts->load(std::memory_order_acquire);
+    return puts >= told_[&state - x_.shared.data()] && (puts > 0 || state.ready->load() != 0);
+  }
+
+  // A server that gives up says why.
+  void look() {
+    looked_ = now();
+    for (size_t p = 0; p < peers_.size() && !done_; ++p) {
+      int flag = 0, length = 0;
+      MPI_Message message;
+      MPI_Status status;
+      int code = MPI_Improbe(x_.peers[p], kSorry, channel_.comm, &flag, &message, &status);
+      if (!checked(code, "MPI_Improbe", static_cast<int64_t>(p))) return;
+      if (!flag) continue;
+      MPI_Get_count(&status, MPI_BYTE, &length);
+      std::string text(length, '\0');
+      MPI_Mrecv(text.data(), length, MPI_BYTE, &message, MPI_STATUS_IGNORE);
+      end(x_.names[p] + " gave up: " + text);
+    }
+    for (const Shared& state : x_.shared) {
+      if (!done_ && state.closed->load() != 0) end(x_.names[state.peer] + " has ended");
+    }
+  }
+
+  void end(const std::string& why) {
+    error_ = why + (x_.where.empty() ? "" : "; " + x_.where);
+    done_ = true;
+  }
+
+  bool test() {
+    int many = static_cast<int>(requests_.size()), some = 0;
+    if (many == 0) return false;
+    indices_.resize(many);
+    statuses_.resize(many);
+    int code = MPI_Testsome(many, requests_.data(), &some, indices_.data(), statuses_.data());
+    if (code == MPI_ERR_IN_STATUS) {
+      for (int k = 0; k < some; ++k) {
+        if (!checked(statuses_[k].MPI_ERROR, "a message", whose_[indices_[k]])) return true;
+      }
+    }
+    if (!check(code, "MPI_Testsome")) return true;
+    if (some == MPI_UNDEFINED || some == 0) return false;
+    std::sort(indices_.begin(), indices_.begin() + some, std::greater<int>());
+    for (int k = 0; k < some; ++k) {
+      int at = indices_[k];
+      if (owners_[at] != kAnswer) --peers_[owners_[at]].sending;
+      requests_[at] = requests_.back();
+      owners_[at] = owners_.back();
+      whose_[at] = whose_.back();
+      requests_.pop_back();
+      owners_.pop_back();
+      whose_.pop_back();
+    }
+    return true;
+  }
+
+  bool checked(int code, const char* call, int64_t peer) { return check(code, call, x_.peers[peer], x_.names[peer]); }
+
+  void keep(MPI_Request request, int32_t owner, int32_t peer) {
+    requests_.push_back(request);
+    owners_.push_back(owner);
+    whose_.push_back(peer);
+  }
+
+  const Request& x_;
+  std::vector<const void*> inputs_;
+  std::vector<void*> outputs_;
+  std::vector<Peer> peers_;
+  std::vector<MPI_Request> requests_;
+  std::vector<int32_t> owners_, whose_;  // of each request: the peer that it goes to, or kAnswer; its peer
+  std::vector<MPI_Status> statuses_;
+  std::vector<int> indices_;
+  std::vector<int64_t> told_;
+  double factors_[2] = {};
+  size_t meeting_ = 0;
+  int64_t met_ = 0, looked_ = 0;
+  const int64_t turn_;
+  bool posted_ = false, passed_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<Operation> run_request(Channel& channel, const Request& request, std::vector<const void*> inputs,
+                                       std::vector<void*> outputs) {
+  return std::make_unique<RequestRun>(channel, request, std::move(inputs), std::move(outputs));
+}
+
+}  // namespace commplan

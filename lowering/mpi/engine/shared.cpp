@@ -1,0 +1,65 @@
+// Elastic averaging without a lock, in memory that the server and the workers of its host share (Hogwild, Niu et al.
+// 2011): d = eta rho (w - c), then c + d is written back, whatever others wrote in between.
+//
+// Every operation rounds to the declared type, as it would between messages: nothing may be contracted.
+#include "engine.h"
+#include "narrow.h"
+
+namespace commplan {
+namespace {
+
+template <typename T>
+T as(double value) {
+  if constexpr (kNarrow<T>) {
+    return T::narrow(static_cast<float>(value));
+  } else {
+    return static_cast<T>(value);
+  }
+}
+
+template <typename T>
+void run(const Meeting& x, int64_t begin, int64_t end, const void* input, void* output, const double factors[2]) {
+  const T* w = static_cast<const T*>(input) + x.offset;
+  T* d = static_cast<T*>(output) + x.offset;
+  T* c = reinterpret_cast<T*>(x.center) + x.offset;
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC ivdep
+#endif
+  for (int64_t i = begin; i < end; ++i) {
+    if constexpr (kNarrow<T>) {
+      float factor = T::narrow(as<T>(factors[0]).wide() * as<T>(factors[1]).wide()).wide();
+      float held = c[i].wide();
+      T pull = T::narrow(T::narrow(w[i].wide() - held).wide() * factor);
+      d[i] = pull;
+      c[i] = T::narrow(held + pull.wide());
+    } else {
+      T factor = as<T>(factors[0]) * as<T>(factors[1]);
+      T held = c[i];
+      T pull = (w[i] - held) * factor;
+      d[i] = pull;
+      c[i] = held + pull;
+    }
+  }
+}
+
+}  // namespace
+
+double number(const void* scalar, DType dtype) {
+  switch (dtype) {
+    case kF16: return static_cast<const Half*>(scalar)->wide();
+    case kBF16: return static_cast<const BFloat16*>(scalar)->wide();
+    case kF32: return *static_cast<const float*>(scalar);
+    default: return *static_cast<const double*>(scalar);
+  }
+}
+
+void meet(const Meeting& x, int64_t begin, int64_t end, const void* input, void* output, const double factors[2]) {
+  switch (static_cast<DType>(x.dtype)) {
+    case kF16: return run<Half>(x, begin, end, input, output, factors);
+    case kBF16: return run<BFloat16>(x, begin, end, input, output, factors);
+    case kF32: return run<float>(x, begin, end, input, output, factors);
+    default: return run<double>(x, begin, end, input, output, factors);
+  }
+}
+
+}  // namespace commplan

@@ -1,0 +1,211 @@
+"""A worker's requests to servers, over a communicator of workers and servers.
+
+Workers are its first ranks, servers the others, in the order of the plan. What is asked where, in which
+messages, with which tags, is known from the schedule (`commplan.protocol.sites`); here it becomes requests
+of the engine.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import os
+import sys
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from commplan.diagnostics import fail
+from commplan.lowering.jax import _compat
+from commplan.lowering.jax.untyped import jax, jnp
+from commplan.lowering.mpi import primitives
+from commplan.lowering.mpi.shared import Region, regions, shares
+from commplan.lowering.mpi.untyped import MPI
+from commplan.protocol.sites import LEAVE, Buffer, Site, Sites
+from commplan.protocol.worker import receives, sends, sent
+
+Array = Any
+WINDOW = 8  # messages to one server in flight
+_GOODBYE_S = 5.0  # seconds that a last message may take to leave
+_REASON = 1000  # bytes
+_kept: list[Any] = []
+
+
+class Service:
+    """See `lowering.jax.servers.Service`.
+
+    library: the engine. comm: for this alone; the workers' ranks are those of `sites`. names: what errors
+    call each server. order: gives and takes the token that orders a program's operations. Raises CP0831
+    where there are more messages than tags.
+    """
+
+    def __init__(
+        self, library: Any, comm: Any, sites: Sites, names: Sequence[str], order: Any, file: str
+    ) -> None:
+        self.comm, self.sites, self.file = comm, sites, file
+        self.names, self.rank = tuple(names), int(comm.Get_rank())
+        self._order = order
+        self._library = library
+        self._channel: int | None = library.commplan_channel_open(comm.py2f(), 0)
+        self._numbers: dict[int, int] = {}
+        self._told: dict[tuple[str, ...], Any] = {}
+        self._regions: dict[int, dict[str, Region]] | None = None
+        comm.Set_errhandler(MPI.ERRORS_RETURN)
+        _open.add(self)
+        buffers = [buffer for site in sites.all for buffer in (*site.up, *site.down, *site.token)]
+        tags = max((chunk.tag for buffer in buffers for chunk in buffer.chunks), default=0)
+        most = int(comm.Get_attr(MPI.TAG_UB) or 32767)
+        if tags > most:
+            what = f"{tags} messages, and this MPI tells {most} apart"
+            fail("CP0831", what, "give the stage larger chunks: { chunk = 1 MiB }", file=file)
+
+    # --- requests ---
+
+    def site(self, phase: str, result: str) -> Site:
+        return self.sites.at(phase, result)
+
+    def up(self, site: Site) -> tuple[Buffer, ...]:
+        """Of what is put all workers of a group have the same: the first one sends it."""
+        return sent(site, first=self._first(site))
+
+    def _first(self, site: Site) -> bool:
+        return self.sites.members(site)[self.sites.group(site, self.rank)][0] == self.rank
+
+    def begin(self, site: Site, xs: Sequence[Array]) -> Callable[[], list[Array]]:
+        number = self._number(site)
+        results = [jax.ShapeDtypeStruct((b.size,), jnp.dtype(b.dtype.numpy_name)) for b in site.down]
+        if _compat.recording() is None:  # without jit a result does not stay where it was begun
+            ys, token = primitives.call(xs, self._order.take(), results, number)
+            self._order.put(token)
+            return lambda: ys
+        pending, handle, token = primitives.start(xs, self._order.take(), results, number)
+        self._order.put(token)
+
+        def finish() -> list[Array]:
+            ys, after = primitives.finish(xs, pending, handle, self._order.take(), number)
+            self._order.put(after)
+            return ys
+
+        return finish
+
+    def _number(self, site: Site) -> int:
+        if self._channel is None:
+            fail("CP0832", "this run is closed: servers were told that nothing more comes", file=self.file)
+        if site.number not in self._numbers:
+            self._numbers[site.number] = self._make(site)
+        return self._numbers[site.number]
+
+    def _make(self, site: Site) -> int:
+        found = self._shared(site)
+        both = (
+            (0, self.up(site), sends(site, first=self._first(site))),
+            (1, site.down, receives(site)),
+        )
+        rows: list[tuple[int, ...]] = []
+        for answer, buffers, moves in both:
+            for m in moves:
+                width = buffers[m.buffer].dtype.nbytes
+                if m.server not in found:
+                    rows.append((answer, m.server, m.tag, m.buffer, m.start * width, m.size * width))
+        table = np.array(rows, np.int64).reshape(len(rows), 6)
+        first = self.sites.workers + site.first
+        peers = np.arange(first, first + site.servers, dtype=np.int32)
+        names = [
+            f"{name} (rank {rank})".encode()
+            for name, rank in zip(self.names[site.first : site.first + site.servers], peers, strict=True)
+        ]
+        told = self._counter(site.states).ctypes.data if site.kind == "put" else None
+        number = self._library.commplan_request(
+            self._channel, _line(site, self.file).encode(), peers.ctypes.data,
+            (ctypes.c_char_p * len(names))(*names), len(names), table.ctypes.data, len(rows), WINDOW, told,
+        )  # fmt: skip
+        if found:
+            count = self._counter(site.states)
+            shares(self._library, number, site, found, self.sites.group(site, self.rank), count)
+        return number
+
+    def _counter(self, states: tuple[str, ...]) -> Any:
+        """How often this worker has put a state: one number, which the engine counts up."""
+        return self._told.setdefault(states, np.zeros(1, np.int64))
+
+    def _shared(self, site: Site) -> dict[int, Region]:
+        """By server, where it keeps the state in memory that this worker sees too."""
+        if site.mode != "hogwild" or site.staleness is not None:
+            return {}
+        if [b.dtype for b in site.down] != [part.dtype for part in site.layout.parts]:
+            return {}  # what travels is narrower than what is kept
+        if self._regions is None:
+            ranks = range(self.sites.workers, self.sites.workers + self.sites.servers)
+            self._regions = {rank: regions(self.comm, rank, self.names[i]) for i, rank in enumerate(ranks)}
+        first = self.sites.workers + site.first
+        found = {j: self._regions[first + j].get(site.states[0]) for j in range(site.servers)}
+        return {j: region for j, region in found.items() if region is not None}
+
+    # --- the end ---
+
+    def _settle(self) -> None:
+        """Wait for what has been dispatched: requests that have not begun must come before the last word."""
+        for array in jax.live_arrays():
+            with contextlib.suppress(Exception):  # what failed has ended, too
+                array.block_until_ready()
+
+    def close(self, why: str = "") -> None:
+        """Tell the servers that nothing more comes, and why if that is a failure; stop the progress thread.
+
+        What was compiled for them fails from now on.
+        """
+        if self._channel is None:
+            return
+        self._settle()
+        goodbye(self.comm, self.sites, why)
+        self._library.commplan_channel_close(self._channel)
+        self._channel = None
+
+
+def goodbye(comm: Any, sites: Sites, why: str = "") -> None:
+    """Tell every server that nothing more comes from this worker, and why if that is a failure."""
+    if MPI.Is_finalized():
+        return
+    word = np.frombuffer(why.encode(errors="replace")[:_REASON], np.uint8)
+    waiting: list[Any] = []
+    for server in range(sites.servers):
+        with contextlib.suppress(MPI.Exception):  # it has died, and needs no word
+            waiting.append(comm.Isend([word, MPI.BYTE], sites.workers + server, LEAVE))
+    until = time.monotonic() + _GOODBYE_S
+    while waiting and time.monotonic() < until:
+        waiting = [request for request in waiting if not _ended(request)]
+        time.sleep(1e-3 if waiting else 0)
+    _kept.extend((word, request) for request in waiting)  # a message that is under way keeps its bytes
+
+
+def _line(site: Site, file: str) -> str:
+    return f"line {site.span.line} of {file or 'the plan'} waits for it"
+
+
+def _ended(request: Any) -> bool:
+    try:
+        return bool(request.Test())
+    except MPI.Exception:
+        return True
+
+
+def why_ending() -> str:
+    """What ends this process, where that is an exception that nobody caught."""
+    error = getattr(sys, "last_value", None)
+    return f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else ""
+
+
+_open: weakref.WeakSet[Service] = weakref.WeakSet()
+os.register_at_fork(after_in_child=_open.clear)
+
+
+@atexit.register
+def _close_all() -> None:
+    """Before mpi4py finalizes MPI: servers learn that this worker ends, and why."""
+    for service in list(_open):
+        with contextlib.suppress(MPI.Exception):
+            service.close(why_ending())

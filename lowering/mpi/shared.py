@@ -1,0 +1,136 @@
+"""States of servers of this host in memory that a worker sees too: no messages, and no lock.
+
+A server that offers it says so once, under the tag `HELLO`: {"host": its host, "shared": {state: {"path": a
+file, "token": a number that stands in it}}}. The file has `HEADER` bytes of counters and then, for each
+group, the flat parts of the state, each aligned to `ALIGNED` bytes. Counters are i64: the token, whether
+the state was set before the server began, nothing, requests that workers served themselves, whether the
+server has ended; from the ninth on how often each group's state was set.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from commplan.diagnostics import fail
+from commplan.ir.types import DType
+from commplan.lowering.mpi.untyped import MPI
+from commplan.protocol.sites import Site
+from commplan.protocol.units import Layout
+
+HELLO = 2
+HEADER, ALIGNED = 4096, 64
+READY, REQUESTS, CLOSED, PUTS = 1, 3, 4, 8  # counters
+GROUPS = HEADER // 8 - PUTS
+_LOOK_S = 1e-3
+_DTYPES = ("bool", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64")  # the engine's
+
+
+class Region(NamedTuple):
+    """Mapped memory of a server's state. bytes: all of it; held: what keeps it mapped."""
+
+    bytes: Any
+    held: Any
+
+    @property
+    def address(self) -> int:
+        return int(self.bytes.ctypes.data)
+
+
+def offsets(layout: Layout) -> tuple[int, ...]:
+    """Where each part of a group's block begins, and where the block ends."""
+    found = [0]
+    for part in layout.parts:
+        nbytes = part.size * part.dtype.nbytes
+        found.append(found[-1] + -(-nbytes // ALIGNED) * ALIGNED)
+    return tuple(found)
+
+
+def regions(comm: Any, rank: int, name: str) -> dict[str, Region]:
+    """What server `rank` of `comm` offers to this process, by state. Waits for it to begin to serve.
+
+    Raises CP0852 where it has died.
+    """
+    said = json.loads(_hear(comm, rank, name))
+    if said["host"] != socket.gethostname():
+        return {}
+    found: dict[str, Region] = {}
+    for state, one in said["shared"].items():
+        region = _mapped(Path(one["path"]), int(one["token"]))
+        if region is not None:
+            found[state] = region
+    return found
+
+
+def _hear(comm: Any, rank: int, name: str) -> bytes:
+    try:
+        while True:
+            message = comm.Improbe(source=rank, tag=HELLO, status=(status := MPI.Status()))
+            if message:
+                word = np.zeros(status.Get_count(MPI.BYTE), np.uint8)
+                message.Recv([word, MPI.BYTE])
+                return word.tobytes()
+            time.sleep(_LOOK_S)
+    except MPI.Exception as error:
+        fail("CP0852", f"{name} (rank {rank}) does not serve: {error}", "did it call run.serve()?")
+
+
+def _mapped(path: Path, token: int) -> Region | None:
+    """The file, if it is the one that is meant: hosts that call themselves alike are not always one."""
+    try:
+        with path.open("r+b") as file:
+            held = mmap.mmap(file.fileno(), 0)
+    except (OSError, ValueError):
+        return None
+    whole = np.frombuffer(held, np.uint8)
+    if whole.size < HEADER or int(whole[:8].view(np.int64)[0]) != token:
+        return None
+    return Region(whole, held)
+
+
+def shares(
+    library: Any, number: int, site: Site, found: Mapping[int, Region], group: int, told: Any
+) -> None:
+    """Let request `number` of the engine meet the units of the servers in `found` where they lie."""
+    begins = offsets(site.layout)
+    headers: list[tuple[int, ...]] = []
+    meetings: list[tuple[int, ...]] = []
+    ups = {b.part: place for place, b in enumerate(site.up) if b.what == "data"}
+    downs = {b.part: place for place, b in enumerate(site.down) if b.what == "data"}
+    for state, (server, region) in enumerate(sorted(found.items())):
+        counters = [region.address + 8 * at for at in (READY, PUTS + group, REQUESTS, CLOSED)]
+        headers.append((server, *counters, told.ctypes.data))
+        block = region.address + HEADER + group * begins[-1]
+        for unit in site.layout.owned(server):
+            dtype = _DTYPES.index(site.layout.parts[unit.part].dtype.numpy_name)
+            center = block + begins[unit.part]
+            meetings.append((state, ups[unit.part], downs[unit.part], unit.start, unit.size, dtype, center))
+    factors, literals = _factors(site)
+    tables = [np.array(each, np.int64) for each in (headers, meetings, factors)]
+    numbers = np.array(literals, np.float64)
+    library.commplan_request_shares(
+        number, tables[0].ctypes.data, len(headers), tables[1].ctypes.data, len(meetings),
+        tables[2].ctypes.data, numbers.ctypes.data,
+    )  # fmt: skip
+
+
+def _factors(site: Site) -> tuple[list[int], list[float]]:
+    """Of eta and rho each the input that holds it and its dtype, or -1 and the number."""
+    table: list[int] = []
+    literals: list[float] = []
+    for factor in (site.eta, site.rho):
+        if isinstance(factor, str):
+            at = next(i for i, b in enumerate(site.up) if b.what == "scalar" and b.value == factor)
+            table += [at, _DTYPES.index(DType(site.up[at].dtype).numpy_name)]
+            literals.append(0.0)
+        else:
+            table += [-1, 0]
+            literals.append(float(factor))
+    return table, literals

@@ -1,0 +1,68 @@
+"""The ranks of servers: what they have instead of phases and arrays."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+from commplan.diagnostics import fail
+from commplan.ir.schedule import Schedule
+from commplan.protocol.sites import Sites
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Serving:
+    """The machine of a server's rank (see `runtime.machine.Machine`): it runs no phase, and says so.
+
+    mesh: the communicator that the program was bound to. service: a duplicate of it, for what workers and
+    servers say to each other; workers are its first ranks. servers: the communicator of all servers.
+    number: which of them this is. name: what errors call it.
+    """
+
+    mesh: Any
+    service: Any
+    servers: Any
+    sites: Sites
+    number: int
+    name: str
+    file: str = ""
+
+    def process(self) -> tuple[int, int]:
+        return int(self.service.Get_rank()), int(self.service.Get_size())
+
+    @property
+    def backend(self) -> Serving:
+        """Phases are bound on every rank; to run one is another matter."""
+        return self
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        fail(
+            "CP0853",
+            f"this rank is {self.name}: it runs no phase, and holds no arrays",
+            "call run.serve() on it, which returns when all workers have left, and nothing else",
+            "run.serve() is None on workers: `if run.serve(): raise SystemExit` does for all ranks",
+            file=self.file,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerContext:
+    """What a server needs to serve.
+
+    comm: of all workers (its first ranks) and servers, for this alone. server: the number of this one among
+    all servers of the plan. servers: the communicator of the servers. functions: by name. structures: how
+    to rebuild trees, by the paths of their leaves.
+    """
+
+    schedule: Schedule
+    sites: Sites
+    comm: Any
+    server: int
+    name: str
+    servers: Any
+    functions: Mapping[str, Callable[..., Any]]
+    structures: Mapping[tuple[str, ...], Any]
+    seed: int = 0
