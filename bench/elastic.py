@@ -1,0 +1,216 @@
+"""Elastic averaging in the emulated cluster: eight workers and a master, a network trained on real pictures.
+
+    sudo python -m bench.elastic                     # nine hosts, about a quarter of an hour
+    sudo python -m bench.elastic --steps 30 --ways round_robin,async,sync_overlap --out elastic.json
+
+Every way of averaging trains the same network from the same weights on the same pictures, every worker a
+share of them, and averages after every step (tau = 1). Hosts compute on pretended devices: a step's gradients
+are there a fixed time after it began, so that few cores can stand for nine hosts (`bench.exchange.network`).
+That time is chosen so that round robin spends between 85 and 90% of a step communicating, as in the paper
+(You et al., SC 2017); the ratio of computation to communication is printed. `exposed` is the share of a step
+in which its worker's device waits for communication: one minus the time of a step without any.
+
+Ways: `round_robin`, `async` and `hogwild` go through the master. `sync_each` sums each layer by itself, one
+after another along a tree; `sync_tree` the same with all layers packed; in `sync_packed` the compiler takes
+what it thinks best; `sync_overlap` also begins the exchange with the step and ends it when needed. `sgd` is
+synchronous SGD over all workers, for its accuracy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from bench.collectives import lab_flags
+from bench.exchange import network, ranks
+from bench.harness.figures import heading, table
+from bench.harness.stage import ENVIRONMENT, Stage, Surroundings
+from bench.input.team import ROOT
+from bench.netlab import Shape
+from commplan.diagnostics import CommplanError, fail
+
+UNPACKED = "share,rates,decompose,wire,select,overlap"  # the usual pipeline without buckets
+WAYS = (
+    ranks.Way("alone", "alone"),
+    ranks.Way("round_robin", "round_robin"),
+    ranks.Way("async", "async"),
+    ranks.Way("hogwild", "hogwild"),
+    ranks.Way("sync_each", "sync", "via binomial_tree", passes=UNPACKED),
+    ranks.Way("sync_tree", "sync", "via binomial_tree"),
+    ranks.Way("sync_packed", "sync"),
+    ranks.Way("sync_overlap", "sync", "{ overlap = backward }", overlap=True),
+    ranks.Way("async_overlap", "async", overlap=True),
+    ranks.Way("sgd", "sgd"),
+)
+
+
+class Results(msgspec.Struct, frozen=True):
+    """All that was measured. nbytes: of the weights. seconds: of a step on a pretended device."""
+
+    surroundings: Surroundings
+    nbytes: int
+    seconds: float
+    orders: ranks.Orders
+    trained: list[ranks.Trained]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _options(arguments)
+    shape = Shape(options.hosts, 1, options.rate, "", False)
+    ways = [way for way in WAYS if way.name in ("alone", *options.ways)]
+    try:
+        with tempfile.TemporaryDirectory(prefix="commplan-bench-") as folder:
+            pictures = Path(folder) / "pictures.npz"
+            _pictures(pictures, options.seed)
+            with Stage(shape, (), name=options.name) as stage:
+                print(heading(stage.surroundings), flush=True)
+                out = Path(folder) / "trained.json"
+                orders = ranks.Orders(
+                    str(pictures), ways, options.steps, options.seconds, options.batch, options.eta,
+                    options.rho, options.width, options.seed, str(stage.topology),
+                    str(options.calibration) if options.calibration else None, str(out),
+                )  # fmt: skip
+                _run(stage, orders)
+                trained = msgspec.json.decode(out.read_bytes(), type=list[ranks.Trained])
+                params = network.init(options.seed, options.width)
+                nbytes = sum(x.nbytes for x in params.values())
+                found = Results(stage.surroundings, nbytes, options.seconds, orders, trained)
+    except CommplanError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(table(rows(found)))
+    print("\n" + "\n".join(verdict(found)))
+    if options.out:
+        options.out.write_bytes(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
+        plot(found, options.out.with_suffix(".png"))
+    return 0
+
+
+def _pictures(path: Path, seed: int) -> None:
+    pixels, labels = network.pictures(2048, seed=seed)
+    held_pixels, held_labels = network.pictures(1024, seed=seed, held_out=True)
+    np.savez(path, pixels=pixels, labels=labels, held_pixels=held_pixels, held_labels=held_labels)
+
+
+def _run(stage: Stage, orders: ranks.Orders) -> None:
+    words = [sys.executable, "-m", ranks.__name__, msgspec.json.encode(orders).decode()]
+    environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        stage.lab.mpirun(words), env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        check=False, start_new_session=True,
+    )  # fmt: skip
+    if done.returncode:
+        fail("CP1124", "the workers in the lab failed", *(done.stdout + done.stderr).splitlines()[-20:])
+
+
+def step_s(one: ranks.Trained) -> float:
+    """Seconds of a step: the mean over workers of their medians."""
+    return statistics.fmean(statistics.median(steps) for steps in one.step_s)
+
+
+def exposed(one: ranks.Trained, alone: float) -> float:
+    """The share of a step that is spent communicating."""
+    return max(0.0, 1 - alone / step_s(one))
+
+
+def rows(found: Results) -> list[list[str]]:
+    alone = step_s(next(one for one in found.trained if one.way.mode == "alone"))
+    slow = next((step_s(one) for one in found.trained if one.way.mode == "round_robin"), None)
+    body = [["way", "ms a step", "+-", "exposed", "x round robin", "loss", "accuracy", "cpu s", "late"]]
+    for one in found.trained:
+        medians = [statistics.median(steps) for steps in one.step_s]
+        body.append(
+            [
+                one.way.name,
+                f"{step_s(one) * 1e3:.1f}",
+                f"{(max(medians) - min(medians)) / 2 / step_s(one):.0%}",
+                f"{exposed(one, alone):.1%}",
+                f"{slow / step_s(one):.2f}" if slow else "",
+                f"{statistics.fmean(one.losses[-10:]):.3f}",
+                f"{one.accuracy:.1%}" if one.way.mode != "alone" else "",
+                f"{one.cpu_s:.0f}",
+                str(one.late),
+            ]
+        )
+    return body
+
+
+def verdict(found: Results) -> list[str]:
+    """What computing and communicating are to each other, and what each way makes of it."""
+    line = found.surroundings.line
+    once = found.nbytes / line
+    ratio = found.seconds / once
+    sent = f"weights {found.nbytes / 1e3:.0f} KB, {once * 1e3:.1f} ms at the line rate"
+    computed = f"computation {found.seconds * 1e3:.0f} ms a step"
+    lines = [f"{sent}; {computed}: {ratio:.2f} times what sending the weights once takes"]
+    by_name = {one.way.name: one for one in found.trained}
+    if {"round_robin", "sync_overlap", "alone"} <= set(by_name):
+        alone = step_s(by_name["alone"])
+        slow, fast = by_name["round_robin"], by_name["sync_overlap"]
+        lines.append(
+            f"communication: {exposed(slow, alone):.1%} of a step in round robin, {exposed(fast, alone):.1%} "
+            f"with all on; {step_s(slow) / step_s(fast):.2f} times faster per step"
+        )
+    return lines
+
+
+def plot(found: Results, path: Path) -> None:
+    """Loss against wall time, one curve for each way."""
+    matplotlib: Any = importlib.import_module("matplotlib")
+    matplotlib.use("Agg")
+    pyplot: Any = importlib.import_module("matplotlib.pyplot")
+    figure, axes = pyplot.subplots(figsize=(8, 5))
+    for one in found.trained:
+        if one.way.mode == "alone":
+            continue
+        window = min(9, len(one.losses))
+        smooth = np.convolve(one.losses, np.ones(window) / window, mode="valid")
+        axes.plot(one.at_s[window - 1 :], smooth, label=one.way.name)
+    axes.set_xscale("log")
+    axes.set_xlabel("seconds")
+    axes.set_ylabel("loss, mean over workers")
+    axes.set_title(f"eight workers, {found.nbytes / 1e3:.0f} KB, links {found.surroundings.shape.rate}")
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    about = (__doc__ or "").split("\n")[0]
+    parser = argparse.ArgumentParser(prog="python -m bench.elastic", description=about)
+    lab_flags(parser)
+    names = [way.name for way in WAYS if way.mode != "alone"]
+    parser.add_argument("--ways", type=lambda text: text.split(","), default=names, help=", ".join(names))
+    parser.add_argument("--steps", type=int, default=120, help="of each way (120)")
+    parser.add_argument("--seconds", type=float, default=0.15, help="of a step on a pretended device (0.15)")
+    parser.add_argument("--batch", type=int, default=32, help="pictures of a worker's step (32)")
+    parser.add_argument("--eta", type=float, default=0.05, help="the learning rate (0.05)")
+    parser.add_argument("--rho", type=float, default=2.2, help="how hard workers are pulled (2.2)")
+    parser.add_argument("--width", type=int, default=32, help="of the network's hidden layer (32)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.set_defaults(hosts=9, rate="25mbit")
+    options = parser.parse_args(arguments)
+    unknown = [way for way in options.ways if way not in names]
+    if unknown:
+        parser.error(f"{unknown[0]!r} is not among {', '.join(names)}")
+    if options.hosts < 3 or options.racks != 1:
+        parser.error("two workers and a master need three hosts, on one switch")
+    if options.steps < 2:
+        parser.error("--steps must be at least 2")
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())
