@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from commplan.collectives.program import BLOCKED, Ints, Kind
@@ -10,7 +12,22 @@ from commplan.diagnostics import fail
 # Bytes of one message over MPI at most: Open MPI sends up to 64 KiB over TCP, headers included, without
 # asking its receiver first.
 MESSAGE = 64 * 1024 - 256
+HALVED = 12 * 1024  # bytes of a message at least, where chunks are halved only so that two are under way
+LONGEST = 8  # bytes of an element
 PARTS = 8192  # of a buffer, at most, whatever size is written for them
+
+
+def message(of_chunk: float, asked: int | None) -> int:
+    """Bytes of a message over MPI at most, for chunks of `of_chunk` bytes where `asked` bytes are asked for.
+
+    Where nothing is asked for, chunks that are not short travel in halves at least: one half is added and
+    sent on while the other arrives. Chunks of one buffer differ by one element; none has a third part for it.
+
+    >>> message(25_600, None), message(16_384, None), message(1e6, None), message(25_600, 16_384)
+    (12808, 65280, 65280, 16384)
+    """
+    half = math.ceil(of_chunk / 2) + LONGEST
+    return min(asked or (half if half > HALVED else MESSAGE), MESSAGE)
 
 
 def bounds(kind: Kind, ranks: int, chunks: int, size: int) -> Ints:

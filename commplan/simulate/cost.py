@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from commplan.collectives import registry
-from commplan.collectives.layout import MESSAGE
+from commplan.collectives.layout import message
 from commplan.collectives.program import Kind
 from commplan.diagnostics import CommplanError
 from commplan.ir.plan import Algorithm
@@ -91,9 +91,12 @@ def predict(
         shape = shape_of(layout, network)
         curve = calibration.curve(backend, kind, str(algorithm), form, shape, chunk)
         usual = calibration.curve(backend, kind, str(algorithm), form, shape, None)
+        # Short messages may be faster than the bound: what is measured of links is the time of long ones.
         if curve is not None:
             seconds, source = curve.at(nbytes), f"measured {calibration.date}"
+            bound = min(bound, seconds)
         elif usual is not None:
+            bound = min(bound, usual.at(nbytes))
             # Only what another size of messages changes is left to the model: compared with times that were
             # measured, its own errors would make a modelled way look better than it is.
             whole = _modelled(algorithm, kind, layout, nbytes, network, form, None, root)
@@ -169,7 +172,7 @@ def _dataflow(
 ) -> tuple[float, Floats]:
     of_chunk = nbytes / pattern.chunks
     if form in ("call", "split"):  # the engine cuts every message, and pieces do not wait for each other
-        chunk = min(chunk or MESSAGE, MESSAGE)
+        chunk = message(of_chunk, chunk)
     slices = max(1, math.ceil(of_chunk / chunk)) if chunk else 1
     messages = slices * sum(len(step.src) for step in pattern.steps)
     if form != "rounds" and pattern.own and not pattern.alike and messages <= EXACT:

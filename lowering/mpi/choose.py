@@ -52,7 +52,7 @@ def choice(spec: Spec, groups: Groups, size: int, itemsize: int) -> Choice | Non
 def _program(spec: Spec, groups: Groups, nbytes: int) -> Program:
     axes = spec.axes or ()
     kind = spec.kind
-    if kind in ("reduce", "scatter", "gather"):  # no stage of a plan, so no collective of a schedule
+    if kind in ("scatter", "gather"):  # no stage of a plan, so no collective of a schedule
         return programs.program_named(
             spec.algorithm.name, kind, groups.ways(axes), spec.root, nbytes, spec.chunk
         )
@@ -79,7 +79,7 @@ def _without_native(algorithm: Algorithm, kind: Kind) -> Algorithm:
 
     hierarchical(gpu, node = chain)  -->  hierarchical(gpu = ring, node = chain)
     """
-    usual = "binomial_tree" if kind == "broadcast" else "ring"
+    usual = "binomial_tree" if kind in ("broadcast", "reduce") else "ring"
     levels = ((level, how.name) for level, how in algorithm.levels)
     args = tuple(Arg(usual if how == programs.NATIVE else how, level) for level, how in levels)
     return msgspec.structs.replace(algorithm, args=args) if args else algorithm
