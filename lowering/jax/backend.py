@@ -6,7 +6,7 @@ the ranks of a communicator, where a program runs on one device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from commplan.ir.schedule import Collective
@@ -78,6 +78,15 @@ class Backend(Protocol):
         """`x` of rank `op.root`, counted row-major over `op.axes`, bit for bit."""
         ...
 
+    def reduce(self, x: Array, op: Collective) -> Array:
+        """Sum, maximum or minimum over `op.axes` on rank `op.root`; elsewhere anything."""
+        ...
+
+    def together(self, xs: Sequence[Array], op: Collective) -> Sequence[Array] | None:
+        """An all-reduce or broadcast of arrays of one dtype as of one buffer in which they lie one after
+        another, without making it; None where it must be made."""
+        ...
+
     def start(self, x: Array, op: Collective) -> Callable[[], Array] | None:
         """Begin the collective, to be completed by calling what is returned; None where it is done in one.
 
@@ -100,3 +109,5 @@ def move(backend: Backend, x: Array, op: Collective) -> Array:
             return backend.all_to_all(x, op)
         case "broadcast":
             return backend.broadcast(x, op)
+        case "reduce":
+            return backend.reduce(x, op)

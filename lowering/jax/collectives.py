@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from commplan.collectives.program import Program
@@ -135,6 +135,20 @@ class LaxBackend:
         made = self._differentiated(lambda x: stairs.broadcast(x, root), x.reshape(-1), op, native)
         return made.reshape(x.shape)
 
+    def together(self, xs: Sequence[Array], op: Collective) -> None:
+        """XLA fuses what makes a buffer with what makes its parts."""
+        del xs, op
+
+    def reduce(self, x: Array, op: Collective) -> Array:
+        """Sum, maximum or minimum over `op.axes` on rank `op.root`; elsewhere anything.
+
+        XLA has no reduction to one rank: where no program is taken, all get the result.
+        """
+        program, native = self._program(op, x.nbytes), self._native_all_reduce
+        if program is None:
+            return native(x, op)
+        return self._run(program, x.reshape(-1), op, lambda x: native(x, op)).reshape(x.shape)
+
     def start(self, x: Array, op: Collective) -> None:
         """XLA makes its collectives asynchronous itself."""
         del x, op
@@ -163,7 +177,7 @@ class LaxBackend:
         self, move: Callable[[Array], Array], flat: Array, op: Collective, native: Callable[[Array], Array]
     ) -> Array:
         """`move(flat)`, typed as the schedule says, its derivative that of the native collective."""
-        scattered = op.kind == "reduce_scatter"
+        scattered = op.kind in ("reduce_scatter", "reduce")
 
         def typed(flat: Array) -> Array:
             made = move(flat)

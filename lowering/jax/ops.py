@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -51,22 +52,41 @@ def pack(op: ir.Pack, values: Values, env: Env) -> Tree:
     return Tree((_join(pieces, op.ways, leaf.dtype).reshape(-1),), LEAF)
 
 
+def packed(op: ir.Pack, env: Env) -> tuple[Array, ...]:
+    """The leaves of a buffer that holds whole leaves alone, in their order there."""
+    parts = sorted((part for part in op.parts if part.size), key=lambda part: part.offset)
+    return tuple(env[part.value].leaves[part.leaf] for part in parts)
+
+
+def joined(leaves: Sequence[Array]) -> Array:
+    """The buffer of such leaves."""
+    return jnp.concatenate([leaf.reshape(-1) for leaf in leaves])
+
+
 def unpack(op: ir.Unpack, values: Values, env: Env) -> tuple[Array, ...]:
     """The leaves of the result from runs of columns of buffers, padding dropped."""
     value = values[op.result]
     parts: list[list[ir.Part]] = [[] for _ in value.leaves]
     for part in op.parts:
         parts[part.leaf].append(part)
+    apart = {ref: _by_offset(env[ref].leaves) for ref in ir.operands(op) if len(env[ref].leaves) > 1}
     leaves: list[Array] = []
     for leaf, own in zip(value.leaves, parts, strict=True):
         pieces = [
-            _columns(env[part.value].leaves[0].reshape(op.ways, -1), part.offset, part.size)
+            apart[part.value][part.offset].reshape(1, -1)
+            if part.value in apart
+            else _columns(env[part.value].leaves[0].reshape(op.ways, -1), part.offset, part.size)
             for part in sorted(own, key=lambda part: part.start)
             if part.size
         ]
         flat = _join(pieces, op.ways, leaf.dtype).reshape(-1)
         leaves.append(_head(flat, leaf.size).reshape(leaf.shape))
     return tuple(leaves)
+
+
+def _by_offset(leaves: Sequence[Array]) -> dict[int, Array]:
+    """The leaves of a buffer that was not made (`packed`), by where they would lie."""
+    return dict(zip(itertools.accumulate((leaf.size for leaf in leaves), initial=0), leaves, strict=False))
 
 
 def _columns(table: Array, start: int, size: int) -> Array:
@@ -94,6 +114,16 @@ def cut(leaf: Array, place: Any, ways: int, *, array: bool) -> Array:
     padded = pad(leaf if array else leaf.reshape(-1), ways)
     size = padded.shape[0] // ways
     return lax.dynamic_slice_in_dim(padded, place * size, size)
+
+
+def number(place: Any, owners: Sequence[int]) -> Any:
+    """Where `place` stands among `owners`; 0 where it does not."""
+    return sum(jnp.where(jnp.equal(place, rank), index, 0) for index, rank in enumerate(owners))
+
+
+def only(leaf: Array, here: Any) -> Array:
+    """`leaf` where `here` is true, else zeros."""
+    return jnp.where(here, leaf, jnp.zeros_like(leaf))
 
 
 def uncut(flat: Array, leaf: ir.Leaf) -> Array:

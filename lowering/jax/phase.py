@@ -13,7 +13,7 @@ from commplan.collectives.scalars import scalar_algorithm
 from commplan.diagnostics import fail
 from commplan.ir import schedule as ir
 from commplan.ir.plan import name_of
-from commplan.lowering.jax import ops, order, servers
+from commplan.lowering.jax import ops, order, servers, together
 from commplan.lowering.jax.backend import Backend, move
 from commplan.lowering.jax.functions import Draw, call
 from commplan.lowering.jax.layout import varying
@@ -135,6 +135,7 @@ class Lowered:
         order of the schedule. HLO and profiles name ops `commplan/PHASE/lineN` after their plan line.
         """
         chosen = tuple(chosen)
+        loose = together.loose(chosen, self.values)
         chained = {ref for op in chosen for ref in op.after}
         begun: dict[str, tuple[ir.Op, Callable[[], Env]]] = {}
         left = list(order.without_implied(chosen, self.values))
@@ -149,10 +150,10 @@ class Lowered:
                     continue
                 with self._scope(op):
                     finish = self._begin(op, env)
-                    if finish is None:
-                        self._run(op, env, chained, draw)
-                    else:
+                    if finish is not None:
                         begun[ir.results(op)[0]] = (op, finish)
+                    elif not together.run(op, env, loose, self.backend):
+                        self._run(op, env, chained, draw)
             left = blocked
             for ref, (op, finish) in list(begun.items())[:1]:
                 del begun[ref]
@@ -204,8 +205,14 @@ class Lowered:
         return structure_by(paths, self.structures)
 
     def _completed(self, op: ir.Collective, begun: Callable[[], Any], target: ir.Leaf) -> Any:
-        moved = begun()
+        moved = self._at_root(op, begun())
         return ops.uncut(moved, target) if op.kind == "all_gather" else moved
+
+    def _at_root(self, op: ir.Collective, moved: Any) -> Any:
+        """What a reduction to one rank leaves on the others is nobody's business: zeros."""
+        if op.kind != "reduce":
+            return moved
+        return ops.only(moved, self.backend.index(op.axes) == op.root)
 
     def _operand(self, op: ir.Collective, x: Any, array: bool) -> Any:
         """A leaf with the shape that the collective wants."""
@@ -248,8 +255,10 @@ class Lowered:
                 )
             case ir.Slice():
                 array = values[op.operand].kind == "array"
-                ways = self.backend.ways(op.axes)
+                ways = len(op.owners) or self.backend.ways(op.axes)
                 place = self.backend.index(op.axes if op.minor else op.axis)
+                if op.owners:
+                    place = ops.number(place, op.owners)
                 tree = env[op.operand]
                 env[op.result] = tree.like([ops.cut(x, place, ways, array=array) for x in tree.leaves])
             case ir.Elastic() if op.mode == "sync":
@@ -314,12 +323,12 @@ class Lowered:
         backend = self.backend
         if x.size == 0:  # nothing to move, and XLA refuses to scatter it
             empty = x.reshape(target.shape)
-            scattered = op.kind in ("reduce_scatter", "all_to_all")
+            scattered = op.kind in ("reduce_scatter", "all_to_all", "reduce")
             return empty if scattered else backend.same(empty, op.axes)
         if op.kind == "reduce_scatter" and x.ndim == 0:
             whole = scalar_algorithm(op.algorithm)
             return backend.all_reduce(x, msgspec.structs.replace(op, kind="all_reduce", algorithm=whole))
         if op.kind == "all_gather" and x.ndim == 0:  # a scalar of a split tree, never cut: the same already
             return backend.same(x, op.axes)
-        moved = move(backend, self._operand(op, x, array), op)
+        moved = self._at_root(op, move(backend, self._operand(op, x, array), op))
         return ops.uncut(moved, target) if op.kind == "all_gather" else moved

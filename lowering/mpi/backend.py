@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from commplan.diagnostics import fail
@@ -105,6 +105,16 @@ class MpiBackend:
         return self._run(x, op)
 
     def broadcast(self, x: Array, op: Collective) -> Array:
+        return self._run(x, op)
+
+    def together(self, xs: Sequence[Array], op: Collective) -> Sequence[Array] | None:
+        done = self.channel.together(xs, self._spec(op), self.order.take())
+        if done is None:
+            return None
+        self.order.put(done[1])
+        return done[0]
+
+    def reduce(self, x: Array, op: Collective) -> Array:
         return self._run(x, op)
 
     def start(self, x: Array, op: Collective) -> Callable[[], Array] | None:

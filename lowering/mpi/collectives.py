@@ -15,7 +15,7 @@ import dataclasses
 import os
 import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,6 +60,7 @@ class Channel:
         if self._library is not None:
             self._channel = self._library.commplan_channel_open(self.groups.own.py2f(), 1)
         self._numbers: dict[Any, int] = {}
+        self._ends: dict[int, tuple[Any, Any]] = {}  # of lists: `Instructions.last` and `late`
         _open.add(self)
 
     @property
@@ -112,6 +113,20 @@ class Channel:
         result = jax.ShapeDtypeStruct(shape, x.dtype)
         (y,), after = primitives.call((x,), token, (result,), self._number(x, spec))
         return y, after
+
+    def together(
+        self, xs: Sequence[Array], spec: Spec, token: Array
+    ) -> tuple[list[Array], Array] | None:
+        """An all_reduce or broadcast of arrays of one dtype, as of one buffer in which they lie one after
+        another: results of the same shapes. None where they must be put into a buffer before."""
+        sizes = tuple(x.size for x in xs)
+        plain = spec.form == "call" and spec.kind in ("all_reduce", "broadcast") and self._library is not None
+        if not plain or not all(sizes) or self.groups.ways(self._axes(spec)) == 1:
+            return None
+        results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in xs]
+        whole = jax.ShapeDtypeStruct((sum(sizes),), xs[0].dtype)
+        number = self._packed(self._number(whole, spec), sizes, np.dtype(whole.dtype).itemsize)
+        return primitives.call(xs, token, results, number)
 
     def start(self, x: Array, spec: Spec, token: Array) -> tuple[Pending, Array]:
         """Begin the collective of `x`; a thread of this process moves it on meanwhile."""
@@ -181,6 +196,18 @@ class Channel:
             self._numbers[key] = self._make(key[0], x.size, np.dtype(x.dtype))
         return self._numbers[key]
 
+    def _packed(self, number: int, sizes: tuple[int, ...], itemsize: int) -> int:
+        """The engine's number for `number` on arrays of `sizes` in place of one."""
+        key = (number, sizes)
+        if key not in self._numbers:
+            begins = _numbers(np.cumsum([0, *sizes]) * itemsize, np.int64)
+            last, late = (_numbers(each, np.int64) for each in self._ends.get(number, ((), ())))
+            self._numbers[key] = self._library.commplan_packed(
+                number, begins.ctypes.data, len(sizes), last.ctypes.data, len(last), late.ctypes.data,
+                len(late),
+            )  # fmt: skip
+        return self._numbers[key]
+
     def _make(self, spec: Spec, size: int, dtype: np.dtype[Any]) -> int:
         if spec.kind in REDUCING and dtype.name not in _DTYPES:
             fail("CP0831", f"arrays of {dtype.name} cannot be reduced", f"what can: {', '.join(_DTYPES)}")
@@ -236,10 +263,12 @@ class Channel:
         )
         arrays = (waits, begins, after, peers)
         pointers = [array.ctypes.data for array in arrays]
-        return self._library.commplan_list(
+        number = self._library.commplan_list(
             self._channel, table.ctypes.data, len(made.code), *pointers, len(peers), settings.ctypes.data,
             spec.where.encode(),
         )  # fmt: skip
+        self._ends[number] = made.last, made.late
+        return number
 
 
 def _numbers(values: Any, dtype: Any) -> Any:

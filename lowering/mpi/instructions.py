@@ -49,13 +49,16 @@ class Instruction(NamedTuple):
 class Instructions:
     """The list of one rank. waits[i]: instructions that must be done before i; always earlier ones.
 
-    peers: ranks of the program. scratch: bytes beside operand and result.
+    peers: ranks of the program. scratch: bytes beside operand and result. last: instructions after which what
+    they wrote to the result stays as it is. late: offset and bytes of what else there is of the result.
     """
 
     code: tuple[Instruction, ...]
     waits: tuple[tuple[int, ...], ...]
     peers: tuple[int, ...]
     scratch: int
+    last: tuple[int, ...] = ()
+    late: tuple[tuple[int, int], ...] = ()
 
 
 class Transfer(NamedTuple):
@@ -157,7 +160,25 @@ class _Builder:
                 if not t.outgoing:
                     self._receive(t, final)
         self._finish()
-        return Instructions(tuple(self.code), tuple(self.waits), tuple(self.peers), self.scratch)
+        code, last = tuple(self.code), self._last()
+        late = tuple(self._late(set(last)))
+        return Instructions(code, tuple(self.waits), tuple(self.peers), self.scratch, last, late)
+
+    def _last(self) -> tuple[int, ...]:
+        """Of a result that is the whole: what no later instruction writes any part of again."""
+        if self.home == SCRATCH:
+            return ()
+        left = [row.nbytes for row in self.code]
+        for u, i in enumerate(self.writer):
+            if i >= 0:
+                left[i] -= (self.edges[u + 1] - self.edges[u]) * self.itemsize
+        return tuple(i for i, nbytes in enumerate(left) if nbytes == 0)
+
+    def _late(self, last: set[int]) -> Iterator[tuple[int, int]]:
+        """Offset and bytes of units whose last instruction has written others that are written again."""
+        for u, i in enumerate(self.writer):
+            if self.home == OUTPUT and i not in last:
+                yield self.edges[u] * self.itemsize, (self.edges[u + 1] - self.edges[u]) * self.itemsize
 
     def _last_arrivals(self) -> dict[int, Transfer]:
         """Of each unit of this rank's own block the transfer that brings it last."""

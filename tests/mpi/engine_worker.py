@@ -42,6 +42,7 @@ class Case:
     spec: Spec
     size: int  # of a rank's operand
     dtype: str = "float32"
+    cuts: tuple[int, ...] = ()  # sizes of the arrays that stand for the operand, where it is not one array
 
 
 def operand(case: Case, rank: int) -> Any:
@@ -133,6 +134,18 @@ def large() -> Iterator[Case]:
                 yield Case(spec, 25_001 * RANKS)
 
 
+def together() -> Iterator[Case]:
+    """Several arrays as one buffer: every algorithm, in pieces that end within arrays and hold several."""
+    for kind in ("all_reduce", "broadcast"):
+        for name in ("native", *registry.algorithms(kind)):
+            for cuts in ((5, 1, 31, 2, 2, 8), (40_001, 1, 60_000)):
+                for chunk in (None, 20) if sum(cuts) < 100 and name != "native" else (None,):
+                    root = RANKS - 1 if kind in ROOTED else 0
+                    spec = Spec(kind, root=root, algorithm=Algorithm(name), chunk=chunk)
+                    yield Case(spec, sum(cuts), cuts=cuts)
+                    yield Case(spec, sum(cuts), "uint8", cuts=cuts)
+
+
 def wrong(channel: Channel, cases: list[Case]) -> list[str]:
     """All of `cases` in one program, one after the other; what came out otherwise than it must."""
     given = [jnp.asarray(operand(case, RANK)) for case in cases]
@@ -140,7 +153,13 @@ def wrong(channel: Channel, cases: list[Case]) -> list[str]:
     def run(xs: list[Any], token: Any) -> tuple[list[Any], Any]:
         ys: list[Any] = []
         for case, x in zip(cases, xs, strict=True):
-            y, token = channel.run(x, case.spec, token)
+            if case.cuts:
+                parts = jnp.split(x, np.cumsum(case.cuts)[:-1].tolist())
+                done = channel.together([part.reshape(1, -1) for part in parts], case.spec, token)
+                assert done is not None
+                y, token = jnp.concatenate([part.reshape(-1) for part in done[0]]), done[1]
+            else:
+                y, token = channel.run(x, case.spec, token)
             ys.append(y)
         return ys, token
 
@@ -210,6 +229,7 @@ def cases_of(part: str) -> tuple[Channel, list[Case]]:
         "dtypes": lambda: itertools.chain(by_dtype("call"), by_dtype("split")),
         "dtypes-rounds": lambda: by_dtype("rounds"),
         "large": large,
+        "together": together,
     }
     return Channel(comm), list(made[part]())
 

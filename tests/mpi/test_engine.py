@@ -10,7 +10,8 @@ from support import mpirun
 
 WORKER = Path(__file__).parent / "engine_worker.py"
 # How many cases each part has at least, whatever the ranks.
-LEAST = {"call": 250, "split": 100, "rounds": 40, "dtypes": 150, "dtypes-rounds": 90, "large": 50, "grid": 40}
+LEAST = {"call": 250, "split": 100, "rounds": 40, "dtypes": 150, "dtypes-rounds": 90}
+LEAST |= {"large": 50, "grid": 40, "together": 50}
 
 mpirun.needs_mpi()
 
@@ -20,9 +21,9 @@ mpirun.needs_mpi()
     [
         (2, ("call", "split", "dtypes", "large", "grid")),
         (2, ("rounds", "dtypes-rounds")),
-        (3, ("call", "split", "large", "grid")),
+        (3, ("call", "split", "large", "grid", "together")),
         (3, ("rounds",)),
-        (4, ("call", "grid")),
+        (4, ("call", "grid", "together")),
         (5, ("call", "dtypes")),
         (8, ("call", "grid")),
     ],

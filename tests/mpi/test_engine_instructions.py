@@ -30,6 +30,7 @@ class Rank:
             np.full(made.scratch // ITEM, np.nan, np.float32),
         )
         self.done: set[int] = set()
+        self.early = np.full(result, np.nan, np.float32)  # each part as it was when said to be ready
 
     def can(self, i: int, arrived: dict[tuple[int, int, int], Floats], own: int) -> bool:
         row = self.made.code[i]
@@ -57,6 +58,9 @@ class Rank:
             case _:
                 dst[:] = 0
         self.done.add(i)
+        if i in self.made.last:
+            assert row.dst == lists.OUTPUT
+            self.early[row.dst_offset // ITEM :][:count] = dst
 
 
 def run(program: Program, given: list[Floats], whole: int, piece: int, seed: int) -> list[Floats]:
@@ -77,6 +81,12 @@ def run(program: Program, given: list[Floats], whole: int, piece: int, seed: int
                 ranks[rank].do(i, arrived, rank)
                 left.pop(k)
     assert not arrived, "what is sent is received"
+    if program.kind not in ("reduce_scatter", "scatter"):
+        for one in ranks:
+            for offset, nbytes in one.made.late:
+                part = slice(offset // ITEM, (offset + nbytes) // ITEM)
+                one.early[part] = one.buffers[lists.OUTPUT][part]
+            assert one.early.tobytes() == one.buffers[lists.OUTPUT].tobytes()
     return [one.buffers[lists.OUTPUT] for one in ranks]
 
 

@@ -72,6 +72,16 @@ struct Native {
   Reduction op;
 };
 
+// A list, or MPI's own, for several arrays as for one buffer in which they lie one after another.
+struct Packed {
+  const List* list;
+  const Native* native;
+  std::vector<int64_t> begins;  // of each array in the buffer, bytes; the end of the last one too
+  std::vector<char> last;       // of the list's instructions: whether what they write stays so
+  std::vector<std::pair<int64_t, int64_t>> late;  // offset and bytes of what is ready with the whole list alone
+  int64_t nbytes() const { return begins.back(); }
+};
+
 // A message to a server, or its answer: `buffer` counts inputs or outputs, `offset` and `nbytes` are bytes.
 struct Message {
   int64_t answer, peer, tag, buffer, offset, nbytes;
@@ -129,7 +139,36 @@ class Operation {
   std::string error_;
 };
 
-std::unique_ptr<Operation> run_list(Channel& channel, const List& list, const void* input, void* output);
+// The buffers of a packed operation, and the copies into and out of them (packing.cpp).
+class Packing {
+ public:
+  Packing(Channel& channel, const Packed& packed, std::vector<const void*> from, std::vector<void*> to);
+  ~Packing();
+  const char* input() const { return input_.get(); }
+  char* output() const { return output_.get(); }
+  void* first() const { return to_.front(); }
+  bool last(size_t instruction) const { return packed_.last[instruction] != 0; }
+  void need(int64_t offset, int64_t nbytes);     // this part of the input is going to be read
+  void deliver(int64_t offset, int64_t nbytes);  // this part of the output has its values
+  void finish();                                 // all of it has
+  void abandon();                                // messages may still arrive: the buffers are never used again
+
+ private:
+  Channel& channel_;
+  const Packed& packed_;
+  std::vector<const void*> from_;
+  std::vector<void*> to_;
+  std::vector<char> have_;  // blocks of the input that are filled
+  std::unique_ptr<char[]> input_, output_;
+  int64_t input_capacity_ = 0, output_capacity_ = 0;
+};
+
+std::unique_ptr<Operation> run_list(Channel& channel, const List& list, const void* input, void* output,
+                                    Packing* packing = nullptr);
+std::unique_ptr<Operation> run_packed(Channel& channel, const Packed& packed, std::vector<const void*> from,
+                                      std::vector<void*> to);
+std::string call_packed(Channel& channel, const Packed& packed, std::vector<const void*> from,
+                        std::vector<void*> to);  // MPI's own; blocks
 std::unique_ptr<Operation> run_native(Channel& channel, const Native& native, const void* input, void* output);
 // Blocks; an error or nothing.
 std::string call_native(Channel& channel, const Native& native, const void* input, void* output);

@@ -17,6 +17,7 @@ struct Callable {
   std::unique_ptr<List> list;
   std::unique_ptr<Native> native;
   std::unique_ptr<Request> request;
+  std::unique_ptr<Packed> packed;
 };
 
 std::mutex& registry_mutex() {
@@ -70,15 +71,25 @@ int64_t number_of(XLA_FFI_CallFrame* frame) {
   return scalar->dtype == XLA_FFI_DataType_S64 ? *static_cast<int64_t*>(scalar->value) : -1;
 }
 
+struct Buffers {
+  std::vector<const void*> from;
+  std::vector<void*> to;
+};
+
 // Inputs are the first arguments, outputs the first results.
+Buffers buffers(XLA_FFI_CallFrame* frame, int64_t inputs, int64_t outputs) {
+  Buffers found{std::vector<const void*>(inputs), std::vector<void*>(outputs)};
+  for (int64_t i = 0; i < inputs; ++i) found.from[i] = argument(frame, static_cast<int>(i));
+  for (int64_t i = 0; i < outputs; ++i) found.to[i] = result(frame, static_cast<int>(i));
+  return found;
+}
+
 std::unique_ptr<Operation> begin(Callable& x, XLA_FFI_CallFrame* frame, int64_t inputs, int64_t outputs) {
   std::lock_guard<std::mutex> lock(x.channel->order);
   if (x.list) return run_list(*x.channel, *x.list, argument(frame, 0), result(frame, 0));
   if (x.native) return run_native(*x.channel, *x.native, argument(frame, 0), result(frame, 0));
-  std::vector<const void*> from(inputs);
-  std::vector<void*> to(outputs);
-  for (int64_t i = 0; i < inputs; ++i) from[i] = argument(frame, static_cast<int>(i));
-  for (int64_t i = 0; i < outputs; ++i) to[i] = result(frame, static_cast<int>(i));
+  auto [from, to] = buffers(frame, inputs, outputs);
+  if (x.packed) return run_packed(*x.channel, *x.packed, std::move(from), std::move(to));
   return run_request(*x.channel, *x.request, std::move(from), std::move(to));
 }
 
@@ -108,11 +119,15 @@ COMMPLAN_API XLA_FFI_Error* commplan_call(XLA_FFI_CallFrame* frame) {
   std::string error = wrong(x);
   if (error.empty()) {
     Rounding rounding;
-    if (x->native) {
-      error = call_native(*x->channel, *x->native, argument(frame, 0), result(frame, 0));
+    int64_t inputs = frame->args.size - 1, outputs = frame->rets.size - 1;
+    bool native = x->native || (x->packed && x->packed->native);
+    if (native) {
+      auto [from, to] = buffers(frame, inputs, outputs);
+      error = x->native ? call_native(*x->channel, *x->native, from[0], to[0])
+                        : call_packed(*x->channel, *x->packed, std::move(from), std::move(to));
       if (!error.empty()) x->channel->fail(error);
     } else {
-      auto operation = begin(*x, frame, frame->args.size - 1, frame->rets.size - 1);
+      auto operation = begin(*x, frame, inputs, outputs);
       error = x->channel->drive(*operation);
     }
   }
@@ -193,7 +208,7 @@ COMMPLAN_API int64_t commplan_list(void* channel, const int64_t* table, int64_t 
       list->largest = std::max(list->largest, (x.nbytes + 63) / 64 * 64);
     }
   }
-  return add({static_cast<Channel*>(channel), std::move(list), nullptr, nullptr});
+  return add({static_cast<Channel*>(channel), std::move(list), nullptr, nullptr, nullptr});
 }
 
 // settings: kind, communicator, count, root, dtype, op.
@@ -208,7 +223,22 @@ COMMPLAN_API int64_t commplan_native(void* channel, const int64_t* settings, con
   native->op = static_cast<Reduction>(settings[5]);
   MPI_Comm_set_errhandler(native->comm, MPI_ERRORS_RETURN);
   static_cast<Channel*>(channel)->uses(native->comm);
-  return add({static_cast<Channel*>(channel), nullptr, std::move(native), nullptr});
+  return add({static_cast<Channel*>(channel), nullptr, std::move(native), nullptr, nullptr});
+}
+
+// A list or MPI's own, `number`, for arrays that begin at `begins` of its buffers (one more: the end). last: of the
+// list's instructions those that write something for the last time; late: offset and bytes of what else there is.
+COMMPLAN_API int64_t commplan_packed(int64_t number, const int64_t* begins, int64_t arrays, const int64_t* last,
+                                     int64_t many, const int64_t* late, int64_t rest) {
+  const Callable& whole = *find(number);
+  auto packed = std::make_unique<Packed>();
+  packed->list = whole.list.get();
+  packed->native = whole.native.get();
+  packed->begins.assign(begins, begins + arrays + 1);
+  if (packed->list) packed->last.resize(packed->list->code.size());
+  for (int64_t i = 0; i < many; ++i) packed->last[last[i]] = 1;
+  for (int64_t i = 0; i < rest; ++i) packed->late.push_back({late[2 * i], late[2 * i + 1]});
+  return add({whole.channel, nullptr, nullptr, nullptr, std::move(packed)});
 }
 
 // peers, names: `many` of them. table: `count` rows of Message, in the order in which they are posted.
@@ -227,7 +257,7 @@ COMMPLAN_API int64_t commplan_request(void* channel, const char* where, const in
     auto& list = rows[i].answer ? request->receives : request->sends[rows[i].peer];
     list.push_back(rows[i]);
   }
-  return add({static_cast<Channel*>(channel), nullptr, nullptr, std::move(request)});
+  return add({static_cast<Channel*>(channel), nullptr, nullptr, std::move(request), nullptr});
 }
 
 // To a request that was just made: states in shared memory. header: of each the addresses of ready, puts, requests,

@@ -14,8 +14,9 @@ namespace {
 
 class ListRun final : public Operation {
  public:
-  ListRun(Channel& channel, const List& list, const void* input, void* output)
-      : Operation(channel, list.where), list_(list), waits_(list.waits), sent_(list.code.size()), landed_(list.code.size()) {
+  ListRun(Channel& channel, const List& list, const void* input, void* output, Packing* packing)
+      : Operation(channel, list.where), list_(list), packing_(packing), waits_(list.waits), sent_(list.code.size()),
+        landed_(list.code.size()) {
     output_ = output;
     buffers_[kInput] = static_cast<char*>(const_cast<void*>(input));
     buffers_[kOutput] = static_cast<char*>(output);
@@ -80,12 +81,18 @@ class ListRun final : public Operation {
 
   char* at(int64_t buffer, int64_t offset) const { return buffers_[buffer] + offset; }
 
+  // Where an instruction reads.
+  char* source(const Instruction& x) const {
+    if (packing_ && x.src == kInput) packing_->need(x.src_offset, x.nbytes);
+    return at(x.src, x.src_offset);
+  }
+
   void run_local(const Instruction& x) {
     char* to = at(x.dst, x.dst_offset);
     if (x.what == kZero) {
       std::memset(to, 0, x.nbytes);
     } else if (to != at(x.src, x.src_offset)) {
-      std::memcpy(to, at(x.src, x.src_offset), x.nbytes);
+      std::memcpy(to, source(x), x.nbytes);
     }
   }
 
@@ -108,10 +115,11 @@ class ListRun final : public Operation {
       finished_.pop_back();
       const Instruction& x = list_.code[i];
       if (x.what == kReceiveReduce) {
-        kernel_(at(x.dst, x.dst_offset), at(x.src, x.src_offset), landed_[i], x.nbytes / size_of(list_.dtype));
+        kernel_(at(x.dst, x.dst_offset), source(x), landed_[i], x.nbytes / size_of(list_.dtype));
         free_.push_back(landed_[i]);
       }
       if (x.what == kReceiveReduce || x.what == kReceive) --peers_[x.peer].receiving;
+      if (packing_ && packing_->last(i)) packing_->deliver(x.dst_offset, x.nbytes);
       for (int64_t k = list_.begins[i]; k < list_.begins[i + 1]; ++k) {
         if (--waits_[list_.next[k]] == 0) ready(list_.next[k]);
       }
@@ -173,7 +181,7 @@ class ListRun final : public Operation {
     const Instruction& x = list_.code[i];
     MPI_Request request;
     auto how = list_.synchronous ? MPI_Issend : MPI_Isend;
-    int code = how(at(x.src, x.src_offset), static_cast<int>(x.nbytes), MPI_BYTE, list_.peers[x.peer],
+    int code = how(source(x), static_cast<int>(x.nbytes), MPI_BYTE, list_.peers[x.peer],
                    channel_.tag(peer.first_send + x.message), channel_.comm, &request);
     if (!check(code, "MPI_Isend", list_.peers[x.peer])) return false;
     sent_[i] = 1;
@@ -240,6 +248,7 @@ class ListRun final : public Operation {
   }
 
   const List& list_;
+  Packing* const packing_;
   std::vector<int32_t> waits_;
   std::vector<char> sent_;
   std::vector<char*> landed_;  // where a receive that waits for its reduction has put its bytes
@@ -268,8 +277,9 @@ bool Operation::check(int code, const char* call, int rank, const std::string& n
   return false;
 }
 
-std::unique_ptr<Operation> run_list(Channel& channel, const List& list, const void* input, void* output) {
-  return std::make_unique<ListRun>(channel, list, input, output);
+std::unique_ptr<Operation> run_list(Channel& channel, const List& list, const void* input, void* output,
+                                    Packing* packing) {
+  return std::make_unique<ListRun>(channel, list, input, output, packing);
 }
 
 }  // namespace commplan
