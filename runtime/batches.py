@@ -66,6 +66,7 @@ class Batches(Iterator[dict[str, Any]]):
         self._per = {value.id: value.placement.per for value in schedule.phase(phase.name).values}
         self._wanted = {b.name: b.value for b in (*phase.outputs, *phase.takes) if b.source_only}
         self._maps: DeviceMaps | None = None
+        self._kept: list[HostBatch] = []  # the batch that Ctrl-C kept from the caller
 
     def _made(
         self,
@@ -89,11 +90,22 @@ class Batches(Iterator[dict[str, Any]]):
         )  # fmt: skip
 
     def __iter__(self) -> Batches:
-        iter(self._host)
+        if not self._kept:
+            iter(self._host)
         return self
 
     def __next__(self) -> dict[str, Any]:
-        batch = next(self._host)
+        try:
+            batch = self._kept.pop()
+        except IndexError:
+            batch = next(self._host)
+        try:
+            return self._item(batch)
+        except KeyboardInterrupt:
+            self._kept.append(batch)
+            raise
+
+    def _item(self, batch: HostBatch) -> dict[str, Any]:
         arrays = {ref: self._sharded(ref, host) for ref, host in batch.values.items()}
         rest = [ref for ref in self._wanted.values() if ref not in arrays]
         if rest:
@@ -102,7 +114,10 @@ class Batches(Iterator[dict[str, Any]]):
 
     def state(self) -> dict[str, int]:
         """Where the next batch stands: integers, the same under any number of ranks."""
-        return self._host.state()
+        found = self._host.state()
+        for batch in self._kept:
+            found |= {"epoch": batch.epoch, "step": batch.step}
+        return found
 
     @property
     def steps(self) -> int:

@@ -36,23 +36,18 @@ _MOST_CORES = 8  # threads by default, at most: more than that is a choice that 
 
 @dataclass
 class _Cursor:
-    """Where the work ahead stands: the next batch to start, and the epoch at whose end it halts."""
+    """Which batches are started ahead: up to the end of epoch `until`."""
 
     make: Callable[[int, int, int], BatchInTheMaking]
-    steps: int
-    epoch: int
-    step: int
+    course: Course
     until: int
     pace: Pace | None = None
 
     def start(self, number: int) -> BatchInTheMaking | None:
-        if self.epoch > self.until or (self.pace is not None and number >= self.pace.room()):
+        epoch, step = self.course.at(number)
+        if epoch > self.until or (self.pace is not None and number >= self.pace.room()):
             return None
-        batch = self.make(number, self.epoch, self.step)
-        self.step += 1
-        if self.step == self.steps:
-            self.epoch, self.step = self.epoch + 1, 0
-        return batch
+        return self.make(number, epoch, step)
 
 
 class PhaseBatches(Iterator[HostBatch]):
@@ -104,9 +99,9 @@ class PhaseBatches(Iterator[HostBatch]):
         self._program = program
         self._steps = pace.steps if pace is not None else _steps(program, self._orders)
         place = self._restored(state) if pace is None else (pace.epoch, pace.step)
-        self._epoch: int = place[0]
-        self._step: int = place[1]
-        self._armed, self._handed = self._epoch, 0
+        self._course = Course(place[0], place[1], self._steps)
+        self._armed, self._handed = place[0], 0
+        self._due: HostBatch | None = None  # the batch at that place, once it has come
         self._meter = meter or Meter(phase, schedule.plan)
         made = stages(program, found, chosen, self._meter)
         prefetch, cores = hints(program)
@@ -118,17 +113,16 @@ class PhaseBatches(Iterator[HostBatch]):
         ahead = prefetch + (CARRIED if by_caller else 0)
         exchange = None
         if apart and group is not None and any(flow.moved for flow in program.flows):
-            at = (self._epoch, self._step, self._fingerprint())
+            at = (*place, self._fingerprint())
             room, keep = (slots(prefetch, by_caller=by_caller), KEEP) if pace is None else (pace.slots,) * 2
             exchange = join(
                 group, program, at, slots=room, meter=self._meter, keep=keep, leaving=pace is not None
             )
         self._exchange, self._prefetch = exchange, prefetch
         self._slots = exchange.in_use if exchange is not None else _none_shared
-        course = Course(self._epoch, self._step, self._steps)
         maker = Maker(
             program, self._orders, made, self._meter, block, exchange, pace is not None,
-            crew, _adapters.together(found), course, self._fingerprint(),
+            crew, _adapters.together(found), self._course, self._fingerprint(),
         )  # fmt: skip
         if exchange is not None:
             exchange.works = maker
@@ -136,9 +130,9 @@ class PhaseBatches(Iterator[HostBatch]):
                 crew.share(exchange.slots.descriptor, exchange.offset)
         # At a pace of its own a batch is but a part of what a member gets; its taker checks.
         self._checks = (
-            Checks(program, self._orders, self._steps, self._step, self._meter) if not pace else None
+            Checks(program, self._orders, self._steps, place[1], self._meter) if not pace else None
         )
-        self._cursor = _Cursor(maker.batch, self._steps, self._epoch, self._step, self._armed, pace)
+        self._cursor = _Cursor(maker.batch, self._course, self._armed, pace)
         name = f"commplan-{schedule.plan}-{phase}"
         direct = pace is None and _direct(program, exchange)
         if direct and exchange is not None:
@@ -171,7 +165,7 @@ class PhaseBatches(Iterator[HostBatch]):
         return self._steps
 
     def __iter__(self) -> PhaseBatches:
-        self._armed = self._epoch
+        self._armed, _ = self._course.at(self._handed)
         return self
 
     def __next__(self) -> HostBatch:
@@ -183,34 +177,57 @@ class PhaseBatches(Iterator[HostBatch]):
     def _next(self) -> HostBatch:
         if not self._closing.alive:
             self._refuse_closed()
-        if self._epoch > self._armed:
+        epoch, step = self._course.at(self._handed)
+        if epoch > self._armed:
             raise StopIteration
         self._cursor.until = self._armed
         try:
-            self._carry_ahead()
-            batch, ready, waited = self._ring.take()
+            if self._due is None:
+                self._carry_ahead(step)
+                self._due, ready, waited = self._ring.look()
+                self._meter.handed_out(ready, waited, first=step == 0)
             if self._exchange is not None:
-                self._exchange.handed(batch.number)
+                self._exchange.handed(self._due.number)
             if self._checks is not None:
-                self._checks.add(batch)
+                self._checks.add(self._due)
         except ClosedError:
             self._refuse_closed()
         except Exception:
             self.close()  # the place stays: `.state()` names the batch that failed
             raise
-        if self._cursor.pace is None:  # else it is counted where it becomes a part of a batch
-            self._meter.handed_out(ready, waited, first=self._step == 0)
-        self._handed += 1
-        self._step += 1
-        if self._step == self._steps:
-            self._epoch, self._step = self._epoch + 1, 0
+        self._ring.pass_on(self._handed + 1)
+        # Whoever is interrupted before this line gets the same batch the next time.
+        batch, self._due, self._handed = self._due, None, self._handed + 1
         return batch
 
-    def _carry_ahead(self) -> None:
+    def unit(self, number: int) -> HostBatch:
+        """Batch `number`, counted from the first, where a pace was given: the same one until a later one is
+        asked for. Errors: as `next`."""
+        if not self._closing.alive:
+            self._refuse_closed()
+        self._handed = number
+        self.go_on(self._course.at(number)[0])
+        try:
+            self._ring.pass_on(number)
+            batch, _, _ = self._ring.look()
+            if self._exchange is not None:
+                self._exchange.handed(number)
+        except ClosedError:
+            self._refuse_closed()
+        except Exception:
+            self.close()
+            raise
+        return batch
+
+    def passed(self, number: int) -> None:
+        """Units before `number` have come."""
+        self._ring.pass_on(number)
+
+    def _carry_ahead(self, step: int) -> None:
         """Where batches are carried in this thread: as many as the place says, and the place alone."""
         if self._exchange is not None:
             self._ring.admit()
-            left = self._steps - self._step  # of this epoch, this batch included
+            left = self._steps - step  # of this epoch, this batch included
             self._exchange.carry_ahead(self._handed + min(self._prefetch, left) - 1)
 
     @property
@@ -234,7 +251,8 @@ class PhaseBatches(Iterator[HostBatch]):
 
         `order` is a checksum of what the order depends on: lengths, batch sizes, visits, seeds.
         """
-        return {"epoch": self._epoch, "step": self._step, "order": self._fingerprint()}
+        epoch, step = self._course.at(self._handed)
+        return {"epoch": epoch, "step": step, "order": self._fingerprint()}
 
     def summary(self) -> Summary:
         """What the input work cost so far, per plan line, in this process."""
@@ -245,6 +263,7 @@ class PhaseBatches(Iterator[HostBatch]):
     def close(self) -> None:
         """Stop the work ahead, join its threads and leave the group. Closing twice is fine."""
         if self._closing.detach() is not None:
+            self._due = None
             self._ring.close()
 
     def __enter__(self) -> PhaseBatches:

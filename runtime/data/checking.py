@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -19,24 +20,30 @@ from commplan.runtime.data.usage import Meter
 _AT_ONCE = 2048  # records that are added up together: a few cost NumPy as much as many
 
 
-@dataclass
 class _Account:
-    tally: Tally = field(default_factory=Tally)
-    ids: list[npt.NDArray[np.int64]] = field(default_factory=list[npt.NDArray[np.int64]])
-    waiting: int = 0
-    skipped: int = 0
+    """What one member was given of one load, in one epoch. Each step counts once, however often it is told:
+    whoever is interrupted while a batch is handed out asks for it again."""
 
-    def add(self, ids: npt.NDArray[np.int64], skipped: int) -> None:
-        self.ids.append(ids)
-        self.waiting += ids.size
-        self.skipped += skipped
-        if self.waiting >= _AT_ONCE:
+    def __init__(self) -> None:
+        self.tally = Tally()
+        self.upto = -1  # the last step in the tally
+        self.waiting: dict[int, tuple[npt.NDArray[np.int64], int]] = {}
+
+    def add(self, step: int, ids: npt.NDArray[np.int64], skipped: int) -> None:
+        if step <= self.upto:
+            return
+        self.waiting[step] = ids, skipped
+        if len(self.waiting) * ids.size >= _AT_ONCE:
             self.settle()
 
     def settle(self) -> None:
-        if self.ids:
-            self.tally.add(np.concatenate(self.ids), self.skipped)
-        self.ids, self.waiting, self.skipped = [], 0, 0
+        if not self.waiting:
+            return
+        told = self.waiting.values()
+        tally = copy.copy(self.tally)
+        tally.add(np.concatenate([ids for ids, _ in told]), sum(skipped for _, skipped in told))
+        upto = max(self.waiting)
+        self.tally, self.upto, self.waiting = tally, upto, {}
 
 
 @dataclass
@@ -52,26 +59,28 @@ class Checks:
     start: int
     meter: Meter
     _accounts: dict[tuple[Ref, Coords], _Account] = field(default_factory=dict[tuple[Ref, Coords], _Account])
+    _finished: int = -1  # the last epoch that was compared
 
     def add(self, batch: HostBatch) -> None:
         """A batch is handed out. Errors: CP0763 at the end of an epoch that was not what the plan
         promises."""
+        if batch.epoch <= self._finished:
+            return
         for visit in batch.visits:
             account = self._accounts.setdefault((visit.load, visit.coords), _Account())
-            account.add(visit.records, visit.skipped)
+            account.add(batch.step, visit.records, visit.skipped)
             self.meter.checked(visit.records.size)
         if batch.step == self.steps - 1:
             self._finish(batch.epoch)
 
     def _finish(self, epoch: int) -> None:
-        accounts, self._accounts = self._accounts, {}
-        start, self.start = self.start, 0
         for flow in self.program.flows:
             for read in flow.reads:
                 for coords in self.program.variants(read.per):
-                    account = accounts.get((read.result, coords), _Account())
+                    account = self._accounts.get((read.result, coords), _Account())
                     account.settle()
-                    self._check(flow, read, coords, account.tally, epoch, start)
+                    self._check(flow, read, coords, account.tally, epoch, self.start)
+        self._accounts, self.start, self._finished = {}, 0, epoch
 
     def _check(self, flow: Flow, read: Read, coords: Coords, tally: Tally, epoch: int, start: int) -> None:
         program, order = self.program, self.orders[read.result]

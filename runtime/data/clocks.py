@@ -90,7 +90,8 @@ class Clocks:
         self._attendant: Attendant | None = None
         self._feed: PhaseBatches | None = None
         self.meter = Meter(plan.phase, plan.schedule.plan)  # of the stream
-        self._busy = False  # a thread makes the feed, or takes a unit from it
+        # Who makes the feed, or takes a unit from it; who comes back instead was interrupted on the way.
+        self._puller: threading.Thread | None = None
         self._broken: tuple[int, Exception] | None = None
         self._pool: ThreadPoolExecutor | None = None
 
@@ -197,13 +198,17 @@ class Clocks:
                     self._asked = high
                     self._advance()
                 ready = self._feed is not None and self._feed.work_ahead()
-                if not wait and (slow or self._busy or not ready):
+                if not wait and (slow or self._busy() or not ready):
                     return None
-                if slow or self._busy:
+                if slow or self._busy():
                     watch.wait(slow)
                     continue
-                self._busy = True
+                self._puller = threading.current_thread()
             self._pull()
+
+    def _busy(self) -> bool:
+        """Whether another thread is at the feed (the lock is held)."""
+        return self._puller not in (None, threading.current_thread())
 
     def _refuse(self, high: int) -> None:
         """Raise what making a unit before `high` raised (the lock is held)."""
@@ -213,27 +218,27 @@ class Clocks:
         raise CommplanError(*error.diagnostics) if isinstance(error, CommplanError) else error
 
     def _pull(self) -> None:
-        """Move one unit from the feed to the window; the first time, make the feed."""
-        unit: HostBatch | None = None
+        """Move one unit from the feed to the window; the first time, make the feed. Whoever is interrupted
+        finds the same unit the next time."""
+        number, unit = self._next, None
         error: Exception | None = None
         feed = self._feed
         try:
             if feed is None:
                 feed = self._made()
-            try:
-                unit = next(feed)
-            except StopIteration:
-                unit = next(iter(feed))
+            number = self._next  # which making the feed has set
+            unit = feed.unit(number - self._start)
         except Exception as raised:  # noqa: BLE001  it belongs to all members that come to this unit
             error = raised
         finally:
             with self._lock:
-                self._busy = False
+                self._puller = None
                 if error is not None:
                     self._broken = (self._next, error)
                 elif unit is not None and feed is self._feed:
-                    self._window[self._next] = unit
-                    self._next += 1
+                    self._window[number] = unit
+                    self._next = number + 1
+                    feed.passed(self._next - self._start)
                     self._advance()
                 self._changed.notify_all()
 
@@ -322,9 +327,9 @@ class Clocks:
             feed.go_on(epoch)
             feed.work_ahead()
             done = self._next >= (epoch + 1) * self.epoch
-            if not take or self._busy or self._broken or done or not self.idle():
+            if not take or self._busy() or self._broken or done or not self.idle():
                 return False
-            self._busy = True
+            self._puller = threading.current_thread()
             self._asked = self._next + self.slots  # nothing is kept here for members that stand still
             self._advance()
         self._pull()
@@ -333,7 +338,7 @@ class Clocks:
     def pulling(self) -> int | None:
         """The unit that a thread waits for, counted from the first; None where none does."""
         with self._lock:
-            return self._next - self._start if self._busy and self._feed is not None else None
+            return self._next - self._start if self._puller and self._feed is not None else None
 
     # --- who waits for whom ---
 

@@ -57,24 +57,26 @@ class ClockedBatches(Iterator[HostBatch]):
         self._meter, self._lone = (Meter(plan.phase, plan.schedule.plan) for _ in range(2))
         self._private: PhaseBatches | None = self._alone(state)
         self._steps, place = self._private.steps, self._private.state()
-        self._epoch, self._step, self._order = place["epoch"], place["step"], place["order"]
-        self._armed = self._epoch
+        # Batches so far, from the start of epoch 0: one number, so that Ctrl-C finds no half of a step.
+        self._place, self._order = place["epoch"] * self._steps + place["step"], place["order"]
+        self._due: HostBatch | None = None  # the batch at that place, once made
+        self._armed = place["epoch"]
         self._each = plan.rates.units[member]
         self._maker, self._threads = self._makes()
         # What the member is given is checked whole, wherever it comes from; it is counted where it is made.
         self._checks = Checks(
-            self._maker.program, self._maker.orders, self._steps, self._step, Meter(plan.phase)
+            self._maker.program, self._maker.orders, self._steps, place["step"], Meter(plan.phase)
         )
         self._number = 0
         self._ahead: tuple[BatchInTheMaking, list[Future[None]]] | None = None
-        self._hand = clocks.open(member, self._position(), terms or Terms())
+        self._hand = clocks.open(member, self._position(self._place), terms or Terms())
         self._closing = weakref.finalize(self, quietly, clocks, self._hand)
         self._turn = threading.RLock()
 
     # --- what `PhaseBatches` has as well ---
 
     def __iter__(self) -> ClockedBatches:
-        self._armed = self._epoch
+        self._armed = self._place // self._steps
         if self._closing.alive:
             self._clocks.begin(self._hand)
         return self
@@ -88,12 +90,13 @@ class ClockedBatches(Iterator[HostBatch]):
     def _next(self) -> HostBatch:
         if not self._closing.alive:
             self._refuse_closed()
-        if self._epoch > self._armed:
+        if self._place // self._steps > self._armed:
             raise StopIteration
         self._clocks.begin(self._hand)
         try:
-            batch = self._taken()
-            self._checks.add(batch)
+            if self._due is None:
+                self._due = self._taken()
+            self._checks.add(self._due)
         except CommplanError as error:
             if error.diagnostics[0].code not in _PATIENT:
                 self.close()
@@ -101,16 +104,19 @@ class ClockedBatches(Iterator[HostBatch]):
         except Exception:
             self.close()
             raise
-        self._step += 1
-        if self._step == self._steps:
-            self._epoch, self._step = self._epoch + 1, 0
-        self._clocks.passed(self._hand, self._position(), finished=self._epoch > self._armed)
-        self._begin_ahead()
+        after = self._place + 1
+        finished = after // self._steps > self._armed
+        self._clocks.passed(self._hand, self._position(after), finished=finished)
+        if not finished:
+            self._begin_ahead(after)
+        # Whoever is interrupted before this line gets the same batch the next time.
+        batch, self._due, self._place = self._due, None, after
         return batch
 
     def state(self) -> dict[str, int]:
         """Where the next batch stands: integers, the same under any number of processes."""
-        return {"epoch": self._epoch, "step": self._step, "order": self._order}
+        epoch, step = divmod(self._place, self._steps)
+        return {"epoch": epoch, "step": step, "order": self._order}
 
     @property
     def steps(self) -> int:
@@ -130,6 +136,7 @@ class ClockedBatches(Iterator[HostBatch]):
         """Stop; the others no longer wait for this member. Closing twice is fine."""
         if os.getpid() != self._clocks.process or self._closing.detach() is None:
             return
+        self._due = None
         self._drop_ahead()
         if self._private is not None:
             self._private.close()
@@ -143,9 +150,10 @@ class ClockedBatches(Iterator[HostBatch]):
 
     # --- how ---
 
-    def _position(self) -> int:
-        """The first unit of the next batch."""
-        return self._epoch * self._clocks.epoch + self._step * self._each
+    def _position(self, place: int) -> int:
+        """The first unit of the batch at `place`."""
+        epoch, step = divmod(place, self._steps)
+        return epoch * self._clocks.epoch + step * self._each
 
     def _alone(self, state: Mapping[str, int] | None) -> PhaseBatches:
         plan = self._clocks.plan
@@ -179,7 +187,7 @@ class ClockedBatches(Iterator[HostBatch]):
             self._private = None
         ready, asked = int(self._ahead is not None), time.perf_counter()
         if self._ahead is None:
-            self._ahead = self._begun(wait=True)
+            self._ahead = self._begun(self._place, wait=True)
         if self._ahead is None:
             self._refuse_closed()
         making, tasks = self._ahead
@@ -190,7 +198,7 @@ class ClockedBatches(Iterator[HostBatch]):
             self._ahead = None
         batch = making.finish()
         self._meter.checked(sum(visit.records.size for visit in batch.visits))
-        self._meter.handed_out(ready, time.perf_counter() - asked, first=self._step == 0)
+        self._meter.handed_out(ready, time.perf_counter() - asked, first=self._place % self._steps == 0)
         return batch
 
     def _by_itself(self) -> HostBatch:
@@ -207,20 +215,20 @@ class ClockedBatches(Iterator[HostBatch]):
         )
         return dataclasses.replace(batch, visits=tuple(visits))
 
-    def _begin_ahead(self) -> None:
-        """Begin with the next batch where that asks for no waiting."""
-        if self._threads and self._epoch <= self._armed and not self._clocks.behind(self._hand):
-            self._ahead = self._begun(wait=False)
+    def _begin_ahead(self, place: int) -> None:
+        """Begin with the batch at `place` where that asks for no waiting."""
+        if self._threads and self._ahead is None and not self._clocks.behind(self._hand):
+            self._ahead = self._begun(place, wait=False)
 
     def _drop_ahead(self) -> None:
         ahead, self._ahead = self._ahead, None
         for task in ahead[1] if ahead else ():
             task.cancel()
 
-    def _begun(self, *, wait: bool) -> tuple[BatchInTheMaking, list[Future[None]]] | None:
-        """The next batch in the making, and what is still to be done for it."""
-        end = (self._epoch + 1) * self._clocks.epoch
-        count = min(self._each, end - self._position())
+    def _begun(self, place: int, *, wait: bool) -> tuple[BatchInTheMaking, list[Future[None]]] | None:
+        """The batch at `place` in the making, and what is still to be done for it."""
+        epoch, step = divmod(place, self._steps)
+        count = min(self._each, (epoch + 1) * self._clocks.epoch - self._position(place))
         try:
             units = self._clocks.take(self._hand, count, wait=wait)
         except CommplanError:
@@ -229,7 +237,7 @@ class ClockedBatches(Iterator[HostBatch]):
             return None  # it is raised when its turn comes
         if units is None:
             return None
-        making = self._maker.batch(self._number, self._epoch, self._step)
+        making = self._maker.batch(self._number, epoch, step)
         self._number += 1
         making.moved = {ref: a for state in making.states for ref, a in self._fill(state, units).items()}
         todo = making.second()

@@ -130,6 +130,7 @@ class Ring(Generic[Item]):
     _to_read: deque[int] = field(default_factory=deque[int])
     _ties: itertools.count[int] = field(default_factory=itertools.count)
     _running: list[threading.Thread] = field(default_factory=list[threading.Thread])
+    _begun: bool = False  # all of them are started
     _alive: int = 0  # threads, and callers that wait for peers
     _opened: int = 0
     _opening: bool = False
@@ -154,17 +155,36 @@ class Ring(Generic[Item]):
                 making = self.start(self._admitted)
                 if making is None:
                     break  # what was admitted so far is still to be told
-                number, self._admitted = self._admitted, self._admitted + 1
-                self._entries[number] = _Entry(making)
-                if self.peers is None:
-                    self._enter(number, 1, making.second())
-                elif not self.direct:
-                    self._to_write.append(number)
+                self._admit(self._admitted, making)
             if self._running:
                 self._changed.notify_all()
 
+    def _admit(self, number: int, making: Making[Item]) -> None:
+        """All of it, or by an interruption nothing (the lock is held)."""
+        try:
+            self._entries[number] = _Entry(making)
+            if self.peers is None:
+                self._enter(number, 1, making.second())
+            elif not self.direct:
+                self._to_write.append(number)
+            self._admitted = number + 1
+        except BaseException:
+            self._entries.pop(number, None)
+            self._tasks[:] = [task for task in self._tasks if task[0] != number]
+            heapq.heapify(self._tasks)
+            if number in self._to_write:
+                self._to_write.remove(number)
+            raise
+
     def take(self) -> tuple[Item, int, float]:
         """The next batch, how many lay ready, and the seconds waited. Raises what its making raised."""
+        found = self.look()
+        self.pass_on(self._handed + 1)
+        return found
+
+    def look(self) -> tuple[Item, int, float]:
+        """As `take`, and the batch stays the next one until `pass_on` says that it has come: a caller that
+        was interrupted on the way asks again."""
         try:
             return self._take_direct(self.peers) if self.direct and self.peers is not None else self._take()
         except KeyboardInterrupt:
@@ -184,10 +204,7 @@ class Ring(Generic[Item]):
                 raise ClosedError
             if entry.error:
                 raise entry.error
-            del self._entries[self._handed]
-            self._handed += 1
             item = entry.item
-        self.admit()
         if item is None:
             raise RuntimeError("a batch was finished without a result")
         return item, ready, waited
@@ -203,15 +220,22 @@ class Ring(Generic[Item]):
         try:
             ready = min(peers.ahead(number), self.depth)
             begin = time.perf_counter()
-            item = self._completed(number, entry, peers)
+            if entry.item is None:
+                entry.item = self._completed(number, entry, peers)
             waited = time.perf_counter() - begin
         finally:
             self._ended()
+        return entry.item, ready, waited
+
+    def pass_on(self, number: int) -> None:
+        """All batches before `number` have come; what there is room for now is started."""
         with self._lock:
-            self._entries.pop(number, None)
-            self._handed += 1
+            if number <= self._handed:
+                return
+            before, self._handed = self._handed, number
+            for old in range(before, number):
+                self._entries.pop(old, None)
         self.admit()
-        return item, ready, waited
 
     def _completed(self, number: int, entry: _Entry[Item], peers: Peers) -> Item:
         """The batch, once all have filled it; what went wrong here comes before what peers say of it."""
@@ -301,25 +325,31 @@ class Ring(Generic[Item]):
     # --- the threads' side ---
 
     def _begin_threads(self) -> None:
-        if self._running:
+        if self._begun:
             return
+        if not self._running:
+            threads = self._fresh_threads()
+            self._alive, self._running = self._alive + len(threads), threads
+        for thread in self._running:
+            if thread.ident is None:
+                thread.start()
+        self._begun = bool(self._running)
+
+    def _fresh_threads(self) -> list[threading.Thread]:
         targets: list[Callable[[], None]] = [self._work] * self.threads
         if self.direct and self.peers is not None:
             first = self.peers.fills()
             if first is None:
-                return
+                return []
             self._opened, targets = first, [self._fill] * self.threads
         elif self.peers is not None:
             targets += [self._await_slots, self._await_peers]
-        for number, target in enumerate(targets):
-            # Daemons, so that a forgotten iterator cannot keep the interpreter alive; they are joined by
-            # `close`, which a finaliser calls at the latest when the interpreter exits.
-            thread = threading.Thread(
-                target=self._run, args=(target,), name=f"{self.name}-{number}", daemon=True
-            )
-            self._running.append(thread)
-            self._alive += 1
-            thread.start()
+        # Daemons, so that a forgotten iterator cannot keep the interpreter alive; they are joined by
+        # `close`, which a finaliser calls at the latest when the interpreter exits.
+        return [
+            threading.Thread(target=self._run, args=(target,), name=f"{self.name}-{number}", daemon=True)
+            for number, target in enumerate(targets)
+        ]
 
     def _run(self, target: Callable[[], None]) -> None:
         try:

@@ -14,7 +14,7 @@ from data_feed import ours
 from data_plans import FUNCTIONS, Counting, images
 
 from commplan.diagnostics import CommplanError
-from commplan.runtime.data import attendant, clocks
+from commplan.runtime.data import clocks, telling
 from commplan.runtime.data.clockplan import clock_plan
 from commplan.runtime.data.ownclock import ClockedBatches
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import linecache
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
 import pytest
+from clock_plans import members, rates
+from data_plans import FUNCTIONS, ensemble, images
 
+from commplan.runtime.data.batches import PhaseBatches
+from commplan.runtime.data.handing import HostBatch
 from commplan.runtime.data.ring import Ring, Task
 
 
@@ -99,3 +104,66 @@ def test_an_interrupted_wait_is_not_waited_for_again():
     giving_up.cancel()
     gate.set()
     assert still
+
+
+class Interrupting:
+    """A trace function: Ctrl-C once at every line of the pipeline's own code, but where all is done and only
+    the way back is left, and where one Ctrl-C is being dealt with."""
+
+    FILES = ("batches.py", "ring.py", "clocks.py", "ownclock.py", "checking.py")
+
+    def __init__(self) -> None:
+        self.done: set[tuple[str, int]] = set()
+
+    def __call__(self, frame: FrameType, event: str, arg: Any) -> Callable[..., Any] | None:
+        name = frame.f_code.co_filename
+        if "runtime/data/" not in name or not name.endswith(self.FILES):
+            return None
+        place = (name, frame.f_lineno)
+        tidying = isinstance(sys.exc_info()[1], KeyboardInterrupt)
+        if tidying or linecache.getline(*place).strip() == "return batch":
+            return self
+        if event == "line" and place not in self.done:
+            self.done.add(place)
+            raise KeyboardInterrupt
+        return self
+
+
+def driven(feed: Iterator[HostBatch], ctrl_c: Interrupting) -> HostBatch | None:
+    """The next batch, however often it takes."""
+    while True:
+        sys.settrace(ctrl_c)
+        try:
+            return next(feed)
+        except KeyboardInterrupt:
+            continue
+        except StopIteration:
+            return None
+        finally:
+            sys.settrace(None)
+
+
+def ids(batch: HostBatch) -> list[int]:
+    return next(iter(batch.records.values())).ravel().tolist()
+
+
+def test_no_batch_is_lost_by_an_interruption() -> None:
+    ctrl_c = Interrupting()
+    with PhaseBatches(ensemble("", 1), "step", {"images": images(320)}, FUNCTIONS) as feed:
+        seen = [record for batch in iter(lambda: driven(feed, ctrl_c), None) for record in ids(batch)]
+        assert feed.state()["epoch"] == 1
+    assert sorted(seen) == list(range(320)) and len(ctrl_c.done) > 30
+
+
+def test_no_unit_is_lost_by_an_interruption() -> None:
+    ctrl_c = Interrupting()
+    with members(rates((4, 8)), images(320)) as feeds:
+        for feed in feeds:
+            iter(feed)
+        seen: list[list[int]] = [[], []]
+        for step in range(80):
+            for member in (0, 1) if step % 2 == 0 else (0,):
+                batch = driven(feeds[member], ctrl_c)
+                assert batch is not None
+                seen[member] += ids(batch)
+    assert [sorted(one) for one in seen] == [list(range(320))] * 2 and len(ctrl_c.done) > 60
