@@ -436,6 +436,7 @@ def check_bound(schedule: ir.Schedule, sources: Mapping[str, Any], functions: Ma
     read = {op.source for phase in schedule.phases for op in phase.ops if isinstance(op, ir.Read)}
     wrong = _differences("function", {f.name for f in schedule.fns}, used, functions, schedule.file)
     wrong += _differences("source", {s.name for s in schedule.sources}, read, sources, schedule.file)
+    wrong += _half_given(schedule, sources)
     wrong += [
         Diagnostic(
             "CP0803",
@@ -447,6 +448,22 @@ def check_bound(schedule: ir.Schedule, sources: Mapping[str, Any], functions: Ma
     ]
     if wrong:
         raise CommplanError(*wrong)
+
+
+def _half_given(schedule: ir.Schedule, sources: Mapping[str, Any]) -> list[Diagnostic]:
+    """Sources that are missing where a phase has others: its batches can never be made. A phase of
+    which none is given is one that is run without its data."""
+    wrong: dict[str, Diagnostic] = {}
+    for phase in schedule.phases:
+        reads = [op for op in phase.ops if isinstance(op, ir.Read)]
+        given = [op.source for op in reads if op.source in sources]
+        for op in reads if given else ():
+            if op.source not in sources and op.source not in wrong:
+                also = Note(f"phase `{phase.name}` reads `{given[0]}`, too, which is bound")
+                fix = Note(f"pass it: program.bind(mesh, sources={{{op.source!r}: ...}})")
+                message = f"source `{op.source}` is not bound"
+                wrong[op.source] = Diagnostic("CP0803", message, op.span, (also, fix), file=schedule.file)
+    return list(wrong.values())
 
 
 def _differences(

@@ -235,7 +235,7 @@ class Clocks:
                 self._puller = None
                 if error is not None:
                     self._broken = (self._next, error)
-                elif unit is not None and feed is self._feed:
+                elif unit is not None and feed is not None and feed is self._feed:
                     self._window[number] = unit
                     self._next = number + 1
                     feed.passed(self._next - self._start)

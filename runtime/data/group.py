@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,7 +43,7 @@ def group(
     count: int,
     *,
     timeout: float = 1800.0,
-    folder: Path | None = None,
+    folder: str | os.PathLike[str] | None = None,
     hosts: Sequence[int] | None = None,
     carrier: Carrier | None = None,
     readers: int | None = None,
@@ -58,11 +59,11 @@ def group(
     hold several); what the plan says where None.
     Errors: CP0924 for arguments that are none of this.
     """
-    if not re.fullmatch(r"[A-Za-z0-9_.-]{1,100}", run_id):
+    if not isinstance(run_id, str) or not re.fullmatch(r"[A-Za-z0-9_.-]{1,100}", run_id):  # pyright: ignore[reportUnnecessaryIsInstance]
         fail("CP0924", f"a run id is made of letters, digits and `-_.`, up to 100 of them, not {run_id!r}")
     if not 0 <= index < count:
         fail("CP0924", f"process {index} of {count} does not exist", f"expected: 0 to {count - 1}")
-    if not timeout > 0:
+    if not isinstance(timeout, int | float) or not timeout > 0:  # pyright: ignore[reportUnnecessaryIsInstance]
         fail("CP0924", f"a group waits {timeout!r} seconds for its processes: more than none was expected")
     places = tuple(hosts) if hosts is not None else (0,) * count
     if len(places) != count:
@@ -75,4 +76,5 @@ def group(
         )
     if readers is not None and not 1 <= readers <= count:
         fail("CP0924", f"{readers} of {count} processes cannot be readers", f"expected: 1 to {count}")
-    return Group(run_id, index, count, timeout, folder or segment.default_folder(), places, carrier, readers)
+    where = segment.default_folder() if folder is None else Path(folder)
+    return Group(run_id, index, count, timeout, where, places, carrier, readers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import SupportsIndex, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -96,6 +97,12 @@ def held(schedule: Schedule, local: Mapping[str, Sequence[int]] | None) -> dict[
     given = dict(local or {})
     sizes = {axis.name: axis.size for axis in schedule.axes}
     for name, indices in given.items():
+        if not _are_indices(indices):
+            fail(
+                "CP0915",
+                f"what a process holds of `{name}` is {indices!r}: a sequence of indices was expected",
+                f"such as {{{name!r}: (0,)}}",
+            )
         if name not in sizes:
             fail("CP0915", f"the plan has no axis `{name}`", f"axes: {', '.join(sizes) or 'none'}")
         wrong = (
@@ -108,6 +115,12 @@ def held(schedule: Schedule, local: Mapping[str, Sequence[int]] | None) -> dict[
                 f"expected: different indices from 0 to {sizes[name] - 1}, at least one",
             )
     return {name: tuple(given.get(name, range(size))) for name, size in sizes.items()}
+
+
+def _are_indices(given: object) -> bool:
+    if not isinstance(given, Sequence) or isinstance(given, str | bytes):
+        return False
+    return all(isinstance(index, SupportsIndex) for index in cast("Sequence[object]", given))
 
 
 def _refuse(schedule: Schedule, op: HostOp) -> None:
@@ -251,8 +264,12 @@ def host_program(
 ) -> HostProgram:
     """The host's part of phase `phase_name`. apart: shared values travel between processes.
 
-    Errors: CP0912, CP0913, CP0915, CP0925.
+    Errors: CP0817 for a phase that the plan lacks, CP0912, CP0913, CP0915, CP0925.
     """
+    names = [phase.name for phase in schedule.phases]
+    if phase_name not in names:
+        known = ", ".join(f"`{name}`" for name in names) or "none"
+        fail("CP0817", f"the plan has no phase `{phase_name}`", f"it has: {known}", file=schedule.file)
     phase = schedule.phase(phase_name)
     holds = held(schedule, local)
     on_host: dict[Ref, HostOp] = {}

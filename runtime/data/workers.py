@@ -181,7 +181,10 @@ class Workers:
         job = self._job(batch, state, before, low, high)
         goes_on = any(read.hints.on_failure == "continue" for read in state.flow.reads)
         for ended in range(1, _ENDED_MOST + 1):
-            worker = self._mine()
+            worker = self._mine(again=goes_on and ended < _ENDED_MOST)
+            if worker is None:
+                self.meter.restarted()
+                continue
             try:
                 with self._busy:  # a thread that stands in for another process has a worker too
                     done = worker.ask(job)
@@ -291,13 +294,15 @@ class Workers:
 
     # --- processes ---
 
-    def _mine(self) -> _Process:
+    def _mine(self, *, again: bool) -> _Process | None:
         """The worker of the calling thread, started if it has none. The thread must outlive it: on Linux the
-        kernel ends a worker with the thread that started it."""
-        worker = getattr(self._local, "worker", None)
+        kernel ends a worker with the thread that started it. None where a signal ended it before it was
+        ready, and another one may be started."""
+        worker: _Process | None = getattr(self._local, "worker", None)
         if worker is None:
             worker = self._start()
-            self._greet(worker)
+            if not self._greet(worker, again=again):
+                return None
             self._local.worker = worker
         return worker
 
@@ -330,8 +335,9 @@ class Workers:
             worker.hang_up()
         return worker
 
-    def _greet(self, worker: _Process) -> None:
-        """Hand the worker what it runs, and wait until it is ready."""
+    def _greet(self, worker: _Process, *, again: bool) -> bool:
+        """Hand the worker what it runs, and wait until it is ready; False where a signal ended it and
+        `again` is set. One that ends by itself would do so again."""
         setup = _worker.Setup(
             _program() if self._needs_program else None, sys.argv, self._payload, self._pieces,
             self._arena.descriptor, self._slots, worker.number, self.block,
@@ -343,6 +349,8 @@ class Workers:
             self._drop(worker)
             if self._stopped:
                 raise ClosedError from None
+            if again and (worker.process.returncode or 0) < 0:
+                return False
             fail("CP0954", f"a worker process {fate} before it was ready", "its own message stands above")
         if problem is not None:
             self._drop(worker)
@@ -350,6 +358,7 @@ class Workers:
             if problem.diagnostics:
                 raise CommplanError(*problem.diagnostics)
             fail("CP0954", f"a worker process cannot be made ready: {lines[-1]}", *lines[-5:-1])
+        return True
 
     def _drop(self, worker: _Process) -> None:
         if getattr(self._local, "worker", None) is worker:

@@ -336,9 +336,13 @@ def test_a_state_of_a_longer_source_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "local", [{"data": (4,)}, {"data": ()}, {"data": (1, 1)}, {"nodes": (0,)}, {"data": (-1,)}]
-)
-def test_indices_that_no_process_can_hold(local: dict[str, tuple[int, ...]]) -> None:
+    "local",
+    [
+        {"data": (4,)}, {"data": ()}, {"data": (1, 1)}, {"nodes": (0,)}, {"data": (-1,)},
+        {"data": 0}, {"data": "01"}, {"data": (0.5,)},
+    ],
+)  # fmt: skip
+def test_indices_that_no_process_can_hold(local: dict[str, Any]) -> None:
     with pytest.raises(CommplanError) as error:
         batches(ensemble("", 1, axes=DATA4, split="split data"), images(8), local=local)
     assert code(error) == "CP0915"
@@ -423,3 +427,8 @@ def test_a_state_is_a_mapping() -> None:
     with pytest.raises(CommplanError) as caught:
         batches(ensemble("", 1), images(8), state=3)
     assert code(caught) == "CP0910"
+
+
+def test_a_phase_that_the_plan_lacks() -> None:
+    with pytest.raises(CommplanError, match=r"(?s)CP0817.*no phase `nope`.*it has: `step`"):
+        PhaseBatches(ensemble("", 1), "nope", {"images": images(8)}, FUNCTIONS)

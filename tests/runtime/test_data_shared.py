@@ -342,10 +342,18 @@ def test_a_group_waits_for_some_time() -> None:
     with pytest.raises(CommplanError) as error:
         group("x", 0, 2, timeout=0.0)
     assert error.value.diagnostics[0].code == "CP0924"
+    with pytest.raises(CommplanError, match="CP0924"):
+        group("x", 0, 2, timeout="5")  # pyright: ignore[reportArgumentType]
 
 
-@pytest.mark.parametrize(("run", "index", "count"), [("a/b", 0, 2), ("", 0, 2), ("x", 2, 2), ("x", -1, 2)])
-def test_groups_that_cannot_be(run: str, index: int, count: int) -> None:
+def test_the_folder_of_a_group_may_be_text() -> None:
+    assert group("x", 0, 2, folder="/tmp").folder == Path("/tmp")
+
+
+@pytest.mark.parametrize(
+    ("run", "index", "count"), [("a/b", 0, 2), ("", 0, 2), ("x", 2, 2), ("x", -1, 2), (5, 0, 2)]
+)
+def test_groups_that_cannot_be(run: Any, index: int, count: int) -> None:
     with pytest.raises(CommplanError) as error:
         group(run, index, count)
     assert error.value.diagnostics[0].code == "CP0924"

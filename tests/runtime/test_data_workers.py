@@ -191,6 +191,19 @@ def test_a_worker_that_ends_is_named_with_its_record(how: str, said: str) -> Non
     assert "rows 0-7: records " in diagnostic.notes[0].text
 
 
+@pytest.mark.parametrize("hints", ["on_failure = continue, ", ""])
+def test_a_worker_that_is_ended_while_it_starts_is_replaced(tmp_path: Path, hints: str) -> None:
+    (tmp_path / "once").touch()
+    plan = ensemble("", 1, hints=f"{{ {hints}cores = 1 }}")
+    functions = {"decode": fns.Unready(str(tmp_path))}
+    with batches(plan, images(16), functions=functions, workers="processes") as feed:
+        if hints:
+            assert len(list(feed)) == 2 and feed.summary().restarts == 1
+            return
+        with pytest.raises(CommplanError, match=r"CP0954.*SIGKILL before it was ready"):
+            next(feed)
+
+
 def test_a_worker_that_ends_is_replaced(tmp_path: Path) -> None:
     plan = ensemble("", 2, hints="{ on_failure = continue, cores = 2 }")
     once = functools.partial(fns.ending, bad=7, how="kill", once=str(tmp_path / "once"))

@@ -375,3 +375,20 @@ def test_a_period_is_a_number() -> None:
     with pytest.raises(CommplanError) as caught:
         elastic().every[[1]]
     assert caught.value.diagnostics[0].code == "CP0817"
+
+
+def test_a_phase_with_some_of_its_sources_is_refused_when_it_is_bound():
+    plan = commplan.loads("""plan pairs
+source pictures : u8[2]
+source classes  : i32
+each step {
+    x = load pictures batch 4 visit exactly_once seed 1
+    y = load classes batch 4 visit exactly_once seed 1
+    output x, y
+}
+""")
+    mesh = mesh_of(data=1)
+    program = plan.compile(mesh)
+    with pytest.raises(CommplanError, match=r"CP0803.*source `classes` is not bound"):
+        program.bind(mesh, sources={"pictures": [0]})
+    program.bind(mesh)

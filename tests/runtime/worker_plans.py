@@ -67,6 +67,23 @@ def ending(record: bytes, bad: int, how: str, once: str = "") -> tuple[Pixels, i
     return decode(record)
 
 
+class Unready:
+    """A host function that ends the process that it is brought to, as long as there are files in `folder`:
+    it takes one of them each time."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def __setstate__(self, state: dict[str, str]) -> None:
+        self.folder = state["folder"]
+        for file in Path(self.folder).iterdir():
+            file.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def __call__(self, record: bytes) -> tuple[Pixels, int]:
+        return decode(record)
+
+
 def hanging(record: bytes, folder: str) -> tuple[Pixels, int]:
     """Say which process it is, and never return."""
     (Path(folder) / str(os.getpid())).touch()
