@@ -18,6 +18,8 @@ from commplan.ir import plan as graph
 from commplan.ir import schedule as ir
 from commplan.ir.choice import Alternative, Choice, SharingCost
 from commplan.ir.types import DType, sized
+from commplan.simulate import Predictor
+from commplan.talking import Said, server_lines
 from commplan.wording import levels_text, phase_title, seconds_text, stage_text
 
 
@@ -62,6 +64,7 @@ class Line(msgspec.Struct, frozen=True):
     buckets: tuple[Bucket, ...]
     traffic: tuple[Traffic, ...]  # summed over the steps, one entry for each group of axes
     choices: tuple[Choice, ...]
+    servers: tuple[str, ...] = ()  # what lives on servers, what goes there and back, and what that takes
 
 
 class PhaseLines(msgspec.Struct, frozen=True):
@@ -103,30 +106,41 @@ class Explanation(msgspec.Struct, frozen=True):
         return f"{name} = {self.axes[name]}{where}"
 
 
-def explain_plan(plan: graph.Plan, schedule: ir.Schedule) -> Explanation:
-    """What each line of `plan` became in `schedule`, which was compiled from it."""
+def explain_plan(
+    plan: graph.Plan, schedule: ir.Schedule, predictor: Predictor | None = None
+) -> Explanation:
+    """What each line of `plan` became in `schedule`, which was compiled from it.
+
+    predictor: of the topology that it was compiled for: with it, talking with servers and elastic averaging
+    have their predicted times beside those of other ways.
+    """
     spans = {stage.span for phase in plan.phases for stage in phase.stages}
+    said = server_lines(schedule, predictor)
     return Explanation(
         plan=plan.name,
         axes={axis.name: axis.size for axis in schedule.axes},
         pipeline=schedule.pipeline,
-        phases=tuple(_phase(phase, schedule) for phase in plan.phases),
+        phases=tuple(_phase(phase, schedule, said) for phase in plan.phases),
         choices=tuple(choice for choice in schedule.choices if choice.span not in spans),
         backend=schedule.backend,
         placement={axis.name: levels_text(axis) for axis in schedule.axes if axis.levels},
     )
 
 
-def _phase(phase: graph.Phase, schedule: ir.Schedule) -> PhaseLines:
+def _phase(phase: graph.Phase, schedule: ir.Schedule, said: Said) -> PhaseLines:
     compiled = schedule.phase(phase.name)
     values = {value.id: value for value in (*schedule.entry, *compiled.values)}
-    lines = tuple(_stage(stage, compiled, values, schedule) for stage in phase.stages)
+    lines = tuple(_stage(stage, compiled, values, schedule, said) for stage in phase.stages)
     total = _sum(entry for line in lines for entry in line.traffic)
     return PhaseLines(phase.name, phase_title(phase), lines, total)
 
 
 def _stage(
-    stage: graph.Stage, phase: ir.Phase, values: Mapping[str, ir.Value], schedule: ir.Schedule
+    stage: graph.Stage,
+    phase: ir.Phase,
+    values: Mapping[str, ir.Value],
+    schedule: ir.Schedule,
+    said: Said,
 ) -> Line:
     ops = [op for op in phase.ops if op.span == stage.span]
     steps = tuple(_step(op, values, schedule) for op in ops)
@@ -138,6 +152,7 @@ def _stage(
         buckets=tuple(_bucket(op, values) for op in ops if isinstance(op, ir.Pack)),
         traffic=_sum(entry for step in steps for entry in step.traffic),
         choices=tuple(choice for choice in schedule.choices if choice.span == stage.span),
+        servers=said.get((phase.name, stage.span), ()),
     )
 
 
@@ -202,8 +217,8 @@ def traffic(op: ir.Collective, schedule: ir.Schedule) -> tuple[Traffic, ...]:
 
 
 def _levels(op: ir.Collective, schedule: ir.Schedule) -> tuple[Traffic, ...]:
-    """An all-reduce: reduce-scatter inwards, all-reduce outermost, all-gather outwards. A reduce-scatter leaves
-    less to move for each level outside, an all-gather begins outermost.
+    """An all-reduce: reduce-scatter inwards, all-reduce outermost, all-gather outwards. A reduce-scatter
+    leaves less to move for each level outside, an all-gather begins outermost.
 
     Any other collective moves all its bytes on every level.
     """
@@ -227,7 +242,8 @@ def _levels(op: ir.Collective, schedule: ir.Schedule) -> tuple[Traffic, ...]:
 def _shards(kind: ir.CollectiveKind, nbytes: int, sizes: Mapping[str, int]) -> tuple[Traffic, ...]:
     """What each level moves, innermost first."""
     entries: list[Traffic] = []
-    for key, ranks in sizes.items() if kind == "reduce_scatter" else reversed(sizes.items()):
+    levels = list(sizes.items())
+    for key, ranks in levels if kind == "reduce_scatter" else levels[::-1]:
         entries.append(_charge(kind, (key,), nbytes, ranks))
         nbytes = -(-nbytes // ranks) if kind == "reduce_scatter" else nbytes * ranks
     return tuple(entries if kind == "reduce_scatter" else entries[::-1])
@@ -286,6 +302,7 @@ def _line(line: Line) -> list[str]:
         more = f", and {len(line.buckets) - 8} more" if len(line.buckets) > 8 else ""
         lines.append(f"    buckets in the order sent: {sizes}{more}")
     lines += [f"    {text}" for text in _traffic(line.traffic)]
+    lines += [f"    {text}" for text in line.servers]
     lines += [f"    {text}" for choice in line.choices for text in _choice(choice)]
     return lines
 

@@ -228,13 +228,13 @@ def place(
 ) -> tuple[Axis, ...]:
     """`axes` with their levels: as mapped, else by name, else laid out with the last axis innermost.
 
-    A level holds as many axes as its count has room for. Servers are processes of their own and lie
-    nowhere. Raises CP0713 (more ranks than places, unless `oversubscribe`) and CP0714 (unknown axis
-    or level in `mapping`).
+    A level holds as many axes as its count has room for. Servers are processes of their own and take no room;
+    one that is mapped to a level goes round its members. Raises CP0713 (more ranks than places, unless
+    `oversubscribe`) and CP0714 (unknown axis or level in `mapping`).
     """
     names = [level.name for level in topology.levels]
     ranked = [axis for axis in axes if axis.kind is not AxisKind.SERVER]
-    _check_mapping(ranked, names, mapping, topology)
+    _check_mapping(axes, names, mapping, topology)
     ranks = math.prod(axis.size for axis in ranked)
     if ranks > topology.places and not oversubscribe:
         fail(
@@ -245,7 +245,11 @@ def place(
         )
     chosen = {axis.name: mapping.get(axis.name, axis.name if axis.name in names else "") for axis in ranked}
     room = {level.name: level.count for level in topology.levels}
-    spread: dict[str, tuple[Spread, ...]] = {}
+    spread: dict[str, tuple[Spread, ...]] = {
+        axis.name: (Spread(mapping[axis.name], axis.size),)
+        for axis in axes
+        if axis.kind is AxisKind.SERVER and axis.name in mapping
+    }
     for axis in (axis for axis in ranked if chosen[axis.name]):
         level = chosen[axis.name]
         if room[level] < axis.size and not oversubscribe:
@@ -281,7 +285,7 @@ def _lay_out(names: list[str], room: dict[str, int], size: int) -> tuple[Spread,
 
 
 def _check_mapping(
-    axes: list[Axis], names: list[str], mapping: Mapping[str, str], topology: Topology
+    axes: Sequence[Axis], names: list[str], mapping: Mapping[str, str], topology: Topology
 ) -> None:
     known = [axis.name for axis in axes]
     for axis, level in mapping.items():

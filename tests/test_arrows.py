@@ -27,12 +27,14 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "commplan.files": (),
     "commplan.machines": (),
     "commplan.topology": ("commplan.files",),
-    "commplan.simulate": ("commplan.collectives", "commplan.topology", "commplan.files", "commplan.input"),
+    "commplan.simulate": (
+        "commplan.collectives", "commplan.topology", "commplan.files", "commplan.input", "commplan.protocol",
+    ),
     "commplan.passes": (
         "commplan.collectives", "commplan.topology", "commplan.verify", "commplan.simulate", "commplan.trees",
         "commplan.input",
     ),
-    "commplan.verify": ("commplan.collectives", "commplan.input"),
+    "commplan.verify": ("commplan.collectives", "commplan.input", "commplan.protocol"),
     "commplan.lowering": (
         "commplan.collectives", "commplan.passes", "commplan.verify", "commplan.trees", "commplan.topology",
         "commplan.protocol",

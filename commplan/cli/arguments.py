@@ -220,6 +220,12 @@ def _simulate(verbs: Any) -> None:
         metavar="NAME=TIME",
         help="what one call of a function or one read of a source takes, such as decode=3ms (repeatable)",
     )
+    verb.add_argument(
+        "--step-seconds",
+        type=_duration,
+        metavar="TIME",
+        help="what a training step takes without communication, such as 120ms: for elastic averaging's share",
+    )
     verb.add_argument("--trace", metavar="OUT.json", help="write a trace that Perfetto opens")
     _binding(verb)
 

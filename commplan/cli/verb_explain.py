@@ -6,10 +6,15 @@ import re
 import sys
 from argparse import Namespace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from commplan.cli.console import Console
 from commplan.diagnostics import fail
 from commplan.render.machine import page
+
+if TYPE_CHECKING:
+    from commplan.ir.schedule import Schedule
+    from commplan.simulate import Predictor
 
 
 def run(arguments: Namespace, console: Console) -> int:
@@ -57,9 +62,21 @@ def _plan(arguments: Namespace, console: Console) -> int:
     from commplan.explain import explain_plan
 
     done = compiled(arguments.what, arguments, console)
-    explanation = explain_plan(done.plan, done.schedule)
+    explanation = explain_plan(done.plan, done.schedule, _predictor(arguments, done.schedule))
     if console.human:
         console.put(explanation.text())
     else:
         console.document(**msgspec.to_builtins(explanation), mapping=done.mapping, diagnostics=[])
     return 0
+
+
+def _predictor(arguments: Namespace, schedule: Schedule) -> Predictor | None:
+    """Of the topology that is given, with what was measured there."""
+    if not arguments.topology:
+        return None
+    from commplan.simulate import Predictor, load_calibration
+    from commplan.topology import load_topology
+
+    measured = load_calibration(arguments.calibration).links if arguments.calibration else None
+    topology = load_topology(arguments.topology)
+    return Predictor(topology, schedule.axes, calibration=measured, backend=schedule.backend)

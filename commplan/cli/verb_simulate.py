@@ -14,9 +14,12 @@ import msgspec
 from commplan.cli.console import STDIN, Console, name_of
 from commplan.diagnostics import fail
 from commplan.ir.plan import AxisKind, Plan
-from commplan.ir.schedule import Schedule
+from commplan.ir.schedule import Elastic, Schedule
+from commplan.protocol.survey import sites
 from commplan.simulate import Calibration, Predictor, Simulation, load_calibration, simulate
+from commplan.simulate.talks import elastic_of
 from commplan.simulate.timeline import OpTime, PhaseTime, Stretch
+from commplan.talking import every, held_line, mode_lines, one_mode, talk_lines, title
 from commplan.topology import Topology, load_topology, place
 from commplan.wording import levels_text
 
@@ -42,9 +45,11 @@ def run(arguments: Namespace, console: Console) -> int:
         if arguments.trace != STDIN:
             console.note(f"wrote {arguments.trace}: open it at https://ui.perfetto.dev")
     if console.human and arguments.trace != STDIN:
-        console.put(_text(found, lines, console.color(sys.stdout)))
+        more = _Servers(schedule, predictor, found, arguments.step_seconds)
+        console.put(_text(found, lines, console.color(sys.stdout), more))
     elif not console.human:
-        console.document(**_data(found, schedule), diagnostics=[])
+        more = _Servers(schedule, predictor, found, arguments.step_seconds)
+        console.document(**_data(found, schedule), modes=more.data(), diagnostics=[])
     return 0
 
 
@@ -126,7 +131,46 @@ def _data(found: Simulation, schedule: Schedule) -> dict[str, Any]:
     return plain
 
 
-def _text(found: Simulation, lines: Sequence[str], color: bool) -> str:
+class _Servers:
+    """What is said of servers and averaging. step: seconds of work in a step, where they are known."""
+
+    def __init__(
+        self, schedule: Schedule, predictor: Predictor, found: Simulation, step: float | None
+    ) -> None:
+        self.found, self.topology, self.step = found, predictor.network.topology, step
+        self.sites = sites(schedule).all
+        self.met = {
+            (phase.name, op.pull): (op, phase.period, elastic_of(schedule, phase, op, predictor))
+            for phase in schedule.phases
+            for op in phase.ops
+            if isinstance(op, Elastic)
+        }
+
+    def data(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "phase": phase, "line": op.span.line, "mode": op.mode, "period": period,
+                "modes": [one_mode(one, period, self.step) for one in modes],
+            }
+            for (phase, _), (op, period, modes) in self.met.items()
+        ]  # fmt: skip
+
+    def text(self, phase: str) -> list[str]:
+        """The lines of one phase."""
+        found: list[str] = []
+        here = [site for site in self.sites if site.phase == phase]
+        talks = [one for one in self.found.talks if one.phase == phase]
+        for site, one in zip(here, talks, strict=True):
+            found.append(f"  line {one.line}: {title(site)}")
+            found += [f"    {line}" for line in (*map(held_line, one.held), *talk_lines(one, self.topology))]
+        for (name, _), (op, period, modes) in self.met.items():
+            if name == phase:
+                found.append(f"  line {op.span.line}: modes of elastic averaging, {every(period)}")
+                found += [f"    {line}" for line in mode_lines(modes, op.mode, period, self.step)]
+        return found
+
+
+def _text(found: Simulation, lines: Sequence[str], color: bool, servers: _Servers) -> str:
     from rich.console import Console as Rich
 
     out = StringIO()
@@ -138,6 +182,8 @@ def _text(found: Simulation, lines: Sequence[str], color: bool) -> str:
     rich.print(f"{found.plan} on {found.topology}: {ranks}, {found.backend}; {source}", markup=False)
     for phase in found.phases:
         _phase(rich, phase, lines)
+        for line in servers.text(phase.name):
+            rich.print(line, markup=False, soft_wrap=True)
     if found.unknown:
         rich.print(f"\ncharged nothing, costs unknown: {', '.join(found.unknown)}", markup=False)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
@@ -203,8 +249,8 @@ def _table(rows: Sequence[_Row]) -> Any:
     table = Table(box=None, pad_edge=True)
     table.add_column("line", justify="right")
     table.add_column("what", overflow="fold")
-    for title in ("times", "starts", "takes", "bound"):
-        table.add_column(title, justify="right")
+    for head in ("times", "starts", "takes", "bound"):
+        table.add_column(head, justify="right")
     table.add_column("from")
     for row in rows[:SHOWN]:
         bound = time(row.bound) if row.bound else ""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
+from commplan.collectives.program import Ints
 from commplan.ir.plan import Algorithm, AxisKind
 from commplan.ir.schedule import Axis, Backend, Collective, Form
 from commplan.simulate.bounds import busiest_bytes
 from commplan.simulate.calibration import Calibration
 from commplan.simulate.cost import CostKind, Prediction, predict
 from commplan.simulate.network import Layout, Network, lay, places_of
+from commplan.simulate.servers import places_of_servers
 from commplan.topology import Topology
 
 
@@ -19,7 +22,8 @@ class Predictor:
     """Predicts collectives over the axes of one mesh.
 
     axes: all axes of the schedule, placed on `topology`. places: of each rank in mesh order, where ranks
-    really run; None where the axes say it. Programs are laid in the order of `places` then, `native` is not.
+    really run, servers behind them; None where the axes say it. Programs are laid in the order of `places`
+    then, `native` is not.
     Raises CP0750 where an axis does not lie on the topology.
     """
 
@@ -37,14 +41,28 @@ class Predictor:
         self.backend: Backend = backend
         self._axes = tuple(axis for axis in axes if axis.kind is not AxisKind.SERVER)
         self._moved = places is not None
+        ranks = math.prod(axis.size for axis in self._axes)
         given = None if places is None else np.asarray(places, np.int64)
-        self._places = places_of(self.network, self._axes) if given is None else given
+        self._places = places_of(self.network, self._axes) if given is None else given[:ranks]
+        self._all, self._servers = tuple(axes), None if given is None else given[ranks:]
         self._layouts: dict[tuple[str, ...], tuple[Layout, Layout]] = {}
 
     @property
     def measured(self) -> bool:
         """Whether a calibration is behind the answers."""
         return self.calibration is not None
+
+    @property
+    def workers(self) -> Ints:
+        """The place of each rank of the mesh."""
+        return self._places
+
+    @property
+    def servers(self) -> Ints:
+        """The place of each server, declarations in their order."""
+        if self._servers is None or not len(self._servers):
+            self._servers = places_of_servers(self.network, self._all, self._places)
+        return self._servers
 
     def layout(self, over: tuple[str, ...], *, native: bool = False) -> Layout:
         """Where the groups of a collective over `over` lie, as `native` sees them or as programs are laid."""

@@ -12,19 +12,24 @@ from commplan.ir.schedule import (
     Collective,
     Elastic,
     Exchange,
+    Get,
     Map,
     Op,
     Phase,
+    Put,
     Read,
     Schedule,
     Share,
     operands,
     results,
 )
+from commplan.protocol.sites import Site
+from commplan.protocol.survey import sites
 from commplan.simulate.cost import Prediction
 from commplan.simulate.events import Played, Task, chain, play
 from commplan.simulate.inputwork import input_work
 from commplan.simulate.predictor import Predictor
+from commplan.simulate.talks import Talk, talk
 
 DEVICE = "device"
 
@@ -82,7 +87,10 @@ class PhaseTime(msgspec.Struct, frozen=True):
 
 
 class Simulation(msgspec.Struct, frozen=True):
-    """A schedule in time. unknown: what was charged nothing because nobody knows what it costs."""
+    """A schedule in time.
+
+    unknown: what was charged nothing because nobody knows what it costs. talks: ops that talk with servers.
+    """
 
     plan: str
     topology: str
@@ -91,6 +99,7 @@ class Simulation(msgspec.Struct, frozen=True):
     phases: tuple[PhaseTime, ...]
     unknown: tuple[str, ...] = ()
     calibrated: str = ""  # the date of the calibration, "" for the model alone
+    talks: tuple[Talk, ...] = ()
 
 
 def simulate(
@@ -119,6 +128,7 @@ def simulate(
         phases,
         tuple(charge.unknown),
         calibration.date if calibration else "",
+        tuple(charge.talks),
     )
 
 
@@ -136,9 +146,15 @@ class _Charge:
         self.measured, self.input = measured, dict[str, float]()
         self.unknown: dict[str, None] = {}
         self.entry = {value.id: value.nbytes for value in schedule.entry}
+        self.sites = sites(schedule)
+        self.here: dict[str, Site] = {}
+        self.period = 1
+        self.talks: list[Talk] = []
 
     def enter(self, phase: Phase) -> None:
-        """Look up what the input of `phase` was measured to cost."""
+        """Look up what the input of `phase` was measured to cost, and where it talks with servers."""
+        self.here = {site.result: site for site in self.sites.all if site.phase == phase.name}
+        self.period = phase.period
         if self.measured is not None:
             topology = self.predictor.network.topology
             self.input = input_work(self.schedule, phase, self.measured, topology)
@@ -150,11 +166,10 @@ class _Charge:
                 return self._moved(self.predictor.of(op), f"{op.kind} via {op.algorithm}")
             case Share():
                 return self._share(op, nbytes)
+            case Exchange() | Elastic() | Put() | Get() if results(op)[0] in self.here:
+                return self._talk(self.here[results(op)[0]])
             case Exchange():
-                what = f"exchange of `{op.gradient}` with its servers"
-                return self._moved(self._servers(op, nbytes), what)
-            case Elastic() if op.mode != "sync":
-                return self._moved(None, f"elastic averaging by {op.mode} on line {op.span.line}")
+                return self._moved(self._owners(op, nbytes), f"exchange of `{op.gradient}`")
             case Map():
                 return self._called(op.fn, "function", op.results[0]), None
             case Read():
@@ -185,11 +200,13 @@ class _Charge:
             found = self.predictor.predict("broadcast", native, op.over, size)
         return self._moved(found, f"sharing `{op.result}` by {op.design}")
 
-    def _servers(self, op: Exchange, nbytes: Mapping[str, int]) -> Prediction | None:
+    def _talk(self, site: Site) -> tuple[float, Prediction | None]:
+        told, found = talk(site, self.sites, self.predictor, self.period)
+        self.talks.append(told)
+        return found.seconds, found
+
+    def _owners(self, op: Exchange, nbytes: Mapping[str, int]) -> Prediction | None:
         """Owners among the ranks: gradients to their owners, parameters back: the bytes of an all-reduce."""
-        on_server = any(axis not in self.schedule.mesh_sizes for axis in op.over)
-        if on_server:
-            return None
         return self.predictor.predict("all_reduce", Algorithm("native"), op.over, nbytes.get(op.gradient, 0))
 
 
@@ -257,6 +274,7 @@ def _use(seconds: float, found: Prediction | None, charge: _Charge) -> tuple[flo
 def _op_time(op: Op, seconds: float, found: Prediction | None, when: Played) -> OpTime:
     kind = type(op).__name__.lower()
     name = op.kind if isinstance(op, Collective) else op.fn if isinstance(op, Map) else kind
+    name = f"elastic {op.mode}" if isinstance(op, Elastic) and op.mode != "sync" else name
     moved = isinstance(op, Collective)
     return OpTime(
         name,

@@ -1,0 +1,178 @@
+"""In words: what lives on servers, what workers say to them, and what that takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from commplan.diagnostics import Span
+from commplan.ir.schedule import Elastic, Schedule
+from commplan.ir.types import sized
+from commplan.protocol.sites import Buffer, Site, Sites
+from commplan.protocol.survey import sites
+from commplan.simulate import Predictor
+from commplan.simulate.talks import (
+    Exchanged,
+    Held,
+    Talk,
+    elastic_of,
+    hidden,
+    instead,
+    least_compute,
+    loads,
+    talk,
+    waiting,
+)
+from commplan.topology import Topology
+from commplan.wording import seconds_text
+
+TENTH = 0.1  # the share of communication that is asked for where no step is given
+
+
+Said = dict[tuple[str, Span], tuple[str, ...]]
+
+
+def server_lines(schedule: Schedule, predictor: Predictor | None) -> Said:
+    """What is said of servers and of elastic averaging, by phase and plan line."""
+    surveyed, found = sites(schedule), dict[tuple[str, Span], list[str]]()
+    periods = {phase.name: phase.period for phase in schedule.phases}
+    for site in surveyed.all:
+        lines = [f"{title(site)}:", *(f"  {line}" for line in site_lines(site, surveyed))]
+        if predictor is not None:
+            one, _ = talk(site, surveyed, predictor, periods[site.phase])
+            lines += [f"  {line}" for line in talk_lines(one, predictor.network.topology)]
+            others = instead(predictor, site, surveyed)
+            lines += [f"  instead: {what}: {seconds_text(seconds)}" for what, seconds in others]
+        found.setdefault((site.phase, site.span), []).extend(lines)
+    if predictor is None:
+        return {where: tuple(lines) for where, lines in found.items()}
+    for phase in schedule.phases:
+        for op in (op for op in phase.ops if isinstance(op, Elastic)):
+            modes = elastic_of(schedule, phase, op, predictor)
+            lines = [f"modes of elastic averaging, {every(phase.period)}:"]
+            lines += [f"  {line}" for line in mode_lines(modes, op.mode, phase.period, None)]
+            found.setdefault((phase.name, op.span), []).extend(lines)
+    return {where: tuple(lines) for where, lines in found.items()}
+
+
+def title(site: Site) -> str:
+    """`exchange with hub`, `async with master`."""
+    what = f"elastic {site.mode}" if site.kind == "elastic" else site.kind
+    return f"{what} {'from' if site.kind == 'get' else 'on' if site.kind == 'put' else 'with'} {site.server}"
+
+
+def site_lines(site: Site, sites: Sites) -> list[str]:
+    """Where the states of a site lie, and what goes back and forth."""
+    found = [held_line(one) for one in held(site)]
+    up, down = _counted(site.up), _counted(site.down)
+    who = "the first worker of each group" if site.kind == "put" and site.per else "each worker"
+    who = "the first worker" if site.kind == "put" and not site.per else who
+    found.append(f"{who} sends {up} and " + (f"gets {down}" if site.down else "waits for nothing"))
+    if site.token:
+        others = sites.workers - len(sites.members(site))
+        found.append(f"the other {others} workers send {_counted(site.token)}")
+    if site.kind == "exchange":
+        late = site.staleness or 0
+        found.append(
+            "each waits for the terms of all workers"
+            if not late
+            else f"each runs ahead of the slowest by at most {late} exchange{'s' * (late != 1)}"
+        )
+    return found
+
+
+def held(site: Site) -> tuple[Held, ...]:
+    """How the states of a site lie on its servers."""
+    return tuple(
+        Held(name, len(layout.units), loads(layout))
+        for name, layout in zip(site.states, site.layouts, strict=True)
+    )
+
+
+def held_line(one: Held) -> str:
+    """`weights`: how many units on how many servers, and how even."""
+    most, least = max(one.nbytes), min(one.nbytes)
+    spread = sized(most) if most == least else f"{sized(least)} to {sized(most)}"
+    count = f"{len(one.nbytes)} server{'s' * (len(one.nbytes) != 1)}"
+    return (
+        f"`{one.state}`: {one.units} unit{'s' * (one.units != 1)} on {count}, {spread} on each"
+        f" (largest / mean {one.balance:.3f})"
+    )
+
+
+def _counted(buffers: Sequence[Buffer]) -> str:
+    count = sum(len(buffer.chunks) for buffer in buffers)
+    nbytes = sum(chunk.size * buffer.dtype.nbytes for buffer in buffers for chunk in buffer.chunks)
+    return f"{count} message{'s' * (count != 1)} of {sized(nbytes)} in all"
+
+
+def talk_lines(one: Talk, topology: Topology) -> list[str]:
+    """What a request takes on a topology."""
+    where = ", ".join(dict.fromkeys(_place(place, topology) for place in one.places))
+    asked = f"all {one.workers} workers at once" if one.kind != "put" else "to arrive"
+    times = one.seconds / one.bound if one.bound else 1.0
+    bound = f"{times:.2f} times the bound of {seconds_text(one.bound)}"
+    found = [
+        f"server{'s' * (one.servers != 1)} on {where}",
+        f"{asked} {seconds_text(one.seconds)}, {bound}; most of it {one.limit}",
+    ]
+    if one.kind in ("exchange", "elastic"):
+        busy = f"the busiest server computes {seconds_text(one.busy)}"
+        found.append(f"one worker alone {seconds_text(one.alone)}; {busy}")
+    return found
+
+
+def _place(place: int, topology: Topology) -> str:
+    """`host 3`, `host 1 of rack 2`: counted from 0."""
+    if topology.hosts:
+        return topology.hosts[place // topology.host_places]
+    names: list[str] = []
+    for level in topology.levels:
+        names.append(f"{level.name} {place % level.count}")
+        place //= level.count
+    return " of ".join(names)
+
+
+def mode_lines(modes: Sequence[Exchanged], taken: str, period: int, step: float | None) -> Iterator[str]:
+    """What each mode of elastic averaging would take, and the share of the time that is communication.
+
+    step: seconds of work in a step; None where nobody knows: then how long it has to be.
+    """
+    head = ["", "mode", "all at once", "alone", *_heads(step), "way"]
+    rows = [head, *(_row(one, one.mode == taken, period, step) for one in modes)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+    for row in rows:
+        yield "  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)).rstrip()
+
+
+def every(period: int) -> str:
+    return "every step" if period == 1 else f"every {period} steps"
+
+
+def one_mode(one: Exchanged, period: int, step: float | None) -> dict[str, Any]:
+    """The same as data: shares of the time, where the seconds of a step are known."""
+    found: dict[str, Any] = msgspec.structs.asdict(one)
+    if step is not None:
+        least, most = waiting(one, period * step)
+        found |= {"share": [least, most], "share_under_a_step": hidden(one, period * step, step)}
+    return found
+
+
+def _heads(step: float | None) -> tuple[str, str]:
+    if step is None:
+        return "10% if steps take", "or, under a step,"
+    return "of the time", "under a step"
+
+
+def _row(one: Exchanged, taken: bool, period: int, step: float | None) -> list[str]:
+    alone = seconds_text(one.alone) if one.mode != "sync" else ""
+    cells = [">" if taken else "", one.mode, seconds_text(one.seconds), alone]
+    if step is None:
+        waits = least_compute(one, TENTH) / period
+        under = one.seconds / (1 + period * TENTH / (1 - TENTH))
+        return [*cells, seconds_text(waits), seconds_text(under), one.way]
+    least, most = waiting(one, period * step)
+    share = f"{most:.0%}" if round(least, 2) == round(most, 2) else f"{least:.0%} to {most:.0%}"
+    return [*cells, share, f"{hidden(one, period * step, step):.0%}", one.way]
