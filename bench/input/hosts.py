@@ -1,7 +1,8 @@
 """A rank of the bench of input between hosts, one on each: `bench.input_hosts` starts it under mpirun.
- Every member of an ensemble is a rank. All designs stand ready, each with its own batches, and have their
+
+Every member of an ensemble is a rank. All designs stand ready, each with its own batches, and have their
 epochs in turns; between two epochs nobody works ahead. What a host sends and receives is what the kernel
-counts.
+counts, and so is how busy the cores of the machine are.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 import commplan
 from bench.input.consumers import Consumer
@@ -51,13 +53,17 @@ class Orders(msgspec.Struct, frozen=True):
 class Epoch(msgspec.Struct, frozen=True):
     """One epoch of one rank. wall_s: until it had its last batch. batch_s: from one batch to the next,
     between the first and the last. cpu_s: of its process. sent, received: by its host, headers included.
-    right: whether it was given every record once."""
+    busy: share of the time of all cores of the machine, all its hosts together, that was not idle; network:
+    the part of it in which the kernel moved packets, for the virtual links too. right: whether it was given
+    every record once."""
 
     wall_s: float
     batch_s: float
     cpu_s: float
     sent: int
     received: int
+    busy: float
+    network: float
     right: bool
 
 
@@ -106,17 +112,22 @@ def _batches(orders: Orders, design: str, records: Packed, comm: Any) -> Any:
 def _epoch(batches: Any, count: int, rows: int) -> Epoch:
     consumer = Consumer("ids", rows)
     sent, received = _counted()
+    ticks = _ticks()
     cpu, start = time.process_time(), time.perf_counter()
     taken: list[float] = []
     for item in batches:
         consumer(item["pixels"])
         taken.append(time.perf_counter())
     spent = time.process_time() - cpu
+    passed = np.maximum(1e-9, _ticks() - ticks)
     seen = consumer.epoch(count)
     now = _counted()
     each = (taken[-1] - taken[0]) / max(1, len(taken) - 1)
     right = seen["records"] == count and not seen["missing"] and not seen["again"]
-    return Epoch(taken[-1] - start, each, spent, now[0] - sent, now[1] - received, right)
+    return Epoch(
+        taken[-1] - start, each, spent, now[0] - sent, now[1] - received,
+        1 - float(passed[1] / passed[0]), float(passed[2] / passed[0]), right,
+    )  # fmt: skip
 
 
 def _counted() -> tuple[int, int]:
@@ -127,6 +138,13 @@ def _counted() -> tuple[int, int]:
             words = numbers.split()
             return int(words[8]), int(words[0])
     return 0, 0
+
+
+def _ticks() -> npt.NDArray[np.float64]:
+    """What the kernel counts of all cores: all the time, the idle time, the time for packets and timers."""
+    times = [float(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    _, _, _, idle, waiting, hard, soft, _ = times
+    return np.array([sum(times), idle + waiting, hard + soft])
 
 
 def _decoding(records: Packed) -> float:

@@ -1,5 +1,6 @@
 """What one host sends and receives so that all hosts have all rows: chunk programs, read for one of them.
- The moves of a division are collectives between hosts: an all-gather whose blocks are the rows that each
+
+The moves of a division are collectives between hosts: an all-gather whose blocks are the rows that each
 host made, or a broadcast of one host's rows. Each is a program of `commplan.collectives` over blocks of any
 lengths: `ring`, and `chain` in slices that follow each other down the line of hosts. A block is all that a
 host brings, array after array and copy after copy, as if it lay in one piece; what is sent lies where it

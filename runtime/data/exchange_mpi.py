@@ -1,8 +1,9 @@
 """Carrying out a script over MPI: non-blocking messages in place, and waits that sleep.
- Of what is ready to be sent a few messages to each host are under way, so that a link works on few at a
-time; more receives than that are posted ahead. Between two looks the thread sleeps, longer the longer
-nothing has come: Open MPI moves bytes only while it is called, but the kernel's buffers take what arrives
-meanwhile.
+
+Of what is ready to be sent a bounded number of messages to each host is under way: enough for the link to
+have work while this thread waits for a core, which decoding takes from it for whole time slices. More
+receives than that are posted ahead. Between two looks the thread sleeps, longer the longer nothing has come:
+Open MPI moves bytes only while it is called, but the kernel's buffers take what arrives meanwhile.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from commplan.lowering.mpi.untyped import MPI
 from commplan.runtime.data.carrier import Bytes
 from commplan.runtime.data.exchange import Message, Script, Window
 
-SENDS, RECEIVES = 16, 64  # messages from, and to, one host that are under way
-_SHORTEST, _LONGEST = 500e-6, 4e-3  # seconds of a sleep
+SENDS, RECEIVES = 64, 128  # messages from, and to, one host that are under way
+_SHORTEST, _LONGEST = 1e-3, 4e-3  # seconds of a sleep; what comes in the first waits in buffers
 _LIVELY = 20e-3  # seconds without news after which sleeps grow
 _SHARE = 8  # a sleep is as long as this share of the wait so far: what it adds is bounded by that
 RESERVED = 8  # tags from 0 on that scripts do not use
@@ -153,16 +154,23 @@ class _Run:
         return True
 
     def _done(self) -> list[int]:
-        """The messages that have ended since the last look, in order."""
+        """The messages that have ended since the last look, in order. Sends to a host end in the order in
+        which they were posted, or nearly: those behind one that has not ended are not asked."""
         done: list[int] = []
         if self._receiving:
             came: list[int] | None = MPI.Request.Testsome([*self._receiving.values()])
             if came:
                 owners = [*self._receiving]
                 done = [owners[i] for i in came]
+        busy: set[int] = set()
         for at, request in self._sending.items():
+            host = self._messages[at].host
+            if host in busy:
+                continue
             if ended(request):
                 done.append(at)
+            else:
+                busy.add(host)
         for at in done:
             self._receiving.pop(at, None)
             self._sending.pop(at, None)

@@ -1,5 +1,6 @@
 """Going on without the dead: who is left of a team, found out by all of them together.
- A speaker that dies is noticed by whoever waits for it, or by the launcher. Whoever notices revokes the
+
+A speaker that dies is noticed by whoever waits for it, or by the launcher. Whoever notices revokes the
 communicator, which ends every call on it everywhere; then all living processes shrink it to those that are
 left. A thread in each process takes part in that, for most processes make no calls of their own. What the
 speakers then do about the batch that was under way is the carrier's affair.

@@ -10,9 +10,9 @@ import pytest
 pytest.importorskip("mpi4py")
 
 from bench import input_hosts
-from bench.harness.stage import Surroundings
+from bench.harness.stage import Surroundings, topology
 from bench.input import hosts
-from bench.netlab import Shape
+from bench.netlab import Lab, Shape
 
 WHERE = Surroundings(
     "2026-11-21", Shape(), "reno", {"host": 24e6}, ["a", "b", "c", "d"], "", 2, (0.0, 0.0, 0.0), "3.11", {}
@@ -22,20 +22,22 @@ ORDERS = hosts.Orders("records", ["all_shared"], 2, 64, 1, 2, "out")
 
 def epoch(**changed: Any) -> hosts.Epoch:
     usual = {"wall_s": 5.0, "batch_s": 0.32, "cpu_s": 2.0, "sent": 10_000_000, "received": 9_000_000}
+    usual |= {"busy": 0.5, "network": 0.2}
     return hosts.Epoch(**{**usual, "right": True, **changed})
 
 
 @pytest.mark.parametrize(
-    ("design", "readers", "made", "received"),
+    ("design", "readers", "made", "moved"),
     [
         ("duplicate", 2, 256, 0),
         ("all_shared", 2, 64, 48),
-        ("single_broadcast", 2, 64, 64),
+        ("single_broadcast", 2, 64, 96),
+        ("single_broadcast", 1, 64, 64),
         ("multi_broadcast", 4, 64, 48),
     ],
 )
-def test_the_least_that_a_batch_takes(design: str, readers: int, made: int, received: int):
-    assert input_hosts.least(design, 4, readers, 64) == (made, received)
+def test_the_least_that_a_batch_takes(design: str, readers: int, made: int, moved: int):
+    assert input_hosts.least(design, 4, readers, 64) == (made, moved)
 
 
 def test_the_slowest_member_of_the_usual_epoch_counts():
@@ -52,6 +54,19 @@ def test_the_slowest_member_of_the_usual_epoch_counts():
     assert found.cpu_s == pytest.approx(8.0 / 1000 / 4)
     assert (found.sent, found.received) == (15_000.0, 9_000.0)
     assert found.right
+
+
+@pytest.mark.parametrize(("busy", "binds"), [(0.6, "links"), (0.96, "cores")])
+def test_links_bind_where_cores_have_time_left(busy: float, binds: str):
+    epochs = [[epoch(busy=busy, network=0.5)] * 4] * 2
+    found = input_hosts.figure("all_shared", epochs, ORDERS, 1000, 0.0016, WHERE)
+    assert (found.busy, found.network, found.binds) == (busy, 0.5, binds)
+
+
+@pytest.mark.parametrize(("rate", "design"), [(12e6, "no share"), (1.2e9, "all_shared")])
+def test_the_choice_for_such_hosts_depends_on_their_links(rate: float, design: str):
+    where = msgspec.structs.replace(WHERE, topology=topology(Lab(Shape(), "none"), {"host": rate}))
+    assert input_hosts.chosen(where, ORDERS, 0.0016).startswith(f"{design}: ")
 
 
 def test_a_record_that_is_missing_shows():
