@@ -146,7 +146,13 @@ class NativeRun final : public Operation {
   bool step() override {
     if (done_) return false;
     int flag = 0;
-    int code = MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &flag, MPI_STATUSES_IGNORE);
+    statuses_.resize(requests_.size());
+    int code = MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &flag, statuses_.data());
+    if (code == MPI_ERR_IN_STATUS) {
+      for (const MPI_Status& status : statuses_) {
+        if (status.MPI_ERROR != MPI_SUCCESS && status.MPI_ERROR != MPI_ERR_PENDING) code = status.MPI_ERROR;
+      }
+    }
     if (!check(code, "MPI's collective")) return true;
     done_ = flag != 0;
     return done_;
@@ -154,6 +160,7 @@ class NativeRun final : public Operation {
 
  private:
   std::vector<MPI_Request> requests_;
+  std::vector<MPI_Status> statuses_;
 };
 
 class Failure final : public Operation {

@@ -1,0 +1,55 @@
+"""Under an MPI that outlives its dead, whoever waits for one is told who it was, and at which line."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from support import mpirun
+
+mpirun.needs_mpi()
+
+WORKER = Path(__file__).parent / "faults_worker.py"
+ULFM = ["--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1"]
+
+
+def played(ranks: int, case: str) -> tuple[dict[str, list[str]], subprocess.CompletedProcess[str]]:
+    """What survivors said they were told, by what they waited for."""
+    command = mpirun.command(ranks, WORKER, case)
+    done = mpirun.started([command[0], *ULFM, *command[1:]], 120)
+    said: dict[str, list[str]] = {}
+    for line in done.stdout.splitlines():
+        what, colon, rest = line.partition(": ")
+        if colon:
+            said.setdefault(what, []).append(rest)
+    return said, done
+
+
+def test_every_survivor_of_a_collective_is_told_who_died_and_where():
+    """Also those who wait for ranks that live, and wait for the dead themselves."""
+    said, done = played(4, "collectives")
+    for what in ("native call", "native split", "ring call", "ring split"):
+        assert len(said[what]) == 3, done.stderr
+        assert all("rank 2 has died; line 7 of x.plan" in each for each in said[what]), said[what]
+    assert len(said["plan"]) == 3
+    assert all("rank 2 has died; line 6 of reduces.plan" in each for each in said["plan"]), said
+    assert all("an earlier operation failed: rank 2 has died" in each for each in said["again"]), said
+
+
+def test_workers_of_a_dead_server_are_told_which():
+    said, done = played(3, "server_dies")
+    told = "server `master` (rank 2) has died; line 11 of asks.plan waits for it"
+    assert len(said["worker"]) == len(said["again"]) == 2, done.stderr
+    assert all(told in each for each in (*said["worker"], *said["again"])), said
+
+
+def test_a_dead_worker_does_not_stop_the_others():
+    said, done = played(4, "worker_dies")
+    assert said["worker"] == ["nothing", "nothing"], done.stderr
+    assert said["served"] == ["lost (1,), broken off {}"]
+
+
+def test_a_server_learns_why_a_worker_ends():
+    said, done = played(3, "worker_raises")
+    assert said["worker"] == ["nothing"], done.stderr
+    assert said["served"] == ["lost (), broken off {1: 'ValueError: out of luck'}"]
