@@ -16,6 +16,8 @@ Color = Literal["auto", "always", "never"]
 STDIN = "-"
 # What a launcher of MPI leaves in the environment: Open MPI, MPICH and others, SLURM with PMIx.
 LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")
+# The place of this process, as launchers of MPI tell it.
+RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 
 
 class Console:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib.util
 import os
 from argparse import Namespace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from commplan.cli.binding import checked
-from commplan.cli.console import STDIN, Console
+from commplan.cli.console import RANKS, STDIN, Console
 from commplan.cli.jax_side import differences, function_at, source_at
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.input.measured import InputCosts, merged
@@ -21,8 +22,6 @@ from commplan.simulate.calibration import Calibration, load_calibration, only_in
 from commplan.wording import seconds_text
 
 SECONDS = 20  # about how long the input is measured
-# The place of this process, as launchers of MPI tell it: one measures for all.
-RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 
 
 def run(arguments: Namespace, console: Console) -> int:
@@ -32,7 +31,7 @@ def run(arguments: Namespace, console: Console) -> int:
     CP1108 to CP1110 for functions and sources, CP1111 without JAX, and what `calibrate_input` does.
     """
     if any(os.environ.get(name, "0") != "0" for name in RANKS):
-        return 0
+        return 0  # one measures for all
     if arguments.file is None or not arguments.source:
         fail(
             "CP0770",
@@ -45,15 +44,19 @@ def run(arguments: Namespace, console: Console) -> int:
     found = only_input(measured.date, measured)
     if old is not None:
         found = msgspec.structs.replace(old, input=merged(old.input, measured))
-    console.write(arguments.output, write_calibration(found).encode())
-    if console.human and arguments.output != STDIN:
-        console.note(f"wrote {arguments.output}")
-        for line in lines(measured):
+    deliver(found, lines(measured), arguments.output, console)
+    return 0
+
+
+def deliver(found: Calibration, told: Sequence[str], output: str, console: Console) -> None:
+    """Write the calibration to the file `output`, or to stdout, and say what is in it."""
+    console.write(output, write_calibration(found).encode())
+    if console.human and output != STDIN:
+        for line in (f"wrote {output}", *told):
             console.note(line)
     elif not console.human:
         plain: dict[str, Any] = msgspec.to_builtins(found)
-        console.document(output=arguments.output, calibration=plain, diagnostics=[])
-    return 0
+        console.document(output=output, calibration=plain, diagnostics=[])
 
 
 def _old(path: str) -> Calibration | None:

@@ -14,7 +14,7 @@ import msgspec
 from commplan.cli.console import LAUNCHED, STDIN, Console
 from commplan.diagnostics import CommplanError, fail
 from commplan.input.measured import InputCosts
-from commplan.simulate.calibration import Calibration, load_calibration, write_calibration
+from commplan.simulate.calibration import Calibration, load_calibration
 from commplan.topology import Topology, load_topology
 
 if TYPE_CHECKING:
@@ -55,14 +55,9 @@ def _measure(
     if not first:
         return 0
     found = msgspec.structs.replace(found, input=_kept(arguments.output))
-    console.write(arguments.output, write_calibration(found).encode())
-    if console.human and arguments.output != STDIN:
-        console.note(f"wrote {arguments.output}")
-        for line in _lines(found):
-            console.note(line)
-    elif not console.human:
-        plain: dict[str, Any] = msgspec.to_builtins(found)
-        console.document(output=arguments.output, calibration=plain, diagnostics=[])
+    from commplan.cli.input_costs import deliver
+
+    deliver(found, _lines(found), arguments.output, console)
     return 0
 
 

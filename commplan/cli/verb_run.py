@@ -6,6 +6,7 @@ import importlib.util
 import os
 import sys
 from argparse import Namespace
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
@@ -78,6 +79,7 @@ def _on_ranks(arguments: Namespace, console: Console) -> int:
     if "jax" not in sys.modules:
         os.environ["JAX_PLATFORMS"] = "cpu"
         os.environ["JAX_NUM_CPU_DEVICES"] = "1"
+    os.environ |= outliving(os.environ)
     from commplan.runtime.rehearse_mpi import World
 
     world = World()
@@ -94,6 +96,14 @@ def _on_ranks(arguments: Namespace, console: Console) -> int:
         console.say(f"rank {world.rank}: internal failure: {type(error).__name__}: {error}")
         world.abort(2)
         raise
+
+
+def outliving(environment: Mapping[str, str]) -> dict[str, str]:
+    """What to add before MPI begins where ranks may outlive others (`mpirun --with-ft ulfm`): that they end
+    without a last meeting, in which Open MPI would wait for the dead."""
+    asked = environment.get("OMPI_MCA_mpi_ft_enable", "0").lower() in ("1", "true")
+    said = "OMPI_MCA_async_mpi_finalize"
+    return {said: "1"} if asked and said not in environment else {}
 
 
 def _sized(plan: Plan, arguments: Namespace, world: World) -> Plan:

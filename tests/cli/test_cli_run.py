@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from commplan.cli import main
+from commplan.cli import main, verb_run
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "plans"
@@ -287,3 +287,10 @@ def test_templates_train(template: str, tmp_path: Path) -> None:
     lines = [line for line in done.stdout.splitlines() if "loss" in line]
     first, last = (float(re.findall(r"\d+\.\d+", line)[0]) for line in (lines[0], lines[-1]))
     assert last < first
+
+
+def test_ranks_that_outlive_others_end_without_a_last_meeting() -> None:
+    asked = {"OMPI_MCA_mpi_ft_enable": "1"}
+    assert verb_run.outliving(asked) == {"OMPI_MCA_async_mpi_finalize": "1"}
+    assert verb_run.outliving({**asked, "OMPI_MCA_async_mpi_finalize": "0"}) == {}, "the user's word counts"
+    assert verb_run.outliving({}) == {}
