@@ -13,7 +13,7 @@ from commplan.passes.candidates import NATIVE, PIECES, Rung
 from commplan.passes.costs import Ask, Prediction
 from commplan.passes.rules import rule
 
-TIE = 0.02  # a simpler way that is slower by no more is taken
+TIE = 0.04  # a simpler way that is slower by no more is taken: calibrations do not repeat to less
 EVENLY = 0.05  # a hierarchy of collectives of the backend's own, under JAX, must save so much
 CLEARLY = 0.20  # a chunk program, under JAX, must save so much; so must a guess, beside what was measured
 

@@ -85,7 +85,7 @@ def test_the_fastest_is_taken_and_the_others_are_kept() -> None:
 def test_of_equally_fast_ways_the_simplest_is_taken() -> None:
     schedule = chosen(reduce_plan("sum", data=4), by_name(ring=1.01, halving_doubling=1.0, native=5.0))
     assert str(only(schedule).algorithm) == "ring"
-    assert "within 2% of the fastest" in choice(schedule, "select").why
+    assert "within 4% of the fastest" in choice(schedule, "select").why
 
 
 @pytest.mark.parametrize(("size", "expected"), [(16, "native"), (1024**2, "ring")])
