@@ -8,6 +8,8 @@ of rows.
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -106,6 +108,48 @@ class Division:
         gathered = Move("all_gather", makers, tuple(self.made(host) for host in makers))
         spread = Move("broadcast", (makers[-1], *others), (tuple(range(self.parts)),))
         return (*((gathered,) if len(makers) > 1 else ()), *((spread,) if others else ()))
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Readers of one host that take turns: `width` of them make a batch, those that follow make the next.
+
+    A process that makes ten times the rows of every tenth batch goes to work a tenth as often. Each of
+    `division.readers` makes as much as every other over `period` batches. width: 1 to `division.parts`, which
+    is everybody in each batch.
+    """
+
+    division: Division
+    width: int
+
+    @property
+    def period(self) -> int:
+        """Batches after which the turns begin anew."""
+        return len(self._divisions)
+
+    def at(self, number: int) -> Division:
+        """The work of batch `number`, counted from the first that the processes make."""
+        return self._divisions[number % self.period]
+
+    def next(self, process: int, number: int) -> int | None:
+        """The first batch from `number` on of which `process` makes a part; None where it makes none."""
+        coming = (n for n in range(number, number + self.period) if self.at(n).of(process))
+        return next(coming, None)
+
+    @functools.cached_property
+    def _divisions(self) -> tuple[Division, ...]:
+        found, count = self.division, self.division.parts
+        firsts = range(0, math.lcm(count, self.width), self.width)
+        chosen = (tuple(found.readers[(at + turn) % count] for turn in range(self.width)) for at in firsts)
+        return tuple(Division(found.design, readers, found.hosts) for readers in chosen)
+
+
+def width(readers: int, cores: int, ahead: int) -> int:
+    """How many of `readers` make a batch together, so that the batches in the making keep all cores busy.
+
+    cores: that the processes may run on, all together. ahead: batches in the making at a time, at most.
+    """
+    return max(1, min(readers, -(-cores // max(ahead, 1))))
 
 
 def _run(parts: Sequence[int]) -> tuple[int, int]:

@@ -8,14 +8,22 @@ from typing import NamedTuple
 
 from commplan.diagnostics import Span
 from commplan.input.ahead import KEEP, prefetch, slots
-from commplan.input.division import Division, division
+from commplan.input.division import Division, Turns, division
 from commplan.input.rates import Rates, rates
 from commplan.ir.choice import Design
 from commplan.ir.plan import Ref, name_of
 from commplan.ir.schedule import Phase, Read, Schedule, Share, operands, results
 from commplan.ir.sources import runs_ahead
 from commplan.verify.scope import Scope
-from commplan.verify.visits import Broken, prove_division, prove_order, prove_parts, prove_rates, survivors
+from commplan.verify.visits import (
+    Broken,
+    prove_division,
+    prove_order,
+    prove_parts,
+    prove_rates,
+    prove_turns,
+    survivors,
+)
 
 _GROUP = 16  # processes that a division is run for, at most: see `_share_wrong`
 
@@ -107,7 +115,7 @@ def prove_share(design: Design, readers: int | None, members: int, rows: int) ->
         return wrong
     for hosts in _layouts(min(members, _GROUP)):
         found = division(design, hosts, readers)
-        wrong = prove_division(found, rows) or _left_wrong(found, rows)
+        wrong = prove_division(found, rows) or _left_wrong(found, rows) or _turns_wrong(found, rows)
         if wrong is not None:
             return wrong
     return None
@@ -115,6 +123,14 @@ def prove_share(design: Design, readers: int | None, members: int, rows: int) ->
 
 def _left_wrong(found: Division, rows: int) -> Broken | None:
     proofs = (prove_division(found, rows, alive) for alive in survivors(found))
+    return next((wrong for wrong in proofs if wrong is not None), None)
+
+
+def _turns_wrong(found: Division, rows: int) -> Broken | None:
+    """On one host readers may take turns, as many at a time as its cores ask for."""
+    if len(set(found.hosts)) > 1 or found.design == "duplicate":
+        return None
+    proofs = (prove_turns(Turns(found, width), rows) for width in range(1, found.parts + 1))
     return next((wrong for wrong in proofs if wrong is not None), None)
 
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple, cast
 
 from commplan.diagnostics import Diagnostic, Note, Span
-from commplan.input.division import Division, Move, adopted
+from commplan.input.division import Division, Move, Turns, adopted
 from commplan.input.order import Order, Tail, Visit
 from commplan.input.rates import Rates
 from commplan.verify.symbols import Term, UndecidedError, symbol
@@ -225,6 +225,27 @@ def prove_division(
             message = f"{by} {_part(found, rows, part)}{who}"
             return Broken("CP0761", message, "one maker of each row", f"{len(made)} makers")
     return _moved_wrongly(left, rows, living, who)
+
+
+def prove_turns(found: Turns, rows: int) -> Broken | None:
+    """That every part of every batch is made once, that all readers make as many parts, and that each is told
+    its next turn. rows: of a batch, for the message."""
+    made: Counter[int] = Counter()
+    for number in range(found.period):
+        turn = found.at(number)
+        wrong = prove_division(turn, rows)
+        if wrong is not None:
+            return wrong._replace(message=f"batch {number} of {found.period}: {wrong.message}")
+        made.update(turn.readers)
+        for reader in found.division.readers:
+            told = found.next(reader, number)
+            if (told == number) != (reader in turn.readers) or told is None or told < number:
+                message = f"process {reader} asks at batch {number} for its next turn"
+                return Broken("CP0761", message, "that batch, if it makes a part of it", f"batch {told}")
+    if len(set(made.values())) > 1 or set(made) != set(found.division.readers):
+        message = f"over {found.period} batches readers make unequal numbers of parts"
+        return Broken("CP0761", message, "as many for each", f"{dict(sorted(made.items()))}")
+    return None
 
 
 def _part(found: Division, rows: int, part: int) -> str:

@@ -27,6 +27,7 @@ from commplan.runtime.data.program import HostProgram, host_program
 from commplan.runtime.data.records import checked_functions
 from commplan.runtime.data.ring import ClosedError, Ring
 from commplan.runtime.data.shared import Group, SharedRing
+from commplan.runtime.data.slots import CAN_LEND
 from commplan.runtime.data.staging import stages
 from commplan.runtime.data.usage import Meter, Queue, Summary
 from commplan.runtime.data.workers import Workers
@@ -116,9 +117,10 @@ class PhaseBatches(Iterator[HostBatch]):
             at = (*place, self._fingerprint())
             room, keep = (slots(prefetch, by_caller=by_caller), KEEP) if pace is None else (pace.slots,) * 2
             exchange = join(
-                group, program, at, slots=room, meter=self._meter, keep=keep, leaving=pace is not None
-            )
-        self._exchange, self._prefetch = exchange, prefetch
+                group, program, at, slots=room, meter=self._meter, keep=keep, leaving=pace is not None,
+                ahead=ahead if pace is None and _lies_ready(program) else None,
+            )  # fmt: skip
+        self._exchange, self._prefetch, self._by_caller = exchange, prefetch, by_caller
         self._slots = exchange.in_use if exchange is not None else _none_shared
         maker = Maker(
             program, self._orders, made, self._meter, block, exchange, pace is not None,
@@ -225,7 +227,7 @@ class PhaseBatches(Iterator[HostBatch]):
 
     def _carry_ahead(self, step: int) -> None:
         """Where batches are carried in this thread: as many as the place says, and the place alone."""
-        if self._exchange is not None:
+        if self._by_caller and self._exchange is not None:
             self._ring.admit()
             left = self._steps - step  # of this epoch, this batch included
             self._exchange.carry_ahead(self._handed + min(self._prefetch, left) - 1)
@@ -363,7 +365,12 @@ def _direct(program: HostProgram, exchange: SharedRing | None) -> bool:
         or (exchange.owes() and exchange.carrier is not None and not exchange.carrier.by_caller)
     ):
         return False
-    return all(flow.moved and not flow.after for flow in program.flows)
+    return _lies_ready(program)
+
+
+def _lies_ready(program: HostProgram) -> bool:
+    """Whether members do nothing of their own to what is shared: then it is handed over as it is."""
+    return CAN_LEND and all(flow.moved and not flow.after for flow in program.flows)
 
 
 def _none_shared() -> tuple[int, int]:

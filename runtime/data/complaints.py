@@ -45,16 +45,15 @@ def write(memory: Any, place: int, where: notes.Place, error: BaseException | No
     memoryview(memory).cast("B")[at : at + len(data)] = data
 
 
-def hear(memory: Any, makers: Sequence[int], mine: notes.Place, told: Complaints) -> None:
-    """Read the notes in a slot. Raises what a maker raised, CP0920 where one stopped, CP0922 where one stands
-    elsewhere than at `mine`."""
-    fine = notes.head(mine)
-    whole = bytes(memoryview(memory)[: len(makers) * notes.ROOM])
-    for place, process in enumerate(makers):
+def hear(memory: Any, makers: Sequence[tuple[int, int]], mine: notes.Place, told: Complaints) -> None:
+    """Read the notes in a slot. makers: of this batch, each behind the place of its note. Raises what a maker
+    raised, CP0920 where one stopped, CP0922 where one stands elsewhere than at `mine`."""
+    fine, seen = notes.head(mine), memoryview(memory)
+    for place, process in makers:
         at = place * notes.ROOM
-        if whole.startswith(fine, at):
+        if seen[at : at + notes.HEAD_NBYTES].tobytes() == fine:
             continue
-        other, errors, why = notes.read(whole[at : at + notes.ROOM])
+        other, errors, why = notes.read(bytes(seen[at : at + notes.ROOM]))
         if errors:
             _raise(errors, process, told.group)
         if why:

@@ -22,10 +22,13 @@ from commplan.runtime.data.segment import Segment
 LOOK_S = 0.25  # how often a waiting process looks whether its peers live
 ABSENT, JOINED, LEFT = 0, 1, 2
 _EACH = 256  # bytes per process, what is written by different processes on cache lines of their own
-_NAMES = {"filled": 0, "taken": 64, "presence": 128, "wanted": 192, "charge": 196}
+_NAMES = {"filled": 0, "taken": 64, "presence": 128, "wanted": 192, "charge": 196,
+          "spent": 200, "waited": 204}  # fmt: skip
+_CORES_AT, _CORES_WORDS = 208, 12  # which cores a process may run on, a bit for each; the rest of its room
+_TURNS_AT, _SPARE_AT = 320, 324
 _BELLS = {"filled": 128, "taken": 192, "carried": 256}
 
-Name = Literal["filled", "taken", "presence", "wanted", "charge"]
+Name = Literal["filled", "taken", "presence", "wanted", "charge", "spent", "waited"]
 Bell = Literal["filled", "taken", "carried"]
 
 
@@ -48,9 +51,11 @@ def fence() -> None:
 
 @dataclass
 class Control:
-    """filled: batches 0..filled-1 of a maker are filled; taken: let go. presence: see above. wanted: epochs
-    that were asked for. charge: of a maker on another host, the process + 1 of this host that makes its part.
-    `carried`, for all: batches 0..carried-1 are here whole."""
+    """filled: a maker has done its parts of batches 0..filled-1; taken: let go. presence: see above. wanted:
+    epochs that were asked for. charge: of a maker on another host, the process + 1 of this host that makes
+    its part. spent, waited: see `roster`. For all: `carried`, batches 0..carried-1 are here whole; turns, the
+    first batch that is made in turns (0: none); spare, how many more are then in the making at a time than the
+    cores ask for."""
 
     memory: Segment
     count: int
@@ -65,6 +70,23 @@ class Control:
             for name, at in _NAMES.items()
         }
         self._bells = {name: self.memory.word(at) for name, at in _BELLS.items()}
+        self.turns, self.spare = self.memory.word(_TURNS_AT), self.memory.word(_SPARE_AT)
+
+    def say_cores(self, cores: Iterable[int]) -> None:
+        """Which cores this process may run on."""
+        bits = sum(1 << core for core in {core % (32 * _CORES_WORDS) for core in cores})
+        for place in range(_CORES_WORDS):
+            at = PAGE + self.index * _EACH + _CORES_AT + 4 * place
+            self.memory.word(at).value = bits >> (32 * place) & 0xFFFFFFFF
+
+    def cores(self, processes: Iterable[int]) -> int:
+        """How many cores `processes` may run on, all together."""
+        bits = 0
+        for process in processes:
+            for place in range(_CORES_WORDS):
+                at = PAGE + process * _EACH + _CORES_AT + 4 * place
+                bits |= self.memory.word(at).value << (32 * place)
+        return bits.bit_count()
 
     def word(self, process: int, name: Name) -> ctypes.c_uint32:
         return self._words[name][process]
@@ -108,7 +130,7 @@ class Control:
         self.bell("carried").value = number
         futex.wake(self.bell("carried"))
 
-    def wait(self, bell: Bell, enough: Callable[[], bool], look: Callable[[], None]) -> bool:
+    def wait(self, bell: Bell, enough: Callable[[], bool], look: Callable[[], None] | None = None) -> bool:
         """Sleep until `enough`; False once stopped. look: called now and then while it is not; may raise."""
         word = self.bell(bell)
         next_look = time.monotonic() + LOOK_S
@@ -120,7 +142,8 @@ class Control:
                 return True
             now = time.monotonic()
             if now >= next_look:
-                look()
+                if look is not None:
+                    look()
                 next_look = now + LOOK_S
             futex.wait(word, seen, LOOK_S)
         return False

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +20,8 @@ from commplan.ir.schedule import Read, Share
 from commplan.runtime.data.handing import HostBatch, Visit, count, layout
 from commplan.runtime.data.layout import Array, Bools
 from commplan.runtime.data.making import BatchInTheMaking, Maker
+from commplan.runtime.data.parties import Task
 from commplan.runtime.data.program import Coords, Flow, identity, validity
-from commplan.runtime.data.ring import Task
 from commplan.runtime.data.rooms import Room
 from commplan.runtime.data.shared import SharedRing
 
@@ -110,8 +111,7 @@ class Direct:
         """The batch; None where a record was skipped."""
         memory = self.exchange.slots.memory(batch.number)
         for flow in kept:
-            valid: Array = np.ndarray(flow.valid.shape, np.uint8, memory, flow.valid.offset)
-            if not valid[:, : flow.rows].all():
+            if not _all_valid(memory, flow):
                 return None
         root = self.exchange.slots.lend(batch.number)
         values: dict[Ref, Array] = {}
@@ -138,11 +138,20 @@ class Direct:
         """For what others made."""
         number = flow.rows
         if batch.duties:
-            division = self.exchange.division(place)
+            division = self.exchange.division(place, batch.number)
             parts = [part for process in batch.duties for part in division.of(process)]
             number -= sum(high - low for low, high in (division.part(flow.rows, part) for part in parts))
         for key, nbytes in flow.received:
             self.maker.meter.add(key, records=number, nbytes=number * nbytes)
+
+
+def _all_valid(memory: Any, flow: _Kept) -> bool:
+    copies, rows = flow.valid.shape
+    start = flow.valid.offset
+    if flow.rows == rows:  # one look at bytes is cheaper than an array
+        return 0 not in memoryview(memory)[start : start + copies * rows].tobytes()
+    valid: Array = np.ndarray(flow.valid.shape, np.uint8, memory, start)
+    return bool(valid[:, : flow.rows].all())
 
 
 @dataclass

@@ -19,9 +19,9 @@ from commplan.ir.types import ArrayType
 from commplan.runtime.data import notes
 from commplan.runtime.data.handing import FlowState, HostBatch, Visit, compact, count, layout
 from commplan.runtime.data.layout import Array, Bools, agrees, aligned, blocks, projected
+from commplan.runtime.data.parties import Task
 from commplan.runtime.data.program import Coords, Flow, HostProgram, identity, validity
 from commplan.runtime.data.records import Place, Record, Stage, numpy_dtype
-from commplan.runtime.data.ring import Task
 from commplan.runtime.data.usage import Cpu, Meter, thread_cpu
 
 BLOCK = 16  # records of one task, at most: small enough that threads share a batch evenly
@@ -35,8 +35,8 @@ class Exchange(Protocol):
         """Whether what was lent may be handed over as it lies in the slot."""
         ...
 
-    def division(self, flow: int) -> Division:
-        """Who makes which rows of a flow, which is named by its place in the program."""
+    def division(self, flow: int, number: int) -> Division:
+        """Who makes which rows of a flow, which is named by its place in the program, in batch `number`."""
         ...
 
     def duties(self, number: int) -> tuple[int, ...]:
@@ -199,7 +199,7 @@ class BatchInTheMaking:
             if not state.flow.moved:
                 continue
             self.maker.look_up(state, self.epoch, self.step)
-            rows, division = len(state.rows), exchange.division(place)
+            rows, division = len(state.rows), exchange.division(place, self.number)
             state.valid = self.moved[validity(state.flow)][:, :rows].view(bool)
             for part in (part for process in processes for part in division.of(process)):
                 low, high = division.part(rows, part)
@@ -420,7 +420,7 @@ class BatchInTheMaking:
         exchange = self.maker.exchange
         if exchange is None or not state.flow.moved:
             return
-        rows, division = len(state.rows), exchange.division(self.states.index(state))
+        rows, division = len(state.rows), exchange.division(self.states.index(state), self.number)
         mine = [division.part(rows, part) for process in self.duties for part in division.of(process)]
         number, skipped = rows - sum(high - low for low, high in mine), 0
         if not state.valid.all():

@@ -19,6 +19,7 @@ from commplan.runtime.data.control import ABSENT, JOINED, LOOK_S, Control
 from commplan.runtime.data.group import Group
 from commplan.runtime.data.program import HostProgram, designed
 from commplan.runtime.data.rooms import rooms
+from commplan.runtime.data.roster import Roster
 from commplan.runtime.data.shared import SharedRing
 from commplan.runtime.data.slots import Slots
 from commplan.runtime.data.telling import LOG, Lasting
@@ -39,6 +40,7 @@ class _Meeting:
         """Wait until all have joined; then the name of the file goes."""
         memory = self.control.memory
         mine = self.control.word(self.group.index, "presence")
+        self.control.say_cores(_cores())
         mine.value = JOINED
         futex.wake(mine)
         for process in self.group.local:
@@ -87,6 +89,12 @@ class _Meeting:
         self.told.lost(self.group.local[0], "died or gave up while the group was forming")
 
 
+def _cores() -> set[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
+
+
 def _goes_on(program: HostProgram) -> bool:
     """Whether the plan goes on without processes that die."""
     ops = [op for flow in program.flows if flow.shared for op in flow.before]
@@ -102,12 +110,14 @@ def join(
     meter: Meter,
     keep: int = KEEP,
     leaving: bool = False,
+    ahead: int | None = None,
 ) -> SharedRing:
     """Meet the other processes of `group` and map the slots for what travels in `program`.
 
     at: epoch, step and order that the first batch stands at, the same in all. keep: batches that this process
     may show at a time without a copy; less than `slots`, unless it waits for its own arrays. leaving: a
-    process may leave the others at any time. Errors: CP0761, CP0920 to CP0923.
+    process may leave the others at any time. ahead: batches in the making at a time, at most, where readers
+    may take turns at making them; None: each makes a part of every batch. Errors: CP0761, CP0920 to CP0923.
     """
     schedule, phase = program.schedule, program.phase
     shares = {place: flow.shared for place, flow in enumerate(program.flows) if flow.shared is not None}
@@ -149,7 +159,8 @@ def join(
         control = Control(memory, group.count, group.index)
         goes_on = leaving or _goes_on(program)
         told = Complaints(group, blame)
-        ring = SharedRing(group, control, mapped, layout, divisions, told, share.result, meter, goes_on, keep)
+        roster = Roster(control, divisions, group.local, layout.makers, slots, ahead)
+        ring = SharedRing(group, control, mapped, layout, roster, told, share.result, meter, goes_on, keep)
         with meter.waiting(share.result):
             _Meeting(group, control, told, wanted).meet()
     except BaseException:

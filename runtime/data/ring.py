@@ -18,80 +18,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
+
+from commplan.runtime.data.parties import Making, Peers, Task, Workers
 
 PATIENCE = 1.0  # seconds for threads to end in after an interruption
-Task = Callable[[], None]
 Item = TypeVar("Item")
-Made_co = TypeVar("Made_co", covariant=True)
 
 
 class ClosedError(Exception):
     """The ring was closed while a batch was waited for."""
-
-
-class Making(Protocol[Made_co]):
-    """One batch in the making."""
-
-    def first(self) -> Sequence[Task]:
-        """Tasks that may start as soon as there is room; none is fine."""
-        ...
-
-    def publish(self, error: BaseException | None) -> None:
-        """The first stage is over; `error` is what went wrong in it."""
-        ...
-
-    def second(self) -> Sequence[Task]:
-        """Tasks that may start once every process has published."""
-        ...
-
-    def finish(self) -> Made_co:
-        """All tasks are done: the batch."""
-        ...
-
-
-class Peers(Protocol):
-    """The waits on other processes. Each raises where it cannot go on; `stop` makes both return False."""
-
-    def owes(self) -> bool:
-        """Whether even a batch that failed here is waited for, because others wait for this process."""
-        ...
-
-    def writable(self, number: int) -> bool: ...
-
-    def readable(self, number: int) -> bool: ...
-
-    def fills(self) -> int | None:
-        """The first batch of which this process fills a part; None where it fills none."""
-        ...
-
-    def fail(self, number: int, error: BaseException) -> None:
-        """Nothing from batch `number` on can be made here: `readable` raises `error`."""
-        ...
-
-    def ahead(self, number: int) -> int:
-        """Batches from `number` on that all have filled."""
-        ...
-
-    def stop(self) -> None: ...
-
-    def leave(self) -> None: ...
-
-
-class Workers(Protocol):
-    """What threads wait for that must end with them."""
-
-    def stop(self) -> None:
-        """Make every such wait return."""
-        ...
-
-    def leave(self) -> None:
-        """The calling thread ends."""
-        ...
-
-    def close(self) -> None:
-        """All threads have ended."""
-        ...
 
 
 @dataclass
@@ -157,6 +93,8 @@ class Ring(Generic[Item]):
                     break  # what was admitted so far is still to be told
                 self._admit(self._admitted, making)
             if self._running:
+                if self.direct and not self._has_work():
+                    return
                 self._changed.notify_all()
 
     def _admit(self, number: int, making: Making[Item]) -> None:
@@ -210,7 +148,8 @@ class Ring(Generic[Item]):
         return item, ready, waited
 
     def _take_direct(self, peers: Peers) -> tuple[Item, int, float]:
-        self.admit()
+        if self._admitted == self._handed:  # else as many as there is room for were admitted with the last
+            self.admit()
         with self._lock:
             number = self._handed
             entry = self._entries.get(number)
@@ -400,7 +339,7 @@ class Ring(Generic[Item]):
         """Work of a direct ring: tasks, and where there is none, the next batch that may be begun."""
         while True:
             with self._lock:
-                while not (self._closed or self._tasks or self._may_open()):
+                while not (self._closed or self._has_work()):
                     self._changed.wait()
                 if self._closed:
                     return
@@ -414,8 +353,16 @@ class Ring(Generic[Item]):
             elif not self._open(number):
                 return
 
-    def _may_open(self) -> bool:
-        return not self._opening and self._opened < self._admitted
+    def _has_work(self) -> bool:
+        """Whether there is a task, or a batch to begin. Those that are made without this process are passed
+        over, so that its threads are woken for its own alone."""
+        if self._tasks:
+            return True
+        while not self._opening and self._opened < self._admitted:
+            if self.peers is None or not self.peers.passes(self._opened):
+                return True
+            self._opened += 1
+        return False
 
     def _open(self, number: int) -> bool:
         """Wait for the slot of batch `number` and begin it; False where the work is at its end."""

@@ -9,6 +9,7 @@ the others.
 As soon as all have joined, the file's name is removed: whatever dies later, nothing stays behind. Where the
 plan goes on without those who die (`on_failure = continue`), the next living process of the host makes the
 dead one's part and moves its counter, so that nobody else need know.
+Where they take turns (`roster`) the counter of each stands at its next turn.
 """
 
 from __future__ import annotations
@@ -16,39 +17,23 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from commplan.diagnostics import CommplanError
 from commplan.input.division import Division
 from commplan.ir.plan import Ref
 from commplan.runtime.data import control as _control
-from commplan.runtime.data import futex, notes
+from commplan.runtime.data import futex
 from commplan.runtime.data.carrier import Carrier, RegroupedError
 from commplan.runtime.data.complaints import Complaints, hear, write
 from commplan.runtime.data.control import LEFT, Control, fence
 from commplan.runtime.data.group import Group, group
 from commplan.runtime.data.layout import Array
+from commplan.runtime.data.parties import Works
 from commplan.runtime.data.rooms import Rooms
+from commplan.runtime.data.roster import Roster
 from commplan.runtime.data.slots import CAN_LEND, Returns, Slots
 from commplan.runtime.data.usage import Meter
-
-
-class Works(Protocol):
-    """What a ring asks of the one who makes the batches."""
-
-    def place(self, number: int) -> notes.Place:
-        """Where batch `number` stands."""
-        ...
-
-    def rows(self, number: int) -> Mapping[int, int]:
-        """The rows of batch `number`, for each flow by its place in the program."""
-        ...
-
-    def remake(self, number: int, process: int) -> None:
-        """Fill the parts of `process` in batch `number`, in this thread."""
-        ...
 
 
 @dataclass
@@ -64,7 +49,7 @@ class SharedRing:
     control: Control
     slots: Slots
     rooms: Rooms
-    divisions: dict[int, Division]
+    roster: Roster
     told: Complaints
     key: str
     meter: Meter
@@ -108,6 +93,8 @@ class SharedRing:
             if self._left:
                 return self.slots.count, 0
             filled = max((self.control.word(p, "filled").value for p in self._makers), default=0)
+            if self.roster.follows(filled) >= 0:  # counters stand at turns to come
+                filled = self.control.least("filled", self._makers)
             taken = self.control.least("taken", self._living())
         return self.slots.count, max(0, min(filled - taken, self.slots.count))
 
@@ -122,7 +109,15 @@ class SharedRing:
         if not self._duties and not self._leads():
             return True
         with self.meter.waiting(self.key, idle=True):
-            return self._await_free(number)
+            return self._await_turn(self.roster.follows(number)) and self._await_free(number)
+
+    def _await_turn(self, before: int) -> bool:
+        """Wait until batch `before` is whole. Whoever waits to be given it looks after its makers."""
+
+        def whole() -> bool:
+            return self.control.beyond("filled", self._makers, before)
+
+        return before < 0 or self.control.wait("filled", whole)
 
     def _await_free(self, number: int) -> bool:
         until = time.monotonic() + self.group.timeout
@@ -147,6 +142,15 @@ class SharedRing:
     def fills(self) -> int | None:
         """The first batch that `duties` is to be asked for; None where this process makes no part."""
         return self._begun if self._duties else None
+
+    def passes(self, number: int) -> bool:
+        """Whether batch `number` is begun without this process, which `duties` is then not asked for."""
+        with self._lock:
+            for process, begun in self._duties.items():
+                if begun <= number and self.roster.turn(process, number) == number:
+                    return False
+            self._begun = max(self._begun, number + 1)
+        return True
 
     def fail(self, number: int, error: BaseException) -> None:
         """No batch from `number` on can be made here: whoever waits for one hears `error`."""
@@ -263,7 +267,7 @@ class SharedRing:
             return
         alive = [other for other in self._local if self.control.alive(other)]
         base = process if process in self._local else self.control.word(process, "charge").value - 1
-        heir = base if base in alive else next(iter(self.divisions.values())).heir(base, alive)
+        heir = base if base in alive else next(iter(self.rooms.divisions.values())).heir(base, alive)
         if heir == self.index and self.control.take_duty(process):
             with self._lock:
                 if process in self._duties:  # another thread of this process was first: one lock is for all
@@ -279,7 +283,10 @@ class SharedRing:
         def advance(to: int) -> None:
             self.control.advance(process, "filled", to, self._makers)
 
-        self._done[process] = Returns(advance, filled)
+        def after(number: int) -> int:
+            return self.roster.turn(process, number + 1)
+
+        self._done[process] = Returns(advance, filled, after)
         self._duties[process] = begun
 
     def _make_up(self, number: int) -> None:
@@ -336,7 +343,7 @@ class SharedRing:
     def _regroup(self, regrouped: RegroupedError, number: int) -> None:
         """Parts of dead processes of other hosts, for whom nobody is left there, are made here from now
         on."""
-        hosts, before = self.group.hosts, next(iter(self.divisions.values())).readers
+        hosts, before = self.group.hosts, next(iter(self.rooms.divisions.values())).readers
         for was, now in zip(before, regrouped.division.readers, strict=True):
             charge = self.control.word(was, "charge")
             if hosts[was] != self.group.host == hosts[now] and not charge.value:
@@ -366,9 +373,10 @@ class SharedRing:
         self._done[process].add(number)
 
     def _hear(self, number: int) -> None:
-        """Read what all makers say of batch `number`."""
+        """Read what the makers of batch `number` say."""
         if self.works is not None:
-            hear(self.slots.memory(number), self.rooms.makers, self.works.place(number), self.told)
+            makers = self.roster.heard(number)
+            hear(self.slots.memory(number), makers, self.works.place(number), self.told)
 
     # --- doing, see `making.Exchange` ---
 
@@ -376,14 +384,17 @@ class SharedRing:
     def shows(self) -> bool:
         return CAN_LEND
 
-    def division(self, flow: int) -> Division:
-        return self.divisions[flow]
+    def division(self, flow: int, number: int) -> Division:
+        return self.roster.at(flow, number)
 
     def duties(self, number: int) -> tuple[int, ...]:
         """The processes whose parts this one makes in batch `number`; asked once for each, in order."""
         with self._lock:
-            self._begun = number + 1
-            return tuple(process for process, begun in self._duties.items() if begun <= number)
+            self._begun = max(self._begun, number + 1)
+            found = (process for process, begun in self._duties.items() if begun <= number)
+            mine = tuple(process for process in found if self.roster.turn(process, number) == number)
+        self.roster.begun(number)
+        return mine
 
     def arrays(self, number: int) -> dict[Ref, Array]:
         return self.rooms.views(self.slots.memory(number), writable=True)
@@ -398,12 +409,14 @@ class SharedRing:
 
     def publish(self, number: int, processes: tuple[int, ...], error: BaseException | None) -> None:
         """Say that the parts of `processes` in batch `number` are there, or what went wrong with them."""
+        self.roster.done(number)
         for process in processes:
             self._say(number, process, error)
 
     def handed(self, number: int) -> None:
         """Batch `number` is the caller's now: those before it that are still shown, but for `keep`, are its
         own."""
+        self.roster.look(number)
         for old in self.slots.lent():
             if old <= number - self.keep:
                 self.slots.recall(old)

@@ -72,11 +72,18 @@ def privatise(address: int, nbytes: int) -> None:
         raise error
 
 
+class _Lent(weakref.ref[Root]):
+    """The root of batch `number`; a finaliser of its own would cost as much as all else of a loan."""
+
+    __slots__ = ("number",)
+    number: int
+
+
 @dataclass
 class _Loan:
     """A slot that was lent. root: weakly. owner: the mapping that it shows."""
 
-    root: weakref.ref[Root]
+    root: _Lent
     owner: Root
 
 
@@ -124,17 +131,20 @@ class Slots:
         with `recall`."""
         owner = self.memory(number)
         root = (ctypes.c_ubyte * self.nbytes).from_buffer(owner)
-        self._loans[number] = _Loan(weakref.ref(root), owner)
-        weakref.finalize(root, self._dead, number).atexit = False
+        lent = _Lent(root, self._dead)
+        lent.number = number
+        self._loans[number] = _Loan(lent, owner)
         return root
 
     def lent(self) -> list[int]:
         """Batches that are lent now."""
         return sorted(self._loans)
 
-    def _dead(self, number: int) -> None:
-        if self._loans.pop(number, None) is not None:
-            self.returned(number)
+    def _dead(self, root: weakref.ref[Root]) -> None:
+        loan = self._loans.get(root.number) if isinstance(root, _Lent) else None
+        if loan is not None and loan.root is root:
+            del self._loans[loan.root.number]
+            self.returned(loan.root.number)
 
     def recall(self, number: int) -> None:
         """Take the slot of batch `number` back: what shows it keeps its content, as private memory."""
@@ -157,6 +167,10 @@ class Slots:
         self._owners = []
 
 
+def _next_number(number: int) -> int:
+    return number + 1
+
+
 @dataclass
 class Returns:
     """Counts numbers without a gap, from any thread and at any point of it, a collector's run included.
@@ -165,8 +179,9 @@ class Returns:
     deliver is delivered by whoever holds it.
     """
 
-    advance: Callable[[int], None]  # is told how many are back without a gap
+    advance: Callable[[int], None]  # is told the first number that is not back
     upto: int = 0
+    after: Callable[[int], int] = _next_number  # the number behind one: some never come
     _back: set[int] = field(default_factory=set[int])
     _new: deque[int] = field(default_factory=deque[int])
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -185,6 +200,6 @@ class Returns:
             self._back.add(self._new.popleft())
         while self.upto in self._back:
             self._back.remove(self.upto)
-            self.upto += 1
+            self.upto = self.after(self.upto)
         if self.upto > start:
             self.advance(self.upto)

@@ -8,12 +8,14 @@ import os
 import signal
 import sys
 import threading
+import time
 from typing import Any
 
 import numpy as np
 from data_plans import schedule
 
 from commplan.diagnostics import CommplanError
+from commplan.runtime.data import roster
 from commplan.runtime.data.batches import PhaseBatches
 from commplan.runtime.data.shared import group
 
@@ -30,12 +32,18 @@ fn widen (i32) -> i32[2] on host
 
 
 class Widening:
-    """The host function: the record and its square; kills this process at the given call."""
+    """The host function: the record and its square; kills this process at the given call. idle: seconds
+    that it waits each time."""
 
-    def __init__(self, die_at: int | None) -> None:
+    def __init__(self, die_at: int | None, idle: float) -> None:
         self.left, self.lock = die_at, threading.Lock()
+        self.idle = idle
+        self.made: list[int] = []
 
     def __call__(self, record: np.int32) -> np.ndarray[Any, Any]:
+        self.made.append(int(record))
+        if self.idle:
+            time.sleep(self.idle)
         if self.left is not None:
             with self.lock:
                 self.left -= 1
@@ -50,13 +58,18 @@ def main(orders: dict[str, Any]) -> None:
     body = PLAN.format(**{**plan, "design": orders["design"], **orders.get("plan", {})})
     made = schedule(body, f"ensemble member = {orders['members']}", declarations=DECLARATIONS)
     source = np.arange(orders["records"], dtype=np.int32)
+    widen = Widening(orders.get("die_at"), orders.get("idle", 0.0))
+    if "turns" in orders:  # however long threads wait for each other on a busy machine
+        roster._WAITS = 1.0  # pyright: ignore[reportPrivateUsage]
+    if "cores" in orders:
+        os.sched_setaffinity(0, orders["cores"])
     team = group(orders["run"], index, count, timeout=60.0)
     until = orders.get("until")
     seen: dict[int, list[list[int]]] = {}
     told: dict[str, Any] = {"index": index}
     try:
         with PhaseBatches(
-            made, "step", {"images": source}, {"widen": Widening(orders.get("die_at"))},
+            made, "step", {"images": source}, {"widen": widen},
             local={"member": orders["local"]}, group=team, state=orders.get("state"),
         ) as feed:  # fmt: skip
             print(json.dumps({"joined": os.getpid()}), flush=True)
@@ -79,6 +92,7 @@ def main(orders: dict[str, Any]) -> None:
     except CommplanError as error:
         told["error"] = str(error)
     told["seen"] = {epoch: [*itertools.chain(*batches)] for epoch, batches in seen.items()}
+    told["made"] = widen.made
     told["threads"] = [t.name for t in threading.enumerate() if t.name.startswith("commplan")]
     print(json.dumps(told), flush=True)
 
