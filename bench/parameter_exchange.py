@@ -1,0 +1,233 @@
+"""Parameter exchange in the emulated cluster: where the weights live, and what a step costs there.
+
+    sudo python -m bench.parameter_exchange                      # eight workers and two servers on one switch
+    sudo python -m bench.parameter_exchange --racks 2 --out racks.json    # two racks of five, 4:1 uplinks
+    sudo python -m bench.parameter_exchange --megabytes 2 --ways sharded,reduce
+
+A model of 25 MB in forty tensors, SGD with momentum. `central` is what people write first: one server, one
+message for each tensor, the update after all have arrived. By commplan: `server` and `servers` are one and
+two processes of their own, `colocated` one worker that owns everything, `sharded` all workers, each a part,
+and `rack` the same with sums within a rack first (on two racks). `reduce` is an all-reduce, and then each
+worker's own update; `ddp` is torch's DistributedDataParallel over Gloo, where torch is installed. A step is
+timed until the last worker has its weights, which are compared with NumPy's; the kernel counts the bytes.
+
+Bounds, with n workers and S bytes of weights, of the busiest link in each direction: sharded, rack and
+reduce 2 (n-1)/n S, one worker or server (n-1) S or n S, two servers n S / 2; and what must cross between two
+racks is S each way (2 S together) where each crosses once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from bench.collectives import lab_flags
+from bench.exchange import steps
+from bench.harness.figures import heading, table
+from bench.harness.stage import ENVIRONMENT, Stage, Surroundings
+from bench.input.team import ROOT
+from bench.netlab import Counters, Shape, counters
+from commplan.diagnostics import CommplanError, fail
+
+WAYS = (
+    steps.Way("central", "central", 1),
+    steps.Way("server", "exchange", 1),
+    steps.Way("servers", "exchange", 2),
+    steps.Way("colocated", "exchange", 0, "via parameter_server(owners = 1)"),
+    steps.Way("sharded", "exchange", 0, "via parameter_server(owners = {workers})"),
+    steps.Way("rack", "exchange", 0, "via parameter_server(within = rack)"),
+    steps.Way("auto", "exchange", 0),
+    steps.Way("reduce", "reduce"),
+    steps.Way("ddp", "ddp"),
+)
+TENSORS = 40
+SAMPLE_S = 0.2  # between two looks at the counters
+
+
+class Figure(msgspec.Struct, frozen=True):
+    """One way. busiest: bytes of a step that the busiest host sent or received; bound: what it must at least.
+    crossed, crossing: likewise for the uplinks, both directions together; 0 on one switch."""
+
+    measured: steps.Measured
+    busiest: float
+    bound: float
+    crossed: float
+    crossing: float
+
+    @property
+    def seconds(self) -> float:
+        return statistics.median(self.measured.seconds)
+
+
+class Results(msgspec.Struct, frozen=True):
+    """All that was measured. nbytes: of the weights."""
+
+    surroundings: Surroundings
+    nbytes: int
+    workers: int
+    figures: list[Figure]
+
+
+def sizes(nbytes: int) -> list[int]:
+    """Elements of forty tensors, small and large ones mixed, as in a network: `nbytes` in all, nearly."""
+    shares = [1.35 ** (number * 7 % TENSORS) for number in range(TENSORS)]
+    return [max(1, round(share / sum(shares) * nbytes / 4)) for share in shares]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _options(arguments)
+    shape = Shape(options.hosts, options.racks, options.rate, options.uplink, False)
+    workers = options.workers
+    try:
+        with (
+            tempfile.TemporaryDirectory(prefix="commplan-bench-") as folder,
+            Stage(shape, (), name=options.name) as stage,
+        ):
+            print(heading(stage.surroundings), flush=True)
+            out = Path(folder) / "measured.json"
+            orders = steps.Orders(
+                _ways(options), _order(shape, workers), workers, options.racks,
+                sizes(int(options.megabytes * 1e6)), options.rounds or 3, stage.lab.hosts[0].address,
+                str(stage.topology), str(options.calibration) if options.calibration else None, str(out),
+            )  # fmt: skip
+            with _Watch(stage) as watch:
+                _run(stage, orders)
+            measured = msgspec.json.decode(out.read_bytes(), type=list[steps.Measured])
+            figures = [_figure(one, watch, orders) for one in measured]
+            found = Results(stage.surroundings, 4 * sum(orders.sizes), workers, figures)
+    except CommplanError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(table(rows(found)))
+    if options.out:
+        options.out.write_bytes(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
+    return 0
+
+
+class _Watch:
+    """Looks at the kernel's counters now and then, to tell later what crossed between two moments."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage, self._end = stage, threading.Event()
+        self._seen: list[tuple[float, Counters]] = []
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def __enter__(self) -> _Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._end.wait(SAMPLE_S):
+            before = time.time()
+            now = counters(self._stage.lab)
+            self._seen.append(((before + time.time()) / 2, now))
+
+    def between(self, began: float, ended: float) -> Counters:
+        """What crossed in that time, to one look's precision at either end."""
+        first = max((one for one in self._seen if one[0] <= began), key=lambda one: one[0])
+        later = [one for one in self._seen if one[0] >= ended]
+        last = min(later, key=lambda one: one[0], default=self._seen[-1])
+        return last[1].since(first[1])
+
+
+def _order(shape: Shape, workers: int) -> list[int]:
+    """World ranks in the bench's order: workers rack by rack, then servers, going round the racks."""
+    each = workers // shape.racks
+    working = [rack * shape.hosts + i for rack in range(shape.racks) for i in range(each)]
+    serving = [rack * shape.hosts + i for i in range(each, shape.hosts) for rack in range(shape.racks)]
+    return working + serving
+
+
+def _ways(options: argparse.Namespace) -> list[steps.Way]:
+    chosen = [way for way in WAYS if way.name in options.ways and (way.name != "rack" or options.racks > 1)]
+    return [msgspec.structs.replace(way, how=way.how.format(workers=options.workers)) for way in chosen]
+
+
+def _run(stage: Stage, orders: steps.Orders) -> None:
+    words = [sys.executable, "-m", steps.__name__, msgspec.json.encode(orders).decode()]
+    environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        stage.lab.mpirun(words), env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        check=False, start_new_session=True,
+    )  # fmt: skip
+    if done.returncode:
+        fail("CP1124", "the workers in the lab failed", *(done.stdout + done.stderr).splitlines()[-20:])
+
+
+def _figure(one: steps.Measured, watch: _Watch, orders: steps.Orders) -> Figure:
+    if one.missing:
+        return Figure(one, 0, 0, 0, 0)
+    crossed = watch.between(one.began, one.ended)
+    busiest = max(*crossed.sent, *crossed.received) / orders.steps
+    nbytes, n = 4 * sum(orders.sizes), orders.workers
+    central = one.way.name in ("central", "server", "servers", "colocated")
+    owners = max(1, one.way.servers)
+    bound = nbytes * ((n if one.way.servers else n - 1) / owners if central else 2 * (n - 1) / n)
+    uplinks = sum(crossed.uplinks) / orders.steps
+    return Figure(one, busiest, bound, uplinks, 2.0 * nbytes * (orders.racks - 1))
+
+
+def rows(found: Results) -> list[list[str]]:
+    by_name = {one.measured.way.name: one.seconds for one in found.figures if not one.measured.missing}
+    body = [["way", "s a step", "+-", "x central", "x reduce", "x ddp", "busiest MB", "of bound", "uplink MB",
+             "right"]]  # fmt: skip
+    for one in found.figures:
+        measured = one.measured
+        if measured.missing:
+            body.append([measured.way.name, measured.missing, *[""] * 8])
+            continue
+        ratios = [f"{by_name[peer] / one.seconds:.2f}" if peer in by_name else "" for peer in PEERS]
+        spread = (max(measured.seconds) - min(measured.seconds)) / 2 / one.seconds
+        body.append(
+            [
+                measured.way.name,
+                f"{one.seconds:.3f}",
+                f"{spread:.0%}",
+                *ratios,
+                f"{one.busiest / 1e6:.1f}",
+                f"{one.busiest / one.bound:.2f}",
+                f"{one.crossed / 1e6:.1f}" if one.crossed else "",
+                "right" if measured.wrong < 1e-5 else f"WRONG by {measured.wrong:.1e}",
+            ]
+        )
+    return body
+
+
+PEERS = ("central", "reduce", "ddp")
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    about = (__doc__ or "").split("\n")[0]
+    parser = argparse.ArgumentParser(prog="python -m bench.parameter_exchange", description=about)
+    lab_flags(parser)
+    names = [way.name for way in WAYS]
+    parser.add_argument("--ways", type=lambda text: text.split(","), default=names, help=", ".join(names))
+    parser.add_argument("--workers", type=int, default=8, help="in all (8)")
+    parser.add_argument("--megabytes", type=float, default=25.0, help="of weights (25)")
+    parser.set_defaults(hosts=0)
+    options = parser.parse_args(arguments)
+    options.hosts = options.hosts or (options.workers + 2) // options.racks
+    unknown = [way for way in options.ways if way not in names]
+    if unknown:
+        parser.error(f"{unknown[0]!r} is not among {', '.join(names)}")
+    if options.workers % options.racks or options.hosts * options.racks < options.workers + 2:
+        parser.error("--workers must be a multiple of --racks, and two hosts must be left for servers")
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())
