@@ -72,6 +72,7 @@ class Driver:
         self.pool, self.keeper = pool or Pool(), keeper
         self.seen = Served()
         self.restored = False
+        self.published: Callable[[Machine], None] | None = None  # called after a state has been set
         self.terms: dict[tuple[int, int], deque[Term]] = {}  # by worker and tag, oldest first
         self.sums: dict[tuple[str, int, int], tuple[Sum, list[Array]]] = {}  # by state, group and unit
         self.scalars: dict[tuple[int, int, int], Array] = {}  # by worker, tag and request
@@ -84,11 +85,11 @@ class Driver:
         return self.machine.over
 
     def restore(self) -> None:
-        """Say that states which are whole in the store have their values from an earlier run."""
-        self.restored = True
-        for key in self.machine.cells:
-            if self.store.cells[key].whole:
-                self.machine.restored(*key)
+        """Go on with what is in the store from an earlier run. If that was killed before all states were set,
+        they are set anew."""
+        self.restored = all(cell.whole for cell in self.store.cells.values())
+        if self.restored:
+            self.machine.restored()
 
     def arrive(self, worker: int, tag: int, buffer: Array) -> None:
         """A message has come: u8 [nbytes], taken from the pool, and the driver's from now on."""
@@ -98,6 +99,8 @@ class Driver:
             self._hold(worker, tag, buffer)
         for effect in self.machine.arrive(worker, tag):
             self._do(effect)
+            if effect.kind == "set" and self.published is not None:
+                self.published(self.machine)
 
     def lost(self, worker: int) -> None:
         """A worker has died."""
@@ -216,7 +219,9 @@ class Driver:
         for buffer in buffers:
             self.pool.give(buffer)
         self.seen.updates += 1
+        kept.updates += 1
         if second is not None and beside is not None:
+            beside.updates = kept.updates
             beside.slots, beside.scalars = list(made[1]), list(made[2])
             self._changed(second, beside)
         self._changed(cell, kept)
@@ -233,6 +238,7 @@ class Driver:
         self.pool.give(term.buffer)
         self._scalars_used(desk, effect)
         self.seen.updates += 1
+        kept.updates += 1
         self._changed(cell, kept)
         self._send(effect.worker, chunk.tag, found)
 

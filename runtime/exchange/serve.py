@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import resource
+import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
 from commplan.diagnostics import CommplanError, fail
+from commplan.lowering.mpi.shared import HELLO
 from commplan.protocol.sites import LEAVE
+from commplan.runtime.exchange import record as recordings
 from commplan.runtime.exchange.desk import Desks
 from commplan.runtime.exchange.driver import Driver
+from commplan.runtime.exchange.keep import Keep
 from commplan.runtime.exchange.post_mpi import Mail, Post
+from commplan.runtime.exchange.record import LOST, Recorder, Replay, recorded
+from commplan.runtime.exchange.shared import Shared, offered
 from commplan.runtime.exchange.store import Array, Pool
 from commplan.runtime.serving import ServerContext
 
@@ -48,7 +57,7 @@ class Served:
     answered: bytes that went out. updates: units updated. lost: workers that died; broken_off: why workers
     left that did not leave in order. busy_s, waiting_s: wall seconds with and without something to do;
     cpu_s: user and system. memory: the most bytes that were resident. restored: whether states came from a
-    checkpoint.
+    checkpoint. shared: requests that workers of this host served themselves, in shared memory.
     """
 
     name: str
@@ -64,6 +73,7 @@ class Served:
     cpu_s: float
     memory: int
     restored: bool = False
+    shared: int = 0
 
     def __str__(self) -> str:
         came, asked = sum(self.nbytes.values()), sum(self.requests.values())
@@ -77,20 +87,108 @@ class Served:
 def serve(
     context: ServerContext,
     *,
+    checkpoint: str | os.PathLike[str] | None = None,
+    every_s: float | None = None,
+    record: str | os.PathLike[str] | None = None,
+    replay: str | os.PathLike[str] | None = None,
     stop: threading.Event | Callable[[], bool] | None = None,
 ) -> Served:
     """Serve until every worker has left or died.
 
-    stop: ends the serving early when it is set, or returns True.
+    checkpoint: a folder where states outlive the process; what an earlier run of the plan left there is gone
+    on with. every_s: seconds between two times that it is forced to the disk, for what outlives the machine.
+    record: a file for the order in which requests come; replay: one whose order is kept again, which gives
+    the same weights. Where the plan has several servers, their numbers are put into the files' names. stop:
+    ends the serving early when it is set, or returns True.
 
-    Raises `CommplanError`: CP0970, CP0971, CP0972 for a function that cannot update chunks, CP0978 where
-    nothing more can be served, CP0979 for messages of another program. Workers are told why.
+    Raises `CommplanError`: CP0970, CP0971, CP0972 for a function that cannot update chunks; CP0973 to CP0975
+    for a checkpoint of another plan, one that cannot be used, and a start on top of it; CP0976, CP0977 for a
+    recording that cannot be used, or is not what happens; CP0978 where nothing more can be served, CP0979 for
+    messages of another program, CP0980 for options that exclude each other. Workers are told why.
     """
     pool = Pool()
     post = Post(context.comm, context.sites.workers, pool)
-    desks = Desks(context.schedule, context.sites, context.server, context.functions, context.structures)
-    driver = Driver(context.sites, context.server, desks, post.send, pool)
-    return Serving(driver, post, context.name, stop).run()
+    try:
+        _check(checkpoint, every_s, record, replay)
+        desks = Desks(
+            context.schedule, context.sites, context.server, context.functions, context.structures
+        )
+        driver = Driver(context.sites, context.server, desks, post.send, pool)
+        with contextlib.ExitStack() as closing:
+            serving = Serving(driver, post, context.name, stop)
+            if checkpoint is not None:
+                _keep(serving, Path(checkpoint), context.server, every_s, closing)
+            if record is not None:
+                path = _numbered(Path(record), context)
+                serving.recorder = Recorder(path, recordings.about(context.sites, context.server))
+                closing.callback(serving.recorder.close)
+            if replay is not None:
+                path = _numbered(Path(replay), context)
+                serving.follow(recorded(path, recordings.about(context.sites, context.server)))
+            if offered(context.sites):
+                plain = checkpoint is None and record is None and replay is None
+                _offer(serving, closing, share=plain)
+            return serving.run()
+    except CommplanError as error:
+        apologize(post, context.sites.workers, str(error))
+        raise
+
+
+def _check(checkpoint: object, every_s: float | None, record: object, replay: object) -> None:
+    if record is not None and replay is not None:
+        fail("CP0980", "a run is recorded or replayed, not both", "a replay has the order of its recording")
+    if every_s is not None and (checkpoint is None or not every_s > 0):
+        what = "there is no checkpoint" if checkpoint is None else "seconds are more than 0"
+        fail("CP0980", f"every_s is {every_s!r}, and {what}", "such as checkpoint=FOLDER, every_s=60")
+
+
+def _numbered(path: Path, context: ServerContext) -> Path:
+    if context.sites.servers == 1:
+        return path
+    return path.with_name(f"{path.stem}.server-{context.server}{path.suffix}")
+
+
+def _keep(
+    serving: Serving, folder: Path, server: int, every_s: float | None, closing: contextlib.ExitStack
+) -> None:
+    driver = serving.driver
+    keep = Keep(folder, driver.store, server, every_s)
+    closing.callback(keep.close)
+    pairs = [site.states[:2] for site in driver.sites.all if len(site.states) > 1]
+    if keep.found and keep.load([(first, second) for first, second in dict.fromkeys(pairs)]):
+        driver.restore()
+        if driver.restored:
+            serving.say(f"goes on with the states of {str(keep.path)!r}")
+    driver.keeper = keep
+
+
+def _offer(serving: Serving, closing: contextlib.ExitStack, *, share: bool) -> None:
+    """Tell workers of the memory that they see too, or that there is none."""
+    driver = serving.driver
+    word = json.dumps({"host": socket.gethostname(), "shared": {}}).encode()
+    if share:
+        serving.shared = Shared(driver.sites, driver.store)
+        closing.callback(serving.shared.close)
+        driver.published = serving.shared.published
+        word = serving.shared.hello()
+    for worker in range(driver.sites.workers):
+        serving.post.send(worker, HELLO, np.frombuffer(word, np.uint8))
+
+
+def apologize(post: Posting, workers: int, why: str) -> None:
+    """Tell the workers why nothing more comes."""
+    text = np.frombuffer(why.encode()[:4000], np.uint8)
+    for worker in range(workers):
+        post.send(worker, SORRY, text)
+    finish(post)
+
+
+def finish(post: Posting) -> None:
+    """Wait for what is on its way, for a while."""
+    until = time.monotonic() + _GOODBYE_S
+    while post.busy and time.monotonic() < until:
+        post.poll()
+        time.sleep(_NAP_S)
 
 
 class Serving:
@@ -108,29 +206,38 @@ class Serving:
         self.lost: list[int] = []
         self.broken_off: dict[int, str] = {}
         self.busy = self.waiting = 0.0
+        self.recorder: Recorder | None = None
+        self.shared: Shared | None = None
+        self._replay: Replay | None = None
         self._began = time.monotonic()
 
     def run(self) -> Served:
         """Until every worker has left or died."""
-        try:
-            while not self.driver.over and not (self.stop is not None and self.stop()):
-                self._turn()
-                if self.post.broken:
-                    fail("CP0978", self.post.broken, "the servers cannot go on")
-        except CommplanError as error:
-            self._apologize(str(error))
-            raise
-        self._finish()
+        while not self.driver.over and not (self.stop is not None and self.stop()):
+            self._turn()
+            if self.post.broken:
+                fail("CP0978", self.post.broken, "the servers cannot go on")
+        finish(self.post)
         return self.served()
+
+    def follow(self, events: Iterator[tuple[int, int]]) -> None:
+        """Serve in the order of a recording."""
+        self._replay = Replay(events, self.driver.arrive, self._died_then)
+
+    def _died_then(self, worker: int) -> None:
+        word = b"this worker died here when the run was recorded"
+        self.post.send(worker, SORRY, np.frombuffer(word, np.uint8))
+        self._lose(worker)
 
     def served(self) -> Served:
         """What has been done so far."""
         seen, usage = self.driver.seen, resource.getrusage(resource.RUSAGE_SELF)
+        shared = self.shared.requests if self.shared is not None else 0
         unit = 1 if sys.platform == "darwin" else 1024
         return Served(
             self.name, seen.requests, seen.messages, seen.nbytes, seen.answered, seen.updates,
             tuple(self.lost), self.broken_off, self.busy, self.waiting, usage.ru_utime + usage.ru_stime,
-            usage.ru_maxrss * unit, self.driver.restored,
+            usage.ru_maxrss * unit, self.driver.restored, shared,
         )  # fmt: skip
 
     def _turn(self) -> None:
@@ -148,11 +255,19 @@ class Serving:
                 return
             most = _BUSY_NAP_S if self.post.busy else _IDLE_NAP_S
             nap = min(2 * nap or _NAP_S, most)
+            if self.recorder is not None and nap >= _IDLE_NAP_S:
+                self.recorder.flush()
             time.sleep(nap)
         self.waiting += now - since
         for one in mail:
             self._deal(one)
         for worker in lost:
+            if self._replay is not None:
+                self._replay.died(worker)
+                continue
+            if self.recorder is not None:
+                self.recorder.add(worker, LOST)
+                self.recorder.flush()
             self._lose(worker)
         self.busy += time.perf_counter() - now
 
@@ -160,7 +275,12 @@ class Serving:
         if mail.tag == LEAVE and mail.buffer.size:
             why = mail.buffer.tobytes().decode(errors="replace")
             self.broken_off[mail.worker] = why
-            self._say(f"worker {mail.worker} gives up: {why}")
+            self.say(f"worker {mail.worker} gives up: {why}")
+        if self._replay is not None:
+            self._replay.arrive(*mail)
+            return
+        if self.recorder is not None:
+            self.recorder.add(mail.worker, mail.tag)
         self.driver.arrive(*mail)
 
     def _lose(self, worker: int) -> None:
@@ -169,23 +289,10 @@ class Serving:
         self.lost.append(worker)
         asked = self.driver.seen.requests.get(worker, 0)
         living = self.driver.sites.workers - len(self.driver.machine.gone) - 1
-        self._say(f"worker {worker} died after {asked} requests; {living} workers go on")
+        self.say(f"worker {worker} died after {asked} requests; {living} workers go on")
         self.driver.lost(worker)
 
-    def _say(self, what: str) -> None:
+    def say(self, what: str) -> None:
+        """One line to whoever watches the job."""
         text = f"commplan: {self.name}: {what} ({time.monotonic() - self._began:.1f} s)\n"
         os.write(2, text.encode())  # in one piece, among those of other ranks
-
-    def _apologize(self, why: str) -> None:
-        """Tell the workers that wait for answers why these will not come."""
-        text = np.frombuffer(why.encode()[:4000], np.uint8).copy()
-        for worker in range(self.driver.sites.workers):
-            if worker not in self.driver.machine.gone:
-                self.post.send(worker, SORRY, text)
-        self._finish()
-
-    def _finish(self) -> None:
-        until = time.monotonic() + _GOODBYE_S
-        while self.post.busy and time.monotonic() < until:
-            self.post.poll()
-            time.sleep(_NAP_S)

@@ -54,7 +54,7 @@ def raw(array: Array) -> Array:
 class Kept:
     """One unit of a state: a flat array for each of its slots, and its scalars; None before they are set.
 
-    version: how often it was set, updated or pulled.
+    version: how often it was set, updated or pulled; updates: how often updated alone.
     """
 
     unit: Unit
@@ -63,6 +63,7 @@ class Kept:
     slots: list[Array | None]
     scalars: list[Array | None]
     version: int = 0
+    updates: int = 0
 
     @property
     def whole(self) -> bool:

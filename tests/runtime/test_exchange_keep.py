@@ -1,0 +1,190 @@
+"""What a server keeps outlives it, to the last push that was answered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from support.server_jobs import Job, compiled
+
+from commplan.diagnostics import CommplanError
+from commplan.runtime.exchange.keep import Keep
+
+TEXT = """plan p
+axis worker = 2
+server hub = 2
+input params : tree per worker
+input grads : tree partial worker
+state weights : tree on hub
+state moment : tree on hub
+fn zeros(tree) -> tree on device elementwise
+fn step(tree, tree, tree) -> tree, tree on device elementwise
+at start {
+    weights = broadcast params over worker from 0
+    moment = map zeros(weights)
+}
+each step {
+    weights, moment = exchange grads into weights, moment with step over worker by sum { chunk = 1 KiB }
+    output weights
+}
+"""
+SHAPE = {"a": np.zeros((31, 40), np.float32), "b": np.zeros(3, np.float16)}
+
+
+def step(w: Any, m: Any, g: Any) -> Any:
+    m = {"count": m["count"] + 1, "mu": jax.tree.map(lambda m, g: m * 0.5 + g, m["mu"], g)}
+    return jax.tree.map(lambda w, m: w - m * 0.25, w, m["mu"]), m
+
+
+def values(seed: int) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+    return {name: rng.integers(-9, 9, x.shape).astype(x.dtype) for name, x in SHAPE.items()}
+
+
+def job(folder: Path, text: str = TEXT) -> Job:
+    start = {"count": np.int32(0), "mu": SHAPE}
+    shapes = {"params": SHAPE, "grads": SHAPE, "weights": SHAPE, "moment": start}
+    return Job(compiled(folder, text, shapes), {"step": step, "zeros": lambda tree: tree})
+
+
+def keeping(made: Job, folder: Path) -> list[Keep]:
+    """Every server keeps its states in `folder`, and goes on with what is there."""
+    found: list[Keep] = []
+    for server, driver in enumerate(made.drivers):
+        keep = Keep(folder, driver.store, server)
+        if keep.found and keep.load([("weights", "moment")]):
+            driver.restore()
+        driver.keeper = keep
+        found.append(keep)
+    return found
+
+
+def starting(made: Job) -> Any:
+    moment = {"count": np.int32(0), "mu": values(1)}
+    yield made.site("put", "start", "weights"), {"weights": values(0), "params": values(0)}
+    yield made.site("put", "start", "moment"), {"moment": moment}
+
+
+def stepping(made: Job, worker: int, first: int, count: int, done: list[int]) -> Any:
+    for number in range(first, first + count):
+        yield made.site("exchange", "step"), {"grads": values(100 + 10 * worker + number)}
+        done.append(number)
+
+
+def reference(steps: int) -> tuple[np.ndarray, np.ndarray]:
+    w, m = values(0), {"count": 0, "mu": values(1)}
+    for number in range(steps):
+        g = {n: values(100 + number)[n] + values(110 + number)[n] for n in SHAPE}
+        w, m = step(w, m, g)
+    return np.asarray(w["a"]).reshape(-1), np.asarray(m["mu"]["a"]).reshape(-1)
+
+
+def test_a_later_run_goes_on_where_an_earlier_one_was_killed(tmp_path: Path):
+    first = job(tmp_path)
+    keeps = keeping(first, tmp_path / "kept")
+    done: list[list[int]] = [[], []]
+    first.run({w: starting(first) for w in range(2)}, leave=False)
+    first.run({w: stepping(first, w, 0, 3, done[w]) for w in range(2)}, leave=False)
+    for keep in keeps:
+        keep.close()
+    second = job(tmp_path)
+    keeping(second, tmp_path / "kept")
+    assert all(driver.restored for driver in second.drivers)
+    second.run({w: stepping(second, w, 3, 2, done[w]) for w in range(2)}, 1)
+    w, m = reference(5)
+    np.testing.assert_array_equal(second.held("weights")[0][0], w)
+    np.testing.assert_array_equal(second.held("moment")[0][0], m)
+    assert int(second.held("moment")[-1][0]) == 5
+
+
+@pytest.mark.parametrize("most", (40, 70, 110))
+def test_what_was_answered_is_kept_whenever_a_server_is_killed(tmp_path: Path, most: int):
+    first = job(tmp_path)
+    keeping(first, tmp_path / "kept")
+    first.run({w: starting(first) for w in range(2)}, leave=False)
+    done: list[list[int]] = [[], []]
+    first.run({w: stepping(first, w, 0, 3, done[w]) for w in range(2)}, most, leave=False, most=most)
+    for driver in first.drivers:
+        driver.keeper.close()  # type: ignore[union-attr]  the locks, which die with a process
+    second = job(tmp_path)
+    keeping(second, tmp_path / "kept")
+    least = max(len(each) for each in done)  # nobody is answered before the update
+    w, m = second.held("weights")[0][0], second.held("moment")[0][0]
+    for driver in second.drivers:
+        for kept in driver.store.cells["weights", 0].units.values():
+            unit = kept.unit
+            if unit.part:
+                continue
+            here = slice(unit.start, unit.start + unit.size)
+            assert least <= kept.updates <= 3
+            expected = reference(kept.updates)
+            np.testing.assert_array_equal(w[here], expected[0][here])
+            np.testing.assert_array_equal(m[here], expected[1][here])
+
+
+def test_weights_and_what_is_beside_them_go_back_together(tmp_path: Path):
+    """A kill between the two writes of one update."""
+    first = job(tmp_path)
+    keeps = keeping(first, tmp_path / "kept")
+    done: list[int] = []
+    first.run({w: starting(first) for w in range(2)}, leave=False)
+    first.run({w: stepping(first, w, 0, 2, done) for w in range(2)}, leave=False)
+    for keep, driver in zip(keeps, first.drivers, strict=True):
+        cell = driver.store.cells["moment", 0]
+        for kept in cell.units.values():
+            kept.slots = [np.full_like(slot, 77) for slot in kept.slots if slot is not None]
+            kept.version, kept.updates = kept.version + 1, kept.updates + 1
+            keep.save(cell, kept)
+        keep.close()
+    second = job(tmp_path)
+    keeping(second, tmp_path / "kept")
+    np.testing.assert_array_equal(second.held("moment")[0][0], reference(2)[1])
+
+
+def test_a_half_written_place_is_not_believed(tmp_path: Path):
+    first = job(tmp_path)
+    keeps = keeping(first, tmp_path / "kept")
+    first.run({w: starting(first) for w in range(2)}, leave=False)
+    first.run({w: stepping(first, w, 0, 1, []) for w in range(2)}, leave=False)
+    for keep in keeps:
+        keep.close()
+        data = bytearray(keep.path.read_bytes())
+        places = keep._places["weights", 0, min(u for n, _, u in keep._places if n == "weights")]
+        versions = [int.from_bytes(data[at : at + 8], "little") for at in (places.first, places.second)]
+        newest = (places.first, places.second)[versions.index(max(versions))]
+        data[newest + 64 + 5] ^= 1
+        keep.path.write_bytes(data)
+    second = job(tmp_path)
+    found = [Keep(tmp_path / "kept", driver.store, i) for i, driver in enumerate(second.drivers)]
+    for keep, driver in zip(found, second.drivers, strict=True):
+        keep.load([("weights", "moment")])
+        updates = [kept.updates for kept in driver.store.cells["weights", 0].units.values()]
+        assert updates[0] == 0
+        assert set(updates[1:]) == {1}
+
+
+def test_start_is_refused_on_top_of_what_was_kept(tmp_path: Path):
+    first = job(tmp_path)
+    keeps = keeping(first, tmp_path / "kept")
+    first.run({w: starting(first) for w in range(2)}, leave=False)
+    for keep in keeps:
+        keep.close()
+    second = job(tmp_path)
+    keeping(second, tmp_path / "kept")
+    with pytest.raises(CommplanError, match="CP0975"):
+        second.run({w: starting(second) for w in range(2)})
+
+
+def test_another_plan_is_refused_and_another_run_too(tmp_path: Path):
+    keeping(job(tmp_path), tmp_path / "kept")
+    with pytest.raises(CommplanError, match="CP0973"):
+        keeping(job(tmp_path, TEXT.replace("1 KiB", "2 KiB")), tmp_path / "kept")
+    (tmp_path / "kept" / "server-1.state").write_bytes(b"something else")
+    with pytest.raises(CommplanError, match="CP0974"):
+        Keep(tmp_path / "kept", job(tmp_path).drivers[1].store, 1)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CommplanError, match="CP0974"):
+        keeping(job(tmp_path), tmp_path / "file")

@@ -1,0 +1,149 @@
+"""A recording gives the same bits again, whatever order messages come in then; anything else is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.server_jobs import Job, compiled
+
+from commplan.diagnostics import CommplanError
+from commplan.runtime.exchange.record import LOST, Recorder, Replay, about, recorded
+
+TEXT = """plan p
+axis worker = 3
+server master = 1
+input params : f32[1000] per worker
+state center : f32[1000] on master
+at start {
+    center = broadcast params over worker from 0
+}
+each step {
+    pull, center = elastic params with center over worker by MODE(eta = 0.5, rho = 0.5) { chunk = 1 KiB }
+    output pull
+}
+"""
+
+
+def values(*seed: int) -> np.ndarray:
+    return np.float32(np.random.default_rng(seed).standard_normal(1000))
+
+
+def averaging(made: Job, worker: int, steps: int) -> Any:
+    yield made.site("put", "start"), {"center": values(0)}
+    w = values(1, worker)
+    for step in range(steps):
+        (pull,) = yield made.site("elastic", "step"), {"params": w}
+        w = w - pull + np.float32(0.1) * values(2, worker, step)
+
+
+def recording(made: Job, path: Path, seed: int, dies: int | None = None) -> None:
+    recorder = Recorder(path, about(made.sites, 0))
+
+    def hear(server: int, worker: int, tag: int, buffer: Any) -> None:
+        recorder.add(worker, tag)
+        made.drivers[server].arrive(worker, tag, buffer)
+
+    made.hear = hear
+    programs = {worker: averaging(made, worker, 5) for worker in range(3)}
+    if dies is not None:
+        made.run(programs, seed, most=60)
+        recorder.add(dies, LOST)
+        made.kill(dies)
+        del programs[dies]
+        recorder.close()
+        return
+    made.run(programs, seed)
+    recorder.close()
+
+
+def replaying(made: Job, path: Path, seed: int, steps: int = 5) -> list[int]:
+    """The same job again in another order; the workers that were lost then."""
+    lost: list[int] = []
+
+    def lose(worker: int) -> None:
+        lost.append(worker)
+        made.drivers[0].lost(worker)
+
+    replay = Replay(recorded(path, about(made.sites, 0)), made.drivers[0].arrive, lose)
+    made.hear = lambda server, worker, tag, buffer: replay.arrive(worker, tag, buffer)
+    made.run({worker: averaging(made, worker, steps) for worker in range(3)}, seed)
+    return lost
+
+
+@pytest.mark.parametrize("mode", ["async", "hogwild", "round_robin"])
+def test_a_replay_ends_with_the_recorded_weights(tmp_path: Path, mode: str):
+    program = compiled(tmp_path, TEXT.replace("MODE", mode), {})
+    ends: set[bytes] = set()
+    for seed in range(4):
+        first = Job(program, {})
+        recording(first, tmp_path / "x.order", seed)
+        wanted = first.held("center")[0][0].tobytes()
+        ends.add(wanted)
+        for other in range(3):
+            again = Job(program, {})
+            assert replaying(again, tmp_path / "x.order", 100 + other) == []
+            assert again.held("center")[0][0].tobytes() == wanted
+            assert again.drivers[0].over
+    assert (len(ends) == 1) == (mode == "round_robin")  # else orders differ, and weights with them
+
+
+def test_a_run_that_goes_on_after_the_recording_is_told(tmp_path: Path):
+    program = compiled(tmp_path, TEXT.replace("MODE", "async"), {})
+    recording(Job(program, {}), tmp_path / "x.order", 0)
+    with pytest.raises(CommplanError, match="CP0977"):
+        replaying(Job(program, {}), tmp_path / "x.order", 0, steps=6)
+
+
+def test_a_recording_that_was_cut_short_is_followed_to_its_last_whole_block(tmp_path: Path):
+    program = compiled(tmp_path, TEXT.replace("MODE", "async"), {})
+    made = Job(program, {})
+    recorder = Recorder(tmp_path / "x.order", about(made.sites, 0))
+    events = [(0, 16), (1, 17), (2, 1), (0, LOST)]
+    for event in events[:2]:
+        recorder.add(*event)
+    recorder.flush()
+    for event in events[2:]:
+        recorder.add(*event)
+    recorder.close()
+    assert list(recorded(tmp_path / "x.order", about(made.sites, 0))) == events
+    data = (tmp_path / "x.order").read_bytes()
+    (tmp_path / "x.order").write_bytes(data[:-1])
+    assert list(recorded(tmp_path / "x.order", about(made.sites, 0))) == events[:2]
+
+
+def test_a_recorded_death_happens_again_at_its_place(tmp_path: Path):
+    program = compiled(tmp_path, TEXT.replace("MODE", "async"), {})
+    first = Job(program, {})
+    recording(first, tmp_path / "x.order", 3, dies=1)
+    wanted = first.held("center")[0][0].tobytes()
+    again = Job(program, {})
+    lost: list[int] = []
+
+    def lose(worker: int) -> None:
+        lost.append(worker)
+        again.kill(worker)
+
+    events = recorded(tmp_path / "x.order", about(again.sites, 0))
+    replay = Replay(events, again.drivers[0].arrive, lose)
+    again.hear = lambda server, worker, tag, buffer: replay.arrive(worker, tag, buffer)
+    with pytest.raises(CommplanError, match="CP0977"):  # the recording ends with the death, this run does not
+        again.run({worker: averaging(again, worker, 5) for worker in range(3)}, 9)
+    assert lost == [1]
+    assert again.held("center")[0][0].tobytes() == wanted
+
+
+def test_recordings_of_something_else_are_refused(tmp_path: Path):
+    program = compiled(tmp_path, TEXT.replace("MODE", "async"), {})
+    made = Job(program, {})
+    recording(made, tmp_path / "x.order", 0)
+    other = Job(compiled(tmp_path, TEXT.replace("MODE", "async").replace("1000", "1001"), {}), {})
+    (tmp_path / "text").write_text("hello")
+    for path, sites in ((tmp_path / "x.order", other.sites), (tmp_path / "text", made.sites),
+                        (tmp_path / "missing", made.sites)):  # fmt: skip
+        with pytest.raises(CommplanError, match="CP0976"):
+            list(recorded(path, about(sites, 0)))
+    with pytest.raises(CommplanError, match="CP0976"):
+        Recorder(tmp_path / "no" / "folder", about(made.sites, 0))
