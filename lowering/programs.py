@@ -94,7 +94,7 @@ def program_of(
     own = levels(op, sizes, spread, file)
     if any(level.algorithm == NATIVE for level in own):
         return None
-    root = (op.root or 0) if op.kind == "broadcast" else 0
+    root = (op.root or 0) if op.kind in ("broadcast", "reduce") else 0
     key = (op.algorithm.name, *own) if len(own) != 1 else (own[0].algorithm,)
     with _named_line(op, file):
         return _sliced(key, op.kind, ranks, root, nbytes, op.hints.chunk)

@@ -23,7 +23,9 @@ from commplan.ir.types import ArrayType, BytesType, DType, Placement, TreeType
 SCHEMA_VERSION = 2
 
 Kind = Literal["tree", "array", "records", "flat"]
-CollectiveKind = Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast"]
+CollectiveKind = Literal[
+    "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce"
+]  # fmt: skip
 ReduceOp = Literal["sum", "max", "min"]
 Backend = Literal["jax", "mpi"]
 # How a backend carries out a chunk program: one operation of its own for each round (`lax.ppermute`,
@@ -189,7 +191,8 @@ class Collective(msgspec.Struct, frozen=True, tag="collective", gc=False):
     (`Axis.levels`). `hints.chunk` is the number of bytes of a message, where programs are cut into slices.
     all_reduce: same shape out. reduce_scatter: a flat [n*k] in, this rank's [k] out.
     all_gather: [k] in, [n*k] out in rank order. all_to_all: flat [n*k] in and out, row i to rank
-    i. broadcast: from `root`, counted row-major over `axes`, first major.
+    i. broadcast: from `root`, counted row-major over `axes`, first major. reduce: the result on `root`, and
+    zeros elsewhere.
     """
 
     kind: CollectiveKind
@@ -242,6 +245,8 @@ class Slice(msgspec.Struct, frozen=True, tag="slice", gc=False):
 
     minor: further axes, whose ranks count faster than those of `axis`: one cut among the ranks of all of
     them, as a reduce-scatter over them makes it, and not one cut after another, each with its own padding.
+    owners: the ranks that keep a part where not all do, counted over all axes: of len(owners) parts rank
+    owners[j] keeps the j-th, and all others the first.
     """
 
     result: Ref
@@ -251,6 +256,7 @@ class Slice(msgspec.Struct, frozen=True, tag="slice", gc=False):
     after: tuple[Ref, ...] = ()
     lane: str = "device"
     minor: tuple[str, ...] = ()
+    owners: tuple[int, ...] = ()
 
     @property
     def axes(self) -> tuple[str, ...]:

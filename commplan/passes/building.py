@@ -15,6 +15,9 @@ from commplan.passes.rewrite import network_lane
 NATIVE = graph.Algorithm("native")
 
 
+Stage = graph.Broadcast | graph.Reduce | graph.Scatter | graph.Gather | graph.Elastic
+
+
 class Building:
     """Ops so far, and every value by name.
 
@@ -42,7 +45,7 @@ class Building:
         result: graph.Ref,
         operand: graph.Ref,
         over: tuple[str, ...],
-        stage: graph.Broadcast | graph.Reduce | graph.Scatter | graph.Gather | graph.Elastic,
+        stage: Stage,
         op: sched.ReduceOp | None = None,
         root: int | None = None,
     ) -> None:

@@ -52,7 +52,7 @@ class DecomposePass(Pass, frozen=True):
 
 def _stays(op: Collective, schedule: Schedule) -> bool:
     """Whether a hierarchy stays one operation. One of a single level becomes its algorithm."""
-    if op.kind in ("reduce_scatter", "all_gather") and len(op.axes) > 1 and not scattering.by_axis(op):
+    if op.kind == "reduce" or (len(op.axes) > 1 and scattering.stays(op)):
         return True
     return len(op.algorithm.levels) > 1 and as_one(op.kind, op.algorithm, schedule.backend, op)
 

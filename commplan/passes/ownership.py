@@ -6,12 +6,39 @@ import msgspec
 
 from commplan.ir import plan as graph
 from commplan.ir.plan import Ref, name_of
-from commplan.ir.schedule import Exchange, Map, Op, Schedule, Value
-from commplan.passes.building import Building
+from commplan.ir.schedule import Collective, CollectiveKind, Exchange, Map, Op, ReduceOp, Schedule, Value
+from commplan.passes.building import Building, Stage
 from commplan.passes.means import reduction
 from commplan.passes.owning import Owners, hints_of
-from commplan.passes.relocation import Relocation, split_value
+from commplan.passes.relocation import Relocation
 from commplan.passes.rewrite import Editor
+from commplan.passes.rows import join_rows, reduce_rows
+
+
+class _Building(Building):
+    """Builds among the values of an editor; a reduce-scatter to some of the ranks goes to each of them."""
+
+    def __init__(self, editor: Editor, owners: Owners) -> None:
+        super().__init__(editor.schedule.axes, {})
+        self.of, self.editor, self.owners = editor.values, editor, owners
+
+    def collective(
+        self,
+        kind: CollectiveKind,
+        result: Ref,
+        operand: Ref,
+        over: tuple[str, ...],
+        stage: Stage,
+        op: ReduceOp | None = None,
+        root: int | None = None,
+    ) -> None:
+        super().collective(kind, result, operand, over, stage, op, root)
+        if kind == "reduce_scatter" and self.owners.ranks:
+            like = self.ops.pop()
+            assert isinstance(like, Collective)
+            if self.owners.via is not None:
+                like = msgspec.structs.replace(like, algorithm=self.owners.via, pinned=True)
+            reduce_rows(self.editor, self.ops, operand, result, over, self.owners.ranks, like)
 
 
 class Exchanging:
@@ -34,23 +61,22 @@ class Exchanging:
         -->  gs = reduce_scatter(g); ws = slice(w); ms = slice(m), or m itself where owners keep it;
              ws', m' = map f(ws, ms, gs); w' = all_gather(ws')
         """
-        editor, axes = self.editor, owners.axes
-        ways = editor.size(axes)
+        editor, kept = self.editor, owners.kept
         weights, result = op.states[0], op.results[0]
         gradient = self._reduced(ops, op, owners)
-        states = [self.relocation.cut(ops, weights, axes, op.span)]
-        updated = [self._add(split_value(editor.values[result], axes, ways), f"{result}/shard")]
+        states = [self.relocation.cut(ops, weights, kept, op.span)]
+        updated = [self._add(self.relocation.part_of(editor.values[result], kept), f"{result}/shard")]
         for ref, new in zip(op.states[1:], op.results[1:], strict=True):
-            kept = ref in self.relocation.split
-            states.append(ref if kept else self.relocation.cut(ops, ref, axes, op.span))
-            value = split_value(editor.values[new], axes, ways)
+            lives_here = ref in self.relocation.parts
+            states.append(ref if lives_here else self.relocation.cut(ops, ref, kept, op.span))
+            value = self.relocation.part_of(editor.values[new], kept)
             updated.append(self._add(value, new if owners.moved else f"{new}/shard"))
         made = Map(tuple(updated), op.fn, (*states, gradient), op.span)
         self.own.update(made.results)
         ops.append(made)
         for shard, new in zip(updated, op.results, strict=True):
             if shard == new:
-                self.relocation.split.add(new)
+                self.relocation.parts.add(new)
             else:
                 self._gather(ops, op, shard, new, owners)
 
@@ -62,34 +88,31 @@ class Exchanging:
 
     def _reduced(self, ops: list[Op], op: Exchange, owners: Owners) -> Ref:
         """The gradient, summed or averaged: this rank's part of it, or all of it."""
-        editor, sharded = self.editor, owners.how == "sharded"
-        value = editor.values[op.gradient]
+        sharded, value = owners.how == "sharded", self.editor.values[op.gradient]
         whole = msgspec.structs.replace(value, placement=value.placement.same_over(owners.axes))
-        name = f"{op.results[0]}/gradient"
-        reduced = split_value(whole, owners.axes, editor.size(owners.axes)) if sharded else whole
-        ref = self._add(reduced, name)
-        building = self._building()
+        reduced = self.relocation.part_of(whole, owners.kept) if sharded else whole
+        ref = self._add(reduced, f"{op.results[0]}/gradient")
+        building = _Building(self.editor, owners)
         stage = graph.Reduce(
-            ref, op.gradient, owners.axes, graph.Op(op.op, op.weight), op.span, via=owners.via,
-            hints=hints_of(op),
+            ref, op.gradient, owners.axes, graph.Op(op.op, op.weight), op.span,
+            via=None if owners.ranks else owners.via, hints=hints_of(op),
         )  # fmt: skip
         reduction(building, "reduce_scatter" if sharded else "all_reduce", stage, owners.axes)
         ops += building.ops
-        editor.values.update(building.of)
         return ref
 
     def _gather(self, ops: list[Op], op: Exchange, shard: Ref, result: Ref, owners: Owners) -> None:
-        building = self._building()
+        building = _Building(self.editor, owners)
         # What is sent narrow is the gradient: weights that were rounded could not move by less than that.
         hints = msgspec.structs.replace(hints_of(op), wire=None, accumulate=None)
+        if owners.ranks:
+            join_rows(self.editor, ops, shard, result, owners.axes, owners.ranks, op.span, hints, owners.via)
+            return
         stage = graph.Reduce(
             result, shard, owners.axes, graph.Op("sum"), op.span, via=owners.via, hints=hints
         )  # fmt: skip
         building.collective("all_gather", result, shard, owners.axes, stage)
         ops += building.ops
-
-    def _building(self) -> Building:
-        return Building(self.editor.schedule.axes, self.editor.values)
 
     def _add(self, value: Value, name: Ref) -> Ref:
         fresh = name if name == value.id else self.editor.fresh(name)

@@ -2,31 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
 
 from commplan.ir.choice import Alternative, Choice
+from commplan.ir.layout import row_size
 from commplan.ir.plan import Algorithm, Arg, Hints, Ref, name_of
 from commplan.ir.schedule import Collective, CollectiveKind, Exchange, Leaf, Schedule, Value, widest
+from commplan.ir.types import sized
 from commplan.passes.choosing import Chooser, rounded
+from commplan.passes.relocation import Kept
+from commplan.passes.ways import CLEARLY
 
+CENTRAL = "one owner, who has everything"
 SHARDED, REPLICATED = "each worker owns a part", "all-reduce, and everyone updates everything"
 
 
 class Owners(NamedTuple):
     """Who updates the states of an exchange.
 
-    how: `sharded`, each rank its part of every leaf; `replicated`, each rank everything. axes: in the order
+    how: `sharded`, each owner its part of every leaf; `replicated`, each rank everything. axes: in the order
     in which ranks along them hold parts, first major. via: how gradients and weights travel, None where that
-    is open. moved: whether the optimiser's state lives with the owners.
+    is open. moved: whether the optimiser's state lives with the owners. ranks: the owners, counted over all
+    axes, where not all ranks are.
     """
 
     how: Literal["sharded", "replicated"]
     axes: tuple[str, ...]
     via: Algorithm | None = None
     moved: bool = False
+    ranks: tuple[int, ...] = ()
+
+    @property
+    def kept(self) -> Kept:
+        return Kept(self.axes, self.ranks)
 
 
 def inner_first(over: tuple[str, ...], within: str | None) -> tuple[str, ...]:
@@ -36,11 +48,39 @@ def inner_first(over: tuple[str, ...], within: str | None) -> tuple[str, ...]:
     return inside if within is None else (*inside, within)
 
 
-def levels(axes: tuple[str, ...], within: str | None) -> Algorithm | None:
-    """`hierarchical(worker, rack)` where the exchange is `within = rack`."""
+def spread_out(
+    sizes: Mapping[str, int], over: tuple[str, ...], axes: tuple[str, ...], owners: int
+) -> tuple[int, ...]:
+    """The ranks, counted row-major over `axes`, of so many owners, as far apart as they can be along `over`,
+    whose first axis is the outermost: over racks first. Empty where all ranks are owners.
+
+    >>> spread_out({"rack": 2, "worker": 4}, ("rack", "worker"), ("worker", "rack"), 2)
+    (0, 1)
+    """
+    ranks = math.prod(sizes[axis] for axis in over)
+    if owners == ranks:
+        return ()
+    found: list[int] = []
+    for number in range(owners):
+        rest, place = number * ranks // owners, dict[str, int]()
+        for axis in reversed(over):
+            rest, place[axis] = divmod(rest, sizes[axis])
+        rank = 0
+        for axis in axes:
+            rank = rank * sizes[axis] + place[axis]
+        found.append(rank)
+    return tuple(found)
+
+
+def levels(axes: tuple[str, ...], within: str | None, *, few: bool) -> Algorithm | None:
+    """`hierarchical(worker, rack)` where the exchange is `within = rack`.
+
+    few: some of the ranks are owners. Then levels are chains: no backend has a reduction to one rank that it
+    could carry out at a level.
+    """
     if within is None or len(axes) < 2:
         return None
-    return Algorithm("hierarchical", tuple(Arg(axis) for axis in axes))
+    return Algorithm("hierarchical", tuple(Arg("chain", axis) if few else Arg(axis) for axis in axes))
 
 
 def hints_of(op: Exchange) -> Hints:
@@ -75,41 +115,90 @@ def weight_of(leaf: Leaf, weights: Sequence[Leaf]) -> int | None:
     return -max(fits)[1] if fits else None
 
 
-def predicted(
-    chooser: Chooser, op: Exchange, axes: tuple[str, ...]
-) -> tuple[float | None, float | None]:
-    """Seconds that owners, and an all-reduce, take to move what they must; None where nothing tells times."""
+class Times(NamedTuple):
+    """Seconds to move what must be moved: with owners everywhere, with one, and without; None where nothing
+    tells times."""
+
+    sharded: float | None
+    central: float | None
+    replicated: float | None
+
+    @property
+    def without_owners(self) -> bool:
+        """Whether an all-reduce clearly saves time."""
+        if self.sharded is None or self.replicated is None:
+            return False
+        return self.replicated < self.sharded * (1 - CLEARLY)
+
+
+def predicted(chooser: Chooser, op: Exchange, axes: tuple[str, ...]) -> Times:
+    """How long the ways to carry out `op` take."""
     gradient = _value(chooser.schedule, op.gradient)
     whole, ways, dtype = gradient.nbytes, chooser.schedule.size(axes), widest(gradient.leaves)
 
     def time(kind: CollectiveKind, nbytes: int) -> float | None:
-        adds = "sum" if kind != "all_gather" else None
-        asked = Collective(kind, "", "", axes, dtype, nbytes, op.span, adds, hints=hints_of(op))
+        adds = "sum" if kind not in ("all_gather", "broadcast") else None
+        root = 0 if kind in ("reduce", "broadcast") else None
+        asked = Collective(kind, "", "", axes, dtype, nbytes, op.span, adds, root, hints=hints_of(op))
         way = chooser.about(asked)
         return way.seconds if way is not None else None
 
-    down, up = time("reduce_scatter", whole), time("all_gather", -(-whole // ways))
-    both = down + up if down is not None and up is not None else None
-    return both, time("all_reduce", whole)
+    def both(down: float | None, up: float | None) -> float | None:
+        return down + up if down is not None and up is not None else None
+
+    return Times(
+        both(time("reduce_scatter", whole), time("all_gather", -(-whole // ways))),
+        both(time("reduce", whole), time("broadcast", whole)),
+        time("all_reduce", whole),
+    )
 
 
 def chosen(chooser: Chooser, op: Exchange, owners: Owners) -> Choice:
     """What was taken, for `explain`, beside what was not."""
     ways, why_not = chooser.schedule.size(owners.axes), strange(chooser.schedule, op)
-    sharded, replicated = predicted(chooser, op, owners.axes)
-    if owners.how == "sharded":
-        what, other, times = SHARDED, REPLICATED, (sharded, replicated)
-        what += f": {ways} owners along {', '.join(owners.axes)}"
-        why = "the plan says so" if op.algorithm is not None else "every part is updated once"
-    else:
-        what, other, times = REPLICATED, SHARDED, (replicated, sharded)
+    times = predicted(chooser, op, owners.axes)
+    few = len(owners.ranks)
+    if owners.how == "replicated":
+        what, taken = REPLICATED, times.replicated
         why = f"owners cannot keep {why_not}" if why_not else "it takes clearly less time"
+    elif few:
+        what, taken = _few(chooser, op, owners), times.central if few == 1 else None
+        why = "the plan says so"
+    else:
+        what, taken = f"{SHARDED}: {ways} owners along {', '.join(owners.axes)}", times.sharded
+        why = "the plan says so" if op.algorithm is not None else "every part is updated once"
     if owners.moved:
         kept = ", ".join(f"`{name_of(ref)}`" for ref in op.results[1:])
-        why += f"; {kept} is kept by the owners, 1/{ways} of it on each"
-    told = [rounded(seconds) if seconds is not None else None for seconds in times]
+        why += f"; {kept} is kept by the owners, 1/{few or ways} of it on each"
+    others = {SHARDED: times.sharded, CENTRAL: times.central, REPLICATED: times.replicated}
+    mine = REPLICATED if owners.how == "replicated" else (CENTRAL if few == 1 else "" if few else SHARDED)
+    told = tuple(
+        Alternative(name, rounded(seconds) if seconds is not None else None)
+        for name, seconds in others.items()
+        if name != mine
+    )
     what = f"`{name_of(op.results[0])}`: {what}"
-    return Choice("place", what, why, op.span, (), told[0], "", (Alternative(other, told[1]),))
+    return Choice("place", what, why, op.span, (), taken and rounded(taken), "", told)
+
+
+def _few(chooser: Chooser, op: Exchange, owners: Owners) -> str:
+    """Who owns how much: parts differ by the padding of leaves alone."""
+    weights, few = _value(chooser.schedule, op.results[0]), len(owners.ranks)
+    rows = [row_size(weights.kind, leaf, few) for leaf in weights.leaves if leaf.shape]
+    sizes = [leaf.size for leaf in weights.leaves if leaf.shape]
+    dtypes = [leaf.dtype.nbytes for leaf in weights.leaves if leaf.shape]
+    held = [
+        sum(
+            min(row, max(0, size - owner * row)) * nbytes
+            for row, size, nbytes in zip(rows, sizes, dtypes, strict=True)
+        )
+        for owner in range(few)
+    ]
+    where = ", ".join(map(str, owners.ranks))
+    most, mean = max(held), sum(held) / few
+    counted = f"rank {where}" if few == 1 else f"ranks {where}"
+    what = f"{few} owner{'s' * (few != 1)} ({counted} along {', '.join(owners.axes)})"
+    return f"{what}, the fullest with {sized(most)}, {most / max(mean, 1):.3f} of the mean"
 
 
 def _value(schedule: Schedule, ref: Ref) -> Value:

@@ -13,10 +13,9 @@ from commplan.ir.schedule import Exchange, Op, Phase, Schedule
 from commplan.passes.base import Context, Pass
 from commplan.passes.choosing import Chooser
 from commplan.passes.ownership import Exchanging, colocated
-from commplan.passes.owning import Owners, chosen, inner_first, levels, predicted, strange
-from commplan.passes.relocation import Relocation, split_entry
+from commplan.passes.owning import Owners, chosen, inner_first, levels, predicted, spread_out, strange
+from commplan.passes.relocation import Kept, Relocation, kept_entry
 from commplan.passes.rewrite import Editor
-from commplan.passes.ways import CLEARLY
 
 
 class PlacePass(Pass, frozen=True):
@@ -36,14 +35,17 @@ class PlacePass(Pass, frozen=True):
             return schedule
         chooser = Chooser(schedule, context)
         owners = {op.results: self._owners(chooser, op) for op in exchanges if isinstance(op, Exchange)}
-        moved = _moved(schedule, owners)
+        moved = _moved(owners)
         for results, one in owners.items():
             owners[results] = one._replace(moved=any(name_of(ref) in moved for ref in results[1:]))
         choices = tuple(
             chosen(chooser, op, owners[op.results]) for op in exchanges if isinstance(op, Exchange)
         )
-        schedule = split_entry(schedule, moved)
-        phases = tuple(_phase(schedule, phase, owners, moved) for phase in schedule.phases)
+        wholes = {name_of(value.id): value for value in schedule.entry if value.id in schedule.states}
+        schedule = kept_entry(schedule, moved)
+        phases = tuple(
+            _phase(Relocation(Editor(schedule, phase), moved, wholes), owners) for phase in schedule.phases
+        )
         return msgspec.structs.replace(schedule, phases=phases, choices=(*schedule.choices, *choices))
 
     def _owners(self, chooser: Chooser, op: Exchange) -> Owners:
@@ -71,37 +73,48 @@ class PlacePass(Pass, frozen=True):
                 file=schedule.file,
             )
         if op.algorithm is not None:
-            return Owners("sharded", axes, levels(axes, within))
+            few = self._few(schedule, op, axes)
+            return Owners("sharded", axes, levels(axes, within, few=bool(few)), ranks=few)
         if why is not None or self.how == "replicated":
             return Owners("replicated", op.over)
-        sharded, replicated = predicted(chooser, op, axes)
-        saves = sharded is not None and replicated is not None and replicated < sharded * (1 - CLEARLY)
+        saves = predicted(chooser, op, axes).without_owners
         return Owners("replicated", op.over) if saves and self.how == "auto" else Owners("sharded", axes)
 
+    def _few(self, schedule: Schedule, op: Exchange, axes: tuple[str, ...]) -> tuple[int, ...]:
+        """The owners, where the plan wants some of the workers."""
+        asked = op.algorithm.get("owners") if op.algorithm is not None else None
+        if asked is None:
+            return ()
+        found = spread_out(schedule.mesh_sizes, op.over, axes, int(asked))
+        if found and (op.hints.wire is not None or op.hints.accumulate is not None):
+            fail(
+                "CP0757",
+                f"gradients on their way to {asked} of the workers cannot travel narrower than they add up",
+                "they are added on the way, so that sums would travel in the wire type too",
+                "leave `wire` and `accumulate` out, or `owners`: then every worker owns a part",
+                span=op.span,
+                file=schedule.file,
+            )
+        return found
 
-def _moved(schedule: Schedule, owners: Mapping[tuple[Ref, ...], Owners]) -> dict[str, tuple[str, ...]]:
-    """The states that owners keep, and the axes that they are split over: those of optimisers, where all
-    exchanges cut them alike."""
+
+def _moved(owners: Mapping[tuple[Ref, ...], Owners]) -> dict[str, Kept]:
+    """The states that owners keep, and who they are: those of optimisers, where exchanges cut them alike."""
     weights = {name_of(results[0]) for results in owners}
-    ways: dict[str, set[tuple[str, ...]]] = {}
+    ways: dict[str, set[Kept | None]] = {}
     for results, one in owners.items():
         for ref in results[1:]:
-            ways.setdefault(name_of(ref), set()).add(one.axes if one.how == "sharded" else ())
+            ways.setdefault(name_of(ref), set()).add(one.kept if one.how == "sharded" else None)
     kept = {name: next(iter(found)) for name, found in ways.items() if len(found) == 1}
-    return {name: axes for name, axes in kept.items() if axes and name not in weights}
+    return {name: one for name, one in kept.items() if one is not None and name not in weights}
 
 
-def _phase(
-    schedule: Schedule,
-    phase: Phase,
-    owners: Mapping[tuple[Ref, ...], Owners],
-    moved: Mapping[str, tuple[str, ...]],
-) -> Phase:
-    names = {*map(name_of, phase.states), *(binding.name for binding in phase.updates)}
-    if names.isdisjoint(moved) and not any(colocated(schedule, op) for op in phase.ops):
+def _phase(relocation: Relocation, owners: Mapping[tuple[Ref, ...], Owners]) -> Phase:
+    editor = relocation.editor
+    phase, names = editor.phase, {*map(name_of, editor.phase.states)}
+    names |= {binding.name for binding in phase.updates}
+    if names.isdisjoint(relocation.moved) and not any(colocated(editor.schedule, op) for op in phase.ops):
         return phase
-    editor = Editor(schedule, phase)
-    relocation = Relocation(editor, moved)
     exchanging = Exchanging(editor, relocation)
     ops: list[Op] = []
     for op in phase.ops:

@@ -34,6 +34,7 @@ MPI: dict[CollectiveKind, tuple[Rule, ...]] = {
     "reduce_scatter": (Rule(16 * KIB, "native"), Rule(None, "ring")),
     "all_gather": (Rule(16 * KIB, "native"), Rule(None, "ring")),
     "broadcast": (Rule(4 * KIB, "native"), Rule(64 * KIB, "double_tree"), Rule(None, "ring")),
+    "reduce": (Rule(4 * KIB, "native"), Rule(64 * KIB, "double_tree"), Rule(None, "ring")),
     "all_to_all": NATIVE,
 }
 

@@ -16,6 +16,11 @@ def by_axis(op: Collective) -> bool:
     return op.kind in ("reduce_scatter", "all_gather") and keys == op.axes
 
 
+def stays(op: Collective) -> bool:
+    """Whether `op` cuts or joins in levels of which one would leave pieces all over the buffer."""
+    return op.kind in ("reduce_scatter", "all_gather") and not by_axis(op)
+
+
 def one_by_one(editor: Editor, ops: list[Op], op: Collective) -> str:
     """reduce_scatter(gpu, node)  -->  reduce_scatter(gpu); reduce_scatter(node)
     all_gather(gpu, node)      -->  all_gather(node); all_gather(gpu)

@@ -255,10 +255,11 @@ def _collective(scope: Scope, op: Collective) -> None:
         if not op.axes:
             report.add("CP0734", "a collective over no axis", op.span)
         return
-    reduces = op.kind in ("all_reduce", "reduce_scatter")
+    reduces = op.kind in ("all_reduce", "reduce_scatter", "reduce")
+    rooted = op.kind in ("broadcast", "reduce")
     if reduces != (op.op is not None):
         report.add("CP0735", f"{op.kind} and op {op.op} do not go together", op.span)
-    if (op.kind == "broadcast") != (op.root is not None):
+    if rooted != (op.root is not None):
         report.add("CP0735", f"{op.kind} and root {op.root} do not go together", op.span)
     elif op.root is not None and not 0 <= op.root < scope.ranks(op.axes):
         report.add("CP0735", f"there is no rank {op.root} among {scope.ranks(op.axes)}", op.span)
@@ -308,7 +309,7 @@ def _collective_placements(scope: Scope, op: Collective, operand: Value, result:
         if op.kind != "all_to_all" and not operand.placement.varies(axis):
             scope.report.add("CP0734", f"`{op.operand}` is the same over `{axis}` already", op.span)
         left = result.placement.varies(axis)
-        if left != (op.kind in ("reduce_scatter", "all_to_all")):
+        if left != (op.kind in ("reduce_scatter", "all_to_all", "reduce")):
             state = "still differs" if left else "does not differ"
             scope.report.add("CP0734", f"`{op.result}` {state} over `{axis}` after {op.kind}", op.span)
 
@@ -340,12 +341,26 @@ def _slice(scope: Scope, op: Slice) -> None:
     if not _axes(scope, op, op.axes):
         return
     operand, result = scope.values[op.operand], scope.values[op.result]
-    ways = scope.ranks(op.axes)
+    ways = len(op.owners) or scope.ranks(op.axes)
     _leaves(scope, op, result, tuple(cut(operand.kind, leaf, ways) for leaf in operand.leaves))
-    if result.placement.split != (*operand.placement.split, *op.axes):
+    if op.owners:
+        _owners(scope, op, result)
+    elif result.placement.split != (*operand.placement.split, *op.axes):
+        over = ", ".join(op.axes)
+        scope.report.add("CP0734", f"`{op.result}` is {result.placement} sliced over `{over}`", op.span)
+
+
+def _owners(scope: Scope, op: Slice, result: Value) -> None:
+    """Every part has one owner, and ranks differ in what they keep."""
+    if len(set(op.owners)) != len(op.owners):
+        scope.report.add("CP0735", f"a rank owns two parts of `{op.operand}`: {list(op.owners)}", op.span)
+    if not all(0 <= rank < scope.ranks(op.axes) for rank in op.owners):
         scope.report.add(
-            "CP0734", f"`{op.result}` is {result.placement} after a slice over `{', '.join(op.axes)}`", op.span
+            "CP0735", f"there is no such owner among {scope.ranks(op.axes)} ranks: {list(op.owners)}", op.span
         )
+    if result.placement.split or not all(result.placement.varies(axis) for axis in op.axes):
+        placement = result.placement
+        scope.report.add("CP0734", f"`{op.result}` is {placement}, but only owners keep its parts", op.span)
 
 
 def _elastic(scope: Scope, op: Elastic) -> None:

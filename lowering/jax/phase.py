@@ -297,13 +297,22 @@ class Lowered:
         return env[op.operand].like([ops.pull(x, center, eta, rho) for x, center in pairs])
 
     def _structure(self, op: ir.Unpack, env: Env) -> Structure:
-        source = origin(self.phase, op)
-        if source is not None and source in env:
+        value, source = self.values[op.result], origin(self.phase, op)
+        if source in env and self._alike(source, value):
             return env[source].structure
-        value = self.values[op.result]
         if value.kind != "tree":
             return LEAF
+        twin = next((ref for ref in env if self._alike(ref, value)), None)
+        if twin is not None:  # what is put together from rows does not say where it is from
+            return env[twin].structure
         return structure_by([leaf.path for leaf in value.leaves], self.structures)
+
+    def _alike(self, ref: str, value: ir.Value) -> bool:
+        """Whether the value `ref` has the kind, and the leaves, of `value`."""
+        one = self.values[ref]
+        if one.kind != value.kind or len(one.leaves) != len(value.leaves):
+            return False
+        return all(a.path == b.path for a, b in zip(one.leaves, value.leaves, strict=True))
 
     def _collective(self, op: ir.Collective, env: Env, chained: bool) -> Tree:
         """Leaf by leaf. Ordered after what `op.after` names, and leaf after leaf where order counts."""

@@ -94,10 +94,12 @@ def scale(op: ir.Scale, values: Values, env: Env, grid: Grid) -> Held:
 def slice_(op: ir.Slice, values: Values, env: Env, grid: Grid) -> Held:
     """Each rank keeps the cut that its place along the axes names (see `layout.cut`)."""
     tree = values[op.operand].kind == "tree"
-    ways = grid.size(op.axes)
+    ways = len(op.owners) or grid.size(op.axes)
     held: Held = {}
     for rank in grid.ranks:
         place = grid.position(rank, op.axes)
+        if op.owners:
+            place = op.owners.index(place) if place in op.owners else 0
         held[rank] = tuple(cut(leaf, ways, place, tree=tree) for leaf in env[op.operand][rank])
     return held
 
@@ -157,6 +159,8 @@ def _exchange(
     program = program_of(op, grid.sizes, grid.spreads, whole, grid.file)
     if program is not None and leaf.size:
         held = execute(program, flat, op.op or "sum", leaf.dtype)
+        if op.kind == "reduce":
+            held = _at(op.root or 0, held)
         return [each[: target.size].reshape(target.shape) for each in held]
     ways = len(arrays)
     match op.kind:
@@ -172,6 +176,13 @@ def _exchange(
             return [np.concatenate([row[place] for row in rows]) for place in range(ways)]
         case "broadcast":
             return [arrays[op.root or 0]] * ways
+        case "reduce":
+            return _at(op.root or 0, [_fold(op.op, arrays, leaf.dtype)] * ways)
+
+
+def _at(root: int, arrays: Sequence[Array]) -> list[Array]:
+    """Of the results of a reduction that of `root`, and zeros elsewhere."""
+    return [array if rank == root else np.zeros_like(array) for rank, array in enumerate(arrays)]
 
 
 def _flat(op: ir.Collective, arrays: list[Array], *, tree: bool) -> list[Array]:

@@ -43,7 +43,7 @@ def check(
         out, state = step(state, given)
         found.append(out.weights)
     assert all(map(same, found, right)), (rank, axes, by, via, options)
-    if states == 2 and via:
+    if states == 2 and via == "via parameter_server":
         ranks = comm.Get_size()
         sizes = {key: leaf.size for key, leaf in state["moment"].items()}
         assert sizes == {"a": -(-15 // ranks), "b": -(-7 // ranks), "c": -(-4 // ranks), "scale": 1}, sizes
@@ -55,6 +55,8 @@ def main() -> None:
     check(comm, flat, "sum", 2, "via parameter_server", "", PIECES)
     check(comm, flat, "mean(weight = n)", 2, "via parameter_server", NARROW, PIECES)
     check(comm, flat, "sum", 1, "", "", None)
+    check(comm, flat, "sum", 2, "via parameter_server(owners = 1)", "{ chunk = 16 }", PIECES)
+    check(comm, flat, "mean(weight = n)", 2, "via parameter_server(owners = 2)", "", None)
     check(comm, racks, "sum", 2, "via parameter_server(within = rack)", "{ chunk = 16 }", PIECES)
 
 

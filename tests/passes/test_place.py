@@ -37,6 +37,9 @@ def refused(text: str, **shapes: Any) -> Any:
     [
         ({"worker": 1}, OWNED), ({"worker": 3}, OWNED), ({"worker": 8}, ""),
         ({"rack": 2, "worker": 3}, OWNED),
+        ({"worker": 4}, "via parameter_server(owners = 1)"),
+        ({"worker": 5}, "via parameter_server(owners = 3)"),
+        ({"rack": 2, "worker": 3}, "via parameter_server(owners = 2, within = rack)"),
         ({"rack": 2, "worker": 3}, WITHIN), ({"rack": 3, "host": 2, "worker": 2}, WITHIN),
     ],
 )  # fmt: skip
@@ -128,7 +131,8 @@ def test_explain_shows_what_else_there_was() -> None:
     schedule = compiled(plan_text({"worker": 4}))
     (choice,) = (choice for choice in schedule.choices if choice.by == "place")
     assert choice.what == "`weights`: each worker owns a part: 4 owners along worker"
-    assert [one.what for one in choice.alternatives] == ["all-reduce, and everyone updates everything"]
+    others = ["one owner, who has everything", "all-reduce, and everyone updates everything"]
+    assert [one.what for one in choice.alternatives] == others
 
 
 def test_only_gradients_travel_narrow() -> None:
@@ -136,3 +140,24 @@ def test_only_gradients_travel_narrow() -> None:
     sent = [(op.kind, str(op.dtype)) for op in schedule.phase("step").ops if isinstance(op, Collective)]
     assert ("all_to_all", "bf16") in sent
     assert ("all_gather", "f32") in sent
+
+
+def test_a_few_owners_hold_equal_parts_and_are_spread_over_racks() -> None:
+    text = plan_text({"rack": 2, "worker": 4}, "via parameter_server(owners = 2)")
+    schedule = compiled(text, "place")
+    ops = schedule.phase("step").ops
+    moves = [(op.kind, op.root) for op in ops if isinstance(op, Collective) and op.root is not None]
+    assert moves == [("reduce", 0), ("reduce", 1), ("broadcast", 0), ("broadcast", 1), ("broadcast", 0)]
+    assert all(op.axes == ("worker", "rack") for op in ops if isinstance(op, Collective))  # so 1 is in rack 1
+    (choice,) = (choice for choice in schedule.choices if choice.by == "place")
+    assert choice.what == (
+        "`weights`: 2 owners (ranks 0, 1 along worker, rack), the fullest with 56 B, 1.077 of the mean"
+    )
+    moment = {value.id: value for value in schedule.entry}["moment.0"]
+    assert moment.placement.per == ("rack", "worker")  # nobody may take it to be the same
+    assert moment.nbytes == 4 * (8 + 4 + 2 + 1)
+
+
+def test_a_few_owners_and_a_narrow_wire_do_not_go_together() -> None:
+    found = refused(plan_text({"worker": 4}, "via parameter_server(owners = 2)", "{ wire = bf16 }"))
+    assert found.code == "CP0757"

@@ -54,6 +54,8 @@ def trained(run: Any, axes: Mapping[str, int], steps: int, by: str = "mean") -> 
         ({"worker": 2}, OWNED, "mean", 2, ""), ({"worker": 2}, "", "mean", 1, NARROW),
         ({"worker": 3}, OWNED, "sum", 2, NARROW), ({"worker": 3}, OWNED, "mean(weight = n)", 1, ""),
         ({"worker": 8}, OWNED, "mean(weight = n)", 2, NARROW),
+        ({"worker": 3}, "via parameter_server(owners = 1)", "sum", 2, ""),
+        ({"rack": 2, "worker": 4}, "via parameter_server(owners = 3, within = rack)", "mean", 2, ""),
         ({"rack": 2, "worker": 4}, WITHIN, "mean", 2, NARROW),
         ({"rack": 2, "worker": 3}, WITHIN, "sum", 2, ""),
     ],

@@ -1,0 +1,146 @@
+"""Parts that a few ranks own: sums brought to them, and what they make brought to everyone.
+
+Every leaf is cut into as many equal rows as there are owners, and owner j has the j-th of each, so that all
+owners hold as much, but for padding.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+
+import msgspec
+
+from commplan.diagnostics import Span
+from commplan.ir.layout import row_size
+from commplan.ir.plan import Algorithm, Hints, Ref
+from commplan.ir.schedule import Collective, CollectiveKind, Leaf, LocalSum, Op, Pack, Part, Unpack, Value
+from commplan.ir.types import DType, Placement
+from commplan.passes.rewrite import Editor, axis_names, network_lane, varying
+
+
+def reduce_rows(
+    editor: Editor,
+    ops: list[Op],
+    operand: Ref,
+    result: Ref,
+    axes: tuple[str, ...],
+    owners: tuple[int, ...],
+    like: Collective,
+) -> None:
+    """The sum of `operand` in rows: each on its owner, and zeros on all other ranks; scalars on everyone.
+
+    s = sum(g)  -->  b = pack(g, rows); r0 = reduce(row 0 of b) to its owner; ..; s = unpack(r0 + r1 + ..)
+    """
+    value, ways = editor.values[operand], len(owners)
+    own = varying(value.placement, axes, axis_names(editor.schedule))
+    found: list[Part] = []
+    for dtype, leaves in _by_dtype(value):
+        sizes = [row_size(value.kind, value.leaves[leaf], ways) for leaf in leaves]
+        buffer = editor.flat(f"{result}/{dtype}", sum(sizes) * ways, dtype, value.placement)
+        ops.append(Pack(buffer, _run(operand, leaves, sizes), like.span, ways))
+        reduced: list[Ref] = []
+        for number, owner in enumerate(owners):
+            row = editor.flat(f"{result}/{dtype}_{number}/row", sum(sizes), dtype, value.placement)
+            ops.append(Pack(row, (Part(buffer, 0, number * sum(sizes), sum(sizes), 0),), like.span))
+            total = editor.flat(f"{result}/{dtype}_{number}", sum(sizes), dtype, own)
+            ops.append(_moved(editor, like, "reduce", row, total, owner))
+            reduced.append(total)
+        mine = _one_of(editor, ops, f"{result}/{dtype}/own", reduced, own, like.span)
+        found += _placed(mine, leaves, sizes)
+    for dtype, leaves in _by_dtype(value, scalars=True):
+        buffer = editor.flat(f"{result}/{dtype}_scalars/pack", len(leaves), dtype, value.placement)
+        ops.append(Pack(buffer, _run(operand, leaves, [1] * len(leaves)), like.span))
+        total = editor.flat(f"{result}/{dtype}_scalars", len(leaves), dtype, value.placement.same_over(axes))
+        open_ = msgspec.structs.replace(like, algorithm=Algorithm("native"), pinned=False)
+        ops.append(_moved(editor, open_, "all_reduce", buffer, total, None))
+        found += _placed(total, leaves, [1] * len(leaves))
+    ops.append(Unpack(result, tuple(sorted(found, key=lambda part: part.leaf)), like.span))
+
+
+def join_rows(
+    editor: Editor,
+    ops: list[Op],
+    operand: Ref,
+    result: Ref,
+    axes: tuple[str, ...],
+    owners: tuple[int, ...],
+    span: Span,
+    hints: Hints | None = None,
+    via: Algorithm | None = None,
+) -> None:
+    """The whole of which owners hold rows, on everyone; scalars as the first owner has them.
+
+    w = gather(rows)  -->  b = pack(rows); w0 = broadcast(b) from the first owner; ..; w = unpack(w0, w1, ..)
+    """
+    value, whole = editor.values[operand], editor.values[result]
+    same = whole.placement
+    lane = network_lane(editor.schedule.axes, axes)
+    like = Collective(
+        "broadcast", "", "", axes, DType.F32, 0, span, algorithm=via or Algorithm("native"),
+        hints=hints or Hints(), lane=lane, pinned=via is not None,
+    )  # fmt: skip
+    found: list[Part] = []
+    for scalars in (False, True):
+        for dtype, leaves in _by_dtype(value, scalars=scalars):
+            sizes = [value.leaves[leaf].size for leaf in leaves]
+            name = f"{result}/{dtype}{'_scalars' if scalars else ''}"
+            buffer = editor.flat(f"{name}/pack", sum(sizes), dtype, value.placement)
+            ops.append(Pack(buffer, _run(operand, leaves, sizes), span))
+            for number, owner in enumerate(owners[:1] if scalars else owners):
+                row = editor.flat(f"{name}_{number}", sum(sizes), dtype, same)
+                ops.append(_moved(editor, like, "broadcast", buffer, row, owner))
+                for part in _placed(row, leaves, sizes):
+                    start = number * part.size
+                    size = min(part.size, whole.leaves[part.leaf].size - start)
+                    if size > 0:
+                        found.append(Part(row, part.leaf, start, size, part.offset))
+    ops.append(Unpack(result, tuple(sorted(found, key=lambda part: (part.leaf, part.start))), span))
+
+
+def _by_dtype(value: Value, *, scalars: bool = False) -> Iterable[tuple[DType, list[int]]]:
+    """The leaves that are cut, or the scalars, by element type."""
+    found: dict[DType, list[int]] = {}
+    for index, leaf in enumerate(value.leaves):
+        if bool(leaf.shape) != scalars and leaf.size:
+            found.setdefault(leaf.dtype, []).append(index)
+    return found.items()
+
+
+def _run(ref: Ref, leaves: list[int], sizes: list[int]) -> tuple[Part, ...]:
+    """The leaves of `ref` one after another in a buffer."""
+    begins = itertools.accumulate(sizes, initial=0)
+    return tuple(
+        Part(ref, leaf, 0, size, at) for leaf, size, at in zip(leaves, sizes, begins, strict=False)
+    )
+
+
+def _placed(buffer: Ref, leaves: list[int], sizes: list[int]) -> list[Part]:
+    """The same from the buffer back."""
+    return [Part(buffer, part.leaf, 0, part.size, part.offset) for part in _run(buffer, leaves, sizes)]
+
+
+def _one_of(
+    editor: Editor, ops: list[Op], name: Ref, reduced: list[Ref], own: Placement, span: Span
+) -> Ref:
+    """Of the rows, of which a rank has at most one and zeros for the others, the one that it has."""
+    if len(reduced) == 1:
+        return reduced[0]
+    leaf: Leaf = editor.leaf(reduced[0])
+    stack = editor.flat(f"{name}/rows", leaf.size * len(reduced), leaf.dtype, own)
+    parts = tuple(Part(row, 0, 0, leaf.size, index * leaf.size) for index, row in enumerate(reduced))
+    ops.append(Pack(stack, parts, span))
+    mine = editor.flat(name, leaf.size, leaf.dtype, own)
+    ops.append(LocalSum(mine, stack, len(reduced), span))
+    return mine
+
+
+def _moved(
+    editor: Editor, like: Collective, kind: CollectiveKind, operand: Ref, result: Ref, root: int | None
+) -> Collective:
+    leaf = editor.leaf(operand)
+    return Collective(
+        kind, result, operand, like.axes, leaf.dtype, leaf.nbytes, like.span,
+        None if kind == "broadcast" else "sum", root, like.algorithm, like.hints, lane=like.lane,
+        pinned=like.pinned,
+    )  # fmt: skip
