@@ -59,6 +59,8 @@ def _declare(loaded: Any) -> None:
     number, pointer, text = ctypes.c_int64, ctypes.c_void_p, ctypes.c_char_p
     loaded.commplan_channel_open.restype = pointer
     loaded.commplan_channel_open.argtypes = [ctypes.c_int, ctypes.c_int]
+    loaded.commplan_channel_busy.restype = ctypes.c_int
+    loaded.commplan_channel_busy.argtypes = [pointer]
     loaded.commplan_channel_close.restype = None
     loaded.commplan_channel_close.argtypes = [pointer]
     loaded.commplan_list.restype = number

@@ -7,6 +7,7 @@ of the engine.
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import contextlib
 import ctypes
@@ -32,7 +33,9 @@ Array = Any
 WINDOW = 8  # messages to one server in flight
 _GOODBYE_S = 5.0  # seconds that a last message may take to leave
 _REASON = 1000  # bytes
+_LAST_S = 30.0  # seconds that what is under way may take when a run is closed
 _kept: list[Any] = []
+_departing: list[list[bool]] = []  # a mark in each when it is done
 
 
 class Service:
@@ -49,7 +52,7 @@ class Service:
         self.comm, self.sites, self.file = comm, sites, file
         self.names, self.rank = tuple(names), int(comm.Get_rank())
         self._order = order
-        self._library = library
+        self._library, self._process = library, os.getpid()
         self._channel: int | None = library.commplan_channel_open(comm.py2f(), 0)
         self._numbers: dict[int, int] = {}
         self._told: dict[tuple[str, ...], Any] = {}
@@ -145,25 +148,69 @@ class Service:
         found = {j: self._regions[first + j].get(site.states[0]) for j in range(site.servers)}
         return {j: region for j, region in found.items() if region is not None}
 
-    # --- the end ---
+    @property
+    def in_memory(self) -> tuple[str, ...]:
+        """The states that this worker meets where they lie, in memory of a server of its host."""
+        found = [state for offered in (self._regions or {}).values() for state in offered]
+        return tuple(dict.fromkeys(found))
 
-    def _settle(self) -> None:
-        """Wait for what has been dispatched: requests that have not begun must come before the last word."""
-        for array in jax.live_arrays():
-            with contextlib.suppress(Exception):  # what failed has ended, too
-                array.block_until_ready()
+    # --- the end ---
 
     def close(self, why: str = "") -> None:
         """Tell the servers that nothing more comes, and why if that is a failure; stop the progress thread.
 
-        What was compiled for them fails from now on.
+        What has been dispatched is waited for; what was compiled for them fails from now on.
         """
         if self._channel is None:
             return
-        self._settle()
-        goodbye(self.comm, self.sites, why)
-        self._library.commplan_channel_close(self._channel)
-        self._channel = None
+        _settle(own=True)
+        channel, self._channel = self._channel, None
+        _end(self._library, channel, self.comm, self.sites, why)
+
+    def __del__(self) -> None:
+        """Nothing can ask any more. What has begun may be under way still: a thread waits for that."""
+        if getattr(self, "_channel", None) is None or self._process != os.getpid():
+            return
+        mark: list[bool] = []
+        _departing.append(mark)
+        kept = (self._regions, self._told)
+        _thread.start_new_thread(
+            _depart, (mark, self._library, self._channel, self.comm, self.sites, kept)
+        )
+
+
+def _settle(*, own: bool) -> None:
+    """Wait for what has been dispatched: requests that have not begun come before the last word.
+
+    own: by this thread, whose programs XLA runs in their order.
+    """
+    waiting = list(jax.live_arrays())
+    with contextlib.suppress(Exception):
+        if own:
+            waiting.append(jax.jit(lambda x: x + 1)(jnp.zeros(())))
+    for array in waiting:
+        with contextlib.suppress(Exception):  # what failed has ended, too
+            array.block_until_ready()
+
+
+def _end(library: Any, channel: int, comm: Any, sites: Sites, why: str) -> None:
+    until = time.monotonic() + _LAST_S
+    while library.commplan_channel_busy(channel) and time.monotonic() < until:
+        time.sleep(1e-3)
+    goodbye(comm, sites, why)
+    library.commplan_channel_close(channel)
+
+
+def _depart(
+    mark: list[bool], library: Any, channel: int, comm: Any, sites: Sites, kept: object
+) -> None:
+    """kept: what the engine still points to."""
+    try:
+        _settle(own=False)
+        _end(library, channel, comm, sites, "")
+    finally:
+        del kept
+        mark.append(True)
 
 
 def goodbye(comm: Any, sites: Sites, why: str = "") -> None:
@@ -201,6 +248,7 @@ def why_ending() -> str:
 
 _open: weakref.WeakSet[Service] = weakref.WeakSet()
 os.register_at_fork(after_in_child=_open.clear)
+os.register_at_fork(after_in_child=_departing.clear)
 
 
 @atexit.register
@@ -209,3 +257,6 @@ def _close_all() -> None:
     for service in list(_open):
         with contextlib.suppress(MPI.Exception):
             service.close(why_ending())
+    until = time.monotonic() + _LAST_S
+    while not all(_departing) and time.monotonic() < until:
+        time.sleep(1e-3)

@@ -7,6 +7,7 @@ Every worker prints "CASE ok".
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -145,14 +146,20 @@ def elastic(mode: str, servers: int, eta: str = "0.25", hints: str = "", late: b
     own = comm_of_workers(run)
     everyone: list[Tree] = own.allgather(params)
     expected, total = dict(everyone[0]), {n: np.zeros(x.shape, np.float64) for n, x in TREE.items()}
+    # In memory that all of them see sums lose terms, unless workers take turns.
+    alone = mode == "hogwild" and not hints
     for _ in range(3):
         more = {"eta": np.float32(0.25)} if eta == "eta" else {}
+        for _ in range(RANK if alone else 0):
+            own.Barrier()
         out, state = run.step(state, params=params, **more)
         pull = jax.tree.map(np.asarray, out.pull)
+        for _ in range(workers - RANK if alone else 0):
+            own.Barrier()
         params = {n: params[n] - pull[n] for n in TREE}
         for n in TREE:
             total[n] += pull[n]
-        if mode == "round_robin":
+        if alone or mode == "round_robin":
             for worker in range(workers):
                 mine = everyone[worker]
                 force = {n: (mine[n] - expected[n]) * x.dtype.type(0.125) for n, x in TREE.items()}
@@ -162,7 +169,8 @@ def elastic(mode: str, servers: int, eta: str = "0.25", hints: str = "", late: b
                     same(pull, force)
     totals = own.allgather(total)
     out, state = run.look(state)
-    if mode == "round_robin":
+    assert run.context.machine.backend.service.in_memory == (("center",) if alone else ())
+    if alone or mode == "round_robin":
         same(out.center, expected)
     first = own.bcast(values(7, RANK) if RANK == 0 else None)
     for n, x in TREE.items():
@@ -171,6 +179,38 @@ def elastic(mode: str, servers: int, eta: str = "0.25", hints: str = "", late: b
         np.testing.assert_allclose(np.asarray(out.center[n]), moved, rtol=0, atol=atol)
     if not late:
         run.close()  # else it is left to the collector of garbage, or to the interpreter's exit
+
+
+def roles() -> None:
+    """Each rank is told what is not for it."""
+    text = ELASTIC.format(servers=1, mode="async", eta="eta", hints="")
+    run = commplan.loads(text).compile(comm, shapes={"params": TREE, "center": TREE}).bind(comm)
+    if run.role == "server":
+        refused("CP0853", lambda: run.step(run.init(), params=TREE, eta=0.5))
+        run.close()
+        assert run.serve().requests
+        return
+    state = run.init()
+    refused("CP0812", lambda: run.start({"center": TREE}, params=TREE))
+    _, state = run.start(state, params=values(RANK))
+    run.close()
+    run.close()
+    refused("CP0832", lambda: run.step(state, params=values(RANK), eta=0.5))
+
+
+def refused(code: str, call: Callable[[], Any]) -> None:
+    try:
+        call()
+    except commplan.CommplanError as error:
+        assert error.diagnostics[0].code == code, error
+    else:
+        raise AssertionError(f"{code} was expected")
+
+
+def collected() -> None:
+    """A run that nothing refers to any more has left: the server ends, though the worker does not."""
+    elastic("async", 1, late=True)
+    gc.collect()
 
 
 CASES: dict[str, Callable[[], None]] = {
@@ -182,6 +222,8 @@ CASES: dict[str, Callable[[], None]] = {
     "hogwild": lambda: elastic("hogwild", 2),
     "mapped": lambda: elastic("hogwild", 1, "eta"),
     "messages": lambda: elastic("hogwild", 1, hints=" { staleness = 1 }"),
+    "roles": roles,
+    "collected": collected,
     "left_open": lambda: elastic("async", 2, late=True),
 }
 

@@ -16,7 +16,7 @@ WORKER = Path(__file__).parent / "servers_worker.py"
     ("ranks", "cases"),
     [
         (4, ("exchange", "silent", "round_robin", "hogwild", "left_open")),
-        (3, ("central", "async", "mapped", "messages")),
+        (3, ("roles", "central", "async", "collected", "mapped", "messages")),
     ],
 )
 def test_workers_get_what_numpy_says(ranks: int, cases: tuple[str, ...]):

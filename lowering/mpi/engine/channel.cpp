@@ -189,7 +189,13 @@ std::string Channel::explain(int code, const char* call, const std::string& wher
   return named + (ranks.size() > 1 ? " have died" : " has died") + line;
 }
 
+bool Channel::busy() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return driven_.load() > 0 || std::any_of(flights_.begin(), flights_.end(), [](auto& f) { return !f->ended; });
+}
+
 std::string Channel::drive(Operation& operation) {
+  ++driven_;
   Patience patience(kCaller);
   while (!operation.done()) {
     if (operation.step()) {
@@ -198,6 +204,7 @@ std::string Channel::drive(Operation& operation) {
       patience.wait();
     }
   }
+  --driven_;
   if (operation.failed()) fail(operation.error());
   return operation.error();
 }

@@ -203,6 +203,7 @@ class Channel {
   int64_t start(std::unique_ptr<Operation> operation);  // hands it to the progress thread
   std::string finish(int64_t handle, const void* output);
   std::string drive(Operation& operation);  // by the calling thread, until done
+  bool busy();                              // whether something is under way
   void stop();                              // joins the progress thread
 
   // Requests send one after another, in the order in which they began.
@@ -236,6 +237,7 @@ class Channel {
   std::thread thread_;
   std::string broken_;
   std::atomic<bool> fails_{false};
+  std::atomic<int> driven_{0};
   int64_t handles_ = 0;
   bool stopping_ = false;
 };

@@ -169,6 +169,8 @@ COMMPLAN_API void* commplan_channel_open(int comm, int together) {
   return new Channel(MPI_Comm_f2c(comm), together != 0);
 }
 
+COMMPLAN_API int commplan_channel_busy(void* channel) { return static_cast<Channel*>(channel)->busy() ? 1 : 0; }
+
 // Programs of a closed channel fail with a message.
 COMMPLAN_API void commplan_channel_close(void* channel) {
   auto* closed = static_cast<Channel*>(channel);
