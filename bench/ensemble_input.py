@@ -11,7 +11,8 @@ all processes of a system, servers included, divided by the records that its mem
 member compares the numbers of its records.
 
 The limit is measured in the same turns: one decode divided by the number of members, and the consumer by
-itself on batches that lie in memory. `bench.input` has the processes."""
+itself on batches that lie in memory. Beside it stands what is left of it where as many processes as members
+decode at once, and take cores and caches from each other. `bench.input` has the processes."""
 
 from __future__ import annotations
 

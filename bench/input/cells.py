@@ -19,6 +19,7 @@ from bench.input.team import Block, StalledError, Team
 OURS = (*DESIGNS, "one_process")
 PEERS = ("grain", "tf_service", "tensorsocket")
 SYSTEMS = (*OURS, "plain", *PEERS)
+LIMITS = ("decoding", "decoding_apart", "consuming")
 SERVED = ("tf_service", "tensorsocket")
 
 
@@ -62,7 +63,7 @@ class Figure(msgspec.Struct, frozen=True):
 
 class Cell(msgspec.Struct, frozen=True):
     """decode_s: CPU seconds of one decode; consume_s: of the consumer, per record and member; one per
-    round.
+    round. apart_s: of one decode, where as many processes as there are members decode at once.
     """
 
     members: int
@@ -71,11 +72,19 @@ class Cell(msgspec.Struct, frozen=True):
     decode_s: list[float]
     consume_s: list[float]
     figures: list[Figure]
+    apart_s: list[float] = []
 
     @property
     def limit(self) -> float:
         """CPU seconds per record and member that nobody can do without."""
         return statistics.median(self.decode_s) / self.members + statistics.median(self.consume_s)
+
+    @property
+    def apart(self) -> float | None:
+        """The same with decodes in all processes at once, which take cores and caches from each other."""
+        if not self.apart_s:
+            return None
+        return statistics.median(self.apart_s) / self.members + statistics.median(self.consume_s)
 
     def of(self, system: str) -> Figure | None:
         return next((one for one in self.figures if one.system == system and one.cpu_s), None)
@@ -92,12 +101,12 @@ def measure(asked: Asked, records: Path, folder: Path, peer_python: str, timeout
     memory: dict[str, tuple[int, int]] = {}
     systems = [one for one in asked.systems if asked.consumer == "ids" or one not in PEERS]
     try:
-        for name in ("decoding", "consuming", *(one for one in systems if one not in SERVED)):
+        for name in (*LIMITS, *(one for one in systems if one not in SERVED)):
             try:
                 teams[name] = team(name, asked, records, where / name, peer_python, timeout)
             except StalledError as error:
                 failed[name] = str(error)
-        if missing := [name for name in ("decoding", "consuming") if name in failed]:
+        if missing := [name for name in LIMITS if name in failed]:
             raise SystemExit(f"{missing[0]}: {failed[missing[0]]}")
         beside = teams["consuming"].memory()
         for round_ in range(asked.rounds):
@@ -140,6 +149,7 @@ def measure(asked: Asked, records: Path, folder: Path, peer_python: str, timeout
         [block.cpu_s / _records(block) for block in blocks["decoding"]],
         [block.cpu_s / _records(block) for block in blocks["consuming"]],
         figures,
+        [block.cpu_s / _records(block) for block in blocks["decoding_apart"]],
     )
 
 

@@ -139,14 +139,16 @@ def consuming(options: Any, records: Packed) -> None:
 
 
 def decoding(options: Any, records: Packed) -> None:
-    """One decode after another, into rows of a batch."""
-    del options
+    """One decode after another, into rows of a batch; apart: of this member's records alone."""
     batch = np.zeros((BATCH, *SHAPE), np.uint8)
+    share = range(len(records))
+    if options.system == "decoding_apart":
+        share = range(options.place, len(records), options.members)
 
     def epoch() -> dict[str, Any]:
-        for number in range(len(records)):
+        for number in share:
             batch[number % BATCH] = decode(records[number])
-        return {"records": len(records), "missing": 0, "again": 0}
+        return {"records": len(share), "missing": 0, "again": 0}
 
     epoch()
     answer(epoch)
@@ -157,6 +159,7 @@ SYSTEMS: dict[str, Callable[[Any, Packed], None]] = {
     "plain": plain,
     "consuming": consuming,
     "decoding": decoding,
+    "decoding_apart": decoding,
 }
 
 

@@ -50,6 +50,10 @@ def cell(found: Cell) -> str:
         f"\n{found.members} members on {cores}, {what}: decoding {decode * 1e3:.3f} ms, consuming "
         f"{consume * 1e3:.4f} ms, limit {found.limit * 1e3:.4f} ms CPU per record and member"
     )
+    if found.apart is not None:
+        each = statistics.median(found.apart_s)
+        head += f"\nin {found.members} processes at once: decoding {each * 1e3:.3f} ms, "
+        head += f"limit {found.apart * 1e3:.4f} ms"
     titles = f"{'':<30}" + "".join(f"{title:>{width}}" for title, width in COLUMNS) + "  ids"
     return "\n".join([head, titles, *(f"  {_line(found, one)}" for one in found.figures)])
 
@@ -88,11 +92,12 @@ def verdict(found: Results) -> str:
         if shared is None or duplicated is None:
             continue
         over = shared.cpu / one.limit
+        apart = f" ({shared.cpu / one.apart - 1:+.1%} from that of processes)" if one.apart else ""
         ratio, wall = duplicated.cpu / shared.cpu, shared.wall / duplicated.wall
         where = f"N = {one.members}, {one.cores} core{'s' if one.cores > 1 else ''}, {one.consumer}"
         lines.append(
             f"{where}: {BEST} takes {ratio:.1f}x less CPU than {NAMES[duplicated.system]} and is "
-            f"{over - 1:+.1%} from the limit, {wall:.1f}x as fast; "
+            f"{over - 1:+.1%} from the limit{apart}, {wall:.1f}x as fast; "
             f"{_mb(shared.memory)} beside the processes themselves"
         )
         if over > MOST_OVER:
