@@ -103,8 +103,10 @@ class Desks:
     def _factor(self, made: Desk, given: float | str) -> Scalars:
         if not isinstance(given, str):
             return Scalars(given)
-        tag = next(tag for tag in made.scalars if made.up[tag][0].value == given)
-        return Scalars(tag=tag, dtype=made.up[tag][0].dtype)
+        for tag in made.scalars:
+            if made.up[tag][0].value == given:
+                return Scalars(tag=tag, dtype=made.up[tag][0].dtype)
+        return Scalars()  # a server that owns nothing of a small state is not asked
 
     def _exchange(self, made: Desk) -> None:
         site = made.site

@@ -27,6 +27,7 @@ import msgspec
 import numpy as np
 
 from commplan.diagnostics import fail
+from commplan.protocol.sites import Sites
 from commplan.runtime.data.records import numpy_dtype
 from commplan.runtime.exchange.store import Array, Cell, Kept, Store, aligned, raw
 
@@ -216,6 +217,20 @@ class Keep:
 
     def _refuse(self, what: str, fix: str = "give a folder that can be written, and is not full") -> NoReturn:
         fail("CP0974", f"the checkpoint {str(self.path)!r} {what}", fix)
+
+
+def prompt(sites: Sites) -> Sites:
+    """Sites whose exchanges are answered when they have been applied.
+
+    What is answered before that is nowhere but in the memory of a server, and could be lost.
+    """
+    return msgspec.structs.replace(
+        sites,
+        all=tuple(
+            msgspec.structs.replace(site, staleness=0) if site.kind == "exchange" else site
+            for site in sites.all
+        ),
+    )
 
 
 def _view(array: Any) -> memoryview:

@@ -23,7 +23,7 @@ from commplan.protocol.sites import LEAVE
 from commplan.runtime.exchange import record as recordings
 from commplan.runtime.exchange.desk import Desks
 from commplan.runtime.exchange.driver import Driver
-from commplan.runtime.exchange.keep import Keep
+from commplan.runtime.exchange.keep import Keep, prompt
 from commplan.runtime.exchange.post_mpi import Mail, Post
 from commplan.runtime.exchange.record import LOST, Recorder, Replay, recorded
 from commplan.runtime.exchange.shared import Shared, offered
@@ -96,7 +96,8 @@ def serve(
     """Serve until every worker has left or died.
 
     checkpoint: a folder where states outlive the process; what an earlier run of the plan left there is gone
-    on with. every_s: seconds between two times that it is forced to the disk, for what outlives the machine.
+    on with. No exchange is answered before it is applied and kept then, whatever its `staleness`.
+    every_s: seconds between two times that it is forced to the disk, for what outlives the machine.
     record: a file for the order in which requests come; replay: one whose order is kept again, which gives
     the same weights. Where the plan has several servers, their numbers are put into the files' names. stop:
     ends the serving early when it is set, or returns True.
@@ -113,7 +114,8 @@ def serve(
         desks = Desks(
             context.schedule, context.sites, context.server, context.functions, context.structures
         )
-        driver = Driver(context.sites, context.server, desks, post.send, pool)
+        sites = context.sites if checkpoint is None else prompt(context.sites)
+        driver = Driver(sites, context.server, desks, post.send, pool)
         with contextlib.ExitStack() as closing:
             serving = Serving(driver, post, context.name, stop)
             if checkpoint is not None:

@@ -11,7 +11,8 @@ import pytest
 from support.server_jobs import Job, compiled
 
 from commplan.diagnostics import CommplanError
-from commplan.runtime.exchange.keep import Keep
+from commplan.runtime.exchange.driver import Driver
+from commplan.runtime.exchange.keep import Keep, prompt
 
 TEXT = """plan p
 axis worker = 2
@@ -164,6 +165,21 @@ def test_a_half_written_place_is_not_believed(tmp_path: Path):
         updates = [kept.updates for kept in driver.store.cells["weights", 0].units.values()]
         assert updates[0] == 0
         assert set(updates[1:]) == {1}
+
+
+def test_nothing_is_answered_before_it_is_kept(tmp_path: Path):
+    ahead = job(tmp_path, TEXT.replace("chunk = 1 KiB", "chunk = 1 KiB, staleness = 2"))
+    site = ahead.site("exchange", "step")
+    assert site.staleness == 2
+    for sites, answers in ((ahead.sites, 1), (prompt(ahead.sites), 0)):
+        made = Job(ahead.program, ahead.functions)
+        made.drivers = [Driver(sites, i, made.drivers[i].desks, made.answer) for i in range(2)]
+        made.run({w: starting(made) for w in range(2)}, leave=False)
+        made.ask(1, site, {"grads": values(1)})
+        for server in range(2):
+            while made.wires[1, server]:
+                made.deliver(1, server)
+        assert (made.answered(1, site) is not None) == answers
 
 
 def test_start_is_refused_on_top_of_what_was_kept(tmp_path: Path):
