@@ -12,8 +12,8 @@ in which its worker's device waits for communication: one minus the time of a st
 
 Ways: `round_robin`, `async` and `hogwild` go through the master. `sync_each` sums each layer by itself, one
 after another along a tree; `sync_tree` the same with all layers packed; in `sync_packed` the compiler takes
-what it thinks best; `sync_overlap` also begins the exchange with the step and ends it when needed. `sgd` is
-synchronous SGD over all workers, for its accuracy.
+what it thinks best; `sync_overlap` also begins the exchange with the step and ends it when needed, and
+`sync_bf16` sends in half the bytes besides. `sgd` is synchronous SGD over all workers, for its accuracy.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ WAYS = (
     ranks.Way("sync_tree", "sync", "via binomial_tree"),
     ranks.Way("sync_packed", "sync"),
     ranks.Way("sync_overlap", "sync", "{ overlap = backward }", overlap=True),
+    ranks.Way("sync_bf16", "sync", "{ overlap = backward, wire = bf16, accumulate = f32 }", overlap=True),
     ranks.Way("async_overlap", "async", overlap=True),
     ranks.Way("sgd", "sgd"),
 )
@@ -155,12 +156,15 @@ def verdict(found: Results) -> list[str]:
     computed = f"computation {found.seconds * 1e3:.0f} ms a step"
     lines = [f"{sent}; {computed}: {ratio:.2f} times what sending the weights once takes"]
     by_name = {one.way.name: one for one in found.trained}
-    if {"round_robin", "sync_overlap", "alone"} <= set(by_name):
-        alone = step_s(by_name["alone"])
-        slow, fast = by_name["round_robin"], by_name["sync_overlap"]
+    for name in ("sync_overlap", "sync_bf16"):
+        if not {"round_robin", name} <= set(by_name):
+            continue
+        alone, slow, fast = (by_name[one] for one in ("alone", "round_robin", name))
+        share, left = exposed(slow, step_s(alone)), exposed(fast, step_s(alone))
+        faster = step_s(slow) / step_s(fast)
         lines.append(
-            f"communication: {exposed(slow, alone):.1%} of a step in round robin, {exposed(fast, alone):.1%} "
-            f"with all on; {step_s(slow) / step_s(fast):.2f} times faster per step"
+            f"{name}: communication from {share:.1%} of a step (round robin) to {left:.1%}; "
+            f"{faster:.2f} times faster per step"
         )
     return lines
 
@@ -194,8 +198,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     names = [way.name for way in WAYS if way.mode != "alone"]
     parser.add_argument("--ways", type=lambda text: text.split(","), default=names, help=", ".join(names))
     parser.add_argument("--steps", type=int, default=120, help="of each way (120)")
-    parser.add_argument("--seconds", type=float, default=0.15, help="of a step on a pretended device (0.15)")
-    parser.add_argument("--batch", type=int, default=32, help="pictures of a worker's step (32)")
+    parser.add_argument("--seconds", type=float, default=0.1, help="of a step on a pretended device (0.1)")
+    parser.add_argument("--batch", type=int, default=8, help="pictures of a worker's step (8)")
     parser.add_argument("--eta", type=float, default=0.05, help="the learning rate (0.05)")
     parser.add_argument("--rho", type=float, default=2.2, help="how hard workers are pulled (2.2)")
     parser.add_argument("--width", type=int, default=32, help="of the network's hidden layer (32)")
