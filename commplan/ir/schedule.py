@@ -491,13 +491,11 @@ def operands(op: Op) -> tuple[Ref, ...]:
 def results(op: Op) -> tuple[Ref, ...]:
     """Every value that `op` makes."""
     match op:
-        case Collective() | Cast() | Pack() | Unpack() | LocalSum() | Scale() | Slice() | Share() | Update():
-            return (op.result,)
-        case Put() | Get():
-            return (op.result,)
         case Map() | Exchange():
             return op.results
         case Read():
             return (op.result, op.count) if op.count else (op.result,)
         case Elastic():
             return (op.pull, op.result) if op.result else (op.pull,)
+        case _:
+            return (op.result,)

@@ -19,7 +19,7 @@ ServerOp = Exchange | Elastic | Put | Get
 def sites(schedule: Schedule) -> Sites:
     """The sites of `schedule`; none where no state lives on a server.
 
-    Raises CP0726 for a state beside the weights that cannot be divided, CP0728 for a state that is used in
+    Raises CP0726 for a state beside the weights that cannot be divided, CP0767 for a state that is used in
     two ways, CP0729 where workers neither meet in an op nor have a state of their own.
     """
     return _Survey(schedule).sites()
@@ -105,7 +105,7 @@ class _Survey:
         before = self.used.setdefault(name, (how, span))
         if before[0] != how:
             fail(
-                "CP0728",
+                "CP0767",
                 f"the state `{name}` is used by `{how}` here, and by `{before[0]}` on line {before[1].line}",
                 "what servers do with a state is one thing: give each of the two a state of its own",
                 span=span,
