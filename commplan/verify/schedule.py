@@ -2,7 +2,7 @@
 
 CP0730 names and definitions, CP0731 types and shapes, CP0732 bytes and dtypes of collectives, CP0733
 order and dependencies, CP0734 axes and placements, CP0735 values that an op does not permit; CP0760 to CP0762
-what members are given (`verify.visits`).
+what members are given (`verify.visits`); CP0764 what servers own (`verify.servers`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from commplan.ir.schedule import SCHEMA_VERSION, Collective, Op, Read, Schedule,
 from commplan.ir.sources import bind_sources
 from commplan.verify.inputs import check_input
 from commplan.verify.ops import check_op
+from commplan.verify.pieces import check_pieces
 from commplan.verify.scope import Axes, Report, Scope
+from commplan.verify.servers import check_servers
 
 
 def verify(schedule: Schedule, sound: Schedule | None = None) -> tuple[Diagnostic, ...]:
@@ -56,6 +58,8 @@ def verify(schedule: Schedule, sound: Schedule | None = None) -> tuple[Diagnosti
     before = {phase.name: phase for phase in sound.phases} if sound and _same_head(schedule, sound) else {}
     for phase in schedule.phases:
         _verify_phase(Scope(schedule, phase, axes, report, before.get(phase.name)))
+    if not report.found:
+        check_servers(schedule, report)
     return tuple(report.found)
 
 
@@ -94,6 +98,7 @@ def _verify_phase(scope: Scope) -> None:
         if not scope.has_seen_op(op):
             check_op(scope, op)
     if len(report.found) == before:
+        check_pieces(scope)
         check_input(scope)
     _clocks(scope)
     bound = bind_sources(phase)
