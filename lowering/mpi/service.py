@@ -169,13 +169,14 @@ class Service:
 
     def __del__(self) -> None:
         """Nothing can ask any more. What has begun may be under way still: a thread waits for that."""
-        if getattr(self, "_channel", None) is None or self._process != os.getpid():
+        channel: int | None = getattr(self, "_channel", None)
+        if channel is None or self._process != os.getpid():
             return
         mark: list[bool] = []
         _departing.append(mark)
         kept = (self._regions, self._told)
         _thread.start_new_thread(
-            _depart, (mark, self._library, self._channel, self.comm, self.sites, kept)
+            _depart, (mark, self._library, channel, self.comm, self.sites, kept)
         )
 
 
@@ -187,7 +188,7 @@ def _settle(*, own: bool) -> None:
     waiting = list(jax.live_arrays())
     with contextlib.suppress(Exception):
         if own:
-            waiting.append(jax.jit(lambda x: x + 1)(jnp.zeros(())))
+            waiting.append(jax.jit(jnp.negative)(jnp.zeros(())))
     for array in waiting:
         with contextlib.suppress(Exception):  # what failed has ended, too
             array.block_until_ready()

@@ -253,14 +253,6 @@ def test_phases_that_are_not_there():
     assert "p: start, every_4" in repr(run)
 
 
-def test_stages_of_later_versions_are_refused_when_they_would_run():
-    run = bind("easgd_async", mesh_of(worker=4), {"params": TREE, "center": TREE})
-    state = run.init()
-    code, text = refused(lambda: run.every[4](state, params=workers()))
-    assert code == "CP0808"
-    assert "async" in text
-
-
 def test_meshes_that_do_not_fit():
     program = commplan.loads(ELASTIC).compile(mesh_of(worker=4), shapes={"params": TREE, "center": TREE})
     explicit = jax.make_mesh((4,), ("worker",), (AxisType.Explicit,), devices=jax.devices()[:4])
