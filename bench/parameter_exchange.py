@@ -161,11 +161,11 @@ def _run(stage: Stage, orders: steps.Orders) -> None:
     words = [sys.executable, "-m", steps.__name__, msgspec.json.encode(orders).decode()]
     environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        stage.lab.mpirun(words), env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-        check=False, start_new_session=True,
+        stage.lab.mpirun(words), env=environment, stdin=subprocess.DEVNULL, stdout=sys.stderr,
+        stderr=subprocess.PIPE, text=True, check=False, start_new_session=True,
     )  # fmt: skip
     if done.returncode:
-        fail("CP1124", "the workers in the lab failed", *(done.stdout + done.stderr).splitlines()[-20:])
+        fail("CP1124", "the workers in the lab failed", *done.stderr.splitlines()[-20:])
 
 
 def _figure(one: steps.Measured, watch: _Watch, orders: steps.Orders) -> Figure:

@@ -8,6 +8,7 @@ gradients, and the weights after the last step are compared with what NumPy make
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib
 import os
 import sys
@@ -28,7 +29,7 @@ Tree = dict[str, Array]
 ETA, MU = np.float32(0.1), np.float32(0.9)
 
 EXCHANGE = """
-plan exchange
+plan hub
 {axes}
 {server}
 input params  : tree per {names}
@@ -99,10 +100,11 @@ class Measured(msgspec.Struct, frozen=True):
 
 def tensors(sizes: Sequence[int], number: int) -> Tree:
     """Whole multiples of 1/64: sums of them are exact in any order."""
-    rng = np.random.default_rng(number)
-    return {
-        f"t{i:03d}": (rng.integers(-64, 65, size) / 64).astype(np.float32) for i, size in enumerate(sizes)
-    }
+    found: Tree = {}
+    for i, size in enumerate(sizes):
+        counted = np.arange(size, dtype=np.int32) * np.int32(2 * number + 7 * i + 1)
+        found[f"t{i:03d}"] = (counted % 129 - 64).astype(np.float32) / np.float32(64)
+    return found
 
 
 def zeros(weights: Tree) -> Tree:
@@ -136,8 +138,8 @@ def main() -> None:
             made = _measure(orders, way, taking_part)
             if comm.Get_rank() == 0:
                 found.append(made)
-    if comm.Get_rank() == 0:
-        Path(orders.out).write_bytes(msgspec.json.encode(found))
+                Path(orders.out).write_bytes(msgspec.json.encode(found))
+                print(f"{way.name}: {made.seconds or made.missing}", flush=True)
 
 
 def _measure(orders: Orders, way: Way, comm: Any) -> Measured:
@@ -159,7 +161,11 @@ def _measure(orders: Orders, way: Way, comm: Any) -> Measured:
         jax.block_until_ready(weights)
         seconds.append(workers.allreduce(time.perf_counter() - start, op=MPI.MAX))
     ended = time.time()
-    wrong = workers.allreduce(_difference(orders, weights), op=MPI.MAX)
+    said = hashlib.sha256(b"".join(np.asarray(weights[name]).tobytes() for name in sorted(weights))).digest()
+    alike = len(set(workers.allgather(said))) == 1
+    wrong = _difference(orders, weights) if rank == 0 else 0.0
+    if not alike:
+        wrong = float("inf")
     close()
     return Measured(way, seconds[1:], began, ended, wrong, chosen=chosen)
 
