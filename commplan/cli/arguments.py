@@ -178,6 +178,12 @@ def _verify(verbs: Any) -> None:
     one.add_argument(
         "--ranks", type=_ranks, metavar="N|LEVEL=N,..", help="how many ranks, or how many at each level"
     )
+    one.add_argument(
+        "--protocol", action="store_true", help="the protocol of servers, in every order of messages"
+    )
+    one.add_argument(
+        "--whole", action="store_true", help="with --protocol: up to four workers and two servers (minutes)"
+    )
     one.add_argument("--root", type=_place, default=None, metavar="R", help="the rank that has or gets all")
     one.add_argument(
         "--slices",
@@ -194,6 +200,12 @@ def _one_subject(root: argparse.ArgumentParser, arguments: argparse.Namespace) -
     if arguments.verb != "verb_verify":
         return
     named = (arguments.algorithm, arguments.collective, arguments.ranks)
+    if arguments.whole and not arguments.protocol:
+        root.error("verify: --whole belongs to --protocol")
+    if arguments.protocol:
+        if arguments.file is not None or (*named, arguments.root) != (None,) * 4:
+            root.error("verify: --protocol stands alone")
+        return
     if arguments.file is None and None in named:
         root.error("verify: give a plan or a schedule, or --algorithm, --collective and --ranks")
     if arguments.file is not None and (*named, arguments.root) != (None,) * 4:

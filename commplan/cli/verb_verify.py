@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from commplan.cli.console import Console, name_of
 from commplan.cli.verify_input import input_data, input_text
+from commplan.cli.verify_servers import Served
 from commplan.diagnostics import CommplanError, Diagnostic, fail
 from commplan.ir.schedule import Collective, Schedule
 from commplan.verify.counterexample import Counterexample
@@ -20,6 +21,10 @@ from commplan.verify.named import Proof
 
 def run(arguments: Namespace, console: Console) -> int:
     """Prove, and say what was proved; 1 where there is a counter-example."""
+    if arguments.protocol:
+        from commplan.cli.verify_servers import protocol
+
+        return protocol(console, whole=arguments.whole)
     if arguments.file is None:
         return _algorithm(arguments, console)
     text = console.read(arguments.file)
@@ -27,15 +32,18 @@ def run(arguments: Namespace, console: Console) -> int:
         schedule, found = _saved(text, name_of(arguments.file), console)
     else:
         schedule, found = _compiled(arguments, console), []
+    served = Served(schedule) if not found else None
+    found += served.wrong if served else []
     facts = _Facts(schedule, found)
     if console.human:
         console.report(found)
         if not found:
-            console.put(facts.text(console.color(sys.stdout)))
+            console.put(facts.text(console.color(sys.stdout)) + (served.text() if served else ""))
     else:
         from commplan.render.machine import as_data
 
-        console.document(**facts.data(), proved=not found, diagnostics=as_data(found))
+        told = served.data() if served else {}
+        console.document(**facts.data(), servers=told, proved=not found, diagnostics=as_data(found))
     return int(bool(found))
 
 

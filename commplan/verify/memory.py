@@ -23,7 +23,7 @@ class Memory(NamedTuple):
 def memory(schedule: Schedule) -> tuple[Memory, ...]:
     """A bound for each phase.
 
-    Inputs and states are there all the time, whether the phase reads them or not; a value is there from the
+    Inputs and states that live on no server are there all the time, read or not; a value is there from the
     op that makes it to the last that reads it, or to the end where it is an output or updates a state. A
     chunk program has as much again to receive into: a round brings at most one message into each slot, which
     is proved. Where it runs while others do (`split`), operand and receive buffer stay until the result is
@@ -35,7 +35,8 @@ def memory(schedule: Schedule) -> tuple[Memory, ...]:
 
 def _phase(schedule: Schedule, phase: Phase) -> Memory:
     size = {value.id: value.nbytes for value in (*schedule.entry, *phase.values)}
-    given = {value.id for value in schedule.entry}
+    given = {value.id for value in schedule.entry if value.placement.server is None}
+    made = {value.id for value in phase.values}
     first, last = _lives(phase)
     staged = {
         index: max(size[op.operand], size[op.result])
@@ -44,7 +45,7 @@ def _phase(schedule: Schedule, phase: Phase) -> Memory:
     }
     end = [0] * (len(phase.ops) + 1)  # bytes that are free after each op
     for ref, index in last.items():
-        if ref not in given:
+        if ref not in given and ref in made:
             end[index] += size[ref]
     for index, nbytes in staged.items():
         end[first.get(results(phase.ops[index])[0], index) if _runs_on(phase.ops[index]) else index] += nbytes

@@ -32,6 +32,7 @@ from commplan.ir.schedule import (
 from commplan.ir.types import ArrayType, DType
 from commplan.verify.algorithms import check_algorithm
 from commplan.verify.scope import Scope
+from commplan.verify.servers import check_server_op
 
 _LANES = re.compile(r"host_read|host_compute|device|network(:.+)?")
 
@@ -71,9 +72,7 @@ def check_op(scope: Scope, op: Op) -> None:
             _exchange(scope, op)
         case Put() | Get():
             _leaves(scope, op, scope.values[op.result], scope.values[op.operand].leaves)
-            on = scope.values[op.result if isinstance(op, Put) else op.operand]
-            if on.placement.server is None:
-                scope.report.add("CP0735", f"`{on.id}` lies on no server", op.span)
+            check_server_op(scope, op)
 
 
 def _leaves(scope: Scope, op: Op, value: Value, wanted: tuple[Leaf, ...]) -> None:
@@ -373,6 +372,7 @@ def _elastic(scope: Scope, op: Elastic) -> None:
             _scalar(scope, op, scalar)
     if (op.mode == "sync") != (op.result is None):
         scope.report.add("CP0735", f"an elastic op in mode {op.mode} has the wrong results", op.span)
+    check_server_op(scope, op)
 
 
 def _exchange(scope: Scope, op: Exchange) -> None:
@@ -386,3 +386,6 @@ def _exchange(scope: Scope, op: Exchange) -> None:
         return
     for state, result in zip(op.states, op.results, strict=True):
         _leaves(scope, op, scope.values[result], scope.values[state].leaves)
+    if op.weight is not None:
+        _scalar(scope, op, op.weight)
+    check_server_op(scope, op)

@@ -1,0 +1,253 @@
+"""States on servers: that every element has one owner, what a server keeps, and the ops that talk to them.
+
+The units of a state are proved to cover it, none twice and none out of range, and no owner to have more than
+the mean and one unit; every message of every site to have a tag of its own; and what is sent of a state to be
+just its units. Besides, a bound for what servers and workers keep.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from commplan.diagnostics import CommplanError, Span
+from commplan.ir.plan import AxisKind, name_of
+from commplan.ir.schedule import Elastic, Exchange, Get, Op, Put, Schedule
+from commplan.protocol.sites import FIRST_TAG, Buffer, Site, Sites
+from commplan.protocol.survey import ServerOp, sites
+from commplan.protocol.units import Layout
+from commplan.verify.scope import Report, Scope
+
+
+class Owned(NamedTuple):
+    """A state, its units and the bytes of each of its servers; balance: the largest over the mean."""
+
+    state: str
+    server: str
+    units: int
+    nbytes: tuple[int, ...]
+    span: Span
+
+    @property
+    def balance(self) -> float:
+        total = sum(self.nbytes)
+        return max(self.nbytes) * len(self.nbytes) / total if total else 1.0
+
+
+class Kept(NamedTuple):
+    """At most, in bytes: on one server its states, what has arrived and is not served yet, and answers under
+    way; on one worker what it sends and gets at a site.
+
+    Of an exchange each worker has at most staleness + 1 requests that are not answered, of everything else
+    one, since it waits for the answer: arriving = sum over sites of (staleness + 1) * workers * own bytes. A
+    worker that does nothing but put is held back by nobody; one put of each site is counted.
+    """
+
+    states: int
+    arriving: int
+    answers: int
+    worker: int
+    staleness: int
+
+
+def owned(schedule: Schedule) -> tuple[Owned, ...]:
+    """Every state on servers, once. Raises what `survey.sites` raises."""
+    found: dict[str, Owned] = {}
+    for site in sites(schedule).all:
+        for name, layout in zip(site.states, site.layouts, strict=True):
+            found.setdefault(name, Owned(name, site.server, len(layout.units), _loads(layout), site.span))
+    return tuple(found.values())
+
+
+def kept(schedule: Schedule) -> Kept | None:
+    """The bounds of the busiest server and of a worker; None where there are no servers."""
+    surveyed = sites(schedule)
+    if not surveyed.all:
+        return None
+    states, arriving, answers = ([0] * surveyed.servers for _ in range(3))
+    seen: set[str] = set()
+    for site in surveyed.all:
+        groups = len(surveyed.members(site))
+        for name, layout in zip(site.states, site.layouts, strict=True):
+            if name not in seen:
+                seen.add(name)
+                for server, nbytes in enumerate(_loads(layout)):
+                    states[site.first + server] += nbytes * groups
+        late = (site.staleness or 0) + 1 if site.kind == "exchange" else 1
+        senders = groups if site.kind == "put" else surveyed.workers
+        for server in range(site.servers):
+            arriving[site.first + server] += late * senders * _bytes(site.up, server)
+            answers[site.first + server] += surveyed.workers * _bytes(site.down, server)
+    busiest = max(range(surveyed.servers), key=lambda server: states[server] + arriving[server])
+    worker = max(_bytes(site.up) + _bytes(site.down) for site in surveyed.all)
+    stale = max((site.staleness or 0 for site in surveyed.all), default=0)
+    return Kept(states[busiest], arriving[busiest], answers[busiest], worker, stale)
+
+
+def _loads(layout: Layout) -> tuple[int, ...]:
+    found = [0] * layout.servers
+    for slot in layout.slots:
+        for unit in layout.units:
+            found[unit.server] += unit.size * slot[unit.part].dtype.nbytes
+    return tuple(found)
+
+
+def _bytes(buffers: Iterable[Buffer], server: int | None = None) -> int:
+    return sum(
+        chunk.size * buffer.dtype.nbytes
+        for buffer in buffers
+        for chunk in buffer.chunks
+        if server in (None, chunk.server)
+    )
+
+
+def check_servers(schedule: Schedule, report: Report) -> None:
+    """Report what is wrong with the states on the servers of a schedule whose ops are sound."""
+    if not any(axis.kind is AxisKind.SERVER for axis in schedule.axes):
+        return
+    try:
+        surveyed = sites(schedule)
+    except CommplanError as error:
+        report.found.extend(error.diagnostics)
+        return
+    _tags(surveyed, report)
+    for site in surveyed.all:
+        for name, layout in zip(site.states, site.layouts, strict=True):
+            wrong = misowned(layout)
+            if wrong:
+                report.add("CP0764", f"`{name}` on `{site.server}`: {wrong}", site.span)
+        if not 0 <= site.first <= surveyed.servers - site.servers:
+            report.add("CP0764", f"`{site.server}` has servers that the plan does not have", site.span)
+        _messages(site, report)
+
+
+def misowned(layout: Layout) -> str:
+    """What is wrong with the owners of a state; nothing where every element has one and they are balanced."""
+    for number, part in enumerate(layout.parts):
+        end = 0
+        for unit in sorted((u for u in layout.units if u.part == number), key=lambda u: u.start):
+            if unit.start != end or unit.size < 1:
+                what = "is owned twice" if unit.start < end else "is owned by nobody"
+                return f"element {min(unit.start, end)} of its part {number} ({part.dtype}) {what}"
+            if not 0 <= unit.server < layout.servers:
+                return f"unit {unit.number} belongs to server {unit.server} of {layout.servers}"
+            end += unit.size
+        if end != part.size:
+            return f"element {min(end, part.size)} of its part {number} ({part.dtype}) is owned by nobody"
+    if len({unit.number for unit in layout.units}) != len(layout.units):
+        return "two of its units have one number"
+    mean = sum(layout.loads) / layout.servers
+    largest = max((layout.nbytes(unit) for unit in layout.units), default=0)
+    if max(layout.loads) > mean + largest:
+        return f"a server has {max(layout.loads)} bytes, the mean is {mean:.0f} and a unit at most {largest}"
+    return ""
+
+
+def _tags(surveyed: Sites, report: Report) -> None:
+    """No two messages of the plan have one tag, so that an arrival is known by it."""
+    seen: dict[int, Site] = {}
+    for site in surveyed.all:
+        for buffer in (*site.up, *site.down, *site.token):
+            for chunk in buffer.chunks:
+                if chunk.tag < FIRST_TAG or chunk.tag in seen:
+                    report.add("CP0764", f"two messages have the tag {chunk.tag}", site.span)
+                    return
+                seen[chunk.tag] = site
+
+
+def _messages(site: Site, report: Report) -> None:
+    """What data a site sends or gets of its first state is that state's units, each once."""
+    units = {(u.number, u.part, u.start, u.size, u.server) for u in site.layout.units}
+    for what, buffers in (("sent", site.up), ("got", site.down)):
+        data = [buffer for buffer in buffers if buffer.what == "data" and buffer.slot == 0]
+        moved = [(c.unit, b.part, c.start, c.size, c.server) for b in data for c in b.chunks]
+        if data and (len(moved) != len(units) or set(moved) != units):
+            state = site.states[0]
+            report.add("CP0764", f"what is {what} of `{state}` is not each of its units once", site.span)
+
+
+# Single ops.
+
+
+def check_server_op(scope: Scope, op: ServerOp) -> None:
+    """Report what is wrong with an op that talks with servers, or could; shapes are checked elsewhere."""
+    _hints(scope, op)
+    match op:
+        case Exchange():
+            _exchange(scope, op)
+        case Elastic():
+            _elastic(scope, op)
+        case Put():
+            _on_server(scope, op, op.result, "put to")
+        case Get():
+            _on_server(scope, op, op.operand, "got from")
+
+
+def _hints(scope: Scope, op: ServerOp) -> None:
+    if not isinstance(op, Exchange | Elastic):
+        return
+    for what, number, least in (("staleness", op.hints.staleness, 0), ("chunk", op.hints.chunk, 1)):
+        if number is not None and number < least:
+            scope.report.add("CP0735", f"{what} = {number} is less than {least}", op.span)
+    if not op.over or math.prod(scope.sizes.get(axis, 0) for axis in op.over) < 1:
+        scope.report.add("CP0734", "workers meet over no axis", op.span)
+
+
+def _on_server(scope: Scope, op: Op, ref: str, how: str) -> None:
+    """`ref` is a state, or what a phase makes of one; its state lives on the same server."""
+    states = {name_of(state): scope.values[state] for state in scope.schedule.states}
+    state = states.get(name_of(ref).partition("/")[0])
+    here = scope.values[ref].placement.server
+    if here is None:
+        scope.report.add("CP0735", f"`{ref}` lies on no server", op.span)
+    elif state is None:
+        scope.report.add("CP0730", f"`{ref}` is {how} server `{here}`, but is no state", op.span)
+    elif state.placement.server != here:
+        there = state.placement.server or "no server"
+        scope.report.add("CP0734", f"`{ref}` is {how} `{here}`, but its state lies on {there}", op.span)
+
+
+def _exchange(scope: Scope, op: Exchange) -> None:
+    if len(op.results) != len(op.states) or not op.states:
+        return  # said already
+    values = scope.values
+    homes = [values[ref].placement.server for ref in (*op.states, *op.results)]
+    if len(set(homes)) > 1:
+        said = ", ".join(sorted({str(home or "the workers") for home in homes}))
+        scope.report.add("CP0734", f"the states of an exchange lie on different servers: {said}", op.span)
+    shapes = [[leaf.shape for leaf in values[ref].leaves] for ref in (op.gradient, op.states[0])]
+    if shapes[0] != shapes[1]:
+        scope.report.add("CP0731", f"`{op.gradient}` has not the shapes of `{op.states[0]}`", op.span)
+    if values[op.gradient].placement.server is not None:
+        scope.report.add("CP0734", f"`{op.gradient}` lies on a server, and workers send it", op.span)
+    fn = next((fn for fn in scope.schedule.fns if fn.name == op.fn), None)
+    if fn is None:
+        return  # said already
+    wanted = len(op.states)
+    if (len(fn.operands), len(fn.results)) != (wanted + 1, wanted):
+        scope.report.add("CP0731", f"`{op.fn}` does not take {wanted} states and a gradient", op.span)
+    if fn.where != "device" or not fn.elementwise:
+        scope.report.add("CP0735", f"`{op.fn}` is no elementwise device function: it updates units", op.span)
+
+
+def _elastic(scope: Scope, op: Elastic) -> None:
+    home = scope.values[op.center].placement.server
+    if (op.mode == "sync") != (home is None):
+        where = "with the workers" if home is None else f"on `{home}`"
+        scope.report.add("CP0734", f"the centre of `{op.mode}` lies {where}", op.span)
+    if op.result is not None and op.mode != "sync":
+        result = scope.values[op.result]
+        if result.leaves != scope.values[op.center].leaves:
+            scope.report.add("CP0731", f"`{op.result}` has not the shapes of its centre", op.span)
+        if result.placement.server != home:
+            scope.report.add("CP0734", f"`{op.result}` lies elsewhere than its centre", op.span)
+    literal = [x for x in (op.eta, op.rho) if not isinstance(x, str)]
+    if any(not math.isfinite(x) or x <= 0 for x in literal):
+        scope.report.add("CP0735", f"eta = {op.eta} and rho = {op.rho} must be above zero", op.span)
+    elif len(literal) == 2:
+        workers = math.prod(scope.sizes.get(axis, 1) for axis in op.over) if op.mode == "sync" else 1
+        if literal[0] * literal[1] * workers >= 1:
+            factors = "eta * rho * p" if op.mode == "sync" else "eta * rho"
+            moved = f"{factors} = {literal[0] * literal[1] * workers:.6g}"
+            scope.report.add("CP0735", f"`{op.mode}` is unstable: {moved} is not below 1", op.span)
