@@ -10,6 +10,7 @@ import socket
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ from commplan.runtime.exchange.store import Array, Pool
 from commplan.runtime.serving import ServerContext
 
 SORRY = 3  # the tag under which a server says that it gives up, and why
+GONE = 4  # and under which servers tell each other that a replay has come to a worker's death
 _SPIN_S = 200e-6  # seconds without a message before the first sleep
 _NAP_S = 50e-6  # of the first sleep; each is twice as long as the one before
 _BUSY_NAP_S, _IDLE_NAP_S = 200e-6, 1e-3  # of the longest one, while something is on its way, and else
@@ -211,6 +213,7 @@ class Serving:
         self.recorder: Recorder | None = None
         self.shared: Shared | None = None
         self._replay: Replay | None = None
+        self._deaths: Counter[int] = Counter()  # by worker, servers whose replay has come to its death
         self._began = time.monotonic()
 
     def run(self) -> Served:
@@ -227,9 +230,22 @@ class Serving:
         self._replay = Replay(events, self.driver.arrive, self._died_then)
 
     def _died_then(self, worker: int) -> None:
-        word = b"this worker died here when the run was recorded"
-        self.post.send(worker, SORRY, np.frombuffer(word, np.uint8))
         self._lose(worker)
+        sites, own = self.driver.sites, self.driver.machine.server
+        for server in range(sites.servers):
+            if server != own:
+                self.post.send(sites.workers + server, GONE, np.array([worker], np.int64))
+        self._heard_of(worker)
+
+    def _heard_of(self, worker: int) -> None:
+        """A server has come to a worker's death. When all have, the worker, which lives this time, is told.
+
+        Until then it may owe some of them what it had sent when it died.
+        """
+        self._deaths[worker] += 1
+        if self._deaths[worker] == self.driver.sites.servers:
+            word = b"this worker died here when the run was recorded"
+            self.post.send(worker, SORRY, np.frombuffer(word, np.uint8))
 
     def served(self) -> Served:
         """What has been done so far."""
@@ -274,6 +290,9 @@ class Serving:
         self.busy += time.perf_counter() - now
 
     def _deal(self, mail: Mail) -> None:
+        if mail.worker >= self.driver.sites.workers:
+            self._heard_of(int(mail.buffer.view(np.int64)[0]))
+            return
         if mail.tag == LEAVE and mail.buffer.size:
             why = mail.buffer.tobytes().decode(errors="replace")
             self.broken_off[mail.worker] = why

@@ -1,0 +1,1 @@
+"""Campaigns against the servers of parameter exchange: `bench.replays` and `bench.soak`."""

@@ -1,0 +1,29 @@
+"""Starting ranks of a campaign on this machine."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def command(ranks: int, module: str, *words: object, options: tuple[str, ...] = ()) -> list[str]:
+    """`module` on so many ranks."""
+    mpirun = str(Path(sys.executable).parent / "mpirun")
+    start = [mpirun, *options, "--oversubscribe", "--bind-to", "none", "-n", str(ranks)]
+    return [*start, sys.executable, "-m", module, *map(str, words)]
+
+
+def environment() -> Mapping[str, str]:
+    """Fit for ranks: one device each, more of them than cores, as root if need be."""
+    kept = {key: value for key, value in os.environ.items() if key != "JAX_NUM_CPU_DEVICES"}
+    return kept | {
+        "JAX_PLATFORMS": "cpu",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMPI_MCA_mpi_yield_when_idle": "1",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+    }
