@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from support.exchanges import SHAPES, oracle_run, plan_text, same, wanted
 import commplan
 from commplan.diagnostics import CommplanError
 from commplan.ir.schedule import Collective, Exchange, Map, Slice
+from commplan.simulate import Predictor, simulate
+from commplan.topology import load_topology
 from commplan.verify.memory import memory
 
 TREE = {key: {"shape": list(shape), "dtype": "f32"} for key, shape in SHAPES.items()}
@@ -98,6 +101,26 @@ def test_phases_that_read_or_set_the_state_whole() -> None:
     outputs = {b.name: b.value for b in schedule.phase("start").outputs}
     values = {value.id: value for value in schedule.phase("start").values}
     assert values[outputs["moment"]].placement.split == ()
+
+
+def test_racks_are_crossed_once() -> None:
+    """Each rack sends the other its half of the sums and of the weights: no less would do."""
+    big: Any = {"w": {"shape": [1 << 18], "dtype": "f32"}}
+    machine = load_topology(Path(__file__).parents[2] / "examples" / "topologies" / "two_rack.toml")
+
+    def crossed(via: str, passes: str | None = None) -> float:
+        """Bytes that collectives put on a rack's uplink in one step, each in its fuller direction."""
+        program = commplan.loads(plan_text({"rack": 2, "worker": 4}, via)).compile(
+            shapes={"params": big, "grads": big}, topology=machine, backend="mpi", passes=passes,
+            mapping={"rack": "rack", "worker": "host"},
+        )  # fmt: skip
+        found = simulate(program.schedule, Predictor(machine, program.schedule.axes, backend="mpi"))
+        return dict(found.phases[1].nbytes)["rack"]
+
+    whole = 4 << 18
+    assert crossed(WITHIN) == pytest.approx(whole, rel=0.001)  # half of it down, half up
+    central = crossed("via parameter_server(owners = 1, within = rack)")
+    assert central == pytest.approx(2 * whole, rel=0.001)  # the sum of the other rack, and the weights back
 
 
 def test_staleness_needs_a_server() -> None:
