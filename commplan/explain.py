@@ -106,9 +106,7 @@ class Explanation(msgspec.Struct, frozen=True):
         return f"{name} = {self.axes[name]}{where}"
 
 
-def explain_plan(
-    plan: graph.Plan, schedule: ir.Schedule, predictor: Predictor | None = None
-) -> Explanation:
+def explain_plan(plan: graph.Plan, schedule: ir.Schedule, predictor: Predictor | None = None) -> Explanation:
     """What each line of `plan` became in `schedule`, which was compiled from it.
 
     predictor: of the topology that it was compiled for: with it, talking with servers and elastic averaging

@@ -1,8 +1,8 @@
 """What workers put on servers and get from them, as ops of their own.
 
-A state on a server that a phase sets otherwise than by `exchange` and `elastic` is put there; one that it reads
-otherwise is got before it is needed. The weights that an exchange gives come with its answer; anything else
-that a worker reads of a server after it is got.
+A state on a server that a phase sets otherwise than by `exchange` and `elastic` is put there; one that it
+reads otherwise is got before it is needed. The weights that an exchange gives come with its answer; anything
+else that a worker reads of a server after it is got.
 
     half = map fn(weights)          -->  weights.0/got = get(weights.0); half = map fn(weights.0/got)
     weights = broadcast params      -->  weights.1 = broadcast params; weights.1/there = put(weights.1)

@@ -110,9 +110,7 @@ def _by_dtype(value: Value, *, scalars: bool = False) -> Iterable[tuple[DType, l
 def _run(ref: Ref, leaves: list[int], sizes: list[int]) -> tuple[Part, ...]:
     """The leaves of `ref` one after another in a buffer."""
     begins = itertools.accumulate(sizes, initial=0)
-    return tuple(
-        Part(ref, leaf, 0, size, at) for leaf, size, at in zip(leaves, sizes, begins, strict=False)
-    )
+    return tuple(Part(ref, leaf, 0, size, at) for leaf, size, at in zip(leaves, sizes, begins, strict=False))
 
 
 def _placed(buffer: Ref, leaves: list[int], sizes: list[int]) -> list[Part]:
@@ -120,9 +118,7 @@ def _placed(buffer: Ref, leaves: list[int], sizes: list[int]) -> list[Part]:
     return [Part(buffer, part.leaf, 0, part.size, part.offset) for part in _run(buffer, leaves, sizes)]
 
 
-def _one_of(
-    editor: Editor, ops: list[Op], name: Ref, reduced: list[Ref], own: Placement, span: Span
-) -> Ref:
+def _one_of(editor: Editor, ops: list[Op], name: Ref, reduced: list[Ref], own: Placement, span: Span) -> Ref:
     """Of the rows, of which a rank has at most one and zeros for the others, the one that it has."""
     if len(reduced) == 1:
         return reduced[0]

@@ -196,9 +196,7 @@ class _Survey:
         down = self._data(layout, layout.parts, dtypes, op.pull)
         made = self._of(number, "elastic", phase, op, (center,), tuple(up), tuple(down))
         mode: Mode | None = op.mode if op.mode != "sync" else None
-        return msgspec.structs.replace(
-            made, staleness=op.hints.staleness, mode=mode, eta=op.eta, rho=op.rho
-        )
+        return msgspec.structs.replace(made, staleness=op.hints.staleness, mode=mode, eta=op.eta, rho=op.rho)
 
     def _meet(self, op: Exchange | Elastic, state: Value, over: tuple[str, ...]) -> None:
         left = [a.name for a in self.schedule.mesh_axes if a.name not in (*over, *state.placement.per)]

@@ -93,9 +93,7 @@ def weights(leaves: Sequence[Leaf], keys: Sequence[object], servers: int, chunk:
         for start, size in chunks.cut(part.size, max(1, most // part.dtype.nbytes))
     ]
     owner = chunks.assign([size * parts[number].dtype.nbytes for number, _, size in runs], servers)
-    units = tuple(
-        Unit(i, number, start, size, owner[i]) for i, (number, start, size) in enumerate(runs)
-    )
+    units = tuple(Unit(i, number, start, size, owner[i]) for i, (number, start, size) in enumerate(runs))
     return Layout(servers, (parts,), (), units)
 
 

@@ -139,9 +139,7 @@ def elastic_modes(
     return (*found, fastest_sum(predictor, over, nbytes))
 
 
-def elastic_of(
-    schedule: Schedule, phase: Phase, op: Elastic, predictor: Predictor
-) -> tuple[Exchanged, ...]:
+def elastic_of(schedule: Schedule, phase: Phase, op: Elastic, predictor: Predictor) -> tuple[Exchanged, ...]:
     """Every mode for what `op` averages, on as many servers as its centre has, or on one."""
     values = {value.id: value for value in (*schedule.entry, *phase.values)}
     server = values[op.center].placement.server

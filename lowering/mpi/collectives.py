@@ -114,9 +114,7 @@ class Channel:
         (y,), after = primitives.call((x,), token, (result,), self._number(x, spec))
         return y, after
 
-    def together(
-        self, xs: Sequence[Array], spec: Spec, token: Array
-    ) -> tuple[list[Array], Array] | None:
+    def together(self, xs: Sequence[Array], spec: Spec, token: Array) -> tuple[list[Array], Array] | None:
         """An all_reduce or broadcast of arrays of one dtype, as of one buffer in which they lie one after
         another: results of the same shapes. None where they must be put into a buffer before."""
         sizes = tuple(x.size for x in xs)

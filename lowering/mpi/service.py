@@ -175,9 +175,7 @@ class Service:
         mark: list[bool] = []
         _departing.append(mark)
         kept = (self._regions, self._told)
-        _thread.start_new_thread(
-            _depart, (mark, self._library, channel, self.comm, self.sites, kept)
-        )
+        _thread.start_new_thread(_depart, (mark, self._library, channel, self.comm, self.sites, kept))
 
 
 def _settle(*, own: bool) -> None:
@@ -202,9 +200,7 @@ def _end(library: Any, channel: int, comm: Any, sites: Sites, why: str) -> None:
     library.commplan_channel_close(channel)
 
 
-def _depart(
-    mark: list[bool], library: Any, channel: int, comm: Any, sites: Sites, kept: object
-) -> None:
+def _depart(mark: list[bool], library: Any, channel: int, comm: Any, sites: Sites, kept: object) -> None:
     """kept: what the engine still points to."""
     try:
         _settle(own=False)

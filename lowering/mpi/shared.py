@@ -95,9 +95,7 @@ def _mapped(path: Path, token: int) -> Region | None:
     return Region(whole, held)
 
 
-def shares(
-    library: Any, number: int, site: Site, found: Mapping[int, Region], group: int, told: Any
-) -> None:
+def shares(library: Any, number: int, site: Site, found: Mapping[int, Region], group: int, told: Any) -> None:
     """Let request `number` of the engine meet the units of the servers in `found` where they lie."""
     begins = offsets(site.layout)
     headers: list[tuple[int, ...]] = []

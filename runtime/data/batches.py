@@ -131,9 +131,7 @@ class PhaseBatches(Iterator[HostBatch]):
             if crew is not None:
                 crew.share(exchange.slots.descriptor, exchange.offset)
         # At a pace of its own a batch is but a part of what a member gets; its taker checks.
-        self._checks = (
-            Checks(program, self._orders, self._steps, place[1], self._meter) if not pace else None
-        )
+        self._checks = Checks(program, self._orders, self._steps, place[1], self._meter) if not pace else None
         self._cursor = _Cursor(maker.batch, self._course, self._armed, pace)
         name = f"commplan-{schedule.plan}-{phase}"
         direct = pace is None and _direct(program, exchange)

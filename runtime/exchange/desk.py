@@ -118,9 +118,7 @@ class Desks:
         wanted = [op.hints.accumulate or dtype for dtype in made.gradients]
         wires = [self._wire(made, number) for number in range(len(wanted))]
         # Adding in less than what travels would lose what was paid for.
-        made.accumulate = tuple(
-            a if a.nbytes >= w.nbytes else w for a, w in zip(wanted, wires, strict=True)
-        )
+        made.accumulate = tuple(a if a.nbytes >= w.nbytes else w for a, w in zip(wanted, wires, strict=True))
         made.update = Update(
             site.fn, self.functions[site.fn], site.layout, made.gradients, self._beside(site), site.span,
             self.schedule.file,

@@ -177,4 +177,3 @@ class Replay:
             f"worker {worker} {said}, and its message {self.count} of the recording has tag {tag}",
             "a replay needs the same program on the same ranks, step by step",
         )
-

@@ -113,9 +113,7 @@ def serve(
     post = Post(context.comm, context.sites.workers, pool)
     try:
         _check(checkpoint, every_s, record, replay)
-        desks = Desks(
-            context.schedule, context.sites, context.server, context.functions, context.structures
-        )
+        desks = Desks(context.schedule, context.sites, context.server, context.functions, context.structures)
         sites = context.sites if checkpoint is None else prompt(context.sites)
         driver = Driver(sites, context.server, desks, post.send, pool)
         with contextlib.ExitStack() as closing:

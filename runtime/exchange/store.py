@@ -142,9 +142,7 @@ def _cell(name: str, group: int, layout: Layout, own: int, leaves: tuple[Leaf, .
     scalars = tuple(leaves[place].dtype for place in layout.scalars)
     for unit in layout.owned(own):
         dtypes = tuple(parts[unit.part].dtype for parts in layout.slots)
-        cell.units[unit.number] = Kept(
-            unit, dtypes, scalars, [None] * len(dtypes), [None] * len(scalars)
-        )
+        cell.units[unit.number] = Kept(unit, dtypes, scalars, [None] * len(dtypes), [None] * len(scalars))
     return cell
 
 

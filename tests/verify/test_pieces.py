@@ -72,9 +72,11 @@ def test_an_update_that_gets_other_elements_of_the_weights() -> None:
     """Half a leaf is given with the gradient of the other half."""
     big: Any = {"w": {"shape": [4096], "dtype": "f32"}}
     text = plan_text({"worker": 4}, "via parameter_server")
-    schedule = commplan.loads(text).compile(
-        shapes={"params": big, "grads": big}, passes="place,bucket{max=1000},fuse_update"
-    ).schedule
+    schedule = (
+        commplan.loads(text)
+        .compile(shapes={"params": big, "grads": big}, passes="place,bucket{max=1000},fuse_update")
+        .schedule
+    )
     packs = [op for op in schedule.phase("step").ops
              if isinstance(op, Pack) and op.parts[0].value == "weights.0/shard"]  # fmt: skip
     assert len(packs) > 2
@@ -89,9 +91,11 @@ def test_an_update_that_gets_other_elements_of_the_weights() -> None:
 def test_a_piece_that_is_updated_with_the_sum_of_another() -> None:
     big: Any = {"w": {"shape": [4096], "dtype": "f32"}}
     text = plan_text({"worker": 4}, "via parameter_server")
-    schedule = commplan.loads(text).compile(
-        shapes={"params": big, "grads": big}, passes="place,bucket{max=1000},fuse_update"
-    ).schedule
+    schedule = (
+        commplan.loads(text)
+        .compile(shapes={"params": big, "grads": big}, passes="place,bucket{max=1000},fuse_update")
+        .schedule
+    )
     maps = [op for op in schedule.phase("step").ops if isinstance(op, Map)]
     one, two = maps[0].operands, maps[1].operands
     wrong = changed(schedule, lambda ops: edit(ops, lambda op: op is maps[1], 0, operands=(*two[:2], one[2])))
@@ -110,9 +114,7 @@ def test_weights_cut_along_other_axes_than_their_gradients() -> None:
         msgspec.structs.replace(op, axis="rack", minor=("worker",)) if op is cut else op for op in step.ops
     )
     new = msgspec.structs.replace(step, values=values, ops=ops)
-    wrong = msgspec.structs.replace(
-        schedule, phases=tuple(new if p is step else p for p in schedule.phases)
-    )
+    wrong = msgspec.structs.replace(schedule, phases=tuple(new if p is step else p for p in schedule.phases))
     (said,) = found(wrong)
     cuts = "`weights.0/shard` split rack, worker and `weights.2/gradient` split worker, rack"
     assert said == ("CP0735", f"`update` gets {cuts}: parts of different ranks")
@@ -139,9 +141,7 @@ def test_a_reduction_to_one_rank_gives_the_others_nothing() -> None:
         if v.id == first.result else v for v in step.values
     )  # fmt: skip
     new = msgspec.structs.replace(step, values=values)
-    wrong = msgspec.structs.replace(
-        schedule, phases=tuple(new if p is step else p for p in schedule.phases)
-    )
+    wrong = msgspec.structs.replace(schedule, phases=tuple(new if p is step else p for p in schedule.phases))
     assert ("CP0734", f"`{first.result}` does not differ over `worker` after reduce") in found(wrong)
     rootless = changed(schedule, lambda ops: edit(ops, of(Collective, kind="reduce"), 0, root=None))
     assert ("CP0735", "reduce and root None do not go together") in found(rootless)

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from commplan.protocol.server import Cell, Machine, Unit
-from commplan.verify.protocol import Model, explore, models
+from commplan.protocol.sites import LEAVE
+from commplan.protocol.worker import sends
+from commplan.verify.protocol import Model, explore, models, sites_of
 
 
 @pytest.mark.parametrize("model", models(), ids=str)
@@ -76,10 +78,6 @@ def test_an_unbounded_model_is_refused() -> None:
 
 
 def test_the_same_messages_in_the_same_order_have_the_same_effects() -> None:
-    from commplan.protocol.sites import LEAVE
-    from commplan.protocol.worker import sends
-    from commplan.verify.protocol import sites_of
-
     sites = sites_of(Model("elastic", "async", workers=3))
     order = [(0, m.tag) for m in sends(sites.all[0], first=True)]
     order += [(w, m.tag) for w in (1, 2) for m in sends(sites.all[0], first=False)]

@@ -233,9 +233,7 @@ def shapes(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_the_command_says_what_was_proved_of_servers(
-    capsys: pytest.CaptureFixture[str], shapes: str
-) -> None:
+def test_the_command_says_what_was_proved_of_servers(capsys: pytest.CaptureFixture[str], shapes: str) -> None:
     plan = str(PLANS / "easgd_round_robin.plan")
     assert main(["verify", plan, "--shapes", shapes, "--backend", "mpi"]) == 0
     text = capsys.readouterr().out
