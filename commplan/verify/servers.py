@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from fractions import Fraction
 from typing import NamedTuple
 
 from commplan.diagnostics import CommplanError, Span
@@ -247,7 +248,8 @@ def _elastic(scope: Scope, op: Elastic) -> None:
         scope.report.add("CP0735", f"eta = {op.eta} and rho = {op.rho} must be above zero", op.span)
     elif len(literal) == 2:
         workers = math.prod(scope.sizes.get(axis, 1) for axis in op.over) if op.mode == "sync" else 1
-        if literal[0] * literal[1] * workers >= 1:
+        total = Fraction(str(literal[0])) * Fraction(str(literal[1])) * workers  # as they are written
+        if total >= 1:
             factors = "eta * rho * p" if op.mode == "sync" else "eta * rho"
-            moved = f"{factors} = {literal[0] * literal[1] * workers:.6g}"
+            moved = f"{factors} = {float(total):.6g}"
             scope.report.add("CP0735", f"`{op.mode}` is unstable: {moved} is not below 1", op.span)
