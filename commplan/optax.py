@@ -8,12 +8,16 @@ run = program.bind(mesh, functions={"begin": commplan.optax.init(optimizer),
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import optax  # pyright: ignore[reportMissingTypeStubs]
 
 from commplan.diagnostics import fail
+from commplan.ir.plan import name_of
+from commplan.ir.schedule import Elastic
+from commplan.lowering.jax.untyped import jax, jnp
 from commplan.runtime.optimisers import Difference, difference
 
 if TYPE_CHECKING:
@@ -61,6 +65,76 @@ def reduce(run: Run, name: str, *, phase: str = "step") -> optax.GradientTransfo
         return out[name], state
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+class ElasticState(NamedTuple):
+    """count: updates so far, i32[]. plan: the state of the plan, with the centre where workers keep it."""
+
+    count: Any
+    plan: Any
+
+
+def elastic(run: Run, name: str) -> optax.GradientTransformationExtraArgs:
+    """Elastic averaging, to stand behind the member's own optimiser:
+
+        optimizer = optax.chain(optax.sgd(0.1, momentum=0.9), commplan.optax.elastic(run, "params"))
+
+    At every tau-th update, the first one included, the phase of the plan that holds the `elastic` of input
+    `name` is called with the parameters before the update, and its pull eta * rho * (W - C) is taken off the
+    updates (Zhang et al. 2015); tau is the period of the phase. `init` calls the plan's `at start`, on all
+    workers. Further inputs of the phase are keyword arguments of `update` (`update(grads, state, params,
+    eta=0.1)`). Raises `CommplanError` CP0823 where the plan has no such phase, or the run is not bound to a
+    communicator.
+    """
+    call, period, pull = _meeting(run, name)
+    others = [one for one in call.lowered.arguments if one != name]
+
+    def init(params: Any) -> ElasticState:
+        _, state = run.phases["start"](run.init(), **{name: params})
+        return ElasticState(jnp.zeros((), jnp.int32), state)
+
+    def update(updates: Any, state: ElasticState, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        if params is None:
+            fail("CP0823", "elastic averaging needs the parameters", "call update(grads, state, params)")
+        given = {one: extra[one] for one in others if one in extra}
+
+        def meet(plan: Any) -> tuple[Any, Any]:
+            out, after = call(plan, **{name: params}, **given)
+            return out[pull], dict(after)
+
+        def apart(plan: Any) -> tuple[Any, Any]:
+            return jax.tree_util.tree_map(jnp.zeros_like, params), dict(plan)
+
+        if period == 1:
+            found, plan = meet(state.plan)
+        else:
+            found, plan = jax.lax.cond(state.count % period == 0, meet, apart, state.plan)
+        moved = jax.tree_util.tree_map(operator.sub, updates, found)
+        return moved, ElasticState(state.count + 1, plan)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _meeting(run: Run, name: str) -> tuple[Any, int, str]:
+    """The phase in which `name` meets its centre, its period, and what its output of the pull is called."""
+    schedule = run.program.schedule
+    file = schedule.file
+    for phase in schedule.phases:
+        for op in phase.ops:
+            if not isinstance(op, Elastic) or name_of(op.operand) != name:
+                continue
+            called = next((one.name for one in phase.outputs if one.value == op.pull), None)
+            if called is None or phase.kind not in ("every", "step"):
+                why = f"phase `{phase.name}` does not put out the pull of `{name}` every so many steps"
+                fail("CP0823", why, "write `output` with it", span=op.span, file=file)
+            if run.context.machine.layout != "local":
+                why = "the run is bound to a mesh, where an optimiser's state has no place for a centre"
+                fail("CP0823", why, f"call run.{phase.name} in the step, and take the pull off", file=file)
+            start = run.phases.get("start")
+            if start is None or set(start.lowered.arguments) != {name}:
+                fail("CP0823", f"the plan's `at start` does not take `{name}` alone", file=file)
+            return run.phases[phase.name], phase.period, called
+    return fail("CP0823", f"no phase of the plan averages `{name}` with a centre", file=file)
 
 
 def init(optimizer: optax.GradientTransformation) -> Callable[[Any], Any]:

@@ -314,8 +314,8 @@ class Exchange(msgspec.Struct, frozen=True, tag="exchange", gc=False):
 
 
 class Put(msgspec.Struct, frozen=True, tag="put", gc=False):
-    """`result`, a state on a server, becomes `operand`, which all workers of a group hold alike: one of them
-    sends it to the owners, and nobody waits. What is asked of the state later waits for it there.
+    """`result`, a state on a server, becomes the `operand` of the first worker of its group, which sends it
+    to the owners; nobody waits. What is asked of the state later waits for it there.
     """
 
     result: Ref

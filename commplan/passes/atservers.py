@@ -6,6 +6,7 @@ else that a worker reads of a server after it is got.
 
     half = map fn(weights)          -->  weights.0/got = get(weights.0); half = map fn(weights.0/got)
     weights = broadcast params      -->  weights.1 = broadcast params; weights.1/there = put(weights.1)
+    center = broadcast params       -->  center.1/there = put(params.0), where no worker wants it
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ def at_servers(
         getting.add(op)
     made = tuple(sched.Binding(b.name, getting.get(b.value)) for b in outputs)
     building.ops = getting.ops
-    return made, tuple(_put(building, b, there) for b in updates)
+    kept = {b.value for b in outputs}
+    return made, tuple(_put(building, b, there, kept) for b in updates)
 
 
 def _bound(bindings: Sequence[Binding]) -> Bindings:
@@ -79,12 +81,25 @@ class _Getting:
         return self.got[ref]
 
 
-def _put(building: Building, binding: Binding, there: dict[str, Value]) -> sched.Binding:
-    """A new value of a state that lies on a server, and was not made there."""
+def _put(building: Building, binding: Binding, there: dict[str, Value], kept: set[Ref]) -> sched.Binding:
+    """A new value of a state that lies on a server, and was not made there. kept: what the phase puts out."""
     ref, state = binding.value, there.get(binding.name)
     maker = next((op for op in reversed(building.ops) if ref in sched.results(op)), None)
     if state is None or maker is None or isinstance(maker, sched.Exchange | sched.Elastic):
         return sched.Binding(binding.name, ref)
     put = building.temporary(ref, f"{ref}/there", state.placement)
-    building.ops.append(sched.Put(put, ref, maker.span))
+    if isinstance(maker, sched.Collective) and ref not in kept and _only_put(building, maker):
+        building.ops.remove(maker)
+        building.ops.append(sched.Put(put, maker.operand, maker.span))
+    else:
+        building.ops.append(sched.Put(put, ref, maker.span))
     return sched.Binding(binding.name, put)
+
+
+def _only_put(building: Building, maker: sched.Collective) -> bool:
+    """Whether `maker` brings the first worker's value to all others, and only the servers want it: then
+    nobody needs to wait for anybody, for it is the first worker that sends it there.
+    """
+    if maker.kind != "broadcast" or maker.root != 0:
+        return False
+    return all(maker.result not in sched.operands(op) for op in building.ops)
