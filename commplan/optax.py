@@ -93,7 +93,7 @@ def elastic(run: Run, name: str) -> optax.GradientTransformationExtraArgs:
         _, state = run.phases["start"](run.init(), **{name: params})
         return ElasticState(jnp.zeros((), jnp.int32), state)
 
-    def update(updates: Any, state: ElasticState, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         if params is None:
             fail("CP0823", "elastic averaging needs the parameters", "call update(grads, state, params)")
         given = {one: extra[one] for one in others if one in extra}
