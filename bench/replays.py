@@ -38,8 +38,10 @@ def simulated(count: int, seed: int, told: Counter[str]) -> list[str]:
     rng = random.Random(seed)
     problems: list[str] = []
     with tempfile.TemporaryDirectory() as name:
+        case = drawn(1000 * seed)
+        ready = made(case)
         for number in range(count):
-            if number % RUNS == 0:
+            if number and number % RUNS == 0:
                 case = drawn(1000 * seed + number // RUNS)
                 ready = made(case)
             victim = None

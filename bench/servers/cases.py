@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import operator
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -126,7 +127,9 @@ def drawn(seed: int, *, most: int = 6) -> Case:
 
 def _shapes(rng: random.Random) -> dict[str, tuple[tuple[int, ...], str]]:
     """Leaves of odd sizes, among them scalars and some without elements, of one or two dtypes."""
-    found = {"w0": ((rng.choice((1, 7, 33, 127, 501, 1021)),), "float32")}
+    found: dict[str, tuple[tuple[int, ...], str]] = {
+        "w0": ((rng.choice((1, 7, 33, 127, 501, 1021)),), "float32")
+    }
     for number in range(rng.randint(0, 4)):
         sizes = (1, 2, 3, 5, 11, 17, 0 if number == 2 else 13)
         shape = tuple(rng.choice(sizes) for _ in range(rng.randint(0, 3)))
@@ -145,12 +148,16 @@ def program(case: Case) -> Any:
 
 
 def sgd(w: Any, g: Any) -> Any:
-    return jax.tree.map(lambda w, g: w - 0.5 * g, w, g)
+    return jax.tree.map(functools.partial(_less, 0.5), w, g)
 
 
 def momentum(w: Any, m: Any, g: Any) -> tuple[Any, Any]:
-    m = jax.tree.map(lambda m, g: 0.5 * m + g, m, g)
-    return jax.tree.map(lambda w, m: w - 0.25 * m, w, m), m
+    m = jax.tree.map(functools.partial(_less, -1.0), jax.tree.map(functools.partial(operator.mul, 0.5), m), g)
+    return jax.tree.map(functools.partial(_less, 0.25), w, m), m
+
+
+def _less(factor: float, x: Any, y: Any) -> Any:
+    return x - factor * y
 
 
 def functions(case: Case) -> dict[str, Callable[..., Any]]:

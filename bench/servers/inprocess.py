@@ -216,9 +216,9 @@ class Job:
         dtype = numpy_dtype(buffer.dtype)
         if buffer.what == "token":
             return np.zeros(buffer.size, dtype)
-        value = values[buffer.value.split(".")[0]]
-        leaves = [value[name] for name in sorted(value)] if isinstance(value, dict) else [value]
-        flat = np.concatenate([np.asarray(leaves[place]).reshape(-1) for place in buffer.leaves])
+        value: Any = values[buffer.value.split(".")[0]]
+        leaves = _leaves(value)
+        flat: Any = np.concatenate([np.asarray(leaves[place]).reshape(-1) for place in buffer.leaves])
         return flat.astype(dtype)
 
     def answer(self, worker: int, site: Site) -> Tree:
@@ -276,3 +276,9 @@ def differences(case: Case, first: Ends, again: Ends) -> list[str]:
         if one[:most] != other[:most]:
             problems.append(f"{case}: worker {worker} has other weights than recorded")
     return problems
+
+
+def _leaves(value: Any) -> list[Any]:
+    """Of a dict by name, or the one array."""
+    tree: Any = value
+    return [tree[name] for name in sorted(tree)] if isinstance(value, dict) else [value]

@@ -135,6 +135,7 @@ def exchanging(run: Any, state: Any, rank: int, workers: int, units: Any, note: 
 
 def look(run: Any, state: Any, folder: Path, least: Any) -> None:
     """What the servers hold when everybody else has left; terms of others may still be on their way."""
+    found: Any = None
     for _ in range(100):
         out, state = run.look(state)
         found = np.asarray(out.center if least is None else out.weights)
@@ -150,7 +151,7 @@ def expected(folder: Path, workers: int) -> Any:
     for rank in range(workers):
         if (folder / f"note-{rank}").exists():
             counts[rank] = (folder / f"note-{rank}").stat().st_size // 4
-    return np.float32(counts)[np.arange(SIZE) % workers]
+    return np.array(counts, np.float32)[np.arange(SIZE) % workers]
 
 
 def _until(path: Path) -> None:
