@@ -84,7 +84,7 @@ class _Pieces:
         if ref in self.trees:
             return self.trees[ref][index] if ways == 1 else None
         leaf = value.leaves[index]
-        return (Run(leaf.path, 0, row_size(value.kind, leaf, ways)),)
+        return _joined((Run(leaf.path, 0, row_size(value.kind, leaf, ways)),))
 
     def _pack(self, op: Pack) -> None:
         found: list[tuple[int, Run]] = []
