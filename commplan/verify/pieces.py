@@ -140,7 +140,7 @@ class _Pieces:
                 self._in_place(op, leaf, own)
         if not whole:
             self.trees[op.result] = tuple(
-                None if own is None else _joined(run for _, run in sorted(own)) for own in held
+                None if own is None or op.ways > 1 else _joined(run for _, run in sorted(own)) for own in held
             )
 
     def _in_place(self, op: Unpack, leaf: Leaf, own: Sequence[tuple[int, Run]]) -> None:
