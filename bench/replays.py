@@ -46,7 +46,7 @@ def simulated(count: int, seed: int, told: Counter[str]) -> list[str]:
                 ready = made(case)
             victim = None
             if rng.random() < 0.25:
-                victim = rng.randrange(case.workers), rng.randint(3, case.steps + 2)
+                victim = rng.randrange(case.workers), rng.randint(4, case.steps + 2)  # after what it puts
             paces = rng.getrandbits(32), rng.getrandbits(32)
             try:
                 first = Job(ready, Path(name), paces[0], replay=False, victim=victim).run()

@@ -172,7 +172,7 @@ class Job:
         (site,) = [site for site in self.sites.all if site.phase == "step"]
         given = started(case, worker)
         for put in first:
-            yield put, {put.states[0]: given["opt" if put.states[0] == "moment" else "params"]}
+            yield put, given | {put.states[0]: given["opt" if put.states[0] == "moment" else "params"]}
         for step in range(case.steps):
             yield site, asked(case, worker, step, w)
             w = stepped(case, worker, step, w, self.answer(worker, site))
