@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 import commplan
+from commplan.ir.plan import name_of
 from commplan.lowering.jax.trees import flatten, leaves_of
 from commplan.protocol.sites import LEAVE, Buffer, Chunk, Site, Sites
 from commplan.protocol.survey import sites as survey
@@ -83,17 +84,19 @@ class Job:
         """Put the messages of a request on the wires."""
         first = self.sites.members(site)[self.sites.group(site, worker)][0]
         buffers = site.token if site.kind == "put" and worker != first else site.up
-        messages = [(chunk, self.flat(buffer, values)) for buffer in buffers for chunk in buffer.chunks]
+        messages = [(chunk, self.flat(site, buffer, values)) for buffer in buffers for chunk in buffer.chunks]
         for chunk, flat in sorted(messages, key=lambda one: one[0].tag):
             part = flat[chunk.start : chunk.start + chunk.size]
             data = np.ascontiguousarray(part).view(np.uint8).copy()
             self.wires.setdefault((worker, site.first + chunk.server), deque()).append((chunk.tag, data))
 
-    def flat(self, buffer: Buffer, values: Mapping[str, Any]) -> Array:
+    def flat(self, site: Site, buffer: Buffer, values: Mapping[str, Any]) -> Array:
+        """The elements of a buffer. values: by name; what is put goes by the name of the state it sets."""
         dtype = numpy_dtype(buffer.dtype)
         if buffer.what == "token":
             return np.zeros(buffer.size, dtype)
-        leaves = leaves_of(values[buffer.value.split(".")[0]])[1]
+        name = site.states[0] if site.kind == "put" else name_of(buffer.value)
+        leaves = leaves_of(values[name])[1]
         found = [np.asarray(leaves[place]).reshape(-1) for place in buffer.leaves]
         return np.concatenate(found).astype(dtype)
 
