@@ -21,6 +21,7 @@ from commplan.passes.pricing import costs_for
 from commplan.passes.shapecheck import check_leaves, check_sizes
 from commplan.passes.shapes import infer
 from commplan.passes.wirecheck import check_wires
+from commplan.protocol.survey import sites
 from commplan.topology import Topology, load_topology, place
 from commplan.verify.schedule import verify
 
@@ -80,6 +81,7 @@ def compile_plan(
     _check_order(plan, order or {})
     schedule = lower(plan, axes, values, backend, known.hosts if known is not None else ())
     seconds = time.perf_counter() - start
+    sites(schedule)  # what servers cannot do is a mistake of the plan, not one of lowering
     problems = verify(schedule)
     if problems:
         notes = (

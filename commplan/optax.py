@@ -155,10 +155,11 @@ def update(optimizer: optax.GradientTransformation) -> Callable[..., Any]:
     """`optimizer` as the update of an exchange: (weights, state, gradients) -> (weights, state).
 
     Declare it `fn adam(tree, tree, tree) -> tree, tree on device elementwise`; for an optimiser that keeps no
-    state (weights, gradients) -> weights does as well. Owners update their part of the weights alone, so it
-    must work element by element, whatever its name: a small random tree is updated whole and in parts, and
-    must come out the same. Raises `CommplanError` CP0822 where it does not (a norm of the tree or of a leaf,
-    factored moments, rules that go by a leaf's shape), and where the optimiser itself fails.
+    state (weights, gradients) -> weights does as well, which others refuse when they are called. Owners
+    update their part of the weights alone, so it must work element by element, whatever its name: a small
+    random tree is updated whole and in parts, and must come out the same. Raises `CommplanError` CP0822 where
+    it does not (a norm of the tree or of a leaf, factored moments, rules that go by a leaf's shape), and
+    where the optimiser itself fails.
     """
     own = cast("Any", optimizer)
 
@@ -168,7 +169,9 @@ def update(optimizer: optax.GradientTransformation) -> Callable[..., Any]:
 
     def step(weights: Any, *rest: Any) -> Any:
         if len(rest) == 1:
-            return applied(weights, own.init(weights), rest[0])[0]
+            state = own.init(weights)
+            _keeps_nothing(state)
+            return applied(weights, state, rest[0])[0]
         return applied(weights, *rest)
 
     try:
@@ -177,11 +180,25 @@ def update(optimizer: optax.GradientTransformation) -> Callable[..., Any]:
         fail(
             "CP0822",
             f"the optimiser cannot update a tree: {type(error).__name__}: {error}",
-            "it is called as update(gradients, state, weights), with nothing else",
+            "it is called as update(gradients, state, weights), with nothing else, on a tree of its own: the"
+            " leaves `matrix`, `vector` and `small`; masks and labels may not name leaves",
         )
     if found is not None:
         _refuse(found)
     return step
+
+
+def _keeps_nothing(state: Any) -> None:
+    """Where the plan has no place for a state, one would begin anew at every step."""
+    kept = jax.tree_util.tree_leaves_with_path(state)
+    if kept:
+        fail(
+            "CP0822",
+            f"the optimiser keeps a state beside the weights (`{jax.tree_util.keystr(kept[0][0])}`), and the"
+            " exchange has none: it would begin anew at every step",
+            "declare `state moment : tree` and `fn NAME(tree, tree, tree) -> tree, tree on device"
+            " elementwise`, set it at start by commplan.optax.init, and exchange into both",
+        )
 
 
 def _refuse(found: Difference) -> None:

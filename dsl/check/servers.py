@@ -193,6 +193,13 @@ def _fn_fits(ctx: Context, expr: ast.ExchangeExpr, fn: Fn, states: Sequence[Valu
             "each owner updates its chunks as they arrive, and must get what the whole would give",
         )  # fmt: skip
         return False
+    if fn.random:
+        ctx.error(
+            "CP0214", f"the update `{fn.name}` may not be random", expr.fn.span, declared,
+            "each owner of a chunk would draw numbers of its own: draw them with `map`, and add them to the "
+            "gradients",
+        )  # fmt: skip
+        return False
     for name, value, type_ in zip((*expr.states, expr.gradient), values, fn.operands, strict=True):
         if value.type != type_:
             ctx.error(

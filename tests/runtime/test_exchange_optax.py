@@ -53,6 +53,14 @@ def test_what_looks_at_more_than_an_element_is_refused(rule: Any) -> None:
     assert "in the whole tree and by" in str(error.value)
 
 
+def test_a_state_that_the_exchange_has_no_place_for_is_refused() -> None:
+    trees = {"w": jnp.ones(3)}, {"w": jnp.ones(3)}
+    stateless = commplan.optax.update(optax.sgd(0.5))
+    assert np.array_equal(stateless(*trees)["w"], np.full(3, 0.5, np.float32))
+    with pytest.raises(CommplanError, match=r"CP0822.*begin anew at every step"):
+        commplan.optax.update(optax.sgd(0.5, momentum=0.9))(*trees)
+
+
 def test_an_optimiser_that_wants_more_is_refused() -> None:
     with pytest.raises(CommplanError, match=r"CP0822.*cannot update a tree"):
         commplan.optax.update(optax.contrib.reduce_on_plateau())  # pyright: ignore

@@ -1,0 +1,43 @@
+"""What servers cannot do is a mistake of the plan, and is told as one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import commplan
+from commplan.diagnostics import CommplanError
+
+PLAN = """plan p
+axis rack = 2
+axis worker = 2
+server hub = 1
+input params : tree per rack, worker
+input grads : tree partial rack, worker
+state weights : tree on hub
+fn sgd(tree, tree) -> tree on device elementwise
+at start {
+    weights = broadcast params over rack, worker from 0
+}
+each step {
+    weights = exchange grads into weights with sgd over rack, worker by mean
+    output weights
+}
+"""
+MEETS = "pull, weights = elastic params with weights over rack, worker by async(eta = 0.1, rho = 0.1)\n"
+CASES = {
+    "CP0767": PLAN.replace("    output weights", f"    {MEETS}    output pull"),
+    "CP0729": PLAN.replace("partial rack, worker", "partial worker").replace(
+        "sgd over rack, worker", "sgd over worker"
+    ),
+}
+
+
+@pytest.mark.parametrize("code", CASES)
+def test_it_has_its_own_code_and_line(code: str):
+    tree = {"w": np.zeros(3, np.float32)}
+    with pytest.raises(CommplanError) as error:
+        commplan.loads(CASES[code]).compile(backend="mpi", shapes={"params": tree, "grads": tree})
+    (found,) = error.value.diagnostics
+    assert (found.code, found.span is not None and found.span.line > 12) == (code, True)
+    assert "schedule" not in str(error.value)
