@@ -17,7 +17,7 @@ With `deaths`, workers may die at any moment, and servers hear of it at differen
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -30,6 +30,7 @@ from commplan.protocol.sites import LEAVE, Buffer, Chunk, Kind, Mode, Site, Site
 from commplan.protocol.units import Layout, weights
 from commplan.protocol.worker import receives, sends
 
+Event = tuple[str, int, int]  # what happens, to which worker, and at which server, or -1
 LOST = -1  # in a channel: the server hears that the worker has died
 
 
@@ -151,6 +152,7 @@ class World:
             (w, s): () for w in range(model.workers) for s in range(model.servers)
         }
         self.machines = [Machine(sites, s) for s in range(model.servers)]
+        self.keys = [machine.key() for machine in self.machines]  # an event changes one of them at most
         zero = Book((0,) * model.workers)
         self.books = {unit.number: zero for unit in sites.all[0].layout.units}
         self.answered = dict.fromkeys(range(model.workers), 0)  # requests of which every answer has come
@@ -162,15 +164,15 @@ class World:
         made = World.__new__(World)
         vars(made).update(vars(self))
         made.workers, made.channels = list(self.workers), dict(self.channels)
-        made.machines, made.books, made.answered = list(self.machines), dict(self.books), dict(self.answered)
+        made.machines, made.keys = list(self.machines), list(self.keys)
+        made.books, made.answered = dict(self.books), dict(self.answered)
         return made
 
-    def key(self) -> tuple[object, ...]:
-        machines = tuple(machine.key() for machine in self.machines)
-        books = tuple(self.books.values())
-        return tuple(self.workers), tuple(self.channels.values()), machines, books, self.failed
+    def key(self) -> tuple[Hashable, ...]:
+        """Equal for worlds in which the same can happen from now on; its length is the model's."""
+        return (*self.workers, *self.channels.values(), *self.keys, *self.books.values(), self.failed)
 
-    def events(self) -> Iterator[tuple[str, int, int]]:
+    def events(self) -> Iterator[Event]:
         """What may happen next: a message arrives, or a worker dies."""
         if self.failed:
             return
@@ -182,7 +184,7 @@ class World:
                 if not worker.dead and not worker.done:
                     yield "dies", number, -1
 
-    def after(self, event: tuple[str, int, int]) -> World:
+    def after(self, event: Event) -> World:
         """The world after an event. Raises `BrokenError`."""
         what, worker, server = event
         made = self.copy()
@@ -196,6 +198,7 @@ class World:
         made.channels[worker, server] = tuple(rest)
         made.machines[server] = machine = self.machines[server].copy()
         effects = machine.lost(worker) if tag == LOST else machine.arrive(worker, tag)
+        made.keys[server] = machine.key()
         for effect in effects:
             made._keep(server, effect)
         return made
@@ -316,45 +319,68 @@ class World:
             raise BrokenError("a server does not end after all workers have left")
 
 
+class _Seen:
+    """The states so far: the number of each, and how it was come to.
+
+    States are the same where their keys are, not where a hash of them is. A state shares nearly all parts of
+    its key with others, so that a part is kept once, and a key is the numbers of its parts.
+    """
+
+    def __init__(self, start: World) -> None:
+        self.parts: dict[Hashable, int] = {}
+        self.numbers: dict[tuple[int, ...], int] = {self._key(start): 0}
+        self.ways: list[tuple[int, Event] | None] = [None]
+
+    def _key(self, world: World) -> tuple[int, ...]:
+        return tuple(self.parts.setdefault(part, len(self.parts)) for part in world.key())
+
+    def add(self, world: World, before: int, event: Event) -> int | None:
+        """The number of a new state, to which `event` leads from state `before`; None where it is known."""
+        number = len(self.ways)
+        if self.numbers.setdefault(self._key(world), number) < number:
+            return None
+        self.ways.append((before, event))
+        return number
+
+    def path(self, number: int) -> tuple[str, ...]:
+        """The events that lead to a state."""
+        found: list[str] = []
+        while (way := self.ways[number]) is not None:
+            number, event = way
+            found.append(_said(event))
+        return tuple(reversed(found))
+
+
 def explore(model: Model, *, most: int = 10_000_000) -> Explored:
     """Every reachable state of `model`, or the first one where something is wrong with the way to it.
 
     Raises ValueError where there are more than `most` states.
     """
     start = World(model, sites_of(model))
-    seen: dict[int, tuple[int, tuple[str, int, int]] | None] = {hash(start.key()): None}
-    left = [(start, hash(start.key()))]
+    seen = _Seen(start)
+    left = [(start, 0)]
     while left:
-        world, key = left.pop()
+        world, number = left.pop()
         events = list(world.events())
         try:
             if not any(event[0] == "arrives" for event in events):
                 world.end()
         except BrokenError as broken:
-            return Explored(model, len(seen), str(broken), _path(seen, key))
+            return Explored(model, len(seen.ways), str(broken), seen.path(number))
         for event in events:
             try:
                 after = world.after(event)
             except BrokenError as broken:
-                return Explored(model, len(seen), str(broken), (*_path(seen, key), _said(event)))
-            name = hash(after.key())
-            if name not in seen:
-                seen[name] = (key, event)
-                left.append((after, name))
-        if len(seen) > most:
+                return Explored(model, len(seen.ways), str(broken), (*seen.path(number), _said(event)))
+            new = seen.add(after, number, event)
+            if new is not None:
+                left.append((after, new))
+        if len(seen.ways) > most:
             raise ValueError(f"{model} has more than {most} states")
-    return Explored(model, len(seen))
+    return Explored(model, len(seen.ways))
 
 
-def _path(seen: dict[int, tuple[int, tuple[str, int, int]] | None], key: int) -> tuple[str, ...]:
-    found: list[str] = []
-    while (before := seen[key]) is not None:
-        key, event = before
-        found.append(_said(event))
-    return tuple(reversed(found))
-
-
-def _said(event: tuple[str, int, int]) -> str:
+def _said(event: Event) -> str:
     what, worker, server = event
     if what == "dies":
         return f"worker {worker} dies"
