@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 import msgspec
 
+from commplan.ir.beside import weights_of
 from commplan.ir.choice import Alternative, Choice
 from commplan.ir.layout import row_size
 from commplan.ir.plan import Algorithm, Arg, Hints, Ref, name_of
-from commplan.ir.schedule import Collective, CollectiveKind, Exchange, Leaf, Schedule, Value, widest
+from commplan.ir.schedule import Collective, CollectiveKind, Exchange, Schedule, Value, widest
 from commplan.ir.types import sized
 from commplan.passes.choosing import Chooser, rounded
 from commplan.passes.relocation import Kept
@@ -97,22 +98,11 @@ def strange(schedule: Schedule, op: Exchange) -> str | None:
         value = _value(schedule, ref)
         if value.kind != weights.kind:
             return f"`{name_of(ref)}`, which is one {value.kind} while the weights are one {weights.kind}"
-        for leaf in value.leaves:
-            if leaf.shape and weight_of(leaf, weights.leaves) is None:
+        for leaf, weight in zip(value.leaves, weights_of(value.leaves, weights.leaves), strict=True):
+            if leaf.shape and weight is None:
                 shape = f"{leaf.dtype}{list(leaf.shape)}"
                 return f"leaf `{leaf.path}` of `{name_of(ref)}`, {shape}: it needs a whole-tree view"
     return None
-
-
-def weight_of(leaf: Leaf, weights: Sequence[Leaf]) -> int | None:
-    """The weight that `leaf` of an optimiser's state belongs to, by its index: of those of its shape whose
-    path ends its path the one with the longest; None where there is none."""
-    fits = [
-        (len(weight.path), -index)
-        for index, weight in enumerate(weights)
-        if weight.shape == leaf.shape and f"/{leaf.path}".endswith(f"/{weight.path}" if weight.path else "")
-    ]
-    return -max(fits)[1] if fits else None
 
 
 class Times(NamedTuple):

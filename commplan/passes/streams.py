@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from commplan.ir.beside import weights_of
 from commplan.ir.plan import Ref, name_of
-from commplan.ir.schedule import Collective, Leaf, Map, Op, Pack, Part, Scale, Unpack, Value
+from commplan.ir.schedule import Collective, LocalSum, Map, Op, Pack, Part, Scale, Unpack
 from commplan.ir.schedule import operands as operands_of
 from commplan.ir.schedule import results as results_of
-from commplan.passes.owning import weight_of
 from commplan.passes.rewrite import Editor
 
 
@@ -38,7 +38,8 @@ class Stream(NamedTuple):
 
 
 class Gathered(NamedTuple):
-    """How a result of a map is gathered: the packs and all-gathers, and the unpack that ends them."""
+    """How a result of a map is gathered: the packs, the all-gathers or one broadcast from each owner, and the
+    unpack that ends them."""
 
     packs: tuple[Pack, ...]
     moves: tuple[Collective, ...]
@@ -47,6 +48,11 @@ class Gathered(NamedTuple):
     @property
     def ops(self) -> tuple[Op, ...]:
         return (*self.packs, *self.moves, self.end)
+
+    @property
+    def owners(self) -> tuple[Collective, ...]:
+        """A broadcast from each owner, the first of its rows first; none where all ranks own."""
+        return tuple({op.root: op for op in self.moves if op.kind == "broadcast"}.values())
 
 
 def stream(editor: Editor, ops: Sequence[Op], op: Map) -> Stream | Refusal | None:
@@ -86,15 +92,15 @@ def _buckets(
     found: dict[Ref, list[Part]] = {}
     for part in end.parts:
         found.setdefault(part.value, []).append(part)
-    made = [op.result for op in ops if isinstance(op, Collective) and op.result in found]
+    made = [op.result for op in ops if isinstance(op, Collective | LocalSum) and op.result in found]
     if len(made) < len(found):
         return []
     if any(len({part.leaf for part in parts}) < len(parts) for parts in found.values()):
         return []
-    kinds = {ref: op.kind for ref in made if isinstance(op := makers[ref], Collective)}
-    if not set(kinds.values()) <= {"reduce_scatter", "all_reduce"}:
+    kinds = {ref: op.kind if isinstance(op := makers[ref], Collective) else "reduce" for ref in made}
+    if not set(kinds.values()) <= {"reduce_scatter", "reduce", "all_reduce"}:
         return []
-    return [(ref, tuple(found[ref]), kinds[ref] == "reduce_scatter") for ref in made]
+    return [(ref, tuple(found[ref]), kinds[ref] != "all_reduce") for ref in made]
 
 
 def _owners(editor: Editor, op: Map, gradient: Ref) -> dict[Ref, tuple[int | None, ...]] | Refusal:
@@ -107,19 +113,16 @@ def _owners(editor: Editor, op: Map, gradient: Ref) -> dict[Ref, tuple[int | Non
             continue  # a scalar beside the trees: every piece takes it as it is
         if value.placement.split != like.placement.split or value.kind != like.kind:
             return Refusal(f"`{name_of(ref)}` is {value.placement}, and the gradient {like.placement}")
-        own = [_owner(leaf, like) for leaf in value.whole]
+        leaves = value.whole or value.leaves  # rows of a few owners: cut alike, and no more is known
+        own = weights_of(leaves, like.whole or like.leaves)
         strange = next(
-            (leaf for leaf, one in zip(value.whole, own, strict=True) if one is None and leaf.shape), None
+            (leaf for leaf, one in zip(leaves, own, strict=True) if one is None and leaf.shape), None
         )
         if strange is not None:
             shape = f"{strange.dtype}{list(strange.shape)}"
             return Refusal(f"leaf `{strange.path}` of `{name_of(ref)}`, {shape}, goes with no gradient's")
-        found[ref] = tuple(own)
+        found[ref] = own
     return found
-
-
-def _owner(leaf: Leaf, like: Value) -> int | None:
-    return weight_of(leaf, like.whole)
 
 
 def gathered(ops: Sequence[Op], ref: Ref) -> Gathered | None:
@@ -127,7 +130,9 @@ def gathered(ops: Sequence[Op], ref: Ref) -> Gathered | None:
     packs = tuple(op for op in ops if isinstance(op, Pack) and {part.value for part in op.parts} == {ref})
     buffers = {op.result for op in packs}
     moves = tuple(
-        op for op in ops if isinstance(op, Collective) and op.kind == "all_gather" and op.operand in buffers
+        op
+        for op in ops
+        if isinstance(op, Collective) and op.kind in ("all_gather", "broadcast") and op.operand in buffers
     )
     buffers |= {op.result for op in moves}
     ends = [op for op in ops if isinstance(op, Unpack) and not buffers.isdisjoint(operands_of(op))]

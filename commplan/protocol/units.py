@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import msgspec
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note, Span
+from commplan.ir.beside import weights_of
 from commplan.ir.schedule import Leaf
 from commplan.ir.types import DType
 from commplan.protocol import chunks
@@ -102,13 +103,11 @@ def beside(kept: Sequence[Leaf], leaves: Sequence[Leaf], like: Layout, span: Spa
 
     Raises CP0726 for a leaf that is neither a scalar nor belongs to a whole copy of the weights.
     """
-    known = {leaf.path: place for place, leaf in enumerate(leaves)}
     copies: dict[str, dict[int, int]] = {}
     scalars: list[int] = []
-    for place, leaf in enumerate(kept):
-        found = _match(leaf, leaves, known)
-        if found is not None:
-            prefix, own = found
+    for place, (leaf, own) in enumerate(zip(kept, weights_of(kept, leaves), strict=True)):
+        if own is not None:
+            prefix = leaf.path[: len(leaf.path) - len(leaves[own].path)]
             copies.setdefault(prefix, {})[own] = place
         elif leaf.shape == ():
             scalars.append(place)
@@ -122,16 +121,6 @@ def beside(kept: Sequence[Leaf], leaves: Sequence[Leaf], like: Layout, span: Spa
             _refuse(some, f"its copy of the weights lacks `{missing[0]}`", span, file)
         slots.append(_slot(own, kept, like, span, file))
     return Layout(like.servers, tuple(slots), tuple(scalars), like.units)
-
-
-def _match(leaf: Leaf, leaves: Sequence[Leaf], known: dict[str, int]) -> tuple[str, int] | None:
-    """Where the path of `leaf` before a path of the weights ends, and the place of that weight."""
-    steps = leaf.path.split("/") if leaf.path else []
-    for count in range(len(steps) + 1):  # the longest path first
-        own = known.get("/".join(steps[count:]))
-        if own is not None and leaves[own].shape == leaf.shape:
-            return "/".join(steps[:count]), own
-    return None
 
 
 def _slot(own: dict[int, int], kept: Sequence[Leaf], like: Layout, span: Span, file: str) -> tuple[Flat, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from commplan.ir.beside import ends_with
 from commplan.ir.layout import row_size
 from commplan.ir.plan import Ref
 from commplan.ir.schedule import (
@@ -192,8 +193,7 @@ def _made(leaf: Leaf, given: Sequence[tuple[Ref, Leaf, Known]]) -> Known:
 
 def _goes_with(leaf: Leaf, other: Leaf) -> bool:
     """Whether one path ends with the other."""
-    one, two = f"/{leaf.path}", f"/{other.path}"
-    return one.endswith(two if other.path else "") or two.endswith(one if leaf.path else "")
+    return ends_with(leaf.path, other.path) or ends_with(other.path, leaf.path)
 
 
 def _offsets(held: Sequence[Run]) -> tuple[tuple[int, Run], ...]:
