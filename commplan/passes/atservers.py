@@ -18,6 +18,7 @@ import msgspec
 from commplan.diagnostics import Span
 from commplan.ir import schedule as sched
 from commplan.ir.plan import Binding, Ref, Value
+from commplan.ir.serving import renewed, server_op
 from commplan.passes.building import Building
 
 Bindings = tuple[sched.Binding, ...]
@@ -58,18 +59,13 @@ class _Getting:
         self.got: dict[Ref, Ref] = {}
 
     def add(self, op: sched.Op) -> None:
-        match op:
-            case sched.Exchange() if op.states[0] in self.held:
-                self.ops.append(op)
-                self.held |= dict.fromkeys(op.results[1:], op.span)
-            case sched.Elastic() if op.result is not None:
-                self.ops.append(op)
-                self.held[op.result] = op.span
-            case sched.Map():
-                operands = tuple(self.get(ref, op.span) for ref in op.operands)
-                self.ops.append(msgspec.structs.replace(op, operands=operands))
-            case _:
-                self.ops.append(op)
+        if isinstance(op, sched.Map):
+            operands = tuple(self.get(ref, op.span) for ref in op.operands)
+            op = msgspec.structs.replace(op, operands=operands)
+        self.ops.append(op)
+        asking = server_op(op, self.building.of)
+        if asking is not None:
+            self.held |= dict.fromkeys(renewed(asking), op.span)
 
     def get(self, ref: Ref, span: Span | None = None) -> Ref:
         """`ref`, or what a worker gets of it where it lies on a server."""

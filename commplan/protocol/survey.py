@@ -8,12 +8,11 @@ import msgspec
 
 from commplan.diagnostics import Span, fail
 from commplan.ir.plan import AxisKind, Ref, name_of
-from commplan.ir.schedule import Elastic, Exchange, Get, Phase, Put, Schedule, Value, operands, results
+from commplan.ir.schedule import Elastic, Exchange, Get, Phase, Put, Schedule, Value, results
+from commplan.ir.serving import ServerOp, sent, server_op
 from commplan.ir.types import DType
 from commplan.protocol.sites import FIRST_TAG, Buffer, Chunk, Mode, Site, Sites
 from commplan.protocol.units import Flat, Layout, Unit, beside, weights
-
-ServerOp = Exchange | Elastic | Put | Get
 
 
 def sites(schedule: Schedule) -> Sites:
@@ -23,19 +22,6 @@ def sites(schedule: Schedule) -> Sites:
     two ways, CP0729 where workers neither meet in an op nor have a state of their own.
     """
     return _Survey(schedule).sites()
-
-
-def server_op(op: object, values: dict[Ref, Value]) -> bool:
-    """Whether `op` talks with servers, where `values` are those of its phase and of the schedule's entry."""
-    match op:
-        case Put() | Get():
-            return True
-        case Exchange():
-            return values[op.states[0]].placement.server is not None
-        case Elastic():
-            return op.mode != "sync"
-        case _:
-            return False
 
 
 class _Tags:
@@ -80,8 +66,9 @@ class _Survey:
         for phase in self.schedule.phases:
             values = self.entry | {value.id: value for value in phase.values}
             for op in phase.ops:
-                if isinstance(op, Exchange | Elastic | Put | Get) and server_op(op, values):
-                    yield phase, op, values
+                asking = server_op(op, values)
+                if asking is not None:
+                    yield phase, asking, values
 
     def _lay(self, op: Exchange | Elastic, values: dict[Ref, Value]) -> None:
         """The layouts of the states of an op: the first one is cut, a second one with it."""
@@ -205,7 +192,7 @@ class _Survey:
             fail(
                 "CP0729",
                 f"workers along `{left[0]}` hold the same, and each would send it to the servers",
-                f"name `{left[0]}` after `over` too, or declare the state `per {left[0]}`",
+                f"name `{left[0]}` after `over` too, or make it an ensemble with states `per {left[0]}`",
                 span=op.span,
                 file=self.schedule.file,
             )
@@ -254,21 +241,7 @@ class _Survey:
 
 def reads(phase: Phase, ref: Ref) -> bool:
     """Whether `ref`, made of a server's state, is needed by workers: by an op of theirs, or as an output."""
-    if any(binding.value == ref for binding in phase.outputs):
-        return True
-    for op in phase.ops:
-        match op:
-            case Exchange():
-                held = op.states
-            case Elastic():
-                held = (op.center,)
-            case Get():
-                held = (op.operand,)
-            case _:
-                held = ()
-        if ref in operands(op) and ref not in held:
-            return True
-    return False
+    return any(binding.value == ref for binding in phase.outputs) or any(ref in sent(op) for op in phase.ops)
 
 
 def _wire(dtype: DType, wire: DType | None) -> DType:

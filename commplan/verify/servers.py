@@ -15,8 +15,9 @@ from typing import NamedTuple
 from commplan.diagnostics import CommplanError, Span
 from commplan.ir.plan import AxisKind, name_of
 from commplan.ir.schedule import Elastic, Exchange, Get, Op, Put, Schedule
+from commplan.ir.serving import ServerOp
 from commplan.protocol.sites import FIRST_TAG, Buffer, Site, Sites
-from commplan.protocol.survey import ServerOp, sites
+from commplan.protocol.survey import sites
 from commplan.protocol.units import Layout
 from commplan.verify.scope import Report, Scope
 

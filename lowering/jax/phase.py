@@ -13,6 +13,7 @@ from commplan.collectives.scalars import scalar_algorithm
 from commplan.diagnostics import fail
 from commplan.ir import schedule as ir
 from commplan.ir.plan import name_of
+from commplan.ir.serving import ServerOp, sent, server_op
 from commplan.lowering.jax import ops, order, servers, together
 from commplan.lowering.jax.backend import Backend, move
 from commplan.lowering.jax.functions import Draw, call
@@ -142,9 +143,9 @@ class Lowered:
         while left or begun:
             blocked: list[ir.Op] = []
             for op in left:
-                asking = servers.asks(op, self.values)
-                needs = ir.operands(op) if asking is None else servers.reads(asking)
-                after = asking is not None and any(servers.asks(one, self.values) for one in blocked)
+                asking = server_op(op, self.values)
+                needs = ir.operands(op) if asking is None else sent(asking)
+                after = asking is not None and any(server_op(one, self.values) for one in blocked)
                 if begun and (after or not all(ref in env for ref in needs)):
                     blocked.append(op)
                     continue
@@ -165,7 +166,7 @@ class Lowered:
 
     def _begin(self, op: ir.Op, env: Env) -> Callable[[], Env] | None:
         """Begin a collective that is carried out in two parts, or a request; None for every other op."""
-        asking = servers.asks(op, self.values)
+        asking = server_op(op, self.values)
         if asking is not None:
             return self._ask(asking, env)
         if not isinstance(op, ir.Collective) or op.form != "split":
@@ -182,7 +183,7 @@ class Lowered:
             parts.append(functools.partial(self._completed, op, begun, leaf))
         return lambda: {op.result: env[op.operand].like([part() for part in parts])}
 
-    def _ask(self, op: servers.ServerOp, env: Env) -> Callable[[], Env]:
+    def _ask(self, op: ServerOp, env: Env) -> Callable[[], Env]:
         service = self.backend.service
         if service is None:
             servers.refuse(op.span, self.schedule.file)
@@ -193,13 +194,13 @@ class Lowered:
 
         return finished
 
-    def _shaped(self, op: servers.ServerOp, ref: str, env: Env) -> Structure:
+    def _shaped(self, op: ServerOp, ref: str, env: Env) -> Structure:
         """The structure of what a server gives: that of what it is met with, where it has the same leaves."""
         value = self.values[ref]
         if value.kind != "tree":
             return LEAF
         paths = [leaf.path for leaf in value.leaves]
-        for met in servers.reads(op):
+        for met in sent(op):
             if [leaf.path for leaf in self.values[met].leaves] == paths:
                 return env[met].structure
         return structure_by(paths, self.structures)

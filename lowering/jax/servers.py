@@ -7,14 +7,13 @@ from typing import Any, NoReturn, Protocol
 
 from commplan.diagnostics import Span, fail
 from commplan.ir import schedule as ir
+from commplan.ir.serving import ServerOp
 from commplan.lowering.jax import ops
 from commplan.lowering.jax.trees import Tree
 from commplan.lowering.jax.untyped import jnp
 from commplan.protocol.sites import Buffer, Site
-from commplan.protocol.survey import server_op
 
 Array = Any
-ServerOp = ir.Exchange | ir.Elastic | ir.Put | ir.Get
 
 
 class Service(Protocol):
@@ -37,33 +36,15 @@ class Service(Protocol):
         ...
 
 
-def asks(op: ir.Op, values: Mapping[str, ir.Value]) -> ServerOp | None:
-    """`op`, where it talks with servers."""
-    asking = isinstance(op, ir.Exchange | ir.Elastic | ir.Put | ir.Get) and server_op(op, dict(values))
-    return op if asking else None  # pyright: ignore[reportReturnType]
-
-
-def reads(op: ServerOp) -> tuple[str, ...]:
-    """The operands that a worker holds itself."""
-    match op:
-        case ir.Exchange():
-            held = op.states
-        case ir.Elastic():
-            held = (op.center,)
-        case ir.Get():
-            held = (op.operand,)
-        case ir.Put():
-            held = ()
-    return tuple(ref for ref in ir.operands(op) if ref not in held)
-
-
 def begin(
     service: Service, phase: str, op: ServerOp, values: Mapping[str, ir.Value], env: Mapping[str, Tree]
 ) -> Callable[[], dict[str, tuple[Array, ...]]]:
     """Start a request; what is returned waits for its answer: the leaves of each result that workers get."""
     site = service.site(phase, ir.results(op)[0])
     finish = service.begin(site, [packed(buffer, env) for buffer in service.up(site)])
-    return lambda: unpacked(site.down, finish(), values)
+    # What has no elements is in no message, and comes back all the same.
+    given = () if site.kind == "put" or any(b.what == "token" for b in site.down) else (site.result,)
+    return lambda: unpacked(site.down, finish(), values, given)
 
 
 def packed(buffer: Buffer, env: Mapping[str, Tree]) -> Array:
@@ -77,10 +58,11 @@ def packed(buffer: Buffer, env: Mapping[str, Tree]) -> Array:
 
 
 def unpacked(
-    buffers: Sequence[Buffer], arrays: Sequence[Array], values: Mapping[str, ir.Value]
+    buffers: Sequence[Buffer], arrays: Sequence[Array], values: Mapping[str, ir.Value], given: Sequence[str]
 ) -> dict[str, tuple[Array, ...]]:
-    """The leaves, by value, of what came in `buffers`; empty ones, which are never sent, besides."""
-    found: dict[str, list[Array | None]] = {}
+    """The leaves, by value, of what came in `buffers`, of the values `given` at least; empty ones, which are
+    never sent, besides."""
+    found: dict[str, list[Array | None]] = {ref: [None] * len(values[ref].leaves) for ref in given}
     for buffer, array in zip(buffers, arrays, strict=True):
         if buffer.what == "token":
             continue
