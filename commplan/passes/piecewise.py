@@ -54,14 +54,16 @@ class Pieces:
                 kept = [(leaf, part) for leaf, part in own if not self.editor.values[ref].leaves[leaf].shape]
                 if cut:
                     buffer = self._pack(ops, self.made[number][ref], cut, dtype, f"{name}/pack", 1)
-                    leaf = self.editor.leaf(buffer)
-                    moved = self.editor.flat(name, leaf.size * ways, dtype, result)
-                    ops.append(
-                        msgspec.structs.replace(
-                            like, operand=buffer, result=moved, dtype=dtype, nbytes=leaf.nbytes, after=()
+                    for row, one in enumerate(joined.owners or (like,)):
+                        leaf = self.editor.leaf(buffer)
+                        called = f"{name}_{row}" if joined.owners else name
+                        moved = self.editor.flat(called, leaf.size * ways, dtype, result)
+                        ops.append(
+                            msgspec.structs.replace(
+                                one, operand=buffer, result=moved, dtype=dtype, nbytes=leaf.nbytes, after=()
+                            )
                         )
-                    )
-                    whole += _placed(moved, cut)
+                        whole += self._row(ref, joined, _placed(moved, cut), row)
                 if kept:
                     buffer = self._pack(ops, self.made[number][ref], kept, dtype, f"{name}/kept", ways)
                     held = msgspec.structs.replace(self.editor.values[buffer], placement=result)
@@ -70,6 +72,19 @@ class Pieces:
         whole.sort(key=lambda part: (part.leaf, part.start))
         ops.append(msgspec.structs.replace(joined.end, parts=tuple(whole), after=()))
         return ops
+
+    def _row(self, ref: Ref, joined: Gathered, parts: list[Part], row: int) -> list[Part]:
+        """Where in the whole the columns `parts` of an owner's row belong, padding left out; all ranks' rows
+        come in order."""
+        if not joined.owners:
+            return parts
+        found: list[Part] = []
+        for part in parts:
+            start = row * self.editor.values[ref].leaves[part.leaf].size + part.start
+            size = min(part.size, self.editor.values[joined.end.result].leaves[part.leaf].size - start)
+            if size > 0:
+                found.append(msgspec.structs.replace(part, start=start, size=size))
+        return found
 
     def join(self, ref: Ref) -> list[Op]:
         """The parts of result `ref` put together again, as one shard."""

@@ -1,7 +1,9 @@
 """Parts that a few ranks own: sums brought to them, and what they make brought to everyone.
 
 Every leaf is cut into as many equal rows as there are owners, and owner j has the j-th of each, so that all
-owners hold as much, but for padding.
+owners hold as much, but for padding. Under MPI a row travels in pieces: while one is on its way back,
+updated, the next is on its way to its owner, so that links carry both at once. With n pieces the second
+direction ends 1/n of the time of the first after it; more than `PIECES` would gain little.
 """
 
 from __future__ import annotations
@@ -18,6 +20,9 @@ from commplan.ir.schedule import Collective, CollectiveKind, Leaf, LocalSum, Op,
 from commplan.ir.types import DType, Placement
 from commplan.passes.rewrite import Editor, axis_names, network_lane, varying
 
+PIECES = 8  # of all rows together
+LEAST = 256 * 1024  # bytes of a piece, at least
+
 
 def reduce_rows(
     editor: Editor,
@@ -31,23 +36,21 @@ def reduce_rows(
     """The sum of `operand` in rows: each on its owner, and zeros on all other ranks; scalars on everyone.
 
     s = sum(g)  -->  b = pack(g, rows); r0 = reduce(row 0 of b) to its owner; ..; s = unpack(r0 + r1 + ..)
+
+    The same for each piece of the rows; the sums of all pieces begin before any is used.
     """
     value, ways = editor.values[operand], len(owners)
     own = varying(value.placement, axes, axis_names(editor.schedule))
     found: list[Part] = []
+    summed: list[tuple[str, list[Ref], list[Part]]] = []
     for dtype, leaves in _by_dtype(value):
         sizes = [row_size(value.kind, value.leaves[leaf], ways) for leaf in leaves]
-        buffer = editor.flat(f"{result}/{dtype}", sum(sizes) * ways, dtype, value.placement)
-        ops.append(Pack(buffer, _run(operand, leaves, sizes), like.span, ways))
-        reduced: list[Ref] = []
-        for number, owner in enumerate(owners):
-            row = editor.flat(f"{result}/{dtype}_{number}/row", sum(sizes), dtype, value.placement)
-            ops.append(Pack(row, (Part(buffer, 0, number * sum(sizes), sum(sizes), 0),), like.span))
-            total = editor.flat(f"{result}/{dtype}_{number}", sum(sizes), dtype, own)
-            ops.append(_moved(editor, like, "reduce", row, total, owner))
-            reduced.append(total)
-        mine = _one_of(editor, ops, f"{result}/{dtype}/own", reduced, own, like.span)
-        found += _placed(mine, leaves, sizes)
+        for number, parts in enumerate(_pieces(editor, operand, leaves, sizes, ways, dtype)):
+            name = f"{result}/{dtype}_p{number}" if number else f"{result}/{dtype}"
+            summed.append((name, _piece_summed(editor, ops, name, parts, owners, dtype, own, like), parts))
+    for name, reduced, parts in summed:
+        mine = _one_of(editor, ops, f"{name}/own", reduced, own, like.span)
+        found += [msgspec.structs.replace(part, value=mine) for part in parts]
     for dtype, leaves in _by_dtype(value, scalars=True):
         buffer = editor.flat(f"{result}/{dtype}_scalars/pack", len(leaves), dtype, value.placement)
         ops.append(Pack(buffer, _run(operand, leaves, [1] * len(leaves)), like.span))
@@ -55,7 +58,51 @@ def reduce_rows(
         open_ = msgspec.structs.replace(like, algorithm=Algorithm("native"), pinned=False)
         ops.append(_moved(editor, open_, "all_reduce", buffer, total, None))
         found += _placed(total, leaves, [1] * len(leaves))
-    ops.append(Unpack(result, tuple(sorted(found, key=lambda part: part.leaf)), like.span))
+    ops.append(Unpack(result, tuple(sorted(found, key=lambda part: (part.leaf, part.start))), like.span))
+
+
+def _pieces(
+    editor: Editor, ref: Ref, leaves: list[int], sizes: list[int], ways: int, dtype: DType
+) -> list[list[Part]]:
+    """The columns of `leaves` of `ref`, `sizes` of them each, in equal pieces: each a buffer's parts."""
+    columns, count = sum(sizes), 1
+    if editor.schedule.backend == "mpi":
+        count = max(1, min(PIECES // ways, columns * ways * dtype.nbytes // LEAST))
+    ends = [columns * (piece + 1) // count for piece in range(count)]
+    found: list[list[Part]] = [[] for _ in ends]
+    for run in _run(ref, leaves, sizes):
+        for piece, (begin, end) in enumerate(zip([0, *ends], ends, strict=False)):
+            low, high = max(run.offset, begin), min(run.offset + run.size, end)
+            if low < high:
+                found[piece].append(Part(ref, run.leaf, low - run.offset, high - low, low - begin))
+    return found
+
+
+def _piece_summed(
+    editor: Editor,
+    ops: list[Op],
+    name: str,
+    parts: list[Part],
+    owners: tuple[int, ...],
+    dtype: DType,
+    own: Placement,
+    like: Collective,
+) -> list[Ref]:
+    """What is reduced to each owner of a piece."""
+    ways, columns = len(owners), sum(part.size for part in parts)
+    placement = editor.values[parts[0].value].placement
+    buffer = editor.flat(f"{name}/rows", columns * ways, dtype, placement)
+    ops.append(Pack(buffer, tuple(parts), like.span, ways))
+    reduced: list[Ref] = []
+    for number, owner in enumerate(owners):
+        row = buffer
+        if ways > 1:
+            row = editor.flat(f"{name}_{number}/row", columns, dtype, placement)
+            ops.append(Pack(row, (Part(buffer, 0, number * columns, columns, 0),), like.span))
+        total = editor.flat(f"{name}_{number}", columns, dtype, own)
+        ops.append(_moved(editor, like, "reduce", row, total, owner))
+        reduced.append(total)
+    return reduced
 
 
 def join_rows(
@@ -123,7 +170,7 @@ def _one_of(editor: Editor, ops: list[Op], name: Ref, reduced: list[Ref], own: P
     if len(reduced) == 1:
         return reduced[0]
     leaf: Leaf = editor.leaf(reduced[0])
-    stack = editor.flat(f"{name}/rows", leaf.size * len(reduced), leaf.dtype, own)
+    stack = editor.flat(f"{name}/all", leaf.size * len(reduced), leaf.dtype, own)
     parts = tuple(Part(row, 0, 0, leaf.size, index * leaf.size) for index, row in enumerate(reduced))
     ops.append(Pack(stack, parts, span))
     mine = editor.flat(name, leaf.size, leaf.dtype, own)

@@ -11,8 +11,10 @@ from support.exchanges import SHAPES, oracle_run, plan_text, same, wanted
 import commplan
 from commplan.diagnostics import CommplanError
 from commplan.ir.schedule import Collective, Exchange, Map, Slice
+from commplan.passes import rows
 from commplan.simulate import Predictor, simulate
 from commplan.topology import load_topology
+from commplan.verify import verify
 from commplan.verify.memory import memory
 
 TREE = {key: {"shape": list(shape), "dtype": "f32"} for key, shape in SHAPES.items()}
@@ -20,9 +22,9 @@ SMALL = "place,bucket{max=64},fuse_update,decompose,wire,select,overlap"
 OWNED, WITHIN = "via parameter_server", "via parameter_server(within = rack)"
 
 
-def compiled(text: str, passes: str | None = None, **shapes: Any) -> Any:
+def compiled(text: str, passes: str | None = None, backend: Any = None, **shapes: Any) -> Any:
     given = {"params": TREE, "grads": TREE} | shapes
-    return commplan.loads(text).compile(shapes=given, passes=passes).schedule
+    return commplan.loads(text).compile(shapes=given, passes=passes, backend=backend).schedule
 
 
 def refused(text: str, **shapes: Any) -> Any:
@@ -52,6 +54,27 @@ def test_it_means_what_the_equations_say(
     schedule = compiled(plan_text(axes, via, by=by, states=states), passes)
     found, _ = oracle_run(schedule, axes, 3, by, states)
     assert all(map(same, found, wanted(axes, 3, by, states)))
+
+
+@pytest.mark.parametrize("by", ["sum", "mean(weight = n)"])
+@pytest.mark.parametrize(
+    ("axes", "owners", "pieces"),
+    [({"worker": 4}, "owners = 1", 6), ({"worker": 5}, "owners = 3", 2),
+     ({"rack": 2, "worker": 3}, "owners = 2, within = rack", 4)],
+)  # fmt: skip
+def test_a_few_owners_update_piece_by_piece(
+    axes: dict[str, int], owners: str, pieces: int, by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "LEAST", 16)
+    text = plan_text(axes, f"via parameter_server({owners})", by=by, states=2)
+    schedule = compiled(text, backend="mpi")
+    found, _ = oracle_run(schedule, axes, 3, by, 2)
+    assert all(map(same, found, wanted(axes, 3, by, 2)))
+    assert not verify(schedule)
+    ops = schedule.phase("step").ops
+    assert sum(isinstance(op, Map) for op in ops) == pieces + 1  # and the scalars
+    moved = [op.kind for op in ops if isinstance(op, Collective) and op.kind in ("reduce", "broadcast")]
+    assert moved == sorted(moved, reverse=True)  # sums are all on their way before one is used
 
 
 def test_what_an_exchange_becomes() -> None:
