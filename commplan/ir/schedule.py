@@ -106,7 +106,8 @@ class Read(msgspec.Struct, frozen=True, tag="read", gc=False):
 class Map(msgspec.Struct, frozen=True, tag="map", gc=False):
     """Apply a bound function. `per_record` on the device means `vmap` over the leading dimension.
 
-    `per`: the ensembles between whose members a random function differs.
+    `per`: the ensembles between whose members a random function differs. `hints.overlap`: it is an update
+    that may run in pieces, each beside the sums that others wait for.
     """
 
     results: tuple[Ref, ...]
@@ -313,26 +314,22 @@ class Exchange(msgspec.Struct, frozen=True, tag="exchange", gc=False):
     lane: str = "network"
 
 
-class Put(msgspec.Struct, frozen=True, tag="put", gc=False):
+class _Moved(msgspec.Struct, frozen=True, gc=False):
+    result: Ref
+    operand: Ref
+    span: Span
+    after: tuple[Ref, ...] = ()
+    lane: str = "network"
+
+
+class Put(_Moved, frozen=True, tag="put", gc=False):
     """`result`, a state on a server, becomes the `operand` of the first worker of its group, which sends it
     to the owners; nobody waits. What is asked of the state later waits for it there.
     """
 
-    result: Ref
-    operand: Ref
-    span: Span
-    after: tuple[Ref, ...] = ()
-    lane: str = "network"
 
-
-class Get(msgspec.Struct, frozen=True, tag="get", gc=False):
+class Get(_Moved, frozen=True, tag="get", gc=False):
     """`result` is the state `operand` on a server, as it is when its owners are asked."""
-
-    result: Ref
-    operand: Ref
-    span: Span
-    after: tuple[Ref, ...] = ()
-    lane: str = "network"
 
 
 Op = (

@@ -46,12 +46,12 @@ def _phase(schedule: Schedule, phase: Phase, choices: list[Choice]) -> Phase:
 
 
 def _written(op: Map) -> bool:
-    """Whether the plan itself says `map`, and not `exchange`.
+    """Whether the plan itself says `map`, and not `exchange`: `place` asks updates to run beside their sums.
 
     Under JAX such a step stays the one that its text describes: XLA packs and overlaps as it sees fit, and
     more operations are a tax. Under MPI pieces are what lets sums be on their way while others are used.
     """
-    return all("/" not in ref for ref in op.results)
+    return op.hints.overlap is None
 
 
 def _fused(editor: Editor, ops: list[Op], op: Map, found: Stream) -> list[Op]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from commplan.ir import plan as graph
-from commplan.ir.plan import Ref, name_of
+from commplan.ir.plan import Hints, Ref, name_of
 from commplan.ir.schedule import Collective, CollectiveKind, Exchange, Map, Op, ReduceOp, Schedule, Value
 from commplan.passes.building import Building, Stage
 from commplan.passes.means import reduction
@@ -71,7 +71,8 @@ class Exchanging:
             states.append(ref if lives_here else self.relocation.cut(ops, ref, kept, op.span))
             value = self.relocation.part_of(editor.values[new], kept)
             updated.append(self._add(value, new if owners.moved else f"{new}/shard"))
-        made = Map(tuple(updated), op.fn, (*states, gradient), op.span)
+        # An exchange leaves it open how it is carried out: its update may run beside its sums, in pieces.
+        made = Map(tuple(updated), op.fn, (*states, gradient), op.span, hints=Hints(overlap="backward"))
         self.own.update(made.results)
         ops.append(made)
         for shard, new in zip(updated, op.results, strict=True):
