@@ -1,45 +1,134 @@
-"""Whether a traced function makes each element from the same element of its flat operands alone."""
+"""Whether a traced function makes each element from the same element of its flat operands alone.
+
+What is known to do so is listed, and everything else is refused: JAX has more operations every year.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
-_MIXING = (
-    "reduce_", "argm", "arg_", "cum", "dot_general", "sort", "top_k", "conv_", "fft", "rev", "roll", "gather",
-    "scatter", "dynamic_", "slice", "concatenate", "pad", "transpose", "triangular", "cholesky", "lu", "qr",
-    "eig", "svd", "psum", "pmax", "pmin", "all_", "ppermute", "select_and_",
-)  # fmt: skip
-_ALLOWED = ("reduce_precision",)
+import numpy as np
+
+_ELEMENT = frozenset({
+    "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh",
+    "bessel_i0e", "bessel_i1e", "bitcast_convert_type", "cbrt", "ceil", "clamp", "clz", "complex", "conj",
+    "convert_element_type", "copy", "copy_p", "cos", "cosh", "digamma", "div", "eq", "eq_to", "erf",
+    "erf_inv", "erfc", "exp", "exp2", "expm1", "floor", "ge", "gt", "igamma", "igamma_grad_a", "igammac",
+    "imag", "integer_pow", "is_finite", "le", "le_to", "lgamma", "log", "log1p", "logistic", "lt",
+    "lt_to", "max", "min", "mul", "name", "ne", "neg", "nextafter", "not", "optimization_barrier", "or",
+    "polygamma", "population_count", "pow", "real", "reduce_precision", "regularized_incomplete_beta",
+    "rem", "round", "rsqrt", "select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical",
+    "sign", "sin", "sinh", "sqrt", "square", "sub", "tan", "tanh", "xor",
+})  # fmt: skip
+# These keep the order of elements.
+_SHAPED = frozenset({"broadcast_in_dim", "expand_dims", "reshape", "squeeze"})
+_INNER = frozenset({
+    "checkpoint", "closed_call", "cond", "core_call", "custom_jvp_call", "custom_vjp_call",
+    "custom_vjp_call_jaxpr", "jit", "pjit", "remat", "remat2", "scan", "while",
+})  # fmt: skip
 
 
-def mixing(traced: Any) -> str:
-    """The first operation on an array with dimensions that mixes its elements; "" if there is none.
+def why_not(traced: Any, longer: Any) -> str:
+    """What in a function looks beyond the element; "" if nothing does.
 
-    traced: a closed jaxpr. Scalars may be computed from scalars in any way.
+    traced, longer: closed jaxprs of the function for arrays of two lengths, both more than 1. Scalars may be
+    computed from scalars in any way that is the same for both.
     """
-    return _search(traced.jaxpr)
+    found = _constants(traced.consts) or _search(traced.jaxpr)
+    if found:
+        return found
+    for (name, one), (_, other) in zip(_numbers(traced), _numbers(longer), strict=False):
+        if one != other:
+            return f"`{name}` is given {one} or {other} by the length of the arrays; a chunk has another"
+    return ""
 
 
 def _search(jaxpr: Any) -> str:
     for equation in jaxpr.eqns:
-        name = str(equation.primitive.name)
-        for inner in _inner(equation.params):
-            found = _search(inner)
-            if found:
-                return found
-        wide = any(getattr(one.aval, "ndim", 0) for one in equation.invars)
-        if wide and name.startswith(_MIXING) and name not in _ALLOWED:
-            return name
+        found = _equation(equation)
+        if found:
+            return found
     return ""
 
 
-def _inner(params: Any) -> list[Any]:
-    """The jaxprs among the parameters of an operation: of a branch, a body, a function that it calls."""
-    found: list[Any] = []
+def _equation(equation: Any) -> str:
+    name = str(equation.primitive.name)
+    found = _constants(one.val for one in equation.invars if hasattr(one, "val"))
+    for inner, consts in _inner(equation.params):
+        found = found or _constants(consts) or _search(inner)
+    if found:
+        return found
+    takes = [one.aval for one in equation.invars if getattr(one.aval, "ndim", 0)]
+    makes = [one.aval for one in equation.outvars if getattr(one.aval, "ndim", 0)]
+    if not makes and (not takes or not equation.outvars or name in _INNER):
+        return ""
+    if name == "broadcast_in_dim" and all(one.size == 1 for one in takes):
+        return ""
+    if name in _INNER:
+        return _looped(equation) if name == "scan" else ""
+    sizes = {int(one.size) for one in (*takes, *makes)}
+    if takes and name in _ELEMENT | _SHAPED and len(sizes) == 1:
+        return ""
+    if not takes:
+        return f"`{name}` makes elements by their place; a chunk does not know where it lies"
+    return f"`{name}` makes an element from several, or is not known not to; a chunk has only its own"
+
+
+def _looped(equation: Any) -> str:
+    """A loop may carry arrays along, and not walk through them."""
+    carried = int(equation.params["num_consts"]) + int(equation.params["num_carry"])
+    walks = len(equation.invars) > carried or len(equation.outvars) > int(equation.params["num_carry"])
+    return "`scan` walks from element to element; a chunk has only its own" if walks else ""
+
+
+def _constants(values: Any) -> str:
+    for value in values:
+        shape = tuple(getattr(value, "shape", ()))
+        if shape and not _uniform(value):
+            return f"it holds a constant of shape {list(shape)}; a chunk does not know where it lies"
+    return ""
+
+
+def _uniform(value: Any) -> bool:
+    try:
+        array = np.asarray(value)
+    except TypeError:  # keys of random numbers
+        return False
+    return array.size > 0 and array.tobytes() == array.size * array.reshape(-1)[:1].tobytes()
+
+
+def _numbers(closed: Any) -> Iterator[tuple[str, str]]:
+    """The numbers that stand in a function, each with the operation that is given it."""
+    yield from (("constant", _text(value)) for value in closed.consts)
+    yield from _in_equations(closed.jaxpr)
+
+
+def _in_equations(jaxpr: Any) -> Iterator[tuple[str, str]]:
+    for equation in jaxpr.eqns:
+        name = str(equation.primitive.name)
+        yield from ((name, _text(one.val)) for one in equation.invars if hasattr(one, "val"))
+        for key, value in equation.params.items():
+            if isinstance(value, bool | int | float | str) and key != "name":
+                yield name, f"{key} = {value}"
+        for inner, consts in _inner(equation.params):
+            yield from ((name, _text(value)) for value in consts)
+            yield from _in_equations(inner)
+
+
+def _text(value: Any) -> str:
+    """Of an array, which is uniform, its element."""
+    array = np.asarray(value)
+    return str(array.reshape(-1)[0] if array.size else array)
+
+
+def _inner(params: Any) -> list[tuple[Any, Sequence[Any]]]:
+    """The jaxprs among the parameters of an operation, of a branch, a body, a function that it calls, with
+    their constants."""
+    found: list[tuple[Any, Sequence[Any]]] = []
     for value in params.values():
         for one in cast("Sequence[Any]", value) if isinstance(value, tuple | list) else (value,):
             inner = getattr(one, "jaxpr", one)
             if hasattr(inner, "eqns"):
-                found.append(inner)
+                found.append((inner, getattr(one, "consts", ())))
     return found

@@ -18,7 +18,7 @@ from commplan.lowering.jax.trees import LEAF, Structure
 from commplan.lowering.jax.untyped import jax, jnp
 from commplan.protocol.units import Layout
 from commplan.runtime.data.records import numpy_dtype
-from commplan.runtime.exchange.elementwise import mixing
+from commplan.runtime.exchange.elementwise import why_not
 from commplan.runtime.exchange.store import Array
 
 # Of what is kept beside the weights: whether it is a scalar, and which.
@@ -99,8 +99,13 @@ class Update:
         )
 
     def _check(self, part: int, size: int) -> None:
-        """Trace the function for a chunk of `size` elements."""
+        """Trace the function for a chunk of `size` elements, and for a longer one."""
+        length = max(size, 4)  # where every array has one element nothing shows
+        found = why_not(self._traced(part, length), self._traced(part, length + 3))
+        if found:
+            self._refuse("is not elementwise", found)
 
+    def _traced(self, part: int, size: int) -> Any:
         def shaped(dtype: DType, *shape: int) -> Any:
             return jax.ShapeDtypeStruct(shape, numpy_dtype(dtype))
 
@@ -110,17 +115,12 @@ class Update:
             scalars = tuple(shaped(dtype) for dtype in self.beside.scalars)
         w, g = shaped(self.weights.parts[part].dtype, size), shaped(self.gradients[part], size)
         try:
-            traced = jax.make_jaxpr(self._called)(w, slots, scalars, g)
+            return jax.make_jaxpr(self._called)(w, slots, scalars, g)
         except Exception as error:
             if getattr(error, "diagnostics", None):
                 raise
             reason = f"{type(error).__name__}: {error}".splitlines()[0][:300]
             self._refuse("fails on flat arrays", reason)
-        found = mixing(traced)
-        if found:
-            self._refuse(
-                "is not elementwise", f"`{found}` makes an element from several; a chunk has only its own"
-            )
 
     def _refuse(self, what: str, reason: str) -> NoReturn:
         fail(
