@@ -84,6 +84,15 @@ def _weighted(
             described(weight),
         )
         return None
+    if isinstance(weight.type, ArrayType) and weight.type.dtype is DType.U8:
+        ctx.error(
+            "CP0407",
+            "the weights are added, and a sum of u8 wraps around at 256",
+            first.value.span,
+            described(weight),
+            "declare it i32 or f32",
+        )
+        return None
     return Reduction(Op("mean", weight.id), call.span, weight)
 
 

@@ -54,7 +54,8 @@ class Sum:
 
 
 def _added(weights: Sequence[Array]) -> Array:
-    total = weights[0].copy()
+    """Their sum; that of whole numbers in i64, where records of all workers have room."""
+    total = weights[0].astype(np.int64) if weights[0].dtype.kind == "i" else weights[0].copy()
     with np.errstate(all="ignore"):
         for weight in weights[1:]:
             total = total + weight

@@ -12,6 +12,9 @@ import optax
 import pytest
 from support.server_jobs import Job, compiled
 
+from commplan.ir.types import DType
+from commplan.runtime.exchange.sums import Sum
+
 Array = Any
 
 EXCHANGE = """plan p
@@ -128,6 +131,13 @@ def test_weighted_mean_is_that_of_the_records(tmp_path: Path):
         w = w - np.float32(0.5) * total / sum(weights)
         np.testing.assert_allclose(seen[0][step], w, rtol=1e-5, atol=1e-6)
     assert not job.drivers[0].scalars and not job.drivers[1].left
+
+
+def test_weights_that_are_large_together_do_not_wrap():
+    total = Sum(DType.F32, DType.F32)
+    for _ in range(3):
+        total.add(np.ones(2, np.float32), np.asarray(1 << 30, np.int32))
+    np.testing.assert_array_equal(total.take(3, mean=True), np.ones(2, np.float32))
 
 
 def test_terms_sent_in_bfloat16_are_added_in_float32(tmp_path: Path):
