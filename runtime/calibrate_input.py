@@ -6,7 +6,6 @@ order, functions record by record in plan order. The result is the `[input]` par
 
 from __future__ import annotations
 
-import os
 import socket
 import sys
 import time
@@ -24,6 +23,7 @@ from commplan.ir.plan import Fn, Load, Map, Phase, Plan, Ref, name_of, operands,
 from commplan.ir.types import SAME, ArrayType, BytesType, DType, RecordsType, TreeType
 from commplan.runtime.calibrate_lock import Calls, held_shares
 from commplan.runtime.data.batches import PhaseBatches
+from commplan.runtime.data.cores import cores_of
 from commplan.runtime.data.records import MismatchError, checked, numpy_dtype
 from commplan.runtime.data.sources import nbytes, opened
 
@@ -104,7 +104,7 @@ def calibrate_input(
     if not phases:
         known = ", ".join(source.name for source in given.plan.sources) or "none"
         fail("CP0770", "no phase of the plan reads a source that is given", f"its sources: {known}")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = len(cores_of())
     sources, fns = needed(given)
     share = seconds * 0.6 / len(phases)
     meter = _Meter({name: _Total() for name in sources}, {name: _Total() for name in fns})

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from commplan.ir.schedule import Map, Op, Read
 
 PREFETCH = 2  # batches ahead where a plan does not say
+MOST_THREADS = 8  # of one process, where a plan does not say: more than that is a choice that it states
 KEEP = 2  # batches that a process may show without a copy: the caller's, and the one that it asks for
 CARRIED = 1  # one more under way between hosts, where the caller's thread carries it
 
@@ -17,6 +18,13 @@ def prefetch(ops: Iterable[Op]) -> int:
     maps."""
     found = (op.hints.prefetch for op in ops if isinstance(op, Read | Map))
     return max((number for number in found if number and number > 0), default=PREFETCH)
+
+
+def threads(ops: Iterable[Op], cores: int) -> int:
+    """Threads of a process that reads and maps records: the most `cores` of loads and maps; where none says,
+    as many as the `cores` that it may run on, up to `MOST_THREADS`."""
+    found = (op.hints.cores for op in ops if isinstance(op, Read | Map))
+    return max((number for number in found if number), default=min(cores, MOST_THREADS))
 
 
 def slots(ahead: int, *, by_caller: bool = False) -> int:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TypeVar
+
 import msgspec
 
-from commplan.ir.plan import name_of
+from commplan.ir.plan import Ref, name_of
 from commplan.ir.schedule import Binding, Map, Op, Phase, Read, Share, operands, results
+
+AnyOp = TypeVar("AnyOp", bound=Op)
 
 
 def source_only(phase: Phase) -> frozenset[str]:
@@ -29,6 +34,21 @@ def runs_ahead(op: Op, known: set[str] | frozenset[str]) -> bool:
             return op.operand in known
         case _:
             return False
+
+
+def connected(ops: Sequence[AnyOp]) -> list[list[AnyOp]]:
+    """`ops` in sets that hang together through their values, each set and the sets in the order of `ops`."""
+    groups: list[tuple[set[Ref], list[int]]] = []
+    for place, op in enumerate(ops):
+        refs, places = {*operands(op), *results(op)}, [place]
+        apart: list[tuple[set[Ref], list[int]]] = []
+        for group in groups:
+            if group[0] & refs:
+                refs, places = refs | group[0], group[1] + places
+            else:
+                apart.append(group)
+        groups = [*apart, (refs, places)]
+    return [[ops[place] for place in sorted(places)] for _, places in sorted(groups, key=lambda g: min(g[1]))]
 
 
 def bind_sources(phase: Phase) -> Phase:

@@ -14,7 +14,7 @@ from commplan.ir.schedule import results as results_of
 from commplan.ir.types import sized
 from commplan.passes.base import Context, Pass
 from commplan.passes.rewrite import Editor
-from commplan.passes.sharing_cost import Chosen, Pricer
+from commplan.passes.sharing_cost import Chosen, Flow, Pricer
 from commplan.passes.sharing_cut import (
     Independent,
     cuts_back,
@@ -87,9 +87,10 @@ class SharePass(Pass, frozen=True):
             return None
         cuts = {ref: self._cuts(pricer, independent, ref) for ref in ends}
         (over,) = axes
+        priced = Flow(flow, cuts, over)
         if self.design == "auto":
-            return pricer.choose(flow, cuts, over, self.prefer)
-        return pricer.given(flow, cuts, over, self.design, self._readers(pricer.editor.size(over)))
+            return pricer.choose(priced, self.prefer)
+        return pricer.given(priced, self.design, self._readers(pricer.editor.size(over)))
 
     def _cuts(self, pricer: Pricer, independent: Independent, ref: Ref) -> list[Ref]:
         found = cuts_back(pricer.editor, pricer.phase, independent, ref)
@@ -179,7 +180,8 @@ def _renamed(op: Op, ref: Ref, name: Ref) -> Op:
 
 
 def _pinned(op: Share, pricer: Pricer, flow: list[Op]) -> Choice:
-    chosen = pricer.given(flow, {op.operand: [op.operand]}, op.over, op.design, op.readers) if flow else None
+    priced = Flow(flow, {op.operand: [op.operand]}, op.over)
+    chosen = pricer.given(priced, op.design, op.readers) if flow else None
     what = f"`{name_of(op.result)}`: {op.design}"
     if chosen is None:
         return Choice("share", what, "the plan says so", op.span)

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from commplan.diagnostics import Span
 from commplan.input.costs import (
@@ -63,6 +64,15 @@ class Chosen:
         return Choice("share", what, why, span, (), self.seconds, self.source, (), table)
 
 
+class Flow(NamedTuple):
+    """Host work that hangs together. ends: for each of its ends the values at which it may be cut; what is
+    before the cut is shared by the members along `over`."""
+
+    ops: Sequence[Op]
+    ends: dict[Ref, list[Ref]]
+    over: tuple[str, ...]
+
+
 class Pricer:
     """Prices the flows of one phase. None everywhere where nothing was measured of it."""
 
@@ -73,11 +83,9 @@ class Pricer:
     def has_size(self, ref: Ref) -> bool:
         return self._size(ref) > 0
 
-    def choose(
-        self, ops: Sequence[Op], ends: dict[Ref, list[Ref]], over: tuple[str, ...], prefer: Prefer
-    ) -> Chosen | None:
-        """The best of all designs. ends: where the shared work of the flow `ops` may be cut, for each end."""
-        priced = self._priced(ops, ends, over)
+    def choose(self, flow: Flow, prefer: Prefer) -> Chosen | None:
+        """The best of all designs."""
+        priced = self._priced(flow)
         if priced is None:
             return None
         setting, cuts, links = priced
@@ -86,16 +94,9 @@ class Pricer:
         chosen = self._chosen(found, taken, cuts, prefer)
         return dataclasses.replace(chosen, why=chosen.why + worker_processes(setting, taken, links))
 
-    def given(
-        self,
-        ops: Sequence[Op],
-        ends: dict[Ref, list[Ref]],
-        over: tuple[str, ...],
-        design: Design,
-        readers: int | None,
-    ) -> Chosen | None:
+    def given(self, flow: Flow, design: Design, readers: int | None) -> Chosen | None:
         """As `choose`, where design and readers are settled; the cut is chosen."""
-        priced = self._priced(ops, ends, over)
+        priced = self._priced(flow)
         if priced is None:
             return None
         setting, cuts, links = priced
@@ -106,9 +107,8 @@ class Pricer:
         others = [one for one in found if (one.design, one.readers) != (design, readers)]
         return self._chosen([*others, *own], taken, cuts, "cpu")
 
-    def _priced(
-        self, ops: Sequence[Op], ends: dict[Ref, list[Ref]], over: tuple[str, ...]
-    ) -> tuple[Setting, dict[Cut, dict[Ref, Ref]], Links | None] | None:
+    def _priced(self, flow: Flow) -> tuple[Setting, dict[Cut, dict[Ref, Ref]], Links | None] | None:
+        ops, ends, over = flow
         if self.measured is None or not self._known(ops):
             return None
         combined = list(itertools.islice(itertools.product(*ends.values()), MOST_CUTS))

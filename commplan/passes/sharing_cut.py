@@ -11,6 +11,7 @@ from commplan.ir.plan import Ref, name_of
 from commplan.ir.schedule import FnType, Map, Op, Phase, Read, Share, Value
 from commplan.ir.schedule import operands as operands_of
 from commplan.ir.schedule import results as results_of
+from commplan.ir.sources import connected
 from commplan.ir.types import ArrayType, sized
 from commplan.passes.rewrite import Editor
 
@@ -151,16 +152,10 @@ def widens(fn: FnType) -> bool:
 def flows(phase: Phase) -> list[list[Op]]:
     """What the host does, in sets that hang together through their values."""
     made: set[Ref] = set()
-    groups: list[tuple[set[Ref], list[Op]]] = []
+    found: list[Op] = []
     for op in phase.ops:
         host = isinstance(op, Read) or (isinstance(op, Map) and op.lane == "host_compute")
-        if not host and not (isinstance(op, Share) and op.operand in made):
-            continue
-        made.update(results_of(op))
-        refs = {*operands_of(op), *results_of(op)}
-        touching = [group for group in groups if group[0] & refs]
-        ops = [other for group in touching for other in group[1]]
-        groups = [group for group in groups if not any(group is old for old in touching)]
-        groups.append((refs.union(*(group[0] for group in touching)), [*ops, op]))
-    order = {results_of(op)[0]: place for place, op in enumerate(phase.ops)}
-    return [sorted(ops, key=lambda op: order[results_of(op)[0]]) for _, ops in groups]
+        if host or (isinstance(op, Share) and op.operand in made):
+            made.update(results_of(op))
+            found.append(op)
+    return connected(found)

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from commplan.input.ahead import prefetch, threads
 from commplan.input.costs import Links, Setting
 from commplan.input.division import Move
 from commplan.input.measured import InputCosts
 from commplan.ir.plan import Algorithm
-from commplan.ir.schedule import Map, Op, Read, Schedule
+from commplan.ir.schedule import Op, Schedule
 from commplan.passes.base import Context
 from commplan.passes.rewrite import Editor
 from commplan.simulate.cost import predict
 from commplan.simulate.network import Layout
 from commplan.simulate.predictor import Predictor
 from commplan.topology import Topology
-
-MOST_THREADS = 8  # of one process, where the plan does not say (as in the runtime)
-PREFETCH = 2
 
 
 def setting_of(
@@ -50,20 +48,19 @@ def _setting(
     topology: Topology | None,
 ) -> Setting:
     cores = (topology.cores if topology else None) or measured.cores
-    hints = [op.hints for op in ops if isinstance(op, Read | Map)]
     consumer = measured.consumer_of(schedule.plan, phase)
     return Setting(
         rows=rows,
         groups=groups,
         cores=cores,
-        threads=max((hint.cores for hint in hints if hint.cores), default=min(cores, MOST_THREADS)),
+        threads=threads(ops, cores),
         record=measured.record,
         batch=measured.batch,
         crossing=measured.crossing,
         step=consumer.seconds if consumer else 0.0,
         step_cpu=consumer.cpu if consumer else 0.0,
         by_caller=schedule.backend == "jax",
-        slots=1 + max((hint.prefetch for hint in hints if hint.prefetch), default=PREFETCH),
+        slots=1 + prefetch(ops),
     )
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 
+from commplan.input.ahead import MOST_THREADS
 from commplan.input.measured import InputCosts
 from commplan.ir.plan import Ref
 from commplan.ir.schedule import Map, Phase, Read, Schedule, Share, operands, results
 from commplan.topology import Topology
-
-MOST_THREADS = 8  # of one process, where the plan does not say (as in the runtime)
 
 
 def input_work(schedule: Schedule, phase: Phase, costs: InputCosts, topology: Topology) -> dict[Ref, float]:

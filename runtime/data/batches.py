@@ -11,14 +11,15 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from commplan.diagnostics import fail
-from commplan.input.ahead import CARRIED, KEEP, slots
+from commplan.input.ahead import CARRIED, KEEP, slots, threads
 from commplan.input.ahead import prefetch as prefetched
 from commplan.input.order import Order
 from commplan.ir.plan import Ref
-from commplan.ir.schedule import Map, Schedule, Share
+from commplan.ir.schedule import Map, Schedule
 from commplan.runtime.data import adapters as _adapters
 from commplan.runtime.data import sources as _sources
 from commplan.runtime.data.checking import Checks
+from commplan.runtime.data.cores import cores_of
 from commplan.runtime.data.direct import Direct
 from commplan.runtime.data.making import BLOCK, BatchInTheMaking, Course, HostBatch, Maker
 from commplan.runtime.data.meeting import join
@@ -31,8 +32,6 @@ from commplan.runtime.data.slots import CAN_LEND
 from commplan.runtime.data.staging import stages
 from commplan.runtime.data.usage import Meter, Queue, Summary
 from commplan.runtime.data.workers import Workers
-
-_MOST_CORES = 8  # threads by default, at most: more than that is a choice that the plan states
 
 
 @dataclass
@@ -348,10 +347,8 @@ def orders(program: HostProgram, sources: Mapping[str, _sources.Source]) -> dict
 
 def hints(program: HostProgram) -> tuple[int, int]:
     """Batches ahead, and worker threads."""
-    found = [op.hints for flow in program.flows for op in flow.ops if not isinstance(op, Share)]
-    prefetch = prefetched(op for flow in program.flows for op in flow.ops)
-    cores = max((h.cores for h in found if h.cores), default=min(_cpus(), _MOST_CORES))
-    return prefetch, cores
+    ops = [op for flow in program.flows for op in flow.ops]
+    return prefetched(ops), threads(ops, len(cores_of()))
 
 
 def _direct(program: HostProgram, exchange: SharedRing | None) -> bool:
@@ -373,10 +370,6 @@ def _lies_ready(program: HostProgram) -> bool:
 
 def _none_shared() -> tuple[int, int]:
     return 0, 0
-
-
-def _cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _steps(program: HostProgram, orders: Mapping[Ref, Order]) -> int:

@@ -16,6 +16,7 @@ from commplan.runtime.data import control as _control
 from commplan.runtime.data import futex, segment, telling
 from commplan.runtime.data.complaints import Complaints
 from commplan.runtime.data.control import ABSENT, JOINED, LOOK_S, Control
+from commplan.runtime.data.cores import cores_of
 from commplan.runtime.data.group import Group
 from commplan.runtime.data.program import HostProgram, designed
 from commplan.runtime.data.rooms import rooms
@@ -40,7 +41,7 @@ class _Meeting:
         """Wait until all have joined; then the name of the file goes."""
         memory = self.control.memory
         mine = self.control.word(self.group.index, "presence")
-        self.control.say_cores(_cores())
+        self.control.say_cores(cores_of())
         mine.value = JOINED
         futex.wake(mine)
         for process in self.group.local:
@@ -87,12 +88,6 @@ class _Meeting:
         if not self.control.memory.maker_lives():
             self.control.memory.unlink()
         self.told.lost(self.group.local[0], "died or gave up while the group was forming")
-
-
-def _cores() -> set[int]:
-    if hasattr(os, "sched_getaffinity"):
-        return os.sched_getaffinity(0)
-    return set(range(os.cpu_count() or 1))
 
 
 def _goes_on(program: HostProgram) -> bool:

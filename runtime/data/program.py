@@ -13,6 +13,7 @@ import numpy.typing as npt
 from commplan.diagnostics import fail
 from commplan.ir.plan import AxisKind, Ref
 from commplan.ir.schedule import Map, Phase, Read, Schedule, Share, operands, results
+from commplan.ir.sources import connected
 from commplan.ir.types import ArrayType, BytesType, TreeType
 
 Element = ArrayType | BytesType | TreeType
@@ -290,7 +291,7 @@ def host_program(
         _refuse(schedule, op)
         elements.update(_element(schedule, op, elements))
         _refuse_trees(op, elements, schedule.file)
-    flows = tuple(_flow(ops, phase, roots, elements, apart, schedule.file) for ops in _connected(chosen))
+    flows = tuple(_flow(ops, phase, roots, elements, apart, schedule.file) for ops in connected(chosen))
     copies = _copies(schedule, phase, chosen)
     return HostProgram(schedule, phase, flows, roots, elements, copies, holds)
 
@@ -305,20 +306,6 @@ def _refuse_trees(op: HostOp, elements: Mapping[Ref, Element], file: str) -> Non
                 span=op.span,
                 file=file,
             )
-
-
-def _connected(ops: Sequence[HostOp]) -> list[list[HostOp]]:
-    """Ops grouped by the values that join them, each group and the groups in plan order."""
-    groups: list[tuple[set[Ref], list[HostOp]]] = []
-    for op in ops:
-        refs = {*operands(op), *results(op)}
-        touching = [group for group in groups if group[0] & refs]
-        joined = (refs.union(*(g[0] for g in touching)), [*itertools.chain(*(g[1] for g in touching)), op])
-        place = groups.index(touching[0]) if touching else len(groups)
-        groups.insert(place, joined)
-        groups = [group for group in groups if not any(group is old for old in touching)]
-    order = {results(op)[0]: number for number, op in enumerate(ops)}
-    return [sorted(group[1], key=lambda op: order[results(op)[0]]) for group in groups]
 
 
 def identity(read: Read) -> Ref:
