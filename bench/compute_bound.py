@@ -85,7 +85,7 @@ def measure(options: argparse.Namespace) -> Results:
         step,
         decode,
         {name: [_step(block) for block in own] for name, own in blocks.items()},
-        {name: [block.cpu_s / _records(block) for block in own] for name, own in blocks.items()},
+        {name: [block.cpu_per_record for block in own] for name, own in blocks.items()},
         designs,
         "; ".join(choice.why for choice in choices),
     )
@@ -97,7 +97,7 @@ def _decode(records: Path, folder: Path, cores: tuple[int, ...], options: argpar
     team = cells.team("decoding", asked, records, folder / "decoding", "", options.timeout)
     try:
         block = team.block()
-        return block.cpu_s / _records(block)
+        return block.cpu_per_record
     finally:
         team.close()
 
@@ -115,10 +115,6 @@ def _turns(asked: cells.Asked, records: Path, folder: Path, timeout: float) -> d
         for team in teams.values():
             team.close()
     return blocks
-
-
-def _records(block: Block) -> int:
-    return sum(answer["records"] for answer in block.answers)
 
 
 def _step(block: Block) -> float:

@@ -19,7 +19,6 @@ what it thinks best; `sync_overlap` also begins the exchange with the step and e
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import statistics
 import subprocess
@@ -27,14 +26,13 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
 
 from bench.collectives import lab_flags
 from bench.exchange import network, ranks
-from bench.harness.figures import heading, table
+from bench.harness.figures import heading, plots, table
 from bench.harness.stage import ENVIRONMENT, Stage, Surroundings
 from bench.input.team import ROOT
 from bench.netlab import Shape
@@ -94,7 +92,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print("\n" + "\n".join(verdict(found)))
     if options.out:
         options.out.write_bytes(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
-        plot(found, options.out.with_suffix(".png"))
+        if not plot(found, options.out.with_suffix(".png")):
+            print("no plot: matplotlib is not installed", file=sys.stderr)
     return 0
 
 
@@ -169,11 +168,11 @@ def verdict(found: Results) -> list[str]:
     return lines
 
 
-def plot(found: Results, path: Path) -> None:
-    """Loss against wall time, one curve for each way."""
-    matplotlib: Any = importlib.import_module("matplotlib")
-    matplotlib.use("Agg")
-    pyplot: Any = importlib.import_module("matplotlib.pyplot")
+def plot(found: Results, path: Path) -> bool:
+    """Loss against wall time, one curve for each way; False where matplotlib is not installed."""
+    pyplot = plots()
+    if pyplot is None:
+        return False
     figure, axes = pyplot.subplots(figsize=(8, 5))
     for one in found.trained:
         if one.way.mode == "alone":
@@ -189,6 +188,7 @@ def plot(found: Results, path: Path) -> None:
     figure.tight_layout()
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
+    return True
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

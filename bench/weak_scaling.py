@@ -18,20 +18,18 @@ and behind the exchange. On a fabric of other links (`--fabric`) nothing is meas
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from bench.collectives import size
 from bench.exchange import scaling
-from bench.harness.figures import heading, size_text, table, time_text
+from bench.harness.figures import heading, plots, size_text, table, time_text
 from bench.harness.stage import ENVIRONMENT, Stage, Surroundings
 from bench.input.team import ROOT
 from bench.netlab import Lab, Shape
@@ -232,12 +230,9 @@ def verdict(points: Sequence[Point]) -> list[str]:
 
 def plot(found: Results, path: Path) -> bool:
     """Efficiency over hosts; False where matplotlib is not installed."""
-    try:
-        matplotlib: Any = importlib.import_module("matplotlib")
-    except ImportError:
+    pyplot = plots()
+    if pyplot is None:
         return False
-    matplotlib.use("Agg")
-    pyplot: Any = importlib.import_module("matplotlib.pyplot")
     figure, axes = pyplot.subplots(figsize=(8, 5))
     for color, way in enumerate(dict.fromkeys(one.way for one in found.points)):
         own = [one for one in found.points if one.way == way]

@@ -27,12 +27,12 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.input.records import PREFIX, decode, jpegs
+from bench.input.team import MALLOC
 from commplan import compiler, dsl
 from commplan.runtime.data import PhaseBatches
 
 BATCH = 32
 WORK = 24_000  # bytes that the Python function adds up: a millisecond or two
-MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(1 << 25), "MALLOC_TRIM_THRESHOLD_": str(1 << 29)}
 PLAN = """
 plan workers
 ensemble member = 1

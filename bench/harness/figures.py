@@ -69,15 +69,22 @@ def read(path: Path) -> Results:
     return msgspec.json.decode(path.read_bytes(), type=Results)
 
 
-def plot(path: Path, results: Results) -> bool:
-    """Bus bandwidth as a share of the line rate over size, a panel for each collective; False where
-    matplotlib is not installed."""
+def plots() -> Any:
+    """matplotlib's pyplot, which needs no screen here; None where it is not installed."""
     try:
         matplotlib: Any = importlib.import_module("matplotlib")
     except ImportError:
-        return False
+        return None
     matplotlib.use("Agg")
-    pyplot: Any = importlib.import_module("matplotlib.pyplot")
+    return importlib.import_module("matplotlib.pyplot")
+
+
+def plot(path: Path, results: Results) -> bool:
+    """Bus bandwidth as a share of the line rate over size, a panel for each collective; False where
+    matplotlib is not installed."""
+    pyplot = plots()
+    if pyplot is None:
+        return False
     kinds = list(dict.fromkeys(figure.work.kind for figure in results.figures))
     drawn, panels = pyplot.subplots(
         2, len(kinds), figsize=(5 * len(kinds), 8), squeeze=False, layout="constrained"

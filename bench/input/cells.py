@@ -146,10 +146,10 @@ def measure(asked: Asked, records: Path, folder: Path, peer_python: str, timeout
         asked.members,
         len(asked.cores),
         asked.consumer,
-        [block.cpu_s / _records(block) for block in blocks["decoding"]],
-        [block.cpu_s / _records(block) for block in blocks["consuming"]],
+        [block.cpu_per_record for block in blocks["decoding"]],
+        [block.cpu_per_record for block in blocks["consuming"]],
         figures,
-        [block.cpu_s / _records(block) for block in blocks["decoding_apart"]],
+        [block.cpu_per_record for block in blocks["decoding_apart"]],
     )
 
 
@@ -172,18 +172,14 @@ def _stretch(
     return found, memory, failed
 
 
-def _records(block: Block) -> int:
-    return sum(answer["records"] for answer in block.answers)
-
-
 def _figure(
     name: str, blocks: Sequence[Block], memory: tuple[int, int] | None, beside: tuple[int, int], failed: str
 ) -> Figure:
     made = [sum(answer.get("made", 0) for answer in block.answers) for block in blocks]
-    each = [_records(block) / sum(answer.get("members", 1) for answer in block.answers) for block in blocks]
+    each = [block.records / sum(answer.get("members", 1) for answer in block.answers) for block in blocks]
     return Figure(
         name,
-        [block.cpu_s / _records(block) for block in blocks],
+        [block.cpu_per_record for block in blocks],
         [records / block.wall_s for records, block in zip(each, blocks, strict=True)],
         sum(made) / sum(each) if any(made) else None,
         sum(answer["missing"] for block in blocks for answer in block.answers),

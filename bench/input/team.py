@@ -44,6 +44,16 @@ class Block:
     wall_s: float
     answers: list[Answer]
 
+    @property
+    def records(self) -> int:
+        """Of all members."""
+        return sum(answer["records"] for answer in self.answers)
+
+    @property
+    def cpu_per_record(self) -> float:
+        """Seconds per record and member."""
+        return self.cpu_s / self.records
+
 
 @dataclass
 class _Process:
