@@ -257,6 +257,20 @@ class Machine:
         others = [other for other in self._living(cell) if other != worker]
         return all(self._at_mark(other, place.site, cell, number) for other in others)
 
+    def awaited(self) -> tuple[Site, list[int]] | None:
+        """A put that waits for others, and the living workers that have not come to their marks of it."""
+        for cell in self.cells.values():
+            sender = cell.members[0]
+            tags = self.backlog[sender]
+            place = self.places.get(tags[0]) if tags else None
+            if place is None or place.site.kind != "put" or self._may(sender, place):
+                continue
+            if self._cell(sender, place.site) is cell:
+                others = [worker for worker in self._living(cell) if worker != sender]
+                number = cell.marks[sender] + 1
+                return place.site, [w for w in others if not self._at_mark(w, place.site, cell, number)]
+        return None
+
     def _at_mark(self, worker: int, site: Site, cell: Cell, number: int) -> bool:
         """Whether what a worker has sent next is its mark of put `number` to the state of `site`."""
         if cell.marks[worker] != number - 1 or not self.backlog[worker] or self.backlog[worker][0] == LEAVE:
@@ -375,9 +389,16 @@ class Machine:
             yield Effect("answer", site, -1, worker, request)
 
     def _stuck(self) -> Iterator[Effect]:
-        """What can never go on: a put whose sender is gone."""
+        """What can never go on: a put whose sender is gone, or waits for what only its put will bring."""
         for (name, _), cell in self.cells.items():
-            if cell.members[0] not in self.gone:
+            first = cell.members[0]
+            if first not in self.gone:
+                tags = self.backlog[first]
+                site = self.places[tags[0]].site if tags and tags[0] != LEAVE else None
+                if not cell.puts and site is not None and site.kind != "put" and name in site.states:
+                    what = f"`{name}` before it has set it, which nobody else does"
+                    yield self._fail(f"worker {first} asks for {what}")
+                    return
                 continue
             for worker in self._living(cell):
                 tags = self.backlog[worker]

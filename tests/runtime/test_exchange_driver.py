@@ -12,6 +12,7 @@ import optax
 import pytest
 from support.server_jobs import Job, compiled
 
+from commplan.diagnostics import CommplanError
 from commplan.ir.types import DType
 from commplan.runtime.exchange.sums import Sum
 
@@ -131,6 +132,18 @@ def test_weighted_mean_is_that_of_the_records(tmp_path: Path):
         w = w - np.float32(0.5) * total / sum(weights)
         np.testing.assert_allclose(seen[0][step], w, rtol=1e-5, atol=1e-6)
     assert not job.drivers[0].scalars and not job.drivers[1].left
+
+
+def test_a_state_is_set_before_it_is_asked_for(tmp_path: Path):
+    program = compiled(tmp_path, ELASTIC.replace("MODE", "async"), {"params": tree(0)})
+    job = Job(program, {})
+    others = {worker: averaging(job, worker, []) for worker in (1, 2)}
+    with pytest.raises(
+        AssertionError, match="wait for ever"
+    ):  # for the put of worker 0, which may still come
+        job.run(others)
+    with pytest.raises(CommplanError, match=r"CP0978.*worker 0 asks for `center` before it has set it"):
+        job.run({0: averaging(job, 0, [])})
 
 
 def test_weights_that_are_large_together_do_not_wrap():

@@ -112,6 +112,12 @@ def test_a_recording_that_was_cut_short_is_followed_to_its_last_whole_block(tmp_
     data = (tmp_path / "x.order").read_bytes()
     (tmp_path / "x.order").write_bytes(data[:-1])
     assert list(recorded(tmp_path / "x.order", about(made.sites, 0))) == events[:2]
+    for at, bit in ((-1, 1), (data.index(b"\n", data.index(b"{")) + 1, 2)):  # an event; how many there are
+        damaged = bytearray(data)
+        damaged[at] ^= bit
+        (tmp_path / "x.order").write_bytes(damaged)
+        with pytest.raises(CommplanError, match=r"CP0976.*is damaged at byte"):
+            list(recorded(tmp_path / "x.order", about(made.sites, 0)))
 
 
 def test_a_recorded_death_happens_again_at_its_place(tmp_path: Path):
