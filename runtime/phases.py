@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from jax.sharding import PartitionSpec
 
-from commplan.diagnostics import fail
+from commplan.diagnostics import Span, fail
 from commplan.ir import schedule as ir
 from commplan.ir.plan import name_of
 from commplan.lowering.jax import _compat, check
@@ -16,6 +16,7 @@ from commplan.lowering.jax.layout import leaf_specs
 from commplan.lowering.jax.phase import Lowered
 from commplan.lowering.jax.trees import Tree
 from commplan.lowering.jax.untyped import jax, jnp
+from commplan.lowering.mpi.undone import told
 from commplan.runtime.context import CALLS, Carried, Context
 
 
@@ -100,7 +101,8 @@ class PhaseCall:
             if _compat.tracing():
                 return self._inline(checked, inputs)
             given = {name: _number(arguments[name], value) for name, value in inputs.items()}
-            return self._jitted(self._alone, self._local, checked, given)
+            with told(self._spans, self.context.schedule.file):
+                return self._jitted(self._alone, self._local, checked, given)
         partial = [name for name, value in arguments.items() if value.placement.partial]
         if partial:
             self._fail(
@@ -114,6 +116,10 @@ class PhaseCall:
             )
         given = {name: _number(arguments[name], value) for name, value in inputs.items()}
         return self._jitted(self._outside, self._global, checked, given)
+
+    @property
+    def _spans(self) -> list[Span]:
+        return [op.span for op in self._phase.ops]
 
     @staticmethod
     def _jitted(call: Any, explain: Any, state: dict[str, Any], inputs: dict[str, Any]) -> Any:

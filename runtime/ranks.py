@@ -184,12 +184,13 @@ def check_size(schedule: ir.Schedule, comm: Any) -> None:
     if wanted == found:
         return
     axes = " x ".join(f"{name} = {size}" for name, size in sizes.items()) or "no axes"
-    beside = [f"its servers, ranks of their own: {', '.join(f'{n} = {k}' for n, k in servers.items())}"]
+    named = ", ".join(f"{name} = {size}" for name, size in servers.items())
+    workers, beside = math.prod(sizes.values()), sum(servers.values())
     fail(
         "CP0840",
         f"the plan has {wanted} ranks, and the communicator {found}",
-        f"its axes: {axes}",
-        *(beside if servers else ()),
+        f"ranks for its workers: {workers} ({axes})" if servers else f"its axes: {axes}",
+        *([f"and for its servers, after them: {beside} ({named})"] if servers else []),
         f"start it with mpirun -n {wanted}, or split the communicator",
         file=schedule.file,
     )

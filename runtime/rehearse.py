@@ -19,6 +19,7 @@ from commplan.ir.types import DType, Placement
 from commplan.lowering.jax.layout import global_shape, leaf_specs, varying
 from commplan.lowering.jax.trees import build
 from commplan.lowering.jax.untyped import jax
+from commplan.lowering.mpi.undone import told
 from commplan.runtime.clocked import batches_of
 from commplan.runtime.data.clockplan import clocked
 
@@ -40,6 +41,31 @@ class PhaseTimes(msgspec.Struct, frozen=True):
     first_s: float | None
     call_s: float | None
     input: Summary | None
+
+
+class ServerWork(msgspec.Struct, frozen=True):
+    """What one server has done. requests, nbytes: what workers asked it in messages; answered: bytes that
+    went out; shared: requests that workers served themselves in its memory; lost: workers that died."""
+
+    name: str
+    requests: int
+    shared: int
+    nbytes: int
+    answered: int
+    updates: int
+    busy_s: float
+    wait_s: float
+    cpu_s: float
+    lost: tuple[int, ...] = ()
+
+
+class Part(msgspec.Struct, frozen=True):
+    """What one process did: a worker its phases, a server its work; `broken_off`: whether workers gave up."""
+
+    rank: int
+    phases: tuple[PhaseTimes, ...] = ()
+    server: ServerWork | None = None
+    broken_off: bool = False
 
 
 def mesh_for(schedule: ir.Schedule) -> Any:
@@ -65,6 +91,28 @@ def rehearse(run: Run, *, steps: int, seed: int = 0, progress: Progress | None =
     a named one runs over at most `steps` of them. Raises what the phases raise.
     """
     return _Rehearsal(run, steps, seed, progress or (lambda name, done, of: None)).play()
+
+
+def part(run: Run, *, steps: int, seed: int = 0, progress: Progress | None = None) -> Part:
+    """This process's part: a worker rehearses and leaves its servers, a server serves until all have left.
+
+    Raises what the phases and the server raise.
+    """
+    rank, _ = run.context.machine.process()
+    if run.role == "worker":
+        try:
+            times = rehearse(run, steps=steps, seed=seed, progress=progress)
+        except Exception as error:
+            run.close(str(error).partition("\n")[0])
+            raise
+        run.close()
+        return Part(rank, tuple(times))
+    served = run.serve()
+    work = ServerWork(
+        served.name, sum(served.requests.values()), served.shared, sum(served.nbytes.values()),
+        served.answered, served.updates, served.busy_s, served.waiting_s, served.cpu_s, served.lost,
+    )  # fmt: skip
+    return Part(rank, (), work, bool(served.broken_off))
 
 
 def program_text(run: Run, kind: Literal["jaxpr", "hlo"]) -> str:
@@ -150,7 +198,7 @@ class _Stage:
         values = {**self._arguments(taken=False), **self._arguments(taken=True)}
         where = {name: str(_outside(self.run, value.placement)) for name, value in values.items()}
         own = {value.id: value.placement for value in (*self.phase.values, *self.run.context.schedule.entry)}
-        listed = tuple(str(own[binding.value]) for binding in self.outputs)
+        listed = tuple(str(_held(own[binding.value])) for binding in self.outputs)
 
         def body(state: Any, **given: Any) -> Any:
             outputs, state = self.call_(state, **given)
@@ -173,7 +221,8 @@ class _Stage:
             return state
         begun = time.perf_counter()
         taken = [item[name] for name in self._arguments(taken=True)]
-        answer = jax.block_until_ready(self.function(state, *self.made.values(), *taken))
+        with told([op.span for op in self.phase.ops], self.run.context.schedule.file):
+            answer = jax.block_until_ready(self.function(state, *self.made.values(), *taken))
         self.seconds.append(time.perf_counter() - begun)
         return answer[0] if self.outputs else answer
 
@@ -196,6 +245,11 @@ class _Stage:
         if self.batches:
             self.input = self.batches.summary()
             self.batches.close()
+
+
+def _held(placement: Placement) -> Placement:
+    """How workers hold a value, wherever it lives."""
+    return Placement(placement.per, placement.partial, placement.split)
 
 
 def _outside(run: Run, placement: Placement) -> Placement:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -12,12 +12,18 @@ import msgspec
 from commplan.diagnostics import CommplanError, Diagnostic, Note
 from commplan.ir.plan import Plan
 from commplan.lowering.mpi.untyped import MPI
+from commplan.runtime.data.team_mpi import goes_on
 from commplan.runtime.sizes import sizes_of
 
 PATIENCE_S = 3.0  # how long ranks that failed look for one another; a rank in a collective never looks
 _LOOK_S = 0.01
 _ERRORS, _VERDICT = 1, 2  # tags
-_SECONDARY = ("CP0920", "CP0921", "CP0922")  # what peers say of a rank that failed: its own error says more
+_SECONDARY = (
+    "CP0834",
+    "CP0920",
+    "CP0921",
+    "CP0922",
+)  # what peers say of a rank that failed: its own error says more
 
 Said = list[Diagnostic]
 
@@ -27,7 +33,8 @@ class World:
 
     def __init__(self) -> None:
         self.comm = MPI.COMM_WORLD
-        self._own = self.comm.Dup()
+        with self._deaths():
+            self._own = self.comm.Dup()
         self.rank, self.size = int(self._own.Get_rank()), int(self._own.Get_size())
         self._agreed = False
         self._known: Said = []
@@ -37,14 +44,17 @@ class World:
         return sizes_of(plan, self.comm, dict(given))
 
     def gather(self, mine: Any) -> list[Any]:
-        """On the first rank what every rank has, in order; elsewhere nothing. All ranks call it."""
-        return self._own.gather(mine) or []
+        """On the first rank that lives what each has that lives, in order; elsewhere nothing. All call it."""
+        with self._deaths():
+            own = self._own.Shrink() if goes_on() else self._own
+            return own.gather(mine) or []
 
     def agree(self, mine: Sequence[Diagnostic] = ()) -> None:
         """All ranks call this once, before anything else that they do together: with what is wrong where they
         are, or with nothing. Raises what is wrong anywhere, on all of them."""
-        said: list[Said] = self._own.allgather(list(mine))
-        self._agreed = True
+        self._agreed = True  # or some are not there any more
+        with self._deaths():
+            said: list[Said] = self._own.allgather(list(mine))
         self._known = together({rank: one for rank, one in enumerate(said) if one}, self.size)
         if self._known:
             raise CommplanError(*self._known)
@@ -61,39 +71,75 @@ class World:
                 self.agree(mine)
         if self._known:
             return self._known if self.rank == 0 else [], True
-        if self.size == 1:
+        living = self._living()
+        if living == [self.rank]:
             return list(mine), True
-        return self._hear(list(mine)) if self.rank == 0 else self._tell(list(mine))
+        try:
+            if self.rank == living[0]:
+                return self._hear(list(mine), living)
+            return self._tell(list(mine), living[0])
+        except MPI.Exception:  # another one has died
+            return together({self.rank: list(mine)}, self.size), False
+
+    def _living(self) -> list[int]:
+        """The ranks that are not known to have died, which may then be listened to."""
+        if not goes_on():
+            return list(range(self.size))
+        dead = self._own.Get_failed()
+        self._own.Ack_failed(dead.Get_size())
+        known: list[int] = dead.Translate_ranks(range(dead.Get_size()), self._own.Get_group())
+        return [rank for rank in range(self.size) if rank not in known]
+
+    @staticmethod
+    def reason(error: Exception) -> Diagnostic | None:
+        """What is said of an error of MPI where that outlives its dead."""
+        if not goes_on() or not isinstance(error, MPI.Exception):
+            return None
+        return Diagnostic("CP0834", "another rank has died", None, (Note(f"MPI says: {error}"),))
+
+    @contextlib.contextmanager
+    def _deaths(self) -> Generator[None]:
+        """Raises CP0834 where MPI finds that a rank has died."""
+        try:
+            yield
+        except MPI.Exception as error:
+            found = self.reason(error)
+            if found is None:
+                raise
+            raise CommplanError(found) from error
 
     def abort(self, code: int) -> None:
         """End all ranks."""
         self._own.Abort(code)
 
-    def _hear(self, mine: Said) -> tuple[Said, bool]:
-        said: dict[int, Said] = {0: mine}
+    def _hear(self, mine: Said, living: Sequence[int]) -> tuple[Said, bool]:
+        said: dict[int, Said] = {self.rank: mine}
         until = time.monotonic() + PATIENCE_S
-        while len(said) < self.size and time.monotonic() < until:
+        while len(said) < len(living) and time.monotonic() < until:
             if self._own.Iprobe(source=MPI.ANY_SOURCE, tag=_ERRORS):
                 status = MPI.Status()
                 found: Said = self._own.recv(source=MPI.ANY_SOURCE, tag=_ERRORS, status=status)
                 said[int(status.Get_source())] = found
             else:
                 time.sleep(_LOOK_S)
-        everyone = len(said) == self.size
+        everyone = len(said) == len(living)
         for rank in said:
-            if rank:
+            if rank != self.rank:
                 self._own.send(everyone, dest=rank, tag=_VERDICT)
-        return together(said, self.size), everyone
+        silent = sum(not one for one in said.values())  # they were told what is wrong by others
+        return together(said, self.size - silent), everyone
 
-    def _tell(self, mine: Said) -> tuple[Said, bool]:
-        request = self._own.issend(mine, dest=0, tag=_ERRORS)  # ends when the first rank has begun to hear it
+    def _tell(self, mine: Said, first: int) -> tuple[Said, bool]:
+        request = self._own.issend(
+            mine, dest=first, tag=_ERRORS
+        )  # ends when the first rank has begun to hear it
         until = time.monotonic() + PATIENCE_S
         while not request.Test():
             if time.monotonic() > until:
                 request.Cancel()
                 return together({self.rank: mine}, self.size), False
             time.sleep(_LOOK_S)
-        if self._own.recv(source=0, tag=_VERDICT):
+        if self._own.recv(source=first, tag=_VERDICT):
             return [], True
         time.sleep(PATIENCE_S)  # the first rank prints, and ends this one
         return [], False

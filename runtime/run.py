@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, cast
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.ir import schedule as ir
 from commplan.ir.types import Placement
-from commplan.lowering.jax import _compat, servers, tap
+from commplan.lowering.jax import _compat, tap
 from commplan.lowering.jax.trees import Structure, build, flatten, leaves_of
 from commplan.lowering.jax.untyped import jax, jnp
+from commplan.lowering.mpi.undone import reason
 from commplan.machines import is_communicator
-from commplan.protocol.survey import sites
 from commplan.runtime import member as members
 from commplan.runtime import spmd
 from commplan.runtime.batches import Batches
@@ -31,7 +31,7 @@ from commplan.runtime.mesh import check_mesh, machine_of
 from commplan.runtime.metrics import PERIOD_S, Ledger, Metrics, checked_period, close_quietly
 from commplan.runtime.metrics import place as metrics_place
 from commplan.runtime.phases import PhaseCall
-from commplan.runtime.serving import ServerContext, Serving
+from commplan.runtime.serving import ServerContext, Serving, check_servers
 
 if TYPE_CHECKING:
     from commplan.api import Program
@@ -213,6 +213,16 @@ class Bound:
                 file=self._file,
             )
 
+    def failure(self, error: BaseException) -> CommplanError | None:
+        """What JAX raised where a phase of this run could not be carried out over MPI, as CP0834 with the
+        plan's line; None for other errors.
+
+        error: a `RuntimeError` or `ValueError` from a compiled function, or from asking for its results.
+        """
+        spans = [op.span for phase in self.context.schedule.phases for op in phase.ops]
+        found = reason(error, spans, self._file)
+        return None if found is None else CommplanError(found)
+
     @property
     def place(self) -> dict[str, int]:
         """Under MPI this rank's index along each axis and ensemble; `{}` for a mesh of devices."""
@@ -286,14 +296,14 @@ class Run(Bound):
         )  # fmt: skip
         return serve(context, **how)
 
-    def close(self) -> None:
-        """Tell the plan's servers that this worker is done; where there are none, nothing happens.
+    def close(self, why: str = "") -> None:
+        """Tell the plan's servers that this worker is done, and why if that is a failure.
 
-        What was begun is waited for. Phases that ask servers fail from now on (CP0832). It happens by
-        itself at the interpreter's exit, and when nothing refers to the run any more.
+        Without servers nothing happens. What was begun is waited for. Phases that ask servers fail from now
+        on (CP0832). It happens by itself at the interpreter's exit, and when nothing refers to the run.
         """
         if self.role == "worker" and self.context.backend.service is not None:
-            self.context.backend.service.close()
+            self.context.backend.service.close(why)
 
     def batches(
         self,
@@ -396,14 +406,6 @@ def machine_for(schedule: ir.Schedule, digest: str, mesh: Any) -> Machine:
     check_mesh(schedule, mesh)
     check_servers(schedule)
     return machine_of(schedule, mesh)
-
-
-def check_servers(schedule: ir.Schedule) -> None:
-    """Raises CP0851 for a plan whose states live on servers: a mesh of devices has none."""
-    found = sites(schedule)
-    if found.all:
-        first = found.all[0]
-        servers.refuse(first.span, schedule.file)
 
 
 def placed(run: Run, name: str, axis: str | None = None) -> Placement:

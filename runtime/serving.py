@@ -8,7 +8,9 @@ from typing import Any, NoReturn
 
 from commplan.diagnostics import fail
 from commplan.ir.schedule import Schedule
+from commplan.lowering.jax.servers import refuse
 from commplan.protocol.sites import Sites
+from commplan.protocol.survey import sites
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -46,6 +48,13 @@ class Serving:
             "run.serve() is None on workers: `if run.serve(): raise SystemExit` does for all ranks",
             file=self.file,
         )
+
+
+def check_servers(schedule: Schedule) -> None:
+    """Raises CP0851 for a plan whose states live on servers: a mesh of devices has none."""
+    found = sites(schedule)
+    if found.all:
+        refuse(found.all[0].span, schedule.file)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -44,11 +44,12 @@ def sizes_of(plan: Plan, comm: Any, given: Mapping[str, int]) -> dict[str, int]:
         more = f" and {beside} for servers" if beside and unknown else ""
         wanted = f"a multiple of {product}" if unknown else str(product + beside)
         named = ", ".join(f"{name} = {size}" for name, size in servers.items())
+        many = f"a multiple of {product}" if unknown else f"{product}"
         fail(
             "CP0840",
             f"the plan needs {wanted} ranks{more}, and the communicator has {count}",
-            f"its axes: {axes}",
-            *([f"its servers, ranks of their own: {named}"] if servers else []),
+            f"ranks for its workers: {many} ({axes})" if servers else f"its axes: {axes}",
+            *([f"and for its servers, after them: {beside} ({named})"] if servers else []),
             f"start {wanted}{more}: mpirun -n {product + beside}; or split the communicator",
             file=plan.file,
         )

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from commplan.cli.binding import Compiled
     from commplan.explain import Line
     from commplan.runtime.data.usage import LineUsage, Queue, Slow, Summary
-    from commplan.runtime.rehearse import PhaseTimes
+    from commplan.runtime.rehearse import Part, PhaseTimes, ServerWork
 
 
 class LineCost(msgspec.Struct, frozen=True):
@@ -65,7 +65,7 @@ class PhaseCost(msgspec.Struct, frozen=True):
 
 
 def costs_of(done: Compiled, times: Sequence[Sequence[PhaseTimes]]) -> list[PhaseCost]:
-    """times: of every process, phase by phase."""
+    """times: of every worker, phase by phase."""
     from commplan.explain import explain_plan
     from commplan.runtime.data.usage import merged
 
@@ -90,6 +90,35 @@ def costs_of(done: Compiled, times: Sequence[Sequence[PhaseTimes]]) -> list[Phas
             )
         )
     return costs
+
+
+class ServerCost(msgspec.Struct, frozen=True):
+    """What one server did: requests that came in messages, and those that workers served themselves in its
+    memory; bytes in and out; units updated; wall seconds with and without something to do; who died."""
+
+    rank: int
+    name: str
+    requests: int
+    shared: int
+    nbytes: int
+    answered: int
+    updates: int
+    busy_s: float
+    wait_s: float
+    cpu_s: float
+    lost: tuple[int, ...]
+
+
+def servers_of(parts: Iterable[Part]) -> list[ServerCost]:
+    """Of the processes of a rehearsal those that served."""
+    return [_server(one.rank, one.server) for one in parts if one.server is not None]
+
+
+def _server(rank: int, work: ServerWork) -> ServerCost:
+    return ServerCost(
+        rank, work.name, work.requests, work.shared, work.nbytes, work.answered, work.updates,
+        work.busy_s, work.wait_s, work.cpu_s, work.lost,
+    )  # fmt: skip
 
 
 def by_line(lines: Iterable[LineUsage]) -> dict[int, LineUsage]:
@@ -157,17 +186,21 @@ def _used(line: int, stage: str, usage: LineUsage, sent: int | None = None) -> L
 # --- for people ---
 
 
-def tables(done: Compiled, costs: Sequence[PhaseCost], processes: int, color: bool) -> str:
-    """One table for each phase; with several processes one of them as well."""
+def tables(
+    done: Compiled, costs: Sequence[PhaseCost], servers: Sequence[ServerCost], processes: int, color: bool
+) -> str:
+    """One table for each phase; with several processes one of them as well; one of the servers."""
     from rich.console import Console as Rich
 
     out = StringIO()
     screen = Rich(file=out, width=120, force_terminal=color, no_color=not color, highlight=False)
     ranks = math.prod(done.schedule.mesh_sizes.values())
     where = f"{ranks} CPU device{'s' if ranks > 1 else ''}" if processes == 1 else f"{processes} ranks"
-    screen.print(f"plan {done.plan.name} on {where}", markup=False)
+    screen.print(f"plan {done.plan.name} on {where}{_beside(servers)}", markup=False)
     for cost in costs:
         _phase(screen, cost)
+    if servers:
+        _serving(screen, servers)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
@@ -189,6 +222,44 @@ def _phase(screen: Rich, cost: PhaseCost) -> None:
         screen.print(_of_ranks(cost.ranks))
     for remark in remarks(cost.ranks):
         screen.print(remark, markup=False)
+
+
+def _beside(servers: Sequence[ServerCost]) -> str:
+    match len(servers):
+        case 0:
+            return ""
+        case 1:
+            return f", of which rank {servers[0].rank} is a server"
+        case _:
+            return f", of which {', '.join(str(one.rank) for one in servers)} are servers"
+
+
+def _serving(screen: Rich, servers: Sequence[ServerCost]) -> None:
+    from rich.table import Table
+
+    from commplan.ir.types import sized
+
+    screen.print("\nservers")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("rank", justify="right")
+    table.add_column("server", overflow="fold", ratio=1)
+    titles = ("requests", "in its memory", "received", "sent", "updates", "busy s", "waited s", "CPU s")
+    for title in titles:
+        table.add_column(title, justify="right", no_wrap=True)
+    for one in servers:
+        counts = (
+            str(one.requests),
+            str(one.shared),
+            sized(one.nbytes),
+            sized(one.answered),
+            str(one.updates),
+        )
+        seconds = (one.busy_s, one.wait_s, one.cpu_s)
+        table.add_row(str(one.rank), _escaped(one.name), *counts, *(f"{each:.3f}" for each in seconds))
+    screen.print(table)
+    if lost := sorted({worker for one in servers for worker in one.lost}):
+        named = ", ".join(map(str, lost))
+        screen.print(f"died, and left out: rank{'s' if len(lost) > 1 else ''} {named}", markup=False)
 
 
 def _headline(cost: PhaseCost) -> str:

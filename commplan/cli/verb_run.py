@@ -6,22 +6,23 @@ import importlib.util
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from commplan.cli import INTERRUPTED
 from commplan.cli.binding import Compiled, compiled
 from commplan.cli.console import Console
-from commplan.cli.run_tables import costs_of, tables
+from commplan.cli.run_tables import costs_of, servers_of, tables
 from commplan.cli.run_view import live
 from commplan.cli.verb_calibrate import under_mpi
 from commplan.diagnostics import CommplanError, fail
 
 if TYPE_CHECKING:
     from commplan.ir.plan import Plan
-    from commplan.runtime.rehearse import PhaseTimes
+    from commplan.runtime.rehearse import Part
     from commplan.runtime.rehearse_mpi import World
 
 
@@ -29,39 +30,39 @@ def run(arguments: Namespace, console: Console) -> int:
     """Compile, bind, run, and say what every plan line cost."""
     if not under_mpi(os.environ):
         done = compiled(arguments.file, arguments, console)
-        times = _rehearsed(done, arguments, console, None)
-        return _report(done, arguments, console, [times])
+        return _report(done, arguments, console, [_rehearsed(done, arguments, console, None)], 1)
     return _on_ranks(arguments, console)
 
 
-def _rehearsed(
-    done: Compiled, arguments: Namespace, console: Console, world: World | None
-) -> list[PhaseTimes]:
+def _rehearsed(done: Compiled, arguments: Namespace, console: Console, world: World | None) -> Part:
     from commplan.cli.jax_side import bind
 
     bound = bind(done, arguments, sources=True, world=world)
-    from commplan.runtime.rehearse import rehearse
+    from commplan.runtime.rehearse import part
 
     kept = bound.metrics(arguments.metrics) if arguments.metrics else nullcontext()
     title = "" if world is None or world.size == 1 else f"rank 0 of {world.size}"
     quiet = world is not None and world.rank > 0
     with kept, live(console, bound.ledger.summaries, title, quiet=quiet) as progress:
-        return rehearse(bound, steps=arguments.steps, seed=arguments.seed, progress=progress)
+        return part(bound, steps=arguments.steps, seed=arguments.seed, progress=progress)
 
 
-def _report(done: Compiled, arguments: Namespace, console: Console, times: list[list[PhaseTimes]]) -> int:
-    """times: of every rank."""
-    costs = costs_of(done, times)
+def _report(
+    done: Compiled, arguments: Namespace, console: Console, parts: Sequence[Part], processes: int
+) -> int:
+    """parts: of every rank that lives. processes: how many ranks there were."""
+    costs, served = costs_of(done, [one.phases for one in parts if one.server is None]), servers_of(parts)
     if console.human:
-        console.put(tables(done, costs, len(times), console.color(sys.stdout)))
+        console.put(tables(done, costs, served, processes, console.color(sys.stdout)))
         return 0
     console.document(
         plan=done.plan.name,
         steps=arguments.steps,
         axes={axis.name: axis.size for axis in done.schedule.axes},
         mapping=done.mapping,
-        processes=len(times),
+        processes=processes,
         phases=msgspec.to_builtins(costs),
+        servers=msgspec.to_builtins(served),
         diagnostics=[],
     )
     return 0
@@ -86,13 +87,22 @@ def _on_ranks(arguments: Namespace, console: Console) -> int:
     own = console if world.rank == 0 else Console("never", "json")
     try:
         done = compiled(arguments.file, arguments, own, adapt=lambda plan: _sized(plan, arguments, world))
-        times = world.gather(_rehearsed(done, arguments, own, world))
-        return _report(done, arguments, console, times) if world.rank == 0 else 0
+        mine = _rehearsed(done, arguments, own, world)
+        if mine.broken_off:  # workers have said why: without a word of this rank's own
+            return _failed(CommplanError(), console, world)
+        parts = world.gather(mine)
+        return _report(done, arguments, console, parts, world.size) if parts else 0
     except CommplanError as error:
         return _failed(error, console, world)
-    except (BrokenPipeError, KeyboardInterrupt):
+    except BrokenPipeError:
+        raise
+    except KeyboardInterrupt:  # the others may wait for this one, and nobody has interrupted them
+        console.say(f"rank {world.rank}: interrupted")
+        world.abort(INTERRUPTED)
         raise
     except Exception as error:  # whatever it was, the other ranks may wait for this one
+        if (found := world.reason(error)) is not None:
+            return _failed(CommplanError(found), console, world)
         console.say(f"rank {world.rank}: internal failure: {type(error).__name__}: {error}")
         world.abort(2)
         raise

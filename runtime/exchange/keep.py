@@ -34,6 +34,7 @@ from commplan.runtime.exchange.store import Array, Cell, Kept, Store, aligned, r
 _MAGIC = b"commplan states of a server 1\n"
 _HEADER, _PLACE = 4096, 64
 _HEAD = struct.Struct("<QQQI")
+_OTHER = "go on from another copy of the folder, or begin with an empty one"
 
 
 class About(msgspec.Struct, frozen=True):
@@ -98,6 +99,7 @@ class Keep:
         except OSError as error:
             self._refuse(f"cannot be opened: {error.strerror}")
         self._check()
+        self._trouble = ""
         self._ending = threading.Event()
         self._syncing: threading.Thread | None = None
         if every_s is not None:
@@ -110,7 +112,8 @@ class Keep:
         """Fill the store with what was kept; whether there was anything.
 
         pairs: states that are updated together. If the process was killed between the two, the one that was
-        written goes back to where the other is.
+        written goes back to where the other is. Raises CP0974 for a unit that was written and cannot be read,
+        and where two states of a pair do not meet: no kill does that, and to begin anew would be a loss.
         """
         best: dict[tuple[str, int, int], list[Found]] = {}
         for cell, kept in self.store:
@@ -123,6 +126,10 @@ class Keep:
                     updates = min(found[0].updates, other[0].updates)
                     for places in (found, other):
                         places.sort(key=lambda one: one.updates != updates)
+                    if found[0].updates != other[0].updates:
+                        self._refuse(
+                            f"is damaged: unit {unit} of `{first}` is not of the time of `{second}`", _OTHER
+                        )
         for cell, kept in self.store:
             for newest in best[cell.name, cell.group, kept.unit.number][:1]:
                 kept.version, kept.updates = newest.version, newest.updates
@@ -131,6 +138,8 @@ class Keep:
 
     def save(self, cell: Cell, kept: Kept) -> None:
         """Keep a unit; one that is not whole yet waits for the rest of it."""
+        if self._trouble:
+            self._refuse(self._trouble)
         if not kept.whole:
             return
         places = self._places[cell.name, cell.group, kept.unit.number]
@@ -180,6 +189,9 @@ class Keep:
         except msgspec.DecodeError:
             self._refuse("is damaged")
         if found == self.about:
+            size = os.fstat(self._file).st_size
+            if size != self._size:
+                self._refuse(f"is damaged: it has {size} bytes, expected {self._size}", _OTHER)
             return
         fail(
             "CP0973",
@@ -193,7 +205,14 @@ class Keep:
         """Of a unit's places those that are whole."""
         places = self._places[cell.name, cell.group, kept.unit.number]
         found = [self._place(at, places.nbytes) for at in (places.first, places.second)]
-        return [one for one in found if one is not None]
+        whole = [one for one in found if one is not None]
+        if not whole and all(self._version(at) for at in (places.first, places.second)):
+            self._refuse(f"is damaged: no copy of unit {kept.unit.number} of `{cell.name}` is whole", _OTHER)
+        return whole
+
+    def _version(self, at: int) -> int:
+        """Of a place, 0 where nothing was ever written."""
+        return int(_HEAD.unpack_from(os.pread(self._file, _PLACE, at).ljust(_PLACE, b"\0"))[0])
 
     def _place(self, at: int, nbytes: int) -> Found | None:
         version, updates, size, crc = _HEAD.unpack_from(os.pread(self._file, _PLACE, at).ljust(_PLACE, b"\0"))
@@ -213,24 +232,27 @@ class Keep:
 
     def _sync(self, every_s: float) -> None:
         while not self._ending.wait(every_s):
-            os.fsync(self._file)
+            try:
+                os.fsync(self._file)
+            except OSError as error:  # told at the next thing that is to be kept
+                self._trouble = f"cannot be forced to the disk: {error.strerror}"
 
     def _refuse(self, what: str, fix: str = "give a folder that can be written, and is not full") -> NoReturn:
         fail("CP0974", f"the checkpoint {str(self.path)!r} {what}", fix)
 
 
-def prompt(sites: Sites) -> Sites:
-    """Sites whose exchanges are answered when they have been applied.
-
-    What is answered before that is nowhere but in the memory of a server, and could be lost.
-    """
-    return msgspec.structs.replace(
-        sites,
-        all=tuple(
-            msgspec.structs.replace(site, staleness=0) if site.kind == "exchange" else site
-            for site in sites.all
-        ),
-    )
+def check_prompt(sites: Sites, file: str) -> None:
+    """Raises CP0980 for an exchange that is answered before it is applied: until then it is in no file."""
+    for site in sites.all:
+        if site.kind == "exchange" and site.staleness:
+            fail(
+                "CP0980",
+                f"`staleness = {site.staleness}` answers before anything is applied, and a checkpoint keeps"
+                " what was answered",
+                "leave `staleness` out, or write 0; or serve without a checkpoint",
+                span=site.span,
+                file=file,
+            )
 
 
 def _view(array: Any) -> memoryview:

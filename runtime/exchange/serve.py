@@ -22,9 +22,10 @@ from commplan.diagnostics import CommplanError, fail
 from commplan.lowering.mpi.shared import HELLO
 from commplan.protocol.sites import LEAVE
 from commplan.runtime.exchange import record as recordings
+from commplan.runtime.exchange.awaited import Awaited
 from commplan.runtime.exchange.desk import Desks
 from commplan.runtime.exchange.driver import Driver
-from commplan.runtime.exchange.keep import Keep, prompt
+from commplan.runtime.exchange.keep import Keep, check_prompt
 from commplan.runtime.exchange.post_mpi import Mail, Post
 from commplan.runtime.exchange.record import LOST, Recorder, Replay, recorded
 from commplan.runtime.exchange.shared import Shared, offered
@@ -94,15 +95,17 @@ def serve(
     record: str | os.PathLike[str] | None = None,
     replay: str | os.PathLike[str] | None = None,
     stop: threading.Event | Callable[[], bool] | None = None,
+    timeout: float = 1800.0,
 ) -> Served:
     """Serve until every worker has left or died.
 
     checkpoint: a folder where states outlive the process; what an earlier run of the plan left there is gone
-    on with. No exchange is answered before it is applied and kept then, whatever its `staleness`.
+    on with. No exchange is answered before it is applied and kept then: there is no `staleness` beside it.
     every_s: seconds between two times that it is forced to the disk, for what outlives the machine.
     record: a file for the order in which requests come; replay: one whose order is kept again, which gives
     the same weights. Where the plan has several servers, their numbers are put into the files' names. stop:
-    ends the serving early when it is set, or returns True.
+    ends the serving early when it is set, or returns True. timeout: seconds that a state which is set again
+    may wait for workers that do not come to that line and have not left.
 
     Raises `CommplanError`: CP0970, CP0971, CP0972 for a function that cannot update chunks; CP0973 to CP0975
     for a checkpoint of another plan, one that cannot be used, and a start on top of it; CP0976, CP0977 for a
@@ -113,11 +116,12 @@ def serve(
     post = Post(context.comm, context.sites.workers, pool)
     try:
         _check(checkpoint, every_s, record, replay)
+        if checkpoint is not None:
+            check_prompt(context.sites, context.schedule.file)
         desks = Desks(context.schedule, context.sites, context.server, context.functions, context.structures)
-        sites = context.sites if checkpoint is None else prompt(context.sites)
-        driver = Driver(sites, context.server, desks, post.send, pool)
+        driver = Driver(context.sites, context.server, desks, post.send, pool)
         with contextlib.ExitStack() as closing:
-            serving = Serving(driver, post, context.name, stop)
+            serving = Serving(driver, post, context.name, stop, timeout)
             if checkpoint is not None:
                 _keep(serving, Path(checkpoint), context.server, every_s, closing)
             if record is not None:
@@ -131,8 +135,9 @@ def serve(
                 plain = checkpoint is None and record is None and replay is None
                 _offer(serving, closing, share=plain)
             return serving.run()
-    except CommplanError as error:
-        apologize(post, context.sites.workers, str(error))
+    except BaseException as error:
+        why = str(error) if isinstance(error, CommplanError) else f"{type(error).__name__}: {error}"
+        apologize(post, context.sites.workers, why)
         raise
 
 
@@ -202,8 +207,10 @@ class Serving:
         post: Posting,
         name: str,
         stop: threading.Event | Callable[[], bool] | None = None,
+        timeout: float = 1800.0,
     ) -> None:
         self.driver, self.post, self.name = driver, post, name
+        self._awaited = Awaited(driver, timeout)
         self.stop = stop.is_set if isinstance(stop, threading.Event) else stop
         self.lost: list[int] = []
         self.broken_off: dict[int, str] = {}
@@ -269,6 +276,8 @@ class Serving:
             if nap >= _BUSY_NAP_S and self.stop is not None and self.stop():
                 self.waiting += now - since
                 return
+            if word := self._awaited.word():
+                self.say(word)
             most = _BUSY_NAP_S if self.post.busy else _IDLE_NAP_S
             nap = min(2 * nap or _NAP_S, most)
             if self.recorder is not None and nap >= _IDLE_NAP_S:

@@ -11,8 +11,7 @@ import pytest
 from support.server_jobs import Job, compiled
 
 from commplan.diagnostics import CommplanError
-from commplan.runtime.exchange.driver import Driver
-from commplan.runtime.exchange.keep import Keep, prompt
+from commplan.runtime.exchange.keep import Keep, check_prompt
 
 TEXT = """plan p
 axis worker = 2
@@ -167,19 +166,22 @@ def test_a_half_written_place_is_not_believed(tmp_path: Path):
         assert set(updates[1:]) == {1}
 
 
-def test_nothing_is_answered_before_it_is_kept(tmp_path: Path):
-    ahead = job(tmp_path, TEXT.replace("chunk = 1 KiB", "chunk = 1 KiB, staleness = 2"))
-    site = ahead.site("exchange", "step")
-    assert site.staleness == 2
-    for sites, answers in ((ahead.sites, 1), (prompt(ahead.sites), 0)):
-        made = Job(ahead.program, ahead.functions)
-        made.drivers = [Driver(sites, i, made.drivers[i].desks, made.answer) for i in range(2)]
+def test_what_is_answered_before_it_is_kept_is_refused(tmp_path: Path):
+    """With `staleness` a worker is answered before another one's term has come: that is kept nowhere."""
+    for staleness in (0, 2):
+        made = job(tmp_path, TEXT.replace("chunk = 1 KiB", f"chunk = 1 KiB, staleness = {staleness}"))
+        site = made.site("exchange", "step")
         made.run({w: starting(made) for w in range(2)}, leave=False)
         made.ask(1, site, {"grads": values(1)})
         for server in range(2):
             while made.wires[1, server]:
                 made.deliver(1, server)
-        assert (made.answered(1, site) is not None) == answers
+        assert (made.answered(1, site) is not None) == bool(staleness)
+    check_prompt(job(tmp_path).sites, "")
+    with pytest.raises(CommplanError, match="leave `staleness` out") as error:
+        check_prompt(made.sites, "")
+    assert error.value.diagnostics[0].code == "CP0980"
+    assert error.value.diagnostics[0].span == site.span
 
 
 def test_start_is_refused_on_top_of_what_was_kept(tmp_path: Path):
@@ -204,3 +206,33 @@ def test_another_plan_is_refused_and_another_run_too(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(CommplanError, match="CP0974"):
         keeping(job(tmp_path), tmp_path / "file")
+
+
+def test_what_no_kill_can_do_is_damage(tmp_path: Path):
+    """A later run would begin anew, and lose what is kept."""
+    first = job(tmp_path)
+    keeps = keeping(first, tmp_path / "kept")
+    first.run({w: starting(first) for w in range(2)}, leave=False)
+    first.run({w: stepping(first, w, 0, 3, []) for w in range(2)}, leave=False)
+    for keep in keeps:
+        keep.close()
+    keep, whole = keeps[0], keeps[0].path.read_bytes()
+    weights, moment = (
+        next(at for key, at in keep._places.items() if key[0] == name) for name in ("weights", "moment")
+    )
+
+    def damaged(*places: int, end: int | None = None) -> None:
+        data = bytearray(whole[:end])
+        for at in places:
+            data[at + 64 + 5] ^= 1
+        keep.path.write_bytes(data)
+        with pytest.raises(CommplanError, match=r"CP0974.*is damaged"):
+            keeping(job(tmp_path), tmp_path / "kept")
+
+    damaged(weights.first, weights.second)
+    damaged(end=len(whole) - 1)
+    newest = max(moment[:2], key=lambda at: int.from_bytes(whole[at : at + 8], "little"))
+    older = min(weights[:2], key=lambda at: int.from_bytes(whole[at : at + 8], "little"))
+    damaged(newest, older)
+    keep.path.write_bytes(whole)
+    keeping(job(tmp_path), tmp_path / "kept")

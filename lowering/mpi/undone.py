@@ -1,0 +1,45 @@
+"""What the engine could not carry out, as a diagnostic: XLA hands on its text, in an exception of JAX's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+
+from commplan.diagnostics import CommplanError, Diagnostic, Note, Span
+
+_SAID = re.compile(r"commplan: (?:an earlier operation failed: )?(?P<what>.*)", re.DOTALL)
+_WHERE = re.compile(r"; (?P<text>line (?P<line>\d+) of .* waits for it)\s*$", re.DOTALL)
+_NOTE = "note: "
+
+
+def reason(error: BaseException, spans: Sequence[Span] = (), file: str = "") -> Diagnostic | None:
+    """CP0834 with what the engine said, and the place of the line that waited; None for errors of others.
+
+    error: what JAX raised when a result was asked for. spans: those of the plan's ops.
+    """
+    said = _SAID.search(str(error)) if isinstance(error, ValueError | RuntimeError) else None
+    if said is None:
+        return None
+    what, notes = said["what"].strip(), list[Note]()
+    where = _WHERE.search(what)
+    span = None
+    if where is not None:
+        what = what[: where.start()]
+        notes.append(Note(where["text"]))
+        span = next((one for one in spans if one.line == int(where["line"])), None)
+    first, *others = what.splitlines() or ["an operation failed"]
+    notes += [Note(line.strip().removeprefix(_NOTE)) for line in others if line.strip()]
+    return Diagnostic("CP0834", first, span, tuple(notes), file=file)
+
+
+@contextmanager
+def told(spans: Sequence[Span] = (), file: str = "") -> Generator[None]:
+    """Raises CP0834 in place of what JAX raises where the engine could not carry something out."""
+    try:
+        yield
+    except (ValueError, RuntimeError) as error:
+        found = reason(error, spans, file)
+        if found is None:
+            raise
+        raise CommplanError(found) from error
