@@ -17,10 +17,10 @@ import msgspec
 from commplan.ir import plan as graph
 from commplan.ir import schedule as ir
 from commplan.ir.choice import Alternative, Choice, SharingCost
-from commplan.ir.types import DType, sized
+from commplan.ir.types import DType, sized, timed
 from commplan.simulate import Predictor
 from commplan.talking import Said, server_lines
-from commplan.wording import levels_text, phase_title, seconds_text, stage_text
+from commplan.wording import levels_text, phase_title, stage_text
 
 
 class Traffic(msgspec.Struct, frozen=True):
@@ -321,7 +321,7 @@ def _choice(choice: Choice) -> list[str]:
     lines = [f"{choice.by} chose {choice.what}: {choice.why}"]
     if choice.seconds is not None:
         source = f"  ({choice.source})" if choice.source else ""
-        lines.append(f"  predicted {seconds_text(choice.seconds)}{source}")
+        lines.append(f"  predicted {timed(choice.seconds)}{source}")
     lines += [f"  {text}" for text in sharing_table(choice.sharing)]
     lines += [f"  rejected: {text}" for text in choice.rejected]
     width = max((len(other.what) for other in choice.alternatives), default=0)
@@ -342,7 +342,7 @@ def sharing_table(rows: Sequence[SharingCost]) -> list[str]:
     cells = [_HEAD, *map(_sharing_row, rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(_HEAD))]
     lines = ["  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)) for row in cells]
-    limit = f"physical limit: {seconds_text(rows[0].limit)} of CPU per record and member"
+    limit = f"physical limit: {timed(rows[0].limit)} of CPU per record and member"
     return [limit, *(line.rstrip() for line in lines)]
 
 
@@ -352,9 +352,9 @@ def _sharing_row(one: SharingCost) -> tuple[str, ...]:
         ">" if one.taken else "",
         f"{one.design}{readers}",
         one.cut or "before reading",
-        seconds_text(one.cpu),
+        timed(one.cpu),
         f"{one.distance:.2f} x",
-        seconds_text(one.wall),
+        timed(one.wall),
         one.waits_for,
         sized(round(one.nbytes)),
         sized(round(one.memory)),
@@ -370,7 +370,7 @@ def _alternative(other: Alternative, choice: Choice, width: int) -> str:
     if abs(longer - 1) < 0.005:
         by = "as long"
     why = f"; {other.why}" if other.why else ""
-    return f"{other.what:<{width}}  {seconds_text(other.seconds):>8}, {by}{why}"
+    return f"{other.what:<{width}}  {timed(other.seconds):>8}, {by}{why}"
 
 
 def _more(longer: float) -> str:

@@ -9,7 +9,7 @@ import msgspec
 
 from commplan.diagnostics import Span
 from commplan.ir.schedule import Elastic, Schedule
-from commplan.ir.types import sized
+from commplan.ir.types import sized, timed
 from commplan.protocol.sites import Buffer, Site, Sites
 from commplan.protocol.survey import sites
 from commplan.simulate import Predictor
@@ -26,7 +26,6 @@ from commplan.simulate.talks import (
     waiting,
 )
 from commplan.topology import Topology
-from commplan.wording import seconds_text
 
 TENTH = 0.1  # the share of communication that is asked for where no step is given
 
@@ -44,7 +43,7 @@ def server_lines(schedule: Schedule, predictor: Predictor | None) -> Said:
             one, _ = talk(site, surveyed, predictor, periods[site.phase])
             lines += [f"  {line}" for line in talk_lines(one, predictor.network.topology)]
             others = instead(predictor, site, surveyed)
-            lines += [f"  instead: {what}: {seconds_text(seconds)}" for what, seconds in others]
+            lines += [f"  instead: {what}: {timed(seconds)}" for what, seconds in others]
         found.setdefault((site.phase, site.span), []).extend(lines)
     if predictor is None:
         return {where: tuple(lines) for where, lines in found.items()}
@@ -113,14 +112,14 @@ def talk_lines(one: Talk, topology: Topology) -> list[str]:
     where = ", ".join(dict.fromkeys(_place(place, topology) for place in one.places))
     asked = f"all {one.workers} workers at once" if one.kind != "put" else "to arrive"
     times = one.seconds / one.bound if one.bound else 1.0
-    bound = f"{times:.2f} times the bound of {seconds_text(one.bound)}"
+    bound = f"{times:.2f} times the bound of {timed(one.bound)}"
     found = [
         f"server{'s' * (one.servers != 1)} on {where}",
-        f"{asked} {seconds_text(one.seconds)}, {bound}; most of it {one.limit}",
+        f"{asked} {timed(one.seconds)}, {bound}; most of it {one.limit}",
     ]
     if one.kind in ("exchange", "elastic"):
-        busy = f"the busiest server computes {seconds_text(one.busy)}"
-        found.append(f"one worker alone {seconds_text(one.alone)}; {busy}")
+        busy = f"the busiest server computes {timed(one.busy)}"
+        found.append(f"one worker alone {timed(one.alone)}; {busy}")
     return found
 
 
@@ -167,12 +166,12 @@ def _heads(step: float | None) -> tuple[str, str]:
 
 
 def _row(one: Exchanged, taken: bool, period: int, step: float | None) -> list[str]:
-    alone = seconds_text(one.alone) if one.mode != "sync" else ""
-    cells = [">" if taken else "", one.mode, seconds_text(one.seconds), alone]
+    alone = timed(one.alone) if one.mode != "sync" else ""
+    cells = [">" if taken else "", one.mode, timed(one.seconds), alone]
     if step is None:
         waits = least_compute(one, TENTH) / period
         under = one.seconds / (1 + period * TENTH / (1 - TENTH))
-        return [*cells, seconds_text(waits), seconds_text(under), one.way]
+        return [*cells, timed(waits), timed(under), one.way]
     least, most = waiting(one, period * step)
     share = f"{most:.0%}" if round(least, 2) == round(most, 2) else f"{least:.0%} to {most:.0%}"
     return [*cells, share, f"{hidden(one, period * step, step):.0%}", one.way]

@@ -23,7 +23,7 @@ from commplan.ir.plan import (
     results,
 )
 from commplan.ir.schedule import Axis as ScheduledAxis
-from commplan.ir.types import sized, timed
+from commplan.ir.types import sized
 
 
 def phase_title(phase: Phase) -> str:
@@ -140,9 +140,6 @@ def _op(op: Op) -> str:
 
 def _over(axes: tuple[str, ...], word: str = "over") -> str:
     return f"{word} {', '.join(axes)}"
-
-
-seconds_text = timed
 
 
 def levels_text(axis: ScheduledAxis) -> str:

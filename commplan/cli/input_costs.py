@@ -17,9 +17,8 @@ from commplan.cli.jax_side import differences, function_at, source_at
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.input.measured import InputCosts, merged
 from commplan.ir.plan import Plan
-from commplan.ir.types import sized
+from commplan.ir.types import sized, timed
 from commplan.simulate.calibration import Calibration, load_calibration, only_input, write_calibration
-from commplan.wording import seconds_text
 
 SECONDS = 20  # about how long the input is measured
 
@@ -101,23 +100,23 @@ _DEVICE = "what it costs is a part of the step: give --consumer or --step-second
 def lines(found: InputCosts) -> list[str]:
     """What was measured, a line each."""
     told = [
-        f"source {one.name}: {seconds_text(one.cpu)} of CPU and {seconds_text(one.wait)} of waiting per "
+        f"source {one.name}: {timed(one.cpu)} of CPU and {timed(one.wait)} of waiting per "
         f"record, {sized(round(one.nbytes))}"
         for one in found.source
     ]
     for fn in found.fn:
         held = "" if fn.held is None else f"; {fn.held:.0%} of it holds the interpreter's lock"
         told.append(
-            f"function {fn.name}: {seconds_text(fn.cpu)} of CPU per record, {sized(round(fn.nbytes_in))} in, "
+            f"function {fn.name}: {timed(fn.cpu)} of CPU per record, {sized(round(fn.nbytes_in))} in, "
             f"{sized(round(fn.nbytes_out))} out{held}"
         )
     told += [
-        f"step of {one.plan}, {one.phase}: {seconds_text(one.seconds)}, {seconds_text(one.cpu)} of CPU"
+        f"step of {one.plan}, {one.phase}: {timed(one.seconds)}, {timed(one.cpu)} of CPU"
         for one in found.consumer
     ]
     speed = f"copying {1e-9 / found.copy:.3g} GB/s, " if found.copy else ""
     told.append(
-        f"{found.cores} core{'s' if found.cores > 1 else ''}, {speed}pipeline {seconds_text(found.record)} "
-        f"a record and {seconds_text(found.batch)} a batch"
+        f"{found.cores} core{'s' if found.cores > 1 else ''}, {speed}pipeline {timed(found.record)} "
+        f"a record and {timed(found.batch)} a batch"
     )
     return told

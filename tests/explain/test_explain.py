@@ -16,9 +16,9 @@ from commplan.explain import Explanation, Traffic, explain_plan
 from commplan.ir import schedule as ir
 from commplan.ir.choice import Choice
 from commplan.ir.plan import Algorithm, Arg, AxisKind
-from commplan.ir.types import DType
+from commplan.ir.types import DType, timed
 from commplan.topology import Level, Topology
-from commplan.wording import phase_title, seconds_text, stage_text
+from commplan.wording import phase_title, stage_text
 
 PLANS = Path(__file__).resolve().parents[2] / "examples" / "plans"
 SHAPES = {"kernel": {"shape": [256, 64], "dtype": "float32"}, "bias": {"shape": [64], "dtype": "float32"}}
@@ -184,4 +184,4 @@ def test_a_hierarchy_over_the_levels_of_one_axis_is_charged_level_by_level():
     [(5.0, "5 s"), (0.0032, "3.2 ms"), (4.5e-5, "45 us"), (1234.0, "1234 s"), (2e-8, "0.02 us")],
 )
 def test_times_in_words(seconds: float, text: str):
-    assert seconds_text(seconds) == text
+    assert timed(seconds) == text
