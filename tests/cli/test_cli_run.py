@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support import images
 
 from commplan.cli import main, verb_run
 
@@ -53,15 +54,7 @@ phase evaluate {
 }
 """
 
-FUNCTIONS = """
-import numpy as np
-
-def decode(record):
-    return np.frombuffer(record, np.uint8, 12).reshape(2, 2, 3), np.int32(record[12])
-
-def augment(pixels, rng):
-    return pixels[::-1] if rng.random() < 0.5 else pixels
-
+FUNCTIONS = f"""{images.FUNCTIONS}
 class Nested:
     decode = staticmethod(decode)
 
@@ -80,10 +73,7 @@ def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     (tmp_path / "shapes.json").write_text(
         json.dumps({"params": {"w": LEAF, "b": [LEAF]}, "grads": {"w": LEAF}})
     )
-    images = tmp_path / "images"
-    images.mkdir()
-    for number in range(10):
-        (images / f"{number:02}.raw").write_bytes(bytes(range(number, number + 12)) + bytes([number]))
+    images.written(tmp_path / "images")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", [*sys.path])
     monkeypatch.delitem(sys.modules, "small_functions", raising=False)

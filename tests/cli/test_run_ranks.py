@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import mpirun
+from support import images, mpirun
 
 mpirun.needs_mpi()
 
@@ -55,16 +55,9 @@ phase evaluate {
 }
 """
 
-FUNCTIONS = """
+FUNCTIONS = f"""
 import os
-import numpy as np
-
-def decode(record):
-    return np.frombuffer(record, np.uint8, 12).reshape(2, 2, 3), np.int32(record[12])
-
-def augment(pixels, rng):
-    return pixels[::-1] if rng.random() < 0.5 else pixels
-
+{images.FUNCTIONS}
 def zeros(x):
     return x * 0
 
@@ -84,10 +77,7 @@ def _words(tmp_path: Path) -> list[str]:
     (tmp_path / "ranks.plan").write_text(PLAN)
     (tmp_path / "functions.py").write_text(FUNCTIONS)
     (tmp_path / "shapes.json").write_text(json.dumps({"params": {"w": LEAF}, "grads": {"w": LEAF}}))
-    images = tmp_path / "images"
-    images.mkdir()
-    for number in range(10):
-        (images / f"{number:02}.raw").write_bytes(bytes(range(number, number + 12)) + bytes([number]))
+    images.written(tmp_path / "images")
     place = str(tmp_path)
     return [
         "run", f"{place}/ranks.plan", "--shapes", f"{place}/shapes.json",

@@ -3,65 +3,40 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import uuid
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-SCRIPT = Path(__file__).with_name("data_visits.py")
-SHARED = Path("/dev/shm")
+from support.sharing import Processes
 
 
-class Ensemble:
+class Ensemble(Processes):
     """Processes of one run."""
 
     def __init__(self) -> None:
-        self.run = f"test-{uuid.uuid4().hex[:12]}"
-        self.processes: list[subprocess.Popen[str]] = []
+        super().__init__("data_visits.py")
 
     def start(self, count: int, each: dict[int, dict[str, Any]] | None = None, **orders: Any) -> None:
         """All processes; `each` has what only some are told."""
         members = orders["members"]
-        self.processes = []
-        for index in range(count):
-            held = list(range(index * members // count, (index + 1) * members // count))
-            own = {"run": self.run, "index": index, "count": count, "local": held, **orders}
-            own |= (each or {}).get(index, {})
-            self.processes.append(
-                subprocess.Popen(
-                    [sys.executable, "-W", "error", str(SCRIPT), json.dumps(own)],
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                )
-            )
+        held = [list(range(i * members // count, (i + 1) * members // count)) for i in range(count)]
+        self.begin(
+            {"index": index, "count": count, "local": held[index], **orders, **(each or {}).get(index, {})}
+            for index in range(count)
+        )
 
     def told(self) -> list[dict[str, Any] | None]:
         """What each said in the end; None of those that were killed."""
-        found: list[dict[str, Any] | None] = []
-        for process in self.processes:
-            out, err = process.communicate(timeout=120)
-            assert err == "", err
-            assert process.returncode in (0, -9)
-            found.append(json.loads(out.splitlines()[-1]) if process.returncode == 0 else None)
-        return found
+        found = self.ended()
+        assert all(code in (0, -9) for code, _ in found)
+        return [json.loads(lines[-1]) if code == 0 else None for code, lines in found]
 
 
 @pytest.fixture
 def ensemble() -> Iterator[Ensemble]:
-    made = Ensemble()
-    try:
+    with Ensemble() as made:
         yield made
-        assert not list(SHARED.glob(f"commplan-*{made.run}*")), "nothing stays in shared memory"
-    finally:
-        for process in made.processes:
-            process.kill()
-            process.communicate()
 
 
 def fine(said: dict[str, Any] | None) -> dict[str, Any]:

@@ -6,63 +6,39 @@ The hosts are pretended: processes of one machine that map different memory and 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.sharing import Processes
 
 from commplan.diagnostics import CommplanError
 from commplan.input.division import division
 from commplan.runtime.data.group import group
 
-SCRIPT = Path(__file__).with_name("data_process.py")
 DESIGNS = ["all_shared", "single_broadcast(readers = 3)", "multi_broadcast(readers = 2)"]
-SHARED = Path("/dev/shm")
 
 
-class Hosts:
+class Hosts(Processes):
     def __init__(self, folder: Path) -> None:
-        self.run, self.folder = f"test-{uuid.uuid4().hex[:12]}", folder
-        self.processes: list[subprocess.Popen[str]] = []
+        super().__init__("data_process.py")
+        self.folder = folder
 
     def told(self, hosts: list[int], **orders: Any) -> list[list[dict[str, Any]]]:
         """What the processes on `hosts` say, each a list."""
         each = orders.pop("each", {})
-        self.processes = []
-        for index in range(len(hosts)):
-            own = {"run": self.run, "index": index, "count": len(hosts), "hosts": hosts, **orders}
-            own |= {"carrier": str(self.folder), **each.get(index, {})}
-            self.processes.append(
-                subprocess.Popen(
-                    [sys.executable, "-W", "error", str(SCRIPT), json.dumps(own)],
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                )
-            )
-        found: list[list[dict[str, Any]]] = []
-        for process in self.processes:
-            out, err = process.communicate(timeout=120)
-            assert err == "", err
-            assert process.returncode == 0
-            found.append([json.loads(line) for line in out.splitlines()])
-        return found
+        common = {"count": len(hosts), "hosts": hosts, "carrier": str(self.folder), **orders}
+        self.begin({"index": index, **common, **each.get(index, {})} for index in range(len(hosts)))
+        found = self.ended()
+        assert all(code == 0 for code, _ in found)
+        return [[json.loads(line) for line in lines] for _, lines in found]
 
 
 @pytest.fixture
 def hosts(tmp_path: Path) -> Iterator[Hosts]:
-    made = Hosts(tmp_path)
-    try:
+    with Hosts(tmp_path) as made:
         yield made
-        assert not list(SHARED.glob(f"commplan-*{made.run}*")), "nothing stays in shared memory"
-    finally:
-        for process in made.processes:
-            process.kill()
-            process.communicate()
 
 
 def steps(said: list[dict[str, Any]]) -> list[Any]:

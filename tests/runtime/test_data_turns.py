@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_data_failures import SHARED, Ensemble, fine
+from test_data_failures import Ensemble, fine
 
 from commplan.diagnostics import Span
 from commplan.input.division import division
@@ -22,14 +22,8 @@ ROWS, BATCHES = 16, 150
 
 @pytest.fixture(name="ensemble")
 def _ensemble() -> Iterator[Ensemble]:
-    made = Ensemble()
-    try:
+    with Ensemble() as made:
         yield made
-        assert not list(SHARED.glob(f"commplan-*{made.run}*")), "nothing stays in shared memory"
-    finally:
-        for process in made.processes:
-            process.kill()
-            process.communicate()
 
 
 def makers(told: Sequence[dict[str, Any]]) -> list[int]:

@@ -1,0 +1,50 @@
+"""Processes of one run, which share memory; nothing of it stays."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+SHARED = Path("/dev/shm")
+RUNTIME = Path(__file__).resolve().parent.parent / "runtime"
+
+
+class Processes:
+    """Processes of `script`, in the folder of tests of the runtime, each with orders of its own."""
+
+    def __init__(self, script: str) -> None:
+        self.script, self.run = RUNTIME / script, f"test-{uuid.uuid4().hex[:12]}"
+        self.processes: list[subprocess.Popen[str]] = []
+
+    def begin(self, orders: Iterable[Mapping[str, Any]]) -> None:
+        self.processes = []
+        for own in orders:
+            words = [sys.executable, "-W", "error", str(self.script), json.dumps({"run": self.run, **own})]
+            self.processes.append(
+                subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            )
+
+    def ended(self) -> list[tuple[int, list[str]]]:
+        """The return code of each, and the lines that it wrote; none of them complains."""
+        found: list[tuple[int, list[str]]] = []
+        for process in self.processes:
+            out, err = process.communicate(timeout=120)
+            assert err == "", err
+            found.append((process.returncode, out.splitlines()))
+        return found
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            assert not list(SHARED.glob(f"commplan-*{self.run}*")), "nothing stays in shared memory"
+        finally:
+            for process in self.processes:
+                process.kill()
+                process.communicate()
