@@ -204,7 +204,7 @@ def _one_subject(root: argparse.ArgumentParser, arguments: argparse.Namespace) -
         root.error("verify: --whole belongs to --protocol")
     if arguments.protocol:
         if arguments.file is not None or (*named, arguments.root) != (None,) * 4:
-            root.error("verify: --protocol stands alone")
+            root.error("verify: --protocol stands alone: without it, a plan's own servers are explored")
         return
     if arguments.file is None and None in named:
         root.error("verify: give a plan or a schedule, or --algorithm, --collective and --ranks")

@@ -57,11 +57,17 @@ class Model:
         what = f"exchange, staleness {self.staleness or 0}" if self.mode is None else f"{self.mode}"
         if self.mode is not None and self.staleness is not None:
             what += f", staleness {self.staleness}"
-        extra = [f"{self.requests} requests", *(["acknowledged"] if self.acknowledged else [])]
+        extra = [_counted(self.requests, "request"), *(["acknowledged"] if self.acknowledged else [])]
         extra += ["gets"] * self.gets + [f"{self.puts} puts"] * (self.puts > 1)
-        extra += [f"up to {self.deaths} deaths"] * (self.deaths > 0)
-        size = f"{self.workers} workers, {self.servers} servers, {self.units} units"
+        extra += [f"up to {_counted(self.deaths, 'death')}"] * (self.deaths > 0)
+        size = ", ".join(
+            (_counted(self.workers, "worker"), _counted(self.servers, "server"), _counted(self.units, "unit"))
+        )
         return f"{what}: {size}, {', '.join(extra)}"
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 @dataclasses.dataclass(frozen=True)
