@@ -19,9 +19,7 @@ what it thinks best; `sync_overlap` also begins the exchange with the step and e
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -33,10 +31,9 @@ import numpy as np
 from bench.collectives import lab_flags
 from bench.exchange import network, ranks
 from bench.harness.figures import heading, plots, table
-from bench.harness.stage import ENVIRONMENT, Stage, Surroundings
-from bench.input.team import ROOT
+from bench.harness.stage import Stage, Surroundings, run_ranks
 from bench.netlab import Shape
-from commplan.diagnostics import CommplanError, fail
+from commplan.diagnostics import CommplanError
 
 UNPACKED = "share,rates,decompose,wire,select,overlap"  # the usual pipeline without buckets
 WAYS = (
@@ -80,7 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     options.rho, options.width, options.seed, str(stage.topology),
                     str(options.calibration) if options.calibration else None, str(out),
                 )  # fmt: skip
-                _run(stage, orders)
+                words = ["-m", ranks.__name__, msgspec.json.encode(orders).decode()]
+                run_ranks(stage.lab, "the workers", *words)
                 trained = msgspec.json.decode(out.read_bytes(), type=list[ranks.Trained])
                 params = network.init(options.seed, options.width)
                 nbytes = sum(x.nbytes for x in params.values())
@@ -101,17 +99,6 @@ def _pictures(path: Path, seed: int) -> None:
     pixels, labels = network.pictures(2048, seed=seed)
     held_pixels, held_labels = network.pictures(1024, seed=seed, held_out=True)
     np.savez(path, pixels=pixels, labels=labels, held_pixels=held_pixels, held_labels=held_labels)
-
-
-def _run(stage: Stage, orders: ranks.Orders) -> None:
-    words = [sys.executable, "-m", ranks.__name__, msgspec.json.encode(orders).decode()]
-    environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        stage.lab.mpirun(words), env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-        check=False, start_new_session=True,
-    )  # fmt: skip
-    if done.returncode:
-        fail("CP1124", "the workers in the lab failed", *(done.stdout + done.stderr).splitlines()[-20:])
 
 
 def step_s(one: ranks.Trained) -> float:

@@ -23,9 +23,7 @@ would take; a lower rate shows what the links allow. And the design that `auto` 
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -36,15 +34,15 @@ import msgspec
 
 from bench.collectives import lab_flags
 from bench.harness.figures import heading, table
-from bench.harness.stage import ENVIRONMENT, Stage, Surroundings
+from bench.harness.stage import Stage, Surroundings, run_ranks
 from bench.input import hosts
 from bench.input.members import DESIGNS
 from bench.input.records import SHAPE, pack
-from bench.input.team import MALLOC, ROOT
-from bench.netlab import Lab, Shape
+from bench.input.team import MALLOC
+from bench.netlab import Shape
 from commplan import dsl
 from commplan.compiler import compile_plan
-from commplan.diagnostics import CommplanError, fail
+from commplan.diagnostics import CommplanError
 from commplan.input.division import division
 from commplan.input.measured import FnCost, InputCosts, SourceCost
 from commplan.ir.choice import Design
@@ -113,7 +111,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     str(records), options.designs, options.readers, options.batch, options.threads,
                     options.rounds or 3, str(out),
                 )  # fmt: skip
-                _run(stage.lab, orders)
+                words = ["-m", hosts.__name__, hosts.orders_text(orders)]
+                run_ranks(stage.lab, "the members", *words, environment=MALLOC)
                 found = _results(stage.surroundings, orders, options.records, out)
     except CommplanError as error:
         print(error, file=sys.stderr)
@@ -123,17 +122,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.out:
         options.out.write_bytes(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
     return 0 if all(figure.right for figure in found.figures) else 1
-
-
-def _run(lab: Lab, orders: hosts.Orders) -> None:
-    words = [sys.executable, "-m", hosts.__name__, hosts.orders_text(orders)]
-    environment = {**os.environ, **ENVIRONMENT, **MALLOC, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        lab.mpirun(words), env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-        check=False, start_new_session=True,
-    )  # fmt: skip
-    if done.returncode:
-        fail("CP1124", "the members in the lab failed", *(done.stdout + done.stderr).splitlines()[-20:])
 
 
 def _results(where: Surroundings, orders: hosts.Orders, count: int, out: Path) -> Results:

@@ -19,9 +19,7 @@ racks is S each way (2 S together) where each crosses once.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
@@ -34,10 +32,9 @@ import msgspec
 from bench.collectives import lab_flags
 from bench.exchange import steps
 from bench.harness.figures import heading, table
-from bench.harness.stage import ENVIRONMENT, Stage, Surroundings
-from bench.input.team import ROOT
+from bench.harness.stage import Stage, Surroundings, run_ranks
 from bench.netlab import Counters, Shape, counters
-from commplan.diagnostics import CommplanError, fail
+from commplan.diagnostics import CommplanError
 
 WAYS = (
     steps.Way("central", "central", 1),
@@ -101,7 +98,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 str(stage.topology), str(options.calibration) if options.calibration else None, str(out),
             )  # fmt: skip
             with _Watch(stage) as watch:
-                _run(stage, orders)
+                words = ["-m", steps.__name__, msgspec.json.encode(orders).decode()]
+                run_ranks(stage.lab, "the workers", *words, out=sys.stderr)
             measured = msgspec.json.decode(out.read_bytes(), type=list[steps.Measured])
             figures = [_figure(one, watch, orders) for one in measured]
             found = Results(stage.surroundings, 4 * sum(orders.sizes), workers, figures)
@@ -155,17 +153,6 @@ def _order(shape: Shape, workers: int) -> list[int]:
 def _ways(options: argparse.Namespace) -> list[steps.Way]:
     chosen = [way for way in WAYS if way.name in options.ways and (way.name != "rack" or options.racks > 1)]
     return [msgspec.structs.replace(way, how=way.how.format(workers=options.workers)) for way in chosen]
-
-
-def _run(stage: Stage, orders: steps.Orders) -> None:
-    words = [sys.executable, "-m", steps.__name__, msgspec.json.encode(orders).decode()]
-    environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        stage.lab.mpirun(words), env=environment, stdin=subprocess.DEVNULL, stdout=sys.stderr,
-        stderr=subprocess.PIPE, text=True, check=False, start_new_session=True,
-    )  # fmt: skip
-    if done.returncode:
-        fail("CP1124", "the workers in the lab failed", *done.stderr.splitlines()[-20:])
 
 
 def _figure(one: steps.Measured, watch: _Watch, orders: steps.Orders) -> Figure:

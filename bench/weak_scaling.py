@@ -18,8 +18,6 @@ and behind the exchange. On a fabric of other links (`--fabric`) nothing is meas
 from __future__ import annotations
 
 import argparse
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -30,9 +28,8 @@ import msgspec
 from bench.collectives import size
 from bench.exchange import scaling
 from bench.harness.figures import heading, plots, size_text, table, time_text
-from bench.harness.stage import ENVIRONMENT, Stage, Surroundings
-from bench.input.team import ROOT
-from bench.netlab import Lab, Shape
+from bench.harness.stage import Stage, Surroundings, run_ranks
+from bench.netlab import Shape
 from commplan import dsl
 from commplan.compiler import compile_plan
 from commplan.diagnostics import CommplanError, fail
@@ -169,14 +166,15 @@ def _measure(options: argparse.Namespace) -> Results:
                     calibration = calibration or Path(folder) / "lab.calibration.toml"
                     words = ["-m", "commplan.cli", "calibrate", "--topology", str(stage.topology), "-o"]
                     more = [str(calibration), "--seconds", "30", "--largest", "1MiB"]
-                    _mpirun(stage.lab, [*words, *more])
+                    run_ranks(stage.lab, "a program", *words, *more)
                 links = Path(folder) / "links.toml"
                 links.write_text(_links(calibration), encoding="utf-8")
                 out = Path(folder) / "measured.json"
                 orders = scaling.Orders(
                     nbytes, seconds, options.steps, str(stage.topology), str(links), str(out)
                 )
-                _mpirun(stage.lab, ["-m", scaling.__name__, msgspec.json.encode(orders).decode()])
+                words = ["-m", scaling.__name__, msgspec.json.encode(orders).decode()]
+                run_ranks(stage.lab, "a program", *words)
                 measured += msgspec.json.decode(out.read_bytes(), type=list[scaling.Measured])
         assert calibration is not None
         return Results(nbytes, seconds, surroundings, _links(calibration), measured)
@@ -185,15 +183,6 @@ def _measure(options: argparse.Namespace) -> Results:
 def _links(path: Path) -> str:
     """A calibration without curves: those of eight hosts would tell of eight hosts alone."""
     return write_calibration(msgspec.structs.replace(load_calibration(path), curve_list=()))
-
-
-def _mpirun(lab: Lab, words: Sequence[str]) -> None:
-    done = subprocess.run(
-        lab.mpirun([sys.executable, *words]), env={**os.environ, **ENVIRONMENT, "PYTHONPATH": str(ROOT)},
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, start_new_session=True,
-    )  # fmt: skip
-    if done.returncode:
-        fail("CP1124", "a program in the lab failed", *(done.stdout + done.stderr).splitlines()[-20:])
 
 
 def rows(points: Sequence[Point]) -> list[list[str]]:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import IO, NamedTuple, Self
 
 import msgspec
 
@@ -31,7 +31,26 @@ from commplan.topology import parse_topology, places_of_hosts
 UNDER_MPI = {"commplan": True, "openmpi": True, "mpi4jax": True, "xla": False, "torch": False}
 # Everything runs on CPUs, and every host of the lab counts as a machine of its own.
 ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1", "OMP_NUM_THREADS": "1"}
+ROOT = Path(__file__).resolve().parents[2]
 LONG = 0.5  # seconds: a repetition above this needs no company in its block, and no second warm-up
+
+
+def run_ranks(
+    lab: Lab, what: str, *words: str, environment: Mapping[str, str] | None = None, out: IO[str] | None = None
+) -> None:
+    """`python words...` as a rank on every host of `lab`. out: where stdout goes; kept if None.
+
+    Raises CP1124 where a rank fails, with the last lines that were said; `what` the ranks are.
+    """
+    done = subprocess.run(
+        lab.mpirun([sys.executable, *words]),
+        env={**os.environ, **ENVIRONMENT, **(environment or {}), "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.DEVNULL, stdout=out or subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        check=False, start_new_session=True,
+    )  # fmt: skip
+    if done.returncode:
+        said = ((done.stdout or "") + done.stderr).splitlines()
+        fail("CP1124", f"{what} in the lab failed", *said[-20:])
 
 
 class Entry(NamedTuple):
