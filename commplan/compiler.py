@@ -114,13 +114,8 @@ def _measured(
             "a calibration is given, but no topology",
             "it measures the levels of a machine: give the topology that it was made with",
         )
-    if topology is not None and found.backend != backend:
-        fail(
-            "CP0753",
-            f"the calibration is of {found.backend}, and the plan is compiled for {backend}",
-            f"compile with --backend {found.backend}, or measure with {backend}",
-            file=str(calibration) if isinstance(calibration, str | Path) else "",
-        )
+    if topology is not None:
+        found.check_backend(backend, str(calibration) if isinstance(calibration, str | Path) else "")
     return found
 
 

@@ -16,7 +16,7 @@ from commplan.diagnostics import fail
 from commplan.ir.plan import AxisKind, Plan
 from commplan.ir.schedule import Elastic, Schedule
 from commplan.protocol.survey import sites
-from commplan.simulate import Calibration, Predictor, Simulation, load_calibration, simulate
+from commplan.simulate import Predictor, Simulation, load_calibration, simulate
 from commplan.simulate.talks import elastic_of
 from commplan.simulate.timeline import OpTime, PhaseTime, Stretch
 from commplan.talking import every, held_line, mode_lines, one_mode, talk_lines, title
@@ -33,7 +33,8 @@ def run(arguments: Namespace, console: Console) -> int:
     calibration = load_calibration(arguments.calibration) if arguments.calibration else None
     topology = load_topology(arguments.topology)
     schedule, lines = _schedule(arguments, topology, console)
-    _same_backend(calibration, schedule, arguments.calibration)
+    if calibration is not None:
+        calibration.check_backend(schedule.backend, arguments.calibration or "")
     links = calibration.links if calibration else None
     predictor = Predictor(topology, schedule.axes, calibration=links, backend=schedule.backend)
     measured = calibration.input if calibration else None
@@ -51,16 +52,6 @@ def run(arguments: Namespace, console: Console) -> int:
         more = _Servers(schedule, predictor, found, arguments.step_seconds)
         console.document(**_data(found, schedule), modes=more.data(), diagnostics=[])
     return 0
-
-
-def _same_backend(calibration: Calibration | None, schedule: Schedule, file: str | None) -> None:
-    if calibration is not None and calibration.links and calibration.backend != schedule.backend:
-        fail(
-            "CP0753",
-            f"the calibration is of {calibration.backend}, the schedule for {schedule.backend}",
-            f"compile with --backend {calibration.backend}, or measure with {schedule.backend}",
-            file=file or "",
-        )
 
 
 def _schedule(arguments: Namespace, topology: Topology, console: Console) -> tuple[Schedule, list[str]]:

@@ -104,6 +104,16 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """This, where links and collectives were measured; None where only the input was."""
         return self if self.hosts or self.input is None else None
 
+    def check_backend(self, backend: Backend, file: str = "") -> None:
+        """Raises CP0753 where links were measured, and of another backend. file: of this calibration."""
+        if self.links is not None and self.backend != backend:
+            fail(
+                "CP0753",
+                f"the calibration is of {self.backend}, and the plan is compiled for {backend}",
+                f"compile with --backend {self.backend}, or measure with {backend}",
+                file=file,
+            )
+
     @property
     def levels(self) -> tuple[MeasuredLevel, ...]:
         return self.level
