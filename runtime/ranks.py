@@ -20,8 +20,10 @@ from commplan.lowering.mpi.untyped import MPI
 from commplan.protocol.survey import sites
 from commplan.runtime.data.carry_mpi import MpiCarrier
 from commplan.runtime.data.segment import Blame
+from commplan.runtime.exchange.attendance import expect
 from commplan.runtime.machine import Host, Local, Machine, OnFailure, Peers, digest, peers_of
 from commplan.runtime.serving import Serving
+from commplan.runtime.uncaught import watch
 
 Array = Any
 
@@ -141,6 +143,7 @@ def ranks(schedule: ir.Schedule, program: str, comm: Any) -> Ranks | Serving:
     own = comm.Dup()
     _check_alike(schedule, program, own)
     found = sites(schedule)
+    watch(schedule, serves=int(own.Get_rank()) >= found.workers > 0)
     if not found.servers:
         return Ranks(comm, own, backend_of(schedule, own, found), schedule.file)
     rank = int(own.Get_rank())
@@ -148,6 +151,7 @@ def ranks(schedule: ir.Schedule, program: str, comm: Any) -> Ranks | Serving:
     part = own.Split(int(server >= 0), rank)
     if server < 0:
         return Ranks(comm, part, backend_of(schedule, part, found, own), schedule.file)
+    expect(own, found)
     return Serving(comm, own, part, found, server, server_names(schedule)[server], schedule.file)
 
 

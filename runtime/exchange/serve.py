@@ -20,8 +20,9 @@ import numpy as np
 
 from commplan.diagnostics import CommplanError, fail
 from commplan.lowering.mpi.shared import HELLO
-from commplan.protocol.sites import LEAVE
+from commplan.protocol.sites import LEAVE, Sites
 from commplan.runtime.exchange import record as recordings
+from commplan.runtime.exchange.attendance import attended, left
 from commplan.runtime.exchange.awaited import Awaited
 from commplan.runtime.exchange.desk import Desks
 from commplan.runtime.exchange.driver import Driver
@@ -31,6 +32,7 @@ from commplan.runtime.exchange.record import LOST, Recorder, Replay, recorded
 from commplan.runtime.exchange.shared import Shared, offered
 from commplan.runtime.exchange.store import Array, Pool
 from commplan.runtime.serving import ServerContext
+from commplan.runtime.uncaught import told
 
 SORRY = 3  # the tag under which a server says that it gives up, and why
 GONE = 4  # and under which servers tell each other that a replay has come to a worker's death
@@ -112,6 +114,7 @@ def serve(
     recording that cannot be used, or is not what happens; CP0978 where nothing more can be served, CP0979 for
     messages of another program, CP0980 for options that exclude each other. Workers are told why.
     """
+    attended(context.comm, context.name)
     pool = Pool()
     post = Post(context.comm, context.sites.workers, pool)
     try:
@@ -134,11 +137,15 @@ def serve(
             if offered(context.sites):
                 plain = checkpoint is None and record is None and replay is None
                 _offer(serving, closing, share=plain)
-            return serving.run()
+            served = serving.run()
     except BaseException as error:
         why = str(error) if isinstance(error, CommplanError) else f"{type(error).__name__}: {error}"
         apologize(post, context.sites.workers, why)
+        told(error)
         raise
+    if driver.over:
+        left(context.comm)
+    return served
 
 
 def _check(checkpoint: object, every_s: float | None, record: object, replay: object) -> None:
@@ -172,21 +179,28 @@ def _keep(
 def _offer(serving: Serving, closing: contextlib.ExitStack, *, share: bool) -> None:
     """Tell workers of the memory that they see too, or that there is none."""
     driver = serving.driver
-    word = json.dumps({"host": socket.gethostname(), "shared": {}}).encode()
+    word = None
     if share:
         serving.shared = Shared(driver.sites, driver.store)
         closing.callback(serving.shared.close)
         driver.published = serving.shared.published
         word = serving.shared.hello()
-    for worker in range(driver.sites.workers):
-        serving.post.send(worker, HELLO, np.frombuffer(word, np.uint8))
+    _greet(serving.post, driver.sites.workers, word)
 
 
-def apologize(post: Posting, workers: int, why: str) -> None:
+def _greet(post: Posting, workers: int, word: bytes | None = None) -> None:
+    word = word or json.dumps({"host": socket.gethostname(), "shared": {}}).encode()
+    for worker in range(workers):
+        post.send(worker, HELLO, np.frombuffer(word, np.uint8))
+
+
+def apologize(post: Posting, sites: Sites, why: str) -> None:
     """Tell the workers why nothing more comes."""
     text = np.frombuffer(why.encode()[:4000], np.uint8)
-    for worker in range(workers):
+    for worker in range(sites.workers):
         post.send(worker, SORRY, text)
+    if offered(sites):  # one that still waits for the memory goes on, and finds the word
+        _greet(post, sites.workers)
     finish(post)
 
 

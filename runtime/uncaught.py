@@ -1,0 +1,44 @@
+"""An exception that nobody catches ends the whole job where other ranks would wait for this one for ever.
+
+MPI itself waits at the exit of the rank that failed, and the others in their next collective. `python -m
+mpi4py` ends them all; so does this, for programs that are started without it.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import Any
+
+from commplan.ir import schedule as ir
+from commplan.lowering.mpi.untyped import MPI
+
+_TOLD = "commplan_told"
+_watching: list[Any] = []
+
+
+def watch(schedule: ir.Schedule, *, serves: bool) -> None:
+    """From now on, if this rank is awaited: in collectives of the schedule, or as one of its servers.
+
+    What a worker alone asks of servers keeps nobody waiting: at its exit they learn that it has left.
+    """
+    collective = any(isinstance(op, ir.Collective) for phase in schedule.phases for op in phase.ops)
+    if _watching or not (serves or collective) or int(MPI.COMM_WORLD.Get_size()) == 1:
+        return
+    _watching.append(sys.excepthook)
+    sys.excepthook = _uncaught
+
+
+def told(error: BaseException) -> None:
+    """Whoever waits for this rank has been told of `error`, and can say so itself."""
+    setattr(error, _TOLD, True)
+
+
+def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    _watching[0](kind, error, trace)
+    if getattr(error, _TOLD, False) or not MPI.Is_initialized() or MPI.Is_finalized():
+        return
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:  # pyright: ignore[reportUnnecessaryComparison]
+            stream.flush()
+    MPI.COMM_WORLD.Abort(1)
