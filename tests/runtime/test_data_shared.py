@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import logging
@@ -10,41 +9,30 @@ import os
 import signal
 import subprocess
 import sys
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from data_plans import FUNCTIONS, ensemble, images
+from support.sharing import SHARED, Processes
 
 from commplan.diagnostics import CommplanError, Span
 from commplan.runtime.data import segment, telling
 from commplan.runtime.data.batches import PhaseBatches
 from commplan.runtime.data.shared import group
 
-SCRIPT = Path(__file__).with_name("data_process.py")
 BLAME = ("share pixels via all_shared", Span(1, 1, 1, 2), "tested.plan")
-SHARED = Path("/dev/shm")
 
 
-class Team:
+class Team(Processes):
     """Processes of one run; all are gone when the test ends, however it ends."""
 
     def __init__(self) -> None:
-        self.run = f"test-{uuid.uuid4().hex[:12]}"
-        self.processes: list[subprocess.Popen[str]] = []
+        super().__init__("data_process.py")
 
     def start(self, index: int, count: int, **orders: Any) -> subprocess.Popen[str]:
-        orders = {"run": self.run, "design": "all_shared", **orders, "index": index, "count": count}
-        process = subprocess.Popen(
-            [sys.executable, "-W", "error", str(SCRIPT), json.dumps(orders)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.processes.append(process)
-        return process
+        return self.one({"design": "all_shared", **orders, "index": index, "count": count})
 
     def all(self, count: int, **orders: Any) -> list[subprocess.Popen[str]]:
         return [self.start(index, count, **orders) for index in range(count)]
@@ -52,17 +40,10 @@ class Team:
 
 @pytest.fixture
 def team() -> Iterator[Team]:
-    made = Team()
-    try:
+    with Team() as made:
         yield made
         for process in made.processes:
             process.wait(timeout=60)
-        assert not list(SHARED.glob(f"commplan-*{made.run}*")), "nothing stays in shared memory"
-    finally:
-        for process in made.processes:
-            process.kill()
-            with contextlib.suppress(ValueError):
-                process.communicate()
 
 
 def told(process: subprocess.Popen[str]) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -24,10 +25,14 @@ class Processes:
     def begin(self, orders: Iterable[Mapping[str, Any]]) -> None:
         self.processes = []
         for own in orders:
-            words = [sys.executable, "-W", "error", str(self.script), json.dumps({"run": self.run, **own})]
-            self.processes.append(
-                subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-            )
+            self.one(own)
+
+    def one(self, orders: Mapping[str, Any]) -> subprocess.Popen[str]:
+        """One more process."""
+        words = [sys.executable, "-W", "error", str(self.script), json.dumps({"run": self.run, **orders})]
+        made = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.processes.append(made)
+        return made
 
     def ended(self) -> list[tuple[int, list[str]]]:
         """The return code of each, and the lines that it wrote; none of them complains."""
@@ -47,4 +52,5 @@ class Processes:
         finally:
             for process in self.processes:
                 process.kill()
-                process.communicate()
+                with contextlib.suppress(ValueError):  # its output has been read
+                    process.communicate()
