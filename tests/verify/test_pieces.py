@@ -68,15 +68,20 @@ def test_two_leaves_of_a_bucket_exchanged_where_they_come_back() -> None:
     assert ("CP0731", said) in found(wrong)
 
 
-def test_an_update_that_gets_other_elements_of_the_weights() -> None:
-    """Half a leaf is given with the gradient of the other half."""
+def in_pieces() -> Schedule:
+    """An update of one leaf that is cut into buckets."""
     big: Any = {"w": {"shape": [4096], "dtype": "f32"}}
     text = plan_text({"worker": 4}, "via parameter_server")
-    schedule = (
+    return (
         commplan.loads(text)
         .compile(shapes={"params": big, "grads": big}, passes="place,bucket{max=1000},fuse_update")
         .schedule
     )
+
+
+def test_an_update_that_gets_other_elements_of_the_weights() -> None:
+    """Half a leaf is given with the gradient of the other half."""
+    schedule = in_pieces()
     packs = [op for op in schedule.phase("step").ops
              if isinstance(op, Pack) and op.parts[0].value == "weights.0/shard"]  # fmt: skip
     assert len(packs) > 2
@@ -89,13 +94,7 @@ def test_an_update_that_gets_other_elements_of_the_weights() -> None:
 
 
 def test_a_piece_that_is_updated_with_the_sum_of_another() -> None:
-    big: Any = {"w": {"shape": [4096], "dtype": "f32"}}
-    text = plan_text({"worker": 4}, "via parameter_server")
-    schedule = (
-        commplan.loads(text)
-        .compile(shapes={"params": big, "grads": big}, passes="place,bucket{max=1000},fuse_update")
-        .schedule
-    )
+    schedule = in_pieces()
     maps = [op for op in schedule.phase("step").ops if isinstance(op, Map)]
     one, two = maps[0].operands, maps[1].operands
     wrong = changed(schedule, lambda ops: edit(ops, lambda op: op is maps[1], 0, operands=(*two[:2], one[2])))
