@@ -396,8 +396,9 @@ class Machine:
                 tags = self.backlog[first]
                 site = self.places[tags[0]].site if tags and tags[0] != LEAVE else None
                 if not cell.puts and site is not None and site.kind != "put" and name in site.states:
-                    what = f"`{name}` before it has set it, which nobody else does"
-                    yield self._fail(f"worker {first} asks for {what}")
+                    yield self._fail(
+                        f"worker {first} asks for `{name}`, which is not set: call run.start first"
+                    )
                     return
                 continue
             for worker in self._living(cell):

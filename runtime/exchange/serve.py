@@ -140,7 +140,7 @@ def serve(
             served = serving.run()
     except BaseException as error:
         why = str(error) if isinstance(error, CommplanError) else f"{type(error).__name__}: {error}"
-        apologize(post, context.sites.workers, why)
+        apologize(post, context.sites, why)
         told(error)
         raise
     if driver.over:

@@ -142,7 +142,7 @@ def test_a_state_is_set_before_it_is_asked_for(tmp_path: Path):
         AssertionError, match="wait for ever"
     ):  # for the put of worker 0, which may still come
         job.run(others)
-    with pytest.raises(CommplanError, match=r"CP0978.*worker 0 asks for `center` before it has set it"):
+    with pytest.raises(CommplanError, match=r"CP0978.*worker 0 asks for `center`, which is not set"):
         job.run({0: averaging(job, 0, [])})
 
 
