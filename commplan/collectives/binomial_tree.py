@@ -12,14 +12,13 @@ Rounds are the lower bound but for all_reduce; bytes are of scatter and gather.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from fractions import Fraction
 
 import numpy as np
 
-from commplan.collectives.program import Body, Kind, Programs, Round, log2_up, ranks, send
-from commplan.collectives.transform import reversed_rounds
+from commplan.collectives.program import Kind, Programs, Round, log2_up, ranks, send
+from commplan.collectives.transform import from_root
 
 
 def _broadcast(n: int) -> Iterator[Round]:
@@ -38,36 +37,10 @@ def _scatter(n: int) -> Iterator[Round]:
         yield (send(r, r + d, r + d, np.minimum(d, n - r - d), where=(r % (2 * d) == 0) & (r + d < n)),)
 
 
-def broadcast(n: int) -> Body:
-    return Body(1, _broadcast(n))
-
-
-def reduce(n: int) -> Body:
-    return Body(1, reversed_rounds(_broadcast(n), reduce=True))
-
-
-def all_reduce(n: int) -> Body:
-    return Body(1, itertools.chain(reduce(n).rounds, _broadcast(n)))
-
-
-def scatter(n: int) -> Body:
-    return Body(n, _scatter(n))
-
-
-def gather(n: int) -> Body:
-    return Body(n, reversed_rounds(_scatter(n), reduce=False))
-
-
 def formula(kind: Kind, n: int) -> tuple[int, Fraction]:
     if kind in ("scatter", "gather"):
         return log2_up(n), Fraction(n - 1, n)
     return (2 if kind == "all_reduce" else 1) * log2_up(n), Fraction(log2_up(n))
 
 
-PROGRAMS: Programs = {
-    "all_reduce": all_reduce,
-    "broadcast": broadcast,
-    "reduce": reduce,
-    "scatter": scatter,
-    "gather": gather,
-}
+PROGRAMS: Programs = from_root(_broadcast, _scatter)

@@ -12,12 +12,11 @@ first, so that all blocks arrive in the last round.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from fractions import Fraction
 
-from commplan.collectives.program import Body, Kind, Programs, Round, ranks, send
-from commplan.collectives.transform import reversed_rounds
+from commplan.collectives.program import Kind, Programs, Round, ranks, send
+from commplan.collectives.transform import from_root
 
 
 def _broadcast(n: int) -> Iterator[Round]:
@@ -32,26 +31,6 @@ def _scatter(n: int) -> Iterator[Round]:
         yield (send(r, r + 1, n - 1 - step + r, where=r <= step),)
 
 
-def broadcast(n: int) -> Body:
-    return Body(1, _broadcast(n))
-
-
-def reduce(n: int) -> Body:
-    return Body(1, reversed_rounds(_broadcast(n), reduce=True))
-
-
-def all_reduce(n: int) -> Body:
-    return Body(1, itertools.chain(reduce(n).rounds, _broadcast(n)))
-
-
-def scatter(n: int) -> Body:
-    return Body(n, _scatter(n))
-
-
-def gather(n: int) -> Body:
-    return Body(n, reversed_rounds(_scatter(n), reduce=False))
-
-
 def formula(kind: Kind, n: int) -> tuple[int, Fraction]:
     if kind == "all_reduce":
         return 2 * (n - 1), Fraction(min(n - 1, 2))
@@ -59,10 +38,4 @@ def formula(kind: Kind, n: int) -> tuple[int, Fraction]:
     return n - 1, Fraction(min(n - 1, 1)) if whole else Fraction(n - 1, n)
 
 
-PROGRAMS: Programs = {
-    "all_reduce": all_reduce,
-    "broadcast": broadcast,
-    "reduce": reduce,
-    "scatter": scatter,
-    "gather": gather,
-}
+PROGRAMS: Programs = from_root(_broadcast, _scatter)

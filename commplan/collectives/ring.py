@@ -81,6 +81,6 @@ PROGRAMS: Programs = {
     "all_gather": all_gather,
     "broadcast": broadcast,
     "reduce": reduce,
-    "scatter": chain.scatter,
-    "gather": chain.gather,
+    "scatter": chain.PROGRAMS["scatter"],
+    "gather": chain.PROGRAMS["gather"],
 }

@@ -24,7 +24,8 @@ from commplan.collectives.transform import pruned, reversed_rounds
 
 
 def _broadcast(n: int) -> Iterator[Round]:
-    rounds = itertools.chain(binomial_tree.scatter(n).rounds, halving_doubling.all_gather(n).rounds)
+    scattered = binomial_tree.PROGRAMS["scatter"](n).rounds
+    rounds = itertools.chain(scattered, halving_doubling.all_gather(n).rounds)
     yield from pruned(rounds, *promise("broadcast", n, n))
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from commplan.collectives.program import BLOCKED, Bools, Ints, Program, Round, Send
+from commplan.collectives.program import BLOCKED, Body, Bools, Ints, Program, Programs, Round, Send
 from commplan.diagnostics import fail
 
 
@@ -108,6 +109,26 @@ def reversed_rounds(rounds: Iterable[Round], *, reduce: bool) -> Iterator[Round]
     """
     for each in reversed(tuple(rounds)):
         yield tuple(Send(s.dst, s.src, s.chunk, s.count, reduce) for s in each)
+
+
+def from_root(
+    broadcast: Callable[[int], Iterator[Round]], scatter: Callable[[int], Iterator[Round]]
+) -> Programs:
+    """The collectives along one way from rank 0 to all others, of which `broadcast` and `scatter` are given.
+
+    Reduce and gather are the same way backwards; all_reduce is a reduce and a broadcast after it.
+    """
+
+    def up(n: int) -> Iterator[Round]:
+        return reversed_rounds(broadcast(n), reduce=True)
+
+    return {
+        "all_reduce": lambda n: Body(1, itertools.chain(up(n), broadcast(n))),
+        "broadcast": lambda n: Body(1, broadcast(n)),
+        "reduce": lambda n: Body(1, up(n)),
+        "scatter": lambda n: Body(n, scatter(n)),
+        "gather": lambda n: Body(n, reversed_rounds(scatter(n), reduce=False)),
+    }
 
 
 def pruned(rounds: Iterable[Round], starts: Bools, ends: Bools) -> tuple[Round, ...]:
