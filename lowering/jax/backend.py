@@ -6,13 +6,35 @@ the ranks of a communicator, where a program runs on one device.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from commplan.ir.schedule import Collective
 from commplan.lowering.jax.servers import Service
 
 Array = Any  # a jax.Array or a tracer of one
+
+
+class Run(NamedTuple):
+    """Elements of a buffer, `size` of them from `offset` on: those of array `array` from its `start` on."""
+
+    offset: int
+    array: int
+    start: int
+    size: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Lay:
+    """How arrays of `shapes` lie in a buffer of `size` elements: `runs`, in the order of their offsets.
+
+    What no run covers is zero in what a collective takes, and dropped of what it gives.
+    """
+
+    size: int
+    runs: tuple[Run, ...]
+    shapes: tuple[tuple[int, ...], ...]
 
 
 class Backend(Protocol):
@@ -82,9 +104,12 @@ class Backend(Protocol):
         """Sum, maximum or minimum over `op.axes` on rank `op.root`; elsewhere anything."""
         ...
 
-    def together(self, xs: Sequence[Array], op: Collective) -> Sequence[Array] | None:
-        """An all-reduce or broadcast of arrays of one dtype as of one buffer in which they lie one after
-        another, without making it; None where it must be made."""
+    def together(
+        self, xs: Sequence[Array], op: Collective, taken: Lay, given: Lay
+    ) -> Callable[[], Sequence[Array]] | None:
+        """The collective of a buffer in which arrays of one dtype lie as `taken` says, without making it;
+        what comes is cut as `given` says. As `start`, or done already where `op` is carried out in one. None
+        where the buffers must be made."""
         ...
 
     def start(self, x: Array, op: Collective) -> Callable[[], Array] | None:

@@ -14,6 +14,7 @@ from typing import Any
 from commplan.collectives.program import Program
 from commplan.ir.schedule import Collective, Spread
 from commplan.lowering.jax import _compat, levels, order, programs
+from commplan.lowering.jax.backend import Lay
 from commplan.lowering.jax.bits import as_bits, with_derivative
 from commplan.lowering.jax.untyped import jnp, lax
 from commplan.lowering.programs import levels as levels_of
@@ -135,9 +136,9 @@ class LaxBackend:
         made = self._differentiated(lambda x: stairs.broadcast(x, root), x.reshape(-1), op, native)
         return made.reshape(x.shape)
 
-    def together(self, xs: Sequence[Array], op: Collective) -> None:
+    def together(self, xs: Sequence[Array], op: Collective, taken: Lay, given: Lay) -> None:
         """XLA fuses what makes a buffer with what makes its parts."""
-        del xs, op
+        del xs, op, taken, given
 
     def reduce(self, x: Array, op: Collective) -> Array:
         """Sum, maximum or minimum over `op.axes` on rank `op.root`; elsewhere anything.

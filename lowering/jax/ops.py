@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -52,29 +51,26 @@ def pack(op: ir.Pack, values: Values, env: Env) -> Tree:
     return Tree((_join(pieces, op.ways, leaf.dtype).reshape(-1),), LEAF)
 
 
-def packed(op: ir.Pack, env: Env) -> tuple[Array, ...]:
-    """The leaves of a buffer that holds whole leaves alone, in their order there."""
-    parts = sorted((part for part in op.parts if part.size), key=lambda part: part.offset)
-    return tuple(env[part.value].leaves[part.leaf] for part in parts)
+def unpack(
+    op: ir.Unpack, values: Values, env: Env, arrived: Mapping[str, Mapping[int, Array]]
+) -> tuple[Array, ...]:
+    """The leaves of the result from runs of columns of buffers, padding dropped.
 
-
-def joined(leaves: Sequence[Array]) -> Array:
-    """The buffer of such leaves."""
-    return jnp.concatenate([leaf.reshape(-1) for leaf in leaves])
-
-
-def unpack(op: ir.Unpack, values: Values, env: Env) -> tuple[Array, ...]:
-    """The leaves of the result from runs of columns of buffers, padding dropped."""
+    arrived: of buffers that were not made the runs, by where they would lie; a run that is a whole leaf has
+    its shape.
+    """
     value = values[op.result]
     parts: list[list[ir.Part]] = [[] for _ in value.leaves]
     for part in op.parts:
         parts[part.leaf].append(part)
-    apart = {ref: _by_offset(env[ref].leaves) for ref in ir.operands(op) if len(env[ref].leaves) > 1}
     leaves: list[Array] = []
     for leaf, own in zip(value.leaves, parts, strict=True):
+        if (whole := _whole(leaf, own, arrived)) is not None:
+            leaves.append(whole)
+            continue
         pieces = [
-            apart[part.value][part.offset].reshape(1, -1)
-            if part.value in apart
+            arrived[part.value][part.offset].reshape(op.ways, -1)
+            if part.value in arrived
             else _columns(env[part.value].leaves[0].reshape(op.ways, -1), part.offset, part.size)
             for part in sorted(own, key=lambda part: part.start)
             if part.size
@@ -84,9 +80,15 @@ def unpack(op: ir.Unpack, values: Values, env: Env) -> tuple[Array, ...]:
     return tuple(leaves)
 
 
-def _by_offset(leaves: Sequence[Array]) -> dict[int, Array]:
-    """The leaves of a buffer that was not made (`packed`), by where they would lie."""
-    return dict(zip(itertools.accumulate((leaf.size for leaf in leaves), initial=0), leaves, strict=False))
+def _whole(
+    leaf: ir.Leaf, parts: Sequence[ir.Part], arrived: Mapping[str, Mapping[int, Array]]
+) -> Array | None:
+    """`leaf` itself, where it arrived as it is."""
+    parts = [part for part in parts if part.size]
+    if len(parts) != 1 or parts[0].value not in arrived:
+        return None
+    found = arrived[parts[0].value][parts[0].offset]
+    return found if found.shape == leaf.shape else None
 
 
 def _columns(table: Array, start: int, size: int) -> Array:

@@ -136,7 +136,7 @@ class Lowered:
         order of the schedule. HLO and profiles name ops `commplan/PHASE/lineN` after their plan line.
         """
         chosen = tuple(chosen)
-        loose = together.loose(chosen, self.values)
+        loose = together.loose(chosen, self.values, self.backend)
         chained = {ref for op in chosen for ref in op.after}
         begun: dict[str, tuple[ir.Op, Callable[[], Env]]] = {}
         left = list(order.without_implied(chosen, self.values))
@@ -150,11 +150,14 @@ class Lowered:
                     blocked.append(op)
                     continue
                 with self._scope(op):
-                    finish = self._begin(op, env)
-                    if finish is not None:
+                    finish = loose.begin(op, env) or self._begin(op, env)
+                    if finish is None:
+                        if not loose.defers(op, env):
+                            self._run(op, env, chained, draw, loose.arrived)
+                    elif isinstance(op, ir.Collective) and op.form != "split":
+                        env |= finish()
+                    else:
                         begun[ir.results(op)[0]] = (op, finish)
-                    elif not together.run(op, env, loose, self.backend):
-                        self._run(op, env, chained, draw)
             left = blocked
             for ref, (op, finish) in list(begun.items())[:1]:
                 del begun[ref]
@@ -226,7 +229,14 @@ class Lowered:
         pairs = zip(env[ref].leaves, value.leaves, strict=True)
         return env[ref].like([self.backend.varying(x, varying(value, leaf)) for x, leaf in pairs])
 
-    def _run(self, op: ir.Op, env: Env, chained: set[str], draw: Draw | None) -> None:
+    def _run(
+        self,
+        op: ir.Op,
+        env: Env,
+        chained: set[str],
+        draw: Draw | None,
+        arrived: Mapping[str, Mapping[int, Any]],
+    ) -> None:
         values = self.values
         match op:
             case ir.Collective():
@@ -238,7 +248,7 @@ class Lowered:
                 value = values[op.result]
                 leaves = tuple(
                     x if leaf.shape else self.backend.same(x, value.placement.split)
-                    for x, leaf in zip(ops.unpack(op, values, env), value.leaves, strict=True)
+                    for x, leaf in zip(ops.unpack(op, values, env, arrived), value.leaves, strict=True)
                 )
                 env[op.result] = Tree(leaves, self._structure(op, env))
             case ir.Cast():

@@ -15,6 +15,7 @@ from commplan.diagnostics import fail
 from commplan.ir.plan import AxisKind
 from commplan.ir.schedule import Collective, Schedule, Spread
 from commplan.lowering.jax import _compat
+from commplan.lowering.jax.backend import Lay
 from commplan.lowering.jax.untyped import lax
 from commplan.lowering.mpi.collectives import Channel, Spec
 from commplan.lowering.mpi.service import Service, goodbye
@@ -107,12 +108,23 @@ class MpiBackend:
     def broadcast(self, x: Array, op: Collective) -> Array:
         return self._run(x, op)
 
-    def together(self, xs: Sequence[Array], op: Collective) -> Sequence[Array] | None:
-        done = self.channel.together(xs, self._spec(op), self.order.take())
-        if done is None:
+    def together(
+        self, xs: Sequence[Array], op: Collective, taken: Lay, given: Lay
+    ) -> Callable[[], Sequence[Array]] | None:
+        spec = self._spec(op)
+        if not self.channel.takes_lists(spec, taken.size):
             return None
-        self.order.put(done[1])
-        return done[0]
+        pending, token = self.channel.begin(xs, spec, taken, given, self.order.take())
+        self.order.put(token)
+
+        def finish() -> Sequence[Array]:
+            if pending.handle is None:
+                return pending.results
+            results, after = self.channel.end(pending, self.order.take())
+            self.order.put(after)
+            return results
+
+        return finish
 
     def reduce(self, x: Array, op: Collective) -> Array:
         return self._run(x, op)

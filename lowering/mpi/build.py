@@ -68,7 +68,7 @@ def _declare(loaded: Any) -> None:
     loaded.commplan_native.restype = number
     loaded.commplan_native.argtypes = [pointer, pointer, text]
     loaded.commplan_packed.restype = number
-    loaded.commplan_packed.argtypes = [number, pointer, number, pointer, number, pointer, number]
+    loaded.commplan_packed.argtypes = [number, *[pointer, number] * 4]
     loaded.commplan_request.restype = number
     loaded.commplan_request.argtypes = [
         pointer, text, pointer, ctypes.POINTER(text), number, pointer, number, number, pointer,

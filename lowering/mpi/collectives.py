@@ -24,6 +24,7 @@ from commplan.collectives.program import REDUCING
 from commplan.diagnostics import CommplanError, fail
 from commplan.ir.schedule import ReduceOp
 from commplan.lowering.jax import _compat
+from commplan.lowering.jax.backend import Lay
 from commplan.lowering.jax.untyped import jax, jnp
 from commplan.lowering.mpi import build, primitives, rounds
 from commplan.lowering.mpi.choose import choice
@@ -39,9 +40,9 @@ _OPS: tuple[ReduceOp, ...] = ("sum", "max", "min")
 class Pending(NamedTuple):
     """A collective that has been started. `finish` must be in the same jit as `start`."""
 
-    x: Array
-    result: Array
-    handle: Array | None  # None: there was nothing to do
+    xs: Sequence[Array]
+    results: Sequence[Array]
+    handle: Array | None  # None: there was nothing to do, or it is done
     number: int
 
 
@@ -114,40 +115,52 @@ class Channel:
         (y,), after = primitives.call((x,), token, (result,), self._number(x, spec))
         return y, after
 
-    def together(self, xs: Sequence[Array], spec: Spec, token: Array) -> tuple[list[Array], Array] | None:
-        """An all_reduce or broadcast of arrays of one dtype, as of one buffer in which they lie one after
-        another: results of the same shapes. None where they must be put into a buffer before."""
-        sizes = tuple(x.size for x in xs)
-        plain = spec.form == "call" and spec.kind in ("all_reduce", "broadcast") and self._library is not None
-        if not plain or not all(sizes) or self.groups.ways(self._axes(spec)) == 1:
-            return None
-        results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in xs]
-        whole = jax.ShapeDtypeStruct((sum(sizes),), xs[0].dtype)
-        number = self._packed(self._number(whole, spec), sizes, np.dtype(whole.dtype).itemsize)
-        return primitives.call(xs, token, results, number)
+    def takes_lists(self, spec: Spec, size: int) -> bool:
+        """Whether a collective of a buffer of `size` elements may be begun without the buffer (`begin`)."""
+        moves = size > 0 and self.groups.ways(self._axes(spec)) > 1
+        threads = spec.form == "call" or self.groups.concurrent
+        return self._library is not None and spec.form != "rounds" and moves and threads
+
+    def begin(
+        self, xs: Sequence[Array], spec: Spec, taken: Lay, given: Lay, token: Array
+    ) -> tuple[Pending, Array]:
+        """The collective of a buffer in which `xs`, of one dtype, lie as `taken` says; what comes is cut as
+        `given` says. Of form `split` it is only begun; of form `call` it is done, and has no handle."""
+        dtype = xs[0].dtype
+        results = [jax.ShapeDtypeStruct(shape, dtype) for shape in given.shapes]
+        whole = self._number(jax.ShapeDtypeStruct((taken.size,), dtype), spec)
+        number = self._packed(whole, taken, given, np.dtype(dtype).itemsize)
+        if spec.form == "split" and _compat.recording() is not None:
+            pending, handle, after = primitives.start(xs, token, results, number)
+            return Pending(xs, pending, handle, number), after
+        done, after = primitives.call(xs, token, results, number)
+        return Pending(xs, done, None, -1), after
+
+    def end(self, pending: Pending, token: Array) -> tuple[Sequence[Array], Array]:
+        """Wait for what was begun: its results, and the token for what follows."""
+        if pending.handle is None:
+            return pending.results, token
+        return primitives.finish(pending.xs, pending.results, pending.handle, token, pending.number)
 
     def start(self, x: Array, spec: Spec, token: Array) -> tuple[Pending, Array]:
         """Begin the collective of `x`; a thread of this process moves it on meanwhile."""
         shape = self._result(x, spec)
         if self._nothing(x, spec):
-            return Pending(x, x.reshape(shape), None, -1), token
+            return Pending((x,), (x.reshape(shape),), None, -1), token
         # Without jit a result does not stay where it was begun.
         if self._library is None or _compat.recording() is None:
             y, token = self.run(x, dataclasses.replace(spec, form="call"), token)
-            return Pending(x, y, None, -1), token
+            return Pending((x,), (y,), None, -1), token
         if not self.groups.concurrent:
             fail("CP0833", "this MPI may be called by one thread at a time, and form `split` needs two")
         number = self._number(x, spec)
         shaped = jax.ShapeDtypeStruct(shape, x.dtype)
-        (result,), handle, after = primitives.start((x,), token, (shaped,), number)
-        return Pending(x, result, handle, number), after
+        results, handle, after = primitives.start((x,), token, (shaped,), number)
+        return Pending((x,), results, handle, number), after
 
     def finish(self, pending: Pending, token: Array) -> tuple[Array, Array]:
         """Wait for what `start` began: its result, and the token for what follows."""
-        x, result, handle, number = pending
-        if handle is None:
-            return result, token
-        (y,), after = primitives.finish((x,), (result,), handle, token, number)
+        (y,), after = self.end(pending, token)
         return y, after
 
     def _rounds(self, x: Array, spec: Spec) -> Array:
@@ -194,15 +207,15 @@ class Channel:
             self._numbers[key] = self._make(key[0], x.size, np.dtype(x.dtype))
         return self._numbers[key]
 
-    def _packed(self, number: int, sizes: tuple[int, ...], itemsize: int) -> int:
-        """The engine's number for `number` on arrays of `sizes` in place of one."""
-        key = (number, sizes)
+    def _packed(self, number: int, taken: Lay, given: Lay, itemsize: int) -> int:
+        """The engine's number for `number` on arrays that lie so in its buffers."""
+        key = (number, taken, given)
         if key not in self._numbers:
-            begins = _numbers(np.cumsum([0, *sizes]) * itemsize, np.int64)
+            tables = [_layout(lay, itemsize) for lay in (taken, given)]
             last, late = (_numbers(each, np.int64) for each in self._ends.get(number, ((), ())))
             self._numbers[key] = self._library.commplan_packed(
-                number, begins.ctypes.data, len(sizes), last.ctypes.data, len(last), late.ctypes.data,
-                len(late),
+                number, tables[0].ctypes.data, len(taken.runs), tables[1].ctypes.data, len(given.runs),
+                last.ctypes.data, len(last), late.ctypes.data, len(late),
             )  # fmt: skip
         return self._numbers[key]
 
@@ -267,6 +280,12 @@ class Channel:
         )  # fmt: skip
         self._ends[number] = made.last, made.late
         return number
+
+
+def _layout(lay: Lay, itemsize: int) -> Any:
+    """The bytes of the buffer, and its runs as the engine's rows."""
+    rows = np.array(lay.runs, np.int64).reshape(-1, 4) * (itemsize, 1, itemsize, itemsize)
+    return _numbers(np.concatenate(([lay.size * itemsize], rows.reshape(-1))), np.int64)
 
 
 def _numbers(values: Any, dtype: Any) -> Any:

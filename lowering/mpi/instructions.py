@@ -175,7 +175,10 @@ class _Builder:
         return tuple(i for i, nbytes in enumerate(left) if nbytes == 0)
 
     def _late(self, last: set[int]) -> Iterator[tuple[int, int]]:
-        """Offset and bytes of units whose last instruction has written others that are written again."""
+        """Offset and bytes of units whose last instruction has written others that are written again, and of
+        a result that is a part of the whole."""
+        if self.home == SCRATCH:
+            yield 0, (self.own[1] - self.own[0]) * self.itemsize
         for u, i in enumerate(self.writer):
             if self.home == OUTPUT and i not in last:
                 yield self.edges[u] * self.itemsize, (self.edges[u + 1] - self.edges[u]) * self.itemsize

@@ -21,6 +21,7 @@ from commplan.collectives import registry
 from commplan.diagnostics import CommplanError
 from commplan.ir.plan import Algorithm, Arg
 from commplan.ir.types import DType
+from commplan.lowering.jax.backend import Lay, Run
 from commplan.lowering.jax.untyped import jax, jnp
 from commplan.lowering.mpi.choose import choice
 from commplan.lowering.mpi.collectives import Channel
@@ -42,7 +43,10 @@ class Case:
     spec: Spec
     size: int  # of a rank's operand
     dtype: str = "float32"
-    cuts: tuple[int, ...] = ()  # sizes of the arrays that stand for the operand, where it is not one array
+    cuts: tuple[
+        int, ...
+    ] = ()  # sizes of the arrays in a row of operand and result, where they are not one array
+    gap: int = 0  # elements at the end of a row that are in none of them
 
 
 def operand(case: Case, rank: int) -> Any:
@@ -135,15 +139,50 @@ def large() -> Iterator[Case]:
 
 
 def together() -> Iterator[Case]:
-    """Several arrays as one buffer: every algorithm, in pieces that end within arrays and hold several."""
-    for kind in ("all_reduce", "broadcast"):
+    """Several arrays as one buffer: every algorithm, in pieces that end within arrays and hold several.
+
+    A buffer that is scattered, or gathered, has a row of them for each rank.
+    """
+    for kind in ("all_reduce", "broadcast", "reduce_scatter", "all_gather"):
         for name in ("native", *registry.algorithms(kind)):
             for cuts in ((5, 1, 31, 2, 2, 8), (40_001, 1, 60_000)):
                 for chunk in (None, 20) if sum(cuts) < 100 and name != "native" else (None,):
                     root = RANKS - 1 if kind in ROOTED else 0
-                    spec = Spec(kind, root=root, algorithm=Algorithm(name), chunk=chunk)
-                    yield Case(spec, sum(cuts), cuts=cuts)
-                    yield Case(spec, sum(cuts), "uint8", cuts=cuts)
+                    form = "split" if chunk is None else "call"
+                    spec = Spec(kind, root=root, algorithm=Algorithm(name), chunk=chunk, form=form)
+                    gap = 3 if kind in CUT or kind == "all_gather" else 0
+                    size = (sum(cuts) + gap) * (RANKS if kind in CUT else 1)
+                    yield Case(spec, size, cuts=cuts, gap=gap)
+                    yield Case(spec, size, "uint8", cuts=cuts, gap=gap)
+
+
+def laid(cuts: tuple[int, ...], gap: int, rows: int) -> Lay:
+    """`rows` rows of arrays, each array's rows one after another, and a gap at the end of each row."""
+    width = sum(cuts) + gap
+    begins = np.cumsum([0, *cuts]).tolist()
+    runs = [
+        Run(row * width + begins[i], i, row * size, size)
+        for row in range(rows)
+        for i, size in enumerate(cuts)
+    ]
+    return Lay(rows * width, tuple(runs), tuple((1, rows * size) for size in cuts))
+
+
+def apart(x: Any, case: Case, rows: int) -> list[Any]:
+    """The arrays of a buffer of so many rows."""
+    table = x.reshape(rows, -1)
+    begins = np.cumsum([0, *case.cuts])
+    return [table[:, at : at + size].reshape(1, -1) for at, size in zip(begins, case.cuts, strict=False)]
+
+
+def joined(parts: Any, rows: int) -> Any:
+    """The buffer again, without gaps."""
+    return jnp.concatenate([part.reshape(rows, -1) for part in parts], axis=1).reshape(-1)
+
+
+def without_gaps(x: Any, case: Case) -> Any:
+    """A buffer of rows without what is in no array."""
+    return x.reshape(-1, sum(case.cuts) + case.gap)[:, : sum(case.cuts)].reshape(-1)
 
 
 def wrong(channel: Channel, cases: list[Case]) -> list[str]:
@@ -154,10 +193,12 @@ def wrong(channel: Channel, cases: list[Case]) -> list[str]:
         ys: list[Any] = []
         for case, x in zip(cases, xs, strict=True):
             if case.cuts:
-                parts = jnp.split(x, np.cumsum(case.cuts)[:-1].tolist())
-                done = channel.together([part.reshape(1, -1) for part in parts], case.spec, token)
-                assert done is not None
-                y, token = jnp.concatenate([part.reshape(-1) for part in done[0]]), done[1]
+                rows = (RANKS if case.spec.kind in CUT else 1, RANKS if case.spec.kind == "all_gather" else 1)
+                taken, given = (laid(case.cuts, case.gap, ways) for ways in rows)
+                assert channel.takes_lists(case.spec, taken.size)
+                pending, token = channel.begin(apart(x, case, rows[0]), case.spec, taken, given, token)
+                parts, token = channel.end(pending, token)
+                y = joined(parts, rows[1])
             else:
                 y, token = channel.run(x, case.spec, token)
             ys.append(y)
@@ -175,9 +216,10 @@ def wrong(channel: Channel, cases: list[Case]) -> list[str]:
         if promised is None:
             total = np.sum([x.astype(np.float64) for x in xs], axis=0)
             want = total.reshape(len(xs), -1)[place] if case.spec.kind == "reduce_scatter" else total
+            want = without_gaps(want, case) if case.cuts else want
             right = np.allclose(np.asarray(y).astype(np.float64), want, rtol=0.02, atol=0.05)
         else:
-            want = promised[place]
+            want = without_gaps(promised[place], case) if case.cuts else promised[place]
             right = y.shape == want.shape and np.asarray(y).tobytes() == want.tobytes()
         if not right:
             found.append(f"rank {RANK}: {case}: {np.asarray(y)[:4]} is not {want[:4]}")

@@ -17,6 +17,9 @@ namespace {
 
 // Nanoseconds. Who has called waits for nothing else and may look often; the thread beside a computation may not.
 constexpr int64_t kCaller = 1'000'000, kBeside = 20'000;
+// The first operations that have so much to move go on abreast, the others wait for their turn: every look costs a
+// system call, and what is under way at once ends at once, late. The first one of all is among them on every rank.
+constexpr int64_t kAbreast = 4 << 20;
 constexpr int64_t kShortest = 10'000, kLongest = 250'000, kBulk = 50'000;
 
 constexpr uint64_t kSlice = 100'000;  // nanoseconds
@@ -141,7 +144,7 @@ std::unique_ptr<char[]> Channel::take(int64_t nbytes, int64_t* capacity) {
 }
 
 void Channel::give(std::unique_ptr<char[]> buffer, int64_t capacity) {
-  constexpr size_t kKept = 8;
+  constexpr size_t kKept = 64;  // as many as operations that are under way at once need
   std::lock_guard<std::mutex> lock(mutex_);
   buffers_.emplace_back(capacity, std::move(buffer));
   if (buffers_.size() > kKept) buffers_.erase(buffers_.begin());
@@ -259,7 +262,11 @@ void Channel::progress() {
       }
     }
     bool moved = false, ended = false, bulk = true;
+    int64_t before = 0;  // bytes of those ahead
     for (Flight* flight : active) {
+      int64_t own = flight->operation->nbytes();
+      if (own > 0 && before > kAbreast) continue;
+      before += own;
       moved |= flight->operation->step();
       bulk &= flight->operation->bulk();
       ended |= flight->operation->done();

@@ -72,14 +72,26 @@ struct Native {
   Reduction op;
 };
 
-// A list, or MPI's own, for several arrays as for one buffer in which they lie one after another.
+// Where `nbytes` of a buffer, from `offset`, lie in array number `array`, from its byte `at`.
+struct Run {
+  int64_t offset, array, at, nbytes;
+};
+
+// Arrays that make up a buffer of `nbytes`, or that a buffer falls into.
+struct Layout {
+  std::vector<Run> runs;  // by offset; what no run covers is zero, or dropped
+  int64_t nbytes = 0;
+  bool direct() const { return runs.size() == 1 && runs[0].nbytes == nbytes && runs[0].at == 0; }  // it is an array
+  size_t first(int64_t offset) const;  // the first run that ends behind `offset`
+};
+
+// A list, or MPI's own, for several arrays as for one buffer in which they lie.
 struct Packed {
   const List* list;
   const Native* native;
-  std::vector<int64_t> begins;  // of each array in the buffer, bytes; the end of the last one too
-  std::vector<char> last;       // of the list's instructions: whether what they write stays so
+  Layout from, to;
+  std::vector<char> last;  // of the list's instructions: whether what they write stays so
   std::vector<std::pair<int64_t, int64_t>> late;  // offset and bytes of what is ready with the whole list alone
-  int64_t nbytes() const { return begins.back(); }
 };
 
 // A message to a server, or its answer: `buffer` counts inputs or outputs, `offset` and `nbytes` are bytes.
@@ -125,6 +137,7 @@ class Operation {
   virtual ~Operation() = default;
   virtual bool step() = 0;  // true where something happened
   virtual bool bulk() const { return false; }  // many messages: one more or less matters little
+  virtual int64_t nbytes() const { return 0; }  // that are still on their way, of what may wait for its turn
   bool done() const { return done_; }
   bool failed() const { return !error_.empty(); }
   const std::string& error() const { return error_; }
@@ -144,8 +157,8 @@ class Packing {
  public:
   Packing(Channel& channel, const Packed& packed, std::vector<const void*> from, std::vector<void*> to);
   ~Packing();
-  const char* input() const { return input_.get(); }
-  char* output() const { return output_.get(); }
+  const char* input() const { return packed_.from.direct() ? static_cast<const char*>(from_[0]) : input_.get(); }
+  char* output() const { return packed_.to.direct() ? static_cast<char*>(to_[0]) : output_.get(); }
   void* first() const { return to_.front(); }
   bool last(size_t instruction) const { return packed_.last[instruction] != 0; }
   void need(int64_t offset, int64_t nbytes);     // this part of the input is going to be read

@@ -228,15 +228,22 @@ COMMPLAN_API int64_t commplan_native(void* channel, const int64_t* settings, con
   return add({static_cast<Channel*>(channel), nullptr, std::move(native), nullptr, nullptr});
 }
 
-// A list or MPI's own, `number`, for arrays that begin at `begins` of its buffers (one more: the end). last: of the
-// list's instructions those that write something for the last time; late: offset and bytes of what else there is.
-COMMPLAN_API int64_t commplan_packed(int64_t number, const int64_t* begins, int64_t arrays, const int64_t* last,
-                                     int64_t many, const int64_t* late, int64_t rest) {
+// A list or MPI's own, `number`, for arrays of which its buffers consist: from, to: so many rows of Run, after the
+// bytes of the buffer. last: of the list's instructions those that write something for the last time; late: offset
+// and bytes of what else there is.
+COMMPLAN_API int64_t commplan_packed(int64_t number, const int64_t* from, int64_t inputs, const int64_t* to,
+                                     int64_t outputs, const int64_t* last, int64_t many, const int64_t* late,
+                                     int64_t rest) {
   const Callable& whole = *find(number);
   auto packed = std::make_unique<Packed>();
   packed->list = whole.list.get();
   packed->native = whole.native.get();
-  packed->begins.assign(begins, begins + arrays + 1);
+  auto layout = [](const int64_t* table, int64_t count) {
+    auto* runs = reinterpret_cast<const Run*>(table + 1);
+    return Layout{std::vector<Run>(runs, runs + count), table[0]};
+  };
+  packed->from = layout(from, inputs);
+  packed->to = layout(to, outputs);
   if (packed->list) packed->last.resize(packed->list->code.size());
   for (int64_t i = 0; i < many; ++i) packed->last[last[i]] = 1;
   for (int64_t i = 0; i < rest; ++i) packed->late.push_back({late[2 * i], late[2 * i + 1]});

@@ -36,6 +36,7 @@ class ListRun final : public Operation {
       for (int64_t t = temporaries; t-- > 0;) free_.push_back(temporary_.get() + t * list.largest);
     }
     left_ = list.code.size();
+    for (const Instruction& x : list.code) left_bytes_ += x.nbytes;
     done_ = left_ == 0;
     for (size_t i = 0; i < list.code.size(); ++i) {
       if (waits_[i] == 0) ready(static_cast<int32_t>(i));
@@ -68,6 +69,7 @@ class ListRun final : public Operation {
   }
 
   bool bulk() const override { return list_.synchronous && left_ > kFew; }
+  int64_t nbytes() const override { return left_bytes_; }
 
  private:
   static constexpr size_t kFew = 16;
@@ -123,6 +125,7 @@ class ListRun final : public Operation {
       for (int64_t k = list_.begins[i]; k < list_.begins[i + 1]; ++k) {
         if (--waits_[list_.next[k]] == 0) ready(list_.next[k]);
       }
+      left_bytes_ -= x.nbytes;
       if (--left_ == 0) done_ = true;
     }
   }
@@ -265,6 +268,7 @@ class ListRun final : public Operation {
   char* buffers_[kBuffers] = {};
   Kernel kernel_ = nullptr;
   size_t left_ = 0;
+  int64_t left_bytes_ = 0;
   int32_t earliest_ = 0;
 };
 

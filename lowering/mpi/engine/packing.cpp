@@ -11,11 +11,6 @@ namespace {
 
 constexpr int64_t kBlock = 256 * 1024;
 
-// The array that the byte at `offset` of the buffer belongs to; `begins` has the end of the last one too.
-size_t array_of(const std::vector<int64_t>& begins, int64_t offset) {
-  return std::upper_bound(begins.begin(), begins.end(), offset) - begins.begin() - 1;
-}
-
 class PackedRun final : public Operation {
  public:
   PackedRun(Channel& channel, const Packed& packed, std::vector<const void*> from, std::vector<void*> to)
@@ -25,7 +20,7 @@ class PackedRun final : public Operation {
     if (packed.list) {
       inner_ = run_list(channel, *packed.list, packing_.input(), packing_.output(), &packing_);
     } else {
-      packing_.need(0, packed.nbytes());
+      packing_.need(0, packed.from.nbytes);
       inner_ = run_native(channel, *packed.native, packing_.input(), packing_.output());
     }
     look();
@@ -42,6 +37,7 @@ class PackedRun final : public Operation {
   }
 
   bool bulk() const override { return inner_->bulk(); }
+  int64_t nbytes() const override { return inner_->nbytes(); }
 
  private:
   void look() {
@@ -57,41 +53,59 @@ class PackedRun final : public Operation {
 
 }  // namespace
 
+size_t Layout::first(int64_t offset) const {
+  auto behind = [](int64_t at, const Run& run) { return at < run.offset + run.nbytes; };
+  return std::upper_bound(runs.begin(), runs.end(), offset, behind) - runs.begin();
+}
+
 Packing::Packing(Channel& channel, const Packed& packed, std::vector<const void*> from, std::vector<void*> to)
     : channel_(channel), packed_(packed), from_(std::move(from)), to_(std::move(to)) {
-  have_.resize((packed.nbytes() + kBlock - 1) / kBlock);
-  input_ = channel.take(packed.nbytes(), &input_capacity_);
-  output_ = channel.take(packed.nbytes(), &output_capacity_);
+  if (!packed.from.direct()) {
+    have_.resize((packed.from.nbytes + kBlock - 1) / kBlock);
+    input_ = channel.take(packed.from.nbytes, &input_capacity_);
+  }
+  if (!packed.to.direct()) output_ = channel.take(packed.to.nbytes, &output_capacity_);
 }
 
 Packing::~Packing() {
-  if (!input_) return;
-  channel_.give(std::move(input_), input_capacity_);
-  channel_.give(std::move(output_), output_capacity_);
+  if (input_) channel_.give(std::move(input_), input_capacity_);
+  if (output_) channel_.give(std::move(output_), output_capacity_);
 }
 
 void Packing::need(int64_t offset, int64_t nbytes) {
+  if (packed_.from.direct()) return;
+  const std::vector<Run>& runs = packed_.from.runs;
   for (int64_t block = offset / kBlock; block * kBlock < offset + nbytes; ++block) {
     if (have_[block]) continue;
     have_[block] = 1;
-    int64_t at = block * kBlock, end = std::min(at + kBlock, packed_.nbytes());
-    for (size_t i = array_of(packed_.begins, at); at < end; at = packed_.begins[++i]) {
-      int64_t some = std::min(end, packed_.begins[i + 1]) - at;
-      std::memcpy(input_.get() + at, static_cast<const char*>(from_[i]) + (at - packed_.begins[i]), some);
+    int64_t at = block * kBlock, end = std::min(at + kBlock, packed_.from.nbytes);
+    for (size_t i = packed_.from.first(at); at < end; ++i) {
+      int64_t begin = i < runs.size() ? std::min(end, runs[i].offset) : end;
+      if (at < begin) std::memset(input_.get() + at, 0, begin - at);
+      at = std::max(at, begin);
+      if (at == end) break;
+      int64_t some = std::min(end, runs[i].offset + runs[i].nbytes) - at;
+      auto* array = static_cast<const char*>(from_[runs[i].array]);
+      std::memcpy(input_.get() + at, array + runs[i].at + (at - runs[i].offset), some);
+      at += some;
     }
   }
 }
 
 void Packing::deliver(int64_t at, int64_t nbytes) {
+  if (packed_.to.direct()) return;
+  const std::vector<Run>& runs = packed_.to.runs;
   int64_t end = at + nbytes;
-  for (size_t i = array_of(packed_.begins, at); at < end; at = packed_.begins[++i]) {
-    int64_t some = std::min(end, packed_.begins[i + 1]) - at;
-    std::memcpy(static_cast<char*>(to_[i]) + (at - packed_.begins[i]), output_.get() + at, some);
+  for (size_t i = packed_.to.first(at); i < runs.size() && runs[i].offset < end; ++i) {
+    int64_t begin = std::max(at, runs[i].offset);
+    int64_t some = std::min(end, runs[i].offset + runs[i].nbytes) - begin;
+    char* array = static_cast<char*>(to_[runs[i].array]);
+    std::memcpy(array + runs[i].at + (begin - runs[i].offset), output_.get() + begin, some);
   }
 }
 
 void Packing::finish() {
-  if (!packed_.list) deliver(0, packed_.nbytes());
+  if (!packed_.list) deliver(0, packed_.to.nbytes);
   for (auto [offset, nbytes] : packed_.late) deliver(offset, nbytes);
 }
 
@@ -108,7 +122,7 @@ std::unique_ptr<Operation> run_packed(Channel& channel, const Packed& packed, st
 std::string call_packed(Channel& channel, const Packed& packed, std::vector<const void*> from,
                         std::vector<void*> to) {
   Packing packing(channel, packed, std::move(from), std::move(to));
-  packing.need(0, packed.nbytes());
+  packing.need(0, packed.from.nbytes);
   std::string error = call_native(channel, *packed.native, packing.input(), packing.output());
   if (error.empty()) packing.finish();
   return error;
