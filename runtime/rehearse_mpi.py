@@ -127,7 +127,7 @@ class World:
             if rank != self.rank:
                 self._own.send(everyone, dest=rank, tag=_VERDICT)
         silent = sum(not one for one in said.values())  # they were told what is wrong by others
-        return together(said, self.size - silent), everyone
+        return together(said, len(living) - silent), everyone
 
     def _tell(self, mine: Said, first: int) -> tuple[Said, bool]:
         request = self._own.issend(
