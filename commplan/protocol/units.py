@@ -116,11 +116,14 @@ def beside(kept: Sequence[Leaf], leaves: Sequence[Leaf], like: Layout, span: Spa
     slots: list[tuple[Flat, ...]] = []
     for own in copies.values():
         missing = [leaf.path for place, leaf in enumerate(leaves) if place not in own]
-        if missing:
+        if missing and all(kept[place].shape == () for place in own.values()):
+            scalars += own.values()  # a count of steps, and weights in which something is called so too
+        elif missing:
             some = kept[next(iter(own.values()))]
             _refuse(some, f"its copy of the weights lacks `{missing[0]}`", span, file)
-        slots.append(_slot(own, kept, like, span, file))
-    return Layout(like.servers, tuple(slots), tuple(scalars), like.units)
+        else:
+            slots.append(_slot(own, kept, like, span, file))
+    return Layout(like.servers, tuple(slots), tuple(sorted(scalars)), like.units)
 
 
 def _slot(own: dict[int, int], kept: Sequence[Leaf], like: Layout, span: Span, file: str) -> tuple[Flat, ...]:

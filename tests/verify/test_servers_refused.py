@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import commplan
-from commplan.diagnostics import CommplanError
+from commplan.diagnostics import CommplanError, Span
+from commplan.ir.schedule import Leaf
+from commplan.ir.types import DType
+from commplan.protocol import units
 
 PLAN = """plan p
 axis rack = 2
@@ -31,6 +35,14 @@ CASES = {
         "sgd over rack, worker", "sgd over worker"
     ),
 }
+
+
+def test_a_weight_may_be_called_as_what_an_optimiser_counts_in():
+    weights = (Leaf("count", (), DType.F32), Leaf("w", (3,), DType.F32))
+    kept = (Leaf("0/count", (), DType.I32), *(replace(leaf, path=f"0/mu/{leaf.path}") for leaf in weights))
+    whole = units.weights(weights, [leaf.dtype for leaf in weights], 1, None)
+    found = units.beside(kept, weights, whole, Span(0, 0, 0, 0), "")
+    assert (found.scalars, [[part.leaves for part in slot] for slot in found.slots]) == ((0,), [[(1, 2)]])
 
 
 @pytest.mark.parametrize("code", CASES)
