@@ -9,7 +9,7 @@ from commplan.ir.plan import Hints, Ref, name_of
 from commplan.ir.schedule import Collective, CollectiveKind, Exchange, Map, Op, ReduceOp, Schedule, Value
 from commplan.passes.building import Building, Stage
 from commplan.passes.means import reduction
-from commplan.passes.owning import Owners, hints_of
+from commplan.passes.owning import Owners, hints_of, streaming
 from commplan.passes.relocation import Relocation
 from commplan.passes.rewrite import Editor
 from commplan.passes.rows import join_rows, reduce_rows
@@ -96,7 +96,7 @@ class Exchanging:
         building = _Building(self.editor, owners)
         stage = graph.Reduce(
             ref, op.gradient, owners.axes, graph.Op(op.op, op.weight), op.span,
-            via=None if owners.ranks else owners.via, hints=hints_of(op),
+            via=None if owners.ranks else owners.via, hints=self._hints(op, owners),
         )  # fmt: skip
         reduction(building, "reduce_scatter" if sharded else "all_reduce", stage, owners.axes)
         ops += building.ops
@@ -105,7 +105,7 @@ class Exchanging:
     def _gather(self, ops: list[Op], op: Exchange, shard: Ref, result: Ref, owners: Owners) -> None:
         building = _Building(self.editor, owners)
         # What is sent narrow is the gradient: weights that were rounded could not move by less than that.
-        hints = msgspec.structs.replace(hints_of(op), wire=None, accumulate=None)
+        hints = msgspec.structs.replace(self._hints(op, owners), wire=None, accumulate=None)
         if owners.ranks:
             join_rows(self.editor, ops, shard, result, owners.axes, owners.ranks, op.span, hints, owners.via)
             return
@@ -114,6 +114,9 @@ class Exchanging:
         )  # fmt: skip
         building.collective("all_gather", result, shard, owners.axes, stage)
         ops += building.ops
+
+    def _hints(self, op: Exchange, owners: Owners) -> Hints:
+        return hints_of(op, streams=streaming(self.editor.schedule, owners))
 
     def _add(self, value: Value, name: Ref) -> Ref:
         fresh = name if name == value.id else self.editor.fresh(name)

@@ -84,9 +84,19 @@ def levels(axes: tuple[str, ...], within: str | None, *, few: bool) -> Algorithm
     return Algorithm("hierarchical", tuple(Arg("chain", axis) if few else Arg(axis) for axis in axes))
 
 
-def hints_of(op: Exchange) -> Hints:
-    """What an exchange asks of the collectives that it becomes: they run beside each other's updates."""
-    return msgspec.structs.replace(op.hints, staleness=None, overlap=op.hints.overlap or "backward")
+def hints_of(op: Exchange, *, streams: bool = False) -> Hints:
+    """What an exchange asks of the collectives that it becomes; streams: see `streaming`."""
+    overlap = op.hints.overlap or ("backward" if streams else None)
+    return msgspec.structs.replace(op.hints, staleness=None, overlap=overlap)
+
+
+def streaming(schedule: Schedule, owners: Owners) -> bool:
+    """Whether parts of an exchange had better be under way at once though the plan asks for no overlap.
+
+    What goes to one of a few owners, or crosses one level of the network, leaves links idle, which others can
+    use meanwhile. With all ranks as owners on one level links are never idle, and every part costs calls.
+    """
+    return bool(owners.ranks) or sum(max(1, len(schedule.axis(a).levels)) for a in owners.axes) > 1
 
 
 def strange(schedule: Schedule, op: Exchange) -> str | None:

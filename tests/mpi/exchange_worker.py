@@ -52,7 +52,7 @@ def check(
 def main() -> None:
     comm = MPI.COMM_WORLD
     flat, racks = {"worker": comm.Get_size()}, {"rack": comm.Get_size(), "worker": 1}
-    check(comm, flat, "sum", 2, "via parameter_server", "", PIECES)
+    check(comm, flat, "sum", 2, "via parameter_server", "{ overlap = backward }", PIECES)
     check(comm, flat, "mean(weight = n)", 2, "via parameter_server", NARROW, PIECES)
     check(comm, flat, "sum", 1, "", "", None)
     check(comm, flat, "sum", 2, "via parameter_server(owners = 1)", "{ chunk = 16 }", PIECES)

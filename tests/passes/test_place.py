@@ -18,6 +18,7 @@ from commplan.verify import verify
 from commplan.verify.memory import memory
 
 TREE = {key: {"shape": list(shape), "dtype": "f32"} for key, shape in SHAPES.items()}
+CUT = {key: leaf for key, leaf in TREE.items() if leaf["shape"]}
 SMALL = "place,bucket{max=64},fuse_update,decompose,wire,select,overlap"
 OWNED, WITHIN = "via parameter_server", "via parameter_server(within = rack)"
 
@@ -54,6 +55,22 @@ def test_it_means_what_the_equations_say(
     schedule = compiled(plan_text(axes, via, by=by, states=states), passes)
     found, _ = oracle_run(schedule, axes, 3, by, states)
     assert all(map(same, found, wanted(axes, 3, by, states)))
+
+
+@pytest.mark.parametrize(
+    ("axes", "via", "options", "forms"),
+    [
+        ({"worker": 4}, OWNED, "", {"call"}), ({"worker": 4}, OWNED, "{ overlap = backward }", {"split"}),
+        ({"worker": 4}, "via parameter_server(owners = 2)", "", {"split"}),
+        ({"rack": 2, "worker": 2}, WITHIN, "", {"split"}),
+    ],
+)  # fmt: skip
+def test_parts_are_under_way_at_once_where_that_is_asked_for_or_links_would_be_idle(
+    axes: dict[str, int], via: str, options: str, forms: set[str]
+) -> None:
+    schedule = compiled(plan_text(axes, via, options), backend="mpi", params=CUT, grads=CUT)
+    ops = schedule.phase("step").ops
+    assert {op.form for op in ops if isinstance(op, Collective)} == forms
 
 
 @pytest.mark.parametrize("by", ["sum", "mean(weight = n)"])

@@ -133,21 +133,26 @@ std::unique_ptr<char[]> Channel::take(int64_t nbytes, int64_t* capacity) {
   for (auto it = buffers_.begin(); it != buffers_.end(); ++it) {
     if (it->first >= nbytes && (best == buffers_.end() || it->first < best->first)) best = it;
   }
-  if (best == buffers_.end()) {
-    *capacity = nbytes;
-    return std::unique_ptr<char[]>(new char[nbytes]);
+  std::unique_ptr<char[]> buffer;
+  *capacity = nbytes;
+  if (best != buffers_.end()) {
+    *capacity = best->first;
+    buffer = std::move(best->second);
+    buffers_.erase(best);
+    kept_ -= *capacity;
   }
-  *capacity = best->first;
-  auto buffer = std::move(best->second);
-  buffers_.erase(best);
+  used_ += *capacity;
+  most_ = std::max(most_, used_);
+  for (; kept_ + used_ > most_; buffers_.erase(buffers_.begin())) kept_ -= buffers_.front().first;
+  if (!buffer) buffer.reset(new char[nbytes]);
   return buffer;
 }
 
 void Channel::give(std::unique_ptr<char[]> buffer, int64_t capacity) {
-  constexpr size_t kKept = 64;  // as many as operations that are under way at once need
   std::lock_guard<std::mutex> lock(mutex_);
+  used_ -= capacity;
+  kept_ += capacity;
   buffers_.emplace_back(capacity, std::move(buffer));
-  if (buffers_.size() > kKept) buffers_.erase(buffers_.begin());
 }
 
 std::string Channel::broken() {

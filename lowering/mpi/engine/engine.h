@@ -246,7 +246,8 @@ class Channel {
   std::mutex mutex_;
   std::condition_variable work_, news_;
   std::vector<std::unique_ptr<Flight>> flights_;
-  std::vector<std::pair<int64_t, std::unique_ptr<char[]>>> buffers_;
+  std::vector<std::pair<int64_t, std::unique_ptr<char[]>>> buffers_;  // that are kept for the next operations
+  int64_t used_ = 0, kept_ = 0, most_ = 0;  // bytes of buffers; no more are kept than were in use at once
   std::thread thread_;
   std::string broken_;
   std::atomic<bool> fails_{false};
