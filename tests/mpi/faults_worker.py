@@ -28,6 +28,7 @@ from commplan.lowering.mpi.spec import Spec
 comm = MPI.COMM_WORLD
 RANK = comm.Get_rank()
 VICTIM = 2  # of collectives
+DOOM = 7  # the tag of a word that workers are under way
 REDUCE = """
 plan reduces
 axis data = ?
@@ -114,7 +115,14 @@ def step(run: Any, state: Any) -> None:
 
 
 def server_dies() -> None:
+    def doomed() -> None:
+        while not all(comm.Iprobe(source=one, tag=DOOM) for one in range(RANK)):
+            time.sleep(0.05)
+        die()
+
     def worker(run: Any, state: Any) -> None:
+        comm.send(None, dest=comm.Get_size() - 1, tag=DOOM)
+
         def on() -> None:
             while True:
                 step(run, state)
@@ -122,7 +130,7 @@ def server_dies() -> None:
         told("worker", on)
         told("again", lambda: step(run, state))
 
-    asking(lambda: threading.Timer(3.0, die).start(), worker)
+    asking(lambda: threading.Thread(target=doomed, daemon=True).start(), worker)
 
 
 def worker_dies() -> None:
