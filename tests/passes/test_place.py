@@ -171,8 +171,8 @@ def test_staleness_needs_a_server() -> None:
 
 
 def test_a_state_that_cannot_be_cut_is_refused_where_owners_are_asked_for() -> None:
-    count, rows = {"shape": [], "dtype": "i32"}, {"shape": [5], "dtype": "f32"}
-    strange: Any = {"mu": TREE, "rows": rows, "count": count}
+    count: Any = {"shape": [], "dtype": "i32"}
+    strange: Any = {"mu": TREE, "rows": {"shape": [5], "dtype": "f32"}, "count": count}
     found = refused(plan_text({"worker": 4}, OWNED), moment=strange)
     assert found.code == "CP0726"
     assert found.message == "owners cannot keep leaf `rows` of `moment`, f32[5]: it needs a whole-tree view"
