@@ -153,7 +153,8 @@ def together() -> Iterator[Case]:
                     gap = 3 if kind in CUT or kind == "all_gather" else 0
                     size = (sum(cuts) + gap) * (RANKS if kind in CUT else 1)
                     yield Case(spec, size, cuts=cuts, gap=gap)
-                    yield Case(spec, size, "uint8", cuts=cuts, gap=gap)
+                    if chunk is not None:
+                        yield Case(spec, size, "uint8", cuts=cuts, gap=gap)
 
 
 def laid(cuts: tuple[int, ...], gap: int, rows: int) -> Lay:
