@@ -10,7 +10,8 @@ factors. A hierarchy is charged level by level.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -19,7 +20,7 @@ from commplan.ir import schedule as ir
 from commplan.ir.choice import Alternative, Choice, SharingCost
 from commplan.ir.types import DType, sized, timed
 from commplan.simulate import Predictor
-from commplan.talking import Said, server_lines
+from commplan.talking import Said, Telling, server_lines
 from commplan.wording import levels_text, phase_title, stage_text
 
 
@@ -33,7 +34,9 @@ class Traffic(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One op. `nbytes` is the size of one rank's operand; `algorithm` is set for collectives."""
+    """One op. `nbytes` is the size of one rank's operand, of what servers are asked: what travels to them or
+    from them; `algorithm` is set for collectives.
+    """
 
     kind: str
     result: str
@@ -55,7 +58,9 @@ class Bucket(msgspec.Struct, frozen=True):
 
 
 class Line(msgspec.Struct, frozen=True):
-    """One stage of the plan and what became of it."""
+    """One stage of the plan and what became of it; or a state that a phase asks servers for, at the line that
+    declares it. `sent` are the bytes that a worker sends to servers, the one that sends most.
+    """
 
     line: int
     stage: str
@@ -65,6 +70,7 @@ class Line(msgspec.Struct, frozen=True):
     traffic: tuple[Traffic, ...]  # summed over the steps, one entry for each group of axes
     choices: tuple[Choice, ...]
     servers: tuple[str, ...] = ()  # what lives on servers, what goes there and back, and what that takes
+    sent: int = 0
 
 
 class PhaseLines(msgspec.Struct, frozen=True):
@@ -74,10 +80,14 @@ class PhaseLines(msgspec.Struct, frozen=True):
     title: str
     lines: tuple[Line, ...]
     traffic: tuple[Traffic, ...]
+    outputs: tuple[str, ...] = ()
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """A whole plan explained; `msgspec.json.encode` writes it as JSON, `text()` for people."""
+    """A whole plan explained; `msgspec.json.encode` writes it as JSON, `text()` for people.
+
+    axes: with their sizes, servers among them. servers: the names of those.
+    """
 
     plan: str
     axes: dict[str, int]
@@ -86,17 +96,23 @@ class Explanation(msgspec.Struct, frozen=True):
     choices: tuple[Choice, ...]  # those that belong to no single line
     backend: ir.Backend = "jax"
     placement: dict[str, str] = {}  # the levels of the topology that each axis lies on, where one is given
+    servers: tuple[str, ...] = ()
 
     def text(self) -> str:
         """The explanation in plain text, ops of one kind on one line."""
-        axes = ", ".join(self._axis(name) for name in self.axes)
-        lines = [f"plan {self.plan}, compiled for {self.backend}", f"  axes: {axes}"]
+        axes = ", ".join(self._axis(name) for name in self.axes if name not in self.servers)
+        lines = [f"plan {self.plan}, compiled for {self.backend}"]
+        lines += [f"  axes: {axes}"] if axes else []
+        lines += [f"  servers: {self._served()}"] if self.servers else []
         lines.append(f"  passes: {self.pipeline or 'none'}")
         lines += [f"  {text}" for choice in self.choices for text in _choice(choice)]
         for phase in self.phases:
             lines += ["", phase.title]
             for line in phase.lines:
                 lines += [f"  {text}" for text in _line(line)]
+            if not phase.lines:
+                names = " and ".join(f"`{name}`" for name in phase.outputs)
+                lines.append(f"  nothing moves: {names} as on entry")
             if len(phase.lines) > 1:
                 lines += [f"  in all: {text}" for text in _traffic(phase.traffic)]
         return "\n".join(lines) + "\n"
@@ -104,6 +120,18 @@ class Explanation(msgspec.Struct, frozen=True):
     def _axis(self, name: str) -> str:
         where = f" on {self.placement[name]}" if name in self.placement else ""
         return f"{name} = {self.axes[name]}{where}"
+
+    def _served(self) -> str:
+        """Which ranks serve: the last ones."""
+        first = math.prod(size for name, size in self.axes.items() if name not in self.servers)
+        found: list[str] = []
+        for name in self.servers:
+            last = first + self.axes[name] - 1
+            where = f"rank {first}" if first == last else f"ranks {first} to {last}"
+            found.append(f"{name} = {self.axes[name]} ({where})")
+            first = last + 1
+        where = "" if self.backend == "mpi" else "; they run under MPI alone: `--backend mpi` shows that"
+        return ", ".join(found) + where
 
 
 def explain_plan(plan: graph.Plan, schedule: ir.Schedule, predictor: Predictor | None = None) -> Explanation:
@@ -122,15 +150,37 @@ def explain_plan(plan: graph.Plan, schedule: ir.Schedule, predictor: Predictor |
         choices=tuple(choice for choice in schedule.choices if choice.span not in spans),
         backend=schedule.backend,
         placement={axis.name: levels_text(axis) for axis in schedule.axes if axis.levels},
+        servers=tuple(axis.name for axis in schedule.axes if axis.kind is graph.AxisKind.SERVER),
     )
 
 
 def _phase(phase: graph.Phase, schedule: ir.Schedule, said: Said) -> PhaseLines:
     compiled = schedule.phase(phase.name)
     values = {value.id: value for value in (*schedule.entry, *compiled.values)}
-    lines = tuple(_stage(stage, compiled, values, schedule, said) for stage in phase.stages)
+    lines = [
+        *_asked(phase, compiled, values, schedule, said),
+        *(_stage(stage, compiled, values, schedule, said) for stage in phase.stages),
+    ]
     total = _sum(entry for line in lines for entry in line.traffic)
-    return PhaseLines(phase.name, phase_title(phase), lines, total)
+    outputs = tuple(binding.name for binding in compiled.outputs)
+    return PhaseLines(phase.name, phase_title(phase), tuple(lines), total, outputs)
+
+
+def _asked(
+    phase: graph.Phase,
+    compiled: ir.Phase,
+    values: Mapping[str, ir.Value],
+    schedule: ir.Schedule,
+    said: Said,
+) -> Iterator[Line]:
+    """What a phase gets from servers without a stage that says so: states that it puts out as they are."""
+    spans = {stage.span for stage in phase.stages}
+    for op in compiled.ops:
+        if op.span in spans:
+            continue
+        step, told = _step(op, values, schedule), said.get((phase.name, op.span), Telling())
+        stage = f"{step.kind} {step.detail}"
+        yield Line(op.span.line, stage, ir.results(op), (step,), (), (), (), told.lines, told.sent)
 
 
 def _stage(
@@ -141,6 +191,7 @@ def _stage(
     said: Said,
 ) -> Line:
     ops = [op for op in phase.ops if op.span == stage.span]
+    told = said.get((phase.name, stage.span), Telling())
     steps = tuple(_step(op, values, schedule) for op in ops)
     return Line(
         line=stage.span.line,
@@ -150,7 +201,8 @@ def _stage(
         buckets=tuple(_bucket(op, values) for op in ops if isinstance(op, ir.Pack)),
         traffic=_sum(entry for step in steps for entry in step.traffic),
         choices=tuple(choice for choice in schedule.choices if choice.span == stage.span),
-        servers=said.get((phase.name, stage.span), ()),
+        servers=told.lines,
+        sent=told.sent,
     )
 
 
@@ -164,7 +216,7 @@ def _bucket(op: ir.Pack, values: Mapping[str, ir.Value]) -> Bucket:
 
 
 def _step(op: ir.Op, values: Mapping[str, ir.Value], schedule: ir.Schedule) -> Step:
-    nbytes = sum(values[ref].nbytes for ref in ir.operands(op))
+    nbytes = sum(values[ref].nbytes for ref in _moved(op, values))
     kind = op.kind if isinstance(op, ir.Collective) else op.__struct_config__.tag
     step = Step(str(kind), ir.results(op)[0], _detail(op, values), op.lane, nbytes)
     if not isinstance(op, ir.Collective):
@@ -172,6 +224,17 @@ def _step(op: ir.Op, values: Mapping[str, ir.Value], schedule: ir.Schedule) -> S
     return msgspec.structs.replace(
         step, dtype=op.dtype, algorithm=str(op.algorithm), nbytes=op.nbytes, traffic=traffic(op, schedule)
     )
+
+
+def _moved(op: ir.Op, values: Mapping[str, ir.Value]) -> tuple[str, ...]:
+    """The operands of `op` that count: states that live on servers stay there."""
+    match op:
+        case ir.Get():
+            return (op.operand,)
+        case ir.Exchange() | ir.Elastic():
+            return tuple(ref for ref in ir.operands(op) if values[ref].placement.server is None)
+        case _:
+            return ir.operands(op)
 
 
 def _detail(op: ir.Op, values: Mapping[str, ir.Value]) -> str:
@@ -200,7 +263,11 @@ def _detail(op: ir.Op, values: Mapping[str, ir.Value]) -> str:
             return op.mode
         case ir.Exchange():
             return f"with {op.fn} by {op.op}"
-        case ir.Unpack() | ir.Update() | ir.Put() | ir.Get():
+        case ir.Put():
+            return f"{graph.name_of(op.result)} on {values[op.result].placement.server}"
+        case ir.Get():
+            return f"{graph.name_of(op.operand)} from {values[op.operand].placement.server}"
+        case ir.Unpack() | ir.Update():
             return ""
 
 
@@ -362,16 +429,20 @@ def _sharing_row(one: SharingCost) -> tuple[str, ...]:
 
 
 def _alternative(other: Alternative, choice: Choice, width: int) -> str:
-    """An alternative, its predicted time, and how much longer that is."""
-    if other.seconds is None or not choice.seconds:
-        return f"{other.what}: {other.why}"
-    longer = other.seconds / choice.seconds
-    by = f"{longer:.3g} times as long" if longer >= 2 else f"{abs(longer - 1):.0%} {_more(longer)}"
-    if abs(longer - 1) < 0.005:
-        by = "as long"
+    """An alternative, its predicted time, how much longer that is, and what else speaks against it."""
+    if other.seconds is None:
+        return f"{other.what}: {other.why or 'without a topology its time is not known'}"
+    told = [f"{timed(other.seconds):>8}"]
+    if choice.seconds:
+        told.append(_compared(other.seconds / choice.seconds))
     why = f"; {other.why}" if other.why else ""
-    return f"{other.what:<{width}}  {timed(other.seconds):>8}, {by}{why}"
+    return f"{other.what:<{width}}  {', '.join(told)}{why}"
 
 
-def _more(longer: float) -> str:
-    return "longer" if longer > 1 else "less"
+def _compared(longer: float) -> str:
+    """How much longer something takes than what was taken, which it takes `longer` times as long as."""
+    if abs(longer - 1) < 0.005:
+        return "as long"
+    if longer >= 2:
+        return f"{longer:.3g} times as long"
+    return f"{abs(longer - 1):.0%} {'longer' if longer > 1 else 'less'}"

@@ -30,13 +30,27 @@ from commplan.topology import Topology
 TENTH = 0.1  # the share of communication that is asked for where no step is given
 
 
-Said = dict[tuple[str, Span], tuple[str, ...]]
+class Telling(msgspec.Struct, frozen=True):
+    """What is said of one plan line. sent: bytes that go to servers from the worker that sends most; nothing
+    where workers may find the servers' memory on their own host.
+    """
+
+    lines: tuple[str, ...] = ()
+    sent: int = 0
+
+
+Said = dict[tuple[str, Span], Telling]
 
 
 def server_lines(schedule: Schedule, predictor: Predictor | None) -> Said:
     """What is said of servers and of elastic averaging, by phase and plan line."""
-    surveyed, found = sites(schedule), dict[tuple[str, Span], list[str]]()
+    surveyed, found = sites(schedule), dict[tuple[str, Span], Telling]()
     periods = {phase.name: phase.period for phase in schedule.phases}
+
+    def add(where: tuple[str, Span], lines: Sequence[str], sent: int = 0) -> None:
+        before = found.get(where, Telling())
+        found[where] = Telling((*before.lines, *lines), before.sent + sent)
+
     for site in surveyed.all:
         lines = [f"{title(site)}:", *(f"  {line}" for line in site_lines(site, surveyed))]
         if predictor is not None:
@@ -44,16 +58,16 @@ def server_lines(schedule: Schedule, predictor: Predictor | None) -> Said:
             lines += [f"  {line}" for line in talk_lines(one, predictor.network.topology)]
             others = instead(predictor, site, surveyed)
             lines += [f"  instead: {what}: {timed(seconds)}" for what, seconds in others]
-        found.setdefault((site.phase, site.span), []).extend(lines)
+        add((site.phase, site.span), lines, 0 if site.mode == "hogwild" else _nbytes(site.up))
     if predictor is None:
-        return {where: tuple(lines) for where, lines in found.items()}
+        return found
     for phase in schedule.phases:
         for op in (op for op in phase.ops if isinstance(op, Elastic)):
             modes = elastic_of(schedule, phase, op, predictor)
-            lines = [f"modes of elastic averaging, {every(phase.period)}:"]
-            lines += [f"  {line}" for line in mode_lines(modes, op.mode, phase.period, None)]
-            found.setdefault((phase.name, op.span), []).extend(lines)
-    return {where: tuple(lines) for where, lines in found.items()}
+            head = f"modes of elastic averaging, {every(phase.period)}:"
+            lines = mode_lines(modes, op.mode, phase.period, None)
+            add((phase.name, op.span), [head, *(f"  {line}" for line in lines)])
+    return found
 
 
 def title(site: Site) -> str:
@@ -71,7 +85,10 @@ def site_lines(site: Site, sites: Sites) -> list[str]:
     found.append(f"{who} sends {up} and " + (f"gets {down}" if site.down else "waits for nothing"))
     if site.token:
         others = sites.workers - len(sites.members(site))
-        found.append(f"the other {others} workers send {_counted(site.token)}")
+        if others == 1:
+            found.append(f"the other worker sends {_counted(site.token)}")
+        elif others:
+            found.append(f"each of the other {others} workers sends {_counted(site.token)}")
     if site.kind == "exchange":
         late = site.staleness or 0
         found.append(
@@ -92,19 +109,25 @@ def held(site: Site) -> tuple[Held, ...]:
 
 def held_line(one: Held) -> str:
     """`weights`: how many units on how many servers, and how even."""
-    most, least = max(one.nbytes), min(one.nbytes)
+    most, least, units = max(one.nbytes), min(one.nbytes), f"{one.units} unit{'s' * (one.units != 1)}"
+    if len(one.nbytes) == 1:
+        return f"`{one.state}`: {units} on 1 server, {sized(most)}"
     spread = sized(most) if most == least else f"{sized(least)} to {sized(most)}"
-    count = f"{len(one.nbytes)} server{'s' * (len(one.nbytes) != 1)}"
     return (
-        f"`{one.state}`: {one.units} unit{'s' * (one.units != 1)} on {count}, {spread} on each"
+        f"`{one.state}`: {units} on {len(one.nbytes)} servers, {spread} on each"
         f" (largest / mean {one.balance:.3f})"
     )
 
 
 def _counted(buffers: Sequence[Buffer]) -> str:
     count = sum(len(buffer.chunks) for buffer in buffers)
-    nbytes = sum(chunk.size * buffer.dtype.nbytes for buffer in buffers for chunk in buffer.chunks)
-    return f"{count} message{'s' * (count != 1)} of {sized(nbytes)} in all"
+    if count == 1:
+        return f"1 message of {sized(_nbytes(buffers))}"
+    return f"{count} messages of {sized(_nbytes(buffers))} in all"
+
+
+def _nbytes(buffers: Sequence[Buffer]) -> int:
+    return sum(chunk.size * buffer.dtype.nbytes for buffer in buffers for chunk in buffer.chunks)
 
 
 def talk_lines(one: Talk, topology: Topology) -> list[str]:
@@ -113,9 +136,10 @@ def talk_lines(one: Talk, topology: Topology) -> list[str]:
     asked = f"all {one.workers} workers at once" if one.kind != "put" else "to arrive"
     times = one.seconds / one.bound if one.bound else 1.0
     bound = f"{times:.2f} times the bound of {timed(one.bound)}"
+    goes_by = f"{'on the' if one.limit.startswith('links') else 'in'} {one.limit}"
     found = [
         f"server{'s' * (one.servers != 1)} on {where}",
-        f"{asked} {timed(one.seconds)}, {bound}; most of it {one.limit}",
+        f"{asked} {timed(one.seconds)}, {bound}; most of it {goes_by}",
     ]
     if one.kind in ("exchange", "elastic"):
         busy = f"the busiest server computes {timed(one.busy)}"

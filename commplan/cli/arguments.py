@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,9 @@ _PLAN = "a .plan file, or - for stdin"
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The arguments. Raises SystemExit: 0 for --help and --version, 2 for a mistake in usage."""
     root = parser()
+    if not argv:
+        root.print_help(sys.stderr)
+        raise SystemExit(2)
     arguments = root.parse_args(argv)
     _one_subject(root, arguments)
     return arguments

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 class LineCost(msgspec.Struct, frozen=True):
     """One plan line of one phase in the whole rehearsal: the input's part is measured, `sent` is what each
-    rank must at least send. Bytes; seconds; cpu_s is user_s and system_s together."""
+    rank must at least send, to others and to servers. Bytes; seconds; cpu_s is user_s and system_s together.
+    """
 
     line: int
     stage: str
@@ -160,7 +161,8 @@ def _rank(summary: Summary) -> RankCost:
 
 
 def _line(line: Line, usage: LineUsage | None, calls: int) -> LineCost:
-    sent = sum(entry.nbytes for entry in line.traffic) * calls if line.traffic else None
+    once = sum(entry.nbytes for entry in line.traffic) + line.sent
+    sent = once * calls if line.traffic or line.sent else None
     return (
         LineCost(line.line, line.stage, sent=sent)
         if usage is None
@@ -217,7 +219,8 @@ def _phase(screen: Rich, cost: PhaseCost) -> None:
         table.add_column(title, justify="right", no_wrap=True)
     for line in cost.lines:
         table.add_row(str(line.line), _escaped(line.stage), *_cells(line, skips))
-    screen.print(table)
+    if cost.lines:
+        screen.print(table)
     if len(cost.ranks) > 1:
         screen.print(_of_ranks(cost.ranks))
     for remark in remarks(cost.ranks):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from argparse import Namespace
 from importlib.resources import files
 from pathlib import Path
@@ -40,8 +42,17 @@ def run(arguments: Namespace, console: Console) -> int:
         return 0
     for target in targets:
         console.say(f"wrote {target}")
-    console.say(f"next: commplan check {targets[0]} && python {targets[1]}")
+    plan, program = targets
+    console.say(f"next: commplan check {shlex.quote(str(plan))} && {started(program)}")
     return 0
+
+
+def started(program: Path) -> str:
+    """What starts a template's program: the first line of its text says how."""
+    said = _template(program.name).splitlines()[0].strip('"').partition(": ")[2]
+    if os.geteuid() == 0:
+        said = said.replace("mpirun ", "mpirun --allow-run-as-root ")  # it refuses to run as root without
+    return said.replace(program.name, shlex.quote(str(program)))
 
 
 def templates() -> dict[str, str]:

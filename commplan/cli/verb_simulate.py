@@ -129,7 +129,9 @@ class _Servers:
         self, schedule: Schedule, predictor: Predictor, found: Simulation, step: float | None
     ) -> None:
         self.found, self.topology, self.step = found, predictor.network.topology, step
-        self.sites = sites(schedule).all
+        surveyed = sites(schedule)
+        self.sites, count = surveyed.all, surveyed.servers
+        self.beside = f" and {count} server{'s' * (count != 1)}" if count else ""
         self.met = {
             (phase.name, op.pull): (op, phase.period, elastic_of(schedule, phase, op, predictor))
             for phase in schedule.phases
@@ -169,7 +171,7 @@ def _text(found: Simulation, lines: Sequence[str], color: bool, servers: _Server
     source = (
         f"calibrated {found.calibrated}" if found.calibrated else "costs of the topology file, not measured"
     )
-    ranks = f"{found.ranks} rank{'s' * (found.ranks != 1)}"
+    ranks = f"{found.ranks} rank{'s' * (found.ranks != 1)}{servers.beside}"
     rich.print(f"{found.plan} on {found.topology}: {ranks}, {found.backend}; {source}", markup=False)
     for phase in found.phases:
         _phase(rich, phase, lines)

@@ -19,6 +19,7 @@ from typing import Protocol
 import numpy as np
 
 from commplan.diagnostics import CommplanError, fail
+from commplan.ir.types import sized, timed
 from commplan.lowering.mpi.shared import HELLO
 from commplan.protocol.sites import LEAVE, Sites
 from commplan.runtime.exchange import record as recordings
@@ -81,11 +82,12 @@ class Served:
     shared: int = 0
 
     def __str__(self) -> str:
-        came, asked = sum(self.nbytes.values()), sum(self.requests.values())
-        lost = f", {len(self.lost)} workers died" if self.lost else ""
+        asked, workers = sum(self.requests.values()), len(self.requests)
+        came, went = sized(sum(self.nbytes.values())), sized(self.answered)
+        lost = f", {len(self.lost)} worker{'s' * (len(self.lost) != 1)} died" if self.lost else ""
         return (
-            f"{self.name}: {asked} requests of {len(self.requests)} workers, {came} bytes in, "
-            f"{self.answered} out, busy {self.busy_s:.1f} s of {self.busy_s + self.waiting_s:.1f}{lost}"
+            f"{self.name}: {asked} request{'s' * (asked != 1)} of {workers} worker{'s' * (workers != 1)}, "
+            f"{came} in, {went} out, busy {timed(self.busy_s)} of {timed(self.busy_s + self.waiting_s)}{lost}"
         )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import images
+from support import images, mpirun
 
 from commplan.cli import main, verb_run
 
@@ -265,6 +265,13 @@ def test_a_terminal_gets_a_progress_bar(small: list[str]) -> None:
     assert done.returncode == 0 and b"step" in text and b"plan small" in done.stdout
 
 
+def learned(said: str) -> bool:
+    """Whether the last loss that a program printed is less than the first one."""
+    lines = [line for line in said.splitlines() if "loss" in line]
+    first, last = (float(re.findall(r"\d+\.\d+", line)[0]) for line in (lines[0], lines[-1]))
+    return last < first
+
+
 @pytest.mark.parametrize("template", ["data_parallel", "elastic", "ensemble", "sharded"])
 def test_templates_train(template: str, tmp_path: Path) -> None:
     assert main(["new", template, "--into", str(tmp_path)]) == 0
@@ -274,9 +281,22 @@ def test_templates_train(template: str, tmp_path: Path) -> None:
         env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    lines = [line for line in done.stdout.splitlines() if "loss" in line]
-    first, last = (float(re.findall(r"\d+\.\d+", line)[0]) for line in (lines[0], lines[-1]))
-    assert last < first
+    assert learned(done.stdout)
+
+
+def test_the_template_with_servers_trains_as_new_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mpirun.needs_mpi()
+    assert main(["new", "server", "--into", str(tmp_path)]) == 0
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    check, _, start = said.removeprefix("next: ").partition(" && ")
+    assert main(check.split()[1:]) == 0
+    done = mpirun.started(start.replace("-n 4 python", "-n 3 python -W error").split())  # a worker less, for time
+    assert done.returncode == 0, done.stderr
+    assert learned(done.stdout)
+    served = [line for line in done.stdout.splitlines() if line.startswith("server ")]
+    assert len(served) == 2 and all(" of 1 worker, " in line and "MiB in" in line for line in served)
 
 
 def test_ranks_that_outlive_others_end_without_a_last_meeting() -> None:

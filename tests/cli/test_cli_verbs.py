@@ -373,7 +373,7 @@ def test_passes(capsys: Capture) -> None:
 def test_new_lists_templates_and_never_overwrites(tmp_path: Path, capsys: Capture) -> None:
     assert main(["new"]) == 0
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
-    assert names == ["data_parallel", "elastic", "ensemble", "sharded"]
+    assert names == ["data_parallel", "elastic", "ensemble", "server", "sharded"]
     into = tmp_path / "a" / "b"
     assert main(["new", "sharded", "--into", str(into)]) == 0
     assert capsys.readouterr().out == ""

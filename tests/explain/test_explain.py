@@ -14,7 +14,7 @@ from commplan import explain
 from commplan.diagnostics import Span
 from commplan.explain import Explanation, Traffic, explain_plan
 from commplan.ir import schedule as ir
-from commplan.ir.choice import Choice
+from commplan.ir.choice import Alternative, Choice
 from commplan.ir.plan import Algorithm, Arg, AxisKind
 from commplan.ir.types import DType, timed
 from commplan.topology import Level, Topology
@@ -185,3 +185,81 @@ def test_a_hierarchy_over_the_levels_of_one_axis_is_charged_level_by_level():
 )
 def test_times_in_words(seconds: float, text: str):
     assert timed(seconds) == text
+
+
+SERVED = """plan served
+axis   worker = 3
+server hub    = 2
+input params  : tree per worker
+input grads   : tree partial worker
+state weights : tree on hub
+state moment  : tree on hub
+fn begin(tree) -> tree on device elementwise
+fn adam(tree, tree, tree) -> tree, tree on device elementwise
+at start {
+    weights = broadcast params over worker from 0
+    moment  = map begin(weights)
+}
+each step {
+    weights, moment = exchange grads into weights, moment with adam over worker by mean
+    output weights
+}
+phase look { output weights }
+"""
+
+
+@pytest.fixture(scope="module")
+def served() -> Explanation:
+    plan = commplan.loads(SERVED)
+    shapes = {"params": SHAPES, "grads": SHAPES, "moment": {"mu": SHAPES, "nu": SHAPES}}
+    return explain_plan(plan.graph, plan.compile(shapes=shapes, backend="mpi").schedule)
+
+
+def test_servers_have_a_line_of_their_own_that_says_who_serves(served: Explanation) -> None:
+    head = served.text().splitlines()[:3]
+    assert head == [
+        "plan served, compiled for mpi", "  axes: worker = 3", "  servers: hub = 2 (ranks 3 to 4)"
+    ]  # fmt: skip
+    assert served.servers == ("hub",)
+    _, _, alone = explained("easgd_async")
+    assert "\n  servers: master = 1 (rank 4); they run under MPI alone: " in alone.text()
+
+
+def test_what_counts_of_an_exchange_is_what_travels(served: Explanation) -> None:
+    """Moments stay with the servers."""
+    (line,) = step(served).lines
+    nbytes = (256 * 64 + 64) * 4
+    assert [(one.kind, one.nbytes) for one in line.steps] == [("exchange", nbytes)]
+    assert line.sent == nbytes
+    start = served.phases[0]
+    assert [line.sent for line in start.lines] == [nbytes, 2 * nbytes]
+    assert "      put moment on hub, " in served.text()
+
+
+def test_a_phase_that_asks_servers_for_a_state_says_so(served: Explanation) -> None:
+    (line,) = served.phases[-1].lines
+    assert (line.line, line.stage, line.sent) == (6, "get weights from hub", 8)  # it asks both servers
+    text = served.text().partition("\nphase look\n  line 6: get weights from hub\n")[2]
+    assert text.startswith("      get weights from hub, 64.2 KiB  [network]\n")
+    assert "each worker sends " in text
+
+
+def test_a_phase_that_moves_nothing_says_so() -> None:
+    text = (PLANS / "easgd_sync.plan").read_text(encoding="utf-8")
+    plan = commplan.loads(f"{text}\nphase look {{ output center }}\n")
+    text = explain_plan(plan.graph, plan.compile(shapes={"params": SHAPES}).schedule).text()
+    assert text.endswith("\nphase look\n  nothing moves: `center` as on entry\n")
+
+
+def test_what_was_rejected_has_a_reason_where_nothing_tells_times() -> None:
+    _, _, explanation = explained("parameter_hub")
+    text = explanation.text()
+    assert "rejected: one owner, who has everything: without a topology its time is not known\n" in text
+    assert not re.search(r": *$", text, re.MULTILINE)
+
+
+def test_times_of_others_are_told_where_that_of_the_taken_is_not_known() -> None:
+    others = (Alternative("ring", 0.0032), Alternative("native", 0.5, "too large"))
+    shown = explain.Explanation("p", {"data": 2}, "", (), (Choice("place", "x", "so", alternatives=others),))
+    assert "rejected: ring      3.2 ms\n" in shown.text()
+    assert "rejected: native    500 ms; too large\n" in shown.text()
