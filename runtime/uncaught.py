@@ -1,7 +1,8 @@
 """An exception that nobody catches ends the whole job where other ranks would wait for this one for ever.
 
 MPI itself waits at the exit of the rank that failed, and the others in their next collective. `python -m
-mpi4py` ends them all; so does this, for programs that are started without it.
+mpi4py` ends them all; so does this, for programs that are started without it. Either way what is printed says
+once what the engine could not carry out.
 """
 
 from __future__ import annotations
@@ -11,22 +12,27 @@ from types import TracebackType
 from typing import Any
 
 from commplan.ir import schedule as ir
+from commplan.lowering.mpi.undone import once
 from commplan.lowering.mpi.untyped import MPI
 
 _TOLD = "commplan_told"
 _watching: list[Any] = []
+_awaited: list[bool] = []
 
 
 def watch(schedule: ir.Schedule, *, serves: bool) -> None:
-    """From now on, if this rank is awaited: in collectives of the schedule, or as one of its servers.
+    """From now on; the job ends if this rank is awaited: in collectives of the schedule, or as its server.
 
     What a worker alone asks of servers keeps nobody waiting: at its exit they learn that it has left.
     """
     collective = any(isinstance(op, ir.Collective) for phase in schedule.phases for op in phase.ops)
-    if _watching or not (serves or collective) or int(MPI.COMM_WORLD.Get_size()) == 1:
+    if int(MPI.COMM_WORLD.Get_size()) == 1:
         return
-    _watching.append(sys.excepthook)
-    sys.excepthook = _uncaught
+    if serves or collective:
+        _awaited.append(True)
+    if not _watching:
+        _watching.append(sys.excepthook)
+        sys.excepthook = _uncaught
 
 
 def told(error: BaseException) -> None:
@@ -35,8 +41,9 @@ def told(error: BaseException) -> None:
 
 
 def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    once(error)
     _watching[0](kind, error, trace)
-    if getattr(error, _TOLD, False) or not MPI.Is_initialized() or MPI.Is_finalized():
+    if not _awaited or getattr(error, _TOLD, False) or not MPI.Is_initialized() or MPI.Is_finalized():
         return
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:  # pyright: ignore[reportUnnecessaryComparison]

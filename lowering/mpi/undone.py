@@ -10,6 +10,7 @@ from commplan.diagnostics import CommplanError, Diagnostic, Note, Span
 
 _SAID = re.compile(r"commplan: (?:an earlier operation failed: )?(?P<what>.*)", re.DOTALL)
 _WHERE = re.compile(r"; (?P<text>line (?P<line>\d+) of .* waits for it)\s*$", re.DOTALL)
+_AGAIN = re.compile(r"(?:Error dispatching computation: )+(?=commplan: )")
 _NOTE = "note: "
 
 
@@ -31,6 +32,13 @@ def reason(error: BaseException, spans: Sequence[Span] = (), file: str = "") -> 
     first, *others = what.splitlines() or ["an operation failed"]
     notes += [Note(line.strip().removeprefix(_NOTE)) for line in others if line.strip()]
     return Diagnostic("CP0834", first, span, tuple(notes), file=file)
+
+
+def once(error: BaseException) -> None:
+    """Leave out of the engine's error what XLA puts before it for every step that was begun meanwhile."""
+    text = str(error)
+    if isinstance(error, ValueError | RuntimeError) and (shorter := _AGAIN.sub("", text)) != text:
+        error.__init__(shorter)  # JAX's says what it was made with, whatever its `args` are
 
 
 @contextmanager

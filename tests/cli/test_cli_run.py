@@ -292,7 +292,8 @@ def test_the_template_with_servers_trains_as_new_says(
     said = capsys.readouterr().err.strip().splitlines()[-1]
     check, _, start = said.removeprefix("next: ").partition(" && ")
     assert main(check.split()[1:]) == 0
-    done = mpirun.started(start.replace("-n 4 python", "-n 3 python -W error").split())  # a worker less, for time
+    less = start.replace("-n 4 python", "-n 3 python -W error")  # a worker less takes less time
+    done = mpirun.started(less.split())
     assert done.returncode == 0, done.stderr
     assert learned(done.stdout)
     served = [line for line in done.stdout.splitlines() if line.startswith("server ")]

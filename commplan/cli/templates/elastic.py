@@ -1,4 +1,8 @@
-"""Train workers that are pulled towards a centre, as elastic.plan says: python elastic.py"""
+"""Train workers that are pulled towards a centre, as elastic.plan says: python elastic.py
+
+The workers keep the centre among them. Where a process of its own serves it (`server master = 1`,
+`tree on master`, `by async(..)`) the program is started by mpirun and looks like `commplan new server`.
+"""
 
 from pathlib import Path
 
