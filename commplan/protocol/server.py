@@ -94,10 +94,12 @@ class Cell:
         marks, done, tickets = dict(self.marks), dict(self.done), list(self.tickets)
         return Cell(self.members, units, marks, done, self.puts, tickets, dict(self.answered))
 
-    def key(self) -> tuple[object, ...]:
+    def key(self, gone: set[int]) -> tuple[object, ...]:
+        """Without what is counted of members that are gone, which nobody asks for any more."""
         units = tuple(unit.key() for unit in self.units.values())
-        marks, done = tuple(self.marks.items()), tuple(self.done.items())
-        return units, marks, done, self.puts, tuple(self.tickets), tuple(self.answered.items())
+        counts = tuple((w, self.marks[w], self.done[w]) for w in self.members if w not in gone)
+        answered = tuple(sorted(item for item in self.answered.items() if item[0][1] not in gone))
+        return units, counts, self.puts, tuple(self.tickets), answered
 
     def forget(self) -> None:
         """Drop the tickets that every unit has seen to."""
@@ -160,8 +162,8 @@ class Machine:
     def key(self) -> tuple[object, ...]:
         """Equal for machines that will do the same."""
         backlog = tuple(tuple(tags) for tags in self.backlog.values())
-        cells = tuple(cell.key() for cell in self.cells.values())
-        counts = tuple(sorted(self.counts.items()))
+        cells = tuple(cell.key(self.gone) for cell in self.cells.values())
+        counts = tuple(sorted(item for item in self.counts.items() if item[0][1] not in self.gone))
         return tuple(sorted(self.gone)), backlog, counts, cells, self.failed
 
     @property

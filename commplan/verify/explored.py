@@ -9,7 +9,8 @@ from commplan.diagnostics import Diagnostic, Note, Span
 from commplan.ir.schedule import Schedule
 from commplan.protocol.sites import Site, Sites
 from commplan.protocol.survey import sites
-from commplan.verify.protocol import QUICK, Explored, Model, explore
+from commplan.verify.protocol import Explored, explore
+from commplan.verify.protocol_models import QUICK, Model
 
 PROVED = (
     "no worker waits for ever; what was answered has been applied once on every unit; sums have one term of"
@@ -18,9 +19,9 @@ PROVED = (
 
 
 def models_of(schedule: Schedule) -> tuple[Model, ...]:
-    """The models of the kinds, modes and staleness in `schedule`, in quick sizes, deaths included.
+    """The models of the kinds, modes and staleness in `schedule`, in quick sizes, in which all may die.
 
-    A model has two requests of each worker, so a staleness beyond 1 is explored as 1.
+    A worker has two requests or three, and a staleness beyond 1 is explored as 1.
     """
     surveyed = sites(schedule)
     found: dict[Model, None] = {}
@@ -36,12 +37,10 @@ def _models(site: Site, surveyed: Sites) -> Iterator[Model]:
     stale = None if site.staleness is None else min(1, site.staleness)
     for workers, servers, units, requests in QUICK:
         kind = "exchange" if site.kind == "exchange" else "elastic"
-        one = Model(kind, site.mode, workers, servers, units, requests, stale, acknowledged)
+        one = Model(kind, site.mode, workers, servers, units, requests, stale, acknowledged, deaths=workers)
         yield one
-        if workers == 2 and servers == 1:
-            yield dataclasses.replace(one, deaths=1)
-            if read:
-                yield dataclasses.replace(one, gets=True)
+        if workers == 2 and servers == 1 and read:
+            yield dataclasses.replace(one, gets=True)
 
 
 def explore_all(models: Sequence[Model]) -> tuple[Explored, ...]:

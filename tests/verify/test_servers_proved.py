@@ -16,9 +16,10 @@ from commplan.cli import main
 from commplan.compiler import compile_plan
 from commplan.ir.plan import Hints
 from commplan.ir.schedule import Elastic, Exchange, Get, Put, Schedule, results
+from commplan.protocol.server import Machine
 from commplan.protocol.survey import sites
 from commplan.protocol.units import Unit
-from commplan.verify import protocol, verify
+from commplan.verify import verify
 from commplan.verify.explored import models_of
 from commplan.verify.memory import memory
 from commplan.verify.servers import kept, misowned, owned
@@ -254,7 +255,7 @@ def test_the_command_shows_the_events_that_break_a_server(
     def turnless(self: Any, cell: Any, unit: Any) -> int | None:
         return next((worker for worker in cell.members if unit.queue[worker]), None)
 
-    monkeypatch.setattr(protocol.Machine, "_next", turnless)
+    monkeypatch.setattr(Machine, "_next", turnless)
     plan = str(PLANS / "easgd_round_robin.plan")
     assert main(["verify", plan, "--shapes", shapes, "--backend", "mpi"]) == 1
     said = capsys.readouterr().err

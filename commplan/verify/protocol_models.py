@@ -1,0 +1,123 @@
+"""Models of workers and servers, small enough to try everything that can happen.
+
+A model has few of each, and units of one element: what happens to one unit does not depend on how many
+elements there are, and workers are alike.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from commplan.diagnostics import Span
+from commplan.ir.schedule import Leaf
+from commplan.ir.types import DType
+from commplan.protocol.sites import Buffer, Chunk, Kind, Mode, Site, Sites
+from commplan.protocol.units import Layout, weights
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """What is explored. units: of each server. acknowledged: pushes that are answered by a token.
+
+    requests: of each worker, after the put with which all begin; `puts` of them in all, evenly between.
+    """
+
+    kind: Literal["exchange", "elastic"] = "exchange"
+    mode: Mode | None = None
+    workers: int = 2
+    servers: int = 1
+    units: int = 1
+    requests: int = 2
+    staleness: int | None = None
+    acknowledged: bool = False
+    gets: bool = False
+    puts: int = 1
+    deaths: int = 0
+
+    def __str__(self) -> str:
+        what = f"exchange, staleness {self.staleness or 0}" if self.mode is None else f"{self.mode}"
+        if self.mode is not None and self.staleness is not None:
+            what += f", staleness {self.staleness}"
+        extra = [_counted(self.requests, "request"), *(["acknowledged"] if self.acknowledged else [])]
+        extra += ["gets"] * self.gets + [f"{self.puts} puts"] * (self.puts > 1)
+        extra += [f"up to {_counted(self.deaths, 'death')}"] * (self.deaths > 0)
+        size = ", ".join(
+            (_counted(self.workers, "worker"), _counted(self.servers, "server"), _counted(self.units, "unit"))
+        )
+        return f"{what}: {size}, {', '.join(extra)}"
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def sites_of(model: Model) -> Sites:
+    """The sites of a model: a put, the exchange or meeting, and a get."""
+    span = Span(1, 1, 1, 1)
+    total = model.servers * model.units
+    layout = weights((Leaf("", (total,), DType.F32),), (0,), model.servers, 4)
+    tags = iter(range(16, 10_000))
+
+    def data() -> Buffer:
+        chunks = tuple(Chunk(u.server, u.start, u.size, next(tags), u.number) for u in layout.units)
+        return Buffer("data", DType.F32, total, chunks, "w", (0,))
+
+    def token() -> Buffer:
+        chunks = tuple(Chunk(j, 0, 1, next(tags)) for j in range(model.servers))
+        return Buffer("token", DType.I32, 1, chunks)
+
+    down = token() if model.acknowledged else data()
+    met = _site(1, model.kind, layout, (data(),), (down,), span)
+    met = msgspec.structs.replace(met, mode=model.mode, staleness=model.staleness)
+    put = msgspec.structs.replace(_site(0, "put", layout, (data(),), (), span), token=(token(),))
+    get = _site(2, "get", layout, (token(),), (data(),), span)
+    return Sites((put, met, get), (("worker", model.workers),), model.servers)
+
+
+def _site(
+    number: int, kind: Kind, layout: Layout, up: tuple[Buffer, ...], down: tuple[Buffer, ...], span: Span
+) -> Site:
+    result = f"{kind}.{number}"
+    return Site(
+        number, kind, "step", result, span, "hub", 0, layout.servers, (), ("state",), (layout,), up, down
+    )  # fmt: skip
+
+
+def program(model: Model) -> tuple[int, ...]:
+    """The sites that a worker comes to: a put, then requests with the other puts between."""
+    found = [0]
+    for number in range(model.requests):
+        found += [1, 2] if model.gets else [1]
+        if number < model.puts - 1:
+            found.append(0)
+    return tuple(found)
+
+
+# Workers, servers, units of each server, requests of each worker.
+Size = tuple[int, int, int, int]
+QUICK: tuple[Size, ...] = ((2, 1, 2, 2), (2, 1, 1, 3), (3, 1, 1, 2), (2, 2, 1, 2))
+WHOLE: tuple[Size, ...] = (
+    *QUICK, (3, 1, 2, 2), (3, 1, 1, 3), (3, 2, 1, 2), (4, 1, 1, 3), (4, 1, 2, 2), (4, 2, 1, 1), (4, 2, 1, 2)
+)  # fmt: skip
+_MODES: tuple[Mode, ...] = ("round_robin", "async", "hogwild")
+
+
+def models(sizes: Sequence[Size] = QUICK) -> tuple[Model, ...]:
+    """What is explored: every order of service in every size, each with the deaths of up to all workers."""
+    found: list[Model] = []
+    for workers, servers, units, requests in sizes:
+        made = Model(workers=workers, servers=servers, units=units, requests=requests, deaths=workers)
+        for staleness in (0, 1):
+            stale = dataclasses.replace(made, staleness=staleness)
+            found += [stale, dataclasses.replace(stale, acknowledged=True)]
+        found.append(dataclasses.replace(made, gets=True))
+        for mode in _MODES:
+            one = dataclasses.replace(made, kind="elastic", mode=mode)
+            found += [one, dataclasses.replace(one, staleness=1)]
+    twice = Model(puts=2, deaths=2)
+    found += [twice, dataclasses.replace(twice, kind="elastic", mode="async", gets=True)]
+    return tuple(found)
