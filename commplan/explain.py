@@ -127,7 +127,8 @@ class Explanation(msgspec.Struct, frozen=True):
         found: list[str] = []
         for name in self.servers:
             last = first + self.axes[name] - 1
-            where = f"rank {first}" if first == last else f"ranks {first} to {last}"
+            word = "and" if last == first + 1 else "to"
+            where = f"rank {first}" if first == last else f"ranks {first} {word} {last}"
             found.append(f"{name} = {self.axes[name]} ({where})")
             first = last + 1
         where = "" if self.backend == "mpi" else "; they run under MPI alone: `--backend mpi` shows that"

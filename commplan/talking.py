@@ -112,7 +112,7 @@ def held_line(one: Held) -> str:
     most, least, units = max(one.nbytes), min(one.nbytes), f"{one.units} unit{'s' * (one.units != 1)}"
     if len(one.nbytes) == 1:
         return f"`{one.state}`: {units} on 1 server, {sized(most)}"
-    spread = sized(most) if most == least else f"{sized(least)} to {sized(most)}"
+    spread = " to ".join(dict.fromkeys((sized(least), sized(most))))
     return (
         f"`{one.state}`: {units} on {len(one.nbytes)} servers, {spread} on each"
         f" (largest / mean {one.balance:.3f})"

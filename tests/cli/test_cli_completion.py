@@ -41,7 +41,7 @@ def test_completion_knows_every_verb_and_flag(shell: str, capsys: Capture) -> No
     [
         (["commplan", "ch"], {"check"}),
         (["commplan", "compile", "--emit", "j"], {"jaxpr"}),
-        (["commplan", "new", "sh"], {"sharded"}),
+        (["commplan", "new", "s"], {"server", "sharded"}),
         (["commplan", "compile", "--time"], {"--time-passes"}),
     ],
 )

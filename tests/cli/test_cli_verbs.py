@@ -408,6 +408,8 @@ def test_version_and_help(capsys: Capture) -> None:
     assert capsys.readouterr().out == f"commplan {__version__}\n"
     assert main(["--help"]) == 0
     assert "Exit codes" in capsys.readouterr().out
+    assert main([]) == 2
+    assert {"check", "fmt", "simulate", "run", "new"} <= set(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize(

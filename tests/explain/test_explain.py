@@ -218,7 +218,7 @@ def served() -> Explanation:
 def test_servers_have_a_line_of_their_own_that_says_who_serves(served: Explanation) -> None:
     head = served.text().splitlines()[:3]
     assert head == [
-        "plan served, compiled for mpi", "  axes: worker = 3", "  servers: hub = 2 (ranks 3 to 4)"
+        "plan served, compiled for mpi", "  axes: worker = 3", "  servers: hub = 2 (ranks 3 and 4)"
     ]  # fmt: skip
     assert served.servers == ("hub",)
     _, _, alone = explained("easgd_async")

@@ -44,7 +44,6 @@ def batches(key):
         yield x, jnp.sin(x[:, 0]) - x[:, 1] / 2
 
 
-params = init(jax.random.key(0))  # the first worker's are kept
 shapes = jax.eval_shape(init, jax.random.key(0))
 plan = commplan.load(Path(__file__).with_suffix(".plan"))
 run = plan.compile(comm, shapes={"params": shapes, "grads": shapes}).bind(
@@ -65,7 +64,7 @@ def train(state, weights, x, y):
 
 
 worker, workers = run.place["worker"], run.context.sizes["worker"]
-out, state = run.start(run.init(), params=params)
+out, state = run.start(run.init(), params=init(jax.random.key(0)))
 weights = out.weights
 for step, (x, y) in zip(range(1, STEPS + 1), batches(jax.random.key(1 + worker)), strict=False):
     state, weights, value = train(state, weights, x, y)
