@@ -12,8 +12,8 @@ worker's own update; `ddp` is torch's DistributedDataParallel over Gloo, where t
 timed until the last worker has its weights, which are compared with NumPy's; the kernel counts the bytes.
 
 Bounds, with n workers and S bytes of weights, of the busiest link in each direction: sharded, rack and
-reduce 2 (n-1)/n S, one worker or server (n-1) S or n S, two servers n S / 2; and what must cross between two
-racks is S each way (2 S together) where each crosses once.
+reduce 2 (n-1)/n S, one worker S (sums may be made on the way), one server n S, two servers n S / 2; and what
+must cross between two racks is S each way (2 S together) where each crosses once.
 """
 
 from __future__ import annotations
@@ -161,9 +161,10 @@ def _figure(one: steps.Measured, watch: _Watch, orders: steps.Orders) -> Figure:
     crossed = watch.between(one.began, one.ended)
     busiest = max(*crossed.sent, *crossed.received) / orders.steps
     nbytes, n = 4 * sum(orders.sizes), orders.workers
-    central = one.way.name in ("central", "server", "servers", "colocated")
-    owners = max(1, one.way.servers)
-    bound = nbytes * ((n if one.way.servers else n - 1) / owners if central else 2 * (n - 1) / n)
+    if one.way.servers:
+        bound = nbytes * n / one.way.servers
+    else:
+        bound = nbytes * (1 if one.way.name == "colocated" else 2 * (n - 1) / n)
     uplinks = sum(crossed.uplinks) / orders.steps
     return Figure(one, busiest, bound, uplinks, 2.0 * nbytes * (orders.racks - 1))
 

@@ -30,7 +30,10 @@ from commplan.protocol.sites import LEAVE, Buffer, Site, Sites
 from commplan.protocol.worker import receives, sends, sent
 
 Array = Any
-WINDOW = 8  # messages to one server in flight
+# Of one worker to one server in flight. A server answers a unit when the last worker's term of it is there: the
+# more units are under way at once, the later is the first of them whole, and the answers' way stands empty.
+IN_FLIGHT = 512 * 1024  # bytes
+LEAST, MOST = 2, 8  # messages
 _GOODBYE_S = 5.0  # seconds that a last message may take to leave
 _REASON = 1000  # bytes
 _LAST_S = 30.0  # seconds that what is under way may take when a run is closed
@@ -124,7 +127,7 @@ class Service:
         told = self._counter(site.states).ctypes.data if site.kind == "put" else None
         number = self._library.commplan_request(
             self._channel, _line(site, self.file).encode(), peers.ctypes.data,
-            (ctypes.c_char_p * len(names))(*names), len(names), table.ctypes.data, len(rows), WINDOW, told,
+            (ctypes.c_char_p * len(names))(*names), len(names), table.ctypes.data, len(rows), _window(rows), told,
         )  # fmt: skip
         if found:
             count = self._counter(site.states)
@@ -224,6 +227,12 @@ def goodbye(comm: Any, sites: Sites, why: str = "") -> None:
         waiting = [request for request in waiting if not _ended(request)]
         time.sleep(1e-3 if waiting else 0)
     _kept.extend((word, request) for request in waiting)  # a message that is under way keeps its bytes
+
+
+def _window(rows: Sequence[tuple[int, ...]]) -> int:
+    """How many messages to one server may be in flight. rows: answer?, server, tag, buffer, offset, bytes."""
+    largest = max((row[-1] for row in rows if not row[0]), default=1)
+    return max(LEAST, min(MOST, IN_FLIGHT // max(1, largest)))
 
 
 def _line(site: Site, file: str) -> str:

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <map>
 
 #include "engine.h"
 
@@ -17,8 +18,9 @@ namespace {
 
 // Nanoseconds. Who has called waits for nothing else and may look often; the thread beside a computation may not.
 constexpr int64_t kCaller = 1'000'000, kBeside = 20'000;
-// The first operations that have so much to move go on abreast, the others wait for their turn: every look costs a
-// system call, and what is under way at once ends at once, late. The first one of all is among them on every rank.
+// Of the operations that take the same way (to a rank, or from one) the first that have so much to move go on
+// abreast, the others wait for their turn: every look costs a system call, and what is under way at once ends at
+// once, late. The first operation of all is among them on every rank.
 constexpr int64_t kAbreast = 4 << 20;
 constexpr int64_t kShortest = 10'000, kLongest = 250'000, kBulk = 50'000;
 
@@ -247,6 +249,7 @@ void Channel::progress() {
   Rounding rounding;  // a thread begins with that of the thread that made it, which is XLA's
   Patience patience(kBeside);
   std::vector<Flight*> active;
+  std::map<int32_t, int64_t> ahead;  // by way, the bytes of the operations before
   for (;;) {
     {
       std::unique_lock<std::mutex> lock(mutex_);
@@ -267,11 +270,13 @@ void Channel::progress() {
       }
     }
     bool moved = false, ended = false, bulk = true;
-    int64_t before = 0;  // bytes of those ahead
+    ahead.clear();
     for (Flight* flight : active) {
       int64_t own = flight->operation->nbytes();
-      if (own > 0 && before > kAbreast) continue;
-      before += own;
+      const std::vector<int32_t>& ways = flight->operation->ways();
+      auto full = [&](int32_t way) { return ahead[way] > kAbreast; };
+      if (own > 0 && std::any_of(ways.begin(), ways.end(), full)) continue;
+      for (int32_t way : ways) ahead[way] += own;
       moved |= flight->operation->step();
       bulk &= flight->operation->bulk();
       ended |= flight->operation->done();

@@ -53,6 +53,7 @@ struct List {
   std::vector<int32_t> peers;  // ranks
   std::vector<std::vector<int32_t>> receives;  // of each peer, in order
   std::vector<int64_t> sends;                  // how many to each peer
+  std::vector<int32_t> ways;                   // 2 rank where some go to it, 2 rank + 1 where some come from it
   int64_t scratch = 0, largest = 0;            // bytes
   int64_t window = 0;                          // messages in flight to one peer
   bool synchronous = false;                    // a send ends when its receiver has begun to take it
@@ -138,6 +139,7 @@ class Operation {
   virtual bool step() = 0;  // true where something happened
   virtual bool bulk() const { return false; }  // many messages: one more or less matters little
   virtual int64_t nbytes() const { return 0; }  // that are still on their way, of what may wait for its turn
+  virtual const std::vector<int32_t>& ways() const { return none_; }  // those that it takes: 2 rank to it, + 1 from it
   bool done() const { return done_; }
   bool failed() const { return !error_.empty(); }
   const std::string& error() const { return error_; }
@@ -150,6 +152,9 @@ class Operation {
   void* output_ = nullptr;
   bool done_ = false;
   std::string error_;
+
+ private:
+  static inline const std::vector<int32_t> none_;
 };
 
 // The buffers of a packed operation, and the copies into and out of them (packing.cpp).

@@ -210,6 +210,10 @@ COMMPLAN_API int64_t commplan_list(void* channel, const int64_t* table, int64_t 
       list->largest = std::max(list->largest, (x.nbytes + 63) / 64 * 64);
     }
   }
+  for (int64_t p = 0; p < many; ++p) {
+    if (list->sends[p] > 0) list->ways.push_back(2 * peers[p]);
+    if (!list->receives[p].empty()) list->ways.push_back(2 * peers[p] + 1);
+  }
   return add({static_cast<Channel*>(channel), std::move(list), nullptr, nullptr, nullptr});
 }
 

@@ -70,6 +70,7 @@ class ListRun final : public Operation {
 
   bool bulk() const override { return list_.synchronous && left_ > kFew; }
   int64_t nbytes() const override { return left_bytes_; }
+  const std::vector<int32_t>& ways() const override { return list_.ways; }
 
  private:
   static constexpr size_t kFew = 16;

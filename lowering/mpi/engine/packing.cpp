@@ -38,6 +38,7 @@ class PackedRun final : public Operation {
 
   bool bulk() const override { return inner_->bulk(); }
   int64_t nbytes() const override { return inner_->nbytes(); }
+  const std::vector<int32_t>& ways() const override { return inner_->ways(); }
 
  private:
   void look() {
