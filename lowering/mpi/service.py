@@ -30,8 +30,8 @@ from commplan.protocol.sites import LEAVE, Buffer, Site, Sites
 from commplan.protocol.worker import receives, sends, sent
 
 Array = Any
-# Of one worker to one server in flight. A server answers a unit when the last worker's term of it is there: the
-# more units are under way at once, the later is the first of them whole, and the answers' way stands empty.
+# Of one worker to one server in flight. A server answers a unit when the last worker's term of it is there:
+# the more units are under way at once, the later is the first of them whole, and the way back stands empty.
 IN_FLIGHT = 512 * 1024  # bytes
 LEAST, MOST = 2, 8  # messages
 _GOODBYE_S = 5.0  # seconds that a last message may take to leave
@@ -127,7 +127,8 @@ class Service:
         told = self._counter(site.states).ctypes.data if site.kind == "put" else None
         number = self._library.commplan_request(
             self._channel, _line(site, self.file).encode(), peers.ctypes.data,
-            (ctypes.c_char_p * len(names))(*names), len(names), table.ctypes.data, len(rows), _window(rows), told,
+            (ctypes.c_char_p * len(names))(*names), len(names), table.ctypes.data, len(rows),
+            _window(rows), told,
         )  # fmt: skip
         if found:
             count = self._counter(site.states)
