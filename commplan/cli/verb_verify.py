@@ -148,8 +148,11 @@ class _Facts:
         }  # fmt: skip
 
     def text(self, color: bool) -> str:
-        sizes = ", ".join(f"{axis.name} = {axis.size}" for axis in self.schedule.axes)
-        out = [f"plan {self.schedule.plan}, {self.ranks} ranks{f' ({sizes})' if sizes else ''}: proved"]
+        ranks = _sizes("rank", self.ranks, self.schedule.mesh_sizes)
+        mesh = self.schedule.mesh_sizes
+        hubs = {axis.name: axis.size for axis in self.schedule.axes if axis.name not in mesh}
+        servers = f" and {_sizes('server', sum(hubs.values()), hubs)}" if hubs else ""
+        out = [f"plan {self.schedule.plan}, {ranks}{servers}: proved"]
         if self.lines:
             out += ["", _table(self.lines, color).rstrip("\n"), ""]
         groups = ", ".join("x".join(axes) for axes in self.calls.created)
@@ -157,7 +160,7 @@ class _Facts:
             made = f"{len(self.calls.created)} ({groups})"
             out.append(
                 f"communicators: {made}, created and called in one order by all ranks,"
-                f" {len(self.calls.calls)} calls"
+                f" {_counted('call', len(self.calls.calls))}"
             )
         out += input_text(self.visits, self.shares, self.input)
         for one in self.memory:
@@ -167,6 +170,16 @@ class _Facts:
                 f" of which collectives use {_size(one.buffers)}"
             )
         return "\n".join(out) + "\n"
+
+
+def _counted(what: str, number: int) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
+def _sizes(what: str, number: int, sizes: dict[str, int]) -> str:
+    """How many there are of something, and along which axes."""
+    each = ", ".join(f"{name} = {size}" for name, size in sizes.items())
+    return _counted(what, number) + (f" ({each})" if each else "")
 
 
 def _lines(schedule: Schedule) -> list[_Line]:

@@ -45,10 +45,11 @@ class Served:
         out: list[str] = []
         for one in self.owned:
             count = f"{len(one.nbytes)} server{'s' * (len(one.nbytes) != 1)} `{one.server}`"
-            out.append(
-                f"`{one.state}`: {one.units} units on {count}, every element owned once, at most"
-                f" {sized(max(one.nbytes))} on one (largest / mean {one.balance:.3f})"
+            most = sized(max(one.nbytes))
+            spread = (
+                f"at most {most} on one (largest / mean {one.balance:.3f})" if len(one.nbytes) > 1 else most
             )
+            out.append(f"`{one.state}`: {one.units} units on {count}, every element owned once, {spread}")
         late = f", at most {self.kept.staleness + 1} requests of each" if self.kept.staleness else ""
         arrived = f"what has arrived of all workers{late} at most {sized(self.kept.arriving)}"
         answers = f"answers at most {sized(self.kept.answers)}"
@@ -64,7 +65,8 @@ def _explored(found: Sequence[Explored]) -> list[str]:
     if not found:
         return []
     states = sum(one.states for one in found)
-    lines = [f"protocol: {len(found)} models explored in every order of messages, {states:,} states:"]
+    what = f"protocol: {len(found)} models explored in every order of messages and deaths, {states:,} states:"
+    lines = [what]
     return [*lines, *(f"  {part}" for part in PROVED.split("; "))]
 
 

@@ -80,7 +80,7 @@ class BrokenError(Exception):
 
 
 def legs(model: Model, sites: Sites) -> tuple[tuple[int, ...], ...]:
-    """The sites of a worker's program, cut behind each whose answers it waits for; it leaves with the last."""
+    """The sites of a worker's program, cut behind each whose answers it waits for; the last one leaves."""
     found: list[tuple[int, ...]] = []
     leg: list[int] = []
     for number in program(model):

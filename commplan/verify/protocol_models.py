@@ -99,7 +99,9 @@ def program(model: Model) -> tuple[int, ...]:
 
 # Workers, servers, units of each server, requests of each worker.
 Size = tuple[int, int, int, int]
-QUICK: tuple[Size, ...] = ((2, 1, 2, 2), (2, 1, 1, 3), (3, 1, 1, 2), (2, 2, 1, 2))
+QUICK: tuple[Size, ...] = (
+    (2, 1, 2, 2), (2, 1, 1, 3), (3, 1, 1, 2), (4, 1, 1, 1), (2, 2, 1, 2), (3, 2, 1, 1)
+)  # fmt: skip
 WHOLE: tuple[Size, ...] = (
     *QUICK, (3, 1, 2, 2), (3, 1, 1, 3), (3, 2, 1, 2), (4, 1, 1, 3), (4, 1, 2, 2), (4, 2, 1, 1), (4, 2, 1, 2)
 )  # fmt: skip

@@ -238,8 +238,9 @@ def test_the_command_says_what_was_proved_of_servers(capsys: pytest.CaptureFixtu
     plan = str(PLANS / "easgd_round_robin.plan")
     assert main(["verify", plan, "--shapes", shapes, "--backend", "mpi"]) == 0
     text = capsys.readouterr().out
-    assert "`center`: 3 units on 1 server `master`, every element owned once" in text
-    assert "models explored in every order of messages" in text
+    assert text.splitlines()[0].endswith(", 4 ranks (worker = 4) and 1 server (master = 1): proved")
+    assert "`center`: 3 units on 1 server `master`, every element owned once, 8.25 KiB\n" in text
+    assert "models explored in every order of messages and deaths" in text
     assert main(["verify", plan, "--shapes", shapes, "--backend", "mpi", "--format", "json"]) == 0
     servers = json.loads(capsys.readouterr().out)["servers"]
     assert servers["states"][0] == {
