@@ -29,6 +29,7 @@ the servers share of it is how many legs the worker has posted.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Hashable, Iterator
 from typing import NamedTuple
@@ -356,9 +357,9 @@ def explore_server(model: Model, sites: Sites, server: int, *, most: int) -> Gra
     graph, numbers = Graph(server), {start.key(): 0}
     ways: list[tuple[int, Event] | None] = [None]
     graph.add(start)
-    left = [(start, 0)]
+    left = collections.deque([(start, 0)])
     while left:
-        desk, number = left.pop()
+        desk, number = left.popleft()  # nearest first, so that a way to what is wrong is a shortest one
         for event in desk.events():
             try:
                 after = desk.after(event)

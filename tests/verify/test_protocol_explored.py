@@ -108,10 +108,10 @@ BROKEN: dict[str, tuple[Model, str, Callable[..., Any], str]] = {
     "incomplete": (Model(workers=3), "_missing", _two_at_once, "without the term of worker 2"),
     "turnless": (Model("elastic", "round_robin"), "_next", _no_turn, "not its turn"),
     "ticketless": (ASYNC, "_next", _no_turn, "in different orders"),
-    "forgetful": (Model(deaths=1), "_leave", _forgotten, "does not wait for"),
+    "forgetful": (Model(deaths=1), "_leave", _forgotten, "waits for ever"),
     "impatient": (Model(puts=2), "_at_mark", lambda *_: False, "waits for ever"),
     "hasty": (Model("elastic", "hogwild"), "_may", lambda *_: True, "meets put 0, not put 1"),
-    "hurried": (Model("elastic", "hogwild", puts=2), "_may_put", lambda *_: True, "meets put 1, not put 2"),
+    "hurried": (Model("elastic", "hogwild", puts=2), "_may_put", lambda *_: True, "meets put 2, not put 1"),
     "silent": (Model(), "_due", lambda *_: False, "waits for ever"),
     "dropping": (Model(staleness=1, deaths=1), "_leave", _dropped, "a push"),
     "deaf": (Model(deaths=1), "lost", _deaf, "waits for ever"),
@@ -163,6 +163,11 @@ def test_who_waits_for_ever_is_found_by_servers_together_too(
     assert "a worker waits for ever" in stuck
     monkeypatch.undo()
     assert not explore(model).wrong
+
+
+def test_the_way_to_what_is_wrong_is_a_shortest_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Machine, "_due", BROKEN["early"][2])
+    assert explore(Model(units=2, deaths=2)).path == ("a message of worker 0 reaches server 0",) * 3
 
 
 def test_a_stale_answer_counts_though_its_worker_leaves_or_dies(monkeypatch: pytest.MonkeyPatch) -> None:
