@@ -14,7 +14,8 @@ from commplan.verify.protocol_models import QUICK, Model
 
 PROVED = (
     "no worker waits for ever; what was answered has been applied once on every unit; sums have one term of"
-    " each living worker in rank order; no answer is staler, and no worker further ahead, than was said"
+    " each living worker in rank order; no answer is staler, and no worker further ahead, than was said;"
+    " what is asked after a state is set meets that state, never the one before or after"
 )
 
 
