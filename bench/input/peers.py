@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -57,7 +58,7 @@ def tf_records(path: Path) -> Path:
     tf: Any = importlib.import_module("tensorflow")
     place = path.with_suffix(".tfrecord")
     if not place.exists():
-        beside = place.with_suffix(".part")
+        beside = place.with_suffix(f".{os.getpid()}.part")  # several members may write it at once
         with tf.io.TFRecordWriter(str(beside)) as file:
             packed = Packed(path)
             for number in range(len(packed)):
