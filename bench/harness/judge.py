@@ -16,18 +16,21 @@ NOISE = 0.05  # two medians this close are one
 def judge(figures: Sequence[Figure], where: Surroundings) -> list[str]:
     """One sentence for each question; sizes are named where the answer is not the hoped-for one."""
     said: list[str] = []
-    for kind in dict.fromkeys(figure.work.kind for figure in figures if figure.work.kind != "empty"):
-        sizes = by_size([f for f in figures if f.work.kind in (kind, "empty") and f.seconds], kind)
+    for kind, sizes in by_kind(figures).items():
         said += [f"{kind.replace('_', '-')}: {line}" for line in _of_kind(kind, sizes, where)]
     return said
 
 
-def by_size(figures: Sequence[Figure], kind: str) -> dict[int, dict[str, Figure]]:
-    """nbytes -> label -> figure, empty calls under the sizes of the figures around them."""
-    found: dict[int, dict[str, Figure]] = {}
+def by_kind(figures: Sequence[Figure]) -> dict[str, dict[int, dict[str, Figure]]]:
+    """Collective -> nbytes -> label -> figure. An empty call belongs to the collective that it was measured
+    with, in turns: that of the figures before it."""
+    found: dict[str, dict[int, dict[str, Figure]]] = {}
+    kind = ""
     for figure in figures:
-        found.setdefault(figure.work.nbytes, {})[figure.label] = figure
-    return {size: own for size, own in found.items() if any(f.work.kind == kind for f in own.values())}
+        kind = kind if figure.work.kind == "empty" else figure.work.kind
+        if figure.seconds and kind:
+            found.setdefault(kind, {}).setdefault(figure.work.nbytes, {})[figure.label] = figure
+    return found
 
 
 def _of_kind(kind: str, sizes: dict[int, dict[str, Figure]], where: Surroundings) -> list[str]:
