@@ -45,8 +45,10 @@ class PhaseTimes(msgspec.Struct, frozen=True):
 
 class ServerWork(msgspec.Struct, frozen=True):
     """What one server has done. requests, nbytes: what workers asked it in messages; answered: bytes that
-    went out; shared: requests that workers served themselves in its memory; lost: workers that died."""
+    went out; shared: requests that workers served themselves in its memory; updates: of units; busy_s and
+    wait_s: wall seconds with and without something to do; lost: workers that died."""
 
+    rank: int
     name: str
     requests: int
     shared: int
@@ -109,7 +111,7 @@ def part(run: Run, *, steps: int, seed: int = 0, progress: Progress | None = Non
         return Part(rank, tuple(times))
     served = run.serve()
     work = ServerWork(
-        served.name, sum(served.requests.values()), served.shared, sum(served.nbytes.values()),
+        rank, served.name, sum(served.requests.values()), served.shared, sum(served.nbytes.values()),
         served.answered, served.updates, served.busy_s, served.waiting_s, served.cpu_s, served.lost,
     )  # fmt: skip
     return Part(rank, (), work, bool(served.broken_off))

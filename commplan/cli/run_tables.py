@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from commplan.cli.binding import Compiled
     from commplan.explain import Line
     from commplan.runtime.data.usage import LineUsage, Queue, Slow, Summary
-    from commplan.runtime.rehearse import Part, PhaseTimes, ServerWork
+    from commplan.runtime.rehearse import PhaseTimes, ServerWork
 
 
 class LineCost(msgspec.Struct, frozen=True):
@@ -93,35 +93,6 @@ def costs_of(done: Compiled, times: Sequence[Sequence[PhaseTimes]]) -> list[Phas
     return costs
 
 
-class ServerCost(msgspec.Struct, frozen=True):
-    """What one server did: requests that came in messages, and those that workers served themselves in its
-    memory; bytes in and out; units updated; wall seconds with and without something to do; who died."""
-
-    rank: int
-    name: str
-    requests: int
-    shared: int
-    nbytes: int
-    answered: int
-    updates: int
-    busy_s: float
-    wait_s: float
-    cpu_s: float
-    lost: tuple[int, ...]
-
-
-def servers_of(parts: Iterable[Part]) -> list[ServerCost]:
-    """Of the processes of a rehearsal those that served."""
-    return [_server(one.rank, one.server) for one in parts if one.server is not None]
-
-
-def _server(rank: int, work: ServerWork) -> ServerCost:
-    return ServerCost(
-        rank, work.name, work.requests, work.shared, work.nbytes, work.answered, work.updates,
-        work.busy_s, work.wait_s, work.cpu_s, work.lost,
-    )  # fmt: skip
-
-
 def by_line(lines: Iterable[LineUsage]) -> dict[int, LineUsage]:
     """The input's work by plan line; one line may be mapped and then shared: its records are one and the
     same.
@@ -189,7 +160,7 @@ def _used(line: int, stage: str, usage: LineUsage, sent: int | None = None) -> L
 
 
 def tables(
-    done: Compiled, costs: Sequence[PhaseCost], servers: Sequence[ServerCost], processes: int, color: bool
+    done: Compiled, costs: Sequence[PhaseCost], servers: Sequence[ServerWork], processes: int, color: bool
 ) -> str:
     """One table for each phase; with several processes one of them as well; one of the servers."""
     from rich.console import Console as Rich
@@ -227,7 +198,7 @@ def _phase(screen: Rich, cost: PhaseCost) -> None:
         screen.print(remark, markup=False)
 
 
-def _beside(servers: Sequence[ServerCost]) -> str:
+def _beside(servers: Sequence[ServerWork]) -> str:
     match len(servers):
         case 0:
             return ""
@@ -237,7 +208,7 @@ def _beside(servers: Sequence[ServerCost]) -> str:
             return f", of which {', '.join(str(one.rank) for one in servers)} are servers"
 
 
-def _serving(screen: Rich, servers: Sequence[ServerCost]) -> None:
+def _serving(screen: Rich, servers: Sequence[ServerWork]) -> None:
     from rich.table import Table
 
     from commplan.ir.types import sized

@@ -15,7 +15,7 @@ import msgspec
 from commplan.cli import INTERRUPTED
 from commplan.cli.binding import Compiled, compiled
 from commplan.cli.console import Console
-from commplan.cli.run_tables import costs_of, servers_of, tables
+from commplan.cli.run_tables import costs_of, tables
 from commplan.cli.run_view import live
 from commplan.cli.verb_calibrate import under_mpi
 from commplan.diagnostics import CommplanError, fail
@@ -51,7 +51,8 @@ def _report(
     done: Compiled, arguments: Namespace, console: Console, parts: Sequence[Part], processes: int
 ) -> int:
     """parts: of every rank that lives. processes: how many ranks there were."""
-    costs, served = costs_of(done, [one.phases for one in parts if one.server is None]), servers_of(parts)
+    costs = costs_of(done, [one.phases for one in parts if one.server is None])
+    served = [one.server for one in parts if one.server is not None]
     if console.human:
         console.put(tables(done, costs, served, processes, console.color(sys.stdout)))
         return 0
