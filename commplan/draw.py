@@ -7,7 +7,19 @@ from typing import Literal
 
 import msgspec
 
-from commplan.ir.plan import Load, Map, Phase, Plan, Ref, Slice, Stage, name_of, operands, results
+from commplan.ir.plan import (
+    AxisKind,
+    Load,
+    Map,
+    Phase,
+    Plan,
+    Ref,
+    Slice,
+    Stage,
+    name_of,
+    operands,
+    results,
+)
 from commplan.wording import phase_title, stage_lines
 
 Kind = Literal["source", "input", "state", "host", "device", "network", "output"]
@@ -46,20 +58,26 @@ class Drawing(msgspec.Struct, frozen=True):
 def drawing(plan: Plan) -> Drawing:
     """The plan graph as boxes, nodes and arrows.
 
-    Sources, inputs and states stand outside the boxes, once each; every other node belongs to its
-    phase.
+    Sources, inputs and states stand outside the phases, once each, and states that servers hold in a box of
+    the servers; every other node belongs to its phase.
     """
     roots = [
         Node(f"source{i}", "source", (f"source {s.name}", str(s.type))) for i, s in enumerate(plan.sources)
     ]
     sources = {source.name: node.id for source, node in zip(plan.sources, roots, strict=True)}
     entry: dict[Ref, str] = {}
+    servers = {axis: list[Node]() for axis in plan.axes if axis.kind is AxisKind.SERVER}
+    held = {axis.name: nodes for axis, nodes in servers.items()}
     for word, refs in (("input", plan.inputs), ("state", plan.states)):
         for i, ref in enumerate(refs):
             entry[ref] = f"{word}{i}"
             kind: Kind = "input" if word == "input" else "state"
-            roots.append(Node(entry[ref], kind, (f"{word} {name_of(ref)}",)))
-    boxes: list[Box] = []
+            node = Node(entry[ref], kind, (f"{word} {name_of(ref)}",))
+            held.get(plan.value(ref).placement.server or "", roots).append(node)
+    boxes = [
+        Box(f"server{i}", f"server {axis.name} = {axis.size or '?'}", tuple(nodes))
+        for i, (axis, nodes) in enumerate(servers.items())
+    ]
     edges: list[Edge] = []
     for place, phase in enumerate(plan.phases):
         box, arrows = _phase(plan, phase, f"phase{place}", entry, sources)
