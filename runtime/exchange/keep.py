@@ -12,11 +12,13 @@ of the unit one after another, and its scalars.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import hashlib
 import os
 import struct
+import tempfile
 import threading
 import zlib
 from collections.abc import Sequence
@@ -160,16 +162,18 @@ class Keep:
         os.close(self._file)
 
     def _create(self) -> None:
-        """With all its size, under its name only when it is whole."""
-        new = self.path.with_suffix(".new")
-        file = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        """With all its size, under its name only when it is whole. Of two runs that begin at once in one
+        folder one makes the file; the other finds it, and it is locked."""
+        file, new = tempfile.mkstemp(dir=self.path.parent, prefix=self.path.name)
         try:
             os.pwrite(file, _MAGIC + msgspec.json.encode(self.about) + b"\n", 0)
             os.ftruncate(file, self._size)
             os.fsync(file)
+            with contextlib.suppress(FileExistsError):
+                os.link(new, self.path)
         finally:
             os.close(file)
-        new.replace(self.path)
+            Path(new).unlink()
 
     def _lock(self) -> None:
         try:

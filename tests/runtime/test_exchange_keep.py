@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +207,21 @@ def test_another_plan_is_refused_and_another_run_too(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(CommplanError, match="CP0974"):
         keeping(job(tmp_path), tmp_path / "file")
+
+
+def test_of_two_runs_that_begin_at_once_one_makes_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    stores = [job(tmp_path).drivers[0].store for _ in range(2)]
+    link, first = os.link, list[Keep]()
+
+    def late(new: str, path: Path) -> None:
+        monkeypatch.undo()
+        first.append(Keep(tmp_path / "kept", stores[0], 0))
+        link(new, path)
+
+    monkeypatch.setattr(os, "link", late)
+    second = Keep(tmp_path / "kept", stores[1], 0)
+    assert os.path.sameopenfile(first[0]._file, second._file)
+    assert list((tmp_path / "kept").iterdir()) == [second.path]
 
 
 def test_what_no_kill_can_do_is_damage(tmp_path: Path):
