@@ -24,6 +24,7 @@ from commplan.ir.plan import Elastic, Exchange, Fn, Ref, Value
 from commplan.ir.types import ArrayType, Placement
 
 Mode = Literal["sync", "round_robin", "async", "hogwild"]
+_LEAST = 2.0**-149  # the least positive number of f32
 MODES: dict[str, Mode] = {
     "sync": "sync",
     "round_robin": "round_robin",
@@ -326,6 +327,9 @@ def _coefficient(ctx: Context, scope: Scope, value: ast.Name | ast.Number, what:
     if isinstance(value, ast.Number):
         if value.unit is not None or not math.isfinite(value.value) or value.value <= 0:
             ctx.error("CP0425", f"`{what}` is a positive number, found `{written(value)}`", value.span)
+            return None
+        if value.value < _LEAST:
+            ctx.error("CP0425", f"`{what}` is 0 in f32, found `{written(value)}`", value.span)
             return None
         return Coefficient(float(value.value), value.span, value)
     found = scope.operand(value)
