@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import mmap
+import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -41,8 +42,8 @@ each step {{
 
 
 def text(design: str, members: int, threads: int) -> str:
-    """The plan; two readers, or one where there is but one member."""
-    via = DESIGNS[design].format(readers=min(2, members))
+    """The plan; as many readers as this process may use cores, where a design has readers."""
+    via = DESIGNS[design].format(readers=min(len(os.sched_getaffinity(0)), members))
     return PLAN.format(members=members, batch=BATCH, threads=threads, design=via)
 
 

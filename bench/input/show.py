@@ -26,7 +26,7 @@ NAMES = {
 COLUMNS = (
     ("CPU ms", 9), ("+-", 6), ("x limit", 9), ("records/s", 11), ("KB made", 9), ("memory", 9), ("own", 9),
 )  # fmt: skip
-BEST = "all_shared"
+SHARED = ("all_shared", "single_broadcast", "multi_broadcast")
 LEAST_RATIO, MOST_OVER, MOST_MEMORY = 10.0, 1.05, 300_000_000
 
 
@@ -85,35 +85,39 @@ def _spread(values: Sequence[float]) -> float:
 def verdict(found: Results) -> str:
     """What was promised, and what came of it, at the largest number of members."""
     lines = [""]
+    largest = max(cell.members for cell in found.cells)
     for one in found.cells:
-        if one.members != max(cell.members for cell in found.cells) or one.members == 1:
+        duplicated = one.of("plain") or one.of("duplicate")
+        if one.members != largest or one.members == 1 or duplicated is None:
             continue
-        shared, duplicated = one.of(BEST), one.of("plain") or one.of("duplicate")
-        if shared is None or duplicated is None:
-            continue
-        over = shared.cpu / one.limit
-        apart = f" ({shared.cpu / one.apart - 1:+.1%} from that of processes)" if one.apart else ""
-        ratio, wall = duplicated.cpu / shared.cpu, shared.wall / duplicated.wall
-        where = f"N = {one.members}, {one.cores} core{'s' if one.cores > 1 else ''}, {one.consumer}"
-        lines.append(
-            f"{where}: {BEST} takes {ratio:.1f}x less CPU than {NAMES[duplicated.system]} and is "
-            f"{over - 1:+.1%} from the limit{apart}, {wall:.1f}x as fast; "
-            f"{_mb(shared.memory)} beside the processes themselves"
-        )
-        if over > MOST_OVER:
-            lines.append(f"  more than {MOST_OVER - 1:.0%} above the limit")
-        if one.consumer == "ids" and ratio < LEAST_RATIO:
-            lines.append(
-                f"  less than {LEAST_RATIO:g}x (the limit would be {duplicated.cpu / one.limit:.1f}x)"
-            )
-        if one.consumer == "ids" and one.cores == 1 and wall < LEAST_RATIO:
-            lines.append(f"  less than {LEAST_RATIO:g}x as fast")
-        if shared.memory is not None and shared.memory > MOST_MEMORY:
-            lines.append(f"  more than {MOST_MEMORY / 1e9:.1f} GB")
+        for shared in filter(None, map(one.of, SHARED)):
+            lines += _against(one, shared, duplicated)
         wrong = [NAMES[f.system] for f in one.figures if f.missing or f.again]
         if wrong:
             lines.append(f"  records missing or given twice: {', '.join(wrong)}")
     return "\n".join(lines)
+
+
+def _against(one: Cell, shared: Figure, duplicated: Figure) -> list[str]:
+    """A design beside the limit and what is duplicated; then where it misses a promise."""
+    over = shared.cpu / one.limit
+    apart = f" ({shared.cpu / one.apart - 1:+.1%} from that of processes)" if one.apart else ""
+    ratio, wall = duplicated.cpu / shared.cpu, shared.wall / duplicated.wall
+    where = f"N = {one.members}, {one.cores} core{'s' if one.cores > 1 else ''}, {one.consumer}"
+    lines = [
+        f"{where}: {shared.system} takes {ratio:.1f}x less CPU than {NAMES[duplicated.system]} and is "
+        f"{over - 1:+.1%} from the limit{apart}, {wall:.1f}x as fast; "
+        f"{_mb(shared.memory)} beside the processes themselves"
+    ]
+    if over > MOST_OVER:
+        lines.append(f"  more than {MOST_OVER - 1:.0%} above the limit")
+    if one.consumer == "ids" and ratio < LEAST_RATIO:
+        lines.append(f"  less than {LEAST_RATIO:g}x (the limit would be {duplicated.cpu / one.limit:.1f}x)")
+    if one.consumer == "ids" and one.cores == 1 and wall < LEAST_RATIO:
+        lines.append(f"  less than {LEAST_RATIO:g}x as fast")
+    if shared.memory is not None and shared.memory > MOST_MEMORY:
+        lines.append(f"  more than {MOST_MEMORY / 1e9:.1f} GB")
+    return lines
 
 
 def write(found: Results, path: Path) -> None:
