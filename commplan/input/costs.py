@@ -8,7 +8,9 @@ end: per record and member P/N + T + C, with T = 2 w s (H - 1)/N. Inside a host 
 is the bound of "Exploring Flexible Communications for Streamlining DNN Ensemble Training Pipelines" (SC
 2018), (P + C)/(P/N + T + C). The least of these sums over all cuts, and P + C, is the physical limit: no
 design is below it, since none reads or decodes a record less than once. What the pipeline itself takes for
-each record and batch is charged to the designs and not to the limit.
+each record and batch is charged to the designs and not to the limit, and so is what making takes more where
+more processes of a host make records than it has cores: each keeps a decoder's memory of its own, which has
+left the caches when its turn comes again.
 
 A step takes as long as the slowest of: the CPU work of a host over its cores; one process, its threads sped
 up by Amdahl's law (1967) with what holds the interpreter's lock as the serial part; the links; the consumer.
@@ -74,7 +76,8 @@ class Setting:
     and member. crossing: CPU seconds a byte at each end of a link. step, step_cpu: seconds and CPU seconds of
     a member's step; 0 where nothing was measured. by_caller: whether moves run in the consumer's thread.
     slots: batches that a process of a host may be ahead, and the one in use. processes: whether functions run
-    in worker processes, each with a lock of its own.
+    in worker processes, each with a lock of its own. cold: the share by which making takes more where more
+    processes of a host make records than it has cores.
     """
 
     rows: int
@@ -89,6 +92,7 @@ class Setting:
     by_caller: bool = False
     slots: int = 3
     processes: bool = False
+    cold: float = 0.0
 
     @property
     def members(self) -> int:
@@ -148,18 +152,21 @@ def predict(
     load: defaultdict[int, float] = defaultdict(float)
     slowest = arrived = 0.0
     moving = 0.0
+    crowded = _crowded(setting, design, readers)
     for pattern, groups in setting.patterns.items():
         found = division(design, pattern, readers)
         made = [_rows(found, member, setting.rows) for member in range(setting.members)]
         sent, got = _crossed(found, setting.rows, cut.nbytes)
         for member, host in enumerate(pattern):
-            cpu = _seconds(cut.shared, setting) * made[member] + _seconds(cut.own, setting) * setting.rows
+            making = _seconds(cut.shared, setting) * made[member]
+            cpu = making + _seconds(cut.own, setting) * setting.rows + setting.batch
             if found.leader(host) == member:
                 cpu += setting.crossing * (sent[host] + got[host])
-            cpu += setting.batch
-            slowest = max(slowest, _process(setting, cut, made[member], cpu))
+            colder = cpu + setting.cold * making
             for group in groups:
-                load[group[member]] += cpu
+                load[group[member]] += colder if group[member] in crowded else cpu
+            most = colder if any(group[member] in crowded for group in groups) else cpu
+            slowest = max(slowest, _process(setting, cut, made[member], most))
         arrived += sum(got.values()) * len(groups)
         if links is not None:
             leaders = {host: found.leader(host) for host in set(pattern)}
@@ -186,6 +193,17 @@ def predict(
         _memory(setting, cut, design),
         bound,
     )
+
+
+def _crowded(setting: Setting, design: Design, readers: int | None) -> set[int]:
+    """The hosts on which more processes make records than there are cores."""
+    makers: Counter[int] = Counter()
+    for pattern, groups in setting.patterns.items():
+        found = division(design, pattern, readers)
+        making = [place for place in range(setting.members) if found.of(place)]
+        for group in groups:
+            makers.update(group[place] for place in making)
+    return {host for host, count in makers.items() if count > setting.cores}
 
 
 def _rows(found: Division, member: int, rows: int) -> int:

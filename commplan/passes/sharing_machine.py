@@ -17,6 +17,8 @@ from commplan.simulate.network import Layout
 from commplan.simulate.predictor import Predictor
 from commplan.topology import Topology
 
+COLD = 0.1  # 0.07 to 0.2 where twelve processes decode on one core or on two: docs/benchmarks.md
+
 
 def setting_of(
     editor: Editor, phase: str, ops: Sequence[Op], over: tuple[str, ...], rows: int, context: Context
@@ -61,6 +63,7 @@ def _setting(
         step_cpu=consumer.cpu if consumer else 0.0,
         by_caller=schedule.backend == "jax",
         slots=1 + prefetch(ops),
+        cold=COLD,
     )
 
 

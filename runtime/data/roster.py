@@ -135,8 +135,7 @@ class Roster:
         spent = sum(self.control.word(process, "spent").value for process in self.makers)
         waited = sum(self.control.word(process, "waited").value for process in self.makers)
         if spent and waited <= _WAITS * (spent + waited) and self._fewer():
-            alone = self.control.cores(self.local) == 1 and waited <= _HARDLY * (spent + waited)
-            self.control.spare.value = not alone
+            self.control.spare.value = waited > _HARDLY * (spent + waited)
             fence()
             self.control.turns.value = number + self.slots + self.ahead + 2
             fence()
