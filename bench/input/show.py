@@ -104,11 +104,12 @@ def _against(one: Cell, shared: Figure, duplicated: Figure) -> list[str]:
     apart = f" ({shared.cpu / one.apart - 1:+.1%} from that of processes)" if one.apart else ""
     ratio, wall = duplicated.cpu / shared.cpu, shared.wall / duplicated.wall
     where = f"N = {one.members}, {one.cores} core{'s' if one.cores > 1 else ''}, {one.consumer}"
-    lines = [
+    said = (
         f"{where}: {shared.system} takes {ratio:.1f}x less CPU than {NAMES[duplicated.system]} and is "
         f"{over - 1:+.1%} from the limit{apart}, {wall:.1f}x as fast; "
         f"{_mb(shared.memory)} beside the processes themselves"
-    ]
+    )
+    lines = [said]
     if over > MOST_OVER:
         lines.append(f"  more than {MOST_OVER - 1:.0%} above the limit")
     if one.consumer == "ids" and ratio < LEAST_RATIO:
