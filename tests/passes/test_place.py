@@ -11,7 +11,7 @@ from support.exchanges import SHAPES, oracle_run, plan_text, same, wanted
 import commplan
 from commplan.diagnostics import CommplanError
 from commplan.ir.schedule import Collective, Exchange, Map, Slice
-from commplan.passes import rows
+from commplan.passes import ownership, rows
 from commplan.simulate import Predictor, simulate
 from commplan.topology import load_topology
 from commplan.verify import verify
@@ -71,6 +71,25 @@ def test_parts_are_under_way_at_once_where_that_is_asked_for_or_links_would_be_i
     schedule = compiled(plan_text(axes, via, options), backend="mpi", params=CUT, grads=CUT)
     ops = schedule.phase("step").ops
     assert {op.form for op in ops if isinstance(op, Collective)} == forms
+
+
+def test_large_gradients_travel_in_two_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over MPI, of which one is updated while the other is under way."""
+    large = {f"w{number}": {"shape": [128, 512], "dtype": "f32"} for number in range(8)}
+    text, axes = plan_text({"worker": 4}, OWNED), {"worker": 4}
+
+    def kinds(schedule: Any) -> list[str]:
+        return sorted(op.kind for op in schedule.phase("step").ops if isinstance(op, Collective))
+
+    assert kinds(compiled(text, backend="mpi", params=large, grads=large)) == [
+        "all_gather", "all_gather", "reduce_scatter", "reduce_scatter",
+    ]  # fmt: skip
+    assert len(kinds(compiled(text, backend="jax", params=large, grads=large))) == 2
+    monkeypatch.setattr(ownership, "HALVES", 64)
+    halved = compiled(text, backend="mpi")
+    assert len(kinds(halved)) > len(kinds(compiled(text, backend="jax")))
+    found, _ = oracle_run(halved, axes, 3, "mean", 2)
+    assert all(map(same, found, wanted(axes, 3, "mean", 2)))
 
 
 @pytest.mark.parametrize("by", ["sum", "mean(weight = n)"])
