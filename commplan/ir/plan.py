@@ -108,7 +108,10 @@ class Algorithm(msgspec.Struct, frozen=True, gc=False):
 
 
 class Hints(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """Hints and limits of one stage, as written in its braces. Sizes are bytes."""
+    """Hints and limits of one stage, as written in its braces. Sizes are bytes.
+
+    overlap: what it runs beside: `backward`, and, where the compiler says so, `update`.
+    """
 
     bucket: int | None = None
     overlap: str | None = None

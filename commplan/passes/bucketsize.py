@@ -43,6 +43,8 @@ class Size(NamedTuple):
 
 def size(chooser: Chooser, head: Collective, nbytes: int) -> Size:
     """The limit for a stage whose operands have `nbytes`, of which `head` is the first collective."""
+    if head.hints.overlap == "update":
+        return Size(-(-nbytes // 2), "of two halves one is updated while the other is under way")
     hidden = hides(head, chooser.schedule.backend)
     if chooser.costs is None or (not hidden and nbytes <= DEFAULT) or nbytes <= LEAST:
         return Size(DEFAULT, f"the default limit is {sized(DEFAULT)}")

@@ -98,7 +98,7 @@ class Exchanging:
         building = _Building(self.editor, owners)
         stage = graph.Reduce(
             ref, op.gradient, owners.axes, graph.Op(op.op, op.weight), op.span,
-            via=None if owners.ranks else owners.via, hints=self._hints(op, owners, op.gradient),
+            via=None if owners.ranks else owners.via, hints=self._hints(op, owners),
         )  # fmt: skip
         reduction(building, "reduce_scatter" if sharded else "all_reduce", stage, owners.axes)
         ops += building.ops
@@ -107,7 +107,7 @@ class Exchanging:
     def _gather(self, ops: list[Op], op: Exchange, shard: Ref, result: Ref, owners: Owners) -> None:
         building = _Building(self.editor, owners)
         # What is sent narrow is the gradient: weights that were rounded could not move by less than that.
-        hints = msgspec.structs.replace(self._hints(op, owners, shard), wire=None, accumulate=None)
+        hints = msgspec.structs.replace(self._hints(op, owners), wire=None, accumulate=None)
         if owners.ranks:
             join_rows(self.editor, ops, shard, result, owners.axes, owners.ranks, op.span, hints, owners.via)
             return
@@ -117,15 +117,14 @@ class Exchanging:
         building.collective("all_gather", result, shard, owners.axes, stage)
         ops += building.ops
 
-    def _hints(self, op: Exchange, owners: Owners, moved: Ref) -> Hints:
-        """Of the collective that moves `moved`. Where links are never idle one half is still updated, and on
-        its way back, while the other is summed: over MPI, where that costs no more than two operations."""
+    def _hints(self, op: Exchange, owners: Owners) -> Hints:
+        """Of the collectives. Over MPI, where links are never idle, a large gradient still travels in two
+        halves: one is updated, and on its way back, while the other is summed."""
         schedule, gradient = self.editor.schedule, self.editor.values[op.gradient]
         hints = hints_of(op, streams=streaming(schedule, owners))
         if hints.overlap or owners.how != "sharded" or schedule.backend != "mpi" or gradient.nbytes < HALVES:
             return hints
-        half = -(-self.editor.values[moved].nbytes // 2)
-        return msgspec.structs.replace(hints, overlap="backward", bucket=half)
+        return msgspec.structs.replace(hints, overlap="update")
 
     def _add(self, value: Value, name: Ref) -> Ref:
         fresh = name if name == value.id else self.editor.fresh(name)
