@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from commplan.cli.console import STDIN, Console, name_of
+from commplan.cli.saved import is_saved, read_saved
 from commplan.diagnostics import fail
 from commplan.ir.plan import AxisKind, Plan
 from commplan.ir.schedule import Elastic, Schedule
@@ -58,7 +59,7 @@ def _schedule(arguments: Namespace, topology: Topology, console: Console) -> tup
     """The schedule, and the lines of the plan where there is one."""
     text = console.read(arguments.file)
     name = name_of(arguments.file)
-    if arguments.file.endswith(".json") or text.lstrip().startswith("{"):
+    if is_saved(arguments.file, text):
         return _saved(text, name, arguments, topology, console), []
     from commplan.cli.binding import compiled
 
@@ -93,11 +94,11 @@ def _scaled(plan: Plan, ranks: int, sizes: Iterable[tuple[str, int]]) -> Plan:
 
 def _saved(text: str, name: str, arguments: Namespace, topology: Topology, console: Console) -> Schedule:
     """A saved schedule, its axes placed as the flags say, else as it was compiled, else by name."""
-    from commplan.verify import load_schedule
+    from commplan.verify import verify
 
     if arguments.ranks:
         fail("CP0754", "--ranks resizes plans, and a saved schedule has its sizes", "give the .plan file")
-    schedule = load_schedule(text.encode(), name)
+    schedule = read_saved(text, name, verify)
     mapping = dict(arguments.map)
     levels = {level.name for level in topology.levels}
     known = all({spread.level for spread in axis.levels} <= levels for axis in schedule.axes)

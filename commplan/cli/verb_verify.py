@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from commplan.cli.console import Console, name_of
+from commplan.cli.saved import is_saved, read_saved
 from commplan.cli.verify_input import input_data, input_text
 from commplan.cli.verify_servers import Served
 from commplan.diagnostics import CommplanError, Diagnostic, fail
@@ -28,7 +29,7 @@ def run(arguments: Namespace, console: Console) -> int:
     if arguments.file is None:
         return _algorithm(arguments, console)
     text = console.read(arguments.file)
-    if arguments.file.endswith(".json") or text.lstrip().startswith("{"):
+    if is_saved(arguments.file, text):
         schedule, found = _saved(text, name_of(arguments.file), console)
     else:
         schedule, found = _compiled(arguments, console), []
@@ -56,7 +57,6 @@ def _compiled(arguments: Namespace, console: Console) -> Schedule:
 
 def _saved(text: str, name: str, console: Console) -> tuple[Schedule, list[Diagnostic]]:
     """A schedule that somebody may have changed, and all that is wrong with it."""
-    from commplan.ir.serial import decode
     from commplan.verify.schedule import verify
 
     found: list[Diagnostic] = []
@@ -68,7 +68,7 @@ def _saved(text: str, name: str, console: Console) -> tuple[Schedule, list[Diagn
         return ()
 
     try:
-        decode(text.encode(), name, look)
+        read_saved(text, name, look)
     except CommplanError as error:
         if not read:
             raise

@@ -169,6 +169,21 @@ def test_a_saved_schedule(plan: str, shapes: str, tmp_path: Path, capsys: Captur
     assert {one["code"] for one in found["diagnostics"]} >= {"CP1004"}
 
 
+def test_a_schedule_that_was_saved_as_text(plan: str, shapes: str, tmp_path: Path, capsys: Capture) -> None:
+    saved = tmp_path / "two_level.schedule"
+    assert main(["compile", plan, "--shapes", shapes, "-o", str(saved)]) == 0
+    assert main(["verify", str(saved)]) == 0
+    assert "plan two_level, 32 ranks" in capsys.readouterr().out
+    text = saved.read_text()
+    saved.write_text(text.replace("name=ring", "name=rung"))
+    assert main(["verify", str(saved)]) == 1
+    err = capsys.readouterr().err
+    assert "`rung`" in err and "two_level.plan:9:" in err
+    saved.write_text(text.replace("plan = ", "plan is "))
+    assert main(["verify", str(saved)]) == 1
+    assert "error[CP1008]" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("flags", "code"),
     [
