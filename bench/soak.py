@@ -61,7 +61,7 @@ class Soak:
         """What was wrong."""
         words = command(
             self.workers + self.servers, "bench.servers.soak_ranks", self.folder, self.way, self.servers,
-            options=("--with-ft", "ulfm"),
+            options=("--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1"),
         )  # fmt: skip
         with (
             (self.folder / "said").open("wb") as said,

@@ -200,7 +200,7 @@ def _crowded(setting: Setting, design: Design, readers: int | None) -> set[int]:
     makers: Counter[int] = Counter()
     for pattern, groups in setting.patterns.items():
         found = division(design, pattern, readers)
-        making = [place for place in range(setting.members) if found.of(place)]
+        making = range(setting.members) if design == "duplicate" else set(found.readers)
         for group in groups:
             makers.update(group[place] for place in making)
     return {host for host, count in makers.items() if count > setting.cores}

@@ -334,6 +334,8 @@ class Serving:
         asked = self.driver.seen.requests.get(worker, 0)
         living = self.driver.sites.workers - len(self.driver.machine.gone) - 1
         self.say(f"worker {worker} died after {asked} requests; {living} workers go on")
+        if "OMPI_MCA_async_mpi_finalize" not in os.environ and len(self.lost) == 1:
+            self.say("mpirun was not given `--mca async_mpi_finalize 1`: at its end the job may wait for the dead")
         self.driver.lost(worker)
 
     def say(self, what: str) -> None:
