@@ -77,7 +77,7 @@ def test_places_are_names_alone(made: Program, data: st.DataObject):
         assert set(transfers(one)) == set(transfers(two))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(kinds, st.integers(1, 9), st.integers(1, 9), st.integers(0, 300))
 def test_chunks_are_near_equal_and_in_order(kind: Kind, ranks: int, parts: int, size: int):
     if kind in BLOCKED:
