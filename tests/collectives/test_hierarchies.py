@@ -42,7 +42,7 @@ def mixtures(kind: Kind, split: tuple[int, ...], most: int) -> list[Levels]:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("split", SPLITS, ids=str)
 def test_mixtures(kind: Kind, split: tuple[int, ...]):
-    some = mixtures(kind, split, 12)
+    some = mixtures(kind, split, 8)
     assert some
     for levels in some:
         n = math.prod(split)
