@@ -335,7 +335,7 @@ class Serving:
         living = self.driver.sites.workers - len(self.driver.machine.gone) - 1
         self.say(f"worker {worker} died after {asked} requests; {living} workers go on")
         if "OMPI_MCA_async_mpi_finalize" not in os.environ and len(self.lost) == 1:
-            self.say("mpirun was not given `--mca async_mpi_finalize 1`: at its end the job may wait for the dead")
+            self.say("without `mpirun --mca async_mpi_finalize 1` the job may wait for the dead when it ends")
         self.driver.lost(worker)
 
     def say(self, what: str) -> None:
