@@ -49,8 +49,10 @@ def test_names_of_array_record_files(name: Any, is_one: bool) -> None:
 
 
 @needs_grain
-@pytest.mark.parametrize("kind", ["path", "text", "list", "pattern", "source"])
-@pytest.mark.parametrize("workers", ["threads", "processes"])
+@pytest.mark.parametrize(
+    ("kind", "workers"),
+    [*((kind, "threads") for kind in ("path", "text", "list", "pattern", "source")), ("list", "processes")],
+)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_array_record_files_are_records(tmp_path: Path, kind: str, workers: str) -> None:
     records = images(40)
