@@ -66,8 +66,8 @@ def drawing(plan: Plan) -> Drawing:
     ]
     sources = {source.name: node.id for source, node in zip(plan.sources, roots, strict=True)}
     entry: dict[Ref, str] = {}
-    servers = {axis: list[Node]() for axis in plan.axes if axis.kind is AxisKind.SERVER}
-    held = {axis.name: nodes for axis, nodes in servers.items()}
+    servers = [axis for axis in plan.axes if axis.kind is AxisKind.SERVER]
+    held = {axis.name: list[Node]() for axis in servers}
     for word, refs in (("input", plan.inputs), ("state", plan.states)):
         for i, ref in enumerate(refs):
             entry[ref] = f"{word}{i}"
@@ -75,8 +75,8 @@ def drawing(plan: Plan) -> Drawing:
             node = Node(entry[ref], kind, (f"{word} {name_of(ref)}",))
             held.get(plan.value(ref).placement.server or "", roots).append(node)
     boxes = [
-        Box(f"server{i}", f"server {axis.name} = {axis.size or '?'}", tuple(nodes))
-        for i, (axis, nodes) in enumerate(servers.items())
+        Box(f"server{i}", f"server {axis.name} = {axis.size or '?'}", tuple(held[axis.name]))
+        for i, axis in enumerate(servers)
     ]
     edges: list[Edge] = []
     for place, phase in enumerate(plan.phases):

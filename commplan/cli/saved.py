@@ -22,7 +22,7 @@ def read_saved(text: str, name: str, verify: Verifier) -> Schedule:
     from commplan.ir.serial import decode
     from commplan.ir.text import parse_schedule
 
-    if not text.startswith("schedule\n"):
+    if not text.lstrip().startswith("schedule\n"):
         return decode(text.encode(), name, verify)
     schedule = parse_schedule(text, name)
     if problems := verify(schedule):

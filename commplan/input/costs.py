@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -152,9 +152,10 @@ def predict(
     load: defaultdict[int, float] = defaultdict(float)
     slowest = arrived = 0.0
     moving = 0.0
-    crowded = _crowded(setting, design, readers)
+    divided = {pattern: division(design, pattern, readers) for pattern in setting.patterns}
+    crowded = _crowded(setting, divided)
     for pattern, groups in setting.patterns.items():
-        found = division(design, pattern, readers)
+        found = divided[pattern]
         made = [_rows(found, member, setting.rows) for member in range(setting.members)]
         sent, got = _crossed(found, setting.rows, cut.nbytes)
         for member, host in enumerate(pattern):
@@ -195,12 +196,12 @@ def predict(
     )
 
 
-def _crowded(setting: Setting, design: Design, readers: int | None) -> set[int]:
+def _crowded(setting: Setting, divided: Mapping[tuple[int, ...], Division]) -> set[int]:
     """The hosts on which more processes make records than there are cores."""
     makers: Counter[int] = Counter()
     for pattern, groups in setting.patterns.items():
-        found = division(design, pattern, readers)
-        making = range(setting.members) if design == "duplicate" else set(found.readers)
+        found = divided[pattern]
+        making = range(setting.members) if found.design == "duplicate" else set(found.readers)
         for group in groups:
             makers.update(group[place] for place in making)
     return {host for host, count in makers.items() if count > setting.cores}

@@ -12,7 +12,6 @@ of the unit one after another, and its scalars.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import hashlib
@@ -169,11 +168,18 @@ class Keep:
             os.pwrite(file, _MAGIC + msgspec.json.encode(self.about) + b"\n", 0)
             os.ftruncate(file, self._size)
             os.fsync(file)
-            with contextlib.suppress(FileExistsError):
-                os.link(new, self.path)
+            self._name(new)
         finally:
             os.close(file)
-            Path(new).unlink()
+            Path(new).unlink(missing_ok=True)
+
+    def _name(self, new: str) -> None:
+        try:
+            os.link(new, self.path)
+        except FileExistsError:
+            pass
+        except OSError:  # a file system without links: there the later of two such runs has the name
+            Path(new).replace(self.path)
 
     def _lock(self) -> None:
         try:

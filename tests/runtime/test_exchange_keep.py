@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -222,6 +223,15 @@ def test_of_two_runs_that_begin_at_once_one_makes_the_file(tmp_path: Path, monke
     second = Keep(tmp_path / "kept", stores[1], 0)
     assert os.path.sameopenfile(first[0]._file, second._file)
     assert list((tmp_path / "kept").iterdir()) == [second.path]
+
+
+def test_a_file_system_without_links_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def without(*_: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", without)
+    keep = Keep(tmp_path / "kept", job(tmp_path).drivers[0].store, 0)
+    assert list((tmp_path / "kept").iterdir()) == [keep.path]
 
 
 def test_what_no_kill_can_do_is_damage(tmp_path: Path):
