@@ -53,9 +53,10 @@ Levels = Sequence[tuple[str, int]]
 class Stage(NamedTuple):
     """A collective within the groups of one level, all at once.
 
-    level: its index, 0 the innermost. root: the place of the root within a group, where `kind` has one.
-    share: the bytes of its whole buffer, as a share of those of the collective. fixed: only those groups run
-    whose members stand, at these levels, where the root of the collective does.
+    level: its index, 0 the innermost. root: the place of the collective's root within its group; ranks are
+    renamed with it, also where `kind` itself has none. share: the bytes of its whole buffer, as a share of
+    those of the collective. fixed: only those groups run whose members stand, at these levels, where the root
+    of the collective does.
     """
 
     level: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from commplan.collectives.hierarchical import NATIVE_KINDS
 from commplan.ir.choice import Alternative, Choice
 from commplan.ir.plan import Algorithm, Arg
 from commplan.ir.schedule import Collective, Phase
@@ -17,8 +18,8 @@ def layered(chooser: Chooser, phase: Phase, choices: list[Choice]) -> Phase:
 
     all_reduce(node, gpu)  -->  all_reduce(node, gpu) via hierarchical(gpu, node)
 
-    Which algorithm each level takes is left open. Under JAX a hierarchy must save 5%: it is several
-    operations where there was one.
+    Which algorithm each level takes is left open, where the backend has one of its own. Under JAX a hierarchy
+    must save 5%: it is several operations where there was one.
     """
     if chooser.costs is None:
         return phase
@@ -46,7 +47,9 @@ def _best(chooser: Chooser, op: Collective, choices: list[Choice]) -> Algorithm:
         return op.algorithm
     one, many = chooser.fastest(ways), chooser.fastest(levels)
     keys = tuple(Arg(key) for key, _ in many.algorithm.levels)
-    written = Algorithm("hierarchical", keys)
+    left_open = Algorithm("hierarchical", keys)
+    # No backend's own does a level of a sum for one rank: its algorithms are named at once.
+    written = left_open if op.kind in NATIVE_KINDS else many.algorithm
     if candidates.travels_narrow(op) and any(arg.value not in op.axes for arg in keys):
         return op.algorithm  # what travels narrower than it is added goes axis by axis
     enough = many.seconds < one.seconds * (1 - EVENLY) if chooser.jax else saves(many, one)

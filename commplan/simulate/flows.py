@@ -8,13 +8,14 @@ It takes a millisecond for some dozens of messages, and more than in proportion 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import heapq
 
 import numpy as np
 
 from commplan.collectives.program import Ints
 from commplan.simulate.fair import max_min
-from commplan.simulate.network import Floats, Network
+from commplan.simulate.network import Network
 from commplan.simulate.pattern import Pattern, Step
 
 LEFT = 1e-6  # bytes: a message with less than this left is through
@@ -66,8 +67,23 @@ def _messages(pattern: Pattern, network: Network, piece: float, slices: int) -> 
     return found
 
 
-def _bandwidth(pattern: Pattern, network: Network) -> Floats:
-    return np.array([level.bandwidth for level in network.levels], np.float64)[pattern.level_of]
+def _bandwidth(pattern: Pattern, network: Network) -> tuple[float, ...]:
+    return tuple(network.levels[level].bandwidth for level in pattern.level_of)
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _shared(
+    links: tuple[tuple[int, ...], ...], capacity: tuple[float, ...], gamma: float
+) -> tuple[float, ...]:
+    """Bytes a second of messages that use these links: the same meet again and again."""
+    use = np.zeros((len(links), len(capacity)))
+    most = np.full(len(links), np.inf)
+    for row, used in enumerate(links):
+        use[row, list(used)] = 1.0
+        if not used:  # within one place: memory is copied
+            most[row] = 1 / gamma
+    rates: list[float] = max_min(use, np.array(capacity), most).tolist()
+    return tuple(rates)
 
 
 def _slots(of: Ints, step: Step, message: int) -> list[int]:
@@ -106,10 +122,10 @@ class _Flight:
     def _advance(self) -> None:
         active = [queue[0] for queue in self.queue.values()]
         rates = self._rates(active)
-        ends = [self.now + self.left[i] / float(rate) for i, rate in zip(active, rates, strict=True)]
+        ends = [self.now + self.left[i] / rate for i, rate in zip(active, rates, strict=True)]
         when = min([*ends, self.events[0][0]] if self.events else ends)
         for i, rate in zip(active, rates, strict=True):
-            self.left[i] -= (when - self.now) * float(rate)
+            self.left[i] -= (when - self.now) * rate
         self.now = when
         # Few bytes on a fast link may take less time than the clock can tell: what was to end now has ended.
         for i, end in zip(active, ends, strict=True):
@@ -123,14 +139,9 @@ class _Flight:
                 message = self.messages[i]
                 self.queue.setdefault((message.src, message.dst), []).append(i)
 
-    def _rates(self, active: list[int]) -> Floats:
-        use = np.zeros((len(active), len(self.capacity)))
-        most = np.full(len(active), np.inf)
-        for row, i in enumerate(active):
-            use[row, list(self.messages[i].links)] = 1.0
-            if not self.messages[i].links:  # within one place: memory is copied
-                most[row] = 1 / self.network.gamma
-        return max_min(use, self.capacity, most) if active else np.zeros(0)
+    def _rates(self, active: list[int]) -> tuple[float, ...]:
+        links = tuple(self.messages[i].links for i in active)
+        return _shared(links, self.capacity, self.network.gamma) if active else ()
 
     def _sent(self, i: int) -> None:
         message = self.messages[i]

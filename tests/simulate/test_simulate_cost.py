@@ -7,7 +7,7 @@ import pytest
 
 from commplan.collectives import registry
 from commplan.ir.plan import Algorithm, Arg, AxisKind
-from commplan.ir.schedule import Axis, Form
+from commplan.ir.schedule import Axis, CollectiveKind, Form
 from commplan.simulate import Calibration, Network, Predictor, one_group, predict
 from commplan.simulate.calibration import Curve, MeasuredLevel
 from commplan.simulate.network import shape_of
@@ -60,6 +60,22 @@ def test_interleaved_ranks_hurt_what_follows_the_rank_order() -> None:
     assert ours == pytest.approx(
         seconds(Predictor(TWO_RACKS, axes, backend="mpi"), Algorithm("ring"), 16 * MIB)
     )
+
+
+@pytest.mark.parametrize("kind", ["broadcast", "reduce", "scatter", "gather"])
+@pytest.mark.parametrize("names", [("ring", "ring"), ("binomial_tree", "chain"), ("double_tree", "ring")])
+def test_a_hierarchy_takes_as_long_from_every_root(kind: CollectiveKind, names: tuple[str, str]) -> None:
+    if not all(registry.supports(name, kind) for name in names):
+        pytest.skip("no such program")
+    predictor = Predictor(TWO_RACKS, mesh(TWO_RACKS, rack=2, worker=4), backend="mpi")
+    way = hierarchical(worker=names[0], rack=names[1])
+    for chunk in (None, 64 << 10):
+        found = [
+            predictor.predict(kind, way, ("rack", "worker"), MIB, root=root, chunk=chunk, form="call")
+            for root in range(8)
+        ]
+        times = [one.seconds for one in found if one is not None]
+        assert times == pytest.approx([times[0]] * 8, rel=0.2)
 
 
 def test_levels_are_named_by_axes_or_by_the_topology() -> None:
