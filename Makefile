@@ -5,6 +5,8 @@ VENV    ?= .venv
 PYTHON  ?=
 WORKERS ?= 2
 TESTS   ?=
+OLDEST  ?= tests/lowering tests/runtime/test_run_*.py tests/runtime/test_carry_jax.py tests/runtime/test_data_slots.py \
+	tests/runtime/test_usage_same_bits.py
 
 PY  := $(VENV)/bin/python
 SET := PYTHON='$(PYTHON)' sh .ci/venv
@@ -49,10 +51,9 @@ audit:  ## compile the plans ahead of time for 4 x 8 H100 and read the result (n
 	@$(SET) .venv-audit audit constraints.txt
 	JAX_PLATFORMS=cpu COMMPLAN_AUDIT=1 .venv-audit/bin/python -m pytest tests/audit/h100 -q
 
-oldest:  ## the tests that JAX has a part in, on the oldest supported one
+oldest:  ## the tests that JAX has a part in, on the oldest supported one; OLDEST="tests/runtime/test_run_*.py" runs some
 	@$(SET) .venv-oldest oldest constraints-oldest.txt
-	.venv-oldest/bin/python -m pytest tests/lowering tests/runtime/test_run_*.py tests/runtime/test_carry_jax.py \
-		tests/runtime/test_data_slots.py tests/runtime/test_usage_same_bits.py -n $(WORKERS) -q
+	.venv-oldest/bin/python -m pytest $(OLDEST) -n $(WORKERS) -q
 
 build:  ## wheel and sdist into dist/
 	@$(SET) $(VENV) test constraints.txt

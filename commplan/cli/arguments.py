@@ -171,9 +171,7 @@ def _verify(verbs: Any) -> None:
         "json",
         more="Proves a plan, a saved schedule, or one algorithm; gives counter-examples.",
     )
-    verb.add_argument(
-        "file", nargs="?", metavar="FILE|SCHEDULE", help=f"{_PLAN}; or what `compile -o OUT.json` wrote"
-    )
+    verb.add_argument("file", nargs="?", metavar="FILE|SCHEDULE", help=f"{_PLAN}; or what `compile -o` wrote")
     one = verb.add_argument_group("one algorithm instead of a file")
     one.add_argument(
         "--algorithm", metavar="NAME", help='such as ring, or "hierarchical(gpu = ring, node = chain)"'

@@ -13,18 +13,23 @@ if TYPE_CHECKING:
 
 def is_saved(path: str, text: str) -> bool:
     """Whether a file holds a schedule and no plan."""
-    return path.endswith(".json") or text.lstrip().startswith(("{", "schedule\n"))
+    return path.endswith(".json") or text.lstrip().startswith("{") or _is_text(text)
 
 
 def read_saved(text: str, name: str, verify: Verifier) -> Schedule:
-    """The schedule in `text`. Raises CommplanError: what `decode` and `parse_schedule` raise, and what
-    `verify` finds."""
-    from commplan.ir.serial import decode
-    from commplan.ir.text import parse_schedule
+    """The schedule in `text`. Raises CommplanError: what `decode` and `parse_saved` raise, what `verify`
+    finds, and CP1004 where it is not what was compiled."""
+    from commplan.ir.serial import compare_digest, decode
+    from commplan.ir.text import parse_saved
 
-    if not text.lstrip().startswith("schedule\n"):
+    if not _is_text(text):
         return decode(text.encode(), name, verify)
-    schedule = parse_schedule(text, name)
+    schedule, digest = parse_saved(text.replace("\r\n", "\n"), name)
     if problems := verify(schedule):
         raise CommplanError(*problems)
+    compare_digest(schedule, digest, name)
     return schedule
+
+
+def _is_text(text: str) -> bool:
+    return text.lstrip().partition("\n")[0].rstrip() == "schedule"

@@ -56,9 +56,9 @@ def _artefact(done: Compiled, arguments: Namespace, console: Console) -> str:
         from commplan.ir.serial import encode
 
         return encode(done.schedule).decode()
-    from commplan.ir.text import print_schedule
+    from commplan.ir.text import print_saved
 
-    return print_schedule(done.schedule)
+    return print_saved(done.schedule)
 
 
 def _as_json(arguments: Namespace, console: Console) -> bool:

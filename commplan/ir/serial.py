@@ -89,17 +89,22 @@ def decode(data: bytes, file: str = "<schedule>", verify: Verifier | None = None
         notes = tuple(Note(f"{problem.code}: {problem.message}", problem.span) for problem in problems)
         message = f"the schedule contradicts itself: {problems[0].message}"
         raise CommplanError(Diagnostic("CP1005", message, problems[0].span, notes, file=file))
+    compare_digest(schedule, head.digest, file)
+    return schedule
+
+
+def compare_digest(schedule: Schedule, said: str | None, file: str) -> None:
+    """Raises CP1004 where `said`, the digest in a file, is not that of what the file says."""
     found = schedule_digest(schedule)
-    if found != head.digest:
+    if found != said:
         fail(
             "CP1004",
             "the schedule was changed after it was compiled",
             f"its digest is {found}",
-            f"the file says {head.digest}",
+            f"the file says {said}" if said else "the file says none",
             "compile the plan again",
             file=file,
         )
-    return schedule
 
 
 def _schedule(raw: msgspec.Raw, file: str) -> Schedule:

@@ -3,7 +3,8 @@
 The form is generic: it is made from the structs themselves, so that a new op or field needs
 nothing here. A line is `results = op field=value .. @place`; fields with their default are left
 out. Special notations: a place `@1:2-3:4`, a type `f32[3, 4]`, a placement `<per a; split b>`, a leaf
-`"w/b": f32[3]`, an algorithm `hierarchical(gpu, node)` (as a quoted text where it is not plain).
+`"w/b": f32[3]`, an algorithm `hierarchical(gpu, node)` (as a quoted text where it is not plain). What
+stands behind `# ` is a comment.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ import msgspec
 from commplan.diagnostics import fail
 from commplan.ir.plan import Plan
 from commplan.ir.schedule import Schedule
+from commplan.ir.serial import schedule_digest
 from commplan.ir.textform import Reader, TextError, write_struct
+
+_DIGEST = "# digest "
 
 
 def print_plan(plan: Plan) -> str:
@@ -36,6 +40,19 @@ def print_schedule(schedule: Schedule) -> str:
 def parse_schedule(text: str, file: str = "<text>") -> Schedule:
     """The schedule that `print_schedule` wrote. Raises CP1008 for other text, with line and column."""
     return _parse("schedule", text, Schedule, file)
+
+
+def print_saved(schedule: Schedule) -> str:
+    """`print_schedule`, and behind it the digest of what it says."""
+    return f"{print_schedule(schedule)}{_DIGEST}{schedule_digest(schedule)}\n"
+
+
+def parse_saved(text: str, file: str = "<text>") -> tuple[Schedule, str | None]:
+    """The schedule that `print_saved` wrote, and the digest that stands behind it, if one does. Raises as
+    `parse_schedule`."""
+    last = text.rstrip().rpartition("\n")[2]
+    digest = last.removeprefix(_DIGEST).strip() if last.startswith(_DIGEST) else None
+    return parse_schedule(text, file), digest
 
 
 def _print(word: str, value: msgspec.Struct) -> str:

@@ -18,7 +18,7 @@ from commplan.ir.types import ArrayType, Placement
 LEFT = ("id", "pull", "results", "result", "count")  # fields written left of `=`
 _WORD = r"[A-Za-z_][A-Za-z0-9_./~-]*"
 _TOKEN = re.compile(
-    rf'(?P<space>[ \t]+)|(?P<newline>\n)|(?P<string>"(?:[^"\\\n]|\\.)*")|(?P<span>@\d+:\d+-\d+:\d+)'
+    rf'(?P<space>[ \t]+|\# [^\n]*)|(?P<newline>\n)|(?P<string>"(?:[^"\\\n]|\\.)*")|(?P<span>@\d+:\d+-\d+:\d+)'
     rf"|(?P<part>\#\d+\[\d+:\d+\]->\d+)|(?P<number>-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)|(?P<word>{_WORD})"
     r"|(?P<mark>[][{}()<>=,:;])"
 )

@@ -17,8 +17,8 @@ from commplan.passes import bucketsize
 from commplan.passes.base import Context, Pass
 from commplan.passes.bucketsize import Size
 from commplan.passes.choosing import Chooser
-from commplan.passes.filling import WHOLE, Bucket
-from commplan.passes.packing import Order, pack_collectives
+from commplan.passes.filling import WHOLE, Bucket, Item
+from commplan.passes.packing import Order, items_of, pack_collectives
 from commplan.passes.rewrite import Editor
 
 
@@ -58,19 +58,26 @@ class BucketPass(Pass, frozen=True):
                 ops.append(op)
             elif op.result in last:
                 group = last[op.result]
-                size = self._size(chooser, group)
-                made, buckets = pack_collectives(editor, group, size.limit, order)
+                items = items_of(editor, group, order)
+                if group[0].hints.overlap == "update" and not bucketsize.in_halves(items):
+                    group = [_unhidden(one) for one in group]
+                size = self._size(chooser, group, items)
+                made, buckets = pack_collectives(editor, group, items, size.limit)
                 ops += made
                 choices.append(_choice(group, buckets, size, order))
         return editor.finish(ops)
 
-    def _size(self, chooser: Chooser, group: Sequence[Collective]) -> Size:
+    def _size(self, chooser: Chooser, group: Sequence[Collective], items: Sequence[Item]) -> Size:
         """What the stage says, else the option of the pass, else what costs say."""
         if group[0].hints.bucket is not None:
             return Size(group[0].hints.bucket, f"the stage's limit is {sized(group[0].hints.bucket)}")
         if self.max is not None:
             return Size(self.max, f"the limit of the pass is {sized(self.max)}")
-        return bucketsize.size(chooser, group[0], sum(op.nbytes for op in group))
+        return bucketsize.size(chooser, group[0], sum(op.nbytes for op in group), items)
+
+
+def _unhidden(op: Collective) -> Collective:
+    return msgspec.structs.replace(op, hints=msgspec.structs.replace(op.hints, overlap=None))
 
 
 def group_collectives(editor: Editor, ops: Sequence[Op], *, coalesce: bool) -> list[list[Collective]]:

@@ -24,10 +24,12 @@ from commplan.ir.choice import Alternative
 from commplan.ir.schedule import Backend, Collective
 from commplan.ir.types import sized
 from commplan.passes.choosing import Chooser, rounded
+from commplan.passes.filling import Item, halved
 
 DEFAULT = 25 * 1024**2
 LEAST = 64 * 1024
 STEP = 4  # sizes that are tried differ by this factor
+FAIR = 4  # the smaller of two parts is at least this part of the whole; else there is one
 NEAR = 0.01  # what leaves no more than this longer exposed is as good
 
 
@@ -41,10 +43,11 @@ class Size(NamedTuple):
     alternatives: tuple[Alternative, ...] = ()
 
 
-def size(chooser: Chooser, head: Collective, nbytes: int) -> Size:
+def size(chooser: Chooser, head: Collective, nbytes: int, items: Sequence[Item]) -> Size:
     """The limit for a stage whose operands have `nbytes`, of which `head` is the first collective."""
     if head.hints.overlap == "update":
-        return Size(-(-nbytes // 2), "of two halves one is updated while the other is under way")
+        larger, _ = halved(items)
+        return Size(larger, "of two halves one is updated while the other is under way")
     hidden = hides(head, chooser.schedule.backend)
     if chooser.costs is None or (not hidden and nbytes <= DEFAULT) or nbytes <= LEAST:
         return Size(DEFAULT, f"the default limit is {sized(DEFAULT)}")
@@ -67,6 +70,12 @@ def size(chooser: Chooser, head: Collective, nbytes: int) -> Size:
     why = f"up to {sized(limit)} in one "
     why += "leaves the least time behind the backward pass" if hidden else "takes the least time"
     return Size(limit, why, rounded(exposed[limit]), whole.source, told)
+
+
+def in_halves(items: Sequence[Item]) -> bool:
+    """Whether leaves can be cut in two parts that are halves or nearly so."""
+    larger, smaller = halved(items)
+    return smaller * FAIR >= larger + smaller
 
 
 def hides(op: Collective, backend: Backend) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import msgspec
 
@@ -27,6 +28,11 @@ class Item(msgspec.Struct, frozen=True):
     ways: int
     fate: Fate
     place: int  # in order of readiness
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one rank's operand."""
+        return self.columns * self.ways * self.dtype.nbytes
 
 
 class Bucket(msgspec.Struct):
@@ -69,12 +75,11 @@ def fill(items: Sequence[Item], limit: int | None) -> list[Bucket]:
     open_: dict[tuple[DType, int, Fate], Bucket] = {}
     for item in items:
         key = (item.dtype, item.ways, item.fate)
-        row = item.dtype.nbytes * item.ways
         bucket = open_.get(key)
-        if bucket is not None and limit is not None and (bucket.columns + item.columns) * row > limit:
+        if bucket is not None and limit is not None and bucket.nbytes + item.nbytes > limit:
             closed.append(open_.pop(key))
             bucket = None
-        if limit is not None and item.columns * row > limit:
+        if limit is not None and item.nbytes > limit:
             for start, size in _runs(item, limit):
                 closed.append(Bucket(*key))
                 closed[-1].add(item, start, size)
@@ -83,6 +88,15 @@ def fill(items: Sequence[Item], limit: int | None) -> list[Bucket]:
             bucket = open_[key] = Bucket(*key)
         bucket.add(item, 0, item.columns)
     return sorted([*closed, *open_.values()], key=lambda bucket: bucket.last)
+
+
+def halved(items: Sequence[Item]) -> tuple[int, int]:
+    """Bytes of the larger and the smaller part where leaves are cut in two as evenly as can be. With the
+    first as its limit `fill` makes these two, of leaves of one dtype.
+    """
+    whole = sum(item.nbytes for item in items)
+    larger = min((max(part, whole - part) for part in accumulate(item.nbytes for item in items)), default=0)
+    return larger, whole - larger
 
 
 def pieces(item: Item, limit: int | None) -> int:

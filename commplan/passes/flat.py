@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from commplan.ir.choice import Choice
 from commplan.ir.schedule import Collective, Op, Phase, Schedule
-from commplan.passes.packing import Order, pack_collectives
+from commplan.passes.packing import Order, items_of, pack_collectives
 from commplan.passes.rewrite import Editor, read_by_parts
 
 # Appends to the ops what the collective becomes; the flag says that its readers name parts of the
@@ -36,7 +36,7 @@ def rewrite_flat(
         elif editor.values[op.operand].kind == "flat":
             rewrite(editor, ops, op, op.result in loose, choices)
         else:
-            made, _ = pack_collectives(editor, [op], None, order)
+            made, _ = pack_collectives(editor, [op], items_of(editor, [op], order), None)
             inside = read_by_parts(made)
             for new in made:
                 if isinstance(new, Collective) and wanted(new):

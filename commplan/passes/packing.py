@@ -23,9 +23,10 @@ Order = Mapping[str, Sequence[str]]
 
 
 def pack_collectives(
-    editor: Editor, group: Sequence[Collective], limit: int | None, order: Order
+    editor: Editor, group: Sequence[Collective], items: Sequence[Item], limit: int | None
 ) -> tuple[list[Op], list[Bucket]]:
-    """Ops that replace `group` (same kind, axes, op and placement), and the buckets they use.
+    """Ops that replace `group` (same kind, axes, op and placement), of which `items` are, and the buckets
+    they use.
 
     y = all_reduce(x)  -->  b0 = pack(x..); r0 = all_reduce(b0); ..; y = unpack(r0..)
 
@@ -33,9 +34,6 @@ def pack_collectives(
     with another dtype; one larger than the limit has a buffer of its own (see `fill`).
     """
     head = group[0]
-    items: list[Item] = []
-    for op in group:
-        items += _items(editor, op, order, len(items))
     _check_count(items, limit, head, editor.schedule.file)
     buckets = fill(items, limit)
     ops: list[Op] = []
@@ -53,13 +51,21 @@ def pack_collectives(
     return ops, buckets
 
 
+def items_of(editor: Editor, group: Sequence[Collective], order: Order) -> list[Item]:
+    """The leaves of all operands, as they become ready."""
+    items: list[Item] = []
+    for op in group:
+        items += _items(editor, op, order, len(items))
+    return items
+
+
 def _check_count(items: Sequence[Item], limit: int | None, head: Collective, file: str) -> None:
     """Refuse a limit so small, or leaves so large, that there is no end of buckets (CP0724)."""
     counts = [pieces(item, limit) for item in items]
     made = sum(count for count in counts if count > 1)
     if limit is None or made <= MOST:
         return
-    bytes_ = sum(i.columns * i.ways * i.dtype.nbytes for i, n in zip(items, counts, strict=True) if n > 1)
+    bytes_ = sum(i.nbytes for i, n in zip(items, counts, strict=True) if n > 1)
     enough = -(-bytes_ // MOST)  # pieces may be twice as large
     fail(
         "CP0724",

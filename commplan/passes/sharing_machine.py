@@ -17,7 +17,7 @@ from commplan.simulate.network import Layout
 from commplan.simulate.predictor import Predictor
 from commplan.topology import Topology
 
-COLD = 0.1  # 0.07 to 0.2 where twelve processes decode on one core or on two: docs/benchmarks.md
+COLD = 0.1  # measured of twelve decoders on one core or two: -0.04 to 0.22, docs/benchmarks.md
 
 
 def setting_of(

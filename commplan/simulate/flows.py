@@ -68,7 +68,8 @@ def _messages(pattern: Pattern, network: Network, piece: float, slices: int) -> 
 
 
 def _bandwidth(pattern: Pattern, network: Network) -> tuple[float, ...]:
-    return tuple(network.levels[level].bandwidth for level in pattern.level_of)
+    levels: list[int] = pattern.level_of.tolist()
+    return tuple(network.levels[level].bandwidth for level in levels)
 
 
 @functools.lru_cache(maxsize=1 << 14)

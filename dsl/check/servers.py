@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import Literal
@@ -24,7 +25,6 @@ from commplan.ir.plan import Elastic, Exchange, Fn, Ref, Value
 from commplan.ir.types import ArrayType, Placement
 
 Mode = Literal["sync", "round_robin", "async", "hogwild"]
-_LEAST = 2.0**-149  # the least positive number of f32
 MODES: dict[str, Mode] = {
     "sync": "sync",
     "round_robin": "round_robin",
@@ -328,8 +328,9 @@ def _coefficient(ctx: Context, scope: Scope, value: ast.Name | ast.Number, what:
         if value.unit is not None or not math.isfinite(value.value) or value.value <= 0:
             ctx.error("CP0425", f"`{what}` is a positive number, found `{written(value)}`", value.span)
             return None
-        if value.value < _LEAST:
-            ctx.error("CP0425", f"`{what}` is 0 in f32, found `{written(value)}`", value.span)
+        if _single(value.value) in (0, math.inf):
+            rounded = "0" if value.value < 1 else "infinite"
+            ctx.error("CP0425", f"`{what}` is {rounded} in f32, found `{written(value)}`", value.span)
             return None
         return Coefficient(float(value.value), value.span, value)
     found = scope.operand(value)
@@ -365,6 +366,11 @@ def _stable(
     moved = exact(eta.literal) * exact(rho.literal)
     workers = ctx.size(over) if mode == "sync" else None
     total = moved * (workers or 1)
+    if _single(float(moved)) == 0:
+        ctx.error(
+            "CP0425", f"`eta * rho` is 0 in f32, found {_decimal(moved)}", expr.by.span,
+            "the workers and the centre would never move towards each other",
+        )  # fmt: skip
     if total < 1:
         return
     factors = "eta * rho * p" if workers else "eta * rho"
@@ -376,6 +382,14 @@ def _stable(
         f"the centre would keep {_decimal(1 - total)} of itself at every exchange",
         "the bound is that of Zhang, Choromanska and LeCun (2015), beta = p * eta * rho < 1",
     )
+
+
+def _single(value: float) -> float:
+    """`value` rounded to f32."""
+    try:
+        return float(struct.unpack("f", struct.pack("f", value))[0])
+    except OverflowError:
+        return math.inf
 
 
 def _decimal(value: Fraction) -> str:

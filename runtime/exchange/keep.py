@@ -17,7 +17,6 @@ import fcntl
 import hashlib
 import os
 import struct
-import tempfile
 import threading
 import zlib
 from collections.abc import Sequence
@@ -92,11 +91,11 @@ class Keep:
         self._size = at
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            self._lock()
             self.found = self.path.exists()
             if not self.found:
                 self._create()
             self._file = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
-            self._lock()
         except OSError as error:
             self._refuse(f"cannot be opened: {error.strerror}")
         self._check()
@@ -159,35 +158,31 @@ class Keep:
             self._syncing.join()
             os.fsync(self._file)
         os.close(self._file)
+        os.close(self._locked)
 
     def _create(self) -> None:
-        """With all its size, under its name only when it is whole. Of two runs that begin at once in one
-        folder one makes the file; the other finds it, and it is locked."""
-        file, new = tempfile.mkstemp(dir=self.path.parent, prefix=self.path.name)
+        """With all its size, under its name only when it is whole."""
+        new = self.path.with_suffix(".new")
+        file = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             os.pwrite(file, _MAGIC + msgspec.json.encode(self.about) + b"\n", 0)
             os.ftruncate(file, self._size)
             os.fsync(file)
-            self._name(new)
         finally:
             os.close(file)
-            Path(new).unlink(missing_ok=True)
-
-    def _name(self, new: str) -> None:
-        try:
-            os.link(new, self.path)
-        except FileExistsError:
-            pass
-        except OSError:  # a file system without links: there the later of two such runs has the name
-            Path(new).replace(self.path)
+        new.replace(self.path)
 
     def _lock(self) -> None:
+        """Before anything is looked at: a file beside the other, which is never replaced and never removed."""
+        lock = os.open(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
+            os.close(lock)
             if error.errno not in (errno.EAGAIN, errno.EACCES):
                 raise
             self._refuse("is in use by another run", "give every run a folder of its own")
+        self._locked = lock
 
     def _check(self) -> None:
         head = os.pread(self._file, _HEADER, 0)

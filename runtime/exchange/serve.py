@@ -334,7 +334,7 @@ class Serving:
         asked = self.driver.seen.requests.get(worker, 0)
         living = self.driver.sites.workers - len(self.driver.machine.gone) - 1
         self.say(f"worker {worker} died after {asked} requests; {living} workers go on")
-        if "OMPI_MCA_async_mpi_finalize" not in os.environ and len(self.lost) == 1:
+        if os.environ.get("OMPI_MCA_async_mpi_finalize", "0") == "0" and len(self.lost) == 1:
             self.say("without `mpirun --mca async_mpi_finalize 1` the job may wait for the dead when it ends")
         self.driver.lost(worker)
 

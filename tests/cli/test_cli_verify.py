@@ -175,6 +175,17 @@ def test_a_schedule_that_was_saved_as_text(plan: str, shapes: str, tmp_path: Pat
     assert main(["verify", str(saved)]) == 0
     assert "plan two_level, 32 ranks" in capsys.readouterr().out
     text = saved.read_text()
+    saved.write_bytes(text.replace("\n", "\r\n").encode())
+    assert main(["verify", str(saved)]) == 0
+    # Sound by itself, and not what the plan says.
+    for edited in (text.replace("op=sum", "op=max"), text.rpartition("# digest")[0]):
+        assert edited != text
+        saved.write_text(edited)
+        machine = str(Path(__file__).parents[2] / "examples" / "topologies" / "two_rack.toml")
+        for words in (["verify"], ["simulate", "--topology", machine]):
+            capsys.readouterr()
+            assert main([*words, str(saved)]) == 1
+            assert "error[CP1004]" in capsys.readouterr().err
     saved.write_text(text.replace("name=ring", "name=rung"))
     assert main(["verify", str(saved)]) == 1
     err = capsys.readouterr().err

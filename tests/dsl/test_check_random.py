@@ -23,7 +23,7 @@ STAGES = "load map broadcast share reduce scatter slice gather exchange elastic"
 TOKEN = re.compile(r"#[^\n]*|\w+|\s+|[^\w\s]")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(0, 2**32))
 def test_random_plan_checks_clean(seed: int) -> None:
     text = random_plan(random.Random(seed))
@@ -49,7 +49,7 @@ def test_random_plans_hold_every_stage() -> None:
         assert f"= {words} " in text
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.sampled_from(PLANS), st.integers(0, 2**32), st.integers(1, 4))
 def test_damaged_plan_ends_in_diagnostics(text: str, seed: int, cuts: int) -> None:
     damaged = _damage(text, random.Random(seed), cuts)
@@ -80,7 +80,7 @@ def _damage(text: str, rng: random.Random, cuts: int) -> str:
     return "".join(tokens)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(0, 2**32))
 def test_damaged_random_plan_ends_in_diagnostics(seed: int) -> None:
     rng = random.Random(seed)

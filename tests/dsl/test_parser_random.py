@@ -25,7 +25,7 @@ def _printed(seed: int) -> tuple[ast.File, str, list[str]]:
     return tree, printer.file(tree), printer.comments
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(st.integers(0, 2**32))
 def test_printed_trees_are_read_back(seed: int) -> None:
     tree, text, comments = _printed(seed)
@@ -35,7 +35,7 @@ def test_printed_trees_are_read_back(seed: int) -> None:
     assert [comment.text for comment in found.comments] == comments
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(st.integers(0, 2**32))
 def test_formatting_changes_space_only_and_once(seed: int) -> None:
     tree, text, comments = _printed(seed)
@@ -47,7 +47,7 @@ def test_formatting_changes_space_only_and_once(seed: int) -> None:
     assert format_source(once, "random.plan") == once
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(st.sampled_from(TEXTS), st.randoms(use_true_random=False))
 def test_damaged_plans_end_in_diagnostics(text: str, rng: random.Random) -> None:
     for _ in range(rng.randint(1, 3)):
@@ -83,7 +83,7 @@ def test_damaged_plans_end_in_diagnostics(text: str, rng: random.Random) -> None
     assert format_source(once, "damaged.plan") == once
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.text(max_size=200))
 def test_any_text_ends_in_diagnostics(text: str) -> None:
     tree, diagnostics = parse(text, "any.plan")
@@ -96,7 +96,7 @@ WORDS = (
 )  # fmt: skip
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(st.lists(st.sampled_from(WORDS)))
 def test_any_words_end_in_diagnostics(words: list[str]) -> None:
     tree, diagnostics = parse(" ".join(words), "words.plan")

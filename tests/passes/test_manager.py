@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.byhand import compiled, reduce_plan, tree
 
@@ -66,7 +66,6 @@ def test_passes_print_only_what_differs() -> None:
     assert str(SharePass(design="none")) == "share{design=none}"
 
 
-@settings(deadline=None)
 @given(
     st.builds(
         lambda a, b, c, d, e: Pipeline((SharePass(a, b), BucketPass(c, d), OverlapPass(e))),

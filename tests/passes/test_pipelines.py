@@ -28,7 +28,7 @@ def pipelines(draw: st.DrawFn) -> str:
     return ",".join(one for one in choices if draw(st.booleans()))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(0, 10**9), pipelines())
 def test_every_pipeline_keeps_the_meaning(seed: int, pipeline: str) -> None:
     ways = Ways(dataclasses.replace(make_case(seed), pipeline=pipeline))

@@ -92,6 +92,26 @@ def test_large_gradients_travel_in_two_halves(monkeypatch: pytest.MonkeyPatch) -
     assert all(map(same, found, wanted(axes, 3, "mean", 2)))
 
 
+@pytest.mark.parametrize(
+    ("sizes", "parts"),
+    [((100_000, 300_000, 250_000, 150_001), 2), ((200_003,) * 3, 2), ((100_001,) * 8, 2),
+     ((800_000,), 1), ((10, 900_000, 20), 1)],
+)  # fmt: skip
+def test_halves_are_two_however_the_leaves_are(sizes: tuple[int, ...], parts: int) -> None:
+    """And there is one part, of which nothing is said to be hidden, where one leaf is nearly everything."""
+    large = {f"w{number}": {"shape": [size], "dtype": "f32"} for number, size in enumerate(sizes)}
+    text = plan_text({"worker": 4}, OWNED, by="mean(weight = n)")
+    schedule = compiled(text, backend="mpi", params=large, grads=large)
+    ops = [op for op in schedule.phase("step").ops if isinstance(op, Collective)]
+    sums = [op for op in ops if op.kind == "reduce_scatter"]
+    assert len(sums) == len([op for op in ops if op.kind == "all_gather"]) == parts
+    assert {op.form for op in sums} == {"split" if parts == 2 else "call"}
+    assert max(op.nbytes for op in sums) <= 3 * min(op.nbytes for op in sums)
+    assert {op.form for op in ops if op.kind == "all_reduce"} == {"call"}  # of the weights of the mean
+    said = [choice.why for choice in schedule.choices if choice.by == "bucket"]
+    assert any("of two halves" in why for why in said) == (parts == 2)
+
+
 @pytest.mark.parametrize("by", ["sum", "mean(weight = n)"])
 @pytest.mark.parametrize(
     ("axes", "owners", "pieces"),

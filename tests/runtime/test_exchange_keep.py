@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import errno
-import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -210,28 +210,33 @@ def test_another_plan_is_refused_and_another_run_too(tmp_path: Path):
         keeping(job(tmp_path), tmp_path / "file")
 
 
-def test_of_two_runs_that_begin_at_once_one_makes_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    stores = [job(tmp_path).drivers[0].store for _ in range(2)]
-    link, first = os.link, list[Keep]()
-
-    def late(new: str, path: Path) -> None:
-        monkeypatch.undo()
-        first.append(Keep(tmp_path / "kept", stores[0], 0))
-        link(new, path)
-
-    monkeypatch.setattr(os, "link", late)
-    second = Keep(tmp_path / "kept", stores[1], 0)
-    assert os.path.sameopenfile(first[0]._file, second._file)
-    assert list((tmp_path / "kept").iterdir()) == [second.path]
-
-
-def test_a_file_system_without_links_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def without(*_: object) -> None:
-        raise OSError(errno.EPERM, "Operation not permitted")
-
-    monkeypatch.setattr(os, "link", without)
-    keep = Keep(tmp_path / "kept", job(tmp_path).drivers[0].store, 0)
-    assert list((tmp_path / "kept").iterdir()) == [keep.path]
+def test_a_run_that_begins_beside_another_is_refused(tmp_path: Path):
+    """Before it looks at anything: also where the first has not made its file yet."""
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    holding = (
+        "import fcntl, os, sys\n"
+        "lock = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)\n"
+        "fcntl.lockf(lock, fcntl.LOCK_EX)\n"
+        "print('held', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    command = [sys.executable, "-c", holding, str(kept / "server-0.lock")]
+    store = job(tmp_path).drivers[0].store
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None and other.stdout.readline() == b"held\n"
+        with pytest.raises(CommplanError, match=r"CP0974.*in use by another run"):
+            Keep(kept, store, 0)
+        assert [path.name for path in kept.iterdir()] == ["server-0.lock"]
+        other.communicate()
+    (kept / "server-0.new").write_bytes(b"left by a run that was killed")
+    keep = Keep(kept, store, 0)
+    assert not keep.found
+    assert {path.name for path in kept.iterdir()} == {"server-0.lock", "server-0.state"}
+    keep.close()
+    again = Keep(kept, store, 0)
+    assert again.found
+    again.close()
 
 
 def test_what_no_kill_can_do_is_damage(tmp_path: Path):
