@@ -2,6 +2,7 @@
 
     python -m bench.agreement --plans 2000 --seed 0            # JAX compared on every plan
     python -m bench.agreement --plans 20000 --jax-every 0      # meaning and oracle only: fast
+    python -m bench.agreement --plans 2000 --jax-every 0 --machines   # compiled for machines too
     python -m bench.agreement --plans 500 --x64                # f64 and i64 leaves too
 
 A case is a pure function of its seed, so a failure is repeated with `--seed N --plans 1`. Ends with
@@ -39,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         under_jax += jax
         case = make_case(seed, dtypes)
         try:
-            check(case, jax=jax)
+            check(case, jax=jax, machines=options.machines)
         except Exception as error:  # noqa: BLE001 - whatever a case raises is a finding
             failed.append(seed)
             kinds[f"{type(error).__name__}: {str(error).splitlines()[0][:100]}"] += 1
@@ -67,6 +68,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0, help="the first seed (0)")
     parser.add_argument(
         "--jax-every", type=int, default=1, help="run every Nth plan under JAX too; 0: none (1)"
+    )
+    parser.add_argument(
+        "--machines", action="store_true", help="compiled for random machines too, for JAX and for MPI"
     )
     parser.add_argument("--x64", action="store_true", help="64-bit leaves too, with jax_enable_x64")
     parser.add_argument("--show", type=int, default=3, help="how many failures to print in full (3)")

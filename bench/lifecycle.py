@@ -54,7 +54,7 @@ each step {{
 """
 DESIGNS = ("all_shared", "single_broadcast(readers = 1)", "multi_broadcast(readers = 2)")
 RECORDS = 120
-PATIENCE_S = 4.0  # of a group for a process that does not come
+PATIENCE_S = 4.0  # of a group for a process that does not come, where some are killed
 DEADLINE_S = 60.0  # nothing that waits so long will ever end
 FINE, REFUSED, BROKEN = 0, 3, 4
 TOKEN = uuid.uuid4().hex[:8]  # another campaign may go on at the same time
@@ -128,7 +128,8 @@ def member(start: Start, index: int, seed: int) -> int:
     def twice(record: np.int32) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
         return np.full(16, 2 * record, np.int32)
 
-    team = group(start.run, index, start.count, timeout=PATIENCE_S)
+    patience = PATIENCE_S if start.victims else DEADLINE_S
+    team = group(start.run, index, start.count, timeout=patience)
     try:
         with PhaseBatches(
             start.made, "step", {"numbers": source}, {"twice": twice}, local={"member": (index,)}, group=team

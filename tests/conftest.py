@@ -1,8 +1,14 @@
-"""What all tests share: eight CPU devices, and no accelerator whatever the machine has."""
+"""What all tests share: eight CPU devices, no accelerator whatever the machine has, and no haste."""
 
 import os
+
+from hypothesis import HealthCheck, settings
 
 # Read by JAX when it is first imported, here and in the processes that tests start; tests that never
 # import JAX stay free of it.
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["JAX_NUM_CPU_DEVICES"] = "8"
+
+# How long an example takes is the machine's affair.
+settings.register_profile("commplan", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("commplan")

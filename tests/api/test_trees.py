@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from commplan import trees as trees_module
@@ -38,7 +38,6 @@ trees = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(trees)
 def test_the_same_as_jax(tree: Any) -> None:
     import jax  # noqa: PLC0415
@@ -128,7 +127,6 @@ def test_plain_trees() -> None:
     assert not is_plain({"w": object()})
 
 
-@settings(deadline=None)
 @given(st.recursive(leaves, lambda t: st.dictionaries(st.text("abc", min_size=1), t, min_size=1, max_size=3)))
 def test_dicts_come_back_from_paths(tree: Any) -> None:
     found, _ = flatten(tree)

@@ -147,6 +147,20 @@ def test_the_verdict_names_what_is_slower():
     assert judge([f for f in results.figures if f.label == "openmpi"], results.surroundings) == []
 
 
+def test_an_empty_call_belongs_to_the_collective_that_it_was_measured_with():
+    results = example()
+    more = [
+        figure("commplan", "broadcast", 1024, [1e-4]),
+        figure("openmpi", "broadcast", 1024, [6e-5]),
+        figure("empty call", "empty", 1024, [2e-5]),
+    ]
+    said = judge([*results.figures, *more], results.surroundings)
+    assert [line for line in said if "empty calls" in line] == [
+        "all-reduce: up to 16 KiB at most 1.76 times (Open MPI + 1.2 empty calls)",
+        "broadcast: up to 16 KiB at most 1.19 times (Open MPI + 1.2 empty calls)",
+    ]
+
+
 def test_rows_show_what_is_missing():
     found = [figure("commplan", "broadcast", 4, [2.0]), figure("xla", "broadcast", 4, [1.0]),
              figure("torch", "broadcast", 4, [], missing="no broadcast")]  # fmt: skip

@@ -76,13 +76,14 @@ def test_bytes_cross_the_links_between_the_hosts_and_no_others(racks: Lab):
     assert send(racks, 0, 2, 200_000) == 200_000  # the same rack: 0, 2 | 1, 3
     inside = counters(racks).since(before)
     sender, receiver, *others = (racks.hosts.index(racks.ranks[rank]) for rank in (0, 2, 1, 3))
-    assert 200_000 < inside.sent[sender] < 250_000
-    assert 200_000 < inside.received[receiver] < 250_000
-    assert all(inside.sent[host] < 5_000 for host in others)
-    assert inside.uplinks[0] < 5_000
+    assert inside.sent[sender] > 200_000
+    assert inside.received[receiver] > 200_000
+    idle = [*(inside.sent[host] for host in others), inside.uplinks[0]]
+    assert max(idle) < inside.sent[sender] / 10, "only what keeps a network up"
     assert send(racks, 0, 1, 200_000) == 200_000
     across = counters(racks).since(before).since(inside)
-    assert 200_000 < across.uplinks[0] < 250_000
+    crossed = across.sent[sender] + across.received[sender]  # what was sent again is counted on both links
+    assert 200_000 < across.uplinks[0] < 1.5 * crossed, "once, though an uplink has two ends"
 
 
 @needs_lab

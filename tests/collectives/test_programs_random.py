@@ -54,19 +54,19 @@ def right(made: Program, size: int) -> None:
         assert all(len(set(found[ends[:, c], c])) == 1 for c in range(made.chunks))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(programs(), st.integers(0, 40))
 def test_programs(made: Program, size: int):
     right(made, size)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(hierarchies(), st.integers(0, 40))
 def test_hierarchies(made: Program, size: int):
     right(made, size)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(programs(), st.data())
 def test_places_are_names_alone(made: Program, data: st.DataObject):
     """Renamed and named back, a program is what it was."""
@@ -77,7 +77,7 @@ def test_places_are_names_alone(made: Program, data: st.DataObject):
         assert set(transfers(one)) == set(transfers(two))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(kinds, st.integers(1, 9), st.integers(1, 9), st.integers(0, 300))
 def test_chunks_are_near_equal_and_in_order(kind: Kind, ranks: int, parts: int, size: int):
     if kind in BLOCKED:

@@ -32,7 +32,7 @@ def given_ids(order: Order, epoch: int, member: int | None, steps: range) -> lis
     return found
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(order=orders, epoch=st.integers(0, 5), member=st.none() | st.integers(0, 3), data=st.data())
 def test_the_promise_is_what_the_order_gives(
     order: Order, epoch: int, member: int | None, data: st.DataObject
@@ -46,7 +46,7 @@ def test_the_promise_is_what_the_order_gives(
     assert promised(order, epoch, member, start=start, steps=steps).plain == ids.sum()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(order=orders, ways=st.integers(1, 4), data=st.data())
 def test_shards_add_up_to_the_whole(order: Order, ways: int, data: st.DataObject) -> None:
     if order.tail == "short" or order.batch % ways:
@@ -58,7 +58,7 @@ def test_shards_add_up_to_the_whole(order: Order, ways: int, data: st.DataObject
     assert whole.same(promised(order, 1))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(ids=st.lists(st.integers(0, 10**9), max_size=40), data=st.data())
 def test_sums_do_not_know_the_order_nor_the_batches(ids: list[int], data: st.DataObject) -> None:
     shuffled = data.draw(st.permutations(ids))
@@ -69,7 +69,7 @@ def test_sums_do_not_know_the_order_nor_the_batches(ids: list[int], data: st.Dat
     assert tally.sums == sums(np.array(ids, np.int64))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(order=orders, data=st.data())
 def test_any_other_multiset_is_refused(order: Order, data: st.DataObject) -> None:
     ids = given_ids(order, 0, None, range(order.steps))

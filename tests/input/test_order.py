@@ -14,7 +14,7 @@ TAILS = ("pad", "short", "drop")
 VISITS = ("exactly_once", "at_least_once", "at_most_once")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     length=st.integers(1, 5000),
     seed=seeds,
@@ -26,7 +26,7 @@ def test_every_epoch_is_a_permutation(length: int, seed: int, epoch: int, member
     assert np.array_equal(np.sort(found), np.arange(length))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(length=st.integers(1, 10**12), seed=seeds, data=st.data())
 def test_any_position_of_a_huge_source_costs_no_memory(length: int, seed: int, data: st.DataObject) -> None:
     positions = np.array(data.draw(st.lists(st.integers(0, length - 1), min_size=1, max_size=20)))
@@ -71,7 +71,7 @@ PINNED_HUGE = [780047225718, 317714650422]
 PINNED_RANDOM = [862, 682, 544, 415]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     length=st.integers(1, 300),
     batch=st.integers(1, 64),
@@ -115,7 +115,7 @@ def test_windows_do_not_show() -> None:
     assert np.array_equal(found[5000:], whole[: len(found) - 5000])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.integers(0, 40), min_size=6, max_size=6), st.integers(0, 5))
 def test_random_streams_differ_in_every_argument(numbers: list[int], which: int) -> None:
     other = list(numbers)

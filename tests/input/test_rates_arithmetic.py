@@ -52,7 +52,7 @@ def test_batches_without_a_common_divisor_go_record_by_record() -> None:
     assert found.kept() == 4
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(batches=batches, ahead=st.integers(0, 3), held=st.integers(1, 3))
 def test_what_is_kept_is_the_most_of_all_instants(batches: tuple[int, ...], ahead: int, held: int) -> None:
     found = rates(batches)
@@ -69,7 +69,7 @@ def test_what_is_kept_is_the_most_of_all_instants(batches: tuple[int, ...], ahea
     assert found.bound % found.unit == 0
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(batches=batches)
 def test_the_lag_is_the_most_of_all_instants(batches: tuple[int, ...]) -> None:
     found = rates(batches)
@@ -77,7 +77,7 @@ def test_the_lag_is_the_most_of_all_instants(batches: tuple[int, ...]) -> None:
     assert found.lag == max(max(now) - min(now) for now in given_now)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(batches=batches)
 def test_after_a_round_and_not_before_all_have_taken_the_same(batches: tuple[int, ...]) -> None:
     found = rates(batches)
@@ -88,7 +88,7 @@ def test_after_a_round_and_not_before_all_have_taken_the_same(batches: tuple[int
     ] * len(batches)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     batches=batches,
     length=st.integers(1, 70),
@@ -116,7 +116,7 @@ def test_units_put_together_are_what_each_member_visits(
     assert used == units
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(batches=batches, seed=st.integers(0, 2**32), held=st.integers(0, 1))
 def test_nothing_locks_within_the_bound(batches: tuple[int, ...], seed: int, held: int) -> None:
     """Members that take steps in any order, with or without looking at the last batch while they ask for the

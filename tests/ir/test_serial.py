@@ -70,7 +70,7 @@ def test_what_is_written_is_read(schedule: Any) -> None:
     assert encode(load_schedule(encode(schedule))) == encode(schedule)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.integers(0, 10**6))
 def test_random_schedules_are_read_back(seed: int) -> None:
     case = make_case(seed)
@@ -222,7 +222,6 @@ def test_nonsense_that_reads_well(path: tuple[str | int, ...], to: Any, code: st
     assert any(note.text.startswith(code) and message in note.text for note in problem.notes)
 
 
-@settings(deadline=None)
 @given(st.integers(0, len(DATA)), st.integers(0, 20), st.binary(max_size=4))
 def test_damaged_files_are_refused_or_unchanged(start: int, length: int, put: bytes) -> None:
     damaged = DATA[:start] + put + DATA[start + length :]

@@ -58,7 +58,7 @@ def test_schedules_read_back(pipeline: str | None) -> None:
         assert parse_schedule(print_schedule(schedule)) == schedule
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.integers(0, 10**6))
 def test_random_plans_and_schedules_read_back(seed: int) -> None:
     case = make_case(seed)
@@ -72,7 +72,6 @@ def test_random_plans_and_schedules_read_back(seed: int) -> None:
 names = st.text(min_size=1, max_size=8)
 
 
-@settings(deadline=None)
 @given(names, st.text(), st.lists(st.text(), max_size=3), st.floats(allow_nan=False, allow_infinity=False))
 def test_any_text_is_quoted_where_it_must_be(name: str, why: str, rejected: list[str], by: float) -> None:
     base = compiled(reduce_plan("mean"), "", grads=GIVEN)
@@ -133,7 +132,6 @@ def test_the_place_of_a_mistake() -> None:
     assert (span.line, span.column) == (row + 1, lines[row].index("how=div") + 5)
 
 
-@settings(deadline=None)
 @given(st.integers(0, len(TEXT)), st.integers(0, 30), st.text(max_size=3))
 def test_damaged_text_is_refused_or_read(start: int, length: int, put: str) -> None:
     damaged = TEXT[:start] + put + TEXT[start + length :]

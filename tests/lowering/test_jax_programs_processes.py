@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 from support import programs_processes
+from support.ports import free_port
 
 import commplan
 from commplan.lowering.oracle import Oracle
 
 
 def test_rounds_between_processes_agree_with_the_oracle(tmp_path: Path):
-    with socket.socket() as place:
-        place.bind(("localhost", 0))
-        port = str(place.getsockname()[1])
+    port = str(free_port())
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"}
     command = [sys.executable, "-W", "error", programs_processes.__file__, port]
     started = [

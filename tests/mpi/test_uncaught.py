@@ -29,7 +29,7 @@ print("went on")
 
 def test_an_exception_on_one_rank_ends_all():
     """Without `-m mpi4py`."""
-    done = mpirun.start(2, CODE, timeout=60)
+    done = mpirun.start(2, CODE)
     assert done.returncode != 0
     assert "ValueError: out of luck" in done.stderr
     assert "went on" not in done.stdout

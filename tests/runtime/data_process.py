@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,8 @@ def main(orders: dict[str, Any]) -> None:
         with PhaseBatches(
             made, "step", sources, functions, local=local, group=team, state=state_of(orders, made, source)
         ) as feed:
+            if "then_timeout" in orders and feed.exchange is not None:  # now that all have come
+                feed.exchange.group = replace(feed.exchange.group, timeout=orders["then_timeout"])
             say(joined=os.getpid())
             if orders.get("forks"):
                 say(changed=changed_by_a_fork(feed, orders["forks"]))

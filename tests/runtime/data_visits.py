@@ -59,8 +59,8 @@ def main(orders: dict[str, Any]) -> None:
     made = schedule(body, f"ensemble member = {orders['members']}", declarations=DECLARATIONS)
     source = np.arange(orders["records"], dtype=np.int32)
     widen = Widening(orders.get("die_at"), orders.get("idle", 0.0))
-    if "turns" in orders:  # however long threads wait for each other on a busy machine
-        roster._WAITS = 1.0  # pyright: ignore[reportPrivateUsage]
+    if "waits" in orders:  # the share of waiting above which there are no turns, whatever a busy machine adds
+        roster._WAITS = orders["waits"]  # pyright: ignore[reportPrivateUsage]
     if "cores" in orders:
         os.sched_setaffinity(0, orders["cores"])
     team = group(orders["run"], index, count, timeout=60.0)

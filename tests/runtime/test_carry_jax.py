@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,17 +11,12 @@ from typing import Any
 
 import pytest
 from support import carry_processes
+from support.ports import free_port
 
 from commplan.diagnostics import Span
 from commplan.input.division import division
 from commplan.runtime.data.carry_jax import JaxCarrier, chain
 from commplan.runtime.data.ring import ClosedError
-
-
-def free_port() -> int:
-    with socket.socket() as place:
-        place.bind(("localhost", 0))
-        return place.getsockname()[1]
 
 
 def run(what: str, count: int, out: Path) -> tuple[list[int], list[dict[str, Any]], str]:

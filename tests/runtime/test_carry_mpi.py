@@ -101,7 +101,7 @@ divisions = st.builds(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     found=divisions,
     rows=st.integers(0, 40),
@@ -116,7 +116,7 @@ def test_every_host_gets_every_row(
     carry(found, forms_of(found, rows, rows + spare, sizes), piece, seed)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     found=divisions,
     dead=st.sets(st.integers(0, 6), max_size=6),

@@ -63,7 +63,7 @@ def test_each_member_gets_what_it_would_get_alone_in_any_order(rest: str, batche
         one.close()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     batches=st.lists(st.integers(1, 9), min_size=1, max_size=4),
     length=st.integers(1, 40),

@@ -102,26 +102,29 @@ def test_collection_in_the_middle_of_anything_waits_for_nothing() -> None:
 
 
 def test_closing_from_another_thread_ends_the_wait() -> None:
+    """The records are stuck until the wait has ended: nothing else can end it."""
     entered, release = threading.Event(), threading.Event()
+    released: list[bool] = []
 
     def stuck(record: bytes) -> tuple[np.ndarray[Any, Any], int]:
         entered.set()
-        release.wait(20)
+        released.append(release.wait(60))
         return decode(record)
 
     feed = batches(ensemble("", 1), images(8), functions={"decode": stuck})
 
     def close() -> None:
-        entered.wait(20)
-        threading.Timer(0.05, release.set).start()
+        entered.wait(60)
         feed.close()
 
     closer = threading.Thread(target=close)
     closer.start()
     with pytest.raises(CommplanError) as error:
         next(feed)
+    release.set()
     closer.join()
     assert code(error) == "CP0916"
+    assert released and all(released)
 
 
 def test_the_summary_accounts_for_every_line() -> None:

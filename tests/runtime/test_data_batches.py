@@ -86,7 +86,7 @@ def test_counts_are_per_shard() -> None:
     assert counts == [[2, 2, 2, 2], [2, 2, 2, 2], [2, 0, 0, 0]]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     ranks=st.sampled_from([1, 2, 4, 8]),
     holders=st.integers(1, 3),
@@ -113,7 +113,7 @@ def test_processes_together_hold_what_one_process_holds(
         assert sum(int(piece[step]["n"].sum()) for piece in pieces) == int(item["n"])
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     stop=st.integers(0, 11),
     ranks=st.sampled_from([1, 2, 4]),

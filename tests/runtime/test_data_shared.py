@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from data_plans import FUNCTIONS, ensemble, images
+from support.asleep import until_asleep
 from support.sharing import SHARED, Processes
 
 from commplan.diagnostics import CommplanError, Span
@@ -23,6 +24,7 @@ from commplan.runtime.data.batches import PhaseBatches
 from commplan.runtime.data.shared import group
 
 BLAME = ("share pixels via all_shared", Span(1, 1, 1, 2), "tested.plan")
+SLOW_S = 0.05  # between the steps of those that are ended: an epoch takes half a minute
 
 
 class Team(Processes):
@@ -141,7 +143,7 @@ def test_the_error_of_one_is_the_error_of_all_at_the_same_batch(team: Team) -> N
 
 
 def test_when_one_is_killed_the_others_say_so(team: Team) -> None:
-    processes = team.all(3, records=4000, pause=0.01)
+    processes = team.all(3, records=4000, pause=SLOW_S)
     victim = processes[1]
     assert victim.stdout is not None
     pid = json.loads(victim.stdout.readline())["joined"]
@@ -159,7 +161,7 @@ def test_when_one_is_killed_the_others_say_so(team: Team) -> None:
 
 
 def test_when_the_maker_is_killed_nothing_stays(team: Team) -> None:
-    processes = team.all(2, records=4000, pause=0.01)
+    processes = team.all(2, records=4000, pause=SLOW_S)
     victim = processes[0]
     assert victim.stdout is not None
     pid = json.loads(victim.stdout.readline())["joined"]
@@ -176,7 +178,8 @@ def test_when_one_leaves_early_the_others_say_so(team: Team) -> None:
 
 
 def test_a_silent_peer_is_named_in_the_end(team: Team) -> None:
-    processes = [team.start(0, 2, records=4000, pause=0.01), team.start(1, 2, records=4000, timeout=8.0)]
+    slow = {"records": 4000, "pause": SLOW_S, "timeout": 120.0}
+    processes = [team.start(0, 2, **slow), team.start(1, 2, **slow, then_timeout=2.0)]
     sleeper = processes[0]
     assert sleeper.stdout is not None
     pid = json.loads(sleeper.stdout.readline())["joined"]
@@ -231,9 +234,10 @@ def test_a_late_comer_is_waited_for(team: Team) -> None:
 
 
 def test_an_interrupt_ends_a_waiting_process(team: Team) -> None:
-    processes = [team.start(0, 2, records=4000, pause=0.01), team.start(1, 2, records=4000, pause=0.01)]
+    processes = [team.start(0, 2, records=4000, pause=10 * SLOW_S), team.start(1, 2, records=4000)]
     assert processes[1].stdout is not None
     pid = json.loads(processes[1].stdout.readline())["joined"]
+    until_asleep(pid)
     os.kill(pid, signal.SIGINT)
     out, err = processes[1].communicate(timeout=60)
     assert processes[1].returncode != 0 and "KeyboardInterrupt" in err

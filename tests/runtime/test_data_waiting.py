@@ -18,6 +18,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from data_plans import images, schedule
+from support.asleep import until_asleep
 
 from commplan.diagnostics import CommplanError
 from commplan.ir.schedule import Leaf
@@ -152,7 +153,7 @@ def test_an_interrupt_leaves_no_thread_and_no_noise(tmp_path: Path) -> None:
         "    return decode(record)\n"
         "functions = {**FUNCTIONS, 'decode': slow}\n"
         "feed = PhaseBatches(ensemble('', 1), 'step', {'images': images(800)}, functions)\n"
-        "next(feed)\n",
+        "for _ in feed: pass\n",
         encoding="utf-8",
     )
     child = subprocess.Popen(
@@ -162,9 +163,9 @@ def test_an_interrupt_leaves_no_thread_and_no_noise(tmp_path: Path) -> None:
         text=True,
     )
     assert child.stdout is not None and child.stdout.readline() == "working\n"
-    time.sleep(0.1)
+    until_asleep(child.pid)
     os.kill(child.pid, signal.SIGINT)
-    _, err = child.communicate(timeout=30)
+    _, err = child.communicate(timeout=120)
     assert child.returncode != 0
     assert err.rstrip().endswith("KeyboardInterrupt") and err.count("Traceback") == 1
 

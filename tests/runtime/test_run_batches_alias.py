@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 from support import alias_processes
 from support.embedding import bind, mesh_of
+from support.ports import free_port
 
 from commplan.runtime.mesh import MeshMachine
 
@@ -101,12 +101,6 @@ def test_a_batch_that_is_donated_or_held_keeps_its_content(monkeypatch: pytest.M
     made = step(item["same"])
     np.testing.assert_array_equal(made, before + 1)
     np.testing.assert_array_equal(hosts["same"], before)
-
-
-def free_port() -> int:
-    with socket.socket() as place:
-        place.bind(("localhost", 0))
-        return place.getsockname()[1]
 
 
 def test_slots_that_devices_see_are_not_overwritten_by_other_processes(tmp_path: Path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,12 +12,7 @@ from typing import Any
 import pytest
 from support import host_processes
 from support.embedding import mesh_of
-
-
-def free_port() -> int:
-    with socket.socket() as place:
-        place.bind(("localhost", 0))
-        return place.getsockname()[1]
+from support.ports import free_port
 
 
 def run(hosts: str, what: str, out: Path) -> list[dict[str, Any]]:

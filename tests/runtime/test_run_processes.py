@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,12 +10,7 @@ from pathlib import Path
 import numpy as np
 from support import two_processes
 from support.embedding import mesh_of
-
-
-def free_port() -> int:
-    with socket.socket() as place:
-        place.bind(("localhost", 0))
-        return place.getsockname()[1]
+from support.ports import free_port
 
 
 def test_two_processes_agree_with_one(tmp_path: Path):

@@ -113,7 +113,7 @@ def test_a_slow_flow_leaves_its_share_to_others() -> None:
     assert rates.tolist() == pytest.approx([1.0, 4.0, 4.0])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(1, 7), st.integers(1, 5), st.integers(0, 2**32 - 1))
 def test_fair_shares_fill_links_and_cannot_be_improved(flows_: int, links: int, seed: int) -> None:
     random = np.random.default_rng(seed)

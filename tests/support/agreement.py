@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from commplan.trees import flatten
 
 from .meaning import Array, Judge, Meaning, is_float
 from .random_case import Case, Tree
+from .random_machine import make_machine
 
 EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 
@@ -23,11 +24,15 @@ class DisagreementError(AssertionError):
     """Two ways gave different results."""
 
 
-def compile_case(case: Case) -> Any:
-    """The `Program` of `case`."""
+def compile_case(case: Case, backend: Literal["jax", "mpi"] | None = None) -> Any:
+    """The `Program` of `case`; with a `backend` for a machine that follows from its seed."""
     plan = commplan.loads(case.text, f"random_{case.seed}.plan")
     sizes = {axis.name: case.sizes[axis.name] for axis in plan.graph.axes}
-    return plan.compile(axes=sizes, shapes=case.shapes, order=case.order, passes=case.pipeline)
+    machine = make_machine(case.seed, list(sizes.values())) if backend else None
+    return plan.compile(
+        axes=sizes, shapes=case.shapes, order=case.order, passes=case.pipeline,
+        topology=machine, backend=backend,
+    )  # fmt: skip
 
 
 def lay_out(leaf: Array, judge: Judge, value: ir.Value, own: Sequence[str]) -> tuple[Array, Array]:
@@ -114,9 +119,9 @@ def inputs_of(schedule: ir.Schedule, phase: str, inputs: Mapping[str, Tree]) -> 
 class Ways:
     """A compiled case and its inputs in the layouts that each way wants."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, backend: Literal["jax", "mpi"] | None = None) -> None:
         self.case = case
-        self.program = compile_case(case)
+        self.program = compile_case(case, backend)
         self.schedule: ir.Schedule = self.program.schedule
         self.phases = [phase.name for phase in self.schedule.phases]
         graph = commplan.loads(case.text).graph
@@ -210,9 +215,14 @@ class Ways:
             )
 
 
-def check(case: Case, *, jax: bool) -> None:
-    """Raise `DisagreementError` (or whatever a bug raises) unless all ways through `case` agree."""
+def check(case: Case, *, jax: bool, machines: bool = False) -> None:
+    """Raise `DisagreementError` (or whatever a bug raises) unless all ways through `case` agree.
+
+    machines: the oracle runs what was compiled for a machine as well, for each backend.
+    """
     ways = Ways(case)
     answers = ways.check_oracle()
     if jax:
         ways.check_jax(answers)
+    for backend in ("jax", "mpi") if machines else ():
+        Ways(case, backend).check_oracle()

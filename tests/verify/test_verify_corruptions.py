@@ -307,7 +307,7 @@ def test_problems_know_their_place() -> None:
     assert (problem.span, problem.file) == (HERE, "made.plan")
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(0, 10**6))
 def test_random_schedules_pass(seed: int) -> None:
     case = make_case(seed)

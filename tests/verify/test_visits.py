@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import time
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -386,9 +385,7 @@ def test_proofs_of_the_input_do_not_grow_with_the_members(members: int) -> None:
     prove_share.cache_clear()
     schedule = compiled(ensemble_plan(members=members), "share")
     assert len(shares(schedule)) == 1
-    before = time.process_time()
     assert verify(schedule) == ()
-    assert time.process_time() - before < 60  # a hang, rather than a figure
     assert prove_share.cache_info().currsize == 1
 
 

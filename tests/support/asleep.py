@@ -1,0 +1,23 @@
+"""Seeing from outside that a process waits."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+LOOKS, APART_S = 5, 0.01
+
+
+def until_asleep(pid: int) -> None:
+    """Return once the main thread of `pid` is seen asleep several times running: it waits for something, and
+    does not merely stand still for a moment."""
+    if not sys.platform.startswith("linux"):
+        time.sleep(0.5)
+        return
+    until, seen = time.monotonic() + 120, 0
+    while seen < LOOKS:
+        assert time.monotonic() < until, f"process {pid} never waits"
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        seen = seen + 1 if state == "S" else 0
+        time.sleep(APART_S)
