@@ -1,4 +1,4 @@
-"""Random machines that the axes of a plan fit on: a level for each axis, or levels that know nothing of them."""
+"""Random machines that the axes of a plan fit on: a level for each, or levels that know nothing of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from commplan.topology import Level, Topology
 
 
 def make_machine(seed: int, sizes: Sequence[int]) -> Topology:
-    """A function of the seed. sizes: of the plan's axes, in its order. Latency or bandwidth may be what counts."""
+    """A function of the seed. sizes: of the plan's axes, in its order."""
     rng = random.Random(seed)
     counts = [size * rng.choice((1, 1, 1, 2)) for size in reversed(sizes)]
     if rng.random() < 0.6:
