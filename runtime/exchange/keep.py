@@ -173,7 +173,7 @@ class Keep:
         new.replace(self.path)
 
     def _lock(self) -> None:
-        """Before anything is looked at: a file beside the other, which is never replaced and never removed."""
+        """Before anything is looked at: a file beside the other, never replaced and never removed."""
         lock = os.open(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -37,6 +37,7 @@ from commplan.runtime.uncaught import told
 
 SORRY = 3  # the tag under which a server says that it gives up, and why
 GONE = 4  # and under which servers tell each other that a replay has come to a worker's death
+_LEAVES = "OMPI_MCA_async_mpi_finalize"  # set by `mpirun --mca`: whether MPI's end leaves the dead alone
 _SPIN_S = 200e-6  # seconds without a message before the first sleep
 _NAP_S = 50e-6  # of the first sleep; each is twice as long as the one before
 _BUSY_NAP_S, _IDLE_NAP_S = 200e-6, 1e-3  # of the longest one, while something is on its way, and else
@@ -334,7 +335,7 @@ class Serving:
         asked = self.driver.seen.requests.get(worker, 0)
         living = self.driver.sites.workers - len(self.driver.machine.gone) - 1
         self.say(f"worker {worker} died after {asked} requests; {living} workers go on")
-        if os.environ.get("OMPI_MCA_async_mpi_finalize", "0") == "0" and len(self.lost) == 1:
+        if os.environ.get(_LEAVES, "0") == "0" and len(self.lost) == 1:
             self.say("without `mpirun --mca async_mpi_finalize 1` the job may wait for the dead when it ends")
         self.driver.lost(worker)
 
