@@ -73,7 +73,10 @@ def decode(data: bytes, file: str = "<schedule>", verify: Verifier | None = None
     try:
         head = msgspec.json.decode(data, type=_File)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        fail("CP1001", "this is no schedule file", str(error), "write one with `commplan compile`", file=file)
+        fix = "write one with `commplan compile -o NAME.json`"
+        if data.lstrip().startswith(b"schedule"):
+            fix = f"this is the text form, which `verify` and `simulate` read; programs load JSON: {fix}"
+        fail("CP1001", "this is no schedule file", str(error), fix, file=file)
     if head.format != FORMAT:
         fail("CP1001", f"this is a `{head.format}` file, not a `{FORMAT}`", file=file)
     if head.schema != SCHEMA_VERSION:
@@ -99,9 +102,11 @@ def compare_digest(schedule: Schedule, said: str | None, file: str) -> None:
     if found != said:
         fail(
             "CP1004",
-            "the schedule was changed after it was compiled",
+            "the schedule was changed after it was compiled" if said else "the schedule has no digest",
             f"its digest is {found}",
-            f"the file says {said}" if said else "the file says none",
+            f"the file says {said}"
+            if said
+            else "it ends with one, in the line `# digest ..`, when it is compiled",
             "compile the plan again",
             file=file,
         )

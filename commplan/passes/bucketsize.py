@@ -47,7 +47,7 @@ def size(chooser: Chooser, head: Collective, nbytes: int, items: Sequence[Item])
     """The limit for a stage whose operands have `nbytes`, of which `head` is the first collective."""
     if head.hints.overlap == "update":
         larger, _ = halved(items)
-        return Size(larger, "of two halves one is updated while the other is under way")
+        return Size(larger, "cut nearly in half: one part is updated while another is under way")
     hidden = hides(head, chooser.schedule.backend)
     if chooser.costs is None or (not hidden and nbytes <= DEFAULT) or nbytes <= LEAST:
         return Size(DEFAULT, f"the default limit is {sized(DEFAULT)}")

@@ -221,6 +221,8 @@ class _Survey:
         ]
         for slot, flats in enumerate(layout.slots):
             found += self._data(layout, flats, [flat.dtype for flat in flats], value, slot)
+        if not found and not down:  # of a state without leaves it is told that it is there
+            return (self._token(layout, down=False),)
         return tuple(found)
 
     def _scalar(

@@ -18,7 +18,7 @@ from commplan.verify.projection import Projection, project
 class Counted(NamedTuple):
     """What a program costs, counted in its messages.
 
-    rounds: of the rank that has most. sent, received: bytes of the busiest rank as a share of S, the bytes of
+    rounds: of all ranks together. sent, received: bytes of the busiest rank as a share of S, the bytes of
     the whole buffer; staged: what it receives in one round at most. least_rounds, least: what no program goes
     below (`commplan.collectives.lower`); `least` is of the larger of `sent` and `received`.
     """
@@ -69,15 +69,12 @@ def count(program: Program | Projection) -> Counted:
     projection = project(program) if isinstance(program, Program) else program
     n, k = projection.ranks, projection.chunks
     ends = (projection.sends, projection.receives)
-    ranks = np.concatenate([posts.rank for posts in ends])
     rounds = np.concatenate([posts.round for posts in ends])
     width = int(rounds.max(initial=0)) + 1
-    pairs = np.unique(ranks * width + rounds) // width
-    most = int(np.bincount(pairs, minlength=n).max(initial=0))
     sent, received = (
         Fraction(int(np.bincount(posts.rank, posts.size, n).max(initial=0)), k) for posts in ends
     )
     into = projection.receives
     _, place = np.unique(into.rank * width + into.round, return_inverse=True)
     staged = Fraction(int(np.bincount(place, into.size).max(initial=0)), k)
-    return Counted(most, sent, received, staged, *lower_bounds(projection.kind, n))
+    return Counted(len(np.unique(rounds)), sent, received, staged, *lower_bounds(projection.kind, n))

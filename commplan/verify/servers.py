@@ -126,6 +126,8 @@ def check_servers(schedule: Schedule, report: Report) -> None:
 
 def misowned(layout: Layout) -> str:
     """What is wrong with the owners of a state; nothing where every element has one and they are balanced."""
+    if not layout.slots:  # scalars at most, kept with the units of the weights
+        return ""
     for number, part in enumerate(layout.parts):
         end = 0
         for unit in sorted((u for u in layout.units if u.part == number), key=lambda u: u.start):

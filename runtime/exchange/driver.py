@@ -173,6 +173,8 @@ class Driver:
 
     def _set(self, effect: Effect) -> None:
         buffer, chunk = self.desks.all[effect.site].up[effect.tag]
+        if buffer.what == "token":  # of a state without leaves
+            return
         cell, term = self._cell(effect), self._take(effect.worker, effect.tag)
         if buffer.what == "scalar":
             self.store.put_scalar(cell, buffer.leaves[0], term.data)

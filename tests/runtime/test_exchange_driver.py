@@ -168,6 +168,8 @@ def test_terms_sent_in_bfloat16_are_added_in_float32(tmp_path: Path):
 
 
 OPTIMISERS = {
+    "plain": optax.sgd(0.1),  # remembers nothing
+    "counting": optax.sgd(optax.linear_schedule(0.1, 0.0, 6)),
     "momentum": optax.sgd(0.1, momentum=0.9),
     "adam": optax.adam(0.05),
     "schedule": optax.chain(optax.clip(0.7), optax.adamw(optax.linear_schedule(0.1, 0.0, 6))),

@@ -278,3 +278,22 @@ def test_every_result_of_an_op_is_looked_at() -> None:
     assert results(op) == ("weights.2",)
     assert edited(schedule, Exchange, results=("weights.9",))
     assert edited(schedule, Exchange, results=())
+
+
+def test_beside_weights_there_may_be_nothing_or_a_scalar() -> None:
+    """The state of an optimiser that remembers nothing, or counts its steps."""
+    text = (
+        "plan plain\naxis worker = 2\nserver hub = 2\n"
+        "input params : tree per worker\ninput rest : tree per worker\ninput grads : tree partial worker\n"
+        "state w : tree on hub\nstate m : tree on hub\n"
+        "fn update(tree, tree, tree) -> tree, tree on device elementwise\n"
+        "at start {\n    w = broadcast params over worker from 0\n"
+        "    m = broadcast rest over worker from 0\n}\n"
+        "each step {\n    w, m = exchange grads into w, m with update over worker by sum\n    output w\n}\n"
+    )
+    plan, found = dsl.load(text, "plain")
+    assert plan is not None, found
+    for beside in (tree(), tree(count=())):
+        schedule = compile_plan(plan, {}, {"params": GIVEN, "grads": GIVEN, "rest": beside}, backend="mpi")
+        assert not verify(schedule)
+        assert all(misowned(layout) == "" for site in sites(schedule).all for layout in site.layouts)
