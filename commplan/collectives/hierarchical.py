@@ -28,7 +28,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from commplan.collectives.program import BLOCKED, AlgorithmFile, Body, Ints, Kind, Program, Round, Send
+from commplan.collectives.program import (
+    BLOCKED,
+    ROOTED,
+    AlgorithmFile,
+    Body,
+    Ints,
+    Kind,
+    Program,
+    Round,
+    Send,
+)
 from commplan.collectives.promise import promise
 from commplan.collectives.transform import pruned, reversed_rounds, rooted, runs, singles, tidy
 from commplan.diagnostics import fail
@@ -65,6 +75,11 @@ class Stage(NamedTuple):
     root: int
     share: Fraction
     fixed: tuple[int, ...] = ()
+
+    @property
+    def own_root(self) -> int:
+        """The root of its program; 0 for a kind that has none."""
+        return self.root if self.kind in ROOTED else 0
 
 
 def stages(files: Files, levels: Levels, kind: Kind, root: int = 0) -> tuple[Stage, ...]:

@@ -59,13 +59,17 @@ class BucketPass(Pass, frozen=True):
             elif op.result in last:
                 group = last[op.result]
                 items = items_of(editor, group, order)
-                if group[0].hints.overlap == "update" and not bucketsize.in_halves(items):
+                if self._whole(group[0]) and not bucketsize.in_halves(items):
                     group = [_unhidden(one) for one in group]
                 size = self._size(chooser, group, items)
                 made, buckets = pack_collectives(editor, group, items, size.limit)
                 ops += made
                 choices.append(_choice(group, buckets, size, order))
         return editor.finish(ops)
+
+    def _whole(self, head: Collective) -> bool:
+        """Whether it travels in halves where leaves allow that, and in one part where they do not."""
+        return head.hints.overlap == "update" and head.hints.bucket is None and self.max is None
 
     def _size(self, chooser: Chooser, group: Sequence[Collective], items: Sequence[Item]) -> Size:
         """What the stage says, else the option of the pass, else what costs say."""

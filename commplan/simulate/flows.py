@@ -72,7 +72,7 @@ def _bandwidth(pattern: Pattern, network: Network) -> tuple[float, ...]:
     return tuple(network.levels[level].bandwidth for level in levels)
 
 
-@functools.lru_cache(maxsize=1 << 14)
+@functools.lru_cache(maxsize=1 << 12)
 def _shared(
     links: tuple[tuple[int, ...], ...], capacity: tuple[float, ...], gamma: float
 ) -> tuple[float, ...]:

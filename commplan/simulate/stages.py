@@ -8,7 +8,7 @@ import math
 import numpy as np
 
 from commplan.collectives import registry
-from commplan.collectives.program import ROOTED, Ints, Kind
+from commplan.collectives.program import Ints, Kind
 from commplan.diagnostics import CommplanError
 from commplan.ir.plan import Algorithm
 from commplan.simulate.network import Layout, Network
@@ -92,6 +92,5 @@ def stages(parts: Split, kind: Kind, nbytes: float, root: int = 0) -> tuple[Stag
         groups = np.moveaxis(groups, groups.ndim - 1 - one.level, -1).reshape(-1, sizes[one.level])
         layout = Layout(np.ascontiguousarray(groups))
         size = nbytes * float(one.share)
-        at_root = one.root if one.kind in ROOTED else 0
-        found.append(Stage(one.kind, Algorithm(one.algorithm), layout, size, at_root))
+        found.append(Stage(one.kind, Algorithm(one.algorithm), layout, size, one.own_root))
     return tuple(found)

@@ -25,7 +25,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from commplan.collectives.hierarchical import Levels, Stage
-from commplan.collectives.program import REDUCING, ROOTED, Kind
+from commplan.collectives.program import REDUCING, Kind
 from commplan.collectives.registry import stages as stages_of
 from commplan.verify.counterexample import Counterexample
 
@@ -71,8 +71,7 @@ class Task(NamedTuple):
 
 def task_of(levels: Levels, stage: Stage) -> Task:
     """The program of one stage. Only some kinds have a root."""
-    root = stage.root if stage.kind in ROOTED else 0
-    return Task(stage.algorithm, stage.kind, levels[stage.level][1], root)
+    return Task(stage.algorithm, stage.kind, levels[stage.level][1], stage.own_root)
 
 
 def tasks(levels: Levels, kind: Kind, root: int = 0) -> tuple[Task, ...]:

@@ -173,9 +173,12 @@ class Driver:
 
     def _set(self, effect: Effect) -> None:
         buffer, chunk = self.desks.all[effect.site].up[effect.tag]
+        cell = self._cell(effect)
         if buffer.what == "token":  # of a state without leaves
+            for kept in cell.units.values():
+                self._changed(cell, kept)
             return
-        cell, term = self._cell(effect), self._take(effect.worker, effect.tag)
+        term = self._take(effect.worker, effect.tag)
         if buffer.what == "scalar":
             self.store.put_scalar(cell, buffer.leaves[0], term.data)
             changed = list(cell.units.values())

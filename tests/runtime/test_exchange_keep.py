@@ -102,6 +102,34 @@ def test_a_later_run_goes_on_where_an_earlier_one_was_killed(tmp_path: Path):
     assert int(second.held("moment")[-1][0]) == 5
 
 
+@pytest.mark.parametrize("steps", (0, 2))
+def test_a_state_without_leaves_is_kept_with_the_weights(tmp_path: Path, steps: int):
+    def plain(w: Any, m: Any, g: Any) -> Any:
+        return jax.tree.map(lambda w, g: w - g, w, g), m
+
+    def made() -> Job:
+        shapes = {"params": SHAPE, "grads": SHAPE, "weights": SHAPE, "moment": {}}
+        return Job(compiled(tmp_path, TEXT, shapes), {"step": plain, "zeros": lambda _: {}})
+
+    def setting(one: Job) -> Any:
+        yield one.site("put", "start", "weights"), {"weights": values(0), "params": values(0)}
+        yield one.site("put", "start", "moment"), {"moment": {}}
+
+    first = made()
+    keeps = keeping(first, tmp_path / "kept")
+    first.run({w: setting(first) for w in range(2)}, leave=False)
+    first.run({w: stepping(first, w, 0, steps, []) for w in range(2)}, leave=False)
+    for keep in keeps:
+        keep.close()
+    second = made()
+    keeping(second, tmp_path / "kept")
+    assert all(driver.restored for driver in second.drivers)
+    second.run({w: stepping(second, w, steps, 1, []) for w in range(2)}, 1)
+    grads = [values(100 + 10 * w + number)["a"] for w in range(2) for number in range(steps + 1)]
+    expected = values(0)["a"] - sum(grads, np.zeros_like(SHAPE["a"]))
+    np.testing.assert_array_equal(second.held("weights")[0][0], expected.reshape(-1))
+
+
 @pytest.mark.parametrize("most", (40, 70, 110))
 def test_what_was_answered_is_kept_whenever_a_server_is_killed(tmp_path: Path, most: int):
     first = job(tmp_path)
