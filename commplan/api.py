@@ -16,7 +16,7 @@ from commplan import compiler, files, trees
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.ir import plan as graph
 from commplan.ir.schedule import Backend, Leaf, Schedule
-from commplan.ir.serial import encode, plan_digest, schedule_digest
+from commplan.ir.serial import encode, is_of, plan_digest, schedule_digest
 from commplan.machines import is_communicator
 from commplan.passes.axes import check_mesh
 from commplan.passes.manager import Observer
@@ -184,7 +184,7 @@ class Program:
         except OSError as error:
             fail("CP1009", f"{place} cannot be read: {error.strerror or error}", file=str(place))
         schedule = load_schedule(data, str(place))
-        if plan is not None and plan.digest != schedule.plan_digest:
+        if plan is not None and not is_of(schedule, plan.graph):
             fail(
                 "CP1007",
                 f"{place} was compiled from another plan than `{plan.name}`",

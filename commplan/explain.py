@@ -246,7 +246,7 @@ def _detail(op: ir.Op, values: Mapping[str, ir.Value]) -> str:
             return f"{op.fn}, record by record" if op.per_record else op.fn
         case ir.Share():
             readers = f", {op.readers} readers" if op.readers else ""
-            return f"{op.design} over {', '.join(op.over)}{readers}"
+            return f"{op.design} over {', '.join(op.axes)}{readers}"
         case ir.Pack():
             return f"into {values[op.result].leaves[0].dtype}" + (f", {op.ways} rows" if op.ways > 1 else "")
         case ir.Cast():

@@ -12,9 +12,9 @@ from commplan.ir.plan import (
     Hints,
     Load,
     Map,
-    Op,
     Phase,
     Reduce,
+    Reduction,
     Scatter,
     Share,
     Slice,
@@ -61,25 +61,25 @@ def _written(stage: Stage) -> tuple[str, ...]:
             operands = ", ".join(name_of(ref) for ref in stage.operands)
             return (f"map {stage.fn}({operands})", f"per {', '.join(stage.per)}" if stage.per else "")
         case Broadcast():
-            return (f"broadcast {name_of(stage.operand)}", _over(stage.over), f"from {stage.root}")
+            return (f"broadcast {name_of(stage.operand)}", _over(stage.axes), f"from {stage.root}")
         case Share():
-            return (f"share {name_of(stage.operand)}", _over(stage.over))
+            return (f"share {name_of(stage.operand)}", _over(stage.axes))
         case Reduce():
-            over = _over(stage.over, "across" if stage.across else "over")
+            over = _over(stage.axes, "across" if stage.across else "over")
             return (f"reduce {name_of(stage.operand)}", over, f"by {_op(stage.op)}")
         case Scatter():
-            return (f"scatter {name_of(stage.operand)}", _over((stage.over,)), f"by {_op(stage.op)}")
+            return (f"scatter {name_of(stage.operand)}", _over(stage.axes), f"by {_op(stage.op)}")
         case Slice():
-            return (f"slice {name_of(stage.operand)}", _over((stage.over,)))
+            return (f"slice {name_of(stage.operand)}", _over(stage.axes))
         case Gather():
-            return (f"gather {name_of(stage.operand)}", _over((stage.over,)))
+            return (f"gather {name_of(stage.operand)}", _over(stage.axes))
         case Exchange():
             states = ", ".join(name_of(ref) for ref in stage.states)
             into = f"exchange {name_of(stage.gradient)} into {states} with {stage.fn}"
-            return (into, _over(stage.over), f"by {_op(stage.op)}")
+            return (into, _over(stage.axes), f"by {_op(stage.op)}")
         case Elastic():
             both = f"elastic {name_of(stage.operand)} with {name_of(stage.center)}"
-            return (both, _over(stage.over), f"by {_mode(stage)}")
+            return (both, _over(stage.axes), f"by {_mode(stage)}")
 
 
 def _mode(stage: Elastic) -> str:
@@ -100,21 +100,21 @@ def _what(stage: Stage) -> tuple[str, ...]:
             per = f"per {', '.join(stage.per)}" if stage.per else ""
             return (f"map {stage.fn}", "record by record" if stage.per_record else "", per)
         case Broadcast():
-            return (f"broadcast from {stage.root}", _over(stage.over))
+            return (f"broadcast from {stage.root}", _over(stage.axes))
         case Share():
-            return ("share", _over(stage.over))
+            return ("share", _over(stage.axes))
         case Reduce():
-            return (f"reduce by {_op(stage.op)}", _over(stage.over, "across" if stage.across else "over"))
+            return (f"reduce by {_op(stage.op)}", _over(stage.axes, "across" if stage.across else "over"))
         case Scatter():
-            return (f"scatter by {_op(stage.op)}", _over((stage.over,)))
+            return (f"scatter by {_op(stage.op)}", _over(stage.axes))
         case Slice():
-            return ("slice", _over((stage.over,)))
+            return ("slice", _over(stage.axes))
         case Gather():
-            return ("gather", _over((stage.over,)))
+            return ("gather", _over(stage.axes))
         case Exchange():
-            return (f"exchange with {stage.fn} by {_op(stage.op)}", _over(stage.over))
+            return (f"exchange with {stage.fn} by {_op(stage.op)}", _over(stage.axes))
         case Elastic():
-            return (f"elastic by {_mode(stage)}", _over(stage.over))
+            return (f"elastic by {_mode(stage)}", _over(stage.axes))
 
 
 def _how(stage: Stage) -> tuple[str, ...]:
@@ -134,7 +134,7 @@ def hints_text(hints: Hints) -> str:
     return f"{{ {', '.join(given)} }}" if given else ""
 
 
-def _op(op: Op) -> str:
+def _op(op: Reduction) -> str:
     return f"{op.name}(weight = {name_of(op.weight)})" if op.weight else op.name
 
 

@@ -188,7 +188,7 @@ def shared_group(
     shares = [op for op in phase.ops if isinstance(op, ir.Share) and op.design != "duplicate"]
     if not shares or context.members:
         return None
-    over = [axis for axis in context.sizes if any(axis in op.over for op in shares)]
+    over = [axis for axis in context.sizes if any(axis in op.axes for op in shares)]
     others = repr(sorted((axis, places) for axis, places in local.items() if axis not in over))
     place = 0
     for axis in over:

@@ -24,10 +24,10 @@ def read_saved(text: str, name: str, verify: Verifier) -> Schedule:
 
     if not _is_text(text):
         return decode(text.encode(), name, verify)
-    schedule, digest = parse_saved(text.replace("\r\n", "\n"), name)
+    schedule, digest, schema = parse_saved(text.replace("\r\n", "\n"), name)
     if problems := verify(schedule):
         raise CommplanError(*problems)
-    compare_digest(schedule, digest, name)
+    compare_digest(schedule, digest, name, schema)
     return schedule
 
 

@@ -80,7 +80,7 @@ def _saved(text: str, name: str, console: Console) -> tuple[Schedule, list[Diagn
 def _show_lines(schedule: Schedule, console: Console) -> None:
     """Read the plan that a schedule was compiled from, for the excerpts, if it still says the same."""
     from commplan import dsl
-    from commplan.ir.serial import plan_digest
+    from commplan.ir.serial import is_of
 
     if not schedule.file or schedule.file in console.texts or not Path(schedule.file).is_file():
         return
@@ -88,7 +88,7 @@ def _show_lines(schedule: Schedule, console: Console) -> None:
         plan, _ = dsl.load(console.read(schedule.file), schedule.file)
     except CommplanError:
         return
-    if plan is None or plan_digest(plan) != schedule.plan_digest:
+    if plan is None or not is_of(schedule, plan):
         console.texts.pop(schedule.file, None)
 
 

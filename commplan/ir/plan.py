@@ -7,28 +7,33 @@ named `NAME.VERSION`: binding a name again makes the next version. Inputs and st
 
 from __future__ import annotations
 
-import enum
 from typing import Literal
 
 import msgspec
 
 from commplan.diagnostics import Span
-from commplan.ir.types import ArrayType, BytesType, DType, Placement, TreeType, Type
-
-Ref = str  # the id of a value: "grads.1"
-
-
-def name_of(ref: Ref) -> str:
-    """`grads` of `grads.1`."""
-    return ref.rpartition(".")[0]
-
-
-class AxisKind(enum.StrEnum):
-    """What stands along an axis: replicas, the members of an ensemble, or servers, which hold no ranks."""
-
-    REPLICA = "axis"
-    ENSEMBLE = "ensemble"
-    SERVER = "server"
+from commplan.ir.hints import NO_HINTS as NO_HINTS
+from commplan.ir.hints import Algorithm as Algorithm
+from commplan.ir.hints import Arg as Arg
+from commplan.ir.hints import Hints as Hints
+from commplan.ir.hints import Reduction as Reduction
+from commplan.ir.roles import Ref as Ref
+from commplan.ir.roles import name_of as name_of
+from commplan.ir.stages import Broadcast as Broadcast
+from commplan.ir.stages import Elastic as Elastic
+from commplan.ir.stages import Exchange as Exchange
+from commplan.ir.stages import Gather as Gather
+from commplan.ir.stages import Load as Load
+from commplan.ir.stages import Map as Map
+from commplan.ir.stages import Reduce as Reduce
+from commplan.ir.stages import Scatter as Scatter
+from commplan.ir.stages import Share as Share
+from commplan.ir.stages import Slice as Slice
+from commplan.ir.stages import Stage as Stage
+from commplan.ir.stages import operands as operands
+from commplan.ir.stages import results as results
+from commplan.ir.types import ArrayType, BytesType, Placement, TreeType, Type
+from commplan.ir.types import AxisKind as AxisKind
 
 
 class Axis(msgspec.Struct, frozen=True):
@@ -72,197 +77,6 @@ class Value(msgspec.Struct, frozen=True):
     @property
     def name(self) -> str:
         return name_of(self.id)
-
-
-class Arg(msgspec.Struct, frozen=True, gc=False):
-    """An argument of an algorithm: `readers = 2`, or without a key `gpu` in `hierarchical(gpu, node)`."""
-
-    value: int | float | str
-    key: str | None = None
-
-    def __str__(self) -> str:
-        return f"{self.key} = {self.value}" if self.key else str(self.value)
-
-
-class Algorithm(msgspec.Struct, frozen=True, gc=False):
-    """What stands behind `via`: how a stage is carried out."""
-
-    name: str
-    args: tuple[Arg, ...] = ()
-
-    def __str__(self) -> str:
-        return f"{self.name}({', '.join(map(str, self.args))})" if self.args else self.name
-
-    def get(self, key: str) -> int | float | str | None:
-        return next((arg.value for arg in self.args if arg.key == key), None)
-
-    @property
-    def levels(self) -> tuple[tuple[str, Algorithm], ...]:
-        """Axis and algorithm of each level of `hierarchical(..)`, innermost first; none of any other."""
-        if self.name != "hierarchical":
-            return ()
-        return tuple(
-            (arg.key, Algorithm(str(arg.value))) if arg.key else (str(arg.value), Algorithm("native"))
-            for arg in self.args
-        )
-
-
-class Hints(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """Hints and limits of one stage, as written in its braces. Sizes are bytes.
-
-    overlap: what it runs beside: `backward`, and, where the compiler says so, `update`.
-    """
-
-    bucket: int | None = None
-    overlap: str | None = None
-    wire: DType | None = None
-    accumulate: DType | None = None
-    chunk: int | None = None
-    staleness: int | None = None
-    on_error: Literal["stop", "skip"] | None = None
-    on_failure: Literal["stop", "continue"] | None = None
-    cores: int | None = None
-    prefetch: int | None = None
-
-
-NO_HINTS = Hints()
-
-
-class Op(msgspec.Struct, frozen=True):
-    """The mathematics of a reduction. `weight` is the numeric scalar of a weighted mean."""
-
-    name: Literal["sum", "mean", "max", "min"]
-    weight: Ref | None = None
-
-
-class Load(msgspec.Struct, frozen=True, tag="load"):
-    """`result [, count] = load source batch N ...`; `batch` has one number, or one per member."""
-
-    result: Ref
-    source: str
-    batch: tuple[int, ...]
-    visit: Literal["exactly_once", "at_least_once", "at_most_once"]
-    seed: int
-    span: Span
-    count: Ref | None = None
-    clock: str | None = None  # the ensemble of `batch [..] over MEMBER`
-    split: tuple[str, ...] = ()
-    per: tuple[str, ...] = ()
-    tail: Literal["pad", "short", "drop"] = "pad"
-    hints: Hints = NO_HINTS
-
-
-class Map(msgspec.Struct, frozen=True, tag="map"):
-    """`results = map fn(operands) [per MEMBER]`."""
-
-    results: tuple[Ref, ...]
-    fn: str
-    operands: tuple[Ref, ...]
-    span: Span
-    per: tuple[str, ...] = ()
-    per_record: bool = False  # applied record by record: on the host, or vmapped on the device
-    hints: Hints = NO_HINTS
-
-
-class Broadcast(msgspec.Struct, frozen=True, tag="broadcast"):
-    """per -> same. `root` counts the `over` axes row-major, first named major."""
-
-    result: Ref
-    operand: Ref
-    over: tuple[str, ...]
-    root: int
-    span: Span
-    via: Algorithm | None = None
-    hints: Hints = NO_HINTS
-
-
-class Share(msgspec.Struct, frozen=True, tag="share"):
-    """same -> same: pins how sameness over `over` is made."""
-
-    result: Ref
-    operand: Ref
-    over: tuple[str, ...]
-    via: Algorithm
-    span: Span
-    hints: Hints = NO_HINTS
-
-
-class Reduce(msgspec.Struct, frozen=True, tag="reduce"):
-    """partial or per -> same. `across` is set where the axes are ensembles."""
-
-    result: Ref
-    operand: Ref
-    over: tuple[str, ...]
-    op: Op
-    span: Span
-    across: bool = False
-    via: Algorithm | None = None
-    hints: Hints = NO_HINTS
-
-
-class Scatter(msgspec.Struct, frozen=True, tag="scatter"):
-    """partial -> split: reduce-scatter."""
-
-    result: Ref
-    operand: Ref
-    over: str
-    op: Op
-    span: Span
-    via: Algorithm | None = None
-    hints: Hints = NO_HINTS
-
-
-class Slice(msgspec.Struct, frozen=True, tag="slice"):
-    """same -> split, without communication."""
-
-    result: Ref
-    operand: Ref
-    over: str
-    span: Span
-
-
-class Gather(msgspec.Struct, frozen=True, tag="gather"):
-    """split -> same: all-gather."""
-
-    result: Ref
-    operand: Ref
-    over: str
-    span: Span
-    via: Algorithm | None = None
-    hints: Hints = NO_HINTS
-
-
-class Exchange(msgspec.Struct, frozen=True, tag="exchange"):
-    """A parameter server: `results = fn(states, reduced gradient)`, one result per state."""
-
-    results: tuple[Ref, ...]
-    gradient: Ref
-    states: tuple[Ref, ...]
-    fn: str
-    over: tuple[str, ...]
-    op: Op
-    span: Span
-    via: Algorithm | None = None
-    hints: Hints = NO_HINTS
-
-
-class Elastic(msgspec.Struct, frozen=True, tag="elastic"):
-    """Elastic averaging of `operand` with `center`. `eta` and `rho` are numbers or scalar values."""
-
-    pull: Ref
-    result: Ref
-    operand: Ref
-    center: Ref
-    over: tuple[str, ...]
-    mode: Literal["sync", "round_robin", "async", "hogwild"]
-    eta: float | Ref
-    rho: float | Ref
-    span: Span
-    via: Algorithm | None = None
-    hints: Hints = NO_HINTS
-
-
-Stage = Load | Map | Broadcast | Share | Reduce | Scatter | Slice | Gather | Exchange | Elastic
 
 
 class Binding(msgspec.Struct, frozen=True):
@@ -311,35 +125,3 @@ class Plan(msgspec.Struct, frozen=True):
 
     def phase(self, name: str) -> Phase:
         return next(phase for phase in self.phases if phase.name == name)
-
-
-def operands(stage: Stage) -> tuple[Ref, ...]:
-    """Every value that `stage` reads, each once, in the order written."""
-    match stage:
-        case Load():
-            refs: tuple[Ref | None, ...] = ()
-        case Map():
-            refs = stage.operands
-        case Exchange():
-            refs = (stage.gradient, *stage.states, stage.op.weight)
-        case Elastic():
-            scalars = tuple(x for x in (stage.eta, stage.rho) if isinstance(x, str))
-            refs = (stage.operand, stage.center, *scalars)
-        case Reduce() | Scatter():
-            refs = (stage.operand, stage.op.weight)
-        case Broadcast() | Share() | Slice() | Gather():
-            refs = (stage.operand,)
-    return tuple(dict.fromkeys(ref for ref in refs if ref is not None))
-
-
-def results(stage: Stage) -> tuple[Ref, ...]:
-    """Every value that `stage` makes."""
-    match stage:
-        case Load():
-            return (stage.result, stage.count) if stage.count else (stage.result,)
-        case Map() | Exchange():
-            return stage.results
-        case Elastic():
-            return (stage.pull, stage.result)
-        case _:
-            return (stage.result,)

@@ -14,6 +14,7 @@ from typing import Any, cast
 import msgspec
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
+from commplan.ir.migration import OLD, downgraded, upgraded
 from commplan.ir.plan import Plan
 from commplan.ir.schedule import SCHEMA_VERSION, Schedule
 
@@ -79,26 +80,26 @@ def decode(data: bytes, file: str = "<schedule>", verify: Verifier | None = None
         fail("CP1001", "this is no schedule file", str(error), fix, file=file)
     if head.format != FORMAT:
         fail("CP1001", f"this is a `{head.format}` file, not a `{FORMAT}`", file=file)
-    if head.schema != SCHEMA_VERSION:
+    if head.schema not in (OLD, SCHEMA_VERSION):
         fail(
             "CP1002",
-            f"the file has schema version {head.schema}, this commplan reads version {SCHEMA_VERSION}",
+            f"the file has schema version {head.schema}, this commplan reads {OLD} and {SCHEMA_VERSION}",
             "compile the plan again",
             file=file,
         )
-    schedule = _schedule(head.schedule, file)
+    schedule = _schedule(head, file)
     problems = verify(schedule) if verify is not None else ()
     if problems:
         notes = tuple(Note(f"{problem.code}: {problem.message}", problem.span) for problem in problems)
         message = f"the schedule contradicts itself: {problems[0].message}"
         raise CommplanError(Diagnostic("CP1005", message, problems[0].span, notes, file=file))
-    compare_digest(schedule, head.digest, file)
+    compare_digest(schedule, head.digest, file, head.schema)
     return schedule
 
 
-def compare_digest(schedule: Schedule, said: str | None, file: str) -> None:
-    """Raises CP1004 where `said`, the digest in a file, is not that of what the file says."""
-    found = schedule_digest(schedule)
+def compare_digest(schedule: Schedule, said: str | None, file: str, schema: int = SCHEMA_VERSION) -> None:
+    """Raises CP1004 where `said`, the digest in a file of `schema`, is not that of what the file says."""
+    found = _older_digest(schedule) if schema == OLD else schedule_digest(schedule)
     if found != said:
         fail(
             "CP1004",
@@ -112,9 +113,15 @@ def compare_digest(schedule: Schedule, said: str | None, file: str) -> None:
         )
 
 
-def _schedule(raw: msgspec.Raw, file: str) -> Schedule:
+def is_of(schedule: Schedule, plan: Plan) -> bool:
+    """Whether `schedule` was compiled from `plan`, in this schema or in one that is still read."""
+    return schedule.plan_digest in (plan_digest(plan), _older_digest(plan))
+
+
+def _schedule(head: _File, file: str) -> Schedule:
     try:
-        plain = msgspec.json.decode(raw)
+        plain = msgspec.json.decode(head.schedule)
+        plain = upgraded(plain) if head.schema == OLD else plain
         schedule = msgspec.convert(plain, Schedule)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         fail("CP1003", f"a field of the schedule is wrong: {error}", file=file)
@@ -143,7 +150,11 @@ def _difference(found: Any, known: Any, path: str) -> str | None:
     return None
 
 
-def _digest(value: msgspec.Struct) -> str:
+def _older_digest(value: Schedule | Plan) -> str:
+    return _digest(downgraded(msgspec.to_builtins(value)))
+
+
+def _digest(value: msgspec.Struct | dict[str, Any]) -> str:
     """sha256 of the canonical JSON: keys sorted, without the members that say where something was written."""
     text = msgspec.json.encode(value, order="sorted")
     for place in _PLACES:

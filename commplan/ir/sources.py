@@ -29,9 +29,9 @@ def runs_ahead(op: Op, known: set[str] | frozenset[str]) -> bool:
             return True
         case Map():
             eligible = op.lane == "host_compute" or op.per_record
-            return eligible and all(ref in known for ref in op.operands)
+            return eligible and known.issuperset(operands(op))
         case Share():
-            return op.operand in known
+            return known.issuperset(operands(op))
         case _:
             return False
 

@@ -15,7 +15,6 @@ from commplan.ir import schedule as sched
 from commplan.ir.schedule import Leaf, Part
 from commplan.ir.types import ArrayType, Placement
 
-LEFT = ("id", "pull", "results", "result", "count")  # fields written left of `=`
 _WORD = r"[A-Za-z_][A-Za-z0-9_./~-]*"
 _TOKEN = re.compile(
     rf'(?P<space>[ \t]+|\# [^\n]*)|(?P<newline>\n)|(?P<string>"(?:[^"\\\n]|\\.)*")|(?P<span>@\d+:\d+-\d+:\d+)'
@@ -41,26 +40,18 @@ def head(value: msgspec.Struct | type[msgspec.Struct]) -> str:
     return str(tag) if tag else kind.__name__.lower()
 
 
-def left_fields(kind: type[msgspec.Struct]) -> tuple[str, ...]:
-    """The fields of `kind` that stand left of `=`: those it must have, then those it may have."""
-    fields = [field for field in msgspec.structs.fields(kind) if field.name in LEFT]
-    return tuple(field.name for field in sorted(fields, key=lambda field: not field.required))
-
-
-def _with_left() -> dict[str, tuple[str, ...]]:
-    kinds: list[Any] = [*typing.get_args(graph.Stage), *typing.get_args(sched.Op), sched.Value]
-    return {head(kind): left_fields(kind) for kind in kinds}
-
-
-_LEFT_OF = _with_left()
+# The fields that stand left of `=`: what an op or stage makes, and what a value is called.
+_LEFT_OF: dict[str, tuple[str, ...]] = {
+    head(kind): kind.WRITES for kind in (*typing.get_args(graph.Stage), *typing.get_args(sched.Op))
+} | {"value": ("id",)}
 
 
 def _changed(value: msgspec.Struct) -> list[tuple[str, Any]]:
-    """Fields of `value` that differ from their default."""
+    """Fields of `value` that differ from their default, and always the schema: a file says what it is of."""
     found: list[tuple[str, Any]] = []
     for field in msgspec.structs.fields(value):
         item = getattr(value, field.name)
-        if field.required or item != field.default:
+        if field.required or item != field.default or field.name == "schema":
             found.append((field.name, item))
     return found
 
@@ -91,7 +82,7 @@ def _element(value: msgspec.Struct, depth: int) -> list[str]:
     pad = "  " * depth
     if isinstance(value, graph.Phase | sched.Phase):
         return [f"{pad}{head(value)} {{", *write_struct(value, depth + 1), f"{pad}}}"]
-    left = left_fields(type(value)) if head(value) in _LEFT_OF else ()
+    left = _LEFT_OF.get(head(value), ())
     names = [n for f in left for n in _several(getattr(value, f))]
     words = [head(value)]
     words += [_field(name, item) for name, item in _changed(value) if name not in left]
@@ -148,7 +139,7 @@ def _placement(value: Placement) -> str:
 
 
 class Reader:
-    """Reads the notation back: first to plain values, then, checked, to structs."""
+    """Reads the notation back to plain values."""
 
     def __init__(self, text: str) -> None:
         self.tokens: list[tuple[str, str, int, int]] = []
@@ -166,20 +157,13 @@ class Reader:
                 line, begin = line + 1, position
         self.tokens.append(("end", "the end", line, position - begin + 1))
 
-    def struct(self, kind: type[Any]) -> Any:
-        """The rest of the text as one struct of `kind`."""
-        plain = self._block("end")
-        return self._convert(plain, kind)
+    def plain(self) -> dict[str, Any]:
+        """The rest of the text as plain values."""
+        return self._block("end")
 
     def word(self, expected: str) -> None:
         self._skip_lines()
         self._take("word", expected)
-
-    def _convert(self, plain: Any, kind: type[Any]) -> Any:
-        try:
-            return msgspec.convert(plain, kind)
-        except msgspec.ValidationError as error:
-            raise TextError(str(error), _here(1, 1)) from None
 
     def _block(self, closing: str) -> dict[str, Any]:
         fields: dict[str, Any] = {}
@@ -240,7 +224,7 @@ class Reader:
         wanted = _LEFT_OF.get(name, ())
         if left and not wanted:
             raise self._wrong(f"there is no op `{name}`")
-        if "results" in wanted:
+        if wanted == ("results",):  # as many as there are
             fields["results"] = left
             return
         if len(left) > len(wanted):

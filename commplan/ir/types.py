@@ -52,6 +52,14 @@ _NUMPY = {
 _BY_NUMPY = {name: dtype for dtype, name in _NUMPY.items()} | {str(dtype): dtype for dtype in _NUMPY}
 
 
+class AxisKind(enum.StrEnum):
+    """What stands along an axis: replicas, the members of an ensemble, or servers, which hold no ranks."""
+
+    REPLICA = "axis"
+    ENSEMBLE = "ensemble"
+    SERVER = "server"
+
+
 class ArrayType(msgspec.Struct, frozen=True, tag="array"):
     """An array with written dimensions (global: before any placement cuts or repeats it)."""
 

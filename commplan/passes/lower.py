@@ -108,45 +108,45 @@ class Lowering(Building):
         asked = stage.via.get("readers")
         readers = int(asked) if asked is not None else None
         self.ops.append(
-            sched.Share(stage.result, stage.operand, stage.over, design, stage.span, readers, stage.hints)
+            sched.Share(stage.result, stage.operand, stage.axes, design, stage.span, readers, stage.hints)
         )
 
     def broadcast(self, stage: graph.Broadcast) -> None:
-        self.collective("broadcast", stage.result, stage.operand, stage.over, stage, root=stage.root)
+        self.collective("broadcast", stage.result, stage.operand, stage.axes, stage, root=stage.root)
 
     def reduce(self, stage: graph.Reduce) -> None:
-        reduction(self, "all_reduce", stage, stage.over)
+        reduction(self, "all_reduce", stage, stage.axes)
 
     def scatter(self, stage: graph.Scatter) -> None:
-        reduction(self, "reduce_scatter", stage, (stage.over,))
+        reduction(self, "reduce_scatter", stage, stage.axes)
 
     def gather(self, stage: graph.Gather) -> None:
-        self.collective("all_gather", stage.result, stage.operand, (stage.over,), stage)
+        self.collective("all_gather", stage.result, stage.operand, stage.axes, stage)
 
     def slice(self, stage: graph.Slice) -> None:
-        self.ops.append(sched.Slice(stage.result, stage.operand, stage.over, stage.span))
+        self.ops.append(sched.Slice(stage.result, stage.operand, stage.axes, stage.span))
 
     def elastic(self, stage: graph.Elastic) -> None:
         """sync --> pull, its sum, the centre moved by the sum; otherwise the whole exchange is one op."""
         sync = stage.mode == "sync"
         self.ops.append(
             sched.Elastic(
-                stage.pull, stage.operand, stage.center, stage.mode, stage.eta, stage.rho, stage.over,
+                stage.pull, stage.operand, stage.center, stage.mode, stage.eta, stage.rho, stage.axes,
                 stage.span, None if sync else stage.result, stage.hints, lane="device" if sync else "network",
             )
         )  # fmt: skip
         if not sync:
             return
-        placement = self.of[stage.pull].placement.same_over(stage.over)
+        placement = self.of[stage.pull].placement.same_over(stage.axes)
         total = self.temporary(stage.pull, f"{stage.result}/sum", placement)
-        self.collective("all_reduce", total, stage.pull, stage.over, stage, op="sum")
+        self.collective("all_reduce", total, stage.pull, stage.axes, stage, op="sum")
         self.ops.append(sched.Update(stage.result, stage.center, total, stage.span))
 
     def exchange(self, stage: graph.Exchange) -> None:
         name = "mean" if stage.op.name == "mean" else "sum"
         self.ops.append(
             sched.Exchange(
-                stage.results, stage.gradient, stage.states, stage.fn, stage.over, name, stage.span,
+                stage.results, stage.gradient, stage.states, stage.fn, stage.axes, name, stage.span,
                 stage.op.weight, stage.via, stage.hints,
             )
         )  # fmt: skip

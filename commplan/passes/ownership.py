@@ -97,7 +97,7 @@ class Exchanging:
         ref = self._add(reduced, f"{op.results[0]}/gradient")
         building = _Building(self.editor, owners)
         stage = graph.Reduce(
-            ref, op.gradient, owners.axes, graph.Op(op.op, op.weight), op.span,
+            ref, op.gradient, owners.axes, graph.Reduction(op.op, op.weight), op.span,
             via=None if owners.ranks else owners.via, hints=self._hints(op, owners),
         )  # fmt: skip
         reduction(building, "reduce_scatter" if sharded else "all_reduce", stage, owners.axes)
@@ -112,7 +112,7 @@ class Exchanging:
             join_rows(self.editor, ops, shard, result, owners.axes, owners.ranks, op.span, hints, owners.via)
             return
         stage = graph.Reduce(
-            result, shard, owners.axes, graph.Op("sum"), op.span, via=owners.via, hints=hints
+            result, shard, owners.axes, graph.Reduction("sum"), op.span, via=owners.via, hints=hints
         )  # fmt: skip
         building.collective("all_gather", result, shard, owners.axes, stage)
         ops += building.ops

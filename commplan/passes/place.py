@@ -61,7 +61,7 @@ class PlacePass(Pass, frozen=True):
             )
         asked = op.algorithm.get("within") if op.algorithm is not None else None
         within = str(asked) if asked is not None else None
-        axes, why = inner_first(op.over, within), strange(schedule, op)
+        axes, why = inner_first(op.axes, within), strange(schedule, op)
         if op.algorithm is not None and why is not None:
             fail(
                 "CP0726",
@@ -76,16 +76,16 @@ class PlacePass(Pass, frozen=True):
             few = self._few(schedule, op, axes)
             return Owners("sharded", axes, levels(axes, within, few=bool(few)), ranks=few)
         if why is not None or self.how == "replicated":
-            return Owners("replicated", op.over)
+            return Owners("replicated", op.axes)
         saves = predicted(chooser, op, axes).without_owners
-        return Owners("replicated", op.over) if saves and self.how == "auto" else Owners("sharded", axes)
+        return Owners("replicated", op.axes) if saves and self.how == "auto" else Owners("sharded", axes)
 
     def _few(self, schedule: Schedule, op: Exchange, axes: tuple[str, ...]) -> tuple[int, ...]:
         """The owners, where the plan wants some of the workers."""
         asked = op.algorithm.get("owners") if op.algorithm is not None else None
         if asked is None:
             return ()
-        found = spread_out(schedule.mesh_sizes, op.over, axes, int(asked))
+        found = spread_out(schedule.mesh_sizes, op.axes, axes, int(asked))
         if found and (op.hints.wire is not None or op.hints.accumulate is not None):
             fail(
                 "CP0757",

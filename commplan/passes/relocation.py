@@ -10,10 +10,9 @@ import msgspec
 from commplan.diagnostics import Span
 from commplan.ir.layout import cut
 from commplan.ir.plan import Ref, name_of
-from commplan.ir.schedule import Binding, Collective, Map, Op, Schedule, Slice, Value, widest
+from commplan.ir.schedule import Binding, Collective, Map, Op, Schedule, Slice, Value, substitute, widest
 from commplan.ir.schedule import operands as operands_of
 from commplan.ir.schedule import results as results_of
-from commplan.passes.renaming import reading
 from commplan.passes.rewrite import Editor, axis_names, network_lane
 from commplan.passes.rows import join_rows
 
@@ -91,7 +90,7 @@ class Relocation:
         """This rank's part of `ref`, a slice."""
         value = self.part_of(self.editor.values[ref], kept)
         name = self.editor.add(msgspec.structs.replace(value, id=self.editor.fresh(f"{ref}/shard")))
-        ops.append(Slice(name, ref, kept.axes[0], span, minor=kept.axes[1:], owners=kept.owners))
+        ops.append(Slice(name, ref, kept.axes, span, owners=kept.owners))
         return name
 
     def part_of(self, value: Value, kept: Kept) -> Value:
@@ -101,7 +100,7 @@ class Relocation:
     def _read_whole(self, ops: list[Op], op: Op) -> Op:
         for ref in operands_of(op):
             if ref in self.parts:
-                op = reading(op, {ref: self._gathered(ops, ref, op.span)})
+                op = substitute(op, {ref: self._gathered(ops, ref, op.span)})
         return op
 
     def _gathered(self, ops: list[Op], ref: Ref, span: Span) -> Ref:
@@ -133,7 +132,7 @@ class Relocation:
         at, cuts = ops.index(maker), list[Op]()
         for ref in dict.fromkeys(maker.operands):
             if any(leaf.shape for leaf in self.editor.values[ref].leaves):
-                maker = reading(maker, {ref: self.cut(cuts, ref, kept, maker.span)})
+                maker = substitute(maker, {ref: self.cut(cuts, ref, kept, maker.span)})
         ops[at : at + 1] = [*cuts, maker]
         self.parts.add(binding.value)
         return binding

@@ -9,7 +9,7 @@ import msgspec
 
 from commplan.ir.choice import Choice, Design
 from commplan.ir.plan import AxisKind, Ref, name_of
-from commplan.ir.schedule import Map, Op, Phase, Read, Schedule, Share
+from commplan.ir.schedule import Map, Op, Phase, Read, Schedule, Share, rename_results, substitute
 from commplan.ir.schedule import results as results_of
 from commplan.ir.types import sized
 from commplan.passes.base import Context, Pass
@@ -126,15 +126,14 @@ class SharePass(Pass, frozen=True):
             choices.append(Choice("share", f"{what}: not shared", "the pass was told so", maker.span))
             return
         own = editor.add(msgspec.structs.replace(value, id=editor.fresh(f"{ref}/own")))
-        ops[place] = _renamed(maker, ref, own)
+        ops[place] = rename_results(maker, {ref: own})
         design: Design = "all_shared" if self.design == "auto" else self.design
         readers = self._readers(editor.size(axes))
         if chosen is not None:
             design, readers = chosen.taken.design, chosen.taken.readers
         for index, op in enumerate(ops):
             if isinstance(op, Map) and all(independent.get(r) == axes for r in op.results):
-                operands = tuple(own if operand == ref else operand for operand in op.operands)
-                ops[index] = msgspec.structs.replace(op, operands=operands)
+                ops[index] = substitute(op, {ref: own})
         share = Share(ref, own, axes, design, maker.span, readers)
         ops.insert(place + 1, share)
         choices.append(_made(editor, what, share, chosen, told=self.design != "auto", first=first))
@@ -152,7 +151,7 @@ def _made(editor: Editor, what: str, op: Share, chosen: Chosen | None, *, told: 
     )
     others = "few readers would do all the work, and the costs that could speak for that are not measured"
     rejected = (
-        f"duplicate: each of {editor.size(op.over)} members would do all the work",
+        f"duplicate: each of {editor.size(op.axes)} members would do all the work",
         f"single_broadcast, multi_broadcast: {others}",
     )
     if told and op.design != "all_shared":
@@ -172,15 +171,8 @@ def _move_to(editor: Editor, ops: list[Op], ref: Ref, chosen: Chosen) -> None:
         share = move_back(editor, ops, share, maker)
 
 
-def _renamed(op: Op, ref: Ref, name: Ref) -> Op:
-    """`op` with its result `ref` called `name`."""
-    if isinstance(op, Map):
-        return msgspec.structs.replace(op, results=tuple(name if r == ref else r for r in op.results))
-    return msgspec.structs.replace(op, result=name)
-
-
 def _pinned(op: Share, pricer: Pricer, flow: list[Op]) -> Choice:
-    priced = Flow(flow, {op.operand: [op.operand]}, op.over)
+    priced = Flow(flow, {op.operand: [op.operand]}, op.axes)
     chosen = pricer.given(priced, op.design, op.readers) if flow else None
     what = f"`{name_of(op.result)}`: {op.design}"
     if chosen is None:

@@ -53,13 +53,13 @@ def _load(stage: Load, sizes: Mapping[str, int]) -> Broken:
 
 def _root(stage: Broadcast, sizes: Mapping[str, int]) -> Broken:
     """The root of a broadcast is one of its ranks."""
-    ranks = _ranks(stage.over, sizes)
+    ranks = _ranks(stage.axes, sizes)
     if stage.root < ranks:
         return None
-    major = ", row-major, the first axis named major" if len(stage.over) > 1 else ""
-    there = f"{'has' if len(stage.over) == 1 else 'have'} {ranks} {'rank' if ranks == 1 else 'ranks'}"
+    major = ", row-major, the first axis named major" if len(stage.axes) > 1 else ""
+    there = f"{'has' if len(stage.axes) == 1 else 'have'} {ranks} {'rank' if ranks == 1 else 'ranks'}"
     return (
-        f"the root {stage.root} is out of range: {_named(stage.over, sizes)} {there}",
+        f"the root {stage.root} is out of range: {_named(stage.axes, sizes)} {there}",
         f"ranks count from 0{major}",
     )
 
@@ -68,11 +68,11 @@ def _workers(stage: Share | Exchange, sizes: Mapping[str, int]) -> Broken:
     """Readers are members, and owners are workers: no more than there are."""
     who, of = ("readers", "members") if isinstance(stage, Share) else ("owners", "workers")
     asked = stage.via.get(who) if stage.via is not None else None
-    there = _ranks(stage.over, sizes)
+    there = _ranks(stage.axes, sizes)
     if asked is None or 1 <= int(asked) <= there:
         return None
     return (
-        f"{asked} {who} are more than the {there} {of} of {_named(stage.over, sizes)}",
+        f"{asked} {who} are more than the {there} {of} of {_named(stage.axes, sizes)}",
         f"{who} are {of}: at least 1, at most all of them",
     )
 
@@ -85,7 +85,7 @@ def _overshoots(stage: Elastic, sizes: Mapping[str, int]) -> Broken:
     """
     if not isinstance(stage.eta, float) or not isinstance(stage.rho, float):
         return None
-    workers = _ranks(stage.over, sizes) if stage.mode == "sync" else 1
+    workers = _ranks(stage.axes, sizes) if stage.mode == "sync" else 1
     moved = Fraction(str(stage.eta)) * Fraction(str(stage.rho)) * workers  # as it was written
     if moved < 1:
         return None

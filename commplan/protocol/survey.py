@@ -155,7 +155,7 @@ class _Survey:
 
     def _exchange(self, number: int, phase: Phase, op: Exchange, values: dict[Ref, Value]) -> Site:
         states = tuple(values[ref] for ref in op.states)
-        self._meet(op, states[0], op.over)
+        self._meet(op, states[0], op.axes)
         layout, leaves = self._layout(states[0]), values[op.gradient].leaves
         up: list[Buffer] = []
         if op.weight is not None:
@@ -174,7 +174,7 @@ class _Survey:
 
     def _elastic(self, number: int, phase: Phase, op: Elastic, values: dict[Ref, Value]) -> Site:
         center = values[op.center]
-        self._meet(op, center, op.over)
+        self._meet(op, center, op.axes)
         layout, leaves = self._layout(center), values[op.operand].leaves
         scalars = [x for x in (op.eta, op.rho) if isinstance(x, str)]
         up = [self._scalar(layout, ref, values[ref].leaves[0].dtype) for ref in scalars]

@@ -47,7 +47,7 @@ def _parts(schedule: Schedule, phase: Phase) -> dict[Ref, int]:
     found: dict[Ref, int] = {}
     for op in reversed(phase.ops):
         if isinstance(op, Share) and op.design != "duplicate":
-            found[op.operand] = op.readers or schedule.size(op.over)
+            found[op.operand] = op.readers or schedule.size(op.axes)
             continue
         behind = max((found.get(ref, 1) for ref in results(op)), default=1)
         if behind > 1:

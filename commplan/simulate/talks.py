@@ -144,7 +144,7 @@ def elastic_of(schedule: Schedule, phase: Phase, op: Elastic, predictor: Predict
     values = {value.id: value for value in (*schedule.entry, *phase.values)}
     server = values[op.center].placement.server
     count = schedule.axis(server).size if server is not None else 1
-    return elastic_modes(predictor, op.over, values[op.operand].nbytes, count)
+    return elastic_modes(predictor, op.axes, values[op.operand].nbytes, count)
 
 
 def fastest_sum(predictor: Predictor, over: tuple[str, ...], nbytes: float) -> Exchanged:

@@ -194,10 +194,10 @@ class _Charge:
             return 0.0, None
         size, native = nbytes.get(op.result, 0), Algorithm("native")
         if op.design == "all_shared":
-            ranks = self.predictor.layout(op.over).ranks
-            found = self.predictor.predict("all_gather", native, op.over, size / ranks)
+            ranks = self.predictor.layout(op.axes).ranks
+            found = self.predictor.predict("all_gather", native, op.axes, size / ranks)
         else:
-            found = self.predictor.predict("broadcast", native, op.over, size)
+            found = self.predictor.predict("broadcast", native, op.axes, size)
         return self._moved(found, f"sharing `{op.result}` by {op.design}")
 
     def _talk(self, site: Site) -> tuple[float, Prediction | None]:
@@ -207,7 +207,7 @@ class _Charge:
 
     def _owners(self, op: Exchange, nbytes: Mapping[str, int]) -> Prediction | None:
         """Owners among the ranks: gradients to their owners, parameters back: the bytes of an all-reduce."""
-        return self.predictor.predict("all_reduce", Algorithm("native"), op.over, nbytes.get(op.gradient, 0))
+        return self.predictor.predict("all_reduce", Algorithm("native"), op.axes, nbytes.get(op.gradient, 0))
 
 
 def _phase(phase: Phase, charge: _Charge) -> PhaseTime:

@@ -96,7 +96,7 @@ def _load_wrong(op: Read, ahead: int) -> Iterator[Broken]:
 def _share_wrong(scope: Scope, op: Share) -> Iterator[Broken]:
     value = scope.values[op.result]
     rows = value.leaves[0].shape[0] if value.leaves and value.leaves[0].shape else 1
-    wrong = prove_share(op.design, op.readers, scope.ranks(op.over), rows)
+    wrong = prove_share(op.design, op.readers, scope.ranks(op.axes), rows)
     if wrong is not None:
         yield wrong
 
@@ -167,7 +167,7 @@ def shares(schedule: Schedule) -> tuple[Shared, ...]:
     """The shared values of a schedule that was verified."""
     return tuple(
         Shared(
-            phase.name, op.span, name_of(op.result), op.over, schedule.size(op.over), op.design, op.readers
+            phase.name, op.span, name_of(op.result), op.axes, schedule.size(op.axes), op.design, op.readers
         )
         for phase in schedule.phases
         for op in phase.ops

@@ -167,14 +167,14 @@ def _share(scope: Scope, op: Share) -> None:
     if operand.kind != "records":
         scope.report.add("CP0731", f"`{op.operand}` is shared, but is no batch of records", op.span)
     _leaves(scope, op, result, operand.leaves)
-    if not _axes(scope, op, op.over, kind=AxisKind.ENSEMBLE):
+    if not _axes(scope, op, op.axes, kind=AxisKind.ENSEMBLE):
         return
-    for axis in op.over:
+    for axis in op.axes:
         if operand.placement.varies(axis):
             scope.report.add("CP0734", f"`{op.operand}` differs over `{axis}` and cannot be shared", op.span)
     readers = op.readers
-    if readers is not None and not 1 <= readers <= scope.ranks(op.over):
-        scope.report.add("CP0735", f"{readers} of {scope.ranks(op.over)} members cannot read", op.span)
+    if readers is not None and not 1 <= readers <= scope.ranks(op.axes):
+        scope.report.add("CP0735", f"{readers} of {scope.ranks(op.axes)} members cannot read", op.span)
 
 
 def _part_fits(scope: Scope, op: Pack | Unpack, part: Part, value: Value, columns: int) -> bool:
@@ -363,7 +363,7 @@ def _owners(scope: Scope, op: Slice, result: Value) -> None:
 
 
 def _elastic(scope: Scope, op: Elastic) -> None:
-    _axes(scope, op, op.over)
+    _axes(scope, op, op.axes)
     wanted = scope.values[op.operand].leaves
     _leaves(scope, op, scope.values[op.center], wanted)
     _leaves(scope, op, scope.values[op.pull], wanted)
@@ -376,7 +376,7 @@ def _elastic(scope: Scope, op: Elastic) -> None:
 
 
 def _exchange(scope: Scope, op: Exchange) -> None:
-    _axes(scope, op, op.over)
+    _axes(scope, op, op.axes)
     if op.fn not in {fn.name for fn in scope.schedule.fns}:
         scope.report.add("CP0730", f"there is no function `{op.fn}`", op.span)
     if len(op.results) != len(op.states):

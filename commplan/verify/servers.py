@@ -194,7 +194,7 @@ def _hints(scope: Scope, op: ServerOp) -> None:
     for what, number, least in (("staleness", op.hints.staleness, 0), ("chunk", op.hints.chunk, 1)):
         if number is not None and number < least:
             scope.report.add("CP0735", f"{what} = {number} is less than {least}", op.span)
-    if not op.over or math.prod(scope.sizes.get(axis, 0) for axis in op.over) < 1:
+    if not op.axes or math.prod(scope.sizes.get(axis, 0) for axis in op.axes) < 1:
         scope.report.add("CP0734", "workers meet over no axis", op.span)
 
 
@@ -250,7 +250,7 @@ def _elastic(scope: Scope, op: Elastic) -> None:
     if any(not math.isfinite(x) or x <= 0 for x in literal):
         scope.report.add("CP0735", f"eta = {op.eta} and rho = {op.rho} must be above zero", op.span)
     elif len(literal) == 2:
-        workers = math.prod(scope.sizes.get(axis, 1) for axis in op.over) if op.mode == "sync" else 1
+        workers = math.prod(scope.sizes.get(axis, 1) for axis in op.axes) if op.mode == "sync" else 1
         total = Fraction(str(literal[0])) * Fraction(str(literal[1])) * workers  # as they are written
         if total >= 1:
             factors = "eta * rho * p" if op.mode == "sync" else "eta * rho"

@@ -284,7 +284,7 @@ def check_scatter(
         return None
     placement = operand.placement.same_over((axis,))
     result = scope.bind(target, operand.type, _cut(placement, axis))
-    return Scatter(result, operand.id, axis, by.op, statement.span, via, found)
+    return Scatter(result, operand.id, (axis,), by.op, statement.span, via, found)
 
 
 def check_slice(
@@ -315,7 +315,7 @@ def check_slice(
     if not _can_be_cut(ctx, expr, operand):
         return None
     result = scope.bind(target, operand.type, _cut(operand.placement, axis))
-    return Slice(result, operand.id, axis, statement.span)
+    return Slice(result, operand.id, (axis,), statement.span)
 
 
 def check_gather(
@@ -356,7 +356,7 @@ def check_gather(
     whole = Placement(placement.per, placement.partial, placement.split[:-1])
     result = scope.bind(target, operand.type, whole)
     scope.mark_same(result, operand.id, (axis,), target.span)
-    return Gather(result, operand.id, axis, statement.span, via, found)
+    return Gather(result, operand.id, (axis,), statement.span, via, found)
 
 
 def _cut(placement: Placement, axis: str) -> Placement:

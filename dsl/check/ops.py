@@ -11,22 +11,22 @@ from commplan.dsl import ast
 from commplan.dsl.check.context import Context, described, is_scalar, listed
 from commplan.dsl.check.numbers import written
 from commplan.dsl.check.scope import Scope
-from commplan.ir.plan import Op, Value
+from commplan.ir.plan import Reduction, Value
 from commplan.ir.types import ArrayType, DType, Type
 
 OpName = Literal["sum", "mean", "max", "min"]
 OPS: dict[str, OpName] = {"sum": "sum", "mean": "mean", "max": "max", "min": "min"}
 
 
-class Reduction(msgspec.Struct, frozen=True):
+class WrittenReduction(msgspec.Struct, frozen=True):
     """The operator that was written, and the weight of a weighted mean as a value."""
 
-    op: Op
+    op: Reduction
     span: Span
     weight: Value | None = None
 
 
-def reduction(ctx: Context, scope: Scope, call: ast.Call | None, span: Span) -> Reduction | None:
+def reduction(ctx: Context, scope: Scope, call: ast.Call | None, span: Span) -> WrittenReduction | None:
     """The operator behind `by`, or None with the error reported. `span` is the stage's."""
     if call is None:
         ctx.error(
@@ -47,13 +47,13 @@ def reduction(ctx: Context, scope: Scope, call: ast.Call | None, span: Span) -> 
         )
         return None
     if not call.args:
-        return Reduction(Op(name), call.span)
+        return WrittenReduction(Reduction(name), call.span)
     return _weighted(ctx, scope, call, call.args, name)
 
 
 def _weighted(
     ctx: Context, scope: Scope, call: ast.Call, args: tuple[ast.CallArg, ...], name: OpName
-) -> Reduction | None:
+) -> WrittenReduction | None:
     first, *rest = args
     if name != "mean":
         ctx.error(
@@ -93,14 +93,14 @@ def _weighted(
             "declare it i32 or f32",
         )
         return None
-    return Reduction(Op("mean", weight.id), call.span, weight)
+    return WrittenReduction(Reduction("mean", weight.id), call.span, weight)
 
 
 def _is_number(type_: Type) -> bool:
     return isinstance(type_, ArrayType) and is_scalar(type_) and type_.dtype is not DType.BOOL
 
 
-def operand_suits(ctx: Context, found: Reduction, operand: Value) -> bool:
+def operand_suits(ctx: Context, found: WrittenReduction, operand: Value) -> bool:
     """Whether the operand's type and placement suit the operator; what does not is reported."""
     type_ = operand.type
     name = found.op.name

@@ -79,7 +79,7 @@ def check_exchange(
         gradient=gradient.id,
         states=tuple(state.id for state in states),
         fn=fn.name,
-        over=over,
+        axes=over,
         op=by.op,
         span=statement.span,
         via=via,

@@ -267,7 +267,7 @@ class Lowered:
             case ir.Slice():
                 array = values[op.operand].kind == "array"
                 ways = len(op.owners) or self.backend.ways(op.axes)
-                place = self.backend.index(op.axes if op.minor else op.axis)
+                place = self.backend.index(op.axes)
                 if op.owners:
                     place = ops.number(place, op.owners)
                 tree = env[op.operand]

@@ -15,7 +15,19 @@ import msgspec
 from commplan.diagnostics import fail
 from commplan.input.rates import PREFETCH, Rates, rates
 from commplan.ir.plan import Ref, name_of
-from commplan.ir.schedule import Binding, Map, Op, Phase, Read, Schedule, Share, operands, results
+from commplan.ir.schedule import (
+    Binding,
+    Map,
+    Op,
+    Phase,
+    Read,
+    Schedule,
+    Share,
+    operands,
+    rename_results,
+    results,
+    substitute,
+)
 from commplan.ir.types import SAME, BytesType
 from commplan.runtime.data.sources import Source
 
@@ -53,7 +65,7 @@ class ClockPlan:
         """The schedule whose batches are units, the same for every axis; None where nothing is shared."""
         if self.shared is None:
             return None
-        ahead = [op for op in self.shared.ops if isinstance(op, Share) and op.over == (self.clock,)]
+        ahead = [op for op in self.shared.ops if isinstance(op, Share) and op.axes == (self.clock,)]
         needed = {op.result for op in ahead}
         ops: list[Op] = []
         for op in reversed(self.shared.ops):
@@ -145,25 +157,12 @@ def _shared(schedule: Schedule, phase: Phase, clock: str) -> Phase | None:
     names = {ref: f"{ref}{OWN}" for ref in moved}
     ops: list[Op] = []
     for op in phase.ops:
-        ops.append(_renamed(op, names) if alike.intersection(results(op)) else op)
+        ops.append(rename_results(substitute(op, names), names) if alike.intersection(results(op)) else op)
         ends_here = [ref for ref in moved if ref in results(op)]
         ops += [Share(ref, names[ref], (clock,), "all_shared", op.span) for ref in ends_here]
     values = {value.id: value for value in phase.values}
     own = tuple(msgspec.structs.replace(values[ref], id=names[ref]) for ref in moved)
     return msgspec.structs.replace(phase, ops=tuple(ops), values=(*phase.values, *own))
-
-
-def _renamed(op: Op, names: Mapping[Ref, Ref]) -> Op:
-    """`op` with other names for some of its values."""
-    if isinstance(op, Read):
-        return msgspec.structs.replace(op, result=names.get(op.result, op.result))
-    if isinstance(op, Map):
-        return msgspec.structs.replace(
-            op,
-            operands=tuple(names.get(ref, ref) for ref in op.operands),
-            results=tuple(names.get(ref, ref) for ref in op.results),
-        )
-    return op
 
 
 def _alike(schedule: Schedule, phase: Phase) -> set[Ref]:

@@ -121,7 +121,7 @@ def join(
         _prove(divisions[place], share, program.flows[place].batch, schedule.file)
     share = next(iter(shares.values()))
     layout = rooms(program, divisions)
-    over = {axis for f in program.flows for op in f.before if isinstance(op, Share) for axis in op.over}
+    over = {axis for f in program.flows for op in f.before if isinstance(op, Share) for axis in op.axes}
     alike = {axis: indices for axis, indices in program.local.items() if axis not in over}
     epoch, step, order = at
     facts = {

@@ -160,7 +160,7 @@ def _copies(schedule: Schedule, phase: Phase, ops: Sequence[HostOp]) -> dict[Ref
     for op in reversed(ops):
         down = frozenset[str]().union(*(pinned.get(ref, frozenset[str]()) for ref in results(op)))
         if isinstance(op, Share):
-            down = down | frozenset(op.over) if op.design == "duplicate" else frozenset[str]()
+            down = down | frozenset(op.axes) if op.design == "duplicate" else frozenset[str]()
         for ref in operands(op):
             pinned[ref] = pinned.get(ref, frozenset[str]()) | down
     per = {value.id: frozenset(value.placement.per) for value in phase.values}
@@ -169,7 +169,7 @@ def _copies(schedule: Schedule, phase: Phase, ops: Sequence[HostOp]) -> dict[Ref
     for op in ops:
         from_operands = frozenset[str]().union(*(copies[ref] for ref in operands(op)))
         if isinstance(op, Share) and op.design != "duplicate":
-            from_operands -= frozenset(op.over)
+            from_operands -= frozenset(op.axes)
         first = results(op)[0]
         for ref in results(op):
             counted = isinstance(op, Read) and ref == op.count

@@ -191,13 +191,13 @@ def test_operators() -> None:
     plan = _feature("operators")
     ops = [(stage.op, stage.across) for stage in _stages(plan, ir.Reduce)]
     assert ops == [
-        (ir.Op("sum"), False),
-        (ir.Op("mean"), False),
-        (ir.Op("mean", "m.0"), False),
-        (ir.Op("max"), False),
-        (ir.Op("min"), False),
-        (ir.Op("min"), True),
-        (ir.Op("mean", "m.0"), True),
+        (ir.Reduction("sum"), False),
+        (ir.Reduction("mean"), False),
+        (ir.Reduction("mean", "m.0"), False),
+        (ir.Reduction("max"), False),
+        (ir.Reduction("min"), False),
+        (ir.Reduction("min"), True),
+        (ir.Reduction("mean", "m.0"), True),
     ]
     assert _output(plan, "best").placement == Placement()
     assert _output(plan, "spread").placement == Placement(per=("data",))
@@ -238,7 +238,7 @@ def test_states_on_a_server() -> None:
     stage = _stages(plan, ir.Exchange)[0]
     assert stage.results == ("weights.2", "moment.2")
     assert (stage.gradient, stage.states, stage.fn) == ("grads.0", ("weights.0", "moment.0"), "sgd")
-    assert stage.op == ir.Op("mean", "count.0")
+    assert stage.op == ir.Reduction("mean", "count.0")
     assert stage.hints == ir.Hints(chunk=32768, staleness=2, wire=DType.BF16)
     on_hub = Placement(per=("member",), server="hub")
     assert {v.placement for v in plan.values if v.name in ("weights", "moment")} == {on_hub}

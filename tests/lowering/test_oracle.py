@@ -132,7 +132,7 @@ def test_slice_and_all_gather_are_each_others_inverse():
     plan = schedule(
         {"data": 3},
         [value("x.0", whole, SAME, "tree")],
-        [ir.Slice("s.0", "x.0", "data", SPAN), collective("all_gather", ["data"], operand="s.0")],
+        [ir.Slice("s.0", "x.0", ("data",), SPAN), collective("all_gather", ["data"], operand="s.0")],
         [value("s.0", cut, Placement(split=("data",)), "tree"), value("y.0", whole, SAME, "tree")],
         {"y": "y.0", "s": "s.0"},
     )
@@ -149,7 +149,7 @@ def test_two_cuts_pad_each_for_itself():
     plan = schedule(
         {"a": 2, "b": 2},
         [value("x.0", [leaf(5)], SAME)],
-        [ir.Slice("s.0", "x.0", "a", SPAN), ir.Slice("t.0", "s.0", "b", SPAN),
+        [ir.Slice("s.0", "x.0", ("a",), SPAN), ir.Slice("t.0", "s.0", ("b",), SPAN),
          collective("all_gather", ["b"], "u.0", "t.0"), collective("all_gather", ["a"], "v.0", "u.0")],
         [value("s.0", [leaf(3)], Placement(split=("a",))),
          value("t.0", [leaf(2)], Placement(split=("a", "b"))),

@@ -130,8 +130,8 @@ def neighbours(second: dict[str, Any] | None = None, between: bool = False) -> S
     a, b = maker.input("a", partial="data"), maker.input("b", F32, partial="data")
     maker.value("a.1")
     maker.value("b.1", F32)
-    first = graph.Reduce("a.1", a, ("data",), graph.Op("sum"), HERE)
-    other: Any = graph.Reduce("b.1", b, ("data",), graph.Op("sum"), HERE)
+    first = graph.Reduce("a.1", a, ("data",), graph.Reduction("sum"), HERE)
+    other: Any = graph.Reduce("b.1", b, ("data",), graph.Reduction("sum"), HERE)
     stages: list[graph.Stage] = [first]
     if between:
         maker.input("c", per="data")
@@ -151,7 +151,7 @@ def test_neighbours_share_a_bucket() -> None:
 
 @pytest.mark.parametrize(
     "second",
-    [{"op": graph.Op("max")}, {"hints": graph.Hints(bucket=100)}, {"via": graph.Algorithm("ring")}],
+    [{"op": graph.Reduction("max")}, {"hints": graph.Hints(bucket=100)}, {"via": graph.Algorithm("ring")}],
 )
 def test_neighbours_that_differ_do_not(second: dict[str, Any]) -> None:
     assert len(collectives(neighbours(second).phase("step").ops)) == 2
@@ -172,9 +172,9 @@ def test_what_needs_the_first_result_does_not_share() -> None:
     maker.fn("add", (F32, F32), (F32,), "device")
     maker.phase(
         "step",
-        graph.Reduce("x.1", x, ("a",), graph.Op("sum"), HERE),
+        graph.Reduce("x.1", x, ("a",), graph.Reduction("sum"), HERE),
         graph.Map(("z.0",), "add", ("x.1", "y.0"), HERE),
-        graph.Reduce("z.1", "z.0", ("a",), graph.Op("sum"), HERE),
+        graph.Reduce("z.1", "z.0", ("a",), graph.Reduction("sum"), HERE),
         outputs=("z.1",),
     )
     assert len(collectives(compiled(maker.plan(), "bucket").phase("step").ops)) == 2
@@ -185,7 +185,7 @@ def test_coalescing_can_be_left_out() -> None:
     for name in "ab":
         maker.input(name, F32, partial="data")
         maker.value(f"{name}.1", F32)
-    stages = [graph.Reduce(f"{n}.1", f"{n}.0", ("data",), graph.Op("sum"), HERE) for n in "ab"]
+    stages = [graph.Reduce(f"{n}.1", f"{n}.0", ("data",), graph.Reduction("sum"), HERE) for n in "ab"]
     maker.phase("step", *stages, outputs=("a.1", "b.1"))
     assert len(collectives(compiled(maker.plan(), "bucket").phase("step").ops)) == 1
     assert len(collectives(compiled(maker.plan(), "bucket{coalesce=false}").phase("step").ops)) == 2

@@ -44,7 +44,7 @@ def weighted(weight_per: str, twice: bool = False) -> tuple[Op, ...]:
     stages = []
     for result in ("grads.1", "grads.2")[: 1 + twice]:
         maker.value(result)
-        op = graph.Op("mean", count)
+        op = graph.Reduction("mean", count)
         stages.append(graph.Reduce(result, grads, ("a", "b"), op, HERE))
     maker.phase("step", *stages, outputs=("grads.1",))
     return step(compiled(maker.plan(), "", grads=tree(w=(2,))))
@@ -81,7 +81,7 @@ def test_a_count_never_travels_in_a_narrower_type() -> None:
     hints = graph.Hints(wire=DType.BF16, accumulate=DType.F32)
     maker.phase(
         "step",
-        graph.Reduce("grads.1", grads, ("a",), graph.Op("mean", count), HERE, hints=hints),
+        graph.Reduce("grads.1", grads, ("a",), graph.Reduction("mean", count), HERE, hints=hints),
         outputs=("grads.1",),
     )
     ops = step(compiled(maker.plan(), "", grads=tree(w=(2,))))
@@ -129,7 +129,7 @@ def test_an_exchange_is_one_op() -> None:
     maker.value("weights.1")
     via = graph.Algorithm("parameter_server", (graph.Arg(2, "owners"),))
     stage = graph.Exchange(
-        ("weights.1",), grads, (weights,), "sgd", ("worker",), graph.Op("mean"), HERE, via=via
+        ("weights.1",), grads, (weights,), "sgd", ("worker",), graph.Reduction("mean"), HERE, via=via
     )
     maker.phase("step", stage, outputs=("weights.1",), updates=("weights.1",))
     (op,) = step(compiled(maker.plan(), "", grads=tree(w=(2,)), weights=tree(w=(2,))))
@@ -182,7 +182,7 @@ def source_plan() -> graph.Plan:
         graph.Load("pixels.0", "images", (4,), "exactly_once", 1, HERE, count="n.0", split=("data",)),
         graph.Map(("floats.0",), "wide", ("pixels.0",), HERE, per_record=True),
         graph.Map(("mixed.0",), "mix", ("floats.0", scale), HERE, per_record=True),
-        graph.Reduce("total.0", "n.0", ("data",), graph.Op("sum"), HERE),
+        graph.Reduce("total.0", "n.0", ("data",), graph.Reduction("sum"), HERE),
         outputs=("pixels.0", "mixed.0", "total.0"),
     )
     return maker.plan()

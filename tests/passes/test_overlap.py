@@ -44,8 +44,8 @@ def gathers() -> Schedule:
     maker.value("second.0")
     maker.phase(
         "step",
-        graph.Gather("late.1", "late.0", "data", HERE),
-        graph.Gather("early.1", "early.0", "data", HERE),
+        graph.Gather("late.1", "late.0", ("data",), HERE),
+        graph.Gather("early.1", "early.0", ("data",), HERE),
         graph.Map(("first.0",), "use", ("early.1",), HERE),
         graph.Map(("second.0",), "use", ("late.1",), HERE),
         outputs=("first.0", "second.0"),
@@ -79,9 +79,9 @@ def test_the_chain_agrees_with_the_data() -> None:
     maker.fn("scale", (TREE, F32), (TREE,), "device", elementwise=True)
     maker.phase(
         "step",
-        graph.Reduce("x.1", x, ("data",), graph.Op("max"), HERE),
+        graph.Reduce("x.1", x, ("data",), graph.Reduction("max"), HERE),
         graph.Map(("v.0",), "scale", ("w.0", "x.1"), HERE),
-        graph.Gather("w.1", "v.0", "data", HERE),
+        graph.Gather("w.1", "v.0", ("data",), HERE),
         outputs=("w.1",),
     )
     schedule = compiled(maker.plan(), None, w=tree(a=(4,)))

@@ -64,7 +64,7 @@ def test_several_cuts_pad_each_for_itself() -> None:
     maker = Maker(a=2, b=3)
     x = maker.input("x", split="a b")
     maker.value("y.1", split="a")
-    maker.phase("step", graph.Gather("y.1", x, "b", HERE), outputs=("y.1",))
+    maker.phase("step", graph.Gather("y.1", x, ("b",), HERE), outputs=("y.1",))
     schedule = compiled(maker.plan(), "", x=tree(w=(7,), one=(1,)))
     assert leaves(schedule, "x.0") == {"one": (1,), "w": (2,)}  # ceil(ceil(7 / 2) / 3)
     assert leaves(schedule, "y.1") == {"one": (1,), "w": (4,)}
@@ -77,7 +77,7 @@ def test_arrays_are_cut_along_the_leading_dimension() -> None:
     maker.value("y.0", kind, split="a")
     maker.value("y.1", kind, split="a b")
     maker.phase(
-        "step", graph.Slice("y.0", x, "a", HERE), graph.Slice("y.1", "y.0", "b", HERE), outputs=("y.1",)
+        "step", graph.Slice("y.0", x, ("a",), HERE), graph.Slice("y.1", "y.0", ("b",), HERE), outputs=("y.1",)
     )
     schedule = compiled(maker.plan(), "")
     assert leaves(schedule, "y.0") == {"": (4, 3)}
@@ -122,7 +122,7 @@ def test_trees_made_record_by_record_on_the_device_are_cut_between_records() -> 
         "step",
         graph.Load("x.0", "images", (6,), "exactly_once", 1, HERE, split=("data",)),
         graph.Map(("y.0",), "split", ("x.0",), HERE, per_record=True),
-        graph.Gather("all.0", "y.0", "data", HERE),
+        graph.Gather("all.0", "y.0", ("data",), HERE),
         outputs=("all.0",),
     )
     schedule = compiled(maker.plan(), None, y=tree(a=(5,), b=()))
@@ -197,7 +197,7 @@ def test_given_and_declared_shapes_disagree() -> None:
     maker = Maker(data=2)
     x = maker.input("x", ArrayType(DType.F32, (3,)), partial="data")
     maker.value("x.1", ArrayType(DType.F32, (3,)))
-    maker.phase("step", graph.Reduce("x.1", x, ("data",), graph.Op("sum"), HERE), outputs=("x.1",))
+    maker.phase("step", graph.Reduce("x.1", x, ("data",), graph.Reduction("sum"), HERE), outputs=("x.1",))
     compile_plan(maker.plan(), {}, {"x": (Leaf("", (3,), DType.F32),)})
     problem = refusals(maker.plan(), x=(Leaf("", (4,), DType.F32),))[0]
     assert problem.code == "CP0705"
@@ -209,7 +209,7 @@ def test_shapes_given_for_what_follows_must_be_what_follows() -> None:
     grads = maker.input("grads", partial="data")
     maker.value("total.0")
     maker.phase(
-        "step", graph.Reduce("total.0", grads, ("data",), graph.Op("sum"), HERE), outputs=("total.0",)
+        "step", graph.Reduce("total.0", grads, ("data",), graph.Reduction("sum"), HERE), outputs=("total.0",)
     )
     given = tree(w=(3, 3))
     compiled(maker.plan(), "", grads=given, total=given)

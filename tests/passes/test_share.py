@@ -29,7 +29,7 @@ def test_pixels_are_shared_before_the_work_of_each_member() -> None:
     assert isinstance(read, Read)
     assert isinstance(share, Share)
     assert results(decode) == ("pixels.0/own",)
-    assert (share.operand, share.result, share.design, share.over) == (
+    assert (share.operand, share.result, share.design, share.axes) == (
         "pixels.0/own", "pixels.0", "all_shared", ("member",),
     )  # fmt: skip
     assert isinstance(augment, Map)

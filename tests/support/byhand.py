@@ -89,7 +89,7 @@ def reduce_plan(
     names = " ".join(axes or ("data",))
     grads = maker.input("grads", partial=names)
     maker.value("grads.1")
-    made: Any = graph.Op(op)  # pyright: ignore[reportArgumentType]
+    made: Any = graph.Reduction(op)  # pyright: ignore[reportArgumentType]
     stage = graph.Reduce("grads.1", grads, tuple(names.split()), made, HERE, via=via, hints=hints)
     maker.phase("step", stage, outputs=("grads.1",))
     return maker.plan()
@@ -107,16 +107,16 @@ def sharded_plan(ranks: int = 4) -> graph.Plan:
     maker.value("params.1")
     maker.phase(
         "start",
-        graph.Slice("shard.0", params, "data", HERE),
+        graph.Slice("shard.0", params, ("data",), HERE),
         graph.Map(("adam.1",), "adam_init", ("shard.0",), HERE),
         updates=("adam.1",),
     )
     maker.phase(
         "step",
-        graph.Slice("shard.1", params, "data", HERE),
-        graph.Scatter("grads.1", grads, "data", graph.Op("mean"), HERE),
+        graph.Slice("shard.1", params, ("data",), HERE),
+        graph.Scatter("grads.1", grads, ("data",), graph.Reduction("mean"), HERE),
         graph.Map(("shard.2", "adam.2"), "adam_update", ("shard.1", "grads.1", adam), HERE),
-        graph.Gather("params.1", "shard.2", "data", HERE),
+        graph.Gather("params.1", "shard.2", ("data",), HERE),
         outputs=("params.1",),
         updates=("adam.2",),
     )

@@ -82,13 +82,13 @@ class Judge:
             case graph.Map():
                 return dict(zip(stage.results, self._map(stage, env), strict=True))
             case graph.Broadcast():
-                return {stage.result: self._broadcast(env[stage.operand], stage.over, stage.root)}
+                return {stage.result: self._broadcast(env[stage.operand], stage.axes, stage.root)}
             case graph.Share() | graph.Slice() | graph.Gather():
                 return {stage.result: env[stage.operand]}
             case graph.Reduce():
-                return {stage.result: self._reduce(env, stage.operand, stage.over, stage.op)}
+                return {stage.result: self._reduce(env, stage.operand, stage.axes, stage.op)}
             case graph.Scatter():
-                return {stage.result: self._reduce(env, stage.operand, (stage.over,), stage.op)}
+                return {stage.result: self._reduce(env, stage.operand, stage.axes, stage.op)}
             case graph.Elastic():
                 return self._elastic(stage, env)
             case _:
@@ -97,7 +97,9 @@ class Judge:
     def _dims(self, over: Sequence[str]) -> tuple[int, ...]:
         return tuple(self.axes.index(name) for name in over)
 
-    def _reduce(self, env: Mapping[str, Meaning], operand: str, over: Sequence[str], op: graph.Op) -> Meaning:
+    def _reduce(
+        self, env: Mapping[str, Meaning], operand: str, over: Sequence[str], op: graph.Reduction
+    ) -> Meaning:
         value, dims = env[operand], self._dims(over)
         if op.name in ("max", "min"):
             extreme = np.max if op.name == "max" else np.min
@@ -134,7 +136,7 @@ class Judge:
             env[x].leaves[0] if isinstance(x, str) else np.full(self.sizes, x) for x in (stage.eta, stage.rho)
         )
         factor = eta * rho
-        dims = self._dims(stage.over)
+        dims = self._dims(stage.axes)
         pulls = [
             factor.reshape(*self.sizes, *[1] * (w.ndim - len(self.sizes))) * (w - c)
             for w, c in zip(own.leaves, center.leaves, strict=True)

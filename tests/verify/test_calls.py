@@ -64,7 +64,7 @@ def test_the_sequence_of_a_schedule() -> None:
     loss = maker.input("loss", partial="gpu")
     maker.value("grads.1")
     maker.value("loss.1")
-    op = graph.Op("sum")
+    op = graph.Reduction("sum")
     first = graph.Reduce("loss.1", loss, ("gpu",), op, at(4))
     second = graph.Reduce("grads.1", grads, ("node", "gpu"), op, at(6))
     maker.phase("step", first, second, outputs=("grads.1", "loss.1"))

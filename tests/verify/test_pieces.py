@@ -109,9 +109,7 @@ def test_weights_cut_along_other_axes_than_their_gradients() -> None:
         msgspec.structs.replace(v, placement=msgspec.structs.replace(v.placement, split=("rack", "worker")))
         if v.id == cut.result else v for v in step.values
     )  # fmt: skip
-    ops = tuple(
-        msgspec.structs.replace(op, axis="rack", minor=("worker",)) if op is cut else op for op in step.ops
-    )
+    ops = tuple(msgspec.structs.replace(op, axes=("rack", "worker")) if op is cut else op for op in step.ops)
     new = msgspec.structs.replace(step, values=values, ops=ops)
     wrong = msgspec.structs.replace(schedule, phases=tuple(new if p is step else p for p in schedule.phases))
     (said,) = found(wrong)

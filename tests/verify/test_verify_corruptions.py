@@ -39,7 +39,9 @@ def exchange_plan() -> graph.Plan:
     grads, weights = maker.input("grads", partial="worker"), maker.state("weights")
     maker.fn("sgd", (TREE, TREE), (TREE,), "device", elementwise=True)
     maker.value("weights.1")
-    stage = graph.Exchange(("weights.1",), grads, (weights,), "sgd", ("worker",), graph.Op("mean"), HERE)
+    stage = graph.Exchange(
+        ("weights.1",), grads, (weights,), "sgd", ("worker",), graph.Reduction("mean"), HERE
+    )
     maker.phase("step", stage, outputs=("weights.1",), updates=("weights.1",))
     return maker.plan()
 
@@ -180,8 +182,8 @@ CORRUPTIONS: list[tuple[str, Change, str, str]] = [
     ("plain", value("grads.0", placement=Placement()), "CP0734", "`grads.0` is the same over `data` already"),
     ("plain", value("grads.1/sum", placement=PER), "CP0734", "still differs over `data`"),
     ("sharded", value("grads.1/sum/b0", placement=Placement()), "CP0734", "does not differ over `data`"),
-    ("sharded", op(ir.Slice, axis="dta"), "CP0734", "there is no axis `dta`"),
-    ("ensemble", op(ir.Share, over=("data",)), "CP0734", "there is no axis `data`"),
+    ("sharded", op(ir.Slice, axes=("dta",)), "CP0734", "there is no axis `dta`"),
+    ("ensemble", op(ir.Share, axes=("data",)), "CP0734", "there is no axis `data`"),
     ("ensemble", value("pixels.0", placement=Placement(per=("member",))), "CP0734", "differs over `member`"),
     ("ensemble", value("raw.0", placement=Placement(split=("member",))), "CP0734", "is read split []"),
     # shapes

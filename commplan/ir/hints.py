@@ -1,0 +1,73 @@
+"""How a stage is to be carried out, as written in the plan, and the mathematics of a reduction."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import msgspec
+
+from commplan.ir.roles import Ref
+from commplan.ir.types import DType
+
+
+class Arg(msgspec.Struct, frozen=True, gc=False):
+    """An argument of an algorithm: `readers = 2`, or without a key `gpu` in `hierarchical(gpu, node)`."""
+
+    value: int | float | str
+    key: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.key} = {self.value}" if self.key else str(self.value)
+
+
+class Algorithm(msgspec.Struct, frozen=True, gc=False):
+    """What stands behind `via`: how a stage is carried out."""
+
+    name: str
+    args: tuple[Arg, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.name}({', '.join(map(str, self.args))})" if self.args else self.name
+
+    def get(self, key: str) -> int | float | str | None:
+        return next((arg.value for arg in self.args if arg.key == key), None)
+
+    @property
+    def levels(self) -> tuple[tuple[str, Algorithm], ...]:
+        """Axis and algorithm of each level of `hierarchical(..)`, innermost first; none of any other."""
+        if self.name != "hierarchical":
+            return ()
+        return tuple(
+            (arg.key, Algorithm(str(arg.value))) if arg.key else (str(arg.value), Algorithm("native"))
+            for arg in self.args
+        )
+
+
+class Hints(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """Hints and limits of one stage, as written in its braces. Sizes are bytes.
+
+    overlap: what it runs beside: `backward`, and, where the compiler says so, `update`.
+    """
+
+    bucket: int | None = None
+    overlap: str | None = None
+    wire: DType | None = None
+    accumulate: DType | None = None
+    chunk: int | None = None
+    staleness: int | None = None
+    on_error: Literal["stop", "skip"] | None = None
+    on_failure: Literal["stop", "continue"] | None = None
+    cores: int | None = None
+    prefetch: int | None = None
+
+
+NO_HINTS = Hints()
+
+
+class Reduction(msgspec.Struct, frozen=True):
+    """The mathematics of a reduction. `weight` is the numeric scalar of a weighted mean."""
+
+    READS: ClassVar[tuple[str, ...]] = ("weight",)
+
+    name: Literal["sum", "mean", "max", "min"]
+    weight: Ref | None = None

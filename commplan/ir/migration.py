@@ -1,0 +1,51 @@
+"""Schedules of schema 2, whose ops said in three ways over which axes they work."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+_OVER = ("broadcast", "elastic", "exchange", "reduce", "share")
+_OVER_ONE = ("gather", "scatter", "slice")
+OLD = 2
+
+
+def upgraded(plain: Any) -> Any:
+    """The plain values of a schedule or plan of schema 2 as schema 3 has them: `over`, or `axis` and `minor`,
+    become `axes`. What has another form than schema 2 is left as it is, for the reader to refuse."""
+    if isinstance(plain, list):
+        return [upgraded(item) for item in cast("list[Any]", plain)]
+    if not isinstance(plain, dict):
+        return plain
+    fields = {key: upgraded(item) for key, item in cast("dict[str, Any]", plain).items()}
+    kind = fields.get("type")
+    if kind in _OVER + _OVER_ONE and "over" in fields and "axes" not in fields:
+        over = fields.pop("over")
+        fields["axes"] = [over] if isinstance(over, str) else over
+    elif kind == "slice" and "axis" in fields and isinstance(fields.get("minor", []), list):
+        fields["axes"] = [fields.pop("axis"), *fields.pop("minor", [])]
+    elif fields.get("schema") == OLD:
+        fields["schema"] = OLD + 1
+    return fields
+
+
+def downgraded(plain: dict[str, Any]) -> dict[str, Any]:
+    """The plain values of a schedule or plan as schema 2 had them: of these its files hold the digest.
+
+    What schemas say beside that since is left out here.
+    """
+    phases: list[dict[str, Any]] = []
+    for phase in plain["phases"]:
+        room = "ops" if "ops" in phase else "stages"
+        phases.append(phase | {room: [_older(fields, room) for fields in phase[room]]})
+    return plain | {"phases": phases} | ({"schema": OLD} if "schema" in plain else {})
+
+
+def _older(fields: dict[str, Any], room: str) -> dict[str, Any]:
+    kind, rest = fields["type"], {key: item for key, item in fields.items() if key != "axes"}
+    if kind in _OVER:
+        return rest | {"over": fields["axes"]}
+    if kind == "slice" and room == "ops":
+        return rest | {"axis": fields["axes"][0], "minor": fields["axes"][1:]}
+    if kind in _OVER_ONE:
+        return rest | {"over": fields["axes"][0]}
+    return fields

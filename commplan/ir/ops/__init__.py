@@ -1,0 +1,58 @@
+"""What a schedule consists of: one op, one file. Fields of an op and what it says of itself stand there;
+how it runs stands with each backend and with the oracle."""
+
+from collections.abc import Mapping
+from typing import TypeVar, get_args
+
+from commplan.ir import roles
+from commplan.ir.ops.cast import Cast as Cast
+from commplan.ir.ops.collective import Collective as Collective
+from commplan.ir.ops.elastic import Elastic as Elastic
+from commplan.ir.ops.exchange import Exchange as Exchange
+from commplan.ir.ops.get import Get as Get
+from commplan.ir.ops.local_sum import LocalSum as LocalSum
+from commplan.ir.ops.map import Map as Map
+from commplan.ir.ops.pack import Pack as Pack
+from commplan.ir.ops.put import Put as Put
+from commplan.ir.ops.read import Read as Read
+from commplan.ir.ops.scale import Scale as Scale
+from commplan.ir.ops.share import Share as Share
+from commplan.ir.ops.slice import Slice as Slice
+from commplan.ir.ops.unpack import Unpack as Unpack
+from commplan.ir.ops.update import Update as Update
+from commplan.ir.roles import Ref
+
+Op = (
+    Read | Map | Share | Pack | Unpack | Cast | Collective | LocalSum | Scale | Slice | Elastic
+    | Update | Exchange | Put | Get
+)  # fmt: skip
+AnyOp = TypeVar("AnyOp", bound=Op)
+
+_OPERANDS = {kind: roles.getter(kind, kind.READS) for kind in get_args(Op)}
+_RESULTS = {kind: roles.getter(kind, kind.WRITES) for kind in get_args(Op)}
+_KEPT = {kind: roles.getter(kind, kind.KEPT) for kind in get_args(Op)}
+
+
+def operands(op: Op) -> tuple[Ref, ...]:
+    """Every value that `op` reads, in a fixed order, `after` not included."""
+    return _OPERANDS[type(op)](op)
+
+
+def results(op: Op) -> tuple[Ref, ...]:
+    """Every value that `op` makes."""
+    return _RESULTS[type(op)](op)
+
+
+def kept(op: Op) -> tuple[Ref, ...]:
+    """The operands of `op` that its servers keep."""
+    return _KEPT[type(op)](op)
+
+
+def substitute(op: AnyOp, names: Mapping[Ref, Ref]) -> AnyOp:
+    """`op`, which reads `names[ref]` where it read `ref`, by name or as a part of it."""
+    return roles.substitute(op, names, op.READS)
+
+
+def rename_results(op: AnyOp, names: Mapping[Ref, Ref]) -> AnyOp:
+    """`op`, which makes `names[ref]` where it made `ref`."""
+    return roles.substitute(op, names, op.WRITES)

@@ -1,0 +1,31 @@
+from typing import Literal
+
+from commplan.diagnostics import Span
+from commplan.ir.hints import Hints
+from commplan.ir.ops.base import BaseOp
+from commplan.ir.roles import Ref
+
+
+class Elastic(BaseOp, frozen=True, tag="elastic", gc=False):
+    """`pull` = eta * rho * (operand - center), leaf by leaf (Zhang et al. 2015).
+
+    mode sync: local arithmetic; an all-reduce of `pull` and an `Update` follow. Any other mode
+    is the whole exchange with a server, makes `result` too, and is run by the exchange runtime.
+    """
+
+    READS = ("operand", "center", "eta", "rho")
+    WRITES = ("pull", "result")
+    KEPT = ("center",)
+
+    pull: Ref
+    operand: Ref
+    center: Ref
+    mode: Literal["sync", "round_robin", "async", "hogwild"]
+    eta: float | Ref
+    rho: float | Ref
+    axes: tuple[str, ...]
+    span: Span
+    result: Ref | None = None
+    hints: Hints = Hints()
+    after: tuple[Ref, ...] = ()
+    lane: str = "device"

@@ -1,0 +1,27 @@
+from typing import Literal
+
+from commplan.diagnostics import Span
+from commplan.ir.hints import Algorithm, Hints
+from commplan.ir.ops.base import BaseOp
+from commplan.ir.roles import Ref
+
+
+class Exchange(BaseOp, frozen=True, tag="exchange", gc=False):
+    """A parameter-server step, run by the exchange runtime: results = fn(states, mean gradient)."""
+
+    READS = ("gradient", "states", "weight")
+    WRITES = ("results",)
+    KEPT = ("states",)
+
+    results: tuple[Ref, ...]
+    gradient: Ref
+    states: tuple[Ref, ...]
+    fn: str
+    axes: tuple[str, ...]
+    op: Literal["sum", "mean"]
+    span: Span
+    weight: Ref | None = None
+    algorithm: Algorithm | None = None
+    hints: Hints = Hints()
+    after: tuple[Ref, ...] = ()
+    lane: str = "network"

@@ -1,0 +1,15 @@
+from commplan.diagnostics import Span
+from commplan.ir.ops.base import BaseOp
+from commplan.ir.roles import Ref
+
+
+class Get(BaseOp, frozen=True, tag="get", gc=False):
+    """`result` is the state `operand` on a server, as it is when its owners are asked."""
+
+    KEPT = ("operand",)
+
+    result: Ref
+    operand: Ref
+    span: Span
+    after: tuple[Ref, ...] = ()
+    lane: str = "network"

@@ -1,0 +1,26 @@
+from commplan.diagnostics import Span
+from commplan.ir.hints import Hints
+from commplan.ir.ops.base import BaseOp
+from commplan.ir.roles import Ref
+
+
+class Map(BaseOp, frozen=True, tag="map", gc=False):
+    """Apply a bound function. `per_record` on the device means `vmap` over the leading dimension.
+
+    `per`: the ensembles between whose members a random function differs. `hints.overlap`: it is an update
+    that may run in pieces, each beside the sums that others wait for.
+    """
+
+    READS = ("operands",)
+    WRITES = ("results",)
+
+    results: tuple[Ref, ...]
+    fn: str
+    operands: tuple[Ref, ...]
+    span: Span
+    per: tuple[str, ...] = ()
+    per_record: bool = False
+    random: bool = False
+    hints: Hints = Hints()
+    after: tuple[Ref, ...] = ()
+    lane: str = "device"  # or host_compute

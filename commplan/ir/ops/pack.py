@@ -1,0 +1,24 @@
+from commplan.diagnostics import Span
+from commplan.ir.ops.base import BaseOp
+from commplan.ir.roles import Ref
+from commplan.ir.values import Part
+
+
+class Pack(BaseOp, frozen=True, tag="pack", gc=False):
+    """Copy parts of leaves into one flat buffer of `ways` equal rows, zero where no part lies.
+
+    A leaf is flattened, zero-padded to a multiple of `ways`, and seen as `ways` rows; each part
+    is a run of columns. With ways = 1 that is plain concatenation. A reduce-scatter of a buffer
+    packed `ways` = ranks leaves each rank the row that holds its shard of every leaf.
+    For an array (not a tree) that is cut along its leading dimension, the leading dimension is
+    padded instead, so that a row is a whole number of its rows.
+    """
+
+    READS = ("parts",)
+
+    result: Ref
+    parts: tuple[Part, ...]
+    span: Span
+    ways: int = 1
+    after: tuple[Ref, ...] = ()
+    lane: str = "device"

@@ -1,0 +1,17 @@
+from commplan.diagnostics import Span
+from commplan.ir.ops.base import BaseOp
+from commplan.ir.roles import Ref
+
+
+class Put(BaseOp, frozen=True, tag="put", gc=False):
+    """`result`, a state on a server, becomes the `operand` of the first worker of its group, which sends it
+    to the owners; nobody waits. What is asked of the state later waits for it there.
+    """
+
+    ANSWERS = 0
+
+    result: Ref
+    operand: Ref
+    span: Span
+    after: tuple[Ref, ...] = ()
+    lane: str = "network"

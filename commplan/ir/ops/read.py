@@ -1,0 +1,28 @@
+from typing import Literal
+
+from commplan.diagnostics import Span
+from commplan.ir.hints import Hints
+from commplan.ir.ops.base import BaseOp
+from commplan.ir.roles import Ref
+
+
+class Read(BaseOp, frozen=True, tag="read", gc=False):
+    """Read a batch of records of a source. Lane: host read."""
+
+    READS = ()
+    WRITES = ("result", "count")
+
+    result: Ref
+    source: str
+    batch: tuple[int, ...]
+    visit: Literal["exactly_once", "at_least_once", "at_most_once"]
+    seed: int
+    span: Span
+    count: Ref | None = None
+    clock: str | None = None
+    split: tuple[str, ...] = ()
+    per: tuple[str, ...] = ()
+    tail: Literal["pad", "short", "drop"] = "pad"
+    hints: Hints = Hints()
+    after: tuple[Ref, ...] = ()
+    lane: str = "host_read"

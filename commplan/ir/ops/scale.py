@@ -1,0 +1,23 @@
+from typing import Literal
+
+from commplan.diagnostics import Span
+from commplan.ir.ops.base import BaseOp
+from commplan.ir.roles import Ref
+
+
+class Scale(BaseOp, frozen=True, tag="scale", gc=False):
+    """Multiply or divide every leaf by a number or by a scalar value. Integers are left alone by 1.
+
+    A scalar value is converted to each leaf's dtype; a division by a zero scalar gives zero
+    (a weighted mean over no records is zero, not NaN).
+    """
+
+    READS = ("operand", "by")
+
+    result: Ref
+    operand: Ref
+    how: Literal["mul", "div"]
+    by: float | Ref
+    span: Span
+    after: tuple[Ref, ...] = ()
+    lane: str = "device"

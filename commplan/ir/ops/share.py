@@ -1,0 +1,23 @@
+from commplan.diagnostics import Span
+from commplan.ir.choice import Design
+from commplan.ir.hints import Hints
+from commplan.ir.ops.base import BaseOp
+from commplan.ir.roles import Ref
+
+
+class Share(BaseOp, frozen=True, tag="share", gc=False):
+    """How a loaded value that is the same over ensembles is made so, between processes.
+
+    design: duplicate (each computes it), all_shared (each computes 1/n and all see all),
+    single_broadcast or multi_broadcast (`readers` compute).
+    """
+
+    result: Ref
+    operand: Ref
+    axes: tuple[str, ...]
+    design: Design
+    span: Span
+    readers: int | None = None
+    hints: Hints = Hints()
+    after: tuple[Ref, ...] = ()
+    lane: str = "host_compute"

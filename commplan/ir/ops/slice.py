@@ -1,0 +1,26 @@
+from typing import Annotated
+
+import msgspec
+
+from commplan.diagnostics import Span
+from commplan.ir.ops.base import BaseOp
+from commplan.ir.roles import Ref
+
+
+class Slice(BaseOp, frozen=True, tag="slice", gc=False):
+    """Keep this rank's cut along `axes`. Each tree leaf is flattened, zero-padded and cut; scalars
+    stay. An array is cut along its leading dimension.
+
+    axes: major first: one cut among the ranks of all of them, as a reduce-scatter over them makes it, and not
+    one cut after another, each with its own padding.
+    owners: the ranks that keep a part where not all do, counted over all axes: of len(owners) parts rank
+    owners[j] keeps the j-th, and all others the first.
+    """
+
+    result: Ref
+    operand: Ref
+    axes: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+    span: Span
+    after: tuple[Ref, ...] = ()
+    lane: str = "device"
+    owners: tuple[int, ...] = ()

@@ -1,0 +1,68 @@
+"""The names of values, and the fields of ops and stages that hold them: what def-use is made from."""
+
+from collections.abc import Callable, Iterable, Mapping
+from operator import attrgetter
+from typing import Any, TypeVar, get_args, get_origin
+
+import msgspec
+
+Ref = str  # the id of a value: "grads.1"
+Node = TypeVar("Node", bound=msgspec.Struct)
+
+
+def name_of(ref: Ref) -> str:
+    """`grads` of `grads.1`."""
+    return ref.rpartition(".")[0]
+
+
+def getter(kind: type[msgspec.Struct], fields: tuple[str, ...]) -> Callable[[Any], tuple[Ref, ...]]:
+    """The function that gives the values which `fields` of a struct of `kind` name, field by field.
+
+    A field holds a value, several, one or none (or a number), or structs with READS of their own; of a tuple
+    of structs each value is given once.
+    """
+    if not fields:
+        return lambda node: ()
+    held = {field.name: field.type for field in msgspec.structs.fields(kind)}
+    kinds, get = [held[name] for name in fields], attrgetter(*fields)
+    values = [_values(kind) for kind in kinds]
+    if len(fields) == 1:
+        only = values[0]
+        return get if only is tuple else lambda node: tuple(only(get(node)))
+    if all(kind is str for kind in kinds):
+        return get
+    if all(of is _optional or kind is str for of, kind in zip(values, kinds, strict=True)):
+        return lambda node: tuple([item for item in get(node) if isinstance(item, str)])
+    return lambda node: tuple([ref for of, item in zip(values, get(node), strict=True) for ref in of(item)])
+
+
+def substitute(node: Node, names: Mapping[Ref, Ref], fields: tuple[str, ...]) -> Node:
+    """`node`, whose `fields` name `names[ref]` where they named `ref`."""
+    return msgspec.structs.replace(node, **{name: _renamed(getattr(node, name), names) for name in fields})
+
+
+def _values(kind: Any) -> Callable[[Any], Iterable[Ref]]:
+    """From what a field of type `kind` holds to the values that it names."""
+    if kind is str:
+        return lambda item: (item,)
+    if kind == tuple[Ref, ...]:
+        return tuple
+    if get_origin(kind) is tuple:
+        (name,) = get_args(kind)[0].READS
+        one: Callable[[Any], Ref] = attrgetter(name)
+        return lambda items: dict.fromkeys(map(one, items))
+    if hasattr(kind, "READS"):
+        return getter(kind, kind.READS)
+    return _optional
+
+
+def _optional(item: Any) -> tuple[Ref, ...]:
+    return (item,) if isinstance(item, str) else ()
+
+
+def _renamed(item: Any, names: Mapping[Ref, Ref]) -> Any:
+    if isinstance(item, str):
+        return names.get(item, item)
+    if isinstance(item, tuple):
+        return tuple(_renamed(one, names) for one in item)  # pyright: ignore[reportUnknownVariableType]
+    return substitute(item, names, item.READS) if hasattr(item, "READS") else item

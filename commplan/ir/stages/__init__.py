@@ -1,0 +1,30 @@
+"""What a plan consists of: one stage verb, one file."""
+
+from typing import get_args
+
+from commplan.ir.roles import Ref, getter
+from commplan.ir.stages.broadcast import Broadcast as Broadcast
+from commplan.ir.stages.elastic import Elastic as Elastic
+from commplan.ir.stages.exchange import Exchange as Exchange
+from commplan.ir.stages.gather import Gather as Gather
+from commplan.ir.stages.load import Load as Load
+from commplan.ir.stages.map import Map as Map
+from commplan.ir.stages.reduce import Reduce as Reduce
+from commplan.ir.stages.scatter import Scatter as Scatter
+from commplan.ir.stages.share import Share as Share
+from commplan.ir.stages.slice import Slice as Slice
+
+Stage = Load | Map | Broadcast | Share | Reduce | Scatter | Slice | Gather | Exchange | Elastic
+
+_OPERANDS = {kind: getter(kind, kind.READS) for kind in get_args(Stage)}
+_RESULTS = {kind: getter(kind, kind.WRITES) for kind in get_args(Stage)}
+
+
+def operands(stage: Stage) -> tuple[Ref, ...]:
+    """Every value that `stage` reads, each once, in the order written."""
+    return tuple(dict.fromkeys(_OPERANDS[type(stage)](stage)))
+
+
+def results(stage: Stage) -> tuple[Ref, ...]:
+    """Every value that `stage` makes."""
+    return _RESULTS[type(stage)](stage)

@@ -1,0 +1,15 @@
+from commplan.diagnostics import Span
+from commplan.ir.hints import NO_HINTS, Algorithm, Hints
+from commplan.ir.roles import Ref
+from commplan.ir.stages.base import BaseStage
+
+
+class Share(BaseStage, frozen=True, tag="share"):
+    """same -> same: pins how sameness over `over` is made."""
+
+    result: Ref
+    operand: Ref
+    axes: tuple[str, ...]
+    via: Algorithm
+    span: Span
+    hints: Hints = NO_HINTS

@@ -1,0 +1,71 @@
+"""The values of a schedule, as one rank holds them."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Literal
+
+import msgspec
+
+from commplan.ir.roles import Ref
+from commplan.ir.types import DType, Placement
+
+Kind = Literal["tree", "array", "records", "flat"]
+
+
+class Leaf(msgspec.Struct, frozen=True, gc=False):
+    """One array of a value on one rank. `path` is its key path, parts joined by `/`; "" for an array."""
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: DType
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.nbytes
+
+
+class Value(msgspec.Struct, frozen=True, gc=False):
+    """A value of the schedule, as one rank holds it.
+
+    kind: `tree` (a pytree, leaves in JAX's flattening order), `array` (one leaf), `records` (a
+    loaded batch; its leaf has the local batch as leading dimension, none if it is `bytes`), `flat`
+    (a contiguous one-dimensional buffer made by the compiler; one leaf).
+    `whole` keeps, for a tree or array that is split, the leaves before the first cut.
+    """
+
+    id: Ref
+    kind: Kind
+    leaves: tuple[Leaf, ...]
+    placement: Placement
+    whole: tuple[Leaf, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one rank's copy."""
+        return sum(leaf.nbytes for leaf in self.leaves)
+
+
+class Part(msgspec.Struct, frozen=True, gc=False):
+    """A run of elements of leaf `leaf` of `value`, and where it lies in a buffer.
+
+    Source and destination both have `ways` rows (see `Pack`); `start`, `size` and `offset` count
+    elements within a row.
+    """
+
+    READS: ClassVar[tuple[str, ...]] = ("value",)
+
+    value: Ref
+    leaf: int
+    start: int
+    size: int
+    offset: int
+
+
+def widest(leaves: tuple[Leaf, ...]) -> DType:
+    """The widest element type among `leaves`; f32 where there are none."""
+    return max((leaf.dtype for leaf in leaves), key=lambda dtype: dtype.nbytes, default=DType.F32)
