@@ -23,6 +23,7 @@ from commplan.passes.shapes import infer
 from commplan.passes.wirecheck import check_wires
 from commplan.protocol.survey import sites
 from commplan.topology import Topology, load_topology, place
+from commplan.verify.equivalence import Reference
 from commplan.verify.schedule import verify
 
 if TYPE_CHECKING:
@@ -82,7 +83,9 @@ def compile_plan(
     schedule = lower(plan, axes, values, backend, known.hosts if known is not None else ())
     seconds = time.perf_counter() - start
     sites(schedule)  # what servers cannot do is a mistake of the plan, not one of lowering
-    problems = verify(schedule)
+    assert schedule.origin is not None
+    reference = Reference(schedule.origin, schedule.axes)
+    problems = verify(schedule, reference=reference)
     if problems:
         notes = (
             *(Note(p.message, p.span) for p in problems),
@@ -95,7 +98,7 @@ def compile_plan(
     given = {name: tuple(paths) for name, paths in (order or {}).items()}
     costs = costs_for(axes, known, measured, backend, places)
     context = Context(given, known, measured, places, costs)
-    return passes.run(schedule, context, observer, reproducers)
+    return passes.run(schedule, context, observer, reproducers, reference)
 
 
 def _measured(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from commplan.ir.schedule import Kind, Leaf
+from commplan.ir.values import Kind, Leaf
 
 
 def cut(kind: Kind, leaf: Leaf, ways: int) -> Leaf:

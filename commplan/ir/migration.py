@@ -6,6 +6,7 @@ from typing import Any, cast
 
 _OVER = ("broadcast", "elastic", "exchange", "reduce", "share")
 _OVER_ONE = ("gather", "scatter", "slice")
+_NEW = ("origin", "state_shards")
 OLD = 2
 
 
@@ -37,6 +38,7 @@ def downgraded(plain: dict[str, Any]) -> dict[str, Any]:
     for phase in plain["phases"]:
         room = "ops" if "ops" in phase else "stages"
         phases.append(phase | {room: [_older(fields, room) for fields in phase[room]]})
+    plain = {key: item for key, item in plain.items() if key not in _NEW}
     return plain | {"phases": phases} | ({"schema": OLD} if "schema" in plain else {})
 
 

@@ -11,12 +11,14 @@ cycles, and a collector that follows them all takes longer than the passes.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 
 from commplan.diagnostics import Span
 from commplan.ir.choice import Choice
+from commplan.ir.layout import cut
 from commplan.ir.ops import Cast as Cast
 from commplan.ir.ops import Collective as Collective
 from commplan.ir.ops import Elastic as Elastic
@@ -40,6 +42,7 @@ from commplan.ir.ops import substitute as substitute
 from commplan.ir.ops.collective import CollectiveKind as CollectiveKind
 from commplan.ir.ops.collective import Form as Form
 from commplan.ir.ops.collective import ReduceOp as ReduceOp
+from commplan.ir.plan import Fn, Plan
 from commplan.ir.roles import Ref
 from commplan.ir.types import ArrayType, AxisKind, BytesType, TreeType
 from commplan.ir.values import Kind as Kind
@@ -117,6 +120,11 @@ class FnType(msgspec.Struct, frozen=True):
     elementwise: bool = False
     random: bool = False
 
+    @classmethod
+    def of(cls, fn: Fn) -> FnType:
+        """`fn` of a plan."""
+        return cls(fn.name, fn.operands, fn.results, fn.where, elementwise=fn.elementwise, random=fn.random)
+
 
 class SourceType(msgspec.Struct, frozen=True):
     """A declared source: `type` is that of one record."""
@@ -125,10 +133,49 @@ class SourceType(msgspec.Struct, frozen=True):
     type: ArrayType | BytesType | TreeType
 
 
+class Origin(msgspec.Struct, frozen=True):
+    """The plan that a schedule was compiled from; `values`: what one rank holds of each of its values before any
+    pass, for the sizes and shapes that it was compiled for."""
+
+    plan: Plan
+    values: tuple[Value, ...]
+
+
+class Ownership(msgspec.Struct, frozen=True):
+    """Who keeps the parts of a value that is the same along `axes`: each rank along them, first major, its row; or
+    `owners` alone, counted over all axes, one row each, and what other ranks hold is undefined."""
+
+    axes: tuple[str, ...]
+    owners: tuple[int, ...] = ()
+
+    def ways(self, axes: Sequence[Axis]) -> int:
+        """The number of parts. `axes`: all of the plan, with sizes."""
+        return len(self.owners) or math.prod(axis.size for axis in axes if axis.name in self.axes)
+
+    def part_of(self, value: Value, axes: Sequence[Axis]) -> Value:
+        """What one rank holds of `value`. All ranks own: it is split. Some: ranks hold different things."""
+        leaves = tuple(cut(value.kind, leaf, self.ways(axes)) for leaf in value.leaves)
+        if not self.owners:
+            placement = msgspec.structs.replace(value.placement, split=self.axes)
+            return msgspec.structs.replace(value, leaves=leaves, placement=placement, whole=value.leaves)
+        per = {*value.placement.per, *self.axes}
+        names = tuple(axis.name for axis in axes if axis.name in per)
+        placement = msgspec.structs.replace(value.placement, per=names)
+        return msgspec.structs.replace(value, leaves=leaves, placement=placement)
+
+
+class StateShard(msgspec.Struct, frozen=True):
+    """A state that lies in parts though its plan does not cut it."""
+
+    state: Ref
+    ownership: Ownership
+
+
 class Schedule(msgspec.Struct, frozen=True):
     """The whole compiled plan. `entry` holds the values of inputs and states (version 0).
 
-    backend: what it was compiled for: its costs and forms. hosts: the names of the topology's hosts in the
+    origin: the plan that it was compiled from; None of files that earlier versions wrote. state_shards: who keeps the
+    parts of states that lie otherwise than the plan says. backend: what it was compiled for: its costs and forms. hosts: the names of the topology's hosts in the
     order of its places, where it lists them.
     """
 
@@ -141,6 +188,8 @@ class Schedule(msgspec.Struct, frozen=True):
     states: tuple[Ref, ...]
     entry: tuple[Value, ...]
     phases: tuple[Phase, ...]
+    origin: Origin | None = None
+    state_shards: tuple[StateShard, ...] = ()
     backend: Backend = "jax"
     hosts: tuple[str, ...] = ()
     pipeline: str = ""  # the passes that made it, as text

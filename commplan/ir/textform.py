@@ -68,6 +68,8 @@ def write_struct(value: msgspec.Struct, depth: int) -> list[str]:
     for name, item in _changed(value):
         if isinstance(item, Span):
             lines.append(f"{pad}{write(item)}")
+        elif isinstance(item, sched.Origin | graph.Plan):
+            lines += [f"{pad}{name} is {{", *write_struct(item, depth + 1), f"{pad}}}"]
         elif _structs(item):
             lines.append(f"{pad}{name} {{")
             for one in item:
@@ -180,6 +182,10 @@ class Reader:
             if self._is("{"):
                 self.at += 1
                 fields[name] = self._elements()
+            elif self.tokens[self.at][:2] == ("word", "is"):
+                self.at += 1
+                self._take("mark", "{")
+                fields[name] = self._block("}")
             else:
                 self._take("mark", "=")
                 fields[name] = self._value()

@@ -30,20 +30,17 @@ def lower(
 
     backend: what it is for. hosts: the names of the topology's hosts, where they are known.
     """
-    fns = tuple(
-        sched.FnType(f.name, f.operands, f.results, f.where, elementwise=f.elementwise, random=f.random)
-        for f in plan.fns
-    )
     return sched.Schedule(
         plan=plan.name,
         plan_digest=plan_digest(plan),
         axes=axes,
         sources=tuple(sched.SourceType(source.name, source.type) for source in plan.sources),
-        fns=fns,
+        fns=tuple(map(sched.FnType.of, plan.fns)),
         inputs=plan.inputs,
         states=plan.states,
         entry=tuple(values[ref] for ref in (*plan.inputs, *plan.states)),
         phases=tuple(Lowering(plan, axes, values).phase(phase) for phase in plan.phases),
+        origin=sched.Origin(plan, tuple(values[value.id] for value in plan.values)),
         backend=backend,
         hosts=hosts,
         pipeline="lower",

@@ -19,6 +19,7 @@ from commplan.ir.text import print_schedule
 from commplan.passes.base import Context, Pass, parse_pass
 from commplan.passes.registry import DEFAULT, PASSES
 from commplan.passes.reproducers import write_reproducer
+from commplan.verify.equivalence import Reference
 from commplan.verify.schedule import verify
 
 
@@ -68,8 +69,9 @@ class Pipeline(msgspec.Struct, frozen=True):
         context: Context | None = None,
         observer: Observer | None = None,
         reproducers: Path | None = None,
+        reference: Reference | None = None,
     ) -> Schedule:
-        """`schedule` after all passes, each result verified.
+        """`schedule` after all passes, each result verified and compared with its plan (`reference`).
 
         Raises CP0718 where a pass breaks an invariant and CP0719 where one fails: both write the
         schedule before it and the rest of the pipeline to a file (in `reproducers`, else in a new
@@ -77,6 +79,8 @@ class Pipeline(msgspec.Struct, frozen=True):
         """
         around = context or Context()
         sound: Schedule | None = None
+        if reference is None and schedule.origin is not None:
+            reference = Reference(schedule.origin, schedule.axes)
         for index, one in enumerate(self.passes):
             rest = Pipeline(self.passes[index:])
             start = time.perf_counter()
@@ -84,7 +88,7 @@ class Pipeline(msgspec.Struct, frozen=True):
             seconds = time.perf_counter() - start
             text = f"{schedule.pipeline},{one}" if schedule.pipeline else str(one)
             after = msgspec.structs.replace(after, pipeline=text)
-            problems = verify(after, sound)
+            problems = verify(after, sound, reference)
             if problems:
                 raise _broken(one, schedule, after, problems, rest, around, reproducers)
             sound = after

@@ -8,14 +8,13 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from commplan.ir.beside import weights_of
 from commplan.ir.choice import Alternative, Choice
 from commplan.ir.layout import row_size
+from commplan.ir.leaf_match import weights_of
 from commplan.ir.plan import Algorithm, Arg, Hints, Ref, name_of
-from commplan.ir.schedule import Collective, CollectiveKind, Exchange, Schedule, Value, widest
+from commplan.ir.schedule import Collective, CollectiveKind, Exchange, Ownership, Schedule, Value, widest
 from commplan.ir.types import sized
 from commplan.passes.choosing import Chooser, rounded
-from commplan.passes.relocation import Kept
 from commplan.passes.ways import CLEARLY
 
 CENTRAL = "one owner, who has everything"
@@ -38,8 +37,8 @@ class Owners(NamedTuple):
     ranks: tuple[int, ...] = ()
 
     @property
-    def kept(self) -> Kept:
-        return Kept(self.axes, self.ranks)
+    def kept(self) -> Ownership:
+        return Ownership(self.axes, self.ranks)
 
 
 def inner_first(over: tuple[str, ...], within: str | None) -> tuple[str, ...]:

@@ -9,12 +9,12 @@ import msgspec
 
 from commplan.diagnostics import fail
 from commplan.ir.plan import Ref, name_of
-from commplan.ir.schedule import Exchange, Op, Phase, Schedule
+from commplan.ir.schedule import Exchange, Op, Ownership, Phase, Schedule
 from commplan.passes.base import Context, Pass
 from commplan.passes.choosing import Chooser
 from commplan.passes.ownership import Exchanging, colocated
 from commplan.passes.owning import Owners, chosen, inner_first, levels, predicted, spread_out, strange
-from commplan.passes.relocation import Kept, Relocation, kept_entry
+from commplan.passes.relocation import Relocation, kept_entry
 from commplan.passes.rewrite import Editor
 
 
@@ -98,10 +98,10 @@ class PlacePass(Pass, frozen=True):
         return found
 
 
-def _moved(owners: Mapping[tuple[Ref, ...], Owners]) -> dict[str, Kept]:
+def _moved(owners: Mapping[tuple[Ref, ...], Owners]) -> dict[str, Ownership]:
     """The states that owners keep, and who they are: those of optimisers, where exchanges cut them alike."""
     weights = {name_of(results[0]) for results in owners}
-    ways: dict[str, set[Kept | None]] = {}
+    ways: dict[str, set[Ownership | None]] = {}
     for results, one in owners.items():
         for ref in results[1:]:
             ways.setdefault(name_of(ref), set()).add(one.kept if one.how == "sharded" else None)

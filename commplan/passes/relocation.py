@@ -3,55 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import msgspec
 
 from commplan.diagnostics import Span
-from commplan.ir.layout import cut
 from commplan.ir.plan import Ref, name_of
-from commplan.ir.schedule import Binding, Collective, Map, Op, Schedule, Slice, Value, substitute, widest
+from commplan.ir.schedule import (
+    Binding,
+    Collective,
+    Map,
+    Op,
+    Ownership,
+    Schedule,
+    Slice,
+    StateShard,
+    Value,
+    substitute,
+    widest,
+)
 from commplan.ir.schedule import operands as operands_of
 from commplan.ir.schedule import results as results_of
-from commplan.passes.rewrite import Editor, axis_names, network_lane
+from commplan.passes.rewrite import Editor, network_lane
 from commplan.passes.rows import join_rows
 
 
-class Kept(NamedTuple):
-    """Who keeps the parts of a value: the ranks along `axes`, first major; of them `owners` alone, counted
-    over all axes, where those are some."""
-
-    axes: tuple[str, ...]
-    owners: tuple[int, ...] = ()
-
-    def ways(self, editor: Editor) -> int:
-        """The number of parts."""
-        return len(self.owners) or editor.size(self.axes)
-
-    def of(self, value: Value, ways: int, names: tuple[str, ...]) -> Value:
-        """`value`, which is the same along the axes, in parts; `names` are all axes of the plan.
-
-        All owners: it is split. Some: ranks hold different things, and only what owners hold counts.
-        """
-        leaves = tuple(cut(value.kind, leaf, ways) for leaf in value.leaves)
-        if not self.owners:
-            placement = msgspec.structs.replace(value.placement, split=self.axes)
-            return msgspec.structs.replace(value, leaves=leaves, placement=placement, whole=value.leaves)
-        per = {*value.placement.per, *self.axes}
-        placement = msgspec.structs.replace(value.placement, per=tuple(a for a in names if a in per))
-        return msgspec.structs.replace(value, leaves=leaves, placement=placement)
-
-
-def kept_entry(schedule: Schedule, moved: Mapping[str, Kept]) -> Schedule:
+def kept_entry(schedule: Schedule, moved: Mapping[str, Ownership]) -> Schedule:
     """`schedule` whose states in `moved`, by name, lie in parts with their owners."""
-
-    def placed(value: Value) -> Value:
-        kept = moved.get(name_of(value.id)) if value.id in schedule.states else None
-        if kept is None:
-            return value
-        return kept.of(value, len(kept.owners) or schedule.size(kept.axes), axis_names(schedule))
-
-    return msgspec.structs.replace(schedule, entry=tuple(map(placed, schedule.entry)))
+    shards = tuple(StateShard(ref, moved[name_of(ref)]) for ref in schedule.states if name_of(ref) in moved)
+    parts = {shard.state: shard.ownership for shard in shards}
+    entry = tuple(
+        parts[value.id].part_of(value, schedule.axes) if value.id in parts else value
+        for value in schedule.entry
+    )
+    return msgspec.structs.replace(schedule, entry=entry, state_shards=shards)
 
 
 class Relocation:
@@ -61,7 +45,7 @@ class Relocation:
     values that are in parts, and the whole that they are parts of.
     """
 
-    def __init__(self, editor: Editor, moved: Mapping[str, Kept], wholes: Mapping[str, Value]) -> None:
+    def __init__(self, editor: Editor, moved: Mapping[str, Ownership], wholes: Mapping[str, Value]) -> None:
         self.editor, self.moved, self.wholes = editor, moved, wholes
         self.parts = {ref for ref in editor.schedule.states if name_of(ref) in moved}
         self._whole: dict[Ref, Ref] = {}
@@ -86,16 +70,16 @@ class Relocation:
         self.editor.phase = msgspec.structs.replace(phase, outputs=outputs, updates=updates)
         return done
 
-    def cut(self, ops: list[Op], ref: Ref, kept: Kept, span: Span) -> Ref:
+    def cut(self, ops: list[Op], ref: Ref, kept: Ownership, span: Span) -> Ref:
         """This rank's part of `ref`, a slice."""
         value = self.part_of(self.editor.values[ref], kept)
         name = self.editor.add(msgspec.structs.replace(value, id=self.editor.fresh(f"{ref}/shard")))
         ops.append(Slice(name, ref, kept.axes, span, owners=kept.owners))
         return name
 
-    def part_of(self, value: Value, kept: Kept) -> Value:
+    def part_of(self, value: Value, kept: Ownership) -> Value:
         """What one rank holds of `value`."""
-        return kept.of(value, kept.ways(self.editor), axis_names(self.editor.schedule))
+        return kept.part_of(value, self.editor.schedule.axes)
 
     def _read_whole(self, ops: list[Op], op: Op) -> Op:
         for ref in operands_of(op):
@@ -137,7 +121,7 @@ class Relocation:
         self.parts.add(binding.value)
         return binding
 
-    def _may_cut_first(self, ops: list[Op], maker: Map, binding: Binding, kept: Kept) -> bool:
+    def _may_cut_first(self, ops: list[Op], maker: Map, binding: Binding, kept: Ownership) -> bool:
         """Whether `maker` may work on parts: it is elementwise, and its result is read nowhere else."""
         phase, fn = self.editor.phase, self.editor.schedule.fn(maker.fn)
         if not fn.elementwise or maker.random or maker.per_record or len(maker.results) != 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from commplan.ir.beside import weights_of
+from commplan.ir.leaf_match import weights_of
 from commplan.ir.plan import Ref, name_of
 from commplan.ir.schedule import Collective, LocalSum, Map, Op, Pack, Part, Scale, Unpack
 from commplan.ir.schedule import operands as operands_of

@@ -2,7 +2,8 @@
 
 CP0730 names and definitions, CP0731 types and shapes, CP0732 bytes and dtypes of collectives, CP0733
 order and dependencies, CP0734 axes and placements, CP0735 values that an op does not permit; CP0760 to CP0762
-what members are given (`verify.visits`); CP0764 what servers own (`verify.servers`).
+what members are given (`verify.visits`); CP0764 what servers own (`verify.servers`); CP0766 what the plan says
+(`verify.equivalence`).
 """
 
 from __future__ import annotations
@@ -16,15 +17,19 @@ from commplan.ir.layout import cut_all
 from commplan.ir.plan import AxisKind, Ref, name_of
 from commplan.ir.schedule import SCHEMA_VERSION, Collective, Op, Read, Schedule, Value, operands, results
 from commplan.ir.sources import bind_sources
+from commplan.verify.equivalence import Reference, check_equivalence, check_origin
 from commplan.verify.inputs import check_input
 from commplan.verify.ops import check_op
-from commplan.verify.pieces import check_pieces
 from commplan.verify.scope import Axes, Report, Scope
 from commplan.verify.servers import check_servers
 
 
-def verify(schedule: Schedule, sound: Schedule | None = None) -> tuple[Diagnostic, ...]:
-    """Everything that is wrong with `schedule`; empty where it is sound.
+def verify(
+    schedule: Schedule, sound: Schedule | None = None, reference: Reference | None = None
+) -> tuple[Diagnostic, ...]:
+    """Everything that is wrong with `schedule`; empty where it is sound and does what its plan says.
+
+    reference: what its plan means, where that is known from before.
 
     sound: an earlier form of it in which nothing was found. Values, and ops with all their values,
     that are the same objects in both are not looked at again: they are frozen, and what else their
@@ -60,6 +65,11 @@ def verify(schedule: Schedule, sound: Schedule | None = None) -> tuple[Diagnosti
         _verify_phase(Scope(schedule, phase, axes, report, before.get(phase.name)))
     if not report.found:
         check_servers(schedule, report)
+    if not report.found and schedule.origin is not None:
+        if reference is None:
+            check_origin(schedule, schedule.origin, lambda value: check_value(value, axes, report), report)
+        if not report.found:
+            check_equivalence(schedule, report, reference or Reference(schedule.origin, schedule.axes), sound)
     return tuple(report.found)
 
 
@@ -98,7 +108,6 @@ def _verify_phase(scope: Scope) -> None:
         if not scope.has_seen_op(op):
             check_op(scope, op)
     if len(report.found) == before:
-        check_pieces(scope)
         check_input(scope)
     _clocks(scope)
     bound = bind_sources(phase)

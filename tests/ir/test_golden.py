@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
@@ -35,7 +36,8 @@ def compiled(path: Path) -> commplan.Program:
 def test_the_schedule_of_an_example(path: Path, snapshot: SnapshotAssertion) -> None:
     schedule = compiled(path).schedule
     assert verify(schedule) == ()
-    text = print_schedule(schedule)
+    # The plan that it carries has a test of its own.
+    text = print_schedule(msgspec.structs.replace(schedule, origin=None))
     # What is known by its digest elsewhere, and where the file lies, is not what this test is about.
     kept = [line for line in text.splitlines() if not line.startswith(("  plan_digest", "  file"))]
     assert "\n".join(kept) == snapshot

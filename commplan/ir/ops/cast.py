@@ -1,6 +1,7 @@
 from commplan.diagnostics import Span
 from commplan.ir.ops.base import BaseOp
 from commplan.ir.roles import Ref
+from commplan.ir.symbolic.interpretation import Interpretation
 from commplan.ir.types import DType
 
 
@@ -13,3 +14,9 @@ class Cast(BaseOp, frozen=True, tag="cast", gc=False):
     span: Span
     after: tuple[Ref, ...] = ()
     lane: str = "device"
+
+    def meaning(self, env: Interpretation) -> None:
+        made = env.of(self.operand).like(
+            env.values[self.result], lambda term, dtype: env.algebra.cast(term, dtype, self.dtype)
+        )
+        env.put(self.result, made)

@@ -4,7 +4,10 @@ from commplan.diagnostics import Span
 from commplan.ir.hints import Algorithm, Hints
 from commplan.ir.ops.base import BaseOp
 from commplan.ir.roles import Ref
+from commplan.ir.symbolic import blocks, steps
+from commplan.ir.symbolic.interpretation import Held, Interpretation
 from commplan.ir.types import DType
+from commplan.ir.values import Value
 
 CollectiveKind = Literal[
     "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce"
@@ -42,3 +45,31 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
     lane: str = "network"
     form: Form | None = None  # None: the backend's usual one
     pinned: bool = False  # the plan says `via`: no pass takes another algorithm
+
+    def meaning(self, env: Interpretation) -> None:
+        operand, value = env.of(self.operand), env.values[self.result]
+        if self.op is not None:
+            operand = steps.reduced(env, operand, operand.value, self.axes, self.op, self.hints)
+        elif self.kind != "all_to_all":
+            operand = steps.moved(env, operand, self.hints)
+        env.put(self.result, self._moved(env, operand, value))
+
+    def _moved(self, env: Interpretation, held: Held, value: Value) -> Held:
+        """What lies where, once sums are made."""
+        algebra, flat = env.algebra, value.kind == "flat"
+        match self.kind:
+            case "reduce_scatter" if flat:
+                return held.each(value, lambda block: blocks.scattered(algebra, block, self.axes))
+            case "reduce_scatter":
+                return env.sliced(held, value, *env.row(self.axes))
+            case "all_gather":
+                return env.gathered(held, value, self.axes)
+            case "all_to_all":
+                return held.each(value, lambda block: blocks.exchanged(algebra, block, self.axes))
+            case "broadcast":
+                return held.renamed(algebra, value, env.root(self.axes, self.root or 0))
+            case "reduce":
+                where = [(symbol, place[1]) for symbol, place in env.root(self.axes, self.root or 0).items()]
+                return held.like(value, lambda term, _: algebra.only(term, where))
+            case "all_reduce":
+                return Held(value, held.uniform, () if held.uniform else held.blocks)

@@ -4,6 +4,8 @@ from commplan.diagnostics import Span
 from commplan.ir.hints import Hints
 from commplan.ir.ops.base import BaseOp
 from commplan.ir.roles import Ref
+from commplan.ir.symbolic import steps
+from commplan.ir.symbolic.interpretation import Interpretation
 
 
 class Elastic(BaseOp, frozen=True, tag="elastic", gc=False):
@@ -29,3 +31,9 @@ class Elastic(BaseOp, frozen=True, tag="elastic", gc=False):
     hints: Hints = Hints()
     after: tuple[Ref, ...] = ()
     lane: str = "device"
+
+    def meaning(self, env: Interpretation) -> None:
+        steps.elastic(
+            env, self.pull, self.result, self.operand, self.center, self.eta, self.rho, self.mode, self.axes,
+            self.hints,
+        )  # fmt: skip

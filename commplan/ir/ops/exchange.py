@@ -4,6 +4,8 @@ from commplan.diagnostics import Span
 from commplan.ir.hints import Algorithm, Hints
 from commplan.ir.ops.base import BaseOp
 from commplan.ir.roles import Ref
+from commplan.ir.symbolic import steps
+from commplan.ir.symbolic.interpretation import Interpretation
 
 
 class Exchange(BaseOp, frozen=True, tag="exchange", gc=False):
@@ -25,3 +27,16 @@ class Exchange(BaseOp, frozen=True, tag="exchange", gc=False):
     hints: Hints = Hints()
     after: tuple[Ref, ...] = ()
     lane: str = "network"
+
+    def meaning(self, env: Interpretation) -> None:
+        steps.exchange(
+            env,
+            self.gradient,
+            self.states,
+            self.results,
+            self.fn,
+            self.axes,
+            self.op,
+            self.weight,
+            self.hints,
+        )

@@ -1,6 +1,7 @@
 from commplan.diagnostics import Span
 from commplan.ir.ops.base import BaseOp
 from commplan.ir.roles import Ref
+from commplan.ir.symbolic.interpretation import Interpretation
 
 
 class Get(BaseOp, frozen=True, tag="get", gc=False):
@@ -13,3 +14,7 @@ class Get(BaseOp, frozen=True, tag="get", gc=False):
     span: Span
     after: tuple[Ref, ...] = ()
     lane: str = "network"
+
+    def meaning(self, env: Interpretation) -> None:
+        held = env.of(self.operand)
+        env.put(self.result, held.renamed(env.algebra, env.values[self.result], {}))

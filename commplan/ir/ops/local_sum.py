@@ -1,6 +1,8 @@
 from commplan.diagnostics import Span
 from commplan.ir.ops.base import BaseOp
 from commplan.ir.roles import Ref
+from commplan.ir.symbolic import blocks
+from commplan.ir.symbolic.interpretation import Interpretation
 
 
 class LocalSum(BaseOp, frozen=True, tag="local_sum", gc=False):
@@ -12,3 +14,9 @@ class LocalSum(BaseOp, frozen=True, tag="local_sum", gc=False):
     span: Span
     after: tuple[Ref, ...] = ()
     lane: str = "device"
+
+    def meaning(self, env: Interpretation) -> None:
+        made = env.of(self.operand).each(
+            env.values[self.result], lambda block: blocks.rows_summed(env.algebra, block, self.ways)
+        )
+        env.put(self.result, made)

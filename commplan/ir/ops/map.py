@@ -2,6 +2,8 @@ from commplan.diagnostics import Span
 from commplan.ir.hints import Hints
 from commplan.ir.ops.base import BaseOp
 from commplan.ir.roles import Ref
+from commplan.ir.symbolic import steps
+from commplan.ir.symbolic.interpretation import Interpretation
 
 
 class Map(BaseOp, frozen=True, tag="map", gc=False):
@@ -24,3 +26,7 @@ class Map(BaseOp, frozen=True, tag="map", gc=False):
     hints: Hints = Hints()
     after: tuple[Ref, ...] = ()
     lane: str = "device"  # or host_compute
+
+    def meaning(self, env: Interpretation) -> None:
+        marks = steps.marks(self.results, self.per, random=self.random)
+        env.call(self.fn, env.each(self.operands), self.results, marks, by_record=self.per_record)

@@ -1,6 +1,7 @@
 from commplan.diagnostics import Span
 from commplan.ir.ops.base import BaseOp
 from commplan.ir.roles import Ref
+from commplan.ir.symbolic.interpretation import Interpretation
 from commplan.ir.values import Part
 
 
@@ -22,3 +23,7 @@ class Pack(BaseOp, frozen=True, tag="pack", gc=False):
     ways: int = 1
     after: tuple[Ref, ...] = ()
     lane: str = "device"
+
+    def meaning(self, env: Interpretation) -> None:
+        parts = [(part.value, part.leaf, part.start, part.size, part.offset) for part in self.parts]
+        env.put(self.result, env.packed(parts, self.ways, env.values[self.result]))

@@ -1,6 +1,8 @@
 from commplan.diagnostics import Span
 from commplan.ir.ops.base import BaseOp
 from commplan.ir.roles import Ref
+from commplan.ir.symbolic import steps
+from commplan.ir.symbolic.interpretation import Interpretation
 
 
 class Put(BaseOp, frozen=True, tag="put", gc=False):
@@ -15,3 +17,8 @@ class Put(BaseOp, frozen=True, tag="put", gc=False):
     span: Span
     after: tuple[Ref, ...] = ()
     lane: str = "network"
+
+    def meaning(self, env: Interpretation) -> None:
+        value = env.values[self.result]
+        same = [axis for axis in env.algebra.sizes if not value.placement.varies(axis)]
+        env.put(self.result, steps.at_first(env, env.of(self.operand), value, same))

@@ -4,6 +4,8 @@ from commplan.diagnostics import Span
 from commplan.ir.hints import Hints
 from commplan.ir.ops.base import BaseOp
 from commplan.ir.roles import Ref
+from commplan.ir.symbolic import steps
+from commplan.ir.symbolic.interpretation import Interpretation
 
 
 class Read(BaseOp, frozen=True, tag="read", gc=False):
@@ -26,3 +28,7 @@ class Read(BaseOp, frozen=True, tag="read", gc=False):
     hints: Hints = Hints()
     after: tuple[Ref, ...] = ()
     lane: str = "host_read"
+
+    def meaning(self, env: Interpretation) -> None:
+        said = (self.batch, self.visit, self.seed, self.tail, self.hints.on_error, self.hints.on_failure)
+        steps.loaded(env, self.result, self.count, self.source, said, self.split, self.per, self.clock)

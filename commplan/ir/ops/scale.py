@@ -3,6 +3,8 @@ from typing import Literal
 from commplan.diagnostics import Span
 from commplan.ir.ops.base import BaseOp
 from commplan.ir.roles import Ref
+from commplan.ir.symbolic import steps
+from commplan.ir.symbolic.interpretation import Interpretation
 
 
 class Scale(BaseOp, frozen=True, tag="scale", gc=False):
@@ -21,3 +23,7 @@ class Scale(BaseOp, frozen=True, tag="scale", gc=False):
     span: Span
     after: tuple[Ref, ...] = ()
     lane: str = "device"
+
+    def meaning(self, env: Interpretation) -> None:
+        by = env.scalar(self.by) if isinstance(self.by, str) else self.by
+        env.put(self.result, steps.scaled(env, env.of(self.operand), env.values[self.result], self.how, by))

@@ -3,6 +3,7 @@ from commplan.ir.choice import Design
 from commplan.ir.hints import Hints
 from commplan.ir.ops.base import BaseOp
 from commplan.ir.roles import Ref
+from commplan.ir.symbolic.interpretation import Interpretation
 
 
 class Share(BaseOp, frozen=True, tag="share", gc=False):
@@ -21,3 +22,7 @@ class Share(BaseOp, frozen=True, tag="share", gc=False):
     hints: Hints = Hints()
     after: tuple[Ref, ...] = ()
     lane: str = "host_compute"
+
+    def meaning(self, env: Interpretation) -> None:
+        held = env.of(self.operand)
+        env.put(self.result, held.renamed(env.algebra, env.values[self.result], {}))

@@ -5,6 +5,7 @@ import msgspec
 from commplan.diagnostics import Span
 from commplan.ir.ops.base import BaseOp
 from commplan.ir.roles import Ref
+from commplan.ir.symbolic.interpretation import Interpretation
 
 
 class Slice(BaseOp, frozen=True, tag="slice", gc=False):
@@ -24,3 +25,7 @@ class Slice(BaseOp, frozen=True, tag="slice", gc=False):
     after: tuple[Ref, ...] = ()
     lane: str = "device"
     owners: tuple[int, ...] = ()
+
+    def meaning(self, env: Interpretation) -> None:
+        ways, digits = env.row(self.axes, self.owners)
+        env.put(self.result, env.sliced(env.of(self.operand), env.values[self.result], ways, digits))

@@ -2,6 +2,8 @@ from typing import ClassVar
 
 import msgspec
 
+from commplan.ir.roles import Ref, getter
+
 
 class BaseStage(msgspec.Struct, frozen=True):
     """What every stage says of itself beside its fields.
@@ -12,3 +14,9 @@ class BaseStage(msgspec.Struct, frozen=True):
 
     READS: ClassVar[tuple[str, ...]] = ("operand",)
     WRITES: ClassVar[tuple[str, ...]] = ("result",)
+
+    def alike(self) -> tuple[tuple[Ref, ...], ...]:
+        """Values that have the same leaves before any cut, in groups: what goes in and comes out of a stage that
+        moves or reduces."""
+        operands, results = getter(type(self), self.READS[:1]), getter(type(self), self.WRITES[:1])
+        return ((*operands(self), *results(self)),)

@@ -2,6 +2,8 @@ from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Algorithm, Hints
 from commplan.ir.roles import Ref
 from commplan.ir.stages.base import BaseStage
+from commplan.ir.symbolic import steps
+from commplan.ir.symbolic.interpretation import Interpretation
 
 
 class Broadcast(BaseStage, frozen=True, tag="broadcast"):
@@ -14,3 +16,9 @@ class Broadcast(BaseStage, frozen=True, tag="broadcast"):
     span: Span
     via: Algorithm | None = None
     hints: Hints = NO_HINTS
+
+    def meaning(self, env: Interpretation) -> None:
+        held = steps.moved(env, env.of(self.operand), self.hints)
+        env.put(
+            self.result, held.renamed(env.algebra, env.values[self.result], env.root(self.axes, self.root))
+        )

@@ -4,6 +4,8 @@ from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Algorithm, Hints
 from commplan.ir.roles import Ref
 from commplan.ir.stages.base import BaseStage
+from commplan.ir.symbolic import steps
+from commplan.ir.symbolic.interpretation import Interpretation
 
 
 class Elastic(BaseStage, frozen=True, tag="elastic"):
@@ -23,3 +25,12 @@ class Elastic(BaseStage, frozen=True, tag="elastic"):
     span: Span
     via: Algorithm | None = None
     hints: Hints = NO_HINTS
+
+    def alike(self) -> tuple[tuple[Ref, ...], ...]:
+        return ((self.operand, self.center, self.pull, self.result),)
+
+    def meaning(self, env: Interpretation) -> None:
+        steps.elastic(
+            env, self.pull, self.result, self.operand, self.center, self.eta, self.rho, self.mode, self.axes,
+            self.hints,
+        )  # fmt: skip

@@ -2,6 +2,8 @@ from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Algorithm, Hints, Reduction
 from commplan.ir.roles import Ref
 from commplan.ir.stages.base import BaseStage
+from commplan.ir.symbolic import steps
+from commplan.ir.symbolic.interpretation import Interpretation
 
 
 class Exchange(BaseStage, frozen=True, tag="exchange"):
@@ -19,3 +21,12 @@ class Exchange(BaseStage, frozen=True, tag="exchange"):
     span: Span
     via: Algorithm | None = None
     hints: Hints = NO_HINTS
+
+    def alike(self) -> tuple[tuple[Ref, ...], ...]:
+        return ((self.gradient, self.states[0]), *zip(self.states, self.results, strict=True))
+
+    def meaning(self, env: Interpretation) -> None:
+        steps.exchange(
+            env, self.gradient, self.states, self.results, self.fn, self.axes, self.op.name, self.op.weight,
+            self.hints,
+        )  # fmt: skip

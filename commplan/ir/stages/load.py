@@ -4,6 +4,8 @@ from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Hints
 from commplan.ir.roles import Ref
 from commplan.ir.stages.base import BaseStage
+from commplan.ir.symbolic import steps
+from commplan.ir.symbolic.interpretation import Interpretation
 
 
 class Load(BaseStage, frozen=True, tag="load"):
@@ -24,3 +26,10 @@ class Load(BaseStage, frozen=True, tag="load"):
     per: tuple[str, ...] = ()
     tail: Literal["pad", "short", "drop"] = "pad"
     hints: Hints = NO_HINTS
+
+    def alike(self) -> tuple[tuple[Ref, ...], ...]:
+        return ()
+
+    def meaning(self, env: Interpretation) -> None:
+        said = (self.batch, self.visit, self.seed, self.tail, self.hints.on_error, self.hints.on_failure)
+        steps.loaded(env, self.result, self.count, self.source, said, self.split, self.per, self.clock)

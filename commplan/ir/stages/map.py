@@ -2,6 +2,8 @@ from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Hints
 from commplan.ir.roles import Ref
 from commplan.ir.stages.base import BaseStage
+from commplan.ir.symbolic import steps
+from commplan.ir.symbolic.interpretation import Interpretation
 
 
 class Map(BaseStage, frozen=True, tag="map"):
@@ -17,3 +19,10 @@ class Map(BaseStage, frozen=True, tag="map"):
     per: tuple[str, ...] = ()
     per_record: bool = False  # applied record by record: on the host, or vmapped on the device
     hints: Hints = NO_HINTS
+
+    def alike(self) -> tuple[tuple[Ref, ...], ...]:
+        return ()
+
+    def meaning(self, env: Interpretation) -> None:
+        marks = steps.marks(self.results, self.per, random=self.fn in env.random)
+        env.call(self.fn, env.each(self.operands), self.results, marks, by_record=self.per_record)

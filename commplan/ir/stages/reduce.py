@@ -2,6 +2,8 @@ from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Algorithm, Hints, Reduction
 from commplan.ir.roles import Ref
 from commplan.ir.stages.base import BaseStage
+from commplan.ir.symbolic import steps
+from commplan.ir.symbolic.interpretation import Interpretation
 
 
 class Reduce(BaseStage, frozen=True, tag="reduce"):
@@ -17,3 +19,8 @@ class Reduce(BaseStage, frozen=True, tag="reduce"):
     across: bool = False
     via: Algorithm | None = None
     hints: Hints = NO_HINTS
+
+    def meaning(self, env: Interpretation) -> None:
+        op, value = self.op, env.values[self.result]
+        held = steps.averaged(env, env.of(self.operand), value, self.axes, op.name, op.weight, self.hints)
+        env.put(self.result, held)

@@ -2,6 +2,8 @@ from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Algorithm, Hints, Reduction
 from commplan.ir.roles import Ref
 from commplan.ir.stages.base import BaseStage
+from commplan.ir.symbolic import steps
+from commplan.ir.symbolic.interpretation import Interpretation
 
 
 class Scatter(BaseStage, frozen=True, tag="scatter"):
@@ -16,3 +18,9 @@ class Scatter(BaseStage, frozen=True, tag="scatter"):
     span: Span
     via: Algorithm | None = None
     hints: Hints = NO_HINTS
+
+    def meaning(self, env: Interpretation) -> None:
+        op, operand, value = self.op, env.of(self.operand), env.values[self.result]
+        held = steps.averaged(env, operand, operand.value, self.axes, op.name, op.weight, self.hints)
+        ways, digits = env.row(self.axes)
+        env.put(self.result, env.sliced(held, value, ways, digits))

@@ -2,6 +2,7 @@ from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Algorithm, Hints
 from commplan.ir.roles import Ref
 from commplan.ir.stages.base import BaseStage
+from commplan.ir.symbolic.interpretation import Interpretation
 
 
 class Share(BaseStage, frozen=True, tag="share"):
@@ -13,3 +14,7 @@ class Share(BaseStage, frozen=True, tag="share"):
     via: Algorithm
     span: Span
     hints: Hints = NO_HINTS
+
+    def meaning(self, env: Interpretation) -> None:
+        held = env.of(self.operand)
+        env.put(self.result, held.renamed(env.algebra, env.values[self.result], {}))

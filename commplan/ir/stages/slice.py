@@ -1,6 +1,7 @@
 from commplan.diagnostics import Span
 from commplan.ir.roles import Ref
 from commplan.ir.stages.base import BaseStage
+from commplan.ir.symbolic.interpretation import Interpretation
 
 
 class Slice(BaseStage, frozen=True, tag="slice"):
@@ -10,3 +11,7 @@ class Slice(BaseStage, frozen=True, tag="slice"):
     operand: Ref
     axes: tuple[str, ...]
     span: Span
+
+    def meaning(self, env: Interpretation) -> None:
+        ways, digits = env.row(self.axes)
+        env.put(self.result, env.sliced(env.of(self.operand), env.values[self.result], ways, digits))

@@ -1,0 +1,474 @@
+"""What values hold while a phase is carried out on symbols: blocks for every leaf, made by the meanings of ops and
+stages (`ir.ops`, `ir.stages`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from commplan.ir.layout import row_size
+from commplan.ir.leaf_match import LeafMatch
+from commplan.ir.roles import Ref
+from commplan.ir.symbolic import blocks
+from commplan.ir.symbolic.blocks import Block, Builder, Frozen, Unsayable
+from commplan.ir.symbolic.terms import Algebra, Argument, Chain, Symbol, Symbols, Term, at, rank
+from commplan.ir.types import DType
+from commplan.ir.values import Leaf, Value
+
+Paths = tuple[tuple[str, ...], ...]
+
+
+class Held:
+    """What one rank, any one, holds of `value`.
+
+    Either the same for every leaf, `chain` and `term` (a scalar is never cut), or a block for each leaf.
+    """
+
+    __slots__ = ("_blocks", "uniform", "value")
+
+    def __init__(
+        self, value: Value, uniform: tuple[Chain, Term] | None = None, found: Sequence[Block] = ()
+    ) -> None:
+        self.value = value
+        if uniform is not None and not any(leaf.shape and leaf.size for leaf in value.leaves):
+            uniform = ((), uniform[1])
+        self.uniform = uniform
+        self._blocks: tuple[Block, ...] | None = tuple(found) if uniform is None else None
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        if self._blocks is None:
+            assert self.uniform is not None
+            chain, term = self.uniform
+            self._blocks = tuple(
+                blocks.whole(index, leaf.size, chain if leaf.shape else (), term)
+                for index, leaf in enumerate(self.value.leaves)
+            )
+        return self._blocks
+
+    def like(self, value: Value, function: Callable[[Term, DType], Term]) -> Held:
+        """`value`, of whose elements each is `function` of this one's term and type."""
+        dtypes = {leaf.dtype for leaf in self.value.leaves} or {DType.F32}
+        if self.uniform is not None:
+            chain, term = self.uniform
+            made = {function(term, dtype) for dtype in dtypes}
+            if len(made) == 1:
+                return Held(value, (chain, made.pop()))
+        found = [
+            blocks.with_terms(block, lambda term, dtype=leaf.dtype: function(term, dtype))
+            for block, leaf in zip(self.blocks, self.value.leaves, strict=True)
+        ]
+        return uniform_if_whole(value, found)
+
+    def each(self, value: Value, function: Callable[[Block], Block]) -> Held:
+        """`value`, of whose leaves each is `function` of this one's block."""
+        return uniform_if_whole(value, [function(block) for block in self.blocks])
+
+    def renamed(self, algebra: Algebra, value: Value, symbols: Symbols) -> Held:
+        """`value` with symbols replaced."""
+        return self.each(value, lambda block: blocks.renamed(algebra, block, symbols))
+
+
+def uniform_if_whole(value: Value, found: Sequence[Block]) -> Held:
+    """`value` with these blocks, said once where they are all alike."""
+    chains: set[Chain] = set()
+    terms: set[Term] = set()
+    for index, (block, leaf) in enumerate(zip(found, value.leaves, strict=True)):
+        if not leaf.size:
+            continue
+        run = block.runs[0] if len(block.runs) == 1 else None
+        if run is None or block.rows or isinstance(run.leaf, Frozen) or run[:4] != (0, leaf.size, index, 0):
+            return Held(value, None, found)
+        chain, term = block.slots[run.slot]
+        if term is None or (chain and not leaf.shape):
+            return Held(value, None, found)
+        terms.add(term)
+        if leaf.shape:
+            chains.add(chain)
+        if len(terms) > 1 or len(chains) > 1:
+            return Held(value, None, found)
+    return Held(value, (chains.pop() if chains else (), terms.pop())) if terms else Held(value, None, found)
+
+
+class Interpretation:
+    """The values of one phase so far.
+
+    values: those that ops make, by name. matches: of every function in `elementwise`, by the paths of what goes in and
+    comes out, the leaves of operands that each leaf of a result is made of.
+    """
+
+    def __init__(
+        self,
+        algebra: Algebra,
+        values: Mapping[Ref, Value],
+        matches: Mapping[tuple[str, Paths], LeafMatch],
+        elementwise: frozenset[str] = frozenset(),
+        random: frozenset[str] = frozenset(),
+    ) -> None:
+        self.algebra, self.values, self.matches = algebra, values, matches
+        self.elementwise, self.random = elementwise, random
+        self.held: dict[Ref, Held] = {}
+
+    def of(self, ref: Ref) -> Held:
+        return self.held[ref]
+
+    def each(self, refs: Sequence[Ref]) -> list[Held]:
+        return [self.held[ref] for ref in refs]
+
+    def put(self, ref: Ref, held: Held) -> None:
+        self.held[ref] = held
+
+    def sizes(self, axes: Sequence[str]) -> list[int]:
+        return [self.algebra.sizes[axis] for axis in axes]
+
+    def root(self, axes: Sequence[str], number: int) -> Symbols:
+        """The coordinates of rank `number`, counted row-major over `axes`, as a substitution."""
+        symbols: dict[Symbol, Symbol] = {}
+        for axis in reversed(axes):
+            number, place = divmod(number, self.algebra.sizes[axis])
+            if self.algebra.sizes[axis] > 1:
+                symbols[rank(axis)] = at(place)
+        return symbols
+
+    def row(self, axes: Sequence[str], owners: Sequence[int] = ()) -> tuple[int, list[tuple[int, Symbol]]]:
+        """Into how many rows a leaf is cut among the ranks along `axes`, or among `owners` of them alone, and the digits
+        of the number of this rank's row."""
+        if not owners:
+            return math.prod(self.sizes(axes)), [(self.algebra.sizes[axis], rank(axis)) for axis in axes]
+        return len(owners), [(len(owners), self.algebra.owner(axes, owners))]
+
+    def own_elements(self, name: str, value: Value, own: Sequence[str], split: Sequence[str]) -> Held:
+        """`value`, called `name`, of which every element is itself; ranks along `own` have others, and along `split` a
+        row each, one cut after another."""
+        chain: Chain = ()
+        for axis in split:
+            size = self.algebra.sizes[axis]
+            chain = blocks.cut(chain, size, ((size, rank(axis)),))
+        return Held(value, (chain, self.algebra.value(name, own)))
+
+    def scalar(self, ref: Ref) -> Term:
+        """The term of a scalar value."""
+        return _scalar(self.held[ref], 0)
+
+    # Functions
+
+    def call(
+        self,
+        fn: str,
+        given: Sequence[Held],
+        results: Sequence[Ref],
+        marks: Sequence[object] = (),
+        *,
+        by_record: bool = False,
+    ) -> None:
+        """`results` are what `fn` makes of what is `given`. marks: whatever else makes two calls different; a
+        function that is called with any is not taken to be elementwise. by_record: it is called for each record."""
+        leaves = (*(held.value.leaves for held in given), *(self.values[ref].leaves for ref in results))
+        paths: Paths = tuple(tuple(leaf.path for leaf in each) for each in leaves)
+        match = (
+            self.matches.get((fn, paths)) if fn in self.elementwise and not marks and not by_record else None
+        )
+        for number, ref in enumerate(results):
+            value = self.values[ref]
+            name = f"{fn}{''.join(f' {mark}' for mark in marks)}" + (f"#{number}" if number else "")
+            made = self._elementwise(name, given, value, match, number) if match is not None else None
+            if by_record:
+                made = self._by_record(f"{name} by record", given, value)
+            self.held[ref] = self._opaque(name, given, value) if made is None else made
+
+    def _opaque(self, name: str, given: Sequence[Held], value: Value) -> Held:
+        """Every element of the result depends on all of every operand."""
+        arguments = [argument for number, held in enumerate(given) for argument in _all_of(number, held)]
+        return Held(value, ((), self.algebra.call(name, arguments)))
+
+    def _by_record(self, name: str, given: Sequence[Held], value: Value) -> Held:
+        """Every record of the result depends on the same record of the operands that are records, and on all of
+        the others."""
+        arguments: list[Argument] = []
+        chains: set[Chain] = set()
+        for number, held in enumerate(given):
+            if held.value.kind != "records":
+                arguments += _all_of(number, held)
+            elif held.uniform is None:
+                raise Unsayable(f"the records of `{held.value.id}` are those of several loads")
+            else:
+                chains.add(held.uniform[0])
+                arguments.append(Argument(held.uniform[1], number))
+        if len(chains) > 1:
+            raise Unsayable("records of different ranks are put together")
+        return Held(value, (chains.pop() if chains else (), self.algebra.call(name, arguments)))
+
+    def _elementwise(
+        self, name: str, given: Sequence[Held], value: Value, match: LeafMatch, number: int
+    ) -> Held | None:
+        """Every element of the result depends on the same element of the leaves that go with its own, and on scalars."""
+        scalars = [
+            Argument(_scalar(given[operand], index), operand, index) for operand, index in match.scalars
+        ]
+        if (
+            match.straight
+            and len({held.uniform[0] if held.uniform else None for held in given if _has_arrays(held)}) == 1
+        ):
+            made = self._straight(name, given, value, match, scalars)
+            if made is not None:
+                return made
+        found: list[Block] = []
+        for index, (leaf, group) in enumerate(zip(value.leaves, match.groups[number], strict=True)):
+            if group is None and leaf.size:
+                return None
+            partners = [(operand, other, given[operand].blocks[other]) for operand, other in group or ()]
+            if not leaf.size:
+                found.append(blocks.EMPTY)
+            elif not partners:
+                found.append(blocks.whole(index, leaf.size, (), self.algebra.call(name, scalars)))
+            else:
+                found.append(self._zipped(name, index, leaf, partners, scalars))
+        return uniform_if_whole(value, found)
+
+    def _straight(
+        self, name: str, given: Sequence[Held], value: Value, match: LeafMatch, scalars: list[Argument]
+    ) -> Held | None:
+        """All leaves at once."""
+        alone = {operand for operand, _ in match.scalars}
+        operands = [(operand, held) for operand, held in enumerate(given) if operand not in alone]
+        if any(held.uniform is None for _, held in operands):
+            return None
+        said = [(operand, held.uniform) for operand, held in operands if held.uniform is not None]
+        chain = next((uniform[0] for operand, uniform in said if _has_arrays(given[operand])), ())
+        arguments = [Argument(uniform[1], operand) for operand, uniform in said]
+        return Held(value, (chain, self.algebra.call(name, [*arguments, *scalars])))
+
+    def _zipped(
+        self,
+        name: str,
+        index: int,
+        leaf: Leaf,
+        partners: Sequence[tuple[int, int, Block]],
+        scalars: list[Argument],
+    ) -> Block:
+        builder = Builder()
+        columns = [block for _, _, block in partners]
+        if any(block.rows for block in columns):
+            raise Unsayable(f"leaf `{leaf.path}` of an operand is rows of several ranks")
+        for begin, end, runs in blocks.aligned(columns):
+            arguments: list[Argument] = []
+            places: set[tuple[Chain, int]] = set()
+            for (operand, other, block), run in zip(partners, runs, strict=True):
+                if run is None:
+                    arguments.append(Argument(self.algebra.zero, operand, None if other == index else other))
+                    continue
+                chain, term = block.slots[run.slot]
+                if run.leaf != other or term is None:
+                    raise Unsayable(f"leaf `{leaf.path}` of an operand holds elements of another leaf")
+                places.add((chain, run.column + begin - run.at))
+                arguments.append(Argument(term, operand, None if other == index else other))
+            if len(places) > 1:
+                said = " and ".join(
+                    f"elements from {column} on{' of a part' if chain else ''}"
+                    for chain, column in sorted(places, key=repr)
+                )
+                raise Unsayable(f"leaf `{leaf.path}`: {said} are put together")
+            if places:
+                chain, column = places.pop()
+                term = self.algebra.call(name, [*arguments, *scalars])
+                builder.runs.append(
+                    blocks.Run(begin, end - begin, index, column, builder.slot((chain, term)))
+                )
+        return builder.block((), leaf.size)
+
+    # Collectives
+
+    def summed(
+        self, operand: Held, value: Value, axes: Sequence[str], function: Callable[[Term, DType], Term]
+    ) -> Held:
+        """What ranks along `axes` hold at the same place is put together by `function`."""
+        if operand.uniform is not None:
+            blocks.check_rows((operand.uniform[0],), axes)
+            return operand.like(value, function)
+        known: dict[DType, Callable[[Term], Term]] = {}
+        for dtype in {leaf.dtype for leaf in operand.value.leaves}:
+            known[dtype] = self.algebra.mapped(lambda term, dtype=dtype: function(term, dtype))
+        found = [
+            blocks.summed(self.algebra, block, axes, known[leaf.dtype])
+            for block, leaf in zip(operand.blocks, operand.value.leaves, strict=True)
+        ]
+        return uniform_if_whole(value, found)
+
+    def gathered(self, operand: Held, value: Value, axes: Sequence[str]) -> Held:
+        """The rows of all ranks along `axes` of every leaf; a scalar as the first rank has it."""
+        if operand.uniform is not None and value.kind != "flat":
+            chain, term = operand.uniform
+            last = blocks.cut((), *self.row(axes))
+            if not any(term.varies(axis) for axis in axes) and chain[len(chain) - len(last) :] == last:
+                return Held(value, (chain[: len(chain) - len(last)], term))
+        first = self.root(axes, 0)
+        found: list[Block] = []
+        for block, leaf in zip(operand.blocks, value.leaves, strict=True):
+            if leaf.shape:
+                is_leaf = value.kind != "flat"
+                found.append(blocks.gathered(self.algebra, block, axes, leaf.size, leaf=is_leaf))
+            else:
+                found.append(blocks.renamed(self.algebra, block, first))
+        return uniform_if_whole(value, found)
+
+    def combined(
+        self, operands: Sequence[Held], value: Value, function: Callable[[Sequence[Term]], Term]
+    ) -> Held:
+        """Trees put together element by element."""
+        said = [held.uniform for held in operands]
+        if all(uniform is not None and uniform[0] == (said[0] or ((),))[0] for uniform in said):
+            return Held(value, ((said[0] or ((),))[0], function([u[1] for u in said if u is not None])))
+        found = [
+            blocks.combined(self.algebra, [held.blocks[index] for held in operands], function)
+            for index in range(len(value.leaves))
+        ]
+        return uniform_if_whole(value, found)
+
+    # Buffers
+
+    def packed(self, parts: Sequence[tuple[Ref, int, int, int, int]], ways: int, value: Value) -> Held:
+        """A flat buffer of `ways` rows from (value, leaf, first column, columns, offset) of leaves."""
+        builder = Builder()
+        known: dict[tuple[Ref, int], Block] = {}
+        rows: tuple[tuple[int, str | None], ...] = ()
+        for ref, leaf, start, size, offset in parts:
+            held = self.held[ref]
+            if ways == 1:
+                block, column = blocks.row_of(self.algebra, held.blocks[leaf], start, size)
+                builder.take(block, column, size, offset)
+                continue
+            if (ref, leaf) not in known:
+                width = row_size(held.value.kind, held.value.leaves[leaf], ways)
+                known[ref, leaf] = blocks.in_rows(
+                    held.blocks[leaf], ways, width, leaf=held.value.kind != "flat"
+                )
+            block = known[ref, leaf]
+            rows = _same_rows(rows, block.rows)
+            builder.take(block, start, size, offset)
+        rows = rows or (((ways, None),) if ways > 1 else ())
+        return Held(value, None, [builder.block(rows, value.leaves[0].size // ways)])
+
+    def unpacked(self, parts: Sequence[tuple[Ref, int, int, int, int]], ways: int, value: Value) -> Held:
+        """The leaves of `value` from (buffer, leaf, first column, columns, offset) of buffers of `ways` rows."""
+        builders = [Builder() for _ in value.leaves]
+        rows: list[tuple[tuple[int, str | None], ...]] = [() for _ in value.leaves]
+        for ref, leaf, start, size, offset in parts:
+            (buffer,) = self.held[ref].blocks
+            if ways == 1:
+                buffer, offset = blocks.row_of(self.algebra, buffer, offset, size)
+            else:
+                buffer = blocks.in_rows(buffer, ways, buffer.size // ways)
+                rows[leaf] = _same_rows(rows[leaf], buffer.rows)
+            builders[leaf].take(buffer, offset, size, start)
+        found: list[Block] = []
+        for index, leaf in enumerate(value.leaves):
+            block = builders[index].block(rows[index], row_size(value.kind, leaf, ways))
+            found.append(placed(value, blocks.collapsed(block, leaf.size, leaf=True), leaf))
+        return uniform_if_whole(value, found)
+
+    def sliced(self, operand: Held, value: Value, ways: int, digits: Sequence[tuple[int, Symbol]]) -> Held:
+        """The row with these digits of every leaf that is no scalar, cut into `ways`."""
+        if operand.uniform is not None:
+            chain, term = operand.uniform
+            return Held(value, (blocks.cut(chain, ways, digits), term))
+        found: list[Block] = []
+        for block, leaf in zip(operand.blocks, operand.value.leaves, strict=True):
+            if leaf.shape and ways > 1:
+                width = row_size(operand.value.kind, leaf, ways)
+                made = blocks.leading(
+                    blocks.in_rows(block, ways, width, leaf=True), [count for count, _ in digits]
+                )
+                kept = [symbol for count, symbol in digits if count > 1]
+                symbols = {blocks.row(index): symbol for index, symbol in enumerate(kept)}
+                block = blocks.renamed(self.algebra, made, symbols)._replace(rows=())
+            found.append(block)
+        return uniform_if_whole(value, found)
+
+
+class Place(NamedTuple):
+    """Elements of a block: `size` of `leaf` from `column` on, in row `chain`; and where they stand."""
+
+    at: int
+    size: int
+    leaf: object
+    chain: Chain
+    column: int
+    term: Term
+
+    def from_element(self, begin: int) -> Place:
+        """The elements from the one that stands at `begin` on."""
+        gone = begin - self.at
+        return self._replace(at=begin, size=self.size - gone, column=self.column + gone)
+
+    def argument(self, operand: int, leaf: int) -> Argument:
+        return Argument(self.term, operand, (leaf, self.at, self.leaf), self.chain, self.column, self.size)
+
+
+def whole_runs(block: Block) -> list[Place]:
+    """The runs of a block of one row, in order."""
+    if block.rows:
+        raise Unsayable("rows of several ranks are used as one value")
+    found: list[Place] = []
+    for run in block.runs:
+        chain, term = block.slots[run.slot]
+        if term is None:
+            raise Unsayable("a part of a buffer is used as a value")
+        found.append(Place(run.at, run.size, run.leaf, chain, run.column, term))
+    return found
+
+
+def placed(value: Value, block: Block, leaf: Leaf) -> Block:
+    """`block`, a leaf, with rows whose number is known counted as elements of the whole leaf."""
+    if not any(_number(chain) is not None for chain, _ in block.slots):
+        return block
+    builder = Builder()
+    for run in block.runs:
+        chain, term = block.slots[run.slot]
+        number = _number(chain)
+        if number is None:
+            builder.runs.append(run._replace(slot=builder.slot((chain, term))))
+            continue
+        column = number * row_size(value.kind, leaf, chain[0].ways) + run.column
+        builder.runs.append(run._replace(column=column, slot=builder.slot(((), term))))
+    return builder.block(block.rows, block.columns)
+
+
+def _number(chain: Chain) -> int | None:
+    """The number of the row that a single cut leads to, where it is known."""
+    if len(chain) != 1 or any(symbol[0] != "at" for _, symbol in chain[0].digits):
+        return None
+    number = 0
+    for count, symbol in chain[0].digits:
+        number = number * count + symbol[1]
+    return number
+
+
+def _all_of(number: int, held: Held) -> list[Argument]:
+    """All elements of operand `number` of a call."""
+    return [
+        place.argument(number, leaf) for leaf, block in enumerate(held.blocks) for place in whole_runs(block)
+    ]
+
+
+def _scalar(held: Held, index: int) -> Term:
+    """The term of a leaf that is a scalar."""
+    if held.uniform is not None:
+        return held.uniform[1]
+    block = held.blocks[index]
+    chain, term = block.slots[block.runs[0].slot] if block.runs else ((), None)
+    if block.rows or chain or term is None or block.runs[0].leaf != index:
+        raise Unsayable(f"leaf `{held.value.leaves[index].path}` of `{held.value.id}` is no whole scalar")
+    return term
+
+
+def _has_arrays(held: Held) -> bool:
+    return any(leaf.shape for leaf in held.value.leaves)
+
+
+def _same_rows(
+    first: tuple[tuple[int, str | None], ...], second: tuple[tuple[int, str | None], ...]
+) -> tuple[tuple[int, str | None], ...]:
+    if first and second and first != second:
+        raise Unsayable("rows of different ranks are put side by side")
+    return first or second

@@ -1,0 +1,446 @@
+"""Terms: what one element of a value is, over the elements of the values that a phase begins with.
+
+A term is a sum of contributions with exact rational coefficients:
+
+    term          coefficient * sum over axes of atom, with a trace of what rounded it; added up
+    atom          value     an element of an input, a state or a load, at a coordinate of each axis it varies on
+                  call      a function of terms and of blocks: uninterpreted, equal where its arguments are
+                  extreme   the maximum or minimum of a term over axes
+                  only      a term where ranks have certain coordinates, zero elsewhere
+                  undefined something that nothing is known of
+
+All atoms of a term are taken at one position (leaf and element), which a block holds (`blocks`). Coordinates
+are symbols, so that nothing depends on how many ranks there are:
+
+    ("rank", axis)   that of the rank that is looked at        ("row", n)     the n-th row digit of a buffer
+    ("all", axis)    summed over                               ("at", k)      k
+    ("owner", ((axis, symbol), ..), ranks)    the place among `ranks` of the rank with these coordinates
+
+Sums are sets, so order, buckets, levels and algorithms drop out. Rounding does not: a trace lists casts, and
+sums made between them, in order; in the term of a plan it lists what the plan allows (`accepts`).
+Terms and atoms are interned by an `Algebra`: within one, equal terms are one object.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from fractions import Fraction
+from typing import Any, Literal, NamedTuple
+
+from commplan.ir.symbolic.rounding import Event, Trace, cast
+from commplan.ir.types import DType
+
+Symbol = tuple[Any, ...]
+Symbols = Mapping[Symbol, Symbol]
+Coordinates = tuple[tuple[str, Symbol], ...]  # by axis
+
+
+def rank(axis: str) -> Symbol:
+    return ("rank", axis)
+
+
+def row(digit: int) -> Symbol:
+    return ("row", digit)
+
+
+def at(index: int) -> Symbol:
+    return ("at", index)
+
+
+class Cut(NamedTuple):
+    """One of `ways` equal rows of what is cut: the row whose number has these digits, each (count, symbol)."""
+
+    ways: int
+    digits: tuple[tuple[int, Symbol], ...]
+
+
+Chain = tuple[Cut, ...]  # cuts of cuts, outermost first
+
+
+class Atom:
+    """See the module. `free`: the symbols in it that stand for ranks and rows. `exact`: nothing in it was rounded."""
+
+    __slots__ = ("content", "exact", "free", "kind", "number", "skeleton")
+
+    def __init__(self, number: int, kind: str, content: tuple[Any, ...]) -> None:
+        self.number, self.kind, self.content = number, kind, content
+        self.free: frozenset[Symbol] = frozenset()
+        self.exact = True
+        self.skeleton: Atom = self
+
+
+class Contribution(NamedTuple):
+    """`coefficient` times the sum of `atom` over the axes `sums`, rounded as `trace` says."""
+
+    atom: Atom
+    sums: tuple[str, ...]
+    trace: Trace
+    coefficient: Fraction
+
+
+class Term:
+    """A sum of contributions, in a fixed order; the empty one is zero."""
+
+    __slots__ = ("exact", "free", "number", "parts", "skeleton")
+
+    def __init__(self, number: int, parts: tuple[Contribution, ...]) -> None:
+        self.number, self.parts = number, parts
+        self.free: frozenset[Symbol] = frozenset().union(*(part.atom.free for part in parts))
+        self.exact = all(part.atom.exact and not part.trace for part in parts)
+        self.skeleton: Term = self
+
+    def varies(self, axis: str) -> bool:
+        return rank(axis) in self.free
+
+
+class Argument(NamedTuple):
+    """An argument of a call: a term at the place of the result (`leaf` None) or in another leaf, or, of a
+    function of whole values, a run of elements: `size` of them from `column` on in row `chain` of `leaf`."""
+
+    term: Term
+    operand: int
+    leaf: Any = None
+    chain: Chain = ()
+    column: int = 0
+    size: int | None = None
+
+
+class Algebra:
+    """Makes terms. `sizes`: the number of ranks along each axis; along an axis of one rank nothing varies."""
+
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        self.sizes = dict(sizes)
+        self._atoms: dict[tuple[Any, ...], Atom] = {}
+        self._terms: dict[tuple[Contribution, ...], Term] = {}
+        self._substituted: dict[tuple[int, bool, Any], Any] = {}
+        self.zero = self.term({})
+
+    # Making
+
+    def value(self, name: str, axes: Iterable[str]) -> Term:
+        """An element of the value `name`, which varies along `axes`."""
+        where = tuple(sorted((axis, rank(axis)) for axis in axes if self.sizes.get(axis, 1) > 1))
+        return self.single(self.atom("value", name, where))
+
+    def call(self, name: str, arguments: Iterable[Argument]) -> Term:
+        return self.single(self.atom("call", name, tuple(arguments)))
+
+    def undefined(self, why: str) -> Term:
+        return self.single(self.atom("undefined", why))
+
+    def single(self, atom: Atom) -> Term:
+        return self.term({(atom, (), ()): Fraction(1)})
+
+    def term(self, parts: Mapping[tuple[Atom, tuple[str, ...], Trace], Fraction]) -> Term:
+        made = [Contribution(*key, coefficient) for key, coefficient in parts.items() if coefficient]
+        if len(made) > 1:
+            made.sort(key=lambda part: (part.atom.number, part.sums, part.trace))
+        key = tuple(made)
+        found = self._terms.get(key)
+        if found is None:
+            found = self._terms[key] = Term(len(self._terms), key)
+            if not found.exact:
+                bare: dict[tuple[Atom, tuple[str, ...], Trace], Fraction] = {}
+                for part in key:
+                    _add(bare, part.atom.skeleton, part.sums, (), part.coefficient)
+                found.skeleton = self.term(bare)
+        return found
+
+    def atom(self, kind: str, *content: Any) -> Atom:
+        key = (kind, *content)
+        found = self._atoms.get(key)
+        if found is None:
+            found = self._atoms[key] = Atom(len(self._atoms), kind, content)
+            self._describe(found)
+        return found
+
+    def _describe(self, atom: Atom) -> None:
+        content = atom.content
+        match atom.kind:
+            case "value":
+                atom.free = _free(symbol for _, symbol in content[1])
+            case "call":
+                name, arguments = content
+                atom.exact = all(argument.term.exact for argument in arguments)
+                free = [argument.term.free for argument in arguments]
+                symbols = (s for argument in arguments for cut in argument.chain for _, s in cut.digits)
+                atom.free = frozenset().union(*free, _free(symbols))
+                if not atom.exact:
+                    atom.skeleton = self.atom("call", name, _merged(arguments))
+            case "extreme":
+                op, axes, term = content
+                atom.exact, atom.free = term.exact, term.free
+                atom.skeleton = atom if term.exact else self.atom("extreme", op, axes, term.skeleton)
+            case "only":
+                conditions, term = content
+                atom.exact, atom.free = term.exact, term.free | _free(symbol for symbol, _ in conditions)
+                atom.skeleton = atom if term.exact else self.atom("only", conditions, term.skeleton)
+            case _:
+                pass
+
+    def owner(self, axes: Sequence[str], owners: Sequence[int]) -> Symbol:
+        """The place of this rank among `owners`, which are counted row-major over `axes`."""
+        several = sorted(axis for axis in axes if self.sizes[axis] > 1)
+        numbers: list[int] = []
+        for number in owners:
+            place: dict[str, int] = {}
+            for axis in reversed(axes):
+                number, place[axis] = divmod(number, self.sizes[axis])
+            numbers.append(0)
+            for axis in several:
+                numbers[-1] = numbers[-1] * self.sizes[axis] + place[axis]
+        return ("owner", tuple((axis, self.sizes[axis], rank(axis)) for axis in several), tuple(numbers))
+
+    # Arithmetic
+
+    def add(self, terms: Sequence[Term]) -> Term:
+        if len(terms) == 1:
+            return terms[0]
+        parts: dict[tuple[Atom, tuple[str, ...], Trace], Fraction] = {}
+        for term in terms:
+            for atom, sums, trace, coefficient in term.parts:
+                _add(parts, atom, sums, trace, coefficient)
+        return self.term(parts)
+
+    def scaled(self, term: Term, factor: Fraction) -> Term:
+        if factor == 1:
+            return term
+        return self.term({part[:3]: part.coefficient * factor for part in term.parts})
+
+    def traced(self, term: Term, event: Event) -> Term:
+        """`term` with one more event in every trace."""
+        return self.term({(p.atom, p.sums, (*p.trace, event)): p.coefficient for p in term.parts})
+
+    def cast(self, term: Term, before: DType, after: DType) -> Term:
+        """`term` converted from one type to another."""
+        parts: dict[Any, Fraction] = {}
+        for atom, sums, trace, coefficient in term.parts:
+            _add(parts, atom, sums, cast(trace, before, after), coefficient)
+        return self.term(parts)
+
+    def only(self, term: Term, conditions: Iterable[tuple[Symbol, int]]) -> Term:
+        """`term` where all conditions hold, zero elsewhere."""
+        wanted = dict(conditions)
+        inner = self.substitute(term, {symbol: at(place) for symbol, place in wanted.items()})
+        if not wanted or not inner.parts:
+            return inner
+        if len(inner.parts) == 1 and inner.parts[0].atom.kind == "only":
+            (part,) = inner.parts
+            if not part.sums and not part.trace:
+                merged = (*part.atom.content[0], *wanted.items())
+                made = self.atom(
+                    "only", tuple(sorted(merged)), self.scaled(part.atom.content[1], part.coefficient)
+                )
+                return self.single(made)
+        return self.single(self.atom("only", tuple(sorted(wanted.items())), inner))
+
+    def total(self, term: Term, axes: Sequence[str], allowed: Event | None = None) -> Term:
+        """The sum over `axes`: a contribution that does not vary on one counts once for each of its ranks.
+        `allowed`: the event that says how it may be rounded, where that is more than not at all."""
+        parts: dict[tuple[Atom, tuple[str, ...], Trace], Fraction] = {}
+        several = tuple(sorted(axis for axis in axes if self.sizes.get(axis, 1) > 1))
+        for part in term.parts:
+            event = allowed or (("sum", several) if part.trace and several else None)
+            self._total(parts, part if event is None else part._replace(trace=(*part.trace, event)), axes)
+        return self.term(parts)
+
+    def _total(self, parts: dict[Any, Fraction], part: Contribution, axes: Sequence[str]) -> None:
+        atom, sums, trace, coefficient = part
+        if atom.kind == "only" and any(
+            symbol == rank(axis) for symbol, _ in atom.content[0] for axis in axes
+        ):
+            # A sum over an axis of what one rank alone has is what that rank has.
+            conditions, inner = atom.content
+            inside = {rank(axis) for axis in axes}
+            left = [pair for pair in conditions if pair[0] not in inside]
+            gone = {symbol[1] for symbol, _ in conditions if symbol in inside}
+            for found in inner.parts:
+                whole = Contribution(
+                    found.atom,
+                    _joined(sums, found.sums),
+                    found.trace + trace,
+                    found.coefficient * coefficient,
+                )
+                rest: dict[Any, Fraction] = {}
+                self._total(rest, whole, [axis for axis in axes if axis not in gone])
+                for made in self.only(self.term(rest), left).parts:
+                    _add(parts, *made)
+            return
+        varying = [axis for axis in axes if rank(axis) in atom.free]
+        same = math.prod(self.sizes.get(axis, 1) for axis in axes if axis not in varying)
+        bound = self.substitute_atom(atom, {rank(axis): ("all", axis) for axis in varying})
+        for found in bound.parts:
+            _add(
+                parts,
+                found.atom,
+                _joined(_joined(sums, found.sums), varying),
+                found.trace + trace,
+                found.coefficient * coefficient * same,
+            )
+
+    def extreme(self, op: Literal["max", "min"], term: Term, axes: Sequence[str]) -> Term:
+        """The maximum or minimum over `axes`; rounding is monotone, so it may as well come after."""
+        varying = tuple(sorted(axis for axis in axes if term.varies(axis)))
+        if not varying:
+            return term
+        inner = self.substitute(term, {rank(axis): ("all", axis) for axis in varying})
+        trace: Trace = ()
+        if len(inner.parts) == 1 and inner.parts[0].coefficient == 1:
+            (part,) = inner.parts
+            trace, inner = part.trace, self.term({(part.atom, part.sums, ()): Fraction(1)})
+            if part.atom.kind == "extreme" and not part.sums and part.atom.content[0] == op:
+                varying, inner = tuple(sorted({*varying, *part.atom.content[1]})), part.atom.content[2]
+        return self.term({(self.atom("extreme", op, varying, inner), (), trace): Fraction(1)})
+
+    def summed_rows(self, term: Term, digits: Mapping[int, tuple[int, str | None]]) -> Term:
+        """The sum over row digits, each with its count and the axis along which its rows were gathered."""
+        for digit, (count, axis) in digits.items():
+            parts: dict[Any, Fraction] = {}
+            for atom, sums, trace, coefficient in term.parts:
+                added = (*trace, ("sum", (str(axis),))) if trace and axis else trace
+                if row(digit) not in atom.free:
+                    _add(parts, atom, sums, added, coefficient * count)
+                    continue
+                bound = self.substitute_atom(atom, {row(digit): ("all", axis)})
+                for found in bound.parts:
+                    over = _joined(_joined(sums, found.sums), [str(axis)])
+                    _add(parts, found.atom, over, found.trace + added, found.coefficient * coefficient)
+            term = self.term(parts)
+        return term
+
+    # Substitution
+
+    def substitute(self, term: Term, symbols: Symbols) -> Term:
+        """`term` with symbols replaced, all at once."""
+        if term.free.isdisjoint(symbols):
+            return term
+        key = (term.number, True, tuple(symbols.items()))
+        found = self._substituted.get(key)
+        if found is None:
+            parts: dict[Any, Fraction] = {}
+            for atom, sums, trace, coefficient in term.parts:
+                for made in self.substitute_atom(atom, symbols).parts:
+                    _add(
+                        parts,
+                        made.atom,
+                        _joined(sums, made.sums),
+                        made.trace + trace,
+                        made.coefficient * coefficient,
+                    )
+            found = self._substituted[key] = self.term(parts)
+        return found
+
+    def substitute_atom(self, atom: Atom, symbols: Symbols) -> Term:
+        if atom.free.isdisjoint(symbols):
+            return self.single(atom)
+        key = (atom.number, False, tuple(symbols.items()))
+        found = self._substituted.get(key)
+        if found is None:
+            found = self._substituted[key] = self._renamed(atom, symbols)
+        return found
+
+    def _renamed(self, atom: Atom, symbols: Symbols) -> Term:
+        content = atom.content
+        match atom.kind:
+            case "value":
+                where = tuple((axis, replaced(symbol, symbols)) for axis, symbol in content[1])
+                return self.single(self.atom("value", content[0], where))
+            case "call":
+                made: list[Argument] = []
+                for argument in content[1]:
+                    chain = substituted(argument.chain, symbols)
+                    if chain is None:
+                        return self.undefined("the part of a rank that owns none")
+                    made.append(argument._replace(term=self.substitute(argument.term, symbols), chain=chain))
+                return self.call(content[0], made)
+            case "extreme":
+                op, axes, inner = content
+                return self.single(self.atom("extreme", op, axes, self.substitute(inner, symbols)))
+            case "only":
+                left: list[tuple[Symbol, int]] = []
+                for symbol, place in content[0]:
+                    new = replaced(symbol, symbols)
+                    if new[0] != "at":
+                        left.append((new, place))
+                    elif new[1] != place:
+                        return self.zero
+                return self.only(self.substitute(content[1], symbols), left)
+            case _:
+                return self.single(atom)
+
+    def mapped(self, function: Callable[[Term], Term]) -> Callable[[Term], Term]:
+        """`function`, which is asked once for each term."""
+        known: dict[int, Term] = {}
+
+        def call(term: Term) -> Term:
+            found = known.get(term.number)
+            if found is None:
+                found = known[term.number] = function(term)
+            return found
+
+        return call
+
+
+def _merged(arguments: Iterable[Argument]) -> tuple[Argument, ...]:
+    """`arguments` without what rounded them; runs of elements that differed in that alone are one."""
+    made: list[Argument] = []
+    for argument in arguments:
+        argument = argument._replace(term=argument.term.skeleton)
+        last = made[-1] if made else None
+        if last is not None and argument.size is not None and last.size is not None:
+            leaf, begin, source = last.leaf
+            following = last._replace(leaf=(leaf, begin + last.size, source), column=last.column + last.size)
+            if following._replace(size=argument.size) == argument:
+                made[-1] = last._replace(size=last.size + argument.size)
+                continue
+        made.append(argument)
+    return tuple(made)
+
+
+def replaced(symbol: Symbol, symbols: Symbols) -> Symbol:
+    """`symbol` after a substitution; of an owner whose coordinates are all numbers its place: ("at", -1) for
+    a rank that is none."""
+    if symbol[0] != "owner":
+        return symbols.get(symbol, symbol)
+    where = tuple((axis, size, symbols.get(inner, inner)) for axis, size, inner in symbol[1])
+    if any(inner[0] != "at" for _, _, inner in where):
+        return ("owner", where, symbol[2])
+    number = 0
+    for _, size, inner in where:
+        number = number * size + inner[1]
+    return at(symbol[2].index(number) if number in symbol[2] else -1)
+
+
+def substituted(chain: Chain, symbols: Symbols) -> Chain | None:
+    """`chain` with symbols replaced; None where it becomes the part of a rank that owns none."""
+    if not chain:
+        return chain
+    made = tuple(Cut(c.ways, tuple((n, replaced(s, symbols)) for n, s in c.digits)) for c in chain)
+    return None if any(symbol == ("at", -1) for cut in made for _, symbol in cut.digits) else made
+
+
+def free_in(chain: Chain) -> frozenset[Symbol]:
+    """The symbols in `chain` that stand for ranks and rows."""
+    return _free(symbol for cut in chain for _, symbol in cut.digits)
+
+
+def _free(symbols: Iterable[Symbol]) -> frozenset[Symbol]:
+    found: set[Symbol] = set()
+    for symbol in symbols:
+        if symbol[0] == "owner":
+            found.update(inner for _, _, inner in symbol[1] if inner[0] in ("rank", "row"))
+        elif symbol[0] in ("rank", "row"):
+            found.add(symbol)
+    return frozenset(found)
+
+
+def _joined(first: Iterable[str], second: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted({*first, *second}))
+
+
+def _add(
+    parts: dict[Any, Fraction], atom: Atom, sums: tuple[str, ...], trace: Trace, coefficient: Fraction
+) -> None:
+    key = (atom, sums, trace)
+    parts[key] = parts.get(key, Fraction(0)) + coefficient

@@ -1,0 +1,110 @@
+"""Terms in words, for counter-examples."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from commplan.ir.roles import name_of
+from commplan.ir.symbolic.interpretation import Place
+from commplan.ir.symbolic.rounding import Trace
+from commplan.ir.symbolic.terms import Atom, Chain, Contribution, Symbol, Term
+
+MOST = 4  # contributions, and arguments, that are shown
+
+
+def element(path: str, at: int, place: Place | None, other: Place | None) -> str:
+    """What stands at element `at` of a leaf. The position is shown where that of `other` is another."""
+    if place is None or not place.term.parts:
+        return "zero"
+    shown = other is None or place[2:5] != other[2:5]
+    where = ""
+    if shown:
+        of = f"leaf {place.leaf}" if isinstance(place.leaf, int) else "a buffer"
+        where = f", at element {place.column}{_chain(place.chain)} of {of}"
+    return f"{term(place.term)}{where}"
+
+
+def term(found: Term, depth: int = 0) -> str:
+    if not found.parts:
+        return "zero"
+    shown = [_contribution(part, depth) for part in found.parts[:MOST]]
+    return " + ".join([*shown, *([".."] if len(found.parts) > MOST else [])])
+
+
+def _contribution(part: Contribution, depth: int) -> str:
+    text = _atom(part.atom, depth)
+    if part.sums:
+        text = f"the sum over {', '.join(part.sums)} of {text}"
+    if part.coefficient != 1:
+        text = f"{_number(part.coefficient)} x {text}"
+    return text + _trace(part.trace)
+
+
+def _number(number: Fraction) -> str:
+    return str(number) if number.denominator < 10**6 else f"{float(number):.6g}"
+
+
+def _trace(trace: Trace) -> str:
+    words: list[str] = []
+    for event in trace:
+        match event[0]:
+            case "cast":
+                words.append(f"as {event[2]}")
+            case "sum":
+                words.append(f"added over {', '.join(event[1])}")
+            case _:
+                over = f"added over {', '.join(event[1])} in {event[3]}, " if event[1] else ""
+                words.append(f"{over}sent in {event[2]} at most")
+    return f" ({'; '.join(words)})" if words else ""
+
+
+def _atom(atom: Atom, depth: int) -> str:
+    content = atom.content
+    match atom.kind:
+        case "value":
+            where = [_coordinate(axis, symbol) for axis, symbol in content[1]]
+            known = ", ".join(word for word in where if word)
+            return f"`{name_of(content[0]) or content[0]}`" + (f" of {known}" if known else "")
+        case "call":
+            name, arguments = content
+            if depth > 2:
+                return f"{name}(..)"
+            shown = [term(argument.term, depth + 1) + _chain(argument.chain) for argument in arguments[:MOST]]
+            return f"{name}({', '.join([*dict.fromkeys(shown), *(['..'] if len(arguments) > MOST else [])])})"
+        case "extreme":
+            return f"the {content[0]} over {', '.join(content[1])} of {term(content[2], depth + 1)}"
+        case "only":
+            ranks = ", ".join(f"{symbol[1]} {place}" for symbol, place in content[0])
+            return f"[on rank {ranks} alone: {term(content[1], depth + 1)}]"
+        case _:
+            return f"nothing that is defined: {content[0]}"
+
+
+def _coordinate(axis: str, symbol: Symbol) -> str:
+    match symbol[0]:
+        case "rank" | "all":
+            return "" if symbol[1] == axis else f"the rank along {axis} that this rank is along {symbol[1]}"
+        case "at":
+            return f"rank {symbol[1]} along {axis}"
+        case _:
+            return f"each rank along {axis}"
+
+
+def _chain(chain: Chain) -> str:
+    words: list[str] = []
+    for cut in chain:
+        digits: list[str] = []
+        for _, symbol in cut.digits:
+            match symbol[0]:
+                case "rank":
+                    digits.append(f"this rank's along {symbol[1]}")
+                case "all":
+                    digits.append(f"every rank's along {symbol[1]}")
+                case "at":
+                    digits.append(str(symbol[1]))
+                case "owner":
+                    digits.append("this owner's")
+                case _:
+                    digits.append("each")
+        words.append(f" of row {' and '.join(digits)} of {cut.ways}")
+    return "".join(words)

@@ -1,0 +1,297 @@
+"""A schedule is proved against its plan: both are carried out on the same symbols, and what comes out is compared.
+
+Every output and every state update of every phase, element by element: which elements of which inputs, states and
+loads it is made of, summed over what, from which root, with which coefficient, through which functions, and through
+which casts (`ir.symbolic`). What rounding a plan allows, `wire` and `accumulate` at their stages, may happen and no
+other. Nothing is enumerated over ranks. Believed, and not looked into: that a backend's own collectives and the proved
+chunk programs do what their kind says, and that functions are what the plan calls them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from commplan.ir import plan as graph
+from commplan.ir.leaf_match import LeafMatch, leaf_match
+from commplan.ir.plan import AxisKind, Ref, name_of
+from commplan.ir.schedule import Axis, FnType, Origin, Ownership, Phase, Schedule, SourceType, Value, results
+from commplan.ir.serial import plan_digest
+from commplan.ir.symbolic.blocks import Unsayable
+from commplan.ir.symbolic.compare import Comparison
+from commplan.ir.symbolic.interpretation import Held, Interpretation, Paths, Place, whole_runs
+from commplan.ir.symbolic.terms import Algebra
+from commplan.ir.symbolic.wording import element
+from commplan.verify.scope import Report
+
+
+class Reference:
+    """What a plan means, for the sizes and shapes that it was compiled for."""
+
+    def __init__(self, origin: Origin, axes: Sequence[Axis]) -> None:
+        self.origin = origin
+        self.axes = tuple(axes)
+        self.algebra = Algebra({axis.name: axis.size for axis in axes if axis.kind is not AxisKind.SERVER})
+        self.comparison = Comparison(self.algebra)
+        self.values = {value.id: value for value in origin.values}
+        self.matches = _matches(origin, self.values)
+        self._phases: dict[str, Interpretation] = {}
+
+    def phase(self, phase: graph.Phase) -> Interpretation:
+        """The values of a phase of the plan."""
+        found = self._phases.get(phase.name)
+        if found is None:
+            found = self._phases[phase.name] = self.interpretation(self.values)
+            for ref in (*self.origin.plan.inputs, *self.origin.plan.states):
+                found.put(ref, self.entry(self.values[ref]))
+            for stage in phase.stages:
+                _carry_out(found, stage, graph.results(stage))
+        return found
+
+    def interpretation(self, values: dict[Ref, Value]) -> Interpretation:
+        fns = self.origin.plan.fns
+        elementwise = frozenset(fn.name for fn in fns if fn.elementwise)
+        return Interpretation(
+            self.algebra, values, self.matches, elementwise, frozenset(fn.name for fn in fns if fn.random)
+        )
+
+    def entry(self, value: Value, shard: Ownership | None = None) -> Held:
+        """A value as it enters a phase: its own elements, on the ranks where its placement puts them. `shard`: who
+        keeps the parts of a state that the plan does not cut."""
+        where, blank = self.values[value.id].placement, self.interpretation({})
+        held = blank.own_elements(value.id, value, (*where.per, *where.partial), where.split)
+        if shard is None:
+            return held
+        return blank.sliced(held, value, *blank.row(shard.axes, shard.owners))
+
+
+def _matches(origin: Origin, values: dict[Ref, Value]) -> dict[tuple[str, Paths], LeafMatch]:
+    """For the elementwise functions of a plan which leaves go with which, from the shapes of whole values."""
+    found: dict[tuple[str, Paths], LeafMatch] = {}
+    elementwise = {fn.name for fn in origin.plan.fns if fn.elementwise}
+    for stage in (stage for phase in origin.plan.phases for stage in phase.stages):
+        match stage:
+            case graph.Map() if stage.fn in elementwise:
+                operands, results = stage.operands, stage.results
+            case graph.Exchange() if stage.fn in elementwise:
+                operands, results = (*stage.states, stage.gradient), stage.results
+            case _:
+                continue
+        whole = [values[ref].whole or values[ref].leaves for ref in (*operands, *results)]
+        paths: Paths = tuple(tuple(leaf.path for leaf in leaves) for leaves in whole)
+        found[stage.fn, paths] = leaf_match(whole[: len(operands)], whole[len(operands) :])
+    return found
+
+
+def _carry_out(interpretation: Interpretation, step: object, made: Sequence[Ref]) -> None:
+    """One stage or op. What cannot be said of elements one by one is undefined, with the reason."""
+    try:
+        step.meaning(interpretation)  # type: ignore[attr-defined]
+    except Unsayable as error:
+        for ref in made:
+            term = interpretation.algebra.undefined(str(error))
+            interpretation.put(ref, Held(interpretation.values[ref], ((), term)))
+
+
+class Difference(NamedTuple):
+    """The first element of which two values differ."""
+
+    leaf: int
+    element: int
+    expected: str
+    found: str
+
+
+def check_equivalence(
+    schedule: Schedule, report: Report, reference: Reference, sound: Schedule | None = None
+) -> None:
+    """Report what `schedule`, which is sound by itself, does otherwise than its plan says (CP0766).
+
+    sound: an earlier form of it of which that has been proved; its phases are not proved again.
+    """
+    before = len(report.found)
+    _check_head(schedule, reference, report)
+    if len(report.found) > before:
+        return
+    known = (
+        {id(phase) for phase in sound.phases}
+        if sound is not None and sound.state_shards == schedule.state_shards
+        else set()
+    )
+    for phase, planned in zip(schedule.phases, reference.origin.plan.phases, strict=True):
+        if id(phase) not in known:
+            _check_phase(schedule, phase, planned, reference, report)
+
+
+def check_origin(schedule: Schedule, origin: Origin, check_value: Callable[[Value], None], report: Report) -> None:
+    """Report where the plan that a schedule carries is not the one that it names, or does not fit its values."""
+    plan, values = origin.plan, {value.id: value for value in origin.values}
+    if plan_digest(plan) != schedule.plan_digest:
+        report.add("CP0766", "the plan that the schedule carries is not the one that its digest names")
+        return
+    if [(v.id, v.placement) for v in origin.values] != [(v.id, v.placement) for v in plan.values]:
+        report.add("CP0766", "the values of the schedule's plan are not those that the plan declares")
+        return
+    for value in origin.values:
+        check_value(value)
+    for group in (group for phase in plan.phases for stage in phase.stages for group in stage.alike()):
+        leaves = {values[ref].whole or values[ref].leaves for ref in group}
+        if len(leaves) > 1:
+            names = ", ".join(f"`{ref}`" for ref in group)
+            report.add("CP0766", f"{names} of the schedule's plan have different shapes")
+
+
+def _check_head(schedule: Schedule, reference: Reference, report: Report) -> None:
+    """Declarations and the frame of every phase are those of the plan."""
+    plan = reference.origin.plan
+    axes = [(axis.name, axis.kind, axis.size) for axis in schedule.axes]
+    declared = [
+        (axis.name, axis.kind, axis.size or axes[i][2] if i < len(axes) else None)
+        for i, axis in enumerate(plan.axes)
+    ]
+    pairs: list[tuple[str, object, object]] = [
+        ("name", schedule.plan, plan.name),
+        ("axes", axes, declared),
+        ("sources", schedule.sources, tuple(SourceType(source.name, source.type) for source in plan.sources)),
+        ("functions", schedule.fns, tuple(FnType.of(fn) for fn in plan.fns)),
+        ("inputs", schedule.inputs, plan.inputs),
+        ("states", schedule.states, plan.states),
+        ("phases", [(p.name, p.kind, p.period) for p in schedule.phases], [(p.name, p.kind, p.period) for p in plan.phases]),
+    ]  # fmt: skip
+    for what, found, expected in pairs:
+        if found != expected:
+            report.add(
+                "CP0766", f"the {what} of the schedule are not those of its plan: {found}, not {expected}"
+            )
+    if len(report.found):
+        return
+    shards = {shard.state: shard.ownership for shard in schedule.state_shards}
+    if len(shards) < len(schedule.state_shards) or not set(shards) <= set(schedule.states):
+        report.add("CP0766", "the schedule says of a state twice who keeps it, or of what is no state")
+        return
+    for value in schedule.entry:
+        shard = shards.get(value.id)
+        expected = reference.values[value.id]
+        if shard is not None:
+            expected = shard.part_of(expected, schedule.axes)
+        if value != expected:
+            report.add(
+                "CP0766", f"`{value.id}` enters as {_shape(value)}, and in the plan as {_shape(expected)}"
+            )
+
+
+def _shape(value: Value) -> str:
+    first = ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in value.leaves[:3])
+    return f"{value.kind} {first}{', ..' if len(value.leaves) > 3 else ''} {value.placement}"
+
+
+def _check_phase(
+    schedule: Schedule, phase: Phase, planned: graph.Phase, reference: Reference, report: Report
+) -> None:
+    expected = reference.phase(planned)
+    made = reference.interpretation({value.id: value for value in (*schedule.entry, *phase.values)})
+    shards = {shard.state: shard.ownership for shard in schedule.state_shards}
+    for value in schedule.entry:
+        made.put(value.id, reference.entry(value, shards.get(value.id)))
+    for op in phase.ops:
+        _carry_out(made, op, results(op))
+    states = {name_of(ref): ref for ref in schedule.states}
+    for kind, found, wanted in (
+        ("output", phase.outputs, planned.outputs),
+        ("state", phase.updates, planned.updates),
+    ):
+        names, expected_names = [b.name for b in found], [b.name for b in wanted]
+        if names != expected_names:
+            report.add(
+                "CP0766",
+                f"phase `{phase.name}` has the {kind}s {names}, and in the plan {expected_names}",
+                phase.span,
+            )
+            continue
+        for binding, original in zip(found, wanted, strict=True):
+            shard = shards.get(states[binding.name]) if kind == "state" else None
+            value, whole = made.values[binding.value], reference.values[original.value]
+            shape = whole if shard is None else shard.part_of(whole, schedule.axes)
+            where = f"{kind} `{binding.name}` of phase `{phase.name}`"
+            span = whole_span(reference.origin.plan, original.value)
+            if (value.kind, value.leaves, value.placement) != (shape.kind, shape.leaves, shape.placement):
+                report.add("CP0766", f"{where} is {_shape(value)}, and in the plan {_shape(shape)}", span)
+                continue
+            difference = _difference(reference, made.of(binding.value), expected.of(original.value), shard)
+            if difference is None:
+                continue
+            leaf = shape.leaves[difference.leaf]
+            report.add(
+                "CP0766",
+                f"{where}{f', leaf `{leaf.path}`' if leaf.path else ''}, element {difference.element}: the plan says"
+                f" {difference.expected}; the schedule makes {difference.found}",
+                span,
+            )  # fmt: skip
+
+
+def whole_span(plan: graph.Plan, ref: Ref) -> graph.Span | None:
+    """The line of the plan that makes a value."""
+    makers = (stage for phase in plan.phases for stage in phase.stages if ref in graph.results(stage))
+    maker = next(makers, None)
+    return maker.span if maker is not None else next((v.span for v in plan.values if v.id == ref), None)
+
+
+def _difference(
+    reference: Reference, found: Held, expected: Held, shard: Ownership | None
+) -> Difference | None:
+    """The first element in which two values differ; of a state that some ranks keep, what these keep counts."""
+    if shard is None:
+        return _first(reference, found, expected)
+    blank = reference.interpretation({})
+    part = blank.sliced(expected, found.value, *blank.row(shard.axes, shard.owners))
+    if not shard.owners:
+        return _first(reference, found, part)
+    for owner in shard.owners:
+        root = blank.root(shard.axes, owner)
+        here = [held.renamed(reference.algebra, found.value, root) for held in (found, part)]
+        difference = _first(reference, *here)
+        if difference is not None:
+            return difference
+    return None
+
+
+def _first(reference: Reference, found: Held, expected: Held) -> Difference | None:
+    compare = reference.comparison
+    if found.uniform is not None and expected.uniform is not None:
+        if found.uniform[0] == expected.uniform[0] and compare(found.uniform[1], expected.uniform[1]):
+            return None
+    for index, leaf in enumerate(found.value.leaves):
+        path = leaf.path
+        try:
+            ours, theirs = whole_runs(found.blocks[index]), whole_runs(expected.blocks[index])
+        except Unsayable as error:
+            return Difference(index, 0, "one value", str(error))
+        for at, one, other in _side_by_side(ours, theirs, leaf.size):
+            if _same(compare, one, other):
+                continue
+            return Difference(index, at, element(path, at, other, one), element(path, at, one, other))
+    return None
+
+
+def _same(compare: Comparison, found: Place | None, expected: Place | None) -> bool:
+    if found is None or expected is None:
+        return (found is None or not found.term.parts) and (expected is None or not expected.term.parts)
+    if not found.term.parts and not expected.term.parts:
+        return True
+    return found[2:5] == expected[2:5] and compare(found.term, expected.term)
+
+
+def _side_by_side(
+    found: Sequence[Place], expected: Sequence[Place], size: int
+) -> Iterator[tuple[int, Place | None, Place | None]]:
+    """The runs of two leaves, cut where either has an edge."""
+    edges = sorted({0, size, *(e for run in (*found, *expected) for e in (run.at, run.at + run.size))})
+    places = [0, 0]
+    for begin in edges[:-1]:
+        here: list[Place | None] = []
+        for which, runs in enumerate((found, expected)):
+            while places[which] < len(runs) and runs[places[which]].at + runs[places[which]].size <= begin:
+                places[which] += 1
+            run = runs[places[which]] if places[which] < len(runs) else None
+            here.append(run.from_element(begin) if run is not None and run.at <= begin else None)
+        yield begin, here[0], here[1]
