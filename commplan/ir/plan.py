@@ -8,6 +8,7 @@ named `NAME.VERSION`: binding a name again makes the next version. Inputs and st
 from __future__ import annotations
 
 import enum
+from functools import cached_property
 from typing import Literal
 
 import msgspec
@@ -287,7 +288,7 @@ class Phase(msgspec.Struct, frozen=True):
     updates: tuple[Binding, ...] = ()  # states bound in this phase, and their value at its end
 
 
-class Plan(msgspec.Struct, frozen=True):
+class Plan(msgspec.Struct, frozen=True, dict=True):
     """A checked plan."""
 
     name: str
@@ -301,16 +302,24 @@ class Plan(msgspec.Struct, frozen=True):
     file: str = ""
 
     def value(self, ref: Ref) -> Value:
-        return next(value for value in self.values if value.id == ref)
+        return self._values[ref]
 
     def axis(self, name: str) -> Axis:
         return next(axis for axis in self.axes if axis.name == name)
 
     def fn(self, name: str) -> Fn:
-        return next(fn for fn in self.fns if fn.name == name)
+        return self._fns[name]
 
     def phase(self, name: str) -> Phase:
         return next(phase for phase in self.phases if phase.name == name)
+
+    @cached_property
+    def _values(self) -> dict[Ref, Value]:
+        return {value.id: value for value in self.values}
+
+    @cached_property
+    def _fns(self) -> dict[str, Fn]:
+        return {fn.name: fn for fn in self.fns}
 
 
 def operands(stage: Stage) -> tuple[Ref, ...]:

@@ -11,6 +11,7 @@ cycles, and a collector that follows them all takes longer than the passes.
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import Literal
 
 import msgspec
@@ -410,7 +411,7 @@ class SourceType(msgspec.Struct, frozen=True):
     type: ArrayType | BytesType | TreeType
 
 
-class Schedule(msgspec.Struct, frozen=True):
+class Schedule(msgspec.Struct, frozen=True, dict=True):
     """The whole compiled plan. `entry` holds the values of inputs and states (version 0).
 
     backend: what it was compiled for: its costs and forms. hosts: the names of the topology's hosts in the
@@ -447,7 +448,7 @@ class Schedule(msgspec.Struct, frozen=True):
         return next(axis for axis in self.axes if axis.name == name)
 
     def fn(self, name: str) -> FnType:
-        return next(fn for fn in self.fns if fn.name == name)
+        return self.fn_types[name]
 
     def phase(self, name: str) -> Phase:
         return next(phase for phase in self.phases if phase.name == name)
@@ -455,6 +456,17 @@ class Schedule(msgspec.Struct, frozen=True):
     def size(self, axes: tuple[str, ...]) -> int:
         """The number of ranks along `axes`."""
         return math.prod(self.axis(name).size for name in axes)
+
+    @cached_property
+    def fn_types(self) -> dict[str, FnType]:
+        return {fn.name: fn for fn in self.fns}
+
+    @cached_property
+    def values(self) -> dict[Ref, Value]:
+        """The values on entry and those of all phases by name; of several of one name the last."""
+        return {
+            value.id: value for at in (self.entry, *(phase.values for phase in self.phases)) for value in at
+        }
 
 
 def widest(leaves: tuple[Leaf, ...]) -> DType:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import typing
@@ -41,9 +42,13 @@ def head(value: msgspec.Struct | type[msgspec.Struct]) -> str:
     return str(tag) if tag else kind.__name__.lower()
 
 
+_fields = functools.cache(msgspec.structs.fields)
+
+
+@functools.cache
 def left_fields(kind: type[msgspec.Struct]) -> tuple[str, ...]:
     """The fields of `kind` that stand left of `=`: those it must have, then those it may have."""
-    fields = [field for field in msgspec.structs.fields(kind) if field.name in LEFT]
+    fields = [field for field in _fields(kind) if field.name in LEFT]
     return tuple(field.name for field in sorted(fields, key=lambda field: not field.required))
 
 
@@ -58,7 +63,7 @@ _LEFT_OF = _with_left()
 def _changed(value: msgspec.Struct) -> list[tuple[str, Any]]:
     """Fields of `value` that differ from their default."""
     found: list[tuple[str, Any]] = []
-    for field in msgspec.structs.fields(value):
+    for field in _fields(type(value)):
         item = getattr(value, field.name)
         if field.required or item != field.default:
             found.append((field.name, item))

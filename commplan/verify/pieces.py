@@ -7,10 +7,11 @@ a level of a hierarchy, rows of a few owners) nothing is known of it any more, a
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
-from commplan.ir.beside import ends_with
 from commplan.ir.layout import row_size
 from commplan.ir.plan import Ref
 from commplan.ir.schedule import (
@@ -152,7 +153,7 @@ class _Pieces:
             self.scope.report.add("CP0731", message, op.span)
 
     def _map(self, op: Map) -> None:
-        fn = next((fn for fn in self.scope.schedule.fns if fn.name == op.fn), None)
+        fn = self.scope.axes.fns.get(op.fn)
         if fn is None or not fn.elementwise:
             return
         splits = {self.scope.values[ref].placement.split: ref for ref in op.operands}
@@ -167,9 +168,10 @@ class _Pieces:
             for index, leaf in enumerate(self.scope.values[ref].leaves)
             if leaf.shape
         ]
+        alike = _Alike(given)
         for ref, leaf, held in given:
-            for other, twin, theirs in given:
-                if other == ref or held is None or theirs is None or not _goes_with(leaf, twin):
+            for other, _, theirs in alike.to(leaf.path):
+                if other == ref or held is None or theirs is None:
                     continue
                 if [run[1:] for run in held] != [run[1:] for run in theirs]:
                     message = f"`{op.fn}` gets {_said(held)} of `{ref}` with {_said(theirs)} of `{other}`"
@@ -178,22 +180,45 @@ class _Pieces:
                         self.trees[made] = (None,) * len(self.scope.values[made].leaves)
                     return
         for ref in op.results:
-            self.trees[ref] = tuple(_made(leaf, given) for leaf in self.scope.values[ref].leaves)
+            self.trees[ref] = tuple(_made(leaf, alike) for leaf in self.scope.values[ref].leaves)
 
 
-def _made(leaf: Leaf, given: Sequence[tuple[Ref, Leaf, Known]]) -> Known:
+def _made(leaf: Leaf, given: _Alike) -> Known:
     """What a leaf of a result holds: what the operands' leaves do that it goes with."""
     if not leaf.shape:
         return (Run(leaf.path, 0, 1),)
-    found = [held for _, other, held in given if other.shape == leaf.shape and _goes_with(leaf, other)]
+    found = [held for _, other, held in given.to(leaf.path) if other.shape == leaf.shape]
     if not found or found[0] is None or any(held is None for held in found):
         return None
     return tuple(Run(leaf.path, run.start, run.size) for run in found[0])
 
 
-def _goes_with(leaf: Leaf, other: Leaf) -> bool:
-    """Whether one path ends with the other."""
-    return ends_with(leaf.path, other.path) or ends_with(other.path, leaf.path)
+class _Alike:
+    """Leaves and what they hold, by their paths and by what these end with."""
+
+    def __init__(self, given: Sequence[tuple[Ref, Leaf, Known]]) -> None:
+        self.at: dict[str, list[tuple[Ref, Leaf, Known]]] = {}
+        for one in given:
+            self.at.setdefault(one[1].path, []).append(one)
+        self.longer: dict[str, list[str]] = {}
+        for path in self.at:
+            for end in _ends(path):
+                self.longer.setdefault(end, []).append(path)
+        self.found: dict[str, list[tuple[Ref, Leaf, Known]]] = {}
+
+    def to(self, path: str) -> list[tuple[Ref, Leaf, Known]]:
+        """Those with whose paths `path` ends, the longest first, and those whose paths end with it."""
+        if path not in self.found:
+            paths = dict.fromkeys(
+                [*(end for end in _ends(path) if end in self.at), *self.longer.get(path, ())]
+            )
+            self.found[path] = [one for each in paths for one in self.at[each]]
+        return self.found[path]
+
+
+def _ends(path: str) -> tuple[str, ...]:
+    keys = path.split("/") if path else []
+    return tuple("/".join(keys[first:]) for first in range(len(keys) + 1))
 
 
 def _offsets(held: Sequence[Run]) -> tuple[tuple[int, Run], ...]:
@@ -209,7 +234,11 @@ def _within(runs: Sequence[tuple[int, Run]], start: int, size: int) -> Known:
     """The runs of columns `start` to `start + size`; None where some are padding."""
     found: list[Run] = []
     at = start
-    for offset, run in runs:
+    first = max(0, bisect_right(runs, start, key=itemgetter(0)) - 1)
+    for index in range(first, len(runs)):
+        offset, run = runs[index]
+        if offset >= start + size:
+            break
         low, high = max(offset, start), min(offset + run.size, start + size)
         if low >= high:
             continue
