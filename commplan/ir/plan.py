@@ -14,9 +14,7 @@ from typing import Literal
 import msgspec
 
 from commplan.diagnostics import Span
-from commplan.ir.types import ArrayType, BytesType, DType, Placement, TreeType, Type
-
-Ref = str  # the id of a value: "grads.1"
+from commplan.ir.types import ArrayType, BytesType, DType, Placement, Ref, TreeType, Type
 
 
 def name_of(ref: Ref) -> str:

@@ -18,8 +18,19 @@ import msgspec
 
 from commplan.diagnostics import Span
 from commplan.ir.choice import Choice, Design
-from commplan.ir.plan import Algorithm, AxisKind, Hints, Ref
-from commplan.ir.types import ArrayType, BytesType, DType, Placement, TreeType
+from commplan.ir.plan import Algorithm, AxisKind, Hints
+from commplan.ir.types import (
+    ArrayType,
+    BytesType,
+    Digest,
+    DType,
+    EntryRef,
+    Name,
+    Placement,
+    Printed,
+    Ref,
+    TreeType,
+)
 
 SCHEMA_VERSION = 2
 
@@ -343,7 +354,7 @@ class Binding(msgspec.Struct, frozen=True, gc=False):
     """A name and its value. `source_only` is true where it depends on sources alone: then `batches`
     yields it, made on the host and by per-record device functions, and the phase does not."""
 
-    name: str
+    name: Ref
     value: Ref
     source_only: bool = False
 
@@ -351,7 +362,7 @@ class Binding(msgspec.Struct, frozen=True, gc=False):
 class Phase(msgspec.Struct, frozen=True):
     """One phase: its ops in the order in which every rank issues them."""
 
-    name: str
+    name: Name
     kind: Literal["start", "step", "every", "named"]
     span: Span
     period: int
@@ -367,7 +378,7 @@ class Phase(msgspec.Struct, frozen=True):
 class Spread(msgspec.Struct, frozen=True):
     """`count` members of an axis beside each other on one level of the topology."""
 
-    level: str
+    level: Printed
     count: int
 
 
@@ -379,7 +390,7 @@ class Axis(msgspec.Struct, frozen=True):
     the last one is not full). Empty without a topology.
     """
 
-    name: str
+    name: Name
     kind: AxisKind
     size: int
     levels: tuple[Spread, ...] = ()
@@ -396,7 +407,7 @@ class FnType(msgspec.Struct, frozen=True):
     elementwise: it may be called on shards. random: it takes a source of random numbers as well.
     """
 
-    name: str
+    name: Name
     operands: tuple[ArrayType | BytesType | TreeType, ...]
     results: tuple[ArrayType | BytesType | TreeType, ...]
     where: Literal["host", "device"]
@@ -407,7 +418,7 @@ class FnType(msgspec.Struct, frozen=True):
 class SourceType(msgspec.Struct, frozen=True):
     """A declared source: `type` is that of one record."""
 
-    name: str
+    name: Name
     type: ArrayType | BytesType | TreeType
 
 
@@ -418,18 +429,18 @@ class Schedule(msgspec.Struct, frozen=True, dict=True):
     order of its places, where it lists them.
     """
 
-    plan: str
-    plan_digest: str
+    plan: Name
+    plan_digest: Digest
     axes: tuple[Axis, ...]
     sources: tuple[SourceType, ...]
     fns: tuple[FnType, ...]
-    inputs: tuple[Ref, ...]
-    states: tuple[Ref, ...]
+    inputs: tuple[EntryRef, ...]
+    states: tuple[EntryRef, ...]
     entry: tuple[Value, ...]
     phases: tuple[Phase, ...]
     backend: Backend = "jax"
-    hosts: tuple[str, ...] = ()
-    pipeline: str = ""  # the passes that made it, as text
+    hosts: tuple[Printed, ...] = ()
+    pipeline: Printed = ""  # the passes that made it, as text
     choices: tuple[Choice, ...] = ()
     file: str = ""
     schema: int = SCHEMA_VERSION
