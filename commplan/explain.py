@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
 
+from commplan.diagnostics import Span
 from commplan.ir import plan as graph
 from commplan.ir import schedule as ir
 from commplan.ir.choice import Alternative, Choice, SharingCost
@@ -22,6 +24,8 @@ from commplan.ir.types import DType, sized, timed
 from commplan.simulate import Predictor
 from commplan.talking import Said, Telling, server_lines
 from commplan.wording import levels_text, phase_title, stage_text
+
+Placed = TypeVar("Placed", bound=ir.Op | Choice)
 
 
 class Traffic(msgspec.Struct, frozen=True):
@@ -142,12 +146,12 @@ def explain_plan(plan: graph.Plan, schedule: ir.Schedule, predictor: Predictor |
     have their predicted times beside those of other ways.
     """
     spans = {stage.span for phase in plan.phases for stage in phase.stages}
-    said = server_lines(schedule, predictor)
+    said, chosen = server_lines(schedule, predictor), _by_span(schedule.choices)
     return Explanation(
         plan=plan.name,
         axes={axis.name: axis.size for axis in schedule.axes},
         pipeline=schedule.pipeline,
-        phases=tuple(_phase(phase, schedule, said) for phase in plan.phases),
+        phases=tuple(_phase(phase, schedule, said, chosen) for phase in plan.phases),
         choices=tuple(choice for choice in schedule.choices if choice.span not in spans),
         backend=schedule.backend,
         placement={axis.name: levels_text(axis) for axis in schedule.axes if axis.levels},
@@ -155,13 +159,24 @@ def explain_plan(plan: graph.Plan, schedule: ir.Schedule, predictor: Predictor |
     )
 
 
-def _phase(phase: graph.Phase, schedule: ir.Schedule, said: Said) -> PhaseLines:
+def _by_span(items: Iterable[Placed]) -> dict[Span | None, list[Placed]]:
+    found: dict[Span | None, list[Placed]] = {}
+    for item in items:
+        found.setdefault(item.span, []).append(item)
+    return found
+
+
+def _phase(
+    phase: graph.Phase, schedule: ir.Schedule, said: Said, chosen: Mapping[Span | None, Sequence[Choice]]
+) -> PhaseLines:
     compiled = schedule.phase(phase.name)
     values = {value.id: value for value in (*schedule.entry, *compiled.values)}
-    lines = [
-        *_asked(phase, compiled, values, schedule, said),
-        *(_stage(stage, compiled, values, schedule, said) for stage in phase.stages),
-    ]
+    ops = _by_span(compiled.ops)
+    lines = list(_asked(phase, compiled, values, schedule, said))
+    for stage in phase.stages:
+        told = said.get((phase.name, stage.span), Telling())
+        steps = [(op, _step(op, values, schedule)) for op in ops.get(stage.span, ())]
+        lines.append(_stage(stage, steps, values, chosen.get(stage.span, ()), told))
     total = _sum(entry for line in lines for entry in line.traffic)
     outputs = tuple(binding.name for binding in compiled.outputs)
     return PhaseLines(phase.name, phase_title(phase), tuple(lines), total, outputs)
@@ -186,22 +201,19 @@ def _asked(
 
 def _stage(
     stage: graph.Stage,
-    phase: ir.Phase,
+    steps: Sequence[tuple[ir.Op, Step]],
     values: Mapping[str, ir.Value],
-    schedule: ir.Schedule,
-    said: Said,
+    choices: Sequence[Choice],
+    told: Telling,
 ) -> Line:
-    ops = [op for op in phase.ops if op.span == stage.span]
-    told = said.get((phase.name, stage.span), Telling())
-    steps = tuple(_step(op, values, schedule) for op in ops)
     return Line(
         line=stage.span.line,
         stage=stage_text(stage),
         results=graph.results(stage),
-        steps=steps,
-        buckets=tuple(_bucket(op, values) for op in ops if isinstance(op, ir.Pack)),
-        traffic=_sum(entry for step in steps for entry in step.traffic),
-        choices=tuple(choice for choice in schedule.choices if choice.span == stage.span),
+        steps=tuple(step for _, step in steps),
+        buckets=tuple(_bucket(op, values) for op, _ in steps if isinstance(op, ir.Pack)),
+        traffic=_sum(entry for _, step in steps for entry in step.traffic),
+        choices=tuple(choices),
         servers=told.lines,
         sent=told.sent,
     )

@@ -30,6 +30,7 @@ from commplan.ir.schedule import Axis, Spread
 
 HOSTS = ("host", "node", "server", "machine")  # what levels are called whose members are hosts
 _BANDWIDTH = {"Mbit/s": 1e6 / 8, "Gbit/s": 1e9 / 8, "MB/s": 1e6, "GB/s": 1e9}
+MOST = 2**31 - 1  # places: ranks are numbered in 32 bits, MPI's among them
 _TIME = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
@@ -107,6 +108,14 @@ def parse_topology(text: str, file: str = "<topology>") -> Topology:
         fail("CP0712", f"two levels are called `{twice}`", file=file)
     cores, hosts = _host(content, file)
     made = Topology(name, levels, cores, hosts)
+    if made.places > MOST:
+        what = " x ".join(str(level.count) for level in levels)
+        fail(
+            "CP0712",
+            f"the topology has {what} places, and may have {MOST:,}",
+            "give smaller counts",
+            file=file,
+        )
     if hosts and made.places % len(hosts):
         what = f"{len(hosts)} hosts cannot have equally many of the {made.places} places"
         fail("CP0712", what, "list every host once in `names` of [host], or leave it out", file=file)
@@ -127,7 +136,7 @@ def _host(content: dict[str, Any], file: str) -> tuple[int | None, tuple[str, ..
         cores = _positive(_want(table, "cores", int, "[host]", file), "cores of [host]", file)
     names = cast("list[Any]", _want(table, "names", list, "[host]", file)) if "names" in table else []
     for index, name in enumerate(names):
-        if not isinstance(name, str) or not name or name in names[:index]:
+        if not isinstance(name, str) or not name or not name.isprintable() or name in names[:index]:
             fail(
                 "CP0712",
                 f"{name!r} in `names` of [host] is no name of its own",
@@ -171,12 +180,18 @@ def _want(table: Mapping[str, Any], key: str, kind: type[Any], what: str, file: 
     value = table[key]
     if not isinstance(value, kind) or isinstance(value, bool):
         fail("CP0712", f"`{key}` of {what} must be of type {kind.__name__}, not {value!r}", file=file)
+    if kind is str and not value.isprintable():
+        fail(
+            "CP0712", f"`{key}` of {what} is {value!r}", "write a text without control characters", file=file
+        )
     return value
 
 
 def _positive(value: int, what: str, file: str) -> int:
     if value < 1:
         fail("CP0712", f"the {what} is {value}, and must be at least 1", file=file)
+    if value > MOST:
+        fail("CP0712", f"the {what} is {value:.4g}, and must be at most {MOST:,}", file=file)
     return value
 
 

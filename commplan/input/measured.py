@@ -32,6 +32,8 @@ from typing import Annotated
 
 import msgspec
 
+from commplan.ir.types import Name, Printed
+
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 AtLeastZero = Annotated[float, msgspec.Meta(ge=0)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
@@ -42,7 +44,7 @@ WIRE_COPIES = 3  # what a byte through a socket costs at one end, in copies, whe
 class SourceCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Reading one record: CPU seconds, seconds of waiting beside them, bytes."""
 
-    name: str
+    name: Name
     cpu: AtLeastZero
     wait: AtLeastZero = 0.0
     nbytes: AtLeastZero = 0.0
@@ -53,7 +55,7 @@ class FnCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One call of a host function: CPU seconds, the part of them under the interpreter's lock (None where one
     core could not tell), bytes."""
 
-    name: str
+    name: Name
     cpu: AtLeastZero
     held: Share | None = None
     nbytes_in: AtLeastZero = 0.0
@@ -64,8 +66,8 @@ class FnCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ConsumerCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One step of one phase of a plan: seconds, and CPU seconds of one member's process."""
 
-    plan: str
-    phase: str
+    plan: Name
+    phase: Name
     seconds: Positive
     cpu: AtLeastZero = 0.0
 
@@ -73,13 +75,13 @@ class ConsumerCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class InputCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """See the head of this module; all are seconds, or seconds per byte."""
 
-    date: str
+    date: Printed
     cores: Annotated[int, msgspec.Meta(ge=1)]
     copy: AtLeastZero
     record: AtLeastZero = 0.0
     batch: AtLeastZero = 0.0
     wire: AtLeastZero | None = None
-    host: str = ""
+    host: Printed = ""
     source: tuple[SourceCost, ...] = ()
     fn: tuple[FnCost, ...] = ()
     consumer: tuple[ConsumerCost, ...] = ()

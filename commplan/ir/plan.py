@@ -7,6 +7,7 @@ named `NAME.VERSION`: binding a name again makes the next version. Inputs and st
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Literal
 
 import msgspec
@@ -32,14 +33,14 @@ from commplan.ir.stages import Slice as Slice
 from commplan.ir.stages import Stage as Stage
 from commplan.ir.stages import operands as operands
 from commplan.ir.stages import results as results
-from commplan.ir.types import ArrayType, BytesType, Placement, TreeType, Type
+from commplan.ir.types import ArrayType, BytesType, Name, Placement, TreeType, Type
 from commplan.ir.types import AxisKind as AxisKind
 
 
 class Axis(msgspec.Struct, frozen=True):
     """A declared axis, ensemble or group of servers. `size` None is `?`: bound at compile time."""
 
-    name: str
+    name: Name
     kind: AxisKind
     size: int | None
     span: Span
@@ -48,7 +49,7 @@ class Axis(msgspec.Struct, frozen=True):
 class Source(msgspec.Struct, frozen=True):
     """A declared source of records: `type` is that of one record."""
 
-    name: str
+    name: Name
     type: ArrayType | BytesType | TreeType
     span: Span
 
@@ -56,7 +57,7 @@ class Source(msgspec.Struct, frozen=True):
 class Fn(msgspec.Struct, frozen=True):
     """A function that the user binds by name. Operand and result types are per record on the host."""
 
-    name: str
+    name: Name
     operands: tuple[ArrayType | BytesType | TreeType, ...]
     results: tuple[ArrayType | BytesType | TreeType, ...]
     where: Literal["host", "device"]
@@ -82,7 +83,7 @@ class Value(msgspec.Struct, frozen=True):
 class Binding(msgspec.Struct, frozen=True):
     """A name and the value it stands for: an output of a phase, or the new value of a state."""
 
-    name: str
+    name: Name
     value: Ref
 
 
@@ -92,7 +93,7 @@ class Phase(msgspec.Struct, frozen=True):
     `name` is `start`, `step`, `every_N` or the user's.
     """
 
-    name: str
+    name: Name
     kind: Literal["start", "step", "every", "named"]
     span: Span
     period: int = 1
@@ -101,10 +102,10 @@ class Phase(msgspec.Struct, frozen=True):
     updates: tuple[Binding, ...] = ()  # states bound in this phase, and their value at its end
 
 
-class Plan(msgspec.Struct, frozen=True):
+class Plan(msgspec.Struct, frozen=True, dict=True):
     """A checked plan."""
 
-    name: str
+    name: Name
     axes: tuple[Axis, ...]
     sources: tuple[Source, ...]
     fns: tuple[Fn, ...]
@@ -115,13 +116,21 @@ class Plan(msgspec.Struct, frozen=True):
     file: str = ""
 
     def value(self, ref: Ref) -> Value:
-        return next(value for value in self.values if value.id == ref)
+        return self._values[ref]
 
     def axis(self, name: str) -> Axis:
         return next(axis for axis in self.axes if axis.name == name)
 
     def fn(self, name: str) -> Fn:
-        return next(fn for fn in self.fns if fn.name == name)
+        return self._fns[name]
 
     def phase(self, name: str) -> Phase:
         return next(phase for phase in self.phases if phase.name == name)
+
+    @cached_property
+    def _values(self) -> dict[Ref, Value]:
+        return {value.id: value for value in self.values}
+
+    @cached_property
+    def _fns(self) -> dict[str, Fn]:
+        return {fn.name: fn for fn in self.fns}

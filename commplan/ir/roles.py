@@ -6,7 +6,8 @@ from typing import Any, TypeVar, get_args, get_origin
 
 import msgspec
 
-Ref = str  # the id of a value: "grads.1"
+from commplan.ir.types import Ref as Ref
+
 Node = TypeVar("Node", bound=msgspec.Struct)
 
 
@@ -29,9 +30,9 @@ def getter(kind: type[msgspec.Struct], fields: tuple[str, ...]) -> Callable[[Any
     if len(fields) == 1:
         only = values[0]
         return get if only is tuple else lambda node: tuple(only(get(node)))
-    if all(kind is str for kind in kinds):
+    if all(kind is Ref for kind in kinds):
         return get
-    if all(of is _optional or kind is str for of, kind in zip(values, kinds, strict=True)):
+    if all(of is _optional or kind is Ref for of, kind in zip(values, kinds, strict=True)):
         return lambda node: tuple([item for item in get(node) if isinstance(item, str)])
     return lambda node: tuple([ref for of, item in zip(values, get(node), strict=True) for ref in of(item)])
 
@@ -43,7 +44,7 @@ def substitute(node: Node, names: Mapping[Ref, Ref], fields: tuple[str, ...]) ->
 
 def _values(kind: Any) -> Callable[[Any], Iterable[Ref]]:
     """From what a field of type `kind` holds to the values that it names."""
-    if kind is str:
+    if kind is Ref:
         return lambda item: (item,)
     if kind == tuple[Ref, ...]:
         return tuple

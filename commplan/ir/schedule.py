@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Literal
 
 import msgspec
@@ -44,7 +45,7 @@ from commplan.ir.ops.collective import Form as Form
 from commplan.ir.ops.collective import ReduceOp as ReduceOp
 from commplan.ir.plan import Fn, Plan
 from commplan.ir.roles import Ref
-from commplan.ir.types import ArrayType, AxisKind, BytesType, TreeType
+from commplan.ir.types import ArrayType, AxisKind, BytesType, Digest, EntryRef, Name, Printed, TreeType
 from commplan.ir.values import Kind as Kind
 from commplan.ir.values import Leaf as Leaf
 from commplan.ir.values import Part as Part
@@ -60,7 +61,7 @@ class Binding(msgspec.Struct, frozen=True, gc=False):
     """A name and its value. `source_only` is true where it depends on sources alone: then `batches`
     yields it, made on the host and by per-record device functions, and the phase does not."""
 
-    name: str
+    name: Ref
     value: Ref
     source_only: bool = False
 
@@ -68,7 +69,7 @@ class Binding(msgspec.Struct, frozen=True, gc=False):
 class Phase(msgspec.Struct, frozen=True):
     """One phase: its ops in the order in which every rank issues them."""
 
-    name: str
+    name: Name
     kind: Literal["start", "step", "every", "named"]
     span: Span
     period: int
@@ -84,7 +85,7 @@ class Phase(msgspec.Struct, frozen=True):
 class Spread(msgspec.Struct, frozen=True):
     """`count` members of an axis beside each other on one level of the topology."""
 
-    level: str
+    level: Printed
     count: int
 
 
@@ -96,7 +97,7 @@ class Axis(msgspec.Struct, frozen=True):
     the last one is not full). Empty without a topology.
     """
 
-    name: str
+    name: Name
     kind: AxisKind
     size: int
     levels: tuple[Spread, ...] = ()
@@ -113,7 +114,7 @@ class FnType(msgspec.Struct, frozen=True):
     elementwise: it may be called on shards. random: it takes a source of random numbers as well.
     """
 
-    name: str
+    name: Name
     operands: tuple[ArrayType | BytesType | TreeType, ...]
     results: tuple[ArrayType | BytesType | TreeType, ...]
     where: Literal["host", "device"]
@@ -129,7 +130,7 @@ class FnType(msgspec.Struct, frozen=True):
 class SourceType(msgspec.Struct, frozen=True):
     """A declared source: `type` is that of one record."""
 
-    name: str
+    name: Name
     type: ArrayType | BytesType | TreeType
 
 
@@ -171,7 +172,7 @@ class StateShard(msgspec.Struct, frozen=True):
     ownership: Ownership
 
 
-class Schedule(msgspec.Struct, frozen=True):
+class Schedule(msgspec.Struct, frozen=True, dict=True):
     """The whole compiled plan. `entry` holds the values of inputs and states (version 0).
 
     origin: the plan that it was compiled from; None of files that earlier versions wrote. state_shards: who keeps the
@@ -179,20 +180,20 @@ class Schedule(msgspec.Struct, frozen=True):
     order of its places, where it lists them.
     """
 
-    plan: str
-    plan_digest: str
+    plan: Name
+    plan_digest: Digest
     axes: tuple[Axis, ...]
     sources: tuple[SourceType, ...]
     fns: tuple[FnType, ...]
-    inputs: tuple[Ref, ...]
-    states: tuple[Ref, ...]
+    inputs: tuple[EntryRef, ...]
+    states: tuple[EntryRef, ...]
     entry: tuple[Value, ...]
     phases: tuple[Phase, ...]
     origin: Origin | None = None
     state_shards: tuple[StateShard, ...] = ()
     backend: Backend = "jax"
-    hosts: tuple[str, ...] = ()
-    pipeline: str = ""  # the passes that made it, as text
+    hosts: tuple[Printed, ...] = ()
+    pipeline: Printed = ""  # the passes that made it, as text
     choices: tuple[Choice, ...] = ()
     file: str = ""
     schema: int = SCHEMA_VERSION
@@ -211,7 +212,7 @@ class Schedule(msgspec.Struct, frozen=True):
         return next(axis for axis in self.axes if axis.name == name)
 
     def fn(self, name: str) -> FnType:
-        return next(fn for fn in self.fns if fn.name == name)
+        return self.fn_types[name]
 
     def phase(self, name: str) -> Phase:
         return next(phase for phase in self.phases if phase.name == name)
@@ -219,3 +220,14 @@ class Schedule(msgspec.Struct, frozen=True):
     def size(self, axes: tuple[str, ...]) -> int:
         """The number of ranks along `axes`."""
         return math.prod(self.axis(name).size for name in axes)
+
+    @cached_property
+    def fn_types(self) -> dict[str, FnType]:
+        return {fn.name: fn for fn in self.fns}
+
+    @cached_property
+    def values(self) -> dict[Ref, Value]:
+        """The values on entry and those of all phases by name; of several of one name the last."""
+        return {
+            value.id: value for at in (self.entry, *(phase.values for phase in self.phases)) for value in at
+        }

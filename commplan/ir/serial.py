@@ -126,7 +126,8 @@ def _schedule(head: _File, file: str) -> Schedule:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         fail("CP1003", f"a field of the schedule is wrong: {error}", file=file)
     # Unknown fields are not decoded: what comes back must be all that was there.
-    unknown = _difference(plain, jsonable(schedule), "$")
+    known = msgspec.json.decode(msgspec.json.encode(schedule))
+    unknown = None if plain == known else _difference(plain, known, "$")
     if unknown is not None:
         fail("CP1003", f"a field of the schedule is wrong: {unknown}", file=file)
     return schedule
@@ -143,7 +144,7 @@ def _difference(found: Any, known: Any, path: str) -> str | None:
             if inner is not None:
                 return inner
         return None
-    if isinstance(found, list) and isinstance(known, list | tuple):
+    if isinstance(found, list) and isinstance(known, list):
         pairs = zip(cast("list[Any]", found), cast("list[Any]", known), strict=True)
         inner = (_difference(a, b, f"{path}[{i}]") for i, (a, b) in enumerate(pairs))
         return next((text for text in inner if text is not None), None)

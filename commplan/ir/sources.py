@@ -38,17 +38,22 @@ def runs_ahead(op: Op, known: set[str] | frozenset[str]) -> bool:
 
 def connected(ops: Sequence[AnyOp]) -> list[list[AnyOp]]:
     """`ops` in sets that hang together through their values, each set and the sets in the order of `ops`."""
-    groups: list[tuple[set[Ref], list[int]]] = []
+    parents = list(range(len(ops)))  # by place: one of the same set that stands no later
+
+    def first(place: int) -> int:
+        while parents[place] != place:
+            parents[place] = place = parents[parents[place]]
+        return place
+
+    seen: dict[Ref, int] = {}
     for place, op in enumerate(ops):
-        refs, places = {*operands(op), *results(op)}, [place]
-        apart: list[tuple[set[Ref], list[int]]] = []
-        for group in groups:
-            if group[0] & refs:
-                refs, places = refs | group[0], group[1] + places
-            else:
-                apart.append(group)
-        groups = [*apart, (refs, places)]
-    return [[ops[place] for place in sorted(places)] for _, places in sorted(groups, key=lambda g: min(g[1]))]
+        for ref in (*operands(op), *results(op)):
+            one, other = first(place), first(seen.setdefault(ref, place))
+            parents[max(one, other)] = min(one, other)
+    groups: dict[int, list[AnyOp]] = {}
+    for place, op in enumerate(ops):
+        groups.setdefault(first(place), []).append(op)
+    return list(groups.values())
 
 
 def bind_sources(phase: Phase) -> Phase:
@@ -65,11 +70,11 @@ def bind_sources(phase: Phase) -> Phase:
         b.value for b in updates if b.source_only
     }
     names = {b.name for b in outputs} | {name_of(ref) for ref in (*phase.inputs, *phase.states)}
+    called = {b.value: b.name for b in reversed(outputs)}
     takes: list[Binding] = []
     for ref in sorted(needed):  # by name: passes may change the order of ops
-        output = next((b.name for b in outputs if b.value == ref), None)
         plain = name_of(ref)
-        name = output or (plain if plain not in names else ref.replace(".", "_"))
+        name = called.get(ref) or (plain if plain not in names else ref.replace(".", "_"))
         names.add(name)
         takes.append(Binding(name, ref, source_only=True))
     return msgspec.structs.replace(phase, outputs=outputs, updates=updates, takes=tuple(takes))

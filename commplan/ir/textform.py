@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import typing
@@ -45,11 +46,13 @@ _LEFT_OF: dict[str, tuple[str, ...]] = {
     head(kind): kind.WRITES for kind in (*typing.get_args(graph.Stage), *typing.get_args(sched.Op))
 } | {"value": ("id",)}
 
+_fields = functools.cache(msgspec.structs.fields)
+
 
 def _changed(value: msgspec.Struct) -> list[tuple[str, Any]]:
     """Fields of `value` that differ from their default, and always the schema: a file says what it is of."""
     found: list[tuple[str, Any]] = []
-    for field in msgspec.structs.fields(value):
+    for field in _fields(type(value)):
         item = getattr(value, field.name)
         if field.required or item != field.default or field.name == "schema":
             found.append((field.name, item))

@@ -5,8 +5,17 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Iterable
+from typing import Annotated
 
 import msgspec
+
+# What a file holds is checked against these as it is read: names become parts of paths, of names of shared
+# memory and of what is printed.
+Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\Z")]
+Ref = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_./~-]*\Z")]  # the id of a value: "grads.1"
+EntryRef = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\.0\Z")]  # of an input or a state
+Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
+Printed = Annotated[str, msgspec.Meta(pattern=r"^[^\x00-\x1f\x7f-\x9f]*\Z")]
 
 
 class DType(enum.StrEnum):

@@ -43,7 +43,7 @@ def at_servers(
     made = tuple(sched.Binding(b.name, getting.get(b.value)) for b in outputs)
     building.ops = getting.ops
     kept = {b.value for b in outputs}
-    return made, tuple(_put(building, b, there, kept) for b in updates)
+    return made, _put(building, [(b, there.get(b.name)) for b in updates], kept)
 
 
 def _bound(bindings: Sequence[Binding]) -> Bindings:
@@ -77,25 +77,30 @@ class _Getting:
         return self.got[ref]
 
 
-def _put(building: Building, binding: Binding, there: dict[str, Value], kept: set[Ref]) -> sched.Binding:
-    """A new value of a state that lies on a server, and was not made there. kept: what the phase puts out."""
-    ref, state = binding.value, there.get(binding.name)
-    maker = next((op for op in reversed(building.ops) if ref in sched.results(op)), None)
-    if state is None or maker is None or isinstance(maker, sched.Exchange | sched.Elastic):
-        return sched.Binding(binding.name, ref)
-    put = building.temporary(ref, f"{ref}/there", state.placement)
-    if isinstance(maker, sched.Collective) and ref not in kept and _only_put(building, maker):
-        building.ops.remove(maker)
-        building.ops.append(sched.Put(put, maker.operand, maker.span))
-    else:
-        building.ops.append(sched.Put(put, ref, maker.span))
-    return sched.Binding(binding.name, put)
+def _put(
+    building: Building, updates: Sequence[tuple[Binding, Value | None]], kept: set[Ref]
+) -> tuple[sched.Binding, ...]:
+    """The updates, each with its state where that lies on a server: new values that were not made there are
+    put there. kept: what the phase puts out.
 
-
-def _only_put(building: Building, maker: sched.Collective) -> bool:
-    """Whether `maker` brings the first worker's value to all others, and only the servers want it: then
-    nobody needs to wait for anybody, for it is the first worker that sends it there.
+    Where an op brings the first worker's value to all others, and only the servers want it, nobody needs to
+    wait for anybody, for it is the first worker that sends it there.
     """
-    if maker.kind != "broadcast" or maker.root != 0:
-        return False
-    return all(maker.result not in sched.operands(op) for op in building.ops)
+    makers = {ref: op for op in building.ops for ref in sched.results(op)}
+    kept = kept.union(*(sched.operands(op) for op in building.ops))
+    bound, puts, unread = list[sched.Binding](), list[sched.Op](), set[Ref]()
+    for binding, state in updates:
+        ref, maker = binding.value, makers.get(binding.value)
+        if state is None or maker is None or isinstance(maker, sched.Exchange | sched.Elastic):
+            bound.append(sched.Binding(binding.name, ref))
+            continue
+        put = building.temporary(ref, f"{ref}/there", state.placement)
+        bound.append(sched.Binding(binding.name, put))
+        match maker:
+            case sched.Collective(kind="broadcast", root=0) if ref not in kept:
+                unread.add(ref)
+                puts.append(sched.Put(put, maker.operand, maker.span))
+            case _:
+                puts.append(sched.Put(put, ref, maker.span))
+    building.ops = [*(op for op in building.ops if unread.isdisjoint(sched.results(op))), *puts]
+    return tuple(bound)

@@ -14,7 +14,7 @@ from commplan.ir.schedule import results as results_of
 from commplan.passes.base import Context, Pass
 from commplan.passes.piecewise import Pieces
 from commplan.passes.rewrite import Editor
-from commplan.passes.streams import Gathered, Refusal, Stream, gathered, stream
+from commplan.passes.streams import Gathered, Refusal, Stream, gathered, makers_of, stream
 
 
 class FuseUpdatePass(Pass, frozen=True):
@@ -31,17 +31,17 @@ class FuseUpdatePass(Pass, frozen=True):
 
 def _phase(schedule: Schedule, phase: Phase, choices: list[Choice]) -> Phase:
     editor, ops = Editor(schedule, phase), list(phase.ops)
-    fused = False
+    makers, fused = makers_of(ops), False
     for op in phase.ops:
         if not isinstance(op, Map) or (_written(op) and schedule.backend == "jax"):
             continue
-        found = stream(editor, ops, op)
+        found = stream(editor, makers, op)
         if isinstance(found, Refusal):
             choices.append(_kept(op, found))
         elif found is not None:
             ops = _fused(editor, ops, op, found)
             choices.append(_choice(op, found))
-            fused = True
+            makers, fused = makers_of(ops), True
     return editor.finish(ops) if fused else phase
 
 

@@ -62,7 +62,7 @@ class Lowering(Building):
         self.ops, self.made, self.weights = [], [], {}
         for stage in phase.stages:
             _STAGES[type(stage)](self, stage)
-        states = [value for value in self.plan.values if value.id in self.plan.states]
+        states = [self.plan.value(ref) for ref in self.plan.states]
         outputs, updates = at_servers(self, states, phase.outputs, phase.updates)
         for op in self.ops:
             self.made += [self.of[ref] for ref in sched.results(op) if ref in self.of]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from commplan.ir import plan as graph
@@ -131,9 +133,7 @@ class Exchanging:
         return self.editor.add(msgspec.structs.replace(value, id=fresh))
 
 
-def colocated(schedule: Schedule, op: Op) -> bool:
-    """Whether `op` is an exchange whose states live with the workers."""
-    if not isinstance(op, Exchange):
-        return False
-    names = set(map(name_of, op.states))
-    return not any(value.placement.server for value in schedule.entry if name_of(value.id) in names)
+def colocated(schedule: Schedule, ops: Iterable[Op]) -> list[Exchange]:
+    """The exchanges among `ops` whose states live with the workers."""
+    away = {name_of(value.id) for value in schedule.entry if value.placement.server}
+    return [op for op in ops if isinstance(op, Exchange) and away.isdisjoint(map(name_of, op.states))]

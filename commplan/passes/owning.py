@@ -11,8 +11,8 @@ import msgspec
 from commplan.ir.choice import Alternative, Choice
 from commplan.ir.layout import row_size
 from commplan.ir.leaf_match import weights_of
-from commplan.ir.plan import Algorithm, Arg, Hints, Ref, name_of
-from commplan.ir.schedule import Collective, CollectiveKind, Exchange, Ownership, Schedule, Value, widest
+from commplan.ir.plan import Algorithm, Arg, Hints, name_of
+from commplan.ir.schedule import Collective, CollectiveKind, Exchange, Ownership, Schedule, widest
 from commplan.ir.types import sized
 from commplan.passes.choosing import Chooser, rounded
 from commplan.passes.ways import CLEARLY
@@ -100,11 +100,11 @@ def streaming(schedule: Schedule, owners: Owners) -> bool:
 
 def strange(schedule: Schedule, op: Exchange) -> str | None:
     """What of the states cannot be cut among owners, and why; None: all of it can."""
-    weights = _value(schedule, op.results[0])
+    weights = schedule.values[op.results[0]]
     if not any(leaf.shape for leaf in weights.leaves):
         return f"a part of `{name_of(op.results[0])}`, which is a scalar"
     for ref in op.results[1:]:
-        value = _value(schedule, ref)
+        value = schedule.values[ref]
         if value.kind != weights.kind:
             return f"`{name_of(ref)}`, which is one {value.kind} while the weights are one {weights.kind}"
         for leaf, weight in zip(value.leaves, weights_of(value.leaves, weights.leaves), strict=True):
@@ -132,7 +132,7 @@ class Times(NamedTuple):
 
 def predicted(chooser: Chooser, op: Exchange, axes: tuple[str, ...]) -> Times:
     """How long the ways to carry out `op` take."""
-    gradient = _value(chooser.schedule, op.gradient)
+    gradient = chooser.schedule.values[op.gradient]
     whole, ways, dtype = gradient.nbytes, chooser.schedule.size(axes), widest(gradient.leaves)
 
     def time(kind: CollectiveKind, nbytes: int) -> float | None:
@@ -182,7 +182,7 @@ def chosen(chooser: Chooser, op: Exchange, owners: Owners) -> Choice:
 
 def _few(chooser: Chooser, op: Exchange, owners: Owners) -> str:
     """Who owns how much: parts differ by the padding of leaves alone."""
-    weights, few = _value(chooser.schedule, op.results[0]), len(owners.ranks)
+    weights, few = chooser.schedule.values[op.results[0]], len(owners.ranks)
     rows = [row_size(weights.kind, leaf, few) for leaf in weights.leaves if leaf.shape]
     sizes = [leaf.size for leaf in weights.leaves if leaf.shape]
     dtypes = [leaf.dtype.nbytes for leaf in weights.leaves if leaf.shape]
@@ -198,8 +198,3 @@ def _few(chooser: Chooser, op: Exchange, owners: Owners) -> str:
     counted = f"rank {where}" if few == 1 else f"ranks {where}"
     what = f"{few} owner{'s' * (few != 1)} ({counted} along {', '.join(owners.axes)})"
     return f"{what}, the fullest with {sized(most)}, {most / max(mean, 1):.3f} of the mean"
-
-
-def _value(schedule: Schedule, ref: Ref) -> Value:
-    values = (value for phase in schedule.phases for value in phase.values)
-    return next(value for value in (*schedule.entry, *values) if value.id == ref)

@@ -30,18 +30,16 @@ class PlacePass(Pass, frozen=True):
     how: Literal["auto", "sharded", "replicated"] = "auto"
 
     def run(self, schedule: Schedule, context: Context) -> Schedule:
-        exchanges = [op for phase in schedule.phases for op in phase.ops if colocated(schedule, op)]
+        exchanges = colocated(schedule, (op for phase in schedule.phases for op in phase.ops))
         if not exchanges:
             return schedule
         chooser = Chooser(schedule, context)
-        owners = {op.results: self._owners(chooser, op) for op in exchanges if isinstance(op, Exchange)}
+        owners = {op.results: self._owners(chooser, op) for op in exchanges}
         moved = _moved(owners)
         for results, one in owners.items():
             owners[results] = one._replace(moved=any(name_of(ref) in moved for ref in results[1:]))
-        choices = tuple(
-            chosen(chooser, op, owners[op.results]) for op in exchanges if isinstance(op, Exchange)
-        )
-        wholes = {name_of(value.id): value for value in schedule.entry if value.id in schedule.states}
+        choices = tuple(chosen(chooser, op, owners[op.results]) for op in exchanges)
+        wholes = {name_of(value.id): value for value in schedule.entry[len(schedule.inputs) :]}
         schedule = kept_entry(schedule, moved)
         phases = tuple(
             _phase(Relocation(Editor(schedule, phase), moved, wholes), owners) for phase in schedule.phases
@@ -113,7 +111,7 @@ def _phase(relocation: Relocation, owners: Mapping[tuple[Ref, ...], Owners]) -> 
     editor = relocation.editor
     phase, names = editor.phase, {*map(name_of, editor.phase.states)}
     names |= {binding.name for binding in phase.updates}
-    if names.isdisjoint(relocation.moved) and not any(colocated(editor.schedule, op) for op in phase.ops):
+    if names.isdisjoint(relocation.moved) and not colocated(editor.schedule, phase.ops):
         return phase
     exchanging = Exchanging(editor, relocation)
     ops: list[Op] = []

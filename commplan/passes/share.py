@@ -132,7 +132,11 @@ class SharePass(Pass, frozen=True):
         if chosen is not None:
             design, readers = chosen.taken.design, chosen.taken.readers
         for index, op in enumerate(ops):
-            if isinstance(op, Map) and all(independent.get(r) == axes for r in op.results):
+            if (
+                isinstance(op, Map)
+                and ref in op.operands
+                and all(independent.get(r) == axes for r in op.results)
+            ):
                 ops[index] = substitute(op, {ref: own})
         share = Share(ref, own, axes, design, maker.span, readers)
         ops.insert(place + 1, share)

@@ -38,9 +38,13 @@ def member_independent(editor: Editor, phase: Phase, members: tuple[str, ...]) -
 def frontier(phase: Phase, independent: Independent) -> list[Ref]:
     """Where such work ends: values of it that something else reads, or that leave the phase."""
     bound = {binding.value for binding in (*phase.outputs, *phase.updates)}
+    reading: dict[Ref, list[Op]] = {}
+    for op in phase.ops:
+        for ref in operands_of(op):
+            reading.setdefault(ref, []).append(op)
     found: list[Ref] = []
     for ref, axes in independent.items():
-        readers = [op for op in phase.ops if ref in operands_of(op)]
+        readers = reading.get(ref, [])
         if any(isinstance(op, Share) for op in readers):
             continue
         ends = [op for op in readers if any(independent.get(r) != axes for r in results_of(op))]

@@ -12,6 +12,8 @@ from commplan.ir.schedule import operands as operands_of
 from commplan.ir.schedule import results as results_of
 from commplan.passes.rewrite import Editor
 
+Makers = Mapping[Ref, tuple[int, Op]]  # the op that makes a value, and its place
+
 
 class Refusal(NamedTuple):
     """Why a map that waits for several buckets is not cut into pieces."""
@@ -55,15 +57,18 @@ class Gathered(NamedTuple):
         return tuple({op.root: op for op in self.moves if op.kind == "broadcast"}.values())
 
 
-def stream(editor: Editor, ops: Sequence[Op], op: Map) -> Stream | Refusal | None:
+def makers_of(ops: Sequence[Op]) -> Makers:
+    return {ref: (place, op) for place, op in enumerate(ops) for ref in results_of(op)}
+
+
+def stream(editor: Editor, makers: Makers, op: Map) -> Stream | Refusal | None:
     """How the gradient of `op` arrives; None where it is not cut, or comes in one bucket."""
     fn = editor.schedule.fn(op.fn)
     if not fn.elementwise or op.random or op.per_record or op.lane != "device":
         return None
-    makers = {ref: each for each in ops for ref in results_of(each)}
     for ref in op.operands:
         chain = _chain(makers, ref)
-        buckets = _buckets(ops, makers, chain) if chain else ()
+        buckets = _buckets(makers, chain) if chain else ()
         if sum(scatters for _, _, scatters in buckets) < 2:
             continue
         owner = _owners(editor, op, ref)
@@ -73,31 +78,29 @@ def stream(editor: Editor, ops: Sequence[Op], op: Map) -> Stream | Refusal | Non
     return None
 
 
-def _chain(makers: Mapping[Ref, Op], ref: Ref) -> tuple[Unpack | Scale, ...]:
+def _chain(makers: Makers, ref: Ref) -> tuple[Unpack | Scale, ...]:
     """The unpack and the scalings that make `ref`, in order; none where something else does."""
     chain: list[Unpack | Scale] = []
-    op = makers.get(ref)
+    _, op = makers.get(ref, (0, None))
     while isinstance(op, Scale):
         chain.append(op)
-        op = makers.get(op.operand)
+        _, op = makers.get(op.operand, (0, None))
     return (op, *reversed(chain)) if isinstance(op, Unpack) and op.ways == 1 else ()
 
 
-def _buckets(
-    ops: Sequence[Op], makers: Mapping[Ref, Op], chain: Sequence[Unpack | Scale]
-) -> list[tuple[Ref, tuple[Part, ...], bool]]:
+def _buckets(makers: Makers, chain: Sequence[Unpack | Scale]) -> list[tuple[Ref, tuple[Part, ...], bool]]:
     """The reduced buffers that the unpack of `chain` reads, in the order in which they are made, each with
     its parts, and whether it was scattered; none where one is no reduction, or a leaf comes in two runs."""
     (end,) = (op for op in chain if isinstance(op, Unpack))
     found: dict[Ref, list[Part]] = {}
     for part in end.parts:
         found.setdefault(part.value, []).append(part)
-    made = [op.result for op in ops if isinstance(op, Collective | LocalSum) and op.result in found]
-    if len(made) < len(found):
+    if not all(ref in makers and isinstance(makers[ref][1], Collective | LocalSum) for ref in found):
         return []
+    made = sorted(found, key=lambda ref: makers[ref][0])
     if any(len({part.leaf for part in parts}) < len(parts) for parts in found.values()):
         return []
-    kinds = {ref: op.kind if isinstance(op := makers[ref], Collective) else "reduce" for ref in made}
+    kinds = {ref: op.kind if isinstance(op := makers[ref][1], Collective) else "reduce" for ref in made}
     if not set(kinds.values()) <= {"reduce_scatter", "reduce", "all_reduce"}:
         return []
     return [(ref, tuple(found[ref]), kinds[ref] != "all_reduce") for ref in made]

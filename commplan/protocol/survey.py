@@ -49,6 +49,9 @@ class _Survey:
         self.servers = count
         self.layouts: dict[str, Layout] = {}
         self.used: dict[str, tuple[str, Span]] = {}
+        self.read: dict[
+            str, set[Ref]
+        ] = {}  # of each phase: what its workers need, in ops of theirs or as outputs
 
     def sites(self) -> Sites:
         found: list[Site] = []
@@ -65,6 +68,8 @@ class _Survey:
     def _ops(self) -> Iterator[tuple[Phase, ServerOp, dict[Ref, Value]]]:
         for phase in self.schedule.phases:
             values = self.entry | {value.id: value for value in phase.values}
+            self.read[phase.name] = {ref for op in phase.ops for ref in sent(op)}
+            self.read[phase.name] |= {binding.value for binding in phase.outputs}
             for op in phase.ops:
                 asking = server_op(op, values)
                 if asking is not None:
@@ -162,7 +167,7 @@ class _Survey:
             up.append(self._scalar(layout, op.weight, values[op.weight].leaves[0].dtype))
         dtypes = [_wire(leaves[part.leaves[0]].dtype, op.hints.wire) for part in layout.parts]
         up += self._data(layout, layout.parts, dtypes, op.gradient)
-        if reads(phase, op.results[0]):
+        if op.results[0] in self.read[phase.name]:
             dtypes = [_wire(part.dtype, op.hints.wire) for part in layout.parts]
             down = self._data(layout, layout.parts, dtypes, op.results[0])
         else:
@@ -239,11 +244,6 @@ class _Survey:
         """One element to or from every server that owns a part; a small state may leave some without."""
         servers = sorted({unit.server for unit in layout.units})
         return tuple(Chunk(j, i if down else 0, 1, self.tags.take()) for i, j in enumerate(servers))
-
-
-def reads(phase: Phase, ref: Ref) -> bool:
-    """Whether `ref`, made of a server's state, is needed by workers: by an op of theirs, or as an output."""
-    return any(binding.value == ref for binding in phase.outputs) or any(ref in sent(op) for op in phase.ops)
 
 
 def _wire(dtype: DType, wire: DType | None) -> DType:

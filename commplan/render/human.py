@@ -49,13 +49,13 @@ def _summary(diagnostics: Sequence[Diagnostic]) -> str:
 def _block(d: Diagnostic, lines: Sequence[str] | None, paint: _Paint) -> str:
     kind = str(d.severity)
     head, *more = d.message.splitlines() or [""]
-    out = [f"{paint(f'{kind}[{d.code}]', kind)}: {paint(head, 'strong')}"]
-    out += [paint(line, "strong") for line in more]
+    out = [f"{paint(f'{kind}[{d.code}]', kind)}: {paint(_shown(head), 'strong')}"]
+    out += [paint(_shown(line), "strong") for line in more]
     notes = [note for note in d.notes if note.span is None]
     if lines is None or d.span is None:
         notes = list(d.notes)
         width = 1
-        place = f"{d.file}:{d.span.line}:{d.span.column}" if d.span else d.file
+        place = f"{_shown(d.file)}:{d.span.line}:{d.span.column}" if d.span else _shown(d.file)
         if place:
             out.append(f" {paint('-->', 'frame')} {place}")
     else:
@@ -74,7 +74,7 @@ def _remark(word: str, text: str, width: int, paint: _Paint, style: str) -> list
     first, *more = text.splitlines() or [""]
     lead = f"{' ' * width} {paint('=', 'frame')} "
     rest = " " * (width + 3 + len(word) + 2)
-    return [f"{lead}{paint(word, style)}: {first}", *(rest + line for line in more)]
+    return [f"{lead}{paint(word, style)}: {_shown(first)}", *(rest + _shown(line) for line in more)]
 
 
 def _last_line(span: Span) -> int:

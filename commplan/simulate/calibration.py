@@ -38,6 +38,7 @@ from commplan import files
 from commplan.diagnostics import fail
 from commplan.input.measured import InputCosts
 from commplan.ir.schedule import Backend, Form
+from commplan.ir.types import Printed
 
 VERSION = 1
 _LINKS = ("backend", "hosts", "overhead", "gamma", "call", "round")  # all of them, or none beside an [input]
@@ -49,7 +50,7 @@ AtLeastZero = Annotated[float, msgspec.Meta(ge=0)]
 class MeasuredLevel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One level: latency in seconds, bandwidth in bytes a second for each member and direction."""
 
-    name: str
+    name: Printed
     latency: AtLeastZero
     bandwidth: Positive
 
@@ -61,10 +62,10 @@ class Curve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     chunks were not cut or the backend chose.
     """
 
-    kind: str
-    algorithm: str
+    kind: Printed
+    algorithm: Printed
     form: Form
-    shape: str
+    shape: Printed
     sizes: Annotated[tuple[Positive, ...], msgspec.Meta(min_length=1)]
     seconds: Annotated[tuple[Positive, ...], msgspec.Meta(min_length=1)]
     chunk: Annotated[int, msgspec.Meta(ge=0)] = 0
@@ -85,16 +86,16 @@ class Curve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Measured costs; the file is described above. `date` is ISO 8601."""
 
-    date: str
+    date: Printed
     backend: Backend
-    hosts: tuple[str, ...]
+    hosts: tuple[Printed, ...]
     overhead: AtLeastZero
     gamma: AtLeastZero
     call: AtLeastZero
     round: AtLeastZero
     level: tuple[MeasuredLevel, ...] = ()
     curve_list: tuple[Curve, ...] = msgspec.field(default=(), name="curve")
-    topology: str = ""
+    topology: Printed = ""
     note: str = ""
     input: InputCosts | None = None
     version: Literal[1] = VERSION

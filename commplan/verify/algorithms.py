@@ -65,6 +65,9 @@ def levels_of(schedule: Schedule, op: Collective, report: Report) -> Levels | No
     """Algorithm and ranks of each level of a hierarchy, innermost first; None, and a report, where its levels
     are neither the axes of `op` nor the levels of the topology over which its one axis is spread."""
     names = [name for name, _ in op.algorithm.levels]
+    if not names:
+        _misfit(op, f"`{op.algorithm}` names no level: write `{op.algorithm}({', '.join(op.axes)})`", report)
+        return None
     if sorted(names) == sorted(op.axes):
         sizes = [schedule.axis(name).size for name in names]
     elif len(op.axes) == 1:

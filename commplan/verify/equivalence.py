@@ -21,7 +21,7 @@ from commplan.ir.symbolic.blocks import Unsayable
 from commplan.ir.symbolic.compare import Comparison
 from commplan.ir.symbolic.interpretation import Held, Interpretation, Paths, Place, whole_runs
 from commplan.ir.symbolic.terms import Algebra
-from commplan.ir.symbolic.wording import element
+from commplan.ir.symbolic.wording import block_in_words, element
 from commplan.verify.scope import Report
 
 
@@ -123,7 +123,9 @@ def check_equivalence(
             _check_phase(schedule, phase, planned, reference, report)
 
 
-def check_origin(schedule: Schedule, origin: Origin, check_value: Callable[[Value], None], report: Report) -> None:
+def check_origin(
+    schedule: Schedule, origin: Origin, check_value: Callable[[Value], None], report: Report
+) -> None:
     """Report where the plan that a schedule carries is not the one that it names, or does not fit its values."""
     plan, values = origin.plan, {value.id: value for value in origin.values}
     if plan_digest(plan) != schedule.plan_digest:
@@ -264,8 +266,9 @@ def _first(reference: Reference, found: Held, expected: Held) -> Difference | No
         path = leaf.path
         try:
             ours, theirs = whole_runs(found.blocks[index]), whole_runs(expected.blocks[index])
-        except Unsayable as error:
-            return Difference(index, 0, "one value", str(error))
+        except Unsayable:  # of what a rank holds it is not said which elements these are
+            words = [block_in_words(held.blocks[index], path) for held in (expected, found)]
+            return Difference(index, 0, *words)
         for at, one, other in _side_by_side(ours, theirs, leaf.size):
             if _same(compare, one, other):
                 continue

@@ -135,7 +135,7 @@ def _read(scope: Scope, op: Read) -> None:
 
 
 def _map(scope: Scope, op: Map) -> None:
-    fn = next((f for f in scope.schedule.fns if f.name == op.fn), None)
+    fn = scope.axes.fns.get(op.fn)
     if fn is None:
         scope.report.add("CP0730", f"there is no function `{op.fn}`", op.span)
         return
@@ -377,7 +377,7 @@ def _elastic(scope: Scope, op: Elastic) -> None:
 
 def _exchange(scope: Scope, op: Exchange) -> None:
     _axes(scope, op, op.axes)
-    if op.fn not in {fn.name for fn in scope.schedule.fns}:
+    if op.fn not in scope.axes.fns:
         scope.report.add("CP0730", f"there is no function `{op.fn}`", op.span)
     if len(op.results) != len(op.states):
         scope.report.add(

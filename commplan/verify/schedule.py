@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 
 from commplan.diagnostics import Diagnostic
 from commplan.ir.layout import cut_all
-from commplan.ir.plan import AxisKind, Ref, name_of
+from commplan.ir.plan import AxisKind, Ref
 from commplan.ir.schedule import SCHEMA_VERSION, Collective, Op, Read, Schedule, Value, operands, results
 from commplan.ir.sources import bind_sources
 from commplan.verify.equivalence import Reference, check_equivalence, check_origin
@@ -145,12 +145,16 @@ def _definitions(scope: Scope) -> None:
             makers[ref] = index
     for ref in sorted(declared - set(makers)):
         report.add("CP0730", f"`{ref}` is declared but nothing makes it", phase.span)
-    entering = {*phase.inputs, *phase.states}
+    entering, inputs, states = (
+        {*phase.inputs, *phase.states},
+        {*scope.schedule.inputs},
+        {*scope.schedule.states},
+    )
     for ref in phase.inputs:
-        if ref not in scope.schedule.inputs:
+        if ref not in inputs:
             report.add("CP0730", f"phase `{phase.name}` reads `{ref}`, which is no input", phase.span)
     for ref in phase.states:
-        if ref not in scope.schedule.states:
+        if ref not in states:
             report.add("CP0730", f"phase `{phase.name}` reads `{ref}`, which is no state", phase.span)
     for index, op in enumerate(phase.ops):
         for ref in operands(op):
@@ -190,9 +194,8 @@ def _bindings(scope: Scope) -> None:
         value = scope.values.get(binding.value)
         if value is not None and value.placement.partial:
             report.add("CP0734", f"output `{binding.name}` is partial", phase.span)
-    states = {name_of(ref): ref for ref in scope.schedule.states}
     for binding in phase.updates:
-        state = scope.values.get(states.get(binding.name, ""))
+        state = scope.values.get(scope.axes.states.get(binding.name, ""))
         value = scope.values.get(binding.value)
         if state is None:
             report.add("CP0730", f"`{binding.name}` is updated, which is no state", phase.span)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from commplan.diagnostics import Diagnostic, Span
-from commplan.ir.plan import Ref
+from commplan.ir.plan import Ref, name_of
 from commplan.ir.schedule import Op, Phase, Schedule, Value, operands, results
 from commplan.ir.types import Placement
 
@@ -22,11 +22,14 @@ class Report:
 
 
 class Axes:
-    """The axes of a schedule, and the placements that were found to lie well on them."""
+    """The axes of a schedule, and the placements that were found to lie well on them; functions and states by
+    name."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.sizes = {axis.name: axis.size for axis in schedule.axes}
         self.kinds = {axis.name: axis.kind for axis in schedule.axes}
+        self.fns = schedule.fn_types
+        self.states = {name_of(ref): ref for ref in schedule.states}
         self.good: set[Placement] = set()
 
 

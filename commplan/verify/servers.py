@@ -200,8 +200,7 @@ def _hints(scope: Scope, op: ServerOp) -> None:
 
 def _on_server(scope: Scope, op: Op, ref: str, how: str) -> None:
     """`ref` is a state, or what a phase makes of one; its state lives on the same server."""
-    states = {name_of(state): scope.values[state] for state in scope.schedule.states}
-    state = states.get(name_of(ref).partition("/")[0])
+    state = scope.values.get(scope.axes.states.get(name_of(ref).partition("/")[0], ""))
     here = scope.values[ref].placement.server
     if here is None:
         scope.report.add("CP0735", f"`{ref}` lies on no server", op.span)
@@ -225,7 +224,7 @@ def _exchange(scope: Scope, op: Exchange) -> None:
         scope.report.add("CP0731", f"`{op.gradient}` has not the shapes of `{op.states[0]}`", op.span)
     if values[op.gradient].placement.server is not None:
         scope.report.add("CP0734", f"`{op.gradient}` lies on a server, and workers send it", op.span)
-    fn = next((fn for fn in scope.schedule.fns if fn.name == op.fn), None)
+    fn = scope.axes.fns.get(op.fn)
     if fn is None:
         return  # said already
     wanted = len(op.states)

@@ -27,6 +27,7 @@ import msgspec
 import numpy as np
 
 from commplan.diagnostics import fail
+from commplan.ir.types import Digest, Name
 from commplan.protocol.sites import Sites
 from commplan.runtime.data.records import numpy_dtype
 from commplan.runtime.exchange.store import Array, Cell, Kept, Store, aligned, raw
@@ -40,9 +41,9 @@ _OTHER = "go on from another copy of the folder, or begin with an empty one"
 class About(msgspec.Struct, frozen=True):
     """Of what a file is. digest: of the states' layouts on this server. states: for who reads the file."""
 
-    digest: str
+    digest: Digest
     server: int
-    states: tuple[str, ...]
+    states: tuple[Name, ...]
 
 
 class Found(NamedTuple):

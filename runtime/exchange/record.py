@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 
 from commplan.diagnostics import Span, fail
+from commplan.ir.types import Digest
 from commplan.protocol.sites import LEAVE, Sites
 from commplan.runtime.exchange.store import Array
 
@@ -32,7 +33,7 @@ _HEAD = struct.Struct("<III")
 class About(msgspec.Struct, frozen=True):
     """Of what a recording is. digest: of all that servers and workers say to each other."""
 
-    digest: str
+    digest: Digest
     server: int
     workers: int
 

@@ -17,11 +17,17 @@ from support.byhand import HERE, compiled, ensemble_plan, reduce_plan, sharded_p
 from support.random_case import make_case
 
 import commplan
+from commplan.cli.saved import read_saved
 from commplan.diagnostics import CommplanError, Span
 from commplan.ir.choice import Choice
 from commplan.ir.schedule import SCHEMA_VERSION
 from commplan.ir.serial import decode, encode, plan_digest, schedule_digest
-from commplan.verify import load_schedule
+from commplan.ir.text import print_saved
+from commplan.passes.base import Context
+from commplan.passes.reproduce import read_reproducer
+from commplan.passes.reproducers import write_reproducer
+from commplan.render.human import human
+from commplan.verify import load_schedule, verify
 
 GIVEN = tree(w=(3, 3), b=(2,))
 SCHEDULE = compiled(reduce_plan("mean"), None, grads=GIVEN)
@@ -191,6 +197,41 @@ def test_a_wrong_field_and_its_path(path: tuple[str | int, ...], to: Any, messag
     problem = refusal(edited(*path, to=to))
     assert problem.code == "CP1003"
     assert message in problem.message
+
+
+@pytest.mark.parametrize("name", ["../evil", "a/../../evil", "/tmp/evil", "a b", "", "e\x1b[31m", "x\n"])
+@pytest.mark.parametrize(
+    "path", [("plan",), ("axes", 0, "name"), ("phases", 0, "name"), ("states", 0), ("plan_digest",)], ids=str
+)
+def test_names_and_digests_are_no_paths(path: tuple[str | int, ...], name: str) -> None:
+    content = msgspec.json.decode(
+        encode(compiled(sharded_plan(), None, params=GIVEN, grads=GIVEN, adam=GIVEN))
+    )
+    node = content["schedule"]
+    for key in path[:-1]:
+        node = node[key]
+    node[path[-1]] = name
+    problem = refusal(msgspec.json.encode(content))
+    assert problem.code == "CP1003"
+    assert "$." + str(path[0]) in problem.message
+    assert "\x1b" not in human([problem], {}, color=False)
+
+
+def test_no_file_is_written_elsewhere(tmp_path: Path) -> None:
+    folder = tmp_path / "inside" / "folder"
+    folder.mkdir(parents=True)
+    evil = msgspec.structs.replace(SCHEDULE, plan="../evil")
+    place = folder / "evil.schedule.json"
+    place.write_bytes(encode(evil))
+    with pytest.raises(CommplanError, match="CP1003"):
+        commplan.Program.load(place).save(folder)
+    with pytest.raises(CommplanError, match="CP1008"):
+        read_saved(print_saved(evil), "evil.txt", verify)
+    reproducer = write_reproducer(SCHEDULE, "bucket", Context(), "", folder)
+    reproducer.write_text(reproducer.read_text().replace(f'"plan": "{SCHEDULE.plan}"', '"plan": "../evil"'))
+    with pytest.raises(CommplanError, match="CP0723"):
+        read_reproducer(reproducer)
+    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {place.name, reproducer.name}
 
 
 def test_an_edit_is_noticed() -> None:

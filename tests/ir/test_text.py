@@ -79,7 +79,7 @@ def test_any_text_is_quoted_where_it_must_be(name: str, why: str, rejected: list
     phase = base.phases[0]
     scaled = msgspec.structs.replace(phase.ops[1], by=by)
     phase = msgspec.structs.replace(phase, ops=(phase.ops[0], scaled))
-    schedule = msgspec.structs.replace(base, plan=name, file=why, choices=(choice,), phases=(phase,))
+    schedule = msgspec.structs.replace(base, file=why, choices=(choice,), phases=(phase,))
     assert parse_schedule(print_schedule(schedule)) == schedule
 
 
@@ -87,7 +87,7 @@ def test_any_text_is_quoted_where_it_must_be(name: str, why: str, rejected: list
     "word", ["none", "true", "false", "1", "-1", "1e5", "a b", "", "@1:1-1:2", "[", "é", "x\n"]
 )
 def test_words_that_mean_something_else_are_quoted(word: str) -> None:
-    schedule = msgspec.structs.replace(compiled(ensemble_plan(), ""), plan=word)
+    schedule = msgspec.structs.replace(compiled(ensemble_plan(), ""), file=word)
     assert parse_schedule(print_schedule(schedule)) == schedule
 
 

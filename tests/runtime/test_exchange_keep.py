@@ -230,6 +230,10 @@ def test_another_plan_is_refused_and_another_run_too(tmp_path: Path):
     keeping(job(tmp_path), tmp_path / "kept")
     with pytest.raises(CommplanError, match="CP0973"):
         keeping(job(tmp_path, TEXT.replace("1 KiB", "2 KiB")), tmp_path / "kept")
+    state = tmp_path / "kept" / "server-0.state"
+    state.write_bytes(state.read_bytes().replace(b'"states":["', b'"states":["../', 1))
+    with pytest.raises(CommplanError, match=r"CP0974.*is damaged"):
+        Keep(tmp_path / "kept", job(tmp_path).drivers[0].store, 0)
     (tmp_path / "kept" / "server-1.state").write_bytes(b"something else")
     with pytest.raises(CommplanError, match="CP0974"):
         Keep(tmp_path / "kept", job(tmp_path).drivers[1].store, 1)

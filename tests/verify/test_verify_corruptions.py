@@ -323,3 +323,18 @@ def test_random_schedules_pass(seed: int) -> None:
 def test_an_axis_without_ranks_is_refused_and_nothing_divides_by_it(name: str) -> None:
     axes = tuple(replace(axis, size=0) for axis in SOUND[name].axes)
     assert {problem.code for problem in verify(replace(SOUND[name], axes=axes))} == {"CP0734"}
+
+
+def test_a_hierarchy_without_levels_says_so() -> None:
+    schedule = compiled(reduce_plan("sum"), "", grads=GIVEN)
+    (phase,) = schedule.phases
+    ops = tuple(
+        msgspec.structs.replace(op, algorithm=graph.Algorithm("hierarchical"))
+        if isinstance(op, ir.Collective)
+        else op
+        for op in phase.ops
+    )
+    phase = msgspec.structs.replace(phase, ops=ops)
+    (problem,) = verify(msgspec.structs.replace(schedule, phases=(phase,)))
+    assert problem.code == "CP0735"
+    assert "`hierarchical` names no level: write `hierarchical(data)`" in problem.message

@@ -5,7 +5,8 @@ from __future__ import annotations
 from fractions import Fraction
 
 from commplan.ir.roles import name_of
-from commplan.ir.symbolic.interpretation import Place
+from commplan.ir.symbolic.blocks import Block
+from commplan.ir.symbolic.interpretation import Place, whole_runs
 from commplan.ir.symbolic.rounding import Trace
 from commplan.ir.symbolic.terms import Atom, Chain, Contribution, Symbol, Term
 
@@ -22,6 +23,18 @@ def element(path: str, at: int, place: Place | None, other: Place | None) -> str
         of = f"leaf {place.leaf}" if isinstance(place.leaf, int) else "a buffer"
         where = f", at element {place.column}{_chain(place.chain)} of {of}"
     return f"{term(place.term)}{where}"
+
+
+def block_in_words(block: Block, path: str) -> str:
+    """The first element of a block, which may have rows that belong to no leaf."""
+    terms = [known for _, known in block.slots if known is not None]
+    if not block.rows and len(terms) == len(block.slots):
+        return element(path, 0, whole_runs(block)[0] if block.runs else None, None)
+    nothing = next((part.atom for known in terms for part in known.parts if part.atom.kind == "undefined"), None)
+    if nothing is not None:
+        return _atom(nothing, 0)
+    first = f", first of {term(terms[0])}" if terms else ""
+    return f"rows of several ranks{first}"
 
 
 def term(found: Term, depth: int = 0) -> str:

@@ -1,0 +1,128 @@
+"""Twice the plan is twice the work: calls are counted, of Python and of C, from the text to the schedule."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import commplan
+from bench.compile_time import HEAD, leaves, reduces
+from commplan.explain import explain_plan
+from commplan.ir.text import parse_schedule, print_schedule
+
+ROOT = Path(__file__).resolve().parents[2]
+TOPOLOGY = ROOT / "examples" / "topologies" / "h100_64.toml"
+RACKS = ROOT / "examples" / "topologies" / "two_rack.toml"
+GROWTH = 2.3
+Case = Callable[[int], tuple[str, dict[str, Any]]]
+
+
+def tree(count: int) -> dict[str, Any]:
+    return leaves(count)[1]["grads"]
+
+
+def example(name: str, *trees: str) -> Case:
+    text = (ROOT / "examples" / "plans" / f"{name}.plan").read_text()
+    return lambda count: (text, {tree_name: tree(count) for tree_name in trees})
+
+
+def repeated(declared: str, start: str, stages: str, head: str = HEAD) -> Case:
+    """What is in braces is written once for each number."""
+
+    def case(count: int) -> tuple[str, dict[str, Any]]:
+        def times(text: str) -> str:
+            return "".join(f"{text}\n".replace("#", str(number)) for number in range(count))
+
+        begin = f"at start {{\n{times(start)}}}\n" if start else ""
+        return f"{head}{times(declared)}{begin}each step {{\n{times(stages)}}}\n", {}
+
+    return case
+
+
+UPDATE = "fn update(f32[64], f32[64]) -> f32[64] on device elementwise\n"
+PLANS: dict[str, Case] = {
+    "leaves": leaves,
+    "reduces": reduces,
+    "hints": example("data_parallel", "params", "grads"),
+    "sharded": example("sharded_update", "params", "grads", "adam"),
+    "levels": example("two_level", "grads"),
+    "elastic": example("easgd_sync", "params", "center"),
+    "dedicated": example("parameter_server_dedicated", "params", "grads", "weights"),
+    "functions": repeated(
+        "input g# : f32[64] partial data\nfn f#(f32[64]) -> f32[64] on device",
+        "",
+        "s# = reduce g# over data by sum\nr# = map f#(s#)\noutput r#",
+    ),
+    "exchanges": repeated(
+        "input g# : f32[64] partial data\ninput p# : f32[64] per data\nstate c# : f32[64]",
+        "c# = broadcast p# over data from 0",
+        "c# = exchange g# into c# with update over data by mean via parameter_server\noutput c#",
+        f"{HEAD}{UPDATE}",
+    ),
+    "servers": repeated(
+        "input g# : f32[64] partial data\ninput p# : f32[64] per data\nstate c# : f32[64] on hub",
+        "c# = broadcast p# over data from 0",
+        "c# = exchange g# into c# with update over data by mean\noutput c#",
+        f"{HEAD}server hub = 2\n{UPDATE}",
+    ),
+}
+
+
+def calls(work: Callable[[], None]) -> int:
+    count = 0
+
+    def note(_frame: object, event: str, _argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def compiled(case: Case, count: int, **options: Any) -> tuple[commplan.Plan, commplan.Program]:
+    text, shapes = case(count)
+    plan = commplan.loads(text)
+    return plan, plan.compile(shapes=shapes, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *((name, {"backend": backend}) for name in PLANS for backend in ("jax", "mpi")),
+        *((name, {"topology": TOPOLOGY}) for name in ("leaves", "reduces", "levels")),
+        *((name, {"topology": RACKS, "backend": "mpi"}) for name in ("leaves", "reduces")),
+    ],
+    ids=lambda value: (
+        value if isinstance(value, str) else "-".join(getattr(v, "stem", v) for v in value.values())
+    ),
+)
+def test_compiling_grows_with_the_plan(name: str, options: dict[str, Any]) -> None:
+    compiled(PLANS[name], 200, **options)  # what is found out once is not counted
+    once, twice = (calls(lambda n=n: compiled(PLANS[name], n, **options) and None) for n in (200, 400))
+    assert twice < GROWTH * once, (once, twice)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_reading_and_explaining_grow_with_the_plan(name: str, tmp_path: Path) -> None:
+    def work(count: int) -> Callable[[], None]:
+        plan, program = compiled(PLANS[name], count)
+        path = program.save(tmp_path / f"{count}.json")
+
+        def read() -> None:
+            assert commplan.Program.load(path) == program
+            assert parse_schedule(print_schedule(program.schedule)) == program.schedule
+            explain_plan(plan.graph, program.schedule).text()
+
+        return read
+
+    work(200)()
+    once, twice = calls(work(200)), calls(work(400))
+    assert twice < GROWTH * once, (once, twice)
