@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from commplan.ir import schedule as ir
+from commplan.ir.types import DType
 from commplan.lowering.jax.trees import LEAF, Tree
 from commplan.lowering.jax.untyped import jnp, lax
 
@@ -16,7 +17,7 @@ Env = Mapping[str, Tree]
 
 def jax_dtype(name: str) -> Any:
     """The dtype of a plan (`bf16`) as JAX names it."""
-    return jnp.dtype(ir.DType(name).numpy_name)
+    return jnp.dtype(DType(name).numpy_name)
 
 
 def pad(x: Array, ways: int) -> Array:
@@ -99,7 +100,7 @@ def _head(flat: Array, size: int) -> Array:
     return flat if flat.shape[0] == size else flat[:size]
 
 
-def _join(pieces: Sequence[Array], ways: int, dtype: ir.DType) -> Array:
+def _join(pieces: Sequence[Array], ways: int, dtype: DType) -> Array:
     if not pieces:
         return jnp.zeros((ways, 0), jax_dtype(dtype))
     if len(pieces) == 1:

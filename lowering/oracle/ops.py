@@ -13,6 +13,7 @@ import numpy as np
 
 from commplan.collectives.scalars import scalar_algorithm
 from commplan.ir import schedule as ir
+from commplan.ir.types import DType
 from commplan.lowering.oracle.layout import Grid, Held, Rank, cut, join, pad_rows
 from commplan.lowering.oracle.numbers import Array, combine, convert, divide, multiply, storage
 from commplan.lowering.oracle.programs import execute
@@ -193,7 +194,7 @@ def _flat(op: ir.Collective, arrays: list[Array], *, tree: bool) -> list[Array]:
     return [pad_rows(each, len(arrays)).reshape(-1) for each in rows]
 
 
-def _fold(op: str | None, arrays: Sequence[Array], dtype: ir.DType) -> Array:
+def _fold(op: str | None, arrays: Sequence[Array], dtype: DType) -> Array:
     total = arrays[0]
     for array in arrays[1:]:
         match op:
