@@ -13,8 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
 from commplan.diagnostics import Span
 from commplan.ir import schedule as sched
 from commplan.ir.plan import Binding, Ref, Value
@@ -60,8 +58,7 @@ class _Getting:
 
     def add(self, op: sched.Op) -> None:
         if isinstance(op, sched.Map):
-            operands = tuple(self.get(ref, op.span) for ref in op.operands)
-            op = msgspec.structs.replace(op, operands=operands)
+            op = sched.substitute(op, {ref: self.get(ref, op.span) for ref in op.operands})
         self.ops.append(op)
         asking = server_op(op, self.building.of)
         if asking is not None:

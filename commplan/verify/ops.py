@@ -337,7 +337,9 @@ def _scale(scope: Scope, op: Scale) -> None:
 
 
 def _slice(scope: Scope, op: Slice) -> None:
-    if not _axes(scope, op, op.axes):
+    if not op.axes:
+        scope.report.add("CP0734", f"`{op.result}` is sliced over no axis", op.span)
+    if not op.axes or not _axes(scope, op, op.axes):
         return
     operand, result = scope.values[op.operand], scope.values[op.result]
     ways = len(op.owners) or scope.ranks(op.axes)

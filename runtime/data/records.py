@@ -13,7 +13,7 @@ import numpy as np
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.input.order import generator
 from commplan.ir.plan import Ref
-from commplan.ir.schedule import FnType, Map, Read, Schedule
+from commplan.ir.schedule import FnType, Map, Read, Schedule, results
 from commplan.ir.types import ArrayType, BytesType, DType, TreeType
 from commplan.runtime.data import kinds, sources
 from commplan.runtime.data.usage import Meter, thread_cpu
@@ -160,7 +160,7 @@ class Stage:
 
     @property
     def key(self) -> Ref:
-        return self.op.result if isinstance(self.op, Read) else self.op.results[0]
+        return results(self.op)[0]
 
     def run(
         self,

@@ -23,8 +23,7 @@ from typing import Any, cast
 import numpy as np
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
-from commplan.ir.plan import Ref
-from commplan.ir.schedule import Map, Read, Share
+from commplan.ir.schedule import Map, Read, Share, results
 from commplan.runtime.data import worker as _worker
 from commplan.runtime.data.arena import HEADER, Arena, Cells, nameless
 from commplan.runtime.data.handing import FlowState
@@ -256,7 +255,7 @@ class Workers:
         cpu = done.cpu_s - sum(what.get("cpu_s", 0.0) for _, what in done.spent)
         system = done.system_s - sum(what.get("system_s", 0.0) for _, what in done.spent)
         ops = state.flow.before if before else state.flow.after
-        first = next((_key(op) for op in ops if not isinstance(op, Share)), None)
+        first = next((results(op)[0] for op in ops if not isinstance(op, Share)), None)
         if first is not None:
             self.meter.add(first, cpu_s=max(0.0, cpu), system_s=max(0.0, min(system, cpu)))
         if done.failure is not None:
@@ -366,10 +365,6 @@ class Workers:
         worker.end()
         with self._lock:
             self._living.discard(worker)
-
-
-def _key(op: HostOp) -> Ref:
-    return op.results[0] if isinstance(op, Map) else op.result
 
 
 def _source(op: HostOp) -> str:
