@@ -21,18 +21,26 @@ _awaited: list[bool] = []
 
 
 def watch(schedule: ir.Schedule, *, serves: bool) -> None:
-    """From now on; the job ends if this rank is awaited: in collectives of the schedule, or as its server.
+    """From now on; the job ends if this rank is awaited: in collectives of the schedule, by those who share
+    what it loads, or as its server.
 
-    What a worker alone asks of servers keeps nobody waiting: at its exit they learn that it has left.
+    What a worker alone asks of servers keeps nobody waiting: at its exit they learn that it has left. Nor
+    does a load that goes on without those who left (`on_failure = continue`).
     """
-    collective = any(isinstance(op, ir.Collective) for phase in schedule.phases for op in phase.ops)
     if int(MPI.COMM_WORLD.Get_size()) == 1:
         return
-    if serves or collective:
+    if serves or any(_awaits(phase) for phase in schedule.phases):
         _awaited.append(True)
     if not _watching:
         _watching.append(sys.excepthook)
         sys.excepthook = _uncaught
+
+
+def _awaits(phase: ir.Phase) -> bool:
+    goes_on = any(isinstance(op, ir.Read) and op.hints.on_failure == "continue" for op in phase.ops)
+    return any(
+        isinstance(op, ir.Collective) or (isinstance(op, ir.Share) and not goes_on) for op in phase.ops
+    )
 
 
 def told(error: BaseException) -> None:

@@ -1,12 +1,13 @@
-"""An exception on one rank ends the others, which wait for it in a collective."""
+"""A rank that fails ends the others, which wait for it: in a collective, or for what it loads."""
 
 from __future__ import annotations
 
+import pytest
 from support import mpirun
 
 mpirun.needs_mpi()
 
-CODE = """
+COLLECTIVES = """
 from mpi4py import MPI
 import numpy as np, commplan
 PLAN = '''plan sums
@@ -21,15 +22,39 @@ run = commplan.loads(PLAN).compile(MPI.COMM_WORLD).bind(MPI.COMM_WORLD)
 out, state = run.step(run.init(), x=np.ones(4, np.float32))
 assert out.y[0] == 2
 if MPI.COMM_WORLD.rank == 1:
-    raise ValueError("out of luck")
+    FAILS
 run.step(state, x=np.ones(4, np.float32))[0].y.block_until_ready()
+print("went on")
+"""
+INPUT = """
+from mpi4py import MPI
+import numpy as np, commplan
+PLAN = '''plan feeds
+ensemble member = 2
+source x : u8[4]
+fn twice(u8[4]) -> u8[4] on host
+each step {
+    raw = load x batch 4 visit exactly_once seed 3
+    b   = map twice(raw)
+    b   = share b over member via all_shared
+    output b
+}
+'''
+run = commplan.loads(PLAN).compile(MPI.COMM_WORLD).bind(
+    MPI.COMM_WORLD, sources={"x": np.ones((16, 4), np.uint8)}, functions={"twice": lambda x: x + x}
+)
+if MPI.COMM_WORLD.rank == 1:
+    FAILS
+for item in run.batches():
+    pass
 print("went on")
 """
 
 
-def test_an_exception_on_one_rank_ends_all():
+@pytest.mark.parametrize("code", [COLLECTIVES, INPUT], ids=["collectives", "input"])
+def test_a_rank_that_fails_ends_all(code: str):
     """Without `-m mpi4py`."""
-    done = mpirun.start(2, CODE)
-    assert done.returncode != 0
+    done = mpirun.start(2, code.replace("FAILS", "raise ValueError('out of luck')"), timeout=60)
+    assert done.returncode == 1, done.stderr
     assert "ValueError: out of luck" in done.stderr
     assert "went on" not in done.stdout
