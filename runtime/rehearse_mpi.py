@@ -14,6 +14,7 @@ from commplan.ir.plan import Plan
 from commplan.lowering.mpi.untyped import MPI
 from commplan.runtime.data.team_mpi import goes_on
 from commplan.runtime.sizes import sizes_of
+from commplan.runtime.uncaught import exempt
 
 PATIENCE_S = 3.0  # how long ranks that failed look for one another; a rank in a collective never looks
 _LOOK_S = 0.01
@@ -38,6 +39,7 @@ class World:
         self.rank, self.size = int(self._own.Get_rank()), int(self._own.Get_size())
         self._agreed = False
         self._known: Said = []
+        exempt()
 
     def sizes(self, plan: Plan, given: Mapping[str, int]) -> dict[str, int]:
         """The sizes of the plan's axes; one that is left open takes the ranks that are left."""
