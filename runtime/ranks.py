@@ -21,7 +21,17 @@ from commplan.protocol.survey import sites
 from commplan.runtime.data.carry_mpi import MpiCarrier
 from commplan.runtime.data.segment import Blame
 from commplan.runtime.exchange.attendance import expect
-from commplan.runtime.machine import Host, Local, Machine, OnFailure, Peers, digest, peers_of
+from commplan.runtime.machine import (
+    Host,
+    Local,
+    Machine,
+    OnFailure,
+    Peers,
+    check_alike,
+    described,
+    digest,
+    peers_of,
+)
 from commplan.runtime.serving import Serving
 from commplan.runtime.uncaught import watch
 
@@ -141,7 +151,7 @@ def ranks(schedule: ir.Schedule, program: str, comm: Any) -> Ranks | Serving:
             file=schedule.file,
         )
     own = comm.Dup()
-    _check_alike(schedule, program, own)
+    check_alike("rank", dict(enumerate(own.allgather(described(schedule, program)))), schedule.file)
     found = sites(schedule)
     watch(schedule, serves=int(own.Get_rank()) >= found.workers > 0)
     if not found.servers:
@@ -198,16 +208,3 @@ def check_size(schedule: ir.Schedule, comm: Any) -> None:
         f"start it with mpirun -n {wanted}, or split the communicator",
         file=schedule.file,
     )
-
-
-def _check_alike(schedule: ir.Schedule, program: str, own: Any) -> None:
-    seen: list[str] = own.allgather(program)
-    other = [rank for rank, digest_ in enumerate(seen) if digest_ != seen[0]]
-    if other:
-        fail(
-            "CP0845",
-            f"the ranks bind different programs: rank {other[0]} another one than rank 0",
-            *(f"rank {rank}: schedule {seen[rank]}" for rank in (0, *other[:3])),
-            "every rank must compile the same plan, for the same shapes and sizes",
-            file=schedule.file,
-        )
