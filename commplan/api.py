@@ -96,7 +96,10 @@ class Plan(msgspec.Struct, frozen=True):
         machine = load_topology(topology) if isinstance(topology, str | Path) else topology
         places = None
         if machine is not None and mapping is None and mesh is not None and is_communicator(mesh):
-            places = places_of_hosts(machine, mesh.allgather(socket.gethostname()))
+            from commplan.runtime.ranks import deaths  # noqa: PLC0415  as above
+
+            with deaths(mesh, self.graph.file):
+                places = places_of_hosts(machine, mesh.allgather(socket.gethostname()))
         schedule = compiler.compile_plan(
             self.graph,
             sizes,

@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 
 import numpy.typing as npt
 
+from commplan.diagnostics import fail
 from commplan.input.division import Division
 from commplan.ir import schedule as ir
 from commplan.ir.types import Placement
@@ -122,6 +123,25 @@ def peers_of(me: int, seen: Sequence[tuple[bytes, bytes, int, str]]) -> Peers | 
     order = list(dict.fromkeys(seen[rank][1] for rank in ranks))
     hosts = tuple(order.index(seen[rank][1]) for rank in ranks)
     return Peers(seen[ranks[0]][3], ranks.index(me), hosts, ranks, tuple(place for place, _ in alike))
+
+
+def check_alike(who: str, said: Mapping[int, str], file: str) -> None:
+    """Raises CP0845 where not all say the same of what they bind. who: what they are, a rank or a process."""
+    first = min(said)
+    other = [number for number in sorted(said) if said[number] != said[first]]
+    if other:
+        fail(
+            "CP0845",
+            f"not every {who} binds the same program: {who} {other[0]} another one than {who} {first}",
+            *(f"{who} {number}: {said[number]}" for number in (first, *other[:3])),
+            f"every {who} must compile the same plan, for the same shapes and sizes",
+            file=file,
+        )
+
+
+def described(schedule: ir.Schedule, program: str) -> str:
+    """What a process says of the program that it binds. program: the digest of its schedule."""
+    return f"plan `{schedule.plan}`, schedule {program}"
 
 
 def digest(text: str) -> bytes:

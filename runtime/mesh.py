@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import dataclasses
 import secrets
 from collections.abc import Callable, Hashable, Mapping
@@ -11,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from commplan.diagnostics import fail
+from commplan.diagnostics import CommplanError, fail
 from commplan.input.division import Division
 from commplan.ir import schedule as ir
 from commplan.ir.types import Placement
@@ -24,11 +26,24 @@ from commplan.lowering.jax.untyped import jax, jnp
 from commplan.lowering.programs import spreads
 from commplan.runtime.data.carry_jax import JaxCarrier, cpu_devices
 from commplan.runtime.data.segment import Blame
-from commplan.runtime.machine import Host, Local, Machine, OnFailure, Peers, digest, peers_of
+from commplan.runtime.machine import (
+    Host,
+    Local,
+    Machine,
+    OnFailure,
+    Peers,
+    check_alike,
+    described,
+    digest,
+    peers_of,
+)
 from commplan.runtime.placing import Placing
 from commplan.runtime.placing import first as first_placed
 
 Array = Any
+BIND_TIMEOUT_S = 1800.0  # for a process that has not come to bind the program yet
+_READ_TIMEOUT_S = 10.0  # for one that has still to read what all said
+_binds: collections.Counter[str] = collections.Counter()  # by the processes of their meshes
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -276,6 +291,37 @@ def check_mesh(schedule: ir.Schedule, mesh: Any) -> None:
             f"make the mesh with axis_types=(jax.sharding.AxisType.Auto,) * {count}",
             file=schedule.file,
         )
+
+
+def check_processes(schedule: ir.Schedule, program: str, mesh: Any) -> None:
+    """Processes that hold the mesh together bind the same program, in the same order.
+
+    program: the digest of the schedule. Raises CP0845 where they do not, and CP0849 where one does not
+    come, on all of them.
+    """
+    processes = sorted({int(device.process_index) for device in mesh.devices.flat})
+    if len(processes) == 1 or jax.process_index() not in processes:
+        return
+    key = f"commplan/{digest(repr(processes)).hex()}"
+    _binds[key] += 1
+    key = f"{key}/{_binds[key]}"
+    try:
+        said = _compat.said_by_all(key, described(schedule, program), processes, BIND_TIMEOUT_S)
+    except jax.errors.JaxRuntimeError as error:
+        fail(
+            "CP0849",
+            f"not all of processes {', '.join(map(str, processes))} bind `{schedule.plan}`: one did not come",
+            f"this is process {jax.process_index()}, which waited up to {BIND_TIMEOUT_S:.0f} s",
+            f"JAX says: {error}",
+            "every process that holds devices of the mesh binds the same programs in the same order",
+            file=schedule.file,
+        )
+    try:
+        check_alike("process", said, schedule.file)
+    except CommplanError:
+        with contextlib.suppress(jax.errors.JaxRuntimeError):  # the first to end takes with it what all said
+            _compat.meet(f"{key}/read", processes, _READ_TIMEOUT_S)
+        raise
 
 
 def _sizes(sizes: Mapping[str, int]) -> str:

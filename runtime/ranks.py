@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
-from commplan.diagnostics import fail
+from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.input.division import Division
 from commplan.ir import schedule as ir
 from commplan.ir.plan import AxisKind
@@ -20,8 +21,20 @@ from commplan.lowering.mpi.untyped import MPI
 from commplan.protocol.survey import sites
 from commplan.runtime.data.carry_mpi import MpiCarrier
 from commplan.runtime.data.segment import Blame
+from commplan.runtime.data.survivors_mpi import LOSSES
+from commplan.runtime.data.team_mpi import goes_on
 from commplan.runtime.exchange.attendance import expect
-from commplan.runtime.machine import Host, Local, Machine, OnFailure, Peers, digest, peers_of
+from commplan.runtime.machine import (
+    Host,
+    Local,
+    Machine,
+    OnFailure,
+    Peers,
+    check_alike,
+    described,
+    digest,
+    peers_of,
+)
 from commplan.runtime.serving import Serving
 from commplan.runtime.uncaught import watch
 
@@ -120,9 +133,10 @@ def ranks(schedule: ir.Schedule, program: str, comm: Any) -> Ranks | Serving:
     All ranks of `comm` call this alike. The first ones, as many as the axes make, are workers, the others the
     plan's servers in their order.
 
-    Raises CP0840 for another number of ranks than compiled for, CP0841 for a program that was compiled for a
-    mesh, CP0843 for a communicator that cannot be used, CP0844 where MPI allows too few threads, CP0845 where
-    ranks bind different programs, CP0846 where arrays are made on another device than the CPU.
+    Raises CP0834 where a rank has died, CP0840 for another number of ranks than compiled for, CP0841 for a
+    program that was compiled for a mesh, CP0843 for a communicator that cannot be used, CP0844 where MPI
+    allows too few threads, CP0845 where ranks bind different programs, CP0846 where arrays are made on
+    another device than the CPU.
     """
     check_communicator(comm, schedule.file)
     check_size(schedule, comm)
@@ -140,8 +154,14 @@ def ranks(schedule: ir.Schedule, program: str, comm: Any) -> Ranks | Serving:
             "set JAX_PLATFORMS=cpu, or bind to a mesh of the devices",
             file=schedule.file,
         )
+    with deaths(comm, schedule.file):
+        return _bound(schedule, program, comm)
+
+
+def _bound(schedule: ir.Schedule, program: str, comm: Any) -> Ranks | Serving:
     own = comm.Dup()
-    _check_alike(schedule, program, own)
+    said: list[str] = own.allgather(described(schedule, program))
+    check_alike("rank", dict(enumerate(said)), schedule.file)
     found = sites(schedule)
     watch(schedule, serves=int(own.Get_rank()) >= found.workers > 0)
     if not found.servers:
@@ -153,6 +173,29 @@ def ranks(schedule: ir.Schedule, program: str, comm: Any) -> Ranks | Serving:
         return Ranks(comm, part, backend_of(schedule, part, found, own), schedule.file)
     expect(own, found)
     return Serving(comm, own, part, found, server, server_names(schedule)[server], schedule.file)
+
+
+@contextlib.contextmanager
+def deaths(comm: Any, file: str = "") -> Generator[None]:
+    """Raises CP0834 where MPI finds that a rank of `comm` has died."""
+    try:
+        yield
+    except MPI.Exception as error:
+        found = death(comm, error, file)
+        if found is None:
+            raise
+        raise CommplanError(found) from error
+
+
+def death(comm: Any, error: Any, file: str = "") -> Diagnostic | None:
+    """What is said of an error of MPI where that outlives its dead; None for other errors."""
+    if not goes_on() or not isinstance(error, MPI.Exception) or error.Get_error_class() not in LOSSES:
+        return None
+    failed = comm.Get_failed()
+    dead: list[int] = failed.Translate_ranks(range(failed.Get_size()), comm.Get_group())
+    who = " and ".join(f"rank {rank} of {comm.Get_size()}" for rank in sorted(dead)) or "another rank"
+    notes = (Note("all ranks of the communicator are needed"), Note(f"MPI says: {error}"))
+    return Diagnostic("CP0834", f"{who} has died", None, notes, file=file)
 
 
 def check_communicator(comm: Any, file: str) -> None:
@@ -198,16 +241,3 @@ def check_size(schedule: ir.Schedule, comm: Any) -> None:
         f"start it with mpirun -n {wanted}, or split the communicator",
         file=schedule.file,
     )
-
-
-def _check_alike(schedule: ir.Schedule, program: str, own: Any) -> None:
-    seen: list[str] = own.allgather(program)
-    other = [rank for rank, digest_ in enumerate(seen) if digest_ != seen[0]]
-    if other:
-        fail(
-            "CP0845",
-            f"the ranks bind different programs: rank {other[0]} another one than rank 0",
-            *(f"rank {rank}: schedule {seen[rank]}" for rank in (0, *other[:3])),
-            "every rank must compile the same plan, for the same shapes and sizes",
-            file=schedule.file,
-        )

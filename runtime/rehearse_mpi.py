@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -13,7 +13,9 @@ from commplan.diagnostics import CommplanError, Diagnostic, Note
 from commplan.ir.plan import Plan
 from commplan.lowering.mpi.untyped import MPI
 from commplan.runtime.data.team_mpi import goes_on
+from commplan.runtime.ranks import death, deaths
 from commplan.runtime.sizes import sizes_of
+from commplan.runtime.uncaught import exempt
 
 PATIENCE_S = 3.0  # how long ranks that failed look for one another; a rank in a collective never looks
 _LOOK_S = 0.01
@@ -33,11 +35,12 @@ class World:
 
     def __init__(self) -> None:
         self.comm = MPI.COMM_WORLD
-        with self._deaths():
+        with deaths(self.comm):
             self._own = self.comm.Dup()
         self.rank, self.size = int(self._own.Get_rank()), int(self._own.Get_size())
         self._agreed = False
         self._known: Said = []
+        exempt()
 
     def sizes(self, plan: Plan, given: Mapping[str, int]) -> dict[str, int]:
         """The sizes of the plan's axes; one that is left open takes the ranks that are left."""
@@ -45,7 +48,7 @@ class World:
 
     def gather(self, mine: Any) -> list[Any]:
         """On the first rank that lives what each has that lives, in order; elsewhere nothing. All call it."""
-        with self._deaths():
+        with deaths(self.comm):
             own = self._own.Shrink() if goes_on() else self._own
             return own.gather(mine) or []
 
@@ -53,7 +56,7 @@ class World:
         """All ranks call this once, before anything else that they do together: with what is wrong where they
         are, or with nothing. Raises what is wrong anywhere, on all of them."""
         self._agreed = True  # or some are not there any more
-        with self._deaths():
+        with deaths(self.comm):
             said: list[Said] = self._own.allgather(list(mine))
         self._known = together({rank: one for rank, one in enumerate(said) if one}, self.size)
         if self._known:
@@ -90,23 +93,9 @@ class World:
         known: list[int] = dead.Translate_ranks(range(dead.Get_size()), self._own.Get_group())
         return [rank for rank in range(self.size) if rank not in known]
 
-    @staticmethod
-    def reason(error: Exception) -> Diagnostic | None:
+    def reason(self, error: Exception) -> Diagnostic | None:
         """What is said of an error of MPI where that outlives its dead."""
-        if not goes_on() or not isinstance(error, MPI.Exception):
-            return None
-        return Diagnostic("CP0834", "another rank has died", None, (Note(f"MPI says: {error}"),))
-
-    @contextlib.contextmanager
-    def _deaths(self) -> Generator[None]:
-        """Raises CP0834 where MPI finds that a rank has died."""
-        try:
-            yield
-        except MPI.Exception as error:
-            found = self.reason(error)
-            if found is None:
-                raise
-            raise CommplanError(found) from error
+        return death(self.comm, error)
 
     def abort(self, code: int) -> None:
         """End all ranks."""

@@ -27,7 +27,7 @@ from commplan.runtime.data.records import checked_functions
 from commplan.runtime.data.shared import Group
 from commplan.runtime.data.sources import bound
 from commplan.runtime.machine import Machine
-from commplan.runtime.mesh import check_mesh, machine_of
+from commplan.runtime.mesh import check_mesh, check_processes, machine_of
 from commplan.runtime.metrics import PERIOD_S, Ledger, Metrics, checked_period, close_quietly
 from commplan.runtime.metrics import place as metrics_place
 from commplan.runtime.phases import PhaseCall
@@ -397,7 +397,7 @@ class Member(Bound):
 def machine_for(schedule: ir.Schedule, digest: str, mesh: Any) -> Machine:
     """The machine that `mesh` is: devices, or the ranks of an `mpi4py` communicator.
 
-    Raises CP0801 and CP0802 for a mesh that does not fit, CP084x for a communicator.
+    Raises CP0801, CP0802, CP0845 and CP0849 for a mesh that does not fit, CP084x for a communicator.
     """
     if is_communicator(mesh):
         from commplan.runtime.ranks import ranks  # noqa: PLC0415  MPI is loaded only where it is used
@@ -405,6 +405,7 @@ def machine_for(schedule: ir.Schedule, digest: str, mesh: Any) -> Machine:
         return cast("Machine", ranks(schedule, digest, mesh))
     check_mesh(schedule, mesh)
     check_servers(schedule)
+    check_processes(schedule, digest, mesh)
     return machine_of(schedule, mesh)
 
 

@@ -1,15 +1,20 @@
-"""An exception that nobody catches ends the whole job where other ranks would wait for this one for ever.
+"""A rank that fails ends the whole job where other ranks would wait for it for ever.
 
 MPI itself waits at the exit of the rank that failed, and the others in their next collective. `python -m
-mpi4py` ends them all; so does this, for programs that are started without it. Either way what is printed says
-once what the engine could not carry out.
+mpi4py` ends them all; so does this, for programs that are started without it: after an exception that nobody
+catches, and after a `SystemExit` with a code. Either way what is printed says once what the engine could not
+carry out.
 """
 
 from __future__ import annotations
 
+import ctypes
+import gc
+import inspect
+import os
 import sys
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from commplan.ir import schedule as ir
 from commplan.lowering.mpi.undone import once
@@ -18,21 +23,37 @@ from commplan.lowering.mpi.untyped import MPI
 _TOLD = "commplan_told"
 _watching: list[Any] = []
 _awaited: list[bool] = []
+_exempt: list[bool] = []
+os.register_at_fork(after_in_child=_awaited.clear)
 
 
 def watch(schedule: ir.Schedule, *, serves: bool) -> None:
-    """From now on; the job ends if this rank is awaited: in collectives of the schedule, or as its server.
+    """From now on; the job ends if this rank is awaited: in collectives of the schedule, by those who share
+    what it loads, or as its server.
 
-    What a worker alone asks of servers keeps nobody waiting: at its exit they learn that it has left.
+    What a worker alone asks of servers keeps nobody waiting: at its exit they learn that it has left. Nor
+    does a load that goes on without those who left (`on_failure = continue`).
     """
-    collective = any(isinstance(op, ir.Collective) for phase in schedule.phases for op in phase.ops)
-    if int(MPI.COMM_WORLD.Get_size()) == 1:
+    if _exempt or int(MPI.COMM_WORLD.Get_size()) == 1:
         return
-    if serves or collective:
+    if serves or any(_awaits(phase) for phase in schedule.phases):
         _awaited.append(True)
     if not _watching:
         _watching.append(sys.excepthook)
         sys.excepthook = _uncaught
+        _watch_exit()
+
+
+def exempt() -> None:
+    """This process tells the others itself how it ends, whatever happens, as the command does."""
+    _exempt.append(True)
+
+
+def _awaits(phase: ir.Phase) -> bool:
+    goes_on = any(isinstance(op, ir.Read) and op.hints.on_failure == "continue" for op in phase.ops)
+    return any(
+        isinstance(op, ir.Collective) or (isinstance(op, ir.Share) and not goes_on) for op in phase.ops
+    )
 
 
 def told(error: BaseException) -> None:
@@ -43,9 +64,47 @@ def told(error: BaseException) -> None:
 def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     once(error)
     _watching[0](kind, error, trace)
-    if not _awaited or getattr(error, _TOLD, False) or not MPI.Is_initialized() or MPI.Is_finalized():
+    _end(error, 1)
+
+
+def _watch_exit() -> None:
+    """`SystemExit` goes past `sys.excepthook`. When nobody has caught one, Python itself reads its code: the
+    only reader that no function has called."""
+    plain: Any = SystemExit.__dict__["code"]
+    leave = sys.exit
+
+    def code(error: SystemExit) -> Any:
+        found = plain.__get__(error)
+        frame = inspect.currentframe()
+        if frame is not None and frame.f_back is None:
+            _exiting(error, found)
+        return found
+
+    def leaves(status: Any = None, /) -> NoReturn:
+        try:
+            leave(status)
+        except SystemExit:  # before 3.12 Python makes the exception only where someone looks at it
+            raise
+
+    gc.get_referents(SystemExit.__dict__)[0]["code"] = property(code, plain.__set__, plain.__delete__)
+    ctypes.pythonapi.PyType_Modified(ctypes.py_object(SystemExit))
+    sys.exit = leaves
+
+
+def _exiting(error: SystemExit, code: object) -> None:
+    if isinstance(code, int):
+        _end(error, code & 0xFF)
+    elif code is not None and _awaited:
+        print(code, file=sys.stderr)
+        _end(error, 1)
+
+
+def _end(error: BaseException, status: int) -> None:
+    if not (status and _awaited) or getattr(error, _TOLD, False):
+        return
+    if not MPI.Is_initialized() or MPI.Is_finalized():
         return
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:  # pyright: ignore[reportUnnecessaryComparison]
             stream.flush()
-    MPI.COMM_WORLD.Abort(1)
+    MPI.COMM_WORLD.Abort(status)

@@ -13,7 +13,7 @@ import msgspec
 
 from commplan.cli.binding import checked
 from commplan.cli.console import RANKS, STDIN, Console
-from commplan.cli.jax_side import differences, function_at, source_at
+from commplan.cli.jax_side import differences, function_at, source_at, user_code
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.input.measured import InputCosts, merged
 from commplan.ir.plan import Plan
@@ -63,6 +63,7 @@ def _old(path: str) -> Calibration | None:
     return load_calibration(path) if path != STDIN and Path(path).exists() else None
 
 
+@user_code()
 def _measured(plan: Plan, arguments: Namespace, console: Console) -> InputCosts:
     if importlib.util.find_spec("jax") is None:
         fail("CP1111", "this needs jax, which is not installed", "pip install 'commplan[jax]'")

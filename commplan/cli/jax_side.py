@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import math
 import os
 import sys
+import traceback
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +26,26 @@ if TYPE_CHECKING:
 MOST_RANKS = 256
 
 
+@contextlib.contextmanager
+def user_code() -> Generator[None]:
+    """Around calls of users' functions: what they print goes to stderr, since stdout has the artefact.
+
+    Raises CP1112 where one ends the process.
+    """
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    except SystemExit as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        fail(
+            "CP1112",
+            f"a function left the command with SystemExit: {error.code}",
+            f'raised at line {last.lineno} of "{last.filename}", in {last.name}',
+            "a function returns what its line declares, or raises an error that says why it cannot",
+        )
+
+
+@user_code()
 def bind(done: Compiled, arguments: Namespace, *, sources: bool, world: World | None = None) -> Run:
     """A run of the compiled plan on CPU devices, one per rank, or on the ranks of `world`.
 
@@ -45,6 +67,7 @@ def bind(done: Compiled, arguments: Namespace, *, sources: bool, world: World | 
     return program.bind(mesh, sources=data, functions=functions, seed=getattr(arguments, "seed", 0))
 
 
+@user_code()
 def program_text(done: Compiled, arguments: Namespace, console: Console) -> str:
     """The lowered phases, for --emit jaxpr and hlo."""
     run = bind(done, arguments, sources=False)
@@ -110,7 +133,7 @@ def _function(name: str, where: str) -> Callable[..., Any]:
         found: Any = _file(place) if place.endswith(".py") else _module(place)
         for part in attribute.split("."):
             found = getattr(found, part)
-    except Exception as error:  # noqa: BLE001  importing runs the user's own code
+    except (Exception, SystemExit) as error:  # noqa: BLE001  importing runs the user's own code
         fail("CP1109", f"--fn {name}={where}: {type(error).__name__}: {error}")
     if not callable(found):
         fail("CP1109", f"--fn {name}={where} is a {type(found).__name__}, which cannot be called")

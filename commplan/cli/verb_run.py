@@ -35,7 +35,7 @@ def run(arguments: Namespace, console: Console) -> int:
 
 
 def _rehearsed(done: Compiled, arguments: Namespace, console: Console, world: World | None) -> Part:
-    from commplan.cli.jax_side import bind
+    from commplan.cli.jax_side import bind, user_code
 
     bound = bind(done, arguments, sources=True, world=world)
     from commplan.runtime.rehearse import part
@@ -43,7 +43,7 @@ def _rehearsed(done: Compiled, arguments: Namespace, console: Console, world: Wo
     kept = bound.metrics(arguments.metrics) if arguments.metrics else nullcontext()
     title = "" if world is None or world.size == 1 else f"rank 0 of {world.size}"
     quiet = world is not None and world.rank > 0
-    with kept, live(console, bound.ledger.summaries, title, quiet=quiet) as progress:
+    with kept, live(console, bound.ledger.summaries, title, quiet=quiet) as progress, user_code():
         return part(bound, steps=arguments.steps, seed=arguments.seed, progress=progress)
 
 

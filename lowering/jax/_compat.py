@@ -13,6 +13,7 @@ import numpy as np
 
 # `lax.all_gather(..., to="invarying")` in 0.10; 0.9 has it under this name only.
 from jax._src import core as _src_core
+from jax._src import distributed as _distributed
 from jax._src.interpreters import partial_eval as _src_partial_eval
 from jax._src.interpreters import pxla as _pxla
 from jax._src.lax import parallel as _parallel
@@ -53,6 +54,22 @@ def manual_axes() -> dict[str, int]:
     mesh: Any = jax.sharding.get_abstract_mesh()
     sizes = dict(mesh.shape)
     return {name: int(sizes[name]) for name in mesh.manual_axes}
+
+
+def said_by_all(key: str, mine: str, processes: Sequence[int], timeout_s: float) -> dict[int, str]:
+    """What each of `processes` of `jax.distributed` says under `key`, used once; all of them call this alike.
+
+    Nothing runs on devices: what is under way there neither waits nor is waited for. Raises what `meet` does.
+    """
+    client = cast("Any", _distributed).global_state.client
+    client.key_value_set(f"{key}/{jax.process_index()}", mine)
+    meet(key, processes, timeout_s)
+    return {int(name.rpartition("/")[2]): said for name, said in client.key_value_dir_get(key)}
+
+
+def meet(key: str, processes: Sequence[int], timeout_s: float) -> None:
+    """Wait for all of `processes`. Raises a JaxRuntimeError on those that come, where one is not in time."""
+    cast("Any", _distributed).global_state.client.wait_at_barrier(key, int(timeout_s * 1e3), list(processes))
 
 
 def tracing() -> bool:

@@ -61,6 +61,18 @@ class Nested:
 number = 3
 """
 
+CHATTY = """
+import sys
+print("imported")
+
+def prints(record):
+    print("decoding")
+    return decode(record)
+
+def leaves(x):
+    sys.exit(0)
+"""
+
 LEAF = {"shape": [4, 3], "dtype": "f32"}
 Capture = pytest.CaptureFixture[str]
 
@@ -108,6 +120,37 @@ def test_run_prints_a_table(small: list[str], capsys: Capture) -> None:
     assert (
         "each step: 2 calls, first " in out and "records" in out and "192 B" not in out.split("each step")[0]
     )
+
+
+def test_what_functions_print_is_no_part_of_the_document(small: list[str], capsys: Capture) -> None:
+    Path("small_functions.py").write_text(Path("small_functions.py").read_text() + CHATTY)
+    arguments = [one.replace(":decode", ":prints") for one in small]
+    assert main([*arguments, "--steps", "1", "--format", "json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["plan"] == "small"
+    assert "imported" in err and "decoding" in err
+
+
+@pytest.mark.parametrize("place", ["host", "device"])
+def test_a_function_that_ends_the_process_is_refused(place: str, small: list[str], capsys: Capture) -> None:
+    Path("small_functions.py").write_text(Path("small_functions.py").read_text() + CHATTY)
+    Path("device.plan").write_text(
+        "plan d\naxis data = 2\nfn leaves(f32[3]) -> f32[3] on device\ninput x : f32[3]\n"
+        "each step {\n    y = map leaves(x)\n    output y\n}\n"
+    )
+    words = [one.replace(":decode", ":leaves") for one in small]
+    if place == "device":
+        words = ["run", "device.plan", "--fn", "leaves=small_functions:leaves"]
+    assert main([*words, "--format", "json"]) == 1
+    (found,) = json.loads(capsys.readouterr().out)["diagnostics"]
+    assert found["code"] == "CP1112" and found["message"].endswith("SystemExit: 0")
+    assert "in leaves" in found["notes"][0]["text"]
+
+
+def test_a_module_that_ends_the_process_is_refused(small: list[str], capsys: Capture) -> None:
+    Path("small_functions.py").write_text("raise SystemExit(0)\n")
+    assert main(small) == 1
+    assert "error[CP1109]: --fn decode=small_functions:decode: SystemExit: 0" in capsys.readouterr().err
 
 
 def test_functions_may_stand_in_files_and_classes(small: list[str], capsys: Capture) -> None:

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -112,6 +113,15 @@ def asking(server: Callable[[], None], worker: Callable[[Any, Any], None]) -> No
 
 def step(run: Any, state: Any) -> None:
     jax.block_until_ready(run.step(state, params=np.ones(1000, np.float32)))
+
+
+def before_bind() -> None:
+    comm.Barrier()
+    if RANK == VICTIM:
+        die()
+    told("bind", lambda: commplan.loads(REDUCE, "reduces.plan").compile(comm).bind(comm))
+    machine = Path(__file__).parents[2] / "examples/topologies/flat4.toml"
+    told("compile", lambda: commplan.loads(REDUCE, "reduces.plan").compile(comm, topology=machine))
 
 
 def server_dies() -> None:

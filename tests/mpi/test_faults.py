@@ -37,6 +37,13 @@ def test_every_survivor_of_a_collective_is_told_who_died_and_where():
     assert all("an earlier operation failed: rank 2 has died" in each for each in said["again"]), said
 
 
+def test_a_rank_that_died_before_a_program_is_bound_is_named():
+    said, done = played(4, "before_bind")
+    assert len(said["bind"]) == len(said["compile"]) == 3, done.stderr
+    for each in (*said["bind"], *said["compile"]):
+        assert "error[CP0834]: rank 2 of 4 has died" in each, said
+
+
 def test_workers_of_a_dead_server_are_told_which():
     said, done = played(3, "server_dies")
     told = "asks.plan:11:5: error[CP0834]: server `master` (rank 2) has died note: line 11 of asks.plan waits"

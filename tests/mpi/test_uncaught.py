@@ -1,12 +1,14 @@
-"""An exception on one rank ends the others, which wait for it in a collective."""
+"""A rank that fails ends the others, which wait for it: in a collective, or for what it loads."""
 
 from __future__ import annotations
 
+import pytest
 from support import mpirun
 
 mpirun.needs_mpi()
 
-CODE = """
+COLLECTIVES = """
+import sys
 from mpi4py import MPI
 import numpy as np, commplan
 PLAN = '''plan sums
@@ -20,16 +22,61 @@ each step {
 run = commplan.loads(PLAN).compile(MPI.COMM_WORLD).bind(MPI.COMM_WORLD)
 out, state = run.step(run.init(), x=np.ones(4, np.float32))
 assert out.y[0] == 2
+try:
+    sys.exit(4)
+except SystemExit as caught:
+    assert caught.code == 4
 if MPI.COMM_WORLD.rank == 1:
-    raise ValueError("out of luck")
+    FAILS
 run.step(state, x=np.ones(4, np.float32))[0].y.block_until_ready()
+print("went on")
+"""
+INPUT = """
+import sys
+from mpi4py import MPI
+import numpy as np, commplan
+PLAN = '''plan feeds
+ensemble member = 2
+source x : u8[4]
+fn twice(u8[4]) -> u8[4] on host
+each step {
+    raw = load x batch 4 visit exactly_once seed 3
+    b   = map twice(raw)
+    b   = share b over member via all_shared
+    output b
+}
+'''
+run = commplan.loads(PLAN).compile(MPI.COMM_WORLD).bind(
+    MPI.COMM_WORLD, sources={"x": np.ones((16, 4), np.uint8)}, functions={"twice": lambda x: x + x}
+)
+if MPI.COMM_WORLD.rank == 1:
+    FAILS
+for item in run.batches():
+    pass
 print("went on")
 """
 
 
-def test_an_exception_on_one_rank_ends_all():
+@pytest.mark.parametrize("code", [COLLECTIVES, INPUT], ids=["collectives", "input"])
+@pytest.mark.parametrize(
+    ("fails", "status", "said"),
+    [
+        ("raise ValueError('out of luck')", 1, "ValueError: out of luck"),
+        ("sys.exit(3)", 3, ""),
+        ("raise SystemExit('out of luck')", 1, "out of luck"),
+    ],
+)
+def test_a_rank_that_fails_ends_all(code: str, fails: str, status: int, said: str):
     """Without `-m mpi4py`."""
-    done = mpirun.start(2, CODE)
-    assert done.returncode != 0
-    assert "ValueError: out of luck" in done.stderr
+    done = mpirun.start(2, code.replace("FAILS", fails), timeout=60)
+    assert done.returncode == status, done.stderr
+    assert said in done.stderr
     assert "went on" not in done.stdout
+
+
+@pytest.mark.parametrize("leaves", ["sys.exit()", "sys.exit(0)", "raise SystemExit"])
+def test_leaving_without_a_code_ends_nobody_else(leaves: str):
+    code = COLLECTIVES.replace("FAILS", "pass")
+    after = f"if MPI.COMM_WORLD.rank == 1: {leaves}\nimport time; time.sleep(1); print('at the end')\n"
+    said = mpirun.run(2, code + after, timeout=60)
+    assert said.count("went on") == 2 and said.count("at the end") == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -13,13 +14,14 @@ from support.embedding import mesh_of
 from support.ports import free_port
 
 
-def test_two_processes_agree_with_one(tmp_path: Path):
+def played(what: str, place: Path) -> None:
+    """Two processes; they must end well."""
     port = str(free_port())
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"}
     command = [sys.executable, "-W", "error", two_processes.__file__, port]
     started = [
         subprocess.Popen(
-            [*command, str(index), "2", str(tmp_path)],
+            [*command, str(index), "2", what, str(place)],
             env=environment,
             stderr=subprocess.PIPE,
             text=True,
@@ -28,6 +30,10 @@ def test_two_processes_agree_with_one(tmp_path: Path):
     ]
     ends = [(one.communicate(timeout=240)[1], one.returncode) for one in started]
     assert [code for _, code in ends] == [0, 0], ends[0][0] + ends[1][0]
+
+
+def test_two_processes_agree_with_one(tmp_path: Path):
+    played("trained", tmp_path)
     alone = two_processes.train(mesh_of(member=2, data=2))
     parts = [np.load(tmp_path / f"{index}.npz") for index in range(2)]
     for member, part in enumerate(parts):
@@ -38,3 +44,16 @@ def test_two_processes_agree_with_one(tmp_path: Path):
     decoded = sorted(np.concatenate([part["decoded"] for part in parts]))
     assert decoded == sorted(alone["decoded"])
     assert all(0 < len(part["decoded"]) < len(decoded) for part in parts)
+
+
+def test_all_processes_are_told_where_they_bind_different_programs(tmp_path: Path):
+    played("apart", tmp_path)
+    said = [json.loads((tmp_path / f"{index}.json").read_text()) for index in range(2)]
+    for one in said:
+        assert (
+            "error[CP0845]: not every process binds the same program: process 1 another one than process 0"
+            in (one["different"])
+        )
+        for index, other in enumerate(said):
+            assert f"process {index}: plan `p`, schedule {other['digests'][0]}" in one["different"]
+    assert "error[CP0849]: not all of processes 0, 1 bind `p`: one did not come" in said[0]["alone"]

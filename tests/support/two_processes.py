@@ -1,7 +1,8 @@
-"""One of the processes of `test_run_processes`: python two_processes.py PORT INDEX COUNT OUT."""
+"""One of the processes of `test_run_processes`: python two_processes.py PORT INDEX COUNT WHAT OUT."""
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import numpy as np
 from jax.sharding import AxisType
 
 import commplan
+from commplan.diagnostics import CommplanError
+from commplan.runtime import mesh as bound_mesh
 
 PLAN = """plan two
 ensemble member = 2
@@ -38,6 +41,14 @@ each step {
     output grads, best
 }
 input grads_each : tree per member, data
+"""
+REDUCE = """plan p
+axis data = 2
+input x : f32[2] partial data
+each step {
+    y = reduce x over data by sum
+    output y
+}
 """
 TREE = {"w": np.zeros((6,), np.float32)}
 RECORDS = np.arange(10 * 6, dtype=np.uint8).reshape(10, 6)
@@ -96,10 +107,35 @@ def local(array) -> np.ndarray:
     return np.concatenate([np.concatenate(row, axis=min(1, array.ndim - 1)) for row in rows.values()])
 
 
-def main(port: str, index: str, count: str, out: str) -> None:
+def trained(mesh, place: Path) -> None:
+    np.savez(place, **train(mesh))
+
+
+def apart(mesh, place: Path) -> None:
+    """Both bind one program, then each its own; and at last a single one binds."""
+    index = jax.process_index()
+    program = commplan.loads(REDUCE).compile(mesh)
+    program.bind(mesh)
+    mine = commplan.loads(REDUCE.replace("sum", ("sum", "mean")[index])).compile(mesh)
+    said = {"digests": [mine.digest], "different": refused(lambda: mine.bind(mesh))}
+    bound_mesh.BIND_TIMEOUT_S = 2.0
+    if index == 0:
+        said["alone"] = refused(lambda: program.bind(mesh))
+    place.with_suffix(".json").write_text(json.dumps(said))
+
+
+def refused(call) -> str:
+    try:
+        call()
+    except CommplanError as error:
+        return str(error)
+    return "taken"
+
+
+def main(port: str, index: str, count: str, what: str, out: str) -> None:
     jax.distributed.initialize(f"localhost:{port}", int(count), int(index))
     mesh = jax.make_mesh((2, 2), ("member", "data"), (AxisType.Auto,) * 2)
-    np.savez(Path(out) / f"{index}.npz", **train(mesh))
+    {"trained": trained, "apart": apart}[what](mesh, Path(out) / f"{index}.npz")
     jax.distributed.shutdown()
 
 
