@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from commplan.diagnostics import Span
 from commplan.ir import plan as graph
 from commplan.ir.leaf_match import LeafMatch, leaf_match
 from commplan.ir.plan import AxisKind, Ref, name_of
@@ -54,6 +55,12 @@ class Reference:
         return Interpretation(
             self.algebra, values, self.matches, elementwise, frozenset(fn.name for fn in fns if fn.random)
         )
+
+    def line(self, ref: Ref) -> Span | None:
+        """The line of the plan that makes a value."""
+        makers = (stage for phase in self.origin.plan.phases for stage in phase.stages)
+        maker = next((stage for stage in makers if ref in graph.results(stage)), None)
+        return maker.span if maker is not None else self.origin.plan.value(ref).span
 
     def entry(self, value: Value, shard: Ownership | None = None) -> Held:
         """A value as it enters a phase: its own elements, on the ranks where its placement puts them. `shard`: who
@@ -215,8 +222,8 @@ def _check_phase(
             value, whole = made.values[binding.value], reference.values[original.value]
             shape = whole if shard is None else shard.part_of(whole, schedule.axes)
             where = f"{kind} `{binding.name}` of phase `{phase.name}`"
-            span = whole_span(reference.origin.plan, original.value)
             if (value.kind, value.leaves, value.placement) != (shape.kind, shape.leaves, shape.placement):
+                span = reference.line(original.value)
                 report.add("CP0766", f"{where} is {_shape(value)}, and in the plan {_shape(shape)}", span)
                 continue
             difference = _difference(reference, made.of(binding.value), expected.of(original.value), shard)
@@ -227,15 +234,8 @@ def _check_phase(
                 "CP0766",
                 f"{where}{f', leaf `{leaf.path}`' if leaf.path else ''}, element {difference.element}: the plan says"
                 f" {difference.expected}; the schedule makes {difference.found}",
-                span,
+                reference.line(original.value),
             )  # fmt: skip
-
-
-def whole_span(plan: graph.Plan, ref: Ref) -> graph.Span | None:
-    """The line of the plan that makes a value."""
-    makers = (stage for phase in plan.phases for stage in phase.stages if ref in graph.results(stage))
-    maker = next(makers, None)
-    return maker.span if maker is not None else next((v.span for v in plan.values if v.id == ref), None)
 
 
 def _difference(
