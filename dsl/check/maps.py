@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from commplan.diagnostics import Note
+from commplan.diagnostics import Note, listed, plural
 from commplan.dsl import ast
-from commplan.dsl.check.context import Context, described, is_scalar, listed, plural
+from commplan.dsl.check.context import Context, described, is_scalar
 from commplan.dsl.check.options import hints
 from commplan.dsl.check.placements import resolve_axes, status
 from commplan.dsl.check.scope import Scope

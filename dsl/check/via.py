@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from commplan.diagnostics import listed
 from commplan.dsl import ast
-from commplan.dsl.check.context import Context, listed
+from commplan.dsl.check.context import Context
 from commplan.dsl.check.numbers import integer, written
-from commplan.ir.plan import Algorithm, Arg, Hints
-from commplan.ir.types import ArrayType, DType, Type
+from commplan.ir.plan import Algorithm, Arg, Hints, Value
+from commplan.ir.stages import rules
+from commplan.ir.types import ArrayType
 
 BROADCAST, REDUCE, SCATTER, GATHER = "broadcast", "reduce", "scatter", "gather"
 SYNC = "elastic sync"
@@ -152,14 +154,7 @@ def _readers(
     readers = _count(ctx, arg, "the number of readers", "CP0607")
     if readers is None:
         return None
-    members = ctx.size(over) if over else None
-    if members is not None and readers > members:
-        ctx.error(
-            "CP0607",
-            f"{readers} readers are more than the {members} members of {listed(over or ())}",
-            arg.value.span,
-            "readers are members: at least 1, at most all of them",
-        )
+    if over and ctx.refuse("CP0607", rules.readers(readers, over, ctx.size), arg.value.span):
         return None
     return Algorithm(name, (Arg(readers, "readers"),))
 
@@ -183,12 +178,7 @@ def _parameter_server(
         owners = _count(ctx, arg, "the number of owners", "CP0608")
         if owners is None:
             return None
-        workers = ctx.size(over) if over else None
-        if workers is not None and owners > workers:
-            ctx.error(
-                "CP0608", f"{owners} owners are more than the {workers} workers of {listed(over or ())}",
-                arg.value.span, "owners are workers: at least 1, at most all of them",
-            )  # fmt: skip
+        if over and ctx.refuse("CP0608", rules.owners(owners, over, ctx.size), arg.value.span):
             return None
         found.append(Arg(owners, "owners"))
     if "within" in args:
@@ -247,42 +237,24 @@ def _level(ctx: Context, value: ast.Name | ast.Number, stage: str) -> str | None
 
 
 def _levels_match(ctx: Context, call: ast.Call, names: Sequence[ast.Name], over: tuple[str, ...]) -> bool:
-    usage = f"`hierarchical` lists exactly the axes of the stage, inner first; here {listed(over)}"
-    seen: set[str] = set()
-    for name in names:
-        if name.text not in over:
-            near = ctx.near(name.text, [axis for axis in over if axis not in seen])
-            fix = ctx.rename(name, [near]) if near else None
-            ctx.error("CP0605", f"this stage does not run over `{name.text}`", name.span, usage, fix=fix)
-            return False
-        if name.text in seen:
-            ctx.error("CP0605", f"the level `{name.text}` is listed twice", name.span, usage)
-            return False
-        seen.add(name.text)
-    missing = [axis for axis in over if axis not in seen]
-    if missing:
-        ctx.error("CP0605", f"`hierarchical` leaves out {listed(missing)}", call.span, usage)
-    return not missing
+    written = [name.text for name in names]
+    broken = rules.levels(written, over)
+    if broken is None:
+        return True
+    fix, span = None, call.span
+    if broken.at < len(names):
+        wrong = names[broken.at]
+        near = ctx.near(wrong.text, [axis for axis in over if axis not in written[: broken.at]])
+        fix, span = ctx.rename(wrong, [near]) if near and wrong.text not in over else None, wrong.span
+    return not ctx.refuse("CP0605", broken, span, fix=fix)
 
 
 def check_accumulation(
-    ctx: Context, call: ast.Call | None, via: Algorithm | None, hints: Hints, type_: Type | None
-) -> None:
-    """Refuse a backend's own reduction where it would add in a narrower type than was asked for."""
-    if call is None or via is None or hints.accumulate is None:
+    ctx: Context, call: ast.Call | None, how: str | None, via: Algorithm | None, hints: Hints,
+    operand: Value | None,
+) -> None:  # fmt: skip
+    """Refuse a backend's own sum where it would add in a narrower type than is wanted. how: as `by` says."""
+    if call is None or how is None or operand is None:
         return
-    native = via.name == "native" or any(arg.key and arg.value == "native" for arg in via.args)
-    wire = hints.wire or (type_.dtype if isinstance(type_, ArrayType) else None)
-    if not native or wire is None or not _wider(hints.accumulate, wire):
-        return
-    ctx.error(
-        "CP0606",
-        f"`native` adds in the wire type {wire}, but {hints.accumulate} is asked for",
-        call.span,
-        "the backend's own reduction has no accumulator of another type: leave `via` out, or make "
-        "`accumulate` and `wire` alike",
-    )
-
-
-def _wider(one: DType, other: DType) -> bool:
-    return one.nbytes > other.nbytes
+    dtype = operand.type.dtype if isinstance(operand.type, ArrayType) else None
+    ctx.refuse("CP0606", rules.native_sum(how, via, hints, dtype, f"`{operand.name}`"), call.span)

@@ -3,6 +3,7 @@ from typing import ClassVar
 import msgspec
 
 from commplan.ir.roles import Ref, getter
+from commplan.ir.stages.rules import Ranks, Violation
 
 
 class BaseStage(msgspec.Struct, frozen=True):
@@ -20,3 +21,6 @@ class BaseStage(msgspec.Struct, frozen=True):
         moves or reduces."""
         operands, results = getter(type(self), self.READS[:1]), getter(type(self), self.WRITES[:1])
         return ((*operands(self), *results(self)),)
+
+    def violation(self, ranks: Ranks) -> Violation | None:
+        """The first rule of the stage that does not hold, axes having as many ranks as `ranks` says."""
