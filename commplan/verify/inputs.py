@@ -14,7 +14,6 @@ from commplan.ir.choice import Design
 from commplan.ir.plan import Ref, name_of
 from commplan.ir.schedule import Phase, Read, Schedule, Share, operands, results
 from commplan.ir.sources import runs_ahead
-from commplan.ir.stages import rules
 from commplan.verify.scope import Scope
 from commplan.verify.visits import (
     Broken,
@@ -82,8 +81,6 @@ def check_input(scope: Scope) -> None:
 
 
 def _load_wrong(op: Read, ahead: int) -> Iterator[Broken]:
-    if rules.dropped_tail(op.visit, op.tail) is not None:
-        return  # a rule of the load itself
     for batch in dict.fromkeys(op.batch):
         wrong = prove_order(op.visit, op.tail, batch)
         if wrong is not None:

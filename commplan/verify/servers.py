@@ -227,9 +227,9 @@ def _exchange(scope: Scope, op: Exchange) -> None:
     fn = scope.axes.fns.get(op.fn)
     if fn is None:
         return  # said already
-    wanted = len(op.states)
-    if (len(fn.operands), len(fn.results)) != (wanted + 1, wanted):
-        scope.report.add("CP0731", f"`{op.fn}` does not take {wanted} states and a gradient", op.span)
+    count = len(op.states)
+    scope.report.refuse("CP0731", rules.takes(fn.name, len(fn.operands), count + 1), op.span)
+    scope.report.refuse("CP0731", rules.gives(fn.name, len(fn.results), count), op.span)
     broken = rules.update(fn.name, fn.where, elementwise=fn.elementwise, random=fn.random)
     scope.report.refuse("CP0735", broken, op.span)
 

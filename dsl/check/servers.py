@@ -173,17 +173,12 @@ def _fn_fits(ctx: Context, expr: ast.ExchangeExpr, fn: Fn, states: Sequence[Valu
     """`FN(w [, m], g) -> w [, m]`, elementwise and on the device."""
     declared = Note(f"`{fn.name}` is declared here", fn.span)
     values = (*states, gradient)
-    if len(fn.operands) != len(values):
-        ctx.error(
-            "CP0207", f"`{fn.name}` takes {plural(len(fn.operands), 'value')}, and the exchange gives "
-            f"{len(values)}: {listed(value.name for value in values)}", expr.fn.span, declared,
-        )  # fmt: skip
+    known = Note(f"the exchange gives {listed(value.name for value in values)}")
+    if ctx.refuse(
+        "CP0207", rules.takes(fn.name, len(fn.operands), len(values)), expr.fn.span, declared, known
+    ):
         return False
-    if len(fn.results) != len(states):
-        ctx.error(
-            "CP0208", f"`{fn.name}` gives {plural(len(fn.results), 'value')} for "
-            f"{plural(len(states), 'state')}", expr.fn.span, declared,
-        )  # fmt: skip
+    if ctx.refuse("CP0208", rules.gives(fn.name, len(fn.results), len(states)), expr.fn.span, declared):
         return False
     broken = rules.update(fn.name, fn.where, elementwise=fn.elementwise, random=fn.random)
     if ctx.refuse("CP0214", broken, expr.fn.span, declared):

@@ -20,6 +20,7 @@ from commplan.verify import verify
 
 GIVEN = tree(w=(3, 3), b=(2,))
 WIRE = graph.Hints(wire=DType.BF16, accumulate=DType.F32)
+OWNED = graph.Algorithm("parameter_server", (graph.Arg(3, "owners"),))
 LOADED = graph.Algorithm("multi_broadcast", (graph.Arg(2, "readers"),))
 
 
@@ -107,6 +108,10 @@ def value(ref: str, /, **changes: Any) -> Change:
         return replace(schedule, entry=fix(schedule.entry), phases=phases)
 
     return change
+
+
+def fn(**changes: Any) -> Change:
+    return lambda schedule: replace(schedule, fns=tuple(replace(one, **changes) for one in schedule.fns))
 
 
 def part(**changes: Any) -> Callable[[Any], tuple[ir.Part, ...]]:
@@ -275,6 +280,14 @@ CORRUPTIONS: list[tuple[str, Change, str, str]] = [
     ("ensemble", op(ir.Read, clock="member"), "CP0735", "1 batch size for the 4 members of `member`"),
     ("ensemble", op(ir.Read, tail="drop"), "CP0735", "`tail drop` leaves records out"),
     ("elastic", op(ir.Elastic, mode="async"), "CP0735", "has the wrong results"),
+    ("elastic", op(ir.Elastic, mode="async"), "CP0734", "the centre of `async` lives on a server"),
+    ("elastic", op(ir.Elastic, eta=5.0), "CP0735", "`sync` is unstable: eta * rho * p = 1, and it must be"),
+    ("elastic", op(ir.Elastic, rho=-1.0), "CP0735", "`rho` is a positive number, found `-1`"),
+    ("elastic", op(ir.Elastic, rho=1e-50), "CP0735", "`rho` is 0 in f32, found `1e-50`"),
+    ("exchange", op(ir.Exchange, algorithm=OWNED), "CP0735", "3 owners are more than the 2 workers"),
+    ("exchange", fn(random=True), "CP0735", "the update `sgd` may not be random"),
+    ("exchange", fn(where="host"), "CP0735", "the update `sgd` must be elementwise and on the device"),
+    ("exchange", fn(operands=(TREE,)), "CP0731", "`sgd` takes 1 value, found 2"),
 ]  # fmt: skip
 
 

@@ -74,6 +74,22 @@ def even_batch(batch: Sequence[int], split: tuple[str, ...], ranks: Ranks) -> Vi
     return None
 
 
+# --- map ---
+
+
+def takes(fn: str, operands: int, given: int) -> Violation | None:
+    """A function is called with as many values as it has operands."""
+    return (
+        Violation(f"`{fn}` takes {plural(operands, 'value')}, found {given}") if operands != given else None
+    )
+
+
+def gives(fn: str, results: int, names: int) -> Violation | None:
+    """What a function gives has a name each."""
+    found = f"`{fn}` gives {plural(results, 'value')}, found {plural(names, 'name')} for them"
+    return Violation(found) if results != names else None
+
+
 # --- broadcast, share, exchange ---
 
 
