@@ -170,7 +170,7 @@ def _share(scope: Scope, op: Share) -> None:
         return
     varying = [axis for axis in op.axes if operand.placement.varies(axis)]
     scope.report.refuse("CP0734", rules.alike(name, varying), op.span)
-    scope.report.refuse("CP0735", rules.readers(op.readers, op.axes, scope.ranks), op.span)
+    scope.report.refuse("CP0735", rules.chosen("readers", op.readers, op.axes, scope.ranks), op.span)
 
 
 def _part_fits(scope: Scope, op: Pack | Unpack, part: Part, value: Value, columns: int) -> bool:

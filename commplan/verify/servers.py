@@ -218,7 +218,7 @@ def _exchange(scope: Scope, op: Exchange) -> None:
     homes = [(name_of(ref), values[ref].placement.server) for ref in (*op.states, *op.results)]
     scope.report.refuse("CP0734", rules.one_home(homes), op.span)
     owners = op.algorithm and op.algorithm.get("owners")
-    scope.report.refuse("CP0735", rules.owners(owners, op.axes, scope.ranks), op.span)
+    scope.report.refuse("CP0735", rules.chosen("owners", owners, op.axes, scope.ranks), op.span)
     shapes = [[leaf.shape for leaf in values[ref].leaves] for ref in (op.gradient, op.states[0])]
     if shapes[0] != shapes[1]:
         scope.report.add("CP0731", f"`{op.gradient}` has not the shapes of `{op.states[0]}`", op.span)

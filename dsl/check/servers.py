@@ -17,7 +17,7 @@ from commplan.dsl.check.ops import operand_suits, reduction, scalar_follows
 from commplan.dsl.check.options import hints
 from commplan.dsl.check.placements import status
 from commplan.dsl.check.scope import Scope
-from commplan.dsl.check.via import algorithm, check_accumulation
+from commplan.dsl.check.via import algorithm, check_accumulation, keyed
 from commplan.ir.plan import Elastic, Exchange, Fn, Ref, Value
 from commplan.ir.stages import rules
 from commplan.ir.types import ArrayType, Placement
@@ -280,23 +280,12 @@ def _coefficients(
     ctx: Context, scope: Scope, expr: ast.ElasticExpr, mode: Mode
 ) -> tuple[Coefficient, Coefficient] | None:
     assert expr.by is not None
-    usage = f"write `{mode}(eta = .., rho = ..)`"
-    given: dict[str, ast.CallArg] = {}
-    for arg in expr.by.args or ():
-        if arg.key is None:
-            message, fix = f"the arguments of `{mode}` have names: `eta` and `rho`", None
-        elif arg.key.text not in ("eta", "rho"):
-            near = ctx.rename(arg.key, [key for key in ("eta", "rho") if key not in given])
-            message, fix = f"`{mode}` has no argument `{arg.key.text}`", near
-        elif arg.key.text in given:
-            message, fix = f"`{arg.key.text}` is given twice", None
-        else:
-            given[arg.key.text] = arg
-            continue
-        ctx.error("CP0405", message, arg.span, usage, fix=fix)
+    given = keyed(ctx, expr.by, ("eta", "rho"), "CP0405")
+    if given is None:
         return None
     missing = [key for key in ("eta", "rho") if key not in given]
     if missing:
+        usage = f"write `{mode}(eta = .., rho = ..)`"
         ctx.error("CP0405", f"`{mode}` needs {listed(missing)}", expr.by.span, usage)
         return None
     eta = _coefficient(ctx, scope, given["eta"].value, "eta")

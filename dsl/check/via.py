@@ -81,7 +81,7 @@ def algorithm(
         return None
     if name == "hierarchical":
         return _hierarchical(ctx, call, stage, over)
-    args = _keyed(ctx, call)
+    args = keyed(ctx, call, KEYS.get(name, ()))
     if args is None:
         return None
     match name:
@@ -111,10 +111,11 @@ def carrying_a_level(stage: str) -> tuple[str, ...]:
     )
 
 
-def _keyed(ctx: Context, call: ast.Call) -> dict[str, ast.CallArg] | None:
-    """The arguments by key, each known and written once."""
+def keyed(
+    ctx: Context, call: ast.Call, keys: tuple[str, ...], code: str = "CP0604"
+) -> dict[str, ast.CallArg] | None:
+    """The arguments by key, each one of `keys` and written once."""
     name = call.name.text
-    keys = KEYS.get(name, ())
     usage = f"write `{name}({', '.join(f'{key} = ..' for key in keys)})`" if keys else f"write `{name}`"
     found: dict[str, ast.CallArg] = {}
     for arg in call.args or ():
@@ -128,17 +129,21 @@ def _keyed(ctx: Context, call: ast.Call) -> dict[str, ast.CallArg] | None:
         elif arg.key.text in keys:
             message, fix = f"`{arg.key.text}` is given twice", None
         else:
-            message, fix = f"`{name}` has no argument `{arg.key.text}`", ctx.rename(arg.key, keys)
-        ctx.error("CP0604", message, arg.span, usage, fix=fix)
+            near = ctx.rename(arg.key, [key for key in keys if key not in found])
+            message, fix = f"`{name}` has no argument `{arg.key.text}`", near
+        ctx.error(code, message, arg.span, usage, fix=fix)
         return None
     return found
 
 
-def _count(ctx: Context, arg: ast.CallArg, what: str, code: str) -> int | None:
-    if isinstance(arg.value, ast.Number):
-        return integer(ctx, arg.value, what, code=code)
-    ctx.error(code, f"{what} is a whole number, found `{arg.value.text}`", arg.value.span)
-    return None
+def _count(ctx: Context, arg: ast.CallArg, who: str, code: str, over: tuple[str, ...] | None) -> int | None:
+    if not isinstance(arg.value, ast.Number):
+        message = f"the number of {who} is a whole number, found `{arg.value.text}`"
+        ctx.error(code, message, arg.value.span)
+        return None
+    count = integer(ctx, arg.value, f"the number of {who}", code=code)
+    broken = rules.chosen(who, count, over, ctx.size) if over else None
+    return None if ctx.refuse(code, broken, arg.value.span) else count
 
 
 def _readers(
@@ -151,12 +156,8 @@ def _readers(
             "CP0604", f"`{name}` needs the number of its readers", call.span, f"write `{name}(readers = 2)`"
         )
         return None
-    readers = _count(ctx, arg, "the number of readers", "CP0607")
-    if readers is None:
-        return None
-    if over and ctx.refuse("CP0607", rules.readers(readers, over, ctx.size), arg.value.span):
-        return None
-    return Algorithm(name, (Arg(readers, "readers"),))
+    readers = _count(ctx, arg, "readers", "CP0607", over)
+    return None if readers is None else Algorithm(name, (Arg(readers, "readers"),))
 
 
 def _parameter_server(
@@ -175,10 +176,8 @@ def _parameter_server(
                 "owners are workers that hold a share of the states",
             )  # fmt: skip
             return None
-        owners = _count(ctx, arg, "the number of owners", "CP0608")
+        owners = _count(ctx, arg, "owners", "CP0608", over)
         if owners is None:
-            return None
-        if over and ctx.refuse("CP0608", rules.owners(owners, over, ctx.size), arg.value.span):
             return None
         found.append(Arg(owners, "owners"))
     if "within" in args:

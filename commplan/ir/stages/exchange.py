@@ -28,7 +28,7 @@ class Exchange(BaseStage, frozen=True, tag="exchange"):
         return ((self.gradient, self.states[0]), *zip(self.states, self.results, strict=True))
 
     def violation(self, ranks: Ranks) -> Violation | None:
-        return rules.owners(self.via and self.via.get("owners"), self.axes, ranks)
+        return rules.chosen("owners", self.via and self.via.get("owners"), self.axes, ranks)
 
     def meaning(self, env: Interpretation) -> None:
         steps.exchange(

@@ -103,24 +103,14 @@ def root(rank: int, axes: tuple[str, ...], ranks: Ranks) -> Violation | None:
     return Violation(f"the root {rank} is out of range: {has}", (f"ranks count from 0{major}",))
 
 
-def readers(count: object, axes: tuple[str, ...], ranks: Ranks) -> Violation | None:
-    """Readers are members: no more than there are."""
-    return _some_of(count, "reader", "member", axes, ranks)
-
-
-def owners(count: object, axes: tuple[str, ...], ranks: Ranks) -> Violation | None:
-    """Owners are workers: no more than there are."""
-    return _some_of(count, "owner", "worker", axes, ranks)
-
-
-def _some_of(count: object, who: str, of: str, axes: tuple[str, ...], ranks: Ranks) -> Violation | None:
-    there = ranks(axes)
+def chosen(who: str, count: object, axes: tuple[str, ...], ranks: Ranks) -> Violation | None:
+    """Readers are members, and owners are workers: no more than there are. count: a number, where one is
+    written."""
+    there, of = ranks(axes), {"readers": "member", "owners": "worker"}[who]
     if not isinstance(count, int) or there is None or 1 <= count <= there:
         return None
     wrong = f"more than the {plural(there, of)} of {listed(axes)}" if count > there else "too few"
-    return Violation(
-        f"{plural(count, who)} are {wrong}", (f"{who}s are {of}s: at least 1, at most all of them",)
-    )
+    return Violation(f"{count} {who} are {wrong}", (f"{who} are {of}s: at least 1, at most all of them",))
 
 
 def loaded(name: str, *, records: bool) -> Violation | None:

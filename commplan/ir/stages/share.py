@@ -18,7 +18,7 @@ class Share(BaseStage, frozen=True, tag="share"):
     hints: Hints = NO_HINTS
 
     def violation(self, ranks: Ranks) -> Violation | None:
-        return rules.readers(self.via.get("readers"), self.axes, ranks)
+        return rules.chosen("readers", self.via.get("readers"), self.axes, ranks)
 
     def meaning(self, env: Interpretation) -> None:
         held = env.of(self.operand)
