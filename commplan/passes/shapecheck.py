@@ -121,7 +121,7 @@ def check_leaves(plan: graph.Plan, values: Mapping[graph.Ref, Value]) -> list[Di
                 continue
         wrong: dict[str, Diagnostic] = {}
         for leaf in values[operand].leaves:
-            dtype, what = leaf.dtype, leaf_name(leaf, operand)
+            dtype, what = leaf.dtype, leaf.label(operand)
             for code, broken in (
                 ("CP0721", rules.numbers(how, dtype, what)),
                 ("CP0704", rules.floats(how, dtype, what)),
@@ -141,17 +141,12 @@ def check_sizes(plan: graph.Plan, values: Mapping[graph.Ref, Value], ranks: int)
         leaves = values[value.id].whole or values[value.id].leaves
         wrong = next((leaf for leaf in leaves if leaf.size * leaf.dtype.nbytes * ranks > LARGEST), None)
         if wrong is not None:
-            what = leaf_name(wrong, value.id)
+            what = wrong.label(value.id)
             message = f"{what} has {wrong.size:,} elements: too many bytes over {ranks:,} ranks to be counted"
             notes = (Note(f"its shape is {_show(wrong)}; {LARGEST:,} bytes are the most"),)
             problem = Diagnostic("CP0725", message, value.span, notes, file=plan.file)
             found.setdefault(value.name, problem)
     return list(found.values())
-
-
-def leaf_name(leaf: Leaf, of: graph.Ref) -> str:
-    """`leaf` of the value `of`, as people call it."""
-    return f"leaf `{leaf.path}` of `{graph.name_of(of)}`" if leaf.path else f"`{graph.name_of(of)}`"
 
 
 def _is_tree(value: graph.Value) -> bool:

@@ -258,6 +258,7 @@ def _collective(scope: Scope, op: Collective) -> None:
         report.add("CP0735", f"{op.kind} and root {op.root} do not go together", op.span)
     elif op.root is None or not report.refuse("CP0735", rules.root(op.root, op.axes, scope.ranks), op.span):
         check_algorithm(scope, op)
+    report.refuse("CP0735", rules.summable(op.op or "", operand.leaves, op.operand), op.span)
     if op.nbytes != operand.nbytes:
         report.add("CP0732", f"`{op.operand}` has {operand.nbytes} bytes, not {op.nbytes}", op.span)
     widest = max((leaf.dtype.nbytes for leaf in operand.leaves), default=op.dtype.nbytes)

@@ -222,6 +222,7 @@ def _exchange(scope: Scope, op: Exchange) -> None:
     shapes = [[leaf.shape for leaf in values[ref].leaves] for ref in (op.gradient, op.states[0])]
     if shapes[0] != shapes[1]:
         scope.report.add("CP0731", f"`{op.gradient}` has not the shapes of `{op.states[0]}`", op.span)
+    scope.report.refuse("CP0735", rules.summable(op.op, values[op.gradient].leaves, op.gradient), op.span)
     if values[op.gradient].placement.server is not None:
         scope.report.add("CP0734", f"`{op.gradient}` lies on a server, and workers send it", op.span)
     fn = scope.axes.fns.get(op.fn)
@@ -243,6 +244,7 @@ def _elastic(scope: Scope, op: Elastic) -> None:
             scope.report.add("CP0731", f"`{op.result}` has not the shapes of its centre", op.span)
         if result.placement.server != home:
             scope.report.add("CP0734", f"`{op.result}` lies elsewhere than its centre", op.span)
-    broken = rules.coefficients(op.eta, op.rho)
-    broken = broken or rules.stable(op.mode, op.eta, op.rho, op.axes, scope.ranks)
+    leaves = scope.values[op.operand].leaves
+    scope.report.refuse("CP0735", rules.summable("elastic", leaves, op.operand), op.span)
+    broken = rules.coefficients(op.eta, op.rho) or rules.stable(op.mode, op.eta, op.rho, op.axes, scope.ranks)
     scope.report.refuse("CP0735", broken, op.span)

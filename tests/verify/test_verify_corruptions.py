@@ -110,6 +110,19 @@ def value(ref: str, /, **changes: Any) -> Change:
     return change
 
 
+def values(dtype: DType) -> Change:
+    """Every leaf has another type."""
+
+    def fix(of: tuple[ir.Value, ...]) -> tuple[ir.Value, ...]:
+        return tuple(replace(v, leaves=tuple(replace(x, dtype=dtype) for x in v.leaves)) for v in of)
+
+    def change(schedule: ir.Schedule) -> ir.Schedule:
+        phases = tuple(replace(p, values=fix(p.values)) for p in schedule.phases)
+        return replace(schedule, entry=fix(schedule.entry), phases=phases)
+
+    return change
+
+
 def fn(**changes: Any) -> Change:
     return lambda schedule: replace(schedule, fns=tuple(replace(one, **changes) for one in schedule.fns))
 
@@ -285,6 +298,9 @@ CORRUPTIONS: list[tuple[str, Change, str, str]] = [
     ("elastic", op(ir.Elastic, rho=-1.0), "CP0735", "`rho` is a positive number, found `-1`"),
     ("elastic", op(ir.Elastic, rho=1e-50), "CP0735", "`rho` is 0 in f32, found `1e-50`"),
     ("exchange", op(ir.Exchange, algorithm=OWNED), "CP0735", "3 owners are more than the 2 workers"),
+    ("elastic", values(DType.I32), "CP0735", "elastic averaging needs a float type, and leaf `b`"),
+    ("exchange", values(DType.I32), "CP0735", "a mean needs a float type, and leaf `b` of `grads` is i32"),
+    ("plain", values(DType.BOOL), "CP0735", "leaf `b` of `grads` is bool, and truth values have no sum"),
     ("exchange", fn(random=True), "CP0735", "the update `sgd` may not be random"),
     ("exchange", fn(where="host"), "CP0735", "the update `sgd` must be elementwise and on the device"),
     ("exchange", fn(operands=(TREE,)), "CP0731", "`sgd` takes 1 value, found 2"),

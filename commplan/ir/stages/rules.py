@@ -15,6 +15,7 @@ from typing import NamedTuple
 from commplan.diagnostics import Diagnostic, Note, Span, listed, plural
 from commplan.ir.hints import Algorithm, Hints
 from commplan.ir.types import DType, Ref
+from commplan.ir.values import Leaf
 
 Ranks = Callable[[Iterable[str]], int | None]
 
@@ -231,6 +232,13 @@ def floats(how: str, dtype: DType, what: str) -> Violation | None:
         "elastic": ("elastic averaging", "convert it, or keep it out of what is averaged"),
     }[how]
     return Violation(f"{subject} needs a float type, and {what} is {dtype}", (fix,))
+
+
+def summable(how: str, leaves: Iterable[Leaf], ref: Ref) -> Violation | None:
+    """Every leaf of the value `ref` is made of numbers, or of floats where `how` needs them."""
+    named = [(leaf.dtype, leaf.label(ref)) for leaf in leaves]
+    found = (numbers(how, dtype, what) or floats(how, dtype, what) for dtype, what in named)
+    return next(filter(None, found), None)
 
 
 def native_sum(
