@@ -1,0 +1,571 @@
+"""What a schedule does, in numbers that tell every change apart from mere rounding.
+
+The oracle runs it, with three things changed. *Arithmetic is exact*: floats of every type are held in float64
+and rounded by the ops `cast` alone (and where inputs enter and functions return), so that sums made in another
+order agree to 1e-12 and a cast to a narrower type shows. *Functions are made up*: any declared name is a fixed,
+uneven mixture of all its operands, element by element where it is `elementwise`, and linear where the plan
+says so. *Nothing is left out*: records are numbers that follow from what is read, by whom and in which step,
+and exchanges with servers are carried out by a fixed order of their workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import zlib
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+from unittest import mock
+
+import numpy as np
+
+from commplan.ir import schedule as ir
+from commplan.ir.beside import ends_with
+from commplan.ir.plan import name_of
+from commplan.ir.types import DType
+from commplan.lowering.oracle import Oracle, numbers
+from commplan.lowering.oracle import ops as oracle_ops
+from commplan.lowering.oracle import programs as oracle_programs
+from commplan.lowering.oracle import run as oracle_run
+from commplan.lowering.oracle.layout import Held, Rank, global_shape
+from commplan.trees import nest
+
+Array = np.ndarray[Any, Any]
+MANTISSA = {DType.F64: 52, DType.F32: 23, DType.F16: 10, DType.BF16: 7}
+NOISE = 1e-11  # of float64, relative to the largest element
+SCALES = (1.0, 2.0**17)  # the second is beyond what f16 holds
+ROUNDS = 2  # every phase but `at start` runs so often
+
+
+# arithmetic
+
+
+def rounded(array: Any, dtype: DType) -> Array:
+    """`array` as the nearest numbers of `dtype`; floats are then held in float64."""
+    held = numbers.convert(array, dtype)
+    return held.astype(np.float64) if dtype.is_float else held
+
+
+def _as_held(array: Any, dtype: DType) -> Array:
+    return np.asarray(array, np.float64) if dtype.is_float else numbers.convert(array, dtype)
+
+
+def _storage(dtype: DType) -> np.dtype[Any]:
+    return np.dtype(np.float64) if dtype.is_float else numbers.storage(dtype)
+
+
+def _combine(op: Any, left: Array, right: Array, dtype: DType) -> Array:
+    if not dtype.is_float:
+        return numbers.combine(op, left, right, dtype)
+    with np.errstate(all="ignore"):
+        return {"sum": np.add, "max": np.maximum, "min": np.minimum}[op](left, right)
+
+
+def _multiply(array: Array, factor: Any, dtype: DType) -> Array:
+    if not dtype.is_float:
+        return numbers.multiply(array, factor, dtype)
+    with np.errstate(all="ignore"):
+        return array * np.float64(factor)
+
+
+def _divide(array: Array, divisor: Any, dtype: DType) -> Array:
+    if not dtype.is_float:
+        return numbers.divide(array, divisor, dtype) if divisor else np.zeros_like(array)
+    with np.errstate(all="ignore"):
+        return array / np.float64(divisor) if divisor else np.zeros_like(array)
+
+
+@contextlib.contextmanager
+def exact() -> Generator[None]:
+    """The oracle's arithmetic without its rounding, see above."""
+    with contextlib.ExitStack() as stack:
+        for module, names in (
+            (oracle_ops, {"storage": _storage, "convert": _as_held, "combine": _combine,
+                          "multiply": _multiply, "divide": _divide}),
+            (oracle_programs, {"combine": _combine}),
+            (oracle_run, {"storage": _storage, "convert": rounded}),
+        ):  # fmt: skip
+            for name, function in names.items():
+                stack.enter_context(mock.patch.object(module, name, function))
+        stack.enter_context(np.errstate(all="ignore"))
+        yield
+
+
+# made-up data and functions
+
+
+def number(*what: Any) -> float:
+    """A number in [1, 2) that follows from `what`."""
+    return 1 + zlib.crc32(repr(what).encode()) / 2**32
+
+
+def _made(shape: Sequence[int], dtype: DType, scale: float, *what: Any) -> Array:
+    """Values that no narrower type holds, and none of them zero."""
+    rng = np.random.default_rng(zlib.crc32(repr(what).encode()))
+    if dtype.is_float:
+        return rounded(scale * rng.uniform(1, 2, tuple(shape)), dtype)
+    if dtype is DType.BOOL:
+        return rng.random(tuple(shape)) > 0.5
+    # A scalar may be a weight or a rate: small, but for once.
+    low, high = (1, 9) if not shape and scale == 1 else (1, 2 ** (8 * dtype.nbytes - (dtype is not DType.U8)))
+    return rng.integers(low, high, tuple(shape)).astype(numbers.storage(dtype))
+
+
+class Operand(NamedTuple):
+    """What a function is given of one value by one rank."""
+
+    value: ir.Value
+    leaves: Sequence[Array]
+
+
+def _plain(array: Array) -> Array:
+    return array if array.dtype == np.float64 else array.astype(np.float64) / 2**20
+
+
+def _shaped(mixed: Array, dtype: DType, scale: float) -> Array:
+    """Floats as `dtype`: whole numbers keep a few digits."""
+    if dtype.is_float:
+        return rounded(mixed, dtype)
+    with np.errstate(all="ignore"):
+        steps = np.floor(np.nan_to_num(mixed / scale) * 64).astype(np.int64)
+    return steps % 2 == 0 if dtype is DType.BOOL else steps.astype(numbers.storage(dtype))
+
+
+def _bent(mixed: Array, scale: float) -> Array:
+    """Neither linear nor affine, and never steep."""
+    return mixed + 0.3 * np.sqrt(scale * scale + mixed * mixed)
+
+
+def _beside(leaf: ir.Leaf, other: ir.Leaf, shape: tuple[int, ...]) -> bool:
+    goes = ends_with(leaf.path, other.path) or ends_with(other.path, leaf.path)
+    return goes and other.shape in (shape, ())
+
+
+def _apart(one: str, other: str) -> str:
+    """The keys that the longer path has before the shorter one."""
+    short, long = sorted((one, other), key=len)
+    return long[: len(long) - len(short)].strip("/") if short else ""
+
+
+def elementwise(
+    fn: str, place: int, leaf: ir.Leaf, operands: Sequence[Operand], linear: bool, scale: float
+) -> Array:
+    """One leaf of a result of an elementwise function."""
+    terms: list[tuple[float, Array]] = []
+    for index, (value, leaves) in enumerate(operands):
+        for other, array in zip(value.leaves, leaves, strict=True):
+            if _beside(leaf, other, leaf.shape):
+                terms.append((number(fn, place, index, _apart(leaf.path, other.path)), array))
+    if not leaf.dtype.is_float and all(array.dtype != np.float64 for _, array in terms):
+        return _whole(leaf, terms, linear)
+    mixed = np.zeros(leaf.shape)
+    with np.errstate(all="ignore"):
+        for factor, array in terms:
+            mixed = mixed + factor * _plain(array)
+        mixed = mixed if linear else _bent(mixed + number(fn, place) * scale, scale)
+    return _shaped(mixed, leaf.dtype, scale)
+
+
+def _whole(leaf: ir.Leaf, terms: Iterable[tuple[float, Array]], linear: bool) -> Array:
+    """The same for whole numbers, which wrap around."""
+    mixed = np.zeros(leaf.shape, np.int64)
+    with np.errstate(all="ignore"):
+        for factor, array in terms:
+            mixed = mixed + (int(factor * 2**16) | 1) * array.astype(np.int64)
+        mixed = mixed if linear else mixed + (mixed >> 3) + 12345
+    if leaf.dtype is DType.BOOL:
+        return mixed % 2 == 0
+    return mixed.astype(numbers.storage(leaf.dtype))
+
+
+def _digest(fn: str, place: int, arrays: Iterable[Array], linear: bool, scale: float) -> float:
+    """A number that every element of `arrays` has its own part in."""
+    total = 0.0
+    with np.errstate(all="ignore"):
+        for index, array in enumerate(arrays):
+            flat = _plain(array).reshape(-1)
+            weights = number(fn, place, index) + (np.arange(flat.size) * 7919 % 31) / 31
+            each = flat if linear else _bent(flat, scale)
+            total = total + float((weights * each).sum()) / max(flat.size, 1)
+    return total
+
+
+def mixed(
+    fn: str,
+    place: int,
+    leaf: ir.Leaf,
+    shape: tuple[int, ...],
+    arrays: Iterable[Array],
+    linear: bool,
+    scale: float,
+) -> Array:
+    """One leaf of a result of any other function: every element depends on all there is."""
+    pattern = 1 + (np.arange(math.prod(shape)) * 31 % 17) / 17
+    total = _digest(fn, place, arrays, linear, scale)
+    with np.errstate(all="ignore"):
+        made = pattern.reshape(shape) * (total if linear else total + number(fn, place, leaf.path) * scale)
+    return _shaped(made, leaf.dtype, scale)
+
+
+# the interpreter
+
+
+class Exactly(Oracle):
+    """Runs every op of a phase, see above; within `exact()` only."""
+
+    def __init__(self, schedule: ir.Schedule, linear: frozenset[str], scale: float, seed: int = 0) -> None:
+        super().__init__(schedule, {}, seed)
+        self.linear, self.scale = linear, scale
+        self.step = 0
+
+    def entering(self, value: ir.Value, *what: Any) -> Any:
+        """Data for an input or state: a tree in the global layout, padding zero."""
+        arrays: list[Array] = []
+        for leaf, mask in zip(value.leaves, masks(self.grid.sizes, value), strict=True):
+            shape = global_shape(self.grid, value, leaf)
+            made = _made(shape, leaf.dtype, self.scale, value.id, leaf.path, *what)
+            arrays.append(made if mask is None else np.where(mask, made, np.zeros((), made.dtype)))
+        return nest(tuple(leaf.path for leaf in value.leaves), arrays)
+
+    def phase(
+        self, name: str, state: Mapping[str, Any], inputs: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        phase = self.schedule.phase(name)
+        values = {value.id: value for value in (*self.schedule.entry, *phase.values)}
+        env = self._enter({name_of(ref): ref for ref in phase.inputs}, inputs, values)
+        for ref in phase.states:
+            env[ref] = self._spread(values[ref], state[name_of(ref)])
+        wanted = [binding.value for binding in (*phase.outputs, *phase.updates)]
+        for place, op in oracle_run.needed(phase.ops, wanted, env):
+            env |= self._run(op, values, env, (self.step, place))
+        self.step += 1
+        results = {b.name: self._leaving(values[b.value], env[b.value]) for b in phase.outputs}
+        new = {b.name: self._collect(values[b.value], env[b.value]) for b in phase.updates}
+        return results, dict(state) | new
+
+    def _leaving(self, value: ir.Value, held: Held) -> Any:
+        """An output; of records without leaves (`bytes`) their numbers."""
+        if value.leaves or not any(held.values()):
+            return self._collect(value, held)
+        return np.stack([held[rank][0] for rank in self.grid.ranks])
+
+    def _run(
+        self, op: Any, values: Mapping[str, ir.Value], env: Mapping[str, Held], place: tuple[int, int]
+    ) -> dict[str, Held]:
+        match op:
+            case ir.Cast():
+                return {op.result: self._cast(op, values[op.operand], env[op.operand])}
+            case ir.Read():
+                return self._read(op, values)
+            case ir.Put():
+                return {
+                    op.result: {
+                        rank: env[op.operand][self._first(values[op.result], rank)]
+                        for rank in self.grid.ranks
+                    }
+                }
+            case ir.Get():
+                return {op.result: env[op.operand]}
+            case ir.Exchange():
+                return self._exchange(op, values, env)
+            case ir.Elastic() if op.mode != "sync":
+                return self._elastic(op, values, env)
+            case _:
+                return super()._run(op, values, env, place)
+
+    def _cast(self, op: ir.Cast, value: ir.Value, held: Held) -> Held:
+        def each(leaf: ir.Leaf, array: Array) -> Array:
+            wider = leaf.dtype.is_float and MANTISSA.get(op.dtype, 0) >= MANTISSA[leaf.dtype]
+            same = op.dtype is leaf.dtype or (wider and op.dtype is not DType.F16)
+            return array if same else rounded(array, op.dtype)
+
+        return {
+            rank: tuple(each(leaf, array) for leaf, array in zip(value.leaves, leaves, strict=True))
+            for rank, leaves in held.items()
+        }
+
+    def _first(self, value: ir.Value, rank: Rank) -> Rank:
+        """The first rank of the group of `rank` that keeps a copy of `value` of its own."""
+        own = value.placement.varying
+        return tuple(at if name in own else 0 for name, at in zip(self.grid.names, rank, strict=True))
+
+    def _read(self, op: ir.Read, values: Mapping[str, ir.Value]) -> dict[str, Held]:
+        value = values[op.result]
+        what = (op.source, op.batch, op.visit, op.seed, op.clock, op.split, op.per, op.tail, self.step)
+        local = max(op.batch) // self.grid.size(op.split)
+        held: dict[str, Held] = {ref: {} for ref in ir.results(op)}
+        for rank in self.grid.ranks:
+            own = [rank[self.grid.names.index(axis)] for axis in op.per]
+            first = self.grid.position(rank, op.split) * local
+            ids = [number(what, own, first + row) for row in range(local)]
+            held[op.result][rank] = tuple(
+                np.stack([_made(leaf.shape[1:], leaf.dtype, 1.5, each, leaf.path) for each in ids])
+                for leaf in value.leaves
+            ) or (np.array(ids),)  # fmt: skip
+            if op.count is not None:
+                held[op.count][rank] = (np.array(1 + int(number(what, own, first) * 1000), np.int32),)
+        return held
+
+    def _map(
+        self, op: ir.Map, values: Mapping[str, ir.Value], env: Mapping[str, Held], place: tuple[int, int]
+    ) -> dict[str, Held]:
+        fn = self.schedule.fn(op.fn)
+        linear = op.fn in self.linear
+        held: dict[str, Held] = {ref: {} for ref in op.results}
+        for rank in self.grid.ranks:
+            operands = [Operand(values[ref], env[ref][rank]) for ref in op.operands]
+            drawn: list[Array] = []
+            if op.random:
+                members = [rank[self.grid.names.index(name)] for name in op.per]
+                drawn = [np.array([number(op.fn, op.span.line, place[0], members)]) * self.scale]
+            for at, ref in enumerate(op.results):
+                held[ref][rank] = tuple(
+                    elementwise(op.fn, at, leaf, operands, linear, self.scale)
+                    if fn.elementwise and not op.random
+                    else self._applied(op, at, values[ref], leaf, operands, drawn, linear)
+                    for leaf in values[ref].leaves
+                )
+        return held
+
+    def _applied(
+        self,
+        op: ir.Map,
+        at: int,
+        value: ir.Value,
+        leaf: ir.Leaf,
+        operands: Sequence[Operand],
+        drawn: list[Array],
+        linear: bool,
+    ) -> Array:
+        batched = [
+            operand.value.kind == "records" and (op.per_record or op.lane != "device") for operand in operands
+        ]
+        if not any(batched):
+            arrays = [*drawn, *(array for operand in operands for array in operand.leaves)]
+            return mixed(op.fn, at, leaf, leaf.shape, arrays, linear, self.scale)
+        rows: list[Array] = []
+        for row in range(leaf.shape[0]):
+            arrays = [*drawn] + [
+                array[row] if split else array
+                for operand, split in zip(operands, batched, strict=True)
+                for array in operand.leaves
+            ]
+            rows.append(mixed(op.fn, at, leaf, leaf.shape[1:], arrays, linear, self.scale))
+        return np.stack(rows)
+
+    def _exchange(
+        self, op: ir.Exchange, values: Mapping[str, ir.Value], env: Mapping[str, Held]
+    ) -> dict[str, Held]:
+        """The states after the sum or mean of the gradients; requests are answered in the order of ranks."""
+        gradient, held = values[op.gradient], dict[str, Held]({ref: {} for ref in op.results})
+        late = 1 + (op.hints.staleness or 0) / 1024
+        for group in self.grid.groups(op.over):
+            weights = [float(env[op.weight][rank][0]) if op.weight else 1.0 for rank in group]
+            sums = [
+                sum(weight * self._sent(op, leaf, env[op.gradient][rank][at]) for weight, rank in zip(weights, group, strict=True))
+                / (1 if op.op == "sum" else sum(weights) or 1) * late
+                for at, leaf in enumerate(gradient.leaves)
+            ]  # fmt: skip
+            for rank in group:
+                given = [Operand(values[ref], env[ref][rank]) for ref in op.states]
+                given.append(Operand(gradient, sums))
+                for at, ref in enumerate(op.results):
+                    held[ref][rank] = tuple(
+                        elementwise(op.fn, at, leaf, given, False, self.scale) for leaf in values[ref].leaves
+                    )
+        return held
+
+    def _sent(self, op: ir.Exchange, leaf: ir.Leaf, array: Array) -> Array:
+        wire = op.hints.wire
+        return _plain(array if wire is None or wire is leaf.dtype else rounded(array, wire))
+
+    def _elastic(
+        self, op: ir.Elastic, values: Mapping[str, ir.Value], env: Mapping[str, Held]
+    ) -> dict[str, Held]:
+        """The centre moves after each worker: by rank, or backwards where who comes first is open."""
+        held: dict[str, Held] = {ref: {} for ref in ir.results(op)}
+        leaves = values[op.operand].leaves
+        for group in self.grid.groups(op.over):
+            center = list(env[op.center][group[0]])
+            for rank in group if op.mode == "round_robin" else reversed(group):
+                eta, rho = (float(env[x][rank][0]) if isinstance(x, str) else x for x in (op.eta, op.rho))
+                late = 1 + (op.mode == "hogwild") / 1024 + (op.hints.staleness or 0) / 2048
+                pulls = [
+                    late * eta * rho * (own - at)
+                    for own, at in zip(env[op.operand][rank], center, strict=True)
+                ]
+                held[op.pull][rank] = tuple(
+                    _as_held(p, leaf.dtype) for p, leaf in zip(pulls, leaves, strict=True)
+                )
+                center = [at + pull for at, pull in zip(center, pulls, strict=True)]
+            if op.result is not None:
+                made = tuple(_as_held(array, leaf.dtype) for array, leaf in zip(center, leaves, strict=True))
+                held[op.result] |= dict.fromkeys(group, made)
+        return held
+
+
+def masks(sizes: Mapping[str, int], value: ir.Value) -> list[Array | None]:
+    """Where each leaf of `value`, in the global layout, is no padding; None where nothing is."""
+    split = value.placement.split
+    found: list[Array | None] = []
+    for at, leaf in enumerate(value.leaves):
+        if not split or not leaf.shape or at >= len(value.whole):
+            found.append(None)
+            continue
+        whole = np.ones(value.whole[at].shape, bool)
+        pieces = [whole.reshape(-1) if value.kind == "tree" else whole]
+        for axis in split:
+            ways = sizes[axis]
+            pieces = [part for piece in pieces for part in _pieces(piece, ways)]
+        mask = np.concatenate(pieces)
+        found.append(mask if mask.shape[1:] == leaf.shape[1:] else None)
+    return found
+
+
+def _pieces(piece: Array, ways: int) -> list[Array]:
+    short = -len(piece) % ways
+    return np.split(np.pad(piece, [(0, short)] + [(0, 0)] * (piece.ndim - 1)), ways)
+
+
+# what is compared
+
+
+class Result(NamedTuple):
+    """An output or a state as it leaves a phase."""
+
+    placement: str
+    leaves: tuple[tuple[str, DType, Array, Array | None], ...]  # path, dtype, data, where it is no padding
+
+
+Behaviour = dict[tuple[Any, ...], Result | str]
+
+
+def behaviour(schedule: ir.Schedule, like: ir.Schedule, linear: frozenset[str], scale: float) -> Behaviour:
+    """What `schedule` does, called as `like`, which it was made from: results and errors by phase and step."""
+    given, runner = Exactly(like, linear, scale), Exactly(schedule, linear, scale)
+    entry = {value.id: value for value in like.entry}
+    state = {name_of(ref): given.entering(entry[ref]) for ref in like.states}
+    found: Behaviour = {("phases",): repr([_face(phase) for phase in schedule.phases])}
+    found["axes",] = repr([(axis.name, axis.kind, axis.size) for axis in schedule.axes])
+    for step in range(ROUNDS):
+        for phase in like.phases:
+            if step and phase.kind == "start":
+                continue
+            key = (step, phase.name)
+            inputs = {name_of(ref): given.entering(entry[ref], step) for ref in phase.inputs}
+            try:
+                outputs, after = runner.phase(phase.name, state, inputs)
+                compiled = schedule.phase(phase.name)
+                values = {value.id: value for value in (*schedule.entry, *compiled.values)}
+                for binding in compiled.outputs:
+                    value = values[binding.value]
+                    found[(*key, "output", binding.name)] = _result(runner, value, outputs[binding.name])
+                for binding in compiled.updates:
+                    value = values[binding.value]
+                    found[(*key, "state", binding.name)] = _result(runner, value, after[binding.name])
+                state = after
+            except Exception as error:  # noqa: BLE001 - whatever it raises, it does not do what it should
+                found[(*key, "error")] = f"{type(error).__name__}: {str(error)[:200]}"
+    return found
+
+
+def _face(phase: ir.Phase) -> tuple[Any, ...]:
+    return (
+        phase.name,
+        phase.kind,
+        phase.period,
+        [(b.name, b.source_only) for b in phase.outputs],
+        [b.name for b in phase.updates],
+    )
+
+
+def _result(runner: Exactly, value: ir.Value, tree: Any) -> Result:
+    arrays = [tree] if not value.leaves else runner._leaves(value, tree)  # noqa: SLF001
+    leaves = value.leaves or (ir.Leaf("", (), DType.F64),)
+    where = masks(runner.grid.sizes, value) or [None]
+    placement = value.placement
+    return Result(
+        str((sorted(placement.per), sorted(placement.partial), placement.split, placement.server)),
+        tuple(
+            (leaf.path, leaf.dtype, np.asarray(array), mask)
+            for leaf, array, mask in zip(leaves, arrays, where, strict=True)
+        ),
+    )
+
+
+class Verdict(NamedTuple):
+    """How two behaviours differ: `differs`, `rounds` (by less than the type of the result tells apart) or
+    `same`; the first place, in words; the names of all outputs and states that differ."""
+
+    level: str
+    where: str = ""
+    names: frozenset[str] = frozenset()
+
+    def __or__(self, other: Verdict) -> Verdict:
+        worse = max(self, other, key=lambda verdict: LEVELS.index(verdict.level))
+        return Verdict(worse.level, worse.where, self.names | other.names)
+
+
+LEVELS = ("same", "rounds", "differs")
+
+
+def difference(one: Behaviour, other: Behaviour) -> Verdict:
+    verdict = Verdict("same")
+    for key in {**one, **other}:
+        left, right = one.get(key), other.get(key)
+        level = _compared(left, right)
+        if level == "same":
+            continue
+        said = " ".join(map(str, key))
+        where = f"{said}: {right}" if isinstance(right, str) and key[-1] == "error" else said
+        now = Verdict(level, where, frozenset([key[-1]]) if len(key) == 4 else frozenset())
+        verdict = verdict | now
+    return verdict
+
+
+def _compared(left: Result | str | None, right: Result | str | None) -> str:
+    if not isinstance(left, Result) or not isinstance(right, Result):
+        return "same" if left == right else "differs"
+    if left.placement != right.placement or [x[:2] for x in left.leaves] != [x[:2] for x in right.leaves]:
+        return "differs"
+    found = "same"
+    for (_, dtype, a, mask), (_, _, b, _) in zip(left.leaves, right.leaves, strict=True):
+        if a.shape != b.shape:
+            return "differs"
+        if mask is not None:
+            mask = np.broadcast_to(mask, a.shape)
+            a, b = a[mask], b[mask]
+        if not dtype.is_float:
+            if not np.array_equal(a, b):
+                return "differs"
+            continue
+        equal = (a == b) | (np.isnan(a) & np.isnan(b))
+        with np.errstate(all="ignore"):
+            off = np.max(np.where(equal, 0.0, np.nan_to_num(np.abs(a - b), nan=np.inf)), initial=0.0)
+            size = np.max(np.abs(np.where(np.isfinite(a), a, 0.0)), initial=0.0)
+        if off > max(2.0 ** -MANTISSA[dtype], NOISE) * size:
+            return "differs"
+        if off > NOISE * size:
+            found = "rounds"
+    return found
+
+
+class Judge:
+    """Tells whether what was made from a schedule still does what the schedule does."""
+
+    def __init__(self, schedule: ir.Schedule, linear: Iterable[str]) -> None:
+        self.schedule, self.linear = schedule, frozenset(linear)
+        with exact():
+            self.meant = [behaviour(schedule, schedule, self.linear, scale) for scale in SCALES]
+
+    @property
+    def errors(self) -> list[str]:
+        return [str(what) for key, what in self.meant[0].items() if key[-1] == "error"]
+
+    def compare(self, other: ir.Schedule) -> Verdict:
+        verdict = Verdict("same")
+        for scale, meant in zip(SCALES, self.meant, strict=True):
+            if verdict.level != "differs":
+                with exact():
+                    verdict |= difference(meant, behaviour(other, self.schedule, self.linear, scale))
+        return verdict
