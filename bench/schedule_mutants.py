@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import random
+import re
 import signal
 import sys
 import time
@@ -21,6 +22,7 @@ from commplan.ir import schedule as ir
 from commplan.ir.choice import Design
 from commplan.ir.serial import decode, encode
 from commplan.verify import load_schedule, verify
+from commplan.verify import schedule as schedule_rules
 from tests.support import schedule_bases
 from tests.support.schedule_bases import Base
 from tests.support.schedule_mutation import (
@@ -36,11 +38,9 @@ from tests.support.schedule_mutation import (
 )
 from tests.support.schedule_oracle import Judge, Verdict
 
-# What structure alone tells; any other code is that of a comparison with the plan.
-FORM = {
-    "CP1003", "CP1004", "CP0764", "CP0765",
-    *(f"CP07{number}" for number in (*range(30, 36), *range(40, 50), *range(60, 63))),
-}  # fmt: skip
+_COMPARISON = Path(schedule_rules.__file__).with_name("equivalence.py")
+# What a comparison with the plan says; any other code is that of a fault of form.
+MEANING = set(re.findall(r"CP\d{4}", _COMPARISON.read_text())) if _COMPARISON.exists() else set[str]()
 REPAIRS: tuple[Repair, ...] = ("", "types", "placements")
 SYSTEMATIC = ("data_parallel", "two_level", "sharded_update", "weighted_mean", "easgd_sync")
 PATIENCE = 60  # seconds that one case may take
@@ -161,11 +161,11 @@ class Campaign:
         if not found:
             return None
         first = drawn(rng, found)
-        changed = _made(first, repair)
+        changed = _made(first, repair, base.schedule)
         if changed is None or rng.random() >= 0.15 or changed == base.schedule:
             return None if changed is None else Mutant(chosen, (first,), repair, tuple(hits), changed)
         second = _any_edit(changed, rng)
-        twice = None if second is None else _made(second, repair)
+        twice = None if second is None else _made(second, repair, base.schedule)
         if second is None or twice is None:
             return None
         return Mutant(chosen, (first, second), repair, tuple(hits), twice)
@@ -198,7 +198,7 @@ class Campaign:
             said = f"{text}: verify raised {type(error).__name__}: {error}"
             return Record(number, "broken", verdict.level, kind, mutant.hits, said, (), None, limits)
         codes = tuple(sorted({problem.code for problem in refused}))
-        cell = "accepted" if not refused else "form" if FORM.issuperset(codes) else "meaning"
+        cell = "accepted" if not refused else "meaning" if MEANING.intersection(codes) else "form"
         confirmed = _confirmed(refused, verdict) if cell == "meaning" else None
         said = f"{text}: {verdict.level} {verdict.where}"
         return Record(number, cell, verdict.level, kind, mutant.hits, said, codes, confirmed, limits)
@@ -232,10 +232,10 @@ def _any_edit(schedule: ir.Schedule, rng: random.Random) -> Edit | None:
     return drawn(rng, found) if found else None
 
 
-def _made(edit: Edit, repair: Repair) -> ir.Schedule | None:
+def _made(edit: Edit, repair: Repair, sound: ir.Schedule) -> ir.Schedule | None:
     """The schedule after `edit`; None where it cannot be made."""
     try:
-        return repaired(edit.make(), repair)
+        return repaired(edit.make(), repair, sound)
     except (KeyError, IndexError, ValueError, StopIteration):
         return None
 
@@ -254,7 +254,7 @@ def _confirmed(refused: Sequence[Diagnostic], verdict: Verdict) -> bool | None:
     if not verdict.names:
         return None
     said = " ".join(
-        [text for one in refused for text in (one.message, *(note.message for note in one.notes))]
+        [text for one in refused for text in (one.message, *(note.text for note in one.notes))]
     )
     return any(f"`{name}`" in said for name in verdict.names)
 
@@ -282,8 +282,8 @@ class Systematic(Campaign):
     def mutant(self, number: int) -> Mutant | None:  # pyright: ignore[reportIncompatibleMethodOverride]
         chosen, at, repair = self.index[number]
         edit, base = self._edits[chosen][at], self.bases[chosen]
-        changed = _made(edit, typing.cast("Repair", repair))
-        if changed is None or changed == base.schedule or (repair and changed == _made(edit, "")):
+        changed = _made(edit, typing.cast("Repair", repair), base.schedule)
+        if changed is None or changed == base.schedule or (repair and changed == _made(edit, "", base.schedule)):
             return None
         hits = labels(base, base.schedule.phases[edit.phase].ops[edit.op]) if edit.op is not None else []
         return Mutant(chosen, (edit,), typing.cast("Repair", repair), tuple(hits), changed)

@@ -57,6 +57,9 @@ class Around:
         made = [ref for op in self.phase.ops[:before] for ref in ir.results(op)]
         self.readable = (*self.phase.inputs, *self.phase.states, *made)
 
+    def leaves(self, ref: str) -> tuple[ir.Leaf, ...]:
+        return self.values[ref].leaves if ref in self.values else ()
+
     def others(self, ref: str, most: int = 4) -> list[str]:
         """Values to read instead of `ref`: those of its shapes and place first, then of its shapes, then any."""
         own = self.values.get(ref)
@@ -122,7 +125,7 @@ def _changes(value: Any, hint: Any, around: Around, name: str) -> Iterator[Chang
 
 
 def _scalars(around: Around) -> list[str]:
-    found = [ref for ref in around.readable if [leaf.shape for leaf in around.values[ref].leaves] == [()]]
+    found = [ref for ref in around.readable if [leaf.shape for leaf in around.leaves(ref)] == [()]]
     return found[:2]
 
 
@@ -245,20 +248,24 @@ def op_edits(schedule: ir.Schedule, phase: int, at: int) -> Iterator[Edit]:
     yield edit("dropped", "dropped", lambda: without(own, at))
     for place in sorted({0, at - 1, at + 1, len(own.ops) - 1} & set(range(len(own.ops))) - {at}):
         yield edit("moved", f"to {place}", lambda place=place: moved(own, at, place))
-    for other in _partners(own, at):
-        twin = own.ops[other]
+    needed = _readers(own, at)
+    for other in _partners(around, at):
         yield edit("exchanged", f"with op {other}", lambda other=other: exchanged(own, at, other))
+        if other in needed:
+            continue
         yield edit(
             "results exchanged", f"with op {other}", lambda other=other: results_exchanged(own, at, other)
         )
-        if len(ir.operands(op)) == len(ir.operands(twin)):
+        if len(ir.operands(op)) == len(ir.operands(own.ops[other])) > 0:
             yield edit(
-                "operands exchanged",
-                f"with op {other}",
-                lambda other=other: operands_exchanged(own, at, other),
+                "operands exchanged", f"with op {other}", lambda other=other: operands_exchanged(own, at, other)
             )
     if made and ir.operands(op):
         yield edit("doubled", "twice, one after the other", lambda: doubled(own, at))
+        placement = around.values[made[0]].placement
+        if ir.operands(op)[0] in around.values:
+            placement = around.values[ir.operands(op)[0]].placement
+        yield edit("doubled", f"twice, first as {placement}", lambda: doubled(own, at, placement))
 
 
 def label(op: Any) -> str:
@@ -359,17 +366,32 @@ def operands_exchanged(phase: ir.Phase, at: int, other: int) -> ir.Phase:
     return replace(phase, ops=tuple(ops))
 
 
-def doubled(phase: ir.Phase, at: int) -> ir.Phase:
-    """The op once more, on its own result; who read that reads the second one's."""
+def doubled(phase: ir.Phase, at: int, placement: Placement | None = None) -> ir.Phase:
+    """The op once more, on its own result; who read that reads the second one's. placement: what the first
+    result is said to be, where that is not so."""
     op = phase.ops[at]
     made = ir.results(op)
     fresh = {ref: f"{ref.rpartition('.')[0]}_again.{ref.rpartition('.')[2]}" for ref in made}
-    again = renamed(renamed(op, {ir.operands(op)[0]: made[0]}), fresh, results=True)
-    names = dict(fresh)
-    later = (renamed(each, names) for each in phase.ops[at + 1 :])
-    values = tuple(replace(value, id=fresh[value.id]) for value in phase.values if value.id in fresh)
-    made_twice = replace(phase, ops=(*phase.ops[: at + 1], again, *later), values=(*phase.values, *values))
-    return bound(made_twice, names)
+    again = renamed(renamed(op, fresh, results=True), {ir.operands(op)[0]: made[0]})
+    later = (renamed(each, fresh) for each in phase.ops[at + 1 :])
+    values: list[ir.Value] = []
+    for value in phase.values:
+        if value.id in fresh:
+            values.append(replace(value, id=fresh[value.id]))
+        first = value.id == made[0] and placement is not None
+        values.append(replace(value, placement=placement) if first else value)
+    made_twice = replace(phase, ops=(*phase.ops[: at + 1], again, *later), values=tuple(values))
+    return bound(made_twice, fresh)
+
+
+def _readers(phase: ir.Phase, at: int) -> set[int]:
+    """The ops that need a result of the op at `at`, through others too."""
+    known, found = set(ir.results(phase.ops[at])), set[int]()
+    for place in range(at + 1, len(phase.ops)):
+        if known & set(ir.operands(phase.ops[place])):
+            found.add(place)
+            known |= set(ir.results(phase.ops[place]))
+    return found
 
 
 def _stand_ins(around: Around, at: int, ref: str) -> list[str]:
@@ -379,16 +401,24 @@ def _stand_ins(around: Around, at: int, ref: str) -> list[str]:
     for _ in range(6):
         front = [operand for each in front if each in makers for operand in ir.operands(makers[each])]
         found |= dict.fromkeys(front)
-    own = around.values[ref]
-    alike = [other for other in found if around.values[other].leaves == own.leaves]
+    alike = [other for other in found if around.leaves(other) == around.leaves(ref)]
     return list(dict.fromkeys([*ir.operands(around.phase.ops[at]), *alike]))[:6]
 
 
-def _partners(phase: ir.Phase, at: int) -> list[int]:
-    """Ops to exchange something with: the next one, and the next of the same type."""
-    later = range(at + 1, len(phase.ops))
-    alike = next((place for place in later if type(phase.ops[place]) is type(phase.ops[at])), None)
-    return sorted({place for place in (*later[:1], alike) if place is not None})
+def _partners(around: Around, at: int) -> list[int]:
+    """Ops to exchange something with: the next one, the next of the same type, and the next that makes or
+    reads values of the same shapes."""
+    ops = around.phase.ops
+
+    def leaves(refs: Sequence[str]) -> list[tuple[ir.Leaf, ...]]:
+        return [around.leaves(ref) for ref in refs]
+
+    rules: tuple[Callable[[Any], Any], ...] = (
+        lambda _: 0, type, lambda op: leaves(ir.results(op)), lambda op: leaves(ir.operands(op))
+    )  # fmt: skip
+    later = range(at + 1, len(ops))
+    firsts = [next((n for n in later if rule(ops[n]) == rule(ops[at])), None) for rule in rules]
+    return sorted({place for place in firsts if place is not None})
 
 
 # edits of everything else
@@ -462,29 +492,72 @@ def edits(schedule: ir.Schedule) -> Iterator[Edit]:
 # what follows from an edit
 
 
-def repaired(schedule: ir.Schedule, how: Repair) -> ir.Schedule:
-    """`schedule` with what its ops make declared as they make it: leaves, or placements as well, and with
-    roots, operations, bytes and levels that go with kind and axes."""
+def repaired(schedule: ir.Schedule, how: Repair, sound: ir.Schedule) -> ir.Schedule:
+    """`schedule`, which was made from `sound`, with its ops in an order in which they can run, with what they make declared as they make
+    it: leaves, or placements as well, and with roots, operations, bytes and levels that go with kind and axes."""
     if not how:
         return schedule
-    phases = tuple(_repaired(schedule, phase, how) for phase in schedule.phases)
+    before = {phase.name: phase for phase in sound.phases}
+    phases = tuple(
+        _repaired(schedule, ordered(phase), how, before.get(phase.name, phase)) for phase in schedule.phases
+    )
     return replace(schedule, phases=phases)
 
 
-def _repaired(schedule: ir.Schedule, phase: ir.Phase, how: Repair) -> ir.Phase:
+def _repaired(schedule: ir.Schedule, phase: ir.Phase, how: Repair, before: ir.Phase) -> ir.Phase:
     sizes = {axis.name: axis.size for axis in schedule.axes}
     values = {value.id: value for value in (*schedule.entry, *phase.values)}
+    entering = {value.id for value in schedule.entry}
+    known = {value.id: value for value in (*schedule.entry, *before.values)}
     ops: list[ir.Op] = []
     for op in phase.ops:
+        refs = (*ir.operands(op), *ir.results(op))
+        if op in before.ops and all(values.get(ref) == known.get(ref) for ref in refs):
+            ops.append(op)
+            continue
         try:
             op = _fitted(op, values, sizes)
             for ref in ir.results(op):
-                if ref not in schedule.inputs and ref not in schedule.states:
+                if ref not in entering:
                     values[ref] = follows(op, values[ref], values, sizes, how)
+            if isinstance(op, ir.Collective) and (how == "types" or values[op.operand].kind == "flat"):
+                _as_wanted(op, values, entering)
         except (KeyError, IndexError, ZeroDivisionError, ValueError):  # no repair makes sense of it
             pass
         ops.append(op)
     return replace(phase, ops=tuple(ops), values=tuple(values[value.id] for value in phase.values))
+
+
+def ordered(phase: ir.Phase) -> ir.Phase:
+    """`phase` with every op behind those that it needs, where that can be; else as they stand."""
+    makers = {ref: at for at, op in enumerate(phase.ops) for ref in ir.results(op)}
+    needs = [
+        {makers[ref] for ref in (*ir.operands(op), *op.after) if ref in makers} for op in phase.ops
+    ]
+    rest, done = list(range(len(phase.ops))), list[int]()
+    while rest:
+        ready = next((at for at in rest if needs[at].issubset(done)), None)
+        if ready is None:
+            return phase
+        rest.remove(ready)
+        done.append(ready)
+    return replace(phase, ops=tuple(phase.ops[at] for at in done))
+
+
+def _as_wanted(op: ir.Collective, values: dict[str, ir.Value], entering: set[str]) -> None:
+    """Placements that a collective's kind and axes want, whatever is true: the operand differs over its axes,
+    the result does so where it should."""
+    left = op.kind in ("reduce_scatter", "all_to_all", "reduce")
+    for ref, varies in ((op.operand, True), (op.result, left)):
+        placement = values[ref].placement
+        if ref in entering:
+            continue
+        if varies:
+            missing = tuple(axis for axis in op.axes if not placement.varies(axis))
+            placement = replace(placement, per=(*placement.per, *missing))
+        else:
+            placement = placement.same_over(op.axes)
+        values[ref] = replace(values[ref], placement=placement)
 
 
 def _ways(axes: Sequence[str], sizes: dict[str, int]) -> int:
@@ -541,7 +614,7 @@ def follows(
             whole = result.whole
         case _:
             pass
-    if how == "placements" and operand.kind != "flat":
+    if how == "placements" and operand.kind != "flat" and not isinstance(op, ir.Put | ir.Get):
         return replace(result, leaves=leaves, whole=whole if placement.split else (), placement=placement)
     return replace(result, leaves=leaves)
 
@@ -574,7 +647,7 @@ def _collected(
     return leaves, operand.placement if op.kind in ("all_to_all", "reduce") else placement
 
 
-SELDOM = ("lane", "hints", "after", "form", "pinned", "dropped", "moved")  # most of these change nothing
+SELDOM = ("lane", "hints", "after", "form", "pinned", "dropped", "nbytes", "dtype")  # most of these change nothing, or the form alone
 
 
 def drawn(rng: random.Random, found: Sequence[Edit]) -> Edit:

@@ -141,7 +141,7 @@ def _beside(leaf: ir.Leaf, other: ir.Leaf, shape: tuple[int, ...]) -> bool:
     return goes and other.shape in (shape, ())
 
 
-def _apart(one: str, other: str) -> str:
+def _prefix(one: str, other: str) -> str:
     """The keys that the longer path has before the shorter one."""
     short, long = sorted((one, other), key=len)
     return long[: len(long) - len(short)].strip("/") if short else ""
@@ -155,7 +155,7 @@ def elementwise(
     for index, (value, leaves) in enumerate(operands):
         for other, array in zip(value.leaves, leaves, strict=True):
             if _beside(leaf, other, leaf.shape):
-                terms.append((number(fn, place, index, _apart(leaf.path, other.path)), array))
+                terms.append((number(fn, place, index, _prefix(leaf.path, other.path)), array))
     if not leaf.dtype.is_float and all(array.dtype != np.float64 for _, array in terms):
         return _whole(leaf, terms, linear)
     mixed = np.zeros(leaf.shape)
@@ -213,8 +213,11 @@ def mixed(
 class Exactly(Oracle):
     """Runs every op of a phase, see above; within `exact()` only."""
 
-    def __init__(self, schedule: ir.Schedule, linear: frozenset[str], scale: float, seed: int = 0) -> None:
-        super().__init__(schedule, {}, seed)
+    def __init__(
+        self, schedule: ir.Schedule, fns: Sequence[ir.FnType], linear: frozenset[str], scale: float
+    ) -> None:
+        super().__init__(schedule)
+        self.fns = {fn.name: fn for fn in fns}  # what users bind, whatever the schedule says of it
         self.linear, self.scale = linear, scale
         self.step = 0
 
@@ -242,6 +245,9 @@ class Exactly(Oracle):
         results = {b.name: self._leaving(values[b.value], env[b.value]) for b in phase.outputs}
         new = {b.name: self._collect(values[b.value], env[b.value]) for b in phase.updates}
         return results, dict(state) | new
+
+    def leaves(self, value: ir.Value, tree: Any) -> list[Any]:
+        return self._leaves(value, tree)
 
     def _leaving(self, value: ir.Value, held: Held) -> Any:
         """An output; of records without leaves (`bytes`) their numbers."""
@@ -309,7 +315,7 @@ class Exactly(Oracle):
     def _map(
         self, op: ir.Map, values: Mapping[str, ir.Value], env: Mapping[str, Held], place: tuple[int, int]
     ) -> dict[str, Held]:
-        fn = self.schedule.fn(op.fn)
+        fn = self.fns[op.fn]
         linear = op.fn in self.linear
         held: dict[str, Held] = {ref: {} for ref in op.results}
         for rank in self.grid.ranks:
@@ -442,10 +448,10 @@ Behaviour = dict[tuple[Any, ...], Result | str]
 
 def behaviour(schedule: ir.Schedule, like: ir.Schedule, linear: frozenset[str], scale: float) -> Behaviour:
     """What `schedule` does, called as `like`, which it was made from: results and errors by phase and step."""
-    given, runner = Exactly(like, linear, scale), Exactly(schedule, linear, scale)
+    given, runner = (Exactly(each, like.fns, linear, scale) for each in (like, schedule))
     entry = {value.id: value for value in like.entry}
     state = {name_of(ref): given.entering(entry[ref]) for ref in like.states}
-    found: Behaviour = {("phases",): repr([_face(phase) for phase in schedule.phases])}
+    found: Behaviour = {("phases",): repr(sorted(_face(phase) for phase in schedule.phases))}
     found["axes",] = repr([(axis.name, axis.kind, axis.size) for axis in schedule.axes])
     for step in range(ROUNDS):
         for phase in like.phases:
@@ -480,7 +486,7 @@ def _face(phase: ir.Phase) -> tuple[Any, ...]:
 
 
 def _result(runner: Exactly, value: ir.Value, tree: Any) -> Result:
-    arrays = [tree] if not value.leaves else runner._leaves(value, tree)  # noqa: SLF001
+    arrays = [tree] if not value.leaves else runner.leaves(value, tree)
     leaves = value.leaves or (ir.Leaf("", (), DType.F64),)
     where = masks(runner.grid.sizes, value) or [None]
     placement = value.placement
@@ -532,22 +538,24 @@ def _compared(left: Result | str | None, right: Result | str | None) -> str:
     for (_, dtype, a, mask), (_, _, b, _) in zip(left.leaves, right.leaves, strict=True):
         if a.shape != b.shape:
             return "differs"
-        if mask is not None:
-            mask = np.broadcast_to(mask, a.shape)
-            a, b = a[mask], b[mask]
-        if not dtype.is_float:
-            if not np.array_equal(a, b):
-                return "differs"
-            continue
-        equal = (a == b) | (np.isnan(a) & np.isnan(b))
-        with np.errstate(all="ignore"):
-            off = np.max(np.where(equal, 0.0, np.nan_to_num(np.abs(a - b), nan=np.inf)), initial=0.0)
-            size = np.max(np.abs(np.where(np.isfinite(a), a, 0.0)), initial=0.0)
-        if off > max(2.0 ** -MANTISSA[dtype], NOISE) * size:
-            return "differs"
-        if off > NOISE * size:
-            found = "rounds"
+        real = np.ones(a.shape, bool) if mask is None else np.broadcast_to(mask, a.shape)
+        level = _apart_by(a[real], b[real], dtype)
+        if level == "differs":
+            return level
+        found = level if level == "rounds" else found
     return found
+
+
+def _apart_by(a: Array, b: Array, dtype: DType) -> str:
+    if not dtype.is_float:
+        return "same" if np.array_equal(a, b) else "differs"
+    equal = (a == b) | (np.isnan(a) & np.isnan(b))
+    with np.errstate(all="ignore"):
+        off = np.max(np.where(equal, 0.0, np.nan_to_num(np.abs(a - b), nan=np.inf)), initial=0.0)
+        size = np.max(np.abs(np.where(np.isfinite(a), a, 0.0)), initial=0.0)
+    if off > max(2.0 ** -MANTISSA[dtype], NOISE) * size:
+        return "differs"
+    return "rounds" if off > NOISE * size else "same"
 
 
 class Judge:
