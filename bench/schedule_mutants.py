@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
+import itertools
 import multiprocessing
 import random
 import re
@@ -16,6 +17,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
+import msgspec
+
 from commplan.diagnostics import CommplanError, Diagnostic
 from commplan.ir import plan as graph
 from commplan.ir import schedule as ir
@@ -25,18 +28,16 @@ from commplan.verify import load_schedule, verify
 from commplan.verify import schedule as schedule_rules
 from tests.support import schedule_bases
 from tests.support.schedule_bases import Base
+from tests.support.schedule_judge import Judge, Verdict
 from tests.support.schedule_mutation import (
     NAMES,
     Edit,
-    Repair,
-    drawn,
     edits,
     head_edits,
     op_edits,
     phase_edits,
-    repaired,
 )
-from tests.support.schedule_oracle import Judge, Verdict
+from tests.support.schedule_repair import Repair, repaired
 
 _COMPARISON = Path(schedule_rules.__file__).with_name("equivalence.py")
 # What a comparison with the plan says; any other code is that of a fault of form.
@@ -87,9 +88,9 @@ class Mutant(NamedTuple):
     schedule: ir.Schedule
 
 
-class Record(NamedTuple):
-    """What became of one case. cell: `form`, `meaning`, `accepted`, or why there is no verdict; level: that of
-    the oracle; confirmed: whether a refusal by meaning names what the oracle tells apart."""
+class Record(msgspec.Struct, frozen=True):
+    """What became of one case. cell: `form`, `meaning`, `accepted`, or why there is no verdict; level: that
+    of the oracle; confirmed: whether a refusal by meaning names what the oracle tells apart."""
 
     number: int
     cell: str
@@ -138,7 +139,7 @@ class Campaign:
                 found.append(f"{base.name}: {refused[0].message if refused else errors[0]}\n{base.text}")
         return found
 
-    def mutant(self, number: int) -> Mutant:
+    def mutant(self, number: int) -> Mutant | None:
         rng = random.Random(f"mutant {self.seed} {number}")
         while True:
             made = self._mutant(rng, self.labels[number % len(self.labels)])
@@ -215,6 +216,27 @@ class Campaign:
         return own
 
 
+# Most of these change nothing, or the form alone.
+SELDOM = (
+    "lane",
+    "hints",
+    "after",
+    "form",
+    "pinned",
+    "dropped",
+    "nbytes",
+    "dtype",
+)  # most of these change nothing, or the form alone
+
+
+def drawn(rng: random.Random, found: Sequence[Edit]) -> Edit:
+    """One of the edits: kinds almost evenly, then one of the kind."""
+    kinds = sorted({edit.kind for edit in found})
+    weights = [0.3 if kind.rpartition(".")[2] in SELDOM else 1.0 for kind in kinds]
+    kind = rng.choices(kinds, weights)[0]
+    return rng.choice([edit for edit in found if edit.kind == kind])
+
+
 def _beside(schedule: ir.Schedule, label: str, rng: random.Random) -> list[Edit]:
     if label == BESIDE[2]:
         return list(head_edits(schedule))
@@ -253,9 +275,7 @@ def _confirmed(refused: Sequence[Diagnostic], verdict: Verdict) -> bool | None:
     """Whether a counter-example names an output that the oracle tells apart; None where it tells none."""
     if not verdict.names:
         return None
-    said = " ".join(
-        [text for one in refused for text in (one.message, *(note.text for note in one.notes))]
-    )
+    said = " ".join([text for one in refused for text in (one.message, *(note.text for note in one.notes))])
     return any(f"`{name}`" in said for name in verdict.names)
 
 
@@ -279,11 +299,15 @@ class Systematic(Campaign):
         ]
         self._judges.clear()
 
-    def mutant(self, number: int) -> Mutant | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def mutant(self, number: int) -> Mutant | None:
         chosen, at, repair = self.index[number]
         edit, base = self._edits[chosen][at], self.bases[chosen]
         changed = _made(edit, typing.cast("Repair", repair), base.schedule)
-        if changed is None or changed == base.schedule or (repair and changed == _made(edit, "", base.schedule)):
+        if (
+            changed is None
+            or changed == base.schedule
+            or (repair and changed == _made(edit, "", base.schedule))
+        ):
             return None
         hits = labels(base, base.schedule.phases[edit.phase].ops[edit.op]) if edit.op is not None else []
         return Mutant(chosen, (edit,), typing.cast("Repair", repair), tuple(hits), changed)
@@ -303,23 +327,24 @@ def mutant_case(campaign: Campaign, number: int, folder: Path | None) -> Record 
     record = campaign.record(number, mutant)
     if record.failed and folder is not None:
         kept = campaign.keep(number, mutant, folder)
-        return record._replace(text=f"{record.text}\n  kept in {kept}")
+        return msgspec.structs.replace(record, text=f"{record.text}\n  kept in {kept}")
     return record
 
 
 def sound_case(seed: int, number: int) -> Record:
     """A schedule that the compiler makes, read back and verified."""
-    draw = seed * 1_000_003 + number
-    make: Callable[[int], Base | None] = (
-        schedule_bases.wide_base if number % 3 == 2 else schedule_bases.random_base
-    )
+    make = schedule_bases.wide_base if number % 3 == 2 else schedule_bases.random_base
+    draws = ((seed * 1_000_003 + number) * 31 + attempt for attempt in itertools.count())
+    draw, text = 0, ""
     try:
-        base = make(draw)
-        if base is None:
-            return Record(number, "no schedule", "", make.__name__)
+        base = None
+        while base is None:
+            draw = next(draws)
+            base = make(draw)
         refused = verify(base.schedule)
-        text = f"{base.name}: {refused[0].message}\n{base.text}" if refused else ""
-        if not refused:
+        if refused:
+            text = f"{make.__name__}({draw}), {base.name}: {refused[0].message}\n{base.text}"
+        else:
             load_schedule(encode(base.schedule))
     except CommplanError as error:
         return Record(number, "broken", "", make.__name__, (), f"{make.__name__}({draw}): {error}")
@@ -337,18 +362,20 @@ def _ring(_: int, __: FrameType | None) -> None:
     raise TooSlowError
 
 
-_CASE: Callable[[int], Record | None] | None = None
+_case: Callable[[int], Record | None] | None = None  # in a child
 
 
-def _start() -> None:
+def _start(case: Callable[[int], Record | None]) -> None:
+    global _case  # noqa: PLW0603 - a pool hands it to its children so
+    _case = case
     signal.signal(signal.SIGALRM, _ring)
 
 
 def _run(number: int) -> tuple[int, Record | None]:
-    assert _CASE is not None
+    assert _case is not None
     signal.alarm(PATIENCE)
     try:
-        return number, _CASE(number)
+        return number, _case(number)
     except TooSlowError:
         return number, Record(number, "broken", "", "", (), f"took longer than {PATIENCE} s")
     finally:
@@ -366,38 +393,35 @@ def run_all(
             sys.exit(f"{state} belongs to another campaign: {lines[0]}")
         for line in lines[1:]:
             try:
-                number, fields = json.loads(line)
-            except ValueError:
+                number, record = msgspec.json.decode(line, type=tuple[int, Record | None])
+            except msgspec.DecodeError:
                 break  # it was cut off in this line
             done.add(number)
-            if fields is not None:
-                yield Record(*[tuple(f) if isinstance(f, list) else f for f in fields])  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+            if record is not None:
+                yield record
     rest = [number for number in numbers if number not in done]
-    log = None
     if state is not None:
         kept = state.read_text().splitlines()[: len(done) + 1] if done else [head]
         state.write_text("".join(f"{line}\n" for line in kept))
-        log = state.open("a")
     start = time.perf_counter()
-    for count, (number, record) in enumerate(_results(case, rest, jobs), 1):
-        if log is not None:
-            print(json.dumps([number, record]), file=log, flush=True)
-        if count % 500 == 0:
-            passed = time.perf_counter() - start
-            print(f"  {len(done) + count} of {len(numbers)}, {passed:.0f} s", file=sys.stderr, flush=True)
-        if record is not None:
-            yield record
+    with state.open("a") if state is not None else contextlib.nullcontext() as log:
+        for count, (number, record) in enumerate(_results(case, rest, jobs), 1):
+            if log is not None:
+                print(msgspec.json.encode((number, record)).decode(), file=log, flush=True)
+            if count % 500 == 0:
+                passed = time.perf_counter() - start
+                print(f"  {len(done) + count} of {len(numbers)}, {passed:.0f} s", file=sys.stderr, flush=True)
+            if record is not None:
+                yield record
 
 
 def _results(
     case: Callable[[int], Record | None], numbers: Sequence[int], jobs: int
 ) -> Iterable[tuple[int, Record | None]]:
-    global _CASE  # noqa: PLW0603 - children of a fork find it
     if jobs == 1:
         yield from ((number, case(number)) for number in numbers)
         return
-    _CASE = case
-    with multiprocessing.get_context("fork").Pool(jobs, _start) as pool:
+    with multiprocessing.get_context("fork").Pool(jobs, _start, (case,)) as pool:
         yield from pool.imap_unordered(_run, numbers, chunksize=8)
 
 
@@ -453,8 +477,8 @@ def summary(records: Iterable[Record], least: int, again: Callable[[int], str]) 
             )
     if confirmed:
         lines.append(
-            f"counter-examples: {confirmed[True]} name an output that the oracle tells apart, {confirmed[False]}"
-            f" do not, {confirmed[None]} where it tells no output apart"
+            f"counter-examples: {confirmed[True]} name an output that the oracle tells apart,"
+            f" {confirmed[False]} do not, {confirmed[None]} where it tells no output apart"
         )
     return lines, not failed and not missing
 

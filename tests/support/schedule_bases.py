@@ -157,7 +157,7 @@ def sample(path: Path, number: int) -> Base | None:
 def _none(error: CommplanError) -> None:
     if any(diagnostic.code in BROKEN for diagnostic in error.diagnostics):
         raise error
-    return None
+    return
 
 
 def random_base(seed: int) -> Base | None:

@@ -1,15 +1,12 @@
-"""Schedules broken on purpose: every single edit of a schedule, one at a time, and what a compiler would make fit.
+"""Schedules broken on purpose: every single edit of a schedule, one at a time.
 
-Edits are read off the structs: fields get other values of their types, references other values (of equal shape
-first), tuples lose, repeat or exchange members. Ops are dropped, repeated, exchanged, moved and cut out, their
-readers then reading what they read. `repair` makes types, shapes and bytes downstream follow an edit, so that
-what is wrong with it is what the schedule means and not how it is written.
+Edits are read off the structs: fields get other values of their types, references other values (of equal
+shape first), tuples lose, repeat or exchange members. Ops are dropped, repeated, exchanged, moved and cut
+out, their readers then reading what they read. `schedule_repair` makes what follows fit.
 """
 
 from __future__ import annotations
 
-import math
-import random
 import types
 import typing
 from collections.abc import Callable, Iterator, Sequence
@@ -21,13 +18,10 @@ from msgspec.structs import replace
 
 from commplan.collectives.registry import algorithms
 from commplan.ir import schedule as ir
-from commplan.ir.layout import cut_all
 from commplan.ir.plan import Algorithm, Arg
 from commplan.ir.types import DType, Placement
 
-REDUCES, ROOTED = ("all_reduce", "reduce_scatter", "reduce"), ("broadcast", "reduce")
 NAMES = ("native", *algorithms())
-Repair = Literal["", "types", "placements"]
 
 
 class Edit(NamedTuple):
@@ -61,7 +55,7 @@ class Around:
         return self.values[ref].leaves if ref in self.values else ()
 
     def others(self, ref: str, most: int = 4) -> list[str]:
-        """Values to read instead of `ref`: those of its shapes and place first, then of its shapes, then any."""
+        """Values to read instead of `ref`: those of its shapes and place, of its shapes, any."""
         own = self.values.get(ref)
 
         def far(other: str) -> int:
@@ -141,11 +135,11 @@ def _texts(value: str, around: Around, name: str) -> Iterator[Change]:
 
 
 def _algorithms(value: Algorithm | None, around: Around) -> Iterator[Change]:
-    names = [*NAMES, "duplicate", "parameter_server"]
+    names = [*NAMES, "hierarchical", "duplicate", "parameter_server"]
     yield from (Change(name, Algorithm(name)) for name in names)
     if value is None or not value.args:
         levels = tuple(Arg(axis) for axis in around.axes)
-        yield Change("hierarchical", Algorithm("hierarchical", levels))
+        yield Change("hierarchical over all axes", Algorithm("hierarchical", levels))
         return
     for args in _tuples(value.args, tuple[Arg, ...], around, "args"):
         yield Change(f"{value.name}: {args.what}", replace(value, args=args.value))
@@ -258,7 +252,9 @@ def op_edits(schedule: ir.Schedule, phase: int, at: int) -> Iterator[Edit]:
         )
         if len(ir.operands(op)) == len(ir.operands(own.ops[other])) > 0:
             yield edit(
-                "operands exchanged", f"with op {other}", lambda other=other: operands_exchanged(own, at, other)
+                "operands exchanged",
+                f"with op {other}",
+                lambda other=other: operands_exchanged(own, at, other),
             )
     if made and ir.operands(op):
         yield edit("doubled", "twice, one after the other", lambda: doubled(own, at))
@@ -395,7 +391,7 @@ def _readers(phase: ir.Phase, at: int) -> set[int]:
 
 
 def _stand_ins(around: Around, at: int, ref: str) -> list[str]:
-    """What readers of `ref` may read instead: what it is made from, one op or more before, of its shapes first."""
+    """What readers of `ref` may read instead: what it is made from, and those of its shapes before."""
     makers = {made: op for op in around.phase.ops[: at + 1] for made in ir.results(op)}
     front, found = [ref], dict[str, None]()
     for _ in range(6):
@@ -487,172 +483,3 @@ def edits(schedule: ir.Schedule) -> Iterator[Edit]:
             yield from op_edits(schedule, number, at)
         yield from phase_edits(schedule, number)
     yield from head_edits(schedule)
-
-
-# what follows from an edit
-
-
-def repaired(schedule: ir.Schedule, how: Repair, sound: ir.Schedule) -> ir.Schedule:
-    """`schedule`, which was made from `sound`, with its ops in an order in which they can run, with what they make declared as they make
-    it: leaves, or placements as well, and with roots, operations, bytes and levels that go with kind and axes."""
-    if not how:
-        return schedule
-    before = {phase.name: phase for phase in sound.phases}
-    phases = tuple(
-        _repaired(schedule, ordered(phase), how, before.get(phase.name, phase)) for phase in schedule.phases
-    )
-    return replace(schedule, phases=phases)
-
-
-def _repaired(schedule: ir.Schedule, phase: ir.Phase, how: Repair, before: ir.Phase) -> ir.Phase:
-    sizes = {axis.name: axis.size for axis in schedule.axes}
-    values = {value.id: value for value in (*schedule.entry, *phase.values)}
-    entering = {value.id for value in schedule.entry}
-    known = {value.id: value for value in (*schedule.entry, *before.values)}
-    ops: list[ir.Op] = []
-    for op in phase.ops:
-        refs = (*ir.operands(op), *ir.results(op))
-        if op in before.ops and all(values.get(ref) == known.get(ref) for ref in refs):
-            ops.append(op)
-            continue
-        try:
-            op = _fitted(op, values, sizes)
-            for ref in ir.results(op):
-                if ref not in entering:
-                    values[ref] = follows(op, values[ref], values, sizes, how)
-            if isinstance(op, ir.Collective) and (how == "types" or values[op.operand].kind == "flat"):
-                _as_wanted(op, values, entering)
-        except (KeyError, IndexError, ZeroDivisionError, ValueError):  # no repair makes sense of it
-            pass
-        ops.append(op)
-    return replace(phase, ops=tuple(ops), values=tuple(values[value.id] for value in phase.values))
-
-
-def ordered(phase: ir.Phase) -> ir.Phase:
-    """`phase` with every op behind those that it needs, where that can be; else as they stand."""
-    makers = {ref: at for at, op in enumerate(phase.ops) for ref in ir.results(op)}
-    needs = [
-        {makers[ref] for ref in (*ir.operands(op), *op.after) if ref in makers} for op in phase.ops
-    ]
-    rest, done = list(range(len(phase.ops))), list[int]()
-    while rest:
-        ready = next((at for at in rest if needs[at].issubset(done)), None)
-        if ready is None:
-            return phase
-        rest.remove(ready)
-        done.append(ready)
-    return replace(phase, ops=tuple(phase.ops[at] for at in done))
-
-
-def _as_wanted(op: ir.Collective, values: dict[str, ir.Value], entering: set[str]) -> None:
-    """Placements that a collective's kind and axes want, whatever is true: the operand differs over its axes,
-    the result does so where it should."""
-    left = op.kind in ("reduce_scatter", "all_to_all", "reduce")
-    for ref, varies in ((op.operand, True), (op.result, left)):
-        placement = values[ref].placement
-        if ref in entering:
-            continue
-        if varies:
-            missing = tuple(axis for axis in op.axes if not placement.varies(axis))
-            placement = replace(placement, per=(*placement.per, *missing))
-        else:
-            placement = placement.same_over(op.axes)
-        values[ref] = replace(values[ref], placement=placement)
-
-
-def _ways(axes: Sequence[str], sizes: dict[str, int]) -> int:
-    return math.prod(sizes[axis] for axis in axes)
-
-
-def _fitted(op: ir.Op, values: dict[str, ir.Value], sizes: dict[str, int]) -> ir.Op:
-    """A collective as its kind, axes and operand want it."""
-    if not isinstance(op, ir.Collective):
-        return op
-    operand, ways = values[op.operand], _ways(op.axes, sizes)
-    root = min(op.root or 0, ways - 1) if op.kind in ROOTED else None
-    reduces = (op.op or "sum") if op.kind in REDUCES else None
-    algorithm = op.algorithm
-    if {name for name, _ in algorithm.levels} & set(sizes) and {n for n, _ in algorithm.levels} != set(
-        op.axes
-    ):
-        kept = tuple(arg for arg in algorithm.args if (arg.key or arg.value) in op.axes)
-        whole = len(kept) == len(op.axes) > 1
-        algorithm = replace(algorithm, args=kept) if whole else Algorithm("native")
-    if op.kind == "all_to_all":
-        algorithm = Algorithm("native")
-    return replace(
-        op, root=root, op=reduces, algorithm=algorithm, nbytes=operand.nbytes, dtype=ir.widest(operand.leaves)
-    )
-
-
-def follows(
-    op: ir.Op, result: ir.Value, values: dict[str, ir.Value], sizes: dict[str, int], how: Repair
-) -> ir.Value:
-    """What `op` makes of its operands, in the place of `result`."""
-    if isinstance(op, ir.Map | ir.Read | ir.Exchange | ir.Unpack) or not ir.operands(op):
-        return _retyped(op, result, values)
-    operand = values[ir.operands(op)[0]]
-    leaves, whole, placement = operand.leaves, operand.whole, operand.placement
-    match op:
-        case ir.Pack():
-            size = max([result.leaves[0].size // op.ways, *(part.offset + part.size for part in op.parts)])
-            dtype = operand.leaves[op.parts[0].leaf].dtype
-            return replace(result, leaves=(ir.Leaf("", (size * op.ways,), dtype),))
-        case ir.Cast():
-            leaves, whole = (
-                tuple(replace(leaf, dtype=op.dtype) for leaf in each) for each in (leaves, whole)
-            )
-        case ir.LocalSum():
-            leaves = (replace(leaves[0], shape=(leaves[0].size // op.ways,)),)
-            placement = replace(placement, per=())
-        case ir.Slice():
-            whole = whole or leaves
-            leaves = cut_all(operand.kind, leaves, [len(op.owners) or _ways(op.axes, sizes)])
-            placement = replace(placement, split=(*placement.split, *op.axes))
-        case ir.Collective():
-            leaves, placement = _collected(op, operand, result, sizes)
-            whole = result.whole
-        case _:
-            pass
-    if how == "placements" and operand.kind != "flat" and not isinstance(op, ir.Put | ir.Get):
-        return replace(result, leaves=leaves, whole=whole if placement.split else (), placement=placement)
-    return replace(result, leaves=leaves)
-
-
-def _retyped(op: ir.Op, result: ir.Value, values: dict[str, ir.Value]) -> ir.Value:
-    """What is unpacked has the types of the buffers."""
-    if not isinstance(op, ir.Unpack) or not op.parts:
-        return result
-    leaves = list(result.leaves)
-    for part in op.parts:
-        leaves[part.leaf] = replace(leaves[part.leaf], dtype=values[part.value].leaves[0].dtype)
-    return replace(result, leaves=tuple(leaves))
-
-
-def _collected(
-    op: ir.Collective, operand: ir.Value, result: ir.Value, sizes: dict[str, int]
-) -> tuple[tuple[ir.Leaf, ...], Placement]:
-    ways, flat, leaves = _ways(op.axes, sizes), operand.kind == "flat", operand.leaves
-    placement = operand.placement.same_over(op.axes)
-    if op.kind == "reduce_scatter":
-        placement = replace(placement, split=(*placement.split, *op.axes))
-        cut = (replace(leaves[0], shape=(leaves[0].size // ways,)),)
-        return cut if flat else cut_all(operand.kind, leaves, [ways]), placement
-    if op.kind == "all_gather":
-        placement = replace(placement, split=tuple(a for a in placement.split if a not in op.axes))
-        joined = (replace(leaves[0], shape=(leaves[0].size * ways,)),)
-        return joined if flat else tuple(
-            replace(leaf, dtype=own.dtype) for leaf, own in zip(result.leaves, leaves, strict=True)
-        ), placement  # fmt: skip
-    return leaves, operand.placement if op.kind in ("all_to_all", "reduce") else placement
-
-
-SELDOM = ("lane", "hints", "after", "form", "pinned", "dropped", "nbytes", "dtype")  # most of these change nothing, or the form alone
-
-
-def drawn(rng: random.Random, found: Sequence[Edit]) -> Edit:
-    """One of the edits: kinds almost evenly, then one of the kind."""
-    kinds = sorted({edit.kind for edit in found})
-    weights = [0.3 if kind.rpartition(".")[2] in SELDOM else 1.0 for kind in kinds]
-    kind = rng.choices(kinds, weights)[0]
-    return rng.choice([edit for edit in found if edit.kind == kind])
