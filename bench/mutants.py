@@ -127,11 +127,8 @@ def _schedules(options: argparse.Namespace) -> int:
         count, mode, least = len(campaign.index), f"--systematic {options.systematic}", 0
     else:
         campaign = schedules.Campaign(seed, options.share)
-        count, mode, least = (
-            options.count,
-            f"--schedules --share {options.share}",
-            options.count // 100 if options.count >= 1000 else 0,
-        )
+        count, mode = options.count, f"--schedules --share {options.share}"
+        least = min(50, count // 100) if count >= 1000 else 0
     print(f"{mode} --seed {seed}: {len(campaign.bases)} schedules", flush=True)
     numbers = [options.case] if options.case is not None else range(count)
     case = partial(schedules.mutant_case, campaign, folder=options.keep)
@@ -139,8 +136,12 @@ def _schedules(options: argparse.Namespace) -> int:
     for text in wrong:
         print(f"not sound: {text}")
     records = schedules.run_all(case, numbers, options.jobs, options.state, f"{mode} --seed {seed}")
+    if options.case is not None:
+        found = list(records)
+        print("\n".join(f"{record.cell} {' '.join(record.codes)}: {record.text}" for record in found))
+        return int(any(record.failed for record in found))
     again = f"python -m bench.mutants {mode} --seed {seed} --case"
-    lines, good = schedules.summary(records, least if options.case is None else 0, lambda n: f"{again} {n}")
+    lines, good = schedules.summary(records, least, lambda n: f"{again} {n}")
     print("\n".join(lines))
     print(f"mutants of schedules: {'good' if good and not wrong else 'FAILED'}, {mode} --seed {seed},"
           f" {len(numbers)} cases, {time.perf_counter() - start:.0f} s")  # fmt: skip

@@ -45,7 +45,7 @@ MEANING = set(re.findall(r"CP\d{4}", _COMPARISON.read_text())) if _COMPARISON.ex
 REPAIRS: tuple[Repair, ...] = ("", "types", "placements")
 SYSTEMATIC = ("data_parallel", "two_level", "sharded_update", "weighted_mean", "easgd_sync")
 PATIENCE = 60  # seconds that one case may take
-SHOWN = 20  # failures that are told and kept
+SHOWN = 20  # failures of each sort that are told
 
 
 def _kinds(union: Any) -> list[str]:
@@ -113,7 +113,9 @@ class Campaign:
 
     def __init__(self, seed: int, share: float = 1.0) -> None:
         self.seed = seed
-        self.bases = list(schedule_bases.bases(seed, share))
+        drawn = list(schedule_bases.bases(seed, share))
+        self.bases = [base for base in drawn if isinstance(base, Base)]
+        self.broken = [str(base) for base in drawn if isinstance(base, CommplanError)]
         self.places: dict[str, list[tuple[int, int, int]]] = {}
         self._judges: dict[int, Judge] = {}
         for number, base in enumerate(self.bases):
@@ -130,8 +132,8 @@ class Campaign:
         return self._judges[number]
 
     def unsound(self) -> list[str]:
-        """Bases that are refused, or that the oracle cannot run."""
-        found: list[str] = []
+        """Bases that are refused, by the compiler already or as they are, or that the oracle cannot run."""
+        found = list(self.broken)
         for number, base in enumerate(self.bases):
             refused = verify(base.schedule)
             errors = self.judge(number).errors
@@ -432,38 +434,43 @@ def summary(records: Iterable[Record], least: int, again: Callable[[int], str]) 
     """The report on mutants, and whether all is well. least: how often everything must have been hit."""
     cells: Counter[tuple[str, str]] = Counter()
     hits: Counter[str] = Counter()
-    idle: Counter[str] = Counter()
+    past: Counter[str] = Counter()  # hits that structure alone does not refuse
+    idle: dict[str, Counter[str]] = {"form": Counter(), "meaning": Counter()}
     codes: Counter[str] = Counter()
     limited: Counter[tuple[str, str]] = Counter()
     confirmed: Counter[bool | None] = Counter()
     lines: list[str] = []
     escaped: Counter[str] = Counter()
-    failed = 0
+    failed: Counter[str] = Counter()
     for record in records:
         cells[record.cell, record.level] += 1
-        hits.update(dict.fromkeys(record.hits, 1))
+        hits.update(set(record.hits))
+        if record.cell in ("meaning", "accepted"):
+            past.update(set(record.hits))
         if record.cell in ("form", "meaning"):
             codes.update(record.codes)
-            confirmed[record.confirmed] += record.cell == "meaning"
+            if record.cell == "meaning":
+                confirmed[record.confirmed] += 1
             if record.level == "same":
-                idle[record.kind] += " and " not in record.kind
+                idle[record.cell][record.kind] += 1
         if record.limits:
             limited[record.cell, record.level] += 1
         if record.failed:
-            failed += 1
+            failed[record.cell] += 1
             escaped[record.kind] += 1
-            if failed <= SHOWN:
+            if failed[record.cell] <= SHOWN:
                 lines.append(
                     f"FAILED {record.cell} {record.number}: {record.text}\n  again: {again(record.number)}"
                 )
     if escaped:
-        lines.append("escaped by kind: " + _counted(escaped))
-    if idle:
-        lines.append("refused though the oracle tells nothing apart: " + _counted(idle))
+        lines.append("failed by kind: " + _counted(escaped))
+    for cell, kinds in idle.items():
+        if kinds:
+            lines.append(f"refused by {cell}, though it changes nothing: {_counted(kinds)}")
     lines.append("codes: " + _counted(codes))
     if hits:
-        shown = {label: hits[label] for label in (*REQUIRED, *BESIDE)}
-        lines.append("hits: " + ", ".join(f"{label} {count}" for label, count in shown.items()))
+        shown = [f"{label} {hits[label]} ({past[label]})" for label in (*REQUIRED, *BESIDE)]
+        lines.append("hits (of them past the form): " + ", ".join(shown))
     missing = [label for label in REQUIRED if hits[label] < least]
     if missing:
         lines.append(f"hit less than {least} times: {', '.join(missing)}")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import random
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -21,6 +22,7 @@ from .random_machine import make_machine
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = sorted([*ROOT.glob("examples/plans/*.plan"), *ROOT.glob("tests/plans/*.plan")])
+EXTRAS = 24  # plans of this file
 RANDOM = 140  # plans with data, of `random_case`
 WIDE = 60  # plans of every stage, of `plans`
 BACKENDS: tuple[Literal["jax", "mpi"], ...] = ("jax", "mpi")
@@ -220,14 +222,18 @@ def extra_base(number: int) -> Base | None:
         return _none(error)
 
 
-def bases(seed: int, share: float = 1.0) -> Iterator[Base]:
-    """The schedules of one campaign; a `share` of them."""
+def bases(seed: int, share: float = 1.0) -> Iterator[Base | CommplanError]:
+    """The schedules of one campaign, a `share` of them; where a pass broke one, what the compiler says."""
     rng = random.Random(f"bases {seed}")
     variants = max(1, round(3 * share))
-    drawn = [sample(path, rng.randrange(10**6)) for path in SAMPLES for _ in range(variants)]
-    drawn += [extra_base(rng.randrange(10**6)) for _ in range(round(24 * share))]
-    drawn += [random_base(rng.randrange(10**6)) for _ in range(round(RANDOM * share))]
-    drawn += [wide_base(rng.randrange(10**6)) for _ in range(round(WIDE * share))]
-    for base in drawn:
+    makers: list[Callable[[int], Base | None]] = [partial(sample, path) for path in SAMPLES] * variants
+    for maker, count in ((extra_base, EXTRAS), (random_base, RANDOM), (wide_base, WIDE)):
+        makers += [maker] * round(count * share)
+    for maker in makers:
+        try:
+            base = maker(rng.randrange(10**6))
+        except CommplanError as error:
+            yield error
+            continue
         if base is not None and any(phase.ops for phase in base.schedule.phases):
             yield base
