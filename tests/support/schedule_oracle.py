@@ -97,10 +97,11 @@ def number(*what: Any) -> float:
 
 
 def _made(shape: Sequence[int], dtype: DType, scale: float, *what: Any) -> Array:
-    """Values that no narrower type holds, and none of them zero."""
+    """Values that no narrower type holds, none of them zero; scalars, which may be weights, are positive."""
     rng = np.random.default_rng(zlib.crc32(repr(what).encode()))
     if dtype.is_float:
-        return rounded(scale * rng.uniform(1, 2, tuple(shape)), dtype)
+        signs = rng.choice((-1.0, 1.0), tuple(shape)) if shape else 1.0
+        return rounded(scale * signs * rng.uniform(0.25, 2, tuple(shape)), dtype)
     if dtype is DType.BOOL:
         return rng.random(tuple(shape)) > 0.5
     # A scalar may be a weight or a rate: small, but for once.
@@ -145,17 +146,18 @@ def _prefix(one: str, other: str) -> str:
 
 
 def elementwise(
-    fn: str, place: int, leaf: ir.Leaf, operands: Sequence[Operand], linear: bool, scale: float
+    fn: str, place: int, leaf: ir.Leaf, operands: Sequence[Operand], linear: bool, scale: float, drawn: float
 ) -> Array:
-    """One leaf of a result of an elementwise function."""
+    """One leaf of a result of an elementwise function; `drawn` is what a random one adds."""
     terms: list[tuple[float, Array]] = []
     for index, (value, leaves) in enumerate(operands):
         for other, array in zip(value.leaves, leaves, strict=True):
             if _beside(leaf, other, leaf.shape):
                 terms.append((number(fn, place, index, _prefix(leaf.path, other.path)), array))
     if not leaf.dtype.is_float and all(array.dtype != np.float64 for _, array in terms):
+        terms.append((1.0, np.array(int(drawn * 2**16))))
         return _whole(leaf, terms, linear)
-    mixed = np.zeros(leaf.shape)
+    mixed = np.full(leaf.shape, drawn * scale)
     with np.errstate(all="ignore"):
         for factor, array in terms:
             mixed = mixed + factor * _plain(array)
@@ -317,14 +319,14 @@ class Exactly(Oracle):
         held: dict[str, Held] = {ref: {} for ref in op.results}
         for rank in self.grid.ranks:
             operands = [Operand(values[ref], env[ref][rank]) for ref in op.operands]
-            drawn: list[Array] = []
+            drawn = 0.0
             if op.random:
                 members = [rank[self.grid.names.index(name)] for name in op.per]
-                drawn = [np.array([number(op.fn, op.span.line, place[0], members)]) * self.scale]
+                drawn = number(op.fn, op.span.line, place[0], members)
             for at, ref in enumerate(op.results):
                 held[ref][rank] = tuple(
-                    elementwise(op.fn, at, leaf, operands, linear, self.scale)
-                    if fn.elementwise and not op.random
+                    elementwise(op.fn, at, leaf, operands, linear, self.scale, drawn)
+                    if fn.elementwise
                     else self._applied(op, at, values[ref], leaf, operands, drawn, linear)
                     for leaf in values[ref].leaves
                 )
@@ -337,23 +339,24 @@ class Exactly(Oracle):
         value: ir.Value,
         leaf: ir.Leaf,
         operands: Sequence[Operand],
-        drawn: list[Array],
+        drawn: float,
         linear: bool,
     ) -> Array:
         batched = [
             operand.value.kind == "records" and (op.per_record or op.lane != "device") for operand in operands
         ]
+        noise = np.array([drawn * self.scale])
         if not any(batched):
-            arrays = [*drawn, *(array for operand in operands for array in operand.leaves)]
+            arrays = [noise, *(array for operand in operands for array in operand.leaves)]
             return mixed(op.fn, at, leaf, leaf.shape, arrays, linear, self.scale)
         rows: list[Array] = []
         for row in range(leaf.shape[0]):
-            arrays = [*drawn] + [
+            given = [
                 array[row] if split else array
                 for operand, split in zip(operands, batched, strict=True)
                 for array in operand.leaves
             ]
-            rows.append(mixed(op.fn, at, leaf, leaf.shape[1:], arrays, linear, self.scale))
+            rows.append(mixed(op.fn, at, leaf, leaf.shape[1:], [noise, *given], linear, self.scale))
         return np.stack(rows)
 
     def _exchange(
@@ -374,7 +377,8 @@ class Exactly(Oracle):
                 given.append(Operand(gradient, sums))
                 for at, ref in enumerate(op.results):
                     held[ref][rank] = tuple(
-                        elementwise(op.fn, at, leaf, given, False, self.scale) for leaf in values[ref].leaves
+                        elementwise(op.fn, at, leaf, given, False, self.scale, 0.0)
+                        for leaf in values[ref].leaves
                     )
         return held
 
