@@ -455,8 +455,8 @@ def summary(records: Iterable[Record], least: int, again: Callable[[int], str]) 
                 idle[record.cell][record.kind] += 1
         if record.limits:
             limited[record.cell, record.level] += 1
-        if (record.cell, record.level) == ("accepted", "rounds"):
-            lines.append(f"accepted, and differs within rounding {record.number}: {record.text}")
+        if record.cell == "accepted" and record.level in ("rounds", "rounds less"):
+            lines.append(f"accepted, and differs by rounding alone {record.number}: {record.text}")
         if record.failed:
             failed[record.cell] += 1
             escaped[record.kind] += 1

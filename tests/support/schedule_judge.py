@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,9 +29,11 @@ class Result(NamedTuple):
 Behaviour = dict[tuple[Any, ...], Result | str]
 
 
-def behaviour(schedule: ir.Schedule, like: ir.Schedule, linear: frozenset[str], scale: float) -> Behaviour:
+def behaviour(
+    schedule: ir.Schedule, like: ir.Schedule, linear: frozenset[str], scale: float, rounding: bool = True
+) -> Behaviour:
     """What `schedule` does, called as `like`: results and errors by step and phase."""
-    given, runner = (Exactly(each, like.fns, linear, scale) for each in (like, schedule))
+    given, runner = (Exactly(each, like.fns, linear, scale, rounding) for each in (like, schedule))
     entry = {value.id: value for value in like.entry}
     state = {name_of(ref): given.entering(entry[ref]) for ref in like.states}
     found: Behaviour = {("phases",): repr(sorted(_face(phase) for phase in schedule.phases))}
@@ -77,8 +80,9 @@ def _result(runner: Exactly, value: ir.Value, tree: Any) -> Result:
 
 
 class Verdict(NamedTuple):
-    """How two behaviours differ: `differs`, `rounds` (by less than the type of the result tells apart) or
-    `same`; the first place, in words; the names of all outputs and states that differ."""
+    """How two behaviours differ: `differs`, `rounds less` (the other leaves out casts to narrower types, and
+    does the same otherwise), `rounds` (by less than the type of the result tells apart) or `same`; the first
+    place, in words; the names of all outputs and states that differ."""
 
     level: str
     where: str = ""
@@ -89,7 +93,7 @@ class Verdict(NamedTuple):
         return Verdict(worse.level, worse.where, self.names | other.names)
 
 
-LEVELS = ("same", "rounds", "differs")
+LEVELS = ("same", "rounds", "rounds less", "differs")
 
 
 def difference(one: Behaviour, other: Behaviour) -> Verdict:
@@ -153,4 +157,48 @@ class Judge:
             if verdict.level != "differs":
                 with exact():
                     verdict |= difference(meant, behaviour(other, self.schedule, self.linear, scale))
+        if verdict.level == "differs" and self._rounds_less(other):
+            return verdict._replace(level="rounds less")
         return verdict
+
+    def _rounds_less(self, other: ir.Schedule) -> bool:
+        """Whether `other` differs only by casts to narrower types that it leaves out."""
+        if not _roundings(other) < _roundings(self.schedule):
+            return False
+        if any(width < _widths(self.schedule).get(line, 0) for line, width in _widths(other).items()):
+            return False
+        with exact():
+            one, another = (
+                behaviour(each, self.schedule, self.linear, 1.0, rounding=False)
+                for each in (self.schedule, other)
+            )
+        return difference(one, another).level in ("same", "rounds")
+
+
+def _roundings(schedule: ir.Schedule) -> Counter[tuple[Any, ...]]:
+    """How often the ops of each line of the plan cast to each narrower type."""
+    found: Counter[tuple[Any, ...]] = Counter()
+    for phase, op, values in _ops(schedule):
+        if isinstance(op, ir.Cast) and op.operand in values:
+            types = {leaf.dtype for leaf in values[op.operand].leaves}
+            if any(MANTISSA.get(op.dtype, 0) < MANTISSA.get(dtype, 99) for dtype in types):
+                found[phase, op.span, op.dtype] += 1
+    return found
+
+
+def _widths(schedule: ir.Schedule) -> dict[tuple[Any, ...], int]:
+    """The narrowest type in which the ops of each line of the plan add."""
+    found: dict[tuple[Any, ...], int] = {}
+    for phase, op, values in _ops(schedule):
+        if isinstance(op, ir.LocalSum) or (isinstance(op, ir.Collective) and op.op is not None):
+            leaves = values[op.operand].leaves if op.operand in values else ()
+            widths = [MANTISSA.get(leaf.dtype, 99) for leaf in leaves]
+            found[phase, op.span] = min([found.get((phase, op.span), 99), *widths])
+    return found
+
+
+def _ops(schedule: ir.Schedule) -> Iterator[tuple[str, ir.Op, dict[str, ir.Value]]]:
+    for phase in schedule.phases:
+        values = {value.id: value for value in (*schedule.entry, *phase.values)}
+        for op in phase.ops:
+            yield phase.name, op, values

@@ -213,11 +213,16 @@ class Exactly(Oracle):
     """Runs every op of a phase, see above; within `exact()` only."""
 
     def __init__(
-        self, schedule: ir.Schedule, fns: Sequence[ir.FnType], linear: frozenset[str], scale: float
+        self,
+        schedule: ir.Schedule,
+        fns: Sequence[ir.FnType],
+        linear: frozenset[str],
+        scale: float,
+        rounding: bool = True,
     ) -> None:
         super().__init__(schedule)
         self.fns = {fn.name: fn for fn in fns}  # what users bind, whatever the schedule says of it
-        self.linear, self.scale = linear, scale
+        self.linear, self.scale, self.rounding = linear, scale, rounding
         self.step = 0
 
     def entering(self, value: ir.Value, *what: Any) -> Any:
@@ -281,7 +286,8 @@ class Exactly(Oracle):
     def _cast(self, op: ir.Cast, value: ir.Value, held: Held) -> Held:
         def each(leaf: ir.Leaf, array: Array) -> Array:
             wider = leaf.dtype.is_float and MANTISSA.get(op.dtype, 0) >= MANTISSA[leaf.dtype]
-            same = op.dtype is leaf.dtype or (wider and op.dtype is not DType.F16)
+            exactly = not self.rounding and op.dtype.is_float and leaf.dtype.is_float
+            same = op.dtype is leaf.dtype or exactly or (wider and op.dtype is not DType.F16)
             return array if same else rounded(array, op.dtype)
 
         return {
