@@ -370,7 +370,7 @@ class Exactly(Oracle):
     ) -> dict[str, Held]:
         """The states after the sum or mean of the gradients; requests are answered in the order of ranks."""
         gradient, held = values[op.gradient], dict[str, Held]({ref: {} for ref in op.results})
-        late = 1 + (op.hints.staleness or 0) / 1024
+        late = 1 + (op.hints.staleness or 0) / 8
         for group in self.grid.groups(op.over):
             weights = [float(env[op.weight][rank][0]) if op.weight else 1.0 for rank in group]
             share = late / (1 if op.op == "sum" else sum(weights) or 1)
@@ -402,7 +402,7 @@ class Exactly(Oracle):
             center = list(env[op.center][group[0]])
             for rank in group if op.mode == "round_robin" else sorted(group, reverse=True):
                 eta, rho = (float(env[x][rank][0]) if isinstance(x, str) else x for x in (op.eta, op.rho))
-                late = 1 + (op.mode == "hogwild") / 1024 + (op.hints.staleness or 0) / 2048
+                late = 1 + (op.mode == "hogwild") / 8 + (op.hints.staleness or 0) / 16
                 pulls = [
                     late * eta * rho * (own - at)
                     for own, at in zip(env[op.operand][rank], center, strict=True)
