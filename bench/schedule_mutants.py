@@ -177,11 +177,8 @@ class Campaign:
         base = self.bases[mutant.base]
         lines: list[str] = []
         for edit in mutant.edits:
-            line = ""
-            if edit.op is not None and edit.phase < len(base.schedule.phases):
-                ops = base.schedule.phases[edit.phase].ops
-                place = ops[min(edit.op, len(ops) - 1)].span.line
-                line = f" (plan line {place}: {base.text.splitlines()[place - 1].strip()})"
+            written = "" if edit.line is None else base.text.splitlines()[edit.line - 1].strip()
+            line = f" (plan line {edit.line}: {written})" if written else ""
             lines.append(f"{edit.kind}: {edit.what}{line}")
         repair = f", {mutant.repair} repaired" if mutant.repair else ""
         return f"{base.name}: {'; '.join(lines)}{repair}"

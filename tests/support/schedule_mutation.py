@@ -32,6 +32,7 @@ class Edit(NamedTuple):
     phase: int
     op: int | None
     make: Callable[[], ir.Schedule]
+    line: int | None = None  # of the plan
 
 
 class Change(NamedTuple):
@@ -214,13 +215,8 @@ def op_edits(schedule: ir.Schedule, phase: int, at: int) -> Iterator[Edit]:
     op, name = own.ops[at], type(own.ops[at]).__name__
 
     def edit(kind: str, what: str, make: Callable[[], ir.Phase]) -> Edit:
-        return Edit(
-            kind,
-            f"phase {own.name}, op {at} {label(op)}: {what}",
-            phase,
-            at,
-            lambda: in_phase(schedule, phase, make()),
-        )
+        said = f"phase {own.name}, op {at} {label(op)}: {what}"
+        return Edit(kind, said, phase, at, lambda: in_phase(schedule, phase, make()), op.span.line)
 
     made = ir.results(op)
     for field in msgspec.structs.fields(type(op)):
