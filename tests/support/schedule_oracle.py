@@ -371,7 +371,7 @@ class Exactly(Oracle):
         """The states after the sum or mean of the gradients; requests are answered in the order of ranks."""
         gradient, held = values[op.gradient], dict[str, Held]({ref: {} for ref in op.results})
         late = 1 + (op.hints.staleness or 0) / 8
-        for group in self.grid.groups(op.over):
+        for group in self.grid.groups(op.axes):
             weights = [float(env[op.weight][rank][0]) if op.weight else 1.0 for rank in group]
             share = late / (1 if op.op == "sum" else sum(weights) or 1)
             sums: list[Array] = []
@@ -398,7 +398,7 @@ class Exactly(Oracle):
         """The centre moves after each worker: by rank, or backwards where who comes first is open."""
         held: dict[str, Held] = {ref: {} for ref in ir.results(op)}
         leaves = values[op.operand].leaves
-        for group in self.grid.groups(op.over):
+        for group in self.grid.groups(op.axes):
             center = list(env[op.center][group[0]])
             for rank in group if op.mode == "round_robin" else sorted(group, reverse=True):
                 eta, rho = (float(env[x][rank][0]) if isinstance(x, str) else x for x in (op.eta, op.rho))
