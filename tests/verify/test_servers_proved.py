@@ -35,7 +35,6 @@ def alone(schedule: Schedule) -> Schedule:
     return msgspec.structs.replace(schedule, origin=None)
 
 
-
 def compiled(name: str, more: str = "", **changes: str) -> Schedule:
     text = (PLANS / f"{name}.plan").read_text().replace("32 KiB", "1 KiB") + more
     for old, new in changes.items():

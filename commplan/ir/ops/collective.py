@@ -49,7 +49,8 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
     def meaning(self, env: Interpretation) -> None:
         operand, value = env.of(self.operand), env.values[self.result]
         if self.op is not None:
-            operand = steps.reduced(env, operand, operand.value, self.axes, self.op, self.hints)
+            again = self.kind == "all_reduce"
+            operand = steps.reduced(env, operand, operand.value, self.axes, self.op, self.hints, again=again)
         elif self.kind != "all_to_all":
             operand = steps.moved(env, operand, self.hints)
         env.put(self.result, self._moved(env, operand, value))

@@ -21,6 +21,8 @@ class Scatter(BaseStage, frozen=True, tag="scatter"):
 
     def meaning(self, env: Interpretation) -> None:
         op, operand, value = self.op, env.of(self.operand), env.values[self.result]
-        held = steps.averaged(env, operand, operand.value, self.axes, op.name, op.weight, self.hints)
+        held = steps.averaged(
+            env, operand, operand.value, self.axes, op.name, op.weight, self.hints, again=False
+        )
         ways, digits = env.row(self.axes)
         env.put(self.result, env.sliced(held, value, ways, digits))

@@ -297,19 +297,17 @@ class Algebra:
 
     def summed_rows(self, term: Term, digits: Mapping[int, tuple[int, str | None]]) -> Term:
         """The sum over row digits, each with its count and the axis along which its rows were gathered."""
-        for digit, (count, axis) in digits.items():
-            parts: dict[Any, Fraction] = {}
-            for atom, sums, trace, coefficient in term.parts:
-                added = (*trace, ("sum", (str(axis),))) if trace and axis else trace
-                if row(digit) not in atom.free:
-                    _add(parts, atom, sums, added, coefficient * count)
-                    continue
-                bound = self.substitute_atom(atom, {row(digit): ("all", axis)})
-                for found in bound.parts:
-                    over = _joined(_joined(sums, found.sums), [str(axis)])
-                    _add(parts, found.atom, over, found.trace + added, found.coefficient * coefficient)
-            term = self.term(parts)
-        return term
+        axes = tuple(sorted(axis for _, axis in digits.values() if axis))
+        parts: dict[Any, Fraction] = {}
+        for atom, sums, trace, coefficient in term.parts:
+            varying = {digit: str(axis) for digit, (_, axis) in digits.items() if row(digit) in atom.free}
+            same = math.prod(count for digit, (count, _) in digits.items() if digit not in varying)
+            added = (*trace, ("sum", axes)) if trace and axes else trace
+            bound = self.substitute_atom(atom, {row(digit): ("all", axis) for digit, axis in varying.items()})
+            for found in bound.parts:
+                over = _joined(_joined(sums, found.sums), varying.values())
+                _add(parts, found.atom, over, found.trace + added, found.coefficient * coefficient * same)
+        return self.term(parts)
 
     # Substitution
 
