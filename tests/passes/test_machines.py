@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.agreement import compile_case
 from support.exchanges import plan_text
+from support.random_case import make_case
 
 import commplan
 from commplan.ir.schedule import Collective, Schedule
-from commplan.topology import Level, Topology, load_topology
+from commplan.topology import load_topology
 from commplan.verify import verify
 
 RACKS = load_topology(Path(__file__).parents[2] / "examples" / "topologies" / "two_rack.toml")
@@ -65,12 +67,7 @@ def test_a_sum_for_one_rank_goes_by_levels_whose_algorithms_are_named() -> None:
     assert all(arg.key for op in reduced if op.algorithm.levels for arg in op.algorithm.args)
 
 
-def test_axes_of_one_rank_are_no_levels() -> None:
-    """What is summed over two axes, one of them of one rank, is not summed over the levels of the other."""
-    text = (
-        "plan tested\naxis alone = 1\naxis worker = 4\ninput old : tree partial alone, worker\neach step {\n"
-        "    new = reduce old over alone, worker by sum\n    output new\n}\n"
-    )
-    machine = Topology("two", (Level("core", 2, 4e-5, 8e5), Level("host", 2, 1.7e-4, 1.1e6)))
-    program = commplan.loads(text).compile(shapes={"old": leaf(10)}, topology=machine, backend="mpi")
-    assert verify(program.schedule) == ()
+@pytest.mark.parametrize("seed", [479, 3094])
+def test_axes_of_one_rank_are_no_levels(seed: int) -> None:
+    """What is sent over two axes, one of them of one rank, is not sent over the levels of the other."""
+    assert verify(compile_case(make_case(seed), "mpi").schedule) == ()
