@@ -14,7 +14,6 @@ from commplan.ir.choice import Design
 from commplan.ir.def_use import DefUse
 from commplan.ir.plan import Ref, name_of
 from commplan.ir.schedule import Phase, Read, Schedule, Share, results
-from commplan.ir.sources import runs_ahead
 from commplan.verify.scope import Scope
 from commplan.verify.visits import (
     Broken,
@@ -207,7 +206,7 @@ def handed_over(schedule: Schedule, phase: Phase) -> list[Ref]:
     on_host: set[str] = set()
     for op in phase.ops:
         device = op.lane == "device"
-        if runs_ahead(op, on_host) and not device:
+        if op.runs_ahead(on_host) and not device:
             on_host.update(results(op))
     bound = (binding.value for binding in (*phase.outputs, *phase.takes) if binding.source_only)
     return DefUse(phase.ops).sources(bound, on_host)
