@@ -111,6 +111,7 @@ class _Facts:
 
     def __init__(self, schedule: Schedule, found: list[Diagnostic]) -> None:
         from commplan.verify.calls import calls_of
+        from commplan.verify.claims import claims
         from commplan.verify.inputs import input_memory, shares, visits
         from commplan.verify.memory import memory
 
@@ -121,11 +122,15 @@ class _Facts:
         self.lines = [] if found else _lines(schedule)
         self.memory = () if found else memory(schedule)
         self.calls = calls_of(schedule)
+        self.claims = claims(schedule)
         self.ranks = schedule.size(tuple(axis.name for axis in schedule.mesh_axes))
 
     def data(self) -> dict[str, Any]:
+        import msgspec
+
         return {
             "plan": self.schedule.plan,
+            "claims": msgspec.to_builtins(self.claims),
             "axes": {axis.name: axis.size for axis in self.schedule.axes},
             "collectives": [
                 {
@@ -152,7 +157,9 @@ class _Facts:
         mesh = self.schedule.mesh_sizes
         hubs = {axis.name: axis.size for axis in self.schedule.axes if axis.name not in mesh}
         servers = f" and {_sizes('server', sum(hubs.values()), hubs)}" if hubs else ""
-        out = [f"plan {self.schedule.plan}, {ranks}{servers}: proved"]
+        word = "proved" if self.schedule.origin is not None else self.claims.proved
+        out = [f"plan {self.schedule.plan}, {ranks}{servers}: {word}"]
+        out += [f"  {line}" for line in self.claims.lines()]
         if self.lines:
             out += ["", _table(self.lines, color).rstrip("\n"), ""]
         groups = ", ".join("x".join(axes) for axes in self.calls.created)

@@ -7,11 +7,13 @@ so both sides know from the schedule alone what arrives. Tags below `FIRST_TAG` 
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import msgspec
 
 from commplan.diagnostics import Span
+from commplan.ir.axes import coordinates, groups, position
 from commplan.ir.plan import Ref
 from commplan.ir.types import DType
 from commplan.protocol.units import Layout
@@ -102,10 +104,7 @@ class Sites(msgspec.Struct, frozen=True):
 
     @property
     def workers(self) -> int:
-        count = 1
-        for _, size in self.axes:
-            count *= size
-        return count
+        return math.prod(size for _, size in self.axes)
 
     def at(self, phase: str, result: Ref) -> Site:
         """The site of the op that makes `result` first. Raises KeyError."""
@@ -116,19 +115,11 @@ class Sites(msgspec.Struct, frozen=True):
 
     def group(self, site: Site, worker: int) -> int:
         """The group of a worker at a site: its place along `per`, row-major."""
-        place = worker
-        index: dict[str, int] = {}
-        for name, size in reversed(self.axes):
-            index[name], place = place % size, place // size
-        found = 0
-        for name, size in self.axes:
-            if name in site.per:
-                found = found * size + index[name]
-        return found
+        sizes = dict(self.axes)
+        along = [name for name in sizes if name in site.per]
+        return position(coordinates(worker, sizes, sizes), along, sizes)
 
     def members(self, site: Site) -> tuple[tuple[int, ...], ...]:
         """The workers of each group, in rank order."""
-        found: dict[int, list[int]] = {}
-        for worker in range(self.workers):
-            found.setdefault(self.group(site, worker), []).append(worker)
-        return tuple(tuple(found[number]) for number in sorted(found))
+        sizes = dict(self.axes)
+        return tuple(groups([name for name in sizes if name not in site.per], sizes))

@@ -11,9 +11,9 @@ from commplan.input.ahead import KEEP, prefetch, slots
 from commplan.input.division import Division, Turns, division
 from commplan.input.rates import Rates, rates
 from commplan.ir.choice import Design
+from commplan.ir.def_use import DefUse
 from commplan.ir.plan import Ref, name_of
-from commplan.ir.schedule import Phase, Read, Schedule, Share, operands, results
-from commplan.ir.sources import runs_ahead
+from commplan.ir.schedule import Phase, Read, Schedule, Share, results
 from commplan.verify.scope import Scope
 from commplan.verify.visits import (
     Broken,
@@ -203,20 +203,10 @@ def _memory(schedule: Schedule, phase: Phase) -> InputMemory:
 def handed_over(schedule: Schedule, phase: Phase) -> list[Ref]:
     """The values that the host makes and hands over: source-only outputs and arguments, or, where functions
     of the device make these record by record, what they are made from."""
-    made = {ref: op for op in phase.ops for ref in results(op)}
     on_host: set[str] = set()
     for op in phase.ops:
         device = op.lane == "device"
-        if runs_ahead(op, on_host) and not device:
+        if op.runs_ahead(on_host) and not device:
             on_host.update(results(op))
-    found: dict[Ref, None] = {}
-    stack = [binding.value for binding in (*phase.outputs, *phase.takes) if binding.source_only]
-    seen: set[Ref] = set()
-    while stack:
-        ref = stack.pop()
-        if ref in on_host:
-            found[ref] = None
-        elif ref in made and ref not in seen:
-            seen.add(ref)
-            stack += operands(made[ref])
-    return list(found)
+    bound = (binding.value for binding in (*phase.outputs, *phase.takes) if binding.source_only)
+    return DefUse(phase.ops).sources(bound, on_host)

@@ -1,7 +1,7 @@
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Algorithm, Hints, Reduction
-from commplan.ir.roles import Ref
-from commplan.ir.stages.base import BaseStage
+from commplan.ir.roles import Ref, name_of
+from commplan.ir.stages.base import BaseStage, over
 from commplan.ir.symbolic import steps
 from commplan.ir.symbolic.interpretation import Interpretation
 
@@ -26,3 +26,9 @@ class Scatter(BaseStage, frozen=True, tag="scatter"):
         )
         ways, digits = env.row(self.axes)
         env.put(self.result, env.sliced(held, value, ways, digits))
+
+    def written(self) -> tuple[str, ...]:
+        return (f"scatter {name_of(self.operand)}", over(self.axes), f"by {self.op.text()}")
+
+    def said(self) -> tuple[str, ...]:
+        return (f"scatter by {self.op.text()}", over(self.axes))

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from commplan.ir.axes import coordinates
 from commplan.ir.layout import row_size
 from commplan.ir.leaf_match import LeafMatch
 from commplan.ir.roles import Ref, name_of
@@ -142,12 +143,8 @@ class Interpretation:
 
     def root(self, axes: Sequence[str], number: int) -> Symbols:
         """The coordinates of rank `number`, counted row-major over `axes`, as a substitution."""
-        symbols: dict[Symbol, Symbol] = {}
-        for axis in reversed(axes):
-            number, place = divmod(number, self.algebra.sizes[axis])
-            if self.algebra.sizes[axis] > 1:
-                symbols[rank(axis)] = at(place)
-        return symbols
+        sizes = self.algebra.sizes
+        return {rank(a): at(place) for a, place in coordinates(number, axes, sizes).items() if sizes[a] > 1}
 
     def row(self, axes: Sequence[str], owners: Sequence[int] = ()) -> tuple[int, list[tuple[int, Symbol]]]:
         """Into how many rows a leaf is cut among the ranks along `axes`, or among `owners` of them alone,

@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Literal, NamedTuple
 
+from commplan.ir.axes import coordinates, position
 from commplan.ir.symbolic.rounding import Event, Trace, cast
 from commplan.ir.types import DType
 
@@ -184,15 +185,9 @@ class Algebra:
     def owner(self, axes: Sequence[str], owners: Sequence[int]) -> Symbol:
         """The place of this rank among `owners`, which are counted row-major over `axes`."""
         several = sorted(axis for axis in axes if self.sizes[axis] > 1)
-        numbers: list[int] = []
-        for owner in owners:
-            number, place = owner, dict[str, int]()
-            for axis in reversed(axes):
-                number, place[axis] = divmod(number, self.sizes[axis])
-            numbers.append(0)
-            for axis in several:
-                numbers[-1] = numbers[-1] * self.sizes[axis] + place[axis]
-        return ("owner", tuple((axis, self.sizes[axis], rank(axis)) for axis in several), tuple(numbers))
+        places = (coordinates(number, axes, self.sizes) for number in owners)
+        numbers = tuple(position(place, several, self.sizes) for place in places)
+        return ("owner", tuple((axis, self.sizes[axis], rank(axis)) for axis in several), numbers)
 
     # Arithmetic
 
