@@ -81,8 +81,6 @@ def check_input(scope: Scope) -> None:
 
 
 def _load_wrong(op: Read, ahead: int) -> Iterator[Broken]:
-    if (op.visit, op.tail) == ("exactly_once", "drop"):
-        return  # a rule of the load itself
     for batch in dict.fromkeys(op.batch):
         wrong = prove_order(op.visit, op.tail, batch)
         if wrong is not None:

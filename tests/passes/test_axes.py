@@ -100,7 +100,7 @@ def test_a_batch_is_split_evenly() -> None:
     plan = load_plan((64,), split="data")
     assert bind_axes(plan, {"data": 4, "member": 1})
     text = refusal("CP0710", plan, data=3, member=1)
-    assert "a batch of 64 records cannot be split evenly over the 3 ranks of `data = 3`" in text
+    assert "a batch of 64 records cannot be split evenly over the 3 ranks of `data`" in text
     assert "the nearest that can are 63 and 66" in text
 
 
@@ -116,14 +116,14 @@ def test_a_root_is_a_rank() -> None:
     maker.value("params.1")
     maker.phase("start", graph.Broadcast("params.1", params, ("data",), 5, HERE))
     assert bind_axes(maker.plan(), {"data": 6})
-    assert "the root 5 is out of range: `data = 4` has 4 ranks" in refusal("CP0710", maker.plan(), data=4)
+    assert "the root 5 is out of range: `data` has 4 ranks" in refusal("CP0710", maker.plan(), data=4)
 
 
 def test_readers_are_members() -> None:
     via = graph.Algorithm("multi_broadcast", (graph.Arg(3, "readers"),))
     plan = with_size(ensemble_plan(via=via), None)
     assert bind_axes(plan, {"member": 3})
-    assert "3 readers are more than the 2 members of `member = 2`" in refusal("CP0710", plan, member=2)
+    assert "3 readers are more than the 2 members of `member`" in refusal("CP0710", plan, member=2)
 
 
 @pytest.mark.parametrize(("mode", "fits", "too_many"), [("sync", 9, 10), ("async", 10, None)])
@@ -164,7 +164,7 @@ each step {
         bind_axes(plan, {"data": 2})
     (problem,) = caught.value.diagnostics
     assert problem.code == "CP0710"
-    assert problem.message == "3 owners are more than the 2 workers of `data = 2`"
+    assert problem.message == "3 owners are more than the 2 workers of `data`"
     assert problem.span is not None
     assert problem.span.line == 12
 

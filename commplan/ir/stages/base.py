@@ -3,6 +3,7 @@ from typing import ClassVar
 import msgspec
 
 from commplan.ir.roles import Ref, getter, name_of
+from commplan.ir.stages.rules import Ranks, Violation
 
 
 def over(axes: tuple[str, ...], word: str = "over") -> str:
@@ -34,3 +35,6 @@ class BaseStage(msgspec.Struct, frozen=True):
     def said(self) -> tuple[str, ...]:
         """What it does, then where: for drawings, which show in arrows what goes in and comes out."""
         return (str(self.__struct_config__.tag), over(getattr(self, "axes", ())))
+
+    def violation(self, ranks: Ranks) -> Violation | None:
+        """The first rule of the stage that does not hold, axes having as many ranks as `ranks` says."""

@@ -3,7 +3,9 @@ from typing import Literal
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Algorithm, Hints
 from commplan.ir.roles import Ref, name_of
+from commplan.ir.stages import rules
 from commplan.ir.stages.base import BaseStage, over
+from commplan.ir.stages.rules import Ranks, Violation
 from commplan.ir.symbolic import steps
 from commplan.ir.symbolic.interpretation import Interpretation
 
@@ -28,6 +30,11 @@ class Elastic(BaseStage, frozen=True, tag="elastic"):
 
     def alike(self) -> tuple[tuple[Ref, ...], ...]:
         return ((self.operand, self.center, self.pull, self.result),)
+
+    def violation(self, ranks: Ranks) -> Violation | None:
+        return rules.coefficients(self.eta, self.rho) or rules.stable(
+            self.mode, self.eta, self.rho, self.axes, ranks
+        )
 
     def meaning(self, env: Interpretation) -> None:
         steps.elastic(

@@ -3,7 +3,9 @@ from typing import Literal
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Hints
 from commplan.ir.roles import Ref
+from commplan.ir.stages import rules
 from commplan.ir.stages.base import BaseStage
+from commplan.ir.stages.rules import Ranks, Violation
 from commplan.ir.symbolic import steps
 from commplan.ir.symbolic.interpretation import Interpretation
 
@@ -29,6 +31,14 @@ class Load(BaseStage, frozen=True, tag="load"):
 
     def alike(self) -> tuple[tuple[Ref, ...], ...]:
         return ()
+
+    def violation(self, ranks: Ranks) -> Violation | None:
+        return (
+            rules.dropped_tail(self.visit, self.tail)
+            or rules.short_tail(self.tail, self.split)
+            or rules.member_batches(self.batch, self.clock, ranks)
+            or rules.even_batch(self.batch, self.split, ranks)
+        )
 
     def meaning(self, env: Interpretation) -> None:
         said = (self.batch, self.visit, self.seed, self.tail, self.hints.on_error, self.hints.on_failure)
