@@ -6,33 +6,20 @@ import dataclasses
 import inspect
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from commplan.diagnostics import fail
 from commplan.ir import schedule as ir
 from commplan.ir.plan import name_of
-from commplan.lowering.jax.backend import Backend
 from commplan.lowering.jax.trees import LEAF, Tree, flatten
 from commplan.lowering.jax.untyped import jax, jnp
 
+if TYPE_CHECKING:
+    from commplan.lowering.jax.phase import Lowered
+
 Array = Any
-
-
-class Around(Protocol):
-    """What a call needs to know of the phase that it stands in."""
-
-    @property
-    def schedule(self) -> ir.Schedule: ...
-    @property
-    def phase(self) -> ir.Phase: ...
-    @property
-    def functions(self) -> Mapping[str, Callable[..., Any]]: ...
-    @property
-    def values(self) -> Mapping[str, ir.Value]: ...
-    @property
-    def backend(self) -> Backend: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +49,7 @@ def short_seed(seed: int) -> np.uint32:
     return np.uint32((seed ^ (seed >> 32)) & 0xFFFFFFFF if seed >= 0 else seed & 0xFFFFFFFF)
 
 
-def call(op: ir.Map, around: Around, env: Mapping[str, Tree], draw: Draw | None) -> dict[str, Tree]:
+def call(op: ir.Map, around: Lowered, env: Mapping[str, Tree], draw: Draw | None) -> dict[str, Tree]:
     """Apply the function of `op`; per record under `vmap` where the op says so.
 
     A random function takes a JAX key before its operands. The key depends on the seed, the step, the
@@ -88,7 +75,7 @@ def call(op: ir.Map, around: Around, env: Mapping[str, Tree], draw: Draw | None)
     return _results(op, around, applied(*operands), rows)
 
 
-def _key(op: ir.Map, around: Around, draw: Draw) -> Array:
+def _key(op: ir.Map, around: Lowered, draw: Draw) -> Array:
     place = op.results[0]  # passes move ops, and keep the names of what they make
     key = jax.random.fold_in(draw.key, zlib.crc32(f"{around.phase.name}/{place}/{op.fn}".encode()))
     for axis in op.per:
@@ -101,7 +88,7 @@ def _key(op: ir.Map, around: Around, draw: Draw) -> Array:
     return key
 
 
-def _record_keys(ref: str, around: Around, key: Array, draw: Draw, rows: int) -> Array:
+def _record_keys(ref: str, around: Lowered, key: Array, draw: Draw, rows: int) -> Array:
     """One key per row of `ref`: folded with the record, or with its place in the global batch if that is
     unknown."""
     records = draw.records.get(loaded_by(around.phase, ref))
@@ -124,7 +111,7 @@ def loaded_by(phase: ir.Phase, ref: str) -> str:
     return op.result if isinstance(op, ir.Read) else ""
 
 
-def _check_arity(op: ir.Map, around: Around, function: Callable[..., Any], count: int) -> None:
+def _check_arity(op: ir.Map, around: Lowered, function: Callable[..., Any], count: int) -> None:
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # built in C: it says itself what is wrong
@@ -142,7 +129,7 @@ def _check_arity(op: ir.Map, around: Around, function: Callable[..., Any], count
         )
 
 
-def _results(op: ir.Map, around: Around, answer: Any, rows: int | None) -> dict[str, Tree]:
+def _results(op: ir.Map, around: Lowered, answer: Any, rows: int | None) -> dict[str, Tree]:
     count = len(op.results)
     if count == 1:
         return {op.results[0]: _checked(op, around, op.results[0], answer, rows)}
@@ -159,7 +146,7 @@ def _results(op: ir.Map, around: Around, answer: Any, rows: int | None) -> dict[
     return {ref: _checked(op, around, ref, one, rows) for ref, one in zip(op.results, answers, strict=True)}
 
 
-def _checked(op: ir.Map, around: Around, ref: str, answer: Any, rows: int | None) -> Tree:
+def _checked(op: ir.Map, around: Lowered, ref: str, answer: Any, rows: int | None) -> Tree:
     """A result, checked; of `rows` records, fewer than compiled for in the last batch of `tail short`."""
     value, file = around.values[ref], around.schedule.file
     paths, tree = flatten(answer)

@@ -136,7 +136,7 @@ class PhaseBatches(Iterator[HostBatch]):
         direct = pace is None and _direct(program, exchange)
         if direct and exchange is not None:
             self._cursor.make = Direct(maker, exchange).batch
-        self._ring: Ring[HostBatch] = Ring(
+        self._ring = Ring(
             self._cursor.start,
             ahead,
             cores,
