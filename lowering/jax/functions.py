@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
 
@@ -111,6 +111,10 @@ def loaded_by(phase: ir.Phase, ref: str) -> str:
     return op.result if isinstance(op, ir.Read) else ""
 
 
+def _refuse(op: ir.Map, around: Lowered, message: str, *notes: str) -> NoReturn:
+    fail("CP0809", message, *notes, span=op.span, file=around.schedule.file)
+
+
 def _check_arity(op: ir.Map, around: Lowered, function: Callable[..., Any], count: int) -> None:
     try:
         signature = inspect.signature(function)
@@ -120,12 +124,8 @@ def _check_arity(op: ir.Map, around: Lowered, function: Callable[..., Any], coun
         signature.bind(*range(count))
     except TypeError as error:
         takes = f"{count} argument{'s' if count != 1 else ''}{', a key first' if op.random else ''}"
-        fail(
-            "CP0809",
-            f"function `{op.fn}` is called with {takes}, and is `{op.fn}{signature}`",
-            str(error),
-            span=op.span,
-            file=around.schedule.file,
+        _refuse(
+            op, around, f"function `{op.fn}` is called with {takes}, and is `{op.fn}{signature}`", str(error)
         )
 
 
@@ -137,31 +137,27 @@ def _results(op: ir.Map, around: Lowered, answer: Any, rows: int | None) -> dict
     answers = cast("Sequence[Any]", answer) if many else ()
     if len(answers) != count:
         found = f"{len(answers)} values" if many else f"a {type(cast('object', answer)).__name__}"
-        fail(
-            "CP0809",
-            f"function `{op.fn}` should return {count} values in a tuple, and returned {found}",
-            span=op.span,
-            file=around.schedule.file,
+        _refuse(
+            op, around, f"function `{op.fn}` should return {count} values in a tuple, and returned {found}"
         )
     return {ref: _checked(op, around, ref, one, rows) for ref, one in zip(op.results, answers, strict=True)}
 
 
 def _checked(op: ir.Map, around: Lowered, ref: str, answer: Any, rows: int | None) -> Tree:
     """A result, checked; of `rows` records, fewer than compiled for in the last batch of `tail short`."""
-    value, file = around.values[ref], around.schedule.file
+    value = around.values[ref]
     paths, tree = flatten(answer)
     expected = tuple(leaf.path for leaf in value.leaves)
     name = name_of(ref)
     if paths != expected:
         missing = [path for path in expected if path not in paths]
         extra = [path for path in paths if path not in expected]
-        fail(
-            "CP0809",
+        _refuse(
+            op,
+            around,
             f"function `{op.fn}` returned another structure for `{name}` than it was compiled for",
             f"missing: {', '.join(missing[:4]) or 'nothing'}",
             f"unexpected: {', '.join(extra[:4]) or 'nothing'}",
-            span=op.span,
-            file=file,
         )
     leaves: list[Any] = []
     for leaf, array in zip(value.leaves, tree.leaves, strict=True):
@@ -170,20 +166,18 @@ def _checked(op: ir.Map, around: Lowered, ref: str, answer: Any, rows: int | Non
         at = f" at `{leaf.path}`" if leaf.path else ""
         expected_shape = leaf.shape if rows is None else (rows, *leaf.shape[1:])
         if tuple(x.shape) != expected_shape:
-            fail(
-                "CP0809",
+            _refuse(
+                op,
+                around,
                 f"function `{op.fn}` returned the shape {list(x.shape)} for `{name}`{at},"
                 f" expected {list(expected_shape)}",
-                span=op.span,
-                file=file,
             )
         if str(x.dtype) != leaf.dtype.numpy_name:
-            fail(
-                "CP0809",
+            _refuse(
+                op,
+                around,
                 f"function `{op.fn}` returned the dtype {x.dtype} for `{name}`{at},"
                 f" expected {leaf.dtype.numpy_name}",
-                span=op.span,
-                file=file,
             )
         leaves.append(x)
     return Tree(tuple(leaves), tree.structure if value.kind == "tree" else LEAF)
