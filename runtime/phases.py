@@ -165,16 +165,10 @@ class PhaseCall:
         self, state: Mapping[str, Any], inputs: Mapping[str, Any], layout: check.Layout
     ) -> tuple[dict[str, Tree], dict[str, Tree]]:
         """Inputs and states, checked in a layout."""
-        sizes, file, span = self.context.sizes, self.context.schedule.file, self._phase.span
-        trees = {
-            name: check.value(f"input `{name}`", value, inputs[name], layout, sizes, span, file)
-            for name, value in self.lowered.arguments.items()
-        }
-        states = {
-            name: check.value(f"state `{name}`", value, state[name], layout, sizes, span, file)
-            for name, value in self._held.items()
-        }
-        return trees, states
+        known = check.Check(layout, self.context.sizes, self._phase.span, self.context.schedule.file)
+        arguments, held = self.lowered.arguments.items(), self._held.items()
+        trees = {name: known.value(f"input `{name}`", value, inputs[name]) for name, value in arguments}
+        return trees, {name: known.value(f"state `{name}`", value, state[name]) for name, value in held}
 
     @property
     def _held(self) -> dict[str, ir.Value]:
