@@ -10,6 +10,7 @@ forgotten is collected, and that closes the ring.
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
 import os
@@ -286,7 +287,10 @@ class Ring:
                 return []
             self._opened, targets = first, [self._fill] * self.threads
         elif self.peers is not None:
-            targets += [self._await_slots, self._await_peers]
+            targets += [
+                functools.partial(self._await, self._to_write, first=True),
+                functools.partial(self._await, self._to_read, first=False),
+            ]
         # Daemons, so that a forgotten iterator cannot keep the interpreter alive; they are joined by
         # `close`, which a finaliser calls at the latest when the interpreter exits.
         return [
@@ -420,12 +424,6 @@ class Ring:
         with self._lock:
             entry.done = True
             self._changed.notify_all()
-
-    def _await_slots(self) -> None:
-        self._await(self._to_write, first=True)
-
-    def _await_peers(self) -> None:
-        self._await(self._to_read, first=False)
 
     def _await(self, queue: deque[int], *, first: bool) -> None:
         peers = self.peers
