@@ -2,6 +2,9 @@
 
     python -m bench.mutants --count 2000 --seed 0        # every counter-example is replayed
     python -m bench.mutants --valid                      # all algorithms, kinds and 1 to 64 ranks are proved
+    python -m bench.mutants --schedules --count 5000     # schedules with a mistake are refused
+    python -m bench.mutants --systematic 5               # every single edit of five schedules
+    python -m bench.mutants --sound --count 5000         # schedules of the compiler are not refused
 
 A mutant is a valid program (any algorithm, kind, number of ranks, root and slices) in which one transfer was
 dropped, doubled, misdirected, moved to another round, given another chunk or operation, or two rounds of one
@@ -10,6 +13,11 @@ must refuse it with a counter-example, and running the mutant must show exactly 
 Where nothing is refused, the mutant is run, without the verifier: if it still does what its collective
 promises it is no mutant, is counted as such, and another is drawn; if not, it has escaped. A mutant is a pure
 function of its seed. Exit 1 if one escaped, a counter-example did not replay, or a valid program was refused.
+
+Mutants of schedules are decoded, with digests made again, and judged by the verifier and by the oracle in
+exact arithmetic (`tests.support.schedule_oracle`). Exit 1 if one is accepted that does something else, if
+some op, stage verb or algorithm is not hit often enough, or a sound schedule is refused. With `--state FILE`
+a campaign goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -20,7 +28,10 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 
+from bench import schedule_mutants as schedules
 from commplan.collectives.program import KINDS, ROOTED
 from commplan.collectives.registry import algorithms, program
 from commplan.verify.calls import check_calls
@@ -37,6 +48,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     if options.valid:
         return _valid(options.most)
+    if options.sound:
+        return _sound(options)
+    if options.schedules or options.systematic:
+        return _schedules(options)
     start = time.perf_counter()
     outcomes: Counter[tuple[str, str]] = Counter()
     failures: Counter[str] = Counter()
@@ -105,6 +120,49 @@ def _valid(most: int) -> int:
     return int(bad > 0)
 
 
+def _schedules(options: argparse.Namespace) -> int:
+    start, seed = time.perf_counter(), options.seed
+    if options.systematic:
+        campaign = schedules.Systematic(seed, options.systematic)
+        count, mode, least = len(campaign.index), f"--systematic {options.systematic}", 0
+    else:
+        campaign = schedules.Campaign(seed, options.share)
+        count, mode = options.count, f"--schedules --share {options.share}"
+        least = min(50, count // 100) if count >= 1000 else 0
+    print(f"{mode} --seed {seed}: {len(campaign.bases)} schedules", flush=True)
+    numbers = [options.case] if options.case is not None else range(count)
+    case = partial(schedules.mutant_case, campaign, folder=options.keep)
+    wrong = campaign.unsound() if options.case is None else []
+    for text in wrong:
+        print(f"not sound: {text}")
+    records = schedules.run_all(case, numbers, options.jobs, options.state, f"{mode} --seed {seed}")
+    if options.case is not None:
+        found = list(records)
+        print("\n".join(f"{record.cell} {' '.join(record.codes)}: {record.text}" for record in found))
+        return int(any(record.failed for record in found))
+    again = f"python -m bench.mutants {mode} --seed {seed} --case"
+    lines, good = schedules.summary(records, least, lambda n: f"{again} {n}")
+    print("\n".join(lines))
+    print(f"mutants of schedules: {'good' if good and not wrong else 'FAILED'}, {mode} --seed {seed},"
+          f" {len(numbers)} cases, {time.perf_counter() - start:.0f} s")  # fmt: skip
+    return int(not good or bool(wrong))
+
+
+def _sound(options: argparse.Namespace) -> int:
+    start, mode = time.perf_counter(), f"--sound --seed {options.seed}"
+    numbers = [options.case] if options.case is not None else range(options.count)
+    case = partial(schedules.sound_case, options.seed)
+    cells: Counter[str] = Counter()
+    for record in schedules.run_all(case, numbers, options.jobs, options.state, mode):
+        cells[record.cell] += 1
+        if record.cell in ("refused", "broken"):
+            print(f"{record.cell}: case {record.number}: {record.text}")
+    bad = cells["refused"] + cells["broken"]
+    passed = time.perf_counter() - start
+    print(f"sound schedules: {cells['accepted']} accepted, {bad} refused, {mode}, {passed:.0f} s")
+    return int(bad > 0)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m bench.mutants", description=(__doc__ or "").split("\n")[0]
@@ -113,6 +171,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0, help="the first seed (0)")
     parser.add_argument("--most", type=int, default=64, help="the most ranks of a program (64)")
     parser.add_argument("--valid", action="store_true", help="prove all valid programs instead")
+    parser.add_argument("--schedules", action="store_true", help="mutants of schedules")
+    parser.add_argument("--systematic", type=int, default=0, metavar="N", help="all edits of N schedules")
+    parser.add_argument("--sound", action="store_true", help="schedules of the compiler instead of mutants")
+    parser.add_argument("--jobs", type=int, default=2, help="processes, for schedules (2)")
+    parser.add_argument("--share", type=float, default=1.0, help="of the schedules to break, how many (1.0)")
+    parser.add_argument("--state", type=Path, help="what is done is kept in this file")
+    parser.add_argument("--keep", type=Path, help="a folder for mutants that escape")
+    parser.add_argument("--case", type=int, help="this case only")
     return parser
 
 

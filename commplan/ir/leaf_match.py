@@ -46,9 +46,9 @@ def _longest(leaf: Leaf, known: dict[tuple[str, tuple[int, ...]], int]) -> int |
 class LeafMatch(NamedTuple):
     """Which leaves of its operands a leaf of a result of an elementwise function is made of.
 
-    groups: for each result and each of its leaves, (operand, leaf) of those that belong to the same weight. scalars:
-    those that belong to no weight: all leaves may depend on them. straight: every leaf of every result is made of
-    the leaves of its own index, one of each operand that is no such scalar.
+    groups: for each result and each of its leaves, (operand, leaf) of those that belong to the same weight.
+    scalars: those that belong to no weight: all leaves may depend on them. straight: every leaf of every
+    result is made of the leaves of its own index, one of each operand that is no such scalar.
     """
 
     groups: tuple[tuple[tuple[tuple[int, int], ...] | None, ...], ...]
@@ -57,7 +57,8 @@ class LeafMatch(NamedTuple):
 
 
 def leaf_match(operands: Sequence[Sequence[Leaf]], results: Sequence[Sequence[Leaf]]) -> LeafMatch:
-    """See `LeafMatch`. The weights are the leaves of that tree, of all, that has the fewest that are no scalars."""
+    """See `LeafMatch`. The weights are the leaves of that tree, of all, that has the fewest that are no
+    scalars."""
     trees = [leaves for leaves in (*results, *operands) if any(leaf.shape for leaf in leaves)]
     weights = min(trees or results, key=lambda leaves: sum(bool(leaf.shape) for leaf in leaves), default=())
     members: dict[int, list[tuple[int, int]]] = {}

@@ -6,7 +6,7 @@ from typing import Any, TypeVar, get_args, get_origin
 
 import msgspec
 
-from commplan.ir.types import Ref as Ref
+from commplan.ir.types import Ref
 
 Node = TypeVar("Node", bound=msgspec.Struct)
 

@@ -135,16 +135,16 @@ class SourceType(msgspec.Struct, frozen=True):
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """The plan that a schedule was compiled from; `values`: what one rank holds of each of its values before any
-    pass, for the sizes and shapes that it was compiled for."""
+    """The plan that a schedule was compiled from; `values`: what one rank holds of each of its values before
+    any pass, for the sizes and shapes that it was compiled for."""
 
     plan: Plan
     values: tuple[Value, ...]
 
 
 class Ownership(msgspec.Struct, frozen=True):
-    """Who keeps the parts of a value that is the same along `axes`: each rank along them, first major, its row; or
-    `owners` alone, counted over all axes, one row each, and what other ranks hold is undefined."""
+    """Who keeps the parts of a value that is the same along `axes`: each rank along them, first major, its
+    row; or `owners` alone, counted over all axes, one row each, and what other ranks hold is undefined."""
 
     axes: tuple[str, ...]
     owners: tuple[int, ...] = ()
@@ -175,9 +175,10 @@ class StateShard(msgspec.Struct, frozen=True):
 class Schedule(msgspec.Struct, frozen=True, dict=True):
     """The whole compiled plan. `entry` holds the values of inputs and states (version 0).
 
-    origin: the plan that it was compiled from; None of files that earlier versions wrote. state_shards: who keeps the
-    parts of states that lie otherwise than the plan says. backend: what it was compiled for: its costs and forms. hosts: the names of the topology's hosts in the
-    order of its places, where it lists them.
+    origin: the plan that it was compiled from; None of files that earlier versions wrote. state_shards: who
+    keeps the parts of states that lie otherwise than the plan says. backend: what it was compiled for: its
+    costs and forms. hosts: the names of the topology's hosts in the order of its places, where it lists
+    them.
     """
 
     plan: Name

@@ -1,10 +1,12 @@
-"""A schedule is proved against its plan: both are carried out on the same symbols, and what comes out is compared.
+"""A schedule is proved against its plan: both are carried out on the same symbols, and what comes out is
+compared.
 
-Every output and every state update of every phase, element by element: which elements of which inputs, states and
-loads it is made of, summed over what, from which root, with which coefficient, through which functions, and through
-which casts (`ir.symbolic`). What rounding a plan allows, `wire` and `accumulate` at their stages, may happen and no
-other. Nothing is enumerated over ranks. Believed, and not looked into: that a backend's own collectives and the proved
-chunk programs do what their kind says, and that functions are what the plan calls them.
+Every output and every state update of every phase, element by element: which elements of which inputs,
+states and loads it is made of, summed over what, from which root, with which coefficient, through which
+functions, and through which casts (`ir.symbolic`). What rounding a plan allows, `wire` and `accumulate` at
+their stages, may happen and no other. Nothing is enumerated over ranks. Believed, and not looked into: that
+a backend's own collectives and the proved chunk programs do what their kind says, and that functions are
+what the plan calls them.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from commplan.ir.leaf_match import LeafMatch, leaf_match
 from commplan.ir.plan import AxisKind, Ref, name_of
 from commplan.ir.schedule import Axis, FnType, Origin, Ownership, Phase, Schedule, SourceType, Value, results
 from commplan.ir.serial import plan_digest
-from commplan.ir.symbolic.blocks import Unsayable
+from commplan.ir.symbolic.blocks import UnsayableError
 from commplan.ir.symbolic.compare import Comparison
 from commplan.ir.symbolic.interpretation import Held, Interpretation, Paths, Place, whole_runs
 from commplan.ir.symbolic.terms import Algebra
@@ -63,8 +65,8 @@ class Reference:
         return maker.span if maker is not None else self.origin.plan.value(ref).span
 
     def entry(self, value: Value, shard: Ownership | None = None) -> Held:
-        """A value as it enters a phase: its own elements, on the ranks where its placement puts them. `shard`: who
-        keeps the parts of a state that the plan does not cut."""
+        """A value as it enters a phase: its own elements, on the ranks where its placement puts them.
+        `shard`: who keeps the parts of a state that the plan does not cut."""
         where, blank = self.values[value.id].placement, self.interpretation({})
         held = blank.own_elements(value.id, value, (*where.per, *where.partial), where.split)
         if shard is None:
@@ -94,7 +96,7 @@ def _carry_out(interpretation: Interpretation, step: object, made: Sequence[Ref]
     """One stage or op. What cannot be said of elements one by one is undefined, with the reason."""
     try:
         step.meaning(interpretation)  # type: ignore[attr-defined]
-    except Unsayable as error:
+    except UnsayableError as error:
         for ref in made:
             term = interpretation.algebra.undefined(str(error))
             interpretation.put(ref, Held(interpretation.values[ref], ((), term)))
@@ -120,11 +122,8 @@ def check_equivalence(
     _check_head(schedule, reference, report)
     if len(report.found) > before:
         return
-    known = (
-        {id(phase) for phase in sound.phases}
-        if sound is not None and sound.state_shards == schedule.state_shards
-        else set()
-    )
+    alike = sound is not None and sound.state_shards == schedule.state_shards
+    known = {id(phase) for phase in sound.phases} if sound is not None and alike else set[int]()
     for phase, planned in zip(schedule.phases, reference.origin.plan.phases, strict=True):
         if id(phase) not in known:
             _check_phase(schedule, phase, planned, reference, report)
@@ -133,7 +132,8 @@ def check_equivalence(
 def check_origin(
     schedule: Schedule, origin: Origin, check_value: Callable[[Value], None], report: Report
 ) -> None:
-    """Report where the plan that a schedule carries is not the one that it names, or does not fit its values."""
+    """Report where the plan that a schedule carries is not the one that it names, or does not fit its
+    values."""
     plan, values = origin.plan, {value.id: value for value in origin.values}
     if plan_digest(plan) != schedule.plan_digest:
         report.add("CP0766", "the plan that the schedule carries is not the one that its digest names")
@@ -158,15 +158,15 @@ def _check_head(schedule: Schedule, reference: Reference, report: Report) -> Non
         (axis.name, axis.kind, axis.size or axes[i][2] if i < len(axes) else None)
         for i, axis in enumerate(plan.axes)
     ]
-    pairs: list[tuple[str, object, object]] = [
+    pairs: list[tuple[object, ...]] = [
         ("name", schedule.plan, plan.name),
         ("axes", axes, declared),
         ("sources", schedule.sources, tuple(SourceType(source.name, source.type) for source in plan.sources)),
         ("functions", schedule.fns, tuple(FnType.of(fn) for fn in plan.fns)),
         ("inputs", schedule.inputs, plan.inputs),
         ("states", schedule.states, plan.states),
-        ("phases", [(p.name, p.kind, p.period) for p in schedule.phases], [(p.name, p.kind, p.period) for p in plan.phases]),
-    ]  # fmt: skip
+        ("phases", *map(_frames, (schedule.phases, plan.phases))),
+    ]
     for what, found, expected in pairs:
         if found != expected:
             report.add(
@@ -187,6 +187,10 @@ def _check_head(schedule: Schedule, reference: Reference, report: Report) -> Non
             report.add(
                 "CP0766", f"`{value.id}` enters as {_shape(value)}, and in the plan as {_shape(expected)}"
             )
+
+
+def _frames(phases: Sequence[Phase | graph.Phase]) -> list[tuple[str, str, int]]:
+    return [(phase.name, phase.kind, phase.period) for phase in phases]
 
 
 def _shape(value: Value) -> str:
@@ -230,18 +234,17 @@ def _check_phase(
             if difference is None:
                 continue
             leaf = shape.leaves[difference.leaf]
-            report.add(
-                "CP0766",
-                f"{where}{f', leaf `{leaf.path}`' if leaf.path else ''}, element {difference.element}: the plan says"
-                f" {difference.expected}; the schedule makes {difference.found}",
-                reference.line(original.value),
-            )  # fmt: skip
+            path = f", leaf `{leaf.path}`" if leaf.path else ""
+            message = f"{where}{path}, element {difference.element}: the plan says {difference.expected}"
+            message += f"; the schedule makes {difference.found}"
+            report.add("CP0766", message, reference.line(original.value))
 
 
 def _difference(
     reference: Reference, found: Held, expected: Held, shard: Ownership | None
 ) -> Difference | None:
-    """The first element in which two values differ; of a state that some ranks keep, what these keep counts."""
+    """The first element in which two values differ; of a state that some ranks keep, what these keep
+    counts."""
     if shard is None:
         return _first(reference, found, expected)
     blank = reference.interpretation({})
@@ -259,20 +262,19 @@ def _difference(
 
 def _first(reference: Reference, found: Held, expected: Held) -> Difference | None:
     compare = reference.comparison
-    if found.uniform is not None and expected.uniform is not None:
-        if found.uniform[0] == expected.uniform[0] and compare(found.uniform[1], expected.uniform[1]):
-            return None
+    one, other = found.uniform, expected.uniform
+    if one is not None and other is not None and one[0] == other[0] and compare(one[1], other[1]):
+        return None
     for index, leaf in enumerate(found.value.leaves):
         path = leaf.path
         try:
             ours, theirs = whole_runs(found.blocks[index]), whole_runs(expected.blocks[index])
-        except Unsayable:  # of what a rank holds it is not said which elements these are
+        except UnsayableError:  # of what a rank holds it is not said which elements these are
             words = [block_in_words(held.blocks[index], path) for held in (expected, found)]
             return Difference(index, 0, *words)
-        for at, one, other in _side_by_side(ours, theirs, leaf.size):
-            if _same(compare, one, other):
-                continue
-            return Difference(index, at, element(path, at, other, one), element(path, at, one, other))
+        for at, mine, wanted in _side_by_side(ours, theirs, leaf.size):
+            if not _same(compare, mine, wanted):
+                return Difference(index, at, element(path, at, wanted, mine), element(path, at, mine, wanted))
     return None
 
 

@@ -4,7 +4,7 @@ from commplan.diagnostics import Span
 from commplan.ir.hints import Algorithm, Hints
 from commplan.ir.ops.base import BaseOp
 from commplan.ir.roles import Ref
-from commplan.ir.symbolic import blocks, steps
+from commplan.ir.symbolic import moves, steps
 from commplan.ir.symbolic.interpretation import Held, Interpretation
 from commplan.ir.types import DType
 from commplan.ir.values import Value
@@ -59,13 +59,13 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
         algebra, flat = env.algebra, value.kind == "flat"
         match self.kind:
             case "reduce_scatter" if flat:
-                return held.each(value, lambda block: blocks.scattered(algebra, block, self.axes))
+                return held.each(value, lambda block: moves.scattered(algebra, block, self.axes))
             case "reduce_scatter":
                 return env.sliced(held, value, *env.row(self.axes))
             case "all_gather":
                 return env.gathered(held, value, self.axes)
             case "all_to_all":
-                return held.each(value, lambda block: blocks.exchanged(algebra, block, self.axes))
+                return held.each(value, lambda block: moves.exchanged(algebra, block, self.axes))
             case "broadcast":
                 return held.renamed(algebra, value, env.root(self.axes, self.root or 0))
             case "reduce":

@@ -16,5 +16,6 @@ class Get(BaseOp, frozen=True, tag="get", gc=False):
     lane: str = "network"
 
     def meaning(self, env: Interpretation) -> None:
+        env.asked(self.operand)
         held = env.of(self.operand)
         env.put(self.result, held.renamed(env.algebra, env.values[self.result], {}))

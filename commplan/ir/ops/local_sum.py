@@ -1,7 +1,7 @@
 from commplan.diagnostics import Span
 from commplan.ir.ops.base import BaseOp
 from commplan.ir.roles import Ref
-from commplan.ir.symbolic import blocks
+from commplan.ir.symbolic import moves
 from commplan.ir.symbolic.interpretation import Interpretation
 
 
@@ -17,6 +17,6 @@ class LocalSum(BaseOp, frozen=True, tag="local_sum", gc=False):
 
     def meaning(self, env: Interpretation) -> None:
         made = env.of(self.operand).each(
-            env.values[self.result], lambda block: blocks.rows_summed(env.algebra, block, self.ways)
+            env.values[self.result], lambda block: moves.rows_summed(env.algebra, block, self.ways)
         )
         env.put(self.result, made)

@@ -16,7 +16,7 @@ class BaseStage(msgspec.Struct, frozen=True):
     WRITES: ClassVar[tuple[str, ...]] = ("result",)
 
     def alike(self) -> tuple[tuple[Ref, ...], ...]:
-        """Values that have the same leaves before any cut, in groups: what goes in and comes out of a stage that
-        moves or reduces."""
+        """Values that have the same leaves before any cut, in groups: what goes in and comes out of a stage
+        that moves or reduces."""
         operands, results = getter(type(self), self.READS[:1]), getter(type(self), self.WRITES[:1])
         return ((*operands(self), *results(self)),)

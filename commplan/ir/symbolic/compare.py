@@ -9,7 +9,8 @@ from commplan.ir.symbolic.terms import Algebra, Argument, Atom, Contribution, Te
 
 
 class Comparison:
-    """`comparison(found, expected)`: the same contributions, and each rounded as the plan allows, no further."""
+    """`comparison(found, expected)`: the same contributions, and each rounded as the plan allows, no
+    further."""
 
     def __init__(self, algebra: Algebra) -> None:
         self.algebra = algebra

@@ -1,5 +1,5 @@
-"""What values hold while a phase is carried out on symbols: blocks for every leaf, made by the meanings of ops and
-stages (`ir.ops`, `ir.stages`)."""
+"""What values hold while a phase is carried out on symbols: blocks for every leaf, made by the meanings of
+ops and stages (`ir.ops`, `ir.stages`)."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from commplan.ir.layout import row_size
 from commplan.ir.leaf_match import LeafMatch
-from commplan.ir.roles import Ref
-from commplan.ir.symbolic import blocks
-from commplan.ir.symbolic.blocks import Block, Builder, Frozen, Unsayable
+from commplan.ir.roles import Ref, name_of
+from commplan.ir.symbolic import blocks, moves
+from commplan.ir.symbolic.blocks import Block, Builder, Frozen, UnsayableError
 from commplan.ir.symbolic.terms import Algebra, Argument, Chain, Symbol, Symbols, Term, at, rank
 from commplan.ir.types import DType
 from commplan.ir.values import Leaf, Value
@@ -94,8 +94,8 @@ def uniform_if_whole(value: Value, found: Sequence[Block]) -> Held:
 class Interpretation:
     """The values of one phase so far.
 
-    values: those that ops make, by name. matches: of every function in `elementwise`, by the paths of what goes in and
-    comes out, the leaves of operands that each leaf of a result is made of.
+    values: those that ops make, by name. matches: of every function in `elementwise`, by the paths of what
+    goes in and comes out, the leaves of operands that each leaf of a result is made of.
     """
 
     def __init__(
@@ -109,12 +109,23 @@ class Interpretation:
         self.algebra, self.values, self.matches = algebra, values, matches
         self.elementwise, self.random = elementwise, random
         self.held: dict[Ref, Held] = {}
+        self._served: dict[str, Ref] = {}
 
     def of(self, ref: Ref) -> Held:
         return self.held[ref]
 
     def each(self, refs: Sequence[Ref]) -> list[Held]:
         return [self.held[ref] for ref in refs]
+
+    def asked(self, ref: Ref) -> None:
+        """`ref`, a state on a server, is asked for: a server has only what it was told last."""
+        known = self._served.get(name_of(ref), ref)
+        if known != ref:
+            raise UnsayableError(f"`{ref}` is asked for when its server has `{known}`")
+
+    def told(self, ref: Ref) -> None:
+        """A server has `ref` now."""
+        self._served[name_of(ref)] = ref
 
     def put(self, ref: Ref, held: Held) -> None:
         self.held[ref] = held
@@ -132,15 +143,15 @@ class Interpretation:
         return symbols
 
     def row(self, axes: Sequence[str], owners: Sequence[int] = ()) -> tuple[int, list[tuple[int, Symbol]]]:
-        """Into how many rows a leaf is cut among the ranks along `axes`, or among `owners` of them alone, and the digits
-        of the number of this rank's row."""
+        """Into how many rows a leaf is cut among the ranks along `axes`, or among `owners` of them alone,
+        and the digits of the number of this rank's row."""
         if not owners:
             return math.prod(self.sizes(axes)), [(self.algebra.sizes[axis], rank(axis)) for axis in axes]
         return len(owners), [(len(owners), self.algebra.owner(axes, owners))]
 
     def own_elements(self, name: str, value: Value, own: Sequence[str], split: Sequence[str]) -> Held:
-        """`value`, called `name`, of which every element is itself; ranks along `own` have others, and along `split` a
-        row each, one cut after another."""
+        """`value`, called `name`, of which every element is itself; ranks along `own` have others, and along
+        `split` a row each, one cut after another."""
         chain: Chain = ()
         for axis in split:
             size = self.algebra.sizes[axis]
@@ -162,8 +173,9 @@ class Interpretation:
         *,
         by_record: bool = False,
     ) -> None:
-        """`results` are what `fn` makes of what is `given`. marks: whatever else makes two calls different; a
-        function that is called with any is not taken to be elementwise. by_record: it is called for each record."""
+        """`results` are what `fn` makes of what is `given`. marks: whatever else makes two calls different;
+        a function that is called with any is not taken to be elementwise. by_record: it is called for each
+        record."""
         leaves = (*(held.value.leaves for held in given), *(self.values[ref].leaves for ref in results))
         paths: Paths = tuple(tuple(leaf.path for leaf in each) for each in leaves)
         match = (
@@ -183,26 +195,27 @@ class Interpretation:
         return Held(value, ((), self.algebra.call(name, arguments)))
 
     def _by_record(self, name: str, given: Sequence[Held], value: Value) -> Held:
-        """Every record of the result depends on the same record of the operands that are records, and on all of
-        the others."""
+        """Every record of the result depends on the same record of the operands that are records, and on all
+        of the others."""
         arguments: list[Argument] = []
         chains: set[Chain] = set()
         for number, held in enumerate(given):
             if held.value.kind != "records":
                 arguments += _all_of(number, held)
             elif held.uniform is None:
-                raise Unsayable(f"the records of `{held.value.id}` are those of several loads")
+                raise UnsayableError(f"the records of `{held.value.id}` are those of several loads")
             else:
                 chains.add(held.uniform[0])
                 arguments.append(Argument(held.uniform[1], number))
         if len(chains) > 1:
-            raise Unsayable("records of different ranks are put together")
+            raise UnsayableError("records of different ranks are put together")
         return Held(value, (chains.pop() if chains else (), self.algebra.call(name, arguments)))
 
     def _elementwise(
         self, name: str, given: Sequence[Held], value: Value, match: LeafMatch, number: int
     ) -> Held | None:
-        """Every element of the result depends on the same element of the leaves that go with its own, and on scalars."""
+        """Every element of the result depends on the same element of the leaves that go with its own, and on
+        scalars."""
         scalars = [
             Argument(_scalar(given[operand], index), operand, index) for operand, index in match.scalars
         ]
@@ -250,7 +263,7 @@ class Interpretation:
         builder = Builder()
         columns = [block for _, _, block in partners]
         if any(block.rows for block in columns):
-            raise Unsayable(f"leaf `{leaf.path}` of an operand is rows of several ranks")
+            raise UnsayableError(f"leaf `{leaf.path}` of an operand is rows of several ranks")
         for begin, end, runs in blocks.aligned(columns):
             arguments: list[Argument] = []
             places: set[tuple[Chain, int]] = set()
@@ -260,7 +273,7 @@ class Interpretation:
                     continue
                 chain, term = block.slots[run.slot]
                 if run.leaf != other or term is None:
-                    raise Unsayable(f"leaf `{leaf.path}` of an operand holds elements of another leaf")
+                    raise UnsayableError(f"leaf `{leaf.path}` of an operand holds elements of another leaf")
                 places.add((chain, run.column + begin - run.at))
                 arguments.append(Argument(term, operand, None if other == index else other))
             if len(places) > 1:
@@ -268,13 +281,11 @@ class Interpretation:
                     f"elements from {column} on{' of a part' if chain else ''}"
                     for chain, column in sorted(places, key=repr)
                 )
-                raise Unsayable(f"leaf `{leaf.path}`: {said} are put together")
+                raise UnsayableError(f"leaf `{leaf.path}`: {said} are put together")
             if places:
                 chain, column = places.pop()
                 term = self.algebra.call(name, [*arguments, *scalars])
-                builder.runs.append(
-                    blocks.Run(begin, end - begin, index, column, builder.slot((chain, term)))
-                )
+                builder.put(begin, end - begin, index, column, (chain, term))
         return builder.block((), leaf.size)
 
     # Collectives
@@ -284,13 +295,13 @@ class Interpretation:
     ) -> Held:
         """What ranks along `axes` hold at the same place is put together by `function`."""
         if operand.uniform is not None:
-            blocks.check_rows((operand.uniform[0],), axes)
+            moves.check_rows((operand.uniform[0],), axes)
             return operand.like(value, function)
         known: dict[DType, Callable[[Term], Term]] = {}
         for dtype in {leaf.dtype for leaf in operand.value.leaves}:
             known[dtype] = self.algebra.mapped(lambda term, dtype=dtype: function(term, dtype))
         found = [
-            blocks.summed(self.algebra, block, axes, known[leaf.dtype])
+            moves.summed(self.algebra, block, axes, known[leaf.dtype])
             for block, leaf in zip(operand.blocks, operand.value.leaves, strict=True)
         ]
         return uniform_if_whole(value, found)
@@ -307,7 +318,7 @@ class Interpretation:
         for block, leaf in zip(operand.blocks, value.leaves, strict=True):
             if leaf.shape:
                 is_leaf = value.kind != "flat"
-                found.append(blocks.gathered(self.algebra, block, axes, leaf.size, leaf=is_leaf))
+                found.append(moves.gathered(self.algebra, block, axes, leaf.size, leaf=is_leaf))
             else:
                 found.append(blocks.renamed(self.algebra, block, first))
         return uniform_if_whole(value, found)
@@ -350,17 +361,19 @@ class Interpretation:
         return Held(value, None, [builder.block(rows, value.leaves[0].size // ways)])
 
     def unpacked(self, parts: Sequence[tuple[Ref, int, int, int, int]], ways: int, value: Value) -> Held:
-        """The leaves of `value` from (buffer, leaf, first column, columns, offset) of buffers of `ways` rows."""
+        """The leaves of `value` from (buffer, leaf, first column, columns, offset) of buffers of `ways`
+        rows."""
         builders = [Builder() for _ in value.leaves]
         rows: list[tuple[tuple[int, str | None], ...]] = [() for _ in value.leaves]
         for ref, leaf, start, size, offset in parts:
             (buffer,) = self.held[ref].blocks
+            column = offset
             if ways == 1:
-                buffer, offset = blocks.row_of(self.algebra, buffer, offset, size)
+                buffer, column = blocks.row_of(self.algebra, buffer, offset, size)
             else:
                 buffer = blocks.in_rows(buffer, ways, buffer.size // ways)
                 rows[leaf] = _same_rows(rows[leaf], buffer.rows)
-            builders[leaf].take(buffer, offset, size, start)
+            builders[leaf].take(buffer, column, size, start)
         found: list[Block] = []
         for index, leaf in enumerate(value.leaves):
             block = builders[index].block(rows[index], row_size(value.kind, leaf, ways))
@@ -372,18 +385,17 @@ class Interpretation:
         if operand.uniform is not None:
             chain, term = operand.uniform
             return Held(value, (blocks.cut(chain, ways, digits), term))
-        found: list[Block] = []
-        for block, leaf in zip(operand.blocks, operand.value.leaves, strict=True):
-            if leaf.shape and ways > 1:
-                width = row_size(operand.value.kind, leaf, ways)
-                made = blocks.leading(
-                    blocks.in_rows(block, ways, width, leaf=True), [count for count, _ in digits]
-                )
-                kept = [symbol for count, symbol in digits if count > 1]
-                symbols = {blocks.row(index): symbol for index, symbol in enumerate(kept)}
-                block = blocks.renamed(self.algebra, made, symbols)._replace(rows=())
-            found.append(block)
-        return uniform_if_whole(value, found)
+        kept = [symbol for count, symbol in digits if count > 1]
+        symbols = {blocks.row(index): symbol for index, symbol in enumerate(kept)}
+
+        def part(block: Block, leaf: Leaf) -> Block:
+            if not leaf.shape or ways == 1:
+                return block
+            rows = blocks.in_rows(block, ways, row_size(operand.value.kind, leaf, ways), leaf=True)
+            made = blocks.leading(rows, [count for count, _ in digits])
+            return blocks.renamed(self.algebra, made, symbols)._replace(rows=())
+
+        return uniform_if_whole(value, list(map(part, operand.blocks, operand.value.leaves)))
 
 
 class Place(NamedTuple):
@@ -408,12 +420,12 @@ class Place(NamedTuple):
 def whole_runs(block: Block) -> list[Place]:
     """The runs of a block of one row, in order."""
     if block.rows:
-        raise Unsayable("rows of several ranks are used as one value")
+        raise UnsayableError("rows of several ranks are used as one value")
     found: list[Place] = []
     for run in block.runs:
         chain, term = block.slots[run.slot]
         if term is None:
-            raise Unsayable("a part of a buffer is used as a value")
+            raise UnsayableError("a part of a buffer is used as a value")
         found.append(Place(run.at, run.size, run.leaf, chain, run.column, term))
     return found
 
@@ -427,10 +439,10 @@ def placed(value: Value, block: Block, leaf: Leaf) -> Block:
         chain, term = block.slots[run.slot]
         number = _number(chain)
         if number is None:
-            builder.runs.append(run._replace(slot=builder.slot((chain, term))))
+            builder.put(run.at, run.size, run.leaf, run.column, (chain, term))
             continue
         column = number * row_size(value.kind, leaf, chain[0].ways) + run.column
-        builder.runs.append(run._replace(column=column, slot=builder.slot(((), term))))
+        builder.put(run.at, run.size, run.leaf, column, ((), term))
     return builder.block(block.rows, block.columns)
 
 
@@ -458,7 +470,9 @@ def _scalar(held: Held, index: int) -> Term:
     block = held.blocks[index]
     chain, term = block.slots[block.runs[0].slot] if block.runs else ((), None)
     if block.rows or chain or term is None or block.runs[0].leaf != index:
-        raise Unsayable(f"leaf `{held.value.leaves[index].path}` of `{held.value.id}` is no whole scalar")
+        raise UnsayableError(
+            f"leaf `{held.value.leaves[index].path}` of `{held.value.id}` is no whole scalar"
+        )
     return term
 
 
@@ -470,5 +484,5 @@ def _same_rows(
     first: tuple[tuple[int, str | None], ...], second: tuple[tuple[int, str | None], ...]
 ) -> tuple[tuple[int, str | None], ...]:
     if first and second and first != second:
-        raise Unsayable("rows of different ranks are put side by side")
+        raise UnsayableError("rows of different ranks are put side by side")
     return first or second

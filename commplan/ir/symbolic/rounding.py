@@ -2,12 +2,12 @@
 
 A trace lists events in the order in which they happen to a contribution:
 
-    ("cast", from, to)               every element converted; left out where the next cast takes it back exactly
-    ("sum", axes)                    added over axes in the type of the last cast; listed only behind a cast
+    ("cast", from, to)   every element converted; left out where the next cast takes it back exactly
+    ("sum", axes)        added over axes in the type of the last cast; listed only behind a cast
     ("allow", axes, wire, accumulate, type)
-                                     in the term of a plan, or of an operation that no pass has written out yet:
-                                     a value of `type` is added over `axes`, or moved where there are none, and may
-                                     travel in `wire` meanwhile; sums are made in `accumulate`
+                         in the term of a plan, or of an operation that no pass has written out yet: a value
+                         of `type` is added over `axes`, or moved where there are none, and may travel in
+                         `wire` meanwhile; sums are made in `accumulate`
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ _EXACT: dict[DType, frozenset[DType]] = {
 
 
 def wire_types(dtype: DType, wire: DType | None, accumulate: DType | None) -> tuple[DType, DType]:
-    """The types in which values of `dtype` travel and are added, where a stage asks for `wire` and `accumulate`.
+    """The types in which values of `dtype` travel and are added, where a stage asks for `wire` and
+    `accumulate`.
 
-    Only floats change. The wire type is never wider than the value; a sum is never narrower than what travels;
-    where nothing is said values are added in their own type.
+    Only floats change. The wire type is never wider than the value; a sum is never narrower than what
+    travels; where nothing is said values are added in their own type.
     """
     if not dtype.is_float:
         return dtype, dtype
@@ -68,8 +69,9 @@ def cast(trace: Trace, before: DType, after: DType) -> Trace:
 
 
 def accepts(made: Trace, allowed: Trace) -> bool:
-    """Whether what happened to a contribution is what its plan allows: casts to the wire type, to the type that sums
-    are made in and back, at the sum or move that they are written for, and every sum in its type."""
+    """Whether what happened to a contribution is what its plan allows: casts to the wire type, to the type
+    that sums are made in and back, at the sum or move that they are written for, and every sum in its
+    type."""
     if made == allowed:
         return True
     stages: list[_Stage] = []

@@ -1,4 +1,5 @@
-"""What stages, and the ops that they become, have in common: the meaning of reductions, functions and servers."""
+"""What stages, and the ops that they become, have in common: the meaning of reductions, functions and
+servers."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ ReductionName = Literal["sum", "mean", "max", "min"]
 def reduced(
     env: Interpretation, operand: Held, value: Value, axes: Sequence[str], op: ReductionName, hints: Hints
 ) -> Held:
-    """`operand` added up, or its maximum or minimum taken, over `axes`; `mean` is left to the caller to divide."""
+    """`operand` added up, or its maximum or minimum taken, over `axes`; `mean` is left to the caller to
+    divide."""
     several = [axis for axis in axes if env.algebra.sizes[axis] > 1]
     adds = op in ("sum", "mean")
 
@@ -43,7 +45,8 @@ def averaged(
     weight: Ref | None,
     hints: Hints,
 ) -> Held:
-    """`operand` reduced over `axes`: a mean is the sum over the number of ranks, a weighted one sum(n x) / sum(n)."""
+    """`operand` reduced over `axes`: a mean is the sum over the number of ranks, a weighted one sum(n x) /
+    sum(n)."""
     if weight is None:
         made = reduced(env, operand, value, axes, op, hints)
         if op != "mean":
@@ -110,9 +113,12 @@ def exchange(
     weight: Ref | None,
     hints: Hints,
 ) -> None:
-    """results = fn(states, reduced gradient); on servers what comes back depends on what others have sent, so that it is
-    a function of everything that is said of it."""
+    """results = fn(states, reduced gradient); on servers what comes back depends on what others have sent,
+    so that it is a function of everything that is said of it."""
     if env.values[states[0]].placement.server is not None:
+        for state, result in zip(states, results, strict=True):
+            env.asked(state)
+            env.told(result)
         marks = ("exchange over", *axes, op, hints.staleness, hints.on_failure, hints.wire, hints.accumulate)
         env.call(fn, env.each((gradient, *states, *((weight,) if weight else ()))), results, marks)
         return
@@ -133,9 +139,12 @@ def elastic(
     axes: Sequence[str],
     hints: Hints,
 ) -> None:
-    """The pull of each worker and, where `result` is made at once, the centre moved by the sum of all pulls. A server
-    takes one worker at a time, so that what comes back is a function of everything that is said of it."""
+    """The pull of each worker and, where `result` is made at once, the centre moved by the sum of all pulls.
+    A server takes one worker at a time, so that what comes back is a function of everything that is said of
+    it."""
     if mode != "sync":
+        env.asked(center)
+        env.told(result or center)
         marks = (mode, "over", *axes, hints.staleness, hints.on_failure, hints.wire, hints.accumulate)
         numbers = [str(x) for x in (eta, rho) if not isinstance(x, str)]
         scalars = [x for x in (eta, rho) if isinstance(x, str)]

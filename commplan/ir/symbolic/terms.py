@@ -3,7 +3,7 @@
 A term is a sum of contributions with exact rational coefficients:
 
     term          coefficient * sum over axes of atom, with a trace of what rounded it; added up
-    atom          value     an element of an input, a state or a load, at a coordinate of each axis it varies on
+    atom          value     an element of an input, a state or a load, at a coordinate of each of its axes
                   call      a function of terms and of blocks: uninterpreted, equal where its arguments are
                   extreme   the maximum or minimum of a term over axes
                   only      a term where ranks have certain coordinates, zero elsewhere
@@ -49,7 +49,8 @@ def at(index: int) -> Symbol:
 
 
 class Cut(NamedTuple):
-    """One of `ways` equal rows of what is cut: the row whose number has these digits, each (count, symbol)."""
+    """One of `ways` equal rows of what is cut: the row whose number has these digits, each (count,
+    symbol)."""
 
     ways: int
     digits: tuple[tuple[int, Symbol], ...]
@@ -59,7 +60,8 @@ Chain = tuple[Cut, ...]  # cuts of cuts, outermost first
 
 
 class Atom:
-    """See the module. `free`: the symbols in it that stand for ranks and rows. `exact`: nothing in it was rounded."""
+    """See the module. `free`: the symbols in it that stand for ranks and rows. `exact`: nothing in it was
+    rounded."""
 
     __slots__ = ("content", "exact", "free", "kind", "number", "skeleton")
 
@@ -183,8 +185,8 @@ class Algebra:
         """The place of this rank among `owners`, which are counted row-major over `axes`."""
         several = sorted(axis for axis in axes if self.sizes[axis] > 1)
         numbers: list[int] = []
-        for number in owners:
-            place: dict[str, int] = {}
+        for owner in owners:
+            number, place = owner, dict[str, int]()
             for axis in reversed(axes):
                 number, place[axis] = divmod(number, self.sizes[axis])
             numbers.append(0)
@@ -385,8 +387,7 @@ class Algebra:
 def _merged(arguments: Iterable[Argument]) -> tuple[Argument, ...]:
     """`arguments` without what rounded them; runs of elements that differed in that alone are one."""
     made: list[Argument] = []
-    for argument in arguments:
-        argument = argument._replace(term=argument.term.skeleton)
+    for argument in (each._replace(term=each.term.skeleton) for each in arguments):
         last = made[-1] if made else None
         if last is not None and argument.size is not None and last.size is not None:
             leaf, begin, source = last.leaf

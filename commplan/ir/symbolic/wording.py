@@ -30,11 +30,17 @@ def block_in_words(block: Block, path: str) -> str:
     terms = [known for _, known in block.slots if known is not None]
     if not block.rows and len(terms) == len(block.slots):
         return element(path, 0, whole_runs(block)[0] if block.runs else None, None)
-    nothing = next((part.atom for known in terms for part in known.parts if part.atom.kind == "undefined"), None)
+    nothing = next(
+        (part.atom for known in terms for part in known.parts if part.atom.kind == "undefined"), None
+    )
     if nothing is not None:
         return _atom(nothing, 0)
-    first = f", first of {term(terms[0])}" if terms else ""
-    return f"rows of several ranks{first}"
+    if not block.runs or not terms:
+        return "rows of several ranks"
+    first = block.runs[0]
+    of = f"leaf {first.leaf}" if isinstance(first.leaf, int) else "a buffer"
+    where = f"element {first.column}{_chain(block.slots[first.slot][0])} of {of}"
+    return f"rows of several ranks, the first at {where}: {term(terms[0])}"
 
 
 def term(found: Term, depth: int = 0) -> str:

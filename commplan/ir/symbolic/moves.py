@@ -1,0 +1,158 @@
+"""What ops do to blocks: rows are dealt out to ranks, gathered, exchanged and added up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from commplan.ir.symbolic.blocks import (
+    Block,
+    Builder,
+    Slot,
+    UnsayableError,
+    collapsed,
+    combined,
+    inner,
+    leading,
+    renamed,
+    with_terms,
+)
+from commplan.ir.symbolic.terms import Algebra, Chain, Cut, Symbol, Term, at, free_in, rank, row
+
+
+def scattered(algebra: Algebra, block: Block, axes: Sequence[str]) -> Block:
+    """Each rank along `axes` keeps its row."""
+    axes = [axis for axis in axes if algebra.sizes[axis] > 1]
+    block = leading(block, [algebra.sizes[axis] for axis in axes])
+    check_rows(_chains(block), axes)
+    symbols = {row(index): rank(axis) for index, axis in enumerate(axes)}
+    symbols |= {row(index): row(index - len(axes)) for index in range(len(axes), len(block.rows))}
+    return renamed(algebra, block, symbols)._replace(rows=block.rows[len(axes) :])
+
+
+def summed(algebra: Algebra, block: Block, axes: Sequence[str], term: Callable[[Term], Term]) -> Block:
+    """What ranks along `axes` hold at the same place is put together by `term`."""
+    check_rows(_chains(block), [axis for axis in axes if algebra.sizes[axis] > 1])
+    return with_terms(block, term)
+
+
+def check_rows(chains: Iterable[Chain], axes: Sequence[str]) -> None:
+    """Refuse to put together what ranks along `axes` hold where positions differ between them."""
+    wrong = {rank(axis) for axis in axes}
+    for chain in chains:
+        names = ", ".join(sorted(symbol[1] for symbol in wrong & free_in(chain)))
+        if names:
+            raise UnsayableError(f"ranks along {names} hold different elements, which are put together")
+
+
+def _chains(block: Block) -> list[Chain]:
+    return [chain for each in (block, *inner(block)) for chain, _ in each.slots]
+
+
+def gathered(algebra: Algebra, block: Block, axes: Sequence[str], size: int, *, leaf: bool = False) -> Block:
+    """The rows of all ranks along `axes`, in their order: `size` elements without padding."""
+    axes = [axis for axis in axes if algebra.sizes[axis] > 1]
+    symbols = {rank(axis): row(index) for index, axis in enumerate(axes)}
+    symbols |= {row(index): row(index + len(axes)) for index in range(len(block.rows))}
+    made = renamed(algebra, block, symbols)
+    rows = (*((algebra.sizes[axis], axis) for axis in axes), *block.rows)
+    return collapsed(made._replace(rows=rows), size, leaf=leaf)
+
+
+def exchanged(algebra: Algebra, block: Block, axes: Sequence[str]) -> Block:
+    """All-to-all: row i goes to rank i along `axes`, and becomes its row of the rank that it comes from."""
+    axes = [axis for axis in axes if algebra.sizes[axis] > 1]
+    block = leading(block, [algebra.sizes[axis] for axis in axes])
+    symbols: dict[Symbol, Symbol] = {}
+    for index, axis in enumerate(axes):
+        symbols |= {row(index): rank(axis), rank(axis): row(index)}
+    rows = tuple(
+        (count, axes[index] if index < len(axes) else axis) for index, (count, axis) in enumerate(block.rows)
+    )
+    return renamed(algebra, block, symbols)._replace(rows=rows)
+
+
+def rows_summed(algebra: Algebra, block: Block, ways: int) -> Block:
+    """The sum of the `ways` leading rows."""
+    if ways == 1:
+        return block
+    if not block.rows:
+        return added(algebra, _explicit_rows(block, ways))
+    count, taken = 1, 0
+    while taken < len(block.rows) and count < ways:
+        count *= block.rows[taken][0]
+        taken += 1
+    if count != ways:
+        raise UnsayableError(f"{ways} of {math.prod(count for count, _ in block.rows)} rows are added")
+    digits = dict(enumerate(block.rows[:taken]))
+    if any(row(digit) in free_in(chain) for chain in _chains(block) for digit in digits):
+        raise UnsayableError("rows of one rank, which hold different elements, are added")
+    made = with_terms(block, algebra.mapped(lambda term: algebra.summed_rows(term, digits)))
+    symbols = {row(index): row(index - taken) for index in range(taken, len(block.rows))}
+    return renamed(algebra, made, symbols)._replace(rows=block.rows[taken:])
+
+
+def _explicit_rows(block: Block, ways: int) -> list[Block]:
+    width = block.columns // ways
+    found: list[Block] = []
+    for index in range(ways):
+        builder = Builder()
+        builder.take(block, index * width, width, 0)
+        found.append(builder.block((), width))
+    return found
+
+
+def added(algebra: Algebra, blocks: Sequence[Block]) -> Block:
+    """Blocks added element by element. Where each is zero but on a rank of its own, and holds there another
+    row of the same cut, the sum is each of these ranks' row."""
+    owned = _owned_rows(algebra, blocks)
+    if owned is not None:
+        return owned
+    return combined(algebra, blocks, algebra.add)
+
+
+def _owned_rows(algebra: Algebra, blocks: Sequence[Block]) -> Block | None:
+    if len(blocks) < 2 or not all(block.runs and len(block.runs) == len(blocks[0].runs) for block in blocks):
+        return None
+    builder = Builder()
+    for runs in zip(*(block.runs for block in blocks), strict=True):
+        slots: list[Slot] = [block.slots[run.slot] for block, run in zip(blocks, runs, strict=True)]
+        alone = [found for _, term in slots if (found := _alone(term)) is not None]
+        heads = {chain[:-1] for chain, _ in slots}
+        numbered = [
+            bool(chain) and chain[-1].digits == ((len(blocks), at(number)),)
+            for number, (chain, _) in enumerate(slots)
+        ]
+        same = len({run[:4] for run in runs}) == len(heads) == len({term for _, term in alone}) == 1
+        if not same or not all(numbered) or len(alone) < len(slots):
+            return None
+        conditions = [found for found, _ in alone]
+        if len({tuple(symbol for symbol, _ in each) for each in conditions}) > 1:
+            return None
+        symbol = _owners(algebra, conditions)
+        chain = (*heads.pop(), Cut(len(blocks), ((len(blocks), symbol),)))
+        first = runs[0]
+        builder.put(first.at, first.size, first.leaf, first.column, (chain, alone[0][1]))
+    return builder.block((), blocks[0].columns)
+
+
+def _alone(term: Term | None) -> tuple[Any, Term] | None:
+    """The conditions and the term of a term that is zero but on one rank."""
+    if term is None or len(term.parts) != 1:
+        return None
+    atom, sums, trace, coefficient = term.parts[0]
+    if atom.kind != "only" or sums or trace or coefficient != 1:
+        return None
+    return atom.content
+
+
+def _owners(algebra: Algebra, conditions: Sequence[Sequence[tuple[Symbol, int]]]) -> Symbol:
+    axes = [symbol[1] for symbol, _ in conditions[0]]
+    numbers: list[int] = []
+    for condition in conditions:
+        number = 0
+        for symbol, place in condition:
+            number = number * algebra.sizes[symbol[1]] + place
+        numbers.append(number)
+    return algebra.owner(axes, numbers)

@@ -1,0 +1,204 @@
+"""Whether a schedule still does what the one that it was made from does: outputs, states and placements."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from commplan.ir import schedule as ir
+from commplan.ir.plan import name_of
+from commplan.ir.types import DType
+
+from .schedule_oracle import MANTISSA, Array, Exactly, exact, masks
+
+NOISE = 1e-11  # of float64, relative to the largest element
+SCALES = (1.0, 2.0**17)  # the second is beyond what f16 holds
+ROUNDS = 2  # every phase but `at start` runs so often
+
+
+class Result(NamedTuple):
+    """An output or a state as it leaves a phase."""
+
+    placement: str
+    leaves: tuple[tuple[str, DType, Array, Array | None], ...]  # path, dtype, data, where it is no padding
+
+
+Behaviour = dict[tuple[Any, ...], Result | str]
+
+
+def behaviour(
+    schedule: ir.Schedule, like: ir.Schedule, linear: frozenset[str], scale: float, rounding: bool = True
+) -> Behaviour:
+    """What `schedule` does, called as `like`: results and errors by step and phase."""
+    given, runner = (Exactly(each, like.fns, linear, scale, rounding) for each in (like, schedule))
+    entry = {value.id: value for value in like.entry}
+    state = {name_of(ref): given.entering(entry[ref]) for ref in like.states}
+    found: Behaviour = {("phases",): repr(sorted(_face(phase) for phase in schedule.phases))}
+    found["axes",] = repr([(axis.name, axis.kind, axis.size) for axis in schedule.axes])
+    for step in range(ROUNDS):
+        for phase in like.phases:
+            if step and phase.kind == "start":
+                continue
+            key = (step, phase.name)
+            inputs = {name_of(ref): given.entering(entry[ref], step) for ref in phase.inputs}
+            try:
+                outputs, after = runner.phase(phase.name, state, inputs)
+                compiled = schedule.phase(phase.name)
+                values = {value.id: value for value in (*schedule.entry, *compiled.values)}
+                for binding in compiled.outputs:
+                    value = values[binding.value]
+                    found[(*key, "output", binding.name)] = _result(runner, value, outputs[binding.name])
+                for binding in compiled.updates:
+                    value = values[binding.value]
+                    found[(*key, "state", binding.name)] = _result(runner, value, after[binding.name])
+                state = after
+            except Exception as error:  # noqa: BLE001 - whatever it raises, it does not do what it should
+                found[(*key, "error")] = f"{type(error).__name__}: {str(error)[:200]}"
+    return found
+
+
+def _face(phase: ir.Phase) -> tuple[Any, ...]:
+    outputs = sorted((binding.name, binding.source_only) for binding in phase.outputs)
+    return phase.name, phase.kind, phase.period, outputs, sorted(binding.name for binding in phase.updates)
+
+
+def _result(runner: Exactly, value: ir.Value, tree: Any) -> Result:
+    arrays = [tree] if not value.leaves else runner.leaves(value, tree)
+    leaves = value.leaves or (ir.Leaf("", (), DType.F64),)
+    where = masks(runner.grid.sizes, value) or [None]
+    placement = value.placement
+    return Result(
+        str((sorted(placement.per), sorted(placement.partial), placement.split, placement.server)),
+        tuple(
+            (leaf.path, leaf.dtype, np.asarray(array), mask)
+            for leaf, array, mask in zip(leaves, arrays, where, strict=True)
+        ),
+    )
+
+
+class Verdict(NamedTuple):
+    """How two behaviours differ: `differs`, `rounds less` (the other leaves out casts to narrower types, and
+    does the same otherwise), `rounds` (by less than the type of the result tells apart) or `same`; the first
+    place, in words; the names of all outputs and states that differ."""
+
+    level: str
+    where: str = ""
+    names: frozenset[str] = frozenset()
+
+    def __or__(self, other: Verdict) -> Verdict:
+        worse = max(self, other, key=lambda verdict: LEVELS.index(verdict.level))
+        return Verdict(worse.level, worse.where, self.names | other.names)
+
+
+LEVELS = ("same", "rounds", "rounds less", "differs")
+
+
+def difference(one: Behaviour, other: Behaviour) -> Verdict:
+    verdict = Verdict("same")
+    for key in {**one, **other}:
+        left, right = one.get(key), other.get(key)
+        level = _compared(left, right)
+        if level == "same":
+            continue
+        said = " ".join(map(str, key))
+        where = f"{said}: {right}" if isinstance(right, str) and key[-1] == "error" else said
+        now = Verdict(level, where, frozenset([key[-1]]) if len(key) == 4 else frozenset())
+        verdict = verdict | now
+    return verdict
+
+
+def _compared(left: Result | str | None, right: Result | str | None) -> str:
+    if not isinstance(left, Result) or not isinstance(right, Result):
+        return "same" if left == right else "differs"
+    if left.placement != right.placement or [x[:2] for x in left.leaves] != [x[:2] for x in right.leaves]:
+        return "differs"
+    found = "same"
+    for (_, dtype, a, mask), (_, _, b, _) in zip(left.leaves, right.leaves, strict=True):
+        if a.shape != b.shape:
+            return "differs"
+        real = np.ones(a.shape, bool) if mask is None else np.broadcast_to(mask, a.shape)
+        level = _apart_by(a[real], b[real], dtype)
+        if level == "differs":
+            return level
+        found = level if level == "rounds" else found
+    return found
+
+
+def _apart_by(a: Array, b: Array, dtype: DType) -> str:
+    if not dtype.is_float:
+        return "same" if np.array_equal(a, b) else "differs"
+    equal = (a == b) | (np.isnan(a) & np.isnan(b))
+    with np.errstate(all="ignore"):
+        off = np.max(np.where(equal, 0.0, np.nan_to_num(np.abs(a - b), nan=np.inf)), initial=0.0)
+        size = np.max(np.abs(np.where(np.isfinite(a), a, 0.0)), initial=0.0)
+    if off > max(2.0 ** -MANTISSA[dtype], NOISE) * size:
+        return "differs"
+    return "rounds" if off > NOISE * size else "same"
+
+
+class Judge:
+    """Tells whether what was made from a schedule still does what the schedule does."""
+
+    def __init__(self, schedule: ir.Schedule, linear: Iterable[str]) -> None:
+        self.schedule, self.linear = schedule, frozenset(linear)
+        with exact():
+            self.meant = [behaviour(schedule, schedule, self.linear, scale) for scale in SCALES]
+
+    @property
+    def errors(self) -> list[str]:
+        return [str(what) for key, what in self.meant[0].items() if key[-1] == "error"]
+
+    def compare(self, other: ir.Schedule) -> Verdict:
+        verdict = Verdict("same")
+        for scale, meant in zip(SCALES, self.meant, strict=True):
+            if verdict.level != "differs":
+                with exact():
+                    verdict |= difference(meant, behaviour(other, self.schedule, self.linear, scale))
+        if verdict.level == "differs" and self._rounds_less(other):
+            return verdict._replace(level="rounds less")
+        return verdict
+
+    def _rounds_less(self, other: ir.Schedule) -> bool:
+        """Whether `other` differs only by casts to narrower types that it leaves out."""
+        if not _roundings(other) < _roundings(self.schedule):
+            return False
+        if any(width < _widths(self.schedule).get(line, 0) for line, width in _widths(other).items()):
+            return False
+        with exact():
+            one, another = (
+                behaviour(each, self.schedule, self.linear, 1.0, rounding=False)
+                for each in (self.schedule, other)
+            )
+        return difference(one, another).level in ("same", "rounds")
+
+
+def _roundings(schedule: ir.Schedule) -> Counter[tuple[Any, ...]]:
+    """How often the ops of each line of the plan cast to each narrower type."""
+    found: Counter[tuple[Any, ...]] = Counter()
+    for phase, op, values in _ops(schedule):
+        if isinstance(op, ir.Cast) and op.operand in values:
+            types = {leaf.dtype for leaf in values[op.operand].leaves}
+            if any(MANTISSA.get(op.dtype, 0) < MANTISSA.get(dtype, 99) for dtype in types):
+                found[phase, op.span, op.dtype] += 1
+    return found
+
+
+def _widths(schedule: ir.Schedule) -> dict[tuple[Any, ...], int]:
+    """The narrowest type in which the ops of each line of the plan add."""
+    found: dict[tuple[Any, ...], int] = {}
+    for phase, op, values in _ops(schedule):
+        if isinstance(op, ir.LocalSum) or (isinstance(op, ir.Collective) and op.op is not None):
+            leaves = values[op.operand].leaves if op.operand in values else ()
+            widths = [MANTISSA.get(leaf.dtype, 99) for leaf in leaves]
+            found[phase, op.span] = min([found.get((phase, op.span), 99), *widths])
+    return found
+
+
+def _ops(schedule: ir.Schedule) -> Iterator[tuple[str, ir.Op, dict[str, ir.Value]]]:
+    for phase in schedule.phases:
+        values = {value.id: value for value in (*schedule.entry, *phase.values)}
+        for op in phase.ops:
+            yield phase.name, op, values

@@ -1,0 +1,179 @@
+"""What follows from an edit of a schedule, made to fit: order, types, placements, bytes, roots and levels.
+
+A compiler with a mistake in it would make the rest follow, so that what is wrong is what the schedule means
+and not how it is written.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+from msgspec.structs import replace
+
+from commplan.ir import schedule as ir
+from commplan.ir.layout import cut_all
+from commplan.ir.plan import Algorithm
+from commplan.ir.types import Placement
+
+REDUCES, ROOTED = ("all_reduce", "reduce_scatter", "reduce"), ("broadcast", "reduce")
+Repair = Literal["", "types", "placements"]  # as it is; as the rules want it; as it really is
+
+
+def repaired(schedule: ir.Schedule, how: Repair, sound: ir.Schedule) -> ir.Schedule:
+    """`schedule`, made from `sound`, with its ops in an order in which they can run and roots, operations,
+    bytes and levels that go with kind and axes.
+
+    how: of what follows from an edit, leaves are declared as they are made. `types`: placements as the rules
+    of the ops want them, whatever is true. `placements`: placements as they are made. Empty: nothing is done.
+    """
+    if not how:
+        return schedule
+    before = {phase.name: phase for phase in sound.phases}
+    phases = tuple(
+        _repaired(schedule, ordered(phase), how, before.get(phase.name, phase)) for phase in schedule.phases
+    )
+    return replace(schedule, phases=phases)
+
+
+def _repaired(schedule: ir.Schedule, phase: ir.Phase, how: Repair, before: ir.Phase) -> ir.Phase:
+    sizes = {axis.name: axis.size for axis in schedule.axes}
+    values = {value.id: value for value in (*schedule.entry, *phase.values)}
+    entering = {value.id for value in schedule.entry}
+    known = {value.id: value for value in (*schedule.entry, *before.values)}
+    ops: list[ir.Op] = []
+    for given in phase.ops:
+        op, refs = given, (*ir.operands(given), *ir.results(given))
+        if op in before.ops and all(values.get(ref) == known.get(ref) for ref in refs):
+            ops.append(op)
+            continue
+        try:
+            op = _fitted(given, values, sizes)
+            for ref in ir.results(op):
+                if ref not in entering:
+                    values[ref] = follows(op, values[ref], values, sizes, how)
+            if isinstance(op, ir.Collective) and (how == "types" or values[op.operand].kind == "flat"):
+                _as_wanted(op, values, entering)
+        except (KeyError, IndexError, ZeroDivisionError, ValueError):  # no repair makes sense of it
+            pass
+        ops.append(op)
+    return replace(phase, ops=tuple(ops), values=tuple(values[value.id] for value in phase.values))
+
+
+def ordered(phase: ir.Phase) -> ir.Phase:
+    """`phase` with every op behind those that it needs, where that can be; else as they stand."""
+    makers = {ref: at for at, op in enumerate(phase.ops) for ref in ir.results(op)}
+    needs = [{makers[ref] for ref in (*ir.operands(op), *op.after) if ref in makers} for op in phase.ops]
+    rest, done = list(range(len(phase.ops))), list[int]()
+    while rest:
+        ready = next((at for at in rest if needs[at].issubset(done)), None)
+        if ready is None:
+            return phase
+        rest.remove(ready)
+        done.append(ready)
+    return replace(phase, ops=tuple(phase.ops[at] for at in done))
+
+
+def _as_wanted(op: ir.Collective, values: dict[str, ir.Value], entering: set[str]) -> None:
+    """Placements that a collective's kind and axes want, whatever is true: the operand differs over its axes,
+    the result does so where it should."""
+    left = op.kind in ("reduce_scatter", "all_to_all", "reduce")
+    for ref, varies in ((op.operand, True), (op.result, left)):
+        placement = values[ref].placement
+        if ref in entering:
+            continue
+        if varies:
+            missing = tuple(axis for axis in op.axes if not placement.varies(axis))
+            placement = replace(placement, per=(*placement.per, *missing))
+        else:
+            placement = placement.same_over(op.axes)
+        values[ref] = replace(values[ref], placement=placement)
+
+
+def _ways(axes: Sequence[str], sizes: dict[str, int]) -> int:
+    return math.prod(sizes[axis] for axis in axes)
+
+
+def _fitted(op: ir.Op, values: dict[str, ir.Value], sizes: dict[str, int]) -> ir.Op:
+    """A collective as its kind, axes and operand want it."""
+    if not isinstance(op, ir.Collective):
+        return op
+    operand, ways = values[op.operand], _ways(op.axes, sizes)
+    root = min(op.root or 0, ways - 1) if op.kind in ROOTED else None
+    reduces = (op.op or "sum") if op.kind in REDUCES else None
+    algorithm = op.algorithm
+    if {name for name, _ in algorithm.levels} & set(sizes) and {n for n, _ in algorithm.levels} != set(
+        op.axes
+    ):
+        kept = tuple(arg for arg in algorithm.args if (arg.key or arg.value) in op.axes)
+        whole = len(kept) == len(op.axes) > 1
+        algorithm = replace(algorithm, args=kept) if whole else Algorithm("native")
+    if op.kind == "all_to_all":
+        algorithm = Algorithm("native")
+    return replace(
+        op, root=root, op=reduces, algorithm=algorithm, nbytes=operand.nbytes, dtype=ir.widest(operand.leaves)
+    )
+
+
+def follows(
+    op: ir.Op, result: ir.Value, values: dict[str, ir.Value], sizes: dict[str, int], how: Repair
+) -> ir.Value:
+    """What `op` makes of its operands, in the place of `result`."""
+    if isinstance(op, ir.Map | ir.Read | ir.Exchange | ir.Unpack) or not ir.operands(op):
+        return _retyped(op, result, values)
+    operand = values[ir.operands(op)[0]]
+    leaves, whole, placement = operand.leaves, operand.whole, operand.placement
+    match op:
+        case ir.Pack():
+            size = max([result.leaves[0].size // op.ways, *(part.offset + part.size for part in op.parts)])
+            dtype = operand.leaves[op.parts[0].leaf].dtype
+            return replace(result, leaves=(ir.Leaf("", (size * op.ways,), dtype),))
+        case ir.Cast():
+            leaves, whole = (
+                tuple(replace(leaf, dtype=op.dtype) for leaf in each) for each in (leaves, whole)
+            )
+        case ir.LocalSum():
+            leaves = (replace(leaves[0], shape=(leaves[0].size // op.ways,)),)
+            placement = replace(placement, per=())
+        case ir.Slice():
+            whole = whole or leaves
+            leaves = cut_all(operand.kind, leaves, [len(op.owners) or _ways(op.axes, sizes)])
+            placement = replace(placement, split=(*placement.split, *op.axes))
+        case ir.Collective():
+            leaves, placement = _collected(op, operand, result, sizes)
+            whole = result.whole
+        case _:
+            pass
+    placement = replace(placement, server=result.placement.server)
+    if how == "placements" and operand.kind != "flat" and not isinstance(op, ir.Put | ir.Get):
+        return replace(result, leaves=leaves, whole=whole if placement.split else (), placement=placement)
+    return replace(result, leaves=leaves)
+
+
+def _retyped(op: ir.Op, result: ir.Value, values: dict[str, ir.Value]) -> ir.Value:
+    """What is unpacked has the types of the buffers."""
+    if not isinstance(op, ir.Unpack) or not op.parts:
+        return result
+    leaves = list(result.leaves)
+    for part in op.parts:
+        leaves[part.leaf] = replace(leaves[part.leaf], dtype=values[part.value].leaves[0].dtype)
+    return replace(result, leaves=tuple(leaves))
+
+
+def _collected(
+    op: ir.Collective, operand: ir.Value, result: ir.Value, sizes: dict[str, int]
+) -> tuple[tuple[ir.Leaf, ...], Placement]:
+    ways, flat, leaves = _ways(op.axes, sizes), operand.kind == "flat", operand.leaves
+    placement = operand.placement.same_over(op.axes)
+    if op.kind == "reduce_scatter":
+        placement = replace(placement, split=(*placement.split, *op.axes))
+        cut = (replace(leaves[0], shape=(leaves[0].size // ways,)),)
+        return cut if flat else cut_all(operand.kind, leaves, [ways]), placement
+    if op.kind == "all_gather":
+        placement = replace(placement, split=tuple(a for a in placement.split if a not in op.axes))
+        joined = (replace(leaves[0], shape=(leaves[0].size * ways,)),)
+        return joined if flat else tuple(
+            replace(leaf, dtype=own.dtype) for leaf, own in zip(result.leaves, leaves, strict=True)
+        ), placement  # fmt: skip
+    return leaves, operand.placement if op.kind in ("all_to_all", "reduce") else placement

@@ -1,0 +1,291 @@
+"""A schedule that does something else than its plan says is refused, with the plan line and both terms."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import commplan
+from commplan.cli import main
+from commplan.ir import schedule as ir
+from commplan.ir.serial import encode
+from commplan.ir.symbolic.rounding import accepts, cast
+from commplan.ir.types import DType
+from commplan.verify import load_schedule, verify
+
+PLANS = Path(__file__).resolve().parents[2] / "examples" / "plans"
+TREE: Any = {
+    "a": {"b": {"shape": [3], "dtype": "f32"}, "w": {"shape": [5, 7], "dtype": "f32"}},
+    "s": {"shape": [], "dtype": "f32"},
+}
+Ops = list[Any]
+REDUCE = """plan reductions
+axis node = 2
+axis gpu = 4
+fn step(tree, tree) -> tree on device elementwise
+fn both(tree, tree) -> tree on device elementwise
+input grads : tree partial node, gpu
+input other : tree partial node, gpu
+input own : tree per node, gpu
+input n : f32 per node, gpu
+input g2 : tree partial gpu
+state w : tree
+
+at start {
+    w = broadcast own over node, gpu from 5
+}
+
+each step {
+    g = reduce grads over node, gpu by mean
+    h = reduce other over node, gpu by mean(weight = n)
+    largest = reduce own over node, gpu by max
+    shard = scatter g2 over gpu by sum
+    w = map step(w, g)
+    seen = map both(w, h)
+    output g, h, largest, shard, seen, w
+}
+"""
+WIRE = """plan narrow
+axis data = 4
+input grads : tree partial data
+input other : tree partial data
+each step {
+    grads = reduce grads over data by mean { wire = bf16, accumulate = f32 }
+    other = reduce other over data by sum
+    output grads, other
+}
+"""
+ELASTIC = """plan elastic_sync
+axis worker = 4
+input own : tree per worker
+state center : tree
+at start { center = broadcast own over worker from 0 }
+each step {
+    pull, center = elastic own with center over worker by sync(eta = 0.25, rho = 0.5)
+    output pull, center
+}
+"""
+
+
+def compiled(text: str, passes: str | None = None) -> ir.Schedule:
+    plan = commplan.loads(text, "tested.plan")
+    trees = {value.name for value in plan.graph.values if str(value.type) == "tree"}
+    return plan.compile(shapes=dict.fromkeys(trees, TREE), passes=passes).schedule
+
+
+def edited(
+    schedule: ir.Schedule, change: Callable[[Ops], Sequence[Any] | None], phase: str = "step"
+) -> ir.Schedule:
+    """`schedule` with the ops of a phase changed; values that nothing makes any more are left out."""
+    found = schedule.phase(phase)
+    ops = list(found.ops)
+    ops = list(change(ops) or ops)
+    made = {ref for op in ops for ref in ir.results(op)}
+    new = msgspec.structs.replace(
+        found, ops=tuple(ops), values=tuple(v for v in found.values if v.id in made)
+    )
+    phases = tuple(new if each is found else each for each in schedule.phases)
+    return msgspec.structs.replace(schedule, phases=phases)
+
+
+def of(type_: type, /, **fields: Any) -> Callable[[Any], bool]:
+    return lambda op: isinstance(op, type_) and all(getattr(op, key) == item for key, item in fields.items())
+
+
+def replaced(which: Callable[[Any], bool], **fields: Any) -> Callable[[Ops], None]:
+    """The first op of which `which` holds, with other fields."""
+
+    def change(ops: Ops) -> None:
+        at = next(index for index, op in enumerate(ops) if which(op))
+        ops[at] = msgspec.structs.replace(ops[at], **fields)
+
+    return change
+
+
+def cut_out(which: Callable[[Any], bool]) -> Callable[[Ops], Ops]:
+    """The first such op left out; who read its result reads its operand."""
+
+    def change(ops: Ops) -> Ops:
+        at = next(index for index, op in enumerate(ops) if which(op))
+        gone = ops.pop(at)
+        return [ir.substitute(op, {gone.result: gone.operand}) for op in ops]
+
+    return change
+
+
+def exchanged(which: Callable[[Any], bool]) -> Callable[[Ops], None]:
+    """The operands of the first two such ops exchanged."""
+
+    def change(ops: Ops) -> None:
+        one, two = [index for index, op in enumerate(ops) if which(op)][:2]
+        first, second = ops[one], ops[two]
+        ops[one] = msgspec.structs.replace(first, operand=second.operand)
+        ops[two] = msgspec.structs.replace(second, operand=first.operand)
+
+    return change
+
+
+REDUCES = of(ir.Collective, kind="all_reduce", op="sum")
+
+
+def narrowed(ops: Ops) -> Ops:
+    """The second reduction in 16 bits, which only the first is allowed."""
+    at = [index for index, op in enumerate(ops) if REDUCES(op)][1]
+    op = ops[at]
+    narrow, back = f"{op.result}/bf16", f"{op.result}/back"
+    ops[at : at + 1] = [
+        ir.Cast(narrow, op.operand, DType.BF16, op.span),
+        ir.Cast(back, narrow, DType.F32, op.span),
+        msgspec.structs.replace(op, operand=back),
+    ]
+    return ops
+
+
+EDITS: dict[str, tuple[str, str, Callable[[Ops], Any], str, str]] = {
+    # name: plan, passes, change, phase, a piece of what is said
+    "no all-reduce": (REDUCE, "bucket", cut_out(REDUCES), "step", "the plan says"),
+    "max for sum": (REDUCE, "bucket", replaced(REDUCES, op="max"), "step", "the max over gpu, node of"),
+    "min for max": (REDUCE, "bucket", replaced(of(ir.Collective, op="max"), op="min"), "step", "the min over"),
+    "sum for max": (REDUCE, "bucket", replaced(of(ir.Collective, op="max"), op="sum"), "step", "the sum over"),
+    "one of two axes": (REDUCE, "bucket", replaced(REDUCES, axes=("gpu",)), "step", "the sum over gpu"),
+    "halves for eighths": (REDUCE, "", replaced(of(ir.Scale, how="div"), by=2.0), "step", "1/2 x"),
+    "times for over": (REDUCE, "", replaced(of(ir.Scale, how="div"), how="mul"), "step", "8 x"),
+    "another root": (REDUCE, "", replaced(of(ir.Collective, kind="broadcast"), root=4), "start", "rank 0 along gpu"),
+    "no weight": (REDUCE, "", cut_out(of(ir.Scale, how="mul")), "step", "mul("),
+    "another function": (REDUCE, "", replaced(of(ir.Map, fn="step"), fn="both"), "step", "both("),
+    "operands exchanged": (
+        REDUCE, "", replaced(of(ir.Map, fn="both"), operands=("h.1", "w.2")), "step", "both(div(",
+    ),
+    "old weights": (REDUCE, "", replaced(of(ir.Map, fn="both"), operands=("w.0", "h.1")), "step", "both(`w`"),
+    "other gradients": (REDUCE, "", replaced(REDUCES, operand="other.0"), "step", "`other`"),
+    "gradients exchanged": (REDUCE, "", exchanged(REDUCES), "step", "the plan says"),
+    "broadcast for reduce": (
+        REDUCE, "", replaced(REDUCES, kind="broadcast", op=None, root=0), "step", "rank 0 along gpu",
+    ),
+    "no cast before the sum": (
+        WIRE, "bucket,wire", replaced(of(ir.Cast, dtype=DType.F32), dtype=DType.BF16), "step", "",
+    ),
+    "wire where none is asked": (WIRE, "bucket", narrowed, "step", "as bf16"),
+    "the pull left out": (ELASTIC, "", cut_out(of(ir.Collective, kind="all_reduce")), "step", "the plan says"),
+    "another eta": (ELASTIC, "", replaced(of(ir.Elastic), eta=0.5), "step", "1/4 x `own`"),
+    "another rho": (ELASTIC, "", replaced(of(ir.Elastic), rho=0.25), "step", "1/16 x `own`"),
+    "the pull of another": (ELASTIC, "", replaced(of(ir.Elastic), operand="center.0", center="own.0"), "step", ""),
+}  # fmt: skip
+
+
+def said(schedule: ir.Schedule) -> list[tuple[str, str, int]]:
+    return [(p.code, p.message, p.span.line if p.span else 0) for p in verify(schedule)]
+
+
+def with_values(schedule: ir.Schedule) -> ir.Schedule:
+    """Values declared for results that an edit has added, of the shape of what they are made of."""
+    phases: list[ir.Phase] = []
+    for phase in schedule.phases:
+        values = {value.id: value for value in (*schedule.entry, *phase.values)}
+        for op in phase.ops:
+            if isinstance(op, ir.Cast) and op.result not in values:
+                leaves = tuple(msgspec.structs.replace(x, dtype=op.dtype) for x in values[op.operand].leaves)
+                values[op.result] = msgspec.structs.replace(values[op.operand], id=op.result, leaves=leaves)
+        made = tuple(values[ref] for op in phase.ops for ref in ir.results(op))
+        phases.append(msgspec.structs.replace(phase, values=made))
+    return msgspec.structs.replace(schedule, phases=tuple(phases))
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_an_edit_that_changes_what_a_schedule_does_is_refused(name: str) -> None:
+    text, passes, change, phase, piece = EDITS[name]
+    schedule = compiled(text, passes)
+    assert said(schedule) == []
+    found = said(with_values(edited(schedule, change, phase)))
+    assert found
+    meant = [(message, line) for code, message, line in found if code == "CP0766"]
+    if not meant:  # its form is wrong already
+        assert {code for code, _, _ in found} <= {"CP0730", "CP0731", "CP0732", "CP0733", "CP0734", "CP0735"}
+        return
+    message, line = meant[0]
+    assert "the plan says" in message and "; the schedule makes" in message and line > 0
+    assert piece in message.partition("; the schedule makes")[2] or any(piece in each for each, _ in meant)
+
+
+def test_most_of_these_edits_are_refused_for_what_they_mean() -> None:
+    meant = 0
+    for text, passes, change, phase, _ in EDITS.values():
+        found = said(with_values(edited(compiled(text, passes), change, phase)))
+        meant += any(code == "CP0766" for code, _, _ in found)
+    assert meant >= 15
+
+
+def test_outputs_and_states_exchanged_or_left_out_are_refused() -> None:
+    schedule = compiled(REDUCE, "")
+    step = schedule.phase("step")
+    g, h = step.outputs[0], step.outputs[1]
+    for outputs in (
+        (
+            msgspec.structs.replace(g, value=h.value),
+            msgspec.structs.replace(h, value=g.value),
+            *step.outputs[2:],
+        ),
+        step.outputs[1:],
+    ):
+        new = msgspec.structs.replace(step, outputs=outputs)
+        phases = tuple(new if phase is step else phase for phase in schedule.phases)
+        assert "CP0766" in {code for code, *_ in said(msgspec.structs.replace(schedule, phases=phases))}
+
+
+def test_the_plan_that_a_file_carries_is_the_one_that_it_names() -> None:
+    schedule, other = compiled(REDUCE, ""), compiled(WIRE, "")
+    wrong = msgspec.structs.replace(schedule, origin=other.origin)
+    assert [code for code, *_ in said(wrong)] == ["CP0766"]
+    assert load_schedule(encode(schedule)) == schedule
+
+
+def test_the_command_shows_both_terms_and_the_line(tmp_path: Path) -> None:
+    path = tmp_path / "wrong.json"
+    path.write_bytes(encode(edited(compiled(REDUCE, "bucket"), replaced(REDUCES, op="max"))))
+    said_of_it = io.StringIO()
+    with contextlib.redirect_stderr(said_of_it):
+        assert main(["verify", str(path)]) == 1
+    assert "error[CP0766]" in said_of_it.getvalue()
+    assert "the plan says 1/8 x the sum over gpu, node of `grads`" in said_of_it.getvalue()
+    assert "tested.plan:18:5" in said_of_it.getvalue()
+
+
+F32, BF16, F64 = DType.F32, DType.BF16, DType.F64
+DOWN, UP = ("cast", F32, BF16), ("cast", BF16, F32)
+ALLOWED = (("allow", ("a", "b"), BF16, F32, F32),)
+
+
+@pytest.mark.parametrize(
+    ("made", "allowed", "good"),
+    [
+        ((), (), True),
+        ((), ALLOWED, True),  # rounded less than it may be
+        ((DOWN, UP), (), False),
+        ((DOWN, UP, ("sum", ("a", "b")), DOWN, UP), ALLOWED, True),
+        ((DOWN, UP, ("sum", ("a",)), DOWN, UP, ("sum", ("b",)), DOWN, UP), ALLOWED, True),
+        ((DOWN, ("sum", ("a", "b")), UP), ALLOWED, False),  # added in 16 bits
+        ((("cast", F32, DType.F16), ("cast", DType.F16, F32), ("sum", ("a", "b"))), ALLOWED, False),
+        ((DOWN, UP, ("sum", ("a", "c"))), ALLOWED, False),
+        ((DOWN, UP, ("sum", ("a", "b")), DOWN), ALLOWED, False),  # left in 16 bits
+        ((DOWN, UP), (("allow", (), BF16, BF16, F32),), True),
+        ((), (("allow", ("a",), F32, F64, F32),), False),  # a wider sum was asked for
+        (
+            (("cast", F32, F64), ("sum", ("a",)), ("cast", F64, F32)),
+            (("allow", ("a",), F32, F64, F32),),
+            True,
+        ),
+    ],
+)
+def test_rounding_that_is_allowed(made: Any, allowed: Any, good: bool) -> None:
+    assert accepts(made, allowed) == good
+
+
+def test_a_cast_there_and_back_is_none() -> None:
+    assert cast(cast((), F32, F64), F64, F32) == ()
+    assert cast(cast((), F32, BF16), BF16, F32) == (DOWN, UP)
