@@ -16,7 +16,7 @@ from commplan.ir.def_use import DefUse
 from commplan.ir.plan import name_of
 from commplan.ir.serving import ServerOp, sent, server_op
 from commplan.lowering.jax import ops, order, servers, together
-from commplan.lowering.jax.backend import Backend, move
+from commplan.lowering.jax.backend import Backend
 from commplan.lowering.jax.functions import Draw, call
 from commplan.lowering.jax.layout import varying
 from commplan.lowering.jax.trees import LEAF, Structure, Tree, structure_by
@@ -339,8 +339,8 @@ class Lowered:
             return empty if scattered else backend.same(empty, op.axes)
         if op.kind == "reduce_scatter" and x.ndim == 0:
             whole = scalar_algorithm(op.algorithm)
-            return backend.all_reduce(x, msgspec.structs.replace(op, kind="all_reduce", algorithm=whole))
+            return backend.move(x, msgspec.structs.replace(op, kind="all_reduce", algorithm=whole))
         if op.kind == "all_gather" and x.ndim == 0:  # a scalar of a split tree, never cut: the same already
             return backend.same(x, op.axes)
-        moved = self._at_root(op, move(backend, self._operand(op, x, array), op))
+        moved = self._at_root(op, backend.move(self._operand(op, x, array), op))
         return ops.uncut(moved, target) if op.kind == "all_gather" else moved
