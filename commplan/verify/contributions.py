@@ -13,13 +13,31 @@ from typing import NamedTuple
 
 import numpy as np
 
-from commplan.collectives.program import ROOTED, Bools, Ints
+from commplan.collectives.program import REDUCING, ROOTED, Bools, Ints, Kind
+from commplan.collectives.promise import promise
 from commplan.verify.counterexample import Counterexample, Failure, terms
 from commplan.verify.matching import Messages
 from commplan.verify.projection import Projection
-from commplan.verify.promises import ANY, NOTHING, SUM, Slots, slots
 
 _HALF = 32  # bits of a sum's number in a key
+NOTHING = 0  # r + 1 is the contribution of rank r
+ANY, SUM = -1, 0  # of `after`: whatever, and the sum of all contributions
+
+
+class Slots(NamedTuple):
+    """before: NOTHING, or r + 1 for the contribution of rank r. after: ANY, SUM, or r + 1. Both
+    [ranks, chunks]."""
+
+    before: Ints
+    after: Ints
+
+
+def slots(kind: Kind, ranks: int, chunks: int, root: int) -> Slots:
+    """`commplan.collectives.promise` in these numbers."""
+    starts, ends = promise(kind, ranks, chunks, root)
+    rank = np.arange(1, ranks + 1, dtype=np.int64)[:, None]
+    source = SUM if kind in REDUCING else starts.argmax(axis=0)[None, :] + 1
+    return Slots(np.where(starts, rank, NOTHING), np.where(ends, source, ANY))
 
 
 class Units(NamedTuple):

@@ -7,8 +7,8 @@ import dataclasses
 import numpy as np
 import pytest
 from support.program_replay import correct, replay, rounds_of
+from support.rounds import counted
 
-from commplan.collectives.lower import counted
 from commplan.collectives.program import KINDS, ROOTED, Kind, Program, Send
 from commplan.collectives.registry import algorithms, program
 from commplan.verify.contributions import orbit
