@@ -21,7 +21,7 @@ class Served:
     def __init__(self, schedule: Schedule) -> None:
         self.owned, self.kept = owned(schedule), kept(schedule)
         self.explored = explore_all(models_of(schedule))
-        span = self.owned[0].span if self.owned else None
+        span = self.owned[0][0].span if self.owned else None
         self.wrong = [complaint(one, span, schedule.file) for one in self.explored if one.wrong]
 
     def data(self) -> dict[str, Any]:
@@ -30,10 +30,10 @@ class Served:
         return {
             "states": [
                 {
-                    "state": one.state, "server": one.server, "units": one.units,
+                    "state": one.state, "server": site.server, "units": one.units,
                     "nbytes": list(one.nbytes), "balance": one.balance,
                 }
-                for one in self.owned
+                for site, one in self.owned
             ],
             "kept": self.kept._asdict(),
             "explored": [_data(one) for one in self.explored],
@@ -43,8 +43,8 @@ class Served:
         if self.kept is None:
             return ""
         out: list[str] = []
-        for one in self.owned:
-            count = f"{len(one.nbytes)} server{'s' * (len(one.nbytes) != 1)} `{one.server}`"
+        for site, one in self.owned:
+            count = f"{len(one.nbytes)} server{'s' * (len(one.nbytes) != 1)} `{site.server}`"
             most = sized(max(one.nbytes))
             spread = (
                 f"at most {most} on one (largest / mean {one.balance:.3f})" if len(one.nbytes) > 1 else most
