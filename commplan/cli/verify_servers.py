@@ -9,8 +9,7 @@ from commplan.cli.console import Console
 from commplan.diagnostics import Diagnostic
 from commplan.ir.schedule import Schedule
 from commplan.ir.types import sized
-from commplan.verify.explored import PROVED, complaint, explore_all, models_of
-from commplan.verify.protocol import Explored
+from commplan.verify.protocol import PROVED, Explored, complaint, explore_all, models_of
 from commplan.verify.protocol_models import QUICK, WHOLE, models
 from commplan.verify.servers import kept, owned
 

@@ -20,8 +20,8 @@ from commplan.protocol.server import Machine
 from commplan.protocol.survey import sites
 from commplan.protocol.units import Unit
 from commplan.verify import verify
-from commplan.verify.explored import models_of
 from commplan.verify.memory import memory
+from commplan.verify.protocol import models_of
 from commplan.verify.servers import kept, misowned, owned
 
 PLANS = Path(__file__).parents[2] / "examples" / "plans"
