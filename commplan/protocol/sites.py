@@ -8,6 +8,7 @@ so both sides know from the schedule alone what arrives. Tags below `FIRST_TAG` 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
@@ -57,6 +58,29 @@ class Buffer(msgspec.Struct, frozen=True):
     part: int = 0
 
 
+def nbytes_of(buffers: Iterable[Buffer], server: int | None = None) -> int:
+    """Bytes of all messages of `buffers`, or of those to or from one server."""
+    return sum(
+        chunk.size * buffer.dtype.nbytes
+        for buffer in buffers
+        for chunk in buffer.chunks
+        if server in (None, chunk.server)
+    )
+
+
+class Held(msgspec.Struct, frozen=True):
+    """How a state lies on its servers. nbytes: of each server; balance: the largest over the mean."""
+
+    state: str
+    units: int
+    nbytes: tuple[int, ...]
+
+    @property
+    def balance(self) -> float:
+        total = sum(self.nbytes)
+        return max(self.nbytes) * len(self.nbytes) / total if total else 1.0
+
+
 class Site(msgspec.Struct, frozen=True):
     """One op of a phase that talks with servers.
 
@@ -93,6 +117,12 @@ class Site(msgspec.Struct, frozen=True):
     def layout(self) -> Layout:
         """Where the units of its first state lie."""
         return self.layouts[0]
+
+    @property
+    def held(self) -> tuple[Held, ...]:
+        """How its states lie on its servers."""
+        named = zip(self.states, self.layouts, strict=True)
+        return tuple(Held(name, len(layout.units), layout.stored) for name, layout in named)
 
 
 class Sites(msgspec.Struct, frozen=True):

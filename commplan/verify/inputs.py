@@ -6,7 +6,6 @@ import functools
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from commplan.diagnostics import Span
 from commplan.input.ahead import KEEP, prefetch, slots
 from commplan.input.division import Division, Turns, division
 from commplan.input.rates import Rates, rates
@@ -29,19 +28,12 @@ _GROUP = 16  # processes that a division is run for, at most: see `_share_wrong`
 
 
 class Visited(NamedTuple):
-    """A load whose visits are proved. batches: records of a step, one number or one for each member of
-    `clock`. shards: how many the batch is cut into, along `split`. rates: of members by their own clocks."""
+    """A load whose visits are proved. shards: how many the batch is cut into. rates: of members by their own
+    clocks."""
 
     phase: str
-    span: Span
-    name: str
-    visit: str
-    tail: str
-    batches: tuple[int, ...]
-    per: tuple[str, ...]
-    split: tuple[str, ...]
+    op: Read
     shards: int
-    clock: str | None
     rates: Rates | None
 
 
@@ -49,12 +41,8 @@ class Shared(NamedTuple):
     """A shared value whose division is proved. members: how many it is shared between."""
 
     phase: str
-    span: Span
-    name: str
-    over: tuple[str, ...]
+    op: Share
     members: int
-    design: Design
-    readers: int | None
 
 
 class InputMemory(NamedTuple):
@@ -150,23 +138,21 @@ def _layouts(count: int) -> tuple[tuple[int, ...], ...]:
 def visits(schedule: Schedule) -> tuple[Visited, ...]:
     """The loads of a schedule that was verified."""
     return tuple(
-        Visited(
-            phase.name, op.span, name_of(op.result), op.visit, op.tail, op.batch, op.per, op.split,
-            schedule.size(op.split), op.clock,
-            rates(op.batch, prefetch(phase.ops)) if op.clock is not None else None,
-        )
+        Visited(phase.name, op, schedule.size(op.split), _rates(phase, op))
         for phase in schedule.phases
         for op in phase.ops
         if isinstance(op, Read)
-    )  # fmt: skip
+    )
+
+
+def _rates(phase: Phase, op: Read) -> Rates | None:
+    return rates(op.batch, prefetch(phase.ops)) if op.clock is not None else None
 
 
 def shares(schedule: Schedule) -> tuple[Shared, ...]:
     """The shared values of a schedule that was verified."""
     return tuple(
-        Shared(
-            phase.name, op.span, name_of(op.result), op.axes, schedule.size(op.axes), op.design, op.readers
-        )
+        Shared(phase.name, op, schedule.size(op.axes))
         for phase in schedule.phases
         for op in phase.ops
         if isinstance(op, Share)
