@@ -11,7 +11,6 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from commplan.ir.schedule import Axis, Backend, Collective, Form
-from commplan.lowering.jax.backend import move
 from commplan.lowering.jax.collectives import LaxBackend
 from commplan.lowering.jax.untyped import jax, jnp, lax
 from commplan.runtime.calibrate import AXIS, Call, Pairs
@@ -59,7 +58,7 @@ class JaxFabric:
 
     def collective(self, op: Collective, axis: Axis, size: int) -> Call:
         backend = LaxBackend(self._platform, {axis.name: axis.size}, "", {axis.name: axis.levels})
-        return self._call(lambda x: move(backend, x, op), 4 * size, jnp.float32)
+        return self._call(lambda x: backend.move(x, op), 4 * size, jnp.float32)
 
     def _call(self, body: Callable[[Any], Any], nbytes: int, dtype: Any = jnp.uint8) -> Call:
         """`body` of an array of `nbytes` on each device, jitted; what it gives is waited for."""

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from commplan.ir.schedule import Axis, Backend, Collective, Form
-from commplan.lowering.jax.backend import move
 from commplan.lowering.jax.untyped import jax, jnp
 from commplan.lowering.mpi import build
 from commplan.lowering.mpi.backend import MpiBackend
@@ -77,7 +76,7 @@ class MpiFabric:
         x = jnp.zeros(size, jnp.float32)
 
         def body(x: Any) -> Any:
-            return move(backend, x, op)
+            return backend.move(x, op)
 
         target = jax.jit(body)
         return lambda: jax.block_until_ready(target(x))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from jax.sharding import PartitionSpec
 
@@ -47,6 +47,10 @@ class Context:
     @property
     def backend(self) -> Backend:
         return self.machine.backend
+
+    def fail(self, code: str, message: str, *notes: str, span: Span | None = None) -> NoReturn:
+        """Raise a `CommplanError` about the plan's file; see `diagnostics.fail`."""
+        fail(code, message, *notes, span=span, file=self.schedule.file)
 
     def lower(self, phase: ir.Phase) -> Lowered:
         return Lowered(self.schedule, phase, self.functions, self.backend, self.structures)
@@ -103,22 +107,16 @@ class Context:
             return False
         missing = [axis for axis in self.sizes if axis not in manual]
         if missing:
-            fail(
+            self.fail(
                 "CP0814",
                 f"{what} inside a shard_map that is manual over {', '.join(present)} only",
                 f"the plan needs {', '.join(missing)} too: name every axis of the plan in axis_names",
                 span=span,
-                file=self.schedule.file,
             )
         wrong = [axis for axis, size in self.sizes.items() if manual[axis] != size]
         if wrong:
             sizes = ", ".join(f"{axis} = {manual[axis]}, expected {self.sizes[axis]}" for axis in wrong)
-            fail(
-                "CP0814",
-                f"{what} inside a shard_map whose mesh has other sizes: {sizes}",
-                span=span,
-                file=self.schedule.file,
-            )
+            self.fail("CP0814", f"{what} inside a shard_map whose mesh has other sizes: {sizes}", span=span)
         return True
 
     def spread(self, body: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:

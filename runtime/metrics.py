@@ -13,6 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Protocol
 
@@ -162,15 +163,16 @@ def text(summaries: Iterable[Summary]) -> str:
     """The file's contents: one family of samples after another, all phases and ranks in each."""
     known = list(summaries)
     lines: list[str] = []
-    for name, kind, help_, samples in _FAMILIES:
-        found = [f"{_PREFIX}{name}{_labels(labels)} {value}" for s in known for labels, value in samples(s)]
+    for name, help_, samples in _FAMILIES:
+        found = [f"{_PREFIX}{name}{_labels(labels)} {value!r}" for s in known for labels, value in samples(s)]
         if found:
+            kind = "counter" if name.endswith("_total") else "gauge"
             lines += [f"# HELP {_PREFIX}{name} {help_}", f"# TYPE {_PREFIX}{name} {kind}", *found]
     return "".join(f"{line}\n" for line in lines)
 
 
 Labels = dict[str, str]
-Samples = Iterator[tuple[Labels, str]]
+Samples = Iterator[tuple[Labels, float]]
 
 
 def _labels(labels: Labels) -> str:
@@ -182,117 +184,70 @@ def _escaped(value: str) -> str:
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-def _of_phase(summary: Summary) -> Labels:
-    return {"plan": summary.plan, "phase": summary.phase, "rank": str(summary.rank)}
+def _phase(summary: Summary, **more: str) -> Labels:
+    return {"plan": summary.plan, "phase": summary.phase, **more, "rank": str(summary.rank)}
 
 
-def _of_line(summary: Summary, line: LineUsage) -> Labels:
-    return {
-        "plan": summary.plan,
-        "phase": summary.phase,
-        "line": str(line.span.line),
-        "stage": line.what,
-        "rank": str(summary.rank),
-    }
+def _line(summary: Summary, line: LineUsage) -> Labels:
+    return _phase(summary, line=str(line.span.line), stage=line.what)
 
 
-def _per_line(of: Callable[[LineUsage], float]) -> Callable[[Summary], Samples]:
+def _per_line(attribute: str) -> Callable[[Summary], Samples]:
     def samples(summary: Summary) -> Samples:
         for line in summary.lines:
-            yield _of_line(summary, line), repr(of(line))
+            yield _line(summary, line), getattr(line, attribute)
 
     return samples
 
 
-def _per_phase(of: Callable[[Summary], float]) -> Callable[[Summary], Samples]:
+def _per_phase(attribute: str) -> Callable[[Summary], Samples]:
     def samples(summary: Summary) -> Samples:
-        yield _of_phase(summary), repr(of(summary))
+        yield _phase(summary), attrgetter(attribute)(summary)
 
     return samples
 
 
 def _cpu(summary: Summary) -> Samples:
     for line in summary.lines:
-        labels = _of_line(summary, line)
-        yield {**labels, "mode": "user"}, repr(line.user_s)
-        yield {**labels, "mode": "system"}, repr(line.system_s)
+        labels = _line(summary, line)
+        yield {**labels, "mode": "user"}, line.user_s
+        yield {**labels, "mode": "system"}, line.system_s
 
 
-def _slow(of: Callable[[int, float], float]) -> Callable[[Summary], Samples]:
+def _slow(attribute: str) -> Callable[[Summary], Samples]:
     def samples(summary: Summary) -> Samples:
         if summary.slow is not None:
-            slow = summary.slow
-            yield {**_of_phase(summary), "member": str(slow.member)}, repr(of(slow.behind, slow.wait_s))
+            yield {**_phase(summary), "member": str(summary.slow.member)}, getattr(summary.slow, attribute)
 
     return samples
 
 
-_FAMILIES: tuple[tuple[str, str, str, Callable[[Summary], Samples]], ...] = (
-    ("cpu_seconds_total", "counter", "CPU time of a plan line's input work.", _cpu),
-    (
-        "records_total",
-        "counter",
-        "Records that a plan line read, mapped or received, once per copy made.",
-        _per_line(lambda line: line.records),
-    ),
-    ("bytes_total", "counter", "Bytes of a plan line's results.", _per_line(lambda line: line.nbytes)),
-    (
-        "wait_seconds_total",
-        "counter",
-        "Time in which a plan line waited for other processes.",
-        _per_line(lambda line: line.wait_s),
-    ),
-    (
-        "skipped_records_total",
-        "counter",
-        "Records left out because they failed and the plan skips.",
-        _per_line(lambda line: line.skipped),
-    ),
-    ("batches_total", "counter", "Batches handed out.", _per_phase(lambda one: one.batches)),
-    (
-        "batch_wait_seconds_total",
-        "counter",
-        "Time in which the training waited for a batch.",
-        _per_phase(lambda one: one.wait_s),
-    ),
-    (
-        "checked_records_total",
-        "counter",
-        "Records whose ids were compared with the contract of their visit.",
-        _per_phase(lambda one: one.checked),
-    ),
-    (
-        "worker_restarts_total",
-        "counter",
-        "Worker processes that died and were replaced.",
-        _per_phase(lambda one: one.restarts),
-    ),
-    ("ready_batches", "gauge", "Batches that lie ready now.", _per_phase(lambda one: one.queue.ready)),
-    (
-        "ready_batches_mean",
-        "gauge",
-        "Batches that lay ready when one was asked for, on average.",
-        _per_phase(lambda one: one.ready_mean),
-    ),
-    (
-        "ready_batches_least",
-        "gauge",
-        "Batches that lay ready when one was asked for, at least.",
-        _per_phase(lambda one: one.queue.least),
-    ),
-    ("depth_batches", "gauge", "Batches made ahead at most.", _per_phase(lambda one: one.queue.depth)),
-    ("slots", "gauge", "Slots of the memory that processes share.", _per_phase(lambda one: one.queue.slots)),
-    ("slots_used", "gauge", "Slots that hold a batch now.", _per_phase(lambda one: one.queue.used)),
-    (
-        "slow_member_behind_records",
-        "gauge",
-        "Records that the slowest member is behind the fastest one.",
-        _slow(lambda behind, _: behind),
-    ),
-    (
-        "slow_member_wait_seconds_total",
-        "counter",
-        "Time in which members waited for the slowest one.",
-        _slow(lambda _, wait_s: wait_s),
-    ),
+# Families by where their samples are found: name, attribute, help.
+_OF_LINES = (
+    ("records_total", "records", "Records that a plan line read, mapped or received, once per copy made."),
+    ("bytes_total", "nbytes", "Bytes of a plan line's results."),
+    ("wait_seconds_total", "wait_s", "Time in which a plan line waited for other processes."),
+    ("skipped_records_total", "skipped", "Records left out because they failed and the plan skips."),
+)
+_OF_PHASES = (
+    ("batches_total", "batches", "Batches handed out."),
+    ("batch_wait_seconds_total", "wait_s", "Time in which the training waited for a batch."),
+    ("checked_records_total", "checked", "Records whose ids were compared with the contract of their visit."),
+    ("worker_restarts_total", "restarts", "Worker processes that died and were replaced."),
+    ("ready_batches", "queue.ready", "Batches that lie ready now."),
+    ("ready_batches_mean", "ready_mean", "Batches that lay ready when one was asked for, on average."),
+    ("ready_batches_least", "queue.least", "Batches that lay ready when one was asked for, at least."),
+    ("depth_batches", "queue.depth", "Batches made ahead at most."),
+    ("slots", "queue.slots", "Slots of the memory that processes share."),
+    ("slots_used", "queue.used", "Slots that hold a batch now."),
+)
+_OF_SLOW_MEMBERS = (
+    ("slow_member_behind_records", "behind", "Records that the slowest member is behind the fastest one."),
+    ("slow_member_wait_seconds_total", "wait_s", "Time in which members waited for the slowest one."),
+)
+_FAMILIES: tuple[tuple[str, str, Callable[[Summary], Samples]], ...] = (
+    ("cpu_seconds_total", "CPU time of a plan line's input work.", _cpu),
+    *((name, help_, _per_line(attribute)) for name, attribute, help_ in _OF_LINES),
+    *((name, help_, _per_phase(attribute)) for name, attribute, help_ in _OF_PHASES),
+    *((name, help_, _slow(attribute)) for name, attribute, help_ in _OF_SLOW_MEMBERS),
 )

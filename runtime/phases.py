@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from jax.sharding import PartitionSpec
 
-from commplan.diagnostics import Span, fail
+from commplan.diagnostics import Span
 from commplan.ir import schedule as ir
 from commplan.ir.plan import name_of
 from commplan.lowering.jax import _compat, check
@@ -96,13 +96,13 @@ class PhaseCall:
     def __call__(self, state: Any, /, **inputs: Any) -> tuple[Outputs, dict[str, Any]]:
         arguments = self.lowered.arguments
         self._check_names(arguments, inputs)
-        checked = self._check_state(state)
+        checked = check_state(self.context, state, f"phase `{self.name}`")
         if self.context.around(f"phase `{self.name}` is called", self._phase.span):
             if _compat.tracing():
                 return self._inline(checked, inputs)
             given = {name: _number(arguments[name], value) for name, value in inputs.items()}
             with told(self._spans, self.context.schedule.file):
-                return self._jitted(self._alone, self._local, checked, given)
+                return self._jitted(self._alone, "local", checked, given)
         partial = [name for name, value in arguments.items() if value.placement.partial]
         if partial:
             self._fail(
@@ -115,22 +115,21 @@ class PhaseCall:
                 " own term",
             )
         given = {name: _number(arguments[name], value) for name, value in inputs.items()}
-        return self._jitted(self._outside, self._global, checked, given)
+        return self._jitted(self._outside, "global", checked, given)
 
     @property
     def _spans(self) -> list[Span]:
         return [op.span for op in self._phase.ops]
 
-    @staticmethod
-    def _jitted(call: Any, explain: Any, state: dict[str, Any], inputs: dict[str, Any]) -> Any:
+    def _jitted(self, call: Any, layout: check.Layout, state: dict[str, Any], inputs: dict[str, Any]) -> Any:
         try:
             return call(state, inputs)
         except TypeError:  # something that JAX cannot take: say which leaf it is, if that is all
-            explain(state, inputs)
+            self._checked(state, inputs, layout)
             raise
 
     def _fail(self, code: str, message: str, *notes: str) -> None:
-        fail(code, message, *notes, span=self._phase.span, file=self.context.schedule.file)
+        self.context.fail(code, message, *notes, span=self._phase.span)
 
     def _check_names(self, arguments: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
         takes = f"it takes: {', '.join(arguments) or 'nothing besides the state'}"
@@ -141,13 +140,10 @@ class PhaseCall:
         if unknown:
             self._fail("CP0804", f"phase `{self.name}` does not take {_named(unknown)}", takes)
 
-    def _check_state(self, state: Any) -> dict[str, Any]:
-        return check_state(self.context, state, f"phase `{self.name}`")
-
     def _inline(self, state: dict[str, Any], inputs: Mapping[str, Any]) -> tuple[Outputs, dict[str, Any]]:
         """One rank's arrays in, one rank's arrays out."""
         span, backend = self._phase.span, self.context.backend
-        trees, states = self._local(state, inputs)
+        trees, states = self._checked(state, inputs, "local")
         arguments, entry = self.lowered.arguments, self.context.entry
         trees = {n: check.types(n, arguments[n], tree, backend, span) for n, tree in trees.items()}
         states = {n: check.types(n, entry(n), tree, backend, span) for n, tree in states.items()}
@@ -165,30 +161,14 @@ class PhaseCall:
         draw = Draw.of(short_seed(self.context.seed), step, members=self.context.members)
         return *self.lowered.run(inputs, states, draw), {CALLS: dict(calls) | {self.name: step + 1}}
 
-    def _global(
-        self, state: Mapping[str, Any], inputs: Mapping[str, Any]
-    ) -> tuple[dict[str, Tree], dict[str, Tree]]:
-        return self._checked(state, inputs, "global")
-
-    def _local(
-        self, state: Mapping[str, Any], inputs: Mapping[str, Any]
-    ) -> tuple[dict[str, Tree], dict[str, Tree]]:
-        return self._checked(state, inputs, "local")
-
     def _checked(
         self, state: Mapping[str, Any], inputs: Mapping[str, Any], layout: check.Layout
     ) -> tuple[dict[str, Tree], dict[str, Tree]]:
         """Inputs and states, checked in a layout."""
-        sizes, file, span = self.context.sizes, self.context.schedule.file, self._phase.span
-        trees = {
-            name: check.value(f"input `{name}`", value, inputs[name], layout, sizes, span, file)
-            for name, value in self.lowered.arguments.items()
-        }
-        states = {
-            name: check.value(f"state `{name}`", value, state[name], layout, sizes, span, file)
-            for name, value in self._held.items()
-        }
-        return trees, states
+        known = check.Check(layout, self.context.sizes, self._phase.span, self.context.schedule.file)
+        arguments, held = self.lowered.arguments.items(), self._held.items()
+        trees = {name: known.value(f"input `{name}`", value, inputs[name]) for name, value in arguments}
+        return trees, {name: known.value(f"state `{name}`", value, state[name]) for name, value in held}
 
     @property
     def _held(self) -> dict[str, ir.Value]:
@@ -201,7 +181,7 @@ class PhaseCall:
         lowered, context = self.lowered, self.context
         values = lowered.arguments
         held = self._held
-        trees, states = self._global(state, inputs)
+        trees, states = self._checked(state, inputs, "global")
         every = lowered.values
         results = Carried.of(context, {binding.name: every[binding.value] for binding in lowered.outputs})
         updates = Carried.of(context, {binding.name: every[binding.value] for binding in self._phase.updates})
@@ -251,22 +231,20 @@ def check_state(context: Context, state: Any, what: str) -> dict[str, Any]:
     """`state` as a dict that has all of the plan's states. Raises CP0812."""
     expected = [*context.states, *([CALLS] if context.counted else [])]
     if not isinstance(state, Mapping):
-        fail(
+        context.fail(
             "CP0812",
             f"{what} needs the plan's state first, and was given a {type(state).__name__}",
             "begin with state = run.init(), and pass on the state that each phase returns",
-            file=context.schedule.file,
         )
     found = dict(cast("Mapping[str, Any]", state))
     missing = [name for name in expected if name not in found]
     unknown = [name for name in found if name not in expected]
     if missing or unknown:
         wrong = f"lacks {_named(missing)}" if missing else f"has {_named(unknown)}, which the plan has not"
-        fail(
+        context.fail(
             "CP0812",
             f"the state that {what} was given {wrong}",
             f"the plan's states: {_named(expected) or 'none, so the state is {}'}",
             "begin with state = run.init(), and pass on the state that each phase returns",
-            file=context.schedule.file,
         )
     return found

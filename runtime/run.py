@@ -139,12 +139,11 @@ class Bound:
         partial = [name for name, value in call.lowered.arguments.items() if value.placement.partial]
         names = [like] if like is not None else partial
         if len(names) != 1 or names[0] not in partial:
-            fail(
+            self.context.fail(
                 "CP0815",
                 f"run.tap needs one partial input of phase `{phase}` to reduce like",
                 f"its partial inputs: {', '.join(partial) or 'none'}",
                 'name one: run.tap(layer, like="grads")',
-                file=self._file,
             )
         paths, leaves = leaves_of(tree)
         how = tap.recipe(call.lowered, names[0], leaves)
@@ -152,11 +151,10 @@ class Bound:
             again = [axis for axis in how.axes if axis in _compat.varying_axes(leaf)]
             if again and any(self.context.sizes[axis] > 1 for axis in again):
                 where = f" at `{path}`" if path else ""
-                fail(
+                self.context.fail(
                     "CP0815",
                     f"run.tap is given parameters{where} that vary over {', '.join(again)} already",
                     "tap the parameters as they are: run.tap makes them varying itself",
-                    file=self._file,
                 )
         return tap.tap(how, tree)
 
@@ -182,11 +180,10 @@ class Bound:
         found = next(one for one in self.context.schedule.phases if one.name == phase)
         missing = [op.source for op in found.ops if isinstance(op, ir.Read) and op.source not in self.sources]
         if missing:
-            fail(
+            self.context.fail(
                 "CP0803",
                 f"source `{missing[0]}` is not bound",
                 f"pass it: program.bind(mesh, sources={{{missing[0]!r}: ...}})",
-                file=self._file,
             )
         made_by = None
         if clocked(found) and self.context.members:
@@ -201,16 +198,15 @@ class Bound:
     def _phase(self, name: str) -> PhaseCall:
         if name not in self.phases:
             known = ", ".join(self.phases) or "none"
-            fail("CP0817", f"the plan has no phase `{name}`", f"it has: {known}", file=self._file)
+            self.context.fail("CP0817", f"the plan has no phase `{name}`", f"it has: {known}")
         return self.phases[name]
 
     def _inside(self, what: str) -> None:
         if not self.context.around(f"{what} is called"):
-            fail(
+            self.context.fail(
                 "CP0816",
                 f"{what} is called outside of a shard_map",
                 "it belongs into run.spmd, or into a shard_map of your own over the plan's axes",
-                file=self._file,
             )
 
     def failure(self, error: BaseException) -> CommplanError | None:

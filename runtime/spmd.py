@@ -66,7 +66,7 @@ def refuse_unnamed(context: Context, values: Sequence[object]) -> NoReturn:
         "each parameter after the state is named with the value that it lies like",
         'such as @run.spmd(params="params", batch="batch"); @run.spmd() where there is only the state',
     )
-    fail("CP0811", message, *notes, file=context.schedule.file)
+    context.fail("CP0811", message, *notes)
 
 
 def _check_texts(context: Context, names: Mapping[str, object], returns: object) -> None:
@@ -90,19 +90,17 @@ def _placement(context: Context, text: str, what: str) -> Placement:
     placement = value.placement if value else parse(context, text)
     if placement is None:
         known = ", ".join(f"`{name}`" for name in context.names())
-        fail(
+        context.fail(
             "CP0811",
             f"{what}: the plan has no output, state or input `{text}`",
             f"it has {known}",
             'a placement is written as in the plan: "same", "per member, data", "split data"',
-            file=context.schedule.file,
         )
     if placement.partial and context.machine.layout == "global":
-        fail(
+        context.fail(
             "CP0806",
             f"{what}: `{text}` is {placement}, which cannot cross the edge of run.spmd",
             "compute them inside the function, and reduce them by calling the phase there",
-            file=context.schedule.file,
         )
     return placement
 
@@ -154,12 +152,7 @@ def _parameters(
     ]
     wrong += [f"`{name}` has no parameter `{p}`" for p in placements if p not in order]
     if wrong:
-        fail(
-            "CP0811",
-            f"run.spmd and the parameters of `{name}` do not agree",
-            *wrong,
-            file=context.schedule.file,
-        )
+        context.fail("CP0811", f"run.spmd and the parameters of `{name}` do not agree", *wrong)
     return parameters[0].name, order
 
 
@@ -190,12 +183,11 @@ class _Step:
         context = self.context
         around = [axis for axis in context.sizes if axis in _compat.manual_axes()]
         if around and self.outside:
-            fail(
+            context.fail(
                 "CP0810",
                 f"`{self.name}` is decorated with run.spmd and called inside a shard_map over"
                 f" {', '.join(around)} already",
                 "call it from outside; inside a shard_map of your own call the phases directly",
-                file=context.schedule.file,
             )
         own = check_state(context, state, f"`{self.name}`")
         states = {name: flat(own[name]) for name in context.states}
@@ -264,13 +256,12 @@ class _Step:
             return tree
         own = [spec(placement, scalar=jnp.ndim(leaf) == 0) for leaf in tree.leaves]
         if own != ([spec(placement)] * len(own) if result.specs is None else result.specs):
-            fail(
+            self.context.fail(
                 "CP0811",
                 f"{what} of `{self.name}` after the state cannot be put together along"
                 f" {', '.join(placement.split)}",
                 f"it is placed `{placement}`: every leaf needs a leading dimension, and trees the structure"
                 " of the value that they lie like",
-                file=self.context.schedule.file,
             )
         return tree
 
@@ -282,21 +273,19 @@ class _Step:
             odd = [axis for axis in sizes if axis in _compat.varying_axes(leaf) and axis not in may]
             if odd:
                 over = ", ".join(odd)
-                fail(
+                self.context.fail(
                     "CP0813",
                     f"{what} of `{self.name}` should be the same over {over}, and JAX types it as varying",
                     f"it is placed `{placement}`",
                     f'reduce it in a phase of the plan, or say that it differs: returns=("per {over}", ...)',
-                    file=self.context.schedule.file,
                 )
 
     def refuse(self, what: str) -> NoReturn:
         """Raise CP0811 about a call."""
-        fail(
+        self.context.fail(
             "CP0811",
             f"`{self.name}` {what}",
             f"it takes the state, then {', '.join(self.placements) or 'nothing'}",
-            file=self.context.schedule.file,
         )
 
     def _check(self, name: str, placement: Placement, tree: Any) -> None:
@@ -310,31 +299,27 @@ class _Step:
             shape = tuple(getattr(leaf, "shape", ()))
             where = f" at `{path}`" if path else ""
             if shape[: len(lead)] != lead:
-                fail(
+                self.context.fail(
                     "CP0805",
                     f"argument `{name}` of `{self.name}`{where} has the shape {list(shape)}, and"
                     f" should begin with {list(lead)}",
                     f"it is placed `{placement}`: one leading dimension per axis that it differs on",
-                    file=self.context.schedule.file,
                 )
             ways = self.context.schedule.size(placement.split)
             if len(shape) > len(lead) and shape[len(lead)] % ways:
-                fail(
+                self.context.fail(
                     "CP0805",
                     f"argument `{name}` of `{self.name}`{where} has {shape[len(lead)]} rows, which"
                     f" cannot be cut into {ways} equal parts",
                     f"it is placed `{placement}`",
-                    file=self.context.schedule.file,
                 )
 
     def _check_states(self, states: Mapping[str, Tree], carried: Carried) -> None:
         for name, tree in states.items():
             wanted = len(carried.specs[name])
             if len(tree.leaves) != wanted:
-                fail(
-                    "CP0805",
-                    f"state `{name}` has {len(tree.leaves)} leaves, expected {wanted}",
-                    file=self.context.schedule.file,
+                self.context.fail(
+                    "CP0805", f"state `{name}` has {len(tree.leaves)} leaves, expected {wanted}"
                 )
 
     def _answer(self, answer: Any, wanted: int) -> tuple[dict[str, Any], list[Any]]:
@@ -346,28 +331,22 @@ class _Step:
         checked = check_state(self.context, state, f"`{self.name}` as the first thing it returns")
         what = "the state, then its named arguments in order (or fewer of them)"
         if self.listed is not None and len(rest) != wanted:
-            fail(
+            self.context.fail(
                 "CP0811",
                 f"`{self.name}` returned {len(rest)} values after the state, and returns= lists {wanted}",
-                file=self.context.schedule.file,
             )
         if len(rest) > wanted:
-            fail(
+            self.context.fail(
                 "CP0811",
                 f"`{self.name}` returned {len(rest)} values after the state, and has {wanted}"
                 " named arguments",
                 f"without returns= it returns {what}",
                 'say where the others lie: run.spmd(..., returns=("params", "per member, data"))',
-                file=self.context.schedule.file,
             )
         states: dict[str, Any] = {name: checked[name] for name in checked}
         for name, value in self.context.states.items():
             if len(flat(states[name]).leaves) != len(value.leaves):
-                fail(
-                    "CP0805",
-                    f"`{self.name}` returned state `{name}` with another structure",
-                    file=self.context.schedule.file,
-                )
+                self.context.fail("CP0805", f"`{self.name}` returned state `{name}` with another structure")
         return states, rest
 
 

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 import msgspec
 
-from commplan.ir.roles import Ref
+from commplan.ir.roles import Ref, name_of
 from commplan.ir.types import DType
 
 
@@ -83,3 +83,7 @@ class Reduction(msgspec.Struct, frozen=True):
 
     name: Literal["sum", "mean", "max", "min"]
     weight: Ref | None = None
+
+    def text(self) -> str:
+        """As it is written."""
+        return f"{self.name}(weight = {name_of(self.weight)})" if self.weight else self.name

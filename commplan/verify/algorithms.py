@@ -9,6 +9,7 @@ from commplan.collectives.hierarchical import NATIVE, Levels
 from commplan.collectives.program import KINDS, Kind
 from commplan.collectives.registry import algorithms
 from commplan.diagnostics import CommplanError
+from commplan.ir.axes import coordinates, position
 from commplan.ir.schedule import Axis, Collective, Schedule
 from commplan.ir.stages import rules
 from commplan.verify.named import Proof, prove_algorithm, prove_levels
@@ -107,13 +108,7 @@ def _root(schedule: Schedule, op: Collective, root: int) -> int:
     """The root, counted row-major over the axes, as hierarchies count ranks: innermost level fastest."""
     names = [name for name, _ in op.algorithm.levels]
     if sorted(names) == sorted(op.axes):
-        sizes = {axis: schedule.axis(axis).size for axis in reversed(op.axes)}
+        sizes = {axis: schedule.axis(axis).size for axis in op.axes}
     else:
-        sizes = {spread.level: spread.count for spread in schedule.axis(op.axes[0]).levels}
-    place: dict[str, int] = {}
-    for level, size in sizes.items():  # the fastest first
-        root, place[level] = divmod(root, size)
-    found = 0
-    for name in reversed(names):
-        found = found * sizes[name] + place[name]
-    return found
+        sizes = {spread.level: spread.count for spread in reversed(schedule.axis(op.axes[0]).levels)}
+    return position(coordinates(root, sizes, sizes), reversed(names), sizes)

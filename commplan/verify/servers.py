@@ -8,33 +8,17 @@ just its units. Besides, a bound for what servers and workers keep.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import NamedTuple
 
-from commplan.diagnostics import CommplanError, Span
+from commplan.diagnostics import CommplanError
 from commplan.ir.plan import AxisKind, name_of
 from commplan.ir.schedule import Elastic, Exchange, Get, Op, Put, Schedule
 from commplan.ir.serving import ServerOp
 from commplan.ir.stages import rules
-from commplan.protocol.sites import FIRST_TAG, Buffer, Site, Sites
+from commplan.protocol.sites import FIRST_TAG, Held, Site, Sites, nbytes_of
 from commplan.protocol.survey import sites
 from commplan.protocol.units import Layout
 from commplan.verify.scope import Report, Scope
-
-
-class Owned(NamedTuple):
-    """A state, its units and the bytes of each of its servers; balance: the largest over the mean."""
-
-    state: str
-    server: str
-    units: int
-    nbytes: tuple[int, ...]
-    span: Span
-
-    @property
-    def balance(self) -> float:
-        total = sum(self.nbytes)
-        return max(self.nbytes) * len(self.nbytes) / total if total else 1.0
 
 
 class Kept(NamedTuple):
@@ -53,12 +37,12 @@ class Kept(NamedTuple):
     staleness: int
 
 
-def owned(schedule: Schedule) -> tuple[Owned, ...]:
-    """Every state on servers, once. Raises what `survey.sites` raises."""
-    found: dict[str, Owned] = {}
+def owned(schedule: Schedule) -> tuple[tuple[Site, Held], ...]:
+    """Every state on servers, once, with the first site that uses it. Raises what `survey.sites` raises."""
+    found: dict[str, tuple[Site, Held]] = {}
     for site in sites(schedule).all:
-        for name, layout in zip(site.states, site.layouts, strict=True):
-            found.setdefault(name, Owned(name, site.server, len(layout.units), _loads(layout), site.span))
+        for held in site.held:
+            found.setdefault(held.state, (site, held))
     return tuple(found.values())
 
 
@@ -71,37 +55,20 @@ def kept(schedule: Schedule) -> Kept | None:
     seen: set[str] = set()
     for site in surveyed.all:
         groups = len(surveyed.members(site))
-        for name, layout in zip(site.states, site.layouts, strict=True):
-            if name not in seen:
-                seen.add(name)
-                for server, nbytes in enumerate(_loads(layout)):
+        for held in site.held:
+            if held.state not in seen:
+                seen.add(held.state)
+                for server, nbytes in enumerate(held.nbytes):
                     states[site.first + server] += nbytes * groups
         late = (site.staleness or 0) + 1 if site.kind == "exchange" else 1
         senders = groups if site.kind == "put" else surveyed.workers
         for server in range(site.servers):
-            arriving[site.first + server] += late * senders * _bytes(site.up, server)
-            answers[site.first + server] += surveyed.workers * _bytes(site.down, server)
+            arriving[site.first + server] += late * senders * nbytes_of(site.up, server)
+            answers[site.first + server] += surveyed.workers * nbytes_of(site.down, server)
     busiest = max(range(surveyed.servers), key=lambda server: states[server] + arriving[server])
-    worker = max(_bytes(site.up) + _bytes(site.down) for site in surveyed.all)
+    worker = max(nbytes_of(site.up) + nbytes_of(site.down) for site in surveyed.all)
     stale = max((site.staleness or 0 for site in surveyed.all), default=0)
     return Kept(states[busiest], arriving[busiest], answers[busiest], worker, stale)
-
-
-def _loads(layout: Layout) -> tuple[int, ...]:
-    found = [0] * layout.servers
-    for slot in layout.slots:
-        for unit in layout.units:
-            found[unit.server] += unit.size * slot[unit.part].dtype.nbytes
-    return tuple(found)
-
-
-def _bytes(buffers: Iterable[Buffer], server: int | None = None) -> int:
-    return sum(
-        chunk.size * buffer.dtype.nbytes
-        for buffer in buffers
-        for chunk in buffer.chunks
-        if server in (None, chunk.server)
-    )
 
 
 def check_servers(schedule: Schedule, report: Report) -> None:

@@ -80,28 +80,16 @@ class Backend(Protocol):
         """`x`, unchanged, but not before `previous` exists; `x` goes into a collective over `axes`."""
         ...
 
-    def all_reduce(self, x: Array, op: Collective) -> Array:
-        """Sum, maximum or minimum over `op.axes`; the same shape and dtype. Booleans: or, or, and."""
-        ...
+    def move(self, x: Array, op: Collective) -> Array:
+        """The collective `op` on one array that has the shape that it wants.
 
-    def reduce_scatter(self, x: Array, op: Collective) -> Array:
-        """Sum over `op.axes`; each rank keeps its rows of the leading dimension, a multiple of the ranks."""
-        ...
-
-    def all_gather(self, x: Array, op: Collective) -> Array:
-        """The leading dimensions of all ranks one after another, first named axis major."""
-        ...
-
-    def all_to_all(self, x: Array, op: Collective) -> Array:
-        """Row i of [n*k] goes to rank i; the rows that arrive stand in rank order."""
-        ...
-
-    def broadcast(self, x: Array, op: Collective) -> Array:
-        """`x` of rank `op.root`, counted row-major over `op.axes`, bit for bit."""
-        ...
-
-    def reduce(self, x: Array, op: Collective) -> Array:
-        """Sum, maximum or minimum over `op.axes` on rank `op.root`; elsewhere anything."""
+        all_reduce: sum, maximum or minimum over `op.axes`; the same shape and dtype. Booleans: or, or, and.
+        reduce_scatter: a sum; each rank keeps its rows of the leading dimension, a multiple of the ranks.
+        all_gather: the leading dimensions of all ranks one after another, first named axis major.
+        all_to_all: row i of [n*k] goes to rank i; the rows that arrive stand in rank order.
+        broadcast: `x` of rank `op.root`, counted row-major over `op.axes`, bit for bit.
+        reduce: as all_reduce, on rank `op.root`; elsewhere anything.
+        """
         ...
 
     def together(
@@ -119,20 +107,3 @@ class Backend(Protocol):
         are completed before the phase ends.
         """
         ...
-
-
-def move(backend: Backend, x: Array, op: Collective) -> Array:
-    """The collective `op` on one array that has the shape that it wants."""
-    match op.kind:
-        case "all_reduce":
-            return backend.all_reduce(x, op)
-        case "reduce_scatter":
-            return backend.reduce_scatter(x, op)
-        case "all_gather":
-            return backend.all_gather(x, op)
-        case "all_to_all":
-            return backend.all_to_all(x, op)
-        case "broadcast":
-            return backend.broadcast(x, op)
-        case "reduce":
-            return backend.reduce(x, op)

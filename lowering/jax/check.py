@@ -6,8 +6,9 @@ that should be the same and that JAX types as varying.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 
@@ -24,40 +25,82 @@ Layout = Literal["local", "global"]
 _KINDS = {"b": bool, "i": int, "u": int, "f": (int, float)}
 
 
-def value(
-    what: str, value: Value, tree: Any, layout: Layout, sizes: Mapping[str, int], span: Span | None, file: str
-) -> Tree:
-    """`tree` as a `Tree`, after checking it against `value`. `what` names it: "input `grads`".
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """What is passed to a phase, against what the plan was compiled for. sizes: of the axes. span, file: of
+    the phase. Errors: CP0805."""
 
-    Python numbers stand for scalars. Raises `CommplanError` CP0805.
-    """
-    paths, flat = flatten(tree)
-    expected = tuple(leaf.path for leaf in value.leaves)
-    if paths != expected:
-        _structure(what, expected, paths, span, file)
-    leaves = [
-        _leaf(what, value, leaf, array, layout, sizes, span, file)
-        for leaf, array in zip(value.leaves, flat.leaves, strict=True)
-    ]
-    return flat.like(leaves)
+    layout: Layout
+    sizes: Mapping[str, int]
+    span: Span | None
+    file: str
 
+    def value(self, what: str, value: Value, tree: Any) -> Tree:
+        """`tree` as a `Tree`, after checking it against `value`. `what` names it: "input `grads`".
 
-def _structure(
-    what: str, expected: Sequence[str], found: Sequence[str], span: Span | None, file: str
-) -> None:
-    missing = [path for path in expected if path not in set(found)]
-    extra = [path for path in found if path not in set(expected)]
-    notes = [f"it lacks {_some(missing)}"] if missing else []
-    notes += [f"it has {_some(extra)}, which the compiled shapes do not"] if extra else []
-    notes += [] if notes else [f"the leaves stand in another order: {_some(found)}, not {_some(expected)}"]
-    fail(
-        "CP0805",
-        f"{what} has another structure than the one that the plan was compiled for",
-        *notes,
-        "compile the plan with the shapes of what you pass: plan.compile(mesh, shapes={...})",
-        span=span,
-        file=file,
-    )
+        Python numbers stand for scalars.
+        """
+        paths, flat = flatten(tree)
+        expected = tuple(leaf.path for leaf in value.leaves)
+        if paths != expected:
+            self._structure(what, expected, paths)
+        pairs = zip(value.leaves, flat.leaves, strict=True)
+        return flat.like([self._leaf(what, value, leaf, array) for leaf, array in pairs])
+
+    def _structure(self, what: str, expected: Sequence[str], found: Sequence[str]) -> None:
+        missing = [path for path in expected if path not in set(found)]
+        extra = [path for path in found if path not in set(expected)]
+        notes = [f"it lacks {_some(missing)}"] if missing else []
+        notes += [f"it has {_some(extra)}, which the compiled shapes do not"] if extra else []
+        notes += (
+            [] if notes else [f"the leaves stand in another order: {_some(found)}, not {_some(expected)}"]
+        )
+        self._fail(
+            f"{what} has another structure than the one that the plan was compiled for",
+            *notes,
+            "compile the plan with the shapes of what you pass: plan.compile(mesh, shapes={...})",
+        )
+
+    def _leaf(self, what: str, value: Value, leaf: Leaf, given: Any) -> Any:
+        what += f" at `{leaf.path}`" if leaf.path else ""
+        array: Any = given
+        wanted = leaf.shape if self.layout == "local" else global_shape(value, leaf, self.sizes)
+        if isinstance(array, bool | int | float):
+            array = number(array, leaf)
+        if not (hasattr(array, "shape") and hasattr(array, "dtype")):
+            self._fail(f"{what} is a {type(array).__name__}, not an array")
+        shape = tuple(array.shape)
+        if shape != wanted:
+            message = f"{what} has the shape {list(shape)}, expected {list(wanted)}"
+            self._fail(message, *self._why(value, leaf, shape))
+        found = jnp.result_type(array) if type(array).__module__ == "numpy" else array.dtype
+        if str(found) != leaf.dtype.numpy_name:
+            note = f"cast it: {leaf.path or 'x'}.astype('{leaf.dtype.numpy_name}')"
+            if leaf.dtype in (DType.F64, DType.I64):
+                note = "64-bit types need jax.config.update('jax_enable_x64', True)"
+            self._fail(f"{what} has the dtype {found}, expected {leaf.dtype.numpy_name}", note)
+        return array
+
+    def _why(self, value: Value, leaf: Leaf, shape: tuple[int, ...]) -> list[str]:
+        placement = value.placement
+        notes = [f"it is placed `{placement}`"]
+        count = len(placement.per)
+        if self.layout == "local" and placement.per and shape == (*(1,) * count, *leaf.shape):
+            notes.append(
+                "inside a shard_map a rank passes its own part without the leading dimension of each `per`"
+                f" axis: take it off with x.reshape(x.shape[{count}:]); run.spmd does that by itself"
+            )
+        if self.layout == "local" and not placement.per and shape == global_shape(value, leaf, self.sizes):
+            notes.append("inside a shard_map a rank passes its own part, not the whole")
+        if self.layout == "global" and placement.per and shape == leaf.shape:
+            lead = ", ".join(f"{axis} = {self.sizes[axis]}" for axis in placement.per)
+            notes.append(
+                f"outside of run.spmd it has one leading dimension per axis that it differs on: {lead}"
+            )
+        return notes
+
+    def _fail(self, message: str, *notes: str) -> NoReturn:
+        fail("CP0805", message, *notes, span=self.span, file=self.file)
 
 
 def _some(paths: Sequence[str]) -> str:
@@ -65,70 +108,10 @@ def _some(paths: Sequence[str]) -> str:
     return f"{shown} and {len(paths) - 4} more" if len(paths) > 4 else shown
 
 
-def _leaf(
-    what: str,
-    value: Value,
-    leaf: Leaf,
-    given: Any,
-    layout: Layout,
-    sizes: Mapping[str, int],
-    span: Span | None,
-    file: str,
-) -> Any:
-    where = f" at `{leaf.path}`" if leaf.path else ""
-    array: Any = given
-    wanted = leaf.shape if layout == "local" else global_shape(value, leaf, sizes)
-    if isinstance(array, bool | int | float):
-        array = number(array, leaf)
-    if not (hasattr(array, "shape") and hasattr(array, "dtype")):
-        fail("CP0805", f"{what}{where} is a {type(array).__name__}, not an array", span=span, file=file)
-    shape = tuple(array.shape)
-    if shape != wanted:
-        fail(
-            "CP0805",
-            f"{what}{where} has the shape {list(shape)}, expected {list(wanted)}",
-            *_why(value, leaf, shape, layout, sizes),
-            span=span,
-            file=file,
-        )
-    found = jnp.result_type(array) if type(array).__module__ == "numpy" else array.dtype
-    if str(found) != leaf.dtype.numpy_name:
-        notes = [f"cast it: {leaf.path or 'x'}.astype('{leaf.dtype.numpy_name}')"]
-        if leaf.dtype in (DType.F64, DType.I64):
-            notes = ["64-bit types need jax.config.update('jax_enable_x64', True)"]
-        fail(
-            "CP0805",
-            f"{what}{where} has the dtype {found}, expected {leaf.dtype.numpy_name}",
-            *notes,
-            span=span,
-            file=file,
-        )
-    return array
-
-
 def number(given: Any, leaf: Leaf) -> Any:
     """A Python number as an array of the leaf's dtype, where it fits: an int as a float, not the reverse."""
     kind = "f" if leaf.dtype.is_float else np.dtype(leaf.dtype.numpy_name).kind
     return jnp.asarray(given, leaf.dtype.numpy_name) if isinstance(given, _KINDS[kind]) else given
-
-
-def _why(
-    value: Value, leaf: Leaf, shape: tuple[int, ...], layout: Layout, sizes: Mapping[str, int]
-) -> list[str]:
-    placement = value.placement
-    notes = [f"it is placed `{placement}`"]
-    count = len(placement.per)
-    if layout == "local" and placement.per and shape == (*(1,) * count, *leaf.shape):
-        notes.append(
-            "inside a shard_map a rank passes its own part without the leading dimension of each `per`"
-            f" axis: take it off with x.reshape(x.shape[{count}:]); run.spmd does that by itself"
-        )
-    if layout == "local" and not placement.per and shape == global_shape(value, leaf, sizes):
-        notes.append("inside a shard_map a rank passes its own part, not the whole")
-    if layout == "global" and placement.per and shape == leaf.shape:
-        lead = ", ".join(f"{axis} = {sizes[axis]}" for axis in placement.per)
-        notes.append(f"outside of run.spmd it has one leading dimension per axis that it differs on: {lead}")
-    return notes
 
 
 def types(name: str, value: Value, tree: Tree, backend: Backend, span: Span | None) -> Tree:

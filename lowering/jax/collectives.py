@@ -65,6 +65,9 @@ class LaxBackend:
         axis = max(axes, key=lambda name: self.sizes[name])
         return x if self.sizes[axis] == 1 else order.tie(x, previous, axis, on_cpu=self.on_cpu)
 
+    def move(self, x: Array, op: Collective) -> Array:
+        return getattr(self, op.kind)(x, op)
+
     def all_reduce(self, x: Array, op: Collective) -> Array:
         """Sum, maximum or minimum over `op.axes`; the same shape and dtype. Booleans: or, or, and."""
         native = self._native_all_reduce

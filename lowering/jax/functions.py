@@ -6,33 +6,21 @@ import dataclasses
 import inspect
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
 
 from commplan.diagnostics import fail
 from commplan.ir import schedule as ir
+from commplan.ir.def_use import DefUse
 from commplan.ir.plan import name_of
-from commplan.lowering.jax.backend import Backend
 from commplan.lowering.jax.trees import LEAF, Tree, flatten
 from commplan.lowering.jax.untyped import jax, jnp
 
+if TYPE_CHECKING:
+    from commplan.lowering.jax.phase import Lowered
+
 Array = Any
-
-
-class Around(Protocol):
-    """What a call needs to know of the phase that it stands in."""
-
-    @property
-    def schedule(self) -> ir.Schedule: ...
-    @property
-    def phase(self) -> ir.Phase: ...
-    @property
-    def functions(self) -> Mapping[str, Callable[..., Any]]: ...
-    @property
-    def values(self) -> Mapping[str, ir.Value]: ...
-    @property
-    def backend(self) -> Backend: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +50,7 @@ def short_seed(seed: int) -> np.uint32:
     return np.uint32((seed ^ (seed >> 32)) & 0xFFFFFFFF if seed >= 0 else seed & 0xFFFFFFFF)
 
 
-def call(op: ir.Map, around: Around, env: Mapping[str, Tree], draw: Draw | None) -> dict[str, Tree]:
+def call(op: ir.Map, around: Lowered, env: Mapping[str, Tree], draw: Draw | None) -> dict[str, Tree]:
     """Apply the function of `op`; per record under `vmap` where the op says so.
 
     A random function takes a JAX key before its operands. The key depends on the seed, the step, the
@@ -88,7 +76,7 @@ def call(op: ir.Map, around: Around, env: Mapping[str, Tree], draw: Draw | None)
     return _results(op, around, applied(*operands), rows)
 
 
-def _key(op: ir.Map, around: Around, draw: Draw) -> Array:
+def _key(op: ir.Map, around: Lowered, draw: Draw) -> Array:
     place = op.results[0]  # passes move ops, and keep the names of what they make
     key = jax.random.fold_in(draw.key, zlib.crc32(f"{around.phase.name}/{place}/{op.fn}".encode()))
     for axis in op.per:
@@ -101,7 +89,7 @@ def _key(op: ir.Map, around: Around, draw: Draw) -> Array:
     return key
 
 
-def _record_keys(ref: str, around: Around, key: Array, draw: Draw, rows: int) -> Array:
+def _record_keys(ref: str, around: Lowered, key: Array, draw: Draw, rows: int) -> Array:
     """One key per row of `ref`: folded with the record, or with its place in the global batch if that is
     unknown."""
     records = draw.records.get(loaded_by(around.phase, ref))
@@ -117,14 +105,18 @@ def _record_keys(ref: str, around: Around, key: Array, draw: Draw, rows: int) ->
 
 def loaded_by(phase: ir.Phase, ref: str) -> str:
     """The id of the load that `ref` comes from, through maps and shares; "" if there is none."""
-    made = {result: op for op in phase.ops for result in ir.results(op)}
-    op = made.get(ref)
+    uses = DefUse(phase.ops)
+    op = uses.maker(ref)
     while isinstance(op, ir.Map | ir.Share):
-        op = made.get(ir.operands(op)[0])
+        op = uses.maker(ir.operands(op)[0])
     return op.result if isinstance(op, ir.Read) else ""
 
 
-def _check_arity(op: ir.Map, around: Around, function: Callable[..., Any], count: int) -> None:
+def _refuse(op: ir.Map, around: Lowered, message: str, *notes: str) -> NoReturn:
+    fail("CP0809", message, *notes, span=op.span, file=around.schedule.file)
+
+
+def _check_arity(op: ir.Map, around: Lowered, function: Callable[..., Any], count: int) -> None:
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # built in C: it says itself what is wrong
@@ -133,16 +125,12 @@ def _check_arity(op: ir.Map, around: Around, function: Callable[..., Any], count
         signature.bind(*range(count))
     except TypeError as error:
         takes = f"{count} argument{'s' if count != 1 else ''}{', a key first' if op.random else ''}"
-        fail(
-            "CP0809",
-            f"function `{op.fn}` is called with {takes}, and is `{op.fn}{signature}`",
-            str(error),
-            span=op.span,
-            file=around.schedule.file,
+        _refuse(
+            op, around, f"function `{op.fn}` is called with {takes}, and is `{op.fn}{signature}`", str(error)
         )
 
 
-def _results(op: ir.Map, around: Around, answer: Any, rows: int | None) -> dict[str, Tree]:
+def _results(op: ir.Map, around: Lowered, answer: Any, rows: int | None) -> dict[str, Tree]:
     count = len(op.results)
     if count == 1:
         return {op.results[0]: _checked(op, around, op.results[0], answer, rows)}
@@ -150,31 +138,27 @@ def _results(op: ir.Map, around: Around, answer: Any, rows: int | None) -> dict[
     answers = cast("Sequence[Any]", answer) if many else ()
     if len(answers) != count:
         found = f"{len(answers)} values" if many else f"a {type(cast('object', answer)).__name__}"
-        fail(
-            "CP0809",
-            f"function `{op.fn}` should return {count} values in a tuple, and returned {found}",
-            span=op.span,
-            file=around.schedule.file,
+        _refuse(
+            op, around, f"function `{op.fn}` should return {count} values in a tuple, and returned {found}"
         )
     return {ref: _checked(op, around, ref, one, rows) for ref, one in zip(op.results, answers, strict=True)}
 
 
-def _checked(op: ir.Map, around: Around, ref: str, answer: Any, rows: int | None) -> Tree:
+def _checked(op: ir.Map, around: Lowered, ref: str, answer: Any, rows: int | None) -> Tree:
     """A result, checked; of `rows` records, fewer than compiled for in the last batch of `tail short`."""
-    value, file = around.values[ref], around.schedule.file
+    value = around.values[ref]
     paths, tree = flatten(answer)
     expected = tuple(leaf.path for leaf in value.leaves)
     name = name_of(ref)
     if paths != expected:
         missing = [path for path in expected if path not in paths]
         extra = [path for path in paths if path not in expected]
-        fail(
-            "CP0809",
+        _refuse(
+            op,
+            around,
             f"function `{op.fn}` returned another structure for `{name}` than it was compiled for",
             f"missing: {', '.join(missing[:4]) or 'nothing'}",
             f"unexpected: {', '.join(extra[:4]) or 'nothing'}",
-            span=op.span,
-            file=file,
         )
     leaves: list[Any] = []
     for leaf, array in zip(value.leaves, tree.leaves, strict=True):
@@ -183,20 +167,18 @@ def _checked(op: ir.Map, around: Around, ref: str, answer: Any, rows: int | None
         at = f" at `{leaf.path}`" if leaf.path else ""
         expected_shape = leaf.shape if rows is None else (rows, *leaf.shape[1:])
         if tuple(x.shape) != expected_shape:
-            fail(
-                "CP0809",
+            _refuse(
+                op,
+                around,
                 f"function `{op.fn}` returned the shape {list(x.shape)} for `{name}`{at},"
                 f" expected {list(expected_shape)}",
-                span=op.span,
-                file=file,
             )
         if str(x.dtype) != leaf.dtype.numpy_name:
-            fail(
-                "CP0809",
+            _refuse(
+                op,
+                around,
                 f"function `{op.fn}` returned the dtype {x.dtype} for `{name}`{at},"
                 f" expected {leaf.dtype.numpy_name}",
-                span=op.span,
-                file=file,
             )
         leaves.append(x)
     return Tree(tuple(leaves), tree.structure if value.kind == "tree" else LEAF)

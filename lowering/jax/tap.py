@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from commplan.diagnostics import fail
 from commplan.ir import schedule as ir
 from commplan.lowering.jax import ops
-from commplan.lowering.jax.backend import Backend, move
+from commplan.lowering.jax.backend import Backend
 from commplan.lowering.jax.phase import Lowered
 from commplan.lowering.jax.untyped import jax, jnp
 
@@ -74,7 +74,7 @@ class Recipe:
             case ir.Scale():
                 return ops.scale(x, op.how, op.by)
             case ir.Collective():
-                return move(self.backend, self.backend.varying(x, op.axes), op)
+                return self.backend.move(self.backend.varying(x, op.axes), op)
 
 
 def recipe(lowered: Lowered, name: str, like: Sequence[Array]) -> Recipe:

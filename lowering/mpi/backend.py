@@ -93,21 +93,6 @@ class MpiBackend:
         del previous, axes
         return x
 
-    def all_reduce(self, x: Array, op: Collective) -> Array:
-        return self._run(x, op)
-
-    def reduce_scatter(self, x: Array, op: Collective) -> Array:
-        return self._run(x, op)
-
-    def all_gather(self, x: Array, op: Collective) -> Array:
-        return self._run(x, op)
-
-    def all_to_all(self, x: Array, op: Collective) -> Array:
-        return self._run(x, op)
-
-    def broadcast(self, x: Array, op: Collective) -> Array:
-        return self._run(x, op)
-
     def together(
         self, xs: Sequence[Array], op: Collective, taken: Lay, given: Lay
     ) -> Callable[[], Sequence[Array]] | None:
@@ -126,9 +111,6 @@ class MpiBackend:
 
         return finish
 
-    def reduce(self, x: Array, op: Collective) -> Array:
-        return self._run(x, op)
-
     def start(self, x: Array, op: Collective) -> Callable[[], Array] | None:
         if op.form != "split":
             return None
@@ -142,7 +124,7 @@ class MpiBackend:
 
         return finish
 
-    def _run(self, x: Array, op: Collective) -> Array:
+    def move(self, x: Array, op: Collective) -> Array:
         result, token = self.channel.run(x, self._spec(op), self.order.take())
         self.order.put(token)
         return result

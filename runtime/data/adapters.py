@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 
@@ -27,8 +27,14 @@ Key = str | int
 _KEPT = 64  # records that a thread remembers for its other columns, at most: a few blocks
 
 
-class Records(Protocol):
-    """Random access to records."""
+@runtime_checkable
+class Source(Protocol):
+    """Random access to records: what Grain calls a random-access data source.
+
+    `source[i]` for 0 <= i < len(source), with a Python int, is called from several threads at once, in any
+    order (see `commplan.serial`). Where there is a `source.__getitems__`, it is called with lists of indices
+    instead.
+    """
 
     def __len__(self) -> int: ...
 
@@ -79,7 +85,7 @@ def _lock_of(dataset: object) -> _Lock:
 class Serial:
     """A data set that one thread at a time may call."""
 
-    def __init__(self, dataset: Records) -> None:
+    def __init__(self, dataset: Source) -> None:
         self.dataset = dataset
         self._lock = _lock_of(dataset)
         self._many = batched(dataset)
@@ -105,7 +111,7 @@ class Serial:
         return f"Serial({self.dataset!r})"
 
 
-def serial(dataset: Records) -> Serial:
+def serial(dataset: Source) -> Serial:
     """`dataset` for one caller at a time: a data set that must not be called from several threads at once.
 
     dataset: has `len(dataset)` and `dataset[i]`. Sources are otherwise called from several threads. Wrapping
@@ -120,7 +126,7 @@ def serial(dataset: Records) -> Serial:
 class Rows:
     """A data set of which several columns are read: each thread keeps a record until all columns had it."""
 
-    def __init__(self, dataset: Records, columns: int) -> None:
+    def __init__(self, dataset: Source, columns: int) -> None:
         self.dataset, self.columns = dataset, columns
         self._many = batched(dataset)
         self._local = threading.local()
@@ -164,7 +170,7 @@ class Rows:
 class Column:
     """One column of a data set's records. See `column`."""
 
-    def __init__(self, dataset: Records, keys: tuple[Key, ...], rows: Rows | None = None) -> None:
+    def __init__(self, dataset: Source, keys: tuple[Key, ...], rows: Rows | None = None) -> None:
         self.dataset, self.keys = dataset, keys
         self.rows = rows or Rows(dataset, 1)
         if batched(dataset) is not None:
@@ -197,7 +203,7 @@ class Column:
         return f"Column({self.dataset!r}, {', '.join(map(repr, self.keys))})"
 
 
-def column(dataset: Records, key: Key, *more: Key) -> Column:
+def column(dataset: Source, key: Key, *more: Key) -> Column:
     """A source: one column of the records of `dataset`.
 
     dataset: anything with `len(dataset)` and `dataset[i]` whose records are mappings or tuples: a Hugging
@@ -237,17 +243,17 @@ def narrowed(source: Column) -> Column:
         return source
     if names == [key]:
         return source
-    return Column(cast("Records", select([key])), source.keys)
+    return Column(cast("Source", select([key])), source.keys)
 
 
-def arranged(sources: Mapping[str, Records]) -> dict[str, Records]:
+def arranged(sources: Mapping[str, Source]) -> dict[str, Source]:
     """Checked sources, so that no record is fetched more often than it must be.
 
     A data set with named columns that stands for a source itself gives the column of the source's name, or
     the only one. Sources that are columns of one data set share what they fetch. Errors: CP0950 where it has
     several columns and none of that name.
     """
-    chosen: dict[str, Records] = {}
+    chosen: dict[str, Source] = {}
     for name, source in sources.items():
         chosen[name] = narrowed(source) if isinstance(source, Column) else _named(name, source)
     by_dataset: dict[int, list[str]] = {}
@@ -273,16 +279,16 @@ def together(sources: Mapping[str, object]) -> list[tuple[str, ...]]:
     return [tuple(names) for names in groups.values()]
 
 
-def _base(source: Records) -> Records:
+def _base(source: Source) -> Source:
     return source.dataset if isinstance(source, Column) else source
 
 
-def _holds_rows(source: Records) -> bool:
+def _holds_rows(source: Source) -> bool:
     """Whether fetching one of its records may be worth remembering: not for what lies in memory."""
     return not isinstance(source, list | tuple | np.ndarray)
 
 
-def _named(name: str, source: Records) -> Records:
+def _named(name: str, source: Source) -> Source:
     names = column_names(source)
     if names is None:
         return source
@@ -317,7 +323,7 @@ def is_array_record(path: object) -> bool:
     return bool(stem and dot) and (not rest or rest[0] == "-" or rest[0] == "*")
 
 
-def array_record(paths: Sequence[str | os.PathLike[str]]) -> Records:
+def array_record(paths: Sequence[str | os.PathLike[str]]) -> Source:
     """The records of array_record files, one after another, through Grain. A `*` in a name stands for its
     shards.
 
@@ -346,6 +352,6 @@ def array_record(paths: Sequence[str | os.PathLike[str]]) -> Records:
             "install them: pip install 'commplan[sources]'",
         )
     try:
-        return cast("Records", source_of(names))
+        return cast("Source", source_of(names))
     except Exception as error:  # noqa: BLE001  whatever that library raises, it is about these files
         fail("CP0951", f"{Path(names[0]).name!r} cannot be read as array_record: {error}")

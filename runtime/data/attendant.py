@@ -6,13 +6,15 @@ import threading
 import time
 import weakref
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from commplan.runtime.data.control import LOOK_S
 from commplan.runtime.data.group import Group
 from commplan.runtime.data.shared import SharedRing
 from commplan.runtime.data.telling import LOG, Lasting
-from commplan.runtime.data.usage import Meter
+
+if TYPE_CHECKING:
+    from commplan.runtime.data.clocks import Clocks
 
 IDLE_S = 0.5  # a member that begins its next epoch sooner than this finds the units that others keep for it
 
@@ -27,32 +29,11 @@ class Company:
     members: tuple[int, ...]
 
 
-class Attended(Protocol):
-    """A process's side of the stream, see `clocks.Clocks`."""
-
-    @property
-    def meter(self) -> Meter: ...
-
-    @property
-    def slots(self) -> int: ...
-
-    @property
-    def unit(self) -> int:
-        """Records of a unit."""
-        ...
-
-    def idle(self) -> bool: ...
-
-    def attend(self, epoch: int, *, take: bool) -> bool: ...
-
-    def pulling(self) -> int | None: ...
-
-
 class Attendant:
     """A thread that keeps a process at its duty: its parts are made, and its slots let go, as long as a
     member of any process of its host is inside an epoch. It also tells whom the members here wait for."""
 
-    def __init__(self, clocks: weakref.ref[Attended], ring: SharedRing, company: Company) -> None:
+    def __init__(self, clocks: weakref.ref[Clocks], ring: SharedRing, company: Company) -> None:
         self._clocks, self._ring, self._company = clocks, ring, company
         self._wanted = 0
         self._since: float | None = None
@@ -87,7 +68,7 @@ class Attendant:
             if not busy:
                 self._ring.sleep(LOOK_S)
 
-    def _look(self, clocks: Attended) -> None:
+    def _look(self, clocks: Clocks) -> None:
         """Count, and tell about, a wait for another process's member."""
         number, now = clocks.pulling(), time.monotonic()
         slow = None if number is None else self._ring.slowest(number)

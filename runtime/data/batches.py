@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import threading
 import weakref
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 from commplan.diagnostics import fail
 from commplan.input.ahead import CARRIED, KEEP, slots, threads
@@ -21,7 +19,8 @@ from commplan.runtime.data import sources as _sources
 from commplan.runtime.data.checking import Checks
 from commplan.runtime.data.cores import cores_of
 from commplan.runtime.data.direct import Direct
-from commplan.runtime.data.making import BLOCK, BatchInTheMaking, Course, HostBatch, Maker
+from commplan.runtime.data.handing import HostBatch, HostBatches
+from commplan.runtime.data.making import BLOCK, BatchInTheMaking, Course, Maker
 from commplan.runtime.data.meeting import join
 from commplan.runtime.data.pace import Pace
 from commplan.runtime.data.program import HostProgram, host_program
@@ -50,7 +49,7 @@ class _Cursor:
         return self.make(number, epoch, step)
 
 
-class PhaseBatches(Iterator[HostBatch]):
+class PhaseBatches(HostBatches):
     """Batches of one phase, one epoch per `iter()`.
 
     `for batch in batches` runs to the end of the epoch that it stands in; the next `for` runs the next
@@ -89,12 +88,12 @@ class PhaseBatches(Iterator[HostBatch]):
         meter: Meter | None = None,
         workers: str = "threads",
     ) -> None:
+        super().__init__(phase)
         apart = group is not None and group.count > 1
         program = host_program(schedule, phase, local, apart=apart)
         read = [read.source for flow in program.flows for read in flow.reads]
         found = _sources.bound(schedule, sources, read)
-        fns = [fn.name for fn in schedule.fns if fn.where == "host"]
-        chosen = checked_functions(schedule, functions, [n for n in fns if _used(program, n)])
+        chosen = called_functions(program, functions)
         self._orders = orders(program, found)
         self._program = program
         self._steps = pace.steps if pace is not None else _steps(program, self._orders)
@@ -106,8 +105,7 @@ class PhaseBatches(Iterator[HostBatch]):
         made = stages(program, found, chosen, self._meter)
         prefetch, cores = hints(program)
         prefetch = prefetch if pace is None else pace.slots
-        rows = max((len(program.rows(flow, flow.batch)) for flow in program.flows), default=1)
-        block = max(1, min(BLOCK, -(-rows // cores)))
+        block = block_of(program, cores)
         crew = _crew(workers, cores, program, found, chosen, block, self._meter)
         by_caller = group is not None and group.carrier is not None and group.carrier.by_caller
         ahead = prefetch + (CARRIED if by_caller else 0)
@@ -136,7 +134,7 @@ class PhaseBatches(Iterator[HostBatch]):
         direct = pace is None and _direct(program, exchange)
         if direct and exchange is not None:
             self._cursor.make = Direct(maker, exchange).batch
-        self._ring: Ring[HostBatch] = Ring(
+        self._ring = Ring(
             self._cursor.start,
             ahead,
             cores,
@@ -146,7 +144,6 @@ class PhaseBatches(Iterator[HostBatch]):
             pace is None and _direct(program, exchange),
         )
         self._closing = weakref.finalize(self, self._ring.end)
-        self._process, self._turn = os.getpid(), threading.RLock()
 
     @property
     def meter(self) -> Meter:
@@ -167,15 +164,7 @@ class PhaseBatches(Iterator[HostBatch]):
         self._armed, _ = self._course.at(self._handed)
         return self
 
-    def __next__(self) -> HostBatch:
-        if os.getpid() != self._process:
-            self._refuse_forked()
-        with self._turn:  # whichever thread asks next gets the next batch
-            return self._next()
-
     def _next(self) -> HostBatch:
-        if not self._closing.alive:
-            self._refuse_closed()
         epoch, step = self._course.at(self._handed)
         if epoch > self._armed:
             raise StopIteration
@@ -265,19 +254,6 @@ class PhaseBatches(Iterator[HostBatch]):
             self._due = None
             self._ring.close()
 
-    def __enter__(self) -> PhaseBatches:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _refuse_closed(self) -> NoReturn:
-        fail("CP0916", f"the batches of phase `{self._program.phase.name}` were closed", "make them anew")
-
-    def _refuse_forked(self) -> NoReturn:
-        message = f"the batches of phase `{self._program.phase.name}` belong to process {self._process}"
-        fail("CP0916", message, "this one was forked from it, without its threads: make batches here, anew")
-
     def _fingerprint(self) -> int:
         facts = [
             (read.source, order.length, order.batch, order.seed, order.visit, order.tail, read.per)
@@ -333,8 +309,18 @@ def _crew(
     return None if workers == "threads" else Workers(program, sources, functions, block, cores, meter)
 
 
-def _used(program: HostProgram, name: str) -> bool:
-    return any(isinstance(op, Map) and op.fn == name for flow in program.flows for op in flow.ops)
+def called_functions(
+    program: HostProgram, functions: Mapping[str, Callable[..., Any]]
+) -> dict[str, Callable[..., Any]]:
+    """The host functions that `program` calls. Errors: CP0908."""
+    names = [op.fn for flow in program.flows for op in flow.ops if isinstance(op, Map)]
+    return checked_functions(program.schedule, functions, names)
+
+
+def block_of(program: HostProgram, cores: int) -> int:
+    """The records of one task: a batch has work for all `cores`."""
+    rows = max((len(program.rows(flow, flow.batch)) for flow in program.flows), default=1)
+    return max(1, min(BLOCK, -(-rows // cores)))
 
 
 def orders(program: HostProgram, sources: Mapping[str, _sources.Source]) -> dict[Ref, Order]:

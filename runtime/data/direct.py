@@ -19,8 +19,7 @@ from commplan.ir.plan import Ref
 from commplan.ir.schedule import Read, Share
 from commplan.runtime.data.handing import HostBatch, Visit, count, layout
 from commplan.runtime.data.layout import Array, Bools
-from commplan.runtime.data.making import BatchInTheMaking, Maker
-from commplan.runtime.data.parties import Task
+from commplan.runtime.data.making import BatchInTheMaking, Maker, Task
 from commplan.runtime.data.program import Coords, Flow, identity, validity
 from commplan.runtime.data.rooms import Room
 from commplan.runtime.data.shared import SharedRing
@@ -156,7 +155,7 @@ def _all_valid(memory: Any, flow: _Kept) -> bool:
 
 @dataclass
 class DirectBatch(BatchInTheMaking):
-    """See `ring.Making`. Its second stage is empty, but for batches from which records were skipped."""
+    """Its second stage is empty, but for batches from which records were skipped."""
 
     direct: Direct | None = None
 

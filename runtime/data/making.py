@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from commplan.diagnostics import fail
-from commplan.input.division import Division
 from commplan.input.order import Order
 from commplan.ir.plan import Ref
 from commplan.ir.schedule import Map, Read, Share, operands, results
@@ -19,52 +18,16 @@ from commplan.ir.types import ArrayType
 from commplan.runtime.data import notes
 from commplan.runtime.data.handing import FlowState, HostBatch, Visit, compact, count, layout
 from commplan.runtime.data.layout import Array, Bools, agrees, aligned, blocks, projected
-from commplan.runtime.data.parties import Task
 from commplan.runtime.data.program import Coords, Flow, HostProgram, identity, validity
 from commplan.runtime.data.records import Place, Record, Stage, numpy_dtype
 from commplan.runtime.data.usage import Cpu, Meter, thread_cpu
 
+if TYPE_CHECKING:
+    from commplan.runtime.data.shared import SharedRing
+    from commplan.runtime.data.workers import Workers
+
+Task = Callable[[], None]
 BLOCK = 16  # records of one task, at most: small enough that threads share a batch evenly
-
-
-class Exchange(Protocol):
-    """Memory that processes share, in slots; a slot holds what travels in one batch."""
-
-    @property
-    def shows(self) -> bool:
-        """Whether what was lent may be handed over as it lies in the slot."""
-        ...
-
-    def division(self, flow: int, number: int) -> Division:
-        """Who makes which rows of a flow, which is named by its place in the program, in batch `number`."""
-        ...
-
-    def duties(self, number: int) -> tuple[int, ...]:
-        """The processes whose parts are made here: this one, if it makes any, and those that it stands in
-        for."""
-        ...
-
-    def arrays(self, number: int) -> Mapping[Ref, Array]:
-        """The arrays of batch `number` to write to: the moved values, and what belongs to each flow."""
-        ...
-
-    def lend(self, number: int) -> Mapping[Ref, Array]:
-        """The same to read from; the slot is let go when nothing shows it any more."""
-        ...
-
-    def publish(self, number: int, processes: tuple[int, ...], error: BaseException | None) -> None: ...
-
-
-class Workers(Protocol):
-    """Who carries out the blocks of a batch elsewhere than in the calling thread."""
-
-    def run(self, batch: BatchInTheMaking, state: FlowState, before: bool, low: int, high: int) -> None:
-        """`batch.block(state, before, low, high)`."""
-        ...
-
-    def fresh(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
-        """Memory for an array of a batch, which it can write to, at a multiple of 64 bytes."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -91,7 +54,7 @@ class Maker:
     stages: Mapping[Ref, Stage]  # by the first result of its op
     meter: Meter
     block: int
-    exchange: Exchange | None = None
+    exchange: SharedRing | None = None
     apart: bool = False  # rows that were skipped stay in their places, and the batch tells which
     workers: Workers | None = None
     together: Sequence[Sequence[str]] = ()  # sources that fetch their records together
@@ -107,12 +70,14 @@ class Maker:
                 self.look_up(state, epoch, step)
         return BatchInTheMaking(self, number, epoch, step, states)
 
-    # --- see `shared.Works` ---
+    # --- what `SharedRing` asks ---
 
     def place(self, number: int) -> notes.Place:
+        """Where batch `number` stands."""
         return notes.Place(*self.course.at(number), self.fingerprint)
 
     def rows(self, number: int) -> dict[int, int]:
+        """The rows of batch `number`, for each flow that moves anything by its place in the program."""
         _, step = self.course.at(number)
         program = self.program
         return {
@@ -122,6 +87,7 @@ class Maker:
         }
 
     def remake(self, number: int, process: int) -> None:
+        """Fill the parts of `process` in batch `number`, in this thread."""
         batch = self.batch(number, *self.course.at(number))
         for task in batch.parts((process,)):
             task()
@@ -171,7 +137,8 @@ class Maker:
 
 @dataclass
 class BatchInTheMaking:
-    """See `commplan.runtime.data.ring.Making`."""
+    """One batch in the making: `first`, a task after another; `publish`; once every process has published
+    `second`, and its tasks; `finish`."""
 
     maker: Maker
     number: int
@@ -212,6 +179,7 @@ class BatchInTheMaking:
         return self._joined(tasks)
 
     def publish(self, error: BaseException | None) -> None:
+        """The first stage is over; `error` is what went wrong in it."""
         if self.maker.exchange is not None and self.duties:
             self.maker.exchange.publish(self.number, self.duties, error)
 

@@ -4,34 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from commplan.diagnostics import CommplanError, fail
+from commplan.diagnostics import CommplanError
 from commplan.ir.plan import Ref
-from commplan.runtime.data.batches import PhaseBatches, hints, orders
+from commplan.runtime.data.batches import PhaseBatches, block_of, called_functions, hints, orders
 from commplan.runtime.data.checking import Checks
 from commplan.runtime.data.clockplan import OWN
 from commplan.runtime.data.clocks import Clocks, Terms, quietly
-from commplan.runtime.data.handing import FlowState, HostBatch
+from commplan.runtime.data.handing import FlowState, HostBatch, HostBatches
 from commplan.runtime.data.layout import Array, aligned
-from commplan.runtime.data.making import BLOCK, BatchInTheMaking, Maker
+from commplan.runtime.data.making import BatchInTheMaking, Maker
 from commplan.runtime.data.program import host_program, identity
-from commplan.runtime.data.records import checked_functions
 from commplan.runtime.data.staging import stages
 from commplan.runtime.data.usage import Meter, Summary, merged
 
 _PATIENT = ("CP0946", "CP0947")  # after these a member may go on, once another one has
 
 
-class ClockedBatches(Iterator[HostBatch]):
+class ClockedBatches(HostBatches):
     """Batches of one member, as `PhaseBatches` gives those of all: one epoch per `iter()`.
 
     Several members of a process are driven in any interleaving, by one thread or by several. local: as for
@@ -52,6 +49,7 @@ class ClockedBatches(Iterator[HostBatch]):
         terms: Terms | None = None,
     ) -> None:
         plan = clocks.plan
+        super().__init__(plan.phase)
         self.member, self._clocks = member, clocks
         self._local = {**(local or {}), plan.clock: (member,)}
         self._meter, self._lone = (Meter(plan.phase, plan.schedule.plan) for _ in range(2))
@@ -71,7 +69,6 @@ class ClockedBatches(Iterator[HostBatch]):
         self._ahead: tuple[BatchInTheMaking, list[Future[None]]] | None = None
         self._hand = clocks.open(member, self._position(self._place), terms or Terms())
         self._closing = weakref.finalize(self, quietly, clocks, self._hand)
-        self._turn = threading.RLock()
 
     # --- what `PhaseBatches` has as well ---
 
@@ -81,15 +78,7 @@ class ClockedBatches(Iterator[HostBatch]):
             self._clocks.begin(self._hand)
         return self
 
-    def __next__(self) -> HostBatch:
-        if os.getpid() != self._clocks.process:
-            self._refuse_forked()
-        with self._turn:  # whichever thread asks next gets the next batch
-            return self._next()
-
     def _next(self) -> HostBatch:
-        if not self._closing.alive:
-            self._refuse_closed()
         if self._place // self._steps > self._armed:
             raise StopIteration
         self._clocks.begin(self._hand)
@@ -134,19 +123,13 @@ class ClockedBatches(Iterator[HostBatch]):
 
     def close(self) -> None:
         """Stop; the others no longer wait for this member. Closing twice is fine."""
-        if os.getpid() != self._clocks.process or self._closing.detach() is None:
+        if os.getpid() != self._process or self._closing.detach() is None:
             return
         self._due = None
         self._drop_ahead()
         if self._private is not None:
             self._private.close()
         self._clocks.leave(self._hand)
-
-    def __enter__(self) -> ClockedBatches:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     # --- how ---
 
@@ -168,13 +151,10 @@ class ClockedBatches(Iterator[HostBatch]):
         clocks, plan = self._clocks, self._clocks.plan
         schedule = plan.member(self.member)
         program = host_program(schedule, plan.phase, self._local, apart=True)
-        used = [fn.name for fn in schedule.fns if fn.where == "host"]
-        called = {getattr(op, "fn", None) for flow in program.flows for op in flow.ops}
-        functions = checked_functions(schedule, clocks.functions, [name for name in used if name in called])
+        functions = called_functions(program, clocks.functions)
         made = stages(program, clocks.sources, functions, self._meter)
         _, cores = hints(program)
-        rows = max((len(program.rows(flow, flow.batch)) for flow in program.flows), default=1)
-        block = max(1, min(BLOCK, -(-rows // cores)))
+        block = block_of(program, cores)
         maker = Maker(program, orders(program, clocks.sources), made, self._meter, block)
         return maker, cores if any(flow.after for flow in program.flows) else 0
 
@@ -264,13 +244,6 @@ class ClockedBatches(Iterator[HostBatch]):
                 made = _together(runs, [unit.values[identity(read)][0] for unit in units])
                 state.records[read.result, ()] = made[0]  # as those who made the rows say
         return found
-
-    def _refuse_closed(self) -> NoReturn:
-        fail("CP0916", f"the batches of phase `{self._clocks.plan.phase}` were closed", "make them anew")
-
-    def _refuse_forked(self) -> NoReturn:
-        message = f"the batches of phase `{self._clocks.plan.phase}` belong to process {self._clocks.process}"
-        fail("CP0916", message, "this one was forked from it, without its threads: make batches here, anew")
 
 
 def _runs(rows: npt.NDArray[np.int64], each: int) -> list[tuple[slice, int, slice]]:

@@ -10,6 +10,7 @@ forgotten is collected, and that closes the ring.
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
 import os
@@ -18,12 +19,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING
 
-from commplan.runtime.data.parties import Making, Peers, Task, Workers
+from commplan.runtime.data.handing import HostBatch
+from commplan.runtime.data.making import BatchInTheMaking, Task
+
+if TYPE_CHECKING:
+    from commplan.runtime.data.shared import SharedRing
+    from commplan.runtime.data.workers import Workers
 
 PATIENCE = 1.0  # seconds for threads to end in after an interruption
-Item = TypeVar("Item")
 
 
 class ClosedError(Exception):
@@ -31,17 +36,17 @@ class ClosedError(Exception):
 
 
 @dataclass
-class _Entry(Generic[Item]):
-    making: Making[Item]
+class _Entry:
+    making: BatchInTheMaking
     todo: int = 0
     error: BaseException | None = None
     error_at: int = 0
     done: bool = False
-    item: Item | None = None
+    item: HostBatch | None = None
 
 
 @dataclass
-class Ring(Generic[Item]):
+class Ring:
     """start: makes batch `number`, counted from 0, or None where the work halts for now: `admit` and `take`
     ask again.
 
@@ -49,18 +54,18 @@ class Ring(Generic[Item]):
     process. workers: what the threads leave their work to; None: they do it. direct: see above.
     """
 
-    start: Callable[[int], Making[Item] | None]
+    start: Callable[[int], BatchInTheMaking | None]
     depth: int
     threads: int
     name: str
-    peers: Peers | None = None
+    peers: SharedRing | None = None
     workers: Workers | None = None
     direct: bool = False
     # Entered as the lock itself and waited on as the condition: a condition is entered by a Python function,
     # in which Ctrl-C may strike after the lock is taken and before anything will give it back.
     _lock: threading.RLock = field(default_factory=threading.RLock)
     _changed: threading.Condition = field(init=False)
-    _entries: dict[int, _Entry[Item]] = field(default_factory=dict[int, "_Entry[Item]"])
+    _entries: dict[int, _Entry] = field(default_factory=dict[int, _Entry])
     _tasks: list[tuple[int, int, int, Task]] = field(default_factory=list[tuple[int, int, int, Task]])
     _to_write: deque[int] = field(default_factory=deque[int])
     _to_read: deque[int] = field(default_factory=deque[int])
@@ -97,7 +102,7 @@ class Ring(Generic[Item]):
                     return
                 self._changed.notify_all()
 
-    def _admit(self, number: int, making: Making[Item]) -> None:
+    def _admit(self, number: int, making: BatchInTheMaking) -> None:
         """All of it, or by an interruption nothing (the lock is held)."""
         try:
             self._entries[number] = _Entry(making)
@@ -114,13 +119,13 @@ class Ring(Generic[Item]):
                 self._to_write.remove(number)
             raise
 
-    def take(self) -> tuple[Item, int, float]:
+    def take(self) -> tuple[HostBatch, int, float]:
         """The next batch, how many lay ready, and the seconds waited. Raises what its making raised."""
         found = self.look()
         self.pass_on(self._handed + 1)
         return found
 
-    def look(self) -> tuple[Item, int, float]:
+    def look(self) -> tuple[HostBatch, int, float]:
         """As `take`, and the batch stays the next one until `pass_on` says that it has come: a caller that
         was interrupted on the way asks again."""
         try:
@@ -129,7 +134,7 @@ class Ring(Generic[Item]):
             self._interrupted = True
             raise
 
-    def _take(self) -> tuple[Item, int, float]:
+    def _take(self) -> tuple[HostBatch, int, float]:
         self.admit()
         begin = time.perf_counter()
         with self._lock:
@@ -147,7 +152,7 @@ class Ring(Generic[Item]):
             raise RuntimeError("a batch was finished without a result")
         return item, ready, waited
 
-    def _take_direct(self, peers: Peers) -> tuple[Item, int, float]:
+    def _take_direct(self, peers: SharedRing) -> tuple[HostBatch, int, float]:
         if self._admitted == self._handed:  # else as many as there is room for were admitted with the last
             self.admit()
         with self._lock:
@@ -176,7 +181,7 @@ class Ring(Generic[Item]):
                 self._entries.pop(old, None)
         self.admit()
 
-    def _completed(self, number: int, entry: _Entry[Item], peers: Peers) -> Item:
+    def _completed(self, number: int, entry: _Entry, peers: SharedRing) -> HostBatch:
         """The batch, once all have filled it; what went wrong here comes before what peers say of it."""
         try:
             if (entry.error is None or peers.owes()) and not peers.readable(number):
@@ -282,7 +287,10 @@ class Ring(Generic[Item]):
                 return []
             self._opened, targets = first, [self._fill] * self.threads
         elif self.peers is not None:
-            targets += [self._await_slots, self._await_peers]
+            targets += [
+                functools.partial(self._await, self._to_write, first=True),
+                functools.partial(self._await, self._to_read, first=False),
+            ]
         # Daemons, so that a forgotten iterator cannot keep the interpreter alive; they are joined by
         # `close`, which a finaliser calls at the latest when the interpreter exits.
         return [
@@ -417,12 +425,6 @@ class Ring(Generic[Item]):
             entry.done = True
             self._changed.notify_all()
 
-    def _await_slots(self) -> None:
-        self._await(self._to_write, first=True)
-
-    def _await_peers(self) -> None:
-        self._await(self._to_read, first=False)
-
     def _await(self, queue: deque[int], *, first: bool) -> None:
         peers = self.peers
         waiting = 0  # batches become readable in order, whatever order they were finished in
@@ -456,7 +458,7 @@ class Ring(Generic[Item]):
                     return
                 self._enter(number, 0 if first else 1, tasks)
 
-    def _finish(self, entry: _Entry[Item]) -> None:
+    def _finish(self, entry: _Entry) -> None:
         try:
             entry.item = entry.making.finish()
         except BaseException as raised:  # noqa: BLE001  as above

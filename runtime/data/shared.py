@@ -18,6 +18,7 @@ import os
 import threading
 import time
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from commplan.diagnostics import CommplanError
 from commplan.input.division import Division
@@ -29,16 +30,19 @@ from commplan.runtime.data.complaints import Complaints, hear, write
 from commplan.runtime.data.control import LEFT, Control, fence
 from commplan.runtime.data.group import Group, group
 from commplan.runtime.data.layout import Array
-from commplan.runtime.data.parties import Works
 from commplan.runtime.data.rooms import Rooms
 from commplan.runtime.data.roster import Roster
 from commplan.runtime.data.slots import CAN_LEND, Returns, Slots
 from commplan.runtime.data.usage import Meter
 
+if TYPE_CHECKING:
+    from commplan.runtime.data.making import Maker
+
 
 @dataclass
 class SharedRing:
-    """This process's side of the slots; see `ring.Peers` and `making.Exchange`.
+    """This process's side of the slots: the waits on the other processes, each of which raises where it
+    cannot go on and returns False once stopped, and the arrays to write to and to read from.
 
     goes_on: who dies or leaves is done without. keep: batches that this process may show at a time. Errors:
     CP0920 a peer died or left, CP0921 a peer is missing or silent, CP0922 the peers are not doing the same;
@@ -55,7 +59,7 @@ class SharedRing:
     meter: Meter
     goes_on: bool
     keep: int
-    works: Works | None = None
+    works: Maker | None = None
     _left: bool = False
     _process: int = field(default_factory=os.getpid)
     _gone: set[int] = field(default_factory=set[int])  # of this host, known to be dead or to have left
@@ -101,7 +105,7 @@ class SharedRing:
     def _living(self) -> list[int]:
         return [process for process in self._local if process not in self._gone]
 
-    # --- waiting, see `ring.Peers` ---
+    # --- waiting, for the ring ---
 
     def writable(self, number: int) -> bool:
         """Wait until the slot of batch `number` may be written to; at once where this process writes
@@ -170,6 +174,7 @@ class SharedRing:
         return self._leads()
 
     def readable(self, number: int) -> bool:
+        """Wait until all have filled their parts of batch `number`; raises what went wrong with one."""
         with self.meter.waiting(self.key):
             if not self._complete(number):
                 return False
@@ -378,13 +383,15 @@ class SharedRing:
             makers = self.roster.heard(number)
             hear(self.slots.memory(number), makers, self.works.place(number), self.told)
 
-    # --- doing, see `making.Exchange` ---
+    # --- doing, for the maker ---
 
     @property
     def shows(self) -> bool:
+        """Whether what was lent may be handed over as it lies in the slot."""
         return CAN_LEND
 
     def division(self, flow: int, number: int) -> Division:
+        """Who makes which rows of a flow, which is named by its place in the program, in batch `number`."""
         return self.roster.at(flow, number)
 
     def duties(self, number: int) -> tuple[int, ...]:
@@ -397,9 +404,11 @@ class SharedRing:
         return mine
 
     def arrays(self, number: int) -> dict[Ref, Array]:
+        """The arrays of batch `number` to write to: the moved values, and what belongs to each flow."""
         return self.rooms.views(self.slots.memory(number), writable=True)
 
     def lend(self, number: int) -> dict[Ref, Array]:
+        """The same to read from; the slot is let go when nothing shows it any more."""
         return self.rooms.views(self.slots.lend(number), writable=False)
 
     def offset(self, address: int) -> tuple[int, int] | None:
@@ -490,4 +499,4 @@ class SharedRing:
             self.carrier.close()
 
 
-__all__ = ["Group", "SharedRing", "Works", "group"]
+__all__ = ["Group", "SharedRing", "group"]

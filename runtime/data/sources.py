@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -14,20 +14,7 @@ from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.ir.schedule import Read, Schedule
 from commplan.ir.types import BytesType
 from commplan.runtime.data import adapters
-
-
-@runtime_checkable
-class Source(Protocol):
-    """Random access to records: what Grain calls a random-access data source.
-
-    `source[i]` for 0 <= i < len(source), with a Python int, is called from several threads at once, in any
-    order (see `commplan.serial`). Where there is a `source.__getitems__`, it is called with lists of indices
-    instead.
-    """
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: Any, /) -> Any: ...
+from commplan.runtime.data.adapters import Source
 
 
 class Files:
@@ -247,7 +234,7 @@ def bound(
     ]
     if problems:
         raise CommplanError(*problems)
-    return cast("dict[str, Source]", adapters.arranged(found))
+    return adapters.arranged(found)
 
 
 def nbytes(value: object) -> int:

@@ -54,10 +54,10 @@ class LineUsage(msgspec.Struct, frozen=True):
 
     what: str
     span: Span
-    cpu_s: float
-    records: int
-    nbytes: int
-    wait_s: float
+    cpu_s: float = 0.0
+    records: int = 0
+    nbytes: int = 0
+    wait_s: float = 0.0
     skipped: int = 0
     system_s: float = 0.0
 
@@ -193,25 +193,13 @@ def _emptier(one: Summary, two: Summary, mean: float) -> Queue:
 
 
 @dataclass
-class _Line:
-    what: str
-    span: Span
-    cpu_s: float = 0.0
-    records: int = 0
-    nbytes: int = 0
-    wait_s: float = 0.0
-    skipped: int = 0
-    system_s: float = 0.0
-
-
-@dataclass
 class Meter:
     """Adds up what the worker threads report; one lock, taken once per block of records."""
 
     phase: str
     plan: str = ""
     rank: int = 0
-    _lines: dict[str, _Line] = field(default_factory=dict[str, _Line])
+    _lines: dict[str, LineUsage] = field(default_factory=dict[str, LineUsage])
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _batches: int = 0
     _wait_s: float = 0.0
@@ -224,7 +212,7 @@ class Meter:
 
     def line(self, key: str, what: str, span: Span) -> None:
         """Name the line that later reports call `key`."""
-        self._lines[key] = _Line(what, span)
+        self._lines[key] = LineUsage(what, span)
 
     def add(
         self,
@@ -240,12 +228,8 @@ class Meter:
         """Add to line `key`; `system_s` is a part of `cpu_s`."""
         with self._lock:
             line = self._lines[key]
-            line.cpu_s += cpu_s
-            line.system_s += system_s
-            line.records += records
-            line.nbytes += nbytes
-            line.wait_s += wait_s
-            line.skipped += skipped
+            more = LineUsage(line.what, line.span, cpu_s, records, nbytes, wait_s, skipped, system_s)
+            self._lines[key] = added(line, more)
 
     @contextmanager
     def working(self, key: str) -> Generator[None]:
@@ -303,16 +287,12 @@ class Meter:
     def summary(self, queue: Queue | None = None) -> Summary:
         """What was reported so far. queue: how it stands now; what the caller found is filled in here."""
         with self._lock:
-            lines = tuple(
-                LineUsage(x.what, x.span, x.cpu_s, x.records, x.nbytes, x.wait_s, x.skipped, x.system_s)
-                for x in self._lines.values()
-            )
             mean = self._ready / self._batches if self._batches else 0.0
             now = msgspec.structs.replace(queue or Queue(), mean=mean, least=self._least or 0)
             slow = max(self._slow.values(), key=lambda slow: (slow.wait_s, slow.behind), default=None)
             return Summary(
                 self.phase,
-                lines,
+                tuple(self._lines.values()),
                 self._batches,
                 self._wait_s,
                 mean,

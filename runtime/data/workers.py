@@ -129,7 +129,7 @@ class _Process:
 
 @dataclass
 class Workers:
-    """As many worker processes as threads ask for. See `making.Workers`.
+    """As many worker processes as threads ask for.
 
     program, sources, functions: what a worker runs. block: records of a job, at most. most: workers at one
     time. Errors: CP0952 what cannot be pickled, CP0954 where none can be started; from `run` also CP0953 for
@@ -169,10 +169,10 @@ class Workers:
         """Other memory that batches lie in: its file, and what tells where in it an address is."""
         self._slots, self._offset = descriptor, offset
 
-    # --- making.Workers ---
+    # --- for the maker ---
 
     def fresh(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
-        """An array that workers can fill."""
+        """An array of a batch, at a multiple of 64 bytes, that workers can fill."""
         return self._arena.fresh(shape, dtype)
 
     def run(self, batch: BatchInTheMaking, state: FlowState, before: bool, low: int, high: int) -> None:

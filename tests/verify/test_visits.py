@@ -388,7 +388,7 @@ def test_proofs_of_the_input_do_not_grow_with_the_members(members: int) -> None:
 def test_what_is_proved_is_told() -> None:
     schedule = commplan.load(PLANS / "ensemble_rates.plan").compile().schedule
     (load,) = visits(schedule)
-    assert (load.visit, load.batches, load.clock) == ("exactly_once", (32, 32, 64), "member")
+    assert (load.op.visit, load.op.batch, load.op.clock) == ("exactly_once", (32, 32, 64), "member")
     assert load.rates == rates((32, 32, 64))
     (memory,) = input_memory(schedule)
     assert memory.shared == 192 * 64 * 64 * 3

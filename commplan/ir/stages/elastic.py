@@ -2,9 +2,9 @@ from typing import Literal
 
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Algorithm, Hints
-from commplan.ir.roles import Ref
+from commplan.ir.roles import Ref, name_of
 from commplan.ir.stages import rules
-from commplan.ir.stages.base import BaseStage
+from commplan.ir.stages.base import BaseStage, over
 from commplan.ir.stages.rules import Ranks, Violation
 from commplan.ir.symbolic import steps
 from commplan.ir.symbolic.interpretation import Interpretation
@@ -41,3 +41,14 @@ class Elastic(BaseStage, frozen=True, tag="elastic"):
             env, self.pull, self.result, self.operand, self.center, self.eta, self.rho, self.mode, self.axes,
             self.hints,
         )  # fmt: skip
+
+    def written(self) -> tuple[str, ...]:
+        both = f"elastic {name_of(self.operand)} with {name_of(self.center)}"
+        return (both, over(self.axes), f"by {self._mode()}")
+
+    def said(self) -> tuple[str, ...]:
+        return (f"elastic by {self._mode()}", over(self.axes))
+
+    def _mode(self) -> str:
+        eta, rho = (name_of(x) if isinstance(x, str) else f"{x:g}" for x in (self.eta, self.rho))
+        return f"{self.mode}(eta = {eta}, rho = {rho})"

@@ -1,8 +1,8 @@
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Algorithm, Hints, Reduction
-from commplan.ir.roles import Ref
+from commplan.ir.roles import Ref, name_of
 from commplan.ir.stages import rules
-from commplan.ir.stages.base import BaseStage
+from commplan.ir.stages.base import BaseStage, over
 from commplan.ir.stages.rules import Ranks, Violation
 from commplan.ir.symbolic import steps
 from commplan.ir.symbolic.interpretation import Interpretation
@@ -35,3 +35,11 @@ class Exchange(BaseStage, frozen=True, tag="exchange"):
             env, self.gradient, self.states, self.results, self.fn, self.axes, self.op.name, self.op.weight,
             self.hints,
         )  # fmt: skip
+
+    def written(self) -> tuple[str, ...]:
+        states = ", ".join(map(name_of, self.states))
+        into = f"exchange {name_of(self.gradient)} into {states} with {self.fn}"
+        return (into, over(self.axes), f"by {self.op.text()}")
+
+    def said(self) -> tuple[str, ...]:
+        return (f"exchange with {self.fn} by {self.op.text()}", over(self.axes))

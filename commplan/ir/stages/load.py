@@ -43,3 +43,15 @@ class Load(BaseStage, frozen=True, tag="load"):
     def meaning(self, env: Interpretation) -> None:
         said = (self.batch, self.visit, self.seed, self.tail, self.hints.on_error, self.hints.on_failure)
         steps.loaded(env, self.result, self.count, self.source, said, self.split, self.per, self.clock)
+
+    def written(self) -> tuple[str, ...]:
+        first, *rest = self.said()
+        return (first.replace("load", f"load {self.source}", 1), *rest)
+
+    def said(self) -> tuple[str, ...]:
+        batch = f"{list(self.batch)} over {self.clock}" if self.clock else str(self.batch[0])
+        split = f"split {', '.join(self.split)}" if self.split else ""
+        per = f"per {', '.join(self.per)}" if self.per else ""
+        tail = f"tail {self.tail}" if self.tail != "pad" else ""
+        visit = " ".join(text for text in (f"visit {self.visit}", f"seed {self.seed}", tail) if text)
+        return (f"load batch {batch}", split, per, visit)
