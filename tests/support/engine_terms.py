@@ -37,7 +37,16 @@ from .jaxpr_terms import Request, Values, Walker, in_step
 from .plan_terms import InTerms
 from .terms import Array, lift
 
-_DTYPES = ("bool", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64")  # as engine.h has them
+_DTYPES = (
+    "bool",
+    "uint8",
+    "int32",
+    "int64",
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+)  # as engine.h has them
 _OPS = ("sum", "max", "min")
 
 
@@ -246,7 +255,10 @@ class World:
             _native(parts)
         else:
             self._lists(parts)
-        return [self._results(rank, part, eqn) for rank, (part, (eqn, _)) in enumerate(zip(parts, requests, strict=True))]
+        return [
+            self._results(rank, part, eqn)
+            for rank, (part, (eqn, _)) in enumerate(zip(parts, requests, strict=True))
+        ]
 
     def _part(self, rank: int, eqn: Any, xs: Values) -> _Part:
         known = self.libraries[rank].known
@@ -285,12 +297,16 @@ class World:
         shapes = [shape for shape, _ in results[:count]]
         made = [_unset(int(np.prod(shape, dtype=int)), "ungiven", part.dtype) for shape in shapes]
         for offset, array, start, nbytes in what.given[1:].reshape(-1, 4).tolist():
-            made[array][start // size : (start + nbytes) // size] = whole[offset // size : (offset + nbytes) // size]
+            made[array][start // size : (start + nbytes) // size] = whole[
+                offset // size : (offset + nbytes) // size
+            ]
         return [array.reshape(shape) for array, shape in zip(made, shapes, strict=True)]
 
     def _lists(self, parts: list[_Part]) -> None:
         arrived: dict[tuple[int, int, int], Array] = {}
-        ready = [(rank, i) for rank, part in enumerate(parts) for i in np.flatnonzero(part.left == 0).tolist()]
+        ready = [
+            (rank, i) for rank, part in enumerate(parts) for i in np.flatnonzero(part.left == 0).tolist()
+        ]
         blocked: dict[tuple[int, int, int], tuple[int, int]] = {}
         left = sum(len(part.left) for part in parts)
         while ready:
@@ -325,13 +341,17 @@ class World:
             left -= 1
             if i in part.last:
                 size = _itemsize(part.dtype)
-                part.early[dst_offset // size : (dst_offset + nbytes) // size] = part.span(dst, dst_offset, nbytes)
+                part.early[dst_offset // size : (dst_offset + nbytes) // size] = part.span(
+                    dst, dst_offset, nbytes
+                )
             for later in part.what.after[i]:
                 part.left[later] -= 1
                 if part.left[later] == 0:
                     ready.append((rank, later))
         if left or arrived:
-            raise AssertionError(f"{left} instructions wait for ever, {len(arrived)} messages are never received")
+            raise AssertionError(
+                f"{left} instructions wait for ever, {len(arrived)} messages are never received"
+            )
 
 
 def _combined(how: List | Native, arrays: Sequence[Array], dtype: str) -> Array:
@@ -446,7 +466,9 @@ def _check(plan: InTerms, schedule: Any, grid: Grid, world: World, backends: Seq
             outputs, new = jax.tree_util.tree_unflatten(structure, end)
             states[number] = states[number] | new
             part = functools.partial(_cut, grid, grid.ranks[number])
-            if set(outputs) != set(plan.rounded[phase][0]) or not set(plan.meaning[phase][1]) <= set(states[number]):
+            if set(outputs) != set(plan.rounded[phase][0]) or not set(plan.meaning[phase][1]) <= set(
+                states[number]
+            ):
                 raise AssertionError(f"{phase}: outputs {sorted(outputs)}, states {sorted(new)}")
             for name in outputs:
                 count += plan.check(phase, "output", name, outputs[name], bound[name], part)
@@ -470,7 +492,9 @@ def _cut(grid: Grid, at: tuple[int, ...], value: Any, leaf: Any, whole: Array) -
 def _own(grid: Grid, value: Any, tree: Any, at: tuple[int, ...]) -> Any:
     pairs, rebuild = flatten(tree)
     parts = zip(pairs, value.leaves, strict=True)
-    return rebuild([lift(_cut(grid, at, value, leaf, np.asarray(x)), leaf.dtype.numpy_name) for (_, x), leaf in parts])
+    return rebuild(
+        [lift(_cut(grid, at, value, leaf, np.asarray(x)), leaf.dtype.numpy_name) for (_, x), leaf in parts]
+    )
 
 
 def _traced(lowered: Lowered, inputs: Mapping[str, Any], state: Mapping[str, Any]) -> Any:
@@ -482,9 +506,15 @@ def _traced(lowered: Lowered, inputs: Mapping[str, Any], state: Mapping[str, Any
         outputs, new = lowered.run(given, held, None)
         return tuple({name: tree.build() for name, tree in env.items()} for env in (outputs, new))
 
-    types = {**{n: v for n, v in lowered.arguments.items()}, **{name_of(v.id): v for v in lowered.schedule.entry}}
+    types = {
+        **{n: v for n, v in lowered.arguments.items()},
+        **{name_of(v.id): v for v in lowered.schedule.entry},
+    }
     shaped = [
-        {name: _shaped(tree, lowered.arguments[name] if own is inputs else types[name]) for name, tree in own.items()}
+        {
+            name: _shaped(tree, lowered.arguments[name] if own is inputs else types[name])
+            for name, tree in own.items()
+        }
         for own in (inputs, state)
     ]
     return jax.make_jaxpr(body, return_shape=True)(*shaped)

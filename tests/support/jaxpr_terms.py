@@ -41,28 +41,25 @@ def opaque(name: str, results: int = 1, *, linear: bool = False) -> Callable[...
 
 def _opaque_leaf(name: str, linear: bool, column: Sequence[Any]) -> Any:
     if all(isinstance(x, np.ndarray | np.generic | Term) for x in column):
-        return _unknown(name, linear, [lift(np.asarray(x)) for x in column])
+        return unknown(name, [lift(np.asarray(x)) for x in column], linear=linear)
 
     import jax  # noqa: PLC0415
     import jax.numpy as jnp  # noqa: PLC0415
 
     def body(first: Any, *others: Any) -> Any:
         for x in (first, *others):
-            first = jnp.where(x == x, first, first)  # noqa: PLR0124 - nothing folds it away
+            first = jnp.where(x == x, first, first)
         return first
 
     body.__name__ = f"{OPAQUE}{'linear' if linear else ''}:{name}"
     return jax.jit(body)(*column)
 
 
-def _unknown(name: str, linear: bool, column: Sequence[Array]) -> Array:
-    def one(*operands: Term) -> Term:
-        dtype = operands[0].dtype
-        if not linear:
-            return terms.atom(name, operands, dtype)
-        return terms.times_unknown(name, operands[0])
-
-    return terms.each(one, *column)
+def unknown(name: str, column: Sequence[Array], *, linear: bool = False) -> Array:
+    """What the function `name` makes of arrays of terms, element by element."""
+    if linear:
+        return terms.each(functools.partial(terms.times_unknown, name), *column)
+    return terms.each(lambda *xs: terms.atom(name, xs, xs[0].dtype), *column)
 
 
 class Walker:
@@ -90,7 +87,7 @@ class Walker:
 
     def _equation(self, eqn: Any, xs: Values) -> Walk:
         name, how = eqn.primitive.name, eqn.params
-        if name in _TOGETHER or name.startswith("commplan_") and name != "commplan_same":
+        if name in _TOGETHER or (name.startswith("commplan_") and name != "commplan_same"):
             return (yield eqn, xs)
         if name == "shard_map":
             return on_mesh(how, xs)
@@ -101,7 +98,7 @@ class Walker:
         if name in ("jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call"):
             if str(how.get("name", "")).startswith(OPAQUE):
                 _, kind, function = how["name"].split(":")
-                return [_unknown(function, kind == "linear", [lift(x) for x in xs])]
+                return [unknown(function, [lift(x) for x in xs], linear=kind == "linear")]
             inner = how.get("jaxpr", how.get("call_jaxpr"))
             return (yield from self.walk(inner.jaxpr, inner.consts, xs))
         if name == "scan":

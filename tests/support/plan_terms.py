@@ -14,21 +14,38 @@ from unittest import mock
 
 import numpy as np
 
+import commplan
+from commplan.ir import plan as graph
 from commplan.lowering.oracle import numbers, ops, programs, run
 from commplan.trees import flatten
 
 from . import terms
 from .agreement import Ways, lay_out
-from .jaxpr_terms import opaque
+from .jaxpr_terms import opaque, unknown
 from .meaning import Judge, Meaning
 from .random_case import Case
-from .terms import Array, Term
+from .terms import Array
 
 Tree = Any
 
 
 class TermJudge(Judge):
-    """`meaning.Judge` on arrays of exact terms, which have no order: an extreme is one of its members."""
+    """`meaning.Judge` on arrays of exact terms, which have no order: an extreme is one of its members. An
+    exchange is a mean and a map: what comes of it where workers keep the states."""
+
+    def stage(self, stage: graph.Stage, env: Mapping[str, Meaning]) -> dict[str, Meaning]:
+        if not isinstance(stage, graph.Exchange):
+            return super().stage(stage, env)
+        total = self._reduce(env, stage.gradient, stage.axes, stage.op)
+        trees = [env[ref] for ref in stage.states] + [total]
+        columns = zip(*(tree.leaves for tree in trees), strict=True)
+        made = [
+            [unknown(f"{stage.fn}.{number}", column) for column in columns]
+            for number, columns in enumerate([list(columns)] * len(stage.results))
+        ]
+        return {
+            ref: total.with_leaves(leaves) for ref, leaves in zip(stage.results, made, strict=True)
+        }
 
     def _reduce(self, env: Mapping[str, Meaning], operand: str, over: Sequence[str], op: Any) -> Meaning:
         if op.name not in ("max", "min"):
@@ -61,7 +78,13 @@ def oracle_on_terms() -> Generator[None]:
     def storage(dtype: Any) -> Any:
         return np.dtype(object) if dtype else dtype
 
-    made = {"convert": convert, "combine": combine, "multiply": multiply, "divide": divide, "storage": storage}
+    made = {
+        "convert": convert,
+        "combine": combine,
+        "multiply": multiply,
+        "divide": divide,
+        "storage": storage,
+    }
     with contextlib.ExitStack() as stack:
         for module in (numbers, ops, programs, run):
             for name, function in made.items():
@@ -73,16 +96,20 @@ def oracle_on_terms() -> Generator[None]:
 class InTerms:
     """A compiled case, its inputs as unknowns, and what is to come of it: `wanted`, phase by phase."""
 
-    def __init__(self, case: Case, backend: Any = None, results: Mapping[str, int] | None = None) -> None:
+    def __init__(self, case: Case, backend: Any = None) -> None:
         terms.forget()
-        counts = dict(results or {})
+        known = {fn.name: fn for fn in commplan.loads(case.text).graph.fns}
         functions = {
-            name: opaque(name, counts.get(name, 1), linear=name.startswith("double"))
-            for name in case.functions
+            name: opaque(name, len(known[name].results), linear=known[name].linear)
+            if known[name].where == "device"
+            else function
+            for name, function in case.functions.items()
         }
         self.case = dataclasses.replace(case, functions=functions)
         unknown = {name: self._unknowns(name, tree) for name, tree in case.inputs.items()}
-        exact = {name: _each_leaf(lambda x: terms.retyped(x, terms.EXACT), tree) for name, tree in unknown.items()}
+        exact = {
+            name: _each_leaf(lambda x: terms.retyped(x, terms.EXACT), tree) for name, tree in unknown.items()
+        }
         self.ways = Ways(self.case, backend)
         self.schedule = self.ways.schedule
         self.judge = TermJudge(self.ways.judge.plan, case.sizes, functions)

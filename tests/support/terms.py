@@ -316,7 +316,9 @@ def lift(array: Array, dtype: str | None = None) -> Array:
         return each(lambda x: constant(x, name), array)
     if all(type(x) is Term for x in array.flat):
         return array
-    inside = [x.item() if isinstance(x, np.ndarray) else x for x in array.flat]  # NumPy nests those of no axes
+    inside = [
+        x.item() if isinstance(x, np.ndarray) else x for x in array.flat
+    ]  # NumPy nests those of no axes
     name = next((x.dtype for x in inside if isinstance(x, Term)), EXACT) if dtype is None else dtype
     made = np.empty(len(inside), object)
     made[:] = [x if isinstance(x, Term) else constant(x, name) for x in inside]

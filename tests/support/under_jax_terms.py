@@ -23,7 +23,7 @@ def check_jax(plan: InTerms) -> int:
     for phase in plan.ways.phases:
         inputs = inputs_of(schedule, phase, plan.inputs)
         values = {value.id: value for value in (*schedule.entry, *schedule.phase(phase).values)}
-        given = runner._arguments(phase, values)  # noqa: SLF001
+        given = runner._arguments(phase, values)
         shapes = {
             name: _shaped(tree, [leaf.dtype.numpy_name for leaf in given[name].leaves])
             for name, tree in inputs.items()
