@@ -108,7 +108,7 @@ class Walker:
             return [np.asarray(x) for x in (made if eqn.primitive.multiple_results else [made])]
         rule = _SHAPES.get(name) or _SAME.get(name) or _ARITHMETIC.get(name)
         if rule is None:
-            raise NotImplementedError(f"{name} of {[x.dtype for x in eqn.invars]}")
+            raise NotImplementedError(f"{name} of {[x.aval.dtype for x in eqn.invars]}")
         made = rule(how, *xs)
         return made if isinstance(made, list) else [made]
 
@@ -373,6 +373,7 @@ _SHAPES: Mapping[str, Callable[..., Any]] = {
     "expand_dims": lambda how, x: np.expand_dims(x, tuple(how["dimensions"])),
     "transpose": lambda how, x: np.transpose(x, how["permutation"]),
     "concatenate": lambda how, *xs: np.concatenate(_alike(*xs), how["dimension"]),
+    "rev": lambda how, x: np.flip(x, tuple(how["dimensions"])),
     "pad": _pad,
     "slice": _slice,
     "dynamic_slice": lambda how, x, *at: x[_starts(x, how["slice_sizes"], at)],

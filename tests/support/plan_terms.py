@@ -37,14 +37,10 @@ class TermJudge(Judge):
         if not isinstance(stage, graph.Exchange):
             return super().stage(stage, env)
         total = self._reduce(env, stage.gradient, stage.axes, stage.op)
-        trees = [env[ref] for ref in stage.states] + [total]
-        columns = zip(*(tree.leaves for tree in trees), strict=True)
-        made = [
-            [unknown(f"{stage.fn}.{number}", column) for column in columns]
-            for number, columns in enumerate([list(columns)] * len(stage.results))
-        ]
+        columns = list(zip(*(env[ref].leaves for ref in stage.states), total.leaves, strict=True))
         return {
-            ref: total.with_leaves(leaves) for ref, leaves in zip(stage.results, made, strict=True)
+            ref: total.with_leaves([unknown(f"{stage.fn}.{number}", column) for column in columns])
+            for number, ref in enumerate(stage.results)
         }
 
     def _reduce(self, env: Mapping[str, Meaning], operand: str, over: Sequence[str], op: Any) -> Meaning:

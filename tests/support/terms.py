@@ -348,7 +348,8 @@ def fold_along(word: str, array: Array, dims: Sequence[int]) -> Array:
     """An array of terms combined along some of its dimensions, in their order."""
     moved = np.moveaxis(array, dims, range(len(dims)))
     count = int(np.prod(moved.shape[: len(dims)], dtype=int))
-    return fold(word, list(moved.reshape(count, *moved.shape[len(dims) :])))
+    rows = moved.reshape(count, *moved.shape[len(dims) :])
+    return fold(word, [np.asarray(row) for row in rows])
 
 
 def forget() -> None:
