@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from support.engine_terms import check_mpi
 from support.example_cases import smaller
 from support.plan_terms import InTerms
 from support.random_case import make_case
 from support.terms_cases import EXAMPLES, PIPELINES, case_of
+from support.under_mpi_terms import check_mpi
 
 from commplan.lowering.jax import phase
 from commplan.lowering.jax.backend import Lay
@@ -41,7 +41,7 @@ def test_random_plans(block: int):
 
 
 def root_off_by_one(patch: pytest.MonkeyPatch) -> None:
-    right = backend.MpiBackend._spec  # noqa: SLF001
+    right = backend.MpiBackend._spec
     patch.setattr(
         backend.MpiBackend,
         "_spec",
@@ -50,10 +50,8 @@ def root_off_by_one(patch: pytest.MonkeyPatch) -> None:
 
 
 def one_axis_of_two(patch: pytest.MonkeyPatch) -> None:
-    right = backend.MpiBackend._spec  # noqa: SLF001
-    patch.setattr(
-        backend.MpiBackend, "_spec", lambda self, op: right(self, replace(op, axes=op.axes[:1]))
-    )
+    right = backend.MpiBackend._spec
+    patch.setattr(backend.MpiBackend, "_spec", lambda self, op: right(self, replace(op, axes=op.axes[:1])))
 
 
 def ranks_in_another_order(patch: pytest.MonkeyPatch) -> None:
@@ -89,7 +87,9 @@ def ready_too_early(patch: pytest.MonkeyPatch) -> None:
     _rows(
         patch,
         lambda made: dataclasses.replace(
-            made, last=tuple(i for i, row in enumerate(made.code) if row.dst == 1 and row.what == 2)[:1], late=()
+            made,
+            last=tuple(i for i, row in enumerate(made.code) if row.dst == 1 and row.what == 2)[:1],
+            late=(),
         ),
     )
 
@@ -103,7 +103,7 @@ def copied_for_summed(patch: pytest.MonkeyPatch) -> None:
 
 
 def another_type(patch: pytest.MonkeyPatch) -> None:
-    names = list(collectives._DTYPES)  # noqa: SLF001
+    names = list(collectives._DTYPES)
     names[-2:] = names[:-3:-1]
     patch.setattr(collectives, "_DTYPES", tuple(names))
 
@@ -114,7 +114,7 @@ def another_op(patch: pytest.MonkeyPatch) -> None:
 
 def leaves_exchanged(patch: pytest.MonkeyPatch) -> None:
     """The runs of a buffer are put together in another order than they are taken apart."""
-    right = collectives._layout  # noqa: SLF001
+    right = collectives._layout
 
     def wrong(lay: Lay, itemsize: int) -> Any:
         runs, at = list[Any](), 0
@@ -129,9 +129,7 @@ def leaves_exchanged(patch: pytest.MonkeyPatch) -> None:
 
 
 def read_before_it_is_there(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(
-        collectives.Channel, "end", lambda self, pending, token: (pending.results, token)
-    )
+    patch.setattr(collectives.Channel, "end", lambda self, pending, token: (pending.results, token))
 
 
 def wrong_divisor(patch: pytest.MonkeyPatch) -> None:
@@ -165,5 +163,5 @@ def test_faults_are_found(
     plan = InTerms(case_of(stage))
     check_mpi(plan, form)
     fault(monkeypatch)
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match=r"the plan means|wait for ever|never finished"):
         check_mpi(plan, form)

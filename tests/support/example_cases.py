@@ -1,4 +1,4 @@
-"""The plans of examples/plans as cases: with small trees of whole numbers, on as many ranks as is asked for."""
+"""The plans of examples/plans as cases: with small trees of whole numbers, on as many ranks as asked."""
 
 from __future__ import annotations
 

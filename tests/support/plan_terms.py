@@ -1,7 +1,7 @@
 """A compiled plan in terms: its inputs as unknowns, what it means, and what its schedule rounds.
 
-The meaning comes from the plan's graph (`meaning`), exact. The schedule's own ops, done by the oracle on terms,
-say which roundings each element goes through.
+The meaning comes from the plan's graph (`meaning`), exact. The schedule's own ops, done by the oracle on
+terms, say which roundings each element goes through.
 """
 
 from __future__ import annotations
@@ -95,6 +95,8 @@ class InTerms:
     def __init__(self, case: Case, backend: Any = None) -> None:
         terms.forget()
         known = {fn.name: fn for fn in commplan.loads(case.text).graph.fns}
+        if any(fn.where == "device" and not fn.elementwise for fn in known.values()):
+            raise NotImplementedError("terms stand for elementwise functions")
         functions = {
             name: opaque(name, len(known[name].results), linear=known[name].linear)
             if known[name].where == "device"
@@ -133,7 +135,7 @@ class InTerms:
         if not self.case.split[name]:
             return tree
         value, own = self.ways.entry[name], self.case.varying[name]
-        pairs, rebuild = flatten(tree)
+        rebuild = flatten(tree)[1]
         dtypes = [leaf.dtype.numpy_name for leaf in value.leaves]
         whole = self.judge.enter(tree, own)
         laid = [lay_out(leaf, self.judge, value, own)[0] for leaf in whole.leaves]

@@ -131,10 +131,8 @@ def constant(value: Any, dtype: str) -> Term:
         number: Number = int(value) if isinstance(value, bool) else value
     else:
         array = np.asarray(value)
-        if array.dtype.kind in "fV":
-            number = simplest(float(array), _epsilon(array.dtype))
-        else:
-            number = int(array)
+        known = array.dtype.kind in "fV"
+        number = simplest(float(array), _epsilon(array.dtype)) if known else int(array)
     return _term({(): number} if number else {}, dtype, _NONE)
 
 

@@ -1,4 +1,4 @@
-"""Plans that are tied to their lowering in terms: the examples on few ranks, and stages on a mesh of 2 x 3."""
+"""Plans whose lowering is read in terms: the examples on few ranks, and stages on a mesh of 2 x 3."""
 
 from __future__ import annotations
 
