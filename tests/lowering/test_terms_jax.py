@@ -33,7 +33,7 @@ def test_random_plans(block: int):
     for seed in range(2000 + block * 12, 2000 + (block + 1) * 12):
         case = make_case(seed)
         try:
-            check_jax(InTerms(case))
+            check_jax(InTerms(case, "jax" if seed % 3 else None))
         except Exception as error:
             raise AssertionError(f"seed {seed}, passes {case.pipeline}\n{case.text}") from error
 
