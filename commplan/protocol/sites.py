@@ -7,6 +7,7 @@ so both sides know from the schedule alone what arrives. Tags below `FIRST_TAG` 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Literal
 
@@ -132,10 +133,7 @@ class Sites(msgspec.Struct, frozen=True):
 
     @property
     def workers(self) -> int:
-        count = 1
-        for _, size in self.axes:
-            count *= size
-        return count
+        return math.prod(size for _, size in self.axes)
 
     def at(self, phase: str, result: Ref) -> Site:
         """The site of the op that makes `result` first. Raises KeyError."""
@@ -146,15 +144,12 @@ class Sites(msgspec.Struct, frozen=True):
 
     def group(self, site: Site, worker: int) -> int:
         """The group of a worker at a site: its place along `per`, row-major."""
-        place = worker
-        index: dict[str, int] = {}
+        group, step = 0, 1
         for name, size in reversed(self.axes):
-            index[name], place = place % size, place // size
-        found = 0
-        for name, size in self.axes:
+            worker, place = divmod(worker, size)
             if name in site.per:
-                found = found * size + index[name]
-        return found
+                group, step = group + place * step, step * size
+        return group
 
     def members(self, site: Site) -> tuple[tuple[int, ...], ...]:
         """The workers of each group, in rank order."""
