@@ -13,13 +13,14 @@ bandwidth = "450GB/s"     # per member of the level and per direction
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import math
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import msgspec
 
@@ -91,118 +92,107 @@ def load_topology(path: str | Path) -> Topology:
 
 def parse_topology(text: str, file: str = "<topology>") -> Topology:
     """The topology that `text` (TOML) describes; CP0712 names what is wrong."""
-    try:
-        content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        fail("CP0712", f"the topology is no TOML: {error}", file=file)
-    except RecursionError:
-        fail("CP0712", "the topology is nested too deep", "levels are tables of numbers and texts", file=file)
-    _known_keys(content, ("name", "host", "level"), "the topology", file)
-    name = _want(content, "name", str, "the topology", file)
-    tables = _want(content, "level", list, "the topology", file)
-    if not tables:
-        fail("CP0712", "the topology has no [[level]]", "give at least one, innermost first", file=file)
-    levels = tuple(_level(table, index, file) for index, table in enumerate(cast("list[Any]", tables)))
-    names = [level.name for level in levels]
-    for twice in (n for i, n in enumerate(names) if n in names[:i]):
-        fail("CP0712", f"two levels are called `{twice}`", file=file)
-    cores, hosts = _host(content, file)
-    made = Topology(name, levels, cores, hosts)
-    if made.places > MOST:
-        what = " x ".join(str(level.count) for level in levels)
-        fail(
-            "CP0712",
-            f"the topology has {what} places, and may have {MOST:,}",
-            "give smaller counts",
-            file=file,
-        )
-    if hosts and made.places % len(hosts):
-        what = f"{len(hosts)} hosts cannot have equally many of the {made.places} places"
-        fail("CP0712", what, "list every host once in `names` of [host], or leave it out", file=file)
-    return made
+    return _Reader(file).topology(text)
 
 
-def _host(content: dict[str, Any], file: str) -> tuple[int | None, tuple[str, ...]]:
-    """Cores of a host, and the names of the hosts."""
-    host = content.get("host")
-    if host is None:
-        return None, ()
-    if not isinstance(host, dict):
-        fail("CP0712", "`host` is no table", "write [host] with `cores = N`", file=file)
-    table = cast("dict[str, Any]", host)
-    _known_keys(table, ("cores", "names"), "[host]", file)
-    cores = None
-    if "cores" in table or "names" not in table:
-        cores = _positive(_want(table, "cores", int, "[host]", file), "cores of [host]", file)
-    names = cast("list[Any]", _want(table, "names", list, "[host]", file)) if "names" in table else []
-    for index, name in enumerate(names):
-        if not isinstance(name, str) or not name or not name.isprintable() or name in names[:index]:
-            fail(
-                "CP0712",
-                f"{name!r} in `names` of [host] is no name of its own",
-                "a text for each host",
-                file=file,
+@dataclasses.dataclass(frozen=True)
+class _Reader:
+    """Reads what a topology file says. file: its name, for CP0712."""
+
+    file: str
+
+    def fail(self, message: str, *notes: str) -> NoReturn:
+        fail("CP0712", message, *notes, file=self.file)
+
+    def topology(self, text: str) -> Topology:
+        try:
+            content = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            self.fail(f"the topology is no TOML: {error}")
+        except RecursionError:
+            self.fail("the topology is nested too deep", "levels are tables of numbers and texts")
+        self.known_keys(content, ("name", "host", "level"), "the topology")
+        name = self.want(content, "name", str, "the topology")
+        tables = self.want(content, "level", list, "the topology")
+        if not tables:
+            self.fail("the topology has no [[level]]", "give at least one, innermost first")
+        levels = tuple(self.level(table, index) for index, table in enumerate(cast("list[Any]", tables)))
+        names = [level.name for level in levels]
+        for twice in (n for i, n in enumerate(names) if n in names[:i]):
+            self.fail(f"two levels are called `{twice}`")
+        cores, hosts = self.host(content)
+        made = Topology(name, levels, cores, hosts)
+        if made.places > MOST:
+            what = " x ".join(str(level.count) for level in levels)
+            self.fail(f"the topology has {what} places, and may have {MOST:,}", "give smaller counts")
+        if hosts and made.places % len(hosts):
+            what = f"{len(hosts)} hosts cannot have equally many of the {made.places} places"
+            self.fail(what, "list every host once in `names` of [host], or leave it out")
+        return made
+
+    def host(self, content: dict[str, Any]) -> tuple[int | None, tuple[str, ...]]:
+        """Cores of a host, and the names of the hosts."""
+        host = content.get("host")
+        if host is None:
+            return None, ()
+        if not isinstance(host, dict):
+            self.fail("`host` is no table", "write [host] with `cores = N`")
+        table = cast("dict[str, Any]", host)
+        self.known_keys(table, ("cores", "names"), "[host]")
+        cores = None
+        if "cores" in table or "names" not in table:
+            cores = self.positive(self.want(table, "cores", int, "[host]"), "cores of [host]")
+        names = cast("list[Any]", self.want(table, "names", list, "[host]")) if "names" in table else []
+        for index, name in enumerate(names):
+            if not isinstance(name, str) or not name or not name.isprintable() or name in names[:index]:
+                self.fail(f"{name!r} in `names` of [host] is no name of its own", "a text for each host")
+        return cores, tuple(names)
+
+    def level(self, table: Any, index: int) -> Level:
+        what = f"level {index + 1}"
+        if not isinstance(table, dict):
+            self.fail(f"{what} is no table", "write [[level]] with name, count, latency, bandwidth")
+        entries = cast("dict[str, Any]", table)
+        self.known_keys(entries, ("name", "count", "latency", "bandwidth"), what)
+        name = self.want(entries, "name", str, what)
+        what = f"level `{name}`"
+        count = self.positive(self.want(entries, "count", int, what), f"count of {what}")
+        latency = self.quantity(entries, "latency", _TIME, what)
+        bandwidth = self.quantity(entries, "bandwidth", _BANDWIDTH, what)
+        if bandwidth <= 0:
+            self.fail(f"the bandwidth of {what} must be above zero")
+        return Level(name, count, latency, bandwidth)
+
+    def known_keys(self, table: Mapping[str, Any], known: tuple[str, ...], what: str) -> None:
+        for key in table:
+            if key not in known:
+                self.fail(f"{what} has an unknown key `{key}`", _hint(key, known, "known:"))
+
+    def want(self, table: Mapping[str, Any], key: str, kind: type[Any], what: str) -> Any:
+        if key not in table:
+            self.fail(f"{what} has no `{key}`")
+        value = table[key]
+        if not isinstance(value, kind) or isinstance(value, bool):
+            self.fail(f"`{key}` of {what} must be of type {kind.__name__}, not {value!r}")
+        if kind is str and not value.isprintable():
+            self.fail(f"`{key}` of {what} is {value!r}", "write a text without control characters")
+        return value
+
+    def positive(self, value: int, what: str) -> int:
+        if value < 1:
+            self.fail(f"the {what} is {value}, and must be at least 1")
+        if value > MOST:
+            self.fail(f"the {what} is {value:.4g}, and must be at most {MOST:,}")
+        return value
+
+    def quantity(self, table: Mapping[str, Any], key: str, units: Mapping[str, float], what: str) -> float:
+        text = self.want(table, key, str, what)
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z/]+)\s*", text)
+        if match is None or match[2] not in units:
+            self.fail(
+                f"the {key} of {what} is {text!r}", f"expected a number with a unit: {', '.join(units)}"
             )
-    return cores, tuple(names)
-
-
-def _level(table: Any, index: int, file: str) -> Level:
-    what = f"level {index + 1}"
-    if not isinstance(table, dict):
-        fail(
-            "CP0712", f"{what} is no table", "write [[level]] with name, count, latency, bandwidth", file=file
-        )
-    entries = cast("dict[str, Any]", table)
-    _known_keys(entries, ("name", "count", "latency", "bandwidth"), what, file)
-    name = _want(entries, "name", str, what, file)
-    what = f"level `{name}`"
-    count = _positive(_want(entries, "count", int, what, file), f"count of {what}", file)
-    latency = _quantity(_want(entries, "latency", str, what, file), _TIME, f"latency of {what}", file)
-    bandwidth = _quantity(
-        _want(entries, "bandwidth", str, what, file), _BANDWIDTH, f"bandwidth of {what}", file
-    )
-    if bandwidth <= 0:
-        fail("CP0712", f"the bandwidth of {what} must be above zero", file=file)
-    return Level(name, count, latency, bandwidth)
-
-
-def _known_keys(table: Mapping[str, Any], known: tuple[str, ...], what: str, file: str) -> None:
-    for key in table:
-        if key not in known:
-            fail("CP0712", f"{what} has an unknown key `{key}`", _hint(key, known, "known:"), file=file)
-
-
-def _want(table: Mapping[str, Any], key: str, kind: type[Any], what: str, file: str) -> Any:
-    if key not in table:
-        fail("CP0712", f"{what} has no `{key}`", file=file)
-    value = table[key]
-    if not isinstance(value, kind) or isinstance(value, bool):
-        fail("CP0712", f"`{key}` of {what} must be of type {kind.__name__}, not {value!r}", file=file)
-    if kind is str and not value.isprintable():
-        fail(
-            "CP0712", f"`{key}` of {what} is {value!r}", "write a text without control characters", file=file
-        )
-    return value
-
-
-def _positive(value: int, what: str, file: str) -> int:
-    if value < 1:
-        fail("CP0712", f"the {what} is {value}, and must be at least 1", file=file)
-    if value > MOST:
-        fail("CP0712", f"the {what} is {value:.4g}, and must be at most {MOST:,}", file=file)
-    return value
-
-
-def _quantity(text: str, units: Mapping[str, float], what: str, file: str) -> float:
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z/]+)\s*", text)
-    if match is None or match[2] not in units:
-        fail(
-            "CP0712",
-            f"the {what} is {text!r}",
-            f"expected a number with a unit: {', '.join(units)}",
-            file=file,
-        )
-    return float(match[1]) * units[match[2]]
+        return float(match[1]) * units[match[2]]
 
 
 def places_of_hosts(topology: Topology, hosts: Sequence[str]) -> tuple[int, ...]:

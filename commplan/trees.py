@@ -43,18 +43,13 @@ def shapes_of(tree: Any) -> tuple[Leaf, ...]:
     Raises CP0703 for a dtype outside the language and CP0720 for a leaf without a shape, for two
     leaves of one path and for keys of a dict that have no order.
     """
-    leaves: list[tuple[str, Any]] = []
-    _walk_all(tree, leaves)
-    return leaves_of(leaves)
+    return leaves_of(_shape_leaves(tree))
 
 
 def is_plain(tree: Any) -> bool:
     """Whether every leaf of `tree`, taken apart as plain containers, has a shape."""
-    leaves: list[tuple[str, Any]] = []
-    _walk_all(tree, leaves)
-    return all(
-        _is_like_spec(x) or isinstance(x, bool | int | float) or hasattr(x, "shape") for _, x in leaves
-    )
+    leaves = [leaf for _, leaf in _shape_leaves(tree)]
+    return all(_is_like_spec(x) or isinstance(x, bool | int | float) or hasattr(x, "shape") for x in leaves)
 
 
 def leaves_of(pairs: Iterable[tuple[str, Any]]) -> tuple[Leaf, ...]:
@@ -143,10 +138,6 @@ def _is_dim(dim: Any) -> bool:
     return not isinstance(dim, bool) and hasattr(dim, "__index__") and int(dim) >= 0
 
 
-def _is_spec(node: Any) -> bool:
-    return isinstance(node, Mapping) and {"shape", "dtype"} == set(cast("Mapping[Any, Any]", node))
-
-
 def _is_like_spec(node: Any) -> bool:
     """Whether it is `{"shape", "dtype"}`, or means to be: one of the two, alone, with a value fit for it."""
     if not isinstance(node, Mapping):
@@ -155,7 +146,7 @@ def _is_like_spec(node: Any) -> bool:
     if set(spec) == {"shape"}:
         shape = spec["shape"]
         return isinstance(shape, list | tuple) and all(type(d) is int for d in cast("list[Any]", shape))
-    return _is_spec(spec) or (set(spec) == {"dtype"} and isinstance(spec["dtype"], str))
+    return set(spec) == {"shape", "dtype"} or (set(spec) == {"dtype"} and isinstance(spec["dtype"], str))
 
 
 def _never(_: Any) -> bool:
@@ -168,12 +159,14 @@ def _counted(values: Sequence[Any], expected: int) -> Iterator[Any]:
     return iter(values)
 
 
-def _walk_all(tree: Any, leaves: list[tuple[str, Any]]) -> None:
+def _shape_leaves(tree: Any) -> list[tuple[str, Any]]:
     """The leaves of shapes. Raises CP0720 for a tree deeper than Python's stack."""
+    leaves: list[tuple[str, Any]] = []
     try:
         _walk(tree, None, leaves, _is_like_spec)
     except RecursionError:
         fail("CP0720", "the tree of shapes is nested too deep", "flatten it, such as into a list of layers")
+    return leaves
 
 
 def _walk(

@@ -18,6 +18,7 @@ from commplan.diagnostics import CommplanError, Diagnostic, fail
 from commplan.ir.schedule import Collective, Schedule
 from commplan.verify.counterexample import Counterexample
 from commplan.verify.named import Proof
+from commplan.verify.programs import Counted
 
 
 def run(arguments: Namespace, console: Console) -> int:
@@ -209,17 +210,21 @@ def _lines(schedule: Schedule) -> list[_Line]:
 def _proof_data(proof: Proof | None, nbytes: int) -> dict[str, Any]:
     if proof is None:
         return {"proved": False, "believed": ["native"]}
+    shares = {f"{name}_nbytes": _bytes(share, nbytes) for name, share in _shares(proof.cost).items()}
+    return {"proved": True, **_proved(proof), **shares}
+
+
+def _proved(proof: Proof) -> dict[str, Any]:
     return {
-        "proved": True,
         "believed": list(proof.believed),
         "programs": [task._asdict() for task in proof.tasks],
-        "rounds": proof.rounds,
-        "least_rounds": proof.least_rounds,
-        "sent_nbytes": _bytes(proof.sent, nbytes),
-        "received_nbytes": _bytes(proof.received, nbytes),
-        "least_nbytes": _bytes(proof.least, nbytes),
-        "staged_nbytes": _bytes(proof.staged, nbytes),
+        "rounds": proof.cost.rounds,
+        "least_rounds": proof.cost.least_rounds,
     }
+
+
+def _shares(cost: Counted) -> dict[str, Fraction]:
+    return {"sent": cost.sent, "received": cost.received, "least": cost.least, "staged": cost.staged}
 
 
 def _bytes(share: Fraction, nbytes: int) -> int:
@@ -242,10 +247,10 @@ def _table(lines: list[_Line], color: bool) -> str:
             continue
         proof = one.proof
         believed = f"; believed: {', '.join(proof.believed)}" if proof.believed else ""
-        busiest = max(proof.sent, proof.received)
+        busiest = max(proof.cost.sent, proof.cost.received)
         table.add_row(
-            str(one.line), kind, over, one.via, str(proof.rounds), _size(_bytes(busiest, one.nbytes)),
-            _size(_bytes(proof.least, one.nbytes)), f"{len(proof.tasks)} programs{believed}"
+            str(one.line), kind, over, one.via, str(proof.cost.rounds), _size(_bytes(busiest, one.nbytes)),
+            _size(_bytes(proof.cost.least, one.nbytes)), f"{len(proof.tasks)} programs{believed}"
             if len(proof.tasks) != 1 or believed else "proved",
         )  # fmt: skip
     out = StringIO()
@@ -268,7 +273,8 @@ def _algorithm(arguments: Namespace, console: Console) -> int:
 
         console.document(
             algorithm=arguments.algorithm, collective=arguments.collective, ranks=_ranks(arguments),
-            root=arguments.root or 0, slices=arguments.slices, proved=not proof.wrong, **_shares(proof),
+            root=arguments.root or 0, slices=arguments.slices, proved=not proof.wrong, **_proved(proof),
+            **{name: float(share) for name, share in _shares(proof.cost).items()},
             diagnostics=as_data(_said(proof)),
             counterexamples=[_as_data(one) for _, one in proof.wrong],
         )  # fmt: skip
@@ -292,19 +298,6 @@ def _said(proof: Proof) -> list[Diagnostic]:
 
 def _ranks(arguments: Namespace) -> int | dict[str, int]:
     return arguments.ranks if isinstance(arguments.ranks, int) else dict(arguments.ranks)
-
-
-def _shares(proof: Proof) -> dict[str, Any]:
-    return {
-        "programs": [task._asdict() for task in proof.tasks],
-        "believed": list(proof.believed),
-        "rounds": proof.rounds,
-        "least_rounds": proof.least_rounds,
-        "sent": float(proof.sent),
-        "received": float(proof.received),
-        "least": float(proof.least),
-        "staged": float(proof.staged),
-    }
 
 
 _HIERARCHY = re.compile(r"hierarchical\s*\((.*)\)\s*", re.DOTALL)
@@ -364,10 +357,10 @@ def _praise(subject: str, proof: Proof) -> str:
         out.append(f"  believed, being the backend's own: {', '.join(proof.believed)}")
     if proof.tasks:
         out += [
-            f"  rounds {proof.rounds} (no fewer than {proof.least_rounds})",
-            f"  the busiest rank sends {_share(proof.sent)} and receives {_share(proof.received)}",
-            f"  (no less than {_share(proof.least)}; S are the bytes of the whole buffer)",
-            f"  a rank has to have room for {_share(proof.staged)} to receive into",
+            f"  rounds {proof.cost.rounds} (no fewer than {proof.cost.least_rounds})",
+            f"  the busiest rank sends {_share(proof.cost.sent)} and receives {_share(proof.cost.received)}",
+            f"  (no less than {_share(proof.cost.least)}; S are the bytes of the whole buffer)",
+            f"  a rank has to have room for {_share(proof.cost.staged)} to receive into",
         ]
     return "\n".join(out) + "\n"
 

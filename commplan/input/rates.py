@@ -83,10 +83,6 @@ class Rates:
         kept from the first record of the batch that `member` works on."""
         return self.bound - self.batches[member]
 
-    def order(self, length: int, seed: int, visit: Visit = "exactly_once", tail: Tail = "pad") -> Order:
-        """The stream's units as steps of an order: unit u holds its rows of step u."""
-        return Order(length, self.unit, seed, visit, tail)
-
     def of(
         self, member: int, length: int, seed: int, visit: Visit = "exactly_once", tail: Tail = "pad"
     ) -> Order:

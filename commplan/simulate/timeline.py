@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -116,15 +117,12 @@ def simulate(
     """
     charge = _Charge(schedule, predictor, compute or {}, measured)
     phases = tuple(_phase(phase, charge) for phase in schedule.phases)
-    ranks = 1
-    for axis in schedule.mesh_axes:
-        ranks *= axis.size
     calibration = predictor.calibration
     return Simulation(
         schedule.plan,
         predictor.network.topology.name,
         schedule.backend,
-        ranks,
+        math.prod(schedule.mesh_sizes.values()),
         phases,
         tuple(charge.unknown),
         calibration.date if calibration else "",

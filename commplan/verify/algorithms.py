@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import cast
 
-from commplan.collectives.hierarchical import NATIVE, Levels
+from commplan.collectives.hierarchical import NATIVE
 from commplan.collectives.program import KINDS, Kind
 from commplan.collectives.registry import algorithms
 from commplan.diagnostics import CommplanError
@@ -34,16 +35,13 @@ def check_algorithm(scope: Scope, op: Collective) -> None:
     if op.kind not in KINDS:
         report.add("CP0735", f"{op.kind} has no chunk program, only `{NATIVE}`: `{name}` was found", op.span)
         return
-    levels = levels_of(scope.schedule, op, report) if name == HIERARCHICAL else ()
-    if levels is None:
-        return
     try:
-        proof = _prove(scope.schedule, op, levels)
+        proof = _prove(scope.schedule, op, report)
     except CommplanError as error:
         for found in error.diagnostics:
             report.add(found.code, found.message, op.span)
         return
-    for subject, wrong in proof.wrong:
+    for subject, wrong in proof.wrong if proof else ():
         report.found.append(wrong.diagnostic(f"`{op.result}`: {subject}", span=op.span, file=report.file))
 
 
@@ -52,37 +50,36 @@ def prove_op(schedule: Schedule, op: Collective) -> Proof | None:
     the backend's own."""
     if op.algorithm.name == NATIVE or op.kind not in KINDS:
         return None
-    levels = levels_of(schedule, op, Report("")) if op.algorithm.name == HIERARCHICAL else ()
-    return None if levels is None else _prove(schedule, op, levels)
+    return _prove(schedule, op, Report(""))
 
 
-def _prove(schedule: Schedule, op: Collective, levels: Levels) -> Proof:
+def _prove(schedule: Schedule, op: Collective, report: Report) -> Proof | None:
+    """None, and a report, where the levels of a hierarchy are neither the axes of `op` nor the levels of the
+    topology over which its one axis is spread."""
     kind, root = cast("Kind", op.kind), op.root or 0
-    if levels:
-        return prove_levels(levels, kind, _root(schedule, op, root))
-    return prove_algorithm(op.algorithm.name, kind, schedule.size(op.axes), root)
+    if op.algorithm.name != HIERARCHICAL:
+        return prove_algorithm(op.algorithm.name, kind, schedule.size(op.axes), root)
+    sizes = _sizes(schedule, op, report)
+    if sizes is None:
+        return None
+    levels = [(algorithm.name, sizes[name]) for name, algorithm in op.algorithm.levels]
+    return prove_levels(levels, kind, _root(op, sizes))
 
 
-def levels_of(schedule: Schedule, op: Collective, report: Report) -> Levels | None:
-    """Algorithm and ranks of each level of a hierarchy, innermost first; None, and a report, where its levels
-    are neither the axes of `op` nor the levels of the topology over which its one axis is spread."""
+def _sizes(schedule: Schedule, op: Collective, report: Report) -> dict[str, int] | None:
+    """The ranks of each level of a hierarchy, the one first along which ranks are counted fastest."""
     names = [name for name, _ in op.algorithm.levels]
     broken = rules.levels(names, op.axes)
     if broken is None:
-        sizes = [schedule.axis(name).size for name in names]
-    elif not names or len(op.axes) != 1:
+        return {axis: schedule.axis(axis).size for axis in reversed(op.axes)}
+    if not names or len(op.axes) != 1:
         report.refuse("CP0735", broken, op.span)
         return None
-    else:
-        spread = _spread(schedule.axis(op.axes[0]), op, report)
-        if spread is None:
-            return None
-        sizes = spread
-    return [(algorithm.name, size) for (_, algorithm), size in zip(op.algorithm.levels, sizes, strict=True)]
+    return _spread(schedule.axis(op.axes[0]), op, report)
 
 
-def _spread(axis: Axis, op: Collective, report: Report) -> list[int] | None:
-    """The sizes of the levels of one axis, if the algorithm lists them."""
+def _spread(axis: Axis, op: Collective, report: Report) -> dict[str, int] | None:
+    """The ranks of each level of one axis, if the algorithm lists them."""
     names = [name for name, _ in op.algorithm.levels]
     wanted = [spread.level for spread in axis.levels]
     # An axis may count through its levels in another order than from the inside out.
@@ -96,19 +93,15 @@ def _spread(axis: Axis, op: Collective, report: Report) -> list[int] | None:
         product = " x ".join(map(str, counts))
         _misfit(op, f"the levels of `{axis.name}` have {product} places for {axis.size} ranks", report)
         return None
-    sizes = {spread.level: spread.count for spread in axis.levels}
-    return [sizes[name] for name in names]
+    return {spread.level: spread.count for spread in axis.levels}
 
 
 def _misfit(op: Collective, message: str, report: Report) -> None:
     report.add("CP0735", message, op.span)
 
 
-def _root(schedule: Schedule, op: Collective, root: int) -> int:
+def _root(op: Collective, sizes: Mapping[str, int]) -> int:
     """The root, counted row-major over the axes, as hierarchies count ranks: innermost level fastest."""
     names = [name for name, _ in op.algorithm.levels]
-    if sorted(names) == sorted(op.axes):
-        sizes = {axis: schedule.axis(axis).size for axis in op.axes}
-    else:
-        sizes = {spread.level: spread.count for spread in reversed(schedule.axis(op.axes[0]).levels)}
-    return position(coordinates(root, sizes, sizes), reversed(names), sizes)
+    axes = list(sizes)[::-1]  # sizes are innermost first
+    return position(coordinates(op.root or 0, axes, sizes), names[::-1], sizes)

@@ -62,15 +62,11 @@ class Counterexample(msgspec.Struct, frozen=True):
     def code(self) -> str:
         return CODES[self.failure]
 
-    def diagnostic(
-        self, subject: str = "", *, span: Span | None = None, file: str = "", more: Iterable[str] = ()
-    ) -> Diagnostic:
+    def diagnostic(self, subject: str = "", *, span: Span | None = None, file: str = "") -> Diagnostic:
         """As the command shows it. `subject` says of which program, `span` of which plan line."""
         message = f"{subject}: {self.message}" if subject else self.message
-        said = (f"expected {self.expected}", f"found {self.found}", *more)
-        place = self.span or span
-        notes = (*self.others, *(Note(text) for text in said))
-        return Diagnostic(self.code, message, place, notes, file=file)
+        notes = (*self.others, Note(f"expected {self.expected}"), Note(f"found {self.found}"))
+        return Diagnostic(self.code, message, self.span or span, notes, file=file)
 
 
 def spans(numbers: Iterable[int], most: int = 12) -> str:

@@ -26,18 +26,12 @@ class Proof(NamedTuple):
     """What is known of one algorithm for one collective.
 
     tasks: the programs that were proved. believed: levels that are the backend's own, which no proof covers.
-    rounds, sent, received: of the busiest rank at most; staged: what a rank receives in one round at most;
-    bytes as a share of S. wrong: counter-examples with what they are of.
+    cost: of the whole, levels that are believed left out. wrong: counter-examples with what they are of.
     """
 
     tasks: tuple[Task, ...]
     believed: tuple[str, ...]
-    rounds: int
-    sent: Fraction
-    received: Fraction
-    staged: Fraction
-    least_rounds: int
-    least: Fraction
+    cost: Counted
     wrong: tuple[tuple[str, Counterexample], ...]
 
 
@@ -77,10 +71,10 @@ def prove_algorithm(algorithm: str, kind: Kind, ranks: int, root: int = 0) -> Pr
     """The proof of `algorithm` over `ranks` ranks. `native` is believed. Raises as `prove_task`."""
     if algorithm == NATIVE:
         nothing = Fraction(0)
-        return Proof((), (NATIVE,), 0, nothing, nothing, nothing, *lower_bounds(kind, ranks), ())
+        return Proof((), (NATIVE,), Counted(0, nothing, nothing, nothing, *lower_bounds(kind, ranks)), ())
     task = Task(algorithm, kind, ranks, root)
     wrong, counted = prove_task(task)
-    return Proof((task,), (), *counted, tuple((str_of(task), one) for one in wrong))
+    return Proof((task,), (), counted, tuple((str_of(task), one) for one in wrong))
 
 
 def prove_sliced(algorithm: str, kind: Kind, ranks: int, root: int, slices: int) -> Proof:
@@ -96,7 +90,7 @@ def prove_sliced(algorithm: str, kind: Kind, ranks: int, root: int, slices: int)
         fail("CP0748", f"{str_of(known.tasks[0])} has {made.chunks} chunks on each: too many to be proved")
     projection = project(made)
     wrong = tuple((str_of(known.tasks[0]), one) for one in prove(projection))
-    return Proof(known.tasks, (), *count(projection), wrong)
+    return Proof(known.tasks, (), count(projection), wrong)
 
 
 def prove_levels(levels: Levels, kind: Kind, root: int = 0) -> Proof:
@@ -131,8 +125,8 @@ def _levels(levels: tuple[tuple[str, int], ...], kind: Kind, root: int) -> Proof
     if whole is not None:
         wrong.append(("the levels together", whole))
     ranks = math.prod(size for _, size in levels)
-    least = lower_bounds(kind, ranks)
-    return Proof(tuple(done), tuple(believed), rounds, sent, received, staged, *least, tuple(wrong))
+    cost = Counted(rounds, sent, received, staged, *lower_bounds(kind, ranks))
+    return Proof(tuple(done), tuple(believed), cost, tuple(wrong))
 
 
 def str_of(task: Task) -> str:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from commplan.input.order import Order
 from commplan.input.rates import Rates, kept_text, rates, round_text
 
 batches = st.lists(st.integers(1, 12), min_size=1, max_size=4).map(tuple)
@@ -101,7 +102,7 @@ def test_units_put_together_are_what_each_member_visits(
 ) -> None:
     """Record by record, in every step of every member, whatever the tail; no epoch has a unit too few."""
     found = rates(batches)
-    stream = found.order(length, seed, visit, tail)  # type: ignore[arg-type]
+    stream = Order(length, found.unit, seed, visit, tail)  # type: ignore[arg-type]
     units = found.epoch(length, visit, tail)  # type: ignore[arg-type]
     used = 0
     for member in range(len(batches)):

@@ -52,8 +52,8 @@ def test_65536_ranks_take_three_levels() -> None:
         ("reduce_scatter", 8), ("all_gather", 8), ("reduce_scatter", 32), ("all_gather", 32),
         ("all_reduce", 256),
     }  # fmt: skip
-    assert proof.least_rounds == 16
-    assert proof.sent >= proof.least
+    assert proof.cost.least_rounds == 16
+    assert proof.cost.sent >= proof.cost.least
 
 
 LEVELS = [("ring", 4), ("ring", 3)]
