@@ -19,7 +19,7 @@ from commplan.ir.plan import name_of
 from commplan.lowering.jax.trees import flatten, leaves_of
 from commplan.protocol.sites import LEAVE, Buffer, Chunk, Site, Sites
 from commplan.protocol.survey import sites as survey
-from commplan.runtime.data.records import numpy_dtype
+from commplan.runtime.data.kinds import numpy_dtype
 from commplan.runtime.exchange.desk import Desks
 from commplan.runtime.exchange.driver import Driver
 
