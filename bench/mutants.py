@@ -34,12 +34,12 @@ from pathlib import Path
 from bench import schedule_mutants as schedules
 from commplan.collectives.program import KINDS, ROOTED
 from commplan.collectives.registry import algorithms, program
-from commplan.verify.calls import check_calls
-from commplan.verify.calls_replay import correct_calls, replay_calls
 from commplan.verify.programs import prove
-from commplan.verify.replay import correct, replay
+from tests.support.calls import check_calls
 from tests.support.calls_mutation import mutate_calls
+from tests.support.calls_replay import correct_calls, replay_calls
 from tests.support.mutation import mutate, some_program
+from tests.support.program_replay import correct, replay
 
 REJECTED, EQUIVALENT, ESCAPED, UNREPLAYED = "rejected", "equivalent", "escaped", "not replayed"
 

@@ -20,7 +20,6 @@ from commplan.passes.placing import spread_as
 from commplan.passes.pricing import costs_for
 from commplan.passes.shapecheck import check_leaves, check_sizes
 from commplan.passes.shapes import infer
-from commplan.passes.wirecheck import check_wires
 from commplan.protocol.survey import sites
 from commplan.topology import Topology, load_topology, place
 from commplan.verify.equivalence import Reference
@@ -76,7 +75,7 @@ def compile_plan(
     huge = check_sizes(plan, values, math.prod(axis.size for axis in axes))
     if huge:
         raise CommplanError(*huge)
-    wrong = [*check_leaves(plan, values), *check_wires(plan, values)]
+    wrong = check_leaves(plan, values)
     if wrong:
         raise CommplanError(*wrong)
     _check_order(plan, order or {})

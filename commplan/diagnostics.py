@@ -7,9 +7,12 @@ into text. Every code has a page, `commplan/pages/CODE.md`, that `commplan expla
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from typing import NoReturn
 
 import msgspec
+
+MOST_LISTED = 24
 
 
 class Severity(enum.StrEnum):
@@ -84,3 +87,17 @@ class CommplanError(Exception):
 def fail(code: str, message: str, *notes: str, span: Span | None = None, file: str = "") -> NoReturn:
     """Raise a `CommplanError` with one diagnostic; each of `notes` becomes a remark."""
     raise CommplanError(Diagnostic(code, message, span, tuple(Note(note) for note in notes), file=file))
+
+
+def listed(names: Iterable[str], joint: str = "and") -> str:
+    """`a`, `b` and `c`."""
+    quoted = [f"`{name}`" for name in names]
+    if len(quoted) > MOST_LISTED:
+        return f"{', '.join(quoted[:MOST_LISTED])} {joint} {len(quoted) - MOST_LISTED} more"
+    if len(quoted) < 2:
+        return "".join(quoted)
+    return f"{', '.join(quoted[:-1])} {joint} {quoted[-1]}"
+
+
+def plural(count: int, word: str) -> str:
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"

@@ -20,9 +20,11 @@ from commplan.diagnostics import Span
 from commplan.ir import plan as graph
 from commplan.ir import schedule as ir
 from commplan.ir.choice import Alternative, Choice, SharingCost
+from commplan.ir.serving import sent
 from commplan.ir.types import DType, sized, timed
 from commplan.simulate import Predictor
 from commplan.talking import Said, Telling, server_lines
+from commplan.verify.claims import Claims, claims
 from commplan.wording import levels_text, phase_title, stage_text
 
 Placed = TypeVar("Placed", bound=ir.Op | Choice)
@@ -90,7 +92,8 @@ class PhaseLines(msgspec.Struct, frozen=True):
 class Explanation(msgspec.Struct, frozen=True):
     """A whole plan explained; `msgspec.json.encode` writes it as JSON, `text()` for people.
 
-    axes: with their sizes, servers among them. servers: the names of those.
+    axes: with their sizes, servers among them. servers: the names of those. claims: of a schedule that the
+    passes proved.
     """
 
     plan: str
@@ -101,6 +104,7 @@ class Explanation(msgspec.Struct, frozen=True):
     backend: ir.Backend = "jax"
     placement: dict[str, str] = {}  # the levels of the topology that each axis lies on, where one is given
     servers: tuple[str, ...] = ()
+    claims: Claims | None = None
 
     def text(self) -> str:
         """The explanation in plain text, ops of one kind on one line."""
@@ -119,6 +123,7 @@ class Explanation(msgspec.Struct, frozen=True):
                 lines.append(f"  nothing moves: {names} as on entry")
             if len(phase.lines) > 1:
                 lines += [f"  in all: {text}" for text in _traffic(phase.traffic)]
+        lines += ["", *self.claims.lines()] if self.claims else []
         return "\n".join(lines) + "\n"
 
     def _axis(self, name: str) -> str:
@@ -156,6 +161,7 @@ def explain_plan(plan: graph.Plan, schedule: ir.Schedule, predictor: Predictor |
         backend=schedule.backend,
         placement={axis.name: levels_text(axis) for axis in schedule.axes if axis.levels},
         servers=tuple(axis.name for axis in schedule.axes if axis.kind is graph.AxisKind.SERVER),
+        claims=claims(schedule),
     )
 
 
@@ -229,59 +235,15 @@ def _bucket(op: ir.Pack, values: Mapping[str, ir.Value]) -> Bucket:
 
 
 def _step(op: ir.Op, values: Mapping[str, ir.Value], schedule: ir.Schedule) -> Step:
-    nbytes = sum(values[ref].nbytes for ref in _moved(op, values))
-    kind = op.kind if isinstance(op, ir.Collective) else op.__struct_config__.tag
-    step = Step(str(kind), ir.results(op)[0], _detail(op, values), op.lane, nbytes)
+    # States that live on servers stay there, but for what a worker gets of them.
+    moved = sent(op) or ir.results(op) if op.asks_servers(values) else ir.operands(op)
+    nbytes = sum(values[ref].nbytes for ref in moved)
+    step = Step(op.title, ir.results(op)[0], op.detail(values), op.lane, nbytes)
     if not isinstance(op, ir.Collective):
         return step
     return msgspec.structs.replace(
         step, dtype=op.dtype, algorithm=str(op.algorithm), nbytes=op.nbytes, traffic=traffic(op, schedule)
     )
-
-
-def _moved(op: ir.Op, values: Mapping[str, ir.Value]) -> tuple[str, ...]:
-    """The operands of `op` that count: states that live on servers stay there."""
-    match op:
-        case ir.Get():
-            return (op.operand,)
-        case ir.Exchange() | ir.Elastic():
-            return tuple(ref for ref in ir.operands(op) if values[ref].placement.server is None)
-        case _:
-            return ir.operands(op)
-
-
-def _detail(op: ir.Op, values: Mapping[str, ir.Value]) -> str:
-    match op:
-        case ir.Read():
-            return f"{op.source}, visit {op.visit}, tail {op.tail}"
-        case ir.Map():
-            return f"{op.fn}, record by record" if op.per_record else op.fn
-        case ir.Share():
-            readers = f", {op.readers} readers" if op.readers else ""
-            return f"{op.design} over {', '.join(op.axes)}{readers}"
-        case ir.Pack():
-            return f"into {values[op.result].leaves[0].dtype}" + (f", {op.ways} rows" if op.ways > 1 else "")
-        case ir.Cast():
-            return f"to {op.dtype}"
-        case ir.Collective():
-            return f"{op.op + ' ' if op.op else ''}{op.dtype} over {', '.join(op.axes)}, {op.algorithm}"
-        case ir.LocalSum():
-            return f"{op.ways} rows in {values[op.operand].leaves[0].dtype}"
-        case ir.Scale():
-            by = graph.name_of(op.by) if isinstance(op.by, str) else f"{op.by:g}"
-            return f"{'times' if op.how == 'mul' else 'divided by'} {by}"
-        case ir.Slice():
-            return f"along {', '.join(op.axes)}"
-        case ir.Elastic():
-            return op.mode
-        case ir.Exchange():
-            return f"with {op.fn} by {op.op}"
-        case ir.Put():
-            return f"{graph.name_of(op.result)} on {values[op.result].placement.server}"
-        case ir.Get():
-            return f"{graph.name_of(op.operand)} from {values[op.operand].placement.server}"
-        case ir.Unpack() | ir.Update():
-            return ""
 
 
 def traffic(op: ir.Collective, schedule: ir.Schedule) -> tuple[Traffic, ...]:

@@ -10,18 +10,16 @@ import msgspec
 from commplan.diagnostics import Span
 from commplan.ir.schedule import Elastic, Schedule
 from commplan.ir.types import sized, timed
-from commplan.protocol.sites import Buffer, Site, Sites
+from commplan.protocol.sites import Buffer, Held, Site, Sites, nbytes_of
 from commplan.protocol.survey import sites
 from commplan.simulate import Predictor
 from commplan.simulate.talks import (
     Exchanged,
-    Held,
     Talk,
     elastic_of,
     hidden,
     instead,
     least_compute,
-    loads,
     talk,
     waiting,
 )
@@ -58,7 +56,7 @@ def server_lines(schedule: Schedule, predictor: Predictor | None) -> Said:
             lines += [f"  {line}" for line in talk_lines(one, predictor.network.topology)]
             others = instead(predictor, site, surveyed)
             lines += [f"  instead: {what}: {timed(seconds)}" for what, seconds in others]
-        add((site.phase, site.span), lines, 0 if site.mode == "hogwild" else _nbytes(site.up))
+        add((site.phase, site.span), lines, 0 if site.mode == "hogwild" else nbytes_of(site.up))
     if predictor is None:
         return found
     for phase in schedule.phases:
@@ -78,7 +76,7 @@ def title(site: Site) -> str:
 
 def site_lines(site: Site, sites: Sites) -> list[str]:
     """Where the states of a site lie, and what goes back and forth."""
-    found = [held_line(one) for one in held(site)]
+    found = [held_line(one) for one in site.held]
     up, down = _counted(site.up), _counted(site.down)
     who = "the first worker of each group" if site.kind == "put" and site.per else "each worker"
     who = "the first worker" if site.kind == "put" and not site.per else who
@@ -99,14 +97,6 @@ def site_lines(site: Site, sites: Sites) -> list[str]:
     return found
 
 
-def held(site: Site) -> tuple[Held, ...]:
-    """How the states of a site lie on its servers."""
-    return tuple(
-        Held(name, len(layout.units), loads(layout))
-        for name, layout in zip(site.states, site.layouts, strict=True)
-    )
-
-
 def held_line(one: Held) -> str:
     """`weights`: how many units on how many servers, and how even."""
     most, least, units = max(one.nbytes), min(one.nbytes), f"{one.units} unit{'s' * (one.units != 1)}"
@@ -122,12 +112,8 @@ def held_line(one: Held) -> str:
 def _counted(buffers: Sequence[Buffer]) -> str:
     count = sum(len(buffer.chunks) for buffer in buffers)
     if count == 1:
-        return f"1 message of {sized(_nbytes(buffers))}"
-    return f"{count} messages of {sized(_nbytes(buffers))} in all"
-
-
-def _nbytes(buffers: Sequence[Buffer]) -> int:
-    return sum(chunk.size * buffer.dtype.nbytes for buffer in buffers for chunk in buffer.chunks)
+        return f"1 message of {sized(nbytes_of(buffers))}"
+    return f"{count} messages of {sized(nbytes_of(buffers))} in all"
 
 
 def talk_lines(one: Talk, topology: Topology) -> list[str]:

@@ -169,9 +169,7 @@ def _level(table: Any, index: int, file: str) -> Level:
 def _known_keys(table: Mapping[str, Any], known: tuple[str, ...], what: str, file: str) -> None:
     for key in table:
         if key not in known:
-            near = difflib.get_close_matches(key, known, 1)
-            hint = f"did you mean `{near[0]}`?" if near else f"known: {', '.join(known)}"
-            fail("CP0712", f"{what} has an unknown key `{key}`", hint, file=file)
+            fail("CP0712", f"{what} has an unknown key `{key}`", _hint(key, known, "known:"), file=file)
 
 
 def _want(table: Mapping[str, Any], key: str, kind: type[Any], what: str, file: str) -> Any:
@@ -219,13 +217,8 @@ def places_of_hosts(topology: Topology, hosts: Sequence[str]) -> tuple[int, ...]
     found: list[int] = []
     for host in hosts:
         if host not in names:
-            near = difflib.get_close_matches(host, names, 1)
-            hint = f"did you mean `{near[0]}`?" if near else f"it lists {', '.join(names)}"
-            fail(
-                "CP0755",
-                f"a rank runs on host `{host}`, which topology `{topology.name}` does not list",
-                hint,
-            )
+            what = f"a rank runs on host `{host}`, which topology `{topology.name}` does not list"
+            fail("CP0755", what, _hint(host, names, "it lists"))
         at = taken.get(host, 0)
         if at >= each or names.index(host) * each + at >= topology.places:
             fail(
@@ -305,10 +298,13 @@ def _check_mapping(
     known = [axis.name for axis in axes]
     for axis, level in mapping.items():
         if axis not in known:
-            near = difflib.get_close_matches(axis, known, 1)
-            hint = f"did you mean `{near[0]}`?" if near else f"its axes are: {', '.join(known) or 'none'}"
-            fail("CP0714", f"an axis `{axis}` is mapped, which the plan does not have", hint)
+            what = f"an axis `{axis}` is mapped, which the plan does not have"
+            fail("CP0714", what, _hint(axis, known, "its axes are:"))
         if level not in names:
-            near = difflib.get_close_matches(level, names, 1)
-            hint = f"did you mean `{near[0]}`?" if near else f"its levels are: {', '.join(names)}"
-            fail("CP0714", f"topology `{topology.name}` has no level `{level}`", hint)
+            what = f"topology `{topology.name}` has no level `{level}`"
+            fail("CP0714", what, _hint(level, names, "its levels are:"))
+
+
+def _hint(name: str, known: Sequence[str], otherwise: str) -> str:
+    near = difflib.get_close_matches(name, known, 1)
+    return f"did you mean `{near[0]}`?" if near else f"{otherwise} {', '.join(known) or 'none'}"

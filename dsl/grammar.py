@@ -107,7 +107,7 @@ def _parser() -> lark.Lark:
 
 
 class _Part(NamedTuple):
-    """A clause on its way into its stage."""
+    """A clause on its way into its stage; `kind` is the word that it begins with."""
 
     kind: str
     span: Span
@@ -252,7 +252,7 @@ class _Build:
             operand=_name(c[1]),
             over_word=_name(over.word),
             over=over.axes.names,
-            root=parts["root"].number if "root" in parts else None,
+            root=parts["from"].number if "from" in parts else None,
             by=_call(parts, "by"),
             via=_call(parts, "via"),
             options=_options(c),
@@ -291,32 +291,22 @@ class _Build:
     def over(self, c: list[_Child]) -> _Over:
         return _Over(c[0], c[1], _span(c))
 
-    def only_over(self, c: list[_Child]) -> _Part:
-        return _Part("over", _span(c), names=cast(_Names, c[1]).names)
+    def _axes_clause(self, c: list[_Child]) -> _Part:
+        return _Part(c[0].text, _span(c), names=cast(_Names, c[1]).names)
 
-    def split(self, c: list[_Child]) -> _Part:
-        return _Part("split", _span(c), names=cast(_Names, c[1]).names)
+    def _word_clause(self, c: list[_Child]) -> _Part:
+        return _Part(c[0].text, _span(c), names=_names_in(c))
 
-    def per(self, c: list[_Child]) -> _Part:
-        return _Part("per", _span(c), names=cast(_Names, c[1]).names)
+    def _number_clause(self, c: list[_Child]) -> _Part:
+        return _Part(c[0].text, _span(c), number=c[1])
 
-    def visit(self, c: list[_Child]) -> _Part:
-        return _Part("visit", _span(c), names=_names_in(c))
+    def _call_clause(self, c: list[_Child]) -> _Part:
+        return _Part(c[0].text, _span(c), call=c[1])
 
-    def tail(self, c: list[_Child]) -> _Part:
-        return _Part("tail", _span(c), names=_names_in(c))
-
-    def seed(self, c: list[_Child]) -> _Part:
-        return _Part("seed", _span(c), number=c[1])
-
-    def root(self, c: list[_Child]) -> _Part:
-        return _Part("root", _span(c), number=c[1])
-
-    def by(self, c: list[_Child]) -> _Part:
-        return _Part("by", _span(c), call=c[1])
-
-    def via(self, c: list[_Child]) -> _Part:
-        return _Part("via", _span(c), call=c[1])
+    only_over = split = per = _axes_clause
+    visit = tail = _word_clause
+    seed = root = _number_clause
+    by = via = _call_clause
 
     def call(self, c: list[_Child]) -> ast.Call:
         args = tuple(child for child in c if isinstance(child, ast.CallArg))

@@ -12,6 +12,8 @@ from contextlib import suppress
 from itertools import pairwise
 from typing import cast
 
+import msgspec
+
 from commplan.diagnostics import Diagnostic, Note, Span
 from commplan.dsl import ast
 from commplan.dsl.grammar import Header, PhaseHeader, Piece, Start, Unexpected, parse_statement
@@ -81,7 +83,7 @@ class _Parser:
             diagnostic = Diagnostic(
                 "CP0013", f"more than {MOST_ERRORS} errors; the rest of the file is not read", diagnostic.span
             )
-        self.found.append(_in_file(diagnostic, self.file))
+        self.found.append(msgspec.structs.replace(diagnostic, file=self.file))
         if len(self.found) > MOST_ERRORS:
             raise GiveUp
 
@@ -329,18 +331,6 @@ def _span(tokens: Sequence[Token]) -> Span:
 
 def _place(diagnostic: Diagnostic) -> tuple[int, int]:
     return (diagnostic.span.line, diagnostic.span.column) if diagnostic.span else (0, 0)
-
-
-def _in_file(diagnostic: Diagnostic, file: str) -> Diagnostic:
-    return Diagnostic(
-        diagnostic.code,
-        diagnostic.message,
-        diagnostic.span,
-        diagnostic.notes,
-        diagnostic.fix,
-        diagnostic.severity,
-        file,
-    )
 
 
 def _end_of(text: str) -> tuple[int, int]:

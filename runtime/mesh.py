@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import itertools
 import secrets
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NoReturn
@@ -16,6 +17,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from commplan.diagnostics import CommplanError, fail
 from commplan.input.division import Division
 from commplan.ir import schedule as ir
+from commplan.ir.axes import position
 from commplan.ir.types import Placement
 from commplan.lowering.jax import _compat
 from commplan.lowering.jax.check import Layout
@@ -156,11 +158,8 @@ class MeshMachine:
 
     def _shards(self, split: tuple[str, ...], local: Local) -> list[int]:
         """The shards that this process holds, in order."""
-        places = [0]
-        for axis in split:
-            size = self.sizes[axis]
-            places = [place * size + i for place in places for i in local[axis]]
-        return sorted(places)
+        points = itertools.product(*(local[axis] for axis in split))
+        return sorted(position(dict(zip(split, at, strict=True)), split, self.sizes) for at in points)
 
     def peers(self, key: str, host: str, place: int) -> Peers | None:
         if jax.process_count() == 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from commplan import __version__
@@ -75,6 +75,10 @@ def _verb(verbs: Any, name: str, summary: str, *formats: str, more: str = "") ->
     return verb
 
 
+def _repeatable(verb: Any, flag: str, kind: Callable[[str], Any], metavar: str, summary: str) -> None:
+    verb.add_argument(flag, action="append", default=[], type=kind, metavar=metavar, help=summary)
+
+
 def _check(verbs: Any) -> None:
     verb = _verb(verbs, "check", "report what is wrong with plans", "concise", "json", "github", "sarif")
     verb.add_argument("files", nargs="+", metavar="FILE", help=_PLAN)
@@ -105,21 +109,9 @@ def _binding(verb: argparse.ArgumentParser) -> None:
         help='shapes of trees: name -> nested objects with leaves {"shape": [..], "dtype": ".."}',
     )
     group.add_argument("--topology", metavar="T.toml", help="the machine, as levels")
-    group.add_argument(
-        "--axis",
-        action="append",
-        default=[],
-        type=_size,
-        metavar="NAME=N",
-        help="the size of an axis (repeatable)",
-    )
-    group.add_argument(
-        "--map",
-        action="append",
-        default=[],
-        type=_pair,
-        metavar="AXIS=LEVEL",
-        help="the level of the topology that an axis lies on (repeatable)",
+    _repeatable(group, "--axis", _size, "NAME=N", "the size of an axis (repeatable)")
+    _repeatable(
+        group, "--map", _pair, "AXIS=LEVEL", "the level of the topology that an axis lies on (repeatable)"
     )
     group.add_argument(
         "--oversubscribe", action="store_true", help="allow more ranks than the topology has places"
@@ -226,13 +218,12 @@ def _simulate(verbs: Any) -> None:
     verb.add_argument(
         "--ranks", type=_count, metavar="N", help="as many ranks: the first axis of the plan is resized"
     )
-    verb.add_argument(
+    _repeatable(
+        verb,
         "--cost",
-        action="append",
-        default=[],
-        type=_seconds,
-        metavar="NAME=TIME",
-        help="what one call of a function or one read of a source takes, such as decode=3ms (repeatable)",
+        _seconds,
+        "NAME=TIME",
+        "what one call of a function or one read of a source takes, such as decode=3ms (repeatable)",
     )
     verb.add_argument(
         "--step-seconds",
@@ -274,22 +265,16 @@ def _calibrate(verbs: Any) -> None:
         help="about how long to measure (default: 120, and 20 for the input)",
     )
     given = verb.add_argument_group("the input of a plan")
-    given.add_argument(
+    _repeatable(
+        given,
         "--source",
-        action="append",
-        default=[],
-        type=_pair,
-        metavar="NAME=PATH",
-        help="a source: a folder (its files are the records) or a .npy file (repeatable)",
+        _pair,
+        "NAME=PATH",
+        "a source: a folder (its files are the records) or a .npy file (repeatable)",
     )
     _functions(given, "a host function of the plan (repeatable)")
-    given.add_argument(
-        "--axis",
-        action="append",
-        default=[],
-        type=_size,
-        metavar="NAME=N",
-        help="the size of an axis that the batch is split along (repeatable)",
+    _repeatable(
+        given, "--axis", _size, "NAME=N", "the size of an axis that the batch is split along (repeatable)"
     )
     step = given.add_mutually_exclusive_group()
     step.add_argument(
@@ -315,13 +300,12 @@ def _run(verbs: Any) -> None:
         " process of its own, and the first one reports for all.",
     )
     verb.add_argument("file", metavar="FILE", help=_PLAN)
-    verb.add_argument(
+    _repeatable(
+        verb,
         "--source",
-        action="append",
-        default=[],
-        type=_pair,
-        metavar="NAME=PATH",
-        help="a source: a folder (its files are the records) or a .npy file (its rows are; repeatable)",
+        _pair,
+        "NAME=PATH",
+        "a source: a folder (its files are the records) or a .npy file (its rows are; repeatable)",
     )
     _functions(verb, "a function of the plan (repeatable)")
     verb.add_argument("--steps", type=_count, default=10, metavar="N", help="steps to run (default: 10)")
@@ -335,14 +319,7 @@ def _run(verbs: Any) -> None:
 
 
 def _functions(verb: Any, summary: str) -> None:
-    verb.add_argument(
-        "--fn",
-        action="append",
-        default=[],
-        type=_pair,
-        metavar="NAME=MODULE:FUNCTION",
-        help=summary,
-    )
+    _repeatable(verb, "--fn", _pair, "NAME=MODULE:FUNCTION", summary)
 
 
 def _passes(verbs: Any) -> None:

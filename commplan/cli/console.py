@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
-from typing import IO, Any, Literal, NoReturn, get_args
+from typing import IO, Any, Literal, get_args
 
 from commplan import files
 from commplan.diagnostics import CommplanError, Diagnostic, Note, Span, fail
@@ -43,21 +44,13 @@ class Console:
 
     def put(self, text: str) -> None:
         """Write an artefact to stdout. Raises CP1101 where it takes no more (a full disk)."""
-        try:
+        with _stdout():
             sys.stdout.write(text)
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            _stdout_full(error)
 
     def flush(self) -> None:
         """See that all of stdout is written. Raises CP1101 like `put`."""
-        try:
+        with _stdout():
             sys.stdout.flush()
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            _stdout_full(error)
 
     def document(self, **fields: Any) -> None:
         """Write the one JSON document of this run to stdout."""
@@ -134,8 +127,14 @@ def _to_stderr(text: str) -> None:
         return
 
 
-def _stdout_full(error: OSError) -> NoReturn:
-    fail("CP1101", f"cannot write to standard output: {error.strerror or error}", file="<stdout>")
+@contextlib.contextmanager
+def _stdout() -> Generator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        fail("CP1101", f"cannot write to standard output: {error.strerror or error}", file="<stdout>")
 
 
 def name_of(path: str) -> str:

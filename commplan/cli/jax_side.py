@@ -52,8 +52,8 @@ def bind(done: Compiled, arguments: Namespace, *, sources: bool, world: World | 
     `sources`: whether its data is needed too. Raises CP1107 for too many ranks or no JAX, CP1108 for
     functions and sources that are not given, CP1109 for functions that cannot be found, CP1110 for data.
     """
-    functions = {name: _function(name, where) for name, where in arguments.fn}
-    data = {name: _source(name, path) for name, path in arguments.source} if sources else {}
+    functions = {name: function_at(name, where) for name, where in arguments.fn}
+    data = {name: source_at(name, path) for name, path in arguments.source} if sources else {}
     _check_given(done.schedule, functions, data if sources else None)
     if world is not None:
         world.agree()
@@ -99,16 +99,16 @@ def _check_given(schedule: ir.Schedule, functions: dict[str, Any], data: dict[st
     ops = [op for phase in schedule.phases for op in phase.ops]
     used = sorted({op.fn for op in ops if isinstance(op, ir.Map | ir.Exchange)})
     read = sorted({op.source for op in ops if isinstance(op, ir.Read)})
-    wrong = _differences(
+    wrong = differences(
         "function", "--fn {}=MODULE:FUNCTION", used, [f.name for f in schedule.fns], functions
     )
     if data is not None:
-        wrong += _differences("source", "--source {}=DIR", read, [s.name for s in schedule.sources], data)
+        wrong += differences("source", "--source {}=DIR", read, [s.name for s in schedule.sources], data)
     if wrong:
         raise CommplanError(*wrong)
 
 
-def _differences(
+def differences(
     kind: str, flag: str, needed: Sequence[str], declared: Sequence[str], given: dict[str, Any]
 ) -> list[Diagnostic]:
     known = Note(f"it declares: {', '.join(declared) or 'none'}")
@@ -124,7 +124,7 @@ def _differences(
     ]
 
 
-def _function(name: str, where: str) -> Callable[..., Any]:
+def function_at(name: str, where: str) -> Callable[..., Any]:
     """The function at MODULE:FUNCTION, or FILE.py:FUNCTION. Raises CP1109."""
     place, colon, attribute = where.rpartition(":")
     if not (colon and place and attribute):
@@ -157,7 +157,7 @@ def _file(path: str) -> Any:
     return module
 
 
-def _source(name: str, path: str) -> Any:
+def source_at(name: str, path: str) -> Any:
     """Records: the files of a folder, or the rows of a .npy file. Raises CP0901 and CP1110."""
     from commplan.runtime.data.sources import folder
 
@@ -174,7 +174,3 @@ def _source(name: str, path: str) -> Any:
     if rows.ndim == 0:
         fail("CP1110", f"--source {name}={path} holds one number: expected an array whose rows are records")
     return rows
-
-
-# What other verbs take from here.
-function_at, source_at, differences = _function, _source, _differences

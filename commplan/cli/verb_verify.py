@@ -110,7 +110,7 @@ class _Facts:
     """What `verify` says of a schedule in which nothing is wrong."""
 
     def __init__(self, schedule: Schedule, found: list[Diagnostic]) -> None:
-        from commplan.verify.calls import calls_of
+        from commplan.verify.claims import claims
         from commplan.verify.inputs import input_memory, shares, visits
         from commplan.verify.memory import memory
 
@@ -120,12 +120,17 @@ class _Facts:
         self.input = () if found else input_memory(schedule)
         self.lines = [] if found else _lines(schedule)
         self.memory = () if found else memory(schedule)
-        self.calls = calls_of(schedule)
+        self.calls = [op for phase in schedule.phases for op in phase.ops if isinstance(op, Collective)]
+        self.communicators = list(dict.fromkeys(op.axes for op in self.calls))  # in the order of first use
+        self.claims = claims(schedule)
         self.ranks = schedule.size(tuple(axis.name for axis in schedule.mesh_axes))
 
     def data(self) -> dict[str, Any]:
+        import msgspec
+
         return {
             "plan": self.schedule.plan,
+            "claims": msgspec.to_builtins(self.claims),
             "axes": {axis.name: axis.size for axis in self.schedule.axes},
             "collectives": [
                 {
@@ -135,8 +140,8 @@ class _Facts:
                 }
                 for one in self.lines
             ],
-            "communicators": [list(axes) for axes in self.calls.created],
-            "calls": len(self.calls.calls),
+            "communicators": [list(axes) for axes in self.communicators],
+            "calls": len(self.calls),
             "memory": [
                 {
                     "phase": one.phase, "nbytes": one.nbytes, "collectives_nbytes": one.buffers,
@@ -152,15 +157,16 @@ class _Facts:
         mesh = self.schedule.mesh_sizes
         hubs = {axis.name: axis.size for axis in self.schedule.axes if axis.name not in mesh}
         servers = f" and {_sizes('server', sum(hubs.values()), hubs)}" if hubs else ""
-        out = [f"plan {self.schedule.plan}, {ranks}{servers}: proved"]
+        word = "proved" if self.schedule.origin is not None else self.claims.proved
+        out = [f"plan {self.schedule.plan}, {ranks}{servers}: {word}"]
+        out += [f"  {line}" for line in self.claims.lines()]
         if self.lines:
             out += ["", _table(self.lines, color).rstrip("\n"), ""]
-        groups = ", ".join("x".join(axes) for axes in self.calls.created)
-        if self.calls.calls:
-            made = f"{len(self.calls.created)} ({groups})"
+        if self.calls:
+            groups = ", ".join("x".join(axes) for axes in self.communicators)
             out.append(
-                f"communicators: {made}, created and called in one order by all ranks,"
-                f" {_counted('call', len(self.calls.calls))}"
+                f"communicators: {len(self.communicators)} ({groups}), created and called in one order by all"
+                f" ranks, {_counted('call', len(self.calls))}"
             )
         out += input_text(self.visits, self.shares, self.input)
         for one in self.memory:

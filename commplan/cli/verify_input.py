@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from commplan.input.rates import Rates, kept_text, round_text
+from commplan.ir.plan import name_of
 from commplan.ir.types import sized
 
 if TYPE_CHECKING:
@@ -23,18 +24,19 @@ def input_text(
     """A line or two for each load, share and phase."""
     lines: list[str] = []
     for load in visits:
-        own = (*load.per, *((load.clock,) if load.clock else ()))
+        op = load.op
+        own = (*op.per, *((op.clock,) if op.clock else ()))
         whose = f"each {', '.join(own)}" if own else "everyone"
-        sizes = f"[{', '.join(map(str, load.batches))}]" if load.clock else str(load.batches[0])
-        cut = f"; split over {', '.join(load.split)}, {load.shards} shards" if load.split else ""
+        sizes = f"[{', '.join(map(str, op.batch))}]" if op.clock else str(op.batch[0])
+        cut = f"; split over {', '.join(op.split)}, {load.shards} shards" if op.split else ""
         lines.append(
-            f"line {load.span.line}: an epoch of `{load.name}` gives {whose} {_PROMISES[load.visit]},"
-            f" however many there are (batch {sizes}, tail {load.tail}{cut})"
+            f"line {op.span.line}: an epoch of `{name_of(op.result)}` gives {whose} {_PROMISES[op.visit]},"
+            f" however many there are (batch {sizes}, tail {op.tail}{cut})"
         )
         if load.rates is not None:
-            lines.append(f"line {load.span.line}: {round_text(load.rates)}; {kept_text(load.rates)}")
+            lines.append(f"line {op.span.line}: {round_text(load.rates)}; {kept_text(load.rates)}")
     for share in shares:
-        lines.append(f"line {share.span.line}: {_share(share)}")
+        lines.append(f"line {share.op.span.line}: {_share(share)}")
     for one in memory:
         records = one.records // one.batches
         lines.append(
@@ -45,12 +47,13 @@ def input_text(
 
 
 def _share(share: Shared) -> str:
-    over = f"{', '.join(share.over)} ({share.members})"
-    if share.design == "duplicate":
-        return f"`{share.name}` is made by each of {over} for itself, all rows of it"
-    readers = f", {share.readers} readers" if share.readers else ""
+    op, name = share.op, name_of(share.op.result)
+    over = f"{', '.join(op.axes)} ({share.members})"
+    if op.design == "duplicate":
+        return f"`{name}` is made by each of {over} for itself, all rows of it"
+    readers = f", {op.readers} readers" if op.readers else ""
     return (
-        f"`{share.name}` is made once over {over} ({share.design}{readers}): every row has one maker"
+        f"`{name}` is made once over {over} ({op.design}{readers}): every row has one maker"
         " and reaches every host once, whoever is left"
     )
 
@@ -62,19 +65,21 @@ def input_data(
     return {
         "visits": [
             {
-                "phase": load.phase, "line": load.span.line, "value": load.name, "visit": load.visit,
-                "tail": load.tail, "batches": list(load.batches), "per": list(load.per),
-                "split": list(load.split), "shards": load.shards, "clock": load.clock,
+                "phase": load.phase, "line": op.span.line, "value": name_of(op.result), "visit": op.visit,
+                "tail": op.tail, "batches": list(op.batch), "per": list(op.per),
+                "split": list(op.split), "shards": load.shards, "clock": op.clock,
                 **_rates(load.rates),
             }
             for load in visits
+            for op in (load.op,)
         ],
         "shares": [
             {
-                "phase": share.phase, "line": share.span.line, "value": share.name, "over": list(share.over),
-                "members": share.members, "design": share.design, "readers": share.readers,
+                "phase": share.phase, "line": op.span.line, "value": name_of(op.result),
+                "over": list(op.axes), "members": share.members, "design": op.design, "readers": op.readers,
             }
             for share in shares
+            for op in (share.op,)
         ],
         "input_memory": [
             {

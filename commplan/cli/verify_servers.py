@@ -9,8 +9,7 @@ from commplan.cli.console import Console
 from commplan.diagnostics import Diagnostic
 from commplan.ir.schedule import Schedule
 from commplan.ir.types import sized
-from commplan.verify.explored import PROVED, complaint, explore_all, models_of
-from commplan.verify.protocol import Explored
+from commplan.verify.protocol import PROVED, Explored, complaint, explore_all, models_of
 from commplan.verify.protocol_models import QUICK, WHOLE, models
 from commplan.verify.servers import kept, owned
 
@@ -21,7 +20,7 @@ class Served:
     def __init__(self, schedule: Schedule) -> None:
         self.owned, self.kept = owned(schedule), kept(schedule)
         self.explored = explore_all(models_of(schedule))
-        span = self.owned[0].span if self.owned else None
+        span = self.owned[0][0].span if self.owned else None
         self.wrong = [complaint(one, span, schedule.file) for one in self.explored if one.wrong]
 
     def data(self) -> dict[str, Any]:
@@ -30,10 +29,10 @@ class Served:
         return {
             "states": [
                 {
-                    "state": one.state, "server": one.server, "units": one.units,
+                    "state": one.state, "server": site.server, "units": one.units,
                     "nbytes": list(one.nbytes), "balance": one.balance,
                 }
-                for one in self.owned
+                for site, one in self.owned
             ],
             "kept": self.kept._asdict(),
             "explored": [_data(one) for one in self.explored],
@@ -43,8 +42,8 @@ class Served:
         if self.kept is None:
             return ""
         out: list[str] = []
-        for one in self.owned:
-            count = f"{len(one.nbytes)} server{'s' * (len(one.nbytes) != 1)} `{one.server}`"
+        for site, one in self.owned:
+            count = f"{len(one.nbytes)} server{'s' * (len(one.nbytes) != 1)} `{site.server}`"
             most = sized(max(one.nbytes))
             spread = (
                 f"at most {most} on one (largest / mean {one.balance:.3f})" if len(one.nbytes) > 1 else most

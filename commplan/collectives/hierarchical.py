@@ -42,6 +42,7 @@ from commplan.collectives.program import (
 from commplan.collectives.promise import promise
 from commplan.collectives.transform import pruned, reversed_rounds, rooted, runs, singles, tidy
 from commplan.diagnostics import fail
+from commplan.ir.axes import coordinates
 
 NATIVE = "native"
 # What `native` may be asked for at a level: what every backend has as an operation of its own.
@@ -93,10 +94,7 @@ def _stages(files: Files, levels: Levels, kind: Kind, root: int) -> tuple[Stage,
         way = _stages(files, levels, REVERSAL[kind], root)
         return tuple(each._replace(kind=REVERSAL[each.kind]) for each in reversed(way))
     used = tuple(index for index, (_, n) in enumerate(levels) if n > 1)
-    places: list[int] = []
-    for _, n in levels:
-        places.append(root % n)
-        root //= n
+    places = coordinates(root, reversed(range(len(levels))), {i: n for i, (_, n) in enumerate(levels)})
     found = (
         _blocks(levels, kind, used) if kind in BLOCKED else _whole(files, levels, kind, used, Fraction(1), ())
     )

@@ -1,25 +1,10 @@
-"""What a program takes, counted from its rounds, and what no program can go below."""
+"""What no program can go below."""
 
 from __future__ import annotations
 
 from fractions import Fraction
 
-import numpy as np
-
-from commplan.collectives.program import Kind, Program, log2_up
-
-
-def counted(program: Program) -> tuple[int, Fraction]:
-    """Rounds, and the share of S that the busiest rank sends or receives, whichever is more.
-
-    S are the bytes of the whole buffer, cut into equal chunks.
-    """
-    moved = np.zeros((2, program.ranks), np.int64)
-    for each in program.rounds:
-        for send in each:
-            np.add.at(moved[0], send.src, send.count)
-            np.add.at(moved[1], send.dst, send.count)
-    return len(program.rounds), Fraction(int(moved.max()), program.chunks)
+from commplan.collectives.program import Kind, log2_up
 
 
 def lower_bounds(kind: Kind, n: int) -> tuple[int, Fraction]:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from commplan.collectives.program import BLOCKED, REDUCING, Bools, Kind
+from commplan.collectives.program import BLOCKED, Bools, Kind
 from commplan.diagnostics import fail
 
 SLOTS = 2**26
@@ -58,8 +58,3 @@ def promise(kind: Kind, ranks: int, chunks: int, root: int = 0) -> Promise:
             return Promise(at_root, own)
         case "gather":
             return Promise(own, at_root)
-
-
-def reduces(kind: Kind) -> bool:
-    """Whether complete chunks of `kind` are sums (or maxima, minima) and not copies."""
-    return kind in REDUCING

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 import msgspec
 
-from commplan.ir.roles import Ref
+from commplan.ir.roles import Ref, name_of
 from commplan.ir.types import DType
 
 
@@ -60,6 +60,18 @@ class Hints(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     cores: int | None = None
     prefetch: int | None = None
 
+    def wire_types(self, dtype: DType) -> tuple[DType, DType]:
+        """The types in which values of `dtype` travel and are added.
+
+        Only floats change. The wire type is never wider than the value; a sum is never narrower than what
+        travels; where nothing is said values are added in their own type.
+        """
+        if not dtype.is_float:
+            return dtype, dtype
+        wire = self.wire if self.wire and self.wire.nbytes <= dtype.nbytes else dtype
+        accumulate = self.accumulate or dtype
+        return wire, accumulate if accumulate.nbytes >= wire.nbytes else wire
+
 
 NO_HINTS = Hints()
 
@@ -71,3 +83,7 @@ class Reduction(msgspec.Struct, frozen=True):
 
     name: Literal["sum", "mean", "max", "min"]
     weight: Ref | None = None
+
+    def text(self) -> str:
+        """As it is written."""
+        return f"{self.name}(weight = {name_of(self.weight)})" if self.weight else self.name

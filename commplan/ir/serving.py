@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import cast
 
 from commplan.ir.ops import kept
 from commplan.ir.plan import Ref
@@ -13,15 +14,7 @@ ServerOp = Exchange | Elastic | Put | Get
 
 def server_op(op: Op, values: Mapping[Ref, Value]) -> ServerOp | None:
     """`op`, where it talks with servers; values: those of its phase and of the schedule's entry."""
-    match op:
-        case Put() | Get():
-            return op
-        case Exchange() if values[op.states[0]].placement.server is not None:
-            return op
-        case Elastic() if op.mode != "sync":
-            return op
-        case _:
-            return None
+    return cast("ServerOp", op) if op.asks_servers(values) else None
 
 
 def sent(op: Op) -> tuple[Ref, ...]:

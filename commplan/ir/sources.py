@@ -8,7 +8,7 @@ from typing import TypeVar
 import msgspec
 
 from commplan.ir.plan import Ref, name_of
-from commplan.ir.schedule import Binding, Map, Op, Phase, Read, Share, operands, results
+from commplan.ir.schedule import Binding, Op, Phase, operands, results
 
 AnyOp = TypeVar("AnyOp", bound=Op)
 
@@ -17,23 +17,9 @@ def source_only(phase: Phase) -> frozenset[str]:
     """Values of `phase` that are read, or mapped per record (or on the host) from such values only."""
     found: set[str] = set()
     for op in phase.ops:
-        if runs_ahead(op, found):
+        if op.runs_ahead(found):
             found.update(results(op))
     return frozenset(found)
-
-
-def runs_ahead(op: Op, known: set[str] | frozenset[str]) -> bool:
-    """Whether `op` belongs to the input pipeline, where `known` are the source-only values so far."""
-    match op:
-        case Read():
-            return True
-        case Map():
-            eligible = op.lane == "host_compute" or op.per_record
-            return eligible and known.issuperset(operands(op))
-        case Share():
-            return known.issuperset(operands(op))
-        case _:
-            return False
 
 
 def connected(ops: Sequence[AnyOp]) -> list[list[AnyOp]]:
@@ -65,7 +51,7 @@ def bind_sources(phase: Phase) -> Phase:
     known = source_only(phase)
     outputs = tuple(msgspec.structs.replace(b, source_only=b.value in known) for b in phase.outputs)
     updates = tuple(msgspec.structs.replace(b, source_only=b.value in known) for b in phase.updates)
-    rest = [op for op in phase.ops if not runs_ahead(op, known)]
+    rest = [op for op in phase.ops if not op.runs_ahead(known)]
     needed = {ref for op in rest for ref in operands(op)} & known | {
         b.value for b in updates if b.source_only
     }

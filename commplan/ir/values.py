@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 import msgspec
 
-from commplan.ir.roles import Ref
+from commplan.ir.roles import Ref, name_of
 from commplan.ir.types import DType, Placement
 
 Kind = Literal["tree", "array", "records", "flat"]
@@ -27,6 +27,10 @@ class Leaf(msgspec.Struct, frozen=True, gc=False):
     @property
     def nbytes(self) -> int:
         return self.size * self.dtype.nbytes
+
+    def label(self, ref: Ref) -> str:
+        """What messages call this leaf of the value `ref`."""
+        return f"leaf `{self.path}` of `{name_of(ref)}`" if self.path else f"`{name_of(ref)}`"
 
 
 class Value(msgspec.Struct, frozen=True, gc=False):

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from commplan.diagnostics import Span
 from commplan.ir import schedule as sched
+from commplan.ir.def_use import DefUse
 from commplan.ir.plan import Binding, Ref, Value
 from commplan.ir.serving import renewed, server_op
 from commplan.passes.building import Building
@@ -83,11 +84,11 @@ def _put(
     Where an op brings the first worker's value to all others, and only the servers want it, nobody needs to
     wait for anybody, for it is the first worker that sends it there.
     """
-    makers = {ref: op for op in building.ops for ref in sched.results(op)}
+    uses = DefUse(building.ops)
     kept = kept.union(*(sched.operands(op) for op in building.ops))
     bound, puts, unread = list[sched.Binding](), list[sched.Op](), set[Ref]()
     for binding, state in updates:
-        ref, maker = binding.value, makers.get(binding.value)
+        ref, maker = binding.value, uses.maker(binding.value)
         if state is None or maker is None or isinstance(maker, sched.Exchange | sched.Elastic):
             bound.append(sched.Binding(binding.name, ref))
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import operator
 from collections.abc import Mapping
 from typing import SupportsIndex
@@ -11,7 +12,6 @@ from commplan.diagnostics import CommplanError, Diagnostic, Note, Span
 from commplan.ir.plan import AxisKind, Plan
 from commplan.ir.schedule import Axis
 from commplan.passes.shapecheck import LARGEST
-from commplan.passes.stagerules import stage_rules
 
 
 def bind_axes(plan: Plan, sizes: Mapping[str, int]) -> tuple[Axis, ...]:
@@ -70,9 +70,13 @@ def bind_axes(plan: Plan, sizes: Mapping[str, int]) -> tuple[Axis, ...]:
     if problems:
         raise CommplanError(*problems)
     axes = tuple(bound)
-    broken = [p for phase in plan.phases for stage in phase.stages for p in stage_rules(plan, axes, stage)]
-    if broken:
-        raise CommplanError(*broken)
+    counts = {axis.name: axis.size for axis in axes}
+    for stage in (stage for phase in plan.phases for stage in phase.stages):
+        broken = stage.violation(lambda names: math.prod(counts[name] for name in names))
+        if broken is not None:
+            problems.append(broken.diagnostic("CP0710", stage.span, plan.file))
+    if problems:
+        raise CommplanError(*problems)
     return axes
 
 

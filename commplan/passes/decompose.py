@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import msgspec
 
+from commplan.ir.axes import coordinates
 from commplan.ir.choice import Choice
 from commplan.ir.plan import Algorithm, Ref
 from commplan.ir.schedule import Collective, CollectiveKind, Op, Schedule
@@ -148,10 +149,7 @@ def _broadcast(editor: Editor, ops: list[Op], op: Collective, steps: Levels) -> 
 
     Outermost first: after it every group inside has a rank that knows.
     """
-    root, place = op.root or 0, dict[str, int]()
-    for axis in reversed(op.axes):
-        place[axis] = root % editor.size((axis,))
-        root //= editor.size((axis,))
+    place = coordinates(op.root or 0, op.axes, editor.schedule.mesh_sizes)
     current = op.operand
     outside_in = steps[::-1]
     for index, (axis, algorithm) in enumerate(outside_in):

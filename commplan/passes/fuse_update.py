@@ -7,6 +7,7 @@ from typing import ClassVar
 import msgspec
 
 from commplan.ir.choice import Choice
+from commplan.ir.def_use import DefUse
 from commplan.ir.plan import Ref, name_of
 from commplan.ir.schedule import Map, Op, Phase, Schedule
 from commplan.ir.schedule import operands as operands_of
@@ -14,7 +15,7 @@ from commplan.ir.schedule import results as results_of
 from commplan.passes.base import Context, Pass
 from commplan.passes.piecewise import Pieces
 from commplan.passes.rewrite import Editor
-from commplan.passes.streams import Gathered, Refusal, Stream, gathered, makers_of, stream
+from commplan.passes.streams import Gathered, Refusal, Stream, gathered, stream
 
 
 class FuseUpdatePass(Pass, frozen=True):
@@ -31,17 +32,17 @@ class FuseUpdatePass(Pass, frozen=True):
 
 def _phase(schedule: Schedule, phase: Phase, choices: list[Choice]) -> Phase:
     editor, ops = Editor(schedule, phase), list(phase.ops)
-    makers, fused = makers_of(ops), False
+    uses, fused = DefUse(ops), False
     for op in phase.ops:
         if not isinstance(op, Map) or (_written(op) and schedule.backend == "jax"):
             continue
-        found = stream(editor, makers, op)
+        found = stream(editor, uses, op)
         if isinstance(found, Refusal):
             choices.append(_kept(op, found))
         elif found is not None:
-            ops = _fused(editor, ops, op, found)
+            ops = _fused(editor, uses, op, found)
             choices.append(_choice(op, found))
-            makers, fused = makers_of(ops), True
+            uses, fused = DefUse(ops), True
     return editor.finish(ops) if fused else phase
 
 
@@ -54,7 +55,7 @@ def _written(op: Map) -> bool:
     return op.hints.overlap is None
 
 
-def _fused(editor: Editor, ops: list[Op], op: Map, found: Stream) -> list[Op]:
+def _fused(editor: Editor, uses: DefUse[Op], op: Map, found: Stream) -> list[Op]:
     """y = map f(w, unpack(r0, r1)); z = unpack(all_gather(pack(y)))
 
     -->  y0 = map f(part of w, unpack(r0)); z0 = all_gather(pack(y0));
@@ -66,22 +67,22 @@ def _fused(editor: Editor, ops: list[Op], op: Map, found: Stream) -> list[Op]:
     pieces = Pieces(editor, op, found)
     own: dict[Ref, Gathered] = {}
     for ref in op.results:
-        joined = gathered(ops, ref)
+        joined = gathered(uses, ref)
         if joined is not None:
             own[ref] = joined
     made = pieces.updates()
     gone = {id(op), *(id(each) for joined in own.values() for each in joined.ops)}
     for ref, joined in own.items():
         made += pieces.gather(ref, joined)
-    rest = [each for each in ops if id(each) not in gone]
+    rest = [each for each in uses.ops if id(each) not in gone]
     read = {ref for each in rest for ref in operands_of(each)}
     read |= {binding.value for binding in (*editor.phase.outputs, *editor.phase.updates)}
     for ref in op.results:
         if ref in read:
             made += pieces.join(ref)
-    place = next(index for index, each in enumerate(ops) if each is op)
-    before = [each for each in ops[:place] if id(each) not in gone]
-    after = [each for each in ops[place + 1 :] if id(each) not in gone]
+    place = uses.places[op.results[0]]
+    before = [each for each in uses.ops[:place] if id(each) not in gone]
+    after = [each for each in uses.ops[place + 1 :] if id(each) not in gone]
     return _alive(editor, [*before, *made, *after], found)
 
 
@@ -90,7 +91,7 @@ def _alive(editor: Editor, ops: list[Op], found: Stream) -> list[Op]:
     bound = {binding.value for binding in (*editor.phase.outputs, *editor.phase.updates)}
     for op in reversed(found.chain):
         (made,) = results_of(op)
-        if made not in bound and not any(made in operands_of(each) for each in ops):
+        if made not in bound and not DefUse(ops).readers(made):
             ops = [each for each in ops if each is not op]
     return ops
 

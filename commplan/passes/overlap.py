@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 import msgspec
 
 from commplan.ir.choice import Choice
+from commplan.ir.def_use import DefUse
 from commplan.ir.plan import Ref
 from commplan.ir.schedule import Cast, Collective, LocalSum, Op, Pack, Phase, Schedule, Unpack
 from commplan.ir.schedule import operands as operands_of
@@ -61,8 +62,8 @@ def issue_order(ops: Sequence[Op]) -> list[Op]:
     broadcast or gather as the first op that needs its result. What a collective needs comes just
     before it, everything else after the last one.
     """
-    makers = {ref: index for index, op in enumerate(ops) for ref in results_of(op)}
-    urgency = _urgency(ops)
+    uses = DefUse(ops)
+    makers, urgency = uses.places, _urgency(uses)
     sends = [index for index, op in enumerate(ops) if isinstance(op, Collective)]
     issued: list[Op] = []
     done: set[int] = set()
@@ -88,33 +89,31 @@ def issue_order(ops: Sequence[Op]) -> list[Op]:
     return issued
 
 
-def _urgency(ops: Sequence[Op]) -> list[int]:
+def _urgency(uses: DefUse[Op]) -> list[int]:
     """For each collective the place that it should be issued by, for other ops their own.
 
     A reduction, and the moves that finish one, keep their place: when they can start is what
     counts. Any other collective goes by the first op that works with its result.
     """
-    makers = {ref: op for op in ops for ref in results_of(op)}
-    readers: dict[Ref, list[int]] = {}
-    for index, op in enumerate(ops):
-        for ref in operands_of(op):
-            readers.setdefault(ref, []).append(index)
+    ops = uses.ops
     needed = list(range(len(ops)))  # by when the result of an op is needed
+    first: dict[Ref, int] = {}  # of each value: the least of those who read it
     for index in range(len(ops) - 1, -1, -1):
         op = ops[index]
-        if isinstance(op, Pack | Unpack | Cast) or (isinstance(op, Collective) and not _reduces(op, makers)):
-            after = [needed[reader] for ref in results_of(op) for reader in readers.get(ref, ())]
-            needed[index] = min(after, default=len(ops))
+        if isinstance(op, Pack | Unpack | Cast) or (isinstance(op, Collective) and not _reduces(op, uses)):
+            needed[index] = min((first.get(ref, len(ops)) for ref in results_of(op)), default=len(ops))
+        for ref in operands_of(op):
+            first[ref] = min(first.get(ref, len(ops)), needed[index])
     return needed
 
 
-def _reduces(op: Op, makers: Mapping[Ref, Op]) -> bool:
+def _reduces(op: Op, uses: DefUse[Op]) -> bool:
     """Whether `op` reduces, or moves a part of what is being reduced: an all-gather after a local
     sum, a level of a hierarchy. Packing ends the search: what is behind it is another stage."""
     while isinstance(op, Collective | Cast | LocalSum):
         if isinstance(op, Collective) and (op.op is not None or op.kind == "all_to_all"):
             return True
-        maker = makers.get(op.operand)
+        maker = uses.maker(op.operand)
         if maker is None:
             return False
         op = maker

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from commplan.ir.axes import coordinates, position
 from commplan.ir.choice import Alternative, Choice
 from commplan.ir.layout import row_size
 from commplan.ir.leaf_match import weights_of
@@ -60,16 +61,8 @@ def spread_out(
     ranks = math.prod(sizes[axis] for axis in over)
     if owners == ranks:
         return ()
-    found: list[int] = []
-    for number in range(owners):
-        rest, place = number * ranks // owners, dict[str, int]()
-        for axis in reversed(over):
-            rest, place[axis] = divmod(rest, sizes[axis])
-        rank = 0
-        for axis in axes:
-            rank = rank * sizes[axis] + place[axis]
-        found.append(rank)
-    return tuple(found)
+    places = (coordinates(number * ranks // owners, over, sizes) for number in range(owners))
+    return tuple(position(place, axes, sizes) for place in places)
 
 
 def levels(axes: tuple[str, ...], within: str | None, *, few: bool) -> Algorithm | None:

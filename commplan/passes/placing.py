@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
+from commplan.ir.axes import coordinates
 from commplan.ir.plan import AxisKind
 from commplan.ir.schedule import Axis, Spread
 from commplan.simulate.network import Network, places_of
@@ -61,13 +62,9 @@ def _digits(line: list[int], topology: Topology) -> tuple[Spread, ...] | None:
 
 def _moved(start: int, end: int, topology: Topology) -> dict[str, int]:
     """By how much the index at each level differs, where it does."""
-    found: dict[str, int] = {}
-    for level in topology.levels:
-        start, first = divmod(start, level.count)
-        end, second = divmod(end, level.count)
-        if first != second:
-            found[level.name] = second - first
-    return found
+    sizes = {level.name: level.count for level in topology.levels}
+    first, second = (coordinates(place, reversed(sizes), sizes) for place in (start, end))
+    return {name: second[name] - first[name] for name in sizes if first[name] != second[name]}
 
 
 def _only_change(start: int, end: int, topology: Topology) -> str | None:

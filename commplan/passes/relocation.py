@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from commplan.diagnostics import Span
+from commplan.ir.def_use import DefUse
 from commplan.ir.plan import Ref, name_of
 from commplan.ir.schedule import (
     Binding,
@@ -108,7 +109,7 @@ class Relocation:
         if binding.value in self.parts:
             return binding
         kept = self.moved[binding.name]
-        maker = next((op for op in ops if binding.value in results_of(op)), None)
+        maker = DefUse(ops).maker(binding.value)
         if not isinstance(maker, Map) or not self._may_cut_first(ops, maker, binding, kept):
             where = maker.span if maker is not None else span
             return msgspec.structs.replace(binding, value=self.cut(ops, binding.value, kept, where))
@@ -126,7 +127,7 @@ class Relocation:
         phase, fn = self.editor.phase, self.editor.schedule.fn(maker.fn)
         if not fn.elementwise or maker.random or maker.per_record or len(maker.results) != 1:
             return False
-        if any(binding.value in operands_of(op) for op in ops):
+        if DefUse(ops).readers(binding.value):
             return False
         if [b.value for b in (*phase.outputs, *phase.updates)].count(binding.value) != 1:
             return False

@@ -5,9 +5,11 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 
 import msgspec
 
+from commplan.ir.def_use import DefUse
 from commplan.ir.plan import Ref
 from commplan.ir.schedule import (
     Axis,
@@ -32,6 +34,11 @@ class Editor:
     def __init__(self, schedule: Schedule, phase: Phase) -> None:
         self.schedule, self.phase = schedule, phase
         self.values = {value.id: value for value in (*schedule.entry, *phase.values)}
+
+    @cached_property
+    def uses(self) -> DefUse[Op]:
+        """Of the ops as they were before."""
+        return DefUse(self.phase.ops)
 
     def size(self, axes: Iterable[str]) -> int:
         return self.schedule.size(tuple(axes))
@@ -68,7 +75,7 @@ def in_order(ops: Sequence[Op]) -> tuple[Op, ...]:
     An op that waits on itself, through operands or `after`, keeps its place at the end: the
     verifier names it.
     """
-    makers = {ref: index for index, op in enumerate(ops) for ref in results_of(op)}
+    makers = DefUse(ops).places
     if all(
         makers.get(ref, -1) < index for index, op in enumerate(ops) for ref in (*operands_of(op), *op.after)
     ):

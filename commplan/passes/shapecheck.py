@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from commplan.diagnostics import Diagnostic, Note
 from commplan.ir import plan as graph
 from commplan.ir.schedule import Leaf, Value
-from commplan.ir.types import ArrayType, DType, RecordsType, TreeType
+from commplan.ir.stages import rules
+from commplan.ir.types import ArrayType, RecordsType, TreeType
 
 LARGEST = 2**63 - 1  # what indices, and counts of bytes, can hold
 
@@ -105,7 +106,8 @@ def _given_for_results(
 
 
 def check_leaves(plan: graph.Plan, values: Mapping[graph.Ref, Value]) -> list[Diagnostic]:
-    """Means and elastic pulls need float leaves (CP0704); truth values have no sum (CP0721)."""
+    """Means and elastic pulls need float leaves (CP0704); truth values have no sum (CP0721); and a sum of the
+    backend's own is as wide as what travels (CP0606)."""
     found: list[Diagnostic] = []
     for stage in (stage for phase in plan.phases for stage in phase.stages):
         match stage:
@@ -117,12 +119,18 @@ def check_leaves(plan: graph.Plan, values: Mapping[graph.Ref, Value]) -> list[Di
                 operand, how = stage.operand, "elastic"
             case _:
                 continue
+        wrong: dict[str, Diagnostic] = {}
         for leaf in values[operand].leaves:
-            wrong = _wrong_leaf(leaf, operand, how)
-            if wrong is not None:
-                code, message, fix = wrong
-                found.append(Diagnostic(code, message, stage.span, (Note(fix),), file=plan.file))
-                break
+            dtype, what = leaf.dtype, leaf.label(operand)
+            for code, broken in (
+                ("CP0721", rules.numbers(how, dtype, what)),
+                ("CP0704", rules.floats(how, dtype, what)),
+                ("CP0606", rules.native_sum(how, stage.via, stage.hints, dtype, what)),
+            ):
+                if broken is not None:
+                    wrong.setdefault(code, broken.diagnostic(code, stage.span, plan.file))
+                    break
+        found += wrong.values()
     return found
 
 
@@ -133,27 +141,12 @@ def check_sizes(plan: graph.Plan, values: Mapping[graph.Ref, Value], ranks: int)
         leaves = values[value.id].whole or values[value.id].leaves
         wrong = next((leaf for leaf in leaves if leaf.size * leaf.dtype.nbytes * ranks > LARGEST), None)
         if wrong is not None:
-            what = leaf_name(wrong, value.id)
+            what = wrong.label(value.id)
             message = f"{what} has {wrong.size:,} elements: too many bytes over {ranks:,} ranks to be counted"
             notes = (Note(f"its shape is {_show(wrong)}; {LARGEST:,} bytes are the most"),)
             problem = Diagnostic("CP0725", message, value.span, notes, file=plan.file)
             found.setdefault(value.name, problem)
     return list(found.values())
-
-
-def leaf_name(leaf: Leaf, of: graph.Ref) -> str:
-    """`leaf` of the value `of`, as people call it."""
-    return f"leaf `{leaf.path}` of `{graph.name_of(of)}`" if leaf.path else f"`{graph.name_of(of)}`"
-
-
-def _wrong_leaf(leaf: Leaf, of: graph.Ref, how: str) -> tuple[str, str, str] | None:
-    if how in ("mean", "elastic") and not leaf.dtype.is_float:
-        message = f"{leaf_name(leaf, of)} is {leaf.dtype}: {how} needs a float type"
-        return "CP0704", message, "convert it, or keep it out of this tree"
-    if how == "sum" and leaf.dtype is DType.BOOL:
-        fix = "use `by max` for any and `by min` for all, or convert to i32 to count"
-        return "CP0721", f"{leaf_name(leaf, of)} is bool, and truth values have no sum", fix
-    return None
 
 
 def _is_tree(value: graph.Value) -> bool:

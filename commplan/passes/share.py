@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 
 from commplan.ir.choice import Choice, Design
+from commplan.ir.def_use import DefUse
 from commplan.ir.plan import AxisKind, Ref, name_of
 from commplan.ir.schedule import Map, Op, Phase, Read, Schedule, Share, rename_results, substitute
 from commplan.ir.schedule import results as results_of
@@ -53,7 +54,7 @@ class SharePass(Pass, frozen=True):
             return phase
         editor = Editor(schedule, phase)
         pricer = Pricer(editor, phase, context)
-        ops = list(phase.ops)
+        ops, uses = list(phase.ops), editor.uses
         choices += [_own_clock(op) for op in ops if isinstance(op, Read) and op.clock in members]
         independent = member_independent(editor, phase, members)
         ends = frontier(phase, independent)
@@ -66,9 +67,9 @@ class SharePass(Pass, frozen=True):
             chosen = None if pinned else self._chosen(pricer, flow, own, independent)
             for number, ref in enumerate(own):
                 if self.design == "auto" and chosen is not None and chosen.declines:
-                    maker = next(op for op in ops if ref in results_of(op))
+                    span = uses.ops[uses.places[ref]].span
                     what = f"`{name_of(ref)}` of {phase.name} over {', '.join(independent[ref])}: not shared"
-                    choices.append(chosen.choice(what, maker.span, first=number == 0))
+                    choices.append(chosen.choice(what, span, first=number == 0))
                     continue  # members that one process holds still have one value: that is free
                 self._share(editor, ops, ref, independent, choices, chosen, first=number == 0)
                 if chosen is not None:
@@ -97,7 +98,7 @@ class SharePass(Pass, frozen=True):
         if self.widening == "push":
             return found
         for place, here in enumerate(found[:-1]):
-            maker = next(op for op in pricer.phase.ops if here in results_of(op))
+            maker = pricer.editor.uses.maker(here)
             if isinstance(maker, Map) and widens(pricer.editor.schedule.fn(maker.fn)):
                 return found[: place + 1]
         return found
@@ -115,7 +116,7 @@ class SharePass(Pass, frozen=True):
         Work that goes on alike for all members goes on from `own`.
         """
         axes = independent[ref]
-        place = next(i for i, op in enumerate(ops) if ref in results_of(op))
+        place = DefUse(ops).places[ref]
         maker, value = ops[place], editor.values[ref]
         what = f"`{name_of(ref)}` of {editor.phase.name} over {', '.join(axes)}"
         if not value.leaves:
@@ -165,9 +166,9 @@ def _made(editor: Editor, what: str, op: Share, chosen: Chosen | None, *, told: 
 
 def _move_to(editor: Editor, ops: list[Op], ref: Ref, chosen: Chosen) -> None:
     """Move the share of `ref` back to where the costs want members to part."""
-    share = next(op for op in ops if isinstance(op, Share) and op.result == ref)
-    while share.design != "duplicate":
-        maker = next(op for op in ops if share.operand in results_of(op))
+    share = DefUse(ops).maker(ref)
+    while isinstance(share, Share) and share.design != "duplicate":
+        maker = DefUse(ops).maker(share.operand)
         # Before the first move the operand is the renamed end itself.
         here = ref if share.result == ref else share.operand
         if here == chosen.cuts[ref] or not isinstance(maker, Map):

@@ -24,6 +24,7 @@ from commplan.input.costs import (
 )
 from commplan.input.measured import InputCosts
 from commplan.ir.choice import Choice, Design, SharingCost
+from commplan.ir.def_use import DefUse
 from commplan.ir.plan import Ref
 from commplan.ir.schedule import Map, Op, Phase, Read
 from commplan.ir.schedule import operands as operands_of
@@ -129,11 +130,7 @@ class Pricer:
         return sources and all(self.measured.fn_named(op.fn) for op in ops if isinstance(op, Map))
 
     def _cut(self, ops: Sequence[Op], shared: Sequence[Ref], measured: InputCosts) -> Cut:
-        needed = set(shared)
-        for op in reversed(ops):
-            if needed.intersection(results_of(op)):
-                needed.update(operands_of(op))
-        before = [op for op in ops if needed.intersection(results_of(op))]
+        before = DefUse(ops).behind(shared)
         after = [op for op in ops if op not in before]
         moved = {ref for op in before for ref in results_of(op)}
         asked = {ref for op in after for ref in operands_of(op)} & moved | set(shared)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 import msgspec
 
 from commplan.ir.choice import Choice
+from commplan.ir.def_use import DefUse
 from commplan.ir.plan import Ref, name_of
 from commplan.ir.schedule import FnType, Map, Op, Phase, Read, Share, Value
-from commplan.ir.schedule import operands as operands_of
 from commplan.ir.schedule import results as results_of
 from commplan.ir.sources import connected
 from commplan.ir.types import ArrayType, sized
@@ -38,13 +38,9 @@ def member_independent(editor: Editor, phase: Phase, members: tuple[str, ...]) -
 def frontier(phase: Phase, independent: Independent) -> list[Ref]:
     """Where such work ends: values of it that something else reads, or that leave the phase."""
     bound = {binding.value for binding in (*phase.outputs, *phase.updates)}
-    reading: dict[Ref, list[Op]] = {}
-    for op in phase.ops:
-        for ref in operands_of(op):
-            reading.setdefault(ref, []).append(op)
-    found: list[Ref] = []
+    uses, found = DefUse(phase.ops), list[Ref]()
     for ref, axes in independent.items():
-        readers = reading.get(ref, [])
+        readers = uses.readers(ref)
         if any(isinstance(op, Share) for op in readers):
             continue
         ends = [op for op in readers if any(independent.get(r) != axes for r in results_of(op))]
@@ -72,14 +68,14 @@ def cuts_back(editor: Editor, phase: Phase, independent: Independent, ref: Ref) 
     found = [ref]
     while True:
         here = found[-1]
-        maker = next(op for op in phase.ops if here in results_of(op))
+        maker = editor.uses.maker(here)
         if not isinstance(maker, Map) or not _moves_back(maker):
             return found
         before = maker.operands[0]
-        alone = readers_of(phase.ops, before) == [maker] and before not in bound
+        alone = editor.uses.readers(before) == [maker] and before not in bound
         goes_on = any(
             independent.get(result) == independent[here]
-            for op in readers_of(phase.ops, here)
+            for op in editor.uses.readers(here)
             for result in results_of(op)
         )
         if not alone or goes_on or not editor.values[before].leaves:
@@ -124,10 +120,11 @@ def push_widening(editor: Editor, ops: list[Op], choices: list[Choice], settled:
     for first in [op for op in ops if isinstance(op, Share) and op.result not in settled]:
         share = first
         while share.design != "duplicate":
-            maker = next((op for op in ops if share.operand in results_of(op)), None)
+            uses = DefUse(ops)
+            maker = uses.maker(share.operand)
             if not isinstance(maker, Map) or not widens(fns[maker.fn]) or not _moves_back(maker):
                 break
-            if share.operand in bound or readers_of(ops, share.operand) != [share]:
+            if share.operand in bound or uses.readers(share.operand) != [share]:
                 break
             before, what = editor.values[share.operand].nbytes, name_of(share.result)
             share = move_back(editor, ops, share, maker)
@@ -137,10 +134,6 @@ def push_widening(editor: Editor, ops: list[Op], choices: list[Choice], settled:
             choices.append(
                 Choice("share", f"`{what}`: shared before `{maker.fn}`", why, share.span, rejected)
             )
-
-
-def readers_of(ops: Sequence[Op], ref: Ref) -> list[Op]:
-    return [op for op in ops if ref in operands_of(op)]
 
 
 def widens(fn: FnType) -> bool:

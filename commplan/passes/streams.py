@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from commplan.ir.def_use import DefUse
 from commplan.ir.leaf_match import weights_of
 from commplan.ir.plan import Ref, name_of
 from commplan.ir.schedule import Collective, LocalSum, Map, Op, Pack, Part, Scale, Unpack
 from commplan.ir.schedule import operands as operands_of
-from commplan.ir.schedule import results as results_of
 from commplan.passes.rewrite import Editor
-
-Makers = Mapping[Ref, tuple[int, Op]]  # the op that makes a value, and its place
 
 
 class Refusal(NamedTuple):
@@ -57,18 +55,14 @@ class Gathered(NamedTuple):
         return tuple({op.root: op for op in self.moves if op.kind == "broadcast"}.values())
 
 
-def makers_of(ops: Sequence[Op]) -> Makers:
-    return {ref: (place, op) for place, op in enumerate(ops) for ref in results_of(op)}
-
-
-def stream(editor: Editor, makers: Makers, op: Map) -> Stream | Refusal | None:
+def stream(editor: Editor, uses: DefUse[Op], op: Map) -> Stream | Refusal | None:
     """How the gradient of `op` arrives; None where it is not cut, or comes in one bucket."""
     fn = editor.schedule.fn(op.fn)
     if not fn.elementwise or op.random or op.per_record or op.lane != "device":
         return None
     for ref in op.operands:
-        chain = _chain(makers, ref)
-        buckets = _buckets(makers, chain) if chain else ()
+        chain = _chain(uses, ref)
+        buckets = _buckets(uses, chain) if chain else ()
         if sum(scatters for _, _, scatters in buckets) < 2:
             continue
         owner = _owners(editor, op, ref)
@@ -78,29 +72,29 @@ def stream(editor: Editor, makers: Makers, op: Map) -> Stream | Refusal | None:
     return None
 
 
-def _chain(makers: Makers, ref: Ref) -> tuple[Unpack | Scale, ...]:
+def _chain(uses: DefUse[Op], ref: Ref) -> tuple[Unpack | Scale, ...]:
     """The unpack and the scalings that make `ref`, in order; none where something else does."""
     chain: list[Unpack | Scale] = []
-    _, op = makers.get(ref, (0, None))
+    op = uses.maker(ref)
     while isinstance(op, Scale):
         chain.append(op)
-        _, op = makers.get(op.operand, (0, None))
+        op = uses.maker(op.operand)
     return (op, *reversed(chain)) if isinstance(op, Unpack) and op.ways == 1 else ()
 
 
-def _buckets(makers: Makers, chain: Sequence[Unpack | Scale]) -> list[tuple[Ref, tuple[Part, ...], bool]]:
+def _buckets(uses: DefUse[Op], chain: Sequence[Unpack | Scale]) -> list[tuple[Ref, tuple[Part, ...], bool]]:
     """The reduced buffers that the unpack of `chain` reads, in the order in which they are made, each with
     its parts, and whether it was scattered; none where one is no reduction, or a leaf comes in two runs."""
     (end,) = (op for op in chain if isinstance(op, Unpack))
     found: dict[Ref, list[Part]] = {}
     for part in end.parts:
         found.setdefault(part.value, []).append(part)
-    if not all(ref in makers and isinstance(makers[ref][1], Collective | LocalSum) for ref in found):
+    if not all(isinstance(uses.maker(ref), Collective | LocalSum) for ref in found):
         return []
-    made = sorted(found, key=lambda ref: makers[ref][0])
+    made = sorted(found, key=lambda ref: uses.places[ref])
     if any(len({part.leaf for part in parts}) < len(parts) for parts in found.values()):
         return []
-    kinds = {ref: op.kind if isinstance(op := makers[ref][1], Collective) else "reduce" for ref in made}
+    kinds = {ref: op.kind if isinstance(op := uses.maker(ref), Collective) else "reduce" for ref in made}
     if not set(kinds.values()) <= {"reduce_scatter", "reduce", "all_reduce"}:
         return []
     return [(ref, tuple(found[ref]), kinds[ref] != "all_reduce") for ref in made]
@@ -128,20 +122,16 @@ def _owners(editor: Editor, op: Map, gradient: Ref) -> dict[Ref, tuple[int | Non
     return found
 
 
-def gathered(ops: Sequence[Op], ref: Ref) -> Gathered | None:
+def gathered(uses: DefUse[Op], ref: Ref) -> Gathered | None:
     """How `ref` is gathered into one value; None where it is not, or into several."""
-    packs = tuple(op for op in ops if isinstance(op, Pack) and {part.value for part in op.parts} == {ref})
-    buffers = {op.result for op in packs}
-    moves = tuple(
-        op
-        for op in ops
-        if isinstance(op, Collective) and op.kind in ("all_gather", "broadcast") and op.operand in buffers
-    )
-    buffers |= {op.result for op in moves}
-    ends = [op for op in ops if isinstance(op, Unpack) and not buffers.isdisjoint(operands_of(op))]
-    if not moves or len(ends) != 1 or not set(operands_of(ends[0])) <= buffers:
+    readers = uses.readers(ref)
+    packs = tuple(op for op in readers if isinstance(op, Pack) and {part.value for part in op.parts} == {ref})
+    after = [op for pack in packs for op in uses.readers(pack.result)]
+    moves = [op for op in after if isinstance(op, Collective) and op.kind in ("all_gather", "broadcast")]
+    moves.sort(key=lambda op: uses.places[op.result])
+    buffers, inside = {op.result for op in (*packs, *moves)}, set(map(id, moves))
+    ends = {id(op): op for buffer in buffers for op in uses.readers(buffer) if id(op) not in inside}
+    end = next(iter(ends.values()), None)
+    if not moves or len(ends) > 1 or not isinstance(end, Unpack) or not set(operands_of(end)) <= buffers:
         return None
-    inside = {*packs, *moves, ends[0]}
-    if any(not buffers.isdisjoint(operands_of(op)) and op not in inside for op in ops):
-        return None
-    return Gathered(packs, moves, ends[0])
+    return Gathered(packs, tuple(moves), end)

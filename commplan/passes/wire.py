@@ -7,7 +7,7 @@ from typing import ClassVar
 import msgspec
 
 from commplan.ir.choice import Choice
-from commplan.ir.plan import Algorithm, Hints, Ref
+from commplan.ir.plan import Algorithm, Ref
 from commplan.ir.schedule import Cast, Collective, CollectiveKind, LocalSum, Op, Schedule
 from commplan.ir.types import DType, Placement
 from commplan.passes.base import Context, Pass
@@ -33,23 +33,10 @@ class WirePass(Pass, frozen=True):
         return msgspec.structs.replace(schedule, phases=phases, choices=(*schedule.choices, *choices))
 
 
-def wire_types(dtype: DType, hints: Hints) -> tuple[DType, DType]:
-    """The types in which values of `dtype` travel and are added.
-
-    Only floats change. The wire type is never wider than the value; a sum is never narrower than
-    what travels; where nothing is said values are added in their own type.
-    """
-    if not dtype.is_float:
-        return dtype, dtype
-    wire = hints.wire if hints.wire and hints.wire.nbytes <= dtype.nbytes else dtype
-    accumulate = hints.accumulate or dtype
-    return wire, accumulate if accumulate.nbytes >= wire.nbytes else wire
-
-
 def _rewrite(editor: Editor, ops: list[Op], op: Collective, loose: bool, choices: list[Choice]) -> None:
     """Append to `ops` what `op` becomes. `loose`: its readers do not mind padding behind the result."""
     dtype = editor.leaf(op.operand).dtype
-    wire, accumulate = wire_types(dtype, op.hints)
+    wire, accumulate = op.hints.wire_types(dtype)
     bare = msgspec.structs.replace(op, hints=msgspec.structs.replace(op.hints, wire=None, accumulate=None))
     adds = op.op == "sum"
     if wire == dtype and (not adds or accumulate == wire):

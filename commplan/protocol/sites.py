@@ -7,11 +7,14 @@ so both sides know from the schedule alone what arrives. Tags below `FIRST_TAG` 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
 
 from commplan.diagnostics import Span
+from commplan.ir.axes import coordinates, groups, position
 from commplan.ir.plan import Ref
 from commplan.ir.types import DType
 from commplan.protocol.units import Layout
@@ -55,6 +58,29 @@ class Buffer(msgspec.Struct, frozen=True):
     part: int = 0
 
 
+def nbytes_of(buffers: Iterable[Buffer], server: int | None = None) -> int:
+    """Bytes of all messages of `buffers`, or of those to or from one server."""
+    return sum(
+        chunk.size * buffer.dtype.nbytes
+        for buffer in buffers
+        for chunk in buffer.chunks
+        if server in (None, chunk.server)
+    )
+
+
+class Held(msgspec.Struct, frozen=True):
+    """How a state lies on its servers. nbytes: of each server; balance: the largest over the mean."""
+
+    state: str
+    units: int
+    nbytes: tuple[int, ...]
+
+    @property
+    def balance(self) -> float:
+        total = sum(self.nbytes)
+        return max(self.nbytes) * len(self.nbytes) / total if total else 1.0
+
+
 class Site(msgspec.Struct, frozen=True):
     """One op of a phase that talks with servers.
 
@@ -92,6 +118,12 @@ class Site(msgspec.Struct, frozen=True):
         """Where the units of its first state lie."""
         return self.layouts[0]
 
+    @property
+    def held(self) -> tuple[Held, ...]:
+        """How its states lie on its servers."""
+        named = zip(self.states, self.layouts, strict=True)
+        return tuple(Held(name, len(layout.units), layout.stored) for name, layout in named)
+
 
 class Sites(msgspec.Struct, frozen=True):
     """All sites of a schedule, in its order, the same on all ranks. axes: the mesh's, in the plan's order."""
@@ -102,10 +134,7 @@ class Sites(msgspec.Struct, frozen=True):
 
     @property
     def workers(self) -> int:
-        count = 1
-        for _, size in self.axes:
-            count *= size
-        return count
+        return math.prod(size for _, size in self.axes)
 
     def at(self, phase: str, result: Ref) -> Site:
         """The site of the op that makes `result` first. Raises KeyError."""
@@ -116,19 +145,11 @@ class Sites(msgspec.Struct, frozen=True):
 
     def group(self, site: Site, worker: int) -> int:
         """The group of a worker at a site: its place along `per`, row-major."""
-        place = worker
-        index: dict[str, int] = {}
-        for name, size in reversed(self.axes):
-            index[name], place = place % size, place // size
-        found = 0
-        for name, size in self.axes:
-            if name in site.per:
-                found = found * size + index[name]
-        return found
+        sizes = dict(self.axes)
+        along = [name for name in sizes if name in site.per]
+        return position(coordinates(worker, sizes, sizes), along, sizes)
 
     def members(self, site: Site) -> tuple[tuple[int, ...], ...]:
         """The workers of each group, in rank order."""
-        found: dict[int, list[int]] = {}
-        for worker in range(self.workers):
-            found.setdefault(self.group(site, worker), []).append(worker)
-        return tuple(tuple(found[number]) for number in sorted(found))
+        sizes = dict(self.axes)
+        return tuple(groups([name for name in sizes if name not in site.per], sizes))

@@ -62,6 +62,15 @@ class Layout(msgspec.Struct, frozen=True):
         return unit.size * self.parts[unit.part].dtype.nbytes
 
     @property
+    def stored(self) -> tuple[int, ...]:
+        """Bytes of each server, in all slots."""
+        found = [0] * self.servers
+        for slot in self.slots:
+            for unit in self.units:
+                found[unit.server] += unit.size * slot[unit.part].dtype.nbytes
+        return tuple(found)
+
+    @property
     def loads(self) -> tuple[int, ...]:
         """Bytes of weights of each server."""
         sizes = [self.nbytes(unit) for unit in self.units]

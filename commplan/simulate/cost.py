@@ -274,13 +274,3 @@ def _of_stage(
 ) -> tuple[float, Floats] | None:
     size = nbytes * stage.nbytes
     return _modelled(stage.algorithm, stage.kind, stage.layout, size, network, form, chunk, stage.root)
-
-
-def known(algorithm: Algorithm, kind: CostKind) -> bool:
-    """Whether there is a program of that name for the collective."""
-    if algorithm.name in ("native", "hierarchical") or kind == "all_to_all":
-        return True
-    try:
-        return registry.supports(algorithm.name, kind)
-    except CommplanError:
-        return False

@@ -220,11 +220,3 @@ def busiest(pattern: Pattern, levels: int) -> Floats:
     found = np.zeros(levels)
     np.maximum.at(found, pattern.level_of, total)
     return found
-
-
-def sent(pattern: Pattern) -> Ints:
-    """Chunks that each rank of the group sends, over the whole program [ranks]."""
-    total = np.zeros(pattern.ranks, np.int64)
-    for step in pattern.steps:
-        np.add.at(total, step.src, step.size)
-    return total

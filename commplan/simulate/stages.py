@@ -10,6 +10,7 @@ import numpy as np
 from commplan.collectives import registry
 from commplan.collectives.program import Ints, Kind
 from commplan.diagnostics import CommplanError
+from commplan.ir.axes import coordinates
 from commplan.ir.plan import Algorithm
 from commplan.simulate.network import Layout, Network
 
@@ -83,7 +84,7 @@ def stages(parts: Split, kind: Kind, nbytes: float, root: int = 0) -> tuple[Stag
         plan = registry.stages(parts.levels, kind, root=root)
     except CommplanError:
         return None
-    at = [root // math.prod(sizes[:index]) % sizes[index] for index in range(len(sizes))]
+    at = coordinates(root, reversed(range(len(sizes))), dict(enumerate(sizes)))
     found: list[Stage] = []
     for one in plan:
         groups = parts.places

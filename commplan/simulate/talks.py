@@ -6,15 +6,13 @@ import math
 from typing import Literal
 
 import msgspec
-import numpy as np
 
 from commplan.collectives import registry
 from commplan.collectives.program import Kind
 from commplan.ir.plan import Algorithm, AxisKind
 from commplan.ir.schedule import Axis, Elastic, Phase, Schedule
 from commplan.protocol.chunks import usual
-from commplan.protocol.sites import Site, Sites
-from commplan.protocol.units import Layout
+from commplan.protocol.sites import Held, Site, Sites
 from commplan.simulate.cost import Prediction
 from commplan.simulate.predictor import Predictor
 from commplan.simulate.servers import alone, asked, cost, elastic_load, places_of_servers
@@ -22,19 +20,6 @@ from commplan.simulate.servers import alone, asked, cost, elastic_load, places_o
 MODES = ("round_robin", "async", "hogwild", "sync")
 Mode = Literal["round_robin", "async", "hogwild", "sync"]
 SLICE = 64 * 1024  # bytes of a message where an all-reduce is cut
-
-
-class Held(msgspec.Struct, frozen=True):
-    """How a state lies on its servers. nbytes: of each server; balance: the largest over the mean."""
-
-    state: str
-    units: int
-    nbytes: tuple[int, ...]
-
-    @property
-    def balance(self) -> float:
-        total = sum(self.nbytes)
-        return max(self.nbytes) * len(self.nbytes) / total if total else 1.0
 
 
 class Talk(msgspec.Struct, frozen=True):
@@ -84,10 +69,6 @@ def talk(site: Site, sites: Sites, predictor: Predictor, period: int) -> tuple[T
     places = predictor.servers[site.first : site.first + site.servers]
     found = cost(what, predictor.workers, places, network)
     one = alone(what, predictor.workers, places, network)
-    held = tuple(
-        Held(name, len(layout.units), loads(layout))
-        for name, layout in zip(site.states, site.layouts, strict=True)
-    )
     told = Talk(
         phase=site.phase,
         line=site.span.line,
@@ -99,7 +80,7 @@ def talk(site: Site, sites: Sites, predictor: Predictor, period: int) -> tuple[T
         servers=site.servers,
         places=tuple(map(int, places)),
         period=period,
-        held=held,
+        held=site.held,
         messages_up=int(what.sent.sum()),
         messages_down=int(what.got.sum()),
         nbytes_up=int(what.up.sum()),
@@ -111,15 +92,6 @@ def talk(site: Site, sites: Sites, predictor: Predictor, period: int) -> tuple[T
         limit=found.limit,
     )
     return told, found.prediction(network)
-
-
-def loads(layout: Layout) -> tuple[int, ...]:
-    """Bytes of a state on each server: of its units, in all slots."""
-    found = np.zeros(layout.servers, np.int64)
-    for slot in layout.slots:
-        for unit in layout.units:
-            found[unit.server] += unit.size * slot[unit.part].dtype.nbytes
-    return tuple(map(int, found))
 
 
 def elastic_modes(

@@ -246,7 +246,7 @@ def _tasks(
 ) -> list[Task]:
     """One task for each op. A split collective leaves the device free, a blocking one under MPI does not."""
     maker: dict[str, int] = {}
-    split = {index for index, op in enumerate(ops) if isinstance(op, Collective) and op.form == "split"}
+    split = {index for index, op in enumerate(ops) if op.is_split}
     blocking = charge.schedule.backend == "mpi"
     tasks: list[Task] = []
     for index, (op, (seconds, found)) in enumerate(zip(ops, costs, strict=True)):

@@ -9,7 +9,9 @@ from commplan.collectives.hierarchical import NATIVE, Levels
 from commplan.collectives.program import KINDS, Kind
 from commplan.collectives.registry import algorithms
 from commplan.diagnostics import CommplanError
+from commplan.ir.axes import coordinates, position
 from commplan.ir.schedule import Axis, Collective, Schedule
+from commplan.ir.stages import rules
 from commplan.verify.named import Proof, prove_algorithm, prove_levels
 from commplan.verify.scope import Report, Scope
 
@@ -65,19 +67,17 @@ def levels_of(schedule: Schedule, op: Collective, report: Report) -> Levels | No
     """Algorithm and ranks of each level of a hierarchy, innermost first; None, and a report, where its levels
     are neither the axes of `op` nor the levels of the topology over which its one axis is spread."""
     names = [name for name, _ in op.algorithm.levels]
-    if not names:
-        _misfit(op, f"`{op.algorithm}` names no level: write `{op.algorithm}({', '.join(op.axes)})`", report)
-        return None
-    if sorted(names) == sorted(op.axes):
+    broken = rules.levels(names, op.axes)
+    if broken is None:
         sizes = [schedule.axis(name).size for name in names]
-    elif len(op.axes) == 1:
+    elif not names or len(op.axes) != 1:
+        report.refuse("CP0735", broken, op.span)
+        return None
+    else:
         spread = _spread(schedule.axis(op.axes[0]), op, report)
         if spread is None:
             return None
         sizes = spread
-    else:
-        _misfit(op, f"{op.algorithm} does not list the axes {', '.join(op.axes)}", report)
-        return None
     return [(algorithm.name, size) for (_, algorithm), size in zip(op.algorithm.levels, sizes, strict=True)]
 
 
@@ -108,13 +108,7 @@ def _root(schedule: Schedule, op: Collective, root: int) -> int:
     """The root, counted row-major over the axes, as hierarchies count ranks: innermost level fastest."""
     names = [name for name, _ in op.algorithm.levels]
     if sorted(names) == sorted(op.axes):
-        sizes = {axis: schedule.axis(axis).size for axis in reversed(op.axes)}
+        sizes = {axis: schedule.axis(axis).size for axis in op.axes}
     else:
-        sizes = {spread.level: spread.count for spread in schedule.axis(op.axes[0]).levels}
-    place: dict[str, int] = {}
-    for level, size in sizes.items():  # the fastest first
-        root, place[level] = divmod(root, size)
-    found = 0
-    for name in reversed(names):
-        found = found * sizes[name] + place[name]
-    return found
+        sizes = {spread.level: spread.count for spread in reversed(schedule.axis(op.axes[0]).levels)}
+    return position(coordinates(root, sizes, sizes), reversed(names), sizes)

@@ -13,13 +13,31 @@ from typing import NamedTuple
 
 import numpy as np
 
-from commplan.collectives.program import ROOTED, Bools, Ints
-from commplan.verify.counterexample import Counterexample, Failure, terms
+from commplan.collectives.program import REDUCING, ROOTED, Bools, Ints, Kind
+from commplan.collectives.promise import promise
+from commplan.verify.counterexample import Counterexample, terms
 from commplan.verify.matching import Messages
 from commplan.verify.projection import Projection
-from commplan.verify.promises import ANY, NOTHING, SUM, Slots, slots
 
 _HALF = 32  # bits of a sum's number in a key
+NOTHING = 0  # r + 1 is the contribution of rank r
+ANY, SUM = -1, 0  # of `after`: whatever, and the sum of all contributions
+
+
+class Slots(NamedTuple):
+    """before: NOTHING, or r + 1 for the contribution of rank r. after: ANY, SUM, or r + 1. Both
+    [ranks, chunks]."""
+
+    before: Ints
+    after: Ints
+
+
+def slots(kind: Kind, ranks: int, chunks: int, root: int) -> Slots:
+    """`commplan.collectives.promise` in these numbers."""
+    starts, ends = promise(kind, ranks, chunks, root)
+    rank = np.arange(1, ranks + 1, dtype=np.int64)[:, None]
+    source = SUM if kind in REDUCING else starts.argmax(axis=0)[None, :] + 1
+    return Slots(np.where(starts, rank, NOTHING), np.where(ends, source, ANY))
 
 
 class Units(NamedTuple):
@@ -208,10 +226,15 @@ class _Run:
     def _place(self, slot: int) -> tuple[int, int]:
         return divmod(slot, self.projection.chunks)
 
-    def _unset(self, unit: int, *, sends: bool) -> Counterexample:
-        rank, chunk = self._place(int(self.units.source[unit] if sends else self.units.target[unit]))
-        peer, _ = self._place(int(self.units.target[unit] if sends else self.units.source[unit]))
+    def _ends(self, unit: int, *, sends: bool = False) -> tuple[int, int, int, int]:
+        """The rank that receives a unit, or sends it; the other one; the round of the first; the chunk."""
+        ends = self._place(int(self.units.target[unit])), self._place(int(self.units.source[unit]))
+        (rank, chunk), (peer, _) = reversed(ends) if sends else ends
         time = int(self.units.sent_in[unit] if sends else self.units.received_in[unit])
+        return rank, peer, time, chunk
+
+    def _unset(self, unit: int, *, sends: bool) -> Counterexample:
+        rank, peer, time, chunk = self._ends(unit, sends=sends)
         what = f"sends chunk {chunk} to rank {peer}" if sends else f"adds to chunk {chunk} from rank {peer}"
         return Counterexample(
             "unset", (rank, peer), (time,), chunk, "a value in the slot", "nothing",
@@ -219,9 +242,7 @@ class _Run:
         )  # fmt: skip
 
     def _double(self, unit: int, held: int, coming: int) -> Counterexample:
-        rank, chunk = self._place(int(self.units.target[unit]))
-        peer, _ = self._place(int(self.units.source[unit]))
-        time = int(self.units.received_in[unit])
+        rank, peer, time, chunk = self._ends(unit)
         counts = self.sums.counts(held, coming)
         twice = terms({one: count for one, count in counts.items() if count > 1})
         return Counterexample(
@@ -283,12 +304,9 @@ class _Run:
         return None
 
     def _idle(self, unit: int) -> Counterexample:
-        rank, chunk = self._place(int(self.units.target[unit]))
-        peer, _ = self._place(int(self.units.source[unit]))
-        time = int(self.units.received_in[unit])
+        rank, peer, time, chunk = self._ends(unit)
         why = "it holds that already" if self.same[unit] else "no result depends on it"
-        failure: Failure = "useless"
         return Counterexample(
-            failure, (rank, peer), (time,), chunk, "messages that change a result", why,
+            "useless", (rank, peer), (time,), chunk, "messages that change a result", why,
             f"rank {rank} receives chunk {chunk} from rank {peer} in its round {time}, but {why}",
         )  # fmt: skip

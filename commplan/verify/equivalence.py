@@ -24,7 +24,7 @@ from commplan.ir.symbolic.blocks import UnsayableError
 from commplan.ir.symbolic.compare import Comparison
 from commplan.ir.symbolic.interpretation import Held, Interpretation, Paths, Place, whole_runs
 from commplan.ir.symbolic.terms import Algebra
-from commplan.ir.symbolic.wording import block_in_words, element
+from commplan.ir.symbolic.wording import block_in_words, element, term
 from commplan.verify.scope import Report
 
 
@@ -233,8 +233,7 @@ def _check_phase(
             difference = _difference(reference, made.of(binding.value), expected.of(original.value), shard)
             if difference is None:
                 continue
-            leaf = shape.leaves[difference.leaf]
-            path = f", leaf `{leaf.path}`" if leaf.path else ""
+            path = f", leaf `{shape.leaves[difference.leaf].path}`" if len(shape.leaves) > 1 else ""
             message = f"{where}{path}, element {difference.element}: the plan says {difference.expected}"
             message += f"; the schedule makes {difference.found}"
             report.add("CP0766", message, reference.line(original.value))
@@ -265,6 +264,8 @@ def _first(reference: Reference, found: Held, expected: Held) -> Difference | No
     one, other = found.uniform, expected.uniform
     if one is not None and other is not None and one[0] == other[0] and compare(one[1], other[1]):
         return None
+    if not found.value.leaves and one is not None and other is not None:  # records of bytes
+        return Difference(0, 0, term(other[1]), term(one[1]))
     for index, leaf in enumerate(found.value.leaves):
         path = leaf.path
         try:

@@ -6,14 +6,13 @@ import functools
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from commplan.diagnostics import Span
 from commplan.input.ahead import KEEP, prefetch, slots
 from commplan.input.division import Division, Turns, division
 from commplan.input.rates import Rates, rates
 from commplan.ir.choice import Design
+from commplan.ir.def_use import DefUse
 from commplan.ir.plan import Ref, name_of
-from commplan.ir.schedule import Phase, Read, Schedule, Share, operands, results
-from commplan.ir.sources import runs_ahead
+from commplan.ir.schedule import Phase, Read, Schedule, Share, results
 from commplan.verify.scope import Scope
 from commplan.verify.visits import (
     Broken,
@@ -29,19 +28,12 @@ _GROUP = 16  # processes that a division is run for, at most: see `_share_wrong`
 
 
 class Visited(NamedTuple):
-    """A load whose visits are proved. batches: records of a step, one number or one for each member of
-    `clock`. shards: how many the batch is cut into, along `split`. rates: of members by their own clocks."""
+    """A load whose visits are proved. shards: how many the batch is cut into. rates: of members by their own
+    clocks."""
 
     phase: str
-    span: Span
-    name: str
-    visit: str
-    tail: str
-    batches: tuple[int, ...]
-    per: tuple[str, ...]
-    split: tuple[str, ...]
+    op: Read
     shards: int
-    clock: str | None
     rates: Rates | None
 
 
@@ -49,12 +41,8 @@ class Shared(NamedTuple):
     """A shared value whose division is proved. members: how many it is shared between."""
 
     phase: str
-    span: Span
-    name: str
-    over: tuple[str, ...]
+    op: Share
     members: int
-    design: Design
-    readers: int | None
 
 
 class InputMemory(NamedTuple):
@@ -81,8 +69,6 @@ def check_input(scope: Scope) -> None:
 
 
 def _load_wrong(op: Read, ahead: int) -> Iterator[Broken]:
-    if (op.visit, op.tail) == ("exactly_once", "drop"):
-        return  # a rule of the load itself
     for batch in dict.fromkeys(op.batch):
         wrong = prove_order(op.visit, op.tail, batch)
         if wrong is not None:
@@ -152,23 +138,21 @@ def _layouts(count: int) -> tuple[tuple[int, ...], ...]:
 def visits(schedule: Schedule) -> tuple[Visited, ...]:
     """The loads of a schedule that was verified."""
     return tuple(
-        Visited(
-            phase.name, op.span, name_of(op.result), op.visit, op.tail, op.batch, op.per, op.split,
-            schedule.size(op.split), op.clock,
-            rates(op.batch, prefetch(phase.ops)) if op.clock is not None else None,
-        )
+        Visited(phase.name, op, schedule.size(op.split), _rates(phase, op))
         for phase in schedule.phases
         for op in phase.ops
         if isinstance(op, Read)
-    )  # fmt: skip
+    )
+
+
+def _rates(phase: Phase, op: Read) -> Rates | None:
+    return rates(op.batch, prefetch(phase.ops)) if op.clock is not None else None
 
 
 def shares(schedule: Schedule) -> tuple[Shared, ...]:
     """The shared values of a schedule that was verified."""
     return tuple(
-        Shared(
-            phase.name, op.span, name_of(op.result), op.axes, schedule.size(op.axes), op.design, op.readers
-        )
+        Shared(phase.name, op, schedule.size(op.axes))
         for phase in schedule.phases
         for op in phase.ops
         if isinstance(op, Share)
@@ -203,20 +187,10 @@ def _memory(schedule: Schedule, phase: Phase) -> InputMemory:
 def handed_over(schedule: Schedule, phase: Phase) -> list[Ref]:
     """The values that the host makes and hands over: source-only outputs and arguments, or, where functions
     of the device make these record by record, what they are made from."""
-    made = {ref: op for op in phase.ops for ref in results(op)}
     on_host: set[str] = set()
     for op in phase.ops:
         device = op.lane == "device"
-        if runs_ahead(op, on_host) and not device:
+        if op.runs_ahead(on_host) and not device:
             on_host.update(results(op))
-    found: dict[Ref, None] = {}
-    stack = [binding.value for binding in (*phase.outputs, *phase.takes) if binding.source_only]
-    seen: set[Ref] = set()
-    while stack:
-        ref = stack.pop()
-        if ref in on_host:
-            found[ref] = None
-        elif ref in made and ref not in seen:
-            seen.add(ref)
-            stack += operands(made[ref])
-    return list(found)
+    bound = (binding.value for binding in (*phase.outputs, *phase.takes) if binding.source_only)
+    return DefUse(phase.ops).sources(bound, on_host)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from commplan.collectives.hierarchical import NATIVE
 from commplan.diagnostics import Span
 from commplan.ir.plan import Ref
-from commplan.ir.schedule import Collective, Op, Phase, Schedule, operands, results
+from commplan.ir.schedule import Phase, Schedule, operands, results
 
 
 class Memory(NamedTuple):
@@ -38,25 +37,20 @@ def _phase(schedule: Schedule, phase: Phase) -> Memory:
     given = {value.id for value in schedule.entry if value.placement.server is None}
     made = {value.id for value in phase.values}
     first, last = _lives(phase)
-    staged = {
-        index: max(size[op.operand], size[op.result])
-        for index, op in enumerate(phase.ops)
-        if isinstance(op, Collective) and op.algorithm.name != NATIVE
-    }
+    staged = [op.staged(size) for op in phase.ops]
     end = [0] * (len(phase.ops) + 1)  # bytes that are free after each op
     for ref, index in last.items():
         if ref not in given and ref in made:
             end[index] += size[ref]
-    for index, nbytes in staged.items():
-        end[first.get(results(phase.ops[index])[0], index) if _runs_on(phase.ops[index]) else index] += nbytes
+    for index, op in enumerate(phase.ops):
+        end[first.get(results(op)[0], index) if op.is_split else index] += staged[index]
     now = most = sum(size[ref] for ref in given)
     span, buffers = None, 0
     for index, op in enumerate(phase.ops):
-        now += sum(size[ref] for ref in results(op)) + staged.get(index, 0)
+        now += sum(size[ref] for ref in results(op)) + staged[index]
         if now > most:
             most, span = now, op.span
-        if isinstance(op, Collective):
-            buffers = max(buffers, size[op.operand] + size[op.result] + staged.get(index, 0))
+        buffers = max(buffers, op.buffers(size))
         now -= end[index]
     return Memory(phase.name, most, buffers, span)
 
@@ -71,13 +65,9 @@ def _lives(phase: Phase) -> tuple[dict[Ref, int], dict[Ref, int]]:
         for ref in (*operands(op), *results(op)):
             last[ref] = index
     for index, op in enumerate(phase.ops):
-        if _runs_on(op):
+        if op.is_split:
             read = first.get(results(op)[0], index)
             last[operands(op)[0]] = max(last[operands(op)[0]], read)
     for binding in (*phase.outputs, *phase.updates):
         last[binding.value] = len(phase.ops)
     return first, last
-
-
-def _runs_on(op: Op) -> bool:
-    return isinstance(op, Collective) and op.form == "split"

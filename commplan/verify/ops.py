@@ -7,7 +7,7 @@ import math
 import re
 
 from commplan.ir.layout import cut, row_size
-from commplan.ir.plan import AxisKind
+from commplan.ir.plan import AxisKind, name_of
 from commplan.ir.schedule import (
     Cast,
     Collective,
@@ -29,6 +29,7 @@ from commplan.ir.schedule import (
     Update,
     Value,
 )
+from commplan.ir.stages import rules
 from commplan.ir.types import ArrayType, DType
 from commplan.verify.algorithms import check_algorithm
 from commplan.verify.scope import Scope
@@ -112,15 +113,13 @@ def _read(scope: Scope, op: Read) -> None:
     if not op.batch or min(op.batch) < 1:
         report.add("CP0735", f"a batch of {list(op.batch)} records cannot be read", op.span)
         return
-    if op.visit == "exactly_once" and op.tail == "drop":
-        report.add("CP0735", "exactly_once cannot drop the tail", op.span)
+    report.refuse("CP0735", rules.dropped_tail(op.visit, op.tail), op.span)
+    report.refuse("CP0735", rules.short_tail(op.tail, op.split), op.span)
     if not _axes(scope, op, op.split) or not _axes(scope, op, op.per, kind=AxisKind.ENSEMBLE):
         return
     ways = scope.ranks(op.split)
-    if any(batch % ways for batch in op.batch):
-        report.add(
-            "CP0735", f"a batch of {list(op.batch)} records is not split evenly over {ways} ranks", op.span
-        )
+    report.refuse("CP0735", rules.even_batch(op.batch, op.split, scope.ranks), op.span)
+    report.refuse("CP0735", rules.member_batches(op.batch, op.clock, scope.ranks), op.span)
     local = max(op.batch) // ways
     if isinstance(source.type, ArrayType):
         _leaves(scope, op, value, (Leaf("", (local, *source.type.shape), source.type.dtype),))
@@ -164,17 +163,14 @@ def _map(scope: Scope, op: Map) -> None:
 
 def _share(scope: Scope, op: Share) -> None:
     operand, result = scope.values[op.operand], scope.values[op.result]
-    if operand.kind != "records":
-        scope.report.add("CP0731", f"`{op.operand}` is shared, but is no batch of records", op.span)
+    name = name_of(op.operand)
+    scope.report.refuse("CP0731", rules.loaded(name, records=operand.kind == "records"), op.span)
     _leaves(scope, op, result, operand.leaves)
     if not _axes(scope, op, op.axes, kind=AxisKind.ENSEMBLE):
         return
-    for axis in op.axes:
-        if operand.placement.varies(axis):
-            scope.report.add("CP0734", f"`{op.operand}` differs over `{axis}` and cannot be shared", op.span)
-    readers = op.readers
-    if readers is not None and not 1 <= readers <= scope.ranks(op.axes):
-        scope.report.add("CP0735", f"{readers} of {scope.ranks(op.axes)} members cannot read", op.span)
+    varying = [axis for axis in op.axes if operand.placement.varies(axis)]
+    scope.report.refuse("CP0734", rules.alike(name, varying), op.span)
+    scope.report.refuse("CP0735", rules.chosen("readers", op.readers, op.axes, scope.ranks), op.span)
 
 
 def _part_fits(scope: Scope, op: Pack | Unpack, part: Part, value: Value, columns: int) -> bool:
@@ -260,10 +256,9 @@ def _collective(scope: Scope, op: Collective) -> None:
         report.add("CP0735", f"{op.kind} and op {op.op} do not go together", op.span)
     if rooted != (op.root is not None):
         report.add("CP0735", f"{op.kind} and root {op.root} do not go together", op.span)
-    elif op.root is not None and not 0 <= op.root < scope.ranks(op.axes):
-        report.add("CP0735", f"there is no rank {op.root} among {scope.ranks(op.axes)}", op.span)
-    else:
+    elif op.root is None or not report.refuse("CP0735", rules.root(op.root, op.axes, scope.ranks), op.span):
         check_algorithm(scope, op)
+    report.refuse("CP0735", rules.summable(op.op or "", operand.leaves, op.operand), op.span)
     if op.nbytes != operand.nbytes:
         report.add("CP0732", f"`{op.operand}` has {operand.nbytes} bytes, not {op.nbytes}", op.span)
     widest = max((leaf.dtype.nbytes for leaf in operand.leaves), default=op.dtype.nbytes)

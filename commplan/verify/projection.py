@@ -9,7 +9,6 @@ Nothing else orders the ranks: that rounds of a program fit together is what is 
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
 
 import numpy as np
 
@@ -57,24 +56,6 @@ class Projection:
     root: int = 0
 
 
-class Post(NamedTuple):
-    """One end of a message: the `number`-th from or to `peer`, in the order of posting."""
-
-    peer: int
-    chunk: int
-    size: int
-    number: int
-    reduce: bool = False
-
-
-class LocalRound(NamedTuple):
-    """One round of one rank."""
-
-    round: int
-    sends: tuple[Post, ...]
-    receives: tuple[Post, ...]
-
-
 def project(program: Program) -> Projection:
     """What every rank of `program` executes."""
     timed = [(time, family) for time, families in enumerate(program.rounds) for family in families]
@@ -100,26 +81,3 @@ def project(program: Program) -> Projection:
 
 def _joined(columns: list[Ints]) -> Ints:
     return np.concatenate([np.zeros(0, np.int64), *columns])
-
-
-def rounds_of(projection: Projection, rank: int) -> tuple[LocalRound, ...]:
-    """The rounds of one rank in the order in which it goes through them."""
-    sends = _posts(projection.sends, rank)
-    receives = _posts(projection.receives, rank)
-    return tuple(
-        LocalRound(number, tuple(sends.get(number, ())), tuple(receives.get(number, ())))
-        for number in sorted({*sends, *receives})
-    )
-
-
-def _posts(posts: Posts, rank: int) -> dict[int, list[Post]]:
-    mine = posts.take(posts.rank == rank)
-    found: dict[int, list[Post]] = {}
-    numbers: dict[int, int] = {}
-    for number, peer, chunk, size, reduce in zip(
-        mine.round.tolist(), mine.peer.tolist(), mine.chunk.tolist(), mine.size.tolist(),
-        mine.reduce.tolist(), strict=True,
-    ):  # fmt: skip
-        place = numbers[peer] = numbers.get(peer, -1) + 1
-        found.setdefault(number, []).append(Post(peer, chunk, size, place, reduce))
-    return found

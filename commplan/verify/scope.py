@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from commplan.diagnostics import Diagnostic, Span
 from commplan.ir.plan import Ref, name_of
 from commplan.ir.schedule import Op, Phase, Schedule, Value, operands, results
+from commplan.ir.stages.rules import Violation
 from commplan.ir.types import Placement
 
 
@@ -19,6 +20,12 @@ class Report:
 
     def add(self, code: str, message: str, span: Span | None = None) -> None:
         self.found.append(Diagnostic(code, message, span, file=self.file))
+
+    def refuse(self, code: str, broken: Violation | None, span: Span | None = None) -> bool:
+        """Whether a rule is broken, and then it is said."""
+        if broken is not None:
+            self.found.append(broken.diagnostic(code, span, self.file))
+        return broken is not None
 
 
 class Axes:

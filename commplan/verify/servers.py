@@ -8,33 +8,17 @@ just its units. Besides, a bound for what servers and workers keep.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from fractions import Fraction
 from typing import NamedTuple
 
-from commplan.diagnostics import CommplanError, Span
+from commplan.diagnostics import CommplanError
 from commplan.ir.plan import AxisKind, name_of
 from commplan.ir.schedule import Elastic, Exchange, Get, Op, Put, Schedule
 from commplan.ir.serving import ServerOp
-from commplan.protocol.sites import FIRST_TAG, Buffer, Site, Sites
+from commplan.ir.stages import rules
+from commplan.protocol.sites import FIRST_TAG, Held, Site, Sites, nbytes_of
 from commplan.protocol.survey import sites
 from commplan.protocol.units import Layout
 from commplan.verify.scope import Report, Scope
-
-
-class Owned(NamedTuple):
-    """A state, its units and the bytes of each of its servers; balance: the largest over the mean."""
-
-    state: str
-    server: str
-    units: int
-    nbytes: tuple[int, ...]
-    span: Span
-
-    @property
-    def balance(self) -> float:
-        total = sum(self.nbytes)
-        return max(self.nbytes) * len(self.nbytes) / total if total else 1.0
 
 
 class Kept(NamedTuple):
@@ -53,12 +37,12 @@ class Kept(NamedTuple):
     staleness: int
 
 
-def owned(schedule: Schedule) -> tuple[Owned, ...]:
-    """Every state on servers, once. Raises what `survey.sites` raises."""
-    found: dict[str, Owned] = {}
+def owned(schedule: Schedule) -> tuple[tuple[Site, Held], ...]:
+    """Every state on servers, once, with the first site that uses it. Raises what `survey.sites` raises."""
+    found: dict[str, tuple[Site, Held]] = {}
     for site in sites(schedule).all:
-        for name, layout in zip(site.states, site.layouts, strict=True):
-            found.setdefault(name, Owned(name, site.server, len(layout.units), _loads(layout), site.span))
+        for held in site.held:
+            found.setdefault(held.state, (site, held))
     return tuple(found.values())
 
 
@@ -71,37 +55,20 @@ def kept(schedule: Schedule) -> Kept | None:
     seen: set[str] = set()
     for site in surveyed.all:
         groups = len(surveyed.members(site))
-        for name, layout in zip(site.states, site.layouts, strict=True):
-            if name not in seen:
-                seen.add(name)
-                for server, nbytes in enumerate(_loads(layout)):
+        for held in site.held:
+            if held.state not in seen:
+                seen.add(held.state)
+                for server, nbytes in enumerate(held.nbytes):
                     states[site.first + server] += nbytes * groups
         late = (site.staleness or 0) + 1 if site.kind == "exchange" else 1
         senders = groups if site.kind == "put" else surveyed.workers
         for server in range(site.servers):
-            arriving[site.first + server] += late * senders * _bytes(site.up, server)
-            answers[site.first + server] += surveyed.workers * _bytes(site.down, server)
+            arriving[site.first + server] += late * senders * nbytes_of(site.up, server)
+            answers[site.first + server] += surveyed.workers * nbytes_of(site.down, server)
     busiest = max(range(surveyed.servers), key=lambda server: states[server] + arriving[server])
-    worker = max(_bytes(site.up) + _bytes(site.down) for site in surveyed.all)
+    worker = max(nbytes_of(site.up) + nbytes_of(site.down) for site in surveyed.all)
     stale = max((site.staleness or 0 for site in surveyed.all), default=0)
     return Kept(states[busiest], arriving[busiest], answers[busiest], worker, stale)
-
-
-def _loads(layout: Layout) -> tuple[int, ...]:
-    found = [0] * layout.servers
-    for slot in layout.slots:
-        for unit in layout.units:
-            found[unit.server] += unit.size * slot[unit.part].dtype.nbytes
-    return tuple(found)
-
-
-def _bytes(buffers: Iterable[Buffer], server: int | None = None) -> int:
-    return sum(
-        chunk.size * buffer.dtype.nbytes
-        for buffer in buffers
-        for chunk in buffer.chunks
-        if server in (None, chunk.server)
-    )
 
 
 def check_servers(schedule: Schedule, report: Report) -> None:
@@ -215,43 +182,36 @@ def _exchange(scope: Scope, op: Exchange) -> None:
     if len(op.results) != len(op.states) or not op.states:
         return  # said already
     values = scope.values
-    homes = [values[ref].placement.server for ref in (*op.states, *op.results)]
-    if len(set(homes)) > 1:
-        said = ", ".join(sorted({str(home or "the workers") for home in homes}))
-        scope.report.add("CP0734", f"the states of an exchange lie on different servers: {said}", op.span)
+    homes = [(name_of(ref), values[ref].placement.server) for ref in (*op.states, *op.results)]
+    scope.report.refuse("CP0734", rules.one_home(homes), op.span)
+    owners = op.algorithm and op.algorithm.get("owners")
+    scope.report.refuse("CP0735", rules.chosen("owners", owners, op.axes, scope.ranks), op.span)
     shapes = [[leaf.shape for leaf in values[ref].leaves] for ref in (op.gradient, op.states[0])]
     if shapes[0] != shapes[1]:
         scope.report.add("CP0731", f"`{op.gradient}` has not the shapes of `{op.states[0]}`", op.span)
+    scope.report.refuse("CP0735", rules.summable(op.op, values[op.gradient].leaves, op.gradient), op.span)
     if values[op.gradient].placement.server is not None:
         scope.report.add("CP0734", f"`{op.gradient}` lies on a server, and workers send it", op.span)
     fn = scope.axes.fns.get(op.fn)
     if fn is None:
         return  # said already
-    wanted = len(op.states)
-    if (len(fn.operands), len(fn.results)) != (wanted + 1, wanted):
-        scope.report.add("CP0731", f"`{op.fn}` does not take {wanted} states and a gradient", op.span)
-    if fn.where != "device" or not fn.elementwise:
-        scope.report.add("CP0735", f"`{op.fn}` is no elementwise device function: it updates units", op.span)
+    count = len(op.states)
+    scope.report.refuse("CP0731", rules.takes(fn.name, len(fn.operands), count + 1), op.span)
+    scope.report.refuse("CP0731", rules.gives(fn.name, len(fn.results), count), op.span)
+    broken = rules.update(fn.name, fn.where, elementwise=fn.elementwise, random=fn.random)
+    scope.report.refuse("CP0735", broken, op.span)
 
 
 def _elastic(scope: Scope, op: Elastic) -> None:
     home = scope.values[op.center].placement.server
-    if (op.mode == "sync") != (home is None):
-        where = "with the workers" if home is None else f"on `{home}`"
-        scope.report.add("CP0734", f"the centre of `{op.mode}` lies {where}", op.span)
+    scope.report.refuse("CP0734", rules.center_home(op.mode, name_of(op.center), home), op.span)
     if op.result is not None and op.mode != "sync":
         result = scope.values[op.result]
         if result.leaves != scope.values[op.center].leaves:
             scope.report.add("CP0731", f"`{op.result}` has not the shapes of its centre", op.span)
         if result.placement.server != home:
             scope.report.add("CP0734", f"`{op.result}` lies elsewhere than its centre", op.span)
-    literal = [x for x in (op.eta, op.rho) if not isinstance(x, str)]
-    if any(not math.isfinite(x) or x <= 0 for x in literal):
-        scope.report.add("CP0735", f"eta = {op.eta} and rho = {op.rho} must be above zero", op.span)
-    elif len(literal) == 2:
-        workers = math.prod(scope.sizes.get(axis, 1) for axis in op.axes) if op.mode == "sync" else 1
-        total = Fraction(str(literal[0])) * Fraction(str(literal[1])) * workers  # as they are written
-        if total >= 1:
-            factors = "eta * rho * p" if op.mode == "sync" else "eta * rho"
-            moved = f"{factors} = {float(total):.6g}"
-            scope.report.add("CP0735", f"`{op.mode}` is unstable: {moved} is not below 1", op.span)
+    leaves = scope.values[op.operand].leaves
+    scope.report.refuse("CP0735", rules.summable("elastic", leaves, op.operand), op.span)
+    broken = rules.coefficients(op.eta, op.rho) or rules.stable(op.mode, op.eta, op.rho, op.axes, scope.ranks)
+    scope.report.refuse("CP0735", broken, op.span)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from commplan.diagnostics import Note
+from commplan.diagnostics import Note, listed
 from commplan.dsl import ast
 from commplan.dsl.check.axes import axis_span, on_workers, one_axis, reduce_axes, share_axes, stage_axes
-from commplan.dsl.check.context import Context, described, is_scalar, listed
+from commplan.dsl.check.context import Context, described, is_scalar
 from commplan.dsl.check.numbers import integer
 from commplan.dsl.check.ops import operand_suits, reduction
 from commplan.dsl.check.options import hints
@@ -13,6 +13,7 @@ from commplan.dsl.check.placements import status
 from commplan.dsl.check.scope import Scope
 from commplan.dsl.check.via import algorithm, carrying, check_accumulation
 from commplan.ir.plan import Broadcast, Gather, Reduce, Scatter, Share, Slice, Stage, Value
+from commplan.ir.stages import rules
 from commplan.ir.types import Placement, RecordsType
 
 
@@ -86,17 +87,9 @@ def _root(ctx: Context, expr: ast.StageExpr, over: tuple[str, ...] | None) -> in
         )
         return None
     root = integer(ctx, expr.root, "a root", least=0)
-    ranks = ctx.size(over) if over else None
-    if root is None or ranks is None or root < ranks:
+    if root is None or over is None:
         return root
-    ctx.error(
-        "CP0409",
-        f"the root {root} is out of range: {listed(over or ())} {'has' if len(over or ()) == 1 else 'have'} "
-        f"{ranks} {'rank' if ranks == 1 else 'ranks'}",
-        expr.root.span,
-        "ranks count from 0" + (", row-major, the first axis named major" if len(over or ()) > 1 else ""),
-    )
-    return None
+    return None if ctx.refuse("CP0409", rules.root(root, over, ctx.size), expr.root.span) else root
 
 
 def _broadcasts(ctx: Context, scope: Scope, expr: ast.StageExpr, operand: Value, axis: str) -> bool:
@@ -171,25 +164,13 @@ def check_share(
         )  # fmt: skip
     if operand is None or over is None:
         return None
-    if not isinstance(operand.type, RecordsType):
-        ctx.error(
-            "CP0420",
-            f"`share` takes loaded values, found `{expr.operand.text}`",
-            expr.operand.span,
-            described(operand),
-            "what is not loaded is not computed from records again and again: there is no work to share",
-        )
+    broken = rules.loaded(expr.operand.text, records=isinstance(operand.type, RecordsType))
+    if ctx.refuse("CP0420", broken, expr.operand.span, described(operand)):
         return None
-    for axis in over:
-        if operand.placement.varies(axis):
-            ctx.error(
-                "CP0421",
-                f"`{expr.operand.text}` differs between the members of `{axis}` and cannot be shared",
-                axis_span(expr.over, axis),
-                described(operand),
-                "share it before the stage that says `per`",
-            )
-            return None
+    varying = [axis for axis in over if operand.placement.varies(axis)]
+    span = axis_span(expr.over, varying[0]) if varying else expr.span
+    if ctx.refuse("CP0421", rules.alike(expr.operand.text, varying), span, described(operand)):
+        return None
     result = scope.bind(target, operand.type, operand.placement)
     # Without a sound `via` there is an error: the design does not matter then.
     return Share(result, operand.id, over, via, statement.span, found) if via else None
@@ -203,9 +184,8 @@ def check_reduce(
     over = reduce_axes(ctx, scope, expr)
     by = reduction(ctx, scope, expr.by, expr.span)
     via = algorithm(ctx, expr.via, "reduce", over)
-    type_ = operand.type if operand else None
-    found = hints(ctx, expr.options, "reduce", type_)
-    check_accumulation(ctx, expr.via, via, found, type_)
+    found = hints(ctx, expr.options, "reduce", operand.type if operand else None)
+    check_accumulation(ctx, expr.via, by and by.op.name, via, found, operand)
     if operand is None or over is None:
         return None
     if not on_workers(ctx, expr.operand, operand, "reduce"):
@@ -247,9 +227,8 @@ def check_scatter(
     axis = one_axis(ctx, expr)
     by = reduction(ctx, scope, expr.by, expr.span)
     via = algorithm(ctx, expr.via, "scatter", (axis,) if axis else None)
-    type_ = operand.type if operand else None
-    found = hints(ctx, expr.options, "scatter", type_)
-    check_accumulation(ctx, expr.via, via, found, type_)
+    found = hints(ctx, expr.options, "scatter", operand.type if operand else None)
+    check_accumulation(ctx, expr.via, by and by.op.name, via, found, operand)
     if by is not None and by.op.name in ("max", "min"):
         ctx.error(
             "CP0317",

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import TypeVar
 
-from commplan.diagnostics import Diagnostic, Fix, Note, Span
+from commplan.diagnostics import Diagnostic, Fix, Note, Span, listed
 from commplan.dsl import ast
 from commplan.dsl.check.unread import Unread
 from commplan.ir.plan import Axis, AxisKind, Fn, Ref, Source, Value
+from commplan.ir.stages.rules import Violation
 from commplan.ir.types import Placement, Type
 
 T = TypeVar("T")
@@ -17,7 +18,6 @@ MOST_ERRORS = 1000
 MOST_GUESSES = 100
 MOST_COMPARED = 500
 LONGEST_GUESS = 64
-MOST_LISTED = 24
 
 KIND_WORDS = {
     AxisKind.REPLICA: "an axis",
@@ -69,6 +69,19 @@ class Context:
             raise GiveUp
         remarks = tuple(Note(note) if isinstance(note, str) else note for note in notes if note)
         self.diagnostics.append(Diagnostic(code, message, span, remarks, fix, file=self.file))
+
+    def refuse(
+        self,
+        code: str,
+        broken: Violation | None,
+        span: Span,
+        *notes: Note | str | None,
+        fix: Fix | None = None,
+    ) -> bool:
+        """Whether a rule is broken; then that is reported, `notes` before its own remarks."""
+        if broken is not None:
+            self.error(code, broken.message, span, *notes, *broken.notes, fix=fix)
+        return broken is not None
 
     def new_value(self, name: ast.Name, type_: Type, placement: Placement) -> Value:
         """The next version of `name`: the first is 0."""
@@ -150,16 +163,6 @@ class Context:
         return tuple(axis.name for axis in self.axes.values() if axis.kind is AxisKind.REPLICA)
 
 
-def listed(names: Iterable[str], joint: str = "and") -> str:
-    """`a`, `b` and `c`."""
-    quoted = [f"`{name}`" for name in names]
-    if len(quoted) > MOST_LISTED:
-        return f"{', '.join(quoted[:MOST_LISTED])} {joint} {len(quoted) - MOST_LISTED} more"
-    if len(quoted) < 2:
-        return "".join(quoted)
-    return f"{', '.join(quoted[:-1])} {joint} {quoted[-1]}"
-
-
 def described(value: Value) -> Note:
     """A remark that says what a value is, at the place where it was made."""
     return Note(f"`{value.name}` is {value.type}, {value.placement}", value.span)
@@ -169,7 +172,3 @@ def is_scalar(type_: Type) -> bool:
     """Whether a value of this type is one number."""
     shape = getattr(type_, "shape", None)
     return shape == ()
-
-
-def plural(count: int, word: str) -> str:
-    return f"{count} {word}" if count == 1 else f"{count} {word}s"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from commplan.diagnostics import Note
+from commplan.diagnostics import Note, listed
 from commplan.dsl import ast
-from commplan.dsl.check.context import KIND_WORDS, Context, listed
+from commplan.dsl.check.context import KIND_WORDS, Context
 from commplan.dsl.check.numbers import integer
 from commplan.dsl.check.placements import declared_placement
 from commplan.dsl.check.types import declare_fn, element_type

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Literal
 
-from commplan.diagnostics import Fix, Note
+from commplan.diagnostics import Fix, Note, listed
 from commplan.dsl import ast
-from commplan.dsl.check.context import Context, listed, plural
+from commplan.dsl.check.context import Context
 from commplan.dsl.check.numbers import integer
 from commplan.dsl.check.options import hints
 from commplan.dsl.check.placements import resolve_axes
 from commplan.dsl.check.scope import Scope
 from commplan.ir.plan import AxisKind, Load, Source
+from commplan.ir.stages import rules
 from commplan.ir.types import ArrayType, DType, Placement, RecordsType
 
 Visit = Literal["exactly_once", "at_least_once", "at_most_once"]
@@ -112,17 +113,9 @@ def _clock(ctx: Context, batch: ast.Batch) -> tuple[str, ...] | None:
     members = resolve_axes(ctx, (batch.over,), (AxisKind.ENSEMBLE,), "an ensemble")
     if members is None:
         return None
-    size = ctx.axes[members[0]].size
-    if size is not None and size != len(batch.sizes):
-        ctx.error(
-            "CP0417",
-            f"{plural(len(batch.sizes), 'batch size')} for the {plural(size, 'member')} of `{members[0]}`",
-            batch.span,
-            Note(f"`{members[0]}` is declared here", ctx.axes[members[0]].span),
-            "each member has one, in member order",
-        )
-        return None
-    return members
+    declared = Note(f"`{members[0]}` is declared here", ctx.axes[members[0]].span)
+    broken = rules.member_batches(batch.sizes, members[0], ctx.size)
+    return None if ctx.refuse("CP0417", broken, batch.span, declared) else members
 
 
 def _batch(ctx: Context, expr: ast.LoadExpr, split: tuple[str, ...] | None) -> tuple[int, ...] | None:
@@ -130,23 +123,9 @@ def _batch(ctx: Context, expr: ast.LoadExpr, split: tuple[str, ...] | None) -> t
     known = tuple(size for size in sizes if size is not None)
     if len(known) != len(sizes):
         return None
-    ways = ctx.size(split) if split else None
-    if ways is None:
-        return known
-    for number, size in zip(expr.batch.sizes, known, strict=True):
-        if size % ways:
-            lower, upper = size // ways * ways, (size // ways + 1) * ways
-            ctx.error(
-                "CP0415",
-                f"a batch of {size} records cannot be split evenly over the {ways} ranks "
-                f"of {listed(split or ())}",
-                number.span,
-                f"the nearest that can are {lower} and {upper}"
-                if lower
-                else f"the smallest that can is {upper}",
-            )
-            return None
-    return known
+    broken = rules.even_batch(known, split or (), ctx.size)
+    span = expr.batch.sizes[broken.at].span if broken else expr.batch.span
+    return None if ctx.refuse("CP0415", broken, span) else known
 
 
 def _visit(ctx: Context, expr: ast.LoadExpr) -> Visit | None:
@@ -180,21 +159,10 @@ def _tail(
             expr.tail.span,
             fix=ctx.rename(expr.tail, TAILS),
         )
-    elif tail == "drop" and visit in ("exactly_once", "at_least_once"):
-        ctx.error(
-            "CP0413",
-            f"`tail drop` leaves records out, and `{visit}` promises them all",
-            expr.tail.span,
-            "pad the tail, or visit `at_most_once`",
-            fix=Fix("write `pad`", expr.tail.span, "pad"),
-        )
-    elif tail == "short" and split:
-        ctx.error(
-            "CP0414",
-            f"a short tail cannot be split over {listed(split)}",
-            expr.tail.span,
-            None if expr.split else f"a load is split over the only axis, `{split[0]}`, by itself",
-            "ranks would get batches of unequal shape: `tail pad` fills the last one up and counts",
-            fix=Fix("write `pad`", expr.tail.span, "pad"),
-        )
+        return None
+    pad, span = Fix("write `pad`", expr.tail.span, "pad"), expr.tail.span
+    if visit is None or not ctx.refuse("CP0413", rules.dropped_tail(visit, tail), span, fix=pad):
+        split = split or ()
+        only = None if expr.split or not split else f"a load is split over the only axis, `{split[0]}`"
+        ctx.refuse("CP0414", rules.short_tail(tail, split), span, only and f"{only}, by itself", fix=pad)
     return tail

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from commplan.diagnostics import Note
+from commplan.diagnostics import Note, listed
 from commplan.dsl import ast
-from commplan.dsl.check.context import Context, described, is_scalar, listed, plural
+from commplan.dsl.check.context import Context, described, is_scalar
 from commplan.dsl.check.options import hints
 from commplan.dsl.check.placements import resolve_axes, status
 from commplan.dsl.check.scope import Scope
 from commplan.ir.plan import AxisKind, Fn, Map, Value
+from commplan.ir.stages import rules
 from commplan.ir.types import ArrayType, Placement, RecordsType, TreeType, Type
 
 
@@ -68,24 +69,12 @@ def find_fn(ctx: Context, name: ast.Name) -> Fn | None:
 
 def _arity(ctx: Context, statement: ast.StageStmt, expr: ast.MapExpr, fn: Fn) -> bool:
     declared = Note(f"`{fn.name}` is declared here", fn.span)
-    if len(expr.operands) != len(fn.operands):
-        ctx.error(
-            "CP0207",
-            f"`{fn.name}` takes {plural(len(fn.operands), 'value')}, found {len(expr.operands)}",
-            expr.fn.span,
-            declared,
-        )
-        return False
-    if len(statement.targets) != len(fn.results):
-        ctx.error(
-            "CP0208",
-            f"`{fn.name}` gives {plural(len(fn.results), 'value')}, found "
-            f"{plural(len(statement.targets), 'name')} for them",
-            statement.targets[0].span.to(statement.targets[-1].span),
-            declared,
-        )
-        return False
-    return True
+    taken = rules.takes(fn.name, len(fn.operands), len(expr.operands))
+    given = rules.gives(fn.name, len(fn.results), len(statement.targets))
+    names = statement.targets[0].span.to(statement.targets[-1].span)
+    return not (
+        ctx.refuse("CP0207", taken, expr.fn.span, declared) or ctx.refuse("CP0208", given, names, declared)
+    )
 
 
 def _types_match(ctx: Context, names: Sequence[ast.Name], operands: Sequence[Value], fn: Fn) -> bool:

@@ -6,12 +6,13 @@ from typing import Literal
 
 import msgspec
 
-from commplan.diagnostics import Span
+from commplan.diagnostics import Span, listed
 from commplan.dsl import ast
-from commplan.dsl.check.context import Context, described, is_scalar, listed
+from commplan.dsl.check.context import Context, described, is_scalar
 from commplan.dsl.check.numbers import written
 from commplan.dsl.check.scope import Scope
 from commplan.ir.plan import Reduction, Value
+from commplan.ir.stages import rules
 from commplan.ir.types import ArrayType, DType, Type
 
 OpName = Literal["sum", "mean", "max", "min"]
@@ -102,20 +103,14 @@ def _is_number(type_: Type) -> bool:
 
 def operand_suits(ctx: Context, found: WrittenReduction, operand: Value) -> bool:
     """Whether the operand's type and placement suit the operator; what does not is reported."""
-    type_ = operand.type
-    name = found.op.name
-    if isinstance(type_, ArrayType) and type_.dtype is DType.BOOL and name in ("sum", "mean"):
-        ctx.error(
-            "CP0408", f"`{name}` needs numbers, found {type_}", found.span, described(operand),
-            "`by max` tells whether any is true, `by min` whether all are",
-        )  # fmt: skip
-        return False
-    if name == "mean" and isinstance(type_, ArrayType) and not type_.dtype.is_float:
-        ctx.error(
-            "CP0406", f"a mean needs a float type, found {type_}", found.span, described(operand),
-            "a mean of integers is no integer: use `sum`, or convert with a fn first",
-        )  # fmt: skip
-        return False
+    if isinstance(operand.type, ArrayType):
+        dtype, what = operand.type.dtype, f"`{operand.name}`"
+        for code, broken in (
+            ("CP0408", rules.numbers(found.op.name, dtype, what)),
+            ("CP0406", rules.floats(found.op.name, dtype, what)),
+        ):
+            if ctx.refuse(code, broken, found.span, described(operand)):
+                return False
     return found.weight is None or scalar_follows(ctx, found.weight, operand, found.span, "the weight")
 
 

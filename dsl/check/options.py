@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from commplan.diagnostics import Note, Span
+from commplan.diagnostics import Note, Span, listed
 from commplan.dsl import ast
-from commplan.dsl.check.context import Context, listed
+from commplan.dsl.check.context import Context
 from commplan.dsl.check.numbers import integer, nbytes, written
 from commplan.ir.plan import Hints
 from commplan.ir.types import ArrayType, DType, Type

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from commplan.diagnostics import Note, Span
+from commplan.diagnostics import Note, Span, listed
 from commplan.dsl import ast
-from commplan.dsl.check.context import KIND_WORDS, Context, is_scalar, listed
+from commplan.dsl.check.context import KIND_WORDS, Context, is_scalar
 from commplan.ir.plan import AxisKind
 from commplan.ir.types import Placement, Type
 

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import math
-import struct
 from collections.abc import Sequence
-from fractions import Fraction
 from typing import Literal
 
 import msgspec
 
-from commplan.diagnostics import Note, Span
+from commplan.diagnostics import Note, Span, listed, plural
 from commplan.dsl import ast
 from commplan.dsl.check.axes import axis_span, on_workers, stage_axes
-from commplan.dsl.check.context import Context, described, is_scalar, listed, plural
+from commplan.dsl.check.context import Context, described, is_scalar
 from commplan.dsl.check.maps import find_fn
-from commplan.dsl.check.numbers import exact, written
+from commplan.dsl.check.numbers import written
 from commplan.dsl.check.ops import operand_suits, reduction, scalar_follows
 from commplan.dsl.check.options import hints
 from commplan.dsl.check.placements import status
 from commplan.dsl.check.scope import Scope
-from commplan.dsl.check.via import algorithm, check_accumulation
+from commplan.dsl.check.via import algorithm, check_accumulation, keyed
 from commplan.ir.plan import Elastic, Exchange, Fn, Ref, Value
+from commplan.ir.stages import rules
 from commplan.ir.types import ArrayType, Placement
 
 Mode = Literal["sync", "round_robin", "async", "hogwild"]
@@ -151,13 +149,12 @@ def _terms(ctx: Context, expr: ast.ExchangeExpr, gradient: Value, over: tuple[st
 
 
 def _held_alike(ctx: Context, expr: ast.ExchangeExpr, states: Sequence[Value], over: tuple[str, ...]) -> bool:
+    broken = rules.one_home([(state.name, state.placement.server) for state in states])
+    if broken is not None:
+        index = broken.at
+        notes = described(states[index]), described(states[0])
+        return not ctx.refuse("CP0424", broken, expr.states[index].span, *notes)
     for name, state in zip(expr.states, states, strict=True):
-        if state.placement.server != states[0].placement.server:
-            ctx.error(
-                "CP0424", f"`{name.text}` and `{states[0].name}` live in different places", name.span,
-                described(state), described(states[0]), "the states of one exchange live together",
-            )  # fmt: skip
-            return False
         spread = [axis for axis in state.placement.varying if axis in over] or [*state.placement.split]
         if spread:
             ctx.error(
@@ -176,30 +173,15 @@ def _fn_fits(ctx: Context, expr: ast.ExchangeExpr, fn: Fn, states: Sequence[Valu
     """`FN(w [, m], g) -> w [, m]`, elementwise and on the device."""
     declared = Note(f"`{fn.name}` is declared here", fn.span)
     values = (*states, gradient)
-    if len(fn.operands) != len(values):
-        ctx.error(
-            "CP0207", f"`{fn.name}` takes {plural(len(fn.operands), 'value')}, and the exchange gives "
-            f"{len(values)}: {listed(value.name for value in values)}", expr.fn.span, declared,
-        )  # fmt: skip
+    known = Note(f"the exchange gives {listed(value.name for value in values)}")
+    if ctx.refuse(
+        "CP0207", rules.takes(fn.name, len(fn.operands), len(values)), expr.fn.span, declared, known
+    ):
         return False
-    if len(fn.results) != len(states):
-        ctx.error(
-            "CP0208", f"`{fn.name}` gives {plural(len(fn.results), 'value')} for "
-            f"{plural(len(states), 'state')}", expr.fn.span, declared,
-        )  # fmt: skip
+    if ctx.refuse("CP0208", rules.gives(fn.name, len(fn.results), len(states)), expr.fn.span, declared):
         return False
-    if fn.where != "device" or not fn.elementwise:
-        ctx.error(
-            "CP0214", f"the update `{fn.name}` must be elementwise and on the device", expr.fn.span, declared,
-            "each owner updates its chunks as they arrive, and must get what the whole would give",
-        )  # fmt: skip
-        return False
-    if fn.random:
-        ctx.error(
-            "CP0214", f"the update `{fn.name}` may not be random", expr.fn.span, declared,
-            "each owner of a chunk would draw numbers of its own: draw them with `map`, and add them to the "
-            "gradients",
-        )  # fmt: skip
+    broken = rules.update(fn.name, fn.where, elementwise=fn.elementwise, random=fn.random)
+    if ctx.refuse("CP0214", broken, expr.fn.span, declared):
         return False
     for name, value, type_ in zip((*expr.states, expr.gradient), values, fn.operands, strict=True):
         if value.type != type_:
@@ -215,11 +197,10 @@ def _fn_fits(ctx: Context, expr: ast.ExchangeExpr, fn: Fn, states: Sequence[Valu
 
 
 class Coefficient(msgspec.Struct, frozen=True):
-    """`eta` or `rho`: a literal with its exact value, or a scalar value."""
+    """`eta` or `rho`: a literal, or a scalar value."""
 
     given: float | Ref
     span: Span
-    literal: ast.Number | None = None
     value: Value | None = None
 
 
@@ -237,9 +218,11 @@ def check_elastic(
     # With an unknown mode it is not known either what may stand in `via` and braces.
     via = algorithm(ctx, expr.via, stage, over) if mode else None
     found = hints(ctx, expr.options, stage, type_) if mode else hints(ctx, None, stage)
-    check_accumulation(ctx, expr.via, via, found, type_)
-    if mode and coefficients and over:
-        _stable(ctx, expr, mode, coefficients, over)
+    check_accumulation(ctx, expr.via, "elastic", via, found, operand)
+    if expr.by and mode and coefficients and over:
+        eta, rho = (coefficient.given for coefficient in coefficients)
+        if not ctx.refuse("CP0425", rules.coefficients(eta, rho), expr.by.span):
+            ctx.refuse("CP0426", rules.stable(mode, eta, rho, over, ctx.size), expr.by.span)
     if centers is None or not _pull_and_center(ctx, statement, expr):
         return None
     if operand is None or over is None:
@@ -255,10 +238,8 @@ def check_elastic(
             return None
     pull = scope.bind(statement.targets[0], operand.type, operand.placement)
     result = scope.bind(statement.targets[1], center.type, center.placement)
-    eta, rho = coefficients
-    return Elastic(
-        pull, result, operand.id, center.id, over, mode, eta.given, rho.given, statement.span, via, found
-    )
+    eta, rho = (coefficient.given for coefficient in coefficients)
+    return Elastic(pull, result, operand.id, center.id, over, mode, eta, rho, statement.span, via, found)
 
 
 def _pull_and_center(ctx: Context, statement: ast.StageStmt, expr: ast.ElasticExpr) -> bool:
@@ -299,23 +280,12 @@ def _coefficients(
     ctx: Context, scope: Scope, expr: ast.ElasticExpr, mode: Mode
 ) -> tuple[Coefficient, Coefficient] | None:
     assert expr.by is not None
-    usage = f"write `{mode}(eta = .., rho = ..)`"
-    given: dict[str, ast.CallArg] = {}
-    for arg in expr.by.args or ():
-        if arg.key is None:
-            message, fix = f"the arguments of `{mode}` have names: `eta` and `rho`", None
-        elif arg.key.text not in ("eta", "rho"):
-            near = ctx.rename(arg.key, [key for key in ("eta", "rho") if key not in given])
-            message, fix = f"`{mode}` has no argument `{arg.key.text}`", near
-        elif arg.key.text in given:
-            message, fix = f"`{arg.key.text}` is given twice", None
-        else:
-            given[arg.key.text] = arg
-            continue
-        ctx.error("CP0405", message, arg.span, usage, fix=fix)
+    given = keyed(ctx, expr.by, ("eta", "rho"), "CP0405")
+    if given is None:
         return None
     missing = [key for key in ("eta", "rho") if key not in given]
     if missing:
+        usage = f"write `{mode}(eta = .., rho = ..)`"
         ctx.error("CP0405", f"`{mode}` needs {listed(missing)}", expr.by.span, usage)
         return None
     eta = _coefficient(ctx, scope, given["eta"].value, "eta")
@@ -325,14 +295,12 @@ def _coefficients(
 
 def _coefficient(ctx: Context, scope: Scope, value: ast.Name | ast.Number, what: str) -> Coefficient | None:
     if isinstance(value, ast.Number):
-        if value.unit is not None or not math.isfinite(value.value) or value.value <= 0:
+        if value.unit is not None:
             ctx.error("CP0425", f"`{what}` is a positive number, found `{written(value)}`", value.span)
             return None
-        if _single(value.value) in (0, math.inf):
-            rounded = "0" if value.value < 1 else "infinite"
-            ctx.error("CP0425", f"`{what}` is {rounded} in f32, found `{written(value)}`", value.span)
+        if ctx.refuse("CP0425", rules.coefficient(what, value.value), value.span):
             return None
-        return Coefficient(float(value.value), value.span, value)
+        return Coefficient(float(value.value), value.span)
     found = scope.operand(value)
     if found is None:
         return None
@@ -344,67 +312,16 @@ def _coefficient(ctx: Context, scope: Scope, value: ast.Name | ast.Number, what:
             described(found),
         )
         return None
-    return Coefficient(found.id, value.span, None, found)
-
-
-def _stable(
-    ctx: Context,
-    expr: ast.ElasticExpr,
-    mode: Mode,
-    coefficients: tuple[Coefficient, Coefficient],
-    over: tuple[str, ...],
-) -> None:
-    """Refuse literals with which the centre overshoots.
-
-    In `c <- c + eta rho sum_i (w_i - c)` the old centre has the weight 1 - eta rho p; the bound
-    is that of Zhang, Choromanska and LeCun 2015 (Deep learning with elastic averaging SGD), where
-    beta = p alpha = p eta rho < 1. A server that meets one worker at a time has p = 1.
-    """
-    eta, rho = coefficients
-    if eta.literal is None or rho.literal is None or expr.by is None:
-        return
-    moved = exact(eta.literal) * exact(rho.literal)
-    workers = ctx.size(over) if mode == "sync" else None
-    total = moved * (workers or 1)
-    if _single(float(moved)) == 0:
-        ctx.error(
-            "CP0425", f"`eta * rho` is 0 in f32, found {_decimal(moved)}", expr.by.span,
-            "the workers and the centre would never move towards each other",
-        )  # fmt: skip
-    if total < 1:
-        return
-    factors = "eta * rho * p" if workers else "eta * rho"
-    known = f", with p = {workers} workers" if workers else ""
-    ctx.error(
-        "CP0426",
-        f"`{mode}` is unstable: {factors} = {_decimal(total)}, and it must be below 1{known}",
-        expr.by.span,
-        f"the centre would keep {_decimal(1 - total)} of itself at every exchange",
-        "the bound is that of Zhang, Choromanska and LeCun (2015), beta = p * eta * rho < 1",
-    )
-
-
-def _single(value: float) -> float:
-    """`value` rounded to f32."""
-    try:
-        return float(struct.unpack("f", struct.pack("f", value))[0])
-    except OverflowError:
-        return math.inf
-
-
-def _decimal(value: Fraction) -> str:
-    return f"{float(value):.6g}"
+    return Coefficient(found.id, value.span, found)
 
 
 def _replicas(ctx: Context, expr: ast.ElasticExpr, operand: Value, over: tuple[str, ...]) -> bool:
     if not on_workers(ctx, expr.operand, operand, "elastic"):
         return False
-    if isinstance(operand.type, ArrayType) and not operand.type.dtype.is_float:
-        ctx.error(
-            "CP0406", f"elastic averaging needs a float type, found {operand.type}", expr.operand.span,
-            described(operand),
-        )  # fmt: skip
-        return False
+    if isinstance(operand.type, ArrayType):
+        broken = rules.floats("elastic", operand.type.dtype, f"`{operand.name}`")
+        if ctx.refuse("CP0406", broken, expr.operand.span, described(operand)):
+            return False
     for axis in over:
         found = status(operand.placement, axis)
         if found != "per":
@@ -436,19 +353,8 @@ def _center_fits(
     mode: Mode | None,
 ) -> bool:
     name = expr.center
-    if mode == "sync" and center.placement.server is not None:
-        ctx.error(
-            "CP0427", f"the centre of `sync` lives with the workers, found `{name.text}` on a server",
-            name.span,
-            described(center), f"declare `{name.text}` without `on {center.placement.server}`",
-        )  # fmt: skip
-        return False
-    if mode not in (None, "sync") and center.placement.server is None:
-        ctx.error(
-            "CP0427", f"the centre of `{mode}` lives on a server, found `{name.text}` with the workers",
-            name.span,
-            described(center), f"declare `server NAME = 1` and `{name.text}` with `on NAME`",
-        )  # fmt: skip
+    broken = mode and rules.center_home(mode, name.text, center.placement.server)
+    if broken and ctx.refuse("CP0427", broken, name.span, described(center)):
         return False
     if center.type != operand.type:
         ctx.error(

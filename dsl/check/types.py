@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from commplan.diagnostics import Fix
+from commplan.diagnostics import Fix, listed
 from commplan.dsl import ast
-from commplan.dsl.check.context import Context, listed
+from commplan.dsl.check.context import Context
 from commplan.dsl.check.numbers import integer
 from commplan.ir.plan import Fn
 from commplan.ir.types import ArrayType, BytesType, DType, Element, TreeType

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from commplan.diagnostics import listed
 from commplan.dsl import ast
-from commplan.dsl.check.context import Context, listed
+from commplan.dsl.check.context import Context
 from commplan.dsl.check.numbers import integer, written
-from commplan.ir.plan import Algorithm, Arg, Hints
-from commplan.ir.types import ArrayType, DType, Type
+from commplan.ir.plan import Algorithm, Arg, Hints, Value
+from commplan.ir.stages import rules
+from commplan.ir.types import ArrayType
 
 BROADCAST, REDUCE, SCATTER, GATHER = "broadcast", "reduce", "scatter", "gather"
 SYNC = "elastic sync"
@@ -79,7 +81,7 @@ def algorithm(
         return None
     if name == "hierarchical":
         return _hierarchical(ctx, call, stage, over)
-    args = _keyed(ctx, call)
+    args = keyed(ctx, call, KEYS.get(name, ()))
     if args is None:
         return None
     match name:
@@ -109,10 +111,11 @@ def carrying_a_level(stage: str) -> tuple[str, ...]:
     )
 
 
-def _keyed(ctx: Context, call: ast.Call) -> dict[str, ast.CallArg] | None:
-    """The arguments by key, each known and written once."""
+def keyed(
+    ctx: Context, call: ast.Call, keys: tuple[str, ...], code: str = "CP0604"
+) -> dict[str, ast.CallArg] | None:
+    """The arguments by key, each one of `keys` and written once."""
     name = call.name.text
-    keys = KEYS.get(name, ())
     usage = f"write `{name}({', '.join(f'{key} = ..' for key in keys)})`" if keys else f"write `{name}`"
     found: dict[str, ast.CallArg] = {}
     for arg in call.args or ():
@@ -126,17 +129,21 @@ def _keyed(ctx: Context, call: ast.Call) -> dict[str, ast.CallArg] | None:
         elif arg.key.text in keys:
             message, fix = f"`{arg.key.text}` is given twice", None
         else:
-            message, fix = f"`{name}` has no argument `{arg.key.text}`", ctx.rename(arg.key, keys)
-        ctx.error("CP0604", message, arg.span, usage, fix=fix)
+            near = ctx.rename(arg.key, [key for key in keys if key not in found])
+            message, fix = f"`{name}` has no argument `{arg.key.text}`", near
+        ctx.error(code, message, arg.span, usage, fix=fix)
         return None
     return found
 
 
-def _count(ctx: Context, arg: ast.CallArg, what: str, code: str) -> int | None:
-    if isinstance(arg.value, ast.Number):
-        return integer(ctx, arg.value, what, code=code)
-    ctx.error(code, f"{what} is a whole number, found `{arg.value.text}`", arg.value.span)
-    return None
+def _count(ctx: Context, arg: ast.CallArg, who: str, code: str, over: tuple[str, ...] | None) -> int | None:
+    if not isinstance(arg.value, ast.Number):
+        message = f"the number of {who} is a whole number, found `{arg.value.text}`"
+        ctx.error(code, message, arg.value.span)
+        return None
+    count = integer(ctx, arg.value, f"the number of {who}", code=code)
+    broken = rules.chosen(who, count, over, ctx.size) if over else None
+    return None if ctx.refuse(code, broken, arg.value.span) else count
 
 
 def _readers(
@@ -149,19 +156,8 @@ def _readers(
             "CP0604", f"`{name}` needs the number of its readers", call.span, f"write `{name}(readers = 2)`"
         )
         return None
-    readers = _count(ctx, arg, "the number of readers", "CP0607")
-    if readers is None:
-        return None
-    members = ctx.size(over) if over else None
-    if members is not None and readers > members:
-        ctx.error(
-            "CP0607",
-            f"{readers} readers are more than the {members} members of {listed(over or ())}",
-            arg.value.span,
-            "readers are members: at least 1, at most all of them",
-        )
-        return None
-    return Algorithm(name, (Arg(readers, "readers"),))
+    readers = _count(ctx, arg, "readers", "CP0607", over)
+    return None if readers is None else Algorithm(name, (Arg(readers, "readers"),))
 
 
 def _parameter_server(
@@ -180,15 +176,8 @@ def _parameter_server(
                 "owners are workers that hold a share of the states",
             )  # fmt: skip
             return None
-        owners = _count(ctx, arg, "the number of owners", "CP0608")
+        owners = _count(ctx, arg, "owners", "CP0608", over)
         if owners is None:
-            return None
-        workers = ctx.size(over) if over else None
-        if workers is not None and owners > workers:
-            ctx.error(
-                "CP0608", f"{owners} owners are more than the {workers} workers of {listed(over or ())}",
-                arg.value.span, "owners are workers: at least 1, at most all of them",
-            )  # fmt: skip
             return None
         found.append(Arg(owners, "owners"))
     if "within" in args:
@@ -247,42 +236,24 @@ def _level(ctx: Context, value: ast.Name | ast.Number, stage: str) -> str | None
 
 
 def _levels_match(ctx: Context, call: ast.Call, names: Sequence[ast.Name], over: tuple[str, ...]) -> bool:
-    usage = f"`hierarchical` lists exactly the axes of the stage, inner first; here {listed(over)}"
-    seen: set[str] = set()
-    for name in names:
-        if name.text not in over:
-            near = ctx.near(name.text, [axis for axis in over if axis not in seen])
-            fix = ctx.rename(name, [near]) if near else None
-            ctx.error("CP0605", f"this stage does not run over `{name.text}`", name.span, usage, fix=fix)
-            return False
-        if name.text in seen:
-            ctx.error("CP0605", f"the level `{name.text}` is listed twice", name.span, usage)
-            return False
-        seen.add(name.text)
-    missing = [axis for axis in over if axis not in seen]
-    if missing:
-        ctx.error("CP0605", f"`hierarchical` leaves out {listed(missing)}", call.span, usage)
-    return not missing
+    written = [name.text for name in names]
+    broken = rules.levels(written, over)
+    if broken is None:
+        return True
+    fix, span = None, call.span
+    if broken.at < len(names):
+        wrong = names[broken.at]
+        near = ctx.near(wrong.text, [axis for axis in over if axis not in written[: broken.at]])
+        fix, span = ctx.rename(wrong, [near]) if near and wrong.text not in over else None, wrong.span
+    return not ctx.refuse("CP0605", broken, span, fix=fix)
 
 
 def check_accumulation(
-    ctx: Context, call: ast.Call | None, via: Algorithm | None, hints: Hints, type_: Type | None
-) -> None:
-    """Refuse a backend's own reduction where it would add in a narrower type than was asked for."""
-    if call is None or via is None or hints.accumulate is None:
+    ctx: Context, call: ast.Call | None, how: str | None, via: Algorithm | None, hints: Hints,
+    operand: Value | None,
+) -> None:  # fmt: skip
+    """Refuse a backend's own sum where it would add in a narrower type than is wanted. how: as `by` says."""
+    if call is None or how is None or operand is None:
         return
-    native = via.name == "native" or any(arg.key and arg.value == "native" for arg in via.args)
-    wire = hints.wire or (type_.dtype if isinstance(type_, ArrayType) else None)
-    if not native or wire is None or not _wider(hints.accumulate, wire):
-        return
-    ctx.error(
-        "CP0606",
-        f"`native` adds in the wire type {wire}, but {hints.accumulate} is asked for",
-        call.span,
-        "the backend's own reduction has no accumulator of another type: leave `via` out, or make "
-        "`accumulate` and `wire` alike",
-    )
-
-
-def _wider(one: DType, other: DType) -> bool:
-    return one.nbytes > other.nbytes
+    dtype = operand.type.dtype if isinstance(operand.type, ArrayType) else None
+    ctx.refuse("CP0606", rules.native_sum(how, via, hints, dtype, f"`{operand.name}`"), call.span)

@@ -9,7 +9,6 @@ Groups of one rank are no collective.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
@@ -20,6 +19,7 @@ import numpy as np
 from commplan.collectives.program import Ints, Kind, Program
 from commplan.collectives.scalars import scalar_algorithm
 from commplan.diagnostics import Span
+from commplan.ir.axes import groups
 from commplan.ir.schedule import Collective, Leaf, Phase, Schedule, Spread, Value, operands, results
 from commplan.ir.types import DType
 from commplan.lowering.audit.hlo import Tensor
@@ -67,15 +67,7 @@ def groups_of(axes: Sequence[str], mesh: MeshLike) -> Groups:
 
     Ranks are numbered as the mesh counts its devices, row-major over its axes in order.
     """
-    names, sizes = tuple(mesh.shape), tuple(mesh.shape.values())
-    strides = {name: math.prod(sizes[i + 1 :]) for i, name in enumerate(names)}
-    rest = [name for name in names if name not in axes]
-
-    def offsets(over: Sequence[str]) -> list[int]:
-        points = itertools.product(*(range(mesh.shape[name]) for name in over))
-        return [sum(i * strides[name] for i, name in zip(point, over, strict=True)) for point in points]
-
-    return tuple(tuple(base + offset for offset in offsets(axes)) for base in offsets(rest))
+    return tuple(groups(axes, mesh.shape))
 
 
 def expected(

@@ -12,6 +12,7 @@ import numpy as np
 
 from commplan.diagnostics import fail
 from commplan.ir import schedule as ir
+from commplan.ir.def_use import DefUse
 from commplan.ir.plan import name_of
 from commplan.lowering.jax.trees import LEAF, Tree, flatten
 from commplan.lowering.jax.untyped import jax, jnp
@@ -104,10 +105,10 @@ def _record_keys(ref: str, around: Lowered, key: Array, draw: Draw, rows: int) -
 
 def loaded_by(phase: ir.Phase, ref: str) -> str:
     """The id of the load that `ref` comes from, through maps and shares; "" if there is none."""
-    made = {result: op for op in phase.ops for result in ir.results(op)}
-    op = made.get(ref)
+    uses = DefUse(phase.ops)
+    op = uses.maker(ref)
     while isinstance(op, ir.Map | ir.Share):
-        op = made.get(ir.operands(op)[0])
+        op = uses.maker(ir.operands(op)[0])
     return op.result if isinstance(op, ir.Read) else ""
 
 

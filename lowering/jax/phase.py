@@ -12,6 +12,7 @@ import msgspec
 from commplan.collectives.scalars import scalar_algorithm
 from commplan.diagnostics import fail
 from commplan.ir import schedule as ir
+from commplan.ir.def_use import DefUse
 from commplan.ir.plan import name_of
 from commplan.ir.serving import ServerOp, sent, server_op
 from commplan.lowering.jax import ops, order, servers, together
@@ -26,15 +27,7 @@ Env = dict[str, Tree]
 
 def needed(sequence: Iterable[ir.Op], wanted: Iterable[str], known: Iterable[str]) -> tuple[ir.Op, ...]:
     """The ops that `wanted` depends on, in order; what makes the values in `known` is left out."""
-    known = set(known)
-    missing = set(wanted) - known
-    chosen: list[ir.Op] = []
-    for op in reversed(list(sequence)):
-        if missing.isdisjoint(ir.results(op)):
-            continue
-        chosen.append(op)
-        missing |= set(ir.operands(op)) - known
-    return tuple(reversed(chosen))
+    return DefUse(sequence).behind(wanted, frozenset(known))
 
 
 def origin(phase: ir.Phase, op: ir.Unpack) -> str | None:
@@ -42,12 +35,11 @@ def origin(phase: ir.Phase, op: ir.Unpack) -> str | None:
 
     Follows the first part's buffer through the ops that keep its columns, back to its `Pack`.
     """
-    made = {result: one for one in phase.ops for result in ir.results(one)}
+    uses = DefUse(phase.ops)
     for part in op.parts:
-        ref = part.value
-        while ref in made and not isinstance(made[ref], ir.Pack):
-            ref = ir.operands(made[ref])[0]
-        pack = made.get(ref)
+        pack = uses.maker(part.value)
+        while pack is not None and not isinstance(pack, ir.Pack):
+            pack = uses.maker(ir.operands(pack)[0])
         if isinstance(pack, ir.Pack):
             same = [p.value for p in pack.parts if (p.leaf, p.offset) == (part.leaf, part.offset)]
             if same:

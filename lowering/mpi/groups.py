@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from commplan.diagnostics import fail
+from commplan.ir.axes import coordinates, group, position
 from commplan.lowering.mpi.untyped import MPI
 
 
@@ -29,15 +29,9 @@ class Groups:
             fail("CP0831", f"{found} makes {count} ranks, and the communicator has {comm.Get_size()}")
         self.own = comm.Dup()
         self.rank: int = self.own.Get_rank()
-        self.place = self._place(self.rank)
+        self.place = coordinates(self.rank, self.sizes, self.sizes)
         self.hosts: tuple[str, ...] = tuple(self.own.allgather(socket.gethostname()))
         self._others: dict[tuple[str, tuple[str, ...]], Any] = {}
-
-    def _place(self, rank: int) -> dict[str, int]:
-        found: dict[str, int] = {}
-        for axis, size in reversed(self.sizes.items()):
-            rank, found[axis] = divmod(rank, size)
-        return found
 
     def ways(self, axes: Sequence[str]) -> int:
         """How many ranks there are along `axes`."""
@@ -45,24 +39,14 @@ class Groups:
 
     def index(self, axes: Sequence[str]) -> int:
         """This rank's place among the ranks along `axes`, row-major, first named major."""
-        at = 0
-        for axis in axes:
-            at = at * self.sizes[axis] + self.place[axis]
-        return at
+        return position(self.place, axes, self.sizes)
 
     def along(self, axes: Sequence[str]) -> tuple[int, ...]:
         """The ranks that differ from this one along `axes` alone, this one among them, in row-major order."""
         for axis in axes:
             if axis not in self.sizes:
                 fail("CP0831", f"there is no axis `{axis}`", f"the axes are {', '.join(self.sizes)}")
-        found: list[int] = []
-        for place in itertools.product(*(range(self.sizes[axis]) for axis in axes)):
-            at = {**self.place, **dict(zip(axes, place, strict=True))}
-            rank = 0
-            for axis, size in self.sizes.items():
-                rank = rank * size + at[axis]
-            found.append(rank)
-        return tuple(found)
+        return group(self.place, axes, self.sizes)
 
     def native(self, axes: tuple[str, ...]) -> Any:
         """The communicator of the ranks along `axes`, for MPI's own collectives.

@@ -14,6 +14,7 @@ import msgspec
 
 from commplan.diagnostics import fail
 from commplan.input.rates import PREFETCH, Rates, rates
+from commplan.ir.def_use import DefUse
 from commplan.ir.plan import Ref, name_of
 from commplan.ir.schedule import (
     Binding,
@@ -23,7 +24,6 @@ from commplan.ir.schedule import (
     Read,
     Schedule,
     Share,
-    operands,
     rename_results,
     results,
     substitute,
@@ -66,12 +66,8 @@ class ClockPlan:
         if self.shared is None:
             return None
         ahead = [op for op in self.shared.ops if isinstance(op, Share) and op.axes == (self.clock,)]
-        needed = {op.result for op in ahead}
-        ops: list[Op] = []
-        for op in reversed(self.shared.ops):
-            if needed.intersection(results(op)):
-                needed.update(operands(op))
-                ops.insert(0, self._unit(op) if isinstance(op, Read) else op)
+        made_of = DefUse(self.shared.ops).behind(op.result for op in ahead)
+        ops = [self._unit(op) if isinstance(op, Read) else op for op in made_of]
         refs = {ref for op in ops for ref in results(op)}
         values = tuple(msgspec.structs.replace(v, placement=SAME) for v in self.shared.values if v.id in refs)
         outputs = tuple(Binding(op.result, op.result, source_only=True) for op in ahead)
@@ -150,9 +146,9 @@ def _shared(schedule: Schedule, phase: Phase, clock: str) -> Phase | None:
     alike = _alike(schedule, phase)
     ends = _ends(phase, alike)
     texts = {ref for ref in ends if isinstance(_element(schedule, phase, ref), BytesType)}
-    makers = {ref: op for op in phase.ops for ref in results(op)}
+    uses = DefUse(phase.ops)
     moved = [ref for ref in ends if ref not in texts]
-    if not moved or any(isinstance(makers[ref], Map) for ref in texts):
+    if not moved or any(isinstance(uses.maker(ref), Map) for ref in texts):
         return None
     names = {ref: f"{ref}{OWN}" for ref in moved}
     ops: list[Op] = []
@@ -180,21 +176,12 @@ def _alike(schedule: Schedule, phase: Phase) -> set[Ref]:
 def _ends(phase: Phase, alike: set[Ref]) -> list[Ref]:
     """Values of `alike` that are handed over, or that other work on loaded values reads; in plan order."""
     bound = [b.value for b in (*phase.outputs, *phase.takes) if b.source_only]
-    makers = {ref: op for op in phase.ops for ref in results(op)}
-    ends: set[Ref] = set()
-    seen: set[Ref] = set()
-    while bound:
-        ref = bound.pop()
-        if ref in alike:
-            ends.add(ref)
-        elif ref not in seen and ref in makers:
-            seen.add(ref)
-            bound.extend(operands(makers[ref]))
+    ends = DefUse(phase.ops).sources(bound, alike)
     return [ref for op in phase.ops for ref in results(op) if ref in ends]
 
 
 def _element(schedule: Schedule, phase: Phase, ref: Ref) -> object:
-    op = next(op for op in phase.ops if ref in results(op))
+    op = DefUse(phase.ops).maker(ref)
     if isinstance(op, Read):
         return next(source.type for source in schedule.sources if source.name == op.source)
     if isinstance(op, Map):

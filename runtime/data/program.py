@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commplan.diagnostics import fail
+from commplan.ir.def_use import DefUse
 from commplan.ir.plan import AxisKind, Ref
 from commplan.ir.schedule import Map, Phase, Read, Schedule, Share, operands, results
 from commplan.ir.sources import connected
@@ -138,20 +139,8 @@ def _refuse(schedule: Schedule, op: HostOp) -> None:
 
 def _wanted(phase: Phase, on_host: Mapping[Ref, HostOp]) -> tuple[Ref, ...]:
     """The host-made values behind the phase's source-only outputs and arguments."""
-    made = {ref: op for op in phase.ops for ref in results(op)}
-    roots: dict[Ref, None] = {}
-    stack = [b.value for b in reversed((*phase.outputs, *phase.takes)) if b.source_only]
-    seen: set[Ref] = set()
-    while stack:
-        ref = stack.pop()
-        if ref in seen:
-            continue
-        seen.add(ref)
-        if ref in on_host:
-            roots[ref] = None
-        elif ref in made:
-            stack.extend(reversed(operands(made[ref])))
-    return tuple(roots)
+    bound = (binding.value for binding in (*phase.outputs, *phase.takes) if binding.source_only)
+    return tuple(DefUse(phase.ops).sources(bound, on_host))
 
 
 def _copies(schedule: Schedule, phase: Phase, ops: Sequence[HostOp]) -> dict[Ref, tuple[str, ...]]:
@@ -203,11 +192,7 @@ def _flow(
     per = tuple(dict.fromkeys(axis for read in reads for axis in read.per))
     shares = [op for op in ops if isinstance(op, Share) and op.design != "duplicate"] if apart else []
     _agree(shares, file)
-    upstream = {op.result for op in shares}
-    for op in reversed(ops):
-        if upstream.intersection(results(op)):
-            upstream.update(operands(op))
-    before = [op for op in ops if upstream.intersection(results(op))]
+    before = DefUse(ops).behind(op.result for op in shares)
     made = {ref for op in before for ref in results(op)} & set(elements)
     after = [op for op in ops if op not in before]
     asked = set(roots).union(*(operands(op) for op in after))
@@ -280,12 +265,7 @@ def host_program(
         if is_host and isinstance(op, Read | Map | Share):
             on_host.update(dict.fromkeys(results(op), op))
     roots = _wanted(phase, on_host)
-    needed = set(roots)
-    chosen: list[HostOp] = []
-    for op in reversed(list(dict.fromkeys(on_host.values()))):
-        if needed.intersection(results(op)):
-            needed.update(operands(op))
-            chosen.insert(0, op)
+    chosen = DefUse(dict.fromkeys(on_host.values())).behind(roots)
     elements: dict[Ref, Element] = {}
     for op in chosen:
         _refuse(schedule, op)

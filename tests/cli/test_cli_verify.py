@@ -177,15 +177,18 @@ def test_a_schedule_that_was_saved_as_text(plan: str, shapes: str, tmp_path: Pat
     text = saved.read_text()
     saved.write_bytes(text.replace("\n", "\r\n").encode())
     assert main(["verify", str(saved)]) == 0
-    # Sound by itself, and not what the plan says.
-    for edited in (text.replace("op=sum", "op=max"), text.rpartition("# digest")[0]):
+    # Not what the plan says; and sound, but nothing tells whether it was edited.
+    for edited, code in (
+        (text.replace("op=sum", "op=max"), "CP0766"),
+        (text.rpartition("# digest")[0], "CP1004"),
+    ):
         assert edited != text
         saved.write_text(edited)
         machine = str(Path(__file__).parents[2] / "examples" / "topologies" / "two_rack.toml")
         for words in (["verify"], ["simulate", "--topology", machine]):
             capsys.readouterr()
             assert main([*words, str(saved)]) == 1
-            assert "error[CP1004]" in capsys.readouterr().err
+            assert f"error[{code}]" in capsys.readouterr().err
     saved.write_text(text.replace("name=ring", "name=rung"))
     assert main(["verify", str(saved)]) == 1
     err = capsys.readouterr().err

@@ -8,13 +8,12 @@ import random
 from fractions import Fraction
 
 import pytest
-from support.rounds import expressions, keeps_its_promise, transfers
+from support.rounds import counted, expressions, keeps_its_promise, transfers
 from test_programs import contributions, roots, sizes
 
 from commplan.collectives.hierarchical import REVERSAL
-from commplan.collectives.lower import counted
-from commplan.collectives.program import BLOCKED, KINDS, ROOTED, Kind
-from commplan.collectives.promise import promise, reduces
+from commplan.collectives.program import BLOCKED, KINDS, REDUCING, ROOTED, Kind
+from commplan.collectives.promise import promise
 from commplan.collectives.registry import algorithms, formula, hierarchical, program, stages
 from commplan.diagnostics import CommplanError
 from commplan.dsl.check.via import COLLECTIVES
@@ -51,7 +50,7 @@ def test_mixtures(kind: Kind, split: tuple[int, ...]):
             assert (made.ranks, made.root) == (n, root)
             assert keeps_its_promise(made, size), (levels, root)
             contributions(made)
-            if reduces(kind):
+            if kind in REDUCING:
                 ends = promise(kind, n, made.chunks, root).ends
                 found = expressions(made)
                 assert all(len(set(found[ends[:, c], c])) == 1 for c in range(made.chunks)), levels

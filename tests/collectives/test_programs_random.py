@@ -11,8 +11,8 @@ from support.rounds import expressions, keeps_its_promise, transfers
 from test_programs import contributions
 
 from commplan.collectives.layout import bounds
-from commplan.collectives.program import BLOCKED, KINDS, ROOTED, Kind, Program
-from commplan.collectives.promise import promise, reduces
+from commplan.collectives.program import BLOCKED, KINDS, REDUCING, ROOTED, Kind, Program
+from commplan.collectives.promise import promise
 from commplan.collectives.registry import algorithms, hierarchical, program, stages
 from commplan.collectives.transform import placed
 from commplan.diagnostics import CommplanError
@@ -48,7 +48,7 @@ def hierarchies(draw: st.DrawFn) -> Program:
 def right(made: Program, size: int) -> None:
     assert keeps_its_promise(made, size * made.ranks if made.kind in BLOCKED else size)
     contributions(made)
-    if reduces(made.kind):
+    if made.kind in REDUCING:
         ends = promise(made.kind, made.ranks, made.chunks, made.root).ends
         found = expressions(made)
         assert all(len(set(found[ends[:, c], c])) == 1 for c in range(made.chunks))

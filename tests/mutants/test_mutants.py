@@ -6,12 +6,12 @@ import random
 
 import pytest
 from support.mutation import MUTATIONS, Draft, mutate, same_as_project, some_program
+from support.program_replay import correct, replay
 
 from bench import mutants
 from commplan.collectives.registry import program
 from commplan.verify.counterexample import CODES
 from commplan.verify.programs import prove
-from commplan.verify.replay import correct, replay
 
 BLOCK = 20
 

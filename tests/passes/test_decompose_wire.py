@@ -14,7 +14,6 @@ from commplan.ir.schedule import Cast, Collective, Leaf, LocalSum, Op, Schedule
 from commplan.ir.types import ArrayType, DType
 from commplan.lowering.oracle import Oracle
 from commplan.passes.manager import Pipeline
-from commplan.passes.wire import wire_types
 
 TWO = graph.Algorithm("hierarchical", (graph.Arg("gpu"), graph.Arg("node")))
 GIVEN = tree(w=(3, 3), b=(2,))  # 11 elements
@@ -199,7 +198,7 @@ def test_wire_packs_what_bucket_has_not() -> None:
 def test_the_types_of_wire_and_sum(
     dtype: str, wire: str | None, accumulate: str | None, expected: str
 ) -> None:
-    assert " ".join(wire_types(DType(dtype), hinted(wire, accumulate))) == expected
+    assert " ".join(hinted(wire, accumulate).wire_types(DType(dtype))) == expected
 
 
 def answer(schedule: Schedule, ranks: tuple[int, ...]) -> dict[str, Any]:

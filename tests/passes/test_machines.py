@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.agreement import compile_case
 from support.exchanges import plan_text
+from support.random_case import make_case
 
 import commplan
 from commplan.ir.schedule import Collective, Schedule
@@ -63,3 +65,9 @@ def test_a_sum_for_one_rank_goes_by_levels_whose_algorithms_are_named() -> None:
     reduced = [op for op in moved(compiled(text, "mpi", params=shapes, grads=shapes)) if op.kind == "reduce"]
     assert any(op.algorithm.levels for op in reduced)
     assert all(arg.key for op in reduced if op.algorithm.levels for arg in op.algorithm.args)
+
+
+@pytest.mark.parametrize("seed", [479, 3094])
+def test_axes_of_one_rank_are_no_levels(seed: int) -> None:
+    """What is sent over two axes, one of them of one rank, is not sent over the levels of the other."""
+    assert verify(compile_case(make_case(seed), "mpi").schedule) == ()

@@ -234,7 +234,7 @@ def test_means_need_floats_and_every_wrong_stage_is_named() -> None:
     problem = refusals(reduce_plan("mean"), grads=whole)[0]
     assert (problem.code, problem.message) == (
         "CP0704",
-        "leaf `n` of `grads` is i32: mean needs a float type",
+        "a mean needs a float type, and leaf `n` of `grads` is i32",
     )
     compiled(reduce_plan("sum"), grads=whole)
     flags = (Leaf("hit", (2,), DType.BOOL),)

@@ -1,4 +1,4 @@
-"""`via native` and leaves that are wider than what travels: refused when shapes are known."""
+"""`via native` and leaves that are wider than what travels: refused as soon as their types are known."""
 
 from __future__ import annotations
 
@@ -54,9 +54,10 @@ def test_a_level_that_is_native() -> None:
     assert "`native` adds in the wire type f16" in problem.message
 
 
-def test_arrays_too() -> None:
+def test_arrays_are_refused_when_they_are_checked() -> None:
     text = TEXT.replace("tree", "f32[4]")
-    (problem,) = refused("sum via native { wire = bf16 }", text=text)
+    plan, (problem,) = dsl.load(text.format(how="sum via native { wire = bf16 }"), "p.plan")
+    assert (plan, problem.code) == (None, "CP0606")
     assert problem.message == "`native` adds in the wire type bf16, but `g` is f32"
 
 

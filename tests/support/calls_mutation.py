@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from commplan.diagnostics import Span
-from commplan.verify.calls import Call, RankCalls
+from tests.support.calls import Call, RankCalls
 
 AXES = ("pod", "node", "gpu")
 

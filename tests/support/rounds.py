@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 
 import numpy as np
 
 from commplan.collectives.layout import bounds
-from commplan.collectives.program import Program, Round
-from commplan.collectives.promise import promise, reduces
+from commplan.collectives.program import REDUCING, Program, Round
+from commplan.collectives.promise import promise
 
 SLOTS = list[list[np.ndarray]]  # by rank and chunk
 
@@ -42,7 +43,7 @@ def keeps_its_promise(program: Program, size: int, seed: int = 0) -> bool:
         sum(slots[r][c] for r in range(program.ranks) if told.starts[r, c]) for c in range(program.chunks)
     ]
     after = execute(program, [list(rank) for rank in slots], np.add)
-    assert reduces(program.kind) or told.starts.sum() == program.chunks  # one source each
+    assert program.kind in REDUCING or told.starts.sum() == program.chunks  # one source each
     return all(np.array_equal(after[r][c], sums[c]) for r, c in np.argwhere(told.ends))
 
 
@@ -55,3 +56,16 @@ def expressions(program: Program) -> np.ndarray:
     with np.errstate(over="ignore"):
         slots = execute(program, slots, lambda a, b: (a + b) * np.uint64(0x9E3779B97F4A7C15) ^ (a * b))
     return np.array(slots, np.uint64)
+
+
+def counted(program: Program) -> tuple[int, Fraction]:
+    """Rounds, and the share of S that the busiest rank sends or receives, whichever is more.
+
+    S are the bytes of the whole buffer, cut into equal chunks.
+    """
+    moved = np.zeros((2, program.ranks), np.int64)
+    for each in program.rounds:
+        for send in each:
+            np.add.at(moved[0], send.src, send.count)
+            np.add.at(moved[1], send.dst, send.count)
+    return len(program.rounds), Fraction(int(moved.max()), program.chunks)

@@ -157,9 +157,21 @@ class Judge:
             if verdict.level != "differs":
                 with exact():
                     verdict |= difference(meant, behaviour(other, self.schedule, self.linear, scale))
-        if verdict.level == "differs" and self._rounds_less(other):
+        if verdict.level == "differs" and (self._rounds_less(other) or self._exact_where_it_differs(other)):
             return verdict._replace(level="rounds less")
         return verdict
+
+    def _exact_where_it_differs(self, other: ir.Schedule) -> bool:
+        """Whether what `other` gives is what the schedule gives, or what it would give if nothing was rounded."""
+        with exact():
+            for scale, meant in zip(SCALES, self.meant, strict=True):
+                plain = behaviour(self.schedule, self.schedule, self.linear, scale, rounding=False)
+                found = behaviour(other, self.schedule, self.linear, scale)
+                close = {key for key in plain if _compared(plain[key], found.get(key)) in ("same", "rounds")}
+                either = {key: plain[key] if key in close else item for key, item in meant.items()}
+                if difference(either, found).level not in ("same", "rounds"):
+                    return False
+        return True
 
     def _rounds_less(self, other: ir.Schedule) -> bool:
         """Whether `other` differs only by casts to narrower types that it leaves out."""

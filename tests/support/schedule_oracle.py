@@ -20,7 +20,7 @@ from unittest import mock
 import numpy as np
 
 from commplan.ir import schedule as ir
-from commplan.ir.beside import ends_with
+from commplan.ir.leaf_match import ends_with
 from commplan.ir.plan import name_of
 from commplan.ir.types import DType
 from commplan.lowering.oracle import Oracle, numbers

@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 from support.byhand import HERE, Maker, compiled, tree
+from support.calls import Call, Mesh, RankCalls, calls_of, check_calls
+from support.calls_replay import correct_calls, execute_calls, replay_calls
 
 from commplan.diagnostics import Span
 from commplan.ir import plan as graph
-from commplan.verify.calls import Call, Mesh, RankCalls, calls_of, check_calls
-from commplan.verify.calls_replay import correct_calls, execute_calls, replay_calls
 from commplan.verify.counterexample import Counterexample
 
 SIZES = {"node": 2, "gpu": 3}

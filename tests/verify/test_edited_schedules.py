@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 import pytest
 from support.byhand import compiled, reduce_plan, sharded_plan, tree
+from support.calls import calls_of, check_calls
 
 from commplan.ir import plan as graph
 from commplan.ir import schedule as ir
 from commplan.verify import verify
 from commplan.verify.algorithms import prove_op
-from commplan.verify.calls import calls_of, check_calls
 from commplan.verify.memory import memory
 
 GIVEN = tree(w=(3, 3), b=(2,))

@@ -258,28 +258,32 @@ def test_the_command_shows_both_terms_and_the_line(tmp_path: Path) -> None:
 
 F32, BF16, F64 = DType.F32, DType.BF16, DType.F64
 DOWN, UP = ("cast", F32, BF16), ("cast", BF16, F32)
-ALLOWED = (("allow", ("a", "b"), BF16, F32, F32),)
+ALLOWED = (("allow", ("a", "b"), BF16, F32, F32, True),)
+SCATTERED = (("allow", ("a", "b"), BF16, F32, F32, False),)
+WIDE = (("allow", ("a",), F32, F64, F32, True),)
+ADDED = ("sum", ("a", "b"))
 
 
 @pytest.mark.parametrize(
     ("made", "allowed", "good"),
     [
         ((), (), True),
-        ((), ALLOWED, True),  # rounded less than it may be
         ((DOWN, UP), (), False),
-        ((DOWN, UP, ("sum", ("a", "b")), DOWN, UP), ALLOWED, True),
+        ((DOWN, UP, ADDED, DOWN, UP), ALLOWED, True),
         ((DOWN, UP, ("sum", ("a",)), DOWN, UP, ("sum", ("b",)), DOWN, UP), ALLOWED, True),
-        ((DOWN, ("sum", ("a", "b")), UP), ALLOWED, False),  # added in 16 bits
-        ((("cast", F32, DType.F16), ("cast", DType.F16, F32), ("sum", ("a", "b"))), ALLOWED, False),
-        ((DOWN, UP, ("sum", ("a", "c"))), ALLOWED, False),
-        ((DOWN, UP, ("sum", ("a", "b")), DOWN), ALLOWED, False),  # left in 16 bits
-        ((DOWN, UP), (("allow", (), BF16, BF16, F32),), True),
-        ((), (("allow", ("a",), F32, F64, F32),), False),  # a wider sum was asked for
-        (
-            (("cast", F32, F64), ("sum", ("a",)), ("cast", F64, F32)),
-            (("allow", ("a",), F32, F64, F32),),
-            True,
-        ),
+        (ALLOWED, ALLOWED, True),  # not written out yet
+        ((), ALLOWED, False),  # what is to travel in 16 bits
+        ((ADDED, DOWN, UP), ALLOWED, False),
+        ((DOWN, UP, ADDED), ALLOWED, False),
+        ((DOWN, UP, ADDED), SCATTERED, True),
+        ((DOWN, ADDED, UP), ALLOWED, False),  # added in 16 bits
+        ((("cast", F32, DType.F16), ("cast", DType.F16, F32), ADDED), ALLOWED, False),
+        ((DOWN, UP, ("sum", ("a", "c")), DOWN, UP), ALLOWED, False),
+        ((DOWN, UP, ADDED, DOWN), ALLOWED, False),  # left in 16 bits
+        ((DOWN, UP), (("allow", (), BF16, BF16, F32, False),), True),
+        ((), (("allow", (), BF16, BF16, F32, False),), True),  # a move may be exact
+        ((), WIDE, False),  # a wider sum was asked for
+        ((("cast", F32, F64), ("sum", ("a",)), ("cast", F64, F32)), WIDE, True),
     ],
 )
 def test_rounding_that_is_allowed(made: Any, allowed: Any, good: bool) -> None:

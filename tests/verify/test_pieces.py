@@ -66,7 +66,7 @@ def test_two_leaves_of_a_bucket_exchanged_where_they_come_back() -> None:
     wrong = changed(schedule, lambda ops: edit(ops, lambda op: op is end, 0, parts=tuple(parts)))
     said = [message for code, message in found(wrong) if code == "CP0766"]
     assert said[0].startswith("output `weights` of phase `step`, leaf `b`, element 0: the plan says update(")
-    assert "of leaf 2" in said[0]
+    assert "of row each of 4 of leaf 1" in said[0]
 
 
 def in_pieces() -> Schedule:

@@ -6,15 +6,15 @@ import dataclasses
 
 import numpy as np
 import pytest
+from support.program_replay import correct, replay, rounds_of
+from support.rounds import counted
 
-from commplan.collectives.lower import counted
 from commplan.collectives.program import KINDS, ROOTED, Kind, Program, Send
 from commplan.collectives.registry import algorithms, program
 from commplan.verify.contributions import orbit
 from commplan.verify.counterexample import Counterexample, spans, terms
 from commplan.verify.programs import count, prove
-from commplan.verify.projection import Projection, project, rounds_of
-from commplan.verify.replay import correct, replay
+from commplan.verify.projection import Projection, project
 
 Transfer = tuple[int, int, int, bool]
 

@@ -20,8 +20,8 @@ from commplan.protocol.server import Machine
 from commplan.protocol.survey import sites
 from commplan.protocol.units import Unit
 from commplan.verify import verify
-from commplan.verify.explored import models_of
 from commplan.verify.memory import memory
+from commplan.verify.protocol import models_of
 from commplan.verify.servers import kept, misowned, owned
 
 PLANS = Path(__file__).parents[2] / "examples" / "plans"
@@ -33,7 +33,6 @@ LOOK = "phase look {\n    output weights\n}\n"
 def alone(schedule: Schedule) -> Schedule:
     """`schedule` without its plan, so that only what it must be by itself is proved."""
     return msgspec.structs.replace(schedule, origin=None)
-
 
 
 def compiled(name: str, more: str = "", **changes: str) -> Schedule:
@@ -68,7 +67,7 @@ def edited(schedule: Schedule, kind: type[Any], **changes: Any) -> list[str]:
 def test_examples_are_proved_and_their_units_cover_everything(name: str) -> None:
     schedule = compiled(name)
     assert verify(schedule) == ()
-    for one in owned(schedule):
+    for _, one in owned(schedule):
         assert sum(one.nbytes) == (300 * 7 + 11) * 4
         assert 1 <= one.balance < 1.2
     assert [misowned(layout) for site in sites(schedule).all for layout in site.layouts] == [""] * len(
@@ -81,7 +80,7 @@ def test_what_a_server_keeps_is_bounded_by_staleness_and_workers() -> None:
     stale = kept(compiled(EXCHANGE, **{"staleness = 0": "staleness = 3"}))
     assert fresh is not None
     assert stale is not None
-    own = max(owned(compiled(EXCHANGE))[0].nbytes)
+    own = max(owned(compiled(EXCHANGE))[0][1].nbytes)
     assert fresh.states == own
     assert fresh.arriving == own + 8 * own  # a put, and a term of each of eight workers
     assert stale.arriving == own + 4 * 8 * own
@@ -217,7 +216,7 @@ def test_more_servers_than_units_are_proved() -> None:
     axes = tuple(msgspec.structs.replace(a, size=13) if a.name == "hub" else a for a in schedule.axes)
     other = msgspec.structs.replace(schedule, axes=axes)
     assert verify(other) == ()
-    assert owned(other)[0].nbytes.count(0) > 0
+    assert owned(other)[0][1].nbytes.count(0) > 0
 
 
 # The command

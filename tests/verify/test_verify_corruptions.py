@@ -20,6 +20,7 @@ from commplan.verify import verify
 
 GIVEN = tree(w=(3, 3), b=(2,))
 WIRE = graph.Hints(wire=DType.BF16, accumulate=DType.F32)
+OWNED = graph.Algorithm("parameter_server", (graph.Arg(3, "owners"),))
 LOADED = graph.Algorithm("multi_broadcast", (graph.Arg(2, "readers"),))
 
 
@@ -109,6 +110,23 @@ def value(ref: str, /, **changes: Any) -> Change:
     return change
 
 
+def values(dtype: DType) -> Change:
+    """Every leaf has another type."""
+
+    def fix(of: tuple[ir.Value, ...]) -> tuple[ir.Value, ...]:
+        return tuple(replace(v, leaves=tuple(replace(x, dtype=dtype) for x in v.leaves)) for v in of)
+
+    def change(schedule: ir.Schedule) -> ir.Schedule:
+        phases = tuple(replace(p, values=fix(p.values)) for p in schedule.phases)
+        return replace(schedule, entry=fix(schedule.entry), phases=phases)
+
+    return change
+
+
+def fn(**changes: Any) -> Change:
+    return lambda schedule: replace(schedule, fns=tuple(replace(one, **changes) for one in schedule.fns))
+
+
 def part(**changes: Any) -> Callable[[Any], tuple[ir.Part, ...]]:
     return lambda one: (replace(one.parts[0], **changes), *one.parts[1:])
 
@@ -185,7 +203,7 @@ CORRUPTIONS: list[tuple[str, Change, str, str]] = [
     ("sharded", op(ir.Slice, axes=()), "CP0734", "`shard.1` is sliced over no axis"),
     ("sharded", op(ir.Slice, axes=("dta",)), "CP0734", "there is no axis `dta`"),
     ("ensemble", op(ir.Share, axes=("data",)), "CP0734", "there is no axis `data`"),
-    ("ensemble", value("pixels.0", placement=Placement(per=("member",))), "CP0734", "differs over `member`"),
+    ("ensemble", value("pixels.0", placement=Placement(per=("member",))), "CP0734", "cannot be shared"),
     ("ensemble", value("raw.0", placement=Placement(split=("member",))), "CP0734", "is read split []"),
     # shapes
     ("reduce", value("grads.1", leaves=GIVEN[:1]), "CP0731", "`grads.1` has the leaves"),
@@ -227,7 +245,7 @@ CORRUPTIONS: list[tuple[str, Change, str, str]] = [
     ("ensemble", value("batch.0", leaves=leaf((8, 6), DType.U8)), "CP0731", "records of `batch.0` are"),
     ("ensemble", value("batch.0", leaves=leaf((8, 6, 6, 3))), "CP0731", "`augment` wants u8[6, 6, 3]"),
     ("ensemble", value("raw.0", kind="tree"), "CP0731", "is read, but is no batch of records"),
-    ("ensemble", value("pixels.0", kind="array"), "CP0731", "is shared, but is no batch of records"),
+    ("ensemble", value("pixels.0", kind="array"), "CP0731", "`share` takes loaded values"),
     ("ensemble", value("raw.0", leaves=leaf((3,), DType.U8)), "CP0731", "does not hold 8 records"),
     ("elastic", value("pull.0", leaves=leaf((3,))), "CP0731", "were expected"),
     ("elastic", op(ir.Elastic, eta="params.0"), "CP0731", "a scalar was expected"),
@@ -242,7 +260,7 @@ CORRUPTIONS: list[tuple[str, Change, str, str]] = [
     ("reduce", phase(period=0), "CP0735", "has period 0"),
     ("reduce", op(ir.Collective, op=None), "CP0735", "all_reduce and op None do not go together"),
     ("reduce", op(ir.Collective, root=0), "CP0735", "all_reduce and root 0 do not go together"),
-    ("broadcast", op(ir.Collective, root=4), "CP0735", "there is no rank 4 among 4"),
+    ("broadcast", op(ir.Collective, root=4), "CP0735", "the root 4 is out of range: `data` has 4 ranks"),
     ("broadcast", op(ir.Collective, root=None), "CP0735", "broadcast and root None"),
     ("broadcast", op(ir.Collective, op="sum"), "CP0735", "broadcast and op sum"),
     ("reduce", op(ir.Collective, algorithm=graph.Algorithm("magic")), "CP0735", "no algorithm `magic`"),
@@ -266,13 +284,26 @@ CORRUPTIONS: list[tuple[str, Change, str, str]] = [
     ("reduce", op(ir.Scale, by=float("inf")), "CP0735", "is scaled by inf"),
     ("ensemble", op(ir.Map, lane="device"), "CP0735", "is a host function, but runs on lane device"),
     ("ensemble", op(ir.Map, 1, random=False), "CP0735", "is a host function"),
-    ("ensemble", op(ir.Share, readers=5), "CP0735", "5 of 4 members cannot read"),
-    ("ensemble", op(ir.Share, readers=0), "CP0735", "0 of 4 members cannot read"),
+    ("broadcast", op(ir.Collective, root=-1), "CP0735", "the root -1 is out of range"),
+    ("ensemble", op(ir.Share, readers=5), "CP0735", "5 readers are more than the 4 members of `member`"),
+    ("ensemble", op(ir.Share, readers=0), "CP0735", "0 readers are too few"),
     ("ensemble", op(ir.Read, batch=()), "CP0735", "cannot be read"),
     ("ensemble", op(ir.Read, batch=(0,)), "CP0735", "cannot be read"),
-    ("ensemble", op(ir.Read, batch=(7,), split=("member",)), "CP0735", "not split evenly over 4 ranks"),
-    ("ensemble", op(ir.Read, tail="drop"), "CP0735", "exactly_once cannot drop the tail"),
+    ("ensemble", op(ir.Read, batch=(7,), split=("member",)), "CP0735", "a batch of 7 records cannot be"),
+    ("ensemble", op(ir.Read, clock="member"), "CP0735", "1 batch size for the 4 members of `member`"),
+    ("ensemble", op(ir.Read, tail="drop"), "CP0735", "`tail drop` leaves records out"),
     ("elastic", op(ir.Elastic, mode="async"), "CP0735", "has the wrong results"),
+    ("elastic", op(ir.Elastic, mode="async"), "CP0734", "the centre of `async` lives on a server"),
+    ("elastic", op(ir.Elastic, eta=5.0), "CP0735", "`sync` is unstable: eta * rho * p = 1, and it must be"),
+    ("elastic", op(ir.Elastic, rho=-1.0), "CP0735", "`rho` is a positive number, found `-1`"),
+    ("elastic", op(ir.Elastic, rho=1e-50), "CP0735", "`rho` is 0 in f32, found `1e-50`"),
+    ("exchange", op(ir.Exchange, algorithm=OWNED), "CP0735", "3 owners are more than the 2 workers"),
+    ("elastic", values(DType.I32), "CP0735", "elastic averaging needs a float type, and leaf `b`"),
+    ("exchange", values(DType.I32), "CP0735", "a mean needs a float type, and leaf `b` of `grads` is i32"),
+    ("plain", values(DType.BOOL), "CP0735", "leaf `b` of `grads` is bool, and truth values have no sum"),
+    ("exchange", fn(random=True), "CP0735", "the update `sgd` may not be random"),
+    ("exchange", fn(where="host"), "CP0735", "the update `sgd` must be elementwise and on the device"),
+    ("exchange", fn(operands=(TREE,)), "CP0731", "`sgd` takes 1 value, found 2"),
 ]  # fmt: skip
 
 
@@ -338,4 +369,4 @@ def test_a_hierarchy_without_levels_says_so() -> None:
     phase = msgspec.structs.replace(phase, ops=ops)
     (problem,) = verify(msgspec.structs.replace(schedule, phases=(phase,)))
     assert problem.code == "CP0735"
-    assert "`hierarchical` names no level: write `hierarchical(data)`" in problem.message
+    assert problem.message == "`hierarchical` leaves out `data`"

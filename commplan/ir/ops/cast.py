@@ -1,8 +1,11 @@
+from collections.abc import Mapping
+
 from commplan.diagnostics import Span
 from commplan.ir.ops.base import BaseOp
 from commplan.ir.roles import Ref
 from commplan.ir.symbolic.interpretation import Interpretation
 from commplan.ir.types import DType
+from commplan.ir.values import Value
 
 
 class Cast(BaseOp, frozen=True, tag="cast", gc=False):
@@ -20,3 +23,6 @@ class Cast(BaseOp, frozen=True, tag="cast", gc=False):
             env.values[self.result], lambda term, dtype: env.algebra.cast(term, dtype, self.dtype)
         )
         env.put(self.result, made)
+
+    def detail(self, values: Mapping[Ref, Value]) -> str:
+        return f"to {self.dtype}"

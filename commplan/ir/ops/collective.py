@@ -1,3 +1,4 @@
+from collections.abc import Mapping
 from typing import Literal
 
 from commplan.diagnostics import Span
@@ -49,7 +50,8 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
     def meaning(self, env: Interpretation) -> None:
         operand, value = env.of(self.operand), env.values[self.result]
         if self.op is not None:
-            operand = steps.reduced(env, operand, operand.value, self.axes, self.op, self.hints)
+            again = self.kind == "all_reduce"
+            operand = steps.reduced(env, operand, operand.value, self.axes, self.op, self.hints, again=again)
         elif self.kind != "all_to_all":
             operand = steps.moved(env, operand, self.hints)
         env.put(self.result, self._moved(env, operand, value))
@@ -73,3 +75,21 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
                 return held.like(value, lambda term, _: algebra.only(term, where))
             case "all_reduce":
                 return Held(value, held.uniform, () if held.uniform else held.blocks)
+
+    @property
+    def title(self) -> str:
+        return self.kind
+
+    def detail(self, values: Mapping[Ref, Value]) -> str:
+        return f"{self.op + ' ' if self.op else ''}{self.dtype} over {', '.join(self.axes)}, {self.algorithm}"
+
+    @property
+    def is_split(self) -> bool:
+        return self.form == "split"
+
+    def staged(self, nbytes: Mapping[Ref, int]) -> int:
+        """A chunk program receives beside its buffer: a round brings at most one message into each slot."""
+        return 0 if self.algorithm.name == "native" else max(nbytes[self.operand], nbytes[self.result])
+
+    def buffers(self, nbytes: Mapping[Ref, int]) -> int:
+        return nbytes[self.operand] + nbytes[self.result] + self.staged(nbytes)

@@ -1,3 +1,4 @@
+from collections.abc import Mapping
 from typing import Literal
 
 from commplan.diagnostics import Span
@@ -6,6 +7,7 @@ from commplan.ir.ops.base import BaseOp
 from commplan.ir.roles import Ref
 from commplan.ir.symbolic import steps
 from commplan.ir.symbolic.interpretation import Interpretation
+from commplan.ir.values import Value
 
 
 class Elastic(BaseOp, frozen=True, tag="elastic", gc=False):
@@ -37,3 +39,9 @@ class Elastic(BaseOp, frozen=True, tag="elastic", gc=False):
             env, self.pull, self.result, self.operand, self.center, self.eta, self.rho, self.mode, self.axes,
             self.hints,
         )  # fmt: skip
+
+    def detail(self, values: Mapping[Ref, Value]) -> str:
+        return self.mode
+
+    def asks_servers(self, values: Mapping[Ref, Value]) -> bool:
+        return self.mode != "sync"

@@ -1,3 +1,4 @@
+from collections.abc import Mapping
 from typing import Literal
 
 from commplan.diagnostics import Span
@@ -6,6 +7,7 @@ from commplan.ir.ops.base import BaseOp
 from commplan.ir.roles import Ref
 from commplan.ir.symbolic import steps
 from commplan.ir.symbolic.interpretation import Interpretation
+from commplan.ir.values import Value
 
 
 class Exchange(BaseOp, frozen=True, tag="exchange", gc=False):
@@ -40,3 +42,9 @@ class Exchange(BaseOp, frozen=True, tag="exchange", gc=False):
             self.weight,
             self.hints,
         )
+
+    def detail(self, values: Mapping[Ref, Value]) -> str:
+        return f"with {self.fn} by {self.op}"
+
+    def asks_servers(self, values: Mapping[Ref, Value]) -> bool:
+        return values[self.states[0]].placement.server is not None

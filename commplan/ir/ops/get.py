@@ -1,7 +1,10 @@
+from collections.abc import Mapping
+
 from commplan.diagnostics import Span
 from commplan.ir.ops.base import BaseOp
-from commplan.ir.roles import Ref
+from commplan.ir.roles import Ref, name_of
 from commplan.ir.symbolic.interpretation import Interpretation
+from commplan.ir.values import Value
 
 
 class Get(BaseOp, frozen=True, tag="get", gc=False):
@@ -19,3 +22,9 @@ class Get(BaseOp, frozen=True, tag="get", gc=False):
         env.asked(self.operand)
         held = env.of(self.operand)
         env.put(self.result, held.renamed(env.algebra, env.values[self.result], {}))
+
+    def detail(self, values: Mapping[Ref, Value]) -> str:
+        return f"{name_of(self.operand)} from {values[self.operand].placement.server}"
+
+    def asks_servers(self, values: Mapping[Ref, Value]) -> bool:
+        return True

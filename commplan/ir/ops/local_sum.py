@@ -1,8 +1,11 @@
+from collections.abc import Mapping
+
 from commplan.diagnostics import Span
 from commplan.ir.ops.base import BaseOp
 from commplan.ir.roles import Ref
 from commplan.ir.symbolic import moves
 from commplan.ir.symbolic.interpretation import Interpretation
+from commplan.ir.values import Value
 
 
 class LocalSum(BaseOp, frozen=True, tag="local_sum", gc=False):
@@ -20,3 +23,6 @@ class LocalSum(BaseOp, frozen=True, tag="local_sum", gc=False):
             env.values[self.result], lambda block: moves.rows_summed(env.algebra, block, self.ways)
         )
         env.put(self.result, made)
+
+    def detail(self, values: Mapping[Ref, Value]) -> str:
+        return f"{self.ways} rows in {values[self.operand].leaves[0].dtype}"

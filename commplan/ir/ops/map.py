@@ -1,9 +1,12 @@
+from collections.abc import Container, Mapping
+
 from commplan.diagnostics import Span
 from commplan.ir.hints import Hints
 from commplan.ir.ops.base import BaseOp
 from commplan.ir.roles import Ref
 from commplan.ir.symbolic import steps
 from commplan.ir.symbolic.interpretation import Interpretation
+from commplan.ir.values import Value
 
 
 class Map(BaseOp, frozen=True, tag="map", gc=False):
@@ -30,3 +33,10 @@ class Map(BaseOp, frozen=True, tag="map", gc=False):
     def meaning(self, env: Interpretation) -> None:
         marks = steps.marks(self.results, self.per, random=self.random)
         env.call(self.fn, env.each(self.operands), self.results, marks, by_record=self.per_record)
+
+    def detail(self, values: Mapping[Ref, Value]) -> str:
+        return f"{self.fn}, record by record" if self.per_record else self.fn
+
+    def runs_ahead(self, known: Container[Ref]) -> bool:
+        alone = self.lane == "host_compute" or self.per_record
+        return alone and all(ref in known for ref in self.operands)

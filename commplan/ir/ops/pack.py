@@ -1,8 +1,10 @@
+from collections.abc import Mapping
+
 from commplan.diagnostics import Span
 from commplan.ir.ops.base import BaseOp
 from commplan.ir.roles import Ref
 from commplan.ir.symbolic.interpretation import Interpretation
-from commplan.ir.values import Part
+from commplan.ir.values import Part, Value
 
 
 class Pack(BaseOp, frozen=True, tag="pack", gc=False):
@@ -27,3 +29,8 @@ class Pack(BaseOp, frozen=True, tag="pack", gc=False):
     def meaning(self, env: Interpretation) -> None:
         parts = [(part.value, part.leaf, part.start, part.size, part.offset) for part in self.parts]
         env.put(self.result, env.packed(parts, self.ways, env.values[self.result]))
+
+    def detail(self, values: Mapping[Ref, Value]) -> str:
+        return f"into {values[self.result].leaves[0].dtype}" + (
+            f", {self.ways} rows" if self.ways > 1 else ""
+        )

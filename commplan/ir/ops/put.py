@@ -1,8 +1,11 @@
+from collections.abc import Mapping
+
 from commplan.diagnostics import Span
 from commplan.ir.ops.base import BaseOp
-from commplan.ir.roles import Ref
+from commplan.ir.roles import Ref, name_of
 from commplan.ir.symbolic import steps
 from commplan.ir.symbolic.interpretation import Interpretation
+from commplan.ir.values import Value
 
 
 class Put(BaseOp, frozen=True, tag="put", gc=False):
@@ -23,3 +26,9 @@ class Put(BaseOp, frozen=True, tag="put", gc=False):
         env.told(self.result)
         same = [axis for axis in env.algebra.sizes if not value.placement.varies(axis)]
         env.put(self.result, steps.at_first(env, env.of(self.operand), value, same))
+
+    def detail(self, values: Mapping[Ref, Value]) -> str:
+        return f"{name_of(self.result)} on {values[self.result].placement.server}"
+
+    def asks_servers(self, values: Mapping[Ref, Value]) -> bool:
+        return True

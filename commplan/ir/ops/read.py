@@ -1,3 +1,4 @@
+from collections.abc import Container, Mapping
 from typing import Literal
 
 from commplan.diagnostics import Span
@@ -6,6 +7,7 @@ from commplan.ir.ops.base import BaseOp
 from commplan.ir.roles import Ref
 from commplan.ir.symbolic import steps
 from commplan.ir.symbolic.interpretation import Interpretation
+from commplan.ir.values import Value
 
 
 class Read(BaseOp, frozen=True, tag="read", gc=False):
@@ -32,3 +34,9 @@ class Read(BaseOp, frozen=True, tag="read", gc=False):
     def meaning(self, env: Interpretation) -> None:
         said = (self.batch, self.visit, self.seed, self.tail, self.hints.on_error, self.hints.on_failure)
         steps.loaded(env, self.result, self.count, self.source, said, self.split, self.per, self.clock)
+
+    def detail(self, values: Mapping[Ref, Value]) -> str:
+        return f"{self.source}, visit {self.visit}, tail {self.tail}"
+
+    def runs_ahead(self, known: Container[Ref]) -> bool:
+        return True

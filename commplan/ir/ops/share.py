@@ -1,9 +1,12 @@
+from collections.abc import Container, Mapping
+
 from commplan.diagnostics import Span
 from commplan.ir.choice import Design
 from commplan.ir.hints import Hints
 from commplan.ir.ops.base import BaseOp
 from commplan.ir.roles import Ref
 from commplan.ir.symbolic.interpretation import Interpretation
+from commplan.ir.values import Value
 
 
 class Share(BaseOp, frozen=True, tag="share", gc=False):
@@ -26,3 +29,10 @@ class Share(BaseOp, frozen=True, tag="share", gc=False):
     def meaning(self, env: Interpretation) -> None:
         held = env.of(self.operand)
         env.put(self.result, held.renamed(env.algebra, env.values[self.result], {}))
+
+    def detail(self, values: Mapping[Ref, Value]) -> str:
+        readers = f", {self.readers} readers" if self.readers else ""
+        return f"{self.design} over {', '.join(self.axes)}{readers}"
+
+    def runs_ahead(self, known: Container[Ref]) -> bool:
+        return self.operand in known

@@ -1,3 +1,4 @@
+from collections.abc import Mapping
 from typing import Annotated
 
 import msgspec
@@ -6,6 +7,7 @@ from commplan.diagnostics import Span
 from commplan.ir.ops.base import BaseOp
 from commplan.ir.roles import Ref
 from commplan.ir.symbolic.interpretation import Interpretation
+from commplan.ir.values import Value
 
 
 class Slice(BaseOp, frozen=True, tag="slice", gc=False):
@@ -29,3 +31,6 @@ class Slice(BaseOp, frozen=True, tag="slice", gc=False):
     def meaning(self, env: Interpretation) -> None:
         ways, digits = env.row(self.axes, self.owners)
         env.put(self.result, env.sliced(env.of(self.operand), env.values[self.result], ways, digits))
+
+    def detail(self, values: Mapping[Ref, Value]) -> str:
+        return f"along {', '.join(self.axes)}"

@@ -2,7 +2,12 @@ from typing import ClassVar
 
 import msgspec
 
-from commplan.ir.roles import Ref, getter
+from commplan.ir.roles import Ref, getter, name_of
+from commplan.ir.stages.rules import Ranks, Violation
+
+
+def over(axes: tuple[str, ...], word: str = "over") -> str:
+    return f"{word} {', '.join(axes)}"
 
 
 class BaseStage(msgspec.Struct, frozen=True):
@@ -20,3 +25,16 @@ class BaseStage(msgspec.Struct, frozen=True):
         that moves or reduces."""
         operands, results = getter(type(self), self.READS[:1]), getter(type(self), self.WRITES[:1])
         return ((*operands(self), *results(self)),)
+
+    def written(self) -> tuple[str, ...]:
+        """Close to how it is written, without its results and hints."""
+        (operand,) = getter(type(self), ("operand",))(self)
+        verb, axes = self.said()
+        return (f"{verb} {name_of(operand)}", axes)
+
+    def said(self) -> tuple[str, ...]:
+        """What it does, then where: for drawings, which show in arrows what goes in and comes out."""
+        return (str(self.__struct_config__.tag), over(getattr(self, "axes", ())))
+
+    def violation(self, ranks: Ranks) -> Violation | None:
+        """The first rule of the stage that does not hold, axes having as many ranks as `ranks` says."""

@@ -1,7 +1,9 @@
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Algorithm, Hints
-from commplan.ir.roles import Ref
-from commplan.ir.stages.base import BaseStage
+from commplan.ir.roles import Ref, name_of
+from commplan.ir.stages import rules
+from commplan.ir.stages.base import BaseStage, over
+from commplan.ir.stages.rules import Ranks, Violation
 from commplan.ir.symbolic import steps
 from commplan.ir.symbolic.interpretation import Interpretation
 
@@ -17,8 +19,17 @@ class Broadcast(BaseStage, frozen=True, tag="broadcast"):
     via: Algorithm | None = None
     hints: Hints = NO_HINTS
 
+    def violation(self, ranks: Ranks) -> Violation | None:
+        return rules.root(self.root, self.axes, ranks)
+
     def meaning(self, env: Interpretation) -> None:
         held = steps.moved(env, env.of(self.operand), self.hints)
         env.put(
             self.result, held.renamed(env.algebra, env.values[self.result], env.root(self.axes, self.root))
         )
+
+    def written(self) -> tuple[str, ...]:
+        return (f"broadcast {name_of(self.operand)}", over(self.axes), f"from {self.root}")
+
+    def said(self) -> tuple[str, ...]:
+        return (f"broadcast from {self.root}", over(self.axes))

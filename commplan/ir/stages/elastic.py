@@ -2,8 +2,10 @@ from typing import Literal
 
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Algorithm, Hints
-from commplan.ir.roles import Ref
-from commplan.ir.stages.base import BaseStage
+from commplan.ir.roles import Ref, name_of
+from commplan.ir.stages import rules
+from commplan.ir.stages.base import BaseStage, over
+from commplan.ir.stages.rules import Ranks, Violation
 from commplan.ir.symbolic import steps
 from commplan.ir.symbolic.interpretation import Interpretation
 
@@ -29,8 +31,24 @@ class Elastic(BaseStage, frozen=True, tag="elastic"):
     def alike(self) -> tuple[tuple[Ref, ...], ...]:
         return ((self.operand, self.center, self.pull, self.result),)
 
+    def violation(self, ranks: Ranks) -> Violation | None:
+        return rules.coefficients(self.eta, self.rho) or rules.stable(
+            self.mode, self.eta, self.rho, self.axes, ranks
+        )
+
     def meaning(self, env: Interpretation) -> None:
         steps.elastic(
             env, self.pull, self.result, self.operand, self.center, self.eta, self.rho, self.mode, self.axes,
             self.hints,
         )  # fmt: skip
+
+    def written(self) -> tuple[str, ...]:
+        both = f"elastic {name_of(self.operand)} with {name_of(self.center)}"
+        return (both, over(self.axes), f"by {self._mode()}")
+
+    def said(self) -> tuple[str, ...]:
+        return (f"elastic by {self._mode()}", over(self.axes))
+
+    def _mode(self) -> str:
+        eta, rho = (name_of(x) if isinstance(x, str) else f"{x:g}" for x in (self.eta, self.rho))
+        return f"{self.mode}(eta = {eta}, rho = {rho})"

@@ -1,7 +1,9 @@
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Algorithm, Hints, Reduction
-from commplan.ir.roles import Ref
-from commplan.ir.stages.base import BaseStage
+from commplan.ir.roles import Ref, name_of
+from commplan.ir.stages import rules
+from commplan.ir.stages.base import BaseStage, over
+from commplan.ir.stages.rules import Ranks, Violation
 from commplan.ir.symbolic import steps
 from commplan.ir.symbolic.interpretation import Interpretation
 
@@ -25,8 +27,19 @@ class Exchange(BaseStage, frozen=True, tag="exchange"):
     def alike(self) -> tuple[tuple[Ref, ...], ...]:
         return ((self.gradient, self.states[0]), *zip(self.states, self.results, strict=True))
 
+    def violation(self, ranks: Ranks) -> Violation | None:
+        return rules.chosen("owners", self.via and self.via.get("owners"), self.axes, ranks)
+
     def meaning(self, env: Interpretation) -> None:
         steps.exchange(
             env, self.gradient, self.states, self.results, self.fn, self.axes, self.op.name, self.op.weight,
             self.hints,
         )  # fmt: skip
+
+    def written(self) -> tuple[str, ...]:
+        states = ", ".join(map(name_of, self.states))
+        into = f"exchange {name_of(self.gradient)} into {states} with {self.fn}"
+        return (into, over(self.axes), f"by {self.op.text()}")
+
+    def said(self) -> tuple[str, ...]:
+        return (f"exchange with {self.fn} by {self.op.text()}", over(self.axes))

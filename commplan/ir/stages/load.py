@@ -3,7 +3,9 @@ from typing import Literal
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Hints
 from commplan.ir.roles import Ref
+from commplan.ir.stages import rules
 from commplan.ir.stages.base import BaseStage
+from commplan.ir.stages.rules import Ranks, Violation
 from commplan.ir.symbolic import steps
 from commplan.ir.symbolic.interpretation import Interpretation
 
@@ -30,6 +32,26 @@ class Load(BaseStage, frozen=True, tag="load"):
     def alike(self) -> tuple[tuple[Ref, ...], ...]:
         return ()
 
+    def violation(self, ranks: Ranks) -> Violation | None:
+        return (
+            rules.dropped_tail(self.visit, self.tail)
+            or rules.short_tail(self.tail, self.split)
+            or rules.member_batches(self.batch, self.clock, ranks)
+            or rules.even_batch(self.batch, self.split, ranks)
+        )
+
     def meaning(self, env: Interpretation) -> None:
         said = (self.batch, self.visit, self.seed, self.tail, self.hints.on_error, self.hints.on_failure)
         steps.loaded(env, self.result, self.count, self.source, said, self.split, self.per, self.clock)
+
+    def written(self) -> tuple[str, ...]:
+        first, *rest = self.said()
+        return (first.replace("load", f"load {self.source}", 1), *rest)
+
+    def said(self) -> tuple[str, ...]:
+        batch = f"{list(self.batch)} over {self.clock}" if self.clock else str(self.batch[0])
+        split = f"split {', '.join(self.split)}" if self.split else ""
+        per = f"per {', '.join(self.per)}" if self.per else ""
+        tail = f"tail {self.tail}" if self.tail != "pad" else ""
+        visit = " ".join(text for text in (f"visit {self.visit}", f"seed {self.seed}", tail) if text)
+        return (f"load batch {batch}", split, per, visit)

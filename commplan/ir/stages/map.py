@@ -1,6 +1,6 @@
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Hints
-from commplan.ir.roles import Ref
+from commplan.ir.roles import Ref, name_of
 from commplan.ir.stages.base import BaseStage
 from commplan.ir.symbolic import steps
 from commplan.ir.symbolic.interpretation import Interpretation
@@ -26,3 +26,11 @@ class Map(BaseStage, frozen=True, tag="map"):
     def meaning(self, env: Interpretation) -> None:
         marks = steps.marks(self.results, self.per, random=self.fn in env.random)
         env.call(self.fn, env.each(self.operands), self.results, marks, by_record=self.per_record)
+
+    def written(self) -> tuple[str, ...]:
+        operands = ", ".join(map(name_of, self.operands))
+        return (f"map {self.fn}({operands})", f"per {', '.join(self.per)}" if self.per else "")
+
+    def said(self) -> tuple[str, ...]:
+        per = f"per {', '.join(self.per)}" if self.per else ""
+        return (f"map {self.fn}", "record by record" if self.per_record else "", per)

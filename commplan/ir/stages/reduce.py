@@ -1,7 +1,7 @@
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Algorithm, Hints, Reduction
-from commplan.ir.roles import Ref
-from commplan.ir.stages.base import BaseStage
+from commplan.ir.roles import Ref, name_of
+from commplan.ir.stages.base import BaseStage, over
 from commplan.ir.symbolic import steps
 from commplan.ir.symbolic.interpretation import Interpretation
 
@@ -24,3 +24,10 @@ class Reduce(BaseStage, frozen=True, tag="reduce"):
         op, value = self.op, env.values[self.result]
         held = steps.averaged(env, env.of(self.operand), value, self.axes, op.name, op.weight, self.hints)
         env.put(self.result, held)
+
+    def written(self) -> tuple[str, ...]:
+        axes = over(self.axes, "across" if self.across else "over")
+        return (f"reduce {name_of(self.operand)}", axes, f"by {self.op.text()}")
+
+    def said(self) -> tuple[str, ...]:
+        return (f"reduce by {self.op.text()}", over(self.axes, "across" if self.across else "over"))

@@ -1,7 +1,7 @@
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Algorithm, Hints, Reduction
-from commplan.ir.roles import Ref
-from commplan.ir.stages.base import BaseStage
+from commplan.ir.roles import Ref, name_of
+from commplan.ir.stages.base import BaseStage, over
 from commplan.ir.symbolic import steps
 from commplan.ir.symbolic.interpretation import Interpretation
 
@@ -21,6 +21,14 @@ class Scatter(BaseStage, frozen=True, tag="scatter"):
 
     def meaning(self, env: Interpretation) -> None:
         op, operand, value = self.op, env.of(self.operand), env.values[self.result]
-        held = steps.averaged(env, operand, operand.value, self.axes, op.name, op.weight, self.hints)
+        held = steps.averaged(
+            env, operand, operand.value, self.axes, op.name, op.weight, self.hints, again=False
+        )
         ways, digits = env.row(self.axes)
         env.put(self.result, env.sliced(held, value, ways, digits))
+
+    def written(self) -> tuple[str, ...]:
+        return (f"scatter {name_of(self.operand)}", over(self.axes), f"by {self.op.text()}")
+
+    def said(self) -> tuple[str, ...]:
+        return (f"scatter by {self.op.text()}", over(self.axes))

@@ -1,7 +1,9 @@
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Algorithm, Hints
 from commplan.ir.roles import Ref
+from commplan.ir.stages import rules
 from commplan.ir.stages.base import BaseStage
+from commplan.ir.stages.rules import Ranks, Violation
 from commplan.ir.symbolic.interpretation import Interpretation
 
 
@@ -14,6 +16,9 @@ class Share(BaseStage, frozen=True, tag="share"):
     via: Algorithm
     span: Span
     hints: Hints = NO_HINTS
+
+    def violation(self, ranks: Ranks) -> Violation | None:
+        return rules.chosen("readers", self.via.get("readers"), self.axes, ranks)
 
     def meaning(self, env: Interpretation) -> None:
         held = env.of(self.operand)

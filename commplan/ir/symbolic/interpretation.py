@@ -7,12 +7,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from commplan.ir.axes import coordinates
 from commplan.ir.layout import row_size
 from commplan.ir.leaf_match import LeafMatch
 from commplan.ir.roles import Ref, name_of
 from commplan.ir.symbolic import blocks, moves
 from commplan.ir.symbolic.blocks import Block, Builder, Frozen, UnsayableError
-from commplan.ir.symbolic.terms import Algebra, Argument, Chain, Symbol, Symbols, Term, at, rank
+from commplan.ir.symbolic.terms import Algebra, Argument, Chain, Symbol, Symbols, Term, at, rank, substituted
 from commplan.ir.types import DType
 from commplan.ir.values import Leaf, Value
 
@@ -31,7 +32,8 @@ class Held:
         self, value: Value, uniform: tuple[Chain, Term] | None = None, found: Sequence[Block] = ()
     ) -> None:
         self.value = value
-        if uniform is not None and not any(leaf.shape and leaf.size for leaf in value.leaves):
+        cut = value.kind == "records" or any(leaf.shape and leaf.size for leaf in value.leaves)
+        if uniform is not None and not cut:
             uniform = ((), uniform[1])
         self.uniform = uniform
         self._blocks: tuple[Block, ...] | None = tuple(found) if uniform is None else None
@@ -67,7 +69,13 @@ class Held:
 
     def renamed(self, algebra: Algebra, value: Value, symbols: Symbols) -> Held:
         """`value` with symbols replaced."""
-        return self.each(value, lambda block: blocks.renamed(algebra, block, symbols))
+        if self.uniform is None:
+            return self.each(value, lambda block: blocks.renamed(algebra, block, symbols))
+        chain, term = self.uniform
+        positions = substituted(chain, symbols)
+        if positions is None:
+            return Held(value, ((), algebra.undefined("the part of a rank that owns none")))
+        return Held(value, (positions, algebra.substitute(term, symbols)))
 
 
 def uniform_if_whole(value: Value, found: Sequence[Block]) -> Held:
@@ -135,12 +143,8 @@ class Interpretation:
 
     def root(self, axes: Sequence[str], number: int) -> Symbols:
         """The coordinates of rank `number`, counted row-major over `axes`, as a substitution."""
-        symbols: dict[Symbol, Symbol] = {}
-        for axis in reversed(axes):
-            number, place = divmod(number, self.algebra.sizes[axis])
-            if self.algebra.sizes[axis] > 1:
-                symbols[rank(axis)] = at(place)
-        return symbols
+        sizes = self.algebra.sizes
+        return {rank(a): at(place) for a, place in coordinates(number, axes, sizes).items() if sizes[a] > 1}
 
     def row(self, axes: Sequence[str], owners: Sequence[int] = ()) -> tuple[int, list[tuple[int, Symbol]]]:
         """Into how many rows a leaf is cut among the ranks along `axes`, or among `owners` of them alone,
@@ -172,15 +176,14 @@ class Interpretation:
         marks: Sequence[object] = (),
         *,
         by_record: bool = False,
+        served: bool = False,
     ) -> None:
-        """`results` are what `fn` makes of what is `given`. marks: whatever else makes two calls different;
-        a function that is called with any is not taken to be elementwise. by_record: it is called for each
-        record."""
+        """`results` are what `fn` makes of what is `given`. marks: whatever else makes two calls different.
+        by_record: it is called for each record. served: by a server, which makes more of it."""
         leaves = (*(held.value.leaves for held in given), *(self.values[ref].leaves for ref in results))
         paths: Paths = tuple(tuple(leaf.path for leaf in each) for each in leaves)
-        match = (
-            self.matches.get((fn, paths)) if fn in self.elementwise and not marks and not by_record else None
-        )
+        known = fn in self.elementwise and not by_record and not served
+        match = self.matches.get((fn, paths)) if known else None
         for number, ref in enumerate(results):
             value = self.values[ref]
             name = f"{fn}{''.join(f' {mark}' for mark in marks)}" + (f"#{number}" if number else "")
@@ -458,6 +461,8 @@ def _number(chain: Chain) -> int | None:
 
 def _all_of(number: int, held: Held) -> list[Argument]:
     """All elements of operand `number` of a call."""
+    if held.uniform is not None and held.value.kind == "records":  # records of bytes have no leaves
+        return [Argument(held.uniform[1], number, None, held.uniform[0])]
     return [
         place.argument(number, leaf) for leaf, block in enumerate(held.blocks) for place in whole_runs(block)
     ]

@@ -4,10 +4,10 @@ A trace lists events in the order in which they happen to a contribution:
 
     ("cast", from, to)   every element converted; left out where the next cast takes it back exactly
     ("sum", axes)        added over axes in the type of the last cast; listed only behind a cast
-    ("allow", axes, wire, accumulate, type)
+    ("allow", axes, wire, accumulate, type, again)
                          in the term of a plan, or of an operation that no pass has written out yet: a value
-                         of `type` is added over `axes`, or moved where there are none, and may travel in
-                         `wire` meanwhile; sums are made in `accumulate`
+                         of `type` travels in `wire`, is added over `axes` in `accumulate`, and where `again`
+                         is said its sum travels in `wire` as well; without axes it is moved
 """
 
 from __future__ import annotations
@@ -44,14 +44,18 @@ def wire_types(dtype: DType, wire: DType | None, accumulate: DType | None) -> tu
     return sent, added if added.nbytes >= sent.nbytes else sent
 
 
-def allowed(axes: Iterable[str], dtype: DType, wire: DType | None, accumulate: DType | None) -> Event | None:
-    """The event that says what `wire` and `accumulate` of a stage allow; None where that is nothing.
+def allowed(
+    axes: Iterable[str], dtype: DType, wire: DType | None, accumulate: DType | None, *, again: bool = False
+) -> Event | None:
+    """The event that says what `wire` and `accumulate` of a stage ask for; None where that is nothing.
 
-    axes: those that a sum is made over, none of a move.
+    axes: those that a sum is made over, none of a move. again: the sum travels, too.
     """
     names = tuple(sorted(axes))
     sent, added = wire_types(dtype, wire, accumulate if names else None)
-    return None if sent == added == dtype else ("allow", names, sent, added if names else sent, dtype)
+    if sent == added == dtype:
+        return None
+    return ("allow", names, sent, added if names else sent, dtype, again and bool(names))
 
 
 def holds(wide: DType, narrow: DType) -> bool:
@@ -69,48 +73,65 @@ def cast(trace: Trace, before: DType, after: DType) -> Trace:
 
 
 def accepts(made: Trace, allowed: Trace) -> bool:
-    """Whether what happened to a contribution is what its plan allows: casts to the wire type, to the type
-    that sums are made in and back, at the sum or move that they are written for, and every sum in its
-    type."""
+    """Whether what happened to a contribution is what its plan asks for: casts to the wire type, to the type
+    that sums are made in and back, at the sum or move that they are written for, and every sum in its type.
+    What is added travels in its wire type; what is only moved may."""
     if made == allowed:
         return True
     stages: list[_Stage] = []
     for event in allowed:
-        types = event[2:] if event[0] == "allow" else (stages[-1].own,) * 3  # a sum behind another stage
+        types = event[2:] if event[0] == "allow" else (*(stages[-1].own,) * 3, False)  # a sum behind a stage
         stages.append(_Stage(set(event[1]), *types))
-    place, current = 0, None
+    place, current, narrow = 0, None, set[DType]()  # narrow: the types that it was cast to since the last sum
     for event in made:
         around = stages[place : place + 2]
-        if event[0] == "allow" and not event[1]:
-            if not any(event[2] in stage.types for stage in around):
-                return False
-            continue
         if event[0] == "cast":
             if not any(event[2] in stage.types or holds(event[2], event[1]) for stage in around):
                 return False
             current = event[2]
+            narrow.add(current)
+            stages[place].narrow.add(current)
+            continue
+        if event[0] == "allow" and not event[1]:
+            if not any(event[2] in stage.types for stage in around):
+                return False
+            stages[place].narrow.add(event[2])
             continue
         while place < len(stages) and not stages[place].axes.issuperset(event[1]):
             place += 1
         if place == len(stages):
             return False
         stage = stages[place]
-        if event[0] == "allow" and event[2:] != stage.types:
+        if event[0] == "allow" and event[2:5] != stage.types:
             return False
-        if event[0] == "sum" and current not in (None, stage.accumulate):
+        if event[0] == "sum" and (
+            current not in (None, stage.accumulate) or (stage.wire != stage.own and stage.wire not in narrow)
+        ):
             return False
         stage.axes.difference_update(event[1])
+        narrow = {current} if current is not None else set()
+        stage.narrow = {*narrow, *((stage.wire,) if event[0] == "allow" and event[5] else ())}
     if current is not None and stages and current != stages[-1].own:
         return False
-    return not any(stage.axes and not holds(stage.own, stage.accumulate) for stage in stages)
+    return all(stage.done for stage in stages)
 
 
 class _Stage:
-    """What a plan allows at one sum or move; `axes`: those that are still to be summed over."""
+    """What a plan asks for at one sum or move. axes: those that are still to be summed over. narrow: the
+    types that the sum was cast to."""
 
-    def __init__(self, axes: set[str], wire: DType, accumulate: DType, own: DType) -> None:
-        self.axes, self.wire, self.accumulate, self.own = axes, wire, accumulate, own
+    def __init__(self, axes: set[str], wire: DType, accumulate: DType, own: DType, again: bool) -> None:
+        self.adds = bool(axes)
+        self.axes, self.wire, self.accumulate, self.own, self.again = axes, wire, accumulate, own, again
+        self.narrow: set[DType] = set()
 
     @property
     def types(self) -> tuple[DType, DType, DType]:
         return self.wire, self.accumulate, self.own
+
+    @property
+    def done(self) -> bool:
+        """Whether all sums were made, and what is to travel did so in the wire type."""
+        if not self.adds or self.types == (self.own, self.own, self.own):
+            return True
+        return not self.axes and (not self.again or self.wire == self.own or self.wire in self.narrow)

@@ -19,15 +19,22 @@ ReductionName = Literal["sum", "mean", "max", "min"]
 
 
 def reduced(
-    env: Interpretation, operand: Held, value: Value, axes: Sequence[str], op: ReductionName, hints: Hints
+    env: Interpretation,
+    operand: Held,
+    value: Value,
+    axes: Sequence[str],
+    op: ReductionName,
+    hints: Hints,
+    *,
+    again: bool = True,
 ) -> Held:
-    """`operand` added up, or its maximum or minimum taken, over `axes`; `mean` is left to the caller to
-    divide."""
+    """`operand` added up, or its maximum or minimum taken, over `axes`; what a mean divides by is left to the
+    caller. again: what is added up is sent to everyone."""
     several = [axis for axis in axes if env.algebra.sizes[axis] > 1]
     adds = op in ("sum", "mean")
 
     def one(term: Term, dtype: DType) -> Term:
-        event = allowed(several if adds else (), dtype, hints.wire, hints.accumulate)
+        event = allowed(several if adds else (), dtype, hints.wire, hints.accumulate, again=again)
         if adds:
             return env.algebra.total(term, axes, event)
         made = env.algebra.extreme("max" if op == "max" else "min", term, axes)
@@ -44,11 +51,13 @@ def averaged(
     op: ReductionName,
     weight: Ref | None,
     hints: Hints,
+    *,
+    again: bool = True,
 ) -> Held:
     """`operand` reduced over `axes`: a mean is the sum over the number of ranks, a weighted one sum(n x) /
     sum(n)."""
     if weight is None:
-        made = reduced(env, operand, value, axes, op, hints)
+        made = reduced(env, operand, value, axes, op, hints, again=again)
         if op != "mean":
             return made
         ranks = 1
@@ -58,7 +67,8 @@ def averaged(
     count = env.scalar(weight)
     weighted = scaled(env, operand, operand.value, "mul", count)
     total = env.algebra.total(count, axes)
-    return scaled(env, reduced(env, weighted, value, axes, "sum", hints), value, "div", total)
+    summed = reduced(env, weighted, value, axes, "sum", hints, again=again)
+    return scaled(env, summed, value, "div", total)
 
 
 def scaled(
@@ -120,10 +130,12 @@ def exchange(
             env.asked(state)
             env.told(result)
         marks = ("exchange over", *axes, op, hints.staleness, hints.on_failure, hints.wire, hints.accumulate)
-        env.call(fn, env.each((gradient, *states, *((weight,) if weight else ()))), results, marks)
+        env.call(
+            fn, env.each((gradient, *states, *((weight,) if weight else ()))), results, marks, served=True
+        )
         return
     operand = env.of(gradient)
-    total = averaged(env, operand, operand.value, axes, op, weight, hints)
+    total = averaged(env, operand, operand.value, axes, op, weight, hints, again=False)
     env.call(fn, [*env.each(states), total], results)
 
 
@@ -149,7 +161,7 @@ def elastic(
         numbers = [str(x) for x in (eta, rho) if not isinstance(x, str)]
         scalars = [x for x in (eta, rho) if isinstance(x, str)]
         results = (pulled, *((result,) if result is not None else ()))
-        env.call("elastic", env.each((operand, center, *scalars)), results, (*marks, *numbers))
+        env.call("elastic", env.each((operand, center, *scalars)), results, (*marks, *numbers), served=True)
         return
     env.put(pulled, pull(env, operand, center, eta, rho, env.values[pulled]))
     if result is not None:
@@ -179,7 +191,8 @@ def loaded(
     clock: str | None,
 ) -> None:
     """Records of a source: which these are follows from all that is `said` of the load."""
-    label = f"{source}({base_name(result)}; {', '.join(map(str, said))}; {'by ' + clock if clock else ''})"
+    told = ", ".join(map(str, (*said, "per", *per, "by", clock)))
+    label = f"{source}({base_name(result)}; {told})"
     own = (*per, *((clock,) if clock and clock not in per else ()))
     env.put(result, env.own_elements(label, env.values[result], own, split))
     if count is not None:

@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Literal, NamedTuple
 
+from commplan.ir.axes import coordinates, position
 from commplan.ir.symbolic.rounding import Event, Trace, cast
 from commplan.ir.types import DType
 
@@ -184,15 +185,9 @@ class Algebra:
     def owner(self, axes: Sequence[str], owners: Sequence[int]) -> Symbol:
         """The place of this rank among `owners`, which are counted row-major over `axes`."""
         several = sorted(axis for axis in axes if self.sizes[axis] > 1)
-        numbers: list[int] = []
-        for owner in owners:
-            number, place = owner, dict[str, int]()
-            for axis in reversed(axes):
-                number, place[axis] = divmod(number, self.sizes[axis])
-            numbers.append(0)
-            for axis in several:
-                numbers[-1] = numbers[-1] * self.sizes[axis] + place[axis]
-        return ("owner", tuple((axis, self.sizes[axis], rank(axis)) for axis in several), tuple(numbers))
+        places = (coordinates(number, axes, self.sizes) for number in owners)
+        numbers = tuple(position(place, several, self.sizes) for place in places)
+        return ("owner", tuple((axis, self.sizes[axis], rank(axis)) for axis in several), numbers)
 
     # Arithmetic
 
@@ -297,19 +292,17 @@ class Algebra:
 
     def summed_rows(self, term: Term, digits: Mapping[int, tuple[int, str | None]]) -> Term:
         """The sum over row digits, each with its count and the axis along which its rows were gathered."""
-        for digit, (count, axis) in digits.items():
-            parts: dict[Any, Fraction] = {}
-            for atom, sums, trace, coefficient in term.parts:
-                added = (*trace, ("sum", (str(axis),))) if trace and axis else trace
-                if row(digit) not in atom.free:
-                    _add(parts, atom, sums, added, coefficient * count)
-                    continue
-                bound = self.substitute_atom(atom, {row(digit): ("all", axis)})
-                for found in bound.parts:
-                    over = _joined(_joined(sums, found.sums), [str(axis)])
-                    _add(parts, found.atom, over, found.trace + added, found.coefficient * coefficient)
-            term = self.term(parts)
-        return term
+        axes = tuple(sorted(axis for _, axis in digits.values() if axis))
+        parts: dict[Any, Fraction] = {}
+        for atom, sums, trace, coefficient in term.parts:
+            varying = {digit: str(axis) for digit, (_, axis) in digits.items() if row(digit) in atom.free}
+            same = math.prod(count for digit, (count, _) in digits.items() if digit not in varying)
+            added = (*trace, ("sum", axes)) if trace and axes else trace
+            bound = self.substitute_atom(atom, {row(digit): ("all", axis) for digit, axis in varying.items()})
+            for found in bound.parts:
+                over = _joined(_joined(sums, found.sums), varying.values())
+                _add(parts, found.atom, over, found.trace + added, found.coefficient * coefficient * same)
+        return self.term(parts)
 
     # Substitution
 

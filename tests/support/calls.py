@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from commplan.diagnostics import Note, Span
+from commplan.ir.axes import coordinates, group
 from commplan.ir.schedule import Collective, Phase, Schedule
 from commplan.verify.counterexample import Counterexample
 
@@ -107,8 +108,8 @@ def _lines(
 ) -> tuple[Span | None, tuple[Note, ...]]:
     """The plan lines that first need the communicators over `groups`."""
     found: list[tuple[int, Span]] = []
-    for rank, group in zip(which, groups, strict=True):
-        span = next((call.span for call in ranks[rank].calls if call.axes == group), None)
+    for rank, made in zip(which, groups, strict=True):
+        span = next((call.span for call in ranks[rank].calls if call.axes == made), None)
         if span is not None:
             found.append((rank, span))
     if not found:
@@ -124,23 +125,12 @@ class Mesh:
         self.ranks = math.prod(self.sizes.values())
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        found: dict[str, int] = {}
-        for axis, size in reversed(self.sizes.items()):
-            rank, found[axis] = divmod(rank, size)
-        return found
+        return coordinates(rank, self.sizes, self.sizes)
 
     def members(self, rank: int, axes: tuple[str, ...]) -> tuple[int, ...]:
         """The ranks of the communicator along `axes` that `rank` is in."""
-        mine = self.coordinates(rank)
-        found: list[int] = []
-        for places in itertools.product(
-            *(range(size) if axis in axes else (mine[axis],) for axis, size in self.sizes.items())
-        ):
-            number = 0
-            for place, size in zip(places, self.sizes.values(), strict=True):
-                number = number * size + place
-            found.append(number)
-        return tuple(found)
+        along = [axis for axis in self.sizes if axis in axes]
+        return group(self.coordinates(rank), along, self.sizes)
 
 
 def _run(sizes: Mapping[str, int], ranks: Sequence[RankCalls]) -> Counterexample | None:

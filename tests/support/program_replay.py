@@ -17,12 +17,30 @@ import numpy as np
 from commplan.collectives.program import Ints
 from commplan.collectives.promise import promise
 from commplan.verify.counterexample import Counterexample, Failure, terms
-from commplan.verify.projection import LocalRound, Post, Projection, rounds_of
+from commplan.verify.projection import Posts, Projection
 
 _MOST = 1 << 40  # counts stop here: two and more are all too many
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 
 Write = tuple[int, int, int, int]  # rank, its round, sender, chunk
+
+
+class Post(NamedTuple):
+    """One end of a message: the `number`-th from or to `peer`, in the order of posting."""
+
+    peer: int
+    chunk: int
+    size: int
+    number: int
+    reduce: bool = False
+
+
+class LocalRound(NamedTuple):
+    """One round of one rank."""
+
+    round: int
+    sends: tuple[Post, ...]
+    receives: tuple[Post, ...]
 
 
 class Meeting(NamedTuple):
@@ -68,6 +86,29 @@ class _Open(NamedTuple):
     round: int
     counts: Any = None
     digests: Any = None
+
+
+def rounds_of(projection: Projection, rank: int) -> tuple[LocalRound, ...]:
+    """The rounds of one rank in the order in which it goes through them."""
+    sends = _posts(projection.sends, rank)
+    receives = _posts(projection.receives, rank)
+    return tuple(
+        LocalRound(number, tuple(sends.get(number, ())), tuple(receives.get(number, ())))
+        for number in sorted({*sends, *receives})
+    )
+
+
+def _posts(posts: Posts, rank: int) -> dict[int, list[Post]]:
+    mine = posts.take(posts.rank == rank)
+    found: dict[int, list[Post]] = {}
+    numbers: dict[int, int] = {}
+    for number, peer, chunk, size, reduce in zip(
+        mine.round.tolist(), mine.peer.tolist(), mine.chunk.tolist(), mine.size.tolist(),
+        mine.reduce.tolist(), strict=True,
+    ):  # fmt: skip
+        place = numbers[peer] = numbers.get(peer, -1) + 1
+        found.setdefault(number, []).append(Post(peer, chunk, size, place, reduce))
+    return found
 
 
 class _Machine:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from commplan.verify.calls import Call, Mesh, RankCalls
 from commplan.verify.counterexample import Counterexample
+from tests.support.calls import Call, Mesh, RankCalls
 
 
 class Meeting(NamedTuple):

@@ -1,0 +1,48 @@
+"""Ranks and their coordinates. Everywhere ranks count row-major over axes, the axis named first major."""
+
+import itertools
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
+
+Axis = TypeVar("Axis", bound=Hashable)  # an axis or a level, by name or number
+
+
+def coordinates(rank: int, axes: Iterable[Axis], sizes: Mapping[Axis, int]) -> dict[Axis, int]:
+    """Where rank `rank`, counted over `axes`, stands along each of them.
+
+    >>> coordinates(5, ("rack", "worker"), {"rack": 2, "worker": 4})
+    {'worker': 1, 'rack': 1}
+    """
+    found: dict[Axis, int] = {}
+    for axis in reversed(tuple(axes)):
+        rank, found[axis] = divmod(rank, sizes[axis])
+    return found
+
+
+def position(place: Mapping[Axis, int], axes: Iterable[Axis], sizes: Mapping[Axis, int]) -> int:
+    """The number of the rank at `place`, counted over `axes`.
+
+    >>> position({"worker": 1, "rack": 1}, ("worker", "rack"), {"rack": 2, "worker": 4})
+    3
+    """
+    rank = 0
+    for axis in axes:
+        rank = rank * sizes[axis] + place[axis]
+    return rank
+
+
+def group(place: Mapping[str, int], along: Sequence[str], sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """The ranks, counted over all of `sizes`, that differ from `place` along `along` alone, row-major.
+
+    >>> group({"rack": 1, "worker": 2}, ("worker",), {"rack": 2, "worker": 4})
+    (4, 5, 6, 7)
+    """
+    points = itertools.product(*(range(sizes[axis]) for axis in along))
+    return tuple(position({**place, **dict(zip(along, at, strict=True))}, sizes, sizes) for at in points)
+
+
+def groups(along: Sequence[str], sizes: Mapping[str, int]) -> Iterator[tuple[int, ...]]:
+    """All groups along `along`, row-major over the other axes."""
+    others = [axis for axis in sizes if axis not in along]
+    for at in itertools.product(*(range(sizes[axis]) for axis in others)):
+        yield group(dict(zip(others, at, strict=True)), along, sizes)

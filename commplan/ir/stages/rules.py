@@ -1,0 +1,275 @@
+"""The rules of stages that need more than a placement, each written once.
+
+The checker asks them of what is written, the compiler of every stage once axes have sizes and values have
+leaves, and the verifier of the ops of a schedule: all three give the message that stands here, with a code
+and a span of their own. `ranks` counts the ranks along axes; where it gives None, their sizes are not known
+yet, and what needs them is not refused.
+"""
+
+import math
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from fractions import Fraction
+from typing import NamedTuple
+
+from commplan.diagnostics import Diagnostic, Note, Span, listed, plural
+from commplan.ir.hints import Algorithm, Hints
+from commplan.ir.types import DType, Ref
+from commplan.ir.values import Leaf
+
+Ranks = Callable[[Iterable[str]], int | None]
+
+
+class Violation(NamedTuple):
+    """What is wrong, and remarks. at: the first of several that breaks the rule."""
+
+    message: str
+    notes: tuple[str, ...] = ()
+    at: int = 0
+
+    def diagnostic(self, code: str, span: Span | None, file: str) -> Diagnostic:
+        return Diagnostic(code, self.message, span, tuple(map(Note, self.notes)), file=file)
+
+
+# --- load ---
+
+
+def dropped_tail(visit: str, tail: str) -> Violation | None:
+    """What promises every record cannot leave the last ones of an epoch out."""
+    if tail != "drop" or visit == "at_most_once":
+        return None
+    message = f"`tail drop` leaves records out, and `{visit}` promises them all"
+    return Violation(message, ("pad the tail, or visit `at_most_once`",))
+
+
+def short_tail(tail: str, split: tuple[str, ...]) -> Violation | None:
+    """A short batch has no equal shards."""
+    if tail != "short" or not split:
+        return None
+    note = "ranks would get batches of unequal shape: `tail pad` fills the last one up and counts"
+    return Violation(f"a short tail cannot be split over {listed(split)}", (note,))
+
+
+def member_batches(batch: Sequence[object], clock: str | None, ranks: Ranks) -> Violation | None:
+    """Each member on its own clock has a batch size."""
+    members = None if clock is None else ranks((clock,))
+    if members is None or members == len(batch):
+        return None
+    given = f"{plural(len(batch), 'batch size')} for the {plural(members, 'member')} of `{clock}`"
+    return Violation(given, ("each member has one, in member order",))
+
+
+def even_batch(batch: Sequence[int], split: tuple[str, ...], ranks: Ranks) -> Violation | None:
+    """Batches are split evenly."""
+    ways = ranks(split) or 1
+    for index, size in enumerate(batch):
+        if size % ways:
+            lower, upper = size // ways * ways, (size // ways + 1) * ways
+            nearest = f"the nearest that can are {lower} and {upper}"
+            over = f"the {ways} ranks of {listed(split)}"
+            return Violation(
+                f"a batch of {size} records cannot be split evenly over {over}",
+                (nearest if lower else f"the smallest that can is {upper}",),
+                index,
+            )
+    return None
+
+
+# --- map ---
+
+
+def takes(fn: str, operands: int, given: int) -> Violation | None:
+    """A function is called with as many values as it has operands."""
+    found = f"`{fn}` takes {plural(operands, 'value')}, found {given}"
+    return Violation(found) if operands != given else None
+
+
+def gives(fn: str, results: int, names: int) -> Violation | None:
+    """What a function gives has a name each."""
+    found = f"`{fn}` gives {plural(results, 'value')}, found {plural(names, 'name')} for them"
+    return Violation(found) if results != names else None
+
+
+# --- broadcast, share, exchange ---
+
+
+def root(rank: int, axes: tuple[str, ...], ranks: Ranks) -> Violation | None:
+    """The root is one of the ranks."""
+    count = ranks(axes)
+    if count is None or 0 <= rank < count:
+        return None
+    has = f"{listed(axes)} {'has' if len(axes) == 1 else 'have'} {plural(count, 'rank')}"
+    major = ", row-major, the first axis named major" * (len(axes) > 1)
+    return Violation(f"the root {rank} is out of range: {has}", (f"ranks count from 0{major}",))
+
+
+def chosen(who: str, count: object, axes: tuple[str, ...], ranks: Ranks) -> Violation | None:
+    """Readers are members, and owners are workers: no more than there are. count: a number, where one is
+    written."""
+    there, of = ranks(axes), {"readers": "member", "owners": "worker"}[who]
+    if not isinstance(count, int) or there is None or 1 <= count <= there:
+        return None
+    wrong = f"more than the {plural(there, of)} of {listed(axes)}" if count > there else "too few"
+    return Violation(f"{count} {who} are {wrong}", (f"{who} are {of}s: at least 1, at most all of them",))
+
+
+def loaded(name: str, *, records: bool) -> Violation | None:
+    """Only records are shared."""
+    if records:
+        return None
+    why = "what is not loaded is not computed from records again and again: there is no work to share"
+    return Violation(f"`share` takes loaded values, found `{name}`", (why,))
+
+
+def alike(name: str, varying: Sequence[str]) -> Violation | None:
+    """What is shared is the same for all members. varying: the axes among those of the stage over which it
+    is not."""
+    if not varying:
+        return None
+    message = f"`{name}` differs between the members of `{varying[0]}` and cannot be shared"
+    return Violation(message, ("share it before the stage that says `per`",))
+
+
+def one_home(homes: Sequence[tuple[str, str | None]]) -> Violation | None:
+    """The states of an exchange, and where each lives: all on one server, or all with the workers."""
+    for index, (name, home) in enumerate(homes):
+        if home != homes[0][1]:
+            message = f"`{name}` and `{homes[0][0]}` live in different places"
+            return Violation(message, ("the states of one exchange live together",), index)
+    return None
+
+
+def update(fn: str, where: str, *, elementwise: bool, random: bool) -> Violation | None:
+    """What an exchange applies to its states gives on chunks what it gives on the whole."""
+    if where != "device" or not elementwise:
+        why = "each owner updates its chunks as they arrive, and must get what the whole would give"
+        return Violation(f"the update `{fn}` must be elementwise and on the device", (why,))
+    if random:
+        why = "each owner would draw numbers of its own: draw them with `map`, and add them to the gradients"
+        return Violation(f"the update `{fn}` may not be random", (why,))
+    return None
+
+
+# --- elastic ---
+
+
+def center_home(mode: str, center: str, server: str | None) -> Violation | None:
+    """The centre of `sync` lives with the workers, that of any other mode on a server."""
+    if (mode == "sync") == (server is None):
+        return None
+    if server is not None:
+        message = f"the centre of `sync` lives with the workers, found `{center}` on a server"
+        return Violation(message, (f"declare `{center}` without `on {server}`",))
+    message = f"the centre of `{mode}` lives on a server, found `{center}` with the workers"
+    return Violation(message, (f"declare `server NAME = 1` and `{center}` with `on NAME`",))
+
+
+def coefficient(name: str, value: float | Ref) -> Violation | None:
+    """A literal is above zero, in f32 as well."""
+    if isinstance(value, str):
+        return None
+    if not math.isfinite(value) or value <= 0:
+        return Violation(f"`{name}` is a positive number, found `{value:g}`")
+    try:
+        (single,) = struct.unpack("f", struct.pack("f", value))
+    except OverflowError:
+        single = math.inf
+    if single not in (0, math.inf):
+        return None
+    still = () if single else ("the workers and the centre would never move towards each other",)
+    return Violation(f"`{name}` is {'infinite' if single else 0} in f32, found `{value:g}`", still)
+
+
+def coefficients(eta: float | Ref, rho: float | Ref) -> Violation | None:
+    """Workers and centre move, by a number that can be told from zero."""
+    product = "eta" if isinstance(eta, str) or isinstance(rho, str) else eta * rho
+    return coefficient("eta", eta) or coefficient("rho", rho) or coefficient("eta * rho", product)
+
+
+def stable(
+    mode: str, eta: float | Ref, rho: float | Ref, axes: tuple[str, ...], ranks: Ranks
+) -> Violation | None:
+    """Literal coefficients, each sound, move the centre by less than all of the way: p * eta * rho < 1.
+
+    In `c <- c + eta rho sum_i (w_i - c)` the old centre has the weight 1 - eta rho p; the bound is that of
+    Zhang, Choromanska and LeCun 2015 (Deep learning with elastic averaging SGD), where beta = p alpha =
+    p eta rho < 1. A server that meets one worker at a time has p = 1, as the least that `sync` can have.
+    """
+    if isinstance(eta, str) or isinstance(rho, str):
+        return None
+    workers = ranks(axes) if mode == "sync" else None
+    moved = Fraction(str(eta)) * Fraction(str(rho)) * (workers or 1)  # the decimals that were written
+    if moved < 1:
+        return None
+    factors, known = ("eta * rho * p", f", with p = {workers} workers") if workers else ("eta * rho", "")
+    return Violation(
+        f"`{mode}` is unstable: {factors} = {float(moved):.6g}, and it must be below 1{known}",
+        (
+            f"the centre would keep {float(1 - moved):.6g} of itself at every exchange",
+            "the bound is that of Zhang, Choromanska and LeCun (2015), beta = p * eta * rho < 1",
+        ),
+    )
+
+
+# --- sums ---
+
+
+def numbers(how: str, dtype: DType, what: str) -> Violation | None:
+    """Truth values are not added. how: an operator, or `elastic`; what: the values, in words."""
+    if how not in ("sum", "mean") or dtype is not DType.BOOL:
+        return None
+    fix = "`by max` tells whether any is true, `by min` whether all are; convert to i32 to count"
+    return Violation(f"{what} is bool, and truth values have no {how}", (fix,))
+
+
+def floats(how: str, dtype: DType, what: str) -> Violation | None:
+    """A mean, and a step towards a centre, are fractions."""
+    if how not in ("mean", "elastic") or dtype.is_float:
+        return None
+    subject, fix = {
+        "mean": ("a mean", "a mean of integers is no integer: use `sum`, or convert with a fn first"),
+        "elastic": ("elastic averaging", "convert it, or keep it out of what is averaged"),
+    }[how]
+    return Violation(f"{subject} needs a float type, and {what} is {dtype}", (fix,))
+
+
+def summable(how: str, leaves: Iterable[Leaf], ref: Ref) -> Violation | None:
+    """Every leaf of the value `ref` is made of numbers, or of floats where `how` needs them."""
+    named = [(leaf.dtype, leaf.label(ref)) for leaf in leaves]
+    found = (numbers(how, dtype, what) or floats(how, dtype, what) for dtype, what in named)
+    return next(filter(None, found), None)
+
+
+def native_sum(
+    how: str, via: Algorithm | None, hints: Hints, dtype: DType | None, what: str
+) -> Violation | None:
+    """`via native` adds in the type that it sends: a wider sum cannot be asked of it, nor of a level.
+
+    dtype: of the values; None where it is not known yet, and then both types must be written.
+    """
+    if via is None or how in ("max", "min"):
+        return None
+    if via.name != "native" and not any(arg.key and arg.value == "native" for arg in via.args):
+        return None
+    wire, accumulate = (hints.wire, hints.accumulate) if dtype is None else hints.wire_types(dtype)
+    if wire is None or accumulate is None or accumulate.nbytes <= wire.nbytes:
+        return None
+    why = "the backend's own reduction has no accumulator of another type"
+    notes = (f"{why}: leave `via` out, or write `accumulate = {wire}`",)
+    wanted = f"{accumulate} is asked for"
+    if hints.accumulate is None:
+        wanted = f"{what} is {dtype}"
+        notes = ("where `accumulate` is left out, values are added in their own type", *notes)
+    return Violation(f"`native` adds in the wire type {wire}, but {wanted}", notes)
+
+
+def levels(names: Sequence[str], axes: tuple[str, ...]) -> Violation | None:
+    """The levels of `hierarchical` are exactly the axes of the stage."""
+    usage = (f"`hierarchical` lists exactly the axes of the stage, inner first; here {listed(axes)}",)
+    for index, name in enumerate(names):
+        if name not in axes:
+            return Violation(f"this stage does not run over `{name}`", usage, index)
+        if name in names[:index]:
+            return Violation(f"the level `{name}` is listed twice", usage, index)
+    missing = [axis for axis in axes if axis not in names]
+    return Violation(f"`hierarchical` leaves out {listed(missing)}", usage, len(names)) if missing else None

@@ -1,0 +1,72 @@
+"""What is proved of a schedule, what is believed, and what is not looked at: in `verify` and in `explain`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from commplan.ir.schedule import Collective, Exchange, Map, Schedule
+from commplan.ir.serving import server_op
+
+
+class Claims(msgspec.Struct, frozen=True):
+    """Of a schedule in which the verifier found nothing wrong."""
+
+    proved: str
+    believed: tuple[str, ...]
+    not_looked_at: tuple[str, ...]
+
+    def lines(self) -> list[str]:
+        """One line for each of the three that has something to say."""
+        said = (
+            ("proved", (self.proved,)),
+            ("believed", self.believed),
+            ("not looked at", self.not_looked_at),
+        )
+        return [f"{word}: {'; '.join(texts)}" for word, texts in said if texts]
+
+
+def claims(schedule: Schedule) -> Claims:
+    """What holds of `schedule`, which `verify` found sound."""
+    unseen = ("what functions compute", "how sums made in another order round")
+    if schedule.origin is None:
+        sound = "sound by itself, not compared with a plan"
+        return Claims(sound, tuple(_believed(schedule)), ("whether it does what its plan says", *unseen))
+    outputs = sum(len(phase.outputs) for phase in schedule.phases)
+    states = sum(len(phase.updates) for phase in schedule.phases)
+    counts = (_counted(outputs, "output"), _counted(states, "state"), _counted(len(schedule.phases), "phase"))
+    proved = "does what its plan says: {} and {} of {}".format(*counts)
+    return Claims(proved, tuple(_believed(schedule)), unseen)
+
+
+def _believed(schedule: Schedule) -> Iterator[str]:
+    """Native collectives; the functions that are called and what the plan declares of them; servers."""
+    ops = [op for phase in schedule.phases for op in phase.ops]
+    native: dict[str, dict[int, None]] = {}
+    for op in (op for op in ops if isinstance(op, Collective)):
+        if "native" in (op.algorithm.name, *(how.name for _, how in op.algorithm.levels)):
+            native.setdefault(f"{op.kind} over {', '.join(op.axes)}", {})[op.span.line] = None
+    if native:
+        lines = (f"{what} (line {', '.join(map(str, at))})" for what, at in native.items())
+        yield f"the backend's own collectives: {', '.join(lines)}"
+    named = {op.fn for op in ops if isinstance(op, Map | Exchange)}
+    called = [fn for fn in schedule.fns if fn.name in named]
+    if called:
+        names = ", ".join(f"`{fn.name}`" for fn in called)
+        yield f"the functions bound are those that the plan names: {names}"
+    declared = schedule.origin.plan.fns if schedule.origin is not None else schedule.fns
+    for word in ("elementwise", "linear"):
+        names = ", ".join(f"`{fn.name}`" for fn in declared if fn.name in named and getattr(fn, word, False))
+        if names:
+            yield f"{word} as declared: {names}"
+    random = ", ".join(f"`{fn.name}`" for fn in called if fn.random)
+    if random:
+        yield f"random functions draw from the key that they are given alone: {random}"
+    values = schedule.values
+    if any(server_op(op, values) for op in ops):
+        yield "servers answer by what workers told them alone"
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
