@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -311,29 +309,10 @@ def shapes_of(tree: Any) -> tuple[Leaf, ...]:
 def write_whole(path: Path, data: bytes) -> None:
     """Write `data` to `path` so that a reader sees all of it or the file as it was before."""
     try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            temporary = Path(file.name)
-            try:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            except BaseException:
-                temporary.unlink(missing_ok=True)
-                raise
-        _place(temporary, path)
+        with files.replacing(path) as new:
+            new.write_bytes(data)
     except OSError as error:
         fail("CP1009", f"{path} cannot be written: {error.strerror or error}", file=str(path))
-
-
-def _place(temporary: Path, path: Path) -> None:
-    try:
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(0o666 & ~umask)
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def check_binding(schedule: Schedule, digest: str, mesh: Any) -> None:

@@ -1,8 +1,12 @@
-"""Reading files that users name: whole, and not without end."""
+"""Files that users name: read whole, and not without end; written so that nobody sees a part."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import os
+import secrets
+from collections.abc import Generator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -23,3 +27,20 @@ def read_stream(file: BinaryIO, limit: int = TEXT) -> bytes:
     if len(data) > limit:
         raise OSError(errno.EFBIG, f"it is larger than {limit // MIB} MiB")
     return data
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Generator[Path]:
+    """A new file beside `path` to write to, which takes its place, on the disk, where the block ends well.
+
+    A reader of `path` sees all of it or the file as it was before. Raises OSError.
+    """
+    new = path.parent / f".{path.name}.{secrets.token_hex(4)}"
+    os.close(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+    try:
+        yield new
+        with new.open("rb") as file:
+            os.fsync(file.fileno())
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)

@@ -59,7 +59,16 @@ class Batches(Iterator[dict[str, Any]]):
         if made_by is not None:
             self._host = made_by(self.local)
         else:
-            self._host = self._made(schedule, sources, state, among, timeout, workers)
+            if among is None:
+                patience = PATIENCE_S if timeout is None else timeout
+                among = shared_group(context, phase, self.local, timeout=patience)
+            elif timeout is not None:
+                among = dataclasses.replace(among, timeout=timeout)
+            local = {**self.local, **{axis: (place,) for axis, place in context.members.items()}}
+            self._host = PhaseBatches(
+                schedule, phase.name, sources, context.functions,
+                local=local, group=among, state=state, workers=workers,
+            )  # fmt: skip
         for meter in self.meters:
             meter.rank = context.machine.process()[0]
         self._values = {value.id: value for value in phase.values}
@@ -67,27 +76,6 @@ class Batches(Iterator[dict[str, Any]]):
         self._wanted = {b.name: b.value for b in (*phase.outputs, *phase.takes) if b.source_only}
         self._maps: DeviceMaps | None = None
         self._kept: list[HostBatch] = []  # the batch that Ctrl-C kept from the caller
-
-    def _made(
-        self,
-        schedule: ir.Schedule,
-        sources: Mapping[str, Any],
-        state: Mapping[str, int] | None,
-        among: Group | None,
-        timeout: float | None,
-        workers: str,
-    ) -> PhaseBatches:
-        context, phase = self.context, self._phase
-        if among is None:
-            patience = PATIENCE_S if timeout is None else timeout
-            among = shared_group(context, phase, self.local, timeout=patience)
-        elif timeout is not None:
-            among = dataclasses.replace(among, timeout=timeout)
-        local = {**self.local, **{axis: (place,) for axis, place in context.members.items()}}
-        return PhaseBatches(
-            schedule, phase.name, sources, context.functions,
-            local=local, group=among, state=state, workers=workers,
-        )  # fmt: skip
 
     def __iter__(self) -> Batches:
         if not self._kept:

@@ -24,7 +24,8 @@ from commplan.ir.types import SAME, ArrayType, BytesType, DType, RecordsType, Tr
 from commplan.runtime.calibrate_lock import Calls, held_shares
 from commplan.runtime.data.batches import PhaseBatches
 from commplan.runtime.data.cores import cores_of
-from commplan.runtime.data.records import MismatchError, checked, numpy_dtype
+from commplan.runtime.data.kinds import numpy_dtype
+from commplan.runtime.data.records import MismatchError, checked
 from commplan.runtime.data.sources import nbytes, opened
 
 BLOCK = 16  # records that go through one stage together, as in training

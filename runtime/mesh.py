@@ -8,7 +8,7 @@ import dataclasses
 import itertools
 import secrets
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,7 @@ from commplan.lowering.jax import _compat
 from commplan.lowering.jax.check import Layout
 from commplan.lowering.jax.collectives import LaxBackend
 from commplan.lowering.jax.layout import global_shape, spec
-from commplan.lowering.jax.trees import leaves_of
+from commplan.lowering.jax.trees import flatten
 from commplan.lowering.jax.untyped import jax, jnp
 from commplan.lowering.programs import spreads
 from commplan.runtime.data.carry_jax import JaxCarrier, cpu_devices
@@ -205,7 +205,8 @@ class MeshMachine:
         at = placement.per.index(axis) if axis in placement.per else None
         devices = set(own.mesh.devices.flat)
         expected = NamedSharding(self.mesh, spec(placement))
-        for path, x in zip(*leaves_of(tree), strict=True):
+        paths, flat = flatten(tree)
+        for path, x in zip(paths, flat.leaves, strict=True):
             if getattr(x, "sharding", None) is None or not x.sharding.is_equivalent_to(expected, x.ndim):
                 fail(
                     "CP0805",
@@ -257,28 +258,20 @@ def check_mesh(schedule: ir.Schedule, mesh: Any) -> None:
     """Raises CP0801 for a mesh without the plan's axes, CP0802 for one with Explicit axes."""
     sizes = schedule.mesh_sizes
     shape: dict[str, int] = {str(k): int(v) for k, v in dict(getattr(mesh, "shape", {})).items()}
-    found = ", ".join(f"{name} = {size}" for name, size in shape.items()) or "no axes"
-    notes = [f"the mesh has {found}", f"the plan was compiled for {_sizes(sizes)}"]
+    found = _sizes(shape)
+
+    def refuse(what: str, *notes: str) -> NoReturn:
+        ours = f"the plan was compiled for {_sizes(sizes)}"
+        fail("CP0801", what, f"the mesh has {found}", ours, *notes, file=schedule.file)
+
     if isinstance(mesh, AbstractMesh) or not hasattr(mesh, "devices"):
-        fail(
-            "CP0801",
-            f"a {type(mesh).__name__} is no mesh of devices",
-            *notes,
-            "expected a jax.sharding.Mesh",
-            file=schedule.file,
-        )
-    missing = [name for name in sizes if name not in shape]
-    if missing:
-        fail("CP0801", f"the mesh has no axis `{missing[0]}`", *notes, file=schedule.file)
-    wrong = [name for name, size in sizes.items() if shape[name] != size]
-    if wrong:
-        fail(
-            "CP0801",
-            f"axis `{wrong[0]}` has {shape[wrong[0]]} devices in the mesh and {sizes[wrong[0]]} in"
-            " the program",
-            *notes,
-            file=schedule.file,
-        )
+        refuse(f"a {type(mesh).__name__} is no mesh of devices", "expected a jax.sharding.Mesh")
+    for name in sizes:
+        if name not in shape:
+            refuse(f"the mesh has no axis `{name}`")
+    for name, size in sizes.items():
+        if shape[name] != size:
+            refuse(f"axis `{name}` has {shape[name]} devices in the mesh and {size} in the program")
     kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
     explicit = [name for name in sizes if kinds[name] is AxisType.Explicit]
     if explicit:

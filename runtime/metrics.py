@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from commplan.diagnostics import fail
+from commplan.files import replacing
 from commplan.runtime.data.usage import LineUsage, Meter, Summary, merged
 
 PERIOD_S = 10.0
@@ -145,13 +146,10 @@ def place(path: str | os.PathLike[str], rank: int, ranks: int) -> Path:
 
 def write(path: Path, content: str) -> None:
     """Put a file in its place, whole. Raises CP0960."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        beside.write_text(content, encoding="utf-8")
-        beside.replace(path)
+        with replacing(path) as new:
+            new.write_text(content, encoding="utf-8")
     except (OSError, ValueError) as error:
-        with contextlib.suppress(OSError, ValueError):
-            beside.unlink(missing_ok=True)
         fail(
             "CP0960",
             f"metrics cannot be written to {path}: {getattr(error, 'strerror', None) or error}",

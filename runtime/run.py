@@ -13,7 +13,7 @@ from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.ir import schedule as ir
 from commplan.ir.types import Placement
 from commplan.lowering.jax import _compat, tap
-from commplan.lowering.jax.trees import Structure, build, flatten, leaves_of
+from commplan.lowering.jax.trees import Structure, build, flatten
 from commplan.lowering.jax.untyped import jax, jnp
 from commplan.lowering.mpi.undone import reason
 from commplan.machines import is_communicator
@@ -145,9 +145,9 @@ class Bound:
                 f"its partial inputs: {', '.join(partial) or 'none'}",
                 'name one: run.tap(layer, like="grads")',
             )
-        paths, leaves = leaves_of(tree)
-        how = tap.recipe(call.lowered, names[0], leaves)
-        for path, leaf in zip(paths, leaves, strict=True):
+        paths, flat = flatten(tree)
+        how = tap.recipe(call.lowered, names[0], flat.leaves)
+        for path, leaf in zip(paths, flat.leaves, strict=True):
             again = [axis for axis in how.axes if axis in _compat.varying_axes(leaf)]
             if again and any(self.context.sizes[axis] > 1 for axis in again):
                 where = f" at `{path}`" if path else ""

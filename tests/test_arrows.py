@@ -37,11 +37,12 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "commplan.verify": ("commplan.collectives", "commplan.input", "commplan.protocol"),
     "commplan.lowering": (
         "commplan.collectives", "commplan.passes", "commplan.verify", "commplan.trees", "commplan.topology",
-        "commplan.protocol",
+        "commplan.protocol", "commplan.files",
     ),
     "commplan.runtime": (
         "commplan.collectives", "commplan.passes", "commplan.verify", "commplan.trees", "commplan.lowering",
         "commplan.machines", "commplan.simulate", "commplan.topology", "commplan.input", "commplan.protocol",
+        "commplan.files",
     ),
 }  # fmt: skip
 JAX = (

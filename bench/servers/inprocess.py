@@ -21,7 +21,7 @@ from bench.servers.cases import Case, Tree, asked, functions, noise, program, st
 from commplan.protocol.sites import LEAVE, Buffer, Site, Sites
 from commplan.protocol.survey import sites as survey
 from commplan.protocol.worker import receives, sends, sent
-from commplan.runtime.data.records import numpy_dtype
+from commplan.runtime.data.kinds import numpy_dtype
 from commplan.runtime.exchange.desk import Desks
 from commplan.runtime.exchange.driver import Driver
 from commplan.runtime.exchange.post_mpi import Mail

@@ -22,16 +22,13 @@ from commplan.diagnostics import Span
 from commplan.ir.axes import groups
 from commplan.ir.schedule import Collective, Leaf, Phase, Schedule, Spread, Value, operands, results
 from commplan.ir.types import DType
+from commplan.lowering.audit.hlo import Tensor
 from commplan.lowering.programs import NATIVE, Level, levels, members, program_at, program_of, spreads
 from commplan.lowering.steps import steps, stretches
 
 _HLO = {
     DType.F32: "f32", DType.BF16: "bf16", DType.F16: "f16", DType.F64: "f64", DType.I32: "s32",
     DType.I64: "s64", DType.U8: "u8", DType.BOOL: "pred",
-}  # fmt: skip
-_WIDTH = {
-    "f32": 4, "s32": 4, "u32": 4, "f64": 8, "s64": 8, "u64": 8, "bf16": 2, "f16": 2, "u16": 2,
-    "u8": 1, "pred": 1,
 }  # fmt: skip
 
 Groups = tuple[tuple[int, ...], ...]
@@ -58,7 +55,7 @@ class Expected(msgspec.Struct, frozen=True):
     @property
     def nbytes(self) -> int:
         """Bytes that one rank gives."""
-        return self.count * _WIDTH[self.dtype]
+        return Tensor(self.dtype, (self.count,)).nbytes
 
     def __str__(self) -> str:
         what = f"{self.kind}({self.op})" if self.op else self.kind

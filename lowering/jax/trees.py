@@ -54,9 +54,3 @@ def build(
 ) -> Any:
     """The tree of `leaves`, one per key path, with the structure of `structure_by`."""
     return jax.tree_util.tree_unflatten(structure_by(paths, structures), leaves)
-
-
-def leaves_of(tree: Any) -> tuple[tuple[str, ...], tuple[Array, ...]]:
-    """The key path of every leaf, and the leaves."""
-    paths, flat = flatten(tree)
-    return paths, flat.leaves

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from commplan.diagnostics import fail
+from commplan.files import replacing
 from commplan.lowering.jax.untyped import jax
 from commplan.lowering.mpi.untyped import MPI
 
@@ -162,26 +163,19 @@ def _processor() -> str:
 
 
 def _compile(compiler: Sequence[str], sources: Sequence[Path], path: Path) -> None:
-    """Compile to a name of our own and rename: whoever sees `path` sees all of it, on other hosts too."""
-    handle, made = tempfile.mkstemp(suffix=".so", dir=path.parent)
-    os.close(handle)
-    include = f"-I{jax.ffi.include_dir()}"
-    files = [str(source) for source in sources]
-    try:
+    """Whoever sees `path` sees all of it, on other hosts too, and after a machine has stopped."""
+    include, named = f"-I{jax.ffi.include_dir()}", [str(source) for source in sources]
+    with replacing(path) as made:
         for tuning in (["-march=native"], []):  # not every compiler knows its processor
-            command = [compiler[0], *_OPTIONS, *tuning, include, *files, *compiler[1:], "-o", made, "-ldl"]
-            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_SECONDS)
+            command = [compiler[0], *_OPTIONS, *tuning, include, *named, *compiler[1:], "-o", made, "-ldl"]
+            try:
+                done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_SECONDS)
+            except subprocess.TimeoutExpired:
+                fail("CP0830", f"compiling the MPI engine took more than {_SECONDS} s", _FIX)
             if done.returncode == 0:
-                with Path(made).open("rb") as whole:
-                    os.fsync(whole)  # a machine that stops now leaves no library with holes
-                Path(made).replace(path)
                 return
             if "march" not in done.stderr:
                 break
         said = done.stderr[-500:] or f"{compiler[0]} ends with exit code {done.returncode}"
         errors = [line for line in done.stderr.splitlines() if "error" in line] or [said]
         fail("CP0830", f"the MPI engine does not compile: {errors[0].strip()}", _FIX)
-    except subprocess.TimeoutExpired:
-        fail("CP0830", f"compiling the MPI engine took more than {_SECONDS} s", _FIX)
-    finally:
-        Path(made).unlink(missing_ok=True)

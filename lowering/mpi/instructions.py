@@ -81,7 +81,7 @@ def transfers(program: Program, rank: int, bounds: Ints, piece: int) -> Iterator
     for each in program.rounds:
         now: list[Transfer] = []
         for send in each:
-            for outgoing, peer, lo, hi in _of_rank(send, rank, bounds):
+            for outgoing, peer, lo, hi in of_rank(send, rank, bounds):
                 pieces = -(-(hi - lo) // piece)
                 first = counts.get((outgoing, peer), 0)
                 counts[outgoing, peer] = first + pieces
@@ -93,7 +93,8 @@ def transfers(program: Program, rank: int, bounds: Ints, piece: int) -> Iterator
         yield now
 
 
-def _of_rank(send: Send, rank: int, bounds: Ints) -> Iterator[tuple[bool, int, int, int]]:
+def of_rank(send: Send, rank: int, bounds: Ints) -> Iterator[tuple[bool, int, int, int]]:
+    """What `rank` sends (True) or receives: with whom, and the elements `lo` to `hi` - 1 of the slots."""
     mine = np.flatnonzero((send.src == rank) | (send.dst == rank))
     for i in mine.tolist():
         src, dst, chunk = int(send.src[i]), int(send.dst[i]), int(send.chunk[i])

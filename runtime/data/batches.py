@@ -118,7 +118,6 @@ class PhaseBatches(HostBatches):
                 ahead=ahead if pace is None and _lies_ready(program) else None,
             )  # fmt: skip
         self._exchange, self._prefetch, self._by_caller = exchange, prefetch, by_caller
-        self._slots = exchange.in_use if exchange is not None else _none_shared
         maker = Maker(
             program, self._orders, made, self._meter, block, exchange, pace is not None,
             crew, _adapters.together(found), self._course, self._fingerprint(),
@@ -134,15 +133,7 @@ class PhaseBatches(HostBatches):
         direct = pace is None and _direct(program, exchange)
         if direct and exchange is not None:
             self._cursor.make = Direct(maker, exchange).batch
-        self._ring = Ring(
-            self._cursor.start,
-            ahead,
-            cores,
-            name,
-            exchange,
-            crew,
-            pace is None and _direct(program, exchange),
-        )
+        self._ring = Ring(self._cursor.start, ahead, cores, name, exchange, crew, direct)
         self._closing = weakref.finalize(self, self._ring.end)
 
     @property
@@ -245,7 +236,8 @@ class PhaseBatches(HostBatches):
     def summary(self) -> Summary:
         """What the input work cost so far, per plan line, in this process."""
         ready, depth = self._ring.depth_now()
-        slots, used = self._slots() if self._closing.alive else (0, 0)
+        exchange = self._exchange if self._closing.alive else None
+        slots, used = exchange.in_use() if exchange is not None else (0, 0)
         return self._meter.summary(Queue(ready=ready, depth=depth, slots=slots, used=used))
 
     def close(self) -> None:
@@ -352,10 +344,6 @@ def _direct(program: HostProgram, exchange: SharedRing | None) -> bool:
 def _lies_ready(program: HostProgram) -> bool:
     """Whether members do nothing of their own to what is shared: then it is handed over as it is."""
     return CAN_LEND and all(flow.moved and not flow.after for flow in program.flows)
-
-
-def _none_shared() -> tuple[int, int]:
-    return 0, 0
 
 
 def _steps(program: HostProgram, orders: Mapping[Ref, Order]) -> int:

@@ -24,6 +24,7 @@ from commplan.collectives.layout import MESSAGE
 from commplan.collectives.program import Ints, Kind, Program
 from commplan.collectives.registry import program
 from commplan.input.division import Move
+from commplan.lowering.mpi.instructions import of_rank
 
 MOST_SLICES = 512  # of a block: larger ones have larger messages, which take an answer before they leave
 _ALGORITHM: dict[Kind, str] = {"all_gather": "ring", "broadcast": "chain"}
@@ -175,13 +176,9 @@ def _transfers(move: Move, place: int, rank: int, forms: Sequence[Form], piece: 
     found: list[_Transfer] = []
     for number, sends in enumerate(_program(move.kind, len(move.hosts), slices).rounds):
         for send in sends:
-            for i in np.flatnonzero((send.src == rank) | (send.dst == rank)).tolist():
-                src, dst, chunk = int(send.src[i]), int(send.dst[i]), int(send.chunk[i])
-                low, high = int(bounds[chunk]), int(bounds[chunk + int(send.count[i])])
-                if low == high:
-                    continue
-                peer = move.hosts[dst if src == rank else src]
-                found.append(_Transfer((number, place), src == rank, peer, _cut(windows, starts, low, high)))
+            for outgoing, peer, low, high in of_rank(send, rank, bounds):
+                cut = _cut(windows, starts, low, high)
+                found.append(_Transfer((number, place), outgoing, move.hosts[peer], cut))
     return found
 
 

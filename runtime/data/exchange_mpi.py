@@ -185,14 +185,10 @@ class _Run:
         for (_, outgoing), lane in self._lanes.items():
             most = SENDS if outgoing else RECEIVES
             while (at := lane.next(most)) is not None:
-                self._keep(at)
+                under_way = self._sending if outgoing else self._receiving
+                under_way[at] = self._wire.post(self._messages[at], self._buffer(at))
                 issued = True
         return issued
-
-    def _keep(self, at: int) -> None:
-        message = self._messages[at]
-        under_way = self._sending if message.outgoing else self._receiving
-        under_way[at] = self._wire.post(message, self._buffer(at))
 
     def _finished(self, at: int) -> None:
         message = self._messages[at]

@@ -48,11 +48,6 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 _FUTEX = _number()
 
 
-def has_futex() -> bool:
-    """Whether waiting really sleeps in the kernel here."""
-    return _FUTEX is not None
-
-
 def wait(word: ctypes.c_uint32, seen: int, seconds: float, *, futex: bool = True) -> None:
     """Return when `word` no longer holds `seen`, after a wake, or after `seconds`; the caller looks again."""
     if word.value != seen:

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from commplan.ir.types import ArrayType, BytesType, TreeType
+from commplan.ir.types import ArrayType, BytesType, DType, TreeType
 
 Element = ArrayType | BytesType | TreeType
 
@@ -24,6 +24,16 @@ class UnlikeError(Exception):
     def __init__(self, found: str, *hints: str) -> None:
         super().__init__(found)
         self.hints = hints
+
+
+def numpy_dtype(dtype: DType) -> np.dtype[Any]:
+    """The NumPy dtype of `dtype`; bf16 is known to NumPy once ml_dtypes (a part of JAX) is imported."""
+    try:
+        return np.dtype(dtype.numpy_name)
+    except TypeError:
+        import ml_dtypes  # noqa: PLC0415  (optional: only plans with bf16 records need it)
+
+        return np.dtype(ml_dtypes.bfloat16)
 
 
 def described(value: object) -> str:
@@ -123,7 +133,7 @@ def _of_list(value: list[Any], element: Element) -> Any:
         raise UnlikeError(f"{described(value)}, of uneven lengths") from None
     kind, dtype = array.dtype.kind, element.dtype
     if dtype.is_float and kind in "fiu":
-        return array.astype(_numpy(dtype.numpy_name))
+        return array.astype(numpy_dtype(dtype))
     if dtype.numpy_name == "bool" and kind == "b":
         return array
     if not dtype.is_float and dtype.numpy_name != "bool" and kind in "iu":
@@ -132,11 +142,3 @@ def _of_list(value: list[Any], element: Element) -> Any:
             return array.astype(dtype.numpy_name)
         raise UnlikeError(f"{described(value)}, from {array.min()} to {array.max()}")
     raise UnlikeError(described(value))
-
-
-def _numpy(name: str) -> np.dtype[Any]:
-    try:
-        return np.dtype(name)
-    except TypeError:
-        ml_dtypes: Any = importlib.import_module("ml_dtypes")
-        return np.dtype(getattr(ml_dtypes, name))

@@ -17,9 +17,10 @@ from commplan.ir.schedule import Map, Read, Share, operands, results
 from commplan.ir.types import ArrayType
 from commplan.runtime.data import notes
 from commplan.runtime.data.handing import FlowState, HostBatch, Visit, compact, count, layout
+from commplan.runtime.data.kinds import numpy_dtype
 from commplan.runtime.data.layout import Array, Bools, agrees, aligned, blocks, projected
 from commplan.runtime.data.program import Coords, Flow, HostProgram, identity, validity
-from commplan.runtime.data.records import Place, Record, Stage, numpy_dtype
+from commplan.runtime.data.records import Place, Record, Stage
 from commplan.runtime.data.usage import Cpu, Meter, thread_cpu
 
 if TYPE_CHECKING:

@@ -22,16 +22,6 @@ Record = Any  # an array, a NumPy or Python scalar, or bytes
 Element = ArrayType | BytesType | TreeType
 
 
-def numpy_dtype(dtype: DType) -> np.dtype[Any]:
-    """The NumPy dtype of `dtype`; bf16 is known to NumPy once ml_dtypes (a part of JAX) is imported."""
-    try:
-        return np.dtype(dtype.numpy_name)
-    except TypeError:
-        import ml_dtypes  # noqa: PLC0415  (optional: only plans with bf16 records need it)
-
-        return np.dtype(ml_dtypes.bfloat16)
-
-
 @dataclass(frozen=True)
 class Place:
     """Where a block of rows stands: what keys its random streams and names it in errors."""

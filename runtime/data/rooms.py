@@ -13,9 +13,9 @@ from commplan.ir.plan import Ref
 from commplan.ir.types import ArrayType
 from commplan.runtime.data import notes
 from commplan.runtime.data.carrier import Parcel
+from commplan.runtime.data.kinds import numpy_dtype
 from commplan.runtime.data.layout import Array, rounded
 from commplan.runtime.data.program import Flow, HostProgram, identity, validity
-from commplan.runtime.data.records import numpy_dtype
 
 PAGE = 4096
 

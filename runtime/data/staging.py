@@ -11,8 +11,9 @@ from commplan.ir.plan import Ref
 from commplan.ir.schedule import Map, Read, Share, results
 from commplan.ir.types import ArrayType
 from commplan.runtime.data.adapters import batched
+from commplan.runtime.data.kinds import numpy_dtype
 from commplan.runtime.data.program import HostProgram
-from commplan.runtime.data.records import Stage, numpy_dtype
+from commplan.runtime.data.records import Stage
 from commplan.runtime.data.sources import Source
 from commplan.runtime.data.usage import Meter
 

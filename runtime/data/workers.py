@@ -29,7 +29,7 @@ from commplan.runtime.data.arena import HEADER, Arena, Cells, nameless
 from commplan.runtime.data.handing import FlowState
 from commplan.runtime.data.layout import Array, rounded
 from commplan.runtime.data.making import BatchInTheMaking
-from commplan.runtime.data.program import HostOp, HostProgram
+from commplan.runtime.data.program import HostProgram
 from commplan.runtime.data.ring import ClosedError
 from commplan.runtime.data.usage import Meter
 
@@ -267,7 +267,7 @@ class Workers:
         at, record = int(said[0]), int(said[1])
         ops = [op for flow in self.program.flows for op in flow.ops if isinstance(op, Read | Map)]
         op = ops[at] if 0 <= at < len(ops) else state.flow.reads[0]
-        doing = f"host function `{op.fn}`" if isinstance(op, Map) else f"reading source `{_source(op)}`"
+        doing = f"reading source `{op.source}`" if isinstance(op, Read) else f"host function `{op.fn}`"
         which = f" worked on record {record}" if record >= 0 else ""
         ids: list[int] = next(iter(job.records.values()), list[int]())
         shown = ", ".join(map(str, ids[:16])) + (", ..." if len(ids) > 16 else "")
@@ -365,10 +365,6 @@ class Workers:
         worker.end()
         with self._lock:
             self._living.discard(worker)
-
-
-def _source(op: HostOp) -> str:
-    return op.source if isinstance(op, Read) else ""
 
 
 def _raise(failure: _worker.Failure) -> None:

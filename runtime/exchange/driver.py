@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,20 +13,15 @@ from commplan.diagnostics import fail
 from commplan.ir.types import DType
 from commplan.protocol.server import Effect, Machine
 from commplan.protocol.sites import FIRST_TAG, LEAVE, Buffer, Chunk, Sites
-from commplan.runtime.data.records import numpy_dtype
+from commplan.runtime.data.kinds import numpy_dtype
 from commplan.runtime.exchange.desk import Desk, Desks, Scalars
 from commplan.runtime.exchange.store import Array, Cell, Kept, Pool, Store, converted
 from commplan.runtime.exchange.sums import Sum, pulled, scalar
 
+if TYPE_CHECKING:
+    from commplan.runtime.exchange.keep import Keep
+
 _TOKEN = np.zeros(1, np.int32)
-
-
-class Keeper(Protocol):
-    """Keeps what is to outlive the process. Each call returns when it does."""
-
-    def save(self, cell: Cell, kept: Kept) -> None:
-        """A unit has changed, and nobody has been told so yet."""
-        ...
 
 
 @dataclass
@@ -64,7 +59,7 @@ class Driver:
         desks: Desks,
         send: Callable[[int, int, Array], None],
         pool: Pool | None = None,
-        keeper: Keeper | None = None,
+        keeper: Keep | None = None,
     ) -> None:
         self.machine = Machine(sites, server)
         self.sites, self.desks, self.send = sites, desks, send

@@ -29,8 +29,9 @@ import numpy as np
 from commplan.diagnostics import fail
 from commplan.ir.types import Digest, Name
 from commplan.protocol.sites import Sites
-from commplan.runtime.data.records import numpy_dtype
-from commplan.runtime.exchange.store import Array, Cell, Kept, Store, aligned, raw
+from commplan.runtime.data.kinds import numpy_dtype
+from commplan.runtime.data.layout import aligned
+from commplan.runtime.exchange.store import Array, Cell, Kept, Store, raw
 
 _MAGIC = b"commplan states of a server 1\n"
 _HEADER, _PLACE = 4096, 64
@@ -224,7 +225,7 @@ class Keep:
         version, updates, size, crc = _HEAD.unpack_from(os.pread(self._file, _PLACE, at).ljust(_PLACE, b"\0"))
         if not version or size != nbytes:
             return None
-        found = Found(version, updates, aligned(nbytes))
+        found = Found(version, updates, aligned((nbytes,), np.dtype(np.uint8)))
         got = os.preadv(self._file, [_view(found.data)], at + _PLACE)
         return found if got == nbytes and _crc(found, [_view(found.data)]) == crc else None
 

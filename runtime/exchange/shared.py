@@ -21,7 +21,7 @@ from commplan.lowering.mpi.shared import (
 )
 from commplan.protocol.server import Machine
 from commplan.protocol.sites import Site, Sites
-from commplan.runtime.data.records import numpy_dtype
+from commplan.runtime.data.kinds import numpy_dtype
 from commplan.runtime.exchange.store import Array, Cell, Store
 
 

@@ -13,10 +13,11 @@ from commplan.ir.schedule import Leaf
 from commplan.ir.types import DType
 from commplan.protocol.sites import Sites
 from commplan.protocol.units import Layout, Unit
-from commplan.runtime.data.records import numpy_dtype
+from commplan.runtime.data.kinds import numpy_dtype
+from commplan.runtime.data.layout import aligned
 
 Array = npt.NDArray[Any]
-ALIGNED = 64  # bytes: what XLA takes without a copy
+_BYTE = np.dtype(np.uint8)
 _KEPT = 64  # free buffers of one size
 
 
@@ -29,20 +30,13 @@ class Pool:
     def take(self, nbytes: int) -> Array:
         """u8 [nbytes], aligned, its content undefined."""
         free = self._free.get(nbytes)
-        return free.pop() if free else aligned(nbytes)
+        return free.pop() if free else aligned((nbytes,), _BYTE)
 
     def give(self, buffer: Array) -> None:
         """Take `buffer`, which came from `take`, back; nobody may read it any more."""
         free = self._free.setdefault(buffer.size, [])
         if len(free) < _KEPT:
             free.append(buffer)
-
-
-def aligned(nbytes: int) -> Array:
-    """u8 [nbytes] that begins at a multiple of `ALIGNED`."""
-    raw = np.empty(nbytes + ALIGNED, np.uint8)
-    start = -raw.ctypes.data % ALIGNED
-    return raw[start : start + nbytes]
 
 
 def raw(array: Array) -> Array:

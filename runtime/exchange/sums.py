@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from commplan.ir.types import DType
-from commplan.runtime.data.records import numpy_dtype
+from commplan.runtime.data.kinds import numpy_dtype
 from commplan.runtime.exchange.store import Array, converted
 
 

@@ -17,7 +17,7 @@ from commplan.ir.types import DType
 from commplan.lowering.jax.trees import LEAF, Structure
 from commplan.lowering.jax.untyped import jax, jnp
 from commplan.protocol.units import Layout
-from commplan.runtime.data.records import numpy_dtype
+from commplan.runtime.data.kinds import numpy_dtype
 from commplan.runtime.exchange.elementwise import why_not
 from commplan.runtime.exchange.store import Array
 

@@ -16,10 +16,10 @@ import numpy as np
 
 import commplan
 from commplan.ir.plan import name_of
-from commplan.lowering.jax.trees import flatten, leaves_of
+from commplan.lowering.jax.trees import flatten
 from commplan.protocol.sites import LEAVE, Buffer, Chunk, Site, Sites
 from commplan.protocol.survey import sites as survey
-from commplan.runtime.data.records import numpy_dtype
+from commplan.runtime.data.kinds import numpy_dtype
 from commplan.runtime.exchange.desk import Desks
 from commplan.runtime.exchange.driver import Driver
 
@@ -96,7 +96,7 @@ class Job:
         if buffer.what == "token":
             return np.zeros(buffer.size, dtype)
         name = site.states[0] if site.kind == "put" else name_of(buffer.value)
-        leaves = leaves_of(values[name])[1]
+        leaves = flatten(values[name])[1].leaves
         found = [np.asarray(leaves[place]).reshape(-1) for place in buffer.leaves]
         return np.concatenate(found).astype(dtype)
 
