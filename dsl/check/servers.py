@@ -221,8 +221,8 @@ def check_elastic(
     check_accumulation(ctx, expr.via, "elastic", via, found, operand)
     if expr.by and mode and coefficients and over:
         eta, rho = (coefficient.given for coefficient in coefficients)
-        if not ctx.refuse("CP0426", rules.stable(mode, eta, rho, over, ctx.size), expr.by.span):
-            ctx.refuse("CP0425", rules.coefficients(eta, rho), expr.by.span)
+        if not ctx.refuse("CP0425", rules.coefficients(eta, rho), expr.by.span):
+            ctx.refuse("CP0426", rules.stable(mode, eta, rho, over, ctx.size), expr.by.span)
     if centers is None or not _pull_and_center(ctx, statement, expr):
         return None
     if operand is None or over is None:

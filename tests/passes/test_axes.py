@@ -200,3 +200,44 @@ def test_compile_binds_before_it_looks_at_shapes() -> None:
 
 def test_an_axis_has_no_more_ranks_than_can_be_counted() -> None:
     assert "no machine has so many ranks" in refusal("CP0708", with_size(reduce_plan(), None), data=2**63)
+
+
+PLAN = """plan p
+axis a = 2
+axis b = 3
+ensemble m = 3
+source s : f32[4]
+fn new() -> f32[4] on device
+fn f(f32[4], f32[4]) -> f32[4] on device elementwise
+input w : f32[4] per a, b
+input g : f32[4] partial a, b
+"""
+STATE = """state c : f32[4]
+at start {
+    c = map new()
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "stage"),
+    [
+        ("CP0409", "w = broadcast w over a, b from 6"),
+        ("CP0415", "x = load s batch 9 split a, b visit exactly_once seed 1"),
+        ("CP0417", "x = load s batch [6, 6] over m split a visit exactly_once seed 1"),
+        ("CP0608", "c = exchange g into c with f over a, b by sum via parameter_server(owners = 9)"),
+        ("CP0426", "w, c = elastic w with c over a, b by sync(eta = 0.5, rho = 0.5)"),
+    ],
+)
+def test_checker_and_compiler_say_the_same(code: str, stage: str) -> None:
+    """A rule that needs sizes is asked by the checker where they are written, else by the compiler."""
+    text = f"{PLAN}{STATE * (' c ' in stage)}each step {{\n    {stage}\n    output {stage[0]}\n}}\n"
+    plan, (checked,) = load(text, "p.plan")
+    assert (plan, checked.code) == (None, code)
+    plan, problems = load(text.replace("= 2\n", "= ?\n").replace("= 3\n", "= ?\n"), "p.plan")
+    assert plan is not None, problems
+    with pytest.raises(CommplanError) as caught:
+        bind_axes(plan, {"a": 2, "b": 3, "m": 3})
+    (bound,) = caught.value.diagnostics
+    assert (bound.code, bound.message) == ("CP0710", checked.message)
+    assert [note.text for note in bound.notes] == [note.text for note in checked.notes if note.span is None]

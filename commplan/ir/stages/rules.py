@@ -80,9 +80,8 @@ def even_batch(batch: Sequence[int], split: tuple[str, ...], ranks: Ranks) -> Vi
 
 def takes(fn: str, operands: int, given: int) -> Violation | None:
     """A function is called with as many values as it has operands."""
-    return (
-        Violation(f"`{fn}` takes {plural(operands, 'value')}, found {given}") if operands != given else None
-    )
+    found = f"`{fn}` takes {plural(operands, 'value')}, found {given}"
+    return Violation(found) if operands != given else None
 
 
 def gives(fn: str, results: int, names: int) -> Violation | None:
