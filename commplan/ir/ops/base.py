@@ -30,13 +30,15 @@ class BaseOp(msgspec.Struct, frozen=True, gc=False):
 
     READS, WRITES: the fields that name the values that it reads and makes, in the order in which `operands`
     and `results` give them. KEPT: those of READS that servers keep and workers do not send. ANSWERS: how many
-    of the results come back from servers; the rest stays there.
+    of the results come back from servers; the rest stays there. CONVERTS: it changes how elements lie, or
+    their type, and nothing else.
     """
 
     READS: ClassVar[tuple[str, ...]] = ("operand",)
     WRITES: ClassVar[tuple[str, ...]] = ("result",)
     KEPT: ClassVar[tuple[str, ...]] = ()
     ANSWERS: ClassVar[int] = 1
+    CONVERTS: ClassVar[bool] = False
 
     @property
     def title(self) -> str:
