@@ -44,7 +44,7 @@ def rungs(op: Collective, schedule: Schedule, topology: Topology | None) -> tupl
     axes = [axis for axis in schedule.axes if axis.name in op.axes and axis.size > 1]
     if (
         topology is None or not axes or len(axes) < len(op.axes)
-    ):  # a hierarchy names all axes, or one's levels
+    ):
         return ()
     if len(axes) == 1:
         return _within(axes[0], topology)

@@ -5,81 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from support.agreement import Ways
+from support.example_cases import AXES, example
 from support.random_case import Case, Spec
 
 from commplan.trees import flatten
-
-PLANS = Path(__file__).resolve().parents[2] / "examples" / "plans"
-TREE = {
-    "dense": {"kernel": Spec((13, 7), "float32"), "bias": Spec((7,), "float32")},
-    "half": [Spec((5, 3), "bfloat16"), Spec((), "float32")],
-}
-AXES: Mapping[str, Mapping[str, int]] = {
-    "data_parallel": {"data": 8},
-    "two_level": {"node": 4, "gpu": 8},
-    "sharded_update": {"data": 8},
-    "weighted_mean": {"member": 2, "data": 4},
-    "easgd_sync": {"worker": 8},
-    "ensemble_training": {"member": 2, "data": 4},
-}
-VARYING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "data_parallel": {"params": ("data",), "grads": ("data",)},
-    "two_level": {"grads": ("node", "gpu")},
-    "sharded_update": {"params": (), "grads": ("data",)},
-    "weighted_mean": dict.fromkeys(("grads", "count", "loss"), ("member", "data")),
-    "easgd_sync": {"params": ("worker",), "eta": ()},
-    "ensemble_training": dict.fromkeys(("params", "grads"), ("member", "data")),
-}
-
-
-def zeros(params: Any) -> Any:
-    return on_leaves(lambda x: x * 0, params)
-
-
-def momentum(params: Any, grads: Any, moment: Any) -> Any:
-    """Momentum in place of Adam: elementwise, and two results."""
-    moment = on_leaves(lambda m, g: m + g, moment, grads)
-    return on_leaves(lambda p, m: p - m, params, moment), moment
-
-
-def on_leaves(function: Any, *trees: Any) -> Any:
-    flat = [flatten(tree) for tree in trees]
-    columns = zip(*([leaf for _, leaf in pairs] for pairs, _ in flat), strict=True)
-    return flat[0][1]([function(*column) for column in columns])
-
-
-def example(name: str) -> Case:
-    """The plan as it stands in examples/plans, with small trees of whole numbers."""
-    import ml_dtypes  # noqa: PLC0415 - it comes with jax
-
-    sizes, varying = AXES[name], VARYING[name]
-    numbers = np.random.default_rng(17)
-
-    def draw(spec: Spec, axes: tuple[str, ...], low: int) -> Any:
-        shape = (*(sizes[axis] for axis in axes), *spec.shape)
-        dtype = ml_dtypes.bfloat16 if spec.dtype == "bfloat16" else spec.dtype
-        return numbers.integers(low, 5, shape).astype(dtype)
-
-    inputs: dict[str, Any] = {}
-    for key, axes in varying.items():
-        if key in ("count", "loss", "eta"):
-            inputs[key] = np.float32(0.5) if key == "eta" else draw(Spec((), "float32"), axes, 0)
-            continue
-        pairs, rebuild = flatten(TREE)
-        inputs[key] = rebuild([draw(spec, axes, -4) for _, spec in pairs])
-    trees = {key: TREE for key in varying if key not in ("count", "loss", "eta")}
-    functions = {"adam_init": zeros, "adam_update": momentum} if name == "sharded_update" else {}
-    if name.startswith("ensemble"):
-        functions = {"decode": zeros, "augment": lambda x, rng: x}  # host functions; no phase here calls them
-    text = (PLANS / f"{name}.plan").read_text(encoding="utf-8")
-    return Case(0, text, sizes, trees, inputs, varying, dict.fromkeys(varying, ()), functions, {}, None)
 
 
 def agree(name: str) -> None:

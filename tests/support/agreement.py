@@ -43,7 +43,7 @@ def lay_out(leaf: Array, judge: Judge, value: ir.Value, own: Sequence[str]) -> t
     rank_dims = len(judge.sizes)
     index = tuple(slice(None) if name in own else 0 for name in judge.axes)
     lead = tuple(n for name, n in zip(judge.axes, judge.sizes, strict=True) if name in own)
-    wholes = leaf[index].reshape((math.prod(lead), *leaf.shape[rank_dims:]))
+    wholes = np.asarray(leaf[index]).reshape((math.prod(lead), *leaf.shape[rank_dims:]))
     rows: list[Array] = []
     masks: list[Array] = []
     for whole in wholes:

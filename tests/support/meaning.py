@@ -104,7 +104,7 @@ class Judge:
         if op.name in ("max", "min"):
             extreme = np.max if op.name == "max" else np.min
             return value.with_leaves([self._all(extreme(leaf, dims, keepdims=True)) for leaf in value.leaves])
-        weight = None if op.weight is None else env[op.weight].leaves[0].astype(np.float64)
+        weight = None if op.weight is None else env[op.weight].leaves[0]
         leaves: list[Array] = []
         for leaf in value.leaves:
             if op.name == "sum":

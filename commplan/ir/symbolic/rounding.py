@@ -80,9 +80,11 @@ def accepts(made: Trace, allowed: Trace) -> bool:
         return True
     stages: list[_Stage] = []
     for event in allowed:
-        types = event[2:] if event[0] == "allow" else (*(stages[-1].own,) * 3, False)  # a sum behind a stage
-        stages.append(_Stage(set(event[1]), *types))
-    place, current, narrow = 0, None, set[DType]()  # narrow: the types that it was cast to since the last sum
+        own: DType = event[4] if event[0] == "allow" else stages[-1].own  # or a sum behind a stage
+        wire, accumulate, again = (event[2], event[3], event[5]) if event[0] == "allow" else (own, own, False)
+        stages.append(_Stage(set(event[1]), wire, accumulate, own, again))
+    place, current = 0, None
+    narrow: set[DType] = set()  # the types that it was cast to since the last sum
     for event in made:
         around = stages[place : place + 2]
         if event[0] == "cast":

@@ -1,0 +1,385 @@
+"""The engine of a small MPI world, in terms: what ranks hand to it, read as it reads it, and nothing run.
+
+Each rank lowers a phase for itself, with a channel whose library is `Library`: it keeps the tables that the
+engine would be given, and the ranks then carry out each other's lists of instructions in some order that
+their waits allow. Messages in flight are not counted; MPI's own collectives do what MPI says.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import functools
+import itertools
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from commplan.lowering.mpi import instructions as lists
+from commplan.lowering.mpi.spec import KINDS
+
+from . import terms
+from .jaxpr_terms import Request, Values
+from .terms import Array, lift
+
+_DTYPES = (
+    "bool",
+    "uint8",
+    "int32",
+    "int64",
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+)  # as engine.h has them
+_OPS = ("sum", "max", "min")
+
+
+@dataclasses.dataclass(frozen=True)
+class List:
+    """A list of instructions. after: those that wait for each; waits: for how many each waits."""
+
+    code: Array
+    waits: Array
+    after: Sequence[Sequence[int]]
+    peers: Sequence[int]
+    scratch: int
+    dtype: str
+    op: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Native:
+    """A collective of MPI's own, over `ranks` of the world."""
+
+    kind: str
+    ranks: tuple[int, ...]
+    nbytes: int
+    root: int
+    dtype: str
+    op: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Packed:
+    """The collective `number` on arrays that lie in its buffers: their bytes, and rows of `Run`s."""
+
+    number: int
+    taken: Array
+    given: Array
+    last: frozenset[int]
+    late: Array
+
+
+class Comm:
+    """As much of a communicator as a channel asks of it."""
+
+    def __init__(self, rank: int, size: int, made: dict[int, tuple[int, ...]], handle: int = 0) -> None:
+        self.rank, self.size, self.made, self.handle = rank, size, made, handle
+
+    def Dup(self) -> Comm:  # noqa: N802
+        return self
+
+    def Get_rank(self) -> int:  # noqa: N802
+        return self.rank
+
+    def Get_size(self) -> int:  # noqa: N802
+        return self.size
+
+    def Get_group(self) -> Comm:  # noqa: N802
+        return self
+
+    def Incl(self, ranks: Sequence[int]) -> tuple[int, ...]:  # noqa: N802
+        return tuple(ranks)
+
+    def Create_group(self, ranks: tuple[int, ...], tag: int) -> Comm:  # noqa: N802
+        del tag
+        handle = len(self.made) + 1
+        self.made[handle] = ranks
+        return Comm(ranks.index(self.rank), len(ranks), self.made, handle)
+
+    def allgather(self, said: Any) -> list[Any]:
+        return [said] * self.size
+
+    def py2f(self) -> int:
+        return self.handle
+
+
+def _read(address: int, count: int, dtype: Any) -> Array:
+    kind = np.dtype(dtype)
+    if not count:
+        return np.zeros(0, kind)
+    return np.frombuffer(ctypes.string_at(address, count * kind.itemsize), kind).copy()
+
+
+class Library:
+    """The engine's C functions, as a rank's channel calls them; numbers are places in `known`."""
+
+    def __init__(self, made: Mapping[int, tuple[int, ...]]) -> None:
+        self.made, self.known = made, list[List | Native | Packed]()
+
+    def _number(self, what: List | Native | Packed) -> int:
+        self.known.append(what)
+        return len(self.known) - 1
+
+    def commplan_channel_open(self, comm: int, threads: int) -> int:
+        del comm, threads
+        return 1
+
+    def commplan_channel_close(self, channel: int) -> None: ...
+
+    def commplan_list(
+        self, channel: int, code: int, count: int, waits: int, begins: int, after: int, peers: int,
+        ways: int, settings: int, where: bytes,
+    ) -> int:  # fmt: skip
+        del channel, where
+        starts = _read(begins, count + 1, np.int64)
+        awaited = _read(after, int(starts[-1]), np.int32)
+        scratch, _, _, dtype, op = _read(settings, 5, np.int64).tolist()
+        return self._number(
+            List(
+                _read(code, count * 8, np.int64).reshape(count, 8),
+                _read(waits, count, np.int32),
+                [awaited[a:b].tolist() for a, b in itertools.pairwise(starts)],
+                _read(peers, ways, np.int32).tolist(),
+                scratch,
+                _DTYPES[dtype],
+                _OPS[op],
+            )
+        )
+
+    def commplan_native(self, channel: int, settings: int, where: bytes) -> int:
+        del channel, where
+        kind, comm, count, root, dtype, op = _read(settings, 6, np.int64).tolist()
+        nbytes = count * _itemsize(_DTYPES[dtype])
+        return self._number(Native(KINDS[kind], self.made[comm], nbytes, root, _DTYPES[dtype], _OPS[op]))
+
+    def commplan_packed(
+        self, number: int, taken: int, takes: int, given: int, gives: int, last: int, lasts: int, late: int,
+        lates: int,
+    ) -> int:  # fmt: skip
+        return self._number(
+            Packed(
+                number,
+                _read(taken, 1 + 4 * takes, np.int64),
+                _read(given, 1 + 4 * gives, np.int64),
+                frozenset(_read(last, lasts, np.int64).tolist()),
+                _read(late, 2 * lates, np.int64).reshape(-1, 2),
+            )
+        )
+
+
+def _itemsize(dtype: str) -> int:
+    return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
+
+
+def _unset(count: int, what: str, dtype: str) -> Array:
+    return terms.symbols(what, (count,), dtype)
+
+
+@dataclasses.dataclass
+class _Part:
+    """One rank's part in a collective: its buffers, in elements of `dtype`, and what it has done."""
+
+    what: List | Native
+    dtype: str
+    buffers: tuple[Array, Array, Array]
+    early: Array
+    last: frozenset[int]
+    left: Array
+
+    def span(self, place: int, offset: int, nbytes: int) -> Array:
+        size = _itemsize(self.dtype)
+        if offset % size or nbytes % size or offset + nbytes > len(self.buffers[place]) * size or offset < 0:
+            raise AssertionError(f"bytes {offset} to {offset + nbytes} of a buffer of {self.dtype}")
+        return self.buffers[place][offset // size : (offset + nbytes) // size]
+
+
+class World:
+    """The ranks of a world, each with its library, in the collectives that they come to one after another."""
+
+    def __init__(self, libraries: Sequence[Library], seed: int = 0) -> None:
+        self.libraries, self.chance = libraries, random.Random(seed)
+        self.begun: dict[tuple[int, int], Values] = {}
+        self.count = 0
+
+    def together(self, requests: list[Request]) -> list[Values]:
+        """What each rank gets of the engine's door that all of them come to."""
+        names = {eqn.primitive.name for eqn, _ in requests}
+        if len(names) != 1:
+            raise AssertionError(f"ranks come to {sorted(names)} at one time")
+        (name,) = names
+        if name == "commplan_finish":
+            return [self._finished(rank, eqn, xs) for rank, (eqn, xs) in enumerate(requests)]
+        made = self._carried_out(requests)
+        if name == "commplan_call":
+            return [[*own, xs[-1]] for own, (_, xs) in zip(made, requests, strict=True)]
+        self.count += 1
+        answers: list[Values] = []
+        for rank, (own, (_, xs)) in enumerate(zip(made, requests, strict=True)):
+            self.begun[rank, self.count] = own
+            early = [terms.each(lambda x: terms.atom("unfinished", [x], x.dtype), y) for y in own]
+            answers.append([*early, np.array([self.count, rank], np.int32), xs[-1]])
+        return answers
+
+    def _finished(self, rank: int, eqn: Any, xs: Values) -> Values:
+        del eqn
+        count, mine = xs[-2].tolist()
+        if mine != rank:
+            raise AssertionError("a handle of another rank")
+        return [*self.begun.pop((rank, count)), xs[-1]]
+
+    def _carried_out(self, requests: list[Request]) -> list[Values]:
+        parts: list[_Part] = []
+        for rank, (eqn, xs) in enumerate(requests):
+            parts.append(self._part(rank, eqn, xs))
+        natives = [part for part in parts if isinstance(part.what, Native)]
+        if natives:
+            if len(natives) != len(parts):
+                raise AssertionError("some ranks take MPI's own collective and others a list")
+            _native(parts)
+        else:
+            self._lists(parts)
+        return [
+            self._results(rank, part, eqn)
+            for rank, (part, (eqn, _)) in enumerate(zip(parts, requests, strict=True))
+        ]
+
+    def _part(self, rank: int, eqn: Any, xs: Values) -> _Part:
+        known = self.libraries[rank].known
+        what, dtype = known[eqn.params["program"]], eqn.invars[0].aval.dtype.name
+        arrays = [lift(x).reshape(-1) for x in xs[:-1]]
+        size, last = _itemsize(dtype), frozenset[int]()
+        results = eqn.params["results"]
+        if isinstance(what, Packed):
+            last, zero = what.last, terms.constant(0, dtype)
+            operand = np.full(int(what.taken[0]) // size, zero, object)
+            for offset, array, start, nbytes in what.taken[1:].reshape(-1, 4).tolist():
+                part = arrays[array][start // size : (start + nbytes) // size]
+                operand[offset // size : (offset + nbytes) // size] = part
+            out, what = int(what.given[0]) // size, known[what.number]
+        else:
+            (operand,), out = arrays, int(np.prod(results[0][0], dtype=int))
+        if isinstance(what, Packed):
+            raise AssertionError("a packed collective of a packed one")
+        scratch = what.scratch // size if isinstance(what, List) else 0
+        self.count += 1
+        unset = functools.partial(_unset, dtype=dtype)
+        buffers = (operand, unset(out, f"unset{self.count}"), unset(scratch, f"scratch{self.count}"))
+        waits = what.waits.copy() if isinstance(what, List) else np.zeros(0)
+        return _Part(what, dtype, buffers, unset(out, f"early{self.count}"), last, waits)
+
+    def _results(self, rank: int, part: _Part, eqn: Any) -> Values:
+        what = self.libraries[rank].known[eqn.params["program"]]
+        results = eqn.params["results"]
+        if not isinstance(what, Packed):
+            return [part.buffers[lists.OUTPUT].reshape(results[0][0])]
+        size = _itemsize(part.dtype)
+        for offset, nbytes in what.late.tolist():
+            part.early[offset // size : (offset + nbytes) // size] = part.span(lists.OUTPUT, offset, nbytes)
+        whole = part.buffers[lists.OUTPUT] if isinstance(part.what, Native) else part.early
+        count = len(eqn.outvars) - 1 - (eqn.primitive.name == "commplan_start")
+        shapes = [shape for shape, _ in results[:count]]
+        made = [_unset(int(np.prod(shape, dtype=int)), "ungiven", part.dtype) for shape in shapes]
+        for offset, array, start, nbytes in what.given[1:].reshape(-1, 4).tolist():
+            made[array][start // size : (start + nbytes) // size] = whole[
+                offset // size : (offset + nbytes) // size
+            ]
+        return [array.reshape(shape) for array, shape in zip(made, shapes, strict=True)]
+
+    def _lists(self, parts: list[_Part]) -> None:
+        arrived: dict[tuple[int, int, int], Array] = {}
+        ready = [
+            (rank, i) for rank, part in enumerate(parts) for i in np.flatnonzero(part.left == 0).tolist()
+        ]
+        blocked: dict[tuple[int, int, int], tuple[int, int]] = {}
+        left = sum(len(part.left) for part in parts)
+        while ready:
+            at = self.chance.randrange(len(ready))
+            ready[at], ready[-1] = ready[-1], ready[at]
+            rank, i = ready.pop()
+            part = parts[rank]
+            assert isinstance(part.what, List)
+            what, peer, message, src, src_offset, dst, dst_offset, nbytes = part.what.code[i].tolist()
+            if what in (lists.RECEIVE, lists.RECEIVE_REDUCE):
+                key = (part.what.peers[peer], rank, message)
+                if key not in arrived:
+                    blocked[key] = (rank, i)
+                    continue
+                came = arrived.pop(key)
+                if len(came) * _itemsize(part.dtype) != nbytes:
+                    raise AssertionError(f"message {key} has {len(came)} elements, not {nbytes} bytes")
+                if what == lists.RECEIVE_REDUCE:
+                    came = _combined(part.what, [part.span(src, src_offset, nbytes), came], part.dtype)
+                part.span(dst, dst_offset, nbytes)[:] = came
+            elif what == lists.SEND:
+                key = (rank, part.what.peers[peer], message)
+                if key in arrived:
+                    raise AssertionError(f"two messages {key}")
+                arrived[key] = part.span(src, src_offset, nbytes).copy()
+                if key in blocked:
+                    ready.append(blocked.pop(key))
+            elif what == lists.COPY:
+                part.span(dst, dst_offset, nbytes)[:] = part.span(src, src_offset, nbytes).copy()
+            else:
+                part.span(dst, dst_offset, nbytes)[:] = terms.constant(0, part.dtype)
+            left -= 1
+            if i in part.last:
+                size = _itemsize(part.dtype)
+                part.early[dst_offset // size : (dst_offset + nbytes) // size] = part.span(
+                    dst, dst_offset, nbytes
+                )
+            for later in part.what.after[i]:
+                part.left[later] -= 1
+                if part.left[later] == 0:
+                    ready.append((rank, later))
+        if left or arrived:
+            raise AssertionError(
+                f"{left} instructions wait for ever, {len(arrived)} messages are never received"
+            )
+
+
+def _combined(how: List | Native, arrays: Sequence[Array], dtype: str) -> Array:
+    """Arrays of `dtype` combined by the engine, which takes their bytes for those of `how.dtype`."""
+    if how.dtype != dtype:
+        return terms.each(lambda x: terms.atom(f"{dtype} taken for {how.dtype}", [x], dtype), arrays[0])
+    word = "max" if dtype == "bool" and how.op == "sum" else how.op
+    return terms.fold(word, arrays)
+
+
+def _native(parts: list[_Part]) -> None:
+    """MPI's own collectives, in groups."""
+    for rank, part in enumerate(parts):
+        how = part.what
+        assert isinstance(how, Native)
+        if how.ranks[0] != rank:
+            continue
+        group = [parts[i] for i in how.ranks]
+        if any(each.what != how for each in group):
+            raise AssertionError(f"ranks {how.ranks} call MPI each in another way")
+        ways, count = len(group), how.nbytes // _itemsize(part.dtype)
+        xs = [each.buffers[lists.INPUT] for each in group]
+        wanted = count * ways if how.kind in ("reduce_scatter", "all_to_all", "scatter") else count
+        if any(len(x) != wanted for x in xs):
+            raise AssertionError(f"{how.kind} of {wanted} elements, and there are {[len(x) for x in xs]}")
+        rows = [[x[i * count : (i + 1) * count] for i in range(ways)] for x in xs]
+        match how.kind:
+            case "all_reduce":
+                made = [_combined(how, xs, part.dtype)] * ways
+            case "reduce_scatter":
+                made = [_combined(how, [row[i] for row in rows], part.dtype) for i in range(ways)]
+            case "all_gather":
+                made = [np.concatenate(xs)] * ways
+            case "all_to_all":
+                made = [np.concatenate([row[i] for row in rows]) for i in range(ways)]
+            case "broadcast":
+                made = [xs[how.root]] * ways
+            case "reduce":
+                made = [each.buffers[lists.OUTPUT] for each in group]
+                made[how.root] = _combined(how, xs, part.dtype)
+            case _:
+                raise NotImplementedError(how.kind)
+        for each, result in zip(group, made, strict=True):
+            each.buffers[lists.OUTPUT][:] = result

@@ -1,0 +1,183 @@
+"""A compiled plan in terms: its inputs as unknowns, what it means, and what its schedule rounds.
+
+The meaning comes from the plan's graph (`meaning`), exact. The schedule's own ops, done by the oracle on
+terms, say which roundings each element goes through.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+import commplan
+from commplan.ir import plan as graph
+from commplan.lowering.oracle import numbers, ops, programs, run
+from commplan.trees import flatten
+
+from . import terms
+from .agreement import Ways, lay_out
+from .jaxpr_terms import opaque, unknown
+from .meaning import Judge, Meaning
+from .random_case import Case
+from .terms import Array
+
+Tree = Any
+
+
+class TermJudge(Judge):
+    """`meaning.Judge` on arrays of exact terms, which have no order: an extreme is one of its members. An
+    exchange is a mean and a map: what comes of it where workers keep the states."""
+
+    def stage(self, stage: graph.Stage, env: Mapping[str, Meaning]) -> dict[str, Meaning]:
+        if not isinstance(stage, graph.Exchange):
+            return super().stage(stage, env)
+        total = self._reduce(env, stage.gradient, stage.axes, stage.op)
+        columns = list(zip(*(env[ref].leaves for ref in stage.states), total.leaves, strict=True))
+        return {
+            ref: total.with_leaves([unknown(f"{stage.fn}.{number}", column) for column in columns])
+            for number, ref in enumerate(stage.results)
+        }
+
+    def _reduce(self, env: Mapping[str, Meaning], operand: str, over: Sequence[str], op: Any) -> Meaning:
+        if op.name not in ("max", "min"):
+            return super()._reduce(env, operand, over, op)
+        value, dims = env[operand], self._dims(over)
+        leaves: list[Array] = []
+        for leaf in value.leaves:
+            leaves.append(self._all(np.expand_dims(terms.fold_along(op.name, terms.lift(leaf), dims), dims)))
+        return value.with_leaves(leaves)
+
+
+@contextlib.contextmanager
+def oracle_on_terms() -> Generator[None]:
+    """The oracle with arithmetic on terms in place of NumPy's."""
+
+    def convert(array: Any, dtype: Any) -> Array:
+        name, given = dtype.numpy_name, np.asarray(array)
+        lifted = terms.lift(given, None if terms.is_known(given) else name)
+        return terms.each(lambda x: terms.cast(x, name), lifted)
+
+    def combine(op: str, left: Array, right: Array, dtype: Any) -> Array:
+        return terms.fold(op, [convert(left, dtype), convert(right, dtype)])
+
+    def multiply(array: Array, factor: Any, dtype: Any) -> Array:
+        return np.asarray(np.multiply(convert(array, dtype), convert(factor, dtype)), object)
+
+    def divide(array: Array, divisor: Any, dtype: Any) -> Array:
+        return np.asarray(np.divide(convert(array, dtype), convert(divisor, dtype)), object)
+
+    def storage(dtype: Any) -> Any:
+        return np.dtype(object) if dtype else dtype
+
+    made = {
+        "convert": convert,
+        "combine": combine,
+        "multiply": multiply,
+        "divide": divide,
+        "storage": storage,
+    }
+    with contextlib.ExitStack() as stack:
+        for module in (numbers, ops, programs, run):
+            for name, function in made.items():
+                if hasattr(module, name):
+                    stack.enter_context(mock.patch.object(module, name, function))
+        yield
+
+
+class InTerms:
+    """A compiled case, its inputs as unknowns, and what is to come of it: `wanted`, phase by phase."""
+
+    def __init__(self, case: Case, backend: Any = None) -> None:
+        terms.forget()
+        known = {fn.name: fn for fn in commplan.loads(case.text).graph.fns}
+        if any(fn.where == "device" and not fn.elementwise for fn in known.values()):
+            raise NotImplementedError("terms stand for elementwise functions")
+        functions = {
+            name: opaque(name, len(known[name].results), linear=known[name].linear)
+            if known[name].where == "device"
+            else function
+            for name, function in case.functions.items()
+        }
+        self.case = dataclasses.replace(case, functions=functions)
+        unknown = {name: self._unknowns(name, tree) for name, tree in case.inputs.items()}
+        exact = {
+            name: _each_leaf(lambda x: terms.retyped(x, terms.EXACT), tree) for name, tree in unknown.items()
+        }
+        self.ways = Ways(self.case, backend)
+        self.schedule = self.ways.schedule
+        self.judge = TermJudge(self.ways.judge.plan, case.sizes, functions)
+        self.meant = {name: self.judge.enter(tree, case.varying[name]) for name, tree in exact.items()}
+        ways = self.ways
+        ways.case, ways.judge = dataclasses.replace(self.case, inputs=unknown), self.judge
+        ways.inputs = {name: self._laid_out(name, tree) for name, tree in unknown.items()}
+        self.inputs = ways.inputs
+        ways.meant = self.meant
+        with oracle_on_terms():
+            self.rounded = ways.oracle()
+        self.meaning = ways.meaning()
+
+    def _unknowns(self, name: str, tree: Tree) -> Tree:
+        pairs, rebuild = flatten(tree)
+        return rebuild(
+            [
+                terms.symbols(f"{name}{'.' if path else ''}{path}", np.shape(x), np.asarray(x).dtype.name)
+                for path, x in pairs
+            ]
+        )
+
+    def _laid_out(self, name: str, tree: Tree) -> Tree:
+        """An input in the global layout; cut leaves padded."""
+        if not self.case.split[name]:
+            return tree
+        value, own = self.ways.entry[name], self.case.varying[name]
+        rebuild = flatten(tree)[1]
+        dtypes = [leaf.dtype.numpy_name for leaf in value.leaves]
+        whole = self.judge.enter(tree, own)
+        laid = [lay_out(leaf, self.judge, value, own)[0] for leaf in whole.leaves]
+        return rebuild([terms.lift(leaf, dtype) for leaf, dtype in zip(laid, dtypes, strict=True)])
+
+    def check(self, phase: str, kind: str, name: str, tree: Tree, value: Any, how: Any = None) -> int:
+        """Raise AssertionError unless `tree`, output or state `name` after `phase`, is what the plan means,
+        rounded where the schedule rounds. How many elements were compared.
+
+        how: what is compared of an array in the global layout; None: all of it.
+        """
+        place = ("output", "state").index(kind)
+        meant, rounded = self.meaning[phase][place][name], self.rounded[phase][place][name]
+        own = [axis for axis in self.judge.axes if axis in value.placement.per]
+        count = 0
+        triples = zip(flatten(tree)[0], meant.leaves, flatten(rounded)[0], value.leaves, strict=True)
+        for (path, got), exact, (_, marked), leaf in triples:
+            wanted, mask = lay_out(terms.lift(exact), self.judge, value, own)
+            dtype = leaf.dtype.numpy_name
+            parts = [got, wanted, mask, marked]
+            if how is not None:
+                parts[1:] = [how(value, leaf, each) for each in parts[1:]]
+            what = f"{phase}: {kind} {name} {path}".rstrip()
+            count += _same(what, *parts, dtype)
+        return count
+
+
+def _same(what: str, got: Array, wanted: Array, mask: Array, marked: Array, dtype: str) -> int:
+    got, marked = terms.lift(np.asarray(got), dtype), terms.lift(np.asarray(marked), dtype)
+    wanted = terms.lift(np.asarray(wanted), terms.EXACT)
+    if not got.shape == wanted.shape == marked.shape:
+        raise AssertionError(f"{what}: shapes {got.shape}, {wanted.shape}, {marked.shape}")
+    for place in map(tuple, np.argwhere(mask)):
+        mine, exact, roundings = got[place], wanted[place], marked[place]
+        where = f"{what} {[int(i) for i in place]}"
+        if mine.key != exact.key:
+            raise AssertionError(f"{where}: {mine}, and the plan means {exact}")
+        if (mine.dtype, mine.marks) != (dtype, roundings.marks):
+            raise AssertionError(f"{where}: {mine}, and the schedule makes {roundings}")
+    return int(mask.sum())
+
+
+def _each_leaf(function: Any, tree: Tree) -> Tree:
+    pairs, rebuild = flatten(tree)
+    return rebuild([function(leaf) for _, leaf in pairs])
