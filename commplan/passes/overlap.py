@@ -10,7 +10,7 @@ import msgspec
 from commplan.ir.choice import Choice
 from commplan.ir.def_use import DefUse
 from commplan.ir.plan import Ref
-from commplan.ir.schedule import Cast, Collective, LocalSum, Op, Pack, Phase, Schedule, Unpack
+from commplan.ir.schedule import Cast, Collective, LocalSum, Op, Phase, Schedule
 from commplan.ir.schedule import operands as operands_of
 from commplan.ir.schedule import results as results_of
 from commplan.passes.base import Context, Pass
@@ -100,7 +100,7 @@ def _urgency(uses: DefUse[Op]) -> list[int]:
     first: dict[Ref, int] = {}  # of each value: the least of those who read it
     for index in range(len(ops) - 1, -1, -1):
         op = ops[index]
-        if isinstance(op, Pack | Unpack | Cast) or (isinstance(op, Collective) and not _reduces(op, uses)):
+        if op.CONVERTS or (isinstance(op, Collective) and not _reduces(op, uses)):
             needed[index] = min((first.get(ref, len(ops)) for ref in results_of(op)), default=len(ops))
         for ref in operands_of(op):
             first[ref] = min(first.get(ref, len(ops)), needed[index])

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from commplan.diagnostics import Span, fail
+from commplan.ir.ops import kept
 from commplan.ir.plan import AxisKind, Ref, name_of
 from commplan.ir.schedule import Elastic, Exchange, Get, Phase, Put, Schedule, Value, results
 from commplan.ir.serving import ServerOp, sent, server_op
@@ -77,8 +78,7 @@ class _Survey:
 
     def _lay(self, op: Exchange | Elastic, values: dict[Ref, Value]) -> None:
         """The layouts of the states of an op: the first one is cut, a second one with it."""
-        center = op.states[0] if isinstance(op, Exchange) else op.center
-        met = op.gradient if isinstance(op, Exchange) else op.operand
+        (center, *others), met = kept(op), sent(op)[0]
         how = "exchange" if isinstance(op, Exchange) else f"elastic {op.mode}"
         self._use(name_of(center), how, op.span)
         leaves = values[center].leaves
@@ -86,7 +86,7 @@ class _Survey:
             servers = self._count(values[center])
             keys = [(x.dtype, y.dtype) for x, y in zip(leaves, values[met].leaves, strict=True)]
             self.layouts[name_of(center)] = weights(leaves, keys, servers, op.hints.chunk)
-        for state in op.states[1:] if isinstance(op, Exchange) else ():
+        for state in others:
             like = self.layouts[name_of(center)]
             self._use(name_of(state), f"{how} beside {name_of(center)}", op.span)
             self.layouts[name_of(state)] = beside(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 
 from commplan.collectives.program import Ints
+from commplan.ir.ops.base import Work
 from commplan.ir.plan import Algorithm, AxisKind
 from commplan.ir.schedule import Axis, Backend, Collective, Form
 from commplan.simulate.bounds import busiest_bytes
@@ -100,8 +102,13 @@ class Predictor:
 
     def of(self, op: Collective) -> Prediction | None:
         """The prediction for a collective of a schedule."""
+        return self.query(op.work({}, lambda axes: 1))
+
+    def query(self, work: Work) -> Prediction | None:
+        """The prediction for a collective that an op asks for."""
+        kind, form = cast("CostKind", work.kind), cast("Form | None", work.form)
         return self.predict(
-            op.kind, op.algorithm, op.axes, op.nbytes, chunk=op.hints.chunk, root=op.root or 0, form=op.form
+            kind, work.algorithm, work.axes, work.nbytes, chunk=work.chunk, root=work.root, form=form
         )
 
     def least_bytes(self, op: Collective) -> tuple[tuple[str, float], ...]:

@@ -8,19 +8,14 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from commplan.input.measured import InputCosts
-from commplan.ir.plan import Algorithm
+from commplan.ir.ops.base import Work
 from commplan.ir.schedule import (
     Collective,
     Elastic,
-    Exchange,
-    Get,
     Map,
     Op,
     Phase,
-    Put,
-    Read,
     Schedule,
-    Share,
     operands,
     results,
 )
@@ -159,53 +154,31 @@ class _Charge:
 
     def of(self, op: Op, nbytes: Mapping[str, int]) -> tuple[float, Prediction | None]:
         """Seconds, and the prediction behind them for what communicates. nbytes: of the phase's values."""
-        match op:
-            case Collective():
-                return self._moved(self.predictor.of(op), f"{op.kind} via {op.algorithm}")
-            case Share():
-                return self._share(op, nbytes)
-            case Exchange() | Elastic() | Put() | Get() if results(op)[0] in self.here:
-                return self._talk(self.here[results(op)[0]])
-            case Exchange():
-                return self._moved(self._owners(op, nbytes), f"exchange of `{op.gradient}`")
-            case Map():
-                return self._called(op.fn, "function", op.results[0]), None
-            case Read():
-                return self._called(op.source, "source", op.result), None
+        first = next(iter(results(op)), "")
+        if first in self.here:
+            return self._talk(self.here[first])
+        work = op.work(nbytes, lambda axes: self.predictor.layout(axes).ranks)
+        match work.kind:
+            case "call":
+                return self._called(work, first), None
+            case "copy":
+                return work.nbytes * self.predictor.network.gamma, None
             case _:
-                size = sum(nbytes.get(ref, 0) for ref in results(op))
-                return size * self.predictor.network.gamma, None
-
-    def _called(self, name: str, what: str, result: str) -> float:
-        known = self.compute.get(name, self.input.get(result))
-        if known is None:
-            self.unknown[f"{what} `{name}`"] = None
-        return known or 0.0
-
-    def _moved(self, found: Prediction | None, what: str) -> tuple[float, Prediction | None]:
+                found = self.predictor.query(work)
         if found is None:
-            self.unknown[what] = None
+            self.unknown[work.what] = None
         return (found.seconds if found else 0.0), found
 
-    def _share(self, op: Share, nbytes: Mapping[str, int]) -> tuple[float, Prediction | None]:
-        if op.design == "duplicate":
-            return 0.0, None
-        size, native = nbytes.get(op.result, 0), Algorithm("native")
-        if op.design == "all_shared":
-            ranks = self.predictor.layout(op.axes).ranks
-            found = self.predictor.predict("all_gather", native, op.axes, size / ranks)
-        else:
-            found = self.predictor.predict("broadcast", native, op.axes, size)
-        return self._moved(found, f"sharing `{op.result}` by {op.design}")
+    def _called(self, work: Work, result: str) -> float:
+        known = self.compute.get(work.name, self.input.get(result))
+        if known is None:
+            self.unknown[work.what] = None
+        return known or 0.0
 
     def _talk(self, site: Site) -> tuple[float, Prediction | None]:
         told, found = talk(site, self.sites, self.predictor, self.period)
         self.talks.append(told)
         return found.seconds, found
-
-    def _owners(self, op: Exchange, nbytes: Mapping[str, int]) -> Prediction | None:
-        """Owners among the ranks: gradients to their owners, parameters back: the bytes of an all-reduce."""
-        return self.predictor.predict("all_reduce", Algorithm("native"), op.axes, nbytes.get(op.gradient, 0))
 
 
 def _phase(phase: Phase, charge: _Charge) -> PhaseTime:

@@ -130,12 +130,17 @@ def test_a_plan_whose_algorithm_is_broken_points_at_its_line(plan: str, shapes: 
 def test_a_plan(plan: str, shapes: str, capsys: Capture) -> None:
     assert main(["verify", plan, "--shapes", shapes]) == 0
     out = capsys.readouterr().out
-    assert out.splitlines()[0] == "plan two_level, 32 ranks (node = 4, gpu = 8): proved"
+    first, proved, unseen = out.splitlines()[:3]  # nothing is believed: all levels are chunk programs
+    assert first == "plan two_level, 32 ranks (node = 4, gpu = 8): proved"
+    assert proved == "  proved: does what its plan says: 1 output and 0 states of 1 phase"
+    assert unseen == "  not looked at: what functions compute; how sums made in another order round"
     assert "created and called in one order by all ranks" in out
     assert "memory of a rank in phase step: at most" in out
     assert main(["verify", plan, "--shapes", shapes, "--format", "json"]) == 0
     found = document(capsys)
     assert found["proved"] is True
+    assert found["claims"]["proved"].startswith("does what its plan says")
+    assert found["claims"]["not_looked_at"][0] == "what functions compute"
     assert {one["line"] for one in found["collectives"]} == {9}
     assert all(one["sent_nbytes"] > 0 for one in found["collectives"] if one["proved"])
     assert found["memory"][0]["nbytes"] >= 2 * 36000
@@ -167,6 +172,16 @@ def test_a_saved_schedule(plan: str, shapes: str, tmp_path: Path, capsys: Captur
     found = document(capsys)
     assert found["proved"] is False
     assert {one["code"] for one in found["diagnostics"]} >= {"CP1004"}
+
+
+def test_a_file_without_its_plan_is_not_compared(capsys: Capture) -> None:
+    old = Path(__file__).parents[1] / "ir" / "schema2" / "easgd_sync.saved.json"
+    assert main(["verify", str(old)]) == 0
+    first, said = capsys.readouterr().out.splitlines()[:2]
+    assert first.endswith(": sound by itself, not compared with a plan")
+    assert said == "  proved: sound by itself, not compared with a plan"
+    assert main(["verify", str(old), "--format", "json"]) == 0
+    assert document(capsys)["claims"]["not_looked_at"][0] == "whether it does what its plan says"
 
 
 def test_a_schedule_that_was_saved_as_text(plan: str, shapes: str, tmp_path: Path, capsys: Capture) -> None:

@@ -18,6 +18,7 @@ from commplan.ir.choice import Alternative, Choice
 from commplan.ir.plan import Algorithm, Arg, AxisKind
 from commplan.ir.types import DType, timed
 from commplan.topology import Level, Topology
+from commplan.verify.claims import claims
 from commplan.wording import phase_title, stage_text
 
 PLANS = Path(__file__).resolve().parents[2] / "examples" / "plans"
@@ -248,7 +249,7 @@ def test_a_phase_that_moves_nothing_says_so() -> None:
     text = (PLANS / "easgd_sync.plan").read_text(encoding="utf-8")
     plan = commplan.loads(f"{text}\nphase look {{ output center }}\n")
     text = explain_plan(plan.graph, plan.compile(shapes={"params": SHAPES}).schedule).text()
-    assert text.endswith("\nphase look\n  nothing moves: `center` as on entry\n")
+    assert "\nphase look\n  nothing moves: `center` as on entry\n\nproved: " in text
 
 
 def test_what_was_rejected_has_a_reason_where_nothing_tells_times() -> None:
@@ -263,3 +264,28 @@ def test_times_of_others_are_told_where_that_of_the_taken_is_not_known() -> None
     shown = explain.Explanation("p", {"data": 2}, "", (), (Choice("place", "x", "so", alternatives=others),))
     assert "rejected: ring      3.2 ms\n" in shown.text()
     assert "rejected: native    500 ms; too large\n" in shown.text()
+
+
+def test_what_is_proved_and_what_is_believed() -> None:
+    plan = commplan.loads((PLANS / "easgd_sync.plan").read_text(encoding="utf-8"))
+    schedule = plan.compile(shapes={"params": SHAPES}).schedule
+    said = explain_plan(plan.graph, schedule)
+    assert said.claims == claims(schedule)
+    outputs = sum(len(phase.outputs) for phase in schedule.phases)
+    assert f"\nproved: does what its plan says: {outputs} output" in said.text()
+    assert "\nbelieved: the backend's own collectives: broadcast over worker (line " in said.text()
+    assert "\nnot looked at: what functions compute; " in said.text()
+
+
+def test_functions_and_servers_are_believed(served: Explanation) -> None:
+    assert served.claims is not None
+    assert served.claims.believed[-1] == "servers answer by what workers told them alone"
+    assert any(text.startswith("the functions bound are those that") for text in served.claims.believed)
+
+
+def test_a_schedule_without_its_plan_is_not_compared() -> None:
+    plan = commplan.loads((PLANS / "easgd_sync.plan").read_text(encoding="utf-8"))
+    schedule = plan.compile(shapes={"params": SHAPES}).schedule
+    alone = claims(msgspec.structs.replace(schedule, origin=None))
+    assert alone.proved == "sound by itself, not compared with a plan"
+    assert alone.not_looked_at[0] == "whether it does what its plan says"

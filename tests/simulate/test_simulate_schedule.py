@@ -85,7 +85,7 @@ def exchange(form: Any = None, backend: Any = "mpi") -> Schedule:
     entry = (Value("x.0", "flat", (leaf,), where),)
     phase = Phase("step", "step", HERE, 1, ops, ("x.0",), (), (), (), tuple(values))
     axis = Axis("data", AxisKind.REPLICA, 4, (Spread("host", 4),))
-    return Schedule("made", "", (axis,), (), (), ("x.0",), (), entry, (phase,), backend)
+    return Schedule("made", "", (axis,), (), (), ("x.0",), (), entry, (phase,), backend=backend)
 
 
 def timed(schedule: Schedule, topology: Topology = FLAT, **compute: float) -> Any:

@@ -1,10 +1,28 @@
-from collections.abc import Container, Mapping
-from typing import ClassVar
+from collections.abc import Callable, Container, Mapping
+from typing import ClassVar, NamedTuple
 
 import msgspec
 
-from commplan.ir.roles import Ref
+from commplan.ir.hints import Algorithm
+from commplan.ir.roles import Ref, getter
 from commplan.ir.values import Value
+
+Ranks = Callable[[tuple[str, ...]], int]  # along these axes
+
+
+class Work(NamedTuple):
+    """What an op asks a cost model for: a collective of `nbytes` on each rank over `axes`, the call of the
+    function or source `name`, or a copy of so many bytes. what: in words."""
+
+    kind: str
+    what: str
+    nbytes: float
+    axes: tuple[str, ...] = ()
+    algorithm: Algorithm = Algorithm("native")
+    chunk: int | None = None
+    root: int = 0
+    form: str | None = None
+    name: str = ""
 
 
 class BaseOp(msgspec.Struct, frozen=True, gc=False):
@@ -12,13 +30,15 @@ class BaseOp(msgspec.Struct, frozen=True, gc=False):
 
     READS, WRITES: the fields that name the values that it reads and makes, in the order in which `operands`
     and `results` give them. KEPT: those of READS that servers keep and workers do not send. ANSWERS: how many
-    of the results come back from servers; the rest stays there.
+    of the results come back from servers; the rest stays there. CONVERTS: it changes how elements lie, or
+    their type, and nothing else.
     """
 
     READS: ClassVar[tuple[str, ...]] = ("operand",)
     WRITES: ClassVar[tuple[str, ...]] = ("result",)
     KEPT: ClassVar[tuple[str, ...]] = ()
     ANSWERS: ClassVar[int] = 1
+    CONVERTS: ClassVar[bool] = False
 
     @property
     def title(self) -> str:
@@ -49,3 +69,8 @@ class BaseOp(msgspec.Struct, frozen=True, gc=False):
     def buffers(self, nbytes: Mapping[Ref, int]) -> int:
         """Bytes that it works on, where it is a collective."""
         return 0
+
+    def work(self, nbytes: Mapping[Ref, int], ranks: Ranks) -> Work:
+        """What a cost model is asked for: of the compiler's own ops a copy of what they make."""
+        made = getter(type(self), self.WRITES)(self)
+        return Work("copy", self.title, sum(nbytes.get(ref, 0) for ref in made))

@@ -11,6 +11,8 @@ from commplan.ir.values import Value
 class Cast(BaseOp, frozen=True, tag="cast", gc=False):
     """Convert every leaf to `dtype`."""
 
+    CONVERTS = True
+
     result: Ref
     operand: Ref
     dtype: DType

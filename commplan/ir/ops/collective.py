@@ -3,7 +3,7 @@ from typing import Literal
 
 from commplan.diagnostics import Span
 from commplan.ir.hints import Algorithm, Hints
-from commplan.ir.ops.base import BaseOp
+from commplan.ir.ops.base import BaseOp, Ranks, Work
 from commplan.ir.roles import Ref
 from commplan.ir.symbolic import moves, steps
 from commplan.ir.symbolic.interpretation import Held, Interpretation
@@ -93,3 +93,7 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
 
     def buffers(self, nbytes: Mapping[Ref, int]) -> int:
         return nbytes[self.operand] + nbytes[self.result] + self.staged(nbytes)
+
+    def work(self, nbytes: Mapping[Ref, int], ranks: Ranks) -> Work:
+        what, chunk = f"{self.kind} via {self.algorithm}", self.hints.chunk
+        return Work(self.kind, what, self.nbytes, self.axes, self.algorithm, chunk, self.root or 0, self.form)

@@ -3,7 +3,7 @@ from typing import Literal
 
 from commplan.diagnostics import Span
 from commplan.ir.hints import Algorithm, Hints
-from commplan.ir.ops.base import BaseOp
+from commplan.ir.ops.base import BaseOp, Ranks, Work
 from commplan.ir.roles import Ref
 from commplan.ir.symbolic import steps
 from commplan.ir.symbolic.interpretation import Interpretation
@@ -48,3 +48,8 @@ class Exchange(BaseOp, frozen=True, tag="exchange", gc=False):
 
     def asks_servers(self, values: Mapping[Ref, Value]) -> bool:
         return values[self.states[0]].placement.server is not None
+
+    def work(self, nbytes: Mapping[Ref, int], ranks: Ranks) -> Work:
+        """Gradients to owners among the ranks, parameters back: the bytes of an all-reduce."""
+        size = nbytes.get(self.gradient, 0)
+        return Work("all_reduce", f"exchange of `{self.gradient}`", size, self.axes)

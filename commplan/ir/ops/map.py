@@ -2,7 +2,7 @@ from collections.abc import Container, Mapping
 
 from commplan.diagnostics import Span
 from commplan.ir.hints import Hints
-from commplan.ir.ops.base import BaseOp
+from commplan.ir.ops.base import BaseOp, Ranks, Work
 from commplan.ir.roles import Ref
 from commplan.ir.symbolic import steps
 from commplan.ir.symbolic.interpretation import Interpretation
@@ -40,3 +40,6 @@ class Map(BaseOp, frozen=True, tag="map", gc=False):
     def runs_ahead(self, known: Container[Ref]) -> bool:
         alone = self.lane == "host_compute" or self.per_record
         return alone and all(ref in known for ref in self.operands)
+
+    def work(self, nbytes: Mapping[Ref, int], ranks: Ranks) -> Work:
+        return Work("call", f"function `{self.fn}`", 0, name=self.fn)

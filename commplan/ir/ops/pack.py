@@ -18,6 +18,7 @@ class Pack(BaseOp, frozen=True, tag="pack", gc=False):
     """
 
     READS = ("parts",)
+    CONVERTS = True
 
     result: Ref
     parts: tuple[Part, ...]

@@ -3,7 +3,7 @@ from typing import Literal
 
 from commplan.diagnostics import Span
 from commplan.ir.hints import Hints
-from commplan.ir.ops.base import BaseOp
+from commplan.ir.ops.base import BaseOp, Ranks, Work
 from commplan.ir.roles import Ref
 from commplan.ir.symbolic import steps
 from commplan.ir.symbolic.interpretation import Interpretation
@@ -40,3 +40,6 @@ class Read(BaseOp, frozen=True, tag="read", gc=False):
 
     def runs_ahead(self, known: Container[Ref]) -> bool:
         return True
+
+    def work(self, nbytes: Mapping[Ref, int], ranks: Ranks) -> Work:
+        return Work("call", f"source `{self.source}`", 0, name=self.source)

@@ -3,7 +3,7 @@ from collections.abc import Container, Mapping
 from commplan.diagnostics import Span
 from commplan.ir.choice import Design
 from commplan.ir.hints import Hints
-from commplan.ir.ops.base import BaseOp
+from commplan.ir.ops.base import BaseOp, Ranks, Work
 from commplan.ir.roles import Ref
 from commplan.ir.symbolic.interpretation import Interpretation
 from commplan.ir.values import Value
@@ -36,3 +36,14 @@ class Share(BaseOp, frozen=True, tag="share", gc=False):
 
     def runs_ahead(self, known: Container[Ref]) -> bool:
         return self.operand in known
+
+    def work(self, nbytes: Mapping[Ref, int], ranks: Ranks) -> Work:
+        """Every process makes a part and all get all; or what readers made is sent to the others."""
+        what, size = f"sharing `{self.result}` by {self.design}", nbytes.get(self.result, 0)
+        match self.design:
+            case "duplicate":
+                return Work("copy", what, 0)
+            case "all_shared":
+                return Work("all_gather", what, size / ranks(self.axes), self.axes)
+            case _:
+                return Work("broadcast", what, size, self.axes)

@@ -13,6 +13,7 @@ class Unpack(BaseOp, frozen=True, tag="unpack", gc=False):
     """
 
     READS = ("parts",)
+    CONVERTS = True
 
     result: Ref
     parts: tuple[Part, ...]
