@@ -10,11 +10,8 @@ are tied together by their tokens.
 
 from __future__ import annotations
 
-import atexit
 import dataclasses
-import os
 import warnings
-import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -28,6 +25,7 @@ from commplan.lowering.jax.backend import Lay
 from commplan.lowering.jax.untyped import jax, jnp
 from commplan.lowering.mpi import build, primitives, rounds
 from commplan.lowering.mpi.choose import choice
+from commplan.lowering.mpi.drain import at_exit, drain
 from commplan.lowering.mpi.groups import Groups
 from commplan.lowering.mpi.instructions import RECEIVE_REDUCE, Instructions, instructions
 from commplan.lowering.mpi.spec import KINDS, Spec
@@ -62,7 +60,7 @@ class Channel:
             self._channel = self._library.commplan_channel_open(self.groups.own.py2f(), 1)
         self._numbers: dict[Any, int] = {}
         self._ends: dict[int, tuple[Any, Any]] = {}  # of lists: `Instructions.last` and `late`
-        _open.add(self)
+        at_exit()
 
     @property
     def engine(self) -> Any:
@@ -84,8 +82,10 @@ class Channel:
         return None
 
     def close(self) -> None:
-        """Stop the progress thread. What was compiled for this channel fails from now on."""
+        """Wait for what has been dispatched. What was compiled for this channel fails from now on, and what
+        other ranks have begun on it and this one has not fails there."""
         if self._channel is not None:
+            drain(own=True)
             self._library.commplan_channel_close(self._channel)
             self._channel = None
 
@@ -290,14 +290,3 @@ def _layout(lay: Lay, itemsize: int) -> Any:
 
 def _numbers(values: Any, dtype: Any) -> Any:
     return np.ascontiguousarray(np.asarray(values, dtype))
-
-
-_open: weakref.WeakSet[Channel] = weakref.WeakSet()
-os.register_at_fork(after_in_child=_open.clear)  # threads stay with the parent: there are none to wait for
-
-
-@atexit.register
-def _close_all() -> None:
-    """Before mpi4py finalizes MPI: no thread of ours may still call it."""
-    for channel in list(_open):
-        channel.close()

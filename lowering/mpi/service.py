@@ -24,6 +24,7 @@ from commplan.diagnostics import fail
 from commplan.lowering.jax import _compat
 from commplan.lowering.jax.untyped import jax, jnp
 from commplan.lowering.mpi import primitives
+from commplan.lowering.mpi.drain import drain
 from commplan.lowering.mpi.shared import Region, regions, shares
 from commplan.lowering.mpi.untyped import MPI
 from commplan.protocol.sites import LEAVE, Buffer, Site, Sites
@@ -167,7 +168,7 @@ class Service:
         """
         if self._channel is None:
             return
-        _settle(own=True)
+        drain(own=True)
         channel, self._channel = self._channel, None
         _end(self._library, channel, self.comm, self.sites, why)
 
@@ -182,20 +183,6 @@ class Service:
         _thread.start_new_thread(_depart, (mark, self._library, channel, self.comm, self.sites, kept))
 
 
-def _settle(*, own: bool) -> None:
-    """Wait for what has been dispatched: requests that have not begun come before the last word.
-
-    own: by this thread, whose programs XLA runs in their order.
-    """
-    waiting = list(jax.live_arrays())
-    with contextlib.suppress(Exception):
-        if own:
-            waiting.append(jax.jit(jnp.negative)(jnp.zeros(())))
-    for array in waiting:
-        with contextlib.suppress(Exception):  # what failed has ended, too
-            array.block_until_ready()
-
-
 def _end(library: Any, channel: int, comm: Any, sites: Sites, why: str) -> None:
     until = time.monotonic() + _LAST_S
     while library.commplan_channel_busy(channel) and time.monotonic() < until:
@@ -207,7 +194,7 @@ def _end(library: Any, channel: int, comm: Any, sites: Sites, why: str) -> None:
 def _depart(mark: list[bool], library: Any, channel: int, comm: Any, sites: Sites, kept: object) -> None:
     """kept: what the engine still points to."""
     try:
-        _settle(own=False)
+        drain(own=False)
         _end(library, channel, comm, sites, "")
     finally:
         del kept

@@ -11,7 +11,8 @@ import os, warnings
 import jax, numpy as np
 from mpi4py import MPI
 from commplan.ir.plan import Algorithm
-from commplan.lowering.mpi.collectives import Channel, Spec, _close_all
+from commplan.lowering.mpi.collectives import Channel, Spec
+from commplan.lowering.mpi.drain import _drain
 comm = MPI.COMM_WORLD
 channel = Channel(comm)
 def run(x, form="call"):
@@ -57,7 +58,7 @@ def test_a_forked_process_waits_for_no_thread_of_its_parent():
         "assert (run(x, 'split') == 2 * x).all()\n"
         "child = os.fork()\n"
         "if child == 0:\n"
-        "    _close_all()\n"
+        "    _drain()\n"
         "    os._exit(7)\n"
         "assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7\n"
         "assert (run(x, 'split') == 2 * x).all()\n"
