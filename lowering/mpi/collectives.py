@@ -20,7 +20,6 @@ import numpy as np
 from commplan.collectives.program import REDUCING
 from commplan.diagnostics import CommplanError, fail
 from commplan.ir.schedule import ReduceOp
-from commplan.lowering.jax import _compat
 from commplan.lowering.jax.backend import Lay
 from commplan.lowering.jax.untyped import jax, jnp
 from commplan.lowering.mpi import build, primitives, rounds
@@ -39,7 +38,7 @@ class Pending(NamedTuple):
     """A collective that has been started. `finish` must be in the same jit as `start`."""
 
     xs: Sequence[Array]
-    results: Sequence[Array]
+    results: list[Array]
     handle: Array | None  # None: there was nothing to do, or it is done
     number: int
 
@@ -130,11 +129,11 @@ class Channel:
         results = [jax.ShapeDtypeStruct(shape, dtype) for shape in given.shapes]
         whole = self._number(jax.ShapeDtypeStruct((taken.size,), dtype), spec)
         number = self._packed(whole, taken, given, np.dtype(dtype).itemsize)
-        if spec.form == "split" and _compat.recording() is not None:
-            pending, handle, after = primitives.start(xs, token, results, number)
-            return Pending(xs, pending, handle, number), after
-        done, after = primitives.call(xs, token, results, number)
-        return Pending(xs, done, None, -1), after
+        if spec.form != "split":
+            done, after = primitives.call(xs, token, results, number)
+            return Pending(xs, done, None, -1), after
+        pending, handle, after = primitives.start(xs, token, results, number)
+        return Pending(xs, pending, handle, number), after
 
     def end(self, pending: Pending, token: Array) -> tuple[Sequence[Array], Array]:
         """Wait for what was begun: its results, and the token for what follows."""
@@ -146,11 +145,10 @@ class Channel:
         """Begin the collective of `x`; a thread of this process moves it on meanwhile."""
         shape = self._result(x, spec)
         if self._nothing(x, spec):
-            return Pending((x,), (x.reshape(shape),), None, -1), token
-        # Without jit a result does not stay where it was begun.
-        if self._library is None or _compat.recording() is None:
+            return Pending((x,), [x.reshape(shape)], None, -1), token
+        if self._library is None:
             y, token = self.run(x, dataclasses.replace(spec, form="call"), token)
-            return Pending((x,), (y,), None, -1), token
+            return Pending((x,), [y], None, -1), token
         if not self.groups.concurrent:
             fail("CP0833", "this MPI may be called by one thread at a time, and form `split` needs two")
         number = self._number(x, spec)

@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 
 from commplan.diagnostics import fail
-from commplan.lowering.jax import _compat
 from commplan.lowering.jax.untyped import jax, jnp
 from commplan.lowering.mpi import primitives
 from commplan.lowering.mpi.drain import drain
@@ -85,10 +84,6 @@ class Service:
     def begin(self, site: Site, xs: Sequence[Array]) -> Callable[[], list[Array]]:
         number = self._number(site)
         results = [jax.ShapeDtypeStruct((b.size,), jnp.dtype(b.dtype.numpy_name)) for b in site.down]
-        if _compat.recording() is None:  # without jit a result does not stay where it was begun
-            ys, token = primitives.call(xs, self._order.take(), results, number)
-            self._order.put(token)
-            return lambda: ys
         pending, handle, token = primitives.start(xs, self._order.take(), results, number)
         self._order.put(token)
 
