@@ -19,6 +19,7 @@ from commplan.lowering.jax.backend import Lay
 from commplan.lowering.jax.untyped import lax
 from commplan.lowering.mpi.collectives import Channel, Spec
 from commplan.lowering.mpi.service import Service, goodbye
+from commplan.lowering.mpi.spec import NATIVE
 from commplan.lowering.programs import spreads
 from commplan.protocol.sites import Sites
 
@@ -144,6 +145,16 @@ class MpiBackend:
         )
 
 
+def _communicator(op: Collective, channel: Channel) -> None:
+    """Make it here, where all ranks are: one may come to its collectives while others compile theirs."""
+    if channel.groups.ways(op.axes) == 1:
+        return
+    if channel.engine is None or op.form == "rounds":
+        channel.groups.blocking(op.axes)
+    elif op.algorithm == NATIVE or op.kind == "all_to_all":
+        channel.groups.native(op.axes)
+
+
 def line(op: Collective, file: str) -> str:
     """Where `op` stands in the plan, for errors."""
     return f"line {op.span.line} of {file or 'the plan'} waits for it"
@@ -157,6 +168,10 @@ def backend_of(schedule: Schedule, comm: Any, found: Sites, whole: Any = None) -
     """
     sizes, order, file = schedule.mesh_sizes, Order(), schedule.file
     channel, service = Channel(comm, sizes), None
+    for phase in schedule.phases:
+        for op in phase.ops:
+            if isinstance(op, Collective):
+                _communicator(op, channel)
     if found.servers:
         if channel.engine is None:
             goodbye(whole, found)

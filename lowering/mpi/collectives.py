@@ -10,11 +10,8 @@ are tied together by their tokens.
 
 from __future__ import annotations
 
-import atexit
 import dataclasses
-import os
 import warnings
-import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -23,11 +20,11 @@ import numpy as np
 from commplan.collectives.program import REDUCING
 from commplan.diagnostics import CommplanError, fail
 from commplan.ir.schedule import ReduceOp
-from commplan.lowering.jax import _compat
 from commplan.lowering.jax.backend import Lay
 from commplan.lowering.jax.untyped import jax, jnp
 from commplan.lowering.mpi import build, primitives, rounds
 from commplan.lowering.mpi.choose import choice
+from commplan.lowering.mpi.drain import at_exit, drain
 from commplan.lowering.mpi.groups import Groups
 from commplan.lowering.mpi.instructions import RECEIVE_REDUCE, Instructions, instructions
 from commplan.lowering.mpi.spec import KINDS, Spec
@@ -41,7 +38,7 @@ class Pending(NamedTuple):
     """A collective that has been started. `finish` must be in the same jit as `start`."""
 
     xs: Sequence[Array]
-    results: Sequence[Array]
+    results: list[Array]
     handle: Array | None  # None: there was nothing to do, or it is done
     number: int
 
@@ -62,7 +59,7 @@ class Channel:
             self._channel = self._library.commplan_channel_open(self.groups.own.py2f(), 1)
         self._numbers: dict[Any, int] = {}
         self._ends: dict[int, tuple[Any, Any]] = {}  # of lists: `Instructions.last` and `late`
-        _open.add(self)
+        at_exit()
 
     @property
     def engine(self) -> Any:
@@ -84,8 +81,10 @@ class Channel:
         return None
 
     def close(self) -> None:
-        """Stop the progress thread. What was compiled for this channel fails from now on."""
+        """Wait for what has been dispatched. What was compiled for this channel fails from now on, and what
+        other ranks have begun on it and this one has not fails there."""
         if self._channel is not None:
+            drain(own=True)
             self._library.commplan_channel_close(self._channel)
             self._channel = None
 
@@ -130,11 +129,11 @@ class Channel:
         results = [jax.ShapeDtypeStruct(shape, dtype) for shape in given.shapes]
         whole = self._number(jax.ShapeDtypeStruct((taken.size,), dtype), spec)
         number = self._packed(whole, taken, given, np.dtype(dtype).itemsize)
-        if spec.form == "split" and _compat.recording() is not None:
-            pending, handle, after = primitives.start(xs, token, results, number)
-            return Pending(xs, pending, handle, number), after
-        done, after = primitives.call(xs, token, results, number)
-        return Pending(xs, done, None, -1), after
+        if spec.form != "split":
+            done, after = primitives.call(xs, token, results, number)
+            return Pending(xs, done, None, -1), after
+        pending, handle, after = primitives.start(xs, token, results, number)
+        return Pending(xs, pending, handle, number), after
 
     def end(self, pending: Pending, token: Array) -> tuple[Sequence[Array], Array]:
         """Wait for what was begun: its results, and the token for what follows."""
@@ -146,11 +145,10 @@ class Channel:
         """Begin the collective of `x`; a thread of this process moves it on meanwhile."""
         shape = self._result(x, spec)
         if self._nothing(x, spec):
-            return Pending((x,), (x.reshape(shape),), None, -1), token
-        # Without jit a result does not stay where it was begun.
-        if self._library is None or _compat.recording() is None:
+            return Pending((x,), [x.reshape(shape)], None, -1), token
+        if self._library is None:
             y, token = self.run(x, dataclasses.replace(spec, form="call"), token)
-            return Pending((x,), (y,), None, -1), token
+            return Pending((x,), [y], None, -1), token
         if not self.groups.concurrent:
             fail("CP0833", "this MPI may be called by one thread at a time, and form `split` needs two")
         number = self._number(x, spec)
@@ -290,14 +288,3 @@ def _layout(lay: Lay, itemsize: int) -> Any:
 
 def _numbers(values: Any, dtype: Any) -> Any:
     return np.ascontiguousarray(np.asarray(values, dtype))
-
-
-_open: weakref.WeakSet[Channel] = weakref.WeakSet()
-os.register_at_fork(after_in_child=_open.clear)  # threads stay with the parent: there are none to wait for
-
-
-@atexit.register
-def _close_all() -> None:
-    """Before mpi4py finalizes MPI: no thread of ours may still call it."""
-    for channel in list(_open):
-        channel.close()

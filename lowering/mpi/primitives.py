@@ -1,9 +1,8 @@
 """The engine's doors as JAX primitives.
 
 XLA is told that the calls have side effects and drops none. JAX is not: it calls a function with effects from
-Python each time, which takes 30 us longer than its fast way. So a call whose results nothing needs, its token
-included, may be left out while a function is traced, on all ranks alike if they trace the same. All but
-`finish`: without it the memory of the result would be used again while messages still arrive in it.
+Python each time, which takes 30 us longer than its fast way. A rule of their own makes it keep them all the
+same, so that a rank that makes nothing of a result, or does not compile, issues what the others do.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, partial_eval
 
 from commplan.diagnostics import fail
+from commplan.lowering.jax import _compat
 from commplan.lowering.jax.untyped import jax
 
 Array = Any
@@ -38,11 +38,14 @@ def _declare(name: str, aliases: dict[int, int]) -> Any:
         del results
         return rule(ctx, *operands, program=np.int64(program))
 
+    compiled = jax.jit(primitive.bind, static_argnames=("results", "program"))
+
     def alone(*operands: Any, **how: Any) -> Any:
         with jax.disable_jit(False):  # else it would come back here
-            return jax.jit(functools.partial(primitive.bind, **how))(*operands)
+            return compiled(*operands, **how)
 
     primitive.def_abstract_eval(abstract)
+    cast("Any", partial_eval).dce_rules[primitive] = _needed
     cast("Any", ad).primitive_jvps[primitive] = _no_derivative
     cast("Any", batching).primitive_batchers[primitive] = _no_batches
     primitive.def_impl(alone)
@@ -81,9 +84,7 @@ def _primitive(name: str, inputs: int, outputs: int) -> Any:
         return _declare(name, {inputs: outputs})
     if name == "start":
         return _declare(name, {inputs: outputs + 1})
-    finish = _declare(name, {inputs + i: i for i in range(outputs)} | {inputs + outputs + 1: outputs})
-    cast("Any", partial_eval).dce_rules[finish] = _needed
-    return finish
+    return _declare(name, {inputs + i: i for i in range(outputs)} | {inputs + outputs + 1: outputs})
 
 
 def _bind(primitive: Any, operands: Sequence[Array], results: Sequence[Any], program: int) -> list[Array]:
@@ -101,8 +102,19 @@ def call(
 
 def start(
     xs: Sequence[Array], token: Array, results: Sequence[Any], program: int
-) -> tuple[list[Array], Array, Array]:
-    """xs, token -> the results to be, their handle, token."""
+) -> tuple[list[Array], Array | None, Array]:
+    """xs, token -> the results to be, their handle, token.
+
+    Without a trace a result does not stay where it was begun: then it is finished here, and has no handle.
+    """
+    if _compat.recording() is None:
+
+        def both(xs: Sequence[Array], token: Array) -> tuple[list[Array], Array]:
+            return finish(xs, *start(xs, token, results, program), program)
+
+        with jax.disable_jit(False):
+            ys, after = jax.jit(both)(xs, token)
+        return ys, None, after
     handle = jax.ShapeDtypeStruct((2,), np.int32)
     primitive = _primitive("start", len(xs), len(results))
     *pending, number, after = _bind(primitive, (*xs, token), (*results, handle, token), program)
@@ -110,9 +122,11 @@ def start(
 
 
 def finish(
-    xs: Sequence[Array], pending: Sequence[Array], handle: Array, token: Array, program: int
+    xs: Sequence[Array], pending: list[Array], handle: Array | None, token: Array, program: int
 ) -> tuple[list[Array], Array]:
     """xs, the results to be, handle, token -> ys, token."""
+    if handle is None:
+        return pending, token
     primitive = _primitive("finish", len(xs), len(pending))
     *ys, after = _bind(primitive, (*xs, *pending, handle, token), (*pending, token), program)
     return ys, after

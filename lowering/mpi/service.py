@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 
 from commplan.diagnostics import fail
-from commplan.lowering.jax import _compat
 from commplan.lowering.jax.untyped import jax, jnp
 from commplan.lowering.mpi import primitives
+from commplan.lowering.mpi.drain import drain
 from commplan.lowering.mpi.shared import Region, regions, shares
 from commplan.lowering.mpi.untyped import MPI
 from commplan.protocol.sites import LEAVE, Buffer, Site, Sites
@@ -84,10 +84,6 @@ class Service:
     def begin(self, site: Site, xs: Sequence[Array]) -> Callable[[], list[Array]]:
         number = self._number(site)
         results = [jax.ShapeDtypeStruct((b.size,), jnp.dtype(b.dtype.numpy_name)) for b in site.down]
-        if _compat.recording() is None:  # without jit a result does not stay where it was begun
-            ys, token = primitives.call(xs, self._order.take(), results, number)
-            self._order.put(token)
-            return lambda: ys
         pending, handle, token = primitives.start(xs, self._order.take(), results, number)
         self._order.put(token)
 
@@ -167,7 +163,7 @@ class Service:
         """
         if self._channel is None:
             return
-        _settle(own=True)
+        drain(own=True)
         channel, self._channel = self._channel, None
         _end(self._library, channel, self.comm, self.sites, why)
 
@@ -182,20 +178,6 @@ class Service:
         _thread.start_new_thread(_depart, (mark, self._library, channel, self.comm, self.sites, kept))
 
 
-def _settle(*, own: bool) -> None:
-    """Wait for what has been dispatched: requests that have not begun come before the last word.
-
-    own: by this thread, whose programs XLA runs in their order.
-    """
-    waiting = list(jax.live_arrays())
-    with contextlib.suppress(Exception):
-        if own:
-            waiting.append(jax.jit(jnp.negative)(jnp.zeros(())))
-    for array in waiting:
-        with contextlib.suppress(Exception):  # what failed has ended, too
-            array.block_until_ready()
-
-
 def _end(library: Any, channel: int, comm: Any, sites: Sites, why: str) -> None:
     until = time.monotonic() + _LAST_S
     while library.commplan_channel_busy(channel) and time.monotonic() < until:
@@ -207,7 +189,7 @@ def _end(library: Any, channel: int, comm: Any, sites: Sites, why: str) -> None:
 def _depart(mark: list[bool], library: Any, channel: int, comm: Any, sites: Sites, kept: object) -> None:
     """kept: what the engine still points to."""
     try:
-        _settle(own=False)
+        drain(own=False)
         _end(library, channel, comm, sites, "")
     finally:
         del kept

@@ -11,7 +11,8 @@ import os, warnings
 import jax, numpy as np
 from mpi4py import MPI
 from commplan.ir.plan import Algorithm
-from commplan.lowering.mpi.collectives import Channel, Spec, _close_all
+from commplan.lowering.mpi.collectives import Channel, Spec
+from commplan.lowering.mpi.drain import _drain
 comm = MPI.COMM_WORLD
 channel = Channel(comm)
 def run(x, form="call"):
@@ -57,7 +58,7 @@ def test_a_forked_process_waits_for_no_thread_of_its_parent():
         "assert (run(x, 'split') == 2 * x).all()\n"
         "child = os.fork()\n"
         "if child == 0:\n"
-        "    _close_all()\n"
+        "    _drain()\n"
         "    os._exit(7)\n"
         "assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7\n"
         "assert (run(x, 'split') == 2 * x).all()\n"
@@ -78,3 +79,37 @@ def test_after_mpis_end_a_call_is_an_error():
         "    print('told' if 'MPI has been finalized' in str(error) else error)\n"
     )
     assert mpirun.run(2, BEGIN + code).split() == ["told", "told"]
+
+
+def test_a_rank_without_jit_issues_what_the_others_compile():
+    """Begun or called at once, and whatever of it is used."""
+    code = (
+        "jax.config.update('jax_disable_jit', comm.rank == 1)\n"
+        "def drop(spec, x, y, token):\n"
+        "    one, token = channel.start(x, spec, token)\n"
+        "    one, token = channel.finish(one, token)\n"
+        "    channel.run(y, spec, token)\n"
+        "    return one\n"
+        "for name in ('ring', 'native'):\n"
+        "    for form in ('call', 'split'):\n"
+        "        spec = Spec('all_reduce', algorithm=Algorithm(name), form=form)\n"
+        "        step = jax.jit(lambda *xs: drop(spec, *xs))\n"
+        "        for _ in range(3):\n"
+        "            assert (step(x, x[:3], channel.token()) == 2 * x).all()\n"
+    )
+    mpirun.run(2, BEGIN + code, timeout=90)
+
+
+def test_a_rank_without_jit_meets_the_others_for_communicators():
+    """They compile all collectives before the first one runs."""
+    code = (
+        "import commplan\n"
+        "plan = 'plan p\\naxis a = 2\\naxis b = 2\\ninput x : f32[5] partial a\\n'\n"
+        "plan += 'input z : f32[5] partial a, b\\neach step {\\n y = reduce x over a by sum\\n'\n"
+        "plan += ' w = reduce z over a, b by sum\\n output y, w\\n}'\n"
+        "jax.config.update('jax_disable_jit', comm.rank == 1)\n"
+        "bound = commplan.loads(plan).compile(comm).bind(comm)\n"
+        "out, _ = bound.step(bound.init(), x=x, z=x)\n"
+        "assert (out.y == 2 * x).all() and (out.w == 4 * x).all()\n"
+    )
+    mpirun.run(4, BEGIN + code, timeout=90)

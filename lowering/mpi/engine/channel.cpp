@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <map>
 
 #include "engine.h"
@@ -26,6 +27,7 @@ constexpr int64_t kShortest = 10'000, kLongest = 250'000, kBulk = 50'000;
 
 constexpr uint64_t kSlice = 100'000;  // nanoseconds
 constexpr int kAbove = 5;            // levels of niceness
+
 
 // Gives way to others at first, then sleeps, longer and longer. Where many messages are under way there is
 // always one that can wait: then it sleeps at once.
@@ -102,8 +104,10 @@ void be_let_in_soon() {
 
 struct Channel::Flight {
   int64_t handle;
-  std::unique_ptr<Operation> operation;
+  std::unique_ptr<Operation> operation;  // the progress thread's
   bool ended;
+  std::string error;
+  const void* output;
 };
 
 Channel::Channel(MPI_Comm comm, bool together) : comm(comm), together_(together) {
@@ -111,13 +115,12 @@ Channel::Channel(MPI_Comm comm, bool together) : comm(comm), together_(together)
   int* bound = nullptr;
   int found = 0, size = 0;
   MPI_Comm_get_attr(comm, MPI_TAG_UB, &bound, &found);
-  if (found) tags_ = static_cast<int64_t>(*bound) + 1;
+  if (found) tags_ = *bound;  // the last one says that a rank leaves
   MPI_Comm_size(comm, &size);
-  sent_.resize(size);
-  received_.resize(size);
+  MPI_Comm_rank(comm, &own_);
+  for (auto* each : {&sent_, &received_, &begun_, &said_}) each->resize(size);
+  lasts_.resize(size, kHere);
 }
-
-Channel::~Channel() { stop(); }
 
 int64_t Channel::reserve_sends(int rank, int64_t count) {
   sent_[rank] += count;
@@ -157,15 +160,13 @@ void Channel::give(std::unique_ptr<char[]> buffer, int64_t capacity) {
   buffers_.emplace_back(capacity, std::move(buffer));
 }
 
-std::string Channel::broken() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  return broken_;
-}
-
 void Channel::fail(const std::string& error) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  broken_ = error;
-  fails_ = true;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (broken_.empty()) broken_ = error;
+    fails_ = true;
+  }
+  leave();
 }
 
 void Channel::uses(MPI_Comm other) {
@@ -199,77 +200,123 @@ std::string Channel::explain(int code, const char* call, const std::string& wher
   return named + (ranks.size() > 1 ? " have died" : " has died") + line;
 }
 
-bool Channel::busy() {
+std::string Channel::enter() {
   std::lock_guard<std::mutex> lock(mutex_);
-  return driven_.load() > 0 || std::any_of(flights_.begin(), flights_.end(), [](auto& f) { return !f->ended; });
+  if (!closed_.empty()) return closed_;
+  if (!broken_.empty()) return "an earlier operation failed: " + broken_;
+  ++inside_;
+  return {};
 }
 
-std::string Channel::drive(Operation& operation) {
-  ++driven_;
+bool Channel::resting() const {
+  return std::all_of(flights_.begin(), flights_.end(), [](auto& f) { return f->ended; });
+}
+
+bool Channel::busy() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return inside_ > 0 || !resting();
+}
+
+void Channel::rest() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  news_.wait(lock, [&] { return resting(); });
+}
+
+std::string Channel::drive(std::unique_ptr<Operation> operation) {
+  bool blocks = operation->blocks();
+  if (blocks) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    blocking_.push_back(operation.get());
+    run_beside();
+  }
   Patience patience(kCaller);
-  while (!operation.done()) {
-    if (operation.step()) {
-      patience.moved(operation.bulk());
+  int64_t looked = 0;
+  while (!operation->done()) {
+    if (operation->step()) {
+      patience.moved(operation->bulk());
     } else {
       patience.wait();
+      if (!together_ || (!fails() && now() - looked < kLook)) continue;
+      looked = now();
+      break_off(*operation);
     }
   }
-  --driven_;
-  if (operation.failed()) fail(operation.error());
-  return operation.error();
+  if (blocks) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    blocking_.erase(std::find(blocking_.begin(), blocking_.end(), operation.get()));
+  }
+  std::string error = operation->error();
+  operation.reset();
+  if (!error.empty()) fail(error);
+  std::lock_guard<std::mutex> lock(mutex_);
+  --inside_;
+  news_.notify_all();
+  return error;
 }
 
 int64_t Channel::start(std::unique_ptr<Operation> operation) {
   std::lock_guard<std::mutex> lock(mutex_);
-  flights_.push_back(std::make_unique<Flight>(Flight{++handles_, std::move(operation), false}));
-  if (!thread_.joinable()) thread_ = std::thread([this] { progress(); });
+  flights_.push_back(std::make_unique<Flight>(Flight{++handles_, std::move(operation), false, {}, nullptr}));
+  --inside_;
+  run_beside();
   work_.notify_one();
   return handles_;
 }
 
 std::string Channel::finish(int64_t handle, const void* output) {
   std::unique_lock<std::mutex> lock(mutex_);
-  auto it = std::find_if(flights_.begin(), flights_.end(), [=](auto& f) { return f->handle == handle; });
+  auto mine = [=](auto& f) { return f->handle == handle; };
+  auto it = std::find_if(flights_.begin(), flights_.end(), mine);
   if (it == flights_.end()) return "an operation is finished that was never started, or for the second time";
   Flight& flight = **it;
   news_.wait(lock, [&] { return flight.ended; });
-  std::string error = flight.operation->error();
-  if (error.empty() && flight.operation->output() != output) {
+  std::string error = flight.error;
+  if (error.empty() && flight.output != output) {
     error = "the result has moved in memory since its operation was started: start and finish must be in one jit";
   }
-  it = std::find_if(flights_.begin(), flights_.end(), [=](auto& f) { return f->handle == handle; });
-  std::unique_ptr<Flight> done = std::move(*it);
-  flights_.erase(it);
-  lock.unlock();  // an operation that ends gives its buffers back
+  flights_.erase(std::find_if(flights_.begin(), flights_.end(), mine));
   return error;
+}
+
+// Under `mutex_`.
+void Channel::run_beside() {
+  if (thread_.joinable()) return;
+  int threads = MPI_THREAD_SINGLE;
+  MPI_Query_thread(&threads);
+  if (threads == MPI_THREAD_MULTIPLE) thread_ = std::thread([this] { progress(); });
 }
 
 void Channel::progress() {
   be_let_in_soon();
   Rounding rounding;  // a thread begins with that of the thread that made it, which is XLA's
   Patience patience(kBeside);
-  std::vector<Flight*> active;
+  std::vector<Flight*> active, over;
   std::map<int32_t, int64_t> ahead;  // by way, the bytes of the operations before
+  int64_t looked = 0;
   for (;;) {
+    for (Flight* flight : over) {
+      flight->error = flight->operation->error();
+      flight->output = flight->operation->output();
+      flight->operation.reset();
+      if (!flight->error.empty()) fail(flight->error);
+    }
     {
       std::unique_lock<std::mutex> lock(mutex_);
-      for (Flight* flight : active) {
-        if (!flight->operation->done()) continue;
-        flight->ended = true;
-        if (!flight->operation->failed()) continue;
-        if (broken_.empty()) broken_ = flight->operation->error();
-        fails_ = true;
+      for (Flight* flight : over) flight->ended = true;
+      if (!over.empty()) news_.notify_all();
+      auto awake = [&] { return stopping_ || !resting(); };
+      // MPI's own collectives wait in other threads, which cannot look.
+      while (!awake() && (blocking_.empty() || now() - looked < kLook)) {
+        work_.wait_for(lock, std::chrono::nanoseconds(kLook));
       }
-      auto ended = [](auto& f) { return f->ended; };
-      if (std::any_of(active.begin(), active.end(), ended)) news_.notify_all();
-      work_.wait(lock, [&] { return stopping_ || !std::all_of(flights_.begin(), flights_.end(), ended); });
       if (stopping_) return;
       active.clear();
+      over.clear();
       for (auto& flight : flights_) {
         if (!flight->ended) active.push_back(flight.get());
       }
     }
-    bool moved = false, ended = false, bulk = true;
+    bool moved = false, bulk = true;
     ahead.clear();
     for (Flight* flight : active) {
       int64_t own = flight->operation->nbytes();
@@ -279,23 +326,23 @@ void Channel::progress() {
       for (int32_t way : ways) ahead[way] += own;
       moved |= flight->operation->step();
       bulk &= flight->operation->bulk();
-      ended |= flight->operation->done();
     }
-    if (moved || ended) {
+    if (together_ && (fails() || now() - looked >= kLook)) {
+      looked = now();
+      for (Flight* flight : active) {
+        if (!flight->operation->done()) break_off(*flight->operation);
+      }
+      std::lock_guard<std::mutex> lock(mutex_);
+      for (Operation* operation : blocking_) break_off(*operation);
+    }
+    for (Flight* flight : active) {
+      if (flight->operation->done()) over.push_back(flight);
+    }
+    if (moved || !over.empty()) {
       patience.moved(bulk);
-    } else {
+    } else if (!active.empty()) {
       patience.wait();
     }
   }
 }
-
-void Channel::stop() {
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    stopping_ = true;
-    work_.notify_one();
-  }
-  if (thread_.joinable()) thread_.join();
-}
-
 }  // namespace commplan

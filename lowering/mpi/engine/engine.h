@@ -67,6 +67,7 @@ struct Native {
   std::string where;
   Collective kind;
   MPI_Comm comm;
+  std::vector<int32_t> ranks;  // the others of `comm`, as ranks of the channel
   int64_t count;  // elements of what every rank gives; of one block where there is one for each rank
   int root;
   DType dtype;
@@ -131,12 +132,20 @@ struct Request {
 
 class Channel;
 
-// One thing to be driven until it is done.
+// A rank that an operation exchanges messages with. `number`: of the operations that the two have in common.
+struct Partner {
+  int32_t rank;
+  int64_t number;
+};
+
+// One thing to be driven until it is done. Once destroyed, nothing writes to its buffers any more.
 class Operation {
  public:
   Operation(Channel& channel, const std::string& where) : channel_(channel), where_(where) {}
   virtual ~Operation() = default;
   virtual bool step() = 0;  // true where something happened
+  virtual bool blocks() const { return false; }  // whether `step` waits for other ranks
+  virtual void break_off(const std::string& why) { error_ = why, done_ = true; }  // where it blocks, by another thread
   virtual bool bulk() const { return false; }  // many messages: one more or less matters little
   virtual int64_t nbytes() const { return 0; }  // that are still on their way, of what may wait for its turn
   virtual const std::vector<int32_t>& ways() const { return none_; }  // those that it takes: 2 rank to it, + 1 from it
@@ -144,14 +153,18 @@ class Operation {
   bool failed() const { return !error_.empty(); }
   const std::string& error() const { return error_; }
   const void* output() const { return output_; }
+  const std::string& where() const { return where_; }
+  virtual const std::vector<Partner>& partners() const { return partners_; }
 
  protected:
   bool check(int code, const char* call, int rank = -1, const std::string& name = {});
+  void join(const std::vector<int32_t>& ranks);
   Channel& channel_;
   const std::string& where_;
   void* output_ = nullptr;
   bool done_ = false;
   std::string error_;
+  std::vector<Partner> partners_;
 
  private:
   static inline const std::vector<int32_t> none_;
@@ -183,13 +196,11 @@ class Packing {
 
 std::unique_ptr<Operation> run_list(Channel& channel, const List& list, const void* input, void* output,
                                     Packing* packing = nullptr);
+// blocks: whether MPI's own collective is one call, rather than begun and tested.
 std::unique_ptr<Operation> run_packed(Channel& channel, const Packed& packed, std::vector<const void*> from,
-                                      std::vector<void*> to);
-std::string call_packed(Channel& channel, const Packed& packed, std::vector<const void*> from,
-                        std::vector<void*> to);  // MPI's own; blocks
-std::unique_ptr<Operation> run_native(Channel& channel, const Native& native, const void* input, void* output);
-// Blocks; an error or nothing.
-std::string call_native(Channel& channel, const Native& native, const void* input, void* output);
+                                      std::vector<void*> to, bool blocks);
+std::unique_ptr<Operation> run_native(Channel& channel, const Native& native, const void* input, void* output,
+                                      bool blocks);
 std::unique_ptr<Operation> run_request(Channel& channel, const Request& request, std::vector<const void*> inputs,
                                        std::vector<void*> outputs);
 void meet(const Meeting& x, int64_t begin, int64_t end, const void* input, void* output, const double factors[2]);
@@ -199,16 +210,21 @@ double number(const void* scalar, DType dtype);
 bool lost(int code);                          // whether an error says that a process died, or that others found so
 std::vector<int> dead(MPI_Comm comm);         // those known to have died
 void revoke(MPI_Comm comm);                   // whoever waits on it, anywhere, gets an error
-void drain(std::vector<MPI_Request>& requests);  // until nothing more arrives, for a while at most
+bool drain(std::vector<MPI_Request>& requests);  // until nothing more arrives, or false after a while
 int64_t now();                                // nanoseconds
+constexpr int64_t kLook = 100'000'000;        // between two looks at who has left
 void doze(int64_t nanoseconds);
 
 // What all operations of one communicator share. Operations must begin in the same order on every rank, but for
-// requests. `together`: what fails on one rank ends on all of them.
+// requests. `together`: what fails on one rank ends on all of them, and a rank that leaves tells the others how many
+// operations it has begun with each, so that nobody waits for more.
+//
+// A channel is never freed: XLA may call a program of it at any time, and is told that it is closed.
 class Channel {
  public:
+  static constexpr int64_t kHere = INT64_MAX, kFailed = -1;  // instead of the last operation of a rank
+
   Channel(MPI_Comm comm, bool together);
-  ~Channel();
 
   // The tags of the next messages to and from a rank: no two in flight between two ranks are alike.
   int64_t reserve_sends(int rank, int64_t count);
@@ -218,11 +234,16 @@ class Channel {
   std::unique_ptr<char[]> take(int64_t nbytes, int64_t* capacity);  // a used buffer, or a new one
   void give(std::unique_ptr<char[]> buffer, int64_t capacity);
 
+  // An operation begins with `enter`, under `order`: why it may not, or nothing. Then comes `start` or `drive`.
+  std::string enter();
+  int64_t next(int rank) { return ++begun_[rank]; }     // of the operations in common with a rank
   int64_t start(std::unique_ptr<Operation> operation);  // hands it to the progress thread
   std::string finish(int64_t handle, const void* output);
-  std::string drive(Operation& operation);  // by the calling thread, until done
-  bool busy();                              // whether something is under way
-  void stop();                              // joins the progress thread
+  std::string drive(std::unique_ptr<Operation> operation);  // by the calling thread, until done
+  void rest();                                              // waits until nothing that was started is under way
+  bool busy();                                              // whether something is under way
+  void close(const std::string& why);  // begins nothing more, and waits for what is under way
+  void await_others();                 // until every other rank has left, too
 
   // Requests send one after another, in the order in which they began.
   int64_t take_turn() { return turns_++; }
@@ -230,17 +251,23 @@ class Channel {
   void pass_turn(int64_t turn) { turn_.store(turn + 1); }
 
   void uses(MPI_Comm other);  // a communicator that goes down with this one
+  std::string missing(const Operation& operation);   // which rank has left without it, or empty
+  std::vector<int32_t> others(MPI_Comm comm) const;  // the ranks there, but for this one
   std::string explain(int code, const char* call, const std::string& where, int rank, const std::string& name);
 
   const MPI_Comm comm;
   std::mutex order;  // held while an operation begins
-  std::string broken();  // why nothing more can run, or empty
   bool fails() const { return fails_.load(); }
-  void fail(const std::string& error);
 
  private:
   struct Flight;
   void progress();
+  void run_beside();  // the progress thread, where there is none yet
+  void fail(const std::string& error);
+  void leave();        // tells the other ranks
+  bool listen();       // takes in which of them have left; false where MPI fails
+  void break_off(Operation& operation);  // where it would never end
+  bool resting() const;
 
   const bool together_;
   std::vector<MPI_Comm> others_;
@@ -251,14 +278,24 @@ class Channel {
   std::mutex mutex_;
   std::condition_variable work_, news_;
   std::vector<std::unique_ptr<Flight>> flights_;
+  std::vector<Operation*> blocking_;  // that other threads have called
+  std::vector<int64_t> begun_;        // by rank
   std::vector<std::pair<int64_t, std::unique_ptr<char[]>>> buffers_;  // that are kept for the next operations
   int64_t used_ = 0, kept_ = 0, most_ = 0;  // bytes of buffers; no more are kept than were in use at once
   std::thread thread_;
-  std::string broken_;
+  std::string broken_, closed_;  // why nothing more can begin
   std::atomic<bool> fails_{false};
-  std::atomic<int> driven_{0};
+  int inside_ = 0;  // calls that have entered
   int64_t handles_ = 0;
-  bool stopping_ = false;
+  bool stopping_ = false, left_ = false;
+  int own_ = 0;  // this rank
+  std::mutex leaving_;
+  std::vector<int64_t> lasts_;  // by rank that has left: the last operation that it began with this one
+  std::vector<int64_t> said_;   // and what this rank has said to it
+  std::vector<MPI_Request> saying_;
 };
+
+Channel* open_channel(MPI_Comm comm, bool together);
+void end_job(const std::string& why);  // where one of MPI's own collectives never ends
 
 }  // namespace commplan

@@ -55,14 +55,14 @@ void revoke(MPI_Comm) {}
 
 #endif
 
-void drain(std::vector<MPI_Request>& requests) {
+bool drain(std::vector<MPI_Request>& requests) {
   constexpr int64_t kLongest = 2'000'000'000, kLook = 1'000'000;
   std::vector<int> indices(requests.size());
   std::vector<MPI_Status> statuses(requests.size());
   for (int64_t until = now() + kLongest; now() < until; doze(kLook)) {
     int some = 0;
     MPI_Testsome(static_cast<int>(requests.size()), requests.data(), &some, indices.data(), statuses.data());
-    if (some == MPI_UNDEFINED) return;  // none is left
+    if (some == MPI_UNDEFINED) return true;  // none is left
     for (int k = 0; k < some; ++k) {
       if (requests[indices[k]] != MPI_REQUEST_NULL) MPI_Request_free(&requests[indices[k]]);
     }
@@ -70,6 +70,7 @@ void drain(std::vector<MPI_Request>& requests) {
   for (MPI_Request& request : requests) {
     if (request != MPI_REQUEST_NULL) MPI_Request_free(&request);
   }
+  return false;
 }
 
 }  // namespace commplan

@@ -84,26 +84,30 @@ Buffers buffers(XLA_FFI_CallFrame* frame, int64_t inputs, int64_t outputs) {
   return found;
 }
 
-std::unique_ptr<Operation> begin(Callable& x, XLA_FFI_CallFrame* frame, int64_t inputs, int64_t outputs) {
-  std::lock_guard<std::mutex> lock(x.channel->order);
-  if (x.list) return run_list(*x.channel, *x.list, argument(frame, 0), result(frame, 0));
-  if (x.native) return run_native(*x.channel, *x.native, argument(frame, 0), result(frame, 0));
+// An operation, or why there is none.
+struct Begun {
+  std::unique_ptr<Operation> operation;
+  std::string error;
+};
+
+Begun begin(Callable* x, XLA_FFI_CallFrame* frame, int64_t inputs, int64_t outputs, bool blocks) {
+  if (x == nullptr) return {nullptr, "this program was compiled by another process"};
+  Channel& channel = *x->channel;
+  std::lock_guard<std::mutex> lock(channel.order);
+  std::string error = channel.enter();
+  if (!error.empty()) return {nullptr, error};
+  if (x->list) return {run_list(channel, *x->list, argument(frame, 0), result(frame, 0)), {}};
+  if (x->native) return {run_native(channel, *x->native, argument(frame, 0), result(frame, 0), blocks), {}};
   auto [from, to] = buffers(frame, inputs, outputs);
-  if (x.packed) return run_packed(*x.channel, *x.packed, std::move(from), std::move(to));
-  return run_request(*x.channel, *x.request, std::move(from), std::move(to));
+  if (x->packed) return {run_packed(channel, *x->packed, std::move(from), std::move(to), blocks), {}};
+  return {run_request(channel, *x->request, std::move(from), std::move(to)), {}};
 }
 
-std::string wrong(Callable* callable) {
-  if (callable == nullptr) return "this program was compiled by another process";
-  if (callable->channel == nullptr) return "the channel of this program is closed";
-  int ended = 0;
-  MPI_Finalized(&ended);
-  if (ended) return "MPI has been finalized";
-  std::string broken = callable->channel->broken();
-  return broken.empty() ? broken : "an earlier operation failed: " + broken;
+// What else the program has begun writes to its memory, which XLA takes back after an error.
+XLA_FFI_Error* refusal(Callable* x, XLA_FFI_CallFrame* frame, const std::string& error) {
+  if (x != nullptr) x->channel->rest();
+  return failure(frame, "commplan: " + error);
 }
-
-std::string text(const std::string& error) { return "commplan: " + error; }
 
 }  // namespace
 }  // namespace commplan
@@ -116,33 +120,22 @@ using namespace commplan;
 COMMPLAN_API XLA_FFI_Error* commplan_call(XLA_FFI_CallFrame* frame) {
   if (answers_metadata(frame)) return nullptr;
   Callable* x = find(number_of(frame));
-  std::string error = wrong(x);
-  if (error.empty()) {
-    Rounding rounding;
-    int64_t inputs = frame->args.size - 1, outputs = frame->rets.size - 1;
-    bool native = x->native || (x->packed && x->packed->native);
-    if (native) {
-      auto [from, to] = buffers(frame, inputs, outputs);
-      error = x->native ? call_native(*x->channel, *x->native, from[0], to[0])
-                        : call_packed(*x->channel, *x->packed, std::move(from), std::move(to));
-      if (!error.empty()) x->channel->fail(error);
-    } else {
-      auto operation = begin(*x, frame, inputs, outputs);
-      error = x->channel->drive(*operation);
-    }
-  }
-  return error.empty() ? nullptr : failure(frame, text(error));
+  Rounding rounding;
+  Begun begun = begin(x, frame, frame->args.size - 1, frame->rets.size - 1, true);
+  if (!begun.operation) return refusal(x, frame, begun.error);
+  std::string error = x->channel->drive(std::move(begun.operation));
+  return error.empty() ? nullptr : refusal(x, frame, error);
 }
 
 // inputs, token -> pending outputs, handle, token (the same buffer)
 COMMPLAN_API XLA_FFI_Error* commplan_start(XLA_FFI_CallFrame* frame) {
   if (answers_metadata(frame)) return nullptr;
   Callable* x = find(number_of(frame));
-  std::string error = wrong(x);
-  if (!error.empty()) return failure(frame, text(error));
   Rounding rounding;
   int64_t outputs = frame->rets.size - 2;
-  int64_t handle = x->channel->start(begin(*x, frame, frame->args.size - 1, outputs));
+  Begun begun = begin(x, frame, frame->args.size - 1, outputs, false);
+  if (!begun.operation) return refusal(x, frame, begun.error);
+  int64_t handle = x->channel->start(std::move(begun.operation));
   std::memcpy(result(frame, static_cast<int>(outputs)), &handle, sizeof handle);
   return nullptr;
 }
@@ -151,11 +144,11 @@ COMMPLAN_API XLA_FFI_Error* commplan_start(XLA_FFI_CallFrame* frame) {
 COMMPLAN_API XLA_FFI_Error* commplan_finish(XLA_FFI_CallFrame* frame) {
   if (answers_metadata(frame)) return nullptr;
   Callable* x = find(number_of(frame));
-  if (x == nullptr || x->channel == nullptr) return failure(frame, text(wrong(x)));
+  if (x == nullptr) return refusal(x, frame, "this program was compiled by another process");
   int64_t handle;
   std::memcpy(&handle, argument(frame, static_cast<int>(frame->args.size - 2)), sizeof handle);
   std::string error = x->channel->finish(handle, frame->rets.size > 1 ? result(frame, 0) : nullptr);
-  return error.empty() ? nullptr : failure(frame, text(error));
+  return error.empty() ? nullptr : refusal(x, frame, error);
 }
 
 // A handler that does nothing: what a call costs.
@@ -166,20 +159,14 @@ COMMPLAN_API XLA_FFI_Error* commplan_empty(XLA_FFI_CallFrame* frame) {
 
 // together: what fails on one rank ends on all of them.
 COMMPLAN_API void* commplan_channel_open(int comm, int together) {
-  return new Channel(MPI_Comm_f2c(comm), together != 0);
+  return open_channel(MPI_Comm_f2c(comm), together != 0);
 }
 
 COMMPLAN_API int commplan_channel_busy(void* channel) { return static_cast<Channel*>(channel)->busy() ? 1 : 0; }
 
-// Programs of a closed channel fail with a message.
+// Waits for what is under way. Programs of a closed channel fail with a message.
 COMMPLAN_API void commplan_channel_close(void* channel) {
-  auto* closed = static_cast<Channel*>(channel);
-  closed->stop();
-  std::lock_guard<std::mutex> lock(registry_mutex());
-  for (Callable& callable : registry()) {
-    if (callable.channel == closed) callable.channel = nullptr;
-  }
-  delete closed;
+  static_cast<Channel*>(channel)->close("the channel of this program is closed");
 }
 
 // table: `count` rows of Instruction. settings: scratch, window, synchronous, dtype, op.
@@ -228,8 +215,10 @@ COMMPLAN_API int64_t commplan_native(void* channel, const int64_t* settings, con
   native->dtype = static_cast<DType>(settings[4]);
   native->op = static_cast<Reduction>(settings[5]);
   MPI_Comm_set_errhandler(native->comm, MPI_ERRORS_RETURN);
-  static_cast<Channel*>(channel)->uses(native->comm);
-  return add({static_cast<Channel*>(channel), nullptr, std::move(native), nullptr, nullptr});
+  auto* opened = static_cast<Channel*>(channel);
+  opened->uses(native->comm);
+  native->ranks = opened->others(native->comm);
+  return add({opened, nullptr, std::move(native), nullptr, nullptr});
 }
 
 // A list or MPI's own, `number`, for arrays of which its buffers consist: from, to: so many rows of Run, after the

@@ -17,6 +17,7 @@ class ListRun final : public Operation {
   ListRun(Channel& channel, const List& list, const void* input, void* output, Packing* packing)
       : Operation(channel, list.where), list_(list), packing_(packing), waits_(list.waits), sent_(list.code.size()),
         landed_(list.code.size()) {
+    join(list.peers);
     output_ = output;
     buffers_[kInput] = static_cast<char*>(const_cast<void*>(input));
     buffers_[kOutput] = static_cast<char*>(output);
@@ -277,7 +278,8 @@ class ListRun final : public Operation {
 
 bool Operation::check(int code, const char* call, int rank, const std::string& name) {
   if (code == MPI_SUCCESS) return true;
-  error_ = channel_.explain(code, call, where_, rank, name);
+  if (lost(code)) error_ = channel_.missing(*this);  // revoked by who has seen that a rank has left
+  if (error_.empty()) error_ = channel_.explain(code, call, where_, rank, name);
   done_ = true;
   return false;
 }

@@ -134,13 +134,22 @@ class Call {
 class NativeRun final : public Operation {
  public:
   NativeRun(Channel& channel, const Native& native, const void* input, void* output)
-      : Operation(channel, native.where) {
+      : Operation(channel, native.where), comm_(native.comm) {
+    join(native.ranks);
     output_ = output;
     Call call(native, input, output);
     while (call.more()) {
       requests_.push_back(MPI_REQUEST_NULL);
       if (!check(call.next(&requests_.back()), "MPI's collective")) return;
     }
+  }
+
+  // MPI takes back no collective that has begun: it must end, and if only with an error.
+  ~NativeRun() override {
+    auto ended = [](MPI_Request request) { return request == MPI_REQUEST_NULL; };
+    if (std::all_of(requests_.begin(), requests_.end(), ended)) return;
+    revoke(comm_);
+    if (!drain(requests_)) end_job(error_);
   }
 
   bool step() override {
@@ -159,31 +168,60 @@ class NativeRun final : public Operation {
   }
 
  private:
+  const MPI_Comm comm_;
   std::vector<MPI_Request> requests_;
   std::vector<MPI_Status> statuses_;
 };
 
-class Failure final : public Operation {
+// The calling thread waits in MPI.
+class NativeCall final : public Operation {
  public:
-  Failure(Channel& channel, const Native& native, int code) : Operation(channel, native.where) {
-    check(code, "MPI's collective");
+  NativeCall(Channel& channel, const Native& native, const void* input, void* output)
+      : Operation(channel, native.where), comm_(native.comm), call_(native, input, output) {
+    join(native.ranks);
+    output_ = output;
   }
-  bool step() override { return false; }
+
+  bool blocks() const override { return true; }
+
+  bool step() override {
+    int code = call_.next(nullptr);
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (code != MPI_SUCCESS && !why_.empty()) {
+      error_ = why_;
+      done_ = true;
+    } else if (check(code, "MPI's collective")) {
+      done_ = !call_.more();
+    }
+    return true;
+  }
+
+  void break_off(const std::string& why) override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (why_.empty()) {
+      why_ = why;
+      since_ = now();
+      revoke(comm_);
+    } else if (now() - since_ > kLongest) {
+      end_job(why);
+    }
+  }
+
+ private:
+  const MPI_Comm comm_;
+  static constexpr int64_t kLongest = 2'000'000'000;  // that a revoked call takes to return
+  Call call_;
+  int64_t since_ = 0;
+  std::mutex mutex_;
+  std::string why_;
 };
 
 }  // namespace
 
-std::unique_ptr<Operation> run_native(Channel& channel, const Native& native, const void* input, void* output) {
+std::unique_ptr<Operation> run_native(Channel& channel, const Native& native, const void* input, void* output,
+                                      bool blocks) {
+  if (blocks) return std::make_unique<NativeCall>(channel, native, input, output);
   return std::make_unique<NativeRun>(channel, native, input, output);
-}
-
-std::string call_native(Channel& channel, const Native& native, const void* input, void* output) {
-  Call call(native, input, output);
-  while (call.more()) {
-    int code = call.next(nullptr);
-    if (code != MPI_SUCCESS) return Failure(channel, native, code).error();
-  }
-  return {};
 }
 
 }  // namespace commplan

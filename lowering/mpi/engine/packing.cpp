@@ -13,7 +13,8 @@ constexpr int64_t kBlock = 256 * 1024;
 
 class PackedRun final : public Operation {
  public:
-  PackedRun(Channel& channel, const Packed& packed, std::vector<const void*> from, std::vector<void*> to)
+  PackedRun(Channel& channel, const Packed& packed, std::vector<const void*> from, std::vector<void*> to,
+            bool blocks)
       : Operation(channel, packed.list ? packed.list->where : packed.native->where),
         packing_(channel, packed, std::move(from), std::move(to)) {
     output_ = packing_.first();
@@ -21,7 +22,7 @@ class PackedRun final : public Operation {
       inner_ = run_list(channel, *packed.list, packing_.input(), packing_.output(), &packing_);
     } else {
       packing_.need(0, packed.from.nbytes);
-      inner_ = run_native(channel, *packed.native, packing_.input(), packing_.output());
+      inner_ = run_native(channel, *packed.native, packing_.input(), packing_.output(), blocks);
     }
     look();
   }
@@ -36,7 +37,14 @@ class PackedRun final : public Operation {
     return moved;
   }
 
+  void break_off(const std::string& why) override {
+    inner_->break_off(why);
+    if (!blocks()) look();
+  }
+
+  bool blocks() const override { return inner_->blocks(); }
   bool bulk() const override { return inner_->bulk(); }
+  const std::vector<Partner>& partners() const override { return inner_->partners(); }
   int64_t nbytes() const override { return inner_->nbytes(); }
   const std::vector<int32_t>& ways() const override { return inner_->ways(); }
 
@@ -116,17 +124,8 @@ void Packing::abandon() {
 }
 
 std::unique_ptr<Operation> run_packed(Channel& channel, const Packed& packed, std::vector<const void*> from,
-                                      std::vector<void*> to) {
-  return std::make_unique<PackedRun>(channel, packed, std::move(from), std::move(to));
-}
-
-std::string call_packed(Channel& channel, const Packed& packed, std::vector<const void*> from,
-                        std::vector<void*> to) {
-  Packing packing(channel, packed, std::move(from), std::move(to));
-  packing.need(0, packed.from.nbytes);
-  std::string error = call_native(channel, *packed.native, packing.input(), packing.output());
-  if (error.empty()) packing.finish();
-  return error;
+                                      std::vector<void*> to, bool blocks) {
+  return std::make_unique<PackedRun>(channel, packed, std::move(from), std::move(to), blocks);
 }
 
 }  // namespace commplan

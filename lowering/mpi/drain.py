@@ -1,0 +1,53 @@
+"""Programs that XLA has been given and has not ended: before MPI ends they are waited for."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+from typing import Any
+
+from commplan.lowering.jax.untyped import jax, jnp
+from commplan.lowering.mpi.undone import reason
+from commplan.lowering.mpi.untyped import MPI
+
+_processes: set[int] = set()  # that have called `at_exit`; a forked one has nothing to wait for
+
+
+def drain(*, own: bool) -> BaseException | None:
+    """Wait for what has been dispatched; the first error of what was still under way.
+
+    own: also for what no array is left of, if this thread has dispatched it: XLA runs its programs in order.
+    """
+    pending: list[Any] = [array for array in jax.live_arrays() if not array.is_ready()]
+    with contextlib.suppress(Exception):
+        if own:
+            pending.append(jax.jit(jnp.negative)(jnp.zeros(())))
+    errors: list[Exception] = []
+    for array in pending:
+        try:
+            array.block_until_ready()
+        except Exception as error:  # noqa: BLE001  what failed has ended, too
+            errors.append(error)
+    return errors[0] if errors else None
+
+
+def at_exit() -> None:
+    """Drain when this process ends."""
+    _processes.add(os.getpid())
+
+
+@atexit.register
+def _drain() -> None:
+    """Before JAX and mpi4py end. Nobody else would say that a step failed whose result nobody has awaited."""
+    if os.getpid() not in _processes or MPI.Is_finalized():
+        return
+    try:
+        error = drain(own=True)
+    except KeyboardInterrupt:
+        MPI.COMM_WORLD.Abort(130)
+        raise
+    if error is not None and (found := reason(error)) is not None:
+        why = "; ".join((found.message, *(note.text for note in found.notes)))
+        sys.stderr.write(f"commplan: when this process ended a step was under way, and failed: {why}\n")

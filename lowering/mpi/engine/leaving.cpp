@@ -1,0 +1,155 @@
+// How ranks part: a rank that closes its channel, or cannot go on, says so to all others, with the number of the last
+// operation that it has begun with each. Who waits for a later one is told, rather than waiting for ever. Before MPI
+// ends, all ranks have left, and nothing of ours calls it any more.
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+
+#include "engine.h"
+
+namespace commplan {
+
+void Operation::join(const std::vector<int32_t>& ranks) {
+  for (int32_t rank : ranks) partners_.push_back({rank, channel_.next(rank)});
+}
+
+std::vector<int32_t> Channel::others(MPI_Comm part) const {
+  MPI_Group theirs, all;
+  int many = 0;
+  MPI_Comm_group(part, &theirs);
+  MPI_Comm_group(comm, &all);
+  MPI_Group_size(theirs, &many);
+  std::vector<int32_t> places(many), ranks(many);
+  for (int i = 0; i < many; ++i) places[i] = i;
+  MPI_Group_translate_ranks(theirs, many, places.data(), all, ranks.data());
+  MPI_Group_free(&theirs);
+  MPI_Group_free(&all);
+  ranks.erase(std::find(ranks.begin(), ranks.end(), own_));
+  return ranks;
+}
+
+void Channel::leave() {
+  std::lock_guard<std::mutex> lock(leaving_);
+  if (!together_ || left_) return;
+  left_ = true;
+  for (int rank = 0; rank < static_cast<int>(said_.size()); ++rank) {
+    if (rank == own_) continue;
+    said_[rank] = fails() ? kFailed : begun_[rank];
+    MPI_Request request;
+    int code = MPI_Isend(&said_[rank], 1, MPI_INT64_T, rank, static_cast<int>(tags_), comm, &request);
+    if (code == MPI_SUCCESS) saying_.push_back(request);  // else it has died, or is told by the revocation
+  }
+}
+
+bool Channel::listen() {
+  std::lock_guard<std::mutex> lock(leaving_);
+  for (;;) {
+    int flag = 0;
+    MPI_Message message;
+    MPI_Status status;
+    int code = MPI_Improbe(MPI_ANY_SOURCE, static_cast<int>(tags_), comm, &flag, &message, &status);
+    if (code != MPI_SUCCESS) return false;
+    if (!flag) return true;
+    int64_t last = kFailed;
+    MPI_Mrecv(&last, 1, MPI_INT64_T, &message, MPI_STATUS_IGNORE);
+    lasts_[status.MPI_SOURCE] = last;
+  }
+}
+
+void Channel::break_off(Operation& operation) {
+  std::string why = fails() ? "an earlier operation failed: " + broken_ : missing(operation);
+  if (!why.empty()) operation.break_off(why);
+}
+
+std::string Channel::missing(const Operation& operation) {
+  listen();
+  std::lock_guard<std::mutex> lock(leaving_);
+  for (const Partner& partner : operation.partners()) {
+    if (partner.number <= lasts_[partner.rank]) continue;
+    std::string why = lasts_[partner.rank] == kFailed ? "an operation failed on rank " : "the program has ended on rank ";
+    std::string line = operation.where().empty() ? "" : "; " + operation.where();
+    return why + std::to_string(partner.rank) + line;
+  }
+  return {};
+}
+
+void Channel::close(const std::string& why) {
+  {
+    std::scoped_lock lock(order, mutex_);
+    if (!closed_.empty()) return;
+    closed_ = why;
+  }
+  leave();
+  std::unique_lock<std::mutex> lock(mutex_);
+  news_.wait(lock, [&] { return inside_ == 0 && resting(); });
+  stopping_ = true;
+  work_.notify_one();
+  buffers_.clear();
+  lock.unlock();
+  if (thread_.joinable()) thread_.join();
+}
+
+void Channel::await_others() {
+  if (!together_) return;
+  constexpr int64_t kShortest = 100'000, kLongest = 10'000'000;
+  for (int64_t pause = kShortest, looked = now(); listen(); pause = std::min(pause * 5 / 4, kLongest)) {
+    int said = 0;
+    MPI_Testall(static_cast<int>(saying_.size()), saying_.data(), &said, MPI_STATUSES_IGNORE);
+    if (now() - looked >= kLook) {
+      looked = now();
+      for (int rank : dead(comm)) lasts_[rank] = kFailed;
+    }
+    lasts_[own_] = 0;
+    if (said && std::count(lasts_.begin(), lasts_.end(), kHere) == 0) return;
+    doze(pause);
+  }
+}
+
+void end_job(const std::string& why) {
+  std::fprintf(stderr, "commplan: %s; MPI's own collectives cannot be broken off: the job ends\n", why.c_str());
+  std::fflush(stderr);
+  MPI_Abort(MPI_COMM_WORLD, 1);
+}
+
+namespace {
+
+struct Open {
+  std::mutex mutex;
+  std::vector<Channel*> channels;
+  int process = 0;
+};
+
+Open& open() {
+  static auto* all = new Open;
+  return *all;
+}
+
+// MPI calls it first of all when it is finalized, however that comes.
+int leave_all(MPI_Comm, int, void*, void*) {
+  if (open().process != getpid()) return MPI_SUCCESS;
+  std::vector<Channel*> channels;
+  {
+    std::lock_guard<std::mutex> lock(open().mutex);
+    channels = open().channels;
+  }
+  for (Channel* channel : channels) channel->close("MPI has been finalized");
+  for (Channel* channel : channels) channel->await_others();
+  return MPI_SUCCESS;
+}
+
+}  // namespace
+
+Channel* open_channel(MPI_Comm comm, bool together) {
+  std::lock_guard<std::mutex> lock(open().mutex);
+  if (open().channels.empty()) {
+    int key = MPI_KEYVAL_INVALID;
+    MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, leave_all, &key, nullptr);
+    MPI_Comm_set_attr(MPI_COMM_SELF, key, nullptr);
+    open().process = getpid();
+  }
+  open().channels.push_back(new Channel(comm, together));
+  return open().channels.back();
+}
+
+}  // namespace commplan
