@@ -219,6 +219,10 @@ class Interpretation:
     ) -> Held | None:
         """Every element of the result depends on the same element of the leaves that go with its own, and on
         scalars."""
+        for leaf, group in zip(value.leaves, match.groups[number], strict=True):
+            shapes = {given[operand].value.leaves[other].shape for operand, other in group or ()}
+            if not shapes <= {leaf.shape}:
+                raise UnsayableError(f"leaf `{leaf.path}` is {list(leaf.shape)}, what it is made of is not")
         scalars = [
             Argument(_scalar(given[operand], index), operand, index) for operand, index in match.scalars
         ]
@@ -416,7 +420,7 @@ class Place(NamedTuple):
         gone = begin - self.at
         return self._replace(at=begin, size=self.size - gone, column=self.column + gone)
 
-    def argument(self, operand: int, leaf: int) -> Argument:
+    def argument(self, operand: int, leaf: tuple[int, tuple[int, ...]]) -> Argument:
         return Argument(self.term, operand, (leaf, self.at, self.leaf), self.chain, self.column, self.size)
 
 
@@ -464,7 +468,9 @@ def _all_of(number: int, held: Held) -> list[Argument]:
     if held.uniform is not None and held.value.kind == "records":  # records of bytes have no leaves
         return [Argument(held.uniform[1], number, None, held.uniform[0])]
     return [
-        place.argument(number, leaf) for leaf, block in enumerate(held.blocks) for place in whole_runs(block)
+        place.argument(number, (index, leaf.shape))
+        for index, (block, leaf) in enumerate(zip(held.blocks, held.value.leaves, strict=True))
+        for place in whole_runs(block)
     ]
 
 
