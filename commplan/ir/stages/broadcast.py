@@ -1,9 +1,8 @@
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Algorithm, Hints
 from commplan.ir.roles import Ref, name_of
-from commplan.ir.stages import rules
 from commplan.ir.stages.base import BaseStage, over
-from commplan.ir.stages.rules import Ranks, Violation
+from commplan.ir.stages.rules import Ranks, Violation, root
 from commplan.ir.symbolic import steps
 from commplan.ir.symbolic.interpretation import Interpretation
 
@@ -20,7 +19,7 @@ class Broadcast(BaseStage, frozen=True, tag="broadcast"):
     hints: Hints = NO_HINTS
 
     def violation(self, ranks: Ranks) -> Violation | None:
-        return rules.root(self.root, self.axes, ranks)
+        return root(self.root, self.axes, ranks)
 
     def meaning(self, env: Interpretation) -> None:
         held = steps.moved(env, env.of(self.operand), self.hints)

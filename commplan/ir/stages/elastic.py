@@ -3,9 +3,8 @@ from typing import Literal
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Algorithm, Hints
 from commplan.ir.roles import Ref, name_of
-from commplan.ir.stages import rules
 from commplan.ir.stages.base import BaseStage, over
-from commplan.ir.stages.rules import Ranks, Violation
+from commplan.ir.stages.rules import Ranks, Violation, coefficients, stable
 from commplan.ir.symbolic import steps
 from commplan.ir.symbolic.interpretation import Interpretation
 
@@ -32,9 +31,7 @@ class Elastic(BaseStage, frozen=True, tag="elastic"):
         return ((self.operand, self.center, self.pull, self.result),)
 
     def violation(self, ranks: Ranks) -> Violation | None:
-        return rules.coefficients(self.eta, self.rho) or rules.stable(
-            self.mode, self.eta, self.rho, self.axes, ranks
-        )
+        return coefficients(self.eta, self.rho) or stable(self.mode, self.eta, self.rho, self.axes, ranks)
 
     def meaning(self, env: Interpretation) -> None:
         steps.elastic(

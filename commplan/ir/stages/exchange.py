@@ -1,9 +1,8 @@
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Algorithm, Hints, Reduction
 from commplan.ir.roles import Ref, name_of
-from commplan.ir.stages import rules
 from commplan.ir.stages.base import BaseStage, over
-from commplan.ir.stages.rules import Ranks, Violation
+from commplan.ir.stages.rules import Ranks, Violation, chosen
 from commplan.ir.symbolic import steps
 from commplan.ir.symbolic.interpretation import Interpretation
 
@@ -28,7 +27,7 @@ class Exchange(BaseStage, frozen=True, tag="exchange"):
         return ((self.gradient, self.states[0]), *zip(self.states, self.results, strict=True))
 
     def violation(self, ranks: Ranks) -> Violation | None:
-        return rules.chosen("owners", self.via and self.via.get("owners"), self.axes, ranks)
+        return chosen("owners", self.via and self.via.get("owners"), self.axes, ranks)
 
     def meaning(self, env: Interpretation) -> None:
         steps.exchange(

@@ -3,9 +3,8 @@ from typing import Literal
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Hints
 from commplan.ir.roles import Ref
-from commplan.ir.stages import rules
 from commplan.ir.stages.base import BaseStage
-from commplan.ir.stages.rules import Ranks, Violation
+from commplan.ir.stages.rules import Ranks, Violation, dropped_tail, even_batch, member_batches, short_tail
 from commplan.ir.symbolic import steps
 from commplan.ir.symbolic.interpretation import Interpretation
 
@@ -34,10 +33,10 @@ class Load(BaseStage, frozen=True, tag="load"):
 
     def violation(self, ranks: Ranks) -> Violation | None:
         return (
-            rules.dropped_tail(self.visit, self.tail)
-            or rules.short_tail(self.tail, self.split)
-            or rules.member_batches(self.batch, self.clock, ranks)
-            or rules.even_batch(self.batch, self.split, ranks)
+            dropped_tail(self.visit, self.tail)
+            or short_tail(self.tail, self.split)
+            or member_batches(self.batch, self.clock, ranks)
+            or even_batch(self.batch, self.split, ranks)
         )
 
     def meaning(self, env: Interpretation) -> None:

@@ -1,9 +1,8 @@
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Algorithm, Hints
 from commplan.ir.roles import Ref
-from commplan.ir.stages import rules
 from commplan.ir.stages.base import BaseStage
-from commplan.ir.stages.rules import Ranks, Violation
+from commplan.ir.stages.rules import Ranks, Violation, chosen
 from commplan.ir.symbolic.interpretation import Interpretation
 
 
@@ -18,7 +17,7 @@ class Share(BaseStage, frozen=True, tag="share"):
     hints: Hints = NO_HINTS
 
     def violation(self, ranks: Ranks) -> Violation | None:
-        return rules.chosen("readers", self.via.get("readers"), self.axes, ranks)
+        return chosen("readers", self.via.get("readers"), self.axes, ranks)
 
     def meaning(self, env: Interpretation) -> None:
         held = env.of(self.operand)
