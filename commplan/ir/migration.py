@@ -34,12 +34,23 @@ def downgraded(plain: dict[str, Any]) -> dict[str, Any]:
 
     What schemas say beside that since is left out here.
     """
+    plain = _without_stacked(plain)
     phases: list[dict[str, Any]] = []
     for phase in plain["phases"]:
         room = "ops" if "ops" in phase else "stages"
         phases.append(phase | {room: [_older(fields, room) for fields in phase[room]]})
     plain = {key: item for key, item in plain.items() if key not in _NEW}
     return plain | {"phases": phases} | ({"schema": OLD} if "schema" in plain else {})
+
+
+def _without_stacked(plain: Any) -> Any:
+    """`plain` whose placements do not say `stacked`, which schema 2 had no word for."""
+    if isinstance(plain, list | tuple):
+        return [_without_stacked(item) for item in cast("list[Any]", plain)]
+    if not isinstance(plain, dict):
+        return plain
+    fields = cast("dict[str, Any]", plain)
+    return {key: _without_stacked(item) for key, item in fields.items() if key != "stacked"}
 
 
 def _older(fields: dict[str, Any], room: str) -> dict[str, Any]:

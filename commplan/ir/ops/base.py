@@ -2,6 +2,8 @@ from typing import ClassVar
 
 import msgspec
 
+from commplan.ir.transfer import ValueTypes, Violations
+
 
 class BaseOp(msgspec.Struct, frozen=True, gc=False):
     """What every op says of itself beside its fields.
@@ -15,3 +17,9 @@ class BaseOp(msgspec.Struct, frozen=True, gc=False):
     WRITES: ClassVar[tuple[str, ...]] = ("result",)
     KEPT: ClassVar[tuple[str, ...]] = ()
     ANSWERS: ClassVar[int] = 1
+
+    def check(self, types: ValueTypes) -> Violations:
+        """The rules that this op breaks, on its fields and on its operands; with none broken, `transfer` says what its
+        results are."""
+        del types
+        yield from ()

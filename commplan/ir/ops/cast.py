@@ -2,7 +2,9 @@ from commplan.diagnostics import Span
 from commplan.ir.ops.base import BaseOp
 from commplan.ir.roles import Ref
 from commplan.ir.symbolic.interpretation import Interpretation
+from commplan.ir.transfer import ValueTypes
 from commplan.ir.types import DType
+from commplan.ir.values import Leaf, Value
 
 
 class Cast(BaseOp, frozen=True, tag="cast", gc=False):
@@ -14,6 +16,14 @@ class Cast(BaseOp, frozen=True, tag="cast", gc=False):
     span: Span
     after: tuple[Ref, ...] = ()
     lane: str = "device"
+
+    def transfer(self, types: ValueTypes) -> tuple[Value, ...]:
+        value = types.values[self.operand]
+        leaves, whole = (
+            tuple(Leaf(leaf.path, leaf.shape, self.dtype) for leaf in found)
+            for found in (value.leaves, value.whole)
+        )
+        return (Value(self.result, value.kind, leaves, value.placement, whole),)
 
     def meaning(self, env: Interpretation) -> None:
         made = env.of(self.operand).like(

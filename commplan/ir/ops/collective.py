@@ -1,12 +1,16 @@
 from typing import Literal
 
+import msgspec
+
 from commplan.diagnostics import Span
 from commplan.ir.hints import Algorithm, Hints
+from commplan.ir.layout import cut_all
 from commplan.ir.ops.base import BaseOp
 from commplan.ir.roles import Ref
 from commplan.ir.symbolic import blocks, steps
 from commplan.ir.symbolic.interpretation import Held, Interpretation
-from commplan.ir.types import DType
+from commplan.ir.transfer import ValueTypes, Violations, flat, placed
+from commplan.ir.types import DType, Placement
 from commplan.ir.values import Value
 
 CollectiveKind = Literal[
@@ -45,6 +49,81 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
     lane: str = "network"
     form: Form | None = None  # None: the backend's usual one
     pinned: bool = False  # the plan says `via`: no pass takes another algorithm
+
+    def check(self, types: ValueTypes) -> Violations:
+        if not self.axes:
+            yield "CP0734", "a collective over no axis"
+            return
+        wrong = [*types.check_axes(self.axes)]
+        yield from wrong
+        if wrong:
+            return
+        ranks, operand = types.ranks(self.axes), types.values[self.operand]
+        if (self.kind in ("all_reduce", "reduce_scatter", "reduce")) != (self.op is not None):
+            yield "CP0735", f"{self.kind} and op {self.op} do not go together"
+        if (self.kind in ("broadcast", "reduce")) != (self.root is not None):
+            yield "CP0735", f"{self.kind} and root {self.root} do not go together"
+        elif self.root is not None and not 0 <= self.root < ranks:
+            yield "CP0735", f"there is no rank {self.root} among {ranks}"
+        if self.nbytes != operand.nbytes:
+            yield "CP0732", f"`{self.operand}` has {operand.nbytes} bytes, not {self.nbytes}"
+        dtypes = {leaf.dtype for leaf in operand.leaves} or {self.dtype}
+        if self.dtype not in dtypes or self.dtype.nbytes != max(dtype.nbytes for dtype in dtypes):
+            yield "CP0732", f"{self.dtype} is not the widest type of `{self.operand}`"
+        if self.kind == "all_to_all" and operand.kind != "flat":
+            yield "CP0731", f"`{self.operand}` is {operand.kind}: an all_to_all moves flat buffers"
+        if operand.kind == "flat" and self.kind in ("reduce_scatter", "all_to_all"):
+            size = operand.leaves[0].size
+            if size % ranks:
+                yield "CP0731", f"{size} elements of `{self.operand}` are no {ranks} equal rows"
+        yield from self._check_placement(operand)
+
+    def _check_placement(self, operand: Value) -> Violations:
+        placement = operand.placement
+        cut = [axis for axis in self.axes if axis in placement.split]
+        for axis in self.axes:
+            if not placement.varies(axis):
+                yield "CP0734", f"`{self.operand}` is the same over `{axis}` already"
+            elif self.kind != "all_gather" and axis in (*cut, *placement.stacked):
+                yield (
+                    "CP0734",
+                    f"`{self.operand}` is {placement}: along `{axis}` there is nothing to add or to replace",
+                )
+        if self.kind == "all_gather" and (cut or operand.kind != "flat"):
+            if placement.split[-len(self.axes) :] != self.axes:
+                over = ", ".join(self.axes)
+                yield (
+                    "CP0734",
+                    f"`{self.operand}` is {placement}: what was cut last is gathered first, not `{over}`",
+                )
+
+    def transfer(self, types: ValueTypes) -> tuple[Value, ...]:
+        operand, ways = types.values[self.operand], types.ranks(self.axes)
+        left = operand.placement.without(self.axes)
+        match self.kind:
+            case "all_reduce" | "broadcast":
+                made = placed(operand, self.result, left)
+            case "reduce":
+                made = placed(operand, self.result, types.per(left, self.axes))
+            case "all_to_all":
+                stacked = msgspec.structs.replace(left, stacked=(*left.stacked, *self.axes))
+                made = placed(operand, self.result, stacked)
+            case "reduce_scatter":
+                cuts = msgspec.structs.replace(left, split=(*left.split, *self.axes))
+                made = self._resized(operand, -ways, cuts) or types.cut(operand, ways, self.result, cuts)
+            case "all_gather":
+                made = self._resized(operand, ways, left)
+                if made is None:
+                    leaves = cut_all(operand.kind, operand.whole, [types.sizes[axis] for axis in left.split])
+                    made = Value(self.result, operand.kind, leaves, left, operand.whole if left.split else ())
+        return (made,)
+
+    def _resized(self, operand: Value, ways: int, placement: Placement) -> Value | None:
+        """A flat buffer of `ways` times, or for a negative one that part of, the elements; None of anything else."""
+        if operand.kind != "flat":
+            return None
+        leaf = operand.leaves[0]
+        return flat(self.result, leaf.size * ways if ways > 0 else leaf.size // -ways, leaf.dtype, placement)
 
     def meaning(self, env: Interpretation) -> None:
         operand, value = env.of(self.operand), env.values[self.result]

@@ -6,6 +6,8 @@ from commplan.ir.ops.base import BaseOp
 from commplan.ir.roles import Ref
 from commplan.ir.symbolic import steps
 from commplan.ir.symbolic.interpretation import Interpretation
+from commplan.ir.transfer import ValueTypes, Violations, placed
+from commplan.ir.values import Value
 
 
 class Exchange(BaseOp, frozen=True, tag="exchange", gc=False):
@@ -27,6 +29,18 @@ class Exchange(BaseOp, frozen=True, tag="exchange", gc=False):
     hints: Hints = Hints()
     after: tuple[Ref, ...] = ()
     lane: str = "network"
+
+    def check(self, types: ValueTypes) -> Violations:
+        yield from types.check_axes(self.axes)
+        if self.fn not in types.fns:
+            yield "CP0730", f"there is no function `{self.fn}`"
+        if len(self.results) != len(self.states):
+            yield "CP0731", f"{len(self.states)} states are exchanged for {len(self.results)} results"
+        yield from types.check_scalar(self.weight)
+
+    def transfer(self, types: ValueTypes) -> tuple[Value, ...]:
+        pairs = zip(self.states, self.results, strict=True)
+        return tuple(placed(types.values[state], result) for state, result in pairs)
 
     def meaning(self, env: Interpretation) -> None:
         steps.exchange(

@@ -2,6 +2,8 @@ from commplan.diagnostics import Span
 from commplan.ir.ops.base import BaseOp
 from commplan.ir.roles import Ref
 from commplan.ir.symbolic.interpretation import Interpretation
+from commplan.ir.transfer import ValueTypes, placed
+from commplan.ir.values import Value
 
 
 class Get(BaseOp, frozen=True, tag="get", gc=False):
@@ -14,6 +16,9 @@ class Get(BaseOp, frozen=True, tag="get", gc=False):
     span: Span
     after: tuple[Ref, ...] = ()
     lane: str = "network"
+
+    def transfer(self, types: ValueTypes) -> tuple[Value, ...]:
+        return (placed(types.values[self.operand], self.result),)
 
     def meaning(self, env: Interpretation) -> None:
         held = env.of(self.operand)

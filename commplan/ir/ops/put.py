@@ -3,6 +3,8 @@ from commplan.ir.ops.base import BaseOp
 from commplan.ir.roles import Ref
 from commplan.ir.symbolic import steps
 from commplan.ir.symbolic.interpretation import Interpretation
+from commplan.ir.transfer import ValueTypes, placed
+from commplan.ir.values import Value
 
 
 class Put(BaseOp, frozen=True, tag="put", gc=False):
@@ -17,6 +19,9 @@ class Put(BaseOp, frozen=True, tag="put", gc=False):
     span: Span
     after: tuple[Ref, ...] = ()
     lane: str = "network"
+
+    def transfer(self, types: ValueTypes) -> tuple[Value, ...]:
+        return (placed(types.values[self.operand], self.result, types.values[self.result].placement),)
 
     def meaning(self, env: Interpretation) -> None:
         value = env.values[self.result]

@@ -1,3 +1,4 @@
+import math
 from typing import Literal
 
 from commplan.diagnostics import Span
@@ -5,6 +6,8 @@ from commplan.ir.ops.base import BaseOp
 from commplan.ir.roles import Ref
 from commplan.ir.symbolic import steps
 from commplan.ir.symbolic.interpretation import Interpretation
+from commplan.ir.transfer import ValueTypes, Violations, placed
+from commplan.ir.values import Value
 
 
 class Scale(BaseOp, frozen=True, tag="scale", gc=False):
@@ -23,6 +26,18 @@ class Scale(BaseOp, frozen=True, tag="scale", gc=False):
     span: Span
     after: tuple[Ref, ...] = ()
     lane: str = "device"
+
+    def check(self, types: ValueTypes) -> Violations:
+        yield from types.check_scalar(self.by)
+        if not isinstance(self.by, str) and (self.by == 0 or not math.isfinite(self.by)):
+            yield "CP0735", f"`{self.operand}` is scaled by {self.by}"
+
+    def transfer(self, types: ValueTypes) -> tuple[Value, ...]:
+        """A term of a sum stays one, whatever number each rank scales its own by."""
+        operand = types.values[self.operand]
+        by = types.values[self.by].placement.varying if isinstance(self.by, str) else ()
+        differing = [axis for axis in by if not operand.placement.varies(axis)]
+        return (placed(operand, self.result, types.per(operand.placement, differing)),)
 
     def meaning(self, env: Interpretation) -> None:
         by = env.scalar(self.by) if isinstance(self.by, str) else self.by

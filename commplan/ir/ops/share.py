@@ -4,6 +4,9 @@ from commplan.ir.hints import Hints
 from commplan.ir.ops.base import BaseOp
 from commplan.ir.roles import Ref
 from commplan.ir.symbolic.interpretation import Interpretation
+from commplan.ir.transfer import ValueTypes, Violations, placed
+from commplan.ir.types import AxisKind
+from commplan.ir.values import Value
 
 
 class Share(BaseOp, frozen=True, tag="share", gc=False):
@@ -22,6 +25,21 @@ class Share(BaseOp, frozen=True, tag="share", gc=False):
     hints: Hints = Hints()
     after: tuple[Ref, ...] = ()
     lane: str = "host_compute"
+
+    def check(self, types: ValueTypes) -> Violations:
+        operand = types.values[self.operand]
+        if operand.kind != "records":
+            yield "CP0731", f"`{self.operand}` is shared, but is no batch of records"
+        wrong = [*types.check_axes(self.axes, AxisKind.ENSEMBLE)]
+        yield from wrong
+        for axis in self.axes:
+            if operand.placement.varies(axis):
+                yield "CP0734", f"`{self.operand}` differs over `{axis}` and cannot be shared"
+        if self.readers is not None and not wrong and not 1 <= self.readers <= types.ranks(self.axes):
+            yield "CP0735", f"{self.readers} of {types.ranks(self.axes)} members cannot read"
+
+    def transfer(self, types: ValueTypes) -> tuple[Value, ...]:
+        return (placed(types.values[self.operand], self.result),)
 
     def meaning(self, env: Interpretation) -> None:
         held = env.of(self.operand)

@@ -6,6 +6,8 @@ from commplan.diagnostics import Span
 from commplan.ir.ops.base import BaseOp
 from commplan.ir.roles import Ref
 from commplan.ir.symbolic.interpretation import Interpretation
+from commplan.ir.transfer import ValueTypes, Violations
+from commplan.ir.values import Value
 
 
 class Slice(BaseOp, frozen=True, tag="slice", gc=False):
@@ -25,6 +27,27 @@ class Slice(BaseOp, frozen=True, tag="slice", gc=False):
     after: tuple[Ref, ...] = ()
     lane: str = "device"
     owners: tuple[int, ...] = ()
+
+    def check(self, types: ValueTypes) -> Violations:
+        if not self.axes:
+            yield "CP0734", f"`{self.result}` is sliced over no axis"
+        wrong = [*types.check_axes(self.axes)]
+        yield from wrong
+        if wrong or not self.owners:
+            return
+        if len(set(self.owners)) != len(self.owners):
+            yield "CP0735", f"a rank owns two parts of `{self.operand}`: {list(self.owners)}"
+        ranks = types.ranks(self.axes)
+        if not all(0 <= rank < ranks for rank in self.owners):
+            yield "CP0735", f"there is no such owner among {ranks} ranks: {list(self.owners)}"
+
+    def transfer(self, types: ValueTypes) -> tuple[Value, ...]:
+        operand = types.values[self.operand]
+        placement = msgspec.structs.replace(operand.placement, split=(*operand.placement.split, *self.axes))
+        if self.owners:
+            placement = types.per(operand.placement, self.axes)
+        ways = len(self.owners) or types.ranks(self.axes)
+        return (types.cut(operand, ways, self.result, placement),)
 
     def meaning(self, env: Interpretation) -> None:
         ways, digits = env.row(self.axes, self.owners)
