@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import msgspec
+
+from commplan.ir.schedule import Phase, Schedule
+from commplan.ir.transfer import ValueTypes
+
 _OVER = ("broadcast", "elastic", "exchange", "reduce", "share")
 _OVER_ONE = ("gather", "scatter", "slice")
 _NEW = ("origin", "state_shards")
@@ -27,6 +32,26 @@ def upgraded(plain: Any) -> Any:
     elif fields.get("schema") == OLD:
         fields["schema"] = OLD + 1
     return fields
+
+
+def retyped(schedule: Schedule) -> Schedule:
+    """`schedule` of schema 2, which called buffers and pieces `per` that are cut or stacked, with what its ops say. One
+    that contradicts itself is left as it is, for the verifier to refuse."""
+    phases: list[Phase] = []
+    for phase in schedule.phases:
+        values = {value.id: value for value in (*schedule.entry, *phase.values)}
+        types = ValueTypes(schedule.axes, values, schedule.fn_types, schedule.sources)
+        try:
+            for op in phase.ops:
+                for value in () if any(op.check(types)) else op.transfer(types):
+                    if value.kind == "flat" or values[value.id].placement.per != value.placement.per:
+                        values[value.id] = types.with_whole(value)
+        except (LookupError, ArithmeticError, ValueError):
+            return schedule
+        phases.append(
+            msgspec.structs.replace(phase, values=tuple(values[value.id] for value in phase.values))
+        )
+    return msgspec.structs.replace(schedule, phases=tuple(phases))
 
 
 def downgraded(plain: dict[str, Any]) -> dict[str, Any]:

@@ -120,8 +120,16 @@ class ValueTypes:
     def cut(self, value: Value, ways: int, result: Ref, placement: Placement) -> Value:
         """One of `ways` parts of a tree or array, which lie so."""
         leaves = tuple(cut(value.kind, leaf, ways) for leaf in value.leaves)
-        whole = (value.whole or value.leaves) if placement.split else ()
+        whole = (value.whole or value.leaves) if placement.split and value.kind != "records" else ()
         return Value(result, value.kind, leaves, placement, whole)
+
+    def with_whole(self, value: Value) -> Value:
+        """`value`, a piece of something cut, with the leaves that its cuts make together."""
+        ways = self.ranks(value.placement.split)
+        if value.kind not in ("tree", "array") or value.whole or not value.placement.split:
+            return value
+        whole = tuple(Leaf(x.path, tuple(ways * size for size in x.shape), x.dtype) for x in value.leaves)
+        return msgspec.structs.replace(value, whole=whole)
 
 
 def flat(ref: Ref, size: int, dtype: DType, placement: Placement) -> Value:

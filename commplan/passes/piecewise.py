@@ -61,6 +61,8 @@ class Pieces:
                         whole += self._row(ref, joined, _placed(moved, cut), row)
                 if kept:
                     buffer = self._pack(ops, self.made[number][ref], kept, f"{name}/kept", ways)
+                    if joined.owners:
+                        buffer = self.editor.move(ops, joined.owners[0], buffer, f"{name}/scalars")
                     whole += _placed(buffer, kept)
         whole.sort(key=lambda part: (part.leaf, part.start))
         ops.append(msgspec.structs.replace(joined.end, parts=tuple(whole), after=()))
@@ -100,8 +102,7 @@ class Pieces:
         sizes = {part.leaf: part.size for part in parts}
         name = self._value(self.stream.operand, sizes, f"{self.stream.operand}/piece{number}")
         taken = tuple(msgspec.structs.replace(part, value=buffer, start=0) for part in parts)
-        ops.append(Unpack(name, taken, self.op.span))
-        return name
+        return self.editor.emit(ops, Unpack(name, taken, self.op.span))
 
     def _taken(self, ops: list[Op], ref: Ref, parts: tuple[Part, ...], number: int) -> Ref:
         """What of `ref` goes with the bucket."""
@@ -110,8 +111,7 @@ class Pieces:
         for dtype, own in self._by_dtype(ref, parts, None):
             buffer = self._pack(ops, ref, own, f"{name}/{dtype}", start=True)
             found += [msgspec.structs.replace(part, start=0) for part in _placed(buffer, own)]
-        ops.append(Unpack(name, tuple(found), self.op.span))
-        return name
+        return self.editor.emit(ops, Unpack(name, tuple(found), self.op.span))
 
     def _by_dtype(
         self, ref: Ref, parts: tuple[Part, ...], number: int | None
@@ -152,12 +152,8 @@ class Pieces:
         value = self.editor.values[ref]
         owner = self.stream.owner[ref]
         leaves = tuple(_piece(leaf, one, sizes) for leaf, one in zip(value.leaves, owner, strict=True))
-        ranks = self.editor.size(value.placement.split)
-        whole = tuple(
-            Leaf(leaf.path, tuple(ranks * size for size in leaf.shape), leaf.dtype) for leaf in leaves
-        )
-        whole = whole if value.placement.split else ()
-        return self.editor.add(Value(self.editor.fresh(name), value.kind, leaves, value.placement, whole))
+        piece = Value(self.editor.fresh(name), value.kind, leaves, value.placement)
+        return self.editor.add(self.editor.types.with_whole(piece))
 
 
 def _piece(leaf: Leaf, owner: int | None, sizes: dict[int, int]) -> Leaf:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -37,6 +37,7 @@ class Editor:
     def __init__(self, schedule: Schedule, phase: Phase) -> None:
         self.schedule, self.phase = schedule, phase
         self.values = {value.id: value for value in (*schedule.entry, *phase.values)}
+        self._declared = frozenset(self.values)
         self.types = ValueTypes(schedule.axes, self.values, schedule.fn_types, schedule.sources)
 
     def size(self, axes: Iterable[str]) -> int:
@@ -59,7 +60,7 @@ class Editor:
         if name is not None:
             (old,) = results_of(op)
             op = rename_results(op, {old: self.fresh(name)})
-        add_results(op, self.types, self.values)
+        add_results(op, self.types, self.values, self._declared)
         ops.append(op)
         return results_of(op)[0]
 
@@ -131,10 +132,10 @@ def in_order(ops: Sequence[Op]) -> tuple[Op, ...]:
     return tuple(ops[index] for index in done)
 
 
-def add_results(op: Op, types: ValueTypes, values: dict[Ref, Value]) -> None:
-    """Add to `values` what `op` makes. Of what the plan names, the plan says what it is."""
+def add_results(op: Op, types: ValueTypes, values: dict[Ref, Value], declared: Collection[Ref]) -> None:
+    """Add to `values` what `op` makes. Of a tree or an array in `declared` the plan says what it is."""
     for value in op.transfer(types):
-        if value.id not in values or value.kind == "flat":
+        if value.id not in declared or value.kind == "flat":
             values[value.id] = value
 
 

@@ -11,7 +11,7 @@ from commplan.ir.symbolic import blocks, steps
 from commplan.ir.symbolic.interpretation import Held, Interpretation
 from commplan.ir.transfer import ValueTypes, Violations, flat, placed
 from commplan.ir.types import DType, Placement
-from commplan.ir.values import Value
+from commplan.ir.values import Leaf, Value
 
 CollectiveKind = Literal[
     "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce"
@@ -89,13 +89,13 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
                     "CP0734",
                     f"`{self.operand}` is {placement}: along `{axis}` there is nothing to add or to replace",
                 )
-        if self.kind == "all_gather" and (cut or operand.kind != "flat"):
-            if placement.split[-len(self.axes) :] != self.axes:
-                over = ", ".join(self.axes)
-                yield (
-                    "CP0734",
-                    f"`{self.operand}` is {placement}: what was cut last is gathered first, not `{over}`",
-                )
+        ordered = placement.split[-len(self.axes) :] == self.axes
+        if self.kind == "all_gather" and (cut or operand.kind != "flat") and not ordered:
+            over = ", ".join(self.axes)
+            yield (
+                "CP0734",
+                f"`{self.operand}` is {placement}: what was cut last is gathered first, not `{over}`",
+            )
 
     def transfer(self, types: ValueTypes) -> tuple[Value, ...]:
         operand, ways = types.values[self.operand], types.ranks(self.axes)
@@ -113,7 +113,13 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
                 made = self._resized(operand, -ways, cuts) or types.cut(operand, ways, self.result, cuts)
             case "all_gather":
                 made = self._resized(operand, ways, left)
-                if made is None:
+                if made is None and operand.kind == "records":
+                    leaves = tuple(
+                        Leaf(leaf.path, (ways * leaf.shape[0], *leaf.shape[1:]), leaf.dtype)
+                        for leaf in operand.leaves
+                    )
+                    made = Value(self.result, types.values[self.result].kind, leaves, left)
+                elif made is None:
                     leaves = cut_all(operand.kind, operand.whole, [types.sizes[axis] for axis in left.split])
                     made = Value(self.result, operand.kind, leaves, left, operand.whole if left.split else ())
         return (made,)
