@@ -117,11 +117,21 @@ class ValueTypes:
             where = f"elements {part.start} to {part.start + part.size} of leaf {part.leaf} of `{leaves_of}`"
             yield "CP0731", f"{where} do not lie inside its row of {row} and the buffer's of {columns}"
 
-    def cut(self, value: Value, ways: int, result: Ref, placement: Placement) -> Value:
-        """One of `ways` parts of a tree or array, which lie so."""
+    def part(self, value: Value, result: Ref, axes: Sequence[str], owners: Sequence[int] = ()) -> Value:
+        """What one rank has of `value`, a tree or an array, where each along `axes` has its cut, or some of them, the
+        `owners`, one each."""
+        placement, ways = value.placement.without(axes), len(owners) or self.ranks(axes)
+        split = msgspec.structs.replace(placement, split=(*placement.split, *axes))
         leaves = tuple(cut(value.kind, leaf, ways) for leaf in value.leaves)
-        whole = (value.whole or value.leaves) if placement.split and value.kind != "records" else ()
-        return Value(result, value.kind, leaves, placement, whole)
+        if owners:
+            return Value(result, value.kind, leaves, self.per(placement, axes))
+        return Value(
+            result,
+            value.kind,
+            leaves,
+            split,
+            (value.whole or value.leaves) if value.kind != "records" else (),
+        )
 
     def with_whole(self, value: Value) -> Value:
         """`value`, a piece of something cut, with the leaves that its cuts make together."""

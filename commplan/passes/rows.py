@@ -24,21 +24,14 @@ PIECES = 8  # of all rows together
 LEAST = 256 * 1024  # bytes of a piece, at least
 
 
-def reduce_rows(
-    editor: Editor,
-    ops: list[Op],
-    operand: Ref,
-    result: Ref,
-    axes: tuple[str, ...],
-    owners: tuple[int, ...],
-    like: Collective,
-) -> None:
-    """The sum of `operand` in rows: each on its owner, and zeros on all other ranks; scalars on everyone.
+def reduce_rows(editor: Editor, ops: list[Op], like: Collective, owners: tuple[int, ...]) -> Ref:
+    """The sum of the operand of `like` in rows: each on its owner, and zeros on all other ranks; scalars on everyone.
 
     s = sum(g)  -->  b = pack(g, rows); r0 = reduce(row 0 of b) to its owner; ..; s = unpack(r0 + r1 + ..)
 
     The same for each piece of the rows; the sums of all pieces begin before any is used.
     """
+    operand, result = like.operand, like.result
     value, ways = editor.values[operand], len(owners)
     found: list[Part] = []
     summed: list[tuple[str, list[Ref], list[Part]]] = []
@@ -57,7 +50,10 @@ def reduce_rows(
             ops, like, buffer, name, kind="all_reduce", op="sum", algorithm=Algorithm("native"), pinned=False
         )
         found += _placed(total, leaves, [1] * len(leaves))
-    ops.append(Unpack(result, tuple(sorted(found, key=lambda part: (part.leaf, part.start))), like.span))
+    editor.add(editor.types.part(value, result, like.axes, owners))
+    return editor.emit(
+        ops, Unpack(result, tuple(sorted(found, key=lambda part: (part.leaf, part.start))), like.span)
+    )
 
 
 def _pieces(

@@ -109,8 +109,8 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
                 stacked = msgspec.structs.replace(left, stacked=(*left.stacked, *self.axes))
                 made = placed(operand, self.result, stacked)
             case "reduce_scatter":
-                cuts = msgspec.structs.replace(left, split=(*left.split, *self.axes))
-                made = self._resized(operand, -ways, cuts) or types.cut(operand, ways, self.result, cuts)
+                split = msgspec.structs.replace(left, split=(*left.split, *self.axes))
+                made = self._resized(operand, -ways, split) or types.part(operand, self.result, self.axes)
             case "all_gather":
                 made = self._resized(operand, ways, left)
                 if made is None and operand.kind == "records":

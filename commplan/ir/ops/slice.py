@@ -33,6 +33,12 @@ class Slice(BaseOp, frozen=True, tag="slice", gc=False):
             yield "CP0734", f"`{self.result}` is sliced over no axis"
         wrong = [*types.check_axes(self.axes)]
         yield from wrong
+        placement = types.values[self.operand].placement
+        if any(placement.varies(axis) for axis in self.axes):
+            yield (
+                "CP0734",
+                f"`{self.operand}` is {placement}: what differs over `{', '.join(self.axes)}` has no cut there",
+            )
         if wrong or not self.owners:
             return
         if len(set(self.owners)) != len(self.owners):
@@ -42,12 +48,7 @@ class Slice(BaseOp, frozen=True, tag="slice", gc=False):
             yield "CP0735", f"there is no such owner among {ranks} ranks: {list(self.owners)}"
 
     def transfer(self, types: ValueTypes) -> tuple[Value, ...]:
-        operand = types.values[self.operand]
-        placement = msgspec.structs.replace(operand.placement, split=(*operand.placement.split, *self.axes))
-        if self.owners:
-            placement = types.per(operand.placement, self.axes)
-        ways = len(self.owners) or types.ranks(self.axes)
-        return (types.cut(operand, ways, self.result, placement),)
+        return (types.part(types.values[self.operand], self.result, self.axes, self.owners),)
 
     def meaning(self, env: Interpretation) -> None:
         ways, digits = env.row(self.axes, self.owners)
