@@ -1,4 +1,4 @@
-"""What the results of an op are, from its operands: what `transfer` and `check` of an op (`ir.ops`) see and share."""
+"""What `transfer` and `check` of ops (`ir.ops`) see and share: what results are, given the operands."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from commplan.ir.values import Leaf, Part, Value
 if TYPE_CHECKING:
     from commplan.ir.schedule import Axis, FnType, SourceType
 
+Results = tuple[Value, ...]
 Violations = Iterator[tuple[str, str]]  # code and message of each rule that an op breaks
 
 
 class ValueTypes:
     """The values of a phase by name, and what the plan declares.
 
-    Values are those before the op, and its results as they are declared: what is bound from outside (the leaves of a
-    tree that a function makes) an op takes from there.
+    Values are those before the op, and its results as they are declared: what is bound from outside, such as
+    the leaves of a tree that a function makes, an op takes from there.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class ValueTypes:
         return msgspec.structs.replace(rest, per=self.ordered((*rest.per, *axes)))
 
     def join(self, placements: Iterable[Placement]) -> Placement:
-        """How a value lies that is made of values that lie so: cut, or stacked, where all that are so are alike."""
+        """How a value lies that is made of values that lie so: split, or stacked, where those that are agree."""
         joined: Placement | None = None
         for one in dict.fromkeys(placements):
             joined = one if joined is None else self._both(joined, one)
@@ -118,20 +119,15 @@ class ValueTypes:
             yield "CP0731", f"{where} do not lie inside its row of {row} and the buffer's of {columns}"
 
     def part(self, value: Value, result: Ref, axes: Sequence[str], owners: Sequence[int] = ()) -> Value:
-        """What one rank has of `value`, a tree or an array, where each along `axes` has its cut, or some of them, the
-        `owners`, one each."""
+        """What one rank has of `value` where each rank along `axes` has its cut; or some of them, the `owners`,
+        one each."""
         placement, ways = value.placement.without(axes), len(owners) or self.ranks(axes)
         split = msgspec.structs.replace(placement, split=(*placement.split, *axes))
         leaves = tuple(cut(value.kind, leaf, ways) for leaf in value.leaves)
         if owners:
             return Value(result, value.kind, leaves, self.per(placement, axes))
-        return Value(
-            result,
-            value.kind,
-            leaves,
-            split,
-            (value.whole or value.leaves) if value.kind != "records" else (),
-        )
+        whole = (value.whole or value.leaves) if value.kind in ("tree", "array") else ()
+        return Value(result, value.kind, leaves, split, whole)
 
     def with_whole(self, value: Value) -> Value:
         """`value`, a piece of something cut, with the leaves that its cuts make together."""

@@ -14,7 +14,7 @@ from commplan.ir.layout import row_size
 from commplan.ir.plan import Ref, name_of
 from commplan.ir.schedule import Collective, Op, Part, Unpack, Value
 from commplan.passes.filling import MOST, Bucket, Fate, Item, fill, pieces
-from commplan.passes.rewrite import Editor
+from commplan.passes.rewrite import Editor, laid_out
 
 Order = Mapping[str, Sequence[str]]
 
@@ -37,10 +37,9 @@ def pack_collectives(
     parts: dict[Ref, list[Part]] = {op.result: [] for op in group}
     for number, bucket in enumerate(buckets):
         buffer = _emit(editor, ops, head, bucket, f"{head.result}/b{number}")
-        offset = 0
-        for item, start, size in bucket.runs:
-            parts[item.result].append(Part(buffer, item.leaf, start, size, offset))
-            offset += size
+        runs = laid_out(Part(buffer, item.leaf, start, size, 0) for item, start, size in bucket.runs)
+        for (item, _, _), part in zip(bucket.runs, runs, strict=True):
+            parts[item.result].append(part)
     ways = editor.size(head.axes) if head.kind == "all_gather" else 1
     for op in group:
         ordered = sorted(parts[op.result], key=lambda part: (part.leaf, part.start))
@@ -127,10 +126,7 @@ def readiness(operand: Value, op: Collective, order: Order) -> list[int]:
 
 def _emit(editor: Editor, ops: list[Op], head: Collective, bucket: Bucket, name: Ref) -> Ref:
     """The pack of a bucket and its collective; gives back the buffer that the unpack reads."""
-    offset, parts = 0, list[Part]()
-    for item, start, size in bucket.runs:
-        parts.append(Part(item.value, item.leaf, start, size, offset))
-        offset += size
+    parts = laid_out(Part(item.value, item.leaf, start, size, 0) for item, start, size in bucket.runs)
     packed = editor.pack(ops, parts, head.span, f"{name}/pack", bucket.ways)
     if bucket.fate is None:
         return packed

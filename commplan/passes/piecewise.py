@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-
 import msgspec
 
 from commplan.ir.plan import Ref
 from commplan.ir.schedule import Leaf, Map, Op, Part, Unpack, Value
 from commplan.ir.types import DType
-from commplan.passes.rewrite import Editor
+from commplan.passes.rewrite import Editor, laid_out
 from commplan.passes.streams import Gathered, Stream
 
 
@@ -140,12 +138,8 @@ class Pieces:
         start: bool = False,
     ) -> Ref:
         """The runs `own` of leaves of `ref` one after another; of the whole tree (`start`) or of a piece."""
-        begins = itertools.accumulate((run.size for _, run in own), initial=0)
-        parts = [
-            Part(ref, leaf, run.start if start else 0, run.size, at)
-            for (leaf, run), at in zip(own, begins, strict=False)
-        ]
-        return self.editor.pack(ops, parts, self.op.span, name, ways)
+        runs = (Part(ref, leaf, run.start if start else 0, run.size, 0) for leaf, run in own)
+        return self.editor.pack(ops, laid_out(runs), self.op.span, name, ways)
 
     def _value(self, ref: Ref, sizes: dict[int, int], name: Ref) -> Ref:
         """A tree like `ref` of which leaves have only the elements that are in one bucket."""
@@ -164,9 +158,4 @@ def _piece(leaf: Leaf, owner: int | None, sizes: dict[int, int]) -> Leaf:
 
 def _placed(buffer: Ref, own: list[tuple[int, Part]]) -> list[Part]:
     """The runs as they lie in `buffer`, one after another."""
-    found: list[Part] = []
-    at = 0
-    for leaf, run in own:
-        found.append(Part(buffer, leaf, run.start, run.size, at))
-        at += run.size
-    return found
+    return laid_out(Part(buffer, leaf, run.start, run.size, 0) for leaf, run in own)

@@ -55,8 +55,8 @@ class Editor:
         return value.id
 
     def emit(self, ops: list[Op], op: Op, name: Ref | None = None) -> Ref:
-        """Append `op`, and add its result as the op says it is: called `name`, where that is free; without one it is
-        a value that there is already. Gives back its name."""
+        """Append `op`, and add its result as the op says it is, under a new name like `name` if one is given.
+        Gives back its name."""
         if name is not None:
             (old,) = results_of(op)
             op = rename_results(op, {old: self.fresh(name)})
@@ -137,6 +137,15 @@ def add_results(op: Op, types: ValueTypes, values: dict[Ref, Value], declared: C
     for value in op.transfer(types):
         if value.id not in declared or value.kind == "flat":
             values[value.id] = value
+
+
+def laid_out(parts: Iterable[Part]) -> list[Part]:
+    """`parts` one after another in a buffer."""
+    found, at = list[Part](), 0
+    for part in parts:
+        found.append(Part(part.value, part.leaf, part.start, part.size, at))
+        at += part.size
+    return found
 
 
 def network_lane(axes: Sequence[Axis], over: Iterable[str]) -> str:

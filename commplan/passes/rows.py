@@ -8,7 +8,6 @@ direction ends 1/n of the time of the first after it; more than `PIECES` would g
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
 
 import msgspec
@@ -18,14 +17,14 @@ from commplan.ir.layout import row_size
 from commplan.ir.plan import Algorithm, Hints, Ref
 from commplan.ir.schedule import Collective, LocalSum, Op, Part, Unpack, Value
 from commplan.ir.types import DType
-from commplan.passes.rewrite import Editor, network_lane
+from commplan.passes.rewrite import Editor, laid_out, network_lane
 
 PIECES = 8  # of all rows together
 LEAST = 256 * 1024  # bytes of a piece, at least
 
 
 def reduce_rows(editor: Editor, ops: list[Op], like: Collective, owners: tuple[int, ...]) -> Ref:
-    """The sum of the operand of `like` in rows: each on its owner, and zeros on all other ranks; scalars on everyone.
+    """The sum of `like`'s operand in rows: each on its owner, zeros on all other ranks; scalars on everyone.
 
     s = sum(g)  -->  b = pack(g, rows); r0 = reduce(row 0 of b) to its owner; ..; s = unpack(r0 + r1 + ..)
 
@@ -49,7 +48,7 @@ def reduce_rows(editor: Editor, ops: list[Op], like: Collective, owners: tuple[i
         total = editor.move(
             ops, like, buffer, name, kind="all_reduce", op="sum", algorithm=Algorithm("native"), pinned=False
         )
-        found += _placed(total, leaves, [1] * len(leaves))
+        found += _run(total, leaves, [1] * len(leaves))
     editor.add(editor.types.part(value, result, like.axes, owners))
     return editor.emit(
         ops, Unpack(result, tuple(sorted(found, key=lambda part: (part.leaf, part.start))), like.span)
@@ -118,7 +117,7 @@ def join_rows(
             buffer = editor.pack(ops, _run(operand, leaves, sizes), span, f"{name}/pack")
             for number, owner in enumerate(owners[:1] if scalars else owners):
                 row = editor.move(ops, like, buffer, f"{name}_{number}", root=owner)
-                for part in _placed(row, leaves, sizes):
+                for part in _run(row, leaves, sizes):
                     start = number * part.size
                     size = min(part.size, whole.leaves[part.leaf].size - start)
                     if size > 0:
@@ -135,15 +134,9 @@ def _by_dtype(value: Value, *, scalars: bool = False) -> Iterable[tuple[DType, l
     return found.items()
 
 
-def _run(ref: Ref, leaves: list[int], sizes: list[int]) -> tuple[Part, ...]:
-    """The leaves of `ref` one after another in a buffer."""
-    begins = itertools.accumulate(sizes, initial=0)
-    return tuple(Part(ref, leaf, 0, size, at) for leaf, size, at in zip(leaves, sizes, begins, strict=False))
-
-
-def _placed(buffer: Ref, leaves: list[int], sizes: list[int]) -> list[Part]:
-    """The same from the buffer back."""
-    return [Part(buffer, part.leaf, 0, part.size, part.offset) for part in _run(buffer, leaves, sizes)]
+def _run(ref: Ref, leaves: list[int], sizes: list[int]) -> list[Part]:
+    """The leaves of `ref` one after another in a buffer; or, where `ref` is the buffer, from there back."""
+    return laid_out(Part(ref, leaf, 0, size, 0) for leaf, size in zip(leaves, sizes, strict=True))
 
 
 def _one_of(editor: Editor, ops: list[Op], name: Ref, reduced: list[Ref], span: Span) -> Ref:

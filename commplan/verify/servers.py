@@ -241,8 +241,6 @@ def _elastic(scope: Scope, op: Elastic) -> None:
         scope.report.add("CP0734", f"the centre of `{op.mode}` lies {where}", op.span)
     if op.result is not None and op.mode != "sync":
         result = scope.values[op.result]
-        if result.leaves != scope.values[op.center].leaves:
-            scope.report.add("CP0731", f"`{op.result}` has not the shapes of its centre", op.span)
         if result.placement.server != home:
             scope.report.add("CP0734", f"`{op.result}` lies elsewhere than its centre", op.span)
     literal = [x for x in (op.eta, op.rho) if not isinstance(x, str)]

@@ -137,6 +137,7 @@ def levels(inner: str, outer: str, axes: tuple[ir.Axis, ...] | None = None) -> C
 
 INTS = tuple(replace(one, dtype=DType.I32) for one in GIVEN)
 PER, PARTIAL = Placement(per=("data",)), Placement(partial=("data",))
+STACKED = Placement(stacked=("data",))
 AXIS = ir.Axis("data", graph.AxisKind.REPLICA, 4)
 CORRUPTIONS: list[tuple[str, Change, str, str]] = [
     # names and definitions
@@ -187,6 +188,12 @@ CORRUPTIONS: list[tuple[str, Change, str, str]] = [
     ("ensemble", op(ir.Share, axes=("data",)), "CP0734", "there is no axis `data`"),
     ("ensemble", value("pixels.0", placement=Placement(per=("member",))), "CP0734", "differs over `member`"),
     ("ensemble", value("raw.0", placement=Placement(split=("member",))), "CP0734", "`raw.0` is split member, same was expected"),
+    ("reduce", value("grads.1/sum/b0/pack", placement=PER), "CP0734", "is per data, partial data was expected"),
+    ("wire", value("grads.1/sum/b0/swapped", placement=PARTIAL), "CP0734", "stacked data was expected"),
+    ("wire", value("grads.1/sum/b0/shard", placement=STACKED), "CP0734", "split data was expected"),
+    ("sharded", op(ir.Slice, operand="grads.0"), "CP0734", "only what is the same is sliced"),
+    ("sharded", op(ir.Map, operands=("shard.1", "grads.0", "adam.0")), "CP0734", "is a term of a sum"),
+    ("rows", op(ir.Collective, 1, operand="grads.0"), "CP0734", "what was cut last is gathered first"),
     # shapes
     ("reduce", value("grads.1", leaves=GIVEN[:1]), "CP0731", "`grads.1` has the leaves"),
     ("reduce", value("grads.0", leaves=leaf((-1,))), "CP0731", "has a negative dimension"),

@@ -2,7 +2,7 @@ from commplan.diagnostics import Span
 from commplan.ir.ops.base import BaseOp
 from commplan.ir.roles import Ref
 from commplan.ir.symbolic.interpretation import Interpretation
-from commplan.ir.transfer import ValueTypes
+from commplan.ir.transfer import Results, ValueTypes
 from commplan.ir.types import DType
 from commplan.ir.values import Leaf, Value
 
@@ -17,7 +17,7 @@ class Cast(BaseOp, frozen=True, tag="cast", gc=False):
     after: tuple[Ref, ...] = ()
     lane: str = "device"
 
-    def transfer(self, types: ValueTypes) -> tuple[Value, ...]:
+    def transfer(self, types: ValueTypes) -> Results:
         value = types.values[self.operand]
         leaves, whole = (
             tuple(Leaf(leaf.path, leaf.shape, self.dtype) for leaf in found)

@@ -9,8 +9,8 @@ from commplan.ir.ops.base import BaseOp
 from commplan.ir.roles import Ref
 from commplan.ir.symbolic import blocks, steps
 from commplan.ir.symbolic.interpretation import Held, Interpretation
-from commplan.ir.transfer import ValueTypes, Violations, flat, placed
-from commplan.ir.types import DType, Placement
+from commplan.ir.transfer import Results, ValueTypes, Violations, placed
+from commplan.ir.types import DType
 from commplan.ir.values import Leaf, Value
 
 CollectiveKind = Literal[
@@ -72,10 +72,9 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
             yield "CP0732", f"{self.dtype} is not the widest type of `{self.operand}`"
         if self.kind == "all_to_all" and operand.kind != "flat":
             yield "CP0731", f"`{self.operand}` is {operand.kind}: an all_to_all moves flat buffers"
-        if operand.kind == "flat" and self.kind in ("reduce_scatter", "all_to_all"):
-            size = operand.leaves[0].size
-            if size % ranks:
-                yield "CP0731", f"{size} elements of `{self.operand}` are no {ranks} equal rows"
+        size = operand.leaves[0].size if operand.kind == "flat" else 0
+        if self.kind in ("reduce_scatter", "all_to_all") and size % ranks:
+            yield "CP0731", f"{size} elements of `{self.operand}` are no {ranks} equal rows"
         yield from self._check_placement(operand)
 
     def _check_placement(self, operand: Value) -> Violations:
@@ -87,17 +86,13 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
             elif self.kind != "all_gather" and axis in (*cut, *placement.stacked):
                 yield (
                     "CP0734",
-                    f"`{self.operand}` is {placement}: along `{axis}` there is nothing to add or to replace",
+                    f"`{self.operand}` is {placement}: there are no terms or copies along `{axis}`",
                 )
         ordered = placement.split[-len(self.axes) :] == self.axes
         if self.kind == "all_gather" and (cut or operand.kind != "flat") and not ordered:
-            over = ", ".join(self.axes)
-            yield (
-                "CP0734",
-                f"`{self.operand}` is {placement}: what was cut last is gathered first, not `{over}`",
-            )
+            yield "CP0734", f"`{self.operand}` is {placement}: what was cut last is gathered first"
 
-    def transfer(self, types: ValueTypes) -> tuple[Value, ...]:
+    def transfer(self, types: ValueTypes) -> Results:
         operand, ways = types.values[self.operand], types.ranks(self.axes)
         left = operand.placement.without(self.axes)
         match self.kind:
@@ -109,27 +104,16 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
                 stacked = msgspec.structs.replace(left, stacked=(*left.stacked, *self.axes))
                 made = placed(operand, self.result, stacked)
             case "reduce_scatter":
-                split = msgspec.structs.replace(left, split=(*left.split, *self.axes))
-                made = self._resized(operand, -ways, split) or types.part(operand, self.result, self.axes)
+                made = types.part(operand, self.result, self.axes)
+            case "all_gather" if operand.kind in ("flat", "records"):
+                rows = [(x, (ways * x.shape[0], *x.shape[1:])) for x in operand.leaves]
+                leaves = tuple(Leaf(leaf.path, shape, leaf.dtype) for leaf, shape in rows)
+                kind = "flat" if operand.kind == "flat" else types.values[self.result].kind
+                made = Value(self.result, kind, leaves, left)
             case "all_gather":
-                made = self._resized(operand, ways, left)
-                if made is None and operand.kind == "records":
-                    leaves = tuple(
-                        Leaf(leaf.path, (ways * leaf.shape[0], *leaf.shape[1:]), leaf.dtype)
-                        for leaf in operand.leaves
-                    )
-                    made = Value(self.result, types.values[self.result].kind, leaves, left)
-                elif made is None:
-                    leaves = cut_all(operand.kind, operand.whole, [types.sizes[axis] for axis in left.split])
-                    made = Value(self.result, operand.kind, leaves, left, operand.whole if left.split else ())
+                leaves = cut_all(operand.kind, operand.whole, [types.sizes[axis] for axis in left.split])
+                made = Value(self.result, operand.kind, leaves, left, operand.whole if left.split else ())
         return (made,)
-
-    def _resized(self, operand: Value, ways: int, placement: Placement) -> Value | None:
-        """A flat buffer of `ways` times, or for a negative one that part of, the elements; None of anything else."""
-        if operand.kind != "flat":
-            return None
-        leaf = operand.leaves[0]
-        return flat(self.result, leaf.size * ways if ways > 0 else leaf.size // -ways, leaf.dtype, placement)
 
     def meaning(self, env: Interpretation) -> None:
         operand, value = env.of(self.operand), env.values[self.result]

@@ -6,8 +6,7 @@ from commplan.ir.ops.base import BaseOp
 from commplan.ir.roles import Ref
 from commplan.ir.symbolic import steps
 from commplan.ir.symbolic.interpretation import Interpretation
-from commplan.ir.transfer import ValueTypes, Violations, placed
-from commplan.ir.values import Value
+from commplan.ir.transfer import Results, ValueTypes, Violations, placed
 
 
 class Elastic(BaseOp, frozen=True, tag="elastic", gc=False):
@@ -42,7 +41,7 @@ class Elastic(BaseOp, frozen=True, tag="elastic", gc=False):
         if (self.mode == "sync") != (self.result is None):
             yield "CP0735", f"an elastic op in mode {self.mode} has the wrong results"
 
-    def transfer(self, types: ValueTypes) -> tuple[Value, ...]:
+    def transfer(self, types: ValueTypes) -> Results:
         pull = placed(types.values[self.operand], self.pull)
         return (pull,) if self.result is None else (pull, placed(types.values[self.center], self.result))
 

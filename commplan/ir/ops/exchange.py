@@ -6,8 +6,7 @@ from commplan.ir.ops.base import BaseOp
 from commplan.ir.roles import Ref
 from commplan.ir.symbolic import steps
 from commplan.ir.symbolic.interpretation import Interpretation
-from commplan.ir.transfer import ValueTypes, Violations, placed
-from commplan.ir.values import Value
+from commplan.ir.transfer import Results, ValueTypes, Violations, placed
 
 
 class Exchange(BaseOp, frozen=True, tag="exchange", gc=False):
@@ -38,7 +37,7 @@ class Exchange(BaseOp, frozen=True, tag="exchange", gc=False):
             yield "CP0731", f"{len(self.states)} states are exchanged for {len(self.results)} results"
         yield from types.check_scalar(self.weight)
 
-    def transfer(self, types: ValueTypes) -> tuple[Value, ...]:
+    def transfer(self, types: ValueTypes) -> Results:
         pairs = zip(self.states, self.results, strict=True)
         return tuple(placed(types.values[state], result) for state, result in pairs)
 

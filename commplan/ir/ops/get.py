@@ -2,8 +2,7 @@ from commplan.diagnostics import Span
 from commplan.ir.ops.base import BaseOp
 from commplan.ir.roles import Ref
 from commplan.ir.symbolic.interpretation import Interpretation
-from commplan.ir.transfer import ValueTypes, placed
-from commplan.ir.values import Value
+from commplan.ir.transfer import Results, ValueTypes, placed
 
 
 class Get(BaseOp, frozen=True, tag="get", gc=False):
@@ -17,7 +16,7 @@ class Get(BaseOp, frozen=True, tag="get", gc=False):
     after: tuple[Ref, ...] = ()
     lane: str = "network"
 
-    def transfer(self, types: ValueTypes) -> tuple[Value, ...]:
+    def transfer(self, types: ValueTypes) -> Results:
         return (placed(types.values[self.operand], self.result),)
 
     def meaning(self, env: Interpretation) -> None:

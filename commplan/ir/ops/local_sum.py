@@ -5,8 +5,7 @@ from commplan.ir.ops.base import BaseOp
 from commplan.ir.roles import Ref
 from commplan.ir.symbolic import blocks
 from commplan.ir.symbolic.interpretation import Interpretation
-from commplan.ir.transfer import ValueTypes, Violations, flat
-from commplan.ir.values import Value
+from commplan.ir.transfer import Results, ValueTypes, Violations, flat
 
 
 class LocalSum(BaseOp, frozen=True, tag="local_sum", gc=False):
@@ -22,7 +21,7 @@ class LocalSum(BaseOp, frozen=True, tag="local_sum", gc=False):
     def check(self, types: ValueTypes) -> Violations:
         return types.check_rows(self.operand, self.ways)
 
-    def transfer(self, types: ValueTypes) -> tuple[Value, ...]:
+    def transfer(self, types: ValueTypes) -> Results:
         """Rows of all ranks are summed to this rank's cut of the sum."""
         operand = types.values[self.operand]
         leaf, placement = operand.leaves[0], operand.placement

@@ -4,9 +4,8 @@ from commplan.ir.ops.base import BaseOp
 from commplan.ir.roles import Ref
 from commplan.ir.symbolic import steps
 from commplan.ir.symbolic.interpretation import Interpretation
-from commplan.ir.transfer import ValueTypes, Violations, placed, shown
+from commplan.ir.transfer import Results, ValueTypes, Violations, placed, shown
 from commplan.ir.types import ArrayType, AxisKind
-from commplan.ir.values import Value
 
 
 class Map(BaseOp, frozen=True, tag="map", gc=False):
@@ -57,7 +56,7 @@ class Map(BaseOp, frozen=True, tag="map", gc=False):
             elif by_record and value.leaves[0].shape[1:] != kind.shape:
                 yield "CP0731", f"records of `{ref}` are {shown(value.leaves)}, not {kind}"
 
-    def transfer(self, types: ValueTypes) -> tuple[Value, ...]:
+    def transfer(self, types: ValueTypes) -> Results:
         """Kinds and leaves are bound with the function."""
         joined = types.join(types.values[ref].placement for ref in self.operands)
         placement = types.per(joined, self.per) if self.per else joined

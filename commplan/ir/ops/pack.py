@@ -4,9 +4,9 @@ from commplan.diagnostics import Span
 from commplan.ir.ops.base import BaseOp
 from commplan.ir.roles import Ref
 from commplan.ir.symbolic.interpretation import Interpretation
-from commplan.ir.transfer import ValueTypes, Violations, placed
+from commplan.ir.transfer import Results, ValueTypes, Violations, placed
 from commplan.ir.types import Placement
-from commplan.ir.values import Part, Value
+from commplan.ir.values import Part
 
 
 class Pack(BaseOp, frozen=True, tag="pack", gc=False):
@@ -48,9 +48,9 @@ class Pack(BaseOp, frozen=True, tag="pack", gc=False):
             yield "CP0731", f"two parts overlap in `{self.result}`"
         yield from types.check_terms(part.value for part in self.parts)
 
-    def transfer(self, types: ValueTypes) -> tuple[Value, ...]:
-        """Scalars of a tree that is cut are the same on the ranks that it is cut among. What lies behind the last part
-        is declared."""
+    def transfer(self, types: ValueTypes) -> Results:
+        """Scalars of a tree that is cut are the same on all ranks that it is cut among. The size is declared:
+        there may be room behind the last part."""
         placements = dict[Placement, None]()
         for part in self.parts:
             value = types.values[part.value]

@@ -3,8 +3,7 @@ from commplan.ir.ops.base import BaseOp
 from commplan.ir.roles import Ref
 from commplan.ir.symbolic import steps
 from commplan.ir.symbolic.interpretation import Interpretation
-from commplan.ir.transfer import ValueTypes, placed
-from commplan.ir.values import Value
+from commplan.ir.transfer import Results, ValueTypes, placed
 
 
 class Put(BaseOp, frozen=True, tag="put", gc=False):
@@ -20,7 +19,7 @@ class Put(BaseOp, frozen=True, tag="put", gc=False):
     after: tuple[Ref, ...] = ()
     lane: str = "network"
 
-    def transfer(self, types: ValueTypes) -> tuple[Value, ...]:
+    def transfer(self, types: ValueTypes) -> Results:
         return (placed(types.values[self.operand], self.result, types.values[self.result].placement),)
 
     def meaning(self, env: Interpretation) -> None:

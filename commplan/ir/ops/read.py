@@ -6,7 +6,7 @@ from commplan.ir.ops.base import BaseOp
 from commplan.ir.roles import Ref
 from commplan.ir.symbolic import steps
 from commplan.ir.symbolic.interpretation import Interpretation
-from commplan.ir.transfer import ValueTypes, Violations
+from commplan.ir.transfer import Results, ValueTypes, Violations
 from commplan.ir.types import ArrayType, AxisKind, DType, Placement
 from commplan.ir.values import Leaf, Value
 
@@ -51,7 +51,7 @@ class Read(BaseOp, frozen=True, tag="read", gc=False):
         if any(leaf.shape[:1] != (local,) for leaf in types.values[self.result].leaves):
             yield "CP0731", f"`{self.result}` does not hold {local} records on each rank"
 
-    def transfer(self, types: ValueTypes) -> tuple[Value, ...]:
+    def transfer(self, types: ValueTypes) -> Results:
         record, leaves = types.sources[self.source].type, types.values[self.result].leaves
         if isinstance(record, ArrayType):
             shape = (max(self.batch) // types.ranks(self.split), *record.shape)

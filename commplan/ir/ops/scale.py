@@ -6,8 +6,7 @@ from commplan.ir.ops.base import BaseOp
 from commplan.ir.roles import Ref
 from commplan.ir.symbolic import steps
 from commplan.ir.symbolic.interpretation import Interpretation
-from commplan.ir.transfer import ValueTypes, Violations, placed
-from commplan.ir.values import Value
+from commplan.ir.transfer import Results, ValueTypes, Violations, placed
 
 
 class Scale(BaseOp, frozen=True, tag="scale", gc=False):
@@ -32,7 +31,7 @@ class Scale(BaseOp, frozen=True, tag="scale", gc=False):
         if not isinstance(self.by, str) and (self.by == 0 or not math.isfinite(self.by)):
             yield "CP0735", f"`{self.operand}` is scaled by {self.by}"
 
-    def transfer(self, types: ValueTypes) -> tuple[Value, ...]:
+    def transfer(self, types: ValueTypes) -> Results:
         """A term of a sum stays one, whatever number each rank scales its own by."""
         operand = types.values[self.operand]
         by = types.values[self.by].placement.varying if isinstance(self.by, str) else ()

@@ -4,9 +4,8 @@ from commplan.ir.hints import Hints
 from commplan.ir.ops.base import BaseOp
 from commplan.ir.roles import Ref
 from commplan.ir.symbolic.interpretation import Interpretation
-from commplan.ir.transfer import ValueTypes, Violations, placed
+from commplan.ir.transfer import Results, ValueTypes, Violations, placed
 from commplan.ir.types import AxisKind
-from commplan.ir.values import Value
 
 
 class Share(BaseOp, frozen=True, tag="share", gc=False):
@@ -38,7 +37,7 @@ class Share(BaseOp, frozen=True, tag="share", gc=False):
         if self.readers is not None and not wrong and not 1 <= self.readers <= types.ranks(self.axes):
             yield "CP0735", f"{self.readers} of {types.ranks(self.axes)} members cannot read"
 
-    def transfer(self, types: ValueTypes) -> tuple[Value, ...]:
+    def transfer(self, types: ValueTypes) -> Results:
         return (placed(types.values[self.operand], self.result),)
 
     def meaning(self, env: Interpretation) -> None:

@@ -6,8 +6,7 @@ from commplan.diagnostics import Span
 from commplan.ir.ops.base import BaseOp
 from commplan.ir.roles import Ref
 from commplan.ir.symbolic.interpretation import Interpretation
-from commplan.ir.transfer import ValueTypes, Violations
-from commplan.ir.values import Value
+from commplan.ir.transfer import Results, ValueTypes, Violations
 
 
 class Slice(BaseOp, frozen=True, tag="slice", gc=False):
@@ -35,10 +34,7 @@ class Slice(BaseOp, frozen=True, tag="slice", gc=False):
         yield from wrong
         placement = types.values[self.operand].placement
         if any(placement.varies(axis) for axis in self.axes):
-            yield (
-                "CP0734",
-                f"`{self.operand}` is {placement}: what differs over `{', '.join(self.axes)}` has no cut there",
-            )
+            yield "CP0734", f"`{self.operand}` is {placement}: only what is the same is sliced"
         if wrong or not self.owners:
             return
         if len(set(self.owners)) != len(self.owners):
@@ -47,7 +43,7 @@ class Slice(BaseOp, frozen=True, tag="slice", gc=False):
         if not all(0 <= rank < ranks for rank in self.owners):
             yield "CP0735", f"there is no such owner among {ranks} ranks: {list(self.owners)}"
 
-    def transfer(self, types: ValueTypes) -> tuple[Value, ...]:
+    def transfer(self, types: ValueTypes) -> Results:
         return (types.part(types.values[self.operand], self.result, self.axes, self.owners),)
 
     def meaning(self, env: Interpretation) -> None:

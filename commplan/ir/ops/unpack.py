@@ -5,8 +5,8 @@ from commplan.ir.layout import row_size
 from commplan.ir.ops.base import BaseOp
 from commplan.ir.roles import Ref
 from commplan.ir.symbolic.interpretation import Interpretation
-from commplan.ir.transfer import ValueTypes, Violations, placed
-from commplan.ir.values import Part, Value
+from commplan.ir.transfer import Results, ValueTypes, Violations, placed
+from commplan.ir.values import Part
 
 
 class Unpack(BaseOp, frozen=True, tag="unpack", gc=False):
@@ -52,7 +52,7 @@ class Unpack(BaseOp, frozen=True, tag="unpack", gc=False):
             yield "CP0731", f"a leaf of `{self.result}` is not unpacked exactly once"
         yield from types.check_terms(part.value for part in self.parts)
 
-    def transfer(self, types: ValueTypes) -> tuple[Value, ...]:
+    def transfer(self, types: ValueTypes) -> Results:
         """The leaves are declared; and where none is cut, so is along which axes they would be."""
         result = types.values[self.result]
         placement = types.join(types.values[part.value].placement for part in self.parts)

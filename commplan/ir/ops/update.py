@@ -2,8 +2,7 @@ from commplan.diagnostics import Span
 from commplan.ir.ops.base import BaseOp
 from commplan.ir.roles import Ref
 from commplan.ir.symbolic.interpretation import Interpretation
-from commplan.ir.transfer import ValueTypes, Violations, placed
-from commplan.ir.values import Value
+from commplan.ir.transfer import Results, ValueTypes, Violations, placed
 
 
 class Update(BaseOp, frozen=True, tag="update", gc=False):
@@ -22,7 +21,7 @@ class Update(BaseOp, frozen=True, tag="update", gc=False):
         yield from types.check_leaves(self.delta, types.values[self.operand].leaves)
         yield from types.check_terms((self.operand, self.delta))
 
-    def transfer(self, types: ValueTypes) -> tuple[Value, ...]:
+    def transfer(self, types: ValueTypes) -> Results:
         operand = types.values[self.operand]
         placement = types.join((operand.placement, types.values[self.delta].placement))
         return (placed(operand, self.result, placement),)
