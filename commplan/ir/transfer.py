@@ -53,7 +53,7 @@ class ValueTypes:
         return msgspec.structs.replace(rest, per=self.ordered((*rest.per, *axes)))
 
     def join(self, placements: Iterable[Placement]) -> Placement:
-        """How a value lies that is made of values that lie so: split, or stacked, where those that are agree."""
+        """How a value lies that is made of values that lie so: cut, or stacked, where all agree."""
         joined: Placement | None = None
         for one in dict.fromkeys(placements):
             joined = one if joined is None else self._both(joined, one)
@@ -119,8 +119,8 @@ class ValueTypes:
             yield "CP0731", f"{where} do not lie inside its row of {row} and the buffer's of {columns}"
 
     def part(self, value: Value, result: Ref, axes: Sequence[str], owners: Sequence[int] = ()) -> Value:
-        """What one rank has of `value` where each rank along `axes` has its cut; or some of them, the `owners`,
-        one each."""
+        """What one rank has of `value` where each rank along `axes` has its cut; or the `owners` among
+        them, one each."""
         placement, ways = value.placement.without(axes), len(owners) or self.ranks(axes)
         split = msgspec.structs.replace(placement, split=(*placement.split, *axes))
         leaves = tuple(cut(value.kind, leaf, ways) for leaf in value.leaves)

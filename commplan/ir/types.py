@@ -167,14 +167,6 @@ class Placement(msgspec.Struct, frozen=True, gc=False):
         ]
         return Placement(left[0], left[1], left[2], self.server, left[3])
 
-    def admits(self, found: Placement) -> bool:
-        """Whether a value of placement `found` may be declared to lie so: that ranks hold cuts, or rows, of one whole
-        may be left out, and only that they differ be said. Which server is to keep it, the plan says alone."""
-        cuts = {*found.split, *found.stacked}
-        dropped = [axis for axis in self.per if axis in cuts]
-        bare = msgspec.structs.replace(self, per=tuple(axis for axis in self.per if axis not in cuts))
-        return bare == msgspec.structs.replace(found.without(dropped), server=self.server)
-
 
 SAME = Placement()
 

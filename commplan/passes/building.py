@@ -32,7 +32,7 @@ class Building:
         return math.prod(axis.size for axis in self.axes if axis.name in over)
 
     def emit(self, op: sched.Op) -> graph.Ref:
-        """Append `op`; where its result is no value yet, it is added as the op says it is. Gives back its name."""
+        """Append `op`, and add a result that is no value yet as the op says it is. Gives back its name."""
         add_results(op, self.types, self.of, self.of)
         self.ops.append(op)
         return sched.results(op)[0]
