@@ -19,15 +19,17 @@ def is_saved(path: str, text: str) -> bool:
 def read_saved(text: str, name: str, verify: Verifier) -> Schedule:
     """The schedule in `text`. Raises CommplanError: what `decode` and `parse_saved` raise, what `verify`
     finds, and CP1004 where it is not what was compiled."""
+    from commplan.ir.migration import OLD, retyped
     from commplan.ir.serial import compare_digest, decode
     from commplan.ir.text import parse_saved
 
     if not _is_text(text):
         return decode(text.encode(), name, verify)
-    schedule, digest, schema = parse_saved(text.replace("\r\n", "\n"), name)
+    written, digest, schema = parse_saved(text.replace("\r\n", "\n"), name)
+    schedule = retyped(written) if schema == OLD else written
     if problems := verify(schedule):
         raise CommplanError(*problems)
-    compare_digest(schedule, digest, name, schema)
+    compare_digest(written, digest, name, schema)
     return schedule
 
 

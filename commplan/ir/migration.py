@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import msgspec
+
+from commplan.ir.schedule import Phase, Schedule
+from commplan.ir.transfer import ValueTypes
+
 _OVER = ("broadcast", "elastic", "exchange", "reduce", "share")
 _OVER_ONE = ("gather", "scatter", "slice")
 _NEW = ("origin", "state_shards")
@@ -29,17 +34,48 @@ def upgraded(plain: Any) -> Any:
     return fields
 
 
+def retyped(schedule: Schedule) -> Schedule:
+    """`schedule` of schema 2, where buffers and pieces that are cut or stacked were called `per`, typed as its ops
+    say. One that contradicts itself is left as it is, for the verifier to refuse."""
+    phases: list[Phase] = []
+    for phase in schedule.phases:
+        values = {value.id: value for value in (*schedule.entry, *phase.values)}
+        types = ValueTypes(schedule.axes, values, schedule.fn_types, schedule.sources)
+        try:
+            for op in phase.ops:
+                for value in () if any(op.check(types)) else op.transfer(types):
+                    if value.kind == "flat" or values[value.id].placement.per != value.placement.per:
+                        values[value.id] = types.with_whole(value)
+        except (LookupError, ArithmeticError, ValueError):
+            return schedule
+        phases.append(
+            msgspec.structs.replace(phase, values=tuple(values[value.id] for value in phase.values))
+        )
+    return msgspec.structs.replace(schedule, phases=tuple(phases))
+
+
 def downgraded(plain: dict[str, Any]) -> dict[str, Any]:
     """The plain values of a schedule or plan as schema 2 had them: of these its files hold the digest.
 
     What schemas say beside that since is left out here.
     """
+    plain = _without_stacked(plain)
     phases: list[dict[str, Any]] = []
     for phase in plain["phases"]:
         room = "ops" if "ops" in phase else "stages"
         phases.append(phase | {room: [_older(fields, room) for fields in phase[room]]})
     plain = {key: item for key, item in plain.items() if key not in _NEW}
     return plain | {"phases": phases} | ({"schema": OLD} if "schema" in plain else {})
+
+
+def _without_stacked(plain: Any) -> Any:
+    """`plain` whose placements do not say `stacked`, which schema 2 had no word for."""
+    if isinstance(plain, list | tuple):
+        return [_without_stacked(item) for item in cast("list[Any]", plain)]
+    if not isinstance(plain, dict):
+        return plain
+    fields = cast("dict[str, Any]", plain)
+    return {key: _without_stacked(item) for key, item in fields.items() if key != "stacked"}
 
 
 def _older(fields: dict[str, Any], room: str) -> dict[str, Any]:

@@ -19,7 +19,6 @@ import msgspec
 
 from commplan.diagnostics import Span
 from commplan.ir.choice import Choice
-from commplan.ir.layout import cut
 from commplan.ir.ops import Cast as Cast
 from commplan.ir.ops import Collective as Collective
 from commplan.ir.ops import Elastic as Elastic
@@ -45,6 +44,7 @@ from commplan.ir.ops.collective import Form as Form
 from commplan.ir.ops.collective import ReduceOp as ReduceOp
 from commplan.ir.plan import Fn, Plan
 from commplan.ir.roles import Ref
+from commplan.ir.transfer import ValueTypes
 from commplan.ir.types import ArrayType, AxisKind, BytesType, Digest, EntryRef, Name, Printed, TreeType
 from commplan.ir.values import Kind as Kind
 from commplan.ir.values import Leaf as Leaf
@@ -149,20 +149,10 @@ class Ownership(msgspec.Struct, frozen=True):
     axes: tuple[str, ...]
     owners: tuple[int, ...] = ()
 
-    def ways(self, axes: Sequence[Axis]) -> int:
-        """The number of parts. `axes`: all of the plan, with sizes."""
-        return len(self.owners) or math.prod(axis.size for axis in axes if axis.name in self.axes)
-
     def part_of(self, value: Value, axes: Sequence[Axis]) -> Value:
-        """What one rank holds of `value`. All ranks own: it is split. Some: ranks hold different things."""
-        leaves = tuple(cut(value.kind, leaf, self.ways(axes)) for leaf in value.leaves)
-        if not self.owners:
-            placement = msgspec.structs.replace(value.placement, split=self.axes)
-            return msgspec.structs.replace(value, leaves=leaves, placement=placement, whole=value.leaves)
-        per = {*value.placement.per, *self.axes}
-        names = tuple(axis.name for axis in axes if axis.name in per)
-        placement = msgspec.structs.replace(value.placement, per=names)
-        return msgspec.structs.replace(value, leaves=leaves, placement=placement)
+        """What one rank holds of `value`; `axes`: all of the plan, with sizes. All ranks own: it is split. Some:
+        ranks hold different things."""
+        return ValueTypes(axes, {}).part(value, value.id, self.axes, self.owners)
 
 
 class StateShard(msgspec.Struct, frozen=True):

@@ -14,7 +14,7 @@ from typing import Any, cast
 import msgspec
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
-from commplan.ir.migration import OLD, downgraded, upgraded
+from commplan.ir.migration import OLD, downgraded, retyped, upgraded
 from commplan.ir.plan import Plan
 from commplan.ir.schedule import SCHEMA_VERSION, Schedule
 
@@ -87,13 +87,14 @@ def decode(data: bytes, file: str = "<schedule>", verify: Verifier | None = None
             "compile the plan again",
             file=file,
         )
-    schedule = _schedule(head, file)
+    written = _schedule(head, file)
+    schedule = retyped(written) if head.schema == OLD else written
     problems = verify(schedule) if verify is not None else ()
     if problems:
         notes = tuple(Note(f"{problem.code}: {problem.message}", problem.span) for problem in problems)
         message = f"the schedule contradicts itself: {problems[0].message}"
         raise CommplanError(Diagnostic("CP1005", message, problems[0].span, notes, file=file))
-    compare_digest(schedule, head.digest, file, head.schema)
+    compare_digest(written, head.digest, file, head.schema)
     return schedule
 
 

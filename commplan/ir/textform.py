@@ -135,8 +135,8 @@ def write(item: Any) -> str:
 def _placement(value: Placement) -> str:
     words = [
         f"{word} {', '.join(map(write, axes))}"
-        for word, axes in (("per", value.per), ("partial", value.partial), ("split", value.split))
-        if axes
+        for word in ("per", "partial", "split", "stacked")
+        if (axes := getattr(value, word))
     ]
     if value.server is not None:
         words.append(f"on {write(value.server)}")

@@ -123,18 +123,21 @@ class Placement(msgspec.Struct, frozen=True, gc=False):
 
     `per` and `partial` stand in the order in which the plan declares the axes; `split` is one
     ordered list, major first: the leading dimension is cut along its first axis, then its second.
+    `stacked`: the leading rows of a flat buffer are those of the ranks along these axes, of each one
+    the row that this rank was sent.
     """
 
     per: tuple[str, ...] = ()
     partial: tuple[str, ...] = ()
     split: tuple[str, ...] = ()
     server: str | None = None
+    stacked: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         words = [
             f"{word} {', '.join(axes)}"
-            for word, axes in (("per", self.per), ("partial", self.partial), ("split", self.split))
-            if axes
+            for word in ("per", "partial", "split", "stacked")
+            if (axes := getattr(self, word))
         ]
         if self.server:
             words.append(f"on {self.server}")
@@ -143,19 +146,26 @@ class Placement(msgspec.Struct, frozen=True, gc=False):
     @property
     def varying(self) -> tuple[str, ...]:
         """Every axis along which ranks hold different data."""
-        return self.per + self.partial + self.split
+        return self.per + self.partial + self.split + self.stacked
 
     def varies(self, axis: str) -> bool:
-        return axis in self.per or axis in self.partial or axis in self.split
+        return axis in self.per or axis in self.partial or axis in self.split or axis in self.stacked
 
     def same_over(self, axes: Iterable[str]) -> Placement:
         """This placement with `axes` no longer per or partial: what a reduction or broadcast leaves."""
+        bare = self.without(axes)
+        return msgspec.structs.replace(bare, split=self.split, stacked=self.stacked)
+
+    def without(self, axes: Iterable[str]) -> Placement:
+        """This placement, the same over `axes`."""
         gone = frozenset(axes)
-        return msgspec.structs.replace(
-            self,
-            per=tuple(a for a in self.per if a not in gone),
-            partial=tuple(a for a in self.partial if a not in gone),
-        )
+        if gone.isdisjoint(self.varying):
+            return self
+        left = [
+            tuple(a for a in item if a not in gone)
+            for item in (self.per, self.partial, self.split, self.stacked)
+        ]
+        return Placement(left[0], left[1], left[2], self.server, left[3])
 
 
 SAME = Placement()

@@ -18,7 +18,9 @@ from commplan.ir import schedule as sched
 from commplan.ir.def_use import DefUse
 from commplan.ir.plan import Binding, Ref, Value
 from commplan.ir.serving import renewed, server_op
+from commplan.ir.transfer import placed
 from commplan.passes.building import Building
+from commplan.passes.rewrite import add_results
 
 Bindings = tuple[sched.Binding, ...]
 
@@ -70,8 +72,9 @@ class _Getting:
         if ref not in self.held:
             return ref
         if ref not in self.got:
-            self.got[ref] = self.building.temporary(ref, f"{ref}/got")
+            self.got[ref] = f"{ref}/got"
             self.ops.append(sched.Get(self.got[ref], ref, span or self.held[ref]))
+            add_results(self.ops[-1], self.building.types, self.building.of, self.building.of)
         return self.got[ref]
 
 
@@ -92,7 +95,8 @@ def _put(
         if state is None or maker is None or isinstance(maker, sched.Exchange | sched.Elastic):
             bound.append(sched.Binding(binding.name, ref))
             continue
-        put = building.temporary(ref, f"{ref}/there", state.placement)
+        put = f"{ref}/there"
+        building.of[put] = placed(building.of[ref], put, state.placement)
         bound.append(sched.Binding(binding.name, put))
         match maker:
             case sched.Collective(kind="broadcast", root=0) if ref not in kept:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-
-import msgspec
 
 from commplan.ir import plan as graph
 from commplan.ir import schedule as sched
-from commplan.ir.types import Placement
-from commplan.passes.rewrite import network_lane
+from commplan.ir.transfer import ValueTypes
+from commplan.passes.rewrite import add_results, network_lane
 
 NATIVE = graph.Algorithm("native")
 
@@ -24,8 +21,9 @@ class Building:
     weights: sums of weights that the phase has made already, by weight and axes.
     """
 
-    def __init__(self, axes: tuple[sched.Axis, ...], values: Mapping[graph.Ref, sched.Value]) -> None:
-        self.axes, self.of = axes, dict(values)
+    def __init__(self, axes: tuple[sched.Axis, ...], values: dict[graph.Ref, sched.Value]) -> None:
+        self.axes, self.of = axes, values
+        self.types = ValueTypes(axes, values)
         self.ops: list[sched.Op] = []
         self.weights: dict[tuple[graph.Ref, tuple[str, ...]], graph.Ref] = {}
 
@@ -33,11 +31,11 @@ class Building:
         """The number of ranks along `over`."""
         return math.prod(axis.size for axis in self.axes if axis.name in over)
 
-    def temporary(self, like: graph.Ref, name: str, placement: Placement | None = None) -> graph.Ref:
-        """A new value with the leaves of `like`, called after the result `name`."""
-        value = self.of[like]
-        self.of[name] = msgspec.structs.replace(value, id=name, placement=placement or value.placement)
-        return name
+    def emit(self, op: sched.Op) -> graph.Ref:
+        """Append `op`, and add a result that is no value yet as the op says it is. Gives back its name."""
+        add_results(op, self.types, self.of, self.of)
+        self.ops.append(op)
+        return sched.results(op)[0]
 
     def collective(
         self,
@@ -52,9 +50,10 @@ class Building:
         """Append a collective on whole values, with what the stage says of it."""
         value = self.of[operand]
         widest = sched.widest(value.leaves)
-        made = sched.Collective(
-            kind, result, operand, over, widest, value.nbytes, stage.span,
-            op, root, stage.via or NATIVE, stage.hints, lane=network_lane(self.axes, over),
-            pinned=stage.via is not None,
+        self.emit(
+            sched.Collective(
+                kind, result, operand, over, widest, value.nbytes, stage.span,
+                op, root, stage.via or NATIVE, stage.hints, lane=network_lane(self.axes, over),
+                pinned=stage.via is not None,
+            )
         )  # fmt: skip
-        self.ops.append(made)

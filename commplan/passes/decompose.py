@@ -11,22 +11,13 @@ from commplan.ir.axes import coordinates
 from commplan.ir.choice import Choice
 from commplan.ir.plan import Algorithm, Ref
 from commplan.ir.schedule import Collective, CollectiveKind, Op, Schedule
-from commplan.ir.types import Placement
 from commplan.passes import scattering
 from commplan.passes.base import Context, Pass
 from commplan.passes.candidates import as_one, travels_narrow
 from commplan.passes.choosing import Chooser
 from commplan.passes.flat import rewrite_flat
 from commplan.passes.layering import layered
-from commplan.passes.rewrite import (
-    Editor,
-    axis_names,
-    network_lane,
-    padded,
-    round_up,
-    trimmed,
-    varying,
-)
+from commplan.passes.rewrite import Editor, network_lane, padded, round_up, trimmed
 
 Levels = tuple[tuple[str, Algorithm], ...]  # axis and algorithm, innermost first
 
@@ -84,45 +75,18 @@ def _sum(editor: Editor, ops: list[Op], op: Collective, steps: Levels, loose: bo
     The buffer is padded to whole shards. Each level outside moves a part of the bytes.
     """
     inner, (outer, outermost) = steps[:-1], steps[-1]
-    ranks = [editor.size((axis,)) for axis, _ in inner]
-    multiple = math.prod(ranks) * (editor.size((outer,)) if travels_narrow(op) else 1)
+    multiple = math.prod(editor.size((axis,)) for axis, _ in (steps if travels_narrow(op) else inner))
     size = round_up(editor.leaf(op.operand).size, multiple)
     grown = size != editor.leaf(op.operand).size
     current = padded(editor, ops, op.operand, size)
-    for (axis, algorithm), ways in zip(inner, ranks, strict=True):
-        placement = varying(editor.values[current].placement, (axis,), axis_names(editor.schedule))
-        current = _step(
-            editor,
-            ops,
-            op,
-            current,
-            axis,
-            algorithm,
-            "reduce_scatter",
-            editor.leaf(current).size // ways,
-            placement,
-        )
-    same = editor.values[current].placement.same_over((outer,))
-    current = _step(editor, ops, op, current, outer, outermost, "all_reduce", editor.leaf(current).size, same)
+    for axis, algorithm in inner:
+        current = _step(editor, ops, op, current, axis, algorithm, "reduce_scatter")
+    current = _step(editor, ops, op, current, outer, outermost, "all_reduce")
     for index in range(len(inner) - 1, -1, -1):
-        (axis, algorithm), ways = inner[index], ranks[index]
-        placement = editor.values[current].placement.same_over((axis,))
-        size = editor.leaf(current).size * ways
         direct = index == 0 and (loose or not grown)
-        current = _step(
-            editor,
-            ops,
-            op,
-            current,
-            axis,
-            algorithm,
-            "all_gather",
-            size,
-            placement,
-            op.result if direct else None,
-        )
+        current = _step(editor, ops, op, current, *inner[index], "all_gather", last=direct)
     if current != op.result:
-        trimmed(editor, ops, current, op.result, op)
+        trimmed(editor, ops, current, op)
     return ", ".join(
         [f"reduce_scatter {axis}" for axis, _ in inner]
         + [f"all_reduce {outer}"]
@@ -137,10 +101,8 @@ def _one_by_one(editor: Editor, ops: list[Op], op: Collective, steps: Levels) ->
     """
     current = op.operand
     for index, (axis, algorithm) in enumerate(steps):
-        placement = editor.values[current].placement.same_over((axis,))
-        name = op.result if index == len(steps) - 1 else None
-        size = editor.leaf(current).size
-        current = _step(editor, ops, op, current, axis, algorithm, op.kind, size, placement, name)
+        last = index == len(steps) - 1
+        current = _step(editor, ops, op, current, axis, algorithm, op.kind, last=last)
     return ", ".join(f"all_reduce {axis}" for axis, _ in steps)
 
 
@@ -153,12 +115,8 @@ def _broadcast(editor: Editor, ops: list[Op], op: Collective, steps: Levels) -> 
     current = op.operand
     outside_in = steps[::-1]
     for index, (axis, algorithm) in enumerate(outside_in):
-        placement = editor.values[current].placement.same_over((axis,))
-        name = op.result if index == len(outside_in) - 1 else None
-        size = editor.leaf(current).size
-        current = _step(
-            editor, ops, op, current, axis, algorithm, op.kind, size, placement, name, place[axis]
-        )
+        last = index == len(outside_in) - 1
+        current = _step(editor, ops, op, current, axis, algorithm, op.kind, last=last, root=place[axis])
     return ", ".join(f"broadcast {axis} from {place[axis]}" for axis, _ in outside_in)
 
 
@@ -170,23 +128,14 @@ def _step(
     axis: str,
     algorithm: Algorithm,
     kind: CollectiveKind,
-    size: int,
-    placement: Placement,
-    result: Ref | None = None,
+    *,
+    last: bool = False,
     root: int | None = None,
 ) -> Ref:
-    """One level: a collective of `kind` over `axis` that leaves `size` elements on each rank."""
-    leaf = editor.leaf(operand)
-    name = editor.flat(f"{op.result}/{kind}_{axis}", size, leaf.dtype, placement)
-    if result is not None:
-        made = editor.values.pop(name)
-        name = editor.add(msgspec.structs.replace(made, id=result))
-    ops.append(
-        Collective(
-            kind, name, operand, (axis,), leaf.dtype, leaf.nbytes, op.span,
-            op.op if kind in ("all_reduce", "reduce_scatter") else None, root, algorithm, op.hints,
-            lane=network_lane(editor.schedule.axes, (axis,)),
-            pinned=any(arg.key == axis for arg in op.algorithm.args),
-        )
+    """One level of `op`: a collective of `kind` over `axis`; the `last` one makes its result."""
+    return editor.move(
+        ops, op, operand, None if last else f"{op.result}/{kind}_{axis}", kind=kind, axes=(axis,), root=root,
+        op=op.op if kind in ("all_reduce", "reduce_scatter") else None, algorithm=algorithm, form=None,
+        lane=network_lane(editor.schedule.axes, (axis,)),
+        pinned=any(arg.key == axis for arg in op.algorithm.args),
     )  # fmt: skip
-    return name

@@ -54,7 +54,7 @@ class Lowering(Building):
     def __init__(
         self, plan: graph.Plan, axes: tuple[sched.Axis, ...], values: Mapping[graph.Ref, sched.Value]
     ) -> None:
-        super().__init__(axes, values)
+        super().__init__(axes, dict(values))
         self.plan = plan
         self.made: list[sched.Value] = []
 
@@ -134,8 +134,7 @@ class Lowering(Building):
         )  # fmt: skip
         if not sync:
             return
-        placement = self.of[stage.pull].placement.same_over(stage.axes)
-        total = self.temporary(stage.pull, f"{stage.result}/sum", placement)
+        total = f"{stage.result}/sum"
         self.collective("all_reduce", total, stage.pull, stage.axes, stage, op="sum")
         self.ops.append(sched.Update(stage.result, stage.center, total, stage.span))
 

@@ -23,16 +23,16 @@ def reduction(building: Building, kind: sched.CollectiveKind, stage: Reducing, o
     if op.name != "mean":
         building.collective(kind, stage.result, stage.operand, over, stage, op=op.name)
         return
-    total = building.temporary(stage.result, f"{stage.result}/sum")
+    total = f"{stage.result}/sum"
     if op.weight is None:
         building.collective(kind, total, stage.operand, over, stage, op="sum")
         divisor: float | graph.Ref = float(building.ranks(over))
     else:
-        operand = building.temporary(stage.operand, f"{stage.result}/weighted")
-        building.ops.append(sched.Scale(operand, stage.operand, "mul", op.weight, stage.span))
+        weighted = f"{stage.result}/weighted"
+        operand = building.emit(sched.Scale(weighted, stage.operand, "mul", op.weight, stage.span))
         building.collective(kind, total, operand, over, stage, op="sum")
         divisor = total_weight(building, op.weight, over, stage)
-    building.ops.append(sched.Scale(stage.result, total, "div", divisor, stage.span))
+    building.emit(sched.Scale(stage.result, total, "div", divisor, stage.span))
 
 
 def total_weight(building: Building, weight: graph.Ref, over: tuple[str, ...], stage: Reducing) -> graph.Ref:
@@ -44,15 +44,14 @@ def total_weight(building: Building, weight: graph.Ref, over: tuple[str, ...], s
     same = building.ranks(tuple(axis for axis in over if axis not in varying))
     total = weight
     if varying:
-        total = building.temporary(weight, f"{stage.result}/weights", placement.same_over(varying))
+        total = f"{stage.result}/weights"
         # A count is no gradient: it is neither sent nor added in a narrower type.
         hints = msgspec.structs.replace(stage.hints, wire=None, accumulate=None)
         via = scalar_algorithm(stage.via) if stage.via is not None and varying == over else None
         bare = msgspec.structs.replace(stage, hints=hints, via=via)
         building.collective("all_reduce", total, weight, varying, bare, op="sum")
     if same > 1:
-        scaled = building.temporary(total, f"{stage.result}/all_weights")
-        building.ops.append(sched.Scale(scaled, total, "mul", float(same), stage.span))
-        total = scaled
+        scaled = sched.Scale(f"{stage.result}/all_weights", total, "mul", float(same), stage.span)
+        total = building.emit(scaled)
     building.weights[weight, over] = total
     return total

@@ -8,8 +8,8 @@ import msgspec
 
 from commplan.ir import plan as graph
 from commplan.ir.plan import Hints, Ref, name_of
-from commplan.ir.schedule import Collective, CollectiveKind, Exchange, Map, Op, ReduceOp, Schedule, Value
-from commplan.passes.building import Building, Stage
+from commplan.ir.schedule import Collective, Exchange, Map, Op, Schedule, Value
+from commplan.passes.building import Building
 from commplan.passes.means import reduction
 from commplan.passes.owning import Owners, hints_of, streaming
 from commplan.passes.relocation import Relocation
@@ -23,26 +23,15 @@ class _Building(Building):
     """Builds among the values of an editor; a reduce-scatter to some of the ranks goes to each of them."""
 
     def __init__(self, editor: Editor, owners: Owners) -> None:
-        super().__init__(editor.schedule.axes, {})
-        self.of, self.editor, self.owners = editor.values, editor, owners
+        super().__init__(editor.schedule.axes, editor.values)
+        self.editor, self.owners = editor, owners
 
-    def collective(
-        self,
-        kind: CollectiveKind,
-        result: Ref,
-        operand: Ref,
-        over: tuple[str, ...],
-        stage: Stage,
-        op: ReduceOp | None = None,
-        root: int | None = None,
-    ) -> None:
-        super().collective(kind, result, operand, over, stage, op, root)
-        if kind == "reduce_scatter" and self.owners.ranks:
-            like = self.ops.pop()
-            assert isinstance(like, Collective)
-            if self.owners.via is not None:
-                like = msgspec.structs.replace(like, algorithm=self.owners.via, pinned=True)
-            reduce_rows(self.editor, self.ops, operand, result, over, self.owners.ranks, like)
+    def emit(self, op: Op) -> Ref:
+        if not isinstance(op, Collective) or op.kind != "reduce_scatter" or not self.owners.ranks:
+            return super().emit(op)
+        if self.owners.via is not None:
+            op = msgspec.structs.replace(op, algorithm=self.owners.via, pinned=True)
+        return reduce_rows(self.editor, self.ops, op, self.owners.ranks)
 
 
 class Exchanging:
@@ -93,10 +82,7 @@ class Exchanging:
 
     def _reduced(self, ops: list[Op], op: Exchange, owners: Owners) -> Ref:
         """The gradient, summed or averaged: this rank's part of it, or all of it."""
-        sharded, value = owners.how == "sharded", self.editor.values[op.gradient]
-        whole = msgspec.structs.replace(value, placement=value.placement.same_over(owners.axes))
-        reduced = self.relocation.part_of(whole, owners.kept) if sharded else whole
-        ref = self._add(reduced, f"{op.results[0]}/gradient")
+        sharded, ref = owners.how == "sharded", self.editor.fresh(f"{op.results[0]}/gradient")
         building = _Building(self.editor, owners)
         stage = graph.Reduce(
             ref, op.gradient, owners.axes, graph.Reduction(op.op, op.weight), op.span,

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import msgspec
-
 from commplan.collectives.scalars import scalar_algorithm
 from commplan.diagnostics import fail
 from commplan.ir.layout import row_size
 from commplan.ir.plan import Ref, name_of
-from commplan.ir.schedule import Collective, Op, Pack, Part, Unpack, Value
-from commplan.ir.types import Placement
+from commplan.ir.schedule import Collective, Op, Part, Unpack, Value
 from commplan.passes.filling import MOST, Bucket, Fate, Item, fill, pieces
-from commplan.passes.rewrite import Editor
+from commplan.passes.rewrite import Editor, laid_out
 
 Order = Mapping[str, Sequence[str]]
 
@@ -40,10 +37,9 @@ def pack_collectives(
     parts: dict[Ref, list[Part]] = {op.result: [] for op in group}
     for number, bucket in enumerate(buckets):
         buffer = _emit(editor, ops, head, bucket, f"{head.result}/b{number}")
-        offset = 0
-        for item, start, size in bucket.runs:
-            parts[item.result].append(Part(buffer, item.leaf, start, size, offset))
-            offset += size
+        runs = laid_out(Part(buffer, item.leaf, start, size, 0) for item, start, size in bucket.runs)
+        for (item, _, _), part in zip(bucket.runs, runs, strict=True):
+            parts[item.result].append(part)
     ways = editor.size(head.axes) if head.kind == "all_gather" else 1
     for op in group:
         ordered = sorted(parts[op.result], key=lambda part: (part.leaf, part.start))
@@ -130,43 +126,10 @@ def readiness(operand: Value, op: Collective, order: Order) -> list[int]:
 
 def _emit(editor: Editor, ops: list[Op], head: Collective, bucket: Bucket, name: Ref) -> Ref:
     """The pack of a bucket and its collective; gives back the buffer that the unpack reads."""
-    operand = editor.values[head.operand].placement
-    result = editor.values[head.result].placement
-    columns, offset, parts = bucket.columns, 0, list[Part]()
-    for item, start, size in bucket.runs:
-        parts.append(Part(item.value, item.leaf, start, size, offset))
-        offset += size
-    where = result if bucket.fate is None else operand
-    packed = editor.flat(f"{name}/pack", columns * bucket.ways, bucket.dtype, where)
-    ops.append(Pack(packed, tuple(parts), head.span, bucket.ways))
+    parts = laid_out(Part(item.value, item.leaf, start, size, 0) for item, start, size in bucket.runs)
+    packed = editor.pack(ops, parts, head.span, f"{name}/pack", bucket.ways)
     if bucket.fate is None:
         return packed
-    size, placement = _outcome(editor, head, bucket, operand, result)
-    buffer = editor.flat(name, size, bucket.dtype, placement)
     scalars = head.kind == "reduce_scatter" and bucket.fate == "all_reduce"
-    ops.append(
-        msgspec.structs.replace(
-            head,
-            kind=bucket.fate,
-            algorithm=scalar_algorithm(head.algorithm) if scalars else head.algorithm,
-            result=buffer,
-            operand=packed,
-            dtype=bucket.dtype,
-            nbytes=bucket.nbytes,
-            after=(),
-        )
-    )
-    return buffer
-
-
-def _outcome(
-    editor: Editor, head: Collective, bucket: Bucket, operand: Placement, result: Placement
-) -> tuple[int, Placement]:
-    """Elements of a bucket's result on one rank, and how it lies."""
-    match bucket.fate:
-        case "all_gather":
-            return bucket.columns * editor.size(head.axes), result
-        case "all_reduce":
-            return bucket.columns, operand.same_over(head.axes)
-        case _:
-            return bucket.columns, result
+    algorithm = scalar_algorithm(head.algorithm) if scalars else head.algorithm
+    return editor.move(ops, head, packed, name, kind=bucket.fate, algorithm=algorithm)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from commplan.ir.plan import Ref
-from commplan.ir.schedule import Leaf, Map, Op, Pack, Part, Scale, Unpack, Value
-from commplan.ir.types import DType, Placement
-from commplan.passes.rewrite import Editor, axis_names
+from commplan.ir.schedule import Leaf, Map, Op, Part, Unpack, Value
+from commplan.ir.types import DType
+from commplan.passes.rewrite import Editor, laid_out
 from commplan.passes.streams import Gathered, Stream
 
 
@@ -46,28 +46,21 @@ class Pieces:
         ops: list[Op] = []
         whole: list[Part] = []
         like, ways = joined.moves[0], joined.end.ways
-        result = self.editor.values[like.result].placement
         for number, (_, parts) in enumerate(self.stream.buckets):
             for dtype, own in self._by_dtype(ref, parts, number):
                 name = f"{joined.end.result}/u{number}_{dtype}"
                 cut = [(leaf, part) for leaf, part in own if self.editor.values[ref].leaves[leaf].shape]
                 kept = [(leaf, part) for leaf, part in own if not self.editor.values[ref].leaves[leaf].shape]
                 if cut:
-                    buffer = self._pack(ops, self.made[number][ref], cut, dtype, f"{name}/pack", 1)
+                    buffer = self._pack(ops, self.made[number][ref], cut, f"{name}/pack")
                     for row, one in enumerate(joined.owners or (like,)):
-                        leaf = self.editor.leaf(buffer)
                         called = f"{name}_{row}" if joined.owners else name
-                        moved = self.editor.flat(called, leaf.size * ways, dtype, result)
-                        ops.append(
-                            msgspec.structs.replace(
-                                one, operand=buffer, result=moved, dtype=dtype, nbytes=leaf.nbytes, after=()
-                            )
-                        )
+                        moved = self.editor.move(ops, one, buffer, called)
                         whole += self._row(ref, joined, _placed(moved, cut), row)
                 if kept:
-                    buffer = self._pack(ops, self.made[number][ref], kept, dtype, f"{name}/kept", ways)
-                    held = msgspec.structs.replace(self.editor.values[buffer], placement=result)
-                    self.editor.values[buffer] = held  # a scalar is the same on all ranks already
+                    buffer = self._pack(ops, self.made[number][ref], kept, f"{name}/kept", ways)
+                    if joined.owners:
+                        buffer = self.editor.move(ops, joined.owners[0], buffer, f"{name}/scalars")
                     whole += _placed(buffer, kept)
         whole.sort(key=lambda part: (part.leaf, part.start))
         ops.append(msgspec.structs.replace(joined.end, parts=tuple(whole), after=()))
@@ -93,7 +86,7 @@ class Pieces:
         for number, (_, parts) in enumerate(self.stream.buckets):
             for dtype, own in self._by_dtype(ref, parts, number):
                 name = f"{ref}/joined{number}_{dtype}"
-                buffer = self._pack(ops, self.made[number][ref], own, dtype, name, 1)
+                buffer = self._pack(ops, self.made[number][ref], own, name)
                 whole += _placed(buffer, own)
         whole.sort(key=lambda part: (part.leaf, part.start))
         ops.append(Unpack(ref, tuple(whole), self.op.span))
@@ -101,25 +94,22 @@ class Pieces:
 
     def _gradient(self, ops: list[Op], buffer: Ref, parts: tuple[Part, ...], number: int) -> Ref:
         for scale in self.stream.scales:
-            leaf, where = self.editor.leaf(buffer), self.editor.values[buffer].placement
-            scaled = self.editor.flat(f"{scale.result}/u{number}", leaf.size, leaf.dtype, where)
-            ops.append(Scale(scaled, buffer, scale.how, scale.by, scale.span))
-            buffer = scaled
+            buffer = self.editor.emit(
+                ops, msgspec.structs.replace(scale, operand=buffer, after=()), f"{scale.result}/u{number}"
+            )
         sizes = {part.leaf: part.size for part in parts}
         name = self._value(self.stream.operand, sizes, f"{self.stream.operand}/piece{number}")
         taken = tuple(msgspec.structs.replace(part, value=buffer, start=0) for part in parts)
-        ops.append(Unpack(name, taken, self.op.span))
-        return name
+        return self.editor.emit(ops, Unpack(name, taken, self.op.span))
 
     def _taken(self, ops: list[Op], ref: Ref, parts: tuple[Part, ...], number: int) -> Ref:
         """What of `ref` goes with the bucket."""
         name = self._value(ref, {part.leaf: part.size for part in parts}, f"{ref}/piece{number}")
         found: list[Part] = []
         for dtype, own in self._by_dtype(ref, parts, None):
-            buffer = self._pack(ops, ref, own, dtype, f"{name}/{dtype}", 1, start=True)
+            buffer = self._pack(ops, ref, own, f"{name}/{dtype}", start=True)
             found += [msgspec.structs.replace(part, start=0) for part in _placed(buffer, own)]
-        ops.append(Unpack(name, tuple(found), self.op.span))
-        return name
+        return self.editor.emit(ops, Unpack(name, tuple(found), self.op.span))
 
     def _by_dtype(
         self, ref: Ref, parts: tuple[Part, ...], number: int | None
@@ -142,30 +132,22 @@ class Pieces:
         ops: list[Op],
         ref: Ref,
         own: list[tuple[int, Part]],
-        dtype: DType,
         name: Ref,
-        ways: int,
+        ways: int = 1,
         *,
         start: bool = False,
     ) -> Ref:
         """The runs `own` of leaves of `ref` one after another; of the whole tree (`start`) or of a piece."""
-        parts: list[Part] = []
-        at = 0
-        for leaf, run in own:
-            parts.append(Part(ref, leaf, run.start if start else 0, run.size, at))
-            at += run.size
-        buffer = self.editor.flat(name, at * ways, dtype, self.like.placement)
-        ops.append(Pack(buffer, tuple(parts), self.op.span, ways))
-        return buffer
+        runs = (Part(ref, leaf, run.start if start else 0, run.size, 0) for leaf, run in own)
+        return self.editor.pack(ops, laid_out(runs), self.op.span, name, ways)
 
     def _value(self, ref: Ref, sizes: dict[int, int], name: Ref) -> Ref:
         """A tree like `ref` of which leaves have only the elements that are in one bucket."""
         value = self.editor.values[ref]
         owner = self.stream.owner[ref]
         leaves = tuple(_piece(leaf, one, sizes) for leaf, one in zip(value.leaves, owner, strict=True))
-        per = {*value.placement.per, *value.placement.split}
-        placement = Placement(tuple(axis for axis in axis_names(self.editor.schedule) if axis in per))
-        return self.editor.add(Value(self.editor.fresh(name), value.kind, leaves, placement))
+        piece = Value(self.editor.fresh(name), value.kind, leaves, value.placement)
+        return self.editor.add(self.editor.types.with_whole(piece))
 
 
 def _piece(leaf: Leaf, owner: int | None, sizes: dict[int, int]) -> Leaf:
@@ -176,9 +158,4 @@ def _piece(leaf: Leaf, owner: int | None, sizes: dict[int, int]) -> Leaf:
 
 def _placed(buffer: Ref, own: list[tuple[int, Part]]) -> list[Part]:
     """The runs as they lie in `buffer`, one after another."""
-    found: list[Part] = []
-    at = 0
-    for leaf, run in own:
-        found.append(Part(buffer, leaf, run.start, run.size, at))
-        at += run.size
-    return found
+    return laid_out(Part(buffer, leaf, run.start, run.size, 0) for leaf, run in own)

@@ -73,10 +73,7 @@ class Relocation:
 
     def cut(self, ops: list[Op], ref: Ref, kept: Ownership, span: Span) -> Ref:
         """This rank's part of `ref`, a slice."""
-        value = self.part_of(self.editor.values[ref], kept)
-        name = self.editor.add(msgspec.structs.replace(value, id=self.editor.fresh(f"{ref}/shard")))
-        ops.append(Slice(name, ref, kept.axes, span, owners=kept.owners))
-        return name
+        return self.editor.emit(ops, Slice(ref, ref, kept.axes, span, owners=kept.owners), f"{ref}/shard")
 
     def part_of(self, value: Value, kept: Ownership) -> Value:
         """What one rank holds of `value`."""
@@ -92,14 +89,16 @@ class Relocation:
         if ref not in self.parts or ref in self._whole:
             return self._whole.get(ref, ref)
         value, kept = self.editor.values[ref], self.moved[name_of(ref)]
-        name = self.editor.fresh(f"{ref}/whole")
-        self._whole[ref] = self.editor.add(msgspec.structs.replace(self.wholes[name_of(ref)], id=name))
+        name = f"{ref}/whole"
         if kept.owners:
+            name = self.editor.fresh(name)
+            self.editor.add(msgspec.structs.replace(self.wholes[name_of(ref)], id=name))
             join_rows(self.editor, ops, ref, name, kept.axes, kept.owners, span)
-            return name
-        lane = network_lane(self.editor.schedule.axes, kept.axes)
-        dtype = widest(value.leaves)
-        ops.append(Collective("all_gather", name, ref, kept.axes, dtype, value.nbytes, span, lane=lane))
+        else:
+            lane, dtype = network_lane(self.editor.schedule.axes, kept.axes), widest(value.leaves)
+            gather = Collective("all_gather", ref, ref, kept.axes, dtype, value.nbytes, span, lane=lane)
+            name = self.editor.emit(ops, gather, name)
+        self._whole[ref] = name
         return name
 
     def _update(self, ops: list[Op], binding: Binding) -> Binding:

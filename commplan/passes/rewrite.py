@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
+from typing import Any
 
 import msgspec
 
+from commplan.diagnostics import Span
 from commplan.ir.def_use import DefUse
 from commplan.ir.plan import Ref
 from commplan.ir.schedule import (
@@ -22,10 +24,13 @@ from commplan.ir.schedule import (
     Schedule,
     Unpack,
     Value,
+    rename_results,
+    widest,
 )
 from commplan.ir.schedule import operands as operands_of
 from commplan.ir.schedule import results as results_of
-from commplan.ir.types import DType, Placement
+from commplan.ir.transfer import ValueTypes, flat
+from commplan.ir.types import SAME
 
 
 class Editor:
@@ -34,6 +39,8 @@ class Editor:
     def __init__(self, schedule: Schedule, phase: Phase) -> None:
         self.schedule, self.phase = schedule, phase
         self.values = {value.id: value for value in (*schedule.entry, *phase.values)}
+        self._declared = frozenset(self.values)
+        self.types = ValueTypes(schedule.axes, self.values, schedule.fn_types, schedule.sources)
 
     @cached_property
     def uses(self) -> DefUse[Op]:
@@ -54,9 +61,38 @@ class Editor:
         self.values[value.id] = value
         return value.id
 
-    def flat(self, name: Ref, size: int, dtype: DType, placement: Placement) -> Ref:
-        """A new flat buffer of `size` elements."""
-        return self.add(Value(self.fresh(name), "flat", (Leaf("", (size,), dtype),), placement))
+    def emit(self, ops: list[Op], op: Op, name: Ref | None = None) -> Ref:
+        """Append `op`, and add its result as the op says it is, under a new name like `name` if one is given.
+        Gives back its name."""
+        if name is not None:
+            (old,) = results_of(op)
+            op = rename_results(op, {old: self.fresh(name)})
+        add_results(op, self.types, self.values, self._declared)
+        ops.append(op)
+        return results_of(op)[0]
+
+    def pack(
+        self,
+        ops: list[Op],
+        parts: Sequence[Part],
+        span: Span,
+        name: Ref,
+        ways: int = 1,
+        size: int | None = None,
+    ) -> Ref:
+        """A new buffer of `parts`; of `size` elements, where that is said, with room behind them."""
+        leaf = self.values[parts[0].value].leaves[parts[0].leaf]
+        size = size or ways * max(part.offset + part.size for part in parts)
+        made = self.add(flat(self.fresh(name), size, leaf.dtype, SAME))
+        return self.emit(ops, Pack(made, tuple(parts), span, ways))
+
+    def move(
+        self, ops: list[Op], like: Collective, operand: Ref, name: Ref | None = None, **changes: Any
+    ) -> Ref:
+        """Append the collective `like` on another `operand`, with `changes`."""
+        value = self.values[operand]
+        changes |= {"operand": operand, "dtype": widest(value.leaves), "nbytes": value.nbytes, "after": ()}
+        return self.emit(ops, msgspec.structs.replace(like, **changes), name)
 
     def leaf(self, ref: Ref) -> Leaf:
         """The one leaf of a flat value."""
@@ -103,17 +139,20 @@ def in_order(ops: Sequence[Op]) -> tuple[Op, ...]:
     return tuple(ops[index] for index in done)
 
 
-def varying(placement: Placement, axes: Iterable[str], order: Sequence[str]) -> Placement:
-    """`placement` where ranks along `axes` hold different parts of a sum that is whole along them."""
-    inside = set(axes)
-    per = {*placement.per, *inside}
-    partial = tuple(a for a in placement.partial if a not in inside)
-    return msgspec.structs.replace(placement, per=tuple(a for a in order if a in per), partial=partial)
+def add_results(op: Op, types: ValueTypes, values: dict[Ref, Value], declared: Collection[Ref]) -> None:
+    """Add to `values` what `op` makes. Of a tree or an array in `declared` the plan says what it is."""
+    for value in op.transfer(types):
+        if value.id not in declared or value.kind == "flat":
+            values[value.id] = value
 
 
-def axis_names(schedule: Schedule) -> tuple[str, ...]:
-    """The names of all axes, those of servers too, as the plan declares them."""
-    return tuple(axis.name for axis in schedule.axes)
+def laid_out(parts: Iterable[Part]) -> list[Part]:
+    """`parts` one after another in a buffer."""
+    found, at = list[Part](), 0
+    for part in parts:
+        found.append(Part(part.value, part.leaf, part.start, part.size, at))
+        at += part.size
+    return found
 
 
 def network_lane(axes: Sequence[Axis], over: Iterable[str]) -> str:
@@ -142,16 +181,14 @@ def padded(editor: Editor, ops: list[Op], ref: Ref, size: int) -> Ref:
         grown = msgspec.structs.replace(editor.values[ref], leaves=(Leaf("", (size,), leaf.dtype),))
         editor.values[ref] = grown
         return ref
-    name = editor.flat(f"{ref}/padded", size, leaf.dtype, editor.values[ref].placement)
     span = maker.span if maker is not None else editor.phase.span
-    ops.append(Pack(name, (Part(ref, 0, 0, leaf.size, 0),), span))
-    return name
+    return editor.pack(ops, (Part(ref, 0, 0, leaf.size, 0),), span, f"{ref}/padded", size=size)
 
 
-def trimmed(editor: Editor, ops: list[Op], ref: Ref, result: Ref, like: Collective) -> None:
-    """Give the first elements of buffer `ref` the name `result`, the result of `like`."""
-    size = editor.leaf(result).size
-    ops.append(Pack(result, (Part(ref, 0, 0, size, 0),), like.span))
+def trimmed(editor: Editor, ops: list[Op], ref: Ref, like: Collective) -> None:
+    """Make the first elements of buffer `ref` the result of `like`."""
+    size = editor.leaf(like.result).size
+    editor.emit(ops, Pack(like.result, (Part(ref, 0, 0, size, 0),), like.span))
 
 
 def read_by_parts(ops: Sequence[Op]) -> frozenset[Ref]:

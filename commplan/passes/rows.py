@@ -8,7 +8,6 @@ direction ends 1/n of the time of the first after it; more than `PIECES` would g
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
 
 import msgspec
@@ -16,49 +15,44 @@ import msgspec
 from commplan.diagnostics import Span
 from commplan.ir.layout import row_size
 from commplan.ir.plan import Algorithm, Hints, Ref
-from commplan.ir.schedule import Collective, CollectiveKind, Leaf, LocalSum, Op, Pack, Part, Unpack, Value
-from commplan.ir.types import DType, Placement
-from commplan.passes.rewrite import Editor, axis_names, network_lane, varying
+from commplan.ir.schedule import Collective, LocalSum, Op, Part, Unpack, Value
+from commplan.ir.types import DType
+from commplan.passes.rewrite import Editor, laid_out, network_lane
 
 PIECES = 8  # of all rows together
 LEAST = 256 * 1024  # bytes of a piece, at least
 
 
-def reduce_rows(
-    editor: Editor,
-    ops: list[Op],
-    operand: Ref,
-    result: Ref,
-    axes: tuple[str, ...],
-    owners: tuple[int, ...],
-    like: Collective,
-) -> None:
-    """The sum of `operand` in rows: each on its owner, and zeros on all other ranks; scalars on everyone.
+def reduce_rows(editor: Editor, ops: list[Op], like: Collective, owners: tuple[int, ...]) -> Ref:
+    """The sum of `like`'s operand in rows: each on its owner, zeros on all other ranks; scalars on everyone.
 
     s = sum(g)  -->  b = pack(g, rows); r0 = reduce(row 0 of b) to its owner; ..; s = unpack(r0 + r1 + ..)
 
     The same for each piece of the rows; the sums of all pieces begin before any is used.
     """
+    operand, result = like.operand, like.result
     value, ways = editor.values[operand], len(owners)
-    own = varying(value.placement, axes, axis_names(editor.schedule))
     found: list[Part] = []
     summed: list[tuple[str, list[Ref], list[Part]]] = []
     for dtype, leaves in _by_dtype(value):
         sizes = [row_size(value.kind, value.leaves[leaf], ways) for leaf in leaves]
         for number, parts in enumerate(_pieces(editor, operand, leaves, sizes, ways, dtype)):
             name = f"{result}/{dtype}_p{number}" if number else f"{result}/{dtype}"
-            summed.append((name, _piece_summed(editor, ops, name, parts, owners, dtype, own, like), parts))
+            summed.append((name, _piece_summed(editor, ops, name, parts, owners, like), parts))
     for name, reduced, parts in summed:
-        mine = _one_of(editor, ops, f"{name}/own", reduced, own, like.span)
+        mine = _one_of(editor, ops, f"{name}/own", reduced, like.span)
         found += [msgspec.structs.replace(part, value=mine) for part in parts]
     for dtype, leaves in _by_dtype(value, scalars=True):
-        buffer = editor.flat(f"{result}/{dtype}_scalars/pack", len(leaves), dtype, value.placement)
-        ops.append(Pack(buffer, _run(operand, leaves, [1] * len(leaves)), like.span))
-        total = editor.flat(f"{result}/{dtype}_scalars", len(leaves), dtype, value.placement.same_over(axes))
-        open_ = msgspec.structs.replace(like, algorithm=Algorithm("native"), pinned=False)
-        ops.append(_moved(editor, open_, "all_reduce", buffer, total, None))
-        found += _placed(total, leaves, [1] * len(leaves))
-    ops.append(Unpack(result, tuple(sorted(found, key=lambda part: (part.leaf, part.start))), like.span))
+        name = f"{result}/{dtype}_scalars"
+        buffer = editor.pack(ops, _run(operand, leaves, [1] * len(leaves)), like.span, f"{name}/pack")
+        total = editor.move(
+            ops, like, buffer, name, kind="all_reduce", op="sum", algorithm=Algorithm("native"), pinned=False
+        )
+        found += _run(total, leaves, [1] * len(leaves))
+    editor.add(editor.types.part(value, result, like.axes, owners))
+    return editor.emit(
+        ops, Unpack(result, tuple(sorted(found, key=lambda part: (part.leaf, part.start))), like.span)
+    )
 
 
 def _pieces(
@@ -79,29 +73,18 @@ def _pieces(
 
 
 def _piece_summed(
-    editor: Editor,
-    ops: list[Op],
-    name: str,
-    parts: list[Part],
-    owners: tuple[int, ...],
-    dtype: DType,
-    own: Placement,
-    like: Collective,
+    editor: Editor, ops: list[Op], name: str, parts: list[Part], owners: tuple[int, ...], like: Collective
 ) -> list[Ref]:
     """What is reduced to each owner of a piece."""
     ways, columns = len(owners), sum(part.size for part in parts)
-    placement = editor.values[parts[0].value].placement
-    buffer = editor.flat(f"{name}/rows", columns * ways, dtype, placement)
-    ops.append(Pack(buffer, tuple(parts), like.span, ways))
+    buffer = editor.pack(ops, parts, like.span, f"{name}/rows", ways)
     reduced: list[Ref] = []
     for number, owner in enumerate(owners):
         row = buffer
         if ways > 1:
-            row = editor.flat(f"{name}_{number}/row", columns, dtype, placement)
-            ops.append(Pack(row, (Part(buffer, 0, number * columns, columns, 0),), like.span))
-        total = editor.flat(f"{name}_{number}", columns, dtype, own)
-        ops.append(_moved(editor, like, "reduce", row, total, owner))
-        reduced.append(total)
+            part = Part(buffer, 0, number * columns, columns, 0)
+            row = editor.pack(ops, (part,), like.span, f"{name}_{number}/row")
+        reduced.append(editor.move(ops, like, row, f"{name}_{number}", kind="reduce", op="sum", root=owner))
     return reduced
 
 
@@ -121,7 +104,6 @@ def join_rows(
     w = gather(rows)  -->  b = pack(rows); w0 = broadcast(b) from the first owner; ..; w = unpack(w0, w1, ..)
     """
     value, whole = editor.values[operand], editor.values[result]
-    same = whole.placement
     lane = network_lane(editor.schedule.axes, axes)
     like = Collective(
         "broadcast", "", "", axes, DType.F32, 0, span, algorithm=via or Algorithm("native"),
@@ -132,12 +114,10 @@ def join_rows(
         for dtype, leaves in _by_dtype(value, scalars=scalars):
             sizes = [value.leaves[leaf].size for leaf in leaves]
             name = f"{result}/{dtype}{'_scalars' if scalars else ''}"
-            buffer = editor.flat(f"{name}/pack", sum(sizes), dtype, value.placement)
-            ops.append(Pack(buffer, _run(operand, leaves, sizes), span))
+            buffer = editor.pack(ops, _run(operand, leaves, sizes), span, f"{name}/pack")
             for number, owner in enumerate(owners[:1] if scalars else owners):
-                row = editor.flat(f"{name}_{number}", sum(sizes), dtype, same)
-                ops.append(_moved(editor, like, "broadcast", buffer, row, owner))
-                for part in _placed(row, leaves, sizes):
+                row = editor.move(ops, like, buffer, f"{name}_{number}", root=owner)
+                for part in _run(row, leaves, sizes):
                     start = number * part.size
                     size = min(part.size, whole.leaves[part.leaf].size - start)
                     if size > 0:
@@ -154,36 +134,16 @@ def _by_dtype(value: Value, *, scalars: bool = False) -> Iterable[tuple[DType, l
     return found.items()
 
 
-def _run(ref: Ref, leaves: list[int], sizes: list[int]) -> tuple[Part, ...]:
-    """The leaves of `ref` one after another in a buffer."""
-    begins = itertools.accumulate(sizes, initial=0)
-    return tuple(Part(ref, leaf, 0, size, at) for leaf, size, at in zip(leaves, sizes, begins, strict=False))
+def _run(ref: Ref, leaves: list[int], sizes: list[int]) -> list[Part]:
+    """The leaves of `ref` one after another in a buffer; or, where `ref` is the buffer, from there back."""
+    return laid_out(Part(ref, leaf, 0, size, 0) for leaf, size in zip(leaves, sizes, strict=True))
 
 
-def _placed(buffer: Ref, leaves: list[int], sizes: list[int]) -> list[Part]:
-    """The same from the buffer back."""
-    return [Part(buffer, part.leaf, 0, part.size, part.offset) for part in _run(buffer, leaves, sizes)]
-
-
-def _one_of(editor: Editor, ops: list[Op], name: Ref, reduced: list[Ref], own: Placement, span: Span) -> Ref:
+def _one_of(editor: Editor, ops: list[Op], name: Ref, reduced: list[Ref], span: Span) -> Ref:
     """Of the rows, of which a rank has at most one and zeros for the others, the one that it has."""
     if len(reduced) == 1:
         return reduced[0]
-    leaf: Leaf = editor.leaf(reduced[0])
-    stack = editor.flat(f"{name}/all", leaf.size * len(reduced), leaf.dtype, own)
-    parts = tuple(Part(row, 0, 0, leaf.size, index * leaf.size) for index, row in enumerate(reduced))
-    ops.append(Pack(stack, parts, span))
-    mine = editor.flat(name, leaf.size, leaf.dtype, own)
-    ops.append(LocalSum(mine, stack, len(reduced), span))
-    return mine
-
-
-def _moved(
-    editor: Editor, like: Collective, kind: CollectiveKind, operand: Ref, result: Ref, root: int | None
-) -> Collective:
-    leaf = editor.leaf(operand)
-    return Collective(
-        kind, result, operand, like.axes, leaf.dtype, leaf.nbytes, like.span,
-        None if kind == "broadcast" else "sum", root, like.algorithm, like.hints, lane=like.lane,
-        pinned=like.pinned,
-    )  # fmt: skip
+    size = editor.leaf(reduced[0]).size
+    parts = [Part(row, 0, 0, size, index * size) for index, row in enumerate(reduced)]
+    stack = editor.pack(ops, parts, span, f"{name}/all")
+    return editor.emit(ops, LocalSum(name, stack, len(reduced), span), name)

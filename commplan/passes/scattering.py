@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from commplan.ir.schedule import Collective, Op
-from commplan.ir.types import Placement
-from commplan.passes.rewrite import Editor, axis_names, network_lane, varying
+from commplan.passes.rewrite import Editor, network_lane
 
 
 def by_axis(op: Collective) -> bool:
@@ -27,30 +24,13 @@ def one_by_one(editor: Editor, ops: list[Op], op: Collective) -> str:
 
     Each level outside moves a part of the bytes.
     """
-    scatters = op.kind == "reduce_scatter"
-    steps = op.algorithm.levels if scatters else op.algorithm.levels[::-1]
+    steps = op.algorithm.levels if op.kind == "reduce_scatter" else op.algorithm.levels[::-1]
     current = op.operand
     for index, (axis, algorithm) in enumerate(steps):
-        leaf, ways = editor.leaf(current), editor.size((axis,))
-        before = editor.values[current].placement
-        if scatters:
-            size, after = leaf.size // ways, varying(before, (axis,), axis_names(editor.schedule))
-        else:
-            size, after = leaf.size * ways, _joined(before, axis)
-        last = index == len(steps) - 1
-        name = op.result if last else editor.flat(f"{op.result}/{op.kind}_{axis}", size, leaf.dtype, after)
-        ops.append(
-            msgspec.structs.replace(
-                op, result=name, operand=current, axes=(axis,), nbytes=leaf.nbytes, algorithm=algorithm,
-                after=(), lane=network_lane(editor.schedule.axes, (axis,)),
-                pinned=any(arg.key == axis for arg in op.algorithm.args),
-            )
+        name = None if index == len(steps) - 1 else f"{op.result}/{op.kind}_{axis}"
+        current = editor.move(
+            ops, op, current, name, axes=(axis,), algorithm=algorithm,
+            lane=network_lane(editor.schedule.axes, (axis,)),
+            pinned=any(arg.key == axis for arg in op.algorithm.args),
         )  # fmt: skip
-        current = name
     return ", ".join(f"{op.kind} {axis}" for axis, _ in steps)
-
-
-def _joined(placement: Placement, axis: str) -> Placement:
-    """`placement` when what ranks along `axis` hold has been brought together."""
-    split = tuple(one for one in placement.split if one != axis)
-    return msgspec.structs.replace(placement.same_over((axis,)), split=split)

@@ -8,12 +8,12 @@ import msgspec
 
 from commplan.ir.choice import Choice
 from commplan.ir.plan import Algorithm, Ref
-from commplan.ir.schedule import Cast, Collective, CollectiveKind, LocalSum, Op, Schedule
-from commplan.ir.types import DType, Placement
+from commplan.ir.schedule import Cast, Collective, LocalSum, Op, Schedule
+from commplan.ir.types import DType
 from commplan.passes.base import Context, Pass
 from commplan.passes.candidates import travels_narrow
 from commplan.passes.flat import rewrite_flat
-from commplan.passes.rewrite import Editor, axis_names, padded, round_up, trimmed, varying
+from commplan.passes.rewrite import Editor, padded, round_up, trimmed
 
 NATIVE = Algorithm("native")
 
@@ -67,19 +67,18 @@ def _rewrite(editor: Editor, ops: list[Op], op: Collective, loose: bool, choices
 
 def _cast_around(editor: Editor, ops: list[Op], op: Collective, wire: DType) -> None:
     """y = broadcast(x)  -->  y = cast(broadcast(cast(x, wire)), dtype of x)"""
-    dtype, result = editor.leaf(op.operand).dtype, editor.values[op.result]
     narrow = _cast(editor, ops, op, op.operand, wire, f"{op.result}/{wire}")
-    moved = editor.flat(f"{op.result}/moved", result.leaves[0].size, wire, result.placement)
-    ops.append(_moving(editor, op, op.kind, narrow, moved, op.op))
-    _cast(editor, ops, op, moved, dtype, op.result)
+    moved = editor.move(ops, op, narrow, f"{op.result}/moved")
+    editor.emit(ops, Cast(op.result, moved, editor.leaf(op.operand).dtype, op.span))
 
 
 def _scatter(editor: Editor, ops: list[Op], op: Collective, wire: DType, accumulate: DType) -> None:
     """y = reduce_scatter(x)  -->  y = cast(local_sum(cast(all_to_all(cast(x, wire)), accumulate)))"""
-    result = editor.values[op.result]
-    total = _shard_sum(editor, ops, op, op.operand, wire, accumulate, result.placement)
-    if accumulate != result.leaves[0].dtype:
-        _cast(editor, ops, op, total, result.leaves[0].dtype, op.result)
+    dtype = editor.leaf(op.result).dtype
+    done = accumulate == dtype
+    total = _shard_sum(editor, ops, op, op.operand, wire, accumulate, None if done else f"{op.result}/shard")
+    if not done:
+        editor.emit(ops, Cast(op.result, total, dtype, op.span))
 
 
 def _sum(editor: Editor, ops: list[Op], op: Collective, wire: DType, accumulate: DType, loose: bool) -> None:
@@ -88,21 +87,18 @@ def _sum(editor: Editor, ops: list[Op], op: Collective, wire: DType, accumulate:
 
     The buffer is padded to whole shards.
     """
-    dtype, placement = editor.leaf(op.operand).dtype, editor.values[op.result].placement
-    ranks, before = editor.size(op.axes), editor.leaf(op.operand).size
-    size = round_up(before, ranks)
+    dtype, before = editor.leaf(op.operand).dtype, editor.leaf(op.operand).size
+    size = round_up(before, editor.size(op.axes))
     operand = padded(editor, ops, op.operand, size)
-    own = varying(editor.values[operand].placement, op.axes, axis_names(editor.schedule))
-    total = _shard_sum(editor, ops, op, operand, wire, accumulate, own)
+    total = _shard_sum(editor, ops, op, operand, wire, accumulate, f"{op.result}/shard")
     narrow = _cast(editor, ops, op, total, wire, f"{op.result}/shard_{wire}")
-    gathered = editor.flat(f"{op.result}/gathered", size, wire, placement)
-    ops.append(_moving(editor, op, "all_gather", narrow, gathered, None))
+    gathered = editor.move(
+        ops, op, narrow, f"{op.result}/gathered", kind="all_gather", op=None, algorithm=NATIVE
+    )
     if size == before or loose:
-        editor.values.pop(op.result)
-        _cast(editor, ops, op, gathered, dtype, op.result)
+        editor.emit(ops, Cast(op.result, gathered, dtype, op.span))
         return
-    wide = _cast(editor, ops, op, gathered, dtype, f"{op.result}/padded")
-    trimmed(editor, ops, wide, op.result, op)
+    trimmed(editor, ops, _cast(editor, ops, op, gathered, dtype, f"{op.result}/padded"), op)
 
 
 def _shard_sum(
@@ -112,44 +108,19 @@ def _shard_sum(
     operand: Ref,
     wire: DType,
     accumulate: DType,
-    own: Placement,
+    name: Ref | None,
 ) -> Ref:
-    """This rank's shard of the sum, in `accumulate`; `own` is how shards lie.
-
-    Where that is already the result of `op`, it gets its name.
-    """
-    size, ranks = editor.leaf(operand).size, editor.size(op.axes)
+    """This rank's shard of the sum, in `accumulate`, called `name`; without one it is the result of `op`."""
     narrow = _cast(editor, ops, op, operand, wire, f"{op.result}/{wire}")
-    swapped = editor.flat(f"{op.result}/swapped", size, wire, own)
-    ops.append(_moving(editor, op, "all_to_all", narrow, swapped, None))
+    swapped = editor.move(
+        ops, op, narrow, f"{op.result}/swapped", kind="all_to_all", op=None, algorithm=NATIVE
+    )
     wide = _cast(editor, ops, op, swapped, accumulate, f"{op.result}/{accumulate}")
-    done = op.kind == "reduce_scatter" and accumulate == editor.leaf(op.result).dtype
-    total = op.result if done else editor.flat(f"{op.result}/shard", size // ranks, accumulate, own)
-    ops.append(LocalSum(total, wide, ranks, op.span))
-    return total
-
-
-def _moving(
-    editor: Editor, op: Collective, kind: CollectiveKind, operand: Ref, result: Ref, how: str | None
-) -> Collective:
-    leaf = editor.leaf(operand)
-    kept = kind == op.kind
-    return msgspec.structs.replace(
-        op, kind=kind, operand=operand, result=result, dtype=leaf.dtype, nbytes=leaf.nbytes, op=how, after=(),
-        root=op.root if kept else None, algorithm=op.algorithm if kept else NATIVE,
-    )  # fmt: skip
+    return editor.emit(ops, LocalSum(op.result, wide, editor.size(op.axes), op.span), name)
 
 
 def _cast(editor: Editor, ops: list[Op], op: Collective, operand: Ref, dtype: DType, name: Ref) -> Ref:
-    """`operand` in `dtype`, called `name`; nothing to do where it is so already and `name` is free."""
-    value = editor.values[operand]
-    if value.leaves[0].dtype == dtype and name != op.result:
+    """`operand` in `dtype`, called `name`; nothing to do where it is so already."""
+    if editor.leaf(operand).dtype == dtype:
         return operand
-    leaves = (msgspec.structs.replace(value.leaves[0], dtype=dtype),)
-    made = editor.fresh(name) if name != op.result else name
-    placement = value.placement
-    if name in editor.values and name == op.result:
-        placement = editor.values[name].placement
-    editor.add(msgspec.structs.replace(value, id=made, leaves=leaves, placement=placement))
-    ops.append(Cast(made, operand, dtype, op.span))
-    return made
+    return editor.emit(ops, Cast(op.result, operand, dtype, op.span), name)

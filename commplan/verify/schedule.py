@@ -10,18 +10,37 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
+
+import msgspec
 
 from commplan.diagnostics import Diagnostic
 from commplan.ir.layout import cut_all
 from commplan.ir.plan import AxisKind, Ref
-from commplan.ir.schedule import SCHEMA_VERSION, Collective, Op, Read, Schedule, Value, operands, results
+from commplan.ir.schedule import (
+    SCHEMA_VERSION,
+    Collective,
+    Elastic,
+    Exchange,
+    Get,
+    Op,
+    Put,
+    Read,
+    Schedule,
+    Value,
+    operands,
+    results,
+)
 from commplan.ir.sources import bind_sources
+from commplan.ir.transfer import shown
+from commplan.verify.algorithms import check_algorithm
 from commplan.verify.equivalence import Reference, check_equivalence, check_origin
 from commplan.verify.inputs import check_input
-from commplan.verify.ops import check_op
 from commplan.verify.scope import Axes, Report, Scope
-from commplan.verify.servers import check_servers
+from commplan.verify.servers import check_server_op, check_servers
+
+_LANES = re.compile(r"host_read|host_compute|device|network(:.+)?")
 
 
 def verify(
@@ -106,7 +125,7 @@ def _verify_phase(scope: Scope) -> None:
         return  # what is built on sand is not looked at
     for op in phase.ops:
         if not scope.has_seen_op(op):
-            check_op(scope, op)
+            _check_op(scope, op)
     if len(report.found) == before:
         check_input(scope)
     _clocks(scope)
@@ -115,6 +134,38 @@ def _verify_phase(scope: Scope) -> None:
         report.add(
             "CP0730", f"phase `{phase.name}` does not say rightly what depends on sources alone", phase.span
         )
+
+
+def _check_op(scope: Scope, op: Op) -> None:
+    """Its own rules, and that its results are what its operands make them."""
+    found = [*op.check(scope.types)]
+    if not _LANES.fullmatch(op.lane):
+        found.append(("CP0735", f"there is no lane `{op.lane}`"))
+    if not found:
+        for made in op.transfer(scope.types):
+            found += _differences(scope.values[made.id], made)
+    for code, message in found:
+        scope.report.add(code, message, op.span)
+    if found:
+        return
+    match op:
+        case Collective():
+            check_algorithm(scope, op)
+        case Elastic() | Exchange() | Put() | Get():
+            check_server_op(scope, op)
+        case _:
+            pass
+
+
+def _differences(declared: Value, made: Value) -> Iterator[tuple[str, str]]:
+    if declared.kind != made.kind:
+        yield "CP0731", f"`{declared.id}` is {declared.kind}, {made.kind} was expected"
+    if declared.leaves != made.leaves:
+        message = f"has the leaves {shown(declared.leaves)}, {shown(made.leaves)} were expected"
+        yield "CP0731", f"`{declared.id}` {message}"
+    wanted = msgspec.structs.replace(made.placement, server=declared.placement.server)  # as the plan says
+    if declared.placement != wanted:
+        yield "CP0734", f"`{declared.id}` is {declared.placement}, {wanted} was expected"
 
 
 def _clocks(scope: Scope) -> None:

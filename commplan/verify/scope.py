@@ -8,6 +8,7 @@ from commplan.diagnostics import Diagnostic, Span
 from commplan.ir.plan import Ref, name_of
 from commplan.ir.schedule import Op, Phase, Schedule, Value, operands, results
 from commplan.ir.stages.rules import Violation
+from commplan.ir.transfer import ValueTypes
 from commplan.ir.types import Placement
 
 
@@ -52,6 +53,7 @@ class Scope:
         self.schedule, self.phase, self.axes, self.report = schedule, phase, axes, report
         self.sizes, self.kinds = axes.sizes, axes.kinds
         self.values = {value.id: value for value in (*schedule.entry, *phase.values)}
+        self.types = ValueTypes(schedule.axes, self.values, axes.fns, schedule.sources)
         self._values: dict[Ref, Value] = {}
         self._ops: dict[Ref, Op] = {}
         if before is not None:

@@ -207,8 +207,6 @@ def _elastic(scope: Scope, op: Elastic) -> None:
     scope.report.refuse("CP0734", rules.center_home(op.mode, name_of(op.center), home), op.span)
     if op.result is not None and op.mode != "sync":
         result = scope.values[op.result]
-        if result.leaves != scope.values[op.center].leaves:
-            scope.report.add("CP0731", f"`{op.result}` has not the shapes of its centre", op.span)
         if result.placement.server != home:
             scope.report.add("CP0734", f"`{op.result}` lies elsewhere than its centre", op.span)
     leaves = scope.values[op.operand].leaves

@@ -75,7 +75,7 @@ def pipeline(
     maker.fn("decode", (BytesType(),), (U8,), "host")
     maker.fn("widen", (U8,), (WIDE,), "host", **(wide or {}))
     maker.fn("jitter", (WIDE,), (WIDE,), "host", random=True)
-    where: dict[str, Any] = {"per": "member"} if per_load else {}
+    where: dict[str, Any] = {"per": "member"} if per_load or clock else {}
     batch = (4, 4) if clock else (4,)
     maker.value("raw.0", RecordsType(batch, BytesType()), **where)
     maker.value("small.0", RecordsType(batch, U8), **where)

@@ -155,6 +155,7 @@ def levels(inner: str, outer: str, axes: tuple[ir.Axis, ...] | None = None) -> C
 
 INTS = tuple(replace(one, dtype=DType.I32) for one in GIVEN)
 PER, PARTIAL = Placement(per=("data",)), Placement(partial=("data",))
+STACKED = Placement(stacked=("data",))
 AXIS = ir.Axis("data", graph.AxisKind.REPLICA, 4)
 CORRUPTIONS: list[tuple[str, Change, str, str]] = [
     # names and definitions
@@ -198,13 +199,19 @@ CORRUPTIONS: list[tuple[str, Change, str, str]] = [
     ("reduce", op(ir.Collective, axes=("data", "data")), "CP0734", "an axis is named twice"),
     ("elastic", op(ir.Collective, axes=("hub",)), "CP0734", "`hub` is a server and cannot be used here"),
     ("plain", value("grads.0", placement=Placement()), "CP0734", "`grads.0` is the same over `data` already"),
-    ("plain", value("grads.1/sum", placement=PER), "CP0734", "still differs over `data`"),
-    ("sharded", value("grads.1/sum/b0", placement=Placement()), "CP0734", "does not differ over `data`"),
+    ("plain", value("grads.1/sum", placement=PER), "CP0734", "`grads.1/sum` is per data, same was expected"),
+    ("sharded", value("grads.1/sum/b0", placement=Placement()), "CP0734", "is same, split data was expected"),
     ("sharded", op(ir.Slice, axes=()), "CP0734", "`shard.1` is sliced over no axis"),
     ("sharded", op(ir.Slice, axes=("dta",)), "CP0734", "there is no axis `dta`"),
     ("ensemble", op(ir.Share, axes=("data",)), "CP0734", "there is no axis `data`"),
     ("ensemble", value("pixels.0", placement=Placement(per=("member",))), "CP0734", "cannot be shared"),
-    ("ensemble", value("raw.0", placement=Placement(split=("member",))), "CP0734", "is read split []"),
+    ("ensemble", value("raw.0", placement=Placement(split=("member",))), "CP0734", "is split member, same was expected"),
+    ("reduce", value("grads.1/sum/b0/pack", placement=PER), "CP0734", "data, partial data was expected"),
+    ("wire", value("grads.1/sum/b0/swapped", placement=PARTIAL), "CP0734", "stacked data was expected"),
+    ("wire", value("grads.1/sum/b0/shard", placement=STACKED), "CP0734", "split data was expected"),
+    ("sharded", op(ir.Slice, operand="grads.0"), "CP0734", "only what is the same is sliced"),
+    ("sharded", op(ir.Map, operands=("shard.1", "grads.0", "adam.0")), "CP0734", "is a term of a sum"),
+    ("rows", op(ir.Collective, 1, operand="grads.0"), "CP0734", "what was cut last is gathered first"),
     # shapes
     ("reduce", value("grads.1", leaves=GIVEN[:1]), "CP0731", "`grads.1` has the leaves"),
     ("reduce", value("grads.0", leaves=leaf((-1,))), "CP0731", "has a negative dimension"),
@@ -237,14 +244,14 @@ CORRUPTIONS: list[tuple[str, Change, str, str]] = [
     ("wire", op(ir.Cast, dtype=DType.F16), "CP0731", "has the leaves"),
     ("wire", value("grads.1/sum/b0/swapped", leaves=leaf((13,), DType.BF16)), "CP0731", "were expected"),
     ("reduce", op(ir.Collective, kind="reduce_scatter"), "CP0731", "are no 4 equal rows"),
-    ("rows", op(ir.Collective, 1, operand="params.0"), "CP0731", "has the leaves"),
+    ("rows", op(ir.Collective, 1, operand="params.0"), "CP0734", "the same over `data` already"),
     ("reduce", op(ir.Collective, operand="grads.0", nbytes=44), "CP0731", "`grads.1/sum/b0` is flat"),
     ("plain", op(ir.Scale, by="grads.0"), "CP0731", "a scalar was expected"),
     ("sharded", op(ir.Map, operands=("shard.1",)), "CP0731", "`adam_update` has 3 operands, 1 are written"),
     ("ensemble", value("pixels.0", leaves=leaf((8, 5), DType.U8)), "CP0731", "were expected"),
     ("ensemble", value("batch.0", leaves=leaf((8, 6), DType.U8)), "CP0731", "records of `batch.0` are"),
     ("ensemble", value("batch.0", leaves=leaf((8, 6, 6, 3))), "CP0731", "`augment` wants u8[6, 6, 3]"),
-    ("ensemble", value("raw.0", kind="tree"), "CP0731", "is read, but is no batch of records"),
+    ("ensemble", value("raw.0", kind="tree"), "CP0731", "`raw.0` is tree, records was expected"),
     ("ensemble", value("pixels.0", kind="array"), "CP0731", "`share` takes loaded values"),
     ("ensemble", value("raw.0", leaves=leaf((3,), DType.U8)), "CP0731", "does not hold 8 records"),
     ("elastic", value("pull.0", leaves=leaf((3,))), "CP0731", "were expected"),

@@ -5,6 +5,7 @@ import msgspec
 
 from commplan.ir.hints import Algorithm
 from commplan.ir.roles import Ref, getter
+from commplan.ir.transfer import ValueTypes, Violations
 from commplan.ir.values import Value
 
 Ranks = Callable[[tuple[str, ...]], int]  # along these axes
@@ -74,3 +75,9 @@ class BaseOp(msgspec.Struct, frozen=True, gc=False):
         """What a cost model is asked for: of the compiler's own ops a copy of what they make."""
         made = getter(type(self), self.WRITES)(self)
         return Work("copy", self.title, sum(nbytes.get(ref, 0) for ref in made))
+
+    def check(self, types: ValueTypes) -> Violations:
+        """The rules that this op breaks, on its fields and its operands; with none broken, `transfer` says what
+        its results are."""
+        del types
+        yield from ()

@@ -1,14 +1,19 @@
 from collections.abc import Mapping
 from typing import Literal
 
+import msgspec
+
 from commplan.diagnostics import Span
 from commplan.ir.hints import Algorithm, Hints
+from commplan.ir.layout import cut_all
 from commplan.ir.ops.base import BaseOp, Ranks, Work
 from commplan.ir.roles import Ref
+from commplan.ir.stages import rules
 from commplan.ir.symbolic import moves, steps
 from commplan.ir.symbolic.interpretation import Held, Interpretation
+from commplan.ir.transfer import Results, ValueTypes, Violations, broken, placed
 from commplan.ir.types import DType
-from commplan.ir.values import Value
+from commplan.ir.values import Leaf, Value
 
 CollectiveKind = Literal[
     "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce"
@@ -46,6 +51,72 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
     lane: str = "network"
     form: Form | None = None  # None: the backend's usual one
     pinned: bool = False  # the plan says `via`: no pass takes another algorithm
+
+    def check(self, types: ValueTypes) -> Violations:
+        if not self.axes:
+            yield "CP0734", "a collective over no axis"
+            return
+        wrong = [*types.check_axes(self.axes)]
+        yield from wrong
+        if wrong:
+            return
+        ranks, operand = types.ranks(self.axes), types.values[self.operand]
+        if (self.kind in ("all_reduce", "reduce_scatter", "reduce")) != (self.op is not None):
+            yield "CP0735", f"{self.kind} and op {self.op} do not go together"
+        if (self.kind in ("broadcast", "reduce")) != (self.root is not None):
+            yield "CP0735", f"{self.kind} and root {self.root} do not go together"
+        elif self.root is not None:
+            yield from broken("CP0735", rules.root(self.root, self.axes, types.ranks))
+        yield from broken("CP0735", rules.summable(self.op or "", operand.leaves, self.operand))
+        if self.nbytes != operand.nbytes:
+            yield "CP0732", f"`{self.operand}` has {operand.nbytes} bytes, not {self.nbytes}"
+        dtypes = {leaf.dtype for leaf in operand.leaves} or {self.dtype}
+        if self.dtype not in dtypes or self.dtype.nbytes != max(dtype.nbytes for dtype in dtypes):
+            yield "CP0732", f"{self.dtype} is not the widest type of `{self.operand}`"
+        if self.kind == "all_to_all" and operand.kind != "flat":
+            yield "CP0731", f"`{self.operand}` is {operand.kind}: an all_to_all moves flat buffers"
+        size = operand.leaves[0].size if operand.kind == "flat" else 0
+        if self.kind in ("reduce_scatter", "all_to_all") and size % ranks:
+            yield "CP0731", f"{size} elements of `{self.operand}` are no {ranks} equal rows"
+        yield from self._check_placement(operand)
+
+    def _check_placement(self, operand: Value) -> Violations:
+        placement = operand.placement
+        cut = [axis for axis in self.axes if axis in placement.split]
+        for axis in self.axes:
+            if not placement.varies(axis):
+                yield "CP0734", f"`{self.operand}` is the same over `{axis}` already"
+            elif self.kind != "all_gather" and axis in (*cut, *placement.stacked):
+                yield (
+                    "CP0734",
+                    f"`{self.operand}` is {placement}: there are no terms or copies along `{axis}`",
+                )
+        ordered = placement.split[-len(self.axes) :] == self.axes
+        if self.kind == "all_gather" and (cut or operand.kind != "flat") and not ordered:
+            yield "CP0734", f"`{self.operand}` is {placement}: what was cut last is gathered first"
+
+    def transfer(self, types: ValueTypes) -> Results:
+        operand, ways = types.values[self.operand], types.ranks(self.axes)
+        left = operand.placement.without(self.axes)
+        match self.kind:
+            case "all_reduce" | "broadcast":
+                made = placed(operand, self.result, left)
+            case "reduce":
+                made = placed(operand, self.result, types.per(left, self.axes))
+            case "all_to_all":
+                stacked = msgspec.structs.replace(left, stacked=(*left.stacked, *self.axes))
+                made = placed(operand, self.result, stacked)
+            case "reduce_scatter":
+                made = types.part(operand, self.result, self.axes)
+            case "all_gather" if operand.kind in ("flat", "records"):
+                rows = [(x, (ways * x.shape[0], *x.shape[1:])) for x in operand.leaves]
+                leaves = tuple(Leaf(leaf.path, shape, leaf.dtype) for leaf, shape in rows)
+                kind = "flat" if operand.kind == "flat" else types.values[self.result].kind
+                made = Value(self.result, kind, leaves, left)
+            case "all_gather":
+                leaves = cut_all(operand.kind, operand.whole, [types.sizes[axis] for axis in left.split])
+                made = Value(self.result, operand.kind, leaves, left, operand.whole if left.split else ())
+        return (made,)
 
     def meaning(self, env: Interpretation) -> None:
         operand, value = env.of(self.operand), env.values[self.result]

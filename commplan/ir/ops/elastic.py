@@ -7,6 +7,7 @@ from commplan.ir.ops.base import BaseOp
 from commplan.ir.roles import Ref
 from commplan.ir.symbolic import steps
 from commplan.ir.symbolic.interpretation import Interpretation
+from commplan.ir.transfer import Results, ValueTypes, Violations, placed
 from commplan.ir.values import Value
 
 
@@ -33,6 +34,18 @@ class Elastic(BaseOp, frozen=True, tag="elastic", gc=False):
     hints: Hints = Hints()
     after: tuple[Ref, ...] = ()
     lane: str = "device"
+
+    def check(self, types: ValueTypes) -> Violations:
+        yield from types.check_axes(self.axes)
+        yield from types.check_leaves(self.center, types.values[self.operand].leaves)
+        yield from types.check_scalar(self.eta)
+        yield from types.check_scalar(self.rho)
+        if (self.mode == "sync") != (self.result is None):
+            yield "CP0735", f"an elastic op in mode {self.mode} has the wrong results"
+
+    def transfer(self, types: ValueTypes) -> Results:
+        pull = placed(types.values[self.operand], self.pull)
+        return (pull,) if self.result is None else (pull, placed(types.values[self.center], self.result))
 
     def meaning(self, env: Interpretation) -> None:
         steps.elastic(

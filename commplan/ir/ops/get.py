@@ -4,6 +4,7 @@ from commplan.diagnostics import Span
 from commplan.ir.ops.base import BaseOp
 from commplan.ir.roles import Ref, name_of
 from commplan.ir.symbolic.interpretation import Interpretation
+from commplan.ir.transfer import Results, ValueTypes, placed
 from commplan.ir.values import Value
 
 
@@ -17,6 +18,9 @@ class Get(BaseOp, frozen=True, tag="get", gc=False):
     span: Span
     after: tuple[Ref, ...] = ()
     lane: str = "network"
+
+    def transfer(self, types: ValueTypes) -> Results:
+        return (placed(types.values[self.operand], self.result),)
 
     def meaning(self, env: Interpretation) -> None:
         env.asked(self.operand)

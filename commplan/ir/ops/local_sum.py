@@ -1,10 +1,13 @@
 from collections.abc import Mapping
 
+import msgspec
+
 from commplan.diagnostics import Span
 from commplan.ir.ops.base import BaseOp
 from commplan.ir.roles import Ref
 from commplan.ir.symbolic import moves
 from commplan.ir.symbolic.interpretation import Interpretation
+from commplan.ir.transfer import Results, ValueTypes, Violations, flat
 from commplan.ir.values import Value
 
 
@@ -17,6 +20,20 @@ class LocalSum(BaseOp, frozen=True, tag="local_sum", gc=False):
     span: Span
     after: tuple[Ref, ...] = ()
     lane: str = "device"
+
+    def check(self, types: ValueTypes) -> Violations:
+        return types.check_rows(self.operand, self.ways)
+
+    def transfer(self, types: ValueTypes) -> Results:
+        """Rows of all ranks are summed to this rank's cut of the sum."""
+        operand = types.values[self.operand]
+        leaf, placement = operand.leaves[0], operand.placement
+        stacked, rest = placement.stacked, placement.without(placement.stacked)
+        if stacked and types.ranks(stacked) == self.ways:
+            placement = msgspec.structs.replace(rest, split=(*rest.split, *stacked))
+        else:
+            placement = types.per(placement, stacked)
+        return (flat(self.result, leaf.size // self.ways, leaf.dtype, placement),)
 
     def meaning(self, env: Interpretation) -> None:
         made = env.of(self.operand).each(

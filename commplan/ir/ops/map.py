@@ -6,6 +6,8 @@ from commplan.ir.ops.base import BaseOp, Ranks, Work
 from commplan.ir.roles import Ref
 from commplan.ir.symbolic import steps
 from commplan.ir.symbolic.interpretation import Interpretation
+from commplan.ir.transfer import Results, ValueTypes, Violations, placed, shown
+from commplan.ir.types import ArrayType, AxisKind
 from commplan.ir.values import Value
 
 
@@ -29,6 +31,39 @@ class Map(BaseOp, frozen=True, tag="map", gc=False):
     hints: Hints = Hints()
     after: tuple[Ref, ...] = ()
     lane: str = "device"  # or host_compute
+
+    def check(self, types: ValueTypes) -> Violations:
+        fn = types.fns.get(self.fn)
+        if fn is None:
+            yield "CP0730", f"there is no function `{self.fn}`"
+            return
+        for what, found, wanted in (
+            ("operands", len(self.operands), len(fn.operands)),
+            ("results", len(self.results), len(fn.results)),
+        ):
+            if found != wanted:
+                yield "CP0731", f"`{self.fn}` has {wanted} {what}, {found} are written"
+                return
+        if self.lane != ("host_compute" if fn.where == "host" else "device") or self.random != fn.random:
+            yield "CP0735", f"`{self.fn}` is a {fn.where} function, but runs on lane {self.lane}"
+        yield from types.check_axes(self.per, AxisKind.ENSEMBLE)
+        yield from types.check_terms(self.operands)
+        kinds = zip((*self.operands, *self.results), (*fn.operands, *fn.results), strict=True)
+        for index, (ref, kind) in enumerate(kinds):
+            value = types.values[ref]
+            by_record = self.per_record and (value.kind == "records" or index >= len(self.operands))
+            if not isinstance(kind, ArrayType) or not value.leaves:
+                continue
+            if len(value.leaves) != 1 or value.leaves[0].dtype != kind.dtype:
+                yield "CP0731", f"`{ref}` is {shown(value.leaves)}, `{self.fn}` wants {kind}"
+            elif by_record and value.leaves[0].shape[1:] != kind.shape:
+                yield "CP0731", f"records of `{ref}` are {shown(value.leaves)}, not {kind}"
+
+    def transfer(self, types: ValueTypes) -> Results:
+        """Kinds and leaves are bound with the function."""
+        joined = types.join(types.values[ref].placement for ref in self.operands)
+        placement = types.per(joined, self.per) if self.per else joined
+        return tuple(placed(types.values[ref], ref, placement) for ref in self.results)
 
     def meaning(self, env: Interpretation) -> None:
         marks = steps.marks(self.results, self.per, random=self.random)

@@ -1,9 +1,12 @@
+import itertools
 from collections.abc import Mapping
 
 from commplan.diagnostics import Span
 from commplan.ir.ops.base import BaseOp
 from commplan.ir.roles import Ref
 from commplan.ir.symbolic.interpretation import Interpretation
+from commplan.ir.transfer import Results, ValueTypes, Violations, placed
+from commplan.ir.types import Placement
 from commplan.ir.values import Part, Value
 
 
@@ -26,6 +29,36 @@ class Pack(BaseOp, frozen=True, tag="pack", gc=False):
     ways: int = 1
     after: tuple[Ref, ...] = ()
     lane: str = "device"
+
+    def check(self, types: ValueTypes) -> Violations:
+        result = types.values[self.result]
+        if result.kind != "flat":
+            yield "CP0731", f"`{self.result}` is packed, but is not flat"
+            return
+        leaf = result.leaves[0]
+        if self.ways < 1 or leaf.size % self.ways:
+            yield "CP0735", f"{leaf.size} elements have no {self.ways} equal rows"
+            return
+        for part in self.parts:
+            wrong = [*types.check_part(part, part.value, self.ways, leaf.size // self.ways)]
+            yield from wrong
+            dtype = types.values[part.value].leaves[part.leaf].dtype if not wrong else leaf.dtype
+            if dtype != leaf.dtype:
+                yield "CP0732", f"a leaf of {dtype} is packed into a buffer of {leaf.dtype}"
+        taken = sorted((part.offset, part.offset + part.size) for part in self.parts)
+        if any(before[1] > after[0] for before, after in itertools.pairwise(taken)):
+            yield "CP0731", f"two parts overlap in `{self.result}`"
+        yield from types.check_terms(part.value for part in self.parts)
+
+    def transfer(self, types: ValueTypes) -> Results:
+        """Scalars of a tree that is cut are the same on all ranks that it is cut among. The size is declared:
+        there may be room behind the last part."""
+        placements = dict[Placement, None]()
+        for part in self.parts:
+            value = types.values[part.value]
+            cut = value.leaves[part.leaf].shape
+            placements[value.placement if cut else value.placement.without(value.placement.split)] = None
+        return (placed(types.values[self.result], self.result, types.join(placements)),)
 
     def meaning(self, env: Interpretation) -> None:
         parts = [(part.value, part.leaf, part.start, part.size, part.offset) for part in self.parts]

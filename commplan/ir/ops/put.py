@@ -5,6 +5,7 @@ from commplan.ir.ops.base import BaseOp
 from commplan.ir.roles import Ref, name_of
 from commplan.ir.symbolic import steps
 from commplan.ir.symbolic.interpretation import Interpretation
+from commplan.ir.transfer import Results, ValueTypes, placed
 from commplan.ir.values import Value
 
 
@@ -20,6 +21,9 @@ class Put(BaseOp, frozen=True, tag="put", gc=False):
     span: Span
     after: tuple[Ref, ...] = ()
     lane: str = "network"
+
+    def transfer(self, types: ValueTypes) -> Results:
+        return (placed(types.values[self.operand], self.result, types.values[self.result].placement),)
 
     def meaning(self, env: Interpretation) -> None:
         value = env.values[self.result]

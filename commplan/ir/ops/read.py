@@ -5,9 +5,12 @@ from commplan.diagnostics import Span
 from commplan.ir.hints import Hints
 from commplan.ir.ops.base import BaseOp, Ranks, Work
 from commplan.ir.roles import Ref
+from commplan.ir.stages import rules
 from commplan.ir.symbolic import steps
 from commplan.ir.symbolic.interpretation import Interpretation
-from commplan.ir.values import Value
+from commplan.ir.transfer import Results, ValueTypes, Violations, broken
+from commplan.ir.types import ArrayType, AxisKind, DType, Placement
+from commplan.ir.values import Leaf, Value
 
 
 class Read(BaseOp, frozen=True, tag="read", gc=False):
@@ -30,6 +33,37 @@ class Read(BaseOp, frozen=True, tag="read", gc=False):
     hints: Hints = Hints()
     after: tuple[Ref, ...] = ()
     lane: str = "host_read"
+
+    def check(self, types: ValueTypes) -> Violations:
+        if self.source not in types.sources:
+            yield "CP0730", f"there is no source `{self.source}`"
+        yield from broken("CP0735", rules.dropped_tail(self.visit, self.tail))
+        yield from broken("CP0735", rules.short_tail(self.tail, self.split))
+        wrong = [*types.check_axes(self.split), *types.check_axes(self.per, AxisKind.ENSEMBLE)]
+        yield from wrong
+        if not self.batch or min(self.batch) < 1:
+            yield "CP0735", f"a batch of {list(self.batch)} records cannot be read"
+        elif not wrong:
+            yield from self._check_records(types, types.ranks(self.split))
+
+    def _check_records(self, types: ValueTypes, ways: int) -> Violations:
+        yield from broken("CP0735", rules.even_batch(self.batch, self.split, types.ranks))
+        yield from broken("CP0735", rules.member_batches(self.batch, self.clock, types.ranks))
+        local = max(self.batch) // ways
+        if any(leaf.shape[:1] != (local,) for leaf in types.values[self.result].leaves):
+            yield "CP0731", f"`{self.result}` does not hold {local} records on each rank"
+
+    def transfer(self, types: ValueTypes) -> Results:
+        record, leaves = types.sources[self.source].type, types.values[self.result].leaves
+        if isinstance(record, ArrayType):
+            shape = (max(self.batch) // types.ranks(self.split), *record.shape)
+            leaves = (Leaf("", shape, record.dtype),)
+        per = (*self.per, *((self.clock,) if self.clock else ()))
+        records = Value(self.result, "records", leaves, Placement(types.ordered(per), split=self.split))
+        if self.count is None:
+            return (records,)
+        place = Placement(types.ordered((*per, *self.split)))
+        return (records, Value(self.count, "array", (Leaf("", (), DType.I32),), place))
 
     def meaning(self, env: Interpretation) -> None:
         said = (self.batch, self.visit, self.seed, self.tail, self.hints.on_error, self.hints.on_failure)

@@ -1,3 +1,4 @@
+import math
 from collections.abc import Mapping
 from typing import Literal
 
@@ -6,6 +7,7 @@ from commplan.ir.ops.base import BaseOp
 from commplan.ir.roles import Ref, name_of
 from commplan.ir.symbolic import steps
 from commplan.ir.symbolic.interpretation import Interpretation
+from commplan.ir.transfer import Results, ValueTypes, Violations, placed
 from commplan.ir.values import Value
 
 
@@ -25,6 +27,18 @@ class Scale(BaseOp, frozen=True, tag="scale", gc=False):
     span: Span
     after: tuple[Ref, ...] = ()
     lane: str = "device"
+
+    def check(self, types: ValueTypes) -> Violations:
+        yield from types.check_scalar(self.by)
+        if not isinstance(self.by, str) and (self.by == 0 or not math.isfinite(self.by)):
+            yield "CP0735", f"`{self.operand}` is scaled by {self.by}"
+
+    def transfer(self, types: ValueTypes) -> Results:
+        """A term of a sum stays one, whatever number each rank scales its own by."""
+        operand = types.values[self.operand]
+        by = types.values[self.by].placement.varying if isinstance(self.by, str) else ()
+        differing = [axis for axis in by if not operand.placement.varies(axis)]
+        return (placed(operand, self.result, types.per(operand.placement, differing)),)
 
     def meaning(self, env: Interpretation) -> None:
         by = env.scalar(self.by) if isinstance(self.by, str) else self.by

@@ -4,8 +4,11 @@ from commplan.diagnostics import Span
 from commplan.ir.choice import Design
 from commplan.ir.hints import Hints
 from commplan.ir.ops.base import BaseOp, Ranks, Work
-from commplan.ir.roles import Ref
+from commplan.ir.roles import Ref, name_of
+from commplan.ir.stages import rules
 from commplan.ir.symbolic.interpretation import Interpretation
+from commplan.ir.transfer import Results, ValueTypes, Violations, broken, placed
+from commplan.ir.types import AxisKind
 from commplan.ir.values import Value
 
 
@@ -25,6 +28,20 @@ class Share(BaseOp, frozen=True, tag="share", gc=False):
     hints: Hints = Hints()
     after: tuple[Ref, ...] = ()
     lane: str = "host_compute"
+
+    def check(self, types: ValueTypes) -> Violations:
+        operand = types.values[self.operand]
+        name = name_of(self.operand)
+        yield from broken("CP0731", rules.loaded(name, records=operand.kind == "records"))
+        wrong = [*types.check_axes(self.axes, AxisKind.ENSEMBLE)]
+        yield from wrong
+        varying = [axis for axis in self.axes if operand.placement.varies(axis)]
+        yield from broken("CP0734", rules.alike(name, varying))
+        if not wrong:
+            yield from broken("CP0735", rules.chosen("readers", self.readers, self.axes, types.ranks))
+
+    def transfer(self, types: ValueTypes) -> Results:
+        return (placed(types.values[self.operand], self.result),)
 
     def meaning(self, env: Interpretation) -> None:
         held = env.of(self.operand)

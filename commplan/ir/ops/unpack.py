@@ -1,7 +1,11 @@
+import msgspec
+
 from commplan.diagnostics import Span
+from commplan.ir.layout import row_size
 from commplan.ir.ops.base import BaseOp
 from commplan.ir.roles import Ref
 from commplan.ir.symbolic.interpretation import Interpretation
+from commplan.ir.transfer import Results, ValueTypes, Violations, placed
 from commplan.ir.values import Part
 
 
@@ -21,6 +25,43 @@ class Unpack(BaseOp, frozen=True, tag="unpack", gc=False):
     ways: int = 1
     after: tuple[Ref, ...] = ()
     lane: str = "device"
+
+    def check(self, types: ValueTypes) -> Violations:
+        result = types.values[self.result]
+        if self.ways < 1:
+            yield "CP0735", f"a buffer has no {self.ways} rows"
+            return
+        runs: list[set[tuple[int, int]]] = [set() for _ in result.leaves]
+        for part in self.parts:
+            wrong = [*types.check_rows(part.value, self.ways)]
+            buffer = types.values[part.value].leaves
+            wrong = wrong or [*types.check_part(part, self.result, self.ways, buffer[0].size // self.ways)]
+            yield from wrong
+            if wrong:
+                return
+            dtype = result.leaves[part.leaf].dtype
+            if buffer[0].dtype != dtype:
+                yield "CP0732", f"a leaf of {dtype} is unpacked from {buffer[0].dtype}"
+            runs[part.leaf].add((part.start, part.start + part.size))
+        for leaf, found in zip(result.leaves, runs, strict=True):
+            end = 0
+            for start, stop in sorted(found):
+                end = stop if start == end else -1
+            if end != row_size(result.kind, leaf, self.ways):
+                yield "CP0731", f"leaf `{leaf.path}` of `{self.result}` is not unpacked exactly once"
+        if sum(map(len, runs)) != len(self.parts):
+            yield "CP0731", f"a leaf of `{self.result}` is not unpacked exactly once"
+        yield from types.check_terms(part.value for part in self.parts)
+
+    def transfer(self, types: ValueTypes) -> Results:
+        """The leaves are declared; and where none is cut, so is along which axes they would be."""
+        result = types.values[self.result]
+        placement = types.join(types.values[part.value].placement for part in self.parts)
+        if not self.parts:
+            placement = result.placement
+        elif not any(leaf.shape and leaf.size for leaf in result.leaves):
+            placement = msgspec.structs.replace(placement, split=result.placement.split)
+        return (placed(result, self.result, placement),)
 
     def meaning(self, env: Interpretation) -> None:
         parts = [(part.value, part.leaf, part.start, part.size, part.offset) for part in self.parts]

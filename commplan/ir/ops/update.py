@@ -2,6 +2,7 @@ from commplan.diagnostics import Span
 from commplan.ir.ops.base import BaseOp
 from commplan.ir.roles import Ref
 from commplan.ir.symbolic.interpretation import Interpretation
+from commplan.ir.transfer import Results, ValueTypes, Violations, placed
 
 
 class Update(BaseOp, frozen=True, tag="update", gc=False):
@@ -15,6 +16,15 @@ class Update(BaseOp, frozen=True, tag="update", gc=False):
     span: Span
     after: tuple[Ref, ...] = ()
     lane: str = "device"
+
+    def check(self, types: ValueTypes) -> Violations:
+        yield from types.check_leaves(self.delta, types.values[self.operand].leaves)
+        yield from types.check_terms((self.operand, self.delta))
+
+    def transfer(self, types: ValueTypes) -> Results:
+        operand = types.values[self.operand]
+        placement = types.join((operand.placement, types.values[self.delta].placement))
+        return (placed(operand, self.result, placement),)
 
     def meaning(self, env: Interpretation) -> None:
         operands = (env.of(self.operand), env.of(self.delta))

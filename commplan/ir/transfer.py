@@ -1,0 +1,161 @@
+"""What `transfer` and `check` of ops (`ir.ops`) see and share: what results are, given the operands."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from commplan.ir.layout import cut, row_size
+from commplan.ir.roles import Ref
+from commplan.ir.types import SAME, AxisKind, DType, Placement
+from commplan.ir.values import Leaf, Part, Value
+
+if TYPE_CHECKING:
+    from commplan.ir.schedule import Axis, FnType, SourceType
+    from commplan.ir.stages.rules import Violation
+
+Results = tuple[Value, ...]
+Violations = Iterator[tuple[str, str]]  # code and message of each rule that an op breaks
+
+
+def broken(code: str, violation: Violation | None) -> Violations:
+    """A rule of stages (`ir.stages.rules`), where it is broken."""
+    if violation is not None:
+        yield code, violation.message
+
+
+class ValueTypes:
+    """The values of a phase by name, and what the plan declares.
+
+    Values are those before the op, and its results as they are declared: what is bound from outside, such as
+    the leaves of a tree that a function makes, an op takes from there.
+    """
+
+    def __init__(
+        self,
+        axes: Sequence[Axis],
+        values: Mapping[Ref, Value],
+        fns: Mapping[str, FnType] | None = None,
+        sources: Iterable[SourceType] = (),
+    ) -> None:
+        self.sizes = {axis.name: axis.size for axis in axes}
+        self.kinds = {axis.name: axis.kind for axis in axes}
+        self.values, self.fns = values, fns or {}
+        self.sources = {source.name: source for source in sources}
+
+    def ranks(self, axes: Iterable[str]) -> int:
+        return math.prod(self.sizes[axis] for axis in axes)
+
+    def ordered(self, axes: Iterable[str]) -> tuple[str, ...]:
+        """`axes` as the plan declares them."""
+        inside = set(axes)
+        return tuple(axis for axis in self.sizes if axis in inside)
+
+    def per(self, placement: Placement, axes: Iterable[str]) -> Placement:
+        """`placement` where ranks along `axes` hold different things."""
+        rest = placement.without(axes)
+        return msgspec.structs.replace(rest, per=self.ordered((*rest.per, *axes)))
+
+    def join(self, placements: Iterable[Placement]) -> Placement:
+        """How a value lies that is made of values that lie so: cut, or stacked, where all agree."""
+        joined: Placement | None = None
+        for one in dict.fromkeys(placements):
+            joined = one if joined is None else self._both(joined, one)
+        return joined or SAME
+
+    def _both(self, one: Placement, other: Placement) -> Placement:
+        mixed = [*one.per, *other.per]
+        for mine, theirs in ((one.split, other.split), (one.stacked, other.stacked)):
+            mixed += [*mine, *theirs] if mine and theirs and mine != theirs else []
+        both = msgspec.structs.replace(
+            one,
+            partial=self.ordered((*one.partial, *other.partial)),
+            split=one.split or other.split,
+            stacked=one.stacked or other.stacked,
+        )
+        return self.per(both, mixed)
+
+    def check_terms(self, refs: Iterable[Ref]) -> Violations:
+        """Terms of a sum go with terms of the same sum."""
+        refs = tuple(dict.fromkeys(refs))
+        found = {self.values[ref].placement.partial: ref for ref in refs}
+        if len(found) > 1:
+            (first, one), (other, two) = list(found.items())[:2]
+            (axis,) = sorted({*first} ^ {*other})[:1]
+            yield "CP0734", f"of `{one}` and `{two}` one is a term of a sum over `{axis}`, the other is not"
+
+    def check_axes(self, axes: Sequence[str], kind: AxisKind | None = None) -> Violations:
+        """`axes` are known, no servers, named once, and of `kind` where one is wanted."""
+        for axis in axes:
+            if axis not in self.sizes:
+                yield "CP0734", f"there is no axis `{axis}`"
+                return
+            if self.kinds[axis] is AxisKind.SERVER or (kind and self.kinds[axis] is not kind):
+                yield "CP0734", f"`{axis}` is a {self.kinds[axis]} and cannot be used here"
+                return
+        if len(set(axes)) != len(axes):
+            yield "CP0734", f"an axis is named twice: {', '.join(axes)}"
+
+    def check_leaves(self, ref: Ref, wanted: tuple[Leaf, ...]) -> Violations:
+        if self.values[ref].leaves != wanted:
+            found = shown(self.values[ref].leaves)
+            yield "CP0731", f"`{ref}` has the leaves {found}, {shown(wanted)} were expected"
+
+    def check_scalar(self, ref: object) -> Violations:
+        if isinstance(ref, str) and [leaf.shape for leaf in self.values[ref].leaves] != [()]:
+            yield "CP0731", f"`{ref}` is {shown(self.values[ref].leaves)}: a scalar was expected"
+
+    def check_rows(self, ref: Ref, ways: int) -> Violations:
+        value = self.values[ref]
+        if value.kind != "flat" or ways < 1 or value.leaves[0].size % ways:
+            yield "CP0731", f"`{ref}` is no flat buffer of {ways} rows"
+
+    def check_part(self, part: Part, leaves_of: Ref, ways: int, columns: int) -> Violations:
+        """A part lies inside its leaf of `leaves_of`, and inside a buffer's row of `columns`."""
+        value = self.values[leaves_of]
+        if not 0 <= part.leaf < len(value.leaves):
+            yield "CP0731", f"`{leaves_of}` has no leaf {part.leaf}"
+            return
+        row = row_size(value.kind, value.leaves[part.leaf], ways)
+        inside = part.start >= 0 and part.size >= 1 and part.start + part.size <= row
+        if not inside or not 0 <= part.offset <= columns - part.size:
+            where = f"elements {part.start} to {part.start + part.size} of leaf {part.leaf} of `{leaves_of}`"
+            yield "CP0731", f"{where} do not lie inside its row of {row} and the buffer's of {columns}"
+
+    def part(self, value: Value, result: Ref, axes: Sequence[str], owners: Sequence[int] = ()) -> Value:
+        """What one rank has of `value` where each rank along `axes` has its cut; or the `owners` among
+        them, one each."""
+        placement, ways = value.placement.without(axes), len(owners) or self.ranks(axes)
+        split = msgspec.structs.replace(placement, split=(*placement.split, *axes))
+        leaves = tuple(cut(value.kind, leaf, ways) for leaf in value.leaves)
+        if owners:
+            return Value(result, value.kind, leaves, self.per(placement, axes))
+        whole = (value.whole or value.leaves) if value.kind in ("tree", "array") else ()
+        return Value(result, value.kind, leaves, split, whole)
+
+    def with_whole(self, value: Value) -> Value:
+        """`value`, a piece of something cut, with the leaves that its cuts make together."""
+        ways = self.ranks(value.placement.split)
+        if value.kind not in ("tree", "array") or value.whole or not value.placement.split:
+            return value
+        whole = tuple(Leaf(x.path, tuple(ways * size for size in x.shape), x.dtype) for x in value.leaves)
+        return msgspec.structs.replace(value, whole=whole)
+
+
+def flat(ref: Ref, size: int, dtype: DType, placement: Placement) -> Value:
+    """A flat buffer of `size` elements."""
+    return Value(ref, "flat", (Leaf("", (size,), dtype),), placement)
+
+
+def placed(value: Value, ref: Ref, placement: Placement | None = None) -> Value:
+    """`value` as another value, which lies elsewhere where `placement` says so."""
+    return Value(ref, value.kind, value.leaves, placement or value.placement, value.whole)
+
+
+def shown(leaves: tuple[Leaf, ...]) -> str:
+    """Leaves in a message."""
+    found = [f"{leaf.path or 'array'} {leaf.dtype}{list(leaf.shape)}" for leaf in leaves[:3]]
+    return ", ".join([*found, "..."] if len(leaves) > 3 else found) or "none"
