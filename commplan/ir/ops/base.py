@@ -19,7 +19,7 @@ class BaseOp(msgspec.Struct, frozen=True, gc=False):
     ANSWERS: ClassVar[int] = 1
 
     def check(self, types: ValueTypes) -> Violations:
-        """The rules that this op breaks, on its fields and its operands; with none broken, `transfer` says what
-        its results are."""
+        """The rules that this op breaks, on its fields and its operands; with none broken, `transfer` says
+        what its results are."""
         del types
         yield from ()
