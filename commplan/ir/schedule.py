@@ -150,8 +150,8 @@ class Ownership(msgspec.Struct, frozen=True):
     owners: tuple[int, ...] = ()
 
     def part_of(self, value: Value, axes: Sequence[Axis]) -> Value:
-        """What one rank holds of `value`; `axes`: all of the plan, with sizes. All ranks own: it is split. Some:
-        ranks hold different things."""
+        """What one rank holds of `value`; `axes`: all of the plan, with sizes. All ranks own: it is split.
+        Some: ranks hold different things."""
         return ValueTypes(axes, {}).part(value, value.id, self.axes, self.owners)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -14,7 +14,6 @@ from commplan.ir.types import SAME, AxisKind, DType, Placement
 from commplan.ir.values import Leaf, Part, Value
 
 if TYPE_CHECKING:
-    from commplan.ir.schedule import Axis, FnType, SourceType
     from commplan.ir.stages.rules import Violation
 
 Results = tuple[Value, ...]
@@ -28,7 +27,7 @@ def broken(code: str, violation: Violation | None) -> Violations:
 
 
 class ValueTypes:
-    """The values of a phase by name, and what the plan declares.
+    """The values of a phase by name, and the `Axis`, `FnType` and `SourceType` structs of its schedule.
 
     Values are those before the op, and its results as they are declared: what is bound from outside, such as
     the leaves of a tree that a function makes, an op takes from there.
@@ -36,15 +35,15 @@ class ValueTypes:
 
     def __init__(
         self,
-        axes: Sequence[Axis],
+        axes: Sequence[Any],
         values: Mapping[Ref, Value],
-        fns: Mapping[str, FnType] | None = None,
-        sources: Iterable[SourceType] = (),
+        fns: Mapping[str, Any] | None = None,
+        sources: Iterable[Any] = (),
     ) -> None:
-        self.sizes = {axis.name: axis.size for axis in axes}
-        self.kinds = {axis.name: axis.kind for axis in axes}
+        self.sizes: dict[str, int] = {axis.name: axis.size for axis in axes}
+        self.kinds: dict[str, AxisKind] = {axis.name: axis.kind for axis in axes}
         self.values, self.fns = values, fns or {}
-        self.sources = {source.name: source for source in sources}
+        self.sources: dict[str, Any] = {source.name: source for source in sources}
 
     def ranks(self, axes: Iterable[str]) -> int:
         return math.prod(self.sizes[axis] for axis in axes)

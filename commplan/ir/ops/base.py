@@ -77,7 +77,7 @@ class BaseOp(msgspec.Struct, frozen=True, gc=False):
         return Work("copy", self.title, sum(nbytes.get(ref, 0) for ref in made))
 
     def check(self, types: ValueTypes) -> Violations:
-        """The rules that this op breaks, on its fields and its operands; with none broken, `transfer` says what
-        its results are."""
+        """The rules that this op breaks, on its fields and its operands; with none broken, `transfer` says
+        what its results are."""
         del types
         yield from ()
