@@ -35,8 +35,8 @@ def upgraded(plain: Any) -> Any:
 
 
 def retyped(schedule: Schedule) -> Schedule:
-    """`schedule` of schema 2, where buffers and pieces that are cut or stacked were called `per`, typed as its
-    ops say. One that contradicts itself is left as it is, for the verifier to refuse."""
+    """`schedule` of schema 2, where buffers and pieces that are cut or stacked were called `per`, typed as
+    its ops say. One that contradicts itself is left as it is, for the verifier to refuse."""
     phases: list[Phase] = []
     for phase in schedule.phases:
         values = {value.id: value for value in (*schedule.entry, *phase.values)}

@@ -146,15 +146,10 @@ def _check_op(scope: Scope, op: Op) -> None:
             found += _differences(scope.values[made.id], made)
     for code, message in found:
         scope.report.add(code, message, op.span)
-    if found:
-        return
-    match op:
-        case Collective():
-            check_algorithm(scope, op)
-        case Elastic() | Exchange() | Put() | Get():
-            check_server_op(scope, op)
-        case _:
-            pass
+    if isinstance(op, Elastic | Exchange | Put | Get):
+        check_server_op(scope, op)
+    elif isinstance(op, Collective) and not found:
+        check_algorithm(scope, op)
 
 
 def _differences(declared: Value, made: Value) -> Iterator[tuple[str, str]]:

@@ -45,7 +45,12 @@ def test_they_mean_what_they_meant(path: Path) -> None:
     old, plan = read(path), plan_of(path)
     new = compiled(plan)
     assert is_of(old, plan.graph) and old.plan_digest != new.plan_digest
-    since = {"plan_digest": new.plan_digest, "file": new.file, "origin": new.origin, "state_shards": new.state_shards}
+    since = {
+        "plan_digest": new.plan_digest,
+        "file": new.file,
+        "origin": new.origin,
+        "state_shards": new.state_shards,
+    }
     assert old.origin is None and msgspec.structs.replace(old, **since) == new
     assert old.schema == SCHEMA_VERSION
 

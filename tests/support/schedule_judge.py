@@ -167,7 +167,8 @@ class Judge:
             for scale, meant in zip(SCALES, self.meant, strict=True):
                 plain = behaviour(self.schedule, self.schedule, self.linear, scale, rounding=False)
                 found = behaviour(other, self.schedule, self.linear, scale)
-                close = {key for key in plain if _compared(plain[key], found.get(key)) in ("same", "rounds")}
+                alike = ("same", "rounds")
+                close = {key for key in plain if _compared(plain[key], found.get(key)) in alike}
                 either = {key: plain[key] if key in close else item for key, item in meant.items()}
                 if difference(either, found).level not in ("same", "rounds"):
                     return False
