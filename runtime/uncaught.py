@@ -2,14 +2,12 @@
 
 MPI itself waits at the exit of the rank that failed, and the others in their next collective. `python -m
 mpi4py` ends them all; so does this, for programs that are started without it: after an exception that nobody
-catches, and after a `SystemExit` with a code. Either way what is printed says once what the engine could not
+catches, and after `sys.exit` with a code. Either way what is printed says once what the engine could not
 carry out.
 """
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import inspect
 import os
 import sys
@@ -41,7 +39,7 @@ def watch(schedule: ir.Schedule, *, serves: bool) -> None:
     if not _watching:
         _watching.append(sys.excepthook)
         sys.excepthook = _uncaught
-        _watch_exit()
+        sys.exit = _exit
 
 
 def exempt() -> None:
@@ -67,28 +65,21 @@ def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackT
     _end(error, 1)
 
 
-def _watch_exit() -> None:
-    """`SystemExit` goes past `sys.excepthook`. When nobody has caught one, Python itself reads its code: the
-    only reader that no function has called."""
-    plain: Any = SystemExit.__dict__["code"]
-    leave = sys.exit
+class _Exit(SystemExit):
+    """What `sys.exit` raises: `SystemExit` goes past `sys.excepthook`, but when nobody has caught one, Python
+    itself reads its code, the only reader that no function has called."""
 
-    def code(error: SystemExit) -> Any:
-        found = plain.__get__(error)
+    @property
+    def code(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        found = self.args[0] if self.args else None
         frame = inspect.currentframe()
         if frame is not None and frame.f_back is None:
-            _exiting(error, found)
+            _exiting(self, found)
         return found
 
-    def leaves(status: Any = None, /) -> NoReturn:
-        try:
-            leave(status)
-        except SystemExit:  # before 3.12 Python makes the exception only where someone looks at it
-            raise
 
-    gc.get_referents(SystemExit.__dict__)[0]["code"] = property(code, plain.__set__, plain.__delete__)
-    ctypes.pythonapi.PyType_Modified(ctypes.py_object(SystemExit))
-    sys.exit = leaves
+def _exit(status: Any = None, /) -> NoReturn:
+    raise _Exit(status)
 
 
 def _exiting(error: SystemExit, code: object) -> None:
