@@ -22,7 +22,7 @@ from commplan.ir.schedule import Axis, FnType, Origin, Ownership, Phase, Schedul
 from commplan.ir.serial import plan_digest
 from commplan.ir.symbolic.blocks import UnsayableError
 from commplan.ir.symbolic.compare import Comparison
-from commplan.ir.symbolic.interpretation import Held, Interpretation, Paths, Place, whole_runs
+from commplan.ir.symbolic.interpretation import Interpretation, Paths, Place, SymbolicValue, whole_runs
 from commplan.ir.symbolic.terms import Algebra
 from commplan.ir.symbolic.wording import block_in_words, element, term
 from commplan.verify.scope import Report
@@ -64,7 +64,7 @@ class Reference:
         maker = next((stage for stage in makers if ref in graph.results(stage)), None)
         return maker.span if maker is not None else self.origin.plan.value(ref).span
 
-    def entry(self, value: Value, shard: Ownership | None = None) -> Held:
+    def entry(self, value: Value, shard: Ownership | None = None) -> SymbolicValue:
         """A value as it enters a phase: its own elements, on the ranks where its placement puts them.
         `shard`: who keeps the parts of a state that the plan does not cut."""
         where, blank = self.values[value.id].placement, self.interpretation({})
@@ -99,7 +99,7 @@ def _carry_out(interpretation: Interpretation, step: object, made: Sequence[Ref]
     except UnsayableError as error:
         for ref in made:
             term = interpretation.algebra.undefined(str(error))
-            interpretation.put(ref, Held(interpretation.values[ref], ((), term)))
+            interpretation.put(ref, SymbolicValue(interpretation.values[ref], ((), term)))
 
 
 class Difference(NamedTuple):
@@ -240,7 +240,7 @@ def _check_phase(
 
 
 def _difference(
-    reference: Reference, found: Held, expected: Held, shard: Ownership | None
+    reference: Reference, found: SymbolicValue, expected: SymbolicValue, shard: Ownership | None
 ) -> Difference | None:
     """The first element in which two values differ; of a state that some ranks keep, what these keep
     counts."""
@@ -259,7 +259,7 @@ def _difference(
     return None
 
 
-def _first(reference: Reference, found: Held, expected: Held) -> Difference | None:
+def _first(reference: Reference, found: SymbolicValue, expected: SymbolicValue) -> Difference | None:
     compare = reference.comparison
     one, other = found.uniform, expected.uniform
     if one is not None and other is not None and one[0] == other[0] and compare(one[1], other[1]):

@@ -162,7 +162,7 @@ class Judge:
         return verdict
 
     def _exact_where_it_differs(self, other: ir.Schedule) -> bool:
-        """Whether what `other` gives is what the schedule gives, or what it would give if nothing was rounded."""
+        """Whether what `other` gives is what the schedule gives, or would give if nothing was rounded."""
         with exact():
             for scale, meant in zip(SCALES, self.meant, strict=True):
                 plain = behaviour(self.schedule, self.schedule, self.linear, scale, rounding=False)

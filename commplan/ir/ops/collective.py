@@ -10,7 +10,7 @@ from commplan.ir.ops.base import BaseOp, Ranks, Work
 from commplan.ir.roles import Ref
 from commplan.ir.stages import rules
 from commplan.ir.symbolic import moves, steps
-from commplan.ir.symbolic.interpretation import Held, Interpretation
+from commplan.ir.symbolic.interpretation import Interpretation, SymbolicValue
 from commplan.ir.transfer import Results, ValueTypes, Violations, broken, placed
 from commplan.ir.types import DType
 from commplan.ir.values import Leaf, Value
@@ -127,7 +127,7 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
             operand = steps.moved(env, operand, self.hints)
         env.put(self.result, self._moved(env, operand, value))
 
-    def _moved(self, env: Interpretation, held: Held, value: Value) -> Held:
+    def _moved(self, env: Interpretation, held: SymbolicValue, value: Value) -> SymbolicValue:
         """What lies where, once sums are made."""
         algebra, flat = env.algebra, value.kind == "flat"
         match self.kind:
@@ -145,7 +145,7 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
                 where = [(symbol, place[1]) for symbol, place in env.root(self.axes, self.root or 0).items()]
                 return held.like(value, lambda term, _: algebra.only(term, where))
             case "all_reduce":
-                return Held(value, held.uniform, () if held.uniform else held.blocks)
+                return SymbolicValue(value, held.uniform, () if held.uniform else held.blocks)
 
     @property
     def title(self) -> str:

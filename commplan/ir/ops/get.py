@@ -23,7 +23,7 @@ class Get(BaseOp, frozen=True, tag="get", gc=False):
         return (placed(types.values[self.operand], self.result),)
 
     def meaning(self, env: Interpretation) -> None:
-        env.asked(self.operand)
+        env.check_current(self.operand)
         held = env.of(self.operand)
         env.put(self.result, held.renamed(env.algebra, env.values[self.result], {}))
 

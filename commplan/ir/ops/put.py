@@ -27,7 +27,7 @@ class Put(BaseOp, frozen=True, tag="put", gc=False):
 
     def meaning(self, env: Interpretation) -> None:
         value = env.values[self.result]
-        env.told(self.result)
+        env.set_current(self.result)
         same = [axis for axis in env.algebra.sizes if not value.placement.varies(axis)]
         env.put(self.result, steps.at_first(env, env.of(self.operand), value, same))
 

@@ -20,7 +20,7 @@ from commplan.ir.values import Leaf, Value
 Paths = tuple[tuple[str, ...], ...]
 
 
-class Held:
+class SymbolicValue:
     """What one rank, any one, holds of `value`.
 
     Either the same for every leaf, `chain` and `term` (a scalar is never cut), or a block for each leaf.
@@ -49,36 +49,36 @@ class Held:
             )
         return self._blocks
 
-    def like(self, value: Value, function: Callable[[Term, DType], Term]) -> Held:
+    def like(self, value: Value, function: Callable[[Term, DType], Term]) -> SymbolicValue:
         """`value`, of whose elements each is `function` of this one's term and type."""
         dtypes = {leaf.dtype for leaf in self.value.leaves} or {DType.F32}
         if self.uniform is not None:
             chain, term = self.uniform
             made = {function(term, dtype) for dtype in dtypes}
             if len(made) == 1:
-                return Held(value, (chain, made.pop()))
+                return SymbolicValue(value, (chain, made.pop()))
         found = [
             blocks.with_terms(block, lambda term, dtype=leaf.dtype: function(term, dtype))
             for block, leaf in zip(self.blocks, self.value.leaves, strict=True)
         ]
         return uniform_if_whole(value, found)
 
-    def each(self, value: Value, function: Callable[[Block], Block]) -> Held:
+    def each(self, value: Value, function: Callable[[Block], Block]) -> SymbolicValue:
         """`value`, of whose leaves each is `function` of this one's block."""
         return uniform_if_whole(value, [function(block) for block in self.blocks])
 
-    def renamed(self, algebra: Algebra, value: Value, symbols: Symbols) -> Held:
+    def renamed(self, algebra: Algebra, value: Value, symbols: Symbols) -> SymbolicValue:
         """`value` with symbols replaced."""
         if self.uniform is None:
             return self.each(value, lambda block: blocks.renamed(algebra, block, symbols))
         chain, term = self.uniform
         positions = substituted(chain, symbols)
         if positions is None:
-            return Held(value, ((), algebra.undefined("the part of a rank that owns none")))
-        return Held(value, (positions, algebra.substitute(term, symbols)))
+            return SymbolicValue(value, ((), algebra.undefined("the part of a rank that owns none")))
+        return SymbolicValue(value, (positions, algebra.substitute(term, symbols)))
 
 
-def uniform_if_whole(value: Value, found: Sequence[Block]) -> Held:
+def uniform_if_whole(value: Value, found: Sequence[Block]) -> SymbolicValue:
     """`value` with these blocks, said once where they are all alike."""
     chains: set[Chain] = set()
     terms: set[Term] = set()
@@ -87,16 +87,20 @@ def uniform_if_whole(value: Value, found: Sequence[Block]) -> Held:
             continue
         run = block.runs[0] if len(block.runs) == 1 else None
         if run is None or block.rows or isinstance(run.leaf, Frozen) or run[:4] != (0, leaf.size, index, 0):
-            return Held(value, None, found)
+            return SymbolicValue(value, None, found)
         chain, term = block.slots[run.slot]
         if term is None or (chain and not leaf.shape):
-            return Held(value, None, found)
+            return SymbolicValue(value, None, found)
         terms.add(term)
         if leaf.shape:
             chains.add(chain)
         if len(terms) > 1 or len(chains) > 1:
-            return Held(value, None, found)
-    return Held(value, (chains.pop() if chains else (), terms.pop())) if terms else Held(value, None, found)
+            return SymbolicValue(value, None, found)
+    return (
+        SymbolicValue(value, (chains.pop() if chains else (), terms.pop()))
+        if terms
+        else SymbolicValue(value, None, found)
+    )
 
 
 class Interpretation:
@@ -116,26 +120,26 @@ class Interpretation:
     ) -> None:
         self.algebra, self.values, self.matches = algebra, values, matches
         self.elementwise, self.random = elementwise, random
-        self.held: dict[Ref, Held] = {}
-        self._served: dict[str, Ref] = {}
+        self.held: dict[Ref, SymbolicValue] = {}
+        self._current: dict[str, Ref] = {}
 
-    def of(self, ref: Ref) -> Held:
+    def of(self, ref: Ref) -> SymbolicValue:
         return self.held[ref]
 
-    def each(self, refs: Sequence[Ref]) -> list[Held]:
+    def each(self, refs: Sequence[Ref]) -> list[SymbolicValue]:
         return [self.held[ref] for ref in refs]
 
-    def asked(self, ref: Ref) -> None:
+    def check_current(self, ref: Ref) -> None:
         """`ref`, a state on a server, is asked for: a server has only what it was told last."""
-        known = self._served.get(name_of(ref), ref)
+        known = self._current.get(name_of(ref), ref)
         if known != ref:
             raise UnsayableError(f"`{ref}` is asked for when its server has `{known}`")
 
-    def told(self, ref: Ref) -> None:
+    def set_current(self, ref: Ref) -> None:
         """A server has `ref` now."""
-        self._served[name_of(ref)] = ref
+        self._current[name_of(ref)] = ref
 
-    def put(self, ref: Ref, held: Held) -> None:
+    def put(self, ref: Ref, held: SymbolicValue) -> None:
         self.held[ref] = held
 
     def sizes(self, axes: Sequence[str]) -> list[int]:
@@ -153,14 +157,16 @@ class Interpretation:
             return math.prod(self.sizes(axes)), [(self.algebra.sizes[axis], rank(axis)) for axis in axes]
         return len(owners), [(len(owners), self.algebra.owner(axes, owners))]
 
-    def own_elements(self, name: str, value: Value, own: Sequence[str], split: Sequence[str]) -> Held:
+    def own_elements(
+        self, name: str, value: Value, own: Sequence[str], split: Sequence[str]
+    ) -> SymbolicValue:
         """`value`, called `name`, of which every element is itself; ranks along `own` have others, and along
         `split` a row each, one cut after another."""
         chain: Chain = ()
         for axis in split:
             size = self.algebra.sizes[axis]
             chain = blocks.cut(chain, size, ((size, rank(axis)),))
-        return Held(value, (chain, self.algebra.value(name, own)))
+        return SymbolicValue(value, (chain, self.algebra.value(name, own)))
 
     def scalar(self, ref: Ref) -> Term:
         """The term of a scalar value."""
@@ -171,7 +177,7 @@ class Interpretation:
     def call(
         self,
         fn: str,
-        given: Sequence[Held],
+        given: Sequence[SymbolicValue],
         results: Sequence[Ref],
         marks: Sequence[object] = (),
         *,
@@ -192,12 +198,12 @@ class Interpretation:
                 made = self._by_record(f"{name} by record", given, value)
             self.held[ref] = self._opaque(name, given, value) if made is None else made
 
-    def _opaque(self, name: str, given: Sequence[Held], value: Value) -> Held:
+    def _opaque(self, name: str, given: Sequence[SymbolicValue], value: Value) -> SymbolicValue:
         """Every element of the result depends on all of every operand."""
         arguments = [argument for number, held in enumerate(given) for argument in _all_of(number, held)]
-        return Held(value, ((), self.algebra.call(name, arguments)))
+        return SymbolicValue(value, ((), self.algebra.call(name, arguments)))
 
-    def _by_record(self, name: str, given: Sequence[Held], value: Value) -> Held:
+    def _by_record(self, name: str, given: Sequence[SymbolicValue], value: Value) -> SymbolicValue:
         """Every record of the result depends on the same record of the operands that are records, and on all
         of the others."""
         arguments: list[Argument] = []
@@ -212,11 +218,11 @@ class Interpretation:
                 arguments.append(Argument(held.uniform[1], number))
         if len(chains) > 1:
             raise UnsayableError("records of different ranks are put together")
-        return Held(value, (chains.pop() if chains else (), self.algebra.call(name, arguments)))
+        return SymbolicValue(value, (chains.pop() if chains else (), self.algebra.call(name, arguments)))
 
     def _elementwise(
-        self, name: str, given: Sequence[Held], value: Value, match: LeafMatch, number: int
-    ) -> Held | None:
+        self, name: str, given: Sequence[SymbolicValue], value: Value, match: LeafMatch, number: int
+    ) -> SymbolicValue | None:
         """Every element of the result depends on the same element of the leaves that go with its own, and on
         scalars."""
         for leaf, group in zip(value.leaves, match.groups[number], strict=True):
@@ -247,8 +253,13 @@ class Interpretation:
         return uniform_if_whole(value, found)
 
     def _straight(
-        self, name: str, given: Sequence[Held], value: Value, match: LeafMatch, scalars: list[Argument]
-    ) -> Held | None:
+        self,
+        name: str,
+        given: Sequence[SymbolicValue],
+        value: Value,
+        match: LeafMatch,
+        scalars: list[Argument],
+    ) -> SymbolicValue | None:
         """All leaves at once."""
         alone = {operand for operand, _ in match.scalars}
         operands = [(operand, held) for operand, held in enumerate(given) if operand not in alone]
@@ -257,7 +268,7 @@ class Interpretation:
         said = [(operand, held.uniform) for operand, held in operands if held.uniform is not None]
         chain = next((uniform[0] for operand, uniform in said if _has_arrays(given[operand])), ())
         arguments = [Argument(uniform[1], operand) for operand, uniform in said]
-        return Held(value, (chain, self.algebra.call(name, [*arguments, *scalars])))
+        return SymbolicValue(value, (chain, self.algebra.call(name, [*arguments, *scalars])))
 
     def _zipped(
         self,
@@ -298,8 +309,12 @@ class Interpretation:
     # Collectives
 
     def summed(
-        self, operand: Held, value: Value, axes: Sequence[str], function: Callable[[Term, DType], Term]
-    ) -> Held:
+        self,
+        operand: SymbolicValue,
+        value: Value,
+        axes: Sequence[str],
+        function: Callable[[Term, DType], Term],
+    ) -> SymbolicValue:
         """What ranks along `axes` hold at the same place is put together by `function`."""
         if operand.uniform is not None:
             moves.check_rows((operand.uniform[0],), axes)
@@ -313,13 +328,13 @@ class Interpretation:
         ]
         return uniform_if_whole(value, found)
 
-    def gathered(self, operand: Held, value: Value, axes: Sequence[str]) -> Held:
+    def gathered(self, operand: SymbolicValue, value: Value, axes: Sequence[str]) -> SymbolicValue:
         """The rows of all ranks along `axes` of every leaf; a scalar as the first rank has it."""
         if operand.uniform is not None and value.kind != "flat":
             chain, term = operand.uniform
             last = blocks.cut((), *self.row(axes))
             if not any(term.varies(axis) for axis in axes) and chain[len(chain) - len(last) :] == last:
-                return Held(value, (chain[: len(chain) - len(last)], term))
+                return SymbolicValue(value, (chain[: len(chain) - len(last)], term))
         first = self.root(axes, 0)
         found: list[Block] = []
         for block, leaf in zip(operand.blocks, value.leaves, strict=True):
@@ -331,12 +346,14 @@ class Interpretation:
         return uniform_if_whole(value, found)
 
     def combined(
-        self, operands: Sequence[Held], value: Value, function: Callable[[Sequence[Term]], Term]
-    ) -> Held:
+        self, operands: Sequence[SymbolicValue], value: Value, function: Callable[[Sequence[Term]], Term]
+    ) -> SymbolicValue:
         """Trees put together element by element."""
         said = [held.uniform for held in operands]
         if all(uniform is not None and uniform[0] == (said[0] or ((),))[0] for uniform in said):
-            return Held(value, ((said[0] or ((),))[0], function([u[1] for u in said if u is not None])))
+            return SymbolicValue(
+                value, ((said[0] or ((),))[0], function([u[1] for u in said if u is not None]))
+            )
         found = [
             blocks.combined(self.algebra, [held.blocks[index] for held in operands], function)
             for index in range(len(value.leaves))
@@ -345,7 +362,9 @@ class Interpretation:
 
     # Buffers
 
-    def packed(self, parts: Sequence[tuple[Ref, int, int, int, int]], ways: int, value: Value) -> Held:
+    def packed(
+        self, parts: Sequence[tuple[Ref, int, int, int, int]], ways: int, value: Value
+    ) -> SymbolicValue:
         """A flat buffer of `ways` rows from (value, leaf, first column, columns, offset) of leaves."""
         builder = Builder()
         known: dict[tuple[Ref, int], Block] = {}
@@ -365,9 +384,11 @@ class Interpretation:
             rows = _same_rows(rows, block.rows)
             builder.take(block, start, size, offset)
         rows = rows or (((ways, None),) if ways > 1 else ())
-        return Held(value, None, [builder.block(rows, value.leaves[0].size // ways)])
+        return SymbolicValue(value, None, [builder.block(rows, value.leaves[0].size // ways)])
 
-    def unpacked(self, parts: Sequence[tuple[Ref, int, int, int, int]], ways: int, value: Value) -> Held:
+    def unpacked(
+        self, parts: Sequence[tuple[Ref, int, int, int, int]], ways: int, value: Value
+    ) -> SymbolicValue:
         """The leaves of `value` from (buffer, leaf, first column, columns, offset) of buffers of `ways`
         rows."""
         builders = [Builder() for _ in value.leaves]
@@ -387,11 +408,13 @@ class Interpretation:
             found.append(placed(value, blocks.collapsed(block, leaf.size, leaf=True), leaf))
         return uniform_if_whole(value, found)
 
-    def sliced(self, operand: Held, value: Value, ways: int, digits: Sequence[tuple[int, Symbol]]) -> Held:
+    def sliced(
+        self, operand: SymbolicValue, value: Value, ways: int, digits: Sequence[tuple[int, Symbol]]
+    ) -> SymbolicValue:
         """The row with these digits of every leaf that is no scalar, cut into `ways`."""
         if operand.uniform is not None:
             chain, term = operand.uniform
-            return Held(value, (blocks.cut(chain, ways, digits), term))
+            return SymbolicValue(value, (blocks.cut(chain, ways, digits), term))
         kept = [symbol for count, symbol in digits if count > 1]
         symbols = {blocks.row(index): symbol for index, symbol in enumerate(kept)}
 
@@ -463,7 +486,7 @@ def _number(chain: Chain) -> int | None:
     return number
 
 
-def _all_of(number: int, held: Held) -> list[Argument]:
+def _all_of(number: int, held: SymbolicValue) -> list[Argument]:
     """All elements of operand `number` of a call."""
     if held.uniform is not None and held.value.kind == "records":  # records of bytes have no leaves
         return [Argument(held.uniform[1], number, None, held.uniform[0])]
@@ -474,7 +497,7 @@ def _all_of(number: int, held: Held) -> list[Argument]:
     ]
 
 
-def _scalar(held: Held, index: int) -> Term:
+def _scalar(held: SymbolicValue, index: int) -> Term:
     """The term of a leaf that is a scalar."""
     if held.uniform is not None:
         return held.uniform[1]
@@ -487,7 +510,7 @@ def _scalar(held: Held, index: int) -> Term:
     return term
 
 
-def _has_arrays(held: Held) -> bool:
+def _has_arrays(held: SymbolicValue) -> bool:
     return any(leaf.shape for leaf in held.value.leaves)
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from commplan.ir.hints import Hints
 from commplan.ir.roles import Ref
-from commplan.ir.symbolic.interpretation import Held, Interpretation
+from commplan.ir.symbolic.interpretation import Interpretation, SymbolicValue
 from commplan.ir.symbolic.rounding import allowed
 from commplan.ir.symbolic.terms import Argument, Term, at, rank
 from commplan.ir.types import DType
@@ -20,14 +20,14 @@ ReductionName = Literal["sum", "mean", "max", "min"]
 
 def reduced(
     env: Interpretation,
-    operand: Held,
+    operand: SymbolicValue,
     value: Value,
     axes: Sequence[str],
     op: ReductionName,
     hints: Hints,
     *,
     again: bool = True,
-) -> Held:
+) -> SymbolicValue:
     """`operand` added up, or its maximum or minimum taken, over `axes`; what a mean divides by is left to the
     caller. again: what is added up is sent to everyone."""
     several = [axis for axis in axes if env.algebra.sizes[axis] > 1]
@@ -45,7 +45,7 @@ def reduced(
 
 def averaged(
     env: Interpretation,
-    operand: Held,
+    operand: SymbolicValue,
     value: Value,
     axes: Sequence[str],
     op: ReductionName,
@@ -53,7 +53,7 @@ def averaged(
     hints: Hints,
     *,
     again: bool = True,
-) -> Held:
+) -> SymbolicValue:
     """`operand` reduced over `axes`: a mean is the sum over the number of ranks, a weighted one sum(n x) /
     sum(n)."""
     if weight is None:
@@ -72,8 +72,8 @@ def averaged(
 
 
 def scaled(
-    env: Interpretation, operand: Held, value: Value, how: Literal["mul", "div"], by: float | Term
-) -> Held:
+    env: Interpretation, operand: SymbolicValue, value: Value, how: Literal["mul", "div"], by: float | Term
+) -> SymbolicValue:
     """`operand` times, or over, a number or a scalar."""
     if isinstance(by, Term):
         return operand.like(
@@ -83,7 +83,7 @@ def scaled(
     return operand.like(value, lambda term, _: env.algebra.scaled(term, factor))
 
 
-def moved(env: Interpretation, held: Held, hints: Hints) -> Held:
+def moved(env: Interpretation, held: SymbolicValue, hints: Hints) -> SymbolicValue:
     """`held` after a move, which may have been made in the wire type."""
 
     def one(term: Term, dtype: DType) -> Term:
@@ -95,7 +95,7 @@ def moved(env: Interpretation, held: Held, hints: Hints) -> Held:
 
 def pull(
     env: Interpretation, operand: Ref, center: Ref, eta: float | Ref, rho: float | Ref, value: Value
-) -> Held:
+) -> SymbolicValue:
     """eta * rho * (operand - center)."""
     scalars = [env.scalar(x) for x in (eta, rho) if isinstance(x, str)]
     literal = Fraction(1)
@@ -127,8 +127,8 @@ def exchange(
     so that it is a function of everything that is said of it."""
     if env.values[states[0]].placement.server is not None:
         for state, result in zip(states, results, strict=True):
-            env.asked(state)
-            env.told(result)
+            env.check_current(state)
+            env.set_current(result)
         marks = ("exchange over", *axes, op, hints.staleness, hints.on_failure, hints.wire, hints.accumulate)
         env.call(
             fn, env.each((gradient, *states, *((weight,) if weight else ()))), results, marks, served=True
@@ -155,8 +155,8 @@ def elastic(
     A server takes one worker at a time, so that what comes back is a function of everything that is said of
     it."""
     if mode != "sync":
-        env.asked(center)
-        env.told(result or center)
+        env.check_current(center)
+        env.set_current(result or center)
         marks = (mode, "over", *axes, hints.staleness, hints.on_failure, hints.wire, hints.accumulate)
         numbers = [str(x) for x in (eta, rho) if not isinstance(x, str)]
         scalars = [x for x in (eta, rho) if isinstance(x, str)]
@@ -174,7 +174,7 @@ def marks(results: Sequence[Ref], per: Sequence[str], *, random: bool) -> tuple[
     return ("random", base_name(results[0]), "per", *per) if random else ()
 
 
-def at_first(env: Interpretation, held: Held, value: Value, axes: Sequence[str]) -> Held:
+def at_first(env: Interpretation, held: SymbolicValue, value: Value, axes: Sequence[str]) -> SymbolicValue:
     """`held` as the first rank along `axes` has it."""
     symbols = {rank(axis): at(0) for axis in axes if env.algebra.sizes.get(axis, 1) > 1}
     return held.renamed(env.algebra, value, symbols)
