@@ -22,8 +22,9 @@ from commplan.ir.schedule import Axis, FnType, Origin, Ownership, Phase, Schedul
 from commplan.ir.serial import plan_digest
 from commplan.ir.symbolic.blocks import UnsayableError
 from commplan.ir.symbolic.compare import Comparison
-from commplan.ir.symbolic.interpretation import Interpretation, Paths, Place, SymbolicValue, whole_runs
+from commplan.ir.symbolic.interpretation import Interpretation, Paths
 from commplan.ir.symbolic.terms import Algebra
+from commplan.ir.symbolic.values import Place, SymbolicValue, whole_runs
 from commplan.ir.symbolic.wording import block_in_words, element, term
 from commplan.verify.scope import Report
 

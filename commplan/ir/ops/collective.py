@@ -10,7 +10,8 @@ from commplan.ir.ops.base import BaseOp, Ranks, Work
 from commplan.ir.roles import Ref
 from commplan.ir.stages import rules
 from commplan.ir.symbolic import moves, steps
-from commplan.ir.symbolic.interpretation import Interpretation, SymbolicValue
+from commplan.ir.symbolic.interpretation import Interpretation
+from commplan.ir.symbolic.values import SymbolicValue
 from commplan.ir.transfer import Results, ValueTypes, Violations, broken, placed
 from commplan.ir.types import DType
 from commplan.ir.values import Leaf, Value

@@ -9,9 +9,10 @@ from typing import Literal
 
 from commplan.ir.hints import Hints
 from commplan.ir.roles import Ref
-from commplan.ir.symbolic.interpretation import Interpretation, SymbolicValue
+from commplan.ir.symbolic.interpretation import Interpretation
 from commplan.ir.symbolic.rounding import allowed
 from commplan.ir.symbolic.terms import Argument, Term, at, rank
+from commplan.ir.symbolic.values import SymbolicValue
 from commplan.ir.types import DType
 from commplan.ir.values import Value
 

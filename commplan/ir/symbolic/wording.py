@@ -6,9 +6,9 @@ from fractions import Fraction
 
 from commplan.ir.roles import name_of
 from commplan.ir.symbolic.blocks import Block
-from commplan.ir.symbolic.interpretation import Place, whole_runs
 from commplan.ir.symbolic.rounding import Trace
 from commplan.ir.symbolic.terms import Atom, Chain, Contribution, Symbol, Term
+from commplan.ir.symbolic.values import Place, whole_runs
 
 MOST = 4  # contributions, and arguments, that are shown
 
