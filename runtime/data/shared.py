@@ -476,8 +476,6 @@ class SharedRing:
         if not self._left and os.getpid() == self._process:
             self.control.advance(self.index, "taken", upto, self._living())
 
-    # --- going ---
-
     def stop(self) -> None:
         """Make the waits of this process return."""
         self.control.stop()
