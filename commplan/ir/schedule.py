@@ -140,6 +140,7 @@ class Origin(msgspec.Struct, frozen=True):
 
     plan: Plan
     values: tuple[Value, ...]
+    sizes: tuple[int, ...]  # of the plan's axes
 
 
 class Ownership(msgspec.Struct, frozen=True):

@@ -40,7 +40,9 @@ def lower(
         states=plan.states,
         entry=tuple(values[ref] for ref in (*plan.inputs, *plan.states)),
         phases=tuple(Lowering(plan, axes, values).phase(phase) for phase in plan.phases),
-        origin=sched.Origin(plan, tuple(values[value.id] for value in plan.values)),
+        origin=sched.Origin(
+            plan, tuple(values[value.id] for value in plan.values), tuple(axis.size for axis in axes)
+        ),
         backend=backend,
         hosts=hosts,
         pipeline="lower",

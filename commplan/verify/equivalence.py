@@ -139,6 +139,10 @@ def check_origin(
     if plan_digest(plan) != schedule.plan_digest:
         report.add("CP0766", "the plan that the schedule carries is not the one that its digest names")
         return
+    fitting = [axis.size in (None, size) for axis, size in zip(plan.axes, origin.sizes, strict=False)]
+    if len(origin.sizes) != len(plan.axes) or not all(fitting):
+        report.add("CP0766", f"the sizes {list(origin.sizes)} are not those of the plan's axes")
+        return
     if [(v.id, v.placement) for v in origin.values] != [(v.id, v.placement) for v in plan.values]:
         report.add("CP0766", "the values of the schedule's plan are not those that the plan declares")
         return
@@ -155,10 +159,8 @@ def _check_head(schedule: Schedule, reference: Reference, report: Report) -> Non
     """Declarations and the frame of every phase are those of the plan."""
     plan = reference.origin.plan
     axes = [(axis.name, axis.kind, axis.size) for axis in schedule.axes]
-    declared = [
-        (axis.name, axis.kind, axis.size or axes[i][2] if i < len(axes) else None)
-        for i, axis in enumerate(plan.axes)
-    ]
+    sizes = reference.origin.sizes
+    declared = [(axis.name, axis.kind, size) for axis, size in zip(plan.axes, sizes, strict=False)]
     pairs: list[tuple[object, ...]] = [
         ("name", schedule.plan, plan.name),
         ("axes", axes, declared),

@@ -40,6 +40,8 @@ class Elastic(BaseOp, frozen=True, tag="elastic", gc=False):
         yield from types.check_leaves(self.center, types.values[self.operand].leaves)
         yield from types.check_scalar(self.eta)
         yield from types.check_scalar(self.rho)
+        if self.operand == self.center:
+            yield "CP0735", f"`{self.center}` is pulled towards itself"
         if (self.mode == "sync") != (self.result is None):
             yield "CP0735", f"an elastic op in mode {self.mode} has the wrong results"
 

@@ -33,6 +33,8 @@ class Exchange(BaseOp, frozen=True, tag="exchange", gc=False):
 
     def check(self, types: ValueTypes) -> Violations:
         yield from types.check_axes(self.axes)
+        if self.gradient in self.states:
+            yield "CP0735", f"`{self.gradient}` is exchanged into itself"
         if self.fn not in types.fns:
             yield "CP0730", f"there is no function `{self.fn}`"
         if len(self.results) != len(self.states):
