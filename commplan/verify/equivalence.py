@@ -271,14 +271,18 @@ def _first(reference: Reference, found: SymbolicValue, expected: SymbolicValue) 
         return Difference(0, 0, term(other[1]), term(one[1]))
     for index, leaf in enumerate(found.value.leaves):
         path = leaf.path
+        mine, wanted = found.blocks[index], expected.blocks[index]
         try:
-            ours, theirs = whole_runs(found.blocks[index]), whole_runs(expected.blocks[index])
+            ours, theirs = whole_runs(mine), whole_runs(wanted)
         except UnsayableError:  # of what a rank holds it is not said which elements these are
-            words = [block_in_words(held.blocks[index], path) for held in (expected, found)]
-            return Difference(index, 0, *words)
-        for at, mine, wanted in _side_by_side(ours, theirs, leaf.size):
-            if not _same(compare, mine, wanted):
-                return Difference(index, at, element(path, at, wanted, mine), element(path, at, mine, wanted))
+            return Difference(index, 0, *(block_in_words(block, path) for block in (wanted, mine)))
+        columns = mine.columns if mine.rows else leaf.size
+        for at, one_run, other_run in _side_by_side(ours, theirs, columns):
+            if not _same(compare, one_run, other_run):
+                if mine.rows or wanted.rows:
+                    return Difference(index, at, *(block_in_words(block, path) for block in (wanted, mine)))
+                words = element(path, at, other_run, one_run), element(path, at, one_run, other_run)
+                return Difference(index, at, *words)
     return None
 
 
@@ -287,7 +291,8 @@ def _same(compare: Comparison, found: Place | None, expected: Place | None) -> b
         return (found is None or not found.term.parts) and (expected is None or not expected.term.parts)
     if not found.term.parts and not expected.term.parts:
         return True
-    return found[2:5] == expected[2:5] and compare(found.term, expected.term)
+    alike = found[2:5] == expected[2:5] and found.rows == expected.rows
+    return alike and compare(found.term, expected.term)
 
 
 def _side_by_side(

@@ -17,6 +17,8 @@ class Comparison:
         self._known: dict[tuple[int, int], bool] = {}
 
     def __call__(self, found: Term, expected: Term) -> bool:
+        if not found.defined:
+            return False
         if found is expected:
             return True
         if found.skeleton is not expected.skeleton:

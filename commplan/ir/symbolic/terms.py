@@ -61,15 +61,15 @@ Chain = tuple[Cut, ...]  # cuts of cuts, outermost first
 
 
 class Atom:
-    """See the module. `free`: the symbols in it that stand for ranks and rows. `exact`: nothing in it was
-    rounded."""
+    """See the module. `defined`: something is known of all that it is made of. `free`: the symbols in it
+    that stand for ranks and rows. `exact`: nothing in it was rounded."""
 
-    __slots__ = ("content", "exact", "free", "kind", "number", "skeleton")
+    __slots__ = ("content", "defined", "exact", "free", "kind", "number", "skeleton")
 
     def __init__(self, number: int, kind: str, content: tuple[Any, ...]) -> None:
         self.number, self.kind, self.content = number, kind, content
         self.free: frozenset[Symbol] = frozenset()
-        self.exact = True
+        self.exact, self.defined = True, kind != "undefined"
         self.skeleton: Atom = self
 
 
@@ -85,12 +85,13 @@ class Contribution(NamedTuple):
 class Term:
     """A sum of contributions, in a fixed order; the empty one is zero."""
 
-    __slots__ = ("exact", "free", "number", "parts", "skeleton")
+    __slots__ = ("defined", "exact", "free", "number", "parts", "skeleton")
 
     def __init__(self, number: int, parts: tuple[Contribution, ...]) -> None:
         self.number, self.parts = number, parts
         self.free: frozenset[Symbol] = frozenset().union(*(part.atom.free for part in parts))
         self.exact = all(part.atom.exact and not part.trace for part in parts)
+        self.defined = all(part.atom.defined for part in parts)
         self.skeleton: Term = self
 
     def varies(self, axis: str) -> bool:
@@ -166,6 +167,7 @@ class Algebra:
             case "call":
                 name, arguments = content
                 atom.exact = all(argument.term.exact for argument in arguments)
+                atom.defined = all(argument.term.defined for argument in arguments)
                 free = [argument.term.free for argument in arguments]
                 symbols = (s for argument in arguments for cut in argument.chain for _, s in cut.digits)
                 atom.free = frozenset().union(*free, _free(symbols))
@@ -173,11 +175,12 @@ class Algebra:
                     atom.skeleton = self.atom("call", name, _merged(arguments))
             case "extreme":
                 op, axes, term = content
-                atom.exact, atom.free = term.exact, term.free
+                atom.exact, atom.defined, atom.free = term.exact, term.defined, term.free
                 atom.skeleton = atom if term.exact else self.atom("extreme", op, axes, term.skeleton)
             case "only":
                 conditions, term = content
-                atom.exact, atom.free = term.exact, term.free | _free(symbol for symbol, _ in conditions)
+                atom.exact, atom.defined = term.exact, term.defined
+                atom.free = term.free | _free(symbol for symbol, _ in conditions)
                 atom.skeleton = atom if term.exact else self.atom("only", conditions, term.skeleton)
             case _:
                 pass

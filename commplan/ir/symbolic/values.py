@@ -97,7 +97,8 @@ def uniform_if_whole(value: Value, found: Sequence[Block]) -> SymbolicValue:
 
 
 class Place(NamedTuple):
-    """Elements of a block: `size` of `leaf` from `column` on, in row `chain`; and where they stand."""
+    """Elements of a block: `size` of `leaf` from `column` on, in row `chain`; and where they stand, in every
+    one of `rows`."""
 
     at: int
     size: int
@@ -105,6 +106,7 @@ class Place(NamedTuple):
     chain: Chain
     column: int
     term: Term
+    rows: tuple[tuple[int, str | None], ...] = ()
 
     def from_element(self, begin: int) -> Place:
         """The elements from the one that stands at `begin` on."""
@@ -112,19 +114,19 @@ class Place(NamedTuple):
         return self._replace(at=begin, size=self.size - gone, column=self.column + gone)
 
     def argument(self, operand: int, leaf: tuple[int, tuple[int, ...]]) -> Argument:
-        return Argument(self.term, operand, (leaf, self.at, self.leaf), self.chain, self.column, self.size)
+        of = (*leaf, self.rows)
+        return Argument(self.term, operand, (of, self.at, self.leaf), self.chain, self.column, self.size)
 
 
 def whole_runs(block: Block) -> list[Place]:
-    """The runs of a block of one row, in order."""
-    if block.rows:
-        raise UnsayableError("rows of several ranks are used as one value")
+    """The runs of a block, in order; of one with several rows, which are not those of one leaf, those of a
+    row."""
     found: list[Place] = []
     for run in block.runs:
         chain, term = block.slots[run.slot]
         if term is None:
             raise UnsayableError("a part of a buffer is used as a value")
-        found.append(Place(run.at, run.size, run.leaf, chain, run.column, term))
+        found.append(Place(run.at, run.size, run.leaf, chain, run.column, term, block.rows))
     return found
 
 
