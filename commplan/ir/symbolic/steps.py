@@ -57,7 +57,7 @@ def averaged(
 ) -> SymbolicValue:
     """`operand` reduced over `axes`: a mean is the sum over the number of ranks, a weighted one sum(n x) /
     sum(n)."""
-    if weight is None:
+    if weight is None or op != "mean":
         made = reduced(env, operand, value, axes, op, hints, again=again)
         if op != "mean":
             return made
