@@ -140,8 +140,9 @@ class Interpretation:
             else:
                 chains.add(held.uniform[0])
                 arguments.append(Argument(held.uniform[1], number))
-        if len(chains) > 1:
-            raise UnsayableError("records of different ranks are put together")
+        loaded = [leaf for held in given if held.value.kind == "records" for leaf in held.value.leaves]
+        if len({leaf.shape[:1] for leaf in (*loaded, *value.leaves)}) > 1 or len(chains) > 1:
+            raise UnsayableError("different records are put together")
         return SymbolicValue(value, (chains.pop() if chains else (), self.algebra.call(name, arguments)))
 
     def _elementwise(
