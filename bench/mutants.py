@@ -38,6 +38,7 @@ from commplan.verify.programs import prove
 from tests.support.calls import check_calls
 from tests.support.calls_mutation import mutate_calls
 from tests.support.calls_replay import correct_calls, replay_calls
+from tests.support.matching import prove as prove_projection
 from tests.support.mutation import mutate, some_program
 from tests.support.program_replay import correct, replay
 
@@ -94,7 +95,7 @@ def one(seed: int, most: int) -> tuple[str, str, str, str]:
         return calls.kind, REJECTED if shown else UNREPLAYED, claim.failure, text
     of = some_program(rng, most)
     mutant = mutate(rng, of)
-    found = prove(mutant.projection)
+    found = prove_projection(mutant.projection) if mutant.program is None else prove(mutant.program)
     what = f"{of.name} {of.kind}, {of.ranks} ranks, root {of.root}, {of.chunks} chunks: {mutant.what}"
     if not found:
         return mutant.kind, EQUIVALENT if correct(mutant.projection) else ESCAPED, "", what

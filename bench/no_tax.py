@@ -146,7 +146,7 @@ def main() -> None:
         collectives = found.collectives
         print(
             f"{name:30}{len(collectives):6}{sum(c.nbytes for c in collectives) / 1e6:7.0f}"
-            f"{found.covered:9.1%}{found.before(collectives[0]):8}{found.op_count:6}",
+            f"{found.covered:9.1%}{found.before(collectives[0]):8}{sum(count for _, count in found.ops):6}",
             end="",
         )
         guesses = [estimate(found, machine) for machine in machines]

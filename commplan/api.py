@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from commplan import compiler, files, trees
-from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
+from commplan.diagnostics import CommplanError, fail
 from commplan.ir import plan as graph
 from commplan.ir.schedule import Backend, Leaf, Schedule
 from commplan.ir.serial import encode, is_of, plan_digest, schedule_digest
@@ -76,7 +76,7 @@ class Plan(msgspec.Struct, frozen=True):
         kind = _backend(mesh, backend)
         sizes = dict(axes or {})
         if is_communicator(mesh):
-            from commplan.runtime.sizes import sizes_of  # noqa: PLC0415  MPI is loaded already
+            from commplan.runtime.ranks import sizes_of  # noqa: PLC0415  MPI is loaded already
 
             sizes = sizes_of(self.graph, mesh, sizes)
         elif mesh is not None:
@@ -112,6 +112,7 @@ class Plan(msgspec.Struct, frozen=True):
             calibration=calibration,
             places=places,
         )
+        compiler.check_complete(schedule)
         return Program(schedule, given)
 
 
@@ -159,7 +160,7 @@ class Program:
         return f"<Program {self._schedule.plan} {axes} {self._digest[:12]}>"
 
     def save(self, path: str | Path) -> Path:
-        """Write the schedule to `path`, whole or not at all; gives back where it is.
+        """Write the schedule to `path`: readers see all of it, or the file as it was. Gives back where it is.
 
         A name without an ending gets `.schedule.json`; a directory gets `PLAN.schedule.json`.
         Raises CP1009 where it cannot be written.
@@ -169,7 +170,11 @@ class Program:
             place = place / f"{self._schedule.plan}.schedule.json"
         elif not place.suffix:
             place = place.with_name(f"{place.name}.schedule.json")
-        write_whole(place, encode(self._schedule))
+        try:
+            with files.replacing(place) as new:
+                new.write_bytes(encode(self._schedule))
+        except OSError as error:
+            fail("CP1009", f"{place} cannot be written: {error.strerror or error}", file=str(place))
         return place
 
     @classmethod
@@ -306,15 +311,6 @@ def shapes_of(tree: Any) -> tuple[Leaf, ...]:
     return trees.leaves_of(zip(paths, flat.leaves, strict=True))
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Write `data` to `path` so that a reader sees all of it or the file as it was before."""
-    try:
-        with files.replacing(path) as new:
-            new.write_bytes(data)
-    except OSError as error:
-        fail("CP1009", f"{path} cannot be written: {error.strerror or error}", file=str(path))
-
-
 def check_binding(schedule: Schedule, digest: str, mesh: Any) -> None:
     """Refuse a mesh with other sizes than those compiled for (CP1006); axes it lacks are Run's to say."""
     if is_communicator(mesh):  # which the runtime looks at
@@ -338,18 +334,13 @@ def check_binding(schedule: Schedule, digest: str, mesh: Any) -> None:
     theirs = {str(name): int(size) for name, size in dict(found).items()}
     if any(name not in theirs for name in ours) or all(theirs[name] == size for name, size in ours.items()):
         return
-    raise CommplanError(
-        Diagnostic(
-            "CP1006",
-            f"program `{schedule.plan}` was compiled for another mesh",
-            None,
-            (
-                Note(f"compiled for {_sizes(ours)} (schedule {digest})"),
-                Note(f"found {_sizes(theirs)}"),
-                Note("bind to the mesh that it was compiled for, or compile again with this one"),
-            ),
-            file=schedule.file,
-        )
+    fail(
+        "CP1006",
+        f"program `{schedule.plan}` was compiled for another mesh",
+        f"compiled for {_sizes(ours)} (schedule {digest})",
+        f"found {_sizes(theirs)}",
+        "bind to the mesh that it was compiled for, or compile again with this one",
+        file=schedule.file,
     )
 
 

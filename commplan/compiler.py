@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.ir.plan import Plan
 from commplan.ir.schedule import Backend, Leaf, Schedule
@@ -22,7 +24,7 @@ from commplan.passes.shapecheck import check_leaves, check_sizes
 from commplan.passes.shapes import infer
 from commplan.protocol.survey import sites
 from commplan.topology import Topology, load_topology, place
-from commplan.verify.equivalence import Reference
+from commplan.verify.equivalence import Reference, is_to_be_written_out
 from commplan.verify.schedule import verify
 
 if TYPE_CHECKING:
@@ -84,7 +86,7 @@ def compile_plan(
     sites(schedule)  # what servers cannot do is a mistake of the plan, not one of lowering
     assert schedule.origin is not None
     reference = Reference(schedule.origin, schedule.axes)
-    problems = verify(schedule, reference=reference)
+    problems = verify(schedule, reference=reference, written_out=False)
     if problems:
         notes = (
             *(Note(p.message, p.span) for p in problems),
@@ -98,6 +100,16 @@ def compile_plan(
     costs = costs_for(axes, known, measured, backend, places)
     context = Context(given, known, measured, places, costs)
     return passes.run(schedule, context, observer, reproducers, reference)
+
+
+def check_complete(schedule: Schedule) -> None:
+    """Raise CP0766 for a schedule that does not make its sums in the types that its plan asks for."""
+    if not any(map(is_to_be_written_out, schedule.phases)):
+        return
+    note = Note(f"the passes were `{schedule.pipeline}`: it is `wire` that makes sums in such types")
+    problems = [msgspec.structs.replace(x, notes=(*x.notes, note)) for x in verify(schedule)]
+    if problems:
+        raise CommplanError(*problems)
 
 
 def _measured(

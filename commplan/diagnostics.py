@@ -7,7 +7,7 @@ into text. Every code has a page, `commplan/pages/CODE.md`, that `commplan expla
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import NoReturn
 
 import msgspec
@@ -97,6 +97,14 @@ def listed(names: Iterable[str], joint: str = "and") -> str:
     if len(quoted) < 2:
         return "".join(quoted)
     return f"{', '.join(quoted[:-1])} {joint} {quoted[-1]}"
+
+
+def did_you_mean(name: str, known: Collection[str], otherwise: str) -> str:
+    """The name among `known` that is most like `name`; else `otherwise`, and all of them."""
+    from difflib import get_close_matches  # noqa: PLC0415  only mistakes need it
+
+    near = get_close_matches(name, known, 1)
+    return f"did you mean `{near[0]}`?" if near else f"{otherwise} {', '.join(known) or 'none'}"
 
 
 def plural(count: int, word: str) -> str:

@@ -263,30 +263,17 @@ def _levels(op: ir.Collective, schedule: ir.Schedule) -> tuple[Traffic, ...]:
     Any other collective moves all its bytes on every level.
     """
     sizes = level_sizes(op, schedule)
-    if op.kind == "reduce_scatter" or op.kind == "all_gather":
-        return _shards(op.kind, op.nbytes, sizes)
-    if op.kind != "all_reduce":
-        return tuple(_charge(op.kind, (key,), op.nbytes, ranks) for key, ranks in sizes.items())
+    outermost = [*sizes][-1]
+    whole = op.nbytes * (math.prod(sizes.values()) if op.kind == "all_gather" else 1)
     entries: list[Traffic] = []
-    nbytes = op.nbytes
-    *inside, (outermost, across) = sizes.items()
-    for key, ranks in inside:
-        shard = -(-nbytes // ranks)
-        entries.append(_charge("reduce_scatter", (key,), nbytes, ranks))
-        entries.append(_charge("all_gather", (key,), shard, ranks))
-        nbytes = shard
-    entries.append(_charge("all_reduce", (outermost,), nbytes, across))
+    for key, ranks in sizes.items():
+        shard = -(-whole // ranks)
+        halves = op.kind == "all_reduce" and key != outermost
+        for kind in ("reduce_scatter", "all_gather") if halves else (op.kind,):
+            entries.append(_charge(kind, (key,), shard if kind == "all_gather" else whole, ranks))
+        if op.kind in ("all_reduce", "reduce_scatter", "all_gather"):
+            whole = shard
     return _sum(entries)
-
-
-def _shards(kind: ir.CollectiveKind, nbytes: int, sizes: Mapping[str, int]) -> tuple[Traffic, ...]:
-    """What each level moves, innermost first."""
-    entries: list[Traffic] = []
-    levels = list(sizes.items())
-    for key, ranks in levels if kind == "reduce_scatter" else levels[::-1]:
-        entries.append(_charge(kind, (key,), nbytes, ranks))
-        nbytes = -(-nbytes // ranks) if kind == "reduce_scatter" else nbytes * ranks
-    return tuple(entries if kind == "reduce_scatter" else entries[::-1])
 
 
 def level_sizes(op: ir.Collective, schedule: ir.Schedule) -> dict[str, int]:

@@ -14,7 +14,6 @@ bandwidth = "450GB/s"     # per member of the level and per direction
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import re
 import tomllib
@@ -25,7 +24,7 @@ from typing import Any, NoReturn, cast
 import msgspec
 
 from commplan import files
-from commplan.diagnostics import fail
+from commplan.diagnostics import did_you_mean, fail
 from commplan.ir.plan import AxisKind
 from commplan.ir.schedule import Axis, Spread
 
@@ -166,7 +165,7 @@ class _Reader:
     def known_keys(self, table: Mapping[str, Any], known: tuple[str, ...], what: str) -> None:
         for key in table:
             if key not in known:
-                self.fail(f"{what} has an unknown key `{key}`", _hint(key, known, "known:"))
+                self.fail(f"{what} has an unknown key `{key}`", did_you_mean(key, known, "known:"))
 
     def want(self, table: Mapping[str, Any], key: str, kind: type[Any], what: str) -> Any:
         if key not in table:
@@ -208,7 +207,7 @@ def places_of_hosts(topology: Topology, hosts: Sequence[str]) -> tuple[int, ...]
     for host in hosts:
         if host not in names:
             what = f"a rank runs on host `{host}`, which topology `{topology.name}` does not list"
-            fail("CP0755", what, _hint(host, names, "it lists"))
+            fail("CP0755", what, did_you_mean(host, names, "it lists"))
         at = taken.get(host, 0)
         if at >= each or names.index(host) * each + at >= topology.places:
             fail(
@@ -275,7 +274,7 @@ def _lay_out(names: list[str], room: dict[str, int], size: int) -> tuple[Spread,
         if taken > 1:
             found.append(Spread(name, taken))
             room[name] //= taken
-            size = math.ceil(size / taken)
+            size = -(-size // taken)
     if size > 1:
         last = found.pop().count if found and found[-1].level == names[-1] else 1
         found.append(Spread(names[-1], last * size))
@@ -289,12 +288,7 @@ def _check_mapping(
     for axis, level in mapping.items():
         if axis not in known:
             what = f"an axis `{axis}` is mapped, which the plan does not have"
-            fail("CP0714", what, _hint(axis, known, "its axes are:"))
+            fail("CP0714", what, did_you_mean(axis, known, "its axes are:"))
         if level not in names:
             what = f"topology `{topology.name}` has no level `{level}`"
-            fail("CP0714", what, _hint(level, names, "its levels are:"))
-
-
-def _hint(name: str, known: Sequence[str], otherwise: str) -> str:
-    near = difflib.get_close_matches(name, known, 1)
-    return f"did you mean `{near[0]}`?" if near else f"{otherwise} {', '.join(known) or 'none'}"
+            fail("CP0714", what, did_you_mean(level, names, "its levels are:"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from commplan.diagnostics import Diagnostic, Severity
+from commplan.diagnostics import Diagnostic
 
 if TYPE_CHECKING:
     from commplan.ir.plan import Plan
@@ -21,8 +21,7 @@ def load(text: str, file: str) -> tuple[Plan | None, tuple[Diagnostic, ...]]:
     tree, mistakes = parse(text, file)
     plan, more = check(tree)
     found = sorted((*mistakes, *more), key=_place)
-    wrong = any(diagnostic.severity is Severity.ERROR for diagnostic in found)
-    return None if wrong else plan, tuple(found)
+    return None if found else plan, tuple(found)
 
 
 def _place(diagnostic: Diagnostic) -> tuple[int, int, str]:

@@ -1,6 +1,6 @@
 """The untyped tree: what was written, with a span on every node.
 
-The parser makes it, the checker reads it, the formatter prints it. Names are not resolved, units
+The parser makes it, the checker reads it; the formatter works on tokens. Names are not resolved, units
 not converted, defaults not filled in.
 """
 
@@ -138,44 +138,41 @@ class MapExpr(Node, frozen=True):
     options: Options | None = None
 
 
-class StageExpr(Node, frozen=True):
+class Communication(Node, frozen=True, kw_only=True):
+    """What stages over axes have in common; what was written, allowed or not: the checker says which stage
+    takes which."""
+
+    over: tuple[Name, ...]
+    by: Call | None = None
+    via: Call | None = None
+    options: Options | None = None
+
+
+class StageExpr(Communication, frozen=True):
     """broadcast, share, reduce, scatter, slice, gather: one operand over some axes.
 
-    `over_word` is the word written, `over` or `across`; `by`, `root`, `via`, `options` are what
-    was written, allowed or not: the checker says which stage takes which.
+    `over_word` is the word written, `over` or `across`.
     """
 
     kind: Literal["broadcast", "share", "reduce", "scatter", "slice", "gather"]
     operand: Name
     over_word: Name
-    over: tuple[Name, ...]
     root: Number | None = None
-    by: Call | None = None
-    via: Call | None = None
-    options: Options | None = None
 
 
-class ExchangeExpr(Node, frozen=True):
+class ExchangeExpr(Communication, frozen=True):
     """`exchange GRADIENT into STATES with FN over AXES by .. via .. { .. }`."""
 
     gradient: Name
     states: tuple[Name, ...]
     fn: Name
-    over: tuple[Name, ...]
-    by: Call | None = None
-    via: Call | None = None
-    options: Options | None = None
 
 
-class ElasticExpr(Node, frozen=True):
+class ElasticExpr(Communication, frozen=True):
     """`elastic OPERAND with CENTER over AXES by .. via .. { .. }`."""
 
     operand: Name
     center: Name
-    over: tuple[Name, ...]
-    by: Call | None = None
-    via: Call | None = None
-    options: Options | None = None
 
 
 Expr = LoadExpr | MapExpr | StageExpr | ExchangeExpr | ElasticExpr
@@ -208,13 +205,6 @@ class PhaseDecl(Node, frozen=True):
     name: Name | None = None
 
 
-class Comment(Node, frozen=True):
-    """`text` with its `#`; `trailing` where code stands before it on its line."""
-
-    text: str
-    trailing: bool
-
-
 Decl = AxisDecl | SourceDecl | FnDecl | InputDecl | StateDecl | PhaseDecl | BadStmt
 
 
@@ -225,4 +215,3 @@ class File(Node, frozen=True):
     text: str
     name: Name | None
     items: tuple[Decl, ...]
-    comments: tuple[Comment, ...] = ()

@@ -23,16 +23,14 @@ _END = "$END"
 _SOFT = frozenset(word.upper() for word in SOFT)
 
 
-class Header(NamedTuple):
-    """What `plan NAME` says."""
-
-    name: ast.Name
+PhaseKind = Literal["start", "step", "every", "named"]
+PHASE_KINDS: dict[str, PhaseKind] = {"AT": "start", "EACH": "step", "EVERY": "every", "PHASE": "named"}
 
 
 class PhaseHeader(NamedTuple):
     """What stands before the `{` of a phase."""
 
-    kind: Literal["start", "step", "every", "named"]
+    kind: PhaseKind
     period: ast.Number | None
     name: ast.Name | None
 
@@ -46,7 +44,7 @@ class Unexpected(Exception):  # noqa: N818  (it never leaves the parser)
         self.accepted = accepted
 
 
-Piece = ast.Decl | ast.StageStmt | ast.OutputStmt | Header | PhaseHeader
+Piece = ast.Decl | ast.StageStmt | ast.OutputStmt | ast.Name | PhaseHeader
 
 
 def parse_statement(start: Start, tokens: Sequence[Token]) -> Piece:
@@ -106,35 +104,30 @@ def _parser() -> lark.Lark:
     )
 
 
-class _Part(NamedTuple):
-    """A clause on its way into its stage; `kind` is the word that it begins with."""
+class _Clause(NamedTuple):
+    """A clause on its way into its stage, and the field that it fills there."""
 
-    kind: str
+    field: str
+    value: Any
     span: Span
-    names: tuple[ast.Name, ...] = ()
-    number: ast.Number | None = None
-    call: ast.Call | None = None
 
 
-class _Names(NamedTuple):
+class _List(NamedTuple):
+    """Names, or types."""
+
     span: Span
-    names: tuple[ast.Name, ...]
-
-
-class _Types(NamedTuple):
-    span: Span
-    types: tuple[ast.TypeExpr, ...]
+    items: tuple[Any, ...]
 
 
 class _Over(NamedTuple):
     """`over` or `across`, whichever was written, with its axes."""
 
     word: Token
-    axes: _Names
+    axes: _List
     span: Span
 
 
-_Child = Any  # a Token, a node of the tree, a _Part, _Over, _Names or _Types; every one has a span
+_Child = Any  # a Token, a node of the tree, a _Clause, _Over or _List; every one has a span
 
 
 def _span(children: Sequence[_Child]) -> Span:
@@ -165,8 +158,9 @@ def _names_in(children: Sequence[_Child]) -> tuple[ast.Name, ...]:
 class _Build:
     """One method per rule of the grammar, called with its children as the parser reduces it."""
 
-    def header(self, c: list[_Child]) -> Header:
-        return Header(_name(c[1]))
+    def header(self, c: list[_Child]) -> ast.Name:
+        """What `plan NAME` says."""
+        return _name(c[1])
 
     def axis(self, c: list[_Child]) -> ast.AxisDecl:
         size = c[3] if isinstance(c[3], ast.Number) else None
@@ -176,15 +170,15 @@ class _Build:
         return ast.SourceDecl(span=_span(c), name=_name(c[1]), type=c[3])
 
     def fn(self, c: list[_Child]) -> ast.FnDecl:
-        operands, results = (), ()
-        arrow = next(i for i, child in enumerate(c) if isinstance(child, Token) and child.type == "ARROW")
-        if isinstance(c[3], _Types):
-            operands = c[3].types
-        results = c[arrow + 1].types
-        words = _names_in(c[arrow:])
-        where = words[0] if words else None
+        name, *words = _names_in(c)
+        *operands, results = (child.items for child in c if isinstance(child, _List))
         return ast.FnDecl(
-            span=_span(c), name=_name(c[1]), operands=operands, results=results, where=where, flags=words[1:]
+            span=_span(c),
+            name=name,
+            operands=operands[0] if operands else (),
+            results=results,
+            where=words[0] if words else None,
+            flags=tuple(words[1:]),
         )
 
     def input(self, c: list[_Child]) -> ast.InputDecl:
@@ -199,89 +193,49 @@ class _Build:
         dims = tuple(child for child in c if isinstance(child, ast.Number))
         return ast.TypeExpr(span=_span(c), name=_name(c[0]), dims=dims if len(c) > 1 else None)
 
-    def types(self, c: list[_Child]) -> _Types:
-        return _Types(_span(c), tuple(child for child in c if isinstance(child, ast.TypeExpr)))
+    def types(self, c: list[_Child]) -> _List:
+        return _List(_span(c), tuple(child for child in c if isinstance(child, ast.TypeExpr)))
 
     def placement(self, c: list[_Child]) -> ast.PlacementItem:
-        axes = cast(_Names, c[1]).names if len(c) > 1 else ()
+        axes = c[1].items if len(c) > 1 else ()
         return ast.PlacementItem(span=_span(c), kind=c[0].text, axes=axes)
 
     def phase(self, c: list[_Child]) -> PhaseHeader:
-        match c[0].type:
-            case "AT":
-                return PhaseHeader("start", None, None)
-            case "EACH":
-                return PhaseHeader("step", None, None)
-            case "EVERY":
-                return PhaseHeader("every", c[1], None)
-            case _:
-                return PhaseHeader("named", None, _name(c[1]))
+        kind = PHASE_KINDS[c[0].type]
+        name = _name(c[1]) if kind == "named" else None
+        return PhaseHeader(kind, c[1] if kind == "every" else None, name)
 
     def output(self, c: list[_Child]) -> ast.OutputStmt:
-        return ast.OutputStmt(span=_span(c), names=cast(_Names, c[1]).names)
+        return ast.OutputStmt(span=_span(c), names=c[1].items)
 
     def stage(self, c: list[_Child]) -> ast.StageStmt:
-        return ast.StageStmt(span=_span(c), targets=cast(_Names, c[0]).names, expr=c[2])
+        return ast.StageStmt(span=_span(c), targets=c[0].items, expr=c[2])
 
     def load(self, c: list[_Child]) -> ast.LoadExpr:
-        parts = _parts(c)
-        return ast.LoadExpr(
-            span=_span(c),
-            source=_name(c[1]),
-            batch=c[2],
-            split=_axes(parts, "split"),
-            per=_axes(parts, "per"),
-            visit=next(iter(_axes(parts, "visit")), None),
-            seed=parts["seed"].number if "seed" in parts else None,
-            tail=next(iter(_axes(parts, "tail")), None),
-            options=_options(c),
-        )
+        return ast.LoadExpr(span=_span(c), source=_name(c[1]), batch=c[2], **_clauses(c))
 
     def map(self, c: list[_Child]) -> ast.MapExpr:
-        operands = c[3].names if isinstance(c[3], _Names) else ()
-        return ast.MapExpr(
-            span=_span(c), fn=_name(c[1]), operands=operands, per=_axes(_parts(c), "per"), options=_options(c)
-        )
+        operands = c[3].items if isinstance(c[3], _List) else ()
+        return ast.MapExpr(span=_span(c), fn=_name(c[1]), operands=operands, **_clauses(c))
 
     def collective(self, c: list[_Child]) -> ast.StageExpr:
-        parts = _parts(c)
         over = cast(_Over, c[2])
         return ast.StageExpr(
             span=_span(c),
             kind=c[0].text,
             operand=_name(c[1]),
             over_word=_name(over.word),
-            over=over.axes.names,
-            root=parts["from"].number if "from" in parts else None,
-            by=_call(parts, "by"),
-            via=_call(parts, "via"),
-            options=_options(c),
+            over=over.axes.items,
+            **_clauses(c),
         )
 
     def exchange(self, c: list[_Child]) -> ast.ExchangeExpr:
-        parts = _parts(c)
         return ast.ExchangeExpr(
-            span=_span(c),
-            gradient=_name(c[1]),
-            states=cast(_Names, c[3]).names,
-            fn=_name(c[5]),
-            over=_axes(parts, "over"),
-            by=_call(parts, "by"),
-            via=_call(parts, "via"),
-            options=_options(c),
+            span=_span(c), gradient=_name(c[1]), states=c[3].items, fn=_name(c[5]), **_clauses(c)
         )
 
     def elastic(self, c: list[_Child]) -> ast.ElasticExpr:
-        parts = _parts(c)
-        return ast.ElasticExpr(
-            span=_span(c),
-            operand=_name(c[1]),
-            center=_name(c[3]),
-            over=_axes(parts, "over"),
-            by=_call(parts, "by"),
-            via=_call(parts, "via"),
-            options=_options(c),
-        )
+        return ast.ElasticExpr(span=_span(c), operand=_name(c[1]), center=_name(c[3]), **_clauses(c))
 
     def batch(self, c: list[_Child]) -> ast.Batch:
         sizes = tuple(child for child in c if isinstance(child, ast.Number))
@@ -291,22 +245,11 @@ class _Build:
     def over(self, c: list[_Child]) -> _Over:
         return _Over(c[0], c[1], _span(c))
 
-    def _axes_clause(self, c: list[_Child]) -> _Part:
-        return _Part(c[0].text, _span(c), names=cast(_Names, c[1]).names)
+    def _clause(self, c: list[_Child]) -> _Clause:
+        value = c[1].items if isinstance(c[1], _List) else _value(c[1])
+        return _Clause("root" if c[0].type == "FROM" else c[0].text, value, _span(c))
 
-    def _word_clause(self, c: list[_Child]) -> _Part:
-        return _Part(c[0].text, _span(c), names=_names_in(c))
-
-    def _number_clause(self, c: list[_Child]) -> _Part:
-        return _Part(c[0].text, _span(c), number=c[1])
-
-    def _call_clause(self, c: list[_Child]) -> _Part:
-        return _Part(c[0].text, _span(c), call=c[1])
-
-    only_over = split = per = _axes_clause
-    visit = tail = _word_clause
-    seed = root = _number_clause
-    by = via = _call_clause
+    only_over = split = per = visit = tail = seed = root = by = via = _clause
 
     def call(self, c: list[_Child]) -> ast.Call:
         args = tuple(child for child in c if isinstance(child, ast.CallArg))
@@ -322,24 +265,14 @@ class _Build:
     def option(self, c: list[_Child]) -> ast.Option:
         return ast.Option(span=_span(c), key=_name(c[0]), value=_value(c[2]))
 
-    def names(self, c: list[_Child]) -> _Names:
-        return _Names(_span(c), _names_in(c))
+    def names(self, c: list[_Child]) -> _List:
+        return _List(_span(c), _names_in(c))
 
     def number(self, c: list[_Child]) -> ast.Number:
         return _number(c[0])
 
 
-def _parts(children: Sequence[_Child]) -> dict[str, _Part]:
-    return {child.kind: child for child in children if isinstance(child, _Part)}
-
-
-def _axes(parts: dict[str, _Part], kind: str) -> tuple[ast.Name, ...]:
-    return parts[kind].names if kind in parts else ()
-
-
-def _call(parts: dict[str, _Part], kind: str) -> ast.Call | None:
-    return parts[kind].call if kind in parts else None
-
-
-def _options(children: Sequence[_Child]) -> ast.Options | None:
-    return children[-1] if isinstance(children[-1], ast.Options) else None
+def _clauses(children: Sequence[_Child]) -> dict[str, Any]:
+    """The clauses and the options of a stage, by the fields that they fill."""
+    found = {child.field: child.value for child in children if isinstance(child, _Clause)}
+    return found | ({"options": children[-1]} if isinstance(children[-1], ast.Options) else {})

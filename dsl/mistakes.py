@@ -73,15 +73,17 @@ def unknown_statement(tokens: Sequence[Token], inside: bool) -> Diagnostic:
     first = tokens[0]
     starts = ["output"] if inside else [word.lower() for word in (*DECLARES, *HEADS)]
     meant = nearest(first.text, sorted(starts)) if first.type == "NAME" else None
-    if inside:
-        message = f"expected a stage `NAMES = ...` or `output`, found {_found(tokens, 0)}"
-    else:
-        message = f"expected a declaration or a phase, found {_found(tokens, 0)}"
-    if meant:
-        message += f"; did you mean `{meant}`?"
-    fix = Fix(f"write `{meant}`", first.span, meant) if meant else None
+    expected = "a stage `NAMES = ...` or `output`" if inside else "a declaration or a phase"
     notes = () if meant else (Note(_KNOWN_INSIDE if inside else _KNOWN_OUTSIDE),)
-    return Diagnostic("CP0008", message, first.span, notes, fix)
+    return _guessing("CP0008", f"expected {expected}, found {_found(tokens, 0)}", first.span, meant, *notes)
+
+
+def _guessing(code: str, message: str, span: Span, meant: str | None, *notes: Note) -> Diagnostic:
+    """A diagnostic that names the word that was probably meant, if one is near enough."""
+    if meant is None:
+        return Diagnostic(code, message, span, notes)
+    fix = Fix(f"write `{meant}`", span, meant)
+    return Diagnostic(code, f"{message}; did you mean `{meant}`?", span, notes, fix)
 
 
 PHASES = "phases are `at start { }`, `each step { }`, `every N steps { }`, `phase NAME { }`"
@@ -112,18 +114,14 @@ def unexpected(start: Start, tokens: Sequence[Token], error: Unexpected) -> Diag
         return bad_unit(tokens[index - 1], token)
     if token and accepted >= VERBS:
         return _no_stage(tokens, index)
-    meant = _meant(token, accepted)
     message = f"expected {_expected(accepted)}, found {_found(tokens, index)}"
-    if meant:
-        message += f"; did you mean `{meant}`?"
-    fix = Fix(f"write `{meant}`", span, meant) if meant else None
     form = next((FORMS[t.type] for t in tokens if t.type in FORMS), None)
     notes = [Note(f"it is written: {form}")] if form else []
     if token is None and "BATCH" in accepted:
         notes.append(Note("`batch` stays on the line of `load`"))
     elif token is None and tokens[-1].type in ("EQUAL", "COMMA", "ARROW", "COLON"):
         notes.append(Note("a newline ends a statement, except inside brackets"))
-    return Diagnostic("CP0009", message, span, tuple(notes), fix)
+    return _guessing("CP0009", message, span, _meant(token, accepted), *notes)
 
 
 def _no_stage(tokens: Sequence[Token], index: int) -> Diagnostic:
@@ -135,10 +133,8 @@ def _no_stage(tokens: Sequence[Token], index: int) -> Diagnostic:
         fix = Fix("write `map` before it", token.span, f"map {token.text}")
         note = Note("a function is applied with `map`: y = map FN(x)")
         return Diagnostic("CP0009", message, token.span, (note,), fix)
-    if meant:
-        message += f"; did you mean `{meant}`?"
-        return Diagnostic("CP0009", message, token.span, fix=Fix(f"write `{meant}`", token.span, meant))
-    return Diagnostic("CP0009", message, token.span, (Note(_KNOWN_INSIDE),))
+    notes = () if meant else (Note(_KNOWN_INSIDE),)
+    return _guessing("CP0009", message, token.span, meant, *notes)
 
 
 def _keyword_as_name(start: Start, tokens: Sequence[Token], error: Unexpected) -> Token | None:

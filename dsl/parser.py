@@ -16,7 +16,7 @@ import msgspec
 
 from commplan.diagnostics import Diagnostic, Note, Span
 from commplan.dsl import ast
-from commplan.dsl.grammar import Header, PhaseHeader, Piece, Start, Unexpected, parse_statement
+from commplan.dsl.grammar import PhaseHeader, Piece, Start, Unexpected, parse_statement
 from commplan.dsl.lexer import Token, tokenize
 from commplan.dsl.mistakes import PHASES, bad_token, is_declaration_like, unexpected, unknown_statement
 from commplan.dsl.statements import (
@@ -49,7 +49,6 @@ class _Parser:
         self.text = text
         self.file = file
         self.found: list[Diagnostic] = []
-        self.comments: list[ast.Comment] = []
         self.name: ast.Name | None = None
         self.header_seen = False
         self.items: list[ast.Decl] = []
@@ -72,29 +71,25 @@ class _Parser:
             text=self.text,
             name=self.name,
             items=tuple(self.items),
-            comments=tuple(self.comments),
         )
         return tree, tuple(sorted(self.found, key=_place))
 
     def _report(self, diagnostic: Diagnostic) -> None:
-        if len(self.found) > MOST_ERRORS:
+        if len(self.found) >= MOST_ERRORS:
+            message = f"more than {MOST_ERRORS} errors; the rest of the file is not read"
+            self.found.append(Diagnostic("CP0013", message, diagnostic.span, file=self.file))
             raise GiveUp
-        if len(self.found) == MOST_ERRORS:
-            diagnostic = Diagnostic(
-                "CP0013", f"more than {MOST_ERRORS} errors; the rest of the file is not read", diagnostic.span
-            )
         self.found.append(msgspec.structs.replace(diagnostic, file=self.file))
-        if len(self.found) > MOST_ERRORS:
-            raise GiveUp
+
+    def _error(self, code: str, message: str, span: Span, *notes: Note) -> None:
+        self._report(Diagnostic(code, message, span, notes))
 
     def _tokens(self) -> Iterator[Token]:
-        """Tokens without the comments, which are kept aside."""
+        """Tokens without the comments."""
         for token in tokenize(self.text):
-            if token.type == "COMMENT":
-                self.comments.append(ast.Comment(span=token.span, text=token.text, trailing=not token.leads))
-                continue
-            self.first = self.first or token
-            yield token
+            if token.type != "COMMENT":
+                self.first = self.first or token
+                yield token
 
     def _read(self) -> None:
         events = split(self._tokens(), self._report)
@@ -127,14 +122,7 @@ class _Parser:
         if first == "OUTPUT" or (targets and not is_declaration_like(tokens)):
             self.outside = True
             what = "a stage" if targets else "`output`"
-            self._report(
-                Diagnostic(
-                    "CP0012",
-                    f"{what} must stand inside a phase",
-                    _span(tokens),
-                    (Note(PHASES),),
-                )
-            )
+            self._error("CP0012", f"{what} must stand inside a phase", _span(tokens), Note(PHASES))
             return
         self._report(unknown_statement(tokens, inside=False))
 
@@ -142,17 +130,13 @@ class _Parser:
         node = self._parse("header", statement)
         if self.header_seen:
             if node:
-                self._report(
-                    Diagnostic("CP0005", "`plan NAME` is written once in a file", _span(statement.tokens))
-                )
+                self._error("CP0005", "`plan NAME` is written once in a file", _span(statement.tokens))
             return
         self.header_seen = True
         if self.items and node:
-            self._report(
-                Diagnostic("CP0005", "`plan NAME` must stand before all else", _span(statement.tokens))
-            )
-        if isinstance(node, Header):
-            self.name = node.name
+            self._error("CP0005", "`plan NAME` must stand before all else", _span(statement.tokens))
+        if isinstance(node, ast.Name):
+            self.name = node
 
     def _check_header(self) -> None:
         if self.header_seen:
@@ -172,7 +156,6 @@ class _Parser:
         body: list[ast.StageStmt | ast.OutputStmt | ast.BadStmt] = []
         place = len(self.items)
         end: Token | None = None
-        gave_up: GiveUp | None = None
         try:
             for event in events:
                 if isinstance(event, PhaseClose):
@@ -183,37 +166,14 @@ class _Parser:
                     self._top(event)
                 else:
                     body.append(self._inside(event))
-        except GiveUp as error:
-            gave_up = error
-        tokens = opened.tokens or cast(tuple[Token, ...], (opened.brace,))
-        words = _span(tokens)
-        last = end.span if end else body[-1].span if body else opened.brace.span if opened.brace else words
-        span = words.to(last)
-        if header is None:
-            targets = tuple(
-                name for stmt in body if not isinstance(stmt, ast.OutputStmt) for name in stmt.targets
-            )
-            item: ast.Decl = ast.BadStmt(span=span, targets=targets)
-        else:
-            item = ast.PhaseDecl(
-                span=span,
-                kind=header.kind,
-                header=words,
-                body=tuple(body),
-                period=header.period,
-                name=header.name,
-            )
-        self.items.insert(place, item)
-        if gave_up:
-            raise gave_up
+        finally:  # the phase is kept as far as it was read where the rest is not worth reading
+            self.items.insert(place, _phase_item(opened, header, body, end))
 
     def _phase_header(self, opened: PhaseOpen) -> PhaseHeader | None:
         tokens = opened.tokens
         if not tokens:
             assert opened.brace is not None
-            self._report(
-                Diagnostic("CP0009", "expected a phase before `{`, such as `each step`", opened.brace.span)
-            )
+            self._error("CP0009", "expected a phase before `{`, such as `each step`", opened.brace.span)
             return None
         if tokens[0].type not in HEADS:
             self._not_a_phase(opened)
@@ -224,7 +184,7 @@ class _Parser:
         if opened.brace is None:
             last = tokens[-1]
             span = Span(last.line, last.end_column, last.line, last.end_column + 1)
-            self._report(Diagnostic("CP0009", "expected `{`, found the end of the line", span))
+            self._error("CP0009", "expected `{`, found the end of the line", span)
         return cast(PhaseHeader, node)
 
     def _not_a_phase(self, opened: PhaseOpen) -> None:
@@ -272,6 +232,31 @@ class _Parser:
         if bad:
             self._report(bad_token(bad))
         return bad is not None
+
+
+def _phase_item(
+    opened: PhaseOpen,
+    header: PhaseHeader | None,
+    body: Sequence[ast.StageStmt | ast.OutputStmt | ast.BadStmt],
+    end: Token | None,
+) -> ast.PhaseDecl | ast.BadStmt:
+    tokens = opened.tokens or cast(tuple[Token, ...], (opened.brace,))
+    words = _span(tokens)
+    last = end.span if end else body[-1].span if body else opened.brace.span if opened.brace else words
+    span = words.to(last)
+    if header is None:
+        targets = tuple(
+            name for stmt in body if not isinstance(stmt, ast.OutputStmt) for name in stmt.targets
+        )
+        return ast.BadStmt(span=span, targets=targets)
+    return ast.PhaseDecl(
+        span=span,
+        kind=header.kind,
+        header=words,
+        body=tuple(body),
+        period=header.period,
+        name=header.name,
+    )
 
 
 def _guess_header(tokens: Sequence[Token]) -> PhaseHeader | None:

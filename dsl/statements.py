@@ -80,7 +80,7 @@ Event = Statement | PhaseOpen | PhaseClose
 Report = Callable[[Diagnostic], None]
 
 
-class GiveUp(Exception):  # noqa: N818  (it never leaves the parser)
+class GiveUp(Exception):  # noqa: N818  (it leaves neither parser nor checker)
     """The rest of the file is not worth reading; the reason was reported."""
 
 

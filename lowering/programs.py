@@ -6,16 +6,17 @@ import contextlib
 import functools
 import math
 from collections.abc import Generator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from commplan.collectives import layout, registry
 from commplan.collectives.hierarchical import NATIVE
-from commplan.collectives.program import Ints, Kind, Program
+from commplan.collectives.program import ROOTED, Ints, Kind, Program
 from commplan.collectives.transform import placed
 from commplan.diagnostics import CommplanError, fail
+from commplan.ir.plan import Algorithm
 from commplan.ir.schedule import Collective, Schedule, Spread
 from commplan.verify.programs import prove
 
@@ -33,6 +34,10 @@ class Level(NamedTuple):
     stride: int
     axis: str | None
 
+    def place(self, rank: Any) -> Any:
+        """The place within its group of `rank`, a number or an array of them."""
+        return rank // self.stride % self.ranks
+
 
 def spreads(schedule: Schedule) -> dict[str, tuple[Spread, ...]]:
     """The levels of the topology that each axis spans, innermost first."""
@@ -40,37 +45,55 @@ def spreads(schedule: Schedule) -> dict[str, tuple[Spread, ...]]:
 
 
 def levels(
-    op: Collective, sizes: Mapping[str, int], spread: Mapping[str, tuple[Spread, ...]], file: str = ""
+    algorithm: Algorithm,
+    axes: Sequence[str],
+    sizes: Mapping[str, int],
+    spread: Mapping[str, tuple[Spread, ...]],
 ) -> tuple[Level, ...]:
-    """The levels of a `hierarchical` algorithm, innermost first; none of any other.
+    """The levels of a `hierarchical` algorithm over `axes`, innermost first; none of any other.
 
     sizes: the ranks along each axis; spread: the levels that each axis spans. Raises `CommplanError` CP0821
     where the levels are not all there is of the axes.
     """
-    found: list[Level] = []
-    digits = {axis: (sizes[axis], axis) for axis in op.axes}
-    names = [name for name, _ in op.algorithm.levels]
-    if len(op.axes) == 1 and op.axes[0] not in names:
-        digits = {each.level: (each.count, None) for each in reversed(spread.get(op.axes[0], ()))}
-    strides = dict[str, int]()
-    for name in reversed(digits):
-        strides[name] = math.prod(digits[later][0] for later in strides)
-    for name, how in op.algorithm.levels:
-        if name not in digits:
-            break
-        found.append(Level(how.name, digits[name][0], strides[name], digits[name][1]))
-    ways = math.prod(sizes[axis] for axis in op.axes)
-    if op.algorithm.levels and (
-        sorted(names) != sorted(digits) or math.prod(level.ranks for level in found) != ways
-    ):
+    if not algorithm.levels:
+        return ()
+    names, ways = [name for name, _ in algorithm.levels], math.prod(sizes[axis] for axis in axes)
+    ranks = {axis: sizes[axis] for axis in axes}
+    if len(axes) == 1 and axes[0] not in names:
+        ranks = {each.level: each.count for each in reversed(spread.get(axes[0], ()))}
+    if sorted(names) != sorted(ranks) or math.prod(ranks.values()) != ways:
         fail(
             "CP0821",
-            f"`via {op.algorithm}` does not cut the {ways} ranks of {', '.join(op.axes)} into levels",
-            f"there are: {', '.join(f'{name} of {ranks}' for name, (ranks, _) in digits.items()) or 'none'}",
-            span=op.span,
-            file=file,
+            f"`via {algorithm}` does not cut the {ways} ranks of {', '.join(axes)} into levels",
+            f"there are: {', '.join(f'{name} of {count}' for name, count in ranks.items()) or 'none'}",
         )
-    return tuple(found)
+    strides = dict[str, int]()
+    for name in reversed(ranks):
+        strides[name] = math.prod(ranks[later] for later in strides)
+    return tuple(
+        Level(how.name, ranks[name], strides[name], name if name in axes else None)
+        for name, how in algorithm.levels
+    )
+
+
+def by_level(op: Collective, own: Sequence[Level]) -> list[tuple[Kind, Level]]:
+    """What `op` is at its levels `own`, in order, where a backend carries out some of them itself.
+
+    A sum is scattered inwards, reduced outermost and gathered: each level outside moves a part of the bytes.
+    A maximum or minimum, which `lax` does not scatter, moves all of them at each level. After each level of a
+    broadcast, outermost first, every group inside has a rank that knows.
+    """
+    *inner, outer = own
+    match op.kind:
+        case "reduce_scatter":
+            return [("reduce_scatter", level) for level in own]
+        case "broadcast" | "all_gather" as kind:
+            return [(kind, level) for level in reversed(own)]
+        case _ if op.op == "sum":
+            scattered: list[tuple[Kind, Level]] = [("reduce_scatter", level) for level in inner]
+            return [*scattered, ("all_reduce", outer), *(("all_gather", level) for level in reversed(inner))]
+        case _:
+            return [("all_reduce", level) for level in own]
 
 
 def program_of(
@@ -91,30 +114,21 @@ def program_of(
     if op.kind == "all_to_all" or op.algorithm.name == NATIVE:
         return None
     ranks = math.prod(sizes[axis] for axis in op.axes)
-    own = levels(op, sizes, spread, file)
-    if any(level.algorithm == NATIVE for level in own):
-        return None
-    root = (op.root or 0) if op.kind in ("broadcast", "reduce") else 0
-    key = (op.algorithm.name, *own) if len(own) != 1 else (own[0].algorithm,)
     with _named_line(op, file):
-        return _sliced(key, op.kind, ranks, root, nbytes, op.hints.chunk)
+        own = levels(op.algorithm, op.axes, sizes, spread)
+        if any(level.algorithm == NATIVE for level in own):
+            return None
+        return program_named(op.algorithm.name, op.kind, ranks, op.root or 0, nbytes, op.hints.chunk, own)
 
 
-def program_named(name: str, kind: Kind, ranks: int, root: int, nbytes: int, chunk: int | None) -> Program:
-    """The program of algorithm `name`, proved, cut into slices for messages of `chunk` bytes as `program_of`
-    says, and raising as it does."""
-    return _sliced((name,), kind, ranks, root, nbytes, chunk)
-
-
-def program_at(
-    level: Level, kind: Kind, op: Collective, nbytes: int, root: int = 0, file: str = ""
-) -> Program:
+def program_at(level: Level, kind: Kind, op: Collective, nbytes: int, file: str = "") -> Program:
     """The program of one level of `op`, proved, cut into slices as `program_of` says, and raising as it does.
 
-    kind: what is to be done at that level, on `nbytes`, from `root`, counted among its ranks.
+    kind: what is to be done at that level, on `nbytes`.
     """
+    root = level.place(op.root or 0)
     with _named_line(op, file):
-        return _sliced((level.algorithm,), kind, level.ranks, root, nbytes, op.hints.chunk)
+        return program_named(level.algorithm, kind, level.ranks, root, nbytes, op.hints.chunk)
 
 
 @contextlib.contextmanager
@@ -127,40 +141,37 @@ def _named_line(op: Collective, file: str) -> Generator[None]:
         raise CommplanError(*own) from None
 
 
-def _sliced(
-    key: tuple[str | Level, ...], kind: Kind, ranks: int, root: int, nbytes: int, chunk: int | None
+def program_named(
+    name: str, kind: Kind, ranks: int, root: int, nbytes: int, chunk: int | None, own: tuple[Level, ...] = ()
 ) -> Program:
-    whole = _proved(key, kind, ranks, root, 1)
+    """The program of algorithm `name` with levels `own`, proved, cut into slices for messages of `chunk`
+    bytes as `program_of` says, and raising as it does. root: where `kind` has one."""
+    root = root if kind in ROOTED else 0
+    if len(own) == 1:
+        name, own = own[0].algorithm, ()
+    whole = _proved(name, own, kind, ranks, root, 1)
     slices = layout.slices(whole.chunks, nbytes, chunk) if whole.rounds else 1
-    return whole if slices == 1 else _proved(key, kind, ranks, root, slices)
+    return whole if slices == 1 else _proved(name, own, kind, ranks, root, slices)
 
 
 def members(level: Level, ranks: int) -> Ints:
     """The ranks of each group of a level, of `ranks` in all; [groups, ranks of the level]."""
     rank = np.arange(ranks, dtype=np.int64)
-    first = rank[rank // level.stride % level.ranks == 0]
-    return first[:, None] + np.arange(level.ranks) * level.stride
-
-
-def places(own: Sequence[Level], ranks: int) -> Ints:
-    """The place of each of the ranks where the innermost level of `own` counts fastest."""
-    rank, place, step = np.arange(ranks, dtype=np.int64), np.zeros(ranks, np.int64), 1
-    for level in own:
-        place += rank // level.stride % level.ranks * step
-        step *= level.ranks
-    return place
+    return rank[level.place(rank) == 0][:, None] + np.arange(level.ranks) * level.stride
 
 
 @functools.lru_cache(maxsize=256)
-def _proved(key: tuple[str | Level, ...], kind: Kind, ranks: int, root: int, slices: int) -> Program:
-    name, *own = key
-    by_level = [level for level in own if isinstance(level, Level)]
-    if by_level:
-        place = places(by_level, ranks)
-        pairs = [(level.algorithm, level.ranks) for level in by_level]
+def _proved(name: str, own: tuple[Level, ...], kind: Kind, ranks: int, root: int, slices: int) -> Program:
+    if own:
+        # The innermost level counts fastest.
+        place, step = np.zeros(ranks, np.int64), 1
+        for level in own:
+            place += level.place(np.arange(ranks, dtype=np.int64)) * step
+            step *= level.ranks
+        pairs = [(level.algorithm, level.ranks) for level in own]
         made = placed(registry.hierarchical(pairs, kind, root=int(place[root]), slices=slices), place)
     else:
-        made = registry.program(str(name), kind, ranks, root=root, slices=slices)
+        made = registry.program(name, kind, ranks, root=root, slices=slices)
     wrong = prove(made)
     if wrong:
         raise CommplanError(wrong[0].diagnostic(f"`via {made.name}`, {kind} over {ranks} ranks"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,11 @@ from commplan.ir import schedule as ir
 from commplan.ir.plan import name_of
 from commplan.runtime import metrics
 from commplan.runtime.context import Context
-from commplan.runtime.data.batches import HostBatch, PhaseBatches
+from commplan.runtime.data.batches import PhaseBatches
 from commplan.runtime.data.group import Group, group
+from commplan.runtime.data.handing import HostBatch
 from commplan.runtime.data.ownclock import ClockedBatches
+from commplan.runtime.data.segment import Blame
 from commplan.runtime.data.usage import Meter, Summary
 from commplan.runtime.device_maps import DeviceMaps
 
@@ -49,15 +51,15 @@ class Batches(Iterator[dict[str, Any]]):
         state: Mapping[str, int] | None = None,
         among: Group | None = None,
         timeout: float | None = None,
-        made_by: Callable[[Mapping[str, tuple[int, ...]]], ClockedBatches] | None = None,
+        clocked: ClockedBatches | None = None,
         workers: str = "threads",
     ) -> None:
         self.context, self._phase = context, phase
         self.local = context.machine.local()
         schedule = context.whole or context.schedule
         self._host: PhaseBatches | ClockedBatches
-        if made_by is not None:
-            self._host = made_by(self.local)
+        if clocked is not None:
+            self._host = clocked
         else:
             if among is None:
                 patience = PATIENCE_S if timeout is None else timeout
@@ -189,7 +191,7 @@ def shared_group(
     reads = [op for op in phase.ops if isinstance(op, ir.Read)]
     on_failure = "continue" if any(op.hints.on_failure == "continue" for op in reads) else "stop"
     readers = None if first.readers is None else sum(each < first.readers for each in found.places)
-    blame = (f"share {name_of(first.result)} via {first.design}", first.span, context.schedule.file)
+    blame = Blame(f"share {name_of(first.result)} via {first.design}", first.span, context.schedule.file)
     made = division(first.design, found.hosts, readers)
     carrier = context.machine.carrier(found, made, blame=blame, on_failure=on_failure, timeout=timeout)
     run_id, count = f"commplan-{found.run_id}", len(found.hosts)

@@ -79,20 +79,6 @@ class Fabric(Protocol):
         ...
 
 
-@dataclasses.dataclass
-class Clock:
-    """How long one may still measure."""
-
-    end: float
-
-    @classmethod
-    def of(cls, seconds: float) -> Clock:
-        return cls(time.perf_counter() + seconds)
-
-    def left(self) -> float:
-        return self.end - time.perf_counter()
-
-
 def calibrate(
     fabric: Fabric, topology: Topology | None = None, *, seconds: float = 120, largest: int = 2**26
 ) -> Calibration:
@@ -109,7 +95,7 @@ def calibrate(
         )
     known = topology if topology is not None else discovered(fabric.hosts)
     places = places_of_hosts(known, fabric.hosts)
-    clock = Clock.of(seconds)
+    end = time.perf_counter() + seconds
     call = _typical(fabric, fabric.empty(), 50)
     spans = _pairs_of(known, places)
     small = fabric.burst(spans[0][1][0], BURST)
@@ -117,7 +103,7 @@ def calibrate(
     levels = tuple(_level(fabric, name, pairs, width, overhead, call) for name, pairs, width in spans)
     gamma = _gamma()
     round_ = _round(fabric, levels, overhead, call)
-    curves = _curves(fabric, known, places, clock, largest)
+    curves = _curves(fabric, known, places, end, largest)
     return Calibration(
         date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
         backend=fabric.backend,
@@ -126,7 +112,7 @@ def calibrate(
         gamma=fabric.slowest(gamma),
         call=call,
         round=round_,
-        level=levels,
+        levels=levels,
         curve_list=curves,
         topology=known.name,
     )
@@ -237,9 +223,10 @@ class _Candidate:
 
 
 def _curves(
-    fabric: Fabric, topology: Topology, places: Sequence[int], clock: Clock, largest: int
+    fabric: Fabric, topology: Topology, places: Sequence[int], end: float, largest: int
 ) -> tuple[Curve, ...]:
-    """Small buffers first, so that whatever time there is gives whole curves up to some size."""
+    """Small buffers first, so that whatever time there is, until `end` on the clock of `perf_counter`, gives
+    whole curves up to some size."""
     shape = shape_of(one_group(places), Network.of(topology))
     axis = Axis(AXIS, AxisKind.REPLICA, len(places), _spread(topology, places))
     ways = {kind: _candidates(fabric, kind, axis) for kind in KINDS}
@@ -247,7 +234,7 @@ def _curves(
     for index, size in enumerate(sizes):
         for place, kind in enumerate(KINDS):
             # All must agree on it, or some would call more often than others.
-            left = fabric.slowest(clock.left())
+            left = fabric.slowest(end - time.perf_counter())
             if left <= 0 and index >= LEAST:
                 break
             budget = max(0.0, left) / ((len(sizes) - index) * len(KINDS) - place)

@@ -23,9 +23,9 @@ from commplan.ir.plan import Fn, Load, Map, Phase, Plan, Ref, name_of, operands,
 from commplan.ir.types import SAME, ArrayType, BytesType, DType, RecordsType, TreeType
 from commplan.runtime.calibrate_lock import Calls, held_shares
 from commplan.runtime.data.batches import PhaseBatches
-from commplan.runtime.data.cores import cores_of
-from commplan.runtime.data.kinds import numpy_dtype
-from commplan.runtime.data.records import MismatchError, checked
+from commplan.runtime.data.control import cores_of
+from commplan.runtime.data.kinds import UnlikeError, numpy_dtype
+from commplan.runtime.data.records import checked
 from commplan.runtime.data.sources import nbytes, opened
 
 BLOCK = 16  # records that go through one stage together, as in training
@@ -108,8 +108,8 @@ def calibrate_input(
     cores = len(cores_of())
     sources, fns = needed(given)
     share = seconds * 0.6 / len(phases)
-    meter = _Meter({name: _Total() for name in sources}, {name: _Total() for name in fns})
-    samples = [_sample(given, phase, meter, share) for phase in phases]
+    totals = {name: _Total() for name in (*sources, *fns)}
+    samples = [_sample(given, phase, totals, share) for phase in phases]
     held: dict[str, float] = {}
     for calls in samples:
         held |= held_shares(calls, seconds * 0.3)
@@ -122,19 +122,10 @@ def calibrate_input(
         record=record,
         batch=batch,
         host=socket.gethostname(),
-        source=tuple(_source(name, total) for name, total in meter.sources.items()),
-        fn=tuple(_fn(name, total, held.get(name)) for name, total in meter.fns.items()),
+        source=tuple(_source(name, totals[name]) for name in sources),
+        fn=tuple(_fn(name, totals[name], held.get(name)) for name in fns),
         consumer=_consumer(given, chosen, consumer, step_seconds),
     )
-
-
-@dataclass
-class _Meter:
-    sources: dict[str, _Total]
-    fns: dict[str, _Total]
-
-    def of(self, stage: Stage) -> _Total:
-        return self.sources[stage.source] if isinstance(stage, Load) else self.fns[stage.fn]
 
 
 def _source(name: str, total: _Total) -> SourceCost:
@@ -150,7 +141,7 @@ def _fn(name: str, total: _Total, held: float | None) -> FnCost:
     )
 
 
-def _sample(given: Given, phase: Phase, meter: _Meter, seconds: float) -> dict[str, Calls]:
+def _sample(given: Given, phase: Phase, totals: Mapping[str, _Total], seconds: float) -> dict[str, Calls]:
     """Put blocks of records through the stages of `phase` for about `seconds`; the first block warms up. Some
     of the calls of each host function are returned."""
     stages = [_Bound.of(given, stage) for stage in given.stages(phase)]
@@ -164,15 +155,16 @@ def _sample(given: Given, phase: Phase, meter: _Meter, seconds: float) -> dict[s
     while blocks <= LEAST or time.perf_counter() < end:
         made: dict[Ref, Sequence[Any]] = {}
         for stage in stages:
-            total = meter.of(stage.op) if blocks else _Total()
+            name = stage.op.source if isinstance(stage.op, Load) else stage.op.fn
+            total = totals[name] if blocks else _Total()
             if isinstance(stage.op, Load):
-                source, order = opened_sources[stage.op.source], orders[stage.op.source]
-                rows = [(source, (next(order),)) for _ in range(BLOCK)]
-                columns = stage.run([row for _, row in rows], total, source.__getitem__)
+                source, order = opened_sources[name], orders[name]
+                rows = [(next(order),) for _ in range(BLOCK)]
+                columns = stage.run(rows, total, source.__getitem__)
             else:
                 given_rows = list(zip(*(made[ref] for ref in stage.op.operands), strict=True))
                 columns = stage.run(given_rows, total, stage.call)
-                kept = calls.setdefault(stage.op.fn, [])
+                kept = calls.setdefault(name, [])
                 kept += [(stage.call, row, stage.random) for row in given_rows[: max(0, 64 - len(kept))]]
             made.update(zip(stage.results, columns, strict=True))
         blocks += 1
@@ -262,7 +254,7 @@ class _Bound:
             for column, element, dtype, one in zip(columns, self.elements, dtypes, values, strict=True):
                 try:
                     column.append(checked(one, element, dtype))
-                except MismatchError as found:
+                except UnlikeError as found:
                     self._mismatch(row, str(element), str(found))
         return columns
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +11,11 @@ from commplan.input.division import division
 from commplan.ir import schedule as ir
 from commplan.runtime.batches import PATIENCE_S, this_host
 from commplan.runtime.context import Context
-from commplan.runtime.data.attendant import Company
 from commplan.runtime.data.clockplan import ClockPlan, clock_plan, clocked
-from commplan.runtime.data.clocks import Ask, Clocks, Terms
+from commplan.runtime.data.clocks import Clocks, Company, Terms
 from commplan.runtime.data.group import Group, group
 from commplan.runtime.data.ownclock import ClockedBatches
+from commplan.runtime.data.segment import Blame
 from commplan.runtime.data.usage import Meter, Summary, merged
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ class ClockedPhases:
         among: Group | None,
         timeout: float | None,
         workers: str = "threads",
-    ) -> Callable[[Mapping[str, tuple[int, ...]]], ClockedBatches]:
-        """What makes the batches of one member, given the indices that this process holds of the other axes.
+    ) -> ClockedBatches:
+        """The batches of one member.
 
         context: the member's. among: the processes that share the stream, found by asking all if None. The
         first member of a process that opens asks: every process of the job does so alike; its `timeout` and
@@ -55,46 +55,38 @@ class ClockedPhases:
         place = context.members[clocks.plan.clock]
         patience = PATIENCE_S if timeout is None else timeout
 
-        def make(local: Mapping[str, tuple[int, ...]]) -> ClockedBatches:
-            ask = _asking(context, clocks.plan, place, patience) if among is None else _given(among)
-            terms = Terms(ask, patience, workers)
-            return ClockedBatches(clocks, place, local=local, state=state, terms=terms)
+        def ask(position: int) -> Company | None:
+            if among is None:
+                return _company(context, clocks.plan, position, place, patience)
+            return Company(among, position, tuple(range(among.count)))  # one member each, at the same unit
 
-        return make
-
-
-def _given(among: Group) -> Ask:
-    """Processes that the caller has found: one member each, all of which begin with the same unit."""
-    return lambda position: Company(among, position, tuple(range(among.count)))
+        terms = Terms(ask, patience, workers)
+        return ClockedBatches(clocks, place, local=context.machine.local(), state=state, terms=terms)
 
 
-def _asking(context: Context, plan: ClockPlan, member: int, timeout: float) -> Ask:
-    """How to find the processes that share the stream: those of a host, over MPI those of all hosts.
+def _company(context: Context, plan: ClockPlan, position: int, member: int, timeout: float) -> Company | None:
+    """The processes that share the stream, found by asking all: those of a host, over MPI those of all hosts.
 
     A mesh of devices shares inside hosts only: its collectives are called by all processes alike, step by
     step, and members by their own clocks have no steps in common.
     """
     machine, members = context.machine, plan.schedule.axis(plan.clock).size
-
-    def ask(position: int) -> Company | None:
-        host = this_host()
-        facts = [plan.schedule.plan_digest, plan.phase, "own clocks"]
-        if machine.layout == "global":
-            facts.append(host)
-        found = machine.peers("\0".join(facts), host, position * members + member)
-        if found is None:
-            return None
-        made = division("all_shared", found.hosts)
-        read = next(op for op in plan.schedule.phase(plan.phase).ops if isinstance(op, ir.Read) and op.clock)
-        blame = (f"load {read.source} over {plan.clock}", read.span, plan.schedule.file)
-        carrier = machine.carrier(
-            found, made, blame=blame, on_failure=read.hints.on_failure or "stop", timeout=timeout
-        )
-        run_id, count = f"commplan-{found.run_id}", len(found.hosts)
-        one = group(run_id, found.index, count, timeout=timeout, hosts=found.hosts, carrier=carrier)
-        return Company(one, min(found.places) // members, tuple(place % members for place in found.places))
-
-    return ask
+    host = this_host()
+    facts = [plan.schedule.plan_digest, plan.phase, "own clocks"]
+    if machine.layout == "global":
+        facts.append(host)
+    found = machine.peers("\0".join(facts), host, position * members + member)
+    if found is None:
+        return None
+    made = division("all_shared", found.hosts)
+    read = next(op for op in plan.schedule.phase(plan.phase).ops if isinstance(op, ir.Read) and op.clock)
+    blame = Blame(f"load {read.source} over {plan.clock}", read.span, plan.schedule.file)
+    carrier = machine.carrier(
+        found, made, blame=blame, on_failure=read.hints.on_failure or "stop", timeout=timeout
+    )
+    run_id, count = f"commplan-{found.run_id}", len(found.hosts)
+    one = group(run_id, found.index, count, timeout=timeout, hosts=found.hosts, carrier=carrier)
+    return Company(one, min(found.places) // members, tuple(place % members for place in found.places))
 
 
 class Rounds(Iterator[dict[str, Any]]):

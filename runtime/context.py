@@ -40,11 +40,6 @@ class Context:
         return self.schedule.mesh_sizes
 
     @property
-    def mesh(self) -> Any:
-        """What the program is bound to: a mesh or a communicator."""
-        return self.machine.mesh
-
-    @property
     def backend(self) -> Backend:
         return self.machine.backend
 
@@ -118,10 +113,6 @@ class Context:
             sizes = ", ".join(f"{axis} = {manual[axis]}, expected {self.sizes[axis]}" for axis in wrong)
             self.fail("CP0814", f"{what} inside a shard_map whose mesh has other sizes: {sizes}", span=span)
         return True
-
-    def spread(self, body: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
-        """`body`, a function of one rank's arrays, as a function of the arrays outside."""
-        return self.machine.spread(body, in_specs, out_specs)
 
     def lead(self, placement: Placement) -> int:
         """How many leading dimensions an array outside has for `per` axes; under MPI none."""

@@ -9,14 +9,14 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from commplan.ir import schedule as ir
+from commplan.ir.def_use import DefUse
 from commplan.ir.plan import Ref
 from commplan.lowering.jax.functions import Draw, loaded_by, short_seed
 from commplan.lowering.jax.layout import spec
-from commplan.lowering.jax.phase import needed
 from commplan.lowering.jax.trees import LEAF, Tree
 from commplan.lowering.jax.untyped import jax
 from commplan.runtime.context import Carried, Context
-from commplan.runtime.data.batches import HostBatch
+from commplan.runtime.data.handing import HostBatch
 
 Array = Any
 
@@ -31,7 +31,7 @@ class DeviceMaps:
         self._context, self._phase = context, phase
         self._values = {value.id: value for value in phase.values}
         self._wanted = tuple(ref for ref in wanted if ref not in made)
-        self._ops = needed(phase.ops, self._wanted, made)
+        self._ops = DefUse(phase.ops).behind(self._wanted, made)
         used = {ref for op in self._ops for ref in ir.operands(op)}
         self.given = tuple(ref for ref in made if ref in used)
         random = [op for op in self._ops if isinstance(op, ir.Map) and op.random]
@@ -74,5 +74,5 @@ class DeviceMaps:
             return carried.leave({ref: env[ref] for ref in self._wanted})
 
         specs = tuple({ref: spec(placements[ref]) for ref in refs} for refs in (given, records))
-        made = context.spread(body, (*specs, PartitionSpec()), carried.specs)(given, records, numbers)
+        made = context.machine.spread(body, (*specs, PartitionSpec()), carried.specs)(given, records, numbers)
         return carried.build(made)

@@ -5,14 +5,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, SupportsIndex
 
 import numpy.typing as npt
 
-from commplan.diagnostics import fail
+from commplan.diagnostics import CommplanError, fail
 from commplan.input.division import Division
 from commplan.ir import schedule as ir
 from commplan.ir.types import Placement
@@ -125,23 +127,64 @@ def peers_of(me: int, seen: Sequence[tuple[bytes, bytes, int, str]]) -> Peers | 
     return Peers(seen[ranks[0]][3], ranks.index(me), hosts, ranks, tuple(place for place, _ in alike))
 
 
-def check_alike(who: str, said: Mapping[int, str], file: str) -> None:
-    """Raises CP0845 where not all say the same of what they bind. who: what they are, a rank or a process."""
+class Said(NamedTuple):
+    """What a process says of the program that it binds; `wrong` where it cannot, and why."""
+
+    program: str = ""
+    seed: str = ""
+    wrong: str = ""
+
+
+class Binding(NamedTuple):
+    """What a process binds. program: the digest of the schedule. check: raises what is wrong with it here."""
+
+    schedule: ir.Schedule
+    program: str
+    seed: SupportsIndex
+    check: Callable[[], None]
+
+
+def agree(who: str, mine: Binding, exchange: Callable[[Said], Mapping[int, Said]]) -> None:
+    """Raises what is wrong here, once the others know, and CP0845 where one of them cannot bind, or not all
+    bind the same with the same seed.
+
+    who: what they are, a rank or a process. exchange: what all say, by their numbers; all of them call it.
+    """
+    file = mine.schedule.file
+    try:
+        mine.check()
+        seed = f"seed {operator.index(mine.seed)}"
+    except Exception as error:
+        with contextlib.suppress(CommplanError):
+            exchange(Said(wrong=_reason(error)))
+        raise
+    said = exchange(Said(f"plan `{mine.schedule.plan}`, schedule {mine.program}", seed))
+    failed = [f"{who} {n} cannot bind the program: {said[n].wrong}" for n in sorted(said) if said[n].wrong]
+    if failed:
+        fail("CP0845", *failed[:4], file=file)
+    same = f"every {who} must compile the same plan, for the same shapes and sizes"
+    _alike(who, "the same program", {n: one.program for n, one in said.items()}, same, file)
+    same = f"random functions draw from it: give every {who} the same one"
+    _alike(who, "with the same seed", {n: one.seed for n, one in said.items()}, same, file)
+
+
+def _alike(who: str, what: str, said: Mapping[int, str], fix: str, file: str) -> None:
     first = min(said)
     other = [number for number in sorted(said) if said[number] != said[first]]
     if other:
         fail(
             "CP0845",
-            f"not every {who} binds the same program: {who} {other[0]} another one than {who} {first}",
+            f"not every {who} binds {what}: {who} {other[0]} another one than {who} {first}",
             *(f"{who} {number}: {said[number]}" for number in (first, *other[:3])),
-            f"every {who} must compile the same plan, for the same shapes and sizes",
+            fix,
             file=file,
         )
 
 
-def described(schedule: ir.Schedule, program: str) -> str:
-    """What a process says of the program that it binds. program: the digest of its schedule."""
-    return f"plan `{schedule.plan}`, schedule {program}"
+def _reason(error: Exception) -> str:
+    if isinstance(error, CommplanError):
+        return f"{error.diagnostics[0].code} {error.diagnostics[0].message}"
+    return f"{type(error).__name__} {error}"
 
 
 def digest(text: str) -> bytes:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import msgspec
+from msgspec.structs import replace
 
 from commplan.diagnostics import fail
 from commplan.ir import schedule as ir
 from commplan.ir.plan import AxisKind
-from commplan.ir.types import Placement
 
 
 def ensemble(schedule: ir.Schedule, place: int) -> str:
@@ -37,27 +36,18 @@ def without(schedule: ir.Schedule, axis: str) -> ir.Schedule:
     """
 
     def value(one: ir.Value) -> ir.Value:
-        return msgspec.structs.replace(one, placement=_without(one.placement, axis))
-
-    def inside(phase: ir.Phase) -> bool:
-        return not any(isinstance(op, ir.Collective) and axis in op.axes for op in phase.ops)
+        where = one.placement
+        per, partial = (tuple(name for name in names if name != axis) for names in (where.per, where.partial))
+        return replace(one, placement=replace(where, per=per, partial=partial))
 
     phases = tuple(
-        msgspec.structs.replace(phase, values=tuple(value(one) for one in phase.values))
+        replace(phase, values=tuple(value(one) for one in phase.values))
         for phase in schedule.phases
-        if inside(phase)
+        if not any(isinstance(op, ir.Collective) and axis in op.axes for op in phase.ops)
     )
-    return msgspec.structs.replace(
+    return replace(
         schedule,
         axes=tuple(one for one in schedule.axes if one.name != axis),
         entry=tuple(value(one) for one in schedule.entry),
         phases=phases,
-    )
-
-
-def _without(placement: Placement, axis: str) -> Placement:
-    return msgspec.structs.replace(
-        placement,
-        per=tuple(one for one in placement.per if one != axis),
-        partial=tuple(one for one in placement.partial if one != axis),
     )

@@ -10,11 +10,12 @@ import secrets
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NoReturn
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from commplan.diagnostics import CommplanError, fail
+from commplan.diagnostics import fail
 from commplan.input.division import Division
 from commplan.ir import schedule as ir
 from commplan.ir.axes import position
@@ -27,25 +28,89 @@ from commplan.lowering.jax.trees import flatten
 from commplan.lowering.jax.untyped import jax, jnp
 from commplan.lowering.programs import spreads
 from commplan.runtime.data.carry_jax import JaxCarrier, cpu_devices
+from commplan.runtime.data.layout import ALIGNMENT, aligned
 from commplan.runtime.data.segment import Blame
 from commplan.runtime.machine import (
+    Binding,
     Host,
     Local,
     Machine,
     OnFailure,
     Peers,
-    check_alike,
-    described,
+    Said,
+    agree,
     digest,
     peers_of,
 )
-from commplan.runtime.placing import Placing
-from commplan.runtime.placing import first as first_placed
 
 Array = Any
+Cut = tuple[slice, ...]
 BIND_TIMEOUT_S = 1800.0  # for a process that has not come to bind the program yet
 _READ_TIMEOUT_S = 10.0  # for one that has still to read what all said
 _binds: collections.Counter[str] = collections.Counter()  # by the processes of their meshes
+
+
+@dataclasses.dataclass(frozen=True)
+class Placing:
+    """How host arrays of one shape go onto the devices: what is cut how is worked out once for all of them.
+
+    sharding: of the global array. cuts: the parts of the host's array that devices hold, each once. which:
+    for each of this process's devices, in the order of the sharding, the place of its part among them.
+    on_cpu: devices use the memory of the host as it is, where it is aligned. type: JAX's, of the result."""
+
+    sharding: Any
+    devices: tuple[Any, ...]
+    cuts: tuple[Cut, ...]
+    which: tuple[int, ...]
+    on_cpu: bool
+    type: Any
+
+    def put(self, host: Host) -> Array:
+        """The global array; devices that hold the same see one memory."""
+        pieces = _pieces_of(host, self.cuts, on_cpu=self.on_cpu)
+        return _compat.put(self.type, self.sharding, [pieces[place] for place in self.which], self.devices)
+
+
+def _first_placed(
+    host: Host, shape: tuple[int, ...], sharding: Any, cut: Any, *, on_cpu: bool
+) -> tuple[Array, Placing | None]:
+    """The first array of a kind, and how to place all others like it; None where JAX changes their dtype.
+
+    cut: from a device's index into the global array to that into `host`.
+    """
+    indices: dict[Any, Cut] = sharding.addressable_devices_indices_map(shape)
+    keys = [_key(index, shape) for index in indices.values()]
+    found = dict(zip(keys, indices.values(), strict=True))
+    cuts = tuple(cut(index) for index in found.values())
+    pieces = dict(zip(found, _pieces_of(host, cuts, on_cpu=on_cpu), strict=True))
+
+    def part(index: Cut) -> Host:
+        return pieces[_key(index, shape)]
+
+    made = jax.make_array_from_callback(shape, sharding, part)
+    if made.dtype != host.dtype:
+        return made, None
+    which = tuple(list(found).index(key) for key in keys)
+    return made, Placing(sharding, tuple(indices), cuts, which, on_cpu, made.aval)
+
+
+def _key(index: Cut, shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    """Where an index begins and ends, along each dimension: slices cannot be looked up."""
+    return tuple(one.indices(size)[:2] for one, size in zip(index, shape, strict=True))
+
+
+def _pieces_of(host: Host, cuts: tuple[Cut, ...], *, on_cpu: bool) -> list[Host]:
+    pieces = [host[(*cut, ...)] for cut in cuts]  # arrays, of no dimension too
+    return [_aligned(piece) for piece in pieces] if on_cpu else pieces
+
+
+def _aligned(piece: Host) -> Host:
+    """`piece` as JAX on CPUs takes it without a copy; itself a copy where it does not lie so."""
+    if piece.flags.c_contiguous and piece.__array_interface__["data"][0] % ALIGNMENT == 0:
+        return piece
+    made = aligned(piece.shape, piece.dtype)
+    np.copyto(made, piece)
+    return made
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -154,7 +219,7 @@ class MeshMachine:
             return tuple(at)
 
         sharding = NamedSharding(self.mesh, spec(placement))
-        return first_placed(host, shape, sharding, cut, on_cpu=self.backend.on_cpu)
+        return _first_placed(host, shape, sharding, cut, on_cpu=self.backend.on_cpu)
 
     def _shards(self, split: tuple[str, ...], local: Local) -> list[int]:
         """The shards that this process holds, in order."""
@@ -285,35 +350,39 @@ def check_mesh(schedule: ir.Schedule, mesh: Any) -> None:
         )
 
 
-def check_processes(schedule: ir.Schedule, program: str, mesh: Any) -> None:
+def check_processes(binding: Binding, mesh: Any) -> None:
     """Processes that hold the mesh together bind the same program, in the same order.
 
-    program: the digest of the schedule. Raises CP0845 where they do not, and CP0849 where one does not
-    come, on all of them.
+    Raises what `agree` does, and CP0849 where one does not come, on all of them.
     """
+    schedule = binding.schedule
     processes = sorted({int(device.process_index) for device in mesh.devices.flat})
     if jax.process_count() == 1 or len(processes) == 1 or jax.process_index() not in processes:
+        binding.check()
         return  # a mesh of devices that are only described has processes that do not run
     key = f"commplan/{digest(repr(processes)).hex()}"
     _binds[key] += 1
-    key = f"{key}/{_binds[key]}"
-    try:
-        said = _compat.said_by_all(key, described(schedule, program), processes, BIND_TIMEOUT_S)
-    except jax.errors.JaxRuntimeError as error:
-        fail(
-            "CP0849",
-            f"not all of processes {', '.join(map(str, processes))} bind `{schedule.plan}`: one did not come",
-            f"this is process {jax.process_index()}, which waited up to {BIND_TIMEOUT_S:.0f} s",
-            f"JAX says: {error}",
-            "every process that holds devices of the mesh binds the same programs in the same order",
-            file=schedule.file,
-        )
-    try:
-        check_alike("process", said, schedule.file)
-    except CommplanError:
-        with contextlib.suppress(jax.errors.JaxRuntimeError):  # the first to end takes with it what all said
-            _compat.meet(f"{key}/read", processes, _READ_TIMEOUT_S)
-        raise
+    key, names = f"{key}/{_binds[key]}", ", ".join(map(str, processes))
+
+    def exchange(mine: Said) -> dict[int, Said]:
+        text = msgspec.json.encode(mine).decode()
+        try:
+            said = _compat.said_by_all(key, text, processes, BIND_TIMEOUT_S)
+        except jax.errors.JaxRuntimeError as error:
+            fail(
+                "CP0849",
+                f"not all of processes {names} bind `{schedule.plan}`: one did not come",
+                f"this is process {jax.process_index()}, which waited up to {BIND_TIMEOUT_S:.0f} s",
+                f"JAX says: {error}",
+                "every process that holds devices of the mesh binds the same programs in the same order",
+                file=schedule.file,
+            )
+        if len({*said.values()}) > 1:
+            with contextlib.suppress(jax.errors.JaxRuntimeError):  # the first to end takes all this with it
+                _compat.meet(f"{key}/read", processes, _READ_TIMEOUT_S)
+        return {number: msgspec.json.decode(one, type=Said) for number, one in said.items()}
+
+    agree("process", binding, exchange)
 
 
 def _sizes(sizes: Mapping[str, int]) -> str:

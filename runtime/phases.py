@@ -97,10 +97,10 @@ class PhaseCall:
         arguments = self.lowered.arguments
         self._check_names(arguments, inputs)
         checked = check_state(self.context, state, f"phase `{self.name}`")
+        given = {name: _number(arguments[name], value) for name, value in inputs.items()}
         if self.context.around(f"phase `{self.name}` is called", self._phase.span):
             if _compat.tracing():
                 return self._inline(checked, inputs)
-            given = {name: _number(arguments[name], value) for name, value in inputs.items()}
             with told(self._spans, self.context.schedule.file):
                 return self._jitted(self._alone, "local", checked, given)
         partial = [name for name, value in arguments.items() if value.placement.partial]
@@ -114,7 +114,6 @@ class PhaseCall:
                 "call the phase in a function decorated with @run.spmd(...), where it is this rank's"
                 " own term",
             )
-        given = {name: _number(arguments[name], value) for name, value in inputs.items()}
         return self._jitted(self._outside, "global", checked, given)
 
     @property
@@ -197,7 +196,7 @@ class PhaseCall:
             return results.leave(out), updates.leave(new), count
 
         counts = {CALLS: PartitionSpec()} if lowered.counts else {}
-        call = context.spread(
+        call = context.machine.spread(
             body,
             (_specs(values), _specs(held), PartitionSpec()),
             (results.specs, updates.specs, counts),

@@ -7,12 +7,12 @@ import dataclasses
 import math
 import secrets
 from collections.abc import Callable, Generator, Mapping
-from typing import Any
+from typing import Any, cast
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.input.division import Division
 from commplan.ir import schedule as ir
-from commplan.ir.plan import AxisKind
+from commplan.ir.plan import AxisKind, Plan
 from commplan.ir.types import Placement
 from commplan.lowering.jax.check import Layout
 from commplan.lowering.jax.untyped import jax, jnp
@@ -25,13 +25,14 @@ from commplan.runtime.data.survivors_mpi import LOSSES
 from commplan.runtime.data.team_mpi import goes_on
 from commplan.runtime.exchange.attendance import expect
 from commplan.runtime.machine import (
+    Binding,
     Host,
     Local,
     Machine,
     OnFailure,
     Peers,
-    check_alike,
-    described,
+    Said,
+    agree,
     digest,
     peers_of,
 )
@@ -127,19 +128,31 @@ class Ranks:
         return parts[here]
 
 
-def ranks(schedule: ir.Schedule, program: str, comm: Any) -> Ranks | Serving:
-    """The machine of `comm` for a schedule with the digest `program`: of a worker, or of a server.
+def ranks(binding: Binding, comm: Any) -> Ranks | Serving:
+    """The machine of `comm` for what is bound to it: of a worker, or of a server.
 
     All ranks of `comm` call this alike. The first ones, as many as the axes make, are workers, the others the
     plan's servers in their order.
 
     Raises CP0834 where a rank has died, CP0840 for another number of ranks than compiled for, CP0841 for a
     program that was compiled for a mesh, CP0843 for a communicator that cannot be used, CP0844 where MPI
-    allows too few threads, CP0845 where ranks bind different programs, CP0846 where arrays are made on
-    another device than the CPU.
+    allows too few threads, CP0845 where another rank cannot bind or binds another program, CP0846
+    where arrays are made on another device than the CPU.
     """
+    schedule = binding.schedule
     check_communicator(comm, schedule.file)
-    check_size(schedule, comm)
+
+    def check() -> None:
+        binding.check()
+        check_size(schedule, comm)
+        check_backend(schedule)
+
+    with deaths(comm, schedule.file):
+        return _bound(binding._replace(check=check), comm)
+
+
+def check_backend(schedule: ir.Schedule) -> None:
+    """Raises CP0841 and CP0846, see `ranks`."""
     if schedule.backend != "mpi":
         fail(
             "CP0841",
@@ -154,14 +167,12 @@ def ranks(schedule: ir.Schedule, program: str, comm: Any) -> Ranks | Serving:
             "set JAX_PLATFORMS=cpu, or bind to a mesh of the devices",
             file=schedule.file,
         )
-    with deaths(comm, schedule.file):
-        return _bound(schedule, program, comm)
 
 
-def _bound(schedule: ir.Schedule, program: str, comm: Any) -> Ranks | Serving:
-    own = comm.Dup()
-    said: list[str] = own.allgather(described(schedule, program))
-    check_alike("rank", dict(enumerate(said)), schedule.file)
+def _bound(binding: Binding, comm: Any) -> Ranks | Serving:
+    schedule, own = binding.schedule, comm.Dup()
+    said = cast("Callable[[Said], list[Said]]", own.allgather)
+    agree("rank", binding, lambda mine: dict(enumerate(said(mine))))
     found = sites(schedule)
     watch(schedule, serves=int(own.Get_rank()) >= found.workers > 0)
     if not found.servers:
@@ -172,7 +183,7 @@ def _bound(schedule: ir.Schedule, program: str, comm: Any) -> Ranks | Serving:
     if server < 0:
         return Ranks(comm, part, backend_of(schedule, part, found, own), schedule.file)
     expect(own, found)
-    return Serving(comm, own, part, found, server, server_names(schedule)[server], schedule.file)
+    return Serving(comm, own, found, server, server_names(schedule)[server], schedule.file)
 
 
 @contextlib.contextmanager
@@ -230,14 +241,65 @@ def check_size(schedule: ir.Schedule, comm: Any) -> None:
     wanted = math.prod(sizes.values()) + sum(servers.values())
     if wanted == found:
         return
-    axes = " x ".join(f"{name} = {size}" for name, size in sizes.items()) or "no axes"
-    named = ", ".join(f"{name} = {size}" for name, size in servers.items())
-    workers, beside = math.prod(sizes.values()), sum(servers.values())
+    workers = str(math.prod(sizes.values()))
     fail(
         "CP0840",
         f"the plan has {wanted} ranks, and the communicator {found}",
-        f"ranks for its workers: {workers} ({axes})" if servers else f"its axes: {axes}",
-        *([f"and for its servers, after them: {beside} ({named})"] if servers else []),
+        *_made_of(workers, sizes, servers, "no axes"),
         f"start it with mpirun -n {wanted}, or split the communicator",
         file=schedule.file,
     )
+
+
+def _made_of(
+    workers: str, sizes: Mapping[str, int], servers: Mapping[str, int], none: str
+) -> tuple[str, ...]:
+    """Remarks that say of what the ranks of a plan are made."""
+    axes = " x ".join(f"{name} = {size}" for name, size in sizes.items()) or none
+    if not servers:
+        return (f"its axes: {axes}",)
+    named = ", ".join(f"{name} = {size}" for name, size in servers.items())
+    after = f"and for its servers, after them: {sum(servers.values())} ({named})"
+    return f"ranks for its workers: {workers} ({axes})", after
+
+
+def sizes_of(plan: Plan, comm: Any, given: Mapping[str, int]) -> dict[str, int]:
+    """`given`, and the size of the one axis that is declared `?` and not given: the ranks that are left.
+
+    Servers are ranks of their own, after all others. Raises CP0840 where the sizes do not make up the ranks
+    of `comm`, CP0843 and CP0844 for a communicator that cannot be used.
+    """
+    check_communicator(comm, plan.file)
+    count = int(comm.Get_size())
+    sizes = dict(given)
+    known: dict[str, int] = {}
+    unknown: list[str] = []
+    servers: dict[str, int] = {}
+    for axis in plan.axes:
+        size = sizes.get(axis.name, axis.size)
+        if axis.kind is AxisKind.SERVER:
+            servers[axis.name] = size if type(size) is int and size > 0 else 1  # else the compiler names it
+            continue
+        if size is None:
+            unknown.append(axis.name)
+        else:
+            known[axis.name] = size
+    whole = all(type(size) is int and size > 0 for size in known.values())
+    if len(unknown) > 1 or not whole:
+        return sizes  # which the compiler names, axis by axis
+    product, beside = math.prod(known.values()), sum(servers.values())
+    workers = count - beside
+    if unknown and workers > 0 and workers % product == 0:
+        return sizes | {unknown[0]: workers // product}
+    if product != workers or unknown:
+        more = f" and {beside} for servers" if beside and unknown else ""
+        wanted = f"a multiple of {product}" if unknown else str(product + beside)
+        many = f"a multiple of {product}" if unknown else f"{product}"
+        fail(
+            "CP0840",
+            f"the plan needs {wanted} ranks{more}, and the communicator has {count}",
+            *_made_of(many, known, servers, "no axes of known size"),
+            f"start {wanted}{more}: mpirun -n {product + beside}; or split the communicator",
+            file=plan.file,
+        )
+    return sizes

@@ -92,7 +92,33 @@ def rehearse(run: Run, *, steps: int, seed: int = 0, progress: Progress | None =
     Inputs are random (seeded), the same numbers in every call. Phases with loads get batches of their own;
     a named one runs over at most `steps` of them. Raises what the phases raise.
     """
-    return _Rehearsal(run, steps, seed, progress or (lambda name, done, of: None)).play()
+    stages = {name: _Stage(run, name, seed) for name in run.phases}
+    state = run.init()
+
+    def call(name: str, done: int, of: int) -> None:
+        nonlocal state
+        state = stages[name].call(state)
+        if progress is not None:
+            progress(name, done, of)
+
+    try:
+        for stage in stages.values():
+            if stage.phase.kind == "start":
+                call(stage.name, 1, 1)
+        for step in range(1, steps + 1):
+            for stage in stages.values():
+                kind, period = stage.phase.kind, stage.phase.period
+                if kind == "step" or (kind == "every" and step % period == 0):
+                    call(stage.name, step, steps)
+        for stage in stages.values():
+            if stage.phase.kind == "named":
+                calls = min(steps, stage.batches.steps) if stage.batches else 1
+                for done in range(1, calls + 1):
+                    call(stage.name, done, calls)
+    finally:
+        for stage in stages.values():
+            stage.close()
+    return [stage.times() for stage in stages.values()]
 
 
 def part(run: Run, *, steps: int, seed: int = 0, progress: Progress | None = None) -> Part:
@@ -131,42 +157,6 @@ def program_text(run: Run, kind: Literal["jaxpr", "hlo"]) -> str:
             text = stage.function.lower(*arguments).compile().as_text()
         pieces.append(f"// phase {name}\n{text.rstrip()}\n")
     return "\n".join(pieces)
-
-
-class _Rehearsal:
-    def __init__(self, run: Run, steps: int, seed: int, progress: Progress) -> None:
-        self.run, self.steps, self.progress = run, steps, progress
-        self.stages = {name: _Stage(run, name, seed) for name in run.phases}
-        self.state: Any = run.init()
-
-    def play(self) -> list[PhaseTimes]:
-        kinds = {phase.name: phase for phase in self.run.context.schedule.phases}
-        try:
-            for name, phase in kinds.items():
-                if phase.kind == "start":
-                    self._call(name, 1, 1)
-            for step in range(1, self.steps + 1):
-                for name, phase in kinds.items():
-                    if phase.kind == "step" or (phase.kind == "every" and step % phase.period == 0):
-                        self._call(name, step, self.steps)
-            for name, phase in kinds.items():
-                if phase.kind == "named":
-                    self._whole(name)
-        finally:
-            for stage in self.stages.values():
-                stage.close()
-        return [stage.times() for stage in self.stages.values()]
-
-    def _call(self, name: str, done: int, of: int) -> None:
-        self.state = self.stages[name].call(self.state)
-        self.progress(name, done, of)
-
-    def _whole(self, name: str) -> None:
-        """A named phase: over the batches of one epoch, as far as there are steps for it."""
-        batches = self.stages[name].batches
-        calls = min(self.steps, batches.steps) if batches else 1
-        for done in range(1, calls + 1):
-            self._call(name, done, calls)
 
 
 class _Stage:
@@ -236,10 +226,8 @@ class _Stage:
         return item
 
     def times(self) -> PhaseTimes:
-        first, *others = self.seconds or [None]
-        later = [one for one in others if one is not None]
-        if not self.calls_anything:
-            first, later = None, []
+        taken = self.seconds if self.calls_anything else []
+        first, later = taken[0] if taken else None, taken[1:]
         mean = sum(later) / len(later) if later else None
         return PhaseTimes(self.name, len(self.seconds), first, mean, self.input)
 

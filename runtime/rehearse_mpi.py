@@ -13,8 +13,7 @@ from commplan.diagnostics import CommplanError, Diagnostic, Note
 from commplan.ir.plan import Plan
 from commplan.lowering.mpi.untyped import MPI
 from commplan.runtime.data.team_mpi import goes_on
-from commplan.runtime.ranks import death, deaths
-from commplan.runtime.sizes import sizes_of
+from commplan.runtime.ranks import death, deaths, sizes_of
 from commplan.runtime.uncaught import exempt
 
 PATIENCE_S = 3.0  # how long ranks that failed look for one another; a rank in a collective never looks
@@ -22,6 +21,7 @@ _LOOK_S = 0.01
 _ERRORS, _VERDICT = 1, 2  # tags
 _SECONDARY = (
     "CP0834",
+    "CP0845",
     "CP0920",
     "CP0921",
     "CP0922",

@@ -23,15 +23,15 @@ from commplan.runtime.batches import Batches
 from commplan.runtime.clocked import ClockedPhases
 from commplan.runtime.context import CALLS, Context
 from commplan.runtime.data.clockplan import clocked
+from commplan.runtime.data.group import Group
 from commplan.runtime.data.records import checked_functions
-from commplan.runtime.data.shared import Group
 from commplan.runtime.data.sources import bound
-from commplan.runtime.machine import Machine
+from commplan.runtime.machine import Binding, Machine
 from commplan.runtime.mesh import check_mesh, check_processes, machine_of
 from commplan.runtime.metrics import PERIOD_S, Ledger, Metrics, checked_period, close_quietly
 from commplan.runtime.metrics import place as metrics_place
 from commplan.runtime.phases import PhaseCall
-from commplan.runtime.serving import ServerContext, Serving, check_servers
+from commplan.runtime.serving import Serving, check_servers
 
 if TYPE_CHECKING:
     from commplan.api import Program
@@ -65,7 +65,7 @@ class Bound:
 
     def __init__(self, context: Context, sources: Mapping[str, Any]) -> None:
         schedule = context.schedule
-        self.context, self.mesh, self.sources = context, context.mesh, dict(sources)
+        self.context, self.mesh, self.sources = context, context.machine.mesh, dict(sources)
         self.ledger = Ledger()  # what the batches of this run cost
         self.clocks = ClockedPhases()
         self.phases = {phase.name: PhaseCall(context, phase) for phase in schedule.phases}
@@ -158,10 +158,15 @@ class Bound:
                 )
         return tap.tap(how, tree)
 
+    def member(self, place: int) -> Member:
+        """Member `place` of the plan's ensemble: its devices and what belongs to it. Raises CP0818."""
+        return Member(self, place)
+
     def batches(
         self,
         phase: str = "step",
         *,
+        member: int | None = None,
         state: Mapping[str, int] | None = None,
         group: Group | None = None,
         timeout: float | None = None,
@@ -169,13 +174,18 @@ class Bound:
     ) -> Batches:
         """What depends on sources alone in `phase`, as sharded arrays: see `runtime.batches.Batches`.
 
-        state: what `.state()` of earlier batches returned. group: the processes of this host that share
-        loaded values, found by asking all processes if not given. timeout: seconds to wait for one of them
-        that lives but is silent, compilation and start-up included; by default as `group` says, and 1800
-        for one that is found. workers: "threads", or "processes" for host functions that hold the
-        interpreter lock; as many as `cores` says. Raises CP0803 where a source is not bound, CP0817 for an
-        unknown phase, and CP09xx.
+        member: only that member's part, on its own part of the mesh. state: what `.state()` of earlier
+        batches returned. group: the processes of this host that share loaded values; found by asking all
+        processes if not given. timeout: seconds to wait for one of them that lives but is silent,
+        compilation and start-up included; by default as `group` says, and 1800 for one that is found.
+        workers: "threads", or "processes" for host functions that hold the interpreter lock; as many as
+        `cores` says. Raises CP0803 where a source is not bound, CP0817 for an unknown phase, CP0818 for an
+        unknown member, and CP09xx.
         """
+        if member is not None:
+            return self.member(member).batches(
+                phase, state=state, group=group, timeout=timeout, workers=workers
+            )
         self._phase(phase)
         found = next(one for one in self.context.schedule.phases if one.name == phase)
         missing = [op.source for op in found.ops if isinstance(op, ir.Read) and op.source not in self.sources]
@@ -185,12 +195,12 @@ class Bound:
                 f"source `{missing[0]}` is not bound",
                 f"pass it: program.bind(mesh, sources={{{missing[0]!r}: ...}})",
             )
-        made_by = None
+        member = None
         if clocked(found) and self.context.members:
-            made_by = self.clocks.member(self.context, found, self.sources, state, group, timeout, workers)
+            member = self.clocks.member(self.context, found, self.sources, state, group, timeout, workers)
         made = Batches(
             self.context, found, self.sources,
-            state=state, among=group, timeout=timeout, made_by=made_by, workers=workers,
+            state=state, among=group, timeout=timeout, clocked=member, workers=workers,
         )  # fmt: skip
         self.ledger.add(made, made.meters)
         return made
@@ -254,14 +264,17 @@ class Run(Bound):
         seed: int = 0,
     ) -> None:
         schedule = program.schedule
-        _check_kinds(schedule, sources, functions, seed)
-        check_bound(schedule, dict(sources or {}), dict(functions or {}))
-        bound(schedule, dict(sources or {}), sources or {})
-        checked_functions(schedule, dict(functions or {}))
+
+        def check() -> None:
+            _check_kinds(schedule, sources, functions, seed)
+            check_bound(schedule, dict(sources or {}), dict(functions or {}))
+            bound(schedule, dict(sources or {}), sources or {})
+            checked_functions(schedule, dict(functions or {}))
+
         self.program = program
         context = Context(
             schedule,
-            machine_for(schedule, program.digest, mesh),
+            machine_for(Binding(schedule, program.digest, seed, check), mesh),
             dict(functions or {}),
             operator.index(seed),
             known_structures(program),
@@ -286,11 +299,7 @@ class Run(Bound):
             return None
         from commplan.runtime.exchange.serve import serve  # noqa: PLC0415  only where there are servers
 
-        context = ServerContext(
-            self.context.schedule, machine.sites, machine.service, machine.number, machine.name,
-            machine.servers, self.context.functions, self.context.structures, self.context.seed,
-        )  # fmt: skip
-        return serve(context, **how)
+        return serve(self.context, machine, **how)
 
     def close(self, why: str = "") -> None:
         """Tell the plan's servers that this worker is done, and why if that is a failure.
@@ -300,32 +309,6 @@ class Run(Bound):
         """
         if self.role == "worker" and self.context.backend.service is not None:
             self.context.backend.service.close(why)
-
-    def batches(
-        self,
-        phase: str = "step",
-        *,
-        member: int | None = None,
-        state: Mapping[str, int] | None = None,
-        group: Group | None = None,
-        timeout: float | None = None,
-        workers: str = "threads",
-    ) -> Batches:
-        """What depends on sources alone in `phase`, as sharded arrays: see `runtime.batches.Batches`.
-
-        member: only that member's part, on its own part of the mesh. state: what `.state()` of earlier
-        batches returned. group: the processes of this host that share loaded values; found by asking all
-        processes if not given. timeout: seconds to wait for one of them that lives but is silent,
-        compilation and start-up included; by default as `group` says, and 1800 for one that is found.
-        workers: "threads", or "processes" for host functions that hold the interpreter lock; as many as
-        `cores` says. Raises CP0803 where a source is not bound, CP0817 for an unknown phase, CP0818 for an
-        unknown member, and CP09xx.
-        """
-        if member is not None:
-            return self.member(member).batches(
-                phase, state=state, group=group, timeout=timeout, workers=workers
-            )
-        return super().batches(phase, state=state, group=group, timeout=timeout, workers=workers)
 
     def metrics(self, path: str | os.PathLike[str], *, period_s: float = PERIOD_S) -> Metrics:
         """Keep a file in the text format of Prometheus that says what the input of this run costs.
@@ -343,10 +326,6 @@ class Run(Bound):
         found = Metrics(metrics_place(path, *self.context.machine.process()), self.ledger.summaries, period)
         weakref.finalize(self, close_quietly, found)
         return found
-
-    def member(self, place: int) -> Member:
-        """Member `place` of the plan's ensemble: its devices and what belongs to it. Raises CP0818."""
-        return Member(self, place)
 
     def join(self, name: str, parts: Mapping[int, Any]) -> Any:
         """Global arrays of the value `name`, from the parts of members (see `Member.take`).
@@ -367,7 +346,7 @@ class Member(Bound):
     numbers of times. `mesh`: the member's devices. `index`: its place.
     """
 
-    def __init__(self, run: Run, place: int) -> None:
+    def __init__(self, run: Bound, place: int) -> None:
         whole = run.context
         axis = members.ensemble(whole.schedule, place)
         self.run, self.index, self.axis = run, place, axis
@@ -390,25 +369,26 @@ class Member(Bound):
         return self.run.context.machine.part(name, tree, placement, self.axis, self.context.machine)
 
 
-def machine_for(schedule: ir.Schedule, digest: str, mesh: Any) -> Machine:
+def machine_for(binding: Binding, mesh: Any) -> Machine:
     """The machine that `mesh` is: devices, or the ranks of an `mpi4py` communicator.
 
-    Raises CP0801, CP0802, CP0845 and CP0849 for a mesh that does not fit, CP084x for a communicator.
+    Raises what is wrong with what is bound; CP0801, CP0802, CP0845 and CP0849 for a mesh that does not fit,
+    CP084x for a communicator.
     """
     if is_communicator(mesh):
         from commplan.runtime.ranks import ranks  # noqa: PLC0415  MPI is loaded only where it is used
 
-        return cast("Machine", ranks(schedule, digest, mesh))
-    check_mesh(schedule, mesh)
-    check_servers(schedule)
-    check_processes(schedule, digest, mesh)
-    return machine_of(schedule, mesh)
+        return cast("Machine", ranks(binding, mesh))
+    check_mesh(binding.schedule, mesh)
+    check_servers(binding.schedule)
+    check_processes(binding, mesh)
+    return machine_of(binding.schedule, mesh)
 
 
-def placed(run: Run, name: str, axis: str | None = None) -> Placement:
+def placed(run: Bound, name: str, axis: str | None = None) -> Placement:
     """The placement of the value called `name`. Raises CP0811, and CP0818 where it is not per `axis`."""
     value = run.context.find(name)
-    file = run.program.schedule.file
+    file = run.context.schedule.file
     if value is None:
         known = ", ".join(f"`{one}`" for one in run.context.names())
         fail("CP0811", f"the plan has no output, state or input `{name}`", f"it has {known}", file=file)

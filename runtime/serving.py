@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from commplan.diagnostics import fail
@@ -18,13 +17,12 @@ class Serving:
     """The machine of a server's rank (see `runtime.machine.Machine`): it runs no phase, and says so.
 
     mesh: the communicator that the program was bound to. service: a duplicate of it, for what workers and
-    servers say to each other; workers are its first ranks. servers: the communicator of all servers.
+    servers say to each other; workers are its first ranks.
     number: which of them this is. name: what errors call it.
     """
 
     mesh: Any
     service: Any
-    servers: Any
     sites: Sites
     number: int
     name: str
@@ -55,23 +53,3 @@ def check_servers(schedule: Schedule) -> None:
     found = sites(schedule)
     if found.all:
         refuse(found.all[0].span, schedule.file)
-
-
-@dataclasses.dataclass(frozen=True)
-class ServerContext:
-    """What a server needs to serve.
-
-    comm: of all workers (its first ranks) and servers, for this alone. server: the number of this one among
-    all servers of the plan. servers: the communicator of the servers. functions: by name. structures: how
-    to rebuild trees, by the paths of their leaves.
-    """
-
-    schedule: Schedule
-    sites: Sites
-    comm: Any
-    server: int
-    name: str
-    servers: Any
-    functions: Mapping[str, Callable[..., Any]]
-    structures: Mapping[tuple[str, ...], Any]
-    seed: int = 0

@@ -223,7 +223,7 @@ class _Step:
             return new.leave(after), state_out.get(CALLS, {}), out
 
         out_specs = [spec(r.placement) if r.specs is None else r.specs for r in results]
-        call = context.spread(
+        call = context.machine.spread(
             body,
             (new.specs, PartitionSpec(), {n: _leaf_specs(trees[n], p) for n, p in self.placements.items()}),
             (new.specs, PartitionSpec(), out_specs),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
+import threading
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -77,9 +78,15 @@ class _Exit(SystemExit):
             _exiting(self, found)
         return found
 
+    @code.setter
+    def code(self, value: Any) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        self.args = (value,)
+
 
 def _exit(status: Any = None, /) -> NoReturn:
-    raise _Exit(status)
+    if threading.current_thread() is threading.main_thread():
+        raise _Exit(status)
+    raise SystemExit(status)  # ends this thread alone, which `threading` passes over for no other class
 
 
 def _exiting(error: SystemExit, code: object) -> None:

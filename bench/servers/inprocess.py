@@ -18,9 +18,8 @@ from typing import Any
 import numpy as np
 
 from bench.servers.cases import Case, Tree, asked, functions, noise, program, started, stepped
-from commplan.protocol.sites import LEAVE, Buffer, Site, Sites
+from commplan.protocol.sites import LEAVE, Buffer, Site, Sites, receives, sends, sent
 from commplan.protocol.survey import sites as survey
-from commplan.protocol.worker import receives, sends, sent
 from commplan.runtime.data.kinds import numpy_dtype
 from commplan.runtime.exchange.desk import Desks
 from commplan.runtime.exchange.driver import Driver

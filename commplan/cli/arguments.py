@@ -45,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
     _simulate(verbs)
     _calibrate(verbs)
     _run(verbs)
-    _passes(verbs)
+    _verb(verbs, "passes", "list the compiler's passes and their options", "json")
     _new(verbs)
     _completion(verbs)
     return root
@@ -322,10 +322,6 @@ def _functions(verb: Any, summary: str) -> None:
     _repeatable(verb, "--fn", _pair, "NAME=MODULE:FUNCTION", summary)
 
 
-def _passes(verbs: Any) -> None:
-    _verb(verbs, "passes", "list the compiler's passes and their options", "json")
-
-
 def _new(verbs: Any) -> None:
     verb = _verb(
         verbs,
@@ -360,11 +356,15 @@ def _is_number(text: str) -> bool:
     return text.isascii() and text.isdecimal() and len(text) < 20
 
 
+def _whole(text: str, least: int, expected: str, found: str) -> int:
+    if not _is_number(text) or not least <= int(text) < 2**31:
+        raise argparse.ArgumentTypeError(f"expected {expected}, found {found!r}")
+    return int(text)
+
+
 def _size(text: str) -> tuple[str, int]:
     name, value = _pair(text)
-    if not _is_number(value) or not 0 < int(value) < 2**31:
-        raise argparse.ArgumentTypeError(f"expected NAME=N with a positive whole number, found {text!r}")
-    return name, int(value)
+    return name, _whole(value, 1, "NAME=N with a positive whole number", text)
 
 
 def _ranks(text: str) -> int | tuple[tuple[str, int], ...]:
@@ -373,31 +373,34 @@ def _ranks(text: str) -> int | tuple[tuple[str, int], ...]:
 
 
 def _place(text: str) -> int:
-    if not _is_number(text) or not int(text) < 2**31:
-        raise argparse.ArgumentTypeError(f"expected a rank: a whole number from 0 on, found {text!r}")
-    return int(text)
+    return _whole(text, 0, "a rank: a whole number from 0 on", text)
 
 
 def _count(text: str) -> int:
-    if not _is_number(text) or not 0 < int(text) < 2**31:
-        raise argparse.ArgumentTypeError(f"expected a positive whole number, found {text!r}")
-    return int(text)
+    return _whole(text, 1, "a positive whole number", text)
+
+
+def _time(text: str, bare: str = "") -> float | None:
+    """Seconds, `bare` being the unit where none is written; None where it is no time."""
+    number = text.rstrip("nums")
+    unit = text[len(number) :] or bare
+    known = unit in _TIMES and _is_number(number.replace(".", "", 1))
+    return float(number) * _TIMES[unit] if known else None
 
 
 def _seconds(text: str) -> tuple[str, float]:
     name, value = _pair(text)
-    number, unit = value.rstrip("nums"), value[len(value.rstrip("nums")) :]
-    if unit not in _TIMES or not _is_number(number.replace(".", "", 1)):
+    seconds = _time(value)
+    if seconds is None:
         raise argparse.ArgumentTypeError(f"expected NAME=TIME such as decode=3ms, found {text!r}")
-    return name, float(number) * _TIMES[unit]
+    return name, seconds
 
 
 def _duration(text: str) -> float:
-    number = text.rstrip("nums")
-    unit = text[len(number) :] or "s"
-    if unit not in _TIMES or not _is_number(number.replace(".", "", 1)) or not float(number):
+    seconds = _time(text, "s")
+    if not seconds:
         raise argparse.ArgumentTypeError(f"expected a time such as 12ms, found {text!r}")
-    return float(number) * _TIMES[unit]
+    return seconds
 
 
 def _nbytes(text: str) -> int:

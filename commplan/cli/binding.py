@@ -11,8 +11,8 @@ import msgspec
 
 from commplan import dsl
 from commplan.cli.console import Console, name_of
-from commplan.compiler import compile_plan
-from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
+from commplan.compiler import check_complete, compile_plan
+from commplan.diagnostics import CommplanError, fail
 from commplan.ir.plan import Plan
 from commplan.ir.schedule import Schedule
 from commplan.passes.manager import Observer
@@ -67,6 +67,7 @@ def compiled(
         backend=arguments.backend,
         calibration=arguments.calibration,
     )
+    check_complete(schedule)
     for axis in schedule.axes:
         if axis.levels:
             console.note(f"{axis.kind} {axis.name} = {axis.size} on {levels_text(axis)}")
@@ -85,14 +86,11 @@ def read_shapes(path: str, console: Console) -> dict[str, Any]:
     except RecursionError:
         fail("CP1103", "the shapes are nested too deep", "trees this deep cannot be read", file=path)
     if not isinstance(shapes, dict):
-        raise CommplanError(
-            Diagnostic(
-                "CP1103",
-                f"the shapes are a JSON {_json_kind(shapes)}: expected an object",
-                None,
-                (Note('such as {"params": {"w": {"shape": [3, 4], "dtype": "f32"}}}'),),
-                file=path,
-            )
+        fail(
+            "CP1103",
+            f"the shapes are a JSON {_json_kind(shapes)}: expected an object",
+            'such as {"params": {"w": {"shape": [3, 4], "dtype": "f32"}}}',
+            file=path,
         )
     return {str(name): tree for name, tree in shapes.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
 

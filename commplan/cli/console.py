@@ -5,13 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from io import StringIO
 from pathlib import Path
-from typing import IO, Any, Literal, get_args
+from typing import IO, TYPE_CHECKING, Any, Literal, get_args
 
 from commplan import files
 from commplan.diagnostics import CommplanError, Diagnostic, Note, Span, fail
 from commplan.render import Style
+
+if TYPE_CHECKING:
+    from rich.console import Console as Rich
 
 Color = Literal["auto", "always", "never"]
 STDIN = "-"
@@ -47,16 +51,20 @@ class Console:
         with _stdout():
             sys.stdout.write(text)
 
+    def show(self, draw: Callable[[Rich], object], width: int) -> None:
+        """Write what `draw` prints on a screen of `width` columns to stdout."""
+        self.put(printed(draw, width, color=self.color(sys.stdout)))
+
     def flush(self) -> None:
         """See that all of stdout is written. Raises CP1101 like `put`."""
         with _stdout():
             sys.stdout.flush()
 
-    def document(self, **fields: Any) -> None:
+    def document(self, diagnostics: Sequence[Diagnostic] = (), **fields: Any) -> None:
         """Write the one JSON document of this run to stdout."""
-        from commplan.render.machine import FORMAT_VERSION, dump
+        from commplan.render.machine import FORMAT_VERSION, as_data, dump
 
-        self.put(dump({"version": FORMAT_VERSION, **fields}))
+        self.put(dump({"version": FORMAT_VERSION, **fields, "diagnostics": as_data(diagnostics)}))
 
     def say(self, text: str) -> None:
         """Write a message to stderr."""
@@ -79,9 +87,7 @@ class Console:
         if self.style in get_args(Style) and self.style != "json":
             self.report(diagnostics)
             return
-        from commplan.render.machine import as_data
-
-        self.document(diagnostics=as_data(diagnostics))
+        self.document(diagnostics)
 
     def read(self, path: str) -> str:
         """The text of a file, or of stdin for `-`; kept for the excerpts.
@@ -135,6 +141,15 @@ def _stdout() -> Generator[None]:
         raise
     except OSError as error:
         fail("CP1101", f"cannot write to standard output: {error.strerror or error}", file="<stdout>")
+
+
+def printed(draw: Callable[[Rich], object], width: int, *, color: bool) -> str:
+    """What `draw` prints on a screen of `width` columns."""
+    from rich.console import Console as Screen
+
+    out = StringIO()
+    draw(Screen(file=out, width=width, force_terminal=color, no_color=not color, highlight=False))
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
 def name_of(path: str) -> str:

@@ -37,7 +37,10 @@ def run(arguments: Namespace, console: Console) -> int:
             "the input of a plan is measured with the plan and its sources",
             "commplan calibrate PLAN --source NAME=PATH --fn NAME=MODULE:FUNCTION -o OUT",
         )
-    old = _old(arguments.output)
+    there = arguments.output != STDIN and Path(arguments.output).exists()
+    old = (
+        load_calibration(arguments.output) if there else None
+    )  # its links stay: CP0751 rather than lose them
     plan = checked(arguments.file, console)
     measured = _measured(plan, arguments, console)
     found = only_input(measured.date, measured)
@@ -55,12 +58,7 @@ def deliver(found: Calibration, told: Sequence[str], output: str, console: Conso
             console.note(line)
     elif not console.human:
         plain: dict[str, Any] = msgspec.to_builtins(found)
-        console.document(output=output, calibration=plain, diagnostics=[])
-
-
-def _old(path: str) -> Calibration | None:
-    """What the file holds already: links stay. Raises CP0751 rather than lose them."""
-    return load_calibration(path) if path != STDIN and Path(path).exists() else None
+        console.document(output=output, calibration=plain)
 
 
 @user_code()

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from io import StringIO
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 if TYPE_CHECKING:
     from rich.console import Console as Rich
+    from rich.table import Table
 
     from commplan.cli.binding import Compiled
     from commplan.explain import Line
     from commplan.runtime.data.usage import LineUsage, Queue, Slow, Summary
     from commplan.runtime.rehearse import PhaseTimes, ServerWork
+
+
+Cost = TypeVar("Cost", bound=msgspec.Struct)
 
 
 class LineCost(msgspec.Struct, frozen=True):
@@ -117,18 +120,7 @@ def _most(seconds: Iterable[float | None]) -> float | None:
 
 def _rank(summary: Summary) -> RankCost:
     lines = tuple(_used(line.span.line, line.what, line) for line in summary.lines)
-    return RankCost(
-        summary.rank,
-        summary.batches,
-        summary.wait_s,
-        summary.cpu_s,
-        summary.checked,
-        summary.workers,
-        summary.restarts,
-        summary.queue,
-        summary.slow,
-        lines,
-    )
+    return _copied(RankCost, summary, lines=lines)
 
 
 def _line(line: Line, usage: LineUsage | None, calls: int) -> LineCost:
@@ -142,31 +134,22 @@ def _line(line: Line, usage: LineUsage | None, calls: int) -> LineCost:
 
 
 def _used(line: int, stage: str, usage: LineUsage, sent: int | None = None) -> LineCost:
-    return LineCost(
-        line,
-        stage,
-        usage.records,
-        usage.cpu_s,
-        usage.user_s,
-        usage.system_s,
-        usage.nbytes,
-        usage.wait_s,
-        usage.skipped,
-        sent,
-    )
+    return _copied(LineCost, usage, line=line, stage=stage, sent=sent)
+
+
+def _copied(kind: type[Cost], usage: object, **more: Any) -> Cost:
+    """A `kind` with what `usage` has under the same names, and `more`."""
+    fields = (field for field in kind.__struct_fields__ if field not in more)
+    return kind(**{field: getattr(usage, field) for field in fields}, **more)
 
 
 # --- for people ---
 
 
-def tables(
-    done: Compiled, costs: Sequence[PhaseCost], servers: Sequence[ServerWork], processes: int, color: bool
-) -> str:
+def print_tables(
+    screen: Rich, done: Compiled, costs: Sequence[PhaseCost], servers: Sequence[ServerWork], processes: int
+) -> None:
     """One table for each phase; with several processes one of them as well; one of the servers."""
-    from rich.console import Console as Rich
-
-    out = StringIO()
-    screen = Rich(file=out, width=120, force_terminal=color, no_color=not color, highlight=False)
     ranks = math.prod(done.schedule.mesh_sizes.values())
     where = f"{ranks} CPU device{'s' if ranks > 1 else ''}" if processes == 1 else f"{processes} ranks"
     screen.print(f"plan {done.plan.name} on {where}{_beside(servers)}", markup=False)
@@ -174,22 +157,31 @@ def tables(
         _phase(screen, cost)
     if servers:
         _serving(screen, servers)
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+
+
+def _table(titles: Iterable[str], wide: str = "") -> Table:
+    """A table of numbers, but for the column `wide`."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for title in titles:
+        if title == wide:
+            table.add_column(title, overflow="fold", ratio=1)
+        else:
+            table.add_column(title, justify="right", no_wrap=True)
+    return table
 
 
 def _phase(screen: Rich, cost: PhaseCost) -> None:
-    from rich.table import Table
+    from rich.text import Text
 
     screen.print(f"\n{_headline(cost)}", markup=False)
     skips = any(line.skipped for line in cost.lines)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("line", justify="right")
-    table.add_column("stage", overflow="fold", ratio=1)
-    titles = ["records", *(["skipped"] if skips else []), "user s", "system s", "bytes", "waited s"]
-    for title in (*titles, "sent by a rank"):
-        table.add_column(title, justify="right", no_wrap=True)
+    skipped = ["skipped"] if skips else []
+    measured = ("records", *skipped, "user s", "system s", "bytes", "waited s", "sent by a rank")
+    table = _table(("line", "stage", *measured), "stage")
     for line in cost.lines:
-        table.add_row(str(line.line), _escaped(line.stage), *_cells(line, skips))
+        table.add_row(str(line.line), Text(line.stage), *_cells(line, skips))
     if cost.lines:
         screen.print(table)
     if len(cost.ranks) > 1:
@@ -209,17 +201,13 @@ def _beside(servers: Sequence[ServerWork]) -> str:
 
 
 def _serving(screen: Rich, servers: Sequence[ServerWork]) -> None:
-    from rich.table import Table
+    from rich.text import Text
 
     from commplan.ir.types import sized
 
     screen.print("\nservers")
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("rank", justify="right")
-    table.add_column("server", overflow="fold", ratio=1)
-    titles = ("requests", "in its memory", "received", "sent", "updates", "busy s", "waited s", "CPU s")
-    for title in titles:
-        table.add_column(title, justify="right", no_wrap=True)
+    asked = ("requests", "in its memory", "received", "sent", "updates", "busy s", "waited s", "CPU s")
+    table = _table(("rank", "server", *asked), "server")
     for one in servers:
         counts = (
             str(one.requests),
@@ -229,7 +217,7 @@ def _serving(screen: Rich, servers: Sequence[ServerWork]) -> None:
             str(one.updates),
         )
         seconds = (one.busy_s, one.wait_s, one.cpu_s)
-        table.add_row(str(one.rank), _escaped(one.name), *counts, *(f"{each:.3f}" for each in seconds))
+        table.add_row(str(one.rank), Text(one.name), *counts, *(f"{each:.3f}" for each in seconds))
     screen.print(table)
     if lost := sorted({worker for one in servers for worker in one.lost}):
         named = ", ".join(map(str, lost))
@@ -261,21 +249,9 @@ def _cells(line: LineCost, skips: bool) -> list[str]:
     ]
 
 
-def _of_ranks(ranks: Sequence[RankCost]) -> object:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    titles = (
-        "rank",
-        "batches",
-        "CPU s",
-        "waited for peers s",
-        "waited for batches s",
-        "ready: mean",
-        "least",
-    )
-    for title in titles:
-        table.add_column(title, justify="right", no_wrap=True)
+def _of_ranks(ranks: Sequence[RankCost]) -> Table:
+    waited = ("waited for peers s", "waited for batches s")
+    table = _table(("rank", "batches", "CPU s", *waited, "ready: mean", "least"))
     for one in ranks:
         queue = one.queue
         table.add_row(
@@ -316,9 +292,3 @@ def remarks(ranks: Sequence[RankCost]) -> list[str]:
             f"waited for {slow.wait_s:.3f} s"
         )
     return found
-
-
-def _escaped(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)

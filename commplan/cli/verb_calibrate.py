@@ -83,14 +83,15 @@ def _lines(found: Calibration) -> list[str]:
     return lines
 
 
-def _need(module: str, what: str) -> None:
+def need(module: str, package: str, code: str = "CP1111", who: str = "this") -> None:
+    """Raises `code` where a module is not installed."""
     if importlib.util.find_spec(module) is None:
-        fail("CP1111", f"this needs {module}, which is not installed", f"pip install {what}")
+        fail(code, f"{who} needs {module}, which is not installed", f"pip install {package}")
 
 
 def _mpi() -> tuple[Fabric, bool]:
-    _need("jax", "'commplan[mpi]'")
-    _need("mpi4py", "'commplan[mpi]'")
+    need("jax", "'commplan[mpi]'")
+    need("mpi4py", "'commplan[mpi]'")
     from commplan.runtime.calibrate_mpi import MpiFabric
 
     fabric = MpiFabric()
@@ -98,9 +99,8 @@ def _mpi() -> tuple[Fabric, bool]:
 
 
 def _jax(devices: int | None) -> tuple[Fabric, bool]:
-    _need("jax", "'commplan[jax]'")
-    import_module = importlib.import_module
-    jax: Any = import_module("commplan.lowering.jax.untyped").jax
+    need("jax", "'commplan[jax]'")
+    jax: Any = importlib.import_module("commplan.lowering.jax.untyped").jax
     if devices:
         jax.config.update("jax_num_cpu_devices", devices)
     if "JAX_COORDINATOR_ADDRESS" in os.environ or "SLURM_JOB_ID" in os.environ:

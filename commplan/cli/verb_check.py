@@ -6,7 +6,7 @@ from argparse import Namespace
 
 from commplan import dsl
 from commplan.cli.console import Console, name_of
-from commplan.diagnostics import CommplanError, Diagnostic, Severity
+from commplan.diagnostics import CommplanError, Diagnostic
 
 
 def run(arguments: Namespace, console: Console) -> int:
@@ -18,7 +18,7 @@ def run(arguments: Namespace, console: Console) -> int:
     if not found:
         count = len(arguments.files)
         console.note(f"{count} plan{'s' if count > 1 else ''}, no problems")
-    return int(any(diagnostic.severity is Severity.ERROR for diagnostic in found))
+    return int(bool(found))
 
 
 def _check(path: str, console: Console) -> tuple[Diagnostic, ...]:

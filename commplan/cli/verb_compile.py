@@ -83,7 +83,6 @@ def _deliver(text: str, arguments: Namespace, console: Console, **facts: Any) ->
         emit=arguments.emit,
         output=out if out != STDIN else None,
         artefact=inline,
-        diagnostics=[],
     )
 
 

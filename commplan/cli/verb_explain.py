@@ -8,6 +8,8 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from commplan.cli.console import Console
 from commplan.diagnostics import fail
 from commplan.render.machine import page
@@ -36,12 +38,9 @@ def _code(code: str, console: Console) -> int:
     if console.human:
         console.put(_styled(text) if console.color(sys.stdout) else text)
     else:
-        console.document(code=code, title=_title(text), text=text, diagnostics=[])
+        title = text.splitlines()[0].partition(": ")[2]
+        console.document(code=code, title=title, text=text)
     return 0
-
-
-def _title(text: str) -> str:
-    return text.splitlines()[0].partition(": ")[2]
 
 
 def _styled(markdown: str) -> str:
@@ -56,8 +55,6 @@ def _styled(markdown: str) -> str:
 
 
 def _plan(arguments: Namespace, console: Console) -> int:
-    import msgspec
-
     from commplan.cli.binding import compiled
     from commplan.explain import explain_plan
 
@@ -66,7 +63,7 @@ def _plan(arguments: Namespace, console: Console) -> int:
     if console.human:
         console.put(explanation.text())
     else:
-        console.document(**msgspec.to_builtins(explanation), mapping=done.mapping, diagnostics=[])
+        console.document(**msgspec.to_builtins(explanation), mapping=done.mapping)
     return 0
 
 

@@ -61,8 +61,6 @@ def _say(results: list[_Result], found: list[Diagnostic], arguments: Namespace, 
 
 
 def _document(results: list[_Result], found: list[Diagnostic], console: Console) -> None:
-    from commplan.render.machine import as_data
-
     files = [
         {
             "file": name_of(result.path),
@@ -71,7 +69,7 @@ def _document(results: list[_Result], found: list[Diagnostic], console: Console)
         }
         for result in results
     ]
-    console.document(files=files, diagnostics=as_data(found))
+    console.document(found, files=files)
 
 
 def _diff(result: _Result, color: bool) -> str:

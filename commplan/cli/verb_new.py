@@ -38,7 +38,7 @@ def run(arguments: Namespace, console: Console) -> int:
     for target in targets:
         _write(target, _template(f"{name}{target.suffix}"))
     if not console.human:
-        console.document(template=name, files=[str(target) for target in targets], diagnostics=[])
+        console.document(template=name, files=[str(target) for target in targets])
         return 0
     for target in targets:
         console.say(f"wrote {target}")
@@ -71,7 +71,7 @@ def _template(file: str) -> str:
 def _list(known: dict[str, str], console: Console) -> int:
     if not console.human:
         listed = [{"name": name, "summary": summary} for name, summary in known.items()]
-        console.document(templates=listed, diagnostics=[])
+        console.document(templates=listed)
         return 0
     width = max(map(len, known))
     for name, summary in known.items():

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import typing
 from argparse import Namespace
-from io import StringIO
 from typing import Any
 
 import msgspec
@@ -18,9 +16,10 @@ def run(arguments: Namespace, console: Console) -> int:
     """List the passes in their usual order."""
     listed = [_described(name) for name in PASSES]
     if not console.human:
-        console.document(passes=listed, default=DEFAULT, diagnostics=[])
+        console.document(passes=listed, default=DEFAULT)
         return 0
-    console.put(_table(listed, console.color(sys.stdout)))
+    table = _table(listed)
+    console.show(lambda screen: screen.print(table), 110)
     console.put(f'\nThe default pipeline is "{DEFAULT}"; options are written bucket{{max=25MiB}}.\n')
     return 0
 
@@ -55,8 +54,7 @@ def _written(value: Any) -> str:
     return str(value)
 
 
-def _table(listed: list[dict[str, Any]], color: bool) -> str:
-    from rich.console import Console as Rich
+def _table(listed: list[dict[str, Any]]) -> Any:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
@@ -68,6 +66,4 @@ def _table(listed: list[dict[str, Any]], color: bool) -> str:
             for option in one["options"]
         )
         table.add_row(one["name"], one["summary"], options)
-    out = StringIO()
-    Rich(file=out, width=110, force_terminal=color, no_color=not color, highlight=False).print(table)
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+    return table

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 from argparse import Namespace
@@ -15,10 +14,10 @@ import msgspec
 from commplan.cli import INTERRUPTED
 from commplan.cli.binding import Compiled, compiled
 from commplan.cli.console import Console
-from commplan.cli.run_tables import costs_of, tables
+from commplan.cli.run_tables import costs_of, print_tables
 from commplan.cli.run_view import live
-from commplan.cli.verb_calibrate import under_mpi
-from commplan.diagnostics import CommplanError, fail
+from commplan.cli.verb_calibrate import need, under_mpi
+from commplan.diagnostics import CommplanError
 
 if TYPE_CHECKING:
     from commplan.ir.plan import Plan
@@ -54,7 +53,7 @@ def _report(
     costs = costs_of(done, [one.phases for one in parts if one.server is None])
     served = [one.server for one in parts if one.server is not None]
     if console.human:
-        console.put(tables(done, costs, served, processes, console.color(sys.stdout)))
+        console.show(lambda screen: print_tables(screen, done, costs, served, processes), 120)
         return 0
     console.document(
         plan=done.plan.name,
@@ -64,7 +63,6 @@ def _report(
         processes=processes,
         phases=msgspec.to_builtins(costs),
         servers=msgspec.to_builtins(served),
-        diagnostics=[],
     )
     return 0
 
@@ -72,12 +70,7 @@ def _report(
 def _on_ranks(arguments: Namespace, console: Console) -> int:
     """Every rank does the same; the first one speaks. A rank that fails alone ends the others."""
     for module in ("jax", "mpi4py", "mpi4jax"):
-        if importlib.util.find_spec(module) is None:
-            fail(
-                "CP1107",
-                f"under mpirun this needs {module}, which is not installed",
-                "pip install 'commplan[mpi]'",
-            )
+        need(module, "'commplan[mpi]'", "CP1107", "under mpirun this")
     if "jax" not in sys.modules:
         os.environ["JAX_PLATFORMS"] = "cpu"
         os.environ["JAX_NUM_CPU_DEVICES"] = "1"

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import sys
 from argparse import Namespace
 from collections.abc import Iterable, Sequence
-from io import StringIO
 from typing import Any, NamedTuple
 
 import msgspec
@@ -46,12 +44,11 @@ def run(arguments: Namespace, console: Console) -> int:
         console.write(arguments.trace, trace(found) + b"\n")
         if arguments.trace != STDIN:
             console.note(f"wrote {arguments.trace}: open it at https://ui.perfetto.dev")
+    more = _Servers(schedule, predictor, found, arguments.step_seconds)
     if console.human and arguments.trace != STDIN:
-        more = _Servers(schedule, predictor, found, arguments.step_seconds)
-        console.put(_text(found, lines, console.color(sys.stdout), more))
+        console.show(lambda rich: _print(rich, found, lines, more), 110)
     elif not console.human:
-        more = _Servers(schedule, predictor, found, arguments.step_seconds)
-        console.document(**_data(found, schedule), modes=more.data(), diagnostics=[])
+        console.document(**_data(found, schedule), modes=more.data())
     return 0
 
 
@@ -164,11 +161,7 @@ class _Servers:
         return found
 
 
-def _text(found: Simulation, lines: Sequence[str], color: bool, servers: _Servers) -> str:
-    from rich.console import Console as Rich
-
-    out = StringIO()
-    rich = Rich(file=out, width=110, force_terminal=color, no_color=not color, highlight=False)
+def _print(rich: Any, found: Simulation, lines: Sequence[str], servers: _Servers) -> None:
     source = (
         f"calibrated {found.calibrated}" if found.calibrated else "costs of the topology file, not measured"
     )
@@ -180,7 +173,6 @@ def _text(found: Simulation, lines: Sequence[str], color: bool, servers: _Server
             rich.print(line, markup=False, soft_wrap=True)
     if found.unknown:
         rich.print(f"\ncharged nothing, costs unknown: {', '.join(found.unknown)}", markup=False)
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
 def _phase(rich: Any, phase: PhaseTime, lines: Sequence[str]) -> None:

@@ -6,18 +6,19 @@ import re
 import sys
 from argparse import Namespace
 from fractions import Fraction
-from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from commplan.cli.console import Console, name_of
+import msgspec
+
+from commplan.cli.console import Console, name_of, printed
 from commplan.cli.saved import is_saved, read_saved
 from commplan.cli.verify_input import input_data, input_text
 from commplan.cli.verify_servers import Served
 from commplan.diagnostics import CommplanError, Diagnostic, fail
 from commplan.ir.schedule import Collective, Schedule
 from commplan.verify.counterexample import Counterexample
-from commplan.verify.named import Proof
+from commplan.verify.named import Proof, prove_algorithm, prove_levels, prove_sliced, str_of
 from commplan.verify.programs import Counted
 
 
@@ -33,7 +34,10 @@ def run(arguments: Namespace, console: Console) -> int:
     if is_saved(arguments.file, text):
         schedule, found = _saved(text, name_of(arguments.file), console)
     else:
-        schedule, found = _compiled(arguments, console), []
+        from commplan.cli.binding import compiled
+
+        # Compiling proves after every pass, and refuses with the counter-examples where one does not hold.
+        schedule, found = compiled(arguments.file, arguments, console).schedule, []
     served = Served(schedule) if not found else None
     found += served.wrong if served else []
     facts = _Facts(schedule, found)
@@ -42,18 +46,9 @@ def run(arguments: Namespace, console: Console) -> int:
         if not found:
             console.put(facts.text(console.color(sys.stdout)) + (served.text() if served else ""))
     else:
-        from commplan.render.machine import as_data
-
         told = served.data() if served else {}
-        console.document(**facts.data(), servers=told, proved=not found, diagnostics=as_data(found))
+        console.document(found, **facts.data(), servers=told, proved=not found)
     return int(bool(found))
-
-
-def _compiled(arguments: Namespace, console: Console) -> Schedule:
-    """Compiling proves after every pass, and refuses with the counter-examples where one does not hold."""
-    from commplan.cli.binding import compiled
-
-    return compiled(arguments.file, arguments, console).schedule
 
 
 def _saved(text: str, name: str, console: Console) -> tuple[Schedule, list[Diagnostic]]:
@@ -127,8 +122,6 @@ class _Facts:
         self.ranks = schedule.size(tuple(axis.name for axis in schedule.mesh_axes))
 
     def data(self) -> dict[str, Any]:
-        import msgspec
-
         return {
             "plan": self.schedule.plan,
             "claims": msgspec.to_builtins(self.claims),
@@ -233,7 +226,6 @@ def _bytes(share: Fraction, nbytes: int) -> int:
 
 
 def _table(lines: list[_Line], color: bool) -> str:
-    from rich.console import Console as Rich
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
@@ -253,9 +245,7 @@ def _table(lines: list[_Line], color: bool) -> str:
             _size(_bytes(proof.cost.least, one.nbytes)), f"{len(proof.tasks)} programs{believed}"
             if len(proof.tasks) != 1 or believed else "proved",
         )  # fmt: skip
-    out = StringIO()
-    Rich(file=out, width=130, force_terminal=color, no_color=not color, highlight=False).print(table)
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+    return printed(lambda screen: screen.print(table), 130, color=color)
 
 
 def _size(nbytes: int) -> str:
@@ -268,32 +258,25 @@ def _size(nbytes: int) -> str:
 def _algorithm(arguments: Namespace, console: Console) -> int:
     """One algorithm, or one hierarchy of them."""
     subject, proof = _named(arguments)
+    found = [wrong.diagnostic(subject) for subject, wrong in proof.wrong]
     if not console.human:
-        from commplan.render.machine import as_data
-
         console.document(
+            found,
             algorithm=arguments.algorithm, collective=arguments.collective, ranks=_ranks(arguments),
-            root=arguments.root or 0, slices=arguments.slices, proved=not proof.wrong, **_proved(proof),
+            root=arguments.root or 0, slices=arguments.slices, proved=not found, **_proved(proof),
             **{name: float(share) for name, share in _shares(proof.cost).items()},
-            diagnostics=as_data(_said(proof)),
             counterexamples=[_as_data(one) for _, one in proof.wrong],
         )  # fmt: skip
-        return int(bool(proof.wrong))
-    console.report(_said(proof))
-    if not proof.wrong:
+        return int(bool(found))
+    console.report(found)
+    if not found:
         console.put(_praise(subject, proof))
-    return int(bool(proof.wrong))
+    return int(bool(found))
 
 
 def _as_data(wrong: Counterexample) -> dict[str, Any]:
-    import msgspec
-
     data = msgspec.structs.asdict(wrong)
     return {name: value for name, value in data.items() if name not in ("span", "others")}
-
-
-def _said(proof: Proof) -> list[Diagnostic]:
-    return [wrong.diagnostic(subject) for subject, wrong in proof.wrong]
 
 
 def _ranks(arguments: Namespace) -> int | dict[str, int]:
@@ -305,8 +288,6 @@ _LEVEL = re.compile(r"\s*(\w+)\s*(?:=\s*(\w+)\s*)?")
 
 
 def _named(arguments: Namespace) -> tuple[str, Proof]:
-    from commplan.verify.named import prove_algorithm, prove_levels, prove_sliced
-
     root, kind = arguments.root or 0, arguments.collective
     hierarchy = _HIERARCHY.fullmatch(arguments.algorithm)
     if hierarchy is None:
@@ -352,7 +333,7 @@ def _praise(subject: str, proof: Proof) -> str:
             "  no message is useless, none races with another, none carries what was never set",
         ]
     if len(proof.tasks) > 1:
-        out += ["  composed of:", *(f"    {_task_text(task)}" for task in proof.tasks)]
+        out += ["  composed of:", *(f"    {str_of(task)}" for task in proof.tasks)]
     if proof.believed:
         out.append(f"  believed, being the backend's own: {', '.join(proof.believed)}")
     if proof.tasks:
@@ -363,12 +344,6 @@ def _praise(subject: str, proof: Proof) -> str:
             f"  a rank has to have room for {_share(proof.cost.staged)} to receive into",
         ]
     return "\n".join(out) + "\n"
-
-
-def _task_text(task: Any) -> str:
-    from commplan.verify.named import str_of
-
-    return str_of(task)
 
 
 def _share(share: Fraction) -> str:

@@ -80,10 +80,8 @@ def protocol(console: Console, *, whole: bool) -> int:
     found = explore_all(models(WHOLE if whole else QUICK))
     wrong: list[Diagnostic] = [complaint(one) for one in found if one.wrong]
     if not console.human:
-        from commplan.render.machine import as_data
-
         explored = [_data(one) for one in found]
-        console.document(explored=explored, proved=not wrong, diagnostics=as_data(wrong))
+        console.document(wrong, explored=explored, proved=not wrong)
         return int(bool(wrong))
     console.report(wrong)
     if not wrong:

@@ -20,7 +20,7 @@ from commplan.collectives.program import Body, Kind, Programs, Round, log2_up, r
 from commplan.collectives.transform import reversed_rounds
 
 
-def _all_gather(n: int) -> Iterator[Round]:
+def all_gather(n: int) -> Iterator[Round]:
     """After k rounds rank r has the 2**k blocks from its own on; it passes them to the rank before them."""
     r = ranks(n)
     for k in range(log2_up(n)):
@@ -28,16 +28,11 @@ def _all_gather(n: int) -> Iterator[Round]:
         yield send_cyclic(r, (r - far) % n, r, min(far, n - far), n)
 
 
-def all_gather(n: int) -> Body:
-    return Body(n, _all_gather(n))
-
-
-def reduce_scatter(n: int) -> Body:
-    return Body(n, reversed_rounds(_all_gather(n), reduce=True))
-
-
 def formula(kind: Kind, n: int) -> tuple[int, Fraction]:
     return log2_up(n), Fraction(n - 1, n)
 
 
-PROGRAMS: Programs = {"all_gather": all_gather, "reduce_scatter": reduce_scatter}
+PROGRAMS: Programs = {
+    "all_gather": lambda n: Body(n, all_gather(n)),
+    "reduce_scatter": lambda n: Body(n, reversed_rounds(all_gather(n), reduce=True)),
+}

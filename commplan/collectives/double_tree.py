@@ -62,17 +62,8 @@ def _down(m: int, first: int, *, staggered: bool) -> Iterator[Round]:
         )
 
 
-def broadcast(n: int) -> Body:
-    return Body(2, _down(n - 1, 1, staggered=False))
-
-
-def reduce(n: int) -> Body:
-    return Body(2, reversed_rounds(_down(n - 1, 1, staggered=True), reduce=True))
-
-
-def all_reduce(n: int) -> Body:
-    up = reversed_rounds(_down(n, 0, staggered=True), reduce=True)
-    return Body(2, itertools.chain(up, _down(n, 0, staggered=False)))
+def _up(m: int, first: int) -> Iterator[Round]:
+    return reversed_rounds(_down(m, first, staggered=True), reduce=True)
 
 
 def _served(m: int) -> int:
@@ -94,4 +85,8 @@ def formula(kind: Kind, n: int) -> tuple[int, Fraction]:
             return _served(n) + n.bit_length() - 1, Fraction(min(n, 4) // 2 if n != 3 else Fraction(3, 2))
 
 
-PROGRAMS: Programs = {"all_reduce": all_reduce, "broadcast": broadcast, "reduce": reduce}
+PROGRAMS: Programs = {
+    "all_reduce": lambda n: Body(2, itertools.chain(_up(n, 0), _down(n, 0, staggered=False))),
+    "broadcast": lambda n: Body(2, _down(n - 1, 1, staggered=False)),
+    "reduce": lambda n: Body(2, _up(n - 1, 1)),
+}

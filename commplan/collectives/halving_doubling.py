@@ -14,12 +14,11 @@ order it is the other way round.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from fractions import Fraction
 
-from commplan.collectives import bruck, recursive_doubling
 from commplan.collectives.program import Body, Kind, Programs, Round, log2_up, ranks, send
+from commplan.collectives.recursive_doubling import all_gather
 from commplan.collectives.transform import reversed_rounds
 
 
@@ -33,20 +32,17 @@ def _halving(n: int) -> Iterator[Round]:
         first, half = first + upper * half, half // 2
 
 
-def reduce_scatter(n: int) -> Body:
+def _all_reduce(n: int) -> Iterator[Round]:
     if n & (n - 1):
-        return bruck.reduce_scatter(n)
-    return Body(n, reversed_rounds(all_gather(n).rounds, reduce=True))
+        yield from _reduce_scatter(n)
+        yield from all_gather(n)
+        return
+    yield from _halving(n)
+    yield from reversed_rounds(_halving(n), reduce=False)
 
 
-def all_gather(n: int) -> Body:
-    return recursive_doubling.all_gather(n)
-
-
-def all_reduce(n: int) -> Body:
-    if n & (n - 1):
-        return Body(n, itertools.chain(bruck.reduce_scatter(n).rounds, bruck.all_gather(n).rounds))
-    return Body(n, itertools.chain(_halving(n), reversed_rounds(_halving(n), reduce=False)))
+def _reduce_scatter(n: int) -> Iterator[Round]:
+    return reversed_rounds(all_gather(n), reduce=True)
 
 
 def formula(kind: Kind, n: int) -> tuple[int, Fraction]:
@@ -54,4 +50,8 @@ def formula(kind: Kind, n: int) -> tuple[int, Fraction]:
     return times * log2_up(n), times * Fraction(n - 1, n)
 
 
-PROGRAMS: Programs = {"all_reduce": all_reduce, "reduce_scatter": reduce_scatter, "all_gather": all_gather}
+PROGRAMS: Programs = {
+    "all_reduce": lambda n: Body(n, _all_reduce(n)),
+    "reduce_scatter": lambda n: Body(n, _reduce_scatter(n)),
+    "all_gather": lambda n: Body(n, all_gather(n)),
+}

@@ -1,4 +1,4 @@
-"""What each collective promises, as data.
+"""What each collective promises, as data, and what no program for it can go below.
 
 Before the first round some slots hold a contribution of their rank, all others nothing. After the last round
 some slots must hold every contribution to their chunk, each exactly once; what lies in the others is nobody's
@@ -8,11 +8,12 @@ source, and "every contribution" is a copy of it.
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
 
-from commplan.collectives.program import BLOCKED, Bools, Kind
+from commplan.collectives.program import BLOCKED, Bools, Kind, log2_up
 from commplan.diagnostics import fail
 
 SLOTS = 2**26
@@ -58,3 +59,22 @@ def promise(kind: Kind, ranks: int, chunks: int, root: int = 0) -> Promise:
             return Promise(at_root, own)
         case "gather":
             return Promise(own, at_root)
+
+
+def lower_bounds(kind: Kind, n: int) -> tuple[int, Fraction]:
+    """The least rounds, and the least share of S that some rank must send or receive.
+
+    Chan, Heimlich, Purkayastha and van de Geijn, "Collective communication: theory, practice, and
+    experience" (2007), table I: what one rank has or needs cannot reach all in fewer than ceil(log2 n)
+    rounds, as the ranks that it has reached at most double; a root sends or receives all that it does not
+    keep; a reduced chunk is made of n - 1 received ones, and then sent to n - 1 ranks.
+    """
+    if n == 1:
+        return 0, Fraction(0)
+    match kind:
+        case "broadcast" | "reduce":
+            return log2_up(n), Fraction(1)
+        case "all_reduce":
+            return log2_up(n), Fraction(2 * (n - 1), n)
+        case _:
+            return log2_up(n), Fraction(n - 1, n)

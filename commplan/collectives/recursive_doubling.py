@@ -44,18 +44,13 @@ def _all_reduce(n: int) -> Iterator[Round]:
     yield from reversed(rounds)
 
 
-def _all_gather(n: int) -> Iterator[Round]:
+def all_gather(n: int) -> Iterator[Round]:
+    if n & (n - 1):
+        yield from bruck.all_gather(n)
+        return
     r = ranks(n)
     for k in range(log2_up(n)):
         yield (send(r, r ^ 1 << k, r >> k << k, 1 << k),)
-
-
-def all_reduce(n: int) -> Body:
-    return Body(1, _all_reduce(n))
-
-
-def all_gather(n: int) -> Body:
-    return Body(n, _all_gather(n)) if n & (n - 1) == 0 else bruck.all_gather(n)
 
 
 def _sends_most(n: int) -> int:
@@ -73,4 +68,7 @@ def formula(kind: Kind, n: int) -> tuple[int, Fraction]:
     return log2_up(n), Fraction(n - 1, n)
 
 
-PROGRAMS: Programs = {"all_reduce": all_reduce, "all_gather": all_gather}
+PROGRAMS: Programs = {
+    "all_reduce": lambda n: Body(1, _all_reduce(n)),
+    "all_gather": lambda n: Body(n, all_gather(n)),
+}

@@ -17,6 +17,7 @@ from commplan.collectives.hierarchical import stages as _stages
 from commplan.collectives.program import BLOCKED, KINDS, ROOTED, AlgorithmFile, Kind, Program
 from commplan.collectives.transform import pipelined, rooted, tidy
 from commplan.diagnostics import fail
+from commplan.ir.hints import Algorithm
 
 TRANSFERS = 2**25  # 4,096 ranks in a ring; half a gigabyte
 
@@ -144,3 +145,15 @@ def _known(name: str, known: Iterable[str], code: str, what: str) -> None:
     near = difflib.get_close_matches(name, names, 1)
     hint = f"did you mean `{near[0]}`?" if near else f"known: {', '.join(names)}"
     fail(code, f"there is no {what} `{name}`", hint)
+
+
+def scalar_algorithm(algorithm: Algorithm) -> Algorithm:
+    """What reduces the scalars beside leaves that `algorithm` scatters: it too, where it carries out an
+    all-reduce; else the backend's own.
+
+    >>> str(scalar_algorithm(Algorithm("ring"))), str(scalar_algorithm(Algorithm("bruck")))
+    ('ring', 'native')
+    """
+    names = {how.name for _, how in algorithm.levels} or {algorithm.name}
+    able = all(name == "native" or supports(name, "all_reduce") for name in names)
+    return algorithm if able else Algorithm("native")

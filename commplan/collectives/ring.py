@@ -44,26 +44,6 @@ def _broadcast(n: int) -> Iterator[Round]:
         yield (send(r, r + 1, step - r, where=(r <= step) & (step - r < n) & (r < n - 1)),)
 
 
-def reduce_scatter(n: int) -> Body:
-    return Body(n, _reduce_scatter(n))
-
-
-def all_gather(n: int) -> Body:
-    return Body(n, _all_gather(n))
-
-
-def all_reduce(n: int) -> Body:
-    return Body(n, itertools.chain(_reduce_scatter(n), _all_gather(n)))
-
-
-def broadcast(n: int) -> Body:
-    return Body(n, _broadcast(n))
-
-
-def reduce(n: int) -> Body:
-    return Body(n, reversed_rounds(_broadcast(n), reduce=True))
-
-
 def formula(kind: Kind, n: int) -> tuple[int, Fraction]:
     """Rounds, and the share of S that the busiest rank sends or receives."""
     match kind:
@@ -76,11 +56,11 @@ def formula(kind: Kind, n: int) -> tuple[int, Fraction]:
 
 
 PROGRAMS: Programs = {
-    "all_reduce": all_reduce,
-    "reduce_scatter": reduce_scatter,
-    "all_gather": all_gather,
-    "broadcast": broadcast,
-    "reduce": reduce,
+    "all_reduce": lambda n: Body(n, itertools.chain(_reduce_scatter(n), _all_gather(n))),
+    "reduce_scatter": lambda n: Body(n, _reduce_scatter(n)),
+    "all_gather": lambda n: Body(n, _all_gather(n)),
+    "broadcast": lambda n: Body(n, _broadcast(n)),
+    "reduce": lambda n: Body(n, reversed_rounds(_broadcast(n), reduce=True)),
     "scatter": chain.PROGRAMS["scatter"],
     "gather": chain.PROGRAMS["gather"],
 }

@@ -25,20 +25,15 @@ from commplan.collectives.transform import pruned, reversed_rounds
 
 def _broadcast(n: int) -> Iterator[Round]:
     scattered = binomial_tree.PROGRAMS["scatter"](n).rounds
-    rounds = itertools.chain(scattered, halving_doubling.all_gather(n).rounds)
+    rounds = itertools.chain(scattered, halving_doubling.all_gather(n))
     yield from pruned(rounds, *promise("broadcast", n, n))
-
-
-def broadcast(n: int) -> Body:
-    return Body(n, _broadcast(n))
-
-
-def reduce(n: int) -> Body:
-    return Body(n, reversed_rounds(_broadcast(n), reduce=True))
 
 
 def formula(kind: Kind, n: int) -> tuple[int, Fraction]:
     return 2 * log2_up(n), Fraction(2 * (n - 1), n)
 
 
-PROGRAMS: Programs = {"broadcast": broadcast, "reduce": reduce}
+PROGRAMS: Programs = {
+    "broadcast": lambda n: Body(n, _broadcast(n)),
+    "reduce": lambda n: Body(n, reversed_rounds(_broadcast(n), reduce=True)),
+}

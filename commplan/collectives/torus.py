@@ -17,7 +17,6 @@ broadcasts its part along a ring, and all rows gather.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator
 from fractions import Fraction
@@ -41,10 +40,6 @@ def _rounds(kind: Kind, n: int) -> Iterator[Round]:
     yield from composed({"ring": ring}, [("ring", size) for size in shape(n)], kind).rounds
 
 
-def _body(kind: Kind, n: int) -> Body:
-    return Body(n, _rounds(kind, n))
-
-
 def formula(kind: Kind, n: int) -> tuple[int, Fraction]:
     a, b = shape(n)
     once = a - 1 + b - 1
@@ -57,4 +52,4 @@ def formula(kind: Kind, n: int) -> tuple[int, Fraction]:
             return once, Fraction(n - 1, n)
 
 
-PROGRAMS: Programs = {kind: functools.partial(_body, kind) for kind in KINDS}
+PROGRAMS: Programs = {kind: lambda n, kind=kind: Body(n, _rounds(kind, n)) for kind in KINDS}

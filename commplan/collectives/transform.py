@@ -137,27 +137,22 @@ def pruned(rounds: Iterable[Round], starts: Bools, ends: Bools) -> tuple[Round, 
     starts, ends: as in `Promise`, [ranks, chunks].
     """
     held = starts.copy()
-    kept: list[Round] = []
+    kept: list[list[tuple[Ints, Ints, Ints]]] = []
     for each in rounds:
-        new: list[Send] = []
-        arrived = held.copy()
-        for send in each:
-            src, dst, chunk = singles(send)
+        new: list[tuple[Ints, Ints, Ints]] = []
+        for src, dst, chunk in map(singles, each):
             useful = held[src, chunk] & ~held[dst, chunk]
-            src, dst, chunk = src[useful], dst[useful], chunk[useful]
-            arrived[dst, chunk] = True
-            new.append(runs(src, dst, chunk, False))
-        held = arrived
-        kept.append(tuple(new))
-    needed = ends & ~starts
-    for i, each in reversed(list(enumerate(kept))):
-        new = []
-        for send in each:
-            src, dst, chunk = singles(send)
-            useful = needed[dst, chunk]
-            new.append(runs(src[useful], dst[useful], chunk[useful], False))
-        for send in new:
-            src, _, chunk = singles(send)
+            new.append((src[useful], dst[useful], chunk[useful]))
+        for _, dst, chunk in new:
+            held[dst, chunk] = True
+        kept.append(new)
+    needed, backwards = ends & ~starts, list[Round]()
+    for moved in reversed(kept):
+        masks = [needed[dst, chunk] for _, dst, chunk in moved]
+        new = [
+            (src[mask], dst[mask], chunk[mask]) for mask, (src, dst, chunk) in zip(masks, moved, strict=True)
+        ]
+        for src, _, chunk in new:
             needed[src, chunk] = True
-        kept[i] = tuple(new)
-    return tidy(kept)
+        backwards.append(tuple(runs(*single, False) for single in new))
+    return tidy(reversed(backwards))

@@ -11,7 +11,7 @@ record that is missing or that came twice can be named.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -79,22 +79,21 @@ class Tally:
         self.skipped += skipped
 
 
+def _blocks(low: int, high: int) -> Iterator[Ids]:
+    """The numbers [low, high), some at a time."""
+    return (np.arange(start, min(start + _BLOCK, high)) for start in range(low, high, _BLOCK))
+
+
 @functools.lru_cache(maxsize=16)
 def _all(length: int) -> Sums:
     """Every record of a source once."""
-    found = Sums()
-    for start in range(0, length, _BLOCK):
-        found += sums(np.arange(start, min(start + _BLOCK, length)))
-    return found
+    return sum(map(sums, _blocks(0, length)), Sums())
 
 
 def _stretch(order: Order, epoch: int, member: int | None, low: int, high: int) -> Sums:
-    """The records at positions [low, high), less than an epoch, in blocks."""
-    found = Sums()
-    for start in range(low, high, _BLOCK):
-        here = np.arange(start, min(start + _BLOCK, high)) % order.length
-        found += sums(permuted(here, order.length, order.seed, epoch, member))
-    return found
+    """The records at positions [low, high), less than an epoch."""
+    places = (block % order.length for block in _blocks(low, high))
+    return sum((sums(permuted(at, order.length, order.seed, epoch, member)) for at in places), Sums())
 
 
 def promised(
@@ -209,8 +208,7 @@ def _swapped(gap: int, mixed: int, length: int) -> int | None:
     low, high = max(0, -gap), min(length, length - gap)
     if high - low > _SEARCHED:
         return None
-    for start in range(low, high, _BLOCK):
-        here = np.arange(start, min(start + _BLOCK, high))
+    for here in _blocks(low, high):
         there = mixed_array((here + gap).astype(np.uint64)) - mixed_array(here.astype(np.uint64))
         at = np.flatnonzero(there == np.uint64(mixed))
         if at.size:

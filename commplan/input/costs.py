@@ -24,6 +24,7 @@ import functools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Literal
 
 from commplan.input.division import Division, Move, division
@@ -35,7 +36,7 @@ DESIGNS: tuple[Design, ...] = ("duplicate", "all_shared", "single_broadcast", "m
 MANY = 32  # members: with more, not every number of readers is tried
 
 Prefer = Literal["time", "cpu"]
-Links = Callable[[Sequence[int], Move, float], float]
+Links = Callable[[tuple[int, ...], Move, float], float]
 """Seconds of a move: the members that lead its hosts, the move, bytes of the whole buffer."""
 
 
@@ -209,8 +210,6 @@ def _crowded(setting: Setting, divided: Mapping[tuple[int, ...], Division]) -> s
 
 def _rows(found: Division, member: int, rows: int) -> int:
     """Records of a batch that `member` makes."""
-    if found.design == "duplicate":
-        return rows
     return sum(high - low for low, high in (found.part(rows, number) for number in found.of(member)))
 
 
@@ -230,9 +229,10 @@ def _process(setting: Setting, cut: Cut, made: int, cpu: float) -> float:
     return min(serial, cpu) + max(0.0, cpu - serial) / threads + waiting / max(1, setting.threads)
 
 
-def _run_rows(found: Division, run: tuple[int, int], rows: int) -> int:
-    low, high = run
-    return found.part(rows, high - 1)[1] - found.part(rows, low)[0] if high > low else 0
+def _sizes(found: Division, move: Move, rows: int, nbytes: int) -> list[int]:
+    """Bytes of each run of `move`."""
+    ends = [(found.part(rows, low)[0], found.part(rows, high - 1)[1]) for low, high in move.runs]
+    return [(end - begin) * nbytes for begin, end in ends]
 
 
 def _crossed(found: Division, rows: int, nbytes: int) -> tuple[Counter[int], Counter[int]]:
@@ -240,7 +240,7 @@ def _crossed(found: Division, rows: int, nbytes: int) -> tuple[Counter[int], Cou
     sent: Counter[int] = Counter()
     got: Counter[int] = Counter()
     for move in found.moves():
-        sizes = [_run_rows(found, run, rows) * nbytes for run in move.runs]
+        sizes = _sizes(found, move, rows, nbytes)
         if move.kind == "broadcast":  # along a chain
             for host in move.hosts[:-1]:
                 sent[host] += sizes[0]
@@ -258,14 +258,14 @@ def _moving(found: Division, rows: int, nbytes: int, leaders: dict[int, int], li
     """Seconds of the moves of a batch, one after another."""
     total = 0.0
     for move in found.moves():
-        sizes = [_run_rows(found, run, rows) * nbytes for run in move.runs]
+        sizes = _sizes(found, move, rows, nbytes)
         whole = float(sum(sizes))
         if (
             move.kind == "all_gather"
         ):  # uneven parts: as if all were such that the busiest link carries as much
             whole = (whole - min(sizes)) * len(sizes) / (len(sizes) - 1)
         if whole > 0:
-            total += links([leaders[host] for host in move.hosts], move, whole)
+            total += links(tuple(leaders[host] for host in move.hosts), move, whole)
     return total
 
 
@@ -318,12 +318,10 @@ def best(found: Sequence[Predicted], prefer: Prefer = "time") -> Predicted:
     alone = next((one for one in left if one.design == "duplicate"), None)
     if alone is not None and prefer == "time":
         return alone
-    least = min(one.cpu for one in left)
-    left = [one for one in left if one.cpu <= least * (1 + CLOSE)]
-    fewest = min(one.nbytes for one in left)
-    left = [one for one in left if one.nbytes <= fewest * (1 + CLOSE)]
-    shortest = min(one.wall for one in left)
-    return next(one for one in left if one.wall <= shortest * (1 + CLOSE))
+    for cost in map(attrgetter, ("cpu", "nbytes", "wall")):
+        least = min(map(cost, left))
+        left = [one for one in left if cost(one) <= least * (1 + CLOSE)]
+    return left[0]
 
 
 def of_each_design(found: Sequence[Predicted], taken: Predicted, prefer: Prefer = "time") -> list[Predicted]:

@@ -22,8 +22,8 @@ def cut(kind: Kind, leaf: Leaf, ways: int) -> Leaf:
     if not leaf.shape:
         return leaf
     if kind == "tree":
-        return Leaf(leaf.path, (math.ceil(leaf.size / ways),), leaf.dtype)
-    return Leaf(leaf.path, (math.ceil(leaf.shape[0] / ways), *leaf.shape[1:]), leaf.dtype)
+        return Leaf(leaf.path, (-(-leaf.size // ways),), leaf.dtype)
+    return Leaf(leaf.path, (-(-leaf.shape[0] // ways), *leaf.shape[1:]), leaf.dtype)
 
 
 def cut_all(kind: Kind, leaves: Iterable[Leaf], sizes: Iterable[int]) -> tuple[Leaf, ...]:
@@ -39,5 +39,5 @@ def row_size(kind: Kind, leaf: Leaf, ways: int) -> int:
     if ways == 1:
         return leaf.size
     if kind in ("array", "records") and leaf.shape:
-        return math.ceil(leaf.shape[0] / ways) * math.prod(leaf.shape[1:])
-    return math.ceil(leaf.size / ways)
+        return -(-leaf.shape[0] // ways) * math.prod(leaf.shape[1:])
+    return -(-leaf.size // ways)

@@ -68,6 +68,12 @@ def downgraded(plain: dict[str, Any]) -> dict[str, Any]:
     return plain | {"phases": phases} | ({"schema": OLD} if "schema" in plain else {})
 
 
+def has_new(schedule: Schedule) -> bool:
+    """Whether `schedule`, as it was read, says what `downgraded` leaves out."""
+    stacked = any(value.placement.stacked for value in schedule.values.values())
+    return stacked or schedule.origin is not None or bool(schedule.state_shards)
+
+
 def _without_stacked(plain: Any) -> Any:
     """`plain` whose placements do not say `stacked`, which schema 2 had no word for."""
     if isinstance(plain, list | tuple):

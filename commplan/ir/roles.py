@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -46,7 +46,9 @@ def _values(kind: Any) -> Callable[[Any], Iterable[Ref]]:
     """From what a field of type `kind` holds to the values that it names."""
     if kind is Ref:
         return lambda item: (item,)
-    if kind == tuple[Ref, ...]:
+    if get_origin(kind) is Annotated:
+        kind = get_args(kind)[0]
+    if kind in (tuple[Ref, ...], tuple[str, ...]):
         return tuple
     if get_origin(kind) is tuple:
         (name,) = get_args(kind)[0].READS

@@ -45,7 +45,7 @@ from commplan.ir.ops.collective import ReduceOp as ReduceOp
 from commplan.ir.plan import Fn, Plan
 from commplan.ir.roles import Ref
 from commplan.ir.transfer import ValueTypes
-from commplan.ir.types import ArrayType, AxisKind, BytesType, Digest, EntryRef, Name, Printed, TreeType
+from commplan.ir.types import ArrayType, AxisKind, BytesType, Digest, EntryRef, Name, Over, Printed, TreeType
 from commplan.ir.values import Kind as Kind
 from commplan.ir.values import Leaf as Leaf
 from commplan.ir.values import Part as Part
@@ -147,7 +147,7 @@ class Ownership(msgspec.Struct, frozen=True):
     """Who keeps the parts of a value that is the same along `axes`: each rank along them, first major, its
     row; or `owners` alone, counted over all axes, one row each, and what other ranks hold is undefined."""
 
-    axes: tuple[str, ...]
+    axes: Over
     owners: tuple[int, ...] = ()
 
     def part_of(self, value: Value, axes: Sequence[Axis]) -> Value:

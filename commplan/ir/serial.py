@@ -14,7 +14,7 @@ from typing import Any, cast
 import msgspec
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
-from commplan.ir.migration import OLD, downgraded, retyped, upgraded
+from commplan.ir.migration import OLD, downgraded, has_new, retyped, upgraded
 from commplan.ir.plan import Plan
 from commplan.ir.schedule import SCHEMA_VERSION, Schedule
 
@@ -48,18 +48,13 @@ def schedule_digest(schedule: Schedule) -> str:
     return _digest(schedule)
 
 
-def jsonable(schedule: Schedule) -> dict[str, Any]:
-    """`schedule` as plain values, keys in a fixed order."""
-    return cast("dict[str, Any]", msgspec.to_builtins(schedule))
-
-
 def encode(schedule: Schedule) -> bytes:
     """`schedule` as canonical JSON, UTF-8, ending in a newline."""
     content = {
         "format": FORMAT,
         "schema": schedule.schema,
         "digest": schedule_digest(schedule),
-        "schedule": jsonable(schedule),
+        "schedule": schedule,
     }
     return msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n"
 
@@ -99,7 +94,12 @@ def decode(data: bytes, file: str = "<schedule>", verify: Verifier | None = None
 
 
 def compare_digest(schedule: Schedule, said: str | None, file: str, schema: int = SCHEMA_VERSION) -> None:
-    """Raises CP1004 where `said`, the digest in a file of `schema`, is not that of what the file says."""
+    """Raises CP1004 where `said`, the digest in a file of `schema`, is not that of what the file says, CP1003
+    where the file lacks a plan or, of the older schema, has what the digest there does not cover."""
+    if schema != OLD and schedule.origin is None:
+        fail("CP1003", "a field of the schedule is wrong: `origin`, its plan, is missing", file=file)
+    if schema == OLD and has_new(schedule):
+        fail("CP1003", f"schema {OLD} has no `origin`, `state_shards` or `stacked`", file=file)
     found = _older_digest(schedule) if schema == OLD else schedule_digest(schedule)
     if found != said:
         fail(

@@ -6,6 +6,7 @@ import functools
 import json
 import re
 import typing
+from collections.abc import Iterator
 from typing import Any, cast
 
 import msgspec
@@ -127,20 +128,9 @@ def write(item: Any) -> str:
         case Part():
             return f"{write(item.value)}#{item.leaf}[{item.start}:{item.size}]->{item.offset}"
         case Placement():
-            return _placement(item)
+            return f"<{'; '.join(item.words(write))}>"
         case _:
             return f"{head(item)}({', '.join(_field(name, one) for name, one in _changed(item))})"
-
-
-def _placement(value: Placement) -> str:
-    words = [
-        f"{word} {', '.join(map(write, axes))}"
-        for word in ("per", "partial", "split", "stacked")
-        if (axes := getattr(value, word))
-    ]
-    if value.server is not None:
-        words.append(f"on {write(value.server)}")
-    return f"<{'; '.join(words)}>"
 
 
 class Reader:
@@ -182,8 +172,7 @@ class Reader:
                 fields["span"] = self._value()
                 continue
             name = self._take("word")
-            if self._is("{"):
-                self.at += 1
+            if self._accepts("{"):
                 fields[name] = self._elements()
             elif self.tokens[self.at][:2] == ("word", "is"):
                 self.at += 1
@@ -197,16 +186,14 @@ class Reader:
         found: list[Any] = []
         while True:
             self._skip_lines()
-            if self._is("}"):
-                self.at += 1
+            if self._accepts("}"):
                 return found
             found.append(self._element())
 
     def _element(self) -> dict[str, Any]:
         left = self._left()
         name = self._take("word")
-        if self._is("{"):
-            self.at += 1
+        if self._accepts("{"):
             return self._block("}")
         fields: dict[str, Any] = {"type": name}
         self._assign_left(fields, name, left)
@@ -219,13 +206,10 @@ class Reader:
         start, names = self.at, list[str]()
         while self.tokens[self.at][0] in ("word", "string"):
             names.append(cast("str", self._value()))
-            if self._is(","):
-                self.at += 1
-                continue
-            if self._is("="):
-                self.at += 1
+            if self._accepts("="):
                 return names
-            break
+            if not self._accepts(","):
+                break
         self.at = start
         return []
 
@@ -262,7 +246,7 @@ class Reader:
             case "word":
                 return self._after_word(text)
             case "mark" if text == "[":
-                return self._list("]")
+                return self._list()
             case "mark" if text == "<":
                 return self._placement()
             case _:
@@ -270,12 +254,10 @@ class Reader:
                 raise self._wrong("a value was expected")
 
     def _after_word(self, text: str) -> Any:
-        if self._is("("):
-            self.at += 1
+        if self._accepts("("):
             return self._call(text)
-        if self._is("["):
-            self.at += 1
-            return {"type": "array", "dtype": text, "shape": self._list("]")}
+        if self._accepts("["):
+            return {"type": "array", "dtype": text, "shape": self._list()}
         if text in _RESERVED:
             return {"none": None, "true": True, "false": False}[text]
         return self._after_name(text)
@@ -296,35 +278,35 @@ class Reader:
 
     def _call(self, name: str) -> dict[str, Any]:
         fields: dict[str, Any] = {"type": name}
-        while not self._is(")"):
+        for _ in self._until(")"):
             self._one_field(fields)
-            if not self._is(")"):
-                self._take("mark", ",")
-        self.at += 1
         return fields
 
-    def _list(self, closing: str) -> list[Any]:
-        found: list[Any] = []
-        while not self._is(closing):
-            found.append(self._value())
-            if not self._is(closing):
-                self._take("mark", ",")
-        self.at += 1
-        return found
+    def _list(self) -> list[Any]:
+        return [self._value() for _ in self._until("]")]
 
     def _placement(self) -> dict[str, Any]:
         fields: dict[str, Any] = {}
-        while not self._is(">"):
+        for _ in self._until(">", ";"):
             word = self._take("word")
             names = [self._value()]
-            while self._is(","):
-                self.at += 1
+            while self._accepts(","):
                 names.append(self._value())
             fields["server" if word == "on" else word] = names[0] if word == "on" else names
-            if not self._is(">"):
-                self._take("mark", ";")
-        self.at += 1
         return fields
+
+    def _until(self, closing: str, between: str = ",") -> Iterator[None]:
+        """Once for each of several items, `between` them; and past what closes them."""
+        while not self._accepts(closing):
+            yield
+            if not self._is(closing):
+                self._take("mark", between)
+
+    def _accepts(self, mark: str) -> bool:
+        """Whether `mark` is next, which is then behind."""
+        accepted = self._is(mark)
+        self.at += accepted
+        return accepted
 
     def _is(self, mark: str) -> bool:
         return self.tokens[self.at][:2] == ("mark", mark)

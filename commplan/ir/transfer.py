@@ -80,11 +80,11 @@ class ValueTypes:
     def check_terms(self, refs: Iterable[Ref]) -> Violations:
         """Terms of a sum go with terms of the same sum."""
         refs = tuple(dict.fromkeys(refs))
-        found = {self.values[ref].placement.partial: ref for ref in refs}
+        found = {frozenset(self.values[ref].placement.partial): ref for ref in refs}
         if len(found) > 1:
             (first, one), (other, two) = list(found.items())[:2]
-            (axis,) = sorted({*first} ^ {*other})[:1]
-            yield "CP0734", f"of `{one}` and `{two}` one is a term of a sum over `{axis}`, the other is not"
+            message = f"one is a term of a sum over `{min(first ^ other)}`, the other is not"
+            yield "CP0734", f"of `{one}` and `{two}` {message}"
 
     def check_axes(self, axes: Sequence[str], kind: AxisKind | None = None) -> Violations:
         """`axes` are known, no servers, named once, and of `kind` where one is wanted."""
@@ -97,6 +97,20 @@ class ValueTypes:
                 return
         if len(set(axes)) != len(axes):
             yield "CP0734", f"an axis is named twice: {', '.join(axes)}"
+
+    def check_cut(self, ref: Ref, axes: Sequence[str], owners: Sequence[int]) -> Violations:
+        """`ref` is cut among the ranks along `axes`, or among `owners` of them."""
+        if not axes:
+            yield "CP0734", f"`{ref}` is cut over no axis"
+        wrong = [*self.check_axes(axes)]
+        yield from wrong
+        if wrong or not owners:
+            return
+        if len(set(owners)) != len(owners):
+            yield "CP0735", f"a rank owns two parts of `{ref}`: {list(owners)}"
+        ranks = self.ranks(axes)
+        if not all(0 <= rank < ranks for rank in owners):
+            yield "CP0735", f"there is no such owner among {ranks} ranks: {list(owners)}"
 
     def check_leaves(self, ref: Ref, wanted: tuple[Leaf, ...]) -> Violations:
         if self.values[ref].leaves != wanted:
@@ -132,7 +146,7 @@ class ValueTypes:
         leaves = tuple(cut(value.kind, leaf, ways) for leaf in value.leaves)
         if owners:
             return Value(result, value.kind, leaves, self.per(placement, axes))
-        whole = (value.whole or value.leaves) if value.kind in ("tree", "array") else ()
+        whole = value.uncut if value.kind in ("tree", "array") else ()
         return Value(result, value.kind, leaves, split, whole)
 
     def with_whole(self, value: Value) -> Value:

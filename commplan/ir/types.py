@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Annotated
 
 import msgspec
+
+LARGEST = 2**63 - 1  # what indices, and counts of ranks and of bytes, can hold
+MOST_SERVERS = 2**16  # each is gone through by itself
 
 # What a file holds is checked against these as it is read: names become parts of paths, of names of shared
 # memory and of what is printed.
 Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\Z")]
 Ref = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_./~-]*\Z")]  # the id of a value: "grads.1"
+Refs = Annotated[tuple[Ref, ...], msgspec.Meta(min_length=1)]
+Over = Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]  # axes, at least one
+Count = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]  # of elements, or of records
+Batch = Annotated[tuple[Count, ...], msgspec.Meta(min_length=1)]
 EntryRef = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\.0\Z")]  # of an input or a state
 Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Printed = Annotated[str, msgspec.Meta(pattern=r"^[^\x00-\x1f\x7f-\x9f]*\Z")]
@@ -73,7 +80,7 @@ class ArrayType(msgspec.Struct, frozen=True, tag="array"):
     """An array with written dimensions (global: before any placement cuts or repeats it)."""
 
     dtype: DType
-    shape: tuple[int, ...] = ()
+    shape: tuple[Count, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]" if self.shape else str(self.dtype)
@@ -107,7 +114,7 @@ class RecordsType(msgspec.Struct, frozen=True, tag="records"):
     have clocks of their own.
     """
 
-    batch: tuple[int, ...]
+    batch: Batch
     element: ArrayType | BytesType | TreeType
 
     def __str__(self) -> str:
@@ -134,14 +141,16 @@ class Placement(msgspec.Struct, frozen=True, gc=False):
     stacked: tuple[str, ...] = ()
 
     def __str__(self) -> str:
+        return " ".join(self.words()) or "same"
+
+    def words(self, write: Callable[[str], str] = str) -> list[str]:
+        """One of `per a, b`, `split c` or `on SERVER` for each thing that it says."""
         words = [
-            f"{word} {', '.join(axes)}"
+            f"{word} {', '.join(map(write, axes))}"
             for word in ("per", "partial", "split", "stacked")
             if (axes := getattr(self, word))
         ]
-        if self.server:
-            words.append(f"on {self.server}")
-        return " ".join(words) or "same"
+        return [*words, f"on {write(self.server)}"] if self.server is not None else words
 
     @property
     def varying(self) -> tuple[str, ...]:
@@ -173,17 +182,17 @@ SAME = Placement()
 
 def timed(seconds: float) -> str:
     """A time in the largest unit that leaves it readable: `1.83 s`, `3.2 ms`, `45 us`."""
-    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if seconds >= scale:
-            return (
-                f"{seconds / scale:.3g} {unit}" if seconds < 1000 * scale else f"{seconds / scale:.0f} {unit}"
-            )
-    return f"{seconds * 1e6:.2g} us"
+    return _in_units(seconds, (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))) or f"{seconds * 1e6:.2g} us"
 
 
 def sized(nbytes: int) -> str:
     """A number of bytes in the largest unit that leaves it readable: `25 MiB`, `1.5 KiB`, `12 B`."""
-    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if nbytes >= scale:
-            return f"{nbytes / scale:.3g} {unit}" if nbytes < 1000 * scale else f"{nbytes / scale:.0f} {unit}"
-    return f"{nbytes} B"
+    return _in_units(nbytes, (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))) or f"{nbytes} B"
+
+
+def _in_units(number: float, units: Iterable[tuple[str, float]]) -> str | None:
+    """`number` in the first of `units` that it has one of."""
+    for unit, scale in units:
+        if number >= scale:
+            return f"{number / scale:.3g} {unit}" if number < 1000 * scale else f"{number / scale:.0f} {unit}"
+    return None

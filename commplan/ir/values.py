@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import msgspec
 
 from commplan.ir.roles import Ref, name_of
-from commplan.ir.types import DType, Placement
+from commplan.ir.types import Count, DType, Placement
 
 Kind = Literal["tree", "array", "records", "flat"]
 
@@ -17,7 +17,7 @@ class Leaf(msgspec.Struct, frozen=True, gc=False):
     """One array of a value on one rank. `path` is its key path, parts joined by `/`; "" for an array."""
 
     path: str
-    shape: tuple[int, ...]
+    shape: tuple[Count, ...]
     dtype: DType
 
     @property
@@ -27,6 +27,10 @@ class Leaf(msgspec.Struct, frozen=True, gc=False):
     @property
     def nbytes(self) -> int:
         return self.size * self.dtype.nbytes
+
+    def rows(self, ways: int) -> Leaf:
+        """The leaf that `ways` of this one make, one behind the other along the leading dimension."""
+        return Leaf(self.path, (*(ways * rows for rows in self.shape[:1]), *self.shape[1:]), self.dtype)
 
     def label(self, ref: Ref) -> str:
         """What messages call this leaf of the value `ref`."""
@@ -47,6 +51,11 @@ class Value(msgspec.Struct, frozen=True, gc=False):
     leaves: tuple[Leaf, ...]
     placement: Placement
     whole: tuple[Leaf, ...] = ()
+
+    @property
+    def uncut(self) -> tuple[Leaf, ...]:
+        """The leaves before any cut, where they are known."""
+        return self.whole or self.leaves
 
     @property
     def nbytes(self) -> int:

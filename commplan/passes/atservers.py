@@ -36,8 +36,6 @@ def at_servers(
     states: all states of the plan.
     """
     there = {state.name: state for state in states if state.placement.server is not None}
-    if not there:
-        return _bound(outputs), _bound(updates)
     getting = _Getting(building, {state.id: state.span for state in there.values()})
     for op in building.ops:
         getting.add(op)
@@ -45,10 +43,6 @@ def at_servers(
     building.ops = getting.ops
     kept = {b.value for b in outputs}
     return made, _put(building, [(b, there.get(b.name)) for b in updates], kept)
-
-
-def _bound(bindings: Sequence[Binding]) -> Bindings:
-    return tuple(sched.Binding(b.name, b.value) for b in bindings)
 
 
 class _Getting:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import operator
 from collections.abc import Mapping
 from typing import SupportsIndex
 
-from commplan.diagnostics import CommplanError, Diagnostic, Note, Span
+from commplan.diagnostics import CommplanError, Diagnostic, Note, Span, did_you_mean
+from commplan.ir.plan import Axis as PlanAxis
 from commplan.ir.plan import AxisKind, Plan
 from commplan.ir.schedule import Axis
-from commplan.passes.shapecheck import LARGEST
+from commplan.ir.types import LARGEST, MOST_SERVERS
 
 
 def bind_axes(plan: Plan, sizes: Mapping[str, int]) -> tuple[Axis, ...]:
@@ -21,84 +21,74 @@ def bind_axes(plan: Plan, sizes: Mapping[str, int]) -> tuple[Axis, ...]:
     (another size than declared, or no size at all), CP0709 (no such axis), CP0710 (the sizes
     break a rule of a stage).
     """
-    problems = [_unknown(plan, name) for name in sizes if name not in {a.name for a in plan.axes}]
+    names = {axis.name for axis in plan.axes}
+    problems = [_unknown(plan, name) for name in sizes if name not in names]
     bound: list[Axis] = []
     for axis in plan.axes:
-        given = sizes.get(axis.name)
-        size = axis.size if given is None else _whole(given)
-        if size is None and given is not None:
-            problems.append(
-                _problem(
-                    plan,
-                    "CP0708",
-                    f"axis `{axis.name}` has size {given!r}, which is no whole number",
-                    axis.span,
-                    "expected the number of ranks along it",
-                )
-            )
-            continue
-        if size is None:
-            problems.append(
-                _problem(
-                    plan,
-                    "CP0706",
-                    f"axis `{axis.name}` has no size yet: it is declared `?`",
-                    axis.span,
-                    f"give its size when compiling: a mesh with an axis `{axis.name}`, "
-                    f"axes={{{axis.name!r}: N}}, or --axis {axis.name}=N",
-                )
-            )
-            continue
-        if size < 1 or (axis.size is not None and size != axis.size):
-            declared = "at least 1" if axis.size is None else str(axis.size)
-            problems.append(
-                _problem(
-                    plan,
-                    "CP0708",
-                    f"axis `{axis.name}` has size {size}, but the plan declares {declared}",
-                    axis.span,
-                    f"expected {declared}, found {size}",
-                    f"use a mesh whose axis `{axis.name}` has that size, or declare `{axis.name} = ?`",
-                )
-            )
-            continue
-        if size > LARGEST:
-            message = f"axis `{axis.name}` has size {size}, and no machine has so many ranks"
-            problems.append(_problem(plan, "CP0708", message, axis.span, f"at most {LARGEST} can be counted"))
-            continue
-        bound.append(Axis(axis.name, axis.kind, size))
+        size = _size(plan, axis, sizes.get(axis.name))
+        if isinstance(size, Diagnostic):
+            problems.append(size)
+        else:
+            bound.append(Axis(axis.name, axis.kind, size))
     if problems:
         raise CommplanError(*problems)
-    axes = tuple(bound)
-    counts = {axis.name: axis.size for axis in axes}
+    counts = {axis.name: axis.size for axis in bound}
     for stage in (stage for phase in plan.phases for stage in phase.stages):
         broken = stage.violation(lambda names: math.prod(counts[name] for name in names))
         if broken is not None:
             problems.append(broken.diagnostic("CP0710", stage.span, plan.file))
     if problems:
         raise CommplanError(*problems)
-    return axes
+    return tuple(bound)
+
+
+def _size(plan: Plan, axis: PlanAxis, given: object) -> int | Diagnostic:
+    """The size of `axis` where `given` may say it, or what is wrong with it."""
+    size = axis.size if given is None else _whole(given)
+    if size is None and given is not None:
+        message = f"axis `{axis.name}` has size {given!r}, which is no whole number"
+        return _problem(plan, "CP0708", message, axis.span, "expected the number of ranks along it")
+    if size is None:
+        how = (
+            f"give its size when compiling: a mesh with an axis `{axis.name}`, "
+            f"axes={{{axis.name!r}: N}}, or --axis {axis.name}=N"
+        )
+        message = f"axis `{axis.name}` has no size yet: it is declared `?`"
+        return _problem(plan, "CP0706", message, axis.span, how)
+    if size < 1 or (axis.size is not None and size != axis.size):
+        declared = "at least 1" if axis.size is None else str(axis.size)
+        return _problem(
+            plan,
+            "CP0708",
+            f"axis `{axis.name}` has size {size}, but the plan declares {declared}",
+            axis.span,
+            f"expected {declared}, found {size}",
+            f"use a mesh whose axis `{axis.name}` has that size, or declare `{axis.name} = ?`",
+        )
+    most = MOST_SERVERS if axis.kind is AxisKind.SERVER else LARGEST
+    if size > most:
+        message = f"axis `{axis.name}` has size {size}, and no machine has so many ranks"
+        return _problem(plan, "CP0708", message, axis.span, f"at most {most} can be counted")
+    return size
 
 
 def check_mesh(plan: Plan, mesh: Mapping[str, int]) -> None:
     """Refuse a mesh that lacks an axis of the plan (CP0707). Servers are no axes of a mesh."""
-    missing = [a for a in plan.axes if a.kind is not AxisKind.SERVER and a.name not in mesh]
-    if not missing:
-        return
-    found = ", ".join(f"{name}={size}" for name, size in mesh.items()) or "no axes"
-    raise CommplanError(
-        *(
-            _problem(
-                plan,
-                "CP0707",
-                f"the mesh has no axis `{axis.name}`",
-                axis.span,
-                f"expected an axis `{axis.name}` of size {axis.size or 'your choice'}, found {found}",
-                _mesh_fix(axis.name, axis.kind),
-            )
-            for axis in missing
+    sizes = ", ".join(f"{name}={size}" for name, size in mesh.items()) or "no axes"
+    problems = [
+        _problem(
+            plan,
+            "CP0707",
+            f"the mesh has no axis `{axis.name}`",
+            axis.span,
+            f"expected an axis `{axis.name}` of size {axis.size or 'your choice'}, found {sizes}",
+            _mesh_fix(axis.name, axis.kind),
         )
-    )
+        for axis in plan.axes
+        if axis.kind is not AxisKind.SERVER and axis.name not in mesh
+    ]
+    if problems:
+        raise CommplanError(*problems)
 
 
 def _whole(size: object) -> int | None:
@@ -115,9 +105,7 @@ def _mesh_fix(name: str, kind: AxisKind) -> str:
 
 
 def _unknown(plan: Plan, name: str) -> Diagnostic:
-    known = [axis.name for axis in plan.axes]
-    near = difflib.get_close_matches(name, known, 1)
-    hint = f"did you mean `{near[0]}`?" if near else f"its axes are: {', '.join(known) or 'none'}"
+    hint = did_you_mean(name, [axis.name for axis in plan.axes], "its axes are:")
     return _problem(plan, "CP0709", f"plan `{plan.name}` has no axis `{name}`", None, hint)
 
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
-from commplan.diagnostics import fail
-from commplan.ir.schedule import Schedule
+from commplan.diagnostics import did_you_mean, fail
+from commplan.ir.choice import Choice
+from commplan.ir.schedule import Phase, Schedule
 
 if TYPE_CHECKING:
-    from commplan.passes.costs import Costs
+    from commplan.passes.pricing import Costs
     from commplan.simulate.calibration import Calibration
     from commplan.topology import Topology
 
@@ -46,6 +46,12 @@ class Pass(msgspec.Struct, frozen=True):
 
     def run(self, schedule: Schedule, context: Context) -> Schedule:
         """`schedule` rewritten; choices recorded in it."""
+        choices = list(schedule.choices)
+        phases = tuple(self.phases(schedule, context, choices))
+        return msgspec.structs.replace(schedule, phases=phases, choices=tuple(choices))
+
+    def phases(self, schedule: Schedule, context: Context, choices: list[Choice]) -> Iterable[Phase]:
+        """The phases of `schedule` rewritten; what is decided is appended to `choices`."""
         raise NotImplementedError
 
     @classmethod
@@ -88,8 +94,7 @@ def parse_pass(text: str, known: Mapping[str, type[Pass]]) -> Pass:
 
 
 def _nearest(name: str, known: Mapping[str, Any]) -> str:
-    near = difflib.get_close_matches(name, known, 1)
-    return f"did you mean `{near[0]}`?" if near else f"known: {', '.join(known) or 'none'}"
+    return did_you_mean(name, known, "known:")
 
 
 def _print(value: Any) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, ClassVar
 
 import msgspec
@@ -39,11 +39,9 @@ class BucketPass(Pass, frozen=True):
     max: Annotated[int, msgspec.Meta(gt=0)] | None = None
     coalesce: bool = True
 
-    def run(self, schedule: Schedule, context: Context) -> Schedule:
-        choices: list[Choice] = []
+    def phases(self, schedule: Schedule, context: Context, choices: list[Choice]) -> Iterable[Phase]:
         chooser = Chooser(schedule, context)
-        phases = tuple(self._phase(chooser, phase, context.order, choices) for phase in schedule.phases)
-        return msgspec.structs.replace(schedule, phases=phases, choices=(*schedule.choices, *choices))
+        return [self._phase(chooser, phase, context.order, choices) for phase in schedule.phases]
 
     def _phase(self, chooser: Chooser, phase: Phase, order: Order, choices: list[Choice]) -> Phase:
         editor = Editor(chooser.schedule, phase)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import ClassVar
 
 import msgspec
 
+from commplan.collectives.hierarchical import NATIVE_KINDS
 from commplan.ir.axes import coordinates
-from commplan.ir.choice import Choice
-from commplan.ir.plan import Algorithm, Ref
-from commplan.ir.schedule import Collective, CollectiveKind, Op, Schedule
-from commplan.passes import scattering
+from commplan.ir.choice import Alternative, Choice
+from commplan.ir.plan import Algorithm, Arg, Ref
+from commplan.ir.schedule import Collective, CollectiveKind, Op, Phase, Schedule
 from commplan.passes.base import Context, Pass
 from commplan.passes.candidates import as_one, travels_narrow
-from commplan.passes.choosing import Chooser
-from commplan.passes.flat import rewrite_flat
-from commplan.passes.layering import layered
+from commplan.passes.choosing import EVENLY, Chooser, Way, rounded, saves
+from commplan.passes.packing import rewrite_flat
 from commplan.passes.rewrite import Editor, network_lane, padded, round_up, trimmed
 
 Levels = tuple[tuple[str, Algorithm], ...]  # axis and algorithm, innermost first
@@ -28,24 +28,72 @@ class DecomposePass(Pass, frozen=True):
     name: ClassVar[str] = "decompose"
     after: ClassVar[tuple[str, ...]] = ("share", "place", "bucket", "fuse_update")
 
-    def run(self, schedule: Schedule, context: Context) -> Schedule:
-        choices: list[Choice] = []
+    def phases(self, schedule: Schedule, context: Context, choices: list[Choice]) -> Iterable[Phase]:
         chooser = Chooser(schedule, context)
 
         def apart(op: Collective) -> bool:
             return bool(op.algorithm.levels) and not _stays(op, schedule)
 
-        phases = tuple(
-            rewrite_flat(schedule, layered(chooser, phase, choices), context.order, apart, _expand, choices)
-            for phase in schedule.phases
-        )
-        return msgspec.structs.replace(schedule, phases=phases, choices=(*schedule.choices, *choices))
+        for phase in schedule.phases:
+            layers = _layered(chooser, phase, choices)
+            yield rewrite_flat(schedule, layers, context.order, apart, _expand, choices)
+
+
+def _layered(chooser: Chooser, phase: Phase, choices: list[Choice]) -> Phase:
+    """`phase` with hierarchies written where they are predicted to be faster.
+
+    all_reduce(node, gpu)  -->  all_reduce(node, gpu) via hierarchical(gpu, node)
+
+    Which algorithm each level takes is left open, where the backend has one of its own. Under JAX a hierarchy
+    must save 5%: it is several operations where there was one.
+    """
+    if chooser.costs is None:
+        return phase
+    seen: dict[tuple[object, ...], Algorithm] = {}
+    ops: list[Op] = []
+    for op in phase.ops:
+        if not isinstance(op, Collective) or op.pinned or op.algorithm.levels or op.kind == "all_to_all":
+            ops.append(op)
+            continue
+        key = (op.kind, op.axes, op.nbytes, op.op, op.hints, op.root, op.span)
+        if key not in seen:
+            seen[key] = _best(chooser, op, choices)
+        ops.append(msgspec.structs.replace(op, algorithm=seen[key]))
+    return msgspec.structs.replace(phase, ops=tuple(ops))
+
+
+def _best(chooser: Chooser, op: Collective, choices: list[Choice]) -> Algorithm:
+    ways, levels = chooser.flat(op), chooser.hierarchies(op)
+    if not ways or not levels:
+        return op.algorithm
+    one, many = chooser.fastest(ways), chooser.fastest(levels)
+    keys = tuple(Arg(key) for key, _ in many.algorithm.levels)
+    left_open = Algorithm("hierarchical", keys)
+    # No backend's own does a level of a sum for one rank: its algorithms are named at once.
+    written = left_open if op.kind in NATIVE_KINDS else many.algorithm
+    if travels_narrow(op) and any(arg.value not in op.axes for arg in keys):
+        return op.algorithm  # what travels narrower than it is added goes axis by axis
+    enough = many.seconds < one.seconds * (1 - EVENLY) if chooser.jax else saves(many, one)
+    if not enough:
+        return op.algorithm  # `select` lists what was not taken
+    choices.append(_chosen(op, one, many, written))
+    return written
+
+
+def _chosen(op: Collective, one: Way, many: Way, written: Algorithm) -> Choice:
+    levels = ", ".join(key for key, _ in written.levels)
+    what = f"`{op.result}`: level by level ({levels})"
+    why = "each level moves only what the one inside has not settled"
+    other = f"one {op.kind} over {', '.join(op.axes)}, via {one.algorithm}"
+    alternative = Alternative(other, rounded(one.seconds))
+    return Choice("decompose", what, why, op.span, (), rounded(many.seconds), one.source, (alternative,))
 
 
 def _stays(op: Collective, schedule: Schedule) -> bool:
     """Whether a hierarchy stays one operation. One of a single level becomes its algorithm."""
-    if op.kind == "reduce" or (len(op.axes) > 1 and scattering.stays(op)):
-        return True
+    scattered = op.kind in ("reduce_scatter", "all_gather")
+    if op.kind == "reduce" or (len(op.axes) > 1 and scattered and not _by_axis(op)):
+        return True  # one level would leave pieces all over the buffer
     return len(op.algorithm.levels) > 1 and as_one(op.kind, op.algorithm, schedule.backend, op)
 
 
@@ -56,14 +104,10 @@ def _expand(editor: Editor, ops: list[Op], op: Collective, loose: bool, choices:
         named = op.algorithm.args[0].key is not None
         ops.append(msgspec.structs.replace(op, algorithm=steps[0][1], pinned=named))
         return
-    if scattering.by_axis(op):
-        what = scattering.one_by_one(editor, ops, op)
-    elif op.kind == "broadcast":
-        what = _broadcast(editor, ops, op, steps)
-    elif op.op == "sum":
+    if op.op == "sum" and not _by_axis(op):
         what = _sum(editor, ops, op, steps, loose)
     else:
-        what = _one_by_one(editor, ops, op, steps)
+        what = _one_by_one(editor, ops, op)
     if op.pinned:
         why = f"the plan says via {op.algorithm}"
         choices.append(Choice("decompose", f"`{op.result}`: {what}", why, op.span))
@@ -94,30 +138,32 @@ def _sum(editor: Editor, ops: list[Op], op: Collective, steps: Levels, loose: bo
     )
 
 
-def _one_by_one(editor: Editor, ops: list[Op], op: Collective, steps: Levels) -> str:
-    """all_reduce max(gpu, node)  -->  all_reduce max(gpu); all_reduce max(node)
+def _by_axis(op: Collective) -> bool:
+    """Whether `op` cuts or joins, in levels that are its axes in their order: the first named is innermost,
+    so that what one level leaves is one run of the buffer."""
+    keys = tuple(key for key, _ in op.algorithm.levels)
+    return op.kind in ("reduce_scatter", "all_gather") and keys == op.axes
 
-    No backend scatters a maximum, so every level moves all the bytes.
+
+def _one_by_one(editor: Editor, ops: list[Op], op: Collective) -> str:
+    """all_reduce max(gpu, node)  -->  all_reduce max(gpu); all_reduce max(node)
+    reduce_scatter(gpu, node)  -->  reduce_scatter(gpu); reduce_scatter(node)
+    all_gather(gpu, node)      -->  all_gather(node); all_gather(gpu)
+    broadcast(gpu, node) from r  -->  broadcast(node) from r's node; broadcast(gpu) from r's place
+
+    No backend scatters a maximum, so every level moves all the bytes; of what is cut or joined each level
+    outside moves a part. A broadcast begins outermost: after it every group inside has a rank that knows.
     """
+    steps = op.algorithm.levels[:: -1 if op.kind in ("all_gather", "broadcast") else 1]
+    sizes = editor.schedule.mesh_sizes
+    roots = coordinates(op.root or 0, op.axes, sizes) if op.kind == "broadcast" else dict[str, int]()
     current = op.operand
     for index, (axis, algorithm) in enumerate(steps):
         last = index == len(steps) - 1
-        current = _step(editor, ops, op, current, axis, algorithm, op.kind, last=last)
-    return ", ".join(f"all_reduce {axis}" for axis, _ in steps)
-
-
-def _broadcast(editor: Editor, ops: list[Op], op: Collective, steps: Levels) -> str:
-    """broadcast(node, gpu) from r  -->  broadcast(node) from r's node; broadcast(gpu) from r's place
-
-    Outermost first: after it every group inside has a rank that knows.
-    """
-    place = coordinates(op.root or 0, op.axes, editor.schedule.mesh_sizes)
-    current = op.operand
-    outside_in = steps[::-1]
-    for index, (axis, algorithm) in enumerate(outside_in):
-        last = index == len(outside_in) - 1
-        current = _step(editor, ops, op, current, axis, algorithm, op.kind, last=last, root=place[axis])
-    return ", ".join(f"broadcast {axis} from {place[axis]}" for axis, _ in outside_in)
+        current = _step(editor, ops, op, current, axis, algorithm, op.kind, last=last, root=roots.get(axis))
+    return ", ".join(
+        f"{op.kind} {axis}" + (f" from {roots[axis]}" if axis in roots else "") for axis, _ in steps
+    )
 
 
 def _step(

@@ -7,16 +7,15 @@ order them. `reduce by mean` --> all_reduce sum, then a division.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any
 
 from commplan.ir import plan as graph
 from commplan.ir import schedule as sched
-from commplan.ir.choice import Design
+from commplan.ir.ops import AnyOp
 from commplan.ir.serial import plan_digest
 from commplan.ir.sources import bind_sources
 from commplan.passes.atservers import at_servers
-from commplan.passes.building import Building
-from commplan.passes.means import reduction
+from commplan.passes.building import Building, reduction
 
 
 def lower(
@@ -58,16 +57,13 @@ class Lowering(Building):
     ) -> None:
         super().__init__(axes, dict(values))
         self.plan = plan
-        self.made: list[sched.Value] = []
 
     def phase(self, phase: graph.Phase) -> sched.Phase:
-        self.ops, self.made, self.weights = [], [], {}
+        self.ops, self.weights = [], {}
         for stage in phase.stages:
             _STAGES[type(stage)](self, stage)
         states = [self.plan.value(ref) for ref in self.plan.states]
         outputs, updates = at_servers(self, states, phase.outputs, phase.updates)
-        for op in self.ops:
-            self.made += [self.of[ref] for ref in sched.results(op) if ref in self.of]
         read = {ref for op in self.ops for ref in sched.operands(op)}
         read |= {binding.value for binding in (*outputs, *updates)}
         lowered = sched.Phase(
@@ -80,74 +76,57 @@ class Lowering(Building):
             states=tuple(ref for ref in self.plan.states if ref in read),
             outputs=outputs,
             updates=updates,
-            values=tuple(self.made),
+            values=tuple(self.of[ref] for op in self.ops for ref in sched.results(op) if ref in self.of),
         )
         return bind_sources(lowered)
 
     def load(self, stage: graph.Load) -> None:
-        self.ops.append(
-            sched.Read(
-                stage.result, stage.source, stage.batch, stage.visit, stage.seed, stage.span, stage.count,
-                stage.clock, stage.split, stage.per, stage.tail, stage.hints,
-            )
-        )  # fmt: skip
+        self.ops.append(_op(sched.Read, stage))
 
     def map(self, stage: graph.Map) -> None:
         fn = self.plan.fn(stage.fn)
         lane = "host_compute" if fn.where == "host" else "device"
-        self.ops.append(
-            sched.Map(
-                stage.results, stage.fn, stage.operands, stage.span, stage.per, stage.per_record, fn.random,
-                stage.hints, lane=lane,
-            )
-        )  # fmt: skip
+        self.ops.append(_op(sched.Map, stage, random=fn.random, lane=lane))
 
     def share(self, stage: graph.Share) -> None:
-        design = cast("Design", stage.via.name)
         asked = stage.via.get("readers")
         readers = int(asked) if asked is not None else None
-        self.ops.append(
-            sched.Share(stage.result, stage.operand, stage.axes, design, stage.span, readers, stage.hints)
-        )
+        self.ops.append(_op(sched.Share, stage, design=stage.via.name, readers=readers))
 
     def broadcast(self, stage: graph.Broadcast) -> None:
         self.collective("broadcast", stage.result, stage.operand, stage.axes, stage, root=stage.root)
 
     def reduce(self, stage: graph.Reduce) -> None:
-        reduction(self, "all_reduce", stage, stage.axes)
+        reduction(self, "all_reduce", stage)
 
     def scatter(self, stage: graph.Scatter) -> None:
-        reduction(self, "reduce_scatter", stage, stage.axes)
+        reduction(self, "reduce_scatter", stage)
 
     def gather(self, stage: graph.Gather) -> None:
         self.collective("all_gather", stage.result, stage.operand, stage.axes, stage)
 
     def slice(self, stage: graph.Slice) -> None:
-        self.ops.append(sched.Slice(stage.result, stage.operand, stage.axes, stage.span))
+        self.ops.append(_op(sched.Slice, stage))
 
     def elastic(self, stage: graph.Elastic) -> None:
         """sync --> pull, its sum, the centre moved by the sum; otherwise the whole exchange is one op."""
-        sync = stage.mode == "sync"
-        self.ops.append(
-            sched.Elastic(
-                stage.pull, stage.operand, stage.center, stage.mode, stage.eta, stage.rho, stage.axes,
-                stage.span, None if sync else stage.result, stage.hints, lane="device" if sync else "network",
-            )
-        )  # fmt: skip
-        if not sync:
+        if stage.mode != "sync":
+            self.ops.append(_op(sched.Elastic, stage, lane="network"))
             return
+        self.ops.append(_op(sched.Elastic, stage, result=None))
         total = f"{stage.result}/sum"
         self.collective("all_reduce", total, stage.pull, stage.axes, stage, op="sum")
         self.ops.append(sched.Update(stage.result, stage.center, total, stage.span))
 
     def exchange(self, stage: graph.Exchange) -> None:
         name = "mean" if stage.op.name == "mean" else "sum"
-        self.ops.append(
-            sched.Exchange(
-                stage.results, stage.gradient, stage.states, stage.fn, stage.axes, name, stage.span,
-                stage.op.weight, stage.via, stage.hints,
-            )
-        )  # fmt: skip
+        self.ops.append(_op(sched.Exchange, stage, op=name, weight=stage.op.weight, algorithm=stage.via))
+
+
+def _op(kind: type[AnyOp], stage: graph.Stage, **others: Any) -> AnyOp:
+    """An op of `kind` with the fields of `stage` that it has too, and `others`."""
+    same = {name: getattr(stage, name) for name in kind.__struct_fields__ if hasattr(stage, name)}
+    return kind(**(same | others))
 
 
 _STAGES: dict[type, Callable[[Lowering, Any], None]] = {

@@ -1,4 +1,5 @@
-"""The pass manager: pipelines as text, the verifier after every pass, records of what happened.
+"""The pass manager: pipelines as text, the verifier after every pass, records of what happened, files to see
+a failing pass fail again.
 
 A pipeline is written `share,bucket{max=25MiB},overlap`. Observers see every pass go by: see `Record`
 and `dump_to`.
@@ -6,9 +7,12 @@ and `dump_to`.
 
 from __future__ import annotations
 
+import itertools
 import re
+import tempfile
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -18,7 +22,6 @@ from commplan.ir.schedule import Schedule
 from commplan.ir.text import print_schedule
 from commplan.passes.base import Context, Pass, parse_pass
 from commplan.passes.registry import DEFAULT, PASSES
-from commplan.passes.reproducers import write_reproducer
 from commplan.verify.equivalence import Reference
 from commplan.verify.schedule import verify
 
@@ -34,6 +37,7 @@ class Record(msgspec.Struct, frozen=True):
 
 
 Observer = Callable[[Record], None]
+FORMAT = "commplan-reproducer"
 
 
 class Pipeline(msgspec.Struct, frozen=True):
@@ -82,15 +86,25 @@ class Pipeline(msgspec.Struct, frozen=True):
         if reference is None and schedule.origin is not None:
             reference = Reference(schedule.origin, schedule.axes)
         for index, one in enumerate(self.passes):
-            rest = Pipeline(self.passes[index:])
+            rest = str(Pipeline(self.passes[index:]))
+            keep = partial(write_reproducer, schedule, rest, around, directory=reproducers)
             start = time.perf_counter()
-            after = _run(one, schedule, around, rest, reproducers)
+            try:
+                after = one.run(schedule, around)
+            except CommplanError:
+                raise
+            except Exception as error:
+                said = f"{type(error).__name__}: {error}"
+                message = f"pass `{one}` failed: {said}"
+                raise CommplanError(
+                    Diagnostic("CP0719", message, None, _mistake(keep(said)), file=schedule.file)
+                ) from error
             seconds = time.perf_counter() - start
             text = f"{schedule.pipeline},{one}" if schedule.pipeline else str(one)
             after = msgspec.structs.replace(after, pipeline=text)
-            problems = verify(after, sound, reference)
+            problems = verify(after, sound, reference, written_out=False)
             if problems:
-                raise _broken(one, schedule, after, problems, rest, around, reproducers)
+                raise _broken(one, schedule, after, problems, keep(problems[0].message))
             sound = after
             if observer is not None:
                 observer(Record(one.name, str(one), seconds, schedule, after))
@@ -98,46 +112,23 @@ class Pipeline(msgspec.Struct, frozen=True):
         return schedule
 
 
-def _run(
-    one: Pass, schedule: Schedule, context: Context, rest: Pipeline, reproducers: Path | None
-) -> Schedule:
-    try:
-        return one.run(schedule, context)
-    except CommplanError:
-        raise
-    except Exception as error:
-        said = f"{type(error).__name__}: {error}"
-        path = write_reproducer(schedule, str(rest), context, said, reproducers)
-        raise CommplanError(
-            Diagnostic(
-                "CP0719",
-                f"pass `{one}` failed: {type(error).__name__}: {error}",
-                None,
-                (Note("this is a mistake of the pass, not of the plan"), Note(_how(path))),
-                file=schedule.file,
-            )
-        ) from error
-
-
 def _broken(
-    one: Pass,
-    before: Schedule,
-    after: Schedule,
-    problems: tuple[Diagnostic, ...],
-    rest: Pipeline,
-    context: Context,
-    reproducers: Path | None,
+    one: Pass, before: Schedule, after: Schedule, problems: tuple[Diagnostic, ...], reproducer: Path
 ) -> CommplanError:
-    path = write_reproducer(before, str(rest), context, problems[0].message, reproducers)
     notes = (
         *(Note(f"{problem.code}: {problem.message}", problem.span) for problem in problems),
-        Note("this is a mistake of the pass, not of the plan"),
-        Note(_how(path)),
+        *_mistake(reproducer),
         Note(f"before `{one.name}`:\n{_shown(before)}"),
         Note(f"after `{one.name}`:\n{_shown(after)}"),
     )
     message = f"pass `{one}` broke the schedule: {problems[0].message}"
     return CommplanError(Diagnostic("CP0718", message, problems[0].span, notes, file=before.file))
+
+
+def _mistake(reproducer: Path) -> tuple[Note, Note]:
+    run = f"python -m commplan.passes.reproduce {reproducer}"
+    how = f"the schedule before it is in {reproducer}; run: {run}"
+    return Note("this is a mistake of the pass, not of the plan"), Note(how)
 
 
 def _shown(schedule: Schedule, most: int = 400) -> str:
@@ -147,20 +138,14 @@ def _shown(schedule: Schedule, most: int = 400) -> str:
     return "\n".join([*lines[:most], *cut])
 
 
-def _how(path: Path) -> str:
-    return f"the schedule before it is in {path}; run: python -m commplan.passes.reproduce {path}"
-
-
 def dump_to(directory: Path) -> Observer:
     """An observer that writes the schedule after every pass to `directory`: `00-lower.txt`, ..."""
     directory.mkdir(parents=True, exist_ok=True)
-    count = 0
+    numbers = itertools.count()
 
     def dump(record: Record) -> None:
-        nonlocal count
-        path = directory / f"{count:02}-{record.name}.txt"
+        path = directory / f"{next(numbers):02}-{record.name}.txt"
         path.write_text(print_schedule(record.after), encoding="utf-8")
-        count += 1
 
     return dump
 
@@ -173,3 +158,30 @@ def both(*observers: Observer | None) -> Observer:
             observer(record)
 
     return call
+
+
+def write_reproducer(
+    schedule: Schedule, pipeline: str, context: Context, error: str, directory: Path | None = None
+) -> Path:
+    """Write `schedule`, the `pipeline` that is still to run, and `context`; gives back the file's path.
+
+    The file is in `directory`, else in a new temporary one.
+    """
+    place = directory or Path(tempfile.mkdtemp(prefix="commplan-"))
+    first = re.match(r"[a-z_]+", pipeline)
+    name = f"{schedule.plan}-{first[0] if first else 'lower'}.reproducer.json"
+    path = place / name
+    content = {
+        "format": FORMAT,
+        "run": f"python -m commplan.passes.reproduce {name}",
+        "error": error,
+        "pipeline": pipeline,
+        "order": {key: list(paths) for key, paths in context.order.items()},
+        "topology": context.topology,
+        "calibration": context.calibration,
+        "places": context.places,
+        "schedule": schedule,
+    }
+    place.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
+    return path

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 import msgspec
@@ -28,10 +28,8 @@ class OverlapPass(Pass, frozen=True):
     )  # fmt: skip
     chain: bool = True
 
-    def run(self, schedule: Schedule, context: Context) -> Schedule:
-        choices: list[Choice] = []
-        phases = tuple(self._phase(phase, choices) for phase in schedule.phases)
-        return msgspec.structs.replace(schedule, phases=phases, choices=(*schedule.choices, *choices))
+    def phases(self, schedule: Schedule, context: Context, choices: list[Choice]) -> Iterable[Phase]:
+        return [self._phase(phase, choices) for phase in schedule.phases]
 
     def _phase(self, phase: Phase, choices: list[Choice]) -> Phase:
         count = sum(isinstance(op, Collective) for op in phase.ops)

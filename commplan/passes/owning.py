@@ -15,8 +15,7 @@ from commplan.ir.leaf_match import weights_of
 from commplan.ir.plan import Algorithm, Arg, Hints, name_of
 from commplan.ir.schedule import Collective, CollectiveKind, Exchange, Ownership, Schedule, widest
 from commplan.ir.types import sized
-from commplan.passes.choosing import Chooser, rounded
-from commplan.passes.ways import CLEARLY
+from commplan.passes.choosing import CLEARLY, Chooser, rounded
 
 CENTRAL = "one owner, who has everything"
 SHARDED, REPLICATED = "each worker owns a part", "all-reduce, and everyone updates everything"
@@ -118,9 +117,8 @@ class Times(NamedTuple):
     @property
     def without_owners(self) -> bool:
         """Whether an all-reduce clearly saves time."""
-        if self.sharded is None or self.replicated is None:
-            return False
-        return self.replicated < self.sharded * (1 - CLEARLY)
+        sharded, replicated = self.sharded, self.replicated
+        return sharded is not None and replicated is not None and replicated < sharded * (1 - CLEARLY)
 
 
 def predicted(chooser: Chooser, op: Exchange, axes: tuple[str, ...]) -> Times:
@@ -176,14 +174,9 @@ def chosen(chooser: Chooser, op: Exchange, owners: Owners) -> Choice:
 def _few(chooser: Chooser, op: Exchange, owners: Owners) -> str:
     """Who owns how much: parts differ by the padding of leaves alone."""
     weights, few = chooser.schedule.values[op.results[0]], len(owners.ranks)
-    rows = [row_size(weights.kind, leaf, few) for leaf in weights.leaves if leaf.shape]
-    sizes = [leaf.size for leaf in weights.leaves if leaf.shape]
-    dtypes = [leaf.dtype.nbytes for leaf in weights.leaves if leaf.shape]
+    rows = [(row_size(weights.kind, leaf, few), leaf) for leaf in weights.leaves if leaf.shape]
     held = [
-        sum(
-            min(row, max(0, size - owner * row)) * nbytes
-            for row, size, nbytes in zip(rows, sizes, dtypes, strict=True)
-        )
+        sum(min(row, max(0, leaf.size - owner * row)) * leaf.dtype.nbytes for row, leaf in rows)
         for owner in range(few)
     ]
     where = ", ".join(map(str, owners.ranks))

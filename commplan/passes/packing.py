@@ -6,17 +6,23 @@ reduce-scatter they are all-reduced, under an all-gather they are kept.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from commplan.collectives.scalars import scalar_algorithm
+import msgspec
+
+from commplan.collectives.registry import scalar_algorithm
 from commplan.diagnostics import fail
+from commplan.ir.choice import Choice
 from commplan.ir.layout import row_size
 from commplan.ir.plan import Ref, name_of
-from commplan.ir.schedule import Collective, Op, Part, Unpack, Value
+from commplan.ir.schedule import Collective, Op, Part, Phase, Schedule, Value
 from commplan.passes.filling import MOST, Bucket, Fate, Item, fill, pieces
-from commplan.passes.rewrite import Editor, laid_out
+from commplan.passes.rewrite import Editor, laid_out, read_by_parts, unpack
 
 Order = Mapping[str, Sequence[str]]
+# Appends to the ops what the collective becomes; the flag says that its readers name parts of the
+# result, so that padding behind it does not show.
+Rewrite = Callable[[Editor, list[Op], Collective, bool, list[Choice]], None]
 
 
 def pack_collectives(
@@ -36,14 +42,12 @@ def pack_collectives(
     ops: list[Op] = []
     parts: dict[Ref, list[Part]] = {op.result: [] for op in group}
     for number, bucket in enumerate(buckets):
-        buffer = _emit(editor, ops, head, bucket, f"{head.result}/b{number}")
-        runs = laid_out(Part(buffer, item.leaf, start, size, 0) for item, start, size in bucket.runs)
-        for (item, _, _), part in zip(bucket.runs, runs, strict=True):
-            parts[item.result].append(part)
+        runs = laid_out(Part(item.value, item.leaf, start, size, 0) for item, start, size in bucket.runs)
+        buffer = _emit(editor, ops, head, bucket, runs, f"{head.result}/b{number}")
+        for (item, _, _), run in zip(bucket.runs, runs, strict=True):
+            parts[item.result].append(msgspec.structs.replace(run, value=buffer))
     ways = editor.size(head.axes) if head.kind == "all_gather" else 1
-    for op in group:
-        ordered = sorted(parts[op.result], key=lambda part: (part.leaf, part.start))
-        ops.append(Unpack(op.result, tuple(ordered), op.span, ways))
+    ops += [unpack(op.result, parts[op.result], op.span, ways) for op in group]
     return ops, buckets
 
 
@@ -51,7 +55,14 @@ def items_of(editor: Editor, group: Sequence[Collective], order: Order) -> list[
     """The leaves of all operands, as they become ready."""
     items: list[Item] = []
     for op in group:
-        items += _items(editor, op, order, len(items))
+        operand, ranks = editor.values[op.operand], editor.size(op.axes)
+        for leaf in readiness(operand, op, order):
+            shape = operand.leaves[leaf]
+            if shape.size:
+                fate, ways = _fate(op, operand, leaf, ranks)
+                columns = row_size(operand.kind, shape, ways)
+                item = Item(op.operand, op.result, leaf, shape.dtype, columns, ways, fate, len(items))
+                items.append(item)
     return items
 
 
@@ -73,20 +84,6 @@ def _check_count(items: Sequence[Item], limit: int | None, head: Collective, fil
         span=head.span,
         file=file,
     )
-
-
-def _items(editor: Editor, op: Collective, order: Order, first: int) -> list[Item]:
-    operand = editor.values[op.operand]
-    ranks = editor.size(op.axes)
-    items: list[Item] = []
-    for leaf in readiness(operand, op, order):
-        shape = operand.leaves[leaf]
-        if not shape.size:
-            continue
-        fate, ways = _fate(op, operand, leaf, ranks)
-        columns = row_size(operand.kind, shape, ways)
-        items.append(Item(op.operand, op.result, leaf, shape.dtype, columns, ways, fate, first + len(items)))
-    return items
 
 
 def _fate(op: Collective, operand: Value, leaf: int, ranks: int) -> tuple[Fate, int]:
@@ -124,12 +121,43 @@ def readiness(operand: Value, op: Collective, order: Order) -> list[int]:
     return [place[path] for path in order[name]]
 
 
-def _emit(editor: Editor, ops: list[Op], head: Collective, bucket: Bucket, name: Ref) -> Ref:
+def _emit(
+    editor: Editor, ops: list[Op], head: Collective, bucket: Bucket, runs: list[Part], name: Ref
+) -> Ref:
     """The pack of a bucket and its collective; gives back the buffer that the unpack reads."""
-    parts = laid_out(Part(item.value, item.leaf, start, size, 0) for item, start, size in bucket.runs)
-    packed = editor.pack(ops, parts, head.span, f"{name}/pack", bucket.ways)
+    packed = editor.pack(ops, runs, head.span, f"{name}/pack", bucket.ways)
     if bucket.fate is None:
         return packed
     scalars = head.kind == "reduce_scatter" and bucket.fate == "all_reduce"
     algorithm = scalar_algorithm(head.algorithm) if scalars else head.algorithm
     return editor.move(ops, head, packed, name, kind=bucket.fate, algorithm=algorithm)
+
+
+def rewrite_flat(
+    schedule: Schedule,
+    phase: Phase,
+    order: Order,
+    wanted: Callable[[Collective], bool],
+    rewrite: Rewrite,
+    choices: list[Choice],
+) -> Phase:
+    """`phase` with `rewrite` applied to each collective that is `wanted`.
+
+    y = collective(tree)  -->  y = unpack(rewritten(pack(tree)))     where `bucket` has not packed it
+    """
+    if not any(isinstance(op, Collective) and wanted(op) for op in phase.ops):
+        return phase
+    editor = Editor(schedule, phase)
+    packed: list[Op] = []
+    for op in phase.ops:
+        if isinstance(op, Collective) and wanted(op) and editor.values[op.operand].kind != "flat":
+            packed += pack_collectives(editor, [op], items_of(editor, [op], order), None)[0]
+        else:
+            packed.append(op)
+    ops, loose = list[Op](), read_by_parts(packed)
+    for op in packed:
+        if isinstance(op, Collective) and wanted(op):
+            rewrite(editor, ops, op, op.result in loose, choices)
+        else:
+            ops.append(op)
+    return editor.finish(ops)

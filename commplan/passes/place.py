@@ -12,9 +12,8 @@ from commplan.ir.plan import Ref, name_of
 from commplan.ir.schedule import Exchange, Op, Ownership, Phase, Schedule
 from commplan.passes.base import Context, Pass
 from commplan.passes.choosing import Chooser
-from commplan.passes.ownership import Exchanging, colocated
+from commplan.passes.ownership import Relocation, colocated, kept_entry
 from commplan.passes.owning import Owners, chosen, inner_first, levels, predicted, spread_out, strange
-from commplan.passes.relocation import Relocation, kept_entry
 from commplan.passes.rewrite import Editor
 
 
@@ -108,16 +107,12 @@ def _moved(owners: Mapping[tuple[Ref, ...], Owners]) -> dict[str, Ownership]:
 
 
 def _phase(relocation: Relocation, owners: Mapping[tuple[Ref, ...], Owners]) -> Phase:
-    editor = relocation.editor
-    phase, names = editor.phase, {*map(name_of, editor.phase.states)}
-    names |= {binding.name for binding in phase.updates}
-    if names.isdisjoint(relocation.moved) and not colocated(editor.schedule, phase.ops):
-        return phase
-    exchanging = Exchanging(editor, relocation)
     ops: list[Op] = []
-    for op in phase.ops:
-        if isinstance(op, Exchange) and op.results in owners:
-            exchanging.write(ops, op, owners[op.results])
-        else:
+    for op in relocation.editor.phase.ops:
+        if not isinstance(op, Exchange) or op.results not in owners:
             ops.append(op)
-    return editor.finish(relocation.rewrite(ops, exchanging.own))
+        elif owners[op.results].how == "sharded":
+            relocation.sharded(ops, op, owners[op.results])
+        else:
+            relocation.replicated(ops, op, owners[op.results])
+    return relocation.finish(ops)

@@ -45,9 +45,10 @@ def _digits(line: list[int], topology: Topology) -> tuple[Spread, ...] | None:
     found: list[Spread] = []
     step = 1
     while step < len(line):
-        level = _only_change(line[0], line[step], topology)
-        if level is None:
+        change = _moved(line[0], line[step], topology)
+        if list(change.values()) != [1]:
             return None
+        (level,) = change
         count = 1
         while step * count < len(line):
             if _moved(line[0], line[step * count], topology) != {level: count}:
@@ -65,8 +66,3 @@ def _moved(start: int, end: int, topology: Topology) -> dict[str, int]:
     sizes = {level.name: level.count for level in topology.levels}
     first, second = (coordinates(place, reversed(sizes), sizes) for place in (start, end))
     return {name: second[name] - first[name] for name in sizes if first[name] != second[name]}
-
-
-def _only_change(start: int, end: int, topology: Topology) -> str | None:
-    moved = _moved(start, end, topology)
-    return next(iter(moved)) if len(moved) == 1 and 1 in moved.values() else None

@@ -1,37 +1,46 @@
-"""Predicted times of collectives, from `commplan.simulate`, each asked for once."""
+"""What passes ask about time: how long would this collective take, done so?
+
+The answers come from `commplan.simulate`: from measured curves where a calibration has them, else from the
+model of the topology. Without a topology nobody answers, and passes go by fixed rules.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
+from commplan.ir.ops.base import Work
 from commplan.ir.schedule import Axis, Backend
-from commplan.passes.costs import Ask, Costs, Prediction
+from commplan.simulate.calibration import Calibration
+from commplan.simulate.predictor import Predictor
 from commplan.topology import Topology
 
-if TYPE_CHECKING:
-    from commplan.simulate.calibration import Calibration
-    from commplan.simulate.predictor import Predictor
+
+class Prediction(NamedTuple):
+    """Seconds, and where the number comes from: a measurement with its date, or the model."""
+
+    seconds: float
+    source: str
 
 
-class Priced:
-    """The `Costs` of one compilation. It remembers: passes ask for the same buckets again and again."""
+class Costs:
+    """The times of one compilation. It remembers: passes ask for the same buckets again and again."""
 
     def __init__(self, predictor: Predictor) -> None:
         self._predictor = predictor
-        self._known: dict[Ask, Prediction | None] = {}
+        self._known: dict[Work, Prediction | None] = {}
 
     @property
     def measured(self) -> bool:
+        """Whether a calibration of this machine is behind the times."""
         return self._predictor.measured
 
-    def predict(self, ask: Ask) -> Prediction | None:
-        if ask not in self._known:
-            told = self._predictor.predict(
-                ask.kind, ask.algorithm, ask.axes, ask.nbytes, chunk=ask.chunk, root=ask.root, form=ask.form
-            )
-            self._known[ask] = Prediction(told.seconds, self._source(told.source)) if told else None
-        return self._known[ask]
+    def predict(self, work: Work) -> Prediction | None:
+        """None where nothing is known of `work`: an algorithm that does not exist for it."""
+        if work not in self._known:
+            told = self._predictor.query(work)
+            self._known[work] = Prediction(told.seconds, self._source(told.source)) if told else None
+        return self._known[work]
 
     def _source(self, told: str) -> str:
         """Where a number comes from, in words: a model is one of a topology, measured or not."""
@@ -53,7 +62,5 @@ def costs_for(
     """Who tells times for a mesh of `axes` on `topology`; None where no topology is known."""
     if topology is None:
         return None
-    from commplan.simulate.predictor import Predictor  # noqa: PLC0415  only where times are asked for
-
     links = calibration.links if calibration is not None else None
-    return Priced(Predictor(topology, tuple(axes), calibration=links, backend=backend, places=places))
+    return Costs(Predictor(topology, tuple(axes), calibration=links, backend=backend, places=places))

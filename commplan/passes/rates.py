@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar
-
-import msgspec
 
 from commplan.input.ahead import prefetch
 from commplan.input.rates import kept_text, rates, round_text
@@ -19,15 +18,15 @@ class RatesPass(Pass, frozen=True):
 
     name: ClassVar[str] = "rates"
 
-    def run(self, schedule: Schedule, context: Context) -> Schedule:
+    def phases(self, schedule: Schedule, context: Context, choices: list[Choice]) -> Iterable[Phase]:
         """Only choices are recorded: units, bounds and steps follow from the batches of a load."""
-        choices = [
+        choices += [
             _choice(schedule, phase, op)
             for phase in schedule.phases
             for op in phase.ops
             if isinstance(op, Read) and op.clock is not None
         ]
-        return msgspec.structs.replace(schedule, choices=(*schedule.choices, *choices))
+        return schedule.phases
 
 
 def _choice(schedule: Schedule, phase: Phase, op: Read) -> Choice:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
-import math
 from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 import msgspec
@@ -41,6 +42,11 @@ class Editor:
         self.values = {value.id: value for value in (*schedule.entry, *phase.values)}
         self._declared = frozenset(self.values)
         self.types = ValueTypes(schedule.axes, self.values, schedule.fn_types, schedule.sources)
+
+    @property
+    def bound(self) -> set[Ref]:
+        """The values that leave the phase."""
+        return {binding.value for binding in (*self.phase.outputs, *self.phase.updates)}
 
     @cached_property
     def uses(self) -> DefUse[Op]:
@@ -116,26 +122,21 @@ def in_order(ops: Sequence[Op]) -> tuple[Op, ...]:
         makers.get(ref, -1) < index for index, op in enumerate(ops) for ref in (*operands_of(op), *op.after)
     ):
         return tuple(ops)  # as most rewrites leave them
-    waits = [
-        {makers[ref] for ref in (*operands_of(op), *op.after) if ref in makers} - {index}
-        for index, op in enumerate(ops)
-    ]
-    followers: list[list[int]] = [[] for _ in ops]
-    for index, before in enumerate(waits):
-        for other in sorted(before):
-            followers[other].append(index)
-    left = [len(before) for before in waits]
-    ready = [index for index, count in enumerate(left) if not count]
-    heapq.heapify(ready)
-    done: list[int] = []
+    sorter = TopologicalSorter(
+        {
+            index: {makers[ref] for ref in (*operands_of(op), *op.after) if ref in makers} - {index}
+            for index, op in enumerate(ops)
+        }
+    )
+    with contextlib.suppress(CycleError):
+        sorter.prepare()
+    ready, done = sorted(sorter.get_ready()), list[int]()
     while ready:
-        index = heapq.heappop(ready)
-        done.append(index)
-        for follower in followers[index]:
-            left[follower] -= 1
-            if not left[follower]:
-                heapq.heappush(ready, follower)
-    done += [index for index, count in enumerate(left) if count]
+        done.append(heapq.heappop(ready))
+        sorter.done(done[-1])
+        for index in sorter.get_ready():
+            heapq.heappush(ready, index)
+    done += sorted({*range(len(ops))}.difference(done))
     return tuple(ops[index] for index in done)
 
 
@@ -155,6 +156,22 @@ def laid_out(parts: Iterable[Part]) -> list[Part]:
     return found
 
 
+def unpack(result: Ref, parts: Iterable[Part], span: Span, ways: int = 1) -> Unpack:
+    """`result` put together of `parts`, leaf by leaf."""
+    return Unpack(result, tuple(sorted(parts, key=lambda part: (part.leaf, part.start))), span, ways)
+
+
+def in_whole(parts: Iterable[Part], owner: int, rows: Value, whole: Value) -> list[Part]:
+    """Where in `whole` the runs `parts` of the row of owner number `owner` belong, padding left out."""
+    placed: list[Part] = []
+    for part in parts:
+        start = owner * rows.leaves[part.leaf].size + part.start
+        size = min(part.size, whole.leaves[part.leaf].size - start)
+        if size > 0:
+            placed.append(msgspec.structs.replace(part, start=start, size=size))
+    return placed
+
+
 def network_lane(axes: Sequence[Axis], over: Iterable[str]) -> str:
     """The lane of a collective: the levels of the topology that it crosses, where they are known."""
     inside = set(over)
@@ -164,7 +181,7 @@ def network_lane(axes: Sequence[Axis], over: Iterable[str]) -> str:
 
 def round_up(size: int, multiple: int) -> int:
     """The least multiple of `multiple` that holds `size` elements."""
-    return math.ceil(size / multiple) * multiple
+    return -(-size // multiple) * multiple
 
 
 def padded(editor: Editor, ops: list[Op], ref: Ref, size: int) -> Ref:

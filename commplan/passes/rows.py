@@ -13,11 +13,13 @@ from collections.abc import Iterable
 import msgspec
 
 from commplan.diagnostics import Span
+from commplan.ir.hints import NO_HINTS
 from commplan.ir.layout import row_size
 from commplan.ir.plan import Algorithm, Hints, Ref
-from commplan.ir.schedule import Collective, LocalSum, Op, Part, Unpack, Value
+from commplan.ir.schedule import Collective, LocalSum, Op, Ownership, Part, Value
 from commplan.ir.types import DType
-from commplan.passes.rewrite import Editor, laid_out, network_lane
+from commplan.passes.candidates import NATIVE
+from commplan.passes.rewrite import Editor, in_whole, laid_out, network_lane, unpack
 
 PIECES = 8  # of all rows together
 LEAST = 256 * 1024  # bytes of a piece, at least
@@ -46,13 +48,11 @@ def reduce_rows(editor: Editor, ops: list[Op], like: Collective, owners: tuple[i
         name = f"{result}/{dtype}_scalars"
         buffer = editor.pack(ops, _run(operand, leaves, [1] * len(leaves)), like.span, f"{name}/pack")
         total = editor.move(
-            ops, like, buffer, name, kind="all_reduce", op="sum", algorithm=Algorithm("native"), pinned=False
+            ops, like, buffer, name, kind="all_reduce", op="sum", algorithm=NATIVE, pinned=False
         )
         found += _run(total, leaves, [1] * len(leaves))
     editor.add(editor.types.part(value, result, like.axes, owners))
-    return editor.emit(
-        ops, Unpack(result, tuple(sorted(found, key=lambda part: (part.leaf, part.start))), like.span)
-    )
+    return editor.emit(ops, unpack(result, found, like.span))
 
 
 def _pieces(
@@ -88,27 +88,30 @@ def _piece_summed(
     return reduced
 
 
-def join_rows(
+def join_parts(
     editor: Editor,
     ops: list[Op],
     operand: Ref,
     result: Ref,
-    axes: tuple[str, ...],
-    owners: tuple[int, ...],
+    kept: Ownership,
     span: Span,
-    hints: Hints | None = None,
+    hints: Hints = NO_HINTS,
     via: Algorithm | None = None,
 ) -> None:
-    """The whole of which owners hold rows, on everyone; scalars as the first owner has them.
+    """The whole of which ranks hold parts, on everyone; scalars as the first of a few owners has them.
 
-    w = gather(rows)  -->  b = pack(rows); w0 = broadcast(b) from the first owner; ..; w = unpack(w0, w1, ..)
+    w = gather(parts)  -->  w = all_gather(parts)     where all ranks own
+    w = gather(rows)   -->  b = pack(rows); w0 = broadcast(b) from the first owner; ..; w = unpack(w0, w1, ..)
     """
-    value, whole = editor.values[operand], editor.values[result]
-    lane = network_lane(editor.schedule.axes, axes)
+    value, whole, owners = editor.values[operand], editor.values[result], kept.owners
+    lane = network_lane(editor.schedule.axes, kept.axes)
     like = Collective(
-        "broadcast", "", "", axes, DType.F32, 0, span, algorithm=via or Algorithm("native"),
-        hints=hints or Hints(), lane=lane, pinned=via is not None,
+        "broadcast", result, "", kept.axes, DType.F32, 0, span, algorithm=via or NATIVE,
+        hints=hints, lane=lane, pinned=via is not None,
     )  # fmt: skip
+    if not owners:
+        editor.move(ops, like, operand, kind="all_gather")
+        return
     found: list[Part] = []
     for scalars in (False, True):
         for dtype, leaves in _by_dtype(value, scalars=scalars):
@@ -117,12 +120,8 @@ def join_rows(
             buffer = editor.pack(ops, _run(operand, leaves, sizes), span, f"{name}/pack")
             for number, owner in enumerate(owners[:1] if scalars else owners):
                 row = editor.move(ops, like, buffer, f"{name}_{number}", root=owner)
-                for part in _run(row, leaves, sizes):
-                    start = number * part.size
-                    size = min(part.size, whole.leaves[part.leaf].size - start)
-                    if size > 0:
-                        found.append(Part(row, part.leaf, start, size, part.offset))
-    ops.append(Unpack(result, tuple(sorted(found, key=lambda part: (part.leaf, part.start))), span))
+                found += in_whole(_run(row, leaves, sizes), number, value, whole)
+    ops.append(unpack(result, found, span))
 
 
 def _by_dtype(value: Value, *, scalars: bool = False) -> Iterable[tuple[DType, list[int]]]:

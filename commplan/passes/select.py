@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar
 
 import msgspec
@@ -27,11 +28,9 @@ class SelectPass(Pass, frozen=True):
     after: ClassVar[tuple[str, ...]] = ("share", "place", "bucket", "fuse_update", "decompose", "wire")
     split: bool = True
 
-    def run(self, schedule: Schedule, context: Context) -> Schedule:
+    def phases(self, schedule: Schedule, context: Context, choices: list[Choice]) -> Iterable[Phase]:
         chooser = Chooser(schedule, context)
-        choices: list[Choice] = []
-        phases = tuple(self._phase(chooser, phase, choices) for phase in schedule.phases)
-        return msgspec.structs.replace(schedule, phases=phases, choices=(*schedule.choices, *choices))
+        return [self._phase(chooser, phase, choices) for phase in schedule.phases]
 
     def _phase(self, chooser: Chooser, phase: Phase, choices: list[Choice]) -> Phase:
         decided: dict[tuple[object, ...], Decision] = {}

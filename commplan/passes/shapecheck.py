@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 
-from commplan.diagnostics import Diagnostic, Note
+from commplan.diagnostics import Diagnostic, Note, did_you_mean
 from commplan.ir import plan as graph
 from commplan.ir.schedule import Leaf, Value
 from commplan.ir.stages import rules
-from commplan.ir.types import ArrayType, RecordsType, TreeType
-
-LARGEST = 2**63 - 1  # what indices, and counts of bytes, can hold
+from commplan.ir.types import LARGEST, ArrayType, RecordsType, TreeType
 
 Leaves = tuple[Leaf, ...]
 Shapes = Mapping[str, Leaves]
@@ -60,8 +57,7 @@ def check_names(plan: graph.Plan, shapes: Shapes, report: ShapeReport) -> None:
     for name in shapes:
         if name in known:
             continue
-        near = difflib.get_close_matches(name, known, 1)
-        hint = f"did you mean `{near[0]}`?" if near else f"its values are: {', '.join(known) or 'none'}"
+        hint = did_you_mean(name, known, "its values are:")
         report.add("CP0702", name, f"shapes are given for `{name}`, which the plan does not have", hint)
 
 
@@ -92,22 +88,21 @@ def _given_for_results(
     plan: graph.Plan, shapes: Shapes, known: Mapping[graph.Ref, Leaves | None], report: ShapeReport
 ) -> None:
     """Shapes given for what the plan implies or declares must be what it implies or declares."""
-    entering = {*plan.inputs, *plan.states}
-    free = {value.name for value in plan.values if value.id in entering and _is_tree(value)}
     mapped = {ref for ph in plan.phases for s in ph.stages if isinstance(s, graph.Map) for ref in s.results}
-    free |= {value.name for value in plan.values if value.id in mapped and _is_tree(value)}
+    open_ = {*plan.inputs, *plan.states, *mapped}
+    free = {value.name for value in plan.values if value.id in open_ and is_tree(value)}
     for value in plan.values:
         given, found = shapes.get(value.name), known[value.id]
         if given is None or found is None or value.name in free:
             continue
         if given != found:
-            who = "the plan declares" if not _is_tree(value) else "the plan implies"
+            who = "the plan implies" if is_tree(value) else "the plan declares"
             report.differs(value, given, found, who)
 
 
 def check_leaves(plan: graph.Plan, values: Mapping[graph.Ref, Value]) -> list[Diagnostic]:
-    """Means and elastic pulls need float leaves (CP0704); truth values have no sum (CP0721); and a sum of the
-    backend's own is as wide as what travels (CP0606)."""
+    """Means and elastic pulls need float leaves (CP0704); truth values have no sum (CP0721); a sum of the
+    backend's own is as wide as what travels (CP0606); what each part draws is no scalar of all (CP0758)."""
     found: list[Diagnostic] = []
     for stage in (stage for phase in plan.phases for stage in phase.stages):
         match stage:
@@ -117,6 +112,14 @@ def check_leaves(plan: graph.Plan, values: Mapping[graph.Ref, Value]) -> list[Di
                 operand, how = stage.gradient, stage.op.name
             case graph.Elastic():
                 operand, how = stage.operand, "elastic"
+            case graph.Map() if plan.fn(stage.fn).random and not stage.per_record:
+                cut = [values[ref] for ref in stage.results if values[ref].placement.split]
+                for what in (
+                    leaf.label(value.id) for value in cut for leaf in value.leaves if not leaf.shape
+                ):
+                    message = f"{what} is a scalar, of which each part of what is cut would draw its own"
+                    found.append(Diagnostic("CP0758", message, stage.span, file=plan.file))
+                continue
             case _:
                 continue
         wrong: dict[str, Diagnostic] = {}
@@ -138,7 +141,7 @@ def check_sizes(plan: graph.Plan, values: Mapping[graph.Ref, Value], ranks: int)
     """No value has more bytes, over all ranks, than can be counted (CP0725)."""
     found: dict[str, Diagnostic] = {}  # by name: once for all the values that follow from it
     for value in plan.values:
-        leaves = values[value.id].whole or values[value.id].leaves
+        leaves = values[value.id].uncut
         wrong = next((leaf for leaf in leaves if leaf.size * leaf.dtype.nbytes * ranks > LARGEST), None)
         if wrong is not None:
             what = wrong.label(value.id)
@@ -149,7 +152,7 @@ def check_sizes(plan: graph.Plan, values: Mapping[graph.Ref, Value], ranks: int)
     return list(found.values())
 
 
-def _is_tree(value: graph.Value) -> bool:
+def is_tree(value: graph.Value) -> bool:
     kind = value.type
     return isinstance(kind.element if isinstance(kind, RecordsType) else kind, TreeType)
 

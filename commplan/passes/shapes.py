@@ -9,13 +9,14 @@ from commplan.diagnostics import CommplanError
 from commplan.ir import plan as graph
 from commplan.ir.layout import cut_all
 from commplan.ir.schedule import Leaf, Value
-from commplan.ir.types import ArrayType, Element, RecordsType, TreeType
+from commplan.ir.types import ArrayType, RecordsType, TreeType
 from commplan.passes.shapecheck import (
     Leaves,
     ShapeReport,
     Shapes,
     check_agreement,
     check_names,
+    is_tree,
 )
 
 
@@ -87,7 +88,7 @@ class _Shaper:
     def _compute(self, value: graph.Value) -> Leaves | None:
         element = value.type.element if isinstance(value.type, RecordsType) else value.type
         if not isinstance(element, TreeType):
-            return self._declared(value, element)
+            return (Leaf("", element.shape, element.dtype),) if isinstance(element, ArrayType) else ()
         maker = self._makers.get(value.id)
         if maker is None:
             return self._entry(value)
@@ -109,11 +110,6 @@ class _Shaper:
             case _:
                 return self.whole(maker.operand)
 
-    def _declared(self, value: graph.Value, element: Element) -> Leaves | None:
-        if not isinstance(element, ArrayType):
-            return ()
-        return (Leaf("", element.shape, element.dtype),)
-
     def _entry(self, value: graph.Value) -> Leaves | None:
         """An input or a state on entry: given, else what `at start` binds the state to."""
         given = self.shapes.get(value.name)
@@ -121,26 +117,15 @@ class _Shaper:
             return given
         if value.name not in self._states:
             return self._report.missing(value, "an input")
-        bound = self._updates(value.name, start=True)
-        for ref in filter(self._follows, bound):
-            return self._structural(ref)
+        start = (phase for phase in self.plan.phases if phase.kind == "start")
+        bound = [b.value for phase in start for b in phase.updates if b.name == value.name]
+        for ref in bound:
+            maker = self._makers.get(ref)
+            if not isinstance(maker, graph.Map):
+                return self.whole(ref)
+            if self.plan.fn(maker.fn).elementwise and self._tree_operands(maker):
+                return self._first_tree(maker)  # without asking the state itself
         return self._report.missing(value, "a state")
-
-    def _updates(self, name: str, *, start: bool) -> list[graph.Ref]:
-        phases = [ph for ph in self.plan.phases if not start or ph.kind == "start"]
-        return [b.value for ph in phases for b in ph.updates if b.name == name]
-
-    def _follows(self, ref: graph.Ref) -> bool:
-        """Whether the shapes of `ref` follow from those of other values."""
-        maker = self._makers.get(ref)
-        if not isinstance(maker, graph.Map):
-            return True
-        return self.plan.fn(maker.fn).elementwise and bool(self._tree_operands(maker))
-
-    def _structural(self, ref: graph.Ref) -> Leaves | None:
-        """Shapes of what a state is bound to, without asking the state itself."""
-        maker = self._makers.get(ref)
-        return self._first_tree(maker) if isinstance(maker, graph.Map) else self.whole(ref)
 
     def _mapped(self, value: graph.Value, maker: graph.Map) -> Leaves | None:
         given = self.shapes.get(value.name)
@@ -154,12 +139,7 @@ class _Shaper:
         return self._report.missing(value, f"a result of `{maker.fn}`, which is not elementwise,")
 
     def _tree_operands(self, maker: graph.Map) -> list[graph.Ref]:
-        def is_tree(ref: graph.Ref) -> bool:
-            kind = self._values[ref].type
-            return isinstance(kind.element if isinstance(kind, RecordsType) else kind, TreeType)
-
-        return [ref for ref in maker.operands if is_tree(ref)]
+        return [ref for ref in maker.operands if is_tree(self._values[ref])]
 
     def _first_tree(self, maker: graph.Map) -> Leaves | None:
-        trees = self._tree_operands(maker)
-        return self.whole(trees[0]) if trees else None
+        return self.whole(self._tree_operands(maker)[0])

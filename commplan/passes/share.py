@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Annotated, ClassVar, Literal
 
 import msgspec
@@ -15,7 +16,7 @@ from commplan.ir.schedule import results as results_of
 from commplan.ir.types import sized
 from commplan.passes.base import Context, Pass
 from commplan.passes.rewrite import Editor
-from commplan.passes.sharing_cost import Chosen, Flow, Pricer
+from commplan.passes.sharing_cost import Chosen, Pricer
 from commplan.passes.sharing_cut import (
     Independent,
     cuts_back,
@@ -24,8 +25,8 @@ from commplan.passes.sharing_cut import (
     member_independent,
     move_back,
     push_widening,
-    widens,
 )
+from commplan.passes.sharing_machine import Flow
 
 
 class SharePass(Pass, frozen=True):
@@ -43,10 +44,8 @@ class SharePass(Pass, frozen=True):
     prefer: Literal["time", "cpu"] = "time"
     readers: Annotated[int, msgspec.Meta(ge=1)] = 1
 
-    def run(self, schedule: Schedule, context: Context) -> Schedule:
-        choices: list[Choice] = []
-        phases = tuple(self._phase(schedule, phase, context, choices) for phase in schedule.phases)
-        return msgspec.structs.replace(schedule, phases=phases, choices=(*schedule.choices, *choices))
+    def phases(self, schedule: Schedule, context: Context, choices: list[Choice]) -> Iterable[Phase]:
+        return [self._phase(schedule, phase, context, choices) for phase in schedule.phases]
 
     def _phase(self, schedule: Schedule, phase: Phase, context: Context, choices: list[Choice]) -> Phase:
         members = tuple(a.name for a in schedule.axes if a.kind is AxisKind.ENSEMBLE and a.size > 1)
@@ -56,8 +55,8 @@ class SharePass(Pass, frozen=True):
         pricer = Pricer(editor, phase, context)
         ops, uses = list(phase.ops), editor.uses
         choices += [_own_clock(op) for op in ops if isinstance(op, Read) and op.clock in members]
-        independent = member_independent(editor, phase, members)
-        ends = frontier(phase, independent)
+        independent = member_independent(editor, members)
+        ends = frontier(editor, independent)
         settled: list[Ref] = []
         for flow in flows(phase):
             made = {ref for op in flow for ref in results_of(op)}
@@ -84,24 +83,13 @@ class SharePass(Pass, frozen=True):
     ) -> Chosen | None:
         """By costs; None where nothing is known of them, or nothing can be shared."""
         axes = {independent[ref] for ref in ends}
-        if self.design == "none" or len(axes) != 1 or not all(pricer.has_size(ref) for ref in ends):
+        if self.design == "none" or len(axes) != 1 or not all(map(pricer.record_size, ends)):
             return None
-        cuts = {ref: self._cuts(pricer, independent, ref) for ref in ends}
         (over,) = axes
-        priced = Flow(flow, cuts, over)
-        if self.design == "auto":
-            return pricer.choose(priced, self.prefer)
-        return pricer.given(priced, self.design, self._readers(pricer.editor.size(over)))
-
-    def _cuts(self, pricer: Pricer, independent: Independent, ref: Ref) -> list[Ref]:
-        found = cuts_back(pricer.editor, pricer.phase, independent, ref)
-        if self.widening == "push":
-            return found
-        for place, here in enumerate(found[:-1]):
-            maker = pricer.editor.uses.maker(here)
-            if isinstance(maker, Map) and widens(pricer.editor.schedule.fn(maker.fn)):
-                return found[: place + 1]
-        return found
+        push = self.widening == "push"
+        cuts = {ref: cuts_back(pricer.editor, independent, ref, past_widening=push) for ref in ends}
+        settled = None if self.design == "auto" else (self.design, self._readers(pricer.editor.size(over)))
+        return pricer.choose(Flow(flow, cuts, over), self.prefer, settled)
 
     def _readers(self, members: int) -> int | None:
         """How many processes read, where the design has readers of its own."""
@@ -178,13 +166,11 @@ def _move_to(editor: Editor, ops: list[Op], ref: Ref, chosen: Chosen) -> None:
 
 def _pinned(op: Share, pricer: Pricer, flow: list[Op]) -> Choice:
     priced = Flow(flow, {op.operand: [op.operand]}, op.axes)
-    chosen = pricer.given(priced, op.design, op.readers) if flow else None
+    chosen = pricer.choose(priced, "cpu", (op.design, op.readers)) if flow else None
     what = f"`{name_of(op.result)}`: {op.design}"
     if chosen is None:
         return Choice("share", what, "the plan says so", op.span)
-    return Choice(
-        "share", what, "the plan says so", op.span, (), chosen.seconds, chosen.source, (), chosen.table
-    )
+    return chosen.choice(what, op.span, first=True, why="the plan says so")
 
 
 def _own_clock(op: Read) -> Choice:

@@ -6,10 +6,10 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from commplan.diagnostics import Span
 from commplan.input.costs import (
+    TIE,
     Cut,
     Links,
     Predicted,
@@ -29,11 +29,11 @@ from commplan.ir.plan import Ref
 from commplan.ir.schedule import Map, Op, Phase, Read
 from commplan.ir.schedule import operands as operands_of
 from commplan.ir.schedule import results as results_of
+from commplan.ir.types import timed
 from commplan.passes.base import Context
 from commplan.passes.choosing import rounded
 from commplan.passes.rewrite import Editor
-from commplan.passes.sharing_machine import setting_of
-from commplan.passes.sharing_words import row_of, why, worker_processes
+from commplan.passes.sharing_machine import Flow, setting_of
 
 MOST_CUTS = 16  # combinations, where several values of one flow are shared
 
@@ -65,15 +65,6 @@ class Chosen:
         return Choice("share", what, why, span, (), self.seconds, self.source, (), table)
 
 
-class Flow(NamedTuple):
-    """Host work that hangs together. ends: for each of its ends the values at which it may be cut; what is
-    before the cut is shared by the members along `over`."""
-
-    ops: Sequence[Op]
-    ends: dict[Ref, list[Ref]]
-    over: tuple[str, ...]
-
-
 class Pricer:
     """Prices the flows of one phase. None everywhere where nothing was measured of it."""
 
@@ -81,53 +72,40 @@ class Pricer:
         self.editor, self.phase, self.context = editor, phase, context
         self.measured = context.calibration.input if context.calibration else None
 
-    def has_size(self, ref: Ref) -> bool:
-        return self._size(ref) > 0
-
-    def choose(self, flow: Flow, prefer: Prefer) -> Chosen | None:
-        """The best of all designs."""
-        priced = self._priced(flow)
-        if priced is None:
+    def choose(
+        self, flow: Flow, prefer: Prefer, settled: tuple[Design, int | None] | None = None
+    ) -> Chosen | None:
+        """The best of all designs; or of the design and the readers that are `settled` the best cut."""
+        measured, ops = self.measured, flow.ops
+        if measured is None or not self._known(ops, measured):
             return None
-        setting, cuts, links = priced
-        found = candidates(setting, list(cuts), links)
-        taken = best(found, prefer)
-        chosen = self._chosen(found, taken, cuts, prefer)
-        return dataclasses.replace(chosen, why=chosen.why + worker_processes(setting, taken, links))
-
-    def given(self, flow: Flow, design: Design, readers: int | None) -> Chosen | None:
-        """As `choose`, where design and readers are settled; the cut is chosen."""
-        priced = self._priced(flow)
-        if priced is None:
-            return None
-        setting, cuts, links = priced
-        found = candidates(setting, list(cuts), links)
-        bound = limit(setting, cuts)
-        own = [predict(setting, cut, design, readers, links, bound) for cut in cuts]
-        taken = best(own, "cpu")
-        others = [one for one in found if (one.design, one.readers) != (design, readers)]
-        return self._chosen([*others, *own], taken, cuts, "cpu")
-
-    def _priced(self, flow: Flow) -> tuple[Setting, dict[Cut, dict[Ref, Ref]], Links | None] | None:
-        ops, ends, over = flow
-        if self.measured is None or not self._known(ops):
-            return None
-        combined = list(itertools.islice(itertools.product(*ends.values()), MOST_CUTS))
-        cuts: dict[Cut, dict[Ref, Ref]] = {}
-        for refs in combined:
-            cuts.setdefault(self._cut(ops, refs, self.measured), dict(zip(ends, refs, strict=True)))
-        rows = self.editor.values[next(iter(ends))].leaves[0].shape[0]
+        rows = self.editor.values[next(iter(flow.ends))].leaves[0].shape[0]
         if not rows:
             return None
-        setting, links = setting_of(self.editor, self.phase.name, ops, over, rows, self.context)
-        return setting, cuts, links
+        cuts: dict[Cut, dict[Ref, Ref]] = {}
+        for refs in itertools.islice(itertools.product(*flow.ends.values()), MOST_CUTS):
+            cuts.setdefault(self._cut(ops, refs, measured), dict(zip(flow.ends, refs, strict=True)))
+        setting, links = setting_of(self.editor.schedule, self.phase.name, flow, rows, measured, self.context)
+        found = candidates(setting, list(cuts), links)
+        if settled is None:
+            taken = best(found, prefer)
+            reason = _why(found, taken) + _worker_processes(setting, taken, links)
+        else:
+            bound, prefer = limit(setting, cuts), "cpu"
+            own = [predict(setting, cut, *settled, links, bound) for cut in cuts]
+            taken = best(own, prefer)
+            found = [*(other for other in found if (other.design, other.readers) != settled), *own]
+            reason = _why(found, taken)
+        shown = of_each_design(found, taken, prefer)
+        table = tuple(_row(row, taken=row is taken) for row in shown)
+        return Chosen(taken, cuts[taken.cut], reason, self._source(measured), table)
 
-    def _known(self, ops: Sequence[Op]) -> bool:
+    def _known(self, ops: Sequence[Op], measured: InputCosts) -> bool:
         """Whether everything of the flow was measured, and goes by the members' common clock."""
-        if self.measured is None or any(isinstance(op, Read) and (op.clock or op.per) for op in ops):
+        if any(isinstance(op, Read) and (op.clock or op.per) for op in ops):
             return False
-        sources = all(self.measured.source_named(op.source) for op in ops if isinstance(op, Read))
-        return sources and all(self.measured.fn_named(op.fn) for op in ops if isinstance(op, Map))
+        sources = all(measured.source_named(op.source) for op in ops if isinstance(op, Read))
+        return sources and all(measured.fn_named(op.fn) for op in ops if isinstance(op, Map))
 
     def _cut(self, ops: Sequence[Op], shared: Sequence[Ref], measured: InputCosts) -> Cut:
         before = DefUse(ops).behind(shared)
@@ -136,7 +114,9 @@ class Pricer:
         asked = {ref for op in after for ref in operands_of(op)} & moved | set(shared)
         # Bytes have no size: a member that needs them reads the record again.
         after += [
-            op for op in before if isinstance(op, Read) and op.result in asked and not self._size(op.result)
+            op
+            for op in before
+            if isinstance(op, Read) and op.result in asked and not self.record_size(op.result)
         ]
         makers = [
             op.fn if isinstance(op, Map) else "read" for op in before if set(results_of(op)) & set(shared)
@@ -145,10 +125,10 @@ class Pricer:
             f"after {', '.join(f'`{maker}`' for maker in dict.fromkeys(makers))}",
             sum((self._work(op, measured) for op in before), Work()),
             sum((self._work(op, measured) for op in after), Work()),
-            sum(self._size(ref) for ref in asked),
+            sum(self.record_size(ref) for ref in asked),
         )
 
-    def _size(self, ref: Ref) -> int:
+    def record_size(self, ref: Ref) -> int:
         """Bytes of one record; 0 where they vary."""
         value = self.editor.values[ref]
         if not value.leaves or value.kind != "records":
@@ -163,18 +143,45 @@ class Pricer:
         fn = measured.fn_named(op.fn) if isinstance(op, Map) else None
         return Work(fn.cpu, fn.cpu * (fn.held or 0.0), 0.0, 1) if fn else Work()
 
-    def _chosen(
-        self, found: Sequence[Predicted], taken: Predicted, cuts: dict[Cut, dict[Ref, Ref]], prefer: Prefer
-    ) -> Chosen:
-        shown = of_each_design(found, taken, prefer)
-        table = tuple(row_of(one, taken=one is taken) for one in shown)
-        return Chosen(taken, cuts[taken.cut], why(found, taken), self._source(), table)
-
-    def _source(self) -> str:
-        measured = self.measured
-        if measured is None:
-            return ""
+    def _source(self, measured: InputCosts) -> str:
         where = f" on {measured.host}" if measured.host else ""
         consumer = measured.consumer_of(self.editor.schedule.plan, self.phase.name)
         missing = "" if consumer else "; no consumer measured: a step is taken to wait for its input alone"
         return f"input measured {measured.date}{where}{missing}"
+
+
+def _why(found: Sequence[Predicted], taken: Predicted) -> str:
+    """The reason, in numbers."""
+    alone = next(one for one in found if one.design == "duplicate")
+    if taken.design == "duplicate":
+        others = [one for one in found if one.design != "duplicate"]
+        least = min((one.cpu for one in others), default=taken.cpu)
+        return (
+            f"preprocessing is not the bottleneck: a step takes {timed(taken.wall)}, waiting for "
+            f"{taken.waits_for}, and sharing would save at most {TIE:.0%} of it, and "
+            f"{max(0.0, 1 - least / taken.cpu) if taken.cpu else 0:.0%} of the CPU time of the input"
+        )
+    return (
+        f"a step takes {timed(taken.wall)}, waiting for {taken.waits_for}, and "
+        f"{timed(alone.wall)} where nothing is shared; {timed(taken.cpu)} of CPU per record "
+        f"and member instead of {timed(alone.cpu)}, {taken.distance:.2f} times the limit"
+    )
+
+
+def _worker_processes(setting: Setting, taken: Predicted, links: Links | None) -> str:
+    """What worker processes would do for a step that waits for the interpreter's lock."""
+    apart = dataclasses.replace(setting, processes=True)
+    other = predict(apart, taken.cut, taken.design, taken.readers, links, taken.limit)
+    if other.wall * (1 + TIE) >= taken.wall:
+        return ""
+    how = '`run.batches(workers="processes")`'
+    return f"; {timed(other.wall)} with worker processes, which do not wait for one lock: {how}"
+
+
+def _row(one: Predicted, *, taken: bool) -> SharingCost:
+    numbers = (one.cpu, one.wall, one.nbytes, one.memory, one.limit, one.distance)
+    cpu, wall, nbytes, memory, least, distance = map(rounded, numbers)
+    cut = "" if one.design == "duplicate" else one.cut.name
+    return SharingCost(
+        one.design, one.readers, cut, cpu, wall, one.waits_for, nbytes, memory, least, distance, taken
+    )

@@ -18,13 +18,13 @@ from commplan.passes.rewrite import Editor
 Independent = dict[Ref, tuple[str, ...]]
 
 
-def member_independent(editor: Editor, phase: Phase, members: tuple[str, ...]) -> Independent:
+def member_independent(editor: Editor, members: tuple[str, ...]) -> Independent:
     """Values that reads and host maps make alike for all members, with the ensembles concerned.
 
     What lies behind a `share` of the plan is not among them: there the plan has said where to share.
     """
     known: Independent = {}
-    for op in phase.ops:
+    for op in editor.phase.ops:
         if isinstance(op, Read) and op.clock:
             continue
         for ref in _alike(op, known):
@@ -35,10 +35,9 @@ def member_independent(editor: Editor, phase: Phase, members: tuple[str, ...]) -
     return known
 
 
-def frontier(phase: Phase, independent: Independent) -> list[Ref]:
+def frontier(editor: Editor, independent: Independent) -> list[Ref]:
     """Where such work ends: values of it that something else reads, or that leave the phase."""
-    bound = {binding.value for binding in (*phase.outputs, *phase.updates)}
-    uses, found = DefUse(phase.ops), list[Ref]()
+    uses, bound, found = editor.uses, editor.bound, list[Ref]()
     for ref, axes in independent.items():
         readers = uses.readers(ref)
         if any(isinstance(op, Share) for op in readers):
@@ -58,29 +57,26 @@ def _alike(op: Op, known: Independent) -> tuple[Ref, ...]:
     return ()
 
 
-def cuts_back(editor: Editor, phase: Phase, independent: Independent, ref: Ref) -> list[Ref]:
+def cuts_back(editor: Editor, independent: Independent, ref: Ref, *, past_widening: bool) -> list[Ref]:
     """`ref`, and the values before it at which members could part as well, the latest first.
 
     A cut moves back over a host map that is not random, makes one value of one, and whose operand has a size
-    and no other reader: then it is done by every member, on the same bits.
+    and no other reader: then it is done by every member, on the same bits. past_widening: also over one that
+    only widens.
     """
-    bound = {binding.value for binding in (*phase.outputs, *phase.updates)}
+    uses, bound = editor.uses, editor.bound
     found = [ref]
     while True:
         here = found[-1]
-        maker = editor.uses.maker(here)
+        maker = uses.maker(here)
         if not isinstance(maker, Map) or not _moves_back(maker):
             return found
-        before = maker.operands[0]
-        alone = editor.uses.readers(before) == [maker] and before not in bound
-        goes_on = any(
-            independent.get(result) == independent[here]
-            for op in editor.uses.readers(here)
-            for result in results_of(op)
-        )
-        if not alone or goes_on or not editor.values[before].leaves:
+        if not past_widening and widens(editor.schedule.fn(maker.fn)):
             return found
-        if independent.get(before) != independent[here]:
+        before, axes = maker.operands[0], independent[here]
+        alone = uses.readers(before) == [maker] and before not in bound
+        goes_on = any(independent.get(made) == axes for op in uses.readers(here) for made in results_of(op))
+        if not alone or goes_on or not editor.values[before].leaves or independent.get(before) != axes:
             return found
         found.append(before)
 
@@ -115,16 +111,19 @@ def push_widening(editor: Editor, ops: list[Op], choices: list[Choice], settled:
     same bits either way. Device functions run behind the share anyhow. Results in `settled` stay: there the
     cut was chosen by cost.
     """
-    fns = {fn.name: fn for fn in editor.schedule.fns}
-    bound = {b.value for b in (*editor.phase.outputs, *editor.phase.updates)}
     for first in [op for op in ops if isinstance(op, Share) and op.result not in settled]:
         share = first
         while share.design != "duplicate":
             uses = DefUse(ops)
             maker = uses.maker(share.operand)
-            if not isinstance(maker, Map) or not widens(fns[maker.fn]) or not _moves_back(maker):
+            if (
+                not isinstance(maker, Map)
+                or not widens(editor.schedule.fn(maker.fn))
+                or not _moves_back(maker)
+            ):
                 break
-            if share.operand in bound or uses.readers(share.operand) != [share]:
+            alone = share.operand not in editor.bound and uses.readers(share.operand) == [share]
+            if not alone or not widens(editor.schedule.fn(maker.fn)):
                 break
             before, what = editor.values[share.operand].nbytes, name_of(share.result)
             share = move_back(editor, ops, share, maker)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from commplan.input.ahead import prefetch, threads
 from commplan.input.costs import Links, Setting
 from commplan.input.division import Move
 from commplan.input.measured import InputCosts
-from commplan.ir.plan import Algorithm
+from commplan.ir.plan import Algorithm, Ref
 from commplan.ir.schedule import Op, Schedule
 from commplan.passes.base import Context
-from commplan.passes.rewrite import Editor
 from commplan.simulate.cost import predict
 from commplan.simulate.network import Layout
 from commplan.simulate.predictor import Predictor
@@ -20,78 +21,65 @@ from commplan.topology import Topology
 COLD = 0.1  # measured of twelve decoders on one core or two: -0.04 to 0.22, docs/benchmarks.md
 
 
+class Flow(NamedTuple):
+    """Host work that hangs together. ends: for each of its ends the values at which it may be cut; what is
+    before the cut is shared by the members along `over`."""
+
+    ops: Sequence[Op]
+    ends: dict[Ref, list[Ref]]
+    over: tuple[str, ...]
+
+
 def setting_of(
-    editor: Editor, phase: str, ops: Sequence[Op], over: tuple[str, ...], rows: int, context: Context
+    schedule: Schedule, phase: str, flow: Flow, rows: int, measured: InputCosts, context: Context
 ) -> tuple[Setting, Links | None]:
-    """The setting of the flow `ops`, whose members along `over` get `rows` records a step.
+    """The setting of `flow`, whose members get `rows` records a step.
 
     Without a topology all members run on one host, and nothing moves. Raises CP0750 where an axis does not
-    lie on the topology, ValueError where the context has no measured input.
+    lie on the topology.
     """
-    measured = context.calibration.input if context.calibration else None
-    if measured is None:
-        raise ValueError("nothing was measured")
-    schedule, topology = editor.schedule, context.topology
-    members, links = schedule.size(over), None
+    topology, links = context.topology, None
+    members = schedule.size(flow.over)
     ranks = schedule.size(tuple(axis.name for axis in schedule.mesh_axes))
     groups = ((0,) * members,) * max(1, ranks // members)
     if topology is not None:
-        groups, links = _placed(schedule, topology, over, context)
-    return _setting(schedule, phase, ops, rows, groups, measured, topology), links
-
-
-def _setting(
-    schedule: Schedule,
-    phase: str,
-    ops: Sequence[Op],
-    rows: int,
-    groups: tuple[tuple[int, ...], ...],
-    measured: InputCosts,
-    topology: Topology | None,
-) -> Setting:
+        groups, links = _placed(schedule, topology, flow.over, context)
     cores = (topology.cores if topology else None) or measured.cores
     consumer = measured.consumer_of(schedule.plan, phase)
-    return Setting(
+    setting = Setting(
         rows=rows,
         groups=groups,
         cores=cores,
-        threads=threads(ops, cores),
+        threads=threads(flow.ops, cores),
         record=measured.record,
         batch=measured.batch,
         crossing=measured.crossing,
         step=consumer.seconds if consumer else 0.0,
         step_cpu=consumer.cpu if consumer else 0.0,
         by_caller=schedule.backend == "jax",
-        slots=1 + prefetch(ops),
+        slots=1 + prefetch(flow.ops),
         cold=COLD,
     )
+    return setting, links
 
 
 def _placed(
     schedule: Schedule, topology: Topology, over: tuple[str, ...], context: Context
 ) -> tuple[tuple[tuple[int, ...], ...], Links]:
     """The host of every member of every group, and what moves between hosts take."""
-    calibration = context.calibration.links if context.calibration else None
+    calibration, backend = context.calibration.links if context.calibration else None, schedule.backend
     predictor = Predictor(
-        topology, schedule.axes, calibration=calibration, backend=schedule.backend, places=context.places
+        topology, schedule.axes, calibration=calibration, backend=backend, places=context.places
     )
-    places = predictor.layout(over).groups
-    times: dict[tuple[tuple[int, ...], str, int, float], float] = {}
+    places, network = predictor.layout(over).groups, predictor.network
 
-    def links(leaders: Sequence[int], move: Move, nbytes: float) -> float:
-        key = (tuple(leaders), move.kind, move.root, nbytes)
-        if key not in times:
-            found = predict(
-                Algorithm("native"),
-                move.kind,
-                Layout(places[:, list(leaders)]),
-                nbytes,
-                predictor.network,
-                calibration=calibration,
-                backend=schedule.backend,
-                root=move.root,
-            )
-            times[key] = found.seconds if found else 0.0
-        return times[key]
+    @functools.cache
+    def links(leaders: tuple[int, ...], move: Move, nbytes: float) -> float:
+        layout, native = Layout(places[:, list(leaders)]), Algorithm("native")
+        prediction = predict(
+            native, move.kind, layout, nbytes, network,
+            calibration=calibration, backend=backend, root=move.root,
+        )  # fmt: skip
+        return prediction.seconds if prediction else 0.0
 
     return tuple(tuple(row) for row in (places // topology.host_places).tolist()), links

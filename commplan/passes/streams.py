@@ -13,12 +13,6 @@ from commplan.ir.schedule import operands as operands_of
 from commplan.passes.rewrite import Editor
 
 
-class Refusal(NamedTuple):
-    """Why a map that waits for several buckets is not cut into pieces."""
-
-    why: str
-
-
 class Stream(NamedTuple):
     """How the gradient of a map arrives.
 
@@ -38,25 +32,23 @@ class Stream(NamedTuple):
 
 
 class Gathered(NamedTuple):
-    """How a result of a map is gathered: the packs, the all-gathers or one broadcast from each owner, and the
-    unpack that ends them."""
+    """How a result of a map is gathered: the packs and the all-gathers, or one broadcast from each owner, the
+    first of these moves, and the unpack that ends them. owners: a broadcast from each, the first of its rows
+    first; none where all ranks own."""
 
-    packs: tuple[Pack, ...]
-    moves: tuple[Collective, ...]
+    ops: tuple[Op, ...]
+    like: Collective
     end: Unpack
 
     @property
-    def ops(self) -> tuple[Op, ...]:
-        return (*self.packs, *self.moves, self.end)
-
-    @property
     def owners(self) -> tuple[Collective, ...]:
-        """A broadcast from each owner, the first of its rows first; none where all ranks own."""
-        return tuple({op.root: op for op in self.moves if op.kind == "broadcast"}.values())
+        moves = (op for op in self.ops if isinstance(op, Collective) and op.kind == "broadcast")
+        return tuple({op.root: op for op in moves}.values())
 
 
-def stream(editor: Editor, uses: DefUse[Op], op: Map) -> Stream | Refusal | None:
-    """How the gradient of `op` arrives; None where it is not cut, or comes in one bucket."""
+def stream(editor: Editor, uses: DefUse[Op], op: Map) -> Stream | str | None:
+    """How the gradient of `op` arrives; None where it is not cut, or comes in one bucket. In words, why a map
+    that waits for several buckets is not cut into pieces."""
     fn = editor.schedule.fn(op.fn)
     if not fn.elementwise or op.random or op.per_record or op.lane != "device":
         return None
@@ -66,7 +58,7 @@ def stream(editor: Editor, uses: DefUse[Op], op: Map) -> Stream | Refusal | None
         if sum(scatters for _, _, scatters in buckets) < 2:
             continue
         owner = _owners(editor, op, ref)
-        if isinstance(owner, Refusal):
+        if isinstance(owner, str):
             return owner
         return Stream(ref, chain, tuple((buffer, parts) for buffer, parts, _ in buckets), owner)
     return None
@@ -100,7 +92,7 @@ def _buckets(uses: DefUse[Op], chain: Sequence[Unpack | Scale]) -> list[tuple[Re
     return [(ref, tuple(found[ref]), kinds[ref] != "all_reduce") for ref in made]
 
 
-def _owners(editor: Editor, op: Map, gradient: Ref) -> dict[Ref, tuple[int | None, ...]] | Refusal:
+def _owners(editor: Editor, op: Map, gradient: Ref) -> dict[Ref, tuple[int | None, ...]] | str:
     """For each tree of `op` the leaves of the gradient that its leaves go with."""
     like = editor.values[gradient]
     found: dict[Ref, tuple[int | None, ...]] = {}
@@ -109,15 +101,15 @@ def _owners(editor: Editor, op: Map, gradient: Ref) -> dict[Ref, tuple[int | Non
         if value.kind == "array" and not value.leaves[0].shape:
             continue  # a scalar beside the trees: every piece takes it as it is
         if value.placement.split != like.placement.split or value.kind != like.kind:
-            return Refusal(f"`{name_of(ref)}` is {value.placement}, and the gradient {like.placement}")
-        leaves = value.whole or value.leaves  # rows of a few owners: cut alike, and no more is known
-        own = weights_of(leaves, like.whole or like.leaves)
+            return f"`{name_of(ref)}` is {value.placement}, and the gradient {like.placement}"
+        leaves = value.uncut  # rows of a few owners: cut alike, and no more is known
+        own = weights_of(leaves, like.uncut)
         strange = next(
             (leaf for leaf, one in zip(leaves, own, strict=True) if one is None and leaf.shape), None
         )
         if strange is not None:
             shape = f"{strange.dtype}{list(strange.shape)}"
-            return Refusal(f"leaf `{strange.path}` of `{name_of(ref)}`, {shape}, goes with no gradient's")
+            return f"leaf `{strange.path}` of `{name_of(ref)}`, {shape}, goes with no gradient's"
         found[ref] = own
     return found
 
@@ -134,4 +126,4 @@ def gathered(uses: DefUse[Op], ref: Ref) -> Gathered | None:
     end = next(iter(ends.values()), None)
     if not moves or len(ends) > 1 or not isinstance(end, Unpack) or not set(operands_of(end)) <= buffers:
         return None
-    return Gathered(packs, tuple(moves), end)
+    return Gathered((*packs, *moves, end), moves[0], end)

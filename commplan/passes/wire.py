@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar
 
 import msgspec
 
 from commplan.ir.choice import Choice
-from commplan.ir.plan import Algorithm, Ref
-from commplan.ir.schedule import Cast, Collective, LocalSum, Op, Schedule
+from commplan.ir.plan import Ref
+from commplan.ir.schedule import Cast, Collective, LocalSum, Op, Phase, Schedule
 from commplan.ir.types import DType
 from commplan.passes.base import Context, Pass
-from commplan.passes.candidates import travels_narrow
-from commplan.passes.flat import rewrite_flat
+from commplan.passes.candidates import NATIVE, travels_narrow
+from commplan.passes.packing import rewrite_flat
 from commplan.passes.rewrite import Editor, padded, round_up, trimmed
-
-NATIVE = Algorithm("native")
 
 
 class WirePass(Pass, frozen=True):
@@ -24,13 +23,9 @@ class WirePass(Pass, frozen=True):
     name: ClassVar[str] = "wire"
     after: ClassVar[tuple[str, ...]] = ("share", "place", "bucket", "fuse_update", "decompose")
 
-    def run(self, schedule: Schedule, context: Context) -> Schedule:
-        choices: list[Choice] = []
-        phases = tuple(
-            rewrite_flat(schedule, phase, context.order, travels_narrow, _rewrite, choices)
-            for phase in schedule.phases
-        )
-        return msgspec.structs.replace(schedule, phases=phases, choices=(*schedule.choices, *choices))
+    def phases(self, schedule: Schedule, context: Context, choices: list[Choice]) -> Iterable[Phase]:
+        for phase in schedule.phases:
+            yield rewrite_flat(schedule, phase, context.order, travels_narrow, _rewrite, choices)
 
 
 def _rewrite(editor: Editor, ops: list[Op], op: Collective, loose: bool, choices: list[Choice]) -> None:
@@ -51,18 +46,13 @@ def _rewrite(editor: Editor, ops: list[Op], op: Collective, loose: bool, choices
         _scatter(editor, ops, bare, wire, accumulate)
     else:
         _sum(editor, ops, bare, wire, accumulate, loose)
-    choices.append(
-        Choice(
-            "wire",
-            f"`{op.result}`: sent in {wire}, added in {accumulate}",
-            f"a backend's own {op.kind} of {wire} would add in {wire}",
-            op.span,
-            (
-                f"{op.kind} in {wire}: it would add in {wire}",
-                f"{op.kind} in {dtype}: more bytes or a narrower sum",
-            ),
-        )
+    what = f"`{op.result}`: sent in {wire}, added in {accumulate}"
+    why = f"a backend's own {op.kind} of {wire} would add in {wire}"
+    rejected = (
+        f"{op.kind} in {wire}: it would add in {wire}",
+        f"{op.kind} in {dtype}: more bytes or a narrower sum",
     )
+    choices.append(Choice("wire", what, why, op.span, rejected))
 
 
 def _cast_around(editor: Editor, ops: list[Op], op: Collective, wire: DType) -> None:

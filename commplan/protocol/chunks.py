@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 
 LEAST = 4 * 1024  # bytes of a chunk that nobody asked for
@@ -26,18 +27,10 @@ def assign(nbytes: Sequence[int], owners: int) -> tuple[int, ...]:
 
     No owner gets more than the mean and one chunk. The same numbers give the same answer everywhere.
     """
-    load = [0] * owners
+    loads = [(0, owner) for owner in range(owners)]
     found: list[int] = []
     for size in nbytes:
-        owner = min(range(owners), key=load.__getitem__)
-        load[owner] += size
+        load, owner = loads[0]
+        heapq.heapreplace(loads, (load + size, owner))
         found.append(owner)
     return tuple(found)
-
-
-def loads(nbytes: Sequence[int], owner: Sequence[int], owners: int) -> tuple[int, ...]:
-    """Bytes of each owner."""
-    total = [0] * owners
-    for size, who in zip(nbytes, owner, strict=True):
-        total[who] += size
-    return tuple(total)

@@ -256,29 +256,35 @@ class Machine:
             return cell.puts >= number
         if number == 1 or not place.first:
             return True
-        others = [other for other in self._living(cell) if other != worker]
-        return all(self._at_mark(other, place.site, cell, number) for other in others)
+        return not self._unmarked(place.site, cell, number)
 
     def awaited(self) -> tuple[Site, list[int]] | None:
         """A put that waits for others, and the living workers that have not come to their marks of it."""
         for cell in self.cells.values():
             sender = cell.members[0]
-            tags = self.backlog[sender]
-            place = self.places.get(tags[0]) if tags else None
+            place = self._following(sender)
             if place is None or place.site.kind != "put" or self._may(sender, place):
                 continue
             if self._cell(sender, place.site) is cell:
-                others = [worker for worker in self._living(cell) if worker != sender]
-                number = cell.marks[sender] + 1
-                return place.site, [w for w in others if not self._at_mark(w, place.site, cell, number)]
+                return place.site, self._unmarked(place.site, cell, cell.marks[sender] + 1)
         return None
+
+    def _unmarked(self, site: Site, cell: Cell, number: int) -> list[int]:
+        """The living workers that have not come to their marks of put `number`."""
+        others = (worker for worker in self._living(cell) if worker != cell.members[0])
+        return [worker for worker in others if not self._at_mark(worker, site, cell, number)]
+
+    def _following(self, worker: int) -> Place | None:
+        """What the next message of a worker is for; None where there is none, or it leaves."""
+        tags = self.backlog[worker]
+        return self.places.get(tags[0]) if tags else None
 
     def _at_mark(self, worker: int, site: Site, cell: Cell, number: int) -> bool:
         """Whether what a worker has sent next is its mark of put `number` to the state of `site`."""
-        if cell.marks[worker] != number - 1 or not self.backlog[worker] or self.backlog[worker][0] == LEAVE:
+        place = self._following(worker)
+        if place is None or cell.marks[worker] != number - 1:
             return False
-        following = self.places[self.backlog[worker][0]].site
-        return following.kind == "put" and following.states == site.states
+        return place.site.kind == "put" and place.site.states == site.states
 
     def _take(self, worker: int, tag: int, place: Place) -> Iterator[Effect]:
         site, cell = place.site, self._cell(worker, place.site)
@@ -395,17 +401,16 @@ class Machine:
         for (name, _), cell in self.cells.items():
             first = cell.members[0]
             if first not in self.gone:
-                tags = self.backlog[first]
-                site = self.places[tags[0]].site if tags and tags[0] != LEAVE else None
-                if not cell.puts and site is not None and site.kind != "put" and name in site.states:
+                place = self._following(first)
+                asks = place is not None and place.site.kind != "put" and name in place.site.states
+                if asks and not cell.puts:
                     yield self._fail(
                         f"worker {first} asks for `{name}`, which is not set: call run.start first"
                     )
                     return
                 continue
             for worker in self._living(cell):
-                tags = self.backlog[worker]
-                place = self.places.get(tags[0]) if tags else None
+                place = self._following(worker)
                 if place is None or name not in place.site.states or self._may(worker, place):
                     continue
                 if place.site.kind == "put" or not cell.puts:

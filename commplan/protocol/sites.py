@@ -8,8 +8,8 @@ so both sides know from the schedule alone what arrives. Tags below `FIRST_TAG` 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import Literal
+from collections.abc import Iterable, Iterator
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -43,7 +43,7 @@ class Buffer(msgspec.Struct, frozen=True):
     """A flat buffer that a worker sends or gets, and its chunks in the order of their tags.
 
     what: `data`, the leaves `leaves` of `value` one after another, which are part `part` of slot `slot` of
-    state `state` of the site; `scalar`, `value` or leaf `leaves[0]` of it, in one message for each server
+    its state; `scalar`, `value` or leaf `leaves[0]` of it, in one message for each server
     (one element going up, one for each server coming down, all alike); `token`, i32 that only have to come.
     """
 
@@ -53,7 +53,6 @@ class Buffer(msgspec.Struct, frozen=True):
     chunks: tuple[Chunk, ...]
     value: Ref = ""
     leaves: tuple[int, ...] = ()
-    state: int = 0
     slot: int = 0
     part: int = 0
 
@@ -153,3 +152,34 @@ class Sites(msgspec.Struct, frozen=True):
         """The workers of each group, in rank order."""
         sizes = dict(self.axes)
         return tuple(groups([name for name in sizes if name not in site.per], sizes))
+
+
+class Move(NamedTuple):
+    """One message: `size` elements from `start` of buffer number `buffer` of `sent`, or of `Site.down`."""
+
+    server: int
+    tag: int
+    buffer: int
+    start: int
+    size: int
+
+
+def sent(site: Site, *, first: bool) -> tuple[Buffer, ...]:
+    """What a worker sends. first: whether it is the first of its group, which alone sends what is put."""
+    return site.up if first or site.kind != "put" else site.token
+
+
+def sends(site: Site, *, first: bool) -> tuple[Move, ...]:
+    """The messages of a request in the order in which they are posted. The site's first server is 0."""
+    return tuple(_moves(sent(site, first=first)))
+
+
+def receives(site: Site) -> tuple[Move, ...]:
+    """The messages that answer a request, in any order."""
+    return tuple(_moves(site.down))
+
+
+def _moves(buffers: tuple[Buffer, ...]) -> Iterator[Move]:
+    for number, buffer in enumerate(buffers):
+        for chunk in buffer.chunks:
+            yield Move(chunk.server, chunk.tag, number, chunk.start, chunk.size)

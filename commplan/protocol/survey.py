@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-
-import msgspec
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Literal, cast
 
 from commplan.diagnostics import Span, fail
 from commplan.ir.ops import kept
@@ -12,8 +12,8 @@ from commplan.ir.plan import AxisKind, Ref, name_of
 from commplan.ir.schedule import Elastic, Exchange, Get, Phase, Put, Schedule, Value, results
 from commplan.ir.serving import ServerOp, sent, server_op
 from commplan.ir.types import DType
-from commplan.protocol.sites import FIRST_TAG, Buffer, Chunk, Mode, Site, Sites
-from commplan.protocol.units import Flat, Layout, Unit, beside, weights
+from commplan.protocol.sites import FIRST_TAG, Buffer, Chunk, Kind, Site, Sites
+from commplan.protocol.units import Flat, Layout, beside, weights
 
 
 def sites(schedule: Schedule) -> Sites:
@@ -25,22 +25,11 @@ def sites(schedule: Schedule) -> Sites:
     return _Survey(schedule).sites()
 
 
-class _Tags:
-    """Tags are given out in the order in which messages are posted."""
-
-    def __init__(self) -> None:
-        self.next = FIRST_TAG
-
-    def take(self) -> int:
-        self.next += 1
-        return self.next - 1
-
-
 class _Survey:
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
         self.entry = {value.id: value for value in schedule.entry}
-        self.tags = _Tags()
+        self.tags = itertools.count(FIRST_TAG)  # given out in the order in which messages are posted
         self.first: dict[str, int] = {}
         count = 0
         for axis in schedule.axes:
@@ -50,9 +39,7 @@ class _Survey:
         self.servers = count
         self.layouts: dict[str, Layout] = {}
         self.used: dict[str, tuple[str, Span]] = {}
-        self.read: dict[
-            str, set[Ref]
-        ] = {}  # of each phase: what its workers need, in ops of theirs or as outputs
+        self.read: dict[str, set[Ref]] = {}  # by phase: what its workers need, in their ops or as outputs
 
     def sites(self) -> Sites:
         found: list[Site] = []
@@ -118,81 +105,64 @@ class _Survey:
     def _site(self, number: int, phase: Phase, op: ServerOp, values: dict[Ref, Value]) -> Site:
         match op:
             case Exchange():
-                return self._exchange(number, phase, op, values)
+                more = {"staleness": op.hints.staleness or 0, "mean": op.op == "mean"}
+                return self._meeting(number, phase, op, values, **more, fn=op.fn, weight=op.weight)
             case Elastic():
-                return self._elastic(number, phase, op, values)
+                more = {"staleness": op.hints.staleness, "mode": op.mode}
+                return self._meeting(number, phase, op, values, **more, eta=op.eta, rho=op.rho)
             case Put():
                 state = values[name_of(op.result) + ".0"]
                 layout = self._layout(state)
                 up = self._whole(layout, op.operand, values[state.id], down=False)
-                made = self._of(number, "put", phase, op, (state,), up, ())
-                return msgspec.structs.replace(made, token=(self._token(layout, down=False),))
+                token = (self._each("token", DType.I32, layout),)
+                return self._of(number, phase, op, (state,), up, (), token=token)
             case Get():
                 state = values[name_of(op.operand) + ".0"]
                 layout = self._layout(state)
-                up = (self._token(layout, down=False),)
+                up = (self._each("token", DType.I32, layout),)
                 down = self._whole(layout, op.result, state, down=True)
-                return self._of(number, "get", phase, op, (state,), up, down)
+                return self._of(number, phase, op, (state,), up, down)
 
     def _of(
         self,
         number: int,
-        kind: str,
         phase: Phase,
         op: ServerOp,
         states: tuple[Value, ...],
         up: tuple[Buffer, ...],
         down: tuple[Buffer, ...],
+        **more: Any,
     ) -> Site:
-        placement = states[0].placement
+        placement, kind = states[0].placement, cast("Kind", op.__struct_config__.tag)
         assert placement.server is not None
-        first = results(op)[0]
-        return msgspec.convert(
-            {
-                "number": number, "kind": kind, "phase": phase.name, "result": first, "span": op.span,
-                "server": placement.server, "first": self.first[placement.server],
-                "servers": self._count(states[0]), "per": placement.per,
-                "states": tuple(name_of(state.id) for state in states),
-                "layouts": tuple(self._layout(state) for state in states), "up": up, "down": down,
-            },
-            Site,
+        names, layouts = tuple(name_of(state.id) for state in states), tuple(map(self._layout, states))
+        return Site(
+            number, kind, phase.name, results(op)[0], op.span, placement.server,
+            self.first[placement.server], self._count(states[0]), placement.per, names, layouts, up, down,
+            **more,
         )  # fmt: skip
 
-    def _exchange(self, number: int, phase: Phase, op: Exchange, values: dict[Ref, Value]) -> Site:
-        states = tuple(values[ref] for ref in op.states)
-        self._meet(op, states[0], op.axes)
-        layout, leaves = self._layout(states[0]), values[op.gradient].leaves
-        up: list[Buffer] = []
-        if op.weight is not None:
-            up.append(self._scalar(layout, op.weight, values[op.weight].leaves[0].dtype))
-        dtypes = [_wire(leaves[part.leaves[0]].dtype, op.hints.wire) for part in layout.parts]
-        up += self._data(layout, layout.parts, dtypes, op.gradient)
-        if op.results[0] in self.read[phase.name]:
-            dtypes = [_wire(part.dtype, op.hints.wire) for part in layout.parts]
-            down = self._data(layout, layout.parts, dtypes, op.results[0])
+    def _meeting(
+        self, number: int, phase: Phase, op: Exchange | Elastic, values: dict[Ref, Value], **more: Any
+    ) -> Site:
+        """Workers send a gradient, or their weights, and get the state as their servers then have it."""
+        (operand, *scalars), answer = sent(op), results(op)[0]
+        states, wire = tuple(values[ref] for ref in kept(op)), op.hints.wire
+        self._meet(op, states[0])
+        layout, leaves = self._layout(states[0]), values[operand].leaves
+        up = [self._each("scalar", values[ref].leaves[0].dtype, layout, ref, (0,)) for ref in scalars]
+        dtypes = [_wire(leaves[part.leaves[0]].dtype, wire) for part in layout.parts]
+        up += self._data(layout, layout.parts, dtypes, operand)
+        if isinstance(op, Elastic) or answer in self.read[phase.name]:
+            dtypes = [_wire(part.dtype, wire) for part in layout.parts]
+            down = self._data(layout, layout.parts, dtypes, answer)
         else:
-            down = (self._token(layout, down=True),)
-        made = self._of(number, "exchange", phase, op, states, tuple(up), tuple(down))
-        return msgspec.structs.replace(
-            made, staleness=op.hints.staleness or 0, fn=op.fn, mean=op.op == "mean", weight=op.weight
-        )
+            down = (self._each("token", DType.I32, layout, down=True),)
+        return self._of(number, phase, op, states, tuple(up), down, **more)
 
-    def _elastic(self, number: int, phase: Phase, op: Elastic, values: dict[Ref, Value]) -> Site:
-        center = values[op.center]
-        self._meet(op, center, op.axes)
-        layout, leaves = self._layout(center), values[op.operand].leaves
-        scalars = [x for x in (op.eta, op.rho) if isinstance(x, str)]
-        up = [self._scalar(layout, ref, values[ref].leaves[0].dtype) for ref in scalars]
-        dtypes = [_wire(leaves[part.leaves[0]].dtype, op.hints.wire) for part in layout.parts]
-        up += self._data(layout, layout.parts, dtypes, op.operand)
-        down = self._data(layout, layout.parts, dtypes, op.pull)
-        made = self._of(number, "elastic", phase, op, (center,), tuple(up), tuple(down))
-        mode: Mode | None = op.mode if op.mode != "sync" else None
-        return msgspec.structs.replace(made, staleness=op.hints.staleness, mode=mode, eta=op.eta, rho=op.rho)
-
-    def _meet(self, op: Exchange | Elastic, state: Value, over: tuple[str, ...]) -> None:
-        left = [a.name for a in self.schedule.mesh_axes if a.name not in (*over, *state.placement.per)]
-        left = [name for name in left if self.schedule.axis(name).size > 1]
+    def _meet(self, op: Exchange | Elastic, state: Value) -> None:
+        several = [axis.name for axis in self.schedule.mesh_axes if axis.size > 1]
+        left = [name for name in several if name not in (*op.axes, *state.placement.per)]
         if left:
             fail(
                 "CP0729",
@@ -203,47 +173,41 @@ class _Survey:
             )
 
     def _data(
-        self, layout: Layout, flats: Sequence[Flat], dtypes: Sequence[DType], value: Ref,
-        slot: int = 0, state: int = 0,
-    ) -> tuple[Buffer, ...]:  # fmt: skip
-        return tuple(
-            Buffer(
-                "data", dtypes[number], flat.size,
-                tuple(self._chunk(unit) for unit in layout.units if unit.part == number),
-                value, flat.leaves, state, slot, number,
-            )
-            for number, flat in enumerate(flats)
-        )  # fmt: skip
-
-    def _chunk(self, unit: Unit) -> Chunk:
-        return Chunk(unit.server, unit.start, unit.size, self.tags.take(), unit.number)
+        self, layout: Layout, flats: Sequence[Flat], dtypes: Iterable[DType], value: Ref, slot: int = 0
+    ) -> tuple[Buffer, ...]:
+        buffers: list[Buffer] = []
+        for part, (flat, dtype) in enumerate(zip(flats, dtypes, strict=True)):
+            units = (unit for unit in layout.units if unit.part == part)
+            chunks = tuple(Chunk(u.server, u.start, u.size, next(self.tags), u.number) for u in units)
+            buffers.append(Buffer("data", dtype, flat.size, chunks, value, flat.leaves, slot, part))
+        return tuple(buffers)
 
     def _whole(self, layout: Layout, value: Ref, state: Value, *, down: bool) -> tuple[Buffer, ...]:
         """A whole state: its scalars, and all of its slots."""
         found = [
-            self._scalar(layout, value, state.leaves[place].dtype, place, down=down)
+            self._each("scalar", state.leaves[place].dtype, layout, value, (place,), down=down)
             for place in layout.scalars
         ]
         for slot, flats in enumerate(layout.slots):
             found += self._data(layout, flats, [flat.dtype for flat in flats], value, slot)
         if not found and not down:  # of a state without leaves it is told that it is there
-            return (self._token(layout, down=False),)
+            return (self._each("token", DType.I32, layout),)
         return tuple(found)
 
-    def _scalar(
-        self, layout: Layout, value: Ref, dtype: DType, leaf: int = 0, *, down: bool = False
+    def _each(
+        self,
+        what: Literal["scalar", "token"],
+        dtype: DType,
+        layout: Layout,
+        value: Ref = "",
+        leaves: tuple[int, ...] = (),
+        *,
+        down: bool = False,
     ) -> Buffer:
-        chunks = self._each(layout, down=down)
-        return Buffer("scalar", dtype, len(chunks) if down else 1, chunks, value, (leaf,))
-
-    def _token(self, layout: Layout, *, down: bool) -> Buffer:
-        chunks = self._each(layout, down=down)
-        return Buffer("token", DType.I32, len(chunks) if down else 1, chunks)
-
-    def _each(self, layout: Layout, *, down: bool) -> tuple[Chunk, ...]:
         """One element to or from every server that owns a part; a small state may leave some without."""
         servers = sorted({unit.server for unit in layout.units})
-        return tuple(Chunk(j, i if down else 0, 1, self.tags.take()) for i, j in enumerate(servers))
+        chunks = tuple(Chunk(j, i if down else 0, 1, next(self.tags)) for i, j in enumerate(servers))
+        return Buffer(what, dtype, len(chunks) if down else 1, chunks, value, leaves)
 
 
 def _wire(dtype: DType, wire: DType | None) -> DType:

@@ -64,26 +64,19 @@ class Layout(msgspec.Struct, frozen=True):
     @property
     def stored(self) -> tuple[int, ...]:
         """Bytes of each server, in all slots."""
-        found = [0] * self.servers
-        for slot in self.slots:
-            for unit in self.units:
-                found[unit.server] += unit.size * slot[unit.part].dtype.nbytes
-        return tuple(found)
+        return self._nbytes(self.slots)
 
     @property
     def loads(self) -> tuple[int, ...]:
         """Bytes of weights of each server."""
-        sizes = [self.nbytes(unit) for unit in self.units]
-        return chunks.loads(sizes, [unit.server for unit in self.units], self.servers)
+        return self._nbytes(self.slots[:1])
 
-
-def group(leaves: Sequence[Leaf], keys: Sequence[object]) -> tuple[tuple[int, ...], ...]:
-    """The places of `leaves` in groups of equal key, both in the order of first appearance."""
-    found: dict[object, list[int]] = {}
-    for place, key in enumerate(keys):
-        if leaves[place].size:
-            found.setdefault(key, []).append(place)
-    return tuple(map(tuple, found.values()))
+    def _nbytes(self, slots: Sequence[tuple[Flat, ...]]) -> tuple[int, ...]:
+        found = [0] * self.servers
+        for slot in slots:
+            for unit in self.units:
+                found[unit.server] += unit.size * slot[unit.part].dtype.nbytes
+        return tuple(found)
 
 
 def weights(leaves: Sequence[Leaf], keys: Sequence[object], servers: int, chunk: int | None) -> Layout:
@@ -91,9 +84,13 @@ def weights(leaves: Sequence[Leaf], keys: Sequence[object], servers: int, chunk:
 
     chunk: bytes of a unit at most, rounded down to elements; the usual size if None.
     """
+    groups: dict[object, list[int]] = {}  # in the order of first appearance
+    for place, (leaf, key) in enumerate(zip(leaves, keys, strict=True)):
+        if leaf.size:
+            groups.setdefault(key, []).append(place)
     parts = tuple(
-        Flat(leaves[places[0]].dtype, places, sum(leaves[place].size for place in places))
-        for places in group(leaves, keys)
+        Flat(leaves[places[0]].dtype, tuple(places), sum(leaves[place].size for place in places))
+        for places in groups.values()
     )
     total = sum(part.size * part.dtype.nbytes for part in parts)
     most = chunk or chunks.usual(total, servers)

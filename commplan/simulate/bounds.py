@@ -37,9 +37,7 @@ def lower_bound(kind: str, nbytes: float, layout: Layout, network: Network, *, r
 @functools.lru_cache(maxsize=1024)
 def _busiest(kind: str, layout: Layout, network: Network, root: int) -> Floats:
     """Of one byte."""
-    return np.array(
-        [_of_level(kind, 1.0, layout, network, level, root) for level in range(len(network.levels))]
-    )
+    return np.array([_of_level(kind, layout, network, level, root) for level in range(len(network.levels))])
 
 
 def busiest_bytes(kind: str, nbytes: float, layout: Layout, network: Network, *, root: int = 0) -> Floats:
@@ -53,7 +51,7 @@ def _spread(layout: Layout, network: Network, level: int) -> bool:
     return bool((units != units[:, :1]).any())
 
 
-def _of_level(kind: str, nbytes: float, layout: Layout, network: Network, level: int, root: int) -> float:
+def _of_level(kind: str, layout: Layout, network: Network, level: int, root: int) -> float:
     units = network.units(layout.groups, level)
     _, where = np.unique(units, return_inverse=True)
     where = where.reshape(units.shape)
@@ -67,12 +65,12 @@ def _of_level(kind: str, nbytes: float, layout: Layout, network: Network, level:
         return 0.0
     wide: Bools = spans[group] > 1
     others = np.where(wide, ranks - held, 0)
-    share = nbytes / ranks
+    share = 1.0 / ranks
     # What all members together must send, spread evenly over their links, is a bound as well.
-    evenly = float(((spans - 1) * (spans > 1)).sum()) * nbytes / max(1, len(np.unique(member[wide])))
+    evenly = float(((spans - 1) * (spans > 1)).sum()) / max(1, len(np.unique(member[wide])))
     match kind:
         case "all_reduce":
-            return max(2 * evenly, _most(member, wide) * nbytes)
+            return max(2 * evenly, _most(member, wide))
         case "reduce_scatter" | "all_gather":
             return max(evenly, _most(member, others) * share)
         case "all_to_all":
@@ -82,7 +80,7 @@ def _of_level(kind: str, nbytes: float, layout: Layout, network: Network, level:
             return _most(member, np.where(at_root, others, 0)) * share
         case _:  # broadcast: members but the root's take all bytes in, the root's gives them; reduce mirrored
             at_root = member == where[group, root]
-            return max(_most(member, wide & ~at_root), _most(member, wide & at_root)) * nbytes
+            return max(_most(member, wide & ~at_root), _most(member, wide & at_root))
 
 
 def _most(member: Ints, amounts: Ints | Bools) -> float:

@@ -93,7 +93,7 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gamma: AtLeastZero
     call: AtLeastZero
     round: AtLeastZero
-    level: tuple[MeasuredLevel, ...] = ()
+    levels: tuple[MeasuredLevel, ...] = msgspec.field(default=(), name="level")
     curve_list: tuple[Curve, ...] = msgspec.field(default=(), name="curve")
     topology: Printed = ""
     note: str = ""
@@ -114,14 +114,6 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 f"compile with --backend {self.backend}, or measure with {backend}",
                 file=file,
             )
-
-    @property
-    def levels(self) -> tuple[MeasuredLevel, ...]:
-        return self.level
-
-    @property
-    def ranks(self) -> int:
-        return len(self.hosts)
 
     def curve(
         self, backend: Backend, kind: str, algorithm: str, form: Form, shape: str, chunk: int | None

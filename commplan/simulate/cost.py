@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Literal, cast
+from typing import Literal, NamedTuple, cast
 
 import msgspec
 import numpy as np
@@ -25,7 +25,7 @@ from commplan.simulate import flows, steps
 from commplan.simulate.bounds import busiest_bytes, lower_bound
 from commplan.simulate.calibration import Calibration
 from commplan.simulate.network import Floats, Layout, Network, shape_of
-from commplan.simulate.pattern import Pattern, busiest, lay_out
+from commplan.simulate.pattern import Pattern, lay_out
 from commplan.simulate.stages import Stage, split, stages
 
 EXACT = 200  # messages; more are priced step by step
@@ -53,6 +53,27 @@ class Prediction(msgspec.Struct, frozen=True):
     bound: float
     source: str = "model"
 
+    @classmethod
+    def of(cls, seconds: float, load: Floats, bound: float, network: Network, source: str) -> Prediction:
+        """load: bytes on the busiest link of each level."""
+        level = network.levels[int((load / network.bandwidths).argmax())].name
+        return cls(seconds, network.by_level(load), level, bound, source)
+
+
+class _Query(NamedTuple):
+    """What is to be predicted: see `predict`."""
+
+    kind: CostKind
+    layout: Layout
+    nbytes: float
+    network: Network
+    form: Way
+    chunk: int | None
+    root: int
+
+
+_Modelled = tuple[float, Floats]  # seconds, and bytes on the busiest link of each level
+
 
 def predict(
     algorithm: Algorithm,
@@ -75,22 +96,18 @@ def predict(
     """
     bound = lower_bound(kind, nbytes, layout, network, root=root)
     if layout.ranks == 1:
-        return Prediction(
-            0.0, tuple((level.name, 0.0) for level in network.levels), network.levels[0].name, 0.0
-        )
+        return Prediction.of(0.0, np.zeros(len(network.levels)), 0.0, network, "model")
     form = form or USUAL_FORM[backend]
-    found = _modelled(algorithm, kind, layout, nbytes, network, form, chunk, root)
-    if found is None:
+    query = _Query(kind, layout, nbytes, network, form, chunk, root)
+    modelled = _modelled(algorithm, query)
+    if modelled is None:
         return None
-    seconds, load = found
-    busy = load / np.array([level.bandwidth for level in network.levels])
-    names = [level.name for level in network.levels]
-    per_level = tuple((name, float(most)) for name, most in zip(names, load, strict=True))
-    level, source = names[int(busy.argmax())], "model"
+    (seconds, load), source = modelled, "model"
     if calibration is not None and _alone(layout, network):
         shape = shape_of(layout, network)
-        curve = calibration.curve(backend, kind, str(algorithm), form, shape, chunk)
-        usual = calibration.curve(backend, kind, str(algorithm), form, shape, None)
+        curve, usual = (
+            calibration.curve(backend, kind, str(algorithm), form, shape, size) for size in (chunk, None)
+        )
         # Short messages may be faster than the bound: what is measured of links is the time of long ones.
         if curve is not None:
             seconds, source = curve.at(nbytes), f"measured {calibration.date}"
@@ -99,11 +116,11 @@ def predict(
             bound = min(bound, usual.at(nbytes))
             # Only what another size of messages changes is left to the model: compared with times that were
             # measured, its own errors would make a modelled way look better than it is.
-            whole = _modelled(algorithm, kind, layout, nbytes, network, form, None, root)
+            whole = _modelled(algorithm, query._replace(chunk=None))
             if whole is not None:
                 seconds *= usual.at(nbytes) / whole[0]
                 source = f"model, scaled to the messages measured {calibration.date}"
-    return Prediction(float(max(seconds, bound)), per_level, level, bound, source)
+    return Prediction.of(float(max(seconds, bound)), load, bound, network, source)
 
 
 def _alone(layout: Layout, network: Network) -> bool:
@@ -115,62 +132,39 @@ def _alone(layout: Layout, network: Network) -> bool:
     return bool(np.allclose(shared, own))
 
 
-def _modelled(
-    algorithm: Algorithm,
-    kind: CostKind,
-    layout: Layout,
-    nbytes: float,
-    network: Network,
-    form: Way,
-    chunk: int | None,
-    root: int,
-) -> tuple[float, Floats] | None:
-    """Seconds, and bytes on the busiest link of each level."""
+def _modelled(algorithm: Algorithm, query: _Query) -> _Modelled | None:
+    kind, layout, network = query.kind, query.layout, query.network
     if kind == "all_to_all":
-        return _all_to_all(layout, nbytes, network)
+        return _all_to_all(layout, query.nbytes, network)
     if algorithm.name == "native":
-        names = [name for name in NATIVE if registry.supports(name, kind)]
-        priced = [_flat(name, kind, layout, nbytes, network, "library", None, root) for name in names]
-        return min(priced, key=lambda one: one[0]) if priced else None
+        library = query._replace(form="library", chunk=None)
+        priced = [_flat(name, kind, library) for name in NATIVE if registry.supports(name, kind)]
+        return min(priced, key=lambda each: each[0]) if priced else None
     if algorithm.name != "hierarchical":
-        if not registry.supports(algorithm.name, kind):
-            return None
-        return _flat(algorithm.name, kind, layout, nbytes, network, form, chunk, root)
+        return _flat(algorithm.name, kind, query) if registry.supports(algorithm.name, kind) else None
     parts = split_of(algorithm, layout, network)
     if parts is None:
         return None
     native = any(name == "native" for name, _ in parts.levels)
     # Levels overlap where a buffer is cut: of whole chunks, the first levels' messages go first everywhere.
-    if form == "rounds" or layout.ranks > COMPOSED or native or not chunk:
-        found = stages_of(algorithm, kind, layout, network, root)
-        return None if found is None else _staged(found, nbytes, network, form, chunk)
+    if query.form == "rounds" or layout.ranks > COMPOSED or native or not query.chunk:
+        by_level = stages_of(algorithm, kind, layout, network, query.root)
+        return None if by_level is None else _staged(by_level, query)
     try:
-        pattern, load = composed(parts.levels, kind, root, parts.layout, network)
+        return _dataflow(composed(parts.levels, kind, query.root, parts.layout, network), query)
     except CommplanError:
         return None
-    return _dataflow(pattern, load, nbytes, network, form, chunk)
 
 
-def _flat(
-    name: str,
-    kind: Kind,
-    layout: Layout,
-    nbytes: float,
-    network: Network,
-    form: Way,
-    chunk: int | None,
-    root: int,
-) -> tuple[float, Floats]:
-    if layout.ranks > ROUND_BY_ROUND:
-        return _by_formula(name, kind, layout, nbytes, network, form)
-    pattern, load = laid(name, kind, root, layout, network)
-    return _dataflow(pattern, load, nbytes, network, form, chunk)
+def _flat(name: str, kind: Kind, query: _Query) -> _Modelled:
+    if query.layout.ranks > ROUND_BY_ROUND:
+        return _by_formula(name, kind, query)
+    return _dataflow(laid(name, kind, query.root, query.layout, query.network), query)
 
 
-def _dataflow(
-    pattern: Pattern, load: Floats, nbytes: float, network: Network, form: Way, chunk: int | None
-) -> tuple[float, Floats]:
-    of_chunk = nbytes / pattern.chunks
+def _dataflow(pattern: Pattern, query: _Query) -> _Modelled:
+    network, form, chunk = query.network, query.form, query.chunk
+    of_chunk = query.nbytes / pattern.chunks
     if form in ("call", "split"):  # the engine cuts every message, and pieces do not wait for each other
         chunk = message(of_chunk, chunk)
     slices = max(1, math.ceil(of_chunk / chunk)) if chunk else 1
@@ -179,14 +173,13 @@ def _dataflow(
         seconds = flows.seconds(pattern, network, of_chunk, slices)
     else:
         seconds = steps.seconds(pattern, network, of_chunk, slices, blocking=form == "rounds")
-    return seconds + network.call, load * of_chunk
+    return seconds + network.call, pattern.load * of_chunk
 
 
 @functools.lru_cache(maxsize=1024)
-def laid(name: str, kind: Kind, root: int, layout: Layout, network: Network) -> tuple[Pattern, Floats]:
-    """The pattern of a program, and chunks on the busiest link of each level."""
-    pattern = lay_out(registry.program(name, kind, layout.ranks, root=root), layout, network)
-    return pattern, busiest(pattern, len(network.levels))
+def laid(name: str, kind: Kind, root: int, layout: Layout, network: Network) -> Pattern:
+    """The pattern of a program, laid out once."""
+    return lay_out(registry.program(name, kind, layout.ranks, root=root), layout, network)
 
 
 _formula = functools.lru_cache(maxsize=256)(registry.formula)
@@ -197,30 +190,28 @@ split_of = functools.lru_cache(maxsize=256)(split)
 def stages_of(
     algorithm: Algorithm, kind: Kind, layout: Layout, network: Network, root: int
 ) -> tuple[Stage, ...] | None:
-    """The stages of a hierarchy on one byte."""
+    """The stages of a hierarchy; None where it has none on this layout."""
     parts = split_of(algorithm, layout, network)
-    return None if parts is None else stages(parts, kind, 1.0, root)
+    return None if parts is None else stages(parts, kind, root)
 
 
 @functools.lru_cache(maxsize=256)
 def composed(
     levels: tuple[tuple[str, int], ...], kind: Kind, root: int, layout: Layout, network: Network
-) -> tuple[Pattern, Floats]:
-    """As `laid`, of a hierarchy as one program. Raises CP0739 where a level cannot do its part."""
-    pattern = lay_out(registry.hierarchical(levels, kind, root=root), layout, network)
-    return pattern, busiest(pattern, len(network.levels))
+) -> Pattern:
+    """A hierarchy as one program. Raises CP0739 where a level cannot do its part."""
+    return lay_out(registry.hierarchical(levels, kind, root=root), layout, network)
 
 
-def _by_formula(
-    name: str, kind: Kind, layout: Layout, nbytes: float, network: Network, form: Way
-) -> tuple[float, Floats]:
+def _by_formula(name: str, kind: Kind, query: _Query) -> _Modelled:
     """Rounds, and the busiest rank's share of the bytes, each round to a neighbour or to the far half."""
+    layout, network = query.layout, query.network
     rounds, share = _formula(name, kind, layout.ranks)
     distance = 1 if name in NEIGHBOURS else layout.ranks // 2
     load, latency = _shifted(layout, network, distance)
-    moved = load * float(share) * nbytes
-    busy = float((moved / np.array([level.bandwidth for level in network.levels])).max())
-    each = latency + 2 * network.overhead + (network.round if form == "rounds" else 0.0)
+    moved = load * float(share) * query.nbytes
+    busy = float((moved / network.bandwidths).max())
+    each = latency + 2 * network.overhead + (network.round if query.form == "rounds" else 0.0)
     return rounds * each + busy + network.call, moved
 
 
@@ -239,38 +230,35 @@ def _shifted(layout: Layout, network: Network, distance: int) -> tuple[Floats, f
     return load, float(latency.mean())
 
 
-def _all_to_all(layout: Layout, nbytes: float, network: Network) -> tuple[float, Floats]:
+def _all_to_all(layout: Layout, nbytes: float, network: Network) -> _Modelled:
     """Every rank sends a row to every other at once: links are busy from the first to the last byte."""
     load = busiest_bytes("all_to_all", nbytes, layout, network)
     reached = np.flatnonzero(load)
-    busy = float((load / np.array([level.bandwidth for level in network.levels])).max())
+    busy = float((load / network.bandwidths).max())
     latency = network.levels[int(reached[-1])].latency if len(reached) else 0.0
     return network.call + (layout.ranks - 1) * network.overhead + latency + network.overhead + busy, load
 
 
-def _staged(
-    found: tuple[Stage, ...], nbytes: float, network: Network, form: Way, chunk: int | None
-) -> tuple[float, Floats] | None:
+def _staged(found: tuple[Stage, ...], query: _Query) -> _Modelled | None:
     """The stages of a hierarchy one after another; in calls, slices of them overlap."""
-    whole = [_of_stage(stage, nbytes, network, form, chunk) for stage in found]
-    done = [one for one in whole if one is not None]
+    network = query.network
+    whole = [_of_stage(stage, query) for stage in found]
+    done = [each for each in whole if each is not None]
     if len(done) < len(found):
         return None
     total = cast("Floats", np.sum([load for _, load in done], axis=0))
     calls = network.call * (len(found) - 1)  # one call does all stages, or one jitted function
     after_another = sum(seconds for seconds, _ in done) - calls
-    if form == "rounds" or not chunk:
+    if query.form == "rounds" or not query.chunk:
         return after_another, total
     # One slice goes through all stages, the others follow as fast as the busiest link lets them.
-    parts = max(1.0, nbytes * found[0].nbytes / found[0].layout.ranks / chunk)
-    first = [_of_stage(stage, nbytes / parts, network, form, chunk) for stage in found]
-    fill = sum(one[0] for one in first if one is not None) - calls
-    busy = float((total / np.array([level.bandwidth for level in network.levels])).max())
+    parts = max(1.0, query.nbytes * found[0].share / found[0].layout.ranks / query.chunk)
+    first = [_of_stage(stage, query._replace(nbytes=query.nbytes / parts)) for stage in found]
+    fill = sum(each[0] for each in first if each is not None) - calls
+    busy = float((total / network.bandwidths).max())
     return min(after_another, fill + busy * (1 - 1 / parts)), total
 
 
-def _of_stage(
-    stage: Stage, nbytes: float, network: Network, form: Way, chunk: int | None
-) -> tuple[float, Floats] | None:
-    size = nbytes * stage.nbytes
-    return _modelled(stage.algorithm, stage.kind, stage.layout, size, network, form, chunk, stage.root)
+def _of_stage(stage: Stage, query: _Query) -> _Modelled | None:
+    own = query._replace(kind=stage.kind, layout=stage.layout, root=stage.root)
+    return _modelled(stage.algorithm, own._replace(nbytes=query.nbytes * stage.share))

@@ -103,16 +103,15 @@ class _Stage:
         for index, rate in rates.items():
             self.flows[index] -= (when - self.now) * rate
         self.now = when
-        over = [index for index, left in self.flows.items() if left <= TINY + 1e-12 * self._alone(index)]
+        over = [
+            index for index, left in self.flows.items() if left <= TINY + 1e-12 * self.tasks[index].seconds
+        ]
         for index in over:
             del self.flows[index]
         while self.fixed and self.fixed[0][0] <= when + TINY:
             over.append(heapq.heappop(self.fixed)[1])
         for index in sorted(over):
             self._finish(index)
-
-    def _alone(self, index: int) -> float:
-        return self.tasks[index].seconds
 
     def _rates(self) -> dict[int, float]:
         if len(self.flows) <= 1:

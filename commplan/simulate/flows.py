@@ -67,11 +67,6 @@ def _messages(pattern: Pattern, network: Network, piece: float, slices: int) -> 
     return found
 
 
-def _bandwidth(pattern: Pattern, network: Network) -> tuple[float, ...]:
-    levels: list[int] = pattern.level_of.tolist()
-    return tuple(network.levels[level].bandwidth for level in levels)
-
-
 @functools.lru_cache(maxsize=1 << 12)
 def _shared(
     links: tuple[tuple[int, ...], ...], capacity: tuple[float, ...], gamma: float
@@ -96,7 +91,7 @@ class _Flight:
 
     def __init__(self, messages: list[_Message], pattern: Pattern, network: Network) -> None:
         self.messages, self.network = messages, network
-        self.capacity = _bandwidth(pattern, network)
+        self.capacity = tuple(network.bandwidths[pattern.level_of].tolist())
         self.turn: list[list[int]] = [[] for _ in range(pattern.ranks)]  # not yet issued, the next one last
         for index in reversed(range(len(messages))):
             self.turn[messages[index].src].append(index)

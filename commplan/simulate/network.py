@@ -74,6 +74,20 @@ class Network:
         counts = [level.count for level in self.levels]
         return tuple(math.prod(counts[:i]) for i in range(len(counts)))
 
+    @functools.cached_property
+    def latencies(self) -> Floats:
+        """Of each level, [levels]."""
+        return np.array([level.latency for level in self.levels])
+
+    @functools.cached_property
+    def bandwidths(self) -> Floats:
+        """Of each level, [levels]."""
+        return np.array([level.bandwidth for level in self.levels])
+
+    def by_level(self, loads: Floats) -> tuple[tuple[str, float], ...]:
+        """`loads` [levels] with the names of the levels."""
+        return tuple((level.name, float(load)) for level, load in zip(self.levels, loads, strict=True))
+
     @property
     def places(self) -> int:
         return self.topology.places

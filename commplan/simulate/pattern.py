@@ -77,12 +77,14 @@ class Step:
 @dataclasses.dataclass(frozen=True, eq=False)
 class Pattern:
     """A program on a layout. level_of [links]: the level of each link that the first group uses, which are
-    what `Lanes.used` counts. own: whether there is one group only."""
+    what `Lanes.used` counts. load: chunks on the busiest link of each level, over the whole program. own:
+    whether there is one group only."""
 
     ranks: int
     chunks: int
     steps: tuple[Step, ...]
     level_of: Ints
+    load: Floats
     own: bool
 
     @functools.cached_property
@@ -108,7 +110,11 @@ def lay_out(program: Program, layout: Layout, network: Network) -> Pattern:
         dataclasses.replace(step, lanes=seen[_key(step.src, step.dst, step.size)]) for step in found
     )
     level_of = np.searchsorted(first, used, "right") - 1
-    return Pattern(program.ranks, program.chunks, steps, level_of, len(layout.groups) == 1)
+    total, load = np.zeros(len(used)), np.zeros(len(network.levels))
+    for step in steps:
+        total[step.lanes.used] += step.lanes.load
+    np.maximum.at(load, level_of, total)
+    return Pattern(program.ranks, program.chunks, steps, level_of, load, len(layout.groups) == 1)
 
 
 def _key(src: Ints, dst: Ints, size: Ints) -> tuple[bytes, ...]:
@@ -210,13 +216,3 @@ def _even(src: Ints, dst: Ints, size: Floats, ranks: int) -> bool:
         and np.array_equal(np.bincount(src, minlength=ranks), each)
         and np.array_equal(np.bincount(dst, minlength=ranks), each)
     )
-
-
-def busiest(pattern: Pattern, levels: int) -> Floats:
-    """Chunks on the busiest link of each level, over the whole program."""
-    total = np.zeros(len(pattern.level_of))
-    for step in pattern.steps:
-        total[step.lanes.used] += step.lanes.load
-    found = np.zeros(levels)
-    np.maximum.at(found, pattern.level_of, total)
-    return found

@@ -15,7 +15,7 @@ from commplan.ir.schedule import Axis, Backend, Collective, Form
 from commplan.simulate.bounds import busiest_bytes
 from commplan.simulate.calibration import Calibration
 from commplan.simulate.cost import CostKind, Prediction, predict
-from commplan.simulate.network import Layout, Network, lay, places_of
+from commplan.simulate.network import Floats, Layout, Network, lay, places_of
 from commplan.simulate.servers import places_of_servers
 from commplan.topology import Topology
 
@@ -45,7 +45,7 @@ class Predictor:
         self._moved = places is not None
         ranks = math.prod(axis.size for axis in self._axes)
         given = None if places is None else np.asarray(places, np.int64)
-        self._places = places_of(self.network, self._axes) if given is None else given[:ranks]
+        self.workers = places_of(self.network, self._axes) if given is None else given[:ranks]
         self._all, self._servers = tuple(axes), None if given is None else given[ranks:]
         self._layouts: dict[tuple[str, ...], tuple[Layout, Layout]] = {}
 
@@ -55,21 +55,16 @@ class Predictor:
         return self.calibration is not None
 
     @property
-    def workers(self) -> Ints:
-        """The place of each rank of the mesh."""
-        return self._places
-
-    @property
     def servers(self) -> Ints:
         """The place of each server, declarations in their order."""
         if self._servers is None or not len(self._servers):
-            self._servers = places_of_servers(self.network, self._all, self._places)
+            self._servers = places_of_servers(self.network, self._all, self.workers)
         return self._servers
 
     def layout(self, over: tuple[str, ...], *, native: bool = False) -> Layout:
         """Where the groups of a collective over `over` lie, as `native` sees them or as programs are laid."""
         if over not in self._layouts:
-            found = lay(self._axes, over, self._places)
+            found = lay(self._axes, over, self.workers)
             self._layouts[over] = (found, found.in_order_of_places() if self._moved else found)
         return self._layouts[over][0 if native else 1]
 
@@ -100,10 +95,6 @@ class Predictor:
             root=root,
         )
 
-    def of(self, op: Collective) -> Prediction | None:
-        """The prediction for a collective of a schedule."""
-        return self.query(op.work({}, lambda axes: 1))
-
     def query(self, work: Work) -> Prediction | None:
         """The prediction for a collective that an op asks for."""
         kind, form = cast("CostKind", work.kind), cast("Form | None", work.form)
@@ -111,9 +102,8 @@ class Predictor:
             kind, work.algorithm, work.axes, work.nbytes, chunk=work.chunk, root=work.root, form=form
         )
 
-    def least_bytes(self, op: Collective) -> tuple[tuple[str, float], ...]:
-        """What a collective puts on the busiest link of each level at least."""
+    def least_bytes(self, op: Collective) -> Floats:
+        """What a collective puts on the busiest link of each level at least [levels]."""
         layout = self.layout(op.axes)
         whole = op.nbytes * (layout.ranks if op.kind == "all_gather" else 1)
-        most = busiest_bytes(op.kind, whole, layout, self.network, root=op.root or 0)
-        return tuple((level.name, float(n)) for level, n in zip(self.network.levels, most, strict=True))
+        return busiest_bytes(op.kind, whole, layout, self.network, root=op.root or 0)

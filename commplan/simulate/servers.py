@@ -131,23 +131,19 @@ class Cost(NamedTuple):
 
     def prediction(self, network: Network) -> Prediction:
         """The same as collectives tell it."""
-        names = [level.name for level in network.levels]
-        time = self.loads / np.array([level.bandwidth for level in network.levels])
-        per_level = tuple((name, float(n)) for name, n in zip(names, self.loads, strict=True))
         source = "model" + (", links as measured" if network.measured else "")
-        return Prediction(self.seconds, per_level, names[int(time.argmax())], self.bound, source)
+        return Prediction.of(self.seconds, self.loads, self.bound, network, source)
 
 
 def cost(what: Asked, workers: Ints, servers: Ints, network: Network) -> Cost:
     """What a request of all `workers` takes. workers, servers: their places."""
     senders = workers if what.senders is None else workers[list(what.senders)]
     push, pull = _traffic(network, senders, workers, servers, what.up, what.down)
-    bandwidth = np.array([level.bandwidth for level in network.levels])
     joint = np.array([_most(*ways) for ways in zip(push, pull, strict=True)])
     a, c, j = (
-        float((np.array([_most(one) for one in push]) / bandwidth).max()),
-        float((np.array([_most(one) for one in pull]) / bandwidth).max()),
-        float((joint / bandwidth).max()),
+        float((np.array([_most(one) for one in push]) / network.bandwidths).max()),
+        float((np.array([_most(one) for one in pull]) / network.bandwidths).max()),
+        float((joint / network.bandwidths).max()),
     )
     messages = len(senders) * what.sent + len(workers) * what.got
     work = (len(senders) * what.up * what.passes + what.updated) * network.gamma
@@ -157,7 +153,7 @@ def cost(what: Asked, workers: Ints, servers: Ints, network: Network) -> Cost:
     units, most = max(1, what.units), max(a, b, c, j, own)
     fill = 0.0 if what.stale else (a + b + c - most) / units if units > 1 else a + b + c - most
     least = _least(what, senders, workers, servers, network) + latency
-    limit = f"links of level {network.levels[int((joint / bandwidth).argmax())].name}"
+    limit = f"links of level {network.levels[int((joint / network.bandwidths).argmax())].name}"
     if most > j:
         limit = "the servers' processors" if most == b else "messages of a worker"
     seconds = latency + network.call + most + max(0.0, fill)

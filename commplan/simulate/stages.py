@@ -17,12 +17,13 @@ from commplan.simulate.network import Layout, Network
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """A collective of one level. nbytes: of the whole buffer of one of its groups."""
+    """A collective of one level. share: the bytes of the whole buffer of one of its groups, as a share of
+    those of the hierarchy."""
 
     kind: Kind
     algorithm: Algorithm
     layout: Layout
-    nbytes: float
+    share: float
     root: int
 
 
@@ -77,7 +78,7 @@ def _spans(keys: list[str], layout: Layout, network: Network) -> list[int] | Non
     return sizes if math.prod(sizes) == layout.ranks else None
 
 
-def stages(parts: Split, kind: Kind, nbytes: float, root: int = 0) -> tuple[Stage, ...] | None:
+def stages(parts: Split, kind: Kind, root: int) -> tuple[Stage, ...] | None:
     """The stages in order, as `registry.stages` says; None where a level cannot do its part."""
     sizes = [size for _, size in parts.levels]
     try:
@@ -92,6 +93,5 @@ def stages(parts: Split, kind: Kind, nbytes: float, root: int = 0) -> tuple[Stag
             groups = np.take(groups, [at[level]], axis=groups.ndim - 1 - level)
         groups = np.moveaxis(groups, groups.ndim - 1 - one.level, -1).reshape(-1, sizes[one.level])
         layout = Layout(np.ascontiguousarray(groups))
-        size = nbytes * float(one.share)
-        found.append(Stage(one.kind, Algorithm(one.algorithm), layout, size, one.own_root))
+        found.append(Stage(one.kind, Algorithm(one.algorithm), layout, float(one.share), one.own_root))
     return tuple(found)

@@ -16,8 +16,6 @@ Many slices settle into a rhythm: a few are followed, the others come at the sam
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 
 from commplan.simulate.network import Floats, Network
@@ -27,23 +25,6 @@ FOLLOWED = 48  # slices at most; the rest is extrapolated
 WORK = 60_000  # transfers at most, where ranks differ
 
 
-@dataclasses.dataclass(frozen=True)
-class Costs:
-    """A network as arrays. latency, bandwidth [levels]; see `Network` for the others."""
-
-    latency: Floats
-    bandwidth: Floats
-    overhead: float
-    gamma: float
-    round: float
-
-    @classmethod
-    def of(cls, network: Network) -> Costs:
-        latency = np.array([level.latency for level in network.levels])
-        bandwidth = np.array([level.bandwidth for level in network.levels])
-        return cls(latency, bandwidth, network.overhead, network.gamma, network.round)
-
-
 def seconds(pattern: Pattern, network: Network, chunk: float, slices: int, *, blocking: bool) -> float:
     """The time until the last rank is done, without the call that starts it.
 
@@ -51,31 +32,31 @@ def seconds(pattern: Pattern, network: Network, chunk: float, slices: int, *, bl
     """
     if not pattern.steps:
         return 0.0
-    costs, piece = Costs.of(network), chunk / slices
+    piece = chunk / slices
     if blocking:
-        return _blocking(pattern, costs, piece, slices)
+        return _blocking(pattern, network, piece, slices)
     if pattern.alike or (pattern.even and pattern.ranks * len(pattern.steps) > 1500):
         run, most = _alike, FOLLOWED
     else:
         run, most = _unlike, max(4, WORK // sum(len(step.src) for step in pattern.steps))
     most = min(most, FOLLOWED)
     if slices <= most:
-        return run(pattern, costs, piece, slices)
-    whole, half = run(pattern, costs, piece, most), run(pattern, costs, piece, most // 2)
+        return run(pattern, network, piece, slices)
+    whole, half = run(pattern, network, piece, most), run(pattern, network, piece, most // 2)
     return whole + (slices - most) * (whole - half) / (most - most // 2)
 
 
-def _alike(pattern: Pattern, costs: Costs, piece: float, slices: int) -> float:
+def _alike(pattern: Pattern, network: Network, piece: float, slices: int) -> float:
     """One rank stands for all; its links of each level are the machine's."""
-    rounds = _all_scalars(pattern, costs, piece)
+    rounds = _all_scalars(pattern, network, piece)
     last = len(rounds)
-    free = [0.0] * len(costs.latency)
+    free = [0.0] * len(network.latencies)
     ready = [0.0] * slices
     cpu = 0.0
     for step in range(last + slices - 1):
         for index in range(max(0, step - last + 1), min(step + 1, slices)):
             loads, alone, after = rounds[step - index]
-            cpu = max(ready[index], cpu) + costs.overhead
+            cpu = max(ready[index], cpu) + network.overhead
             done = cpu + alone
             for level, load in loads:
                 free[level] = max(free[level], cpu) + load
@@ -87,46 +68,46 @@ def _alike(pattern: Pattern, costs: Costs, piece: float, slices: int) -> float:
 _Scalars = tuple[list[tuple[int, float]], float, float]
 
 
-def _all_scalars(pattern: Pattern, costs: Costs, piece: float) -> list[_Scalars]:
+def _all_scalars(pattern: Pattern, network: Network, piece: float) -> list[_Scalars]:
     """Of each round; many rounds are the same but for the chunks."""
     seen: dict[tuple[int, int], _Scalars] = {}
     found: list[_Scalars] = []
     for step in pattern.steps:
         key = (id(step.lanes), int(step.reduced[0]))
         if key not in seen:
-            seen[key] = _scalars(step, costs, piece)
+            seen[key] = _scalars(step, network, piece)
         found.append(seen[key])
     return found
 
 
-def _scalars(step: Step, costs: Costs, piece: float) -> _Scalars:
+def _scalars(step: Step, network: Network, piece: float) -> _Scalars:
     """Seconds on the links of each level, seconds of a message alone, and what follows its arrival."""
     lanes = step.lanes
-    busy = lanes.per_level * piece / costs.bandwidth
+    busy = lanes.per_level * piece / network.bandwidths
     loads = [(level, float(load)) for level, load in enumerate(busy) if load > 0]
-    alone, after = _each(step, costs, piece)
+    alone, after = _each(step, network, piece)
     return loads, float(alone.max()), float(after.mean())
 
 
-def _each(step: Step, costs: Costs, piece: float) -> tuple[Floats, Floats]:
+def _each(step: Step, network: Network, piece: float) -> tuple[Floats, Floats]:
     """For each transfer: seconds if it were alone, and from its last byte sent to its data usable."""
     level = step.lanes.level
-    slowest = np.minimum.accumulate(costs.bandwidth)
+    slowest = np.minimum.accumulate(network.bandwidths)
     moved = step.size * piece
-    alone = np.where(level >= 0, moved / slowest[level], moved * costs.gamma)
-    latency = np.where(level >= 0, costs.latency[level], 0.0)
-    return alone, latency + costs.overhead + step.reduced * piece * costs.gamma
+    alone = np.where(level >= 0, moved / slowest[level], moved * network.gamma)
+    latency = np.where(level >= 0, network.latencies[level], 0.0)
+    return alone, latency + network.overhead + step.reduced * piece * network.gamma
 
 
 class _Follow:
-    """What of a step depends on sizes and costs, but not on the slice."""
+    """What of a step depends on sizes and network, but not on the slice."""
 
-    def __init__(self, step: Step, pattern: Pattern, costs: Costs, piece: float) -> None:
+    def __init__(self, step: Step, pattern: Pattern, network: Network, piece: float) -> None:
         lanes = step.lanes
         self.step, self.used, self.link = step, lanes.used, lanes.link
         self.single = len(step.takes) == len(step.src)
-        self.busy = lanes.load * piece / costs.bandwidth[pattern.level_of[lanes.used]]
-        self.alone, self.after = _each(step, costs, piece)
+        self.busy = lanes.load * piece / network.bandwidths[pattern.level_of[lanes.used]]
+        self.alone, self.after = _each(step, network, piece)
         self.repeats = bool(step.turn.max() > 1)
 
     def data(self, ready: Floats) -> Floats:
@@ -161,9 +142,9 @@ class _Follow:
         return np.maximum(last, alone)
 
 
-def _unlike(pattern: Pattern, costs: Costs, piece: float, slices: int) -> float:
+def _unlike(pattern: Pattern, network: Network, piece: float, slices: int) -> float:
     """Every rank and link for itself."""
-    follow = [_Follow(step, pattern, costs, piece) for step in pattern.steps]
+    follow = [_Follow(step, pattern, network, piece) for step in pattern.steps]
     last = len(follow)
     ready = [np.zeros(pattern.ranks * pattern.chunks) for _ in range(slices)]
     end = 0.0
@@ -171,25 +152,25 @@ def _unlike(pattern: Pattern, costs: Costs, piece: float, slices: int) -> float:
     for step in range(last + slices - 1):
         for index in range(max(0, step - last + 1), min(step + 1, slices)):
             one = follow[step - index]
-            issue = one.issue(one.data(ready[index]), cpu, costs.overhead)
+            issue = one.issue(one.data(ready[index]), cpu, network.overhead)
             when = one.finish(issue, free) + one.after
             one.arrive(ready[index], when)
             end = max(end, float(when.max()))
     return end
 
 
-def _blocking(pattern: Pattern, costs: Costs, piece: float, slices: int) -> float:
+def _blocking(pattern: Pattern, network: Network, piece: float, slices: int) -> float:
     """One call for each step; a step of several slices sends them as one message to each partner."""
     if pattern.alike or (pattern.even and pattern.ranks > 64):
-        each = costs.round + costs.overhead
-        rounds = _all_scalars(pattern, costs, piece)
+        each = network.round + network.overhead
+        rounds = _all_scalars(pattern, network, piece)
         once = (max([alone, *(load for _, load in loads)]) + after for loads, alone, after in rounds)
         return slices * (len(rounds) * each + sum(once))
-    follow = [_Follow(step, pattern, costs, piece) for step in pattern.steps]
+    follow = [_Follow(step, pattern, network, piece) for step in pattern.steps]
     now, free = np.zeros(pattern.ranks), np.zeros(len(pattern.level_of))
     for one in follow:
         step = one.step
-        issue = one.issue(now[step.src] + costs.round, now + costs.round, costs.overhead)
+        issue = one.issue(now[step.src] + network.round, now + network.round, network.overhead)
         sent = one.finish(issue, free)
         np.maximum.at(now, step.src, sent)
         np.maximum.at(now, step.dst, sent + one.after)

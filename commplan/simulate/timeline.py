@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 
 import msgspec
+import numpy as np
 
 from commplan.input.measured import InputCosts
-from commplan.ir.ops.base import Work
 from commplan.ir.schedule import (
     Collective,
     Elastic,
@@ -156,29 +156,20 @@ class _Charge:
         """Seconds, and the prediction behind them for what communicates. nbytes: of the phase's values."""
         first = next(iter(results(op)), "")
         if first in self.here:
-            return self._talk(self.here[first])
+            traffic, found = talk(self.here[first], self.sites, self.predictor, self.period)
+            self.talks.append(traffic)
+            return found.seconds, found
         work = op.work(nbytes, lambda axes: self.predictor.layout(axes).ranks)
-        match work.kind:
-            case "call":
-                return self._called(work, first), None
-            case "copy":
-                return work.nbytes * self.predictor.network.gamma, None
-            case _:
-                found = self.predictor.query(work)
-        if found is None:
-            self.unknown[work.what] = None
-        return (found.seconds if found else 0.0), found
-
-    def _called(self, work: Work, result: str) -> float:
-        known = self.compute.get(work.name, self.input.get(result))
+        if work.kind == "copy":
+            return work.nbytes * self.predictor.network.gamma, None
+        if work.kind == "call":
+            found, known = None, self.compute.get(work.name, self.input.get(first))
+        else:
+            found = self.predictor.query(work)
+            known = found.seconds if found else None
         if known is None:
             self.unknown[work.what] = None
-        return known or 0.0
-
-    def _talk(self, site: Site) -> tuple[float, Prediction | None]:
-        told, found = talk(site, self.sites, self.predictor, self.period)
-        self.talks.append(told)
-        return found.seconds, found
+        return known or 0.0, found
 
 
 def _phase(phase: Phase, charge: _Charge) -> PhaseTime:
@@ -238,8 +229,9 @@ def _use(seconds: float, found: Prediction | None, charge: _Charge) -> tuple[flo
     """How busy the busiest link of each level is while the op runs alone."""
     if found is None or seconds <= 0:
         return ()
-    bandwidth = {level.name: level.bandwidth for level in charge.predictor.network.levels}
-    return tuple(min(1.0, size / bandwidth[level] / seconds) for level, size in found.nbytes)
+    bandwidths: list[float] = charge.predictor.network.bandwidths.tolist()
+    pairs = zip(found.nbytes, bandwidths, strict=True)
+    return tuple(min(1.0, size / bandwidth / seconds) for (_, size), bandwidth in pairs)
 
 
 def _op_time(op: Op, seconds: float, found: Prediction | None, when: Played) -> OpTime:
@@ -265,19 +257,18 @@ def _op_time(op: Op, seconds: float, found: Prediction | None, when: Played) -> 
 
 def _bound(ops: Sequence[Op], costs: Sequence[tuple[float, Prediction | None]], charge: _Charge) -> float:
     """No collective is faster than its own bound, and links of a level carry what all of them must."""
-    bandwidth = {level.name: level.bandwidth for level in charge.predictor.network.levels}
-    alone = [found.bound for _, found in costs if found]
-    together = dict.fromkeys(bandwidth, 0.0)
-    for op, (_, found) in zip(ops, costs, strict=True):
-        if found is None or not isinstance(op, Collective) or op.kind == "broadcast":
-            continue  # roots differ, and so do the links that are busiest
-        for level, size in charge.predictor.least_bytes(op):
-            together[level] += size / bandwidth[level]
+    network = charge.predictor.network
+    links = np.zeros(len(network.levels))
     lanes: dict[str, float] = {}
+    alone: list[float] = []
     for op, (seconds, found) in zip(ops, costs, strict=True):
         if found is None:
             lanes[op.lane] = lanes.get(op.lane, 0.0) + seconds
-    return max([*lanes.values(), *alone, *together.values()], default=0.0)
+            continue
+        alone.append(found.bound)
+        if isinstance(op, Collective) and op.kind != "broadcast":  # roots differ, so do the busiest links
+            links += charge.predictor.least_bytes(op) / network.bandwidths
+    return max([*lanes.values(), *alone, *links.tolist()])
 
 
 def _covered(spans: Sequence[tuple[float, float]]) -> float:

@@ -6,15 +6,17 @@ import math
 from collections.abc import Mapping
 from typing import cast
 
+import msgspec
+
 from commplan.collectives.hierarchical import NATIVE
 from commplan.collectives.program import KINDS, Kind
 from commplan.collectives.registry import algorithms
-from commplan.diagnostics import CommplanError
+from commplan.diagnostics import CommplanError, fail
 from commplan.ir.axes import coordinates, position
-from commplan.ir.schedule import Axis, Collective, Schedule
+from commplan.ir.schedule import Collective, Schedule
 from commplan.ir.stages import rules
 from commplan.verify.named import Proof, prove_algorithm, prove_levels
-from commplan.verify.scope import Report, Scope
+from commplan.verify.scope import Scope
 
 HIERARCHICAL = "hierarchical"
 
@@ -36,12 +38,12 @@ def check_algorithm(scope: Scope, op: Collective) -> None:
         report.add("CP0735", f"{op.kind} has no chunk program, only `{NATIVE}`: `{name}` was found", op.span)
         return
     try:
-        proof = _prove(scope.schedule, op, report)
+        proof = _prove(scope.schedule, op)
     except CommplanError as error:
-        for found in error.diagnostics:
-            report.add(found.code, found.message, op.span)
+        named = (msgspec.structs.replace(each, span=op.span, file=report.file) for each in error.diagnostics)
+        report.found.extend(named)
         return
-    for subject, wrong in proof.wrong if proof else ():
+    for subject, wrong in proof.wrong:
         report.found.append(wrong.diagnostic(f"`{op.result}`: {subject}", span=op.span, file=report.file))
 
 
@@ -50,54 +52,40 @@ def prove_op(schedule: Schedule, op: Collective) -> Proof | None:
     the backend's own."""
     if op.algorithm.name == NATIVE or op.kind not in KINDS:
         return None
-    return _prove(schedule, op, Report(""))
+    return _prove(schedule, op)
 
 
-def _prove(schedule: Schedule, op: Collective, report: Report) -> Proof | None:
-    """None, and a report, where the levels of a hierarchy are neither the axes of `op` nor the levels of the
-    topology over which its one axis is spread."""
+def _prove(schedule: Schedule, op: Collective) -> Proof:
+    """Raises CP0735 where the levels of a hierarchy are neither the axes of `op` nor the levels of the
+    topology over which its one axis is spread; and as `prove_levels`."""
     kind, root = cast("Kind", op.kind), op.root or 0
     if op.algorithm.name != HIERARCHICAL:
         return prove_algorithm(op.algorithm.name, kind, schedule.size(op.axes), root)
-    sizes = _sizes(schedule, op, report)
-    if sizes is None:
-        return None
+    sizes = _sizes(schedule, op)
     levels = [(algorithm.name, sizes[name]) for name, algorithm in op.algorithm.levels]
     return prove_levels(levels, kind, _root(op, sizes))
 
 
-def _sizes(schedule: Schedule, op: Collective, report: Report) -> dict[str, int] | None:
+def _sizes(schedule: Schedule, op: Collective) -> dict[str, int]:
     """The ranks of each level of a hierarchy, the one first along which ranks are counted fastest."""
     names = [name for name, _ in op.algorithm.levels]
     broken = rules.levels(names, op.axes)
     if broken is None:
         return {axis: schedule.axis(axis).size for axis in reversed(op.axes)}
     if not names or len(op.axes) != 1:
-        report.refuse("CP0735", broken, op.span)
-        return None
-    return _spread(schedule.axis(op.axes[0]), op, report)
-
-
-def _spread(axis: Axis, op: Collective, report: Report) -> dict[str, int] | None:
-    """The ranks of each level of one axis, if the algorithm lists them."""
-    names = [name for name, _ in op.algorithm.levels]
+        raise CommplanError(broken.diagnostic("CP0735", op.span, schedule.file))
+    axis = schedule.axis(op.axes[0])
     wanted = [spread.level for spread in axis.levels]
     # An axis may count through its levels in another order than from the inside out.
     if sorted(names) != sorted(wanted) or len(set(wanted)) < len(wanted):
         lies = f"lies on {', '.join(wanted)}" if wanted else "has no levels without a topology"
         said = f"does not list the axes {', '.join(op.axes)}"
-        _misfit(op, f"{op.algorithm} {said}, nor their levels: `{axis.name}` {lies}", report)
-        return None
+        fail("CP0735", f"{op.algorithm} {said}, nor their levels: `{axis.name}` {lies}")
     counts = [spread.count for spread in axis.levels]
     if min(counts) < 1 or math.prod(counts) != axis.size:
         product = " x ".join(map(str, counts))
-        _misfit(op, f"the levels of `{axis.name}` have {product} places for {axis.size} ranks", report)
-        return None
+        fail("CP0735", f"the levels of `{axis.name}` have {product} places for {axis.size} ranks")
     return {spread.level: spread.count for spread in axis.levels}
-
-
-def _misfit(op: Collective, message: str, report: Report) -> None:
-    report.add("CP0735", message, op.span)
 
 
 def _root(op: Collective, sizes: Mapping[str, int]) -> int:

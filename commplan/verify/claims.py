@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from commplan.diagnostics import plural
 from commplan.ir.schedule import Collective, Exchange, Map, Schedule
 from commplan.ir.serving import server_op
 
@@ -35,7 +36,7 @@ def claims(schedule: Schedule) -> Claims:
         return Claims(sound, tuple(_believed(schedule)), ("whether it does what its plan says", *unseen))
     outputs = sum(len(phase.outputs) for phase in schedule.phases)
     states = sum(len(phase.updates) for phase in schedule.phases)
-    counts = (_counted(outputs, "output"), _counted(states, "state"), _counted(len(schedule.phases), "phase"))
+    counts = (plural(outputs, "output"), plural(states, "state"), plural(len(schedule.phases), "phase"))
     proved = "does what its plan says: {} and {} of {}".format(*counts)
     return Claims(proved, tuple(_believed(schedule)), unseen)
 
@@ -66,7 +67,3 @@ def _believed(schedule: Schedule) -> Iterator[str]:
     values = schedule.values
     if any(server_op(op, values) for op in ops):
         yield "servers answer by what workers told them alone"
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"

@@ -26,7 +26,6 @@ from typing import NamedTuple
 
 from commplan.collectives.hierarchical import Levels, Stage
 from commplan.collectives.program import REDUCING, Kind
-from commplan.collectives.registry import stages as stages_of
 from commplan.verify.counterexample import Counterexample
 
 
@@ -74,22 +73,15 @@ def task_of(levels: Levels, stage: Stage) -> Task:
     return Task(stage.algorithm, stage.kind, levels[stage.level][1], stage.own_root)
 
 
-def tasks(levels: Levels, kind: Kind, root: int = 0) -> tuple[Task, ...]:
-    """The programs that the proof of a hierarchy rests on, each once, in order."""
-    return tuple(dict.fromkeys(task_of(levels, stage) for stage in stages_of(levels, kind, root=root)))
-
-
-def compose(
-    levels: Levels, kind: Kind, root: int = 0, stages: Sequence[Stage] | None = None
-) -> Counterexample | None:
+def compose(levels: Levels, kind: Kind, stages: Sequence[Stage], root: int = 0) -> Counterexample | None:
     """Why the stages do not add up to `kind` over all ranks, each stage taken as proved; None: they do.
 
-    levels: algorithm and ranks, innermost first. stages: those of `hierarchical`, unless others are given.
+    levels: algorithm and ranks, innermost first.
     """
     before, after = RULES[kind]
     places = _places(levels, root)
     known = [Known(before, False) for _ in levels]
-    for number, stage in enumerate(stages_of(levels, kind, root=root) if stages is None else stages):
+    for number, stage in enumerate(stages):
         wrong = _step(levels, places, known, number, stage)
         if wrong is not None:
             return wrong

@@ -2,48 +2,63 @@
 
 A slot holds nothing, the contribution of one rank, or the sum of two such values. Sums are hash-consed: equal
 numbers mean equal sums in equal order, up to exchanging the two operands, which for floating point is to say
-bit by bit equal. Both ends of a message name the same chunks (`matching` has seen to that), so that the slots
-for chunk c only ever hold contributions to chunk c.
+bit by bit equal. Both ends of a message are one transfer, of the same chunks in the same round, so that the
+slots for chunk c only ever hold contributions to chunk c; and round t completes once all before it have, so
+that no rank waits for ever.
 """
 
 from __future__ import annotations
 
 import itertools
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from commplan.collectives.program import REDUCING, ROOTED, Bools, Ints, Kind
+from commplan.collectives.program import REDUCING, ROOTED, Bools, Ints, Program, Send
 from commplan.collectives.promise import promise
+from commplan.collectives.transform import singles
 from commplan.verify.counterexample import Counterexample, terms
-from commplan.verify.matching import Messages
-from commplan.verify.projection import Projection
 
 _HALF = 32  # bits of a sum's number in a key
 NOTHING = 0  # r + 1 is the contribution of rank r
-ANY, SUM = -1, 0  # of `after`: whatever, and the sum of all contributions
+ANY, SUM = -1, 0  # what is wanted: whatever, or the sum of all contributions; else as above
 
 
-class Slots(NamedTuple):
-    """before: NOTHING, or r + 1 for the contribution of rank r. after: ANY, SUM, or r + 1. Both
-    [ranks, chunks]."""
+class Transfers(NamedTuple):
+    """The transfers of a program, one entry each: as in `Send`, and the round of each."""
 
-    before: Ints
-    after: Ints
+    src: Ints
+    dst: Ints
+    chunk: Ints
+    size: Ints
+    reduce: Bools
+    round: Ints
 
+    @classmethod
+    def of(cls, program: Program) -> Transfers:
+        """Those of `program`, in the order in which it lists them."""
+        timed = [(time, send) for time, sends in enumerate(program.rounds) for send in sends]
+        sizes = [len(send.src) for _, send in timed]
+        nothing = np.zeros(0, np.int64)
+        src, dst, chunk, count = (
+            np.concatenate([nothing, *(getattr(send, name) for _, send in timed)])
+            for name in ("src", "dst", "chunk", "count")
+        )
+        reduce = np.repeat(np.array([send.reduce for _, send in timed], np.bool_), sizes)
+        time = np.repeat(np.array([time for time, _ in timed], np.int64), sizes)
+        return cls(src, dst, chunk, count, reduce, time)
 
-def slots(kind: Kind, ranks: int, chunks: int, root: int) -> Slots:
-    """`commplan.collectives.promise` in these numbers."""
-    starts, ends = promise(kind, ranks, chunks, root)
-    rank = np.arange(1, ranks + 1, dtype=np.int64)[:, None]
-    source = SUM if kind in REDUCING else starts.argmax(axis=0)[None, :] + 1
-    return Slots(np.where(starts, rank, NOTHING), np.where(ends, source, ANY))
+    def take(self, order: Ints) -> Transfers:
+        """The entries `order`."""
+        return Transfers(*(column[order] for column in cast("tuple[Any, ...]", self)))
 
 
 class Units(NamedTuple):
     """Messages taken apart: one entry for each chunk of each message, in the order of `write`.
 
-    source, target: the slot rank * chunks + chunk. node: tells the receiver's rounds apart.
+    source, target: the slot rank * chunks + chunk. read, write: times, 0 (before all) and up; the sender's
+    slots are read after all that is written at `read` and before what is written later. sent_in, received_in:
+    the rounds of the two ends.
     """
 
     source: Ints
@@ -89,66 +104,50 @@ class Sums:
         return {rank: count for rank, count in enumerate(every) if count}
 
 
-def interpret(projection: Projection, messages: Messages) -> Counterexample | None:
+def interpret(program: Program, transfers: Transfers) -> Counterexample | None:
     """What goes wrong first, if anything does."""
-    units, few = _units(projection, messages), orbit(projection)
-    if few < projection.chunks:
-        kept = units.target % projection.chunks < few
-        units = Units(
-            units.source[kept], units.target[kept], units.reduce[kept], units.read[kept],
-            units.write[kept], units.sent_in[kept], units.received_in[kept],
-        )  # fmt: skip
-    race = _race(projection, units)
+    return follow(program, _units(program, transfers), orbit(program, transfers))
+
+
+def follow(program: Program, units: Units, few: int) -> Counterexample | None:
+    """What goes wrong first in chunks 0 to `few` - 1, which stand for all."""
+    if few < program.chunks:
+        kept = units.target % program.chunks < few
+        units = Units(*(column[kept] for column in cast("tuple[Any, ...]", units)))
+    race = _race(program, units)
     if race is not None:
         return race
-    promised = slots(projection.kind, projection.ranks, projection.chunks, projection.root)
-    promised.after[:, few:] = ANY
-    run = _Run(projection, units, promised, projection.chunks // few)
+    run = _Run(program, units, few)
     return run.forward() or run.result() or run.useless()
 
 
-def orbit(projection: Projection) -> int:
+def orbit(program: Program, transfers: Transfers) -> int:
     """How many chunks, from chunk 0 on, stand for all.
 
     Where every rank r does what rank 0 does with all ranks and chunks moved on by r and by r blocks, and the
     promise is the same for all ranks, what is proved of the chunks of one block is proved of all. A ring
     turns so; most programs do not.
     """
-    n, k = projection.ranks, projection.chunks
-    if n < 2 or k % n or projection.kind in ROOTED:
+    n, k = program.ranks, program.chunks
+    if n < 2 or k % n or program.kind in ROOTED or not len(transfers.src) or len(transfers.src) % n:
         return k
     block, rank = k // n, np.arange(n, dtype=np.int64)[:, None]
-    for posts in (projection.sends, projection.receives):
-        if len(posts.rank) % n or not len(posts.rank):
-            return k
-        rows = [column.reshape(n, -1) for column in (posts.rank, posts.round, posts.size, posts.reduce)]
-        moved = [(posts.peer.reshape(n, -1) - rank) % n, (posts.chunk.reshape(n, -1) - rank * block) % k]
-        if (rows[0] != rank).any() or any((column != column[0]).any() for column in (*rows[1:], *moved)):
-            return k
-    return block
+    by_sender = transfers.take(np.lexsort((transfers.round, transfers.src)))
+    src, dst, chunk, *same = (column.reshape(n, -1) for column in by_sender)
+    moved = (dst - rank) % n, (chunk - rank * block) % k
+    turns = (src == rank).all() and all((column == column[0]).all() for column in (*same, *moved))
+    return block if turns else k
 
 
-def _units(projection: Projection, messages: Messages) -> Units:
-    order = np.argsort(messages.write, kind="stable")
-    messages = Messages(*(column[order] for column in messages))
-    sends, receives = projection.sends.take(messages.send), projection.receives.take(messages.receive)
-    many = sends.size
-    ends = np.cumsum(many)
-    within = np.arange(int(ends[-1]) if len(ends) else 0, dtype=np.int64) - np.repeat(ends - many, many)
-    chunk = np.repeat(sends.chunk, many) + within
-    k = projection.chunks
-    return Units(
-        np.repeat(sends.rank, many) * k + chunk,
-        np.repeat(receives.rank, many) * k + chunk,
-        np.repeat(receives.reduce, many),
-        np.repeat(messages.read, many),
-        np.repeat(messages.write, many),
-        np.repeat(sends.round, many),
-        np.repeat(receives.round, many),
-    )
+def _units(program: Program, transfers: Transfers) -> Units:
+    transfers = transfers.take(np.lexsort((transfers.dst, transfers.src, transfers.round)))
+    k, many = program.chunks, transfers.size
+    src, dst, chunk = singles(Send(*transfers[:4], reduce=False))
+    reduce, time = np.repeat(transfers.reduce, many), np.repeat(transfers.round, many)
+    return Units(src * k + chunk, dst * k + chunk, reduce, time, time + 1, time, time)
 
 
-def _race(projection: Projection, units: Units) -> Counterexample | None:
+def _race(program: Program, units: Units) -> Counterexample | None:
     """Two messages that one rank receives into one slot in one round."""
     width = int(units.received_in.max(initial=0)) + 1
     keys = units.target * width + units.received_in
@@ -158,8 +157,8 @@ def _race(projection: Projection, units: Units) -> Counterexample | None:
         return None
     first = min(same.tolist(), key=lambda place: int(units.write[order[place]]))
     one, other = int(order[first]), int(order[first + 1])
-    rank, chunk = divmod(int(units.target[one]), projection.chunks)
-    peers = [int(units.source[unit]) // projection.chunks for unit in (one, other)]
+    rank, chunk = divmod(int(units.target[one]), program.chunks)
+    peers = [int(units.source[unit]) // program.chunks for unit in (one, other)]
     hows = ["reduce" if units.reduce[unit] else "copy" for unit in (one, other)]
     time = int(units.received_in[one])
     return Counterexample(
@@ -173,11 +172,16 @@ def _race(projection: Projection, units: Units) -> Counterexample | None:
 class _Run:
     """One symbolic execution: forward for what slots hold, backward for what mattered."""
 
-    def __init__(self, projection: Projection, units: Units, promised: Slots, alike: int) -> None:
-        self.projection, self.units, self.alike = projection, units, alike
-        self.sums = Sums(projection.ranks)
-        self.holds = promised.before.ravel().copy()
-        self.wanted = promised.after.ravel()
+    def __init__(self, program: Program, units: Units, few: int) -> None:
+        self.program, self.units, self.alike = program, units, program.chunks // few
+        self.sums = Sums(program.ranks)
+        starts, ends = promise(program.kind, program.ranks, program.chunks, program.root)
+        rank = np.arange(1, program.ranks + 1, dtype=np.int64)[:, None]
+        source = SUM if program.kind in REDUCING else starts.argmax(axis=0)[None, :] + 1
+        self.holds = np.where(starts, rank, NOTHING).ravel()
+        wanted = np.where(ends, source, ANY)
+        wanted[:, few:] = ANY
+        self.wanted = wanted.ravel()
         self.last = int(units.write.max(initial=0))
         self.same = np.zeros(len(units.source), np.bool_)  # units that bring what is there already
         by_read = np.argsort(units.read, kind="stable")
@@ -224,7 +228,7 @@ class _Run:
         return None
 
     def _place(self, slot: int) -> tuple[int, int]:
-        return divmod(slot, self.projection.chunks)
+        return divmod(slot, self.program.chunks)
 
     def _ends(self, unit: int, *, sends: bool = False) -> tuple[int, int, int, int]:
         """The rank that receives a unit, or sends it; the other one; the round of the first; the chunk."""
@@ -252,7 +256,7 @@ class _Run:
 
     def result(self) -> Counterexample | None:
         """What slots hold at the end against what the collective promises."""
-        n, k = self.projection.ranks, self.projection.chunks
+        n, k = self.program.ranks, self.program.chunks
         everything = (1 << n) - 1
         full = np.array([bits == everything for bits in self.sums.terms], np.bool_)
         fine = np.where(self.wanted == SUM, full[self.holds], self.holds == self.wanted)
@@ -268,7 +272,7 @@ class _Run:
 
     def _wrong(self, slot: int, count: int) -> Counterexample:
         rank, chunk = self._place(slot)
-        wanted, n = int(self.wanted[slot]), self.projection.ranks
+        wanted, n = int(self.wanted[slot]), self.program.ranks
         expected = terms(dict.fromkeys(range(n) if wanted == SUM else [wanted - 1], 1))
         held = int(self.holds[slot])
         found = terms(self.sums.counts(held))

@@ -11,21 +11,36 @@ what the plan calls them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
+
+import msgspec
 
 from commplan.diagnostics import Span
 from commplan.ir import plan as graph
 from commplan.ir.leaf_match import LeafMatch, leaf_match
 from commplan.ir.plan import AxisKind, Ref, name_of
-from commplan.ir.schedule import Axis, FnType, Origin, Ownership, Phase, Schedule, SourceType, Value, results
+from commplan.ir.schedule import (
+    Axis,
+    Collective,
+    FnType,
+    Origin,
+    Ownership,
+    Phase,
+    Schedule,
+    SourceType,
+    Value,
+    results,
+)
 from commplan.ir.serial import plan_digest
-from commplan.ir.symbolic.blocks import UnsayableError
+from commplan.ir.symbolic.blocks import Block, aligned
 from commplan.ir.symbolic.compare import Comparison
 from commplan.ir.symbolic.interpretation import Interpretation, Paths
-from commplan.ir.symbolic.terms import Algebra
-from commplan.ir.symbolic.values import Place, SymbolicValue, whole_runs
+from commplan.ir.symbolic.terms import Algebra, UnsayableError
+from commplan.ir.symbolic.values import Place, SymbolicValue, place
 from commplan.ir.symbolic.wording import block_in_words, element, term
+from commplan.ir.transfer import ValueTypes
+from commplan.verify.plan_graph import check_plan
 from commplan.verify.scope import Report
 
 
@@ -52,12 +67,11 @@ class Reference:
                 _carry_out(found, stage, graph.results(stage))
         return found
 
-    def interpretation(self, values: dict[Ref, Value]) -> Interpretation:
-        fns = self.origin.plan.fns
+    def interpretation(self, values: dict[Ref, Value], *, written_out: bool = False) -> Interpretation:
+        fns, algebra = self.origin.plan.fns, self.algebra
         elementwise = frozenset(fn.name for fn in fns if fn.elementwise)
-        return Interpretation(
-            self.algebra, values, self.matches, elementwise, frozenset(fn.name for fn in fns if fn.random)
-        )
+        random = {fn.name: fn.where for fn in fns if fn.random}
+        return Interpretation(algebra, values, self.matches, elementwise, random, written_out=written_out)
 
     def line(self, ref: Ref) -> Span | None:
         """The line of the plan that makes a value."""
@@ -69,9 +83,11 @@ class Reference:
         """A value as it enters a phase: its own elements, on the ranks where its placement puts them.
         `shard`: who keeps the parts of a state that the plan does not cut."""
         where, blank = self.values[value.id].placement, self.interpretation({})
-        held = blank.own_elements(value.id, value, (*where.per, *where.partial), where.split)
+        own = (*where.per, *where.partial)
         if shard is None:
-            return held
+            return blank.own_elements(value.id, value, own, where.split)
+        owner = self.algebra.owner(shard.axes, shard.owners) if len(shard.owners) == 1 else None
+        held = blank.own_elements(value.id, self.values[value.id], own, where.split, owner)
         return blank.sliced(held, value, *blank.row(shard.axes, shard.owners))
 
 
@@ -80,16 +96,12 @@ def _matches(origin: Origin, values: dict[Ref, Value]) -> dict[tuple[str, Paths]
     found: dict[tuple[str, Paths], LeafMatch] = {}
     elementwise = {fn.name for fn in origin.plan.fns if fn.elementwise}
     for stage in (stage for phase in origin.plan.phases for stage in phase.stages):
-        match stage:
-            case graph.Map() if stage.fn in elementwise:
-                operands, results = stage.operands, stage.results
-            case graph.Exchange() if stage.fn in elementwise:
-                operands, results = (*stage.states, stage.gradient), stage.results
-            case _:
-                continue
-        whole = [values[ref].whole or values[ref].leaves for ref in (*operands, *results)]
+        fn, operands, results = stage.called() or ("", (), ())
+        if fn not in elementwise:
+            continue
+        whole = [values[ref].uncut for ref in (*operands, *results)]
         paths: Paths = tuple(tuple(leaf.path for leaf in leaves) for leaves in whole)
-        found[stage.fn, paths] = leaf_match(whole[: len(operands)], whole[len(operands) :])
+        found[fn, paths] = leaf_match(whole[: len(operands)], whole[len(operands) :])
     return found
 
 
@@ -113,11 +125,17 @@ class Difference(NamedTuple):
 
 
 def check_equivalence(
-    schedule: Schedule, report: Report, reference: Reference, sound: Schedule | None = None
+    schedule: Schedule,
+    report: Report,
+    reference: Reference,
+    sound: Schedule | None = None,
+    *,
+    written_out: bool = True,
 ) -> None:
     """Report what `schedule`, which is sound by itself, does otherwise than its plan says (CP0766).
 
-    sound: an earlier form of it of which that has been proved; its phases are not proved again.
+    sound: an earlier form of it of which that has been proved; its phases are not proved again. written_out:
+    no pass is to come that casts to the types in which a collective is asked to send and add.
     """
     before = len(report.found)
     _check_head(schedule, reference, report)
@@ -126,8 +144,16 @@ def check_equivalence(
     alike = sound is not None and sound.state_shards == schedule.state_shards
     known = {id(phase) for phase in sound.phases} if sound is not None and alike else set[int]()
     for phase, planned in zip(schedule.phases, reference.origin.plan.phases, strict=True):
-        if id(phase) not in known:
-            _check_phase(schedule, phase, planned, reference, report)
+        if id(phase) not in known or (written_out and is_to_be_written_out(phase)):
+            values = {value.id: value for value in (*schedule.entry, *phase.values)}
+            made = reference.interpretation(values, written_out=written_out)
+            _check_phase(schedule, phase, planned, reference, made, report)
+
+
+def is_to_be_written_out(phase: Phase) -> bool:
+    """Whether a collective of `phase` is asked to add in a type of which no pass has made its operand yet."""
+    asked = (op for op in phase.ops if isinstance(op, Collective))
+    return any(op.hints.accumulate is not None for op in asked)
 
 
 def check_origin(
@@ -135,7 +161,7 @@ def check_origin(
 ) -> None:
     """Report where the plan that a schedule carries is not the one that it names, or does not fit its
     values."""
-    plan, values = origin.plan, {value.id: value for value in origin.values}
+    plan = origin.plan
     if plan_digest(plan) != schedule.plan_digest:
         report.add("CP0766", "the plan that the schedule carries is not the one that its digest names")
         return
@@ -146,13 +172,12 @@ def check_origin(
     if [(v.id, v.placement) for v in origin.values] != [(v.id, v.placement) for v in plan.values]:
         report.add("CP0766", "the values of the schedule's plan are not those that the plan declares")
         return
+    values = {value.id: value for value in origin.values}
     for value in origin.values:
         check_value(value)
-    for group in (group for phase in plan.phases for stage in phase.stages for group in stage.alike()):
-        leaves = {values[ref].whole or values[ref].leaves for ref in group}
-        if len(leaves) > 1:
-            names = ", ".join(f"`{ref}`" for ref in group)
-            report.add("CP0766", f"{names} of the schedule's plan have different shapes")
+    if not report.found:
+        fns = {fn.name: fn for fn in plan.fns}
+        check_plan(plan, ValueTypes(schedule.axes, values, fns, plan.sources), report)
 
 
 def _check_head(schedule: Schedule, reference: Reference, report: Report) -> None:
@@ -181,7 +206,11 @@ def _check_head(schedule: Schedule, reference: Reference, report: Report) -> Non
     if len(shards) < len(schedule.state_shards) or not set(shards) <= set(schedule.states):
         report.add("CP0766", "the schedule says of a state twice who keeps it, or of what is no state")
         return
-    for value in schedule.entry:
+    types = ValueTypes(schedule.axes, {})
+    for state, ownership in shards.items():
+        for code, message in types.check_cut(state, ownership.axes, ownership.owners):
+            report.add(code, f"of who keeps `{state}`: {message}")
+    for value in schedule.entry if not report.found else ():
         shard = shards.get(value.id)
         expected = reference.values[value.id]
         if shard is not None:
@@ -202,10 +231,14 @@ def _shape(value: Value) -> str:
 
 
 def _check_phase(
-    schedule: Schedule, phase: Phase, planned: graph.Phase, reference: Reference, report: Report
+    schedule: Schedule,
+    phase: Phase,
+    planned: graph.Phase,
+    reference: Reference,
+    made: Interpretation,
+    report: Report,
 ) -> None:
     expected = reference.phase(planned)
-    made = reference.interpretation({value.id: value for value in (*schedule.entry, *phase.values)})
     shards = {shard.state: shard.ownership for shard in schedule.state_shards}
     for value in schedule.entry:
         made.put(value.id, reference.entry(value, shards.get(value.id)))
@@ -229,7 +262,7 @@ def _check_phase(
             value, whole = made.values[binding.value], reference.values[original.value]
             shape = whole if shard is None else shard.part_of(whole, schedule.axes)
             where = f"{kind} `{binding.name}` of phase `{phase.name}`"
-            if (value.kind, value.leaves, value.placement) != (shape.kind, shape.leaves, shape.placement):
+            if msgspec.structs.replace(value, id=shape.id) != shape:
                 span = reference.line(original.value)
                 report.add("CP0766", f"{where} is {_shape(value)}, and in the plan {_shape(shape)}", span)
                 continue
@@ -273,11 +306,10 @@ def _first(reference: Reference, found: SymbolicValue, expected: SymbolicValue) 
         path = leaf.path
         mine, wanted = found.blocks[index], expected.blocks[index]
         try:
-            ours, theirs = whole_runs(mine), whole_runs(wanted)
+            sides = _side_by_side(mine, wanted)
         except UnsayableError:  # of what a rank holds it is not said which elements these are
             return Difference(index, 0, *(block_in_words(block, path) for block in (wanted, mine)))
-        columns = mine.columns if mine.rows else leaf.size
-        for at, one_run, other_run in _side_by_side(ours, theirs, columns):
+        for at, one_run, other_run in sides:
             if not _same(compare, one_run, other_run):
                 if mine.rows or wanted.rows:
                     return Difference(index, at, *(block_in_words(block, path) for block in (wanted, mine)))
@@ -295,17 +327,13 @@ def _same(compare: Comparison, found: Place | None, expected: Place | None) -> b
     return alike and compare(found.term, expected.term)
 
 
-def _side_by_side(
-    found: Sequence[Place], expected: Sequence[Place], size: int
-) -> Iterator[tuple[int, Place | None, Place | None]]:
+def _side_by_side(found: Block, expected: Block) -> list[tuple[int, Place | None, Place | None]]:
     """The runs of two leaves, cut where either has an edge."""
-    edges = sorted({0, size, *(e for run in (*found, *expected) for e in (run.at, run.at + run.size))})
-    places = [0, 0]
-    for begin in edges[:-1]:
-        here: list[Place | None] = []
-        for which, runs in enumerate((found, expected)):
-            while places[which] < len(runs) and runs[places[which]].at + runs[places[which]].size <= begin:
-                places[which] += 1
-            run = runs[places[which]] if places[which] < len(runs) else None
-            here.append(run.from_element(begin) if run is not None and run.at <= begin else None)
-        yield begin, here[0], here[1]
+    return [
+        (
+            at,
+            None if run is None else place(found, run, at),
+            None if wanted is None else place(expected, wanted, at),
+        )
+        for at, _, (run, wanted) in aligned((found, expected))
+    ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from commplan.input.ahead import KEEP, prefetch, slots
@@ -64,27 +63,23 @@ def check_input(scope: Scope) -> None:
         if not isinstance(op, Read | Share) or scope.has_seen_op(op):
             continue
         name = f"`{name_of(op.result)}`"
-        for wrong in _load_wrong(op, ahead) if isinstance(op, Read) else _share_wrong(scope, op):
+        wrong = _load_wrong(op, ahead) if isinstance(op, Read) else _share_wrong(scope, op)
+        if wrong is not None:
             scope.report.found.append(wrong.diagnostic(name, op.span, scope.schedule.file))
 
 
-def _load_wrong(op: Read, ahead: int) -> Iterator[Broken]:
-    for batch in dict.fromkeys(op.batch):
-        wrong = prove_order(op.visit, op.tail, batch)
-        if wrong is not None:
-            yield wrong
-            return
-    wrong = prove_rates(rates(op.batch, ahead)) if op.clock is not None else None
-    if wrong is not None:
-        yield wrong
+def _load_wrong(op: Read, ahead: int) -> Broken | None:
+    orders = (prove_order(op.visit, op.tail, batch) for batch in dict.fromkeys(op.batch))
+    wrong = next(filter(None, orders), None)
+    if wrong is None and op.clock is not None:
+        return prove_rates(rates(op.batch, ahead))
+    return wrong
 
 
-def _share_wrong(scope: Scope, op: Share) -> Iterator[Broken]:
+def _share_wrong(scope: Scope, op: Share) -> Broken | None:
     value = scope.values[op.result]
     rows = value.leaves[0].shape[0] if value.leaves and value.leaves[0].shape else 1
-    wrong = prove_share(op.design, op.readers, scope.ranks(op.axes), rows)
-    if wrong is not None:
-        yield wrong
+    return prove_share(op.design, op.readers, scope.ranks(op.axes), rows)
 
 
 @functools.lru_cache(maxsize=256)

@@ -8,15 +8,14 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from commplan.collectives.hierarchical import NATIVE, Levels
-from commplan.collectives.lower import lower_bounds
 from commplan.collectives.program import Kind
-from commplan.collectives.registry import files, program
+from commplan.collectives.promise import lower_bounds
+from commplan.collectives.registry import files, program, supports
 from commplan.collectives.registry import stages as stages_of
 from commplan.diagnostics import fail
-from commplan.verify.composition import Task, compose, task_of, tasks
+from commplan.verify.composition import Task, compose, task_of
 from commplan.verify.counterexample import Counterexample
 from commplan.verify.programs import Counted, count, prove
-from commplan.verify.projection import project
 
 LARGEST = 1 << 22  # slots of all ranks together, of a program that is proved rank by rank
 RANKS = 1 << 17  # of such a program; each has a set of ranks as bits, so memory grows with the square
@@ -49,22 +48,16 @@ def prove_task(task: Task) -> tuple[tuple[Counterexample, ...], Counted]:
             f"{str_of(task)} has too many ranks to be proved",
             f"at most {RANKS}; hierarchical(..) is proved level by level",
         )
-    chunks = _chunks(algorithm, kind, ranks)
+    known = supports(algorithm, kind) and ranks > 0
+    chunks = files()[algorithm].PROGRAMS[kind](ranks).chunks if known else 1  # before its rounds are made
     if chunks * ranks > LARGEST:
         fail(
             "CP0748",
             f"{str_of(task)} has {chunks} chunks on each: too many to be proved",
             f"at most {LARGEST} in all are; hierarchical(..) has fewer, and is faster at this size",
         )
-    projection = project(program(algorithm, kind, ranks, root=root))
-    return prove(projection), count(projection)
-
-
-def _chunks(algorithm: str, kind: Kind, ranks: int) -> int:
-    """How many chunks a program has, told before its rounds are made; 1 where there is no such program."""
-    if algorithm not in files() or kind not in files()[algorithm].PROGRAMS or ranks < 1:
-        return 1
-    return files()[algorithm].PROGRAMS[kind](ranks).chunks
+    made = program(algorithm, kind, ranks, root=root)
+    return prove(made), count(made)
 
 
 def prove_algorithm(algorithm: str, kind: Kind, ranks: int, root: int = 0) -> Proof:
@@ -88,9 +81,8 @@ def prove_sliced(algorithm: str, kind: Kind, ranks: int, root: int, slices: int)
     made = program(algorithm, kind, ranks, root=root, slices=slices)
     if made.chunks * ranks > LARGEST:
         fail("CP0748", f"{str_of(known.tasks[0])} has {made.chunks} chunks on each: too many to be proved")
-    projection = project(made)
-    wrong = tuple((str_of(known.tasks[0]), one) for one in prove(projection))
-    return Proof(known.tasks, (), count(projection), wrong)
+    wrong = tuple((str_of(known.tasks[0]), one) for one in prove(made))
+    return Proof(known.tasks, (), count(made), wrong)
 
 
 def prove_levels(levels: Levels, kind: Kind, root: int = 0) -> Proof:
@@ -104,29 +96,23 @@ def prove_levels(levels: Levels, kind: Kind, root: int = 0) -> Proof:
 @functools.lru_cache(maxsize=1 << 10)
 def _levels(levels: tuple[tuple[str, int], ...], kind: Kind, root: int) -> Proof:
     stages = stages_of(levels, kind, root=root)
-    wrong: list[tuple[str, Counterexample]] = []
-    rounds, sent, received, staged = 0, Fraction(0), Fraction(0), Fraction(0)
-    done: list[Task] = []
-    believed: list[str] = []
-    for task in tasks(levels, kind, root):
-        if task.algorithm == NATIVE:
-            believed.append(f"{task.kind} of {task.ranks}")
-            continue
-        done.append(task)
-        wrong += [(str_of(task), one) for one in prove_task(task)[0]]
-    for stage in stages:
-        if stage.algorithm != NATIVE:
-            costs = prove_task(task_of(levels, stage))[1]
-            rounds += costs.rounds
-            sent += costs.sent * stage.share
-            received += costs.received * stage.share
-            staged = max(staged, costs.staged * stage.share)
-    whole = compose(levels, kind, root)
+    every = dict.fromkeys(task_of(levels, stage) for stage in stages)
+    done = [task for task in every if task.algorithm != NATIVE]
+    believed = tuple(f"{task.kind} of {task.ranks}" for task in every if task.algorithm == NATIVE)
+    wrong = [(str_of(task), one) for task in done for one in prove_task(task)[0]]
+    whole = compose(levels, kind, stages, root)
     if whole is not None:
         wrong.append(("the levels together", whole))
+    costs = [
+        (prove_task(task_of(levels, stage))[1], stage.share) for stage in stages if stage.algorithm != NATIVE
+    ]
+    sent = sum((cost.sent * share for cost, share in costs), Fraction(0))
+    received = sum((cost.received * share for cost, share in costs), Fraction(0))
+    staged = max((cost.staged * share for cost, share in costs), default=Fraction(0))
     ranks = math.prod(size for _, size in levels)
+    rounds = sum(cost.rounds for cost, _ in costs)
     cost = Counted(rounds, sent, received, staged, *lower_bounds(kind, ranks))
-    return Proof(tuple(done), tuple(believed), cost, tuple(wrong))
+    return Proof(tuple(done), believed, cost, tuple(wrong))
 
 
 def str_of(task: Task) -> str:

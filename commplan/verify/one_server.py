@@ -35,8 +35,7 @@ from collections.abc import Hashable, Iterator
 from typing import NamedTuple
 
 from commplan.protocol.server import Effect, Machine
-from commplan.protocol.sites import LEAVE, Sites
-from commplan.protocol.worker import receives, sends
+from commplan.protocol.sites import LEAVE, Sites, receives, sends
 from commplan.verify.protocol_models import Model, program
 
 NEVER = 127  # a leg that no worker comes to
@@ -166,7 +165,10 @@ class Desk:
         if event.dies:
             made.heard |= {worker}
             made.missing[worker] = frozenset()
-            made.books = {number: _without(book, worker) for number, book in self.books.items()}
+            made.books = {  # the order in which units meet workers is that of the living
+                number: book._replace(order=tuple(other for other in book.order if other != worker))
+                for number, book in self.books.items()
+            }
             effects = made.machine.lost(worker)
         else:
             message = self.streams[worker][self.sent[worker]]
@@ -311,41 +313,40 @@ class Desk:
         self.answered[worker] += not self.missing[worker]
 
 
-def _without(book: Book, worker: int) -> Book:
-    """The order in which units meet workers is that of the living."""
-    return book._replace(order=tuple(other for other in book.order if other != worker))
+class State(NamedTuple):
+    """A state of a desk.
+
+    arrived, lost: by worker the number of the state after its next message, and after its death, -1 where
+    that cannot be. leg: by worker that of its next message, NEVER where none comes. answered: by worker the
+    legs that have been answered, NEVER where it is known to be dead. rank: a number that every event makes
+    larger. failed, over: whether the server has given up, and whether all workers are gone.
+    """
+
+    arrived: list[int]
+    lost: list[int]
+    leg: tuple[int, ...]
+    answered: tuple[int, ...]
+    rank: int
+    failed: bool
+    over: bool
+
+    @classmethod
+    def of(cls, desk: Desk) -> State:
+        workers = range(desk.model.workers)
+        leg = tuple(map(desk.leg, workers))
+        answered = tuple(NEVER if w in desk.heard else desk.answered[w] for w in workers)
+        rank = sum(len(desk.streams[w]) if desk.gone(w) else desk.sent[w] for w in workers)
+        after = [-1] * len(workers)
+        return cls(after, [*after], leg, answered, rank, desk.failed, all(map(desk.gone, workers)))
 
 
 @dataclasses.dataclass
 class Graph:
-    """All states of a desk, by number; 0 is the first.
+    """All states of a desk by number, of which 0 is the first; what is wrong, and the events on the way."""
 
-    Of each state, by worker: arrived, lost: the state after the worker's next message, and after its death,
-    -1 where that cannot be; leg: of its next message, NEVER where none comes; answered: legs that have been
-    answered, NEVER where the worker is known to be dead. rank: a number that every event makes larger.
-    failed, over: whether the server has given up, and whether all workers are gone.
-    """
-
-    server: int
-    arrived: list[list[int]] = dataclasses.field(default_factory=list[list[int]])
-    lost: list[list[int]] = dataclasses.field(default_factory=list[list[int]])
-    leg: list[tuple[int, ...]] = dataclasses.field(default_factory=list[tuple[int, ...]])
-    answered: list[tuple[int, ...]] = dataclasses.field(default_factory=list[tuple[int, ...]])
-    rank: list[int] = dataclasses.field(default_factory=list[int])
-    failed: list[bool] = dataclasses.field(default_factory=list[bool])
-    over: list[bool] = dataclasses.field(default_factory=list[bool])
+    states: list[State]
     wrong: str = ""
     path: tuple[str, ...] = ()
-
-    def add(self, desk: Desk) -> None:
-        workers = range(desk.model.workers)
-        self.arrived.append([-1] * len(workers))
-        self.lost.append([-1] * len(workers))
-        self.leg.append(tuple(desk.leg(worker) for worker in workers))
-        self.answered.append(tuple(NEVER if w in desk.heard else desk.answered[w] for w in workers))
-        self.rank.append(sum(len(desk.streams[w]) if desk.gone(w) else desk.sent[w] for w in workers))
-        self.failed.append(desk.failed)
-        self.over.append(all(map(desk.gone, workers)))
 
 
 def explore_server(model: Model, sites: Sites, server: int, *, most: int) -> Graph:
@@ -354,9 +355,8 @@ def explore_server(model: Model, sites: Sites, server: int, *, most: int) -> Gra
     Raises ValueError where there are more than `most` states.
     """
     start = Desk(model, sites, server)
-    graph, numbers = Graph(server), {start.key(): 0}
+    graph, numbers = Graph([State.of(start)]), {start.key(): 0}
     ways: list[tuple[int, Event] | None] = [None]
-    graph.add(start)
     left = collections.deque([(start, 0)])
     while left:
         desk, number = left.popleft()  # nearest first, so that a way to what is wrong is a shortest one
@@ -369,9 +369,10 @@ def explore_server(model: Model, sites: Sites, server: int, *, most: int) -> Gra
             found = numbers.setdefault(after.key(), len(ways))
             if found == len(ways):
                 ways.append((number, event))
-                graph.add(after)
+                graph.states.append(State.of(after))
                 left.append((after, found))
-            (graph.lost if event.dies else graph.arrived)[number][event.worker] = found
+            state = graph.states[number]
+            (state.lost if event.dies else state.arrived)[event.worker] = found
         if len(ways) > most:
             raise ValueError(f"{model} has more than {most} states")
     return graph

@@ -7,12 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from commplan.collectives.lower import lower_bounds
-from commplan.collectives.program import BLOCKED, Program
-from commplan.verify.contributions import interpret
+from commplan.collectives.program import BLOCKED, Ints, Program
+from commplan.collectives.promise import lower_bounds
+from commplan.verify.contributions import Transfers, interpret
 from commplan.verify.counterexample import Counterexample
-from commplan.verify.matching import match
-from commplan.verify.projection import Projection, project
 
 
 class Counted(NamedTuple):
@@ -20,7 +18,7 @@ class Counted(NamedTuple):
 
     rounds: of all ranks together. sent, received: bytes of the busiest rank as a share of S, the bytes of
     the whole buffer; staged: what it receives in one round at most. least_rounds, least: what no program goes
-    below (`commplan.collectives.lower`); `least` is of the larger of `sent` and `received`.
+    below (`commplan.collectives.promise`); `least` is of the larger of `sent` and `received`.
     """
 
     rounds: int
@@ -31,28 +29,25 @@ class Counted(NamedTuple):
     least: Fraction
 
 
-def prove(program: Program | Projection) -> tuple[Counterexample, ...]:
+def prove(program: Program) -> tuple[Counterexample, ...]:
     """Why `program` does not do what its collective promises; empty: it is proved.
 
-    Proved is: every send meets a receive of the same chunks; all ranks get to their end although a send
-    completes only when its receive is posted; what each slot holds at the end; no contribution counted twice,
-    nothing read that was never set, no two messages into one slot at a time, none that changes no result.
+    Proved is: what each slot holds at the end; no contribution counted twice, nothing read that was never
+    set, no two messages into one slot at a time, none that changes no result. Every transfer has both its
+    ends in one round, and all ranks go through the rounds in one order: so every send meets its receive, and
+    no rank waits for ever, although a send completes only when its receive is posted.
     """
-    projection = project(program) if isinstance(program, Program) else program
-    strange = _strange(projection)
-    if strange is not None:
-        return (strange,)
-    messages = match(projection)
-    if isinstance(messages, Counterexample):
-        return (messages,)
-    wrong = interpret(projection, messages)
+    wrong = unfit(program)
+    if wrong is None:
+        transfers = Transfers.of(program)
+        wrong = _out_of_range(program, transfers) or interpret(program, transfers)
     return () if wrong is None else (wrong,)
 
 
-def _strange(projection: Projection) -> Counterexample | None:
+def unfit(program: Program) -> Counterexample | None:
     """Numbers of ranks, chunks and root that no program can have."""
-    n, chunks, root = projection.ranks, projection.chunks, projection.root
-    blocked = projection.kind in BLOCKED
+    n, chunks, root = program.ranks, program.chunks, program.root
+    blocked = program.kind in BLOCKED
     if n >= 1 and chunks >= 1 and 0 <= root < n and not (blocked and chunks % n):
         return None
     wanted = (
@@ -61,20 +56,35 @@ def _strange(projection: Projection) -> Counterexample | None:
         else "a rank, a chunk and a root among the ranks"
     )
     found = f"{n} ranks, {chunks} chunks, root {root}"
-    return Counterexample("range", (), (), None, wanted, found, f"there is no {projection.kind} with {found}")
+    return Counterexample("range", (), (), None, wanted, found, f"there is no {program.kind} with {found}")
 
 
-def count(program: Program | Projection) -> Counted:
+def _out_of_range(program: Program, transfers: Transfers) -> Counterexample | None:
+    """A transfer from or to a rank, or of a chunk, that does not exist."""
+    n, chunks = program.ranks, program.chunks
+    src, dst, chunk, count, _, time = transfers
+    wrong = (src < 0) | (src >= n) | (dst < 0) | (dst >= n) | (src == dst)
+    wrong |= (chunk < 0) | (count < 1) | (chunk + count > chunks)
+    places = np.flatnonzero(wrong)
+    if not len(places):
+        return None
+    first = transfers.take(places[np.lexsort((time[places], src[places]))[:1]])
+    rank, peer, start, many, _, now = (int(column[0]) for column in first)
+    return Counterexample(
+        "range", (rank,), (now,), start, f"chunks below {chunks}, another rank below {n}",
+        f"{many} chunks from {start} on, rank {peer}",
+        f"rank {rank} sends to rank {peer} {many} chunks from chunk {start} on in its round {now}",
+    )  # fmt: skip
+
+
+def count(program: Program) -> Counted:
     """Rounds and bytes of `program`."""
-    projection = project(program) if isinstance(program, Program) else program
-    n, k = projection.ranks, projection.chunks
-    ends = (projection.sends, projection.receives)
-    rounds = np.concatenate([posts.round for posts in ends])
-    width = int(rounds.max(initial=0)) + 1
-    sent, received = (
-        Fraction(int(np.bincount(posts.rank, posts.size, n).max(initial=0)), k) for posts in ends
-    )
-    into = projection.receives
-    _, place = np.unique(into.rank * width + into.round, return_inverse=True)
-    staged = Fraction(int(np.bincount(place, into.size).max(initial=0)), k)
-    return Counted(len(np.unique(rounds)), sent, received, staged, *lower_bounds(projection.kind, n))
+    n, k, transfers = program.ranks, program.chunks, Transfers.of(program)
+
+    def busiest(place: Ints) -> Fraction:
+        return Fraction(int(np.bincount(place, transfers.size).max(initial=0)), k)
+
+    rounds = np.unique(transfers.round)
+    _, staging = np.unique(transfers.dst * len(program.rounds) + transfers.round, return_inverse=True)
+    sent, received, staged = (busiest(place) for place in (transfers.src, transfers.dst, staging))
+    return Counted(len(rounds), sent, received, staged, *lower_bounds(program.kind, n))

@@ -1,6 +1,6 @@
 """The protocol of workers and servers, explored exhaustively: every order in which messages can arrive.
 
-The servers are those that the runtime runs, `commplan.protocol.server`; workers are what `protocol.worker`
+The servers are those that the runtime runs, `commplan.protocol.server`; workers are what `protocol.sites`
 says. First each server is explored alone, which proves what is promised of its own doings beside any number
 of others, and that nobody waits for ever (`verify.one_server`). Then all servers of the model are explored
 together (`verify.together`): every state that they can be in at one time, each with an event to come if
@@ -50,10 +50,10 @@ def explore(model: Model, *, most: int = 1_000_000_000) -> Explored:
     for server in range(model.servers):
         graph = explore_server(model, known, server, most=most)
         if graph.wrong:
-            return Explored(model, len(graph.rank), graph.wrong, graph.path)
+            return Explored(model, len(graph.states), graph.wrong, graph.path)
         graphs.append(graph)
     if model.servers == 1:
-        return Explored(model, len(graphs[0].rank))
+        return Explored(model, len(graphs[0].states))
     states, wrong = explore_together(model, known, graphs, most=most)
     return Explored(model, states, wrong)
 

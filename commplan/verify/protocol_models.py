@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
-import msgspec
-
-from commplan.diagnostics import Span
+from commplan.diagnostics import Span, plural
 from commplan.ir.schedule import Leaf
 from commplan.ir.types import DType
 from commplan.protocol.sites import Buffer, Chunk, Kind, Mode, Site, Sites
-from commplan.protocol.units import Layout, weights
+from commplan.protocol.units import weights
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,22 +40,17 @@ class Model:
         what = f"exchange, staleness {self.staleness or 0}" if self.mode is None else f"{self.mode}"
         if self.mode is not None and self.staleness is not None:
             what += f", staleness {self.staleness}"
-        extra = [_counted(self.requests, "request"), *(["acknowledged"] if self.acknowledged else [])]
+        extra = [plural(self.requests, "request"), *(["acknowledged"] if self.acknowledged else [])]
         extra += ["gets"] * self.gets + [f"{self.puts} puts"] * (self.puts > 1)
-        extra += [f"up to {_counted(self.deaths, 'death')}"] * (self.deaths > 0)
+        extra += [f"up to {plural(self.deaths, 'death')}"] * (self.deaths > 0)
         size = ", ".join(
-            (_counted(self.workers, "worker"), _counted(self.servers, "server"), _counted(self.units, "unit"))
+            (plural(self.workers, "worker"), plural(self.servers, "server"), plural(self.units, "unit"))
         )
         return f"{what}: {size}, {', '.join(extra)}"
 
 
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
 def sites_of(model: Model) -> Sites:
     """The sites of a model: a put, the exchange or meeting, and a get."""
-    span = Span(1, 1, 1, 1)
     total = model.servers * model.units
     layout = weights((Leaf("", (total,), DType.F32),), (0,), model.servers, 4)
     tags = iter(range(16, 10_000))
@@ -70,21 +63,15 @@ def sites_of(model: Model) -> Sites:
         chunks = tuple(Chunk(j, 0, 1, next(tags)) for j in range(model.servers))
         return Buffer("token", DType.I32, 1, chunks)
 
+    def site(number: int, kind: Kind, up: Buffer, *down: Buffer, **more: Any) -> Site:
+        result, server = f"{kind}.{number}", ("hub", 0, layout.servers, (), ("state",), (layout,))
+        return Site(number, kind, "step", result, Span(1, 1, 1, 1), *server, (up,), down, **more)
+
     down = token() if model.acknowledged else data()
-    met = _site(1, model.kind, layout, (data(),), (down,), span)
-    met = msgspec.structs.replace(met, mode=model.mode, staleness=model.staleness)
-    put = msgspec.structs.replace(_site(0, "put", layout, (data(),), (), span), token=(token(),))
-    get = _site(2, "get", layout, (token(),), (data(),), span)
+    met = site(1, model.kind, data(), down, mode=model.mode, staleness=model.staleness)
+    put = site(0, "put", data(), token=(token(),))
+    get = site(2, "get", token(), data())
     return Sites((put, met, get), (("worker", model.workers),), model.servers)
-
-
-def _site(
-    number: int, kind: Kind, layout: Layout, up: tuple[Buffer, ...], down: tuple[Buffer, ...], span: Span
-) -> Site:
-    result = f"{kind}.{number}"
-    return Site(
-        number, kind, "step", result, span, "hub", 0, layout.servers, (), ("state",), (layout,), up, down
-    )  # fmt: skip
 
 
 def program(model: Model) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
@@ -34,6 +34,7 @@ from commplan.ir.schedule import (
 )
 from commplan.ir.sources import bind_sources
 from commplan.ir.transfer import shown
+from commplan.ir.types import LARGEST, MOST_SERVERS
 from commplan.verify.algorithms import check_algorithm
 from commplan.verify.equivalence import Reference, check_equivalence, check_origin
 from commplan.verify.inputs import check_input
@@ -44,11 +45,16 @@ _LANES = re.compile(r"host_read|host_compute|device|network(:.+)?")
 
 
 def verify(
-    schedule: Schedule, sound: Schedule | None = None, reference: Reference | None = None
+    schedule: Schedule,
+    sound: Schedule | None = None,
+    reference: Reference | None = None,
+    *,
+    written_out: bool = True,
 ) -> tuple[Diagnostic, ...]:
     """Everything that is wrong with `schedule`; empty where it is sound and does what its plan says.
 
-    reference: what its plan means, where that is known from before.
+    reference: what its plan means, where that is known from before. written_out: no pass is to come (see
+    `check_equivalence`).
 
     sound: an earlier form of it in which nothing was found. Values, and ops with all their values,
     that are the same objects in both are not looked at again: they are frozen, and what else their
@@ -57,17 +63,18 @@ def verify(
     report, axes = Report(schedule.file), Axes(schedule)
     if schedule.schema != SCHEMA_VERSION:
         report.add("CP0735", f"schema version {schedule.schema} is not {SCHEMA_VERSION}")
-    _unique("axis", (axis.name for axis in schedule.axes), report)
-    _unique("phase", (phase.name for phase in schedule.phases), report)
-    _unique("source", (source.name for source in schedule.sources), report)
-    _unique("function", (fn.name for fn in schedule.fns), report)
+    report.unique("axes", (axis.name for axis in schedule.axes))
+    report.unique("phases", (phase.name for phase in schedule.phases))
+    report.unique("sources", (source.name for source in schedule.sources))
+    report.unique("functions", (fn.name for fn in schedule.fns))
     for axis in schedule.axes:
-        if axis.size < 1:
-            report.add("CP0734", f"axis `{axis.name}` has size {axis.size}")
+        most = MOST_SERVERS if axis.kind is AxisKind.SERVER else LARGEST
+        if not 1 <= axis.size <= most:
+            report.add("CP0734", f"axis `{axis.name}` has size {axis.size}, of at most {most}")
         if axis.levels and math.prod(max(0, spread.count) for spread in axis.levels) < axis.size:
             counts = " x ".join(str(spread.count) for spread in axis.levels)
             report.add("CP0734", f"axis `{axis.name}` has {axis.size} ranks, its levels {counts} places")
-    if any(axis.size < 1 for axis in schedule.axes):
+    if any(not 1 <= axis.size <= LARGEST for axis in schedule.axes) or len(axes.sizes) < len(schedule.axes):
         return tuple(report.found)  # nothing can be cut into so many parts
     entry = tuple(value.id for value in schedule.entry)
     if entry != (*schedule.inputs, *schedule.states):
@@ -88,7 +95,8 @@ def verify(
         if reference is None:
             check_origin(schedule, schedule.origin, lambda value: check_value(value, axes, report), report)
         if not report.found:
-            check_equivalence(schedule, report, reference or Reference(schedule.origin, schedule.axes), sound)
+            reference = reference or Reference(schedule.origin, schedule.axes)
+            check_equivalence(schedule, report, reference, sound, written_out=written_out)
     return tuple(report.found)
 
 
@@ -99,23 +107,12 @@ def _same_head(one: Schedule, other: Schedule) -> bool:
     )  # fmt: skip
 
 
-def _unique(what: str, names: Iterable[str], report: Report) -> None:
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            report.add(
-                "CP0730",
-                f"two {what}s are called `{name}`" if what != "axis" else f"two axes are called `{name}`",
-            )
-        seen.add(name)
-
-
 def _verify_phase(scope: Scope) -> None:
     phase, report, schedule = scope.phase, scope.report, scope.schedule
     before = len(report.found)
     if phase.period < 1:
         report.add("CP0735", f"phase `{phase.name}` has period {phase.period}", phase.span)
-    _unique("value", (value.id for value in (*schedule.entry, *phase.values)), report)
+    report.unique("values", (value.id for value in (*schedule.entry, *phase.values)))
     for value in phase.values:
         if not scope.has_seen(value):
             check_value(value, scope.axes, report)
@@ -158,6 +155,9 @@ def _differences(declared: Value, made: Value) -> Iterator[tuple[str, str]]:
     if declared.leaves != made.leaves:
         message = f"has the leaves {shown(declared.leaves)}, {shown(made.leaves)} were expected"
         yield "CP0731", f"`{declared.id}` {message}"
+    elif declared.whole != made.whole:
+        message = f"is cut from {shown(declared.whole)}, {shown(made.whole)} was expected"
+        yield "CP0731", f"`{declared.id}` {message}"
     wanted = msgspec.structs.replace(made.placement, server=declared.placement.server)  # as the plan says
     if declared.placement != wanted:
         yield "CP0734", f"`{declared.id}` is {declared.placement}, {wanted} was expected"
@@ -191,17 +191,13 @@ def _definitions(scope: Scope) -> None:
             makers[ref] = index
     for ref in sorted(declared - set(makers)):
         report.add("CP0730", f"`{ref}` is declared but nothing makes it", phase.span)
-    entering, inputs, states = (
-        {*phase.inputs, *phase.states},
-        {*scope.schedule.inputs},
-        {*scope.schedule.states},
-    )
-    for ref in phase.inputs:
-        if ref not in inputs:
-            report.add("CP0730", f"phase `{phase.name}` reads `{ref}`, which is no input", phase.span)
-    for ref in phase.states:
-        if ref not in states:
-            report.add("CP0730", f"phase `{phase.name}` reads `{ref}`, which is no state", phase.span)
+    entering, schedule = {*phase.inputs, *phase.states}, scope.schedule
+    for what, refs, known in (
+        ("input", phase.inputs, {*schedule.inputs}),
+        ("state", phase.states, {*schedule.states}),
+    ):
+        for ref in (ref for ref in refs if ref not in known):
+            report.add("CP0730", f"phase `{phase.name}` reads `{ref}`, which is no {what}", phase.span)
     for index, op in enumerate(phase.ops):
         for ref in operands(op):
             if ref not in entering:
@@ -226,8 +222,8 @@ def _before(scope: Scope, op: Op, index: int, ref: Ref, makers: dict[Ref, int], 
 
 def _bindings(scope: Scope) -> None:
     phase, report = scope.phase, scope.report
-    _unique("output", (binding.name for binding in phase.outputs), report)
-    _unique("update", (binding.name for binding in phase.updates), report)
+    report.unique("outputs", (binding.name for binding in phase.outputs))
+    report.unique("updates", (binding.name for binding in phase.updates))
     inside = {value.id for value in phase.values} | {*phase.inputs, *phase.states}
     for binding in (*phase.outputs, *phase.updates, *phase.takes):
         if binding.value not in inside:
@@ -258,7 +254,10 @@ def check_value(value: Value, axes: Axes, report: Report) -> None:
     if any(size < 0 for leaf in (*value.leaves, *value.whole) for size in leaf.shape):
         report.add("CP0731", f"`{value.id}` has a negative dimension")
         return
-    _unique("path", (leaf.path for leaf in value.leaves), report)
+    if any(leaf.nbytes > LARGEST for leaf in (*value.leaves, *value.whole)):
+        report.add("CP0731", f"`{value.id}` has more bytes than can be counted")
+        return
+    report.unique("paths", (leaf.path for leaf in value.leaves))
     match value.kind:
         case "flat" if len(value.leaves) != 1 or len(value.leaves[0].shape) != 1:
             report.add("CP0731", f"`{value.id}` is flat, but is not one leaf of one dimension")

@@ -22,6 +22,14 @@ class Report:
     def add(self, code: str, message: str, span: Span | None = None) -> None:
         self.found.append(Diagnostic(code, message, span, file=self.file))
 
+    def unique(self, what: str, names: Iterable[str]) -> None:
+        """Say of every name that comes twice that it does."""
+        seen: set[str] = set()
+        for name in names:
+            if name in seen:
+                self.add("CP0730", f"two {what} are called `{name}`")
+            seen.add(name)
+
     def refuse(self, code: str, broken: Violation | None, span: Span | None = None) -> bool:
         """Whether a rule is broken, and then it is said."""
         if broken is not None:

@@ -143,11 +143,12 @@ def _messages(site: Site, report: Report) -> None:
 
 def check_server_op(scope: Scope, op: ServerOp) -> None:
     """Report what is wrong with an op that talks with servers, or could; shapes are checked elsewhere."""
-    _hints(scope, op)
     match op:
         case Exchange():
+            _hints(scope, op)
             _exchange(scope, op)
         case Elastic():
+            _hints(scope, op)
             _elastic(scope, op)
         case Put():
             _on_server(scope, op, op.result, "put to")
@@ -155,9 +156,7 @@ def check_server_op(scope: Scope, op: ServerOp) -> None:
             _on_server(scope, op, op.operand, "got from")
 
 
-def _hints(scope: Scope, op: ServerOp) -> None:
-    if not isinstance(op, Exchange | Elastic):
-        return
+def _hints(scope: Scope, op: Exchange | Elastic) -> None:
     for what, number, least in (("staleness", op.hints.staleness, 0), ("chunk", op.hints.chunk, 1)):
         if number is not None and number < least:
             scope.report.add("CP0735", f"{what} = {number} is less than {least}", op.span)

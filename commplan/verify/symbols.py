@@ -46,6 +46,8 @@ class Term:
             found[monomial] = found.get(monomial, 0) + count
         return Term(found)
 
+    __radd__ = __add__
+
     def __neg__(self) -> Term:
         return Term({monomial: -count for monomial, count in self._terms.items()})
 
@@ -60,14 +62,10 @@ class Term:
                 found[both] = found.get(both, 0) + many * more
         return Term(found)
 
-    def __radd__(self, other: int) -> Term:
-        return self + other
+    __rmul__ = __mul__
 
     def __rsub__(self, other: int) -> Term:
         return term(other) - self
-
-    def __rmul__(self, other: int) -> Term:
-        return self * other
 
     def __floordiv__(self, other: Term | int) -> Term:
         divisor = term(other)

@@ -28,7 +28,7 @@ _CHOICES = 32  # choices of when workers die that are explored at once
 
 
 class _Table(NamedTuple):
-    """A `Graph` in arrays: by state, and but for the last three by worker. step: its digit in a code."""
+    """The fields of a `State` in arrays, one entry for each of a graph. step: their digit in a code."""
 
     arrived: Codes
     lost: Codes
@@ -48,11 +48,11 @@ def _tables(graphs: Sequence[Graph]) -> tuple[_Table, ...]:
     found: list[_Table] = []
     step = 1
     for graph in graphs:
-        arrived, lost = np.array(graph.arrived, np.int64), np.array(graph.lost, np.int64)
-        leg, answered = np.array(graph.leg, np.int8), np.array(graph.answered, np.int8)
-        failed, over = np.array(graph.failed), np.array(graph.over)
-        found.append(_Table(arrived, lost, leg, answered, np.array(graph.rank), failed, over, step))
-        step *= len(graph.rank)
+        columns = (np.array(column) for column in zip(*graph.states, strict=True))
+        arrived, lost, leg, answered, rank, failed, over = columns
+        leg, answered = leg.astype(np.int8), answered.astype(np.int8)
+        found.append(_Table(arrived, lost, leg, answered, rank, failed, over, step))
+        step *= len(graph.states)
     return tuple(found)
 
 

@@ -10,20 +10,21 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from commplan.diagnostics import Diagnostic, Severity, Span
+from commplan.diagnostics import Diagnostic
 from commplan.dsl import ast
-from commplan.dsl.check.context import Context, GiveUp
+from commplan.dsl.check.context import Context
 from commplan.dsl.check.declarations import declare_all
 from commplan.dsl.check.phases import check_phases, check_states
+from commplan.dsl.statements import GiveUp
 from commplan.ir.plan import Phase, Plan
 
 
 def check(tree: ast.File) -> tuple[Plan | None, tuple[Diagnostic, ...]]:
     """Check a tree, whole or recovered.
 
-    Returns the plan graph (None if the tree holds a mistake) and the diagnostics in the order of
-    their places. The parser's own diagnostics are not repeated: what it could not read is passed
-    over, and names bound there are taken as given.
+    Returns the plan graph (None if the tree holds a mistake) and the diagnostics as they were found.
+    The parser's own diagnostics are not repeated: what it could not read is passed over, and names
+    bound there are taken as given.
     """
     ctx = Context(tree.file, tree.text)
     phases: tuple[Phase, ...] = ()
@@ -31,9 +32,8 @@ def check(tree: ast.File) -> tuple[Plan | None, tuple[Diagnostic, ...]]:
         declare_all(ctx, tree.items)
         phases = check_phases(ctx, tree.items)
         check_states(ctx, tree.items)
-    diagnostics = tuple(sorted(ctx.diagnostics, key=_place))
-    if tree.name is None or any(item.severity is Severity.ERROR for item in diagnostics):
-        return None, diagnostics
+    if tree.name is None or ctx.diagnostics:
+        return None, tuple(ctx.diagnostics)
     plan = Plan(
         name=tree.name.text,
         axes=tuple(ctx.axes.values()),
@@ -45,8 +45,4 @@ def check(tree: ast.File) -> tuple[Plan | None, tuple[Diagnostic, ...]]:
         phases=phases,
         file=tree.file,
     )
-    return plan, diagnostics
-
-
-def _place(diagnostic: Diagnostic) -> tuple[Span, str]:
-    return diagnostic.span or Span(0, 0, 0, 0), diagnostic.code
+    return plan, ()

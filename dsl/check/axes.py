@@ -15,7 +15,21 @@ from commplan.ir.types import RecordsType
 _ANY = (AxisKind.REPLICA, AxisKind.ENSEMBLE)
 
 
-def reduce_axes(ctx: Context, scope: Scope, expr: ast.StageExpr) -> tuple[str, ...] | None:
+def collective_axes(ctx: Context, scope: Scope, expr: ast.StageExpr) -> tuple[str, ...] | None:
+    """The axes of a stage with one operand, as its verb takes them; None with the errors reported."""
+    match expr.kind:
+        case "reduce":
+            axes = _reduce_axes(ctx, expr)
+        case "share":
+            axes = resolve_axes(ctx, expr.over, (AxisKind.ENSEMBLE,), "an ensemble to share over")
+            message = "`share` says `over`: it combines nothing across members"
+            axes = axes if axes and _says_over(ctx, expr.over_word, message) else None
+        case _:
+            return _worker_axes(ctx, expr)
+    return axes if axes and _clocks_allow(ctx, scope, expr.over) else None
+
+
+def _reduce_axes(ctx: Context, expr: ast.StageExpr) -> tuple[str, ...] | None:
     """The axes of a `reduce`: axes after `over`, ensembles after `across`, never mixed."""
     axes = resolve_axes(ctx, expr.over, _ANY, "an axis to reduce over")
     if axes is None:
@@ -40,51 +54,18 @@ def reduce_axes(ctx: Context, scope: Scope, expr: ast.StageExpr) -> tuple[str, .
             fix=Fix("write `across`", word.span, "across"),
         )
         return None
-    if not ensembles and word.text == "across":
-        ctx.error(
-            "CP0308",
-            f"`across` is for ensembles, and {listed(axes)} {'is none' if len(axes) == 1 else 'are none'}",
-            word.span,
-            fix=Fix("write `over`", word.span, "over"),
-        )
-        return None
-    return axes if _clocks_allow(ctx, scope, expr.over) else None
+    none = f"{listed(axes)} {'is none' if len(axes) == 1 else 'are none'}"
+    return axes if ensembles or _says_over(ctx, word, f"`across` is for ensembles, and {none}") else None
 
 
-def stage_axes(
-    ctx: Context, names: Sequence[ast.Name], stage: str, word: ast.Name | None = None
-) -> tuple[str, ...] | None:
-    """The axes of any other stage that communicates: no ensembles, since nothing crosses them."""
-    axes = resolve_axes(ctx, names, _ANY, f"an axis to {stage} over")
-    if axes is None:
+def _worker_axes(ctx: Context, expr: ast.StageExpr) -> tuple[str, ...] | None:
+    """The axes of any other stage: those of a broadcast, and one of what cuts or gathers."""
+    axes = stage_axes(ctx, expr.over, expr.kind)
+    message = f"`{expr.kind}` goes `over` axes: `across` is for a `reduce` over ensembles"
+    if axes is None or not _says_over(ctx, expr.over_word, message):
         return None
-    for name in names:
-        if ctx.axes[name.text].kind is AxisKind.ENSEMBLE:
-            ctx.error(
-                "CP0309",
-                f"`{stage}` cannot cross the ensemble `{name.text}`",
-                name.span,
-                "members are networks of their own: only `reduce ... across` and `share` cross an ensemble",
-            )
-            return None
-    if word is not None and word.text == "across":
-        ctx.error(
-            "CP0308",
-            f"`{stage}` goes `over` axes: `across` is for a `reduce` over ensembles",
-            word.span,
-            fix=Fix("write `over`", word.span, "over"),
-        )
-        return None
-    return axes
-
-
-def one_axis(ctx: Context, expr: ast.StageExpr) -> str | None:
-    """The axis of a stage that takes exactly one."""
-    axes = stage_axes(ctx, expr.over, expr.kind, expr.over_word)
-    if axes is None:
-        return None
-    if len(axes) == 1:
-        return axes[0]
+    if len(axes) == 1 or expr.kind == "broadcast":
+        return axes
     ctx.error(
         "CP0410",
         f"`{expr.kind}` takes one axis, found {len(axes)}",
@@ -94,20 +75,25 @@ def one_axis(ctx: Context, expr: ast.StageExpr) -> str | None:
     return None
 
 
-def share_axes(ctx: Context, scope: Scope, expr: ast.StageExpr) -> tuple[str, ...] | None:
-    """The ensembles of a `share`."""
-    axes = resolve_axes(ctx, expr.over, (AxisKind.ENSEMBLE,), "an ensemble to share over")
-    if axes is None:
-        return None
-    if expr.over_word.text == "across":
-        ctx.error(
-            "CP0308",
-            "`share` says `over`: it combines nothing across members",
-            expr.over_word.span,
-            fix=Fix("write `over`", expr.over_word.span, "over"),
-        )
-        return None
-    return axes if _clocks_allow(ctx, scope, expr.over) else None
+def stage_axes(ctx: Context, names: Sequence[ast.Name], stage: str) -> tuple[str, ...] | None:
+    """The axes of a stage that may not cross an ensemble."""
+    axes = resolve_axes(ctx, names, _ANY, f"an axis to {stage} over")
+    for name in names if axes is not None else ():
+        if ctx.axes[name.text].kind is AxisKind.ENSEMBLE:
+            ctx.error(
+                "CP0309",
+                f"`{stage}` cannot cross the ensemble `{name.text}`",
+                name.span,
+                "members are networks of their own: only `reduce ... across` and `share` cross an ensemble",
+            )
+            return None
+    return axes
+
+
+def _says_over(ctx: Context, word: ast.Name, message: str) -> bool:
+    if word.text == "across":
+        ctx.error("CP0308", message, word.span, fix=Fix("write `over`", word.span, "over"))
+    return word.text != "across"
 
 
 def _clocks_allow(ctx: Context, scope: Scope, names: Sequence[ast.Name]) -> bool:
@@ -124,27 +110,24 @@ def _clocks_allow(ctx: Context, scope: Scope, names: Sequence[ast.Name]) -> bool
     return True
 
 
-def on_workers(ctx: Context, name: ast.Name, value: Value, stage: str) -> bool:
-    """Whether a collective can take the value: it is on the workers' devices, not loaded, not on a server."""
+def check_on_workers(ctx: Context, name: ast.Name, value: Value, stage: str) -> None:
+    """A collective takes what is on the workers' devices: not loaded, not on a server."""
     if isinstance(value.type, RecordsType):
-        ctx.error(
+        ctx.fail(
             "CP0320",
             f"`{stage}` cannot take loaded records, found `{name.text}`",
             name.span,
             described(value),
             "records are on the host: `map`, `share` and `output` take them; a fn on the device makes arrays",
         )
-        return False
     if value.placement.server is not None:
-        ctx.error(
+        ctx.fail(
             "CP0318",
             f"`{name.text}` lives on `{value.placement.server}`, out of reach of `{stage}`",
             name.span,
             described(value),
             "only `exchange` and `elastic` bring servers and workers together",
         )
-        return False
-    return True
 
 
 def axis_span(expr_axes: Sequence[ast.Name], axis: str) -> Span:

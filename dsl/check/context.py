@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from commplan.diagnostics import Diagnostic, Fix, Note, Span, listed
 from commplan.dsl import ast
 from commplan.dsl.check.unread import Unread
+from commplan.dsl.statements import GiveUp
 from commplan.ir.plan import Axis, AxisKind, Fn, Ref, Source, Value
 from commplan.ir.stages.rules import Violation
 from commplan.ir.types import Placement, Type
 
 T = TypeVar("T")
+Word = TypeVar("Word", bound=str)
 MOST_ERRORS = 1000
 MOST_GUESSES = 100
 MOST_COMPARED = 500
@@ -26,8 +28,8 @@ KIND_WORDS = {
 }
 
 
-class GiveUp(Exception):  # noqa: N818  (it never leaves the checker)
-    """The rest of the plan is not worth checking; the reason was reported."""
+class MistakeError(Exception):
+    """The rest of a statement is not worth checking; the reason was reported."""
 
 
 class Context:
@@ -82,6 +84,18 @@ class Context:
         if broken is not None:
             self.error(code, broken.message, span, *notes, *broken.notes, fix=fix)
         return broken is not None
+
+    def fail(
+        self, code: str, message: str, span: Span, *notes: Note | str | None, fix: Fix | None = None
+    ) -> NoReturn:
+        """Record a mistake that ends the check of its statement."""
+        self.error(code, message, span, *notes, fix=fix)
+        raise MistakeError
+
+    def require(self, code: str, broken: Violation | None, span: Span, *notes: Note | str | None) -> None:
+        """End the check of a statement where a rule is broken; see `refuse`."""
+        if self.refuse(code, broken, span, *notes):
+            raise MistakeError
 
     def new_value(self, name: ast.Name, type_: Type, placement: Placement) -> Value:
         """The next version of `name`: the first is 0."""
@@ -154,9 +168,18 @@ class Context:
         )
         return None
 
-    def rename(self, name: ast.Name, known: Iterable[str]) -> Fix | None:
-        """The repair of a misspelt name: certain enough where one known name is near."""
-        near = self.near(name.text, known)
+    def choose(
+        self, name: ast.Name, known: Sequence[Word], code: str, message: str, *notes: str
+    ) -> Word | None:
+        """The word of `known` that `name` is, or None with the error reported."""
+        found = next((word for word in known if word == name.text), None)
+        if found is None:
+            self.error(code, message, name.span, *notes, fix=self.rename(name, known))
+        return found
+
+    def rename(self, name: ast.Name | ast.Number, known: Iterable[str]) -> Fix | None:
+        """The repair of a misspelt name: certain enough where one known name is near; a number has none."""
+        near = self.near(name.text, known) if isinstance(name, ast.Name) else None
         return Fix(f"write `{near}`", name.span, near) if near else None
 
     def replica_axes(self) -> tuple[str, ...]:

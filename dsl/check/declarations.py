@@ -13,6 +13,10 @@ from commplan.ir.types import BytesType, Placement, Type
 
 _KINDS = {"axis": AxisKind.REPLICA, "ensemble": AxisKind.ENSEMBLE, "server": AxisKind.SERVER}
 
+_WORDS = {
+    ast.SourceDecl: "a source", ast.FnDecl: "a fn", ast.InputDecl: "an input", ast.StateDecl: "a state"
+}  # fmt: skip
+
 
 def declare_all(ctx: Context, items: tuple[ast.Decl, ...]) -> None:
     """Declare everything: names first, then axes, so that the order in the file does not matter."""
@@ -38,24 +42,14 @@ def declare_all(ctx: Context, items: tuple[ast.Decl, ...]) -> None:
 
 
 def _declare_name(ctx: Context, item: ast.Decl) -> None:
-    match item:
-        case ast.AxisDecl():
-            kind = KIND_WORDS[_KINDS[item.kind]]
-        case ast.SourceDecl():
-            kind = "a source"
-        case ast.FnDecl():
-            kind = "a fn"
-        case ast.InputDecl():
-            kind = "an input"
-        case ast.StateDecl():
-            kind = "a state"
-        case ast.BadStmt():
-            names = ctx.unread.declared(item)
-            ctx.unknown.update(names)
-            ctx.nameless = ctx.nameless or not names
-            return
-        case ast.PhaseDecl():
-            return
+    if isinstance(item, ast.PhaseDecl):
+        return
+    if isinstance(item, ast.BadStmt):
+        names = ctx.unread.declared(item)
+        ctx.unknown.update(names)
+        ctx.nameless = ctx.nameless or not names
+        return
+    kind = KIND_WORDS[_KINDS[item.kind]] if isinstance(item, ast.AxisDecl) else _WORDS[type(item)]
     name = item.name
     if name.text not in ctx.declared:
         ctx.declared[name.text] = (kind, name.span)
@@ -124,7 +118,8 @@ def _state_placement(ctx: Context, decl: ast.StateDecl, placement: Placement) ->
         return None
     if decl.server is None:
         return placement
-    server = _server(ctx, decl.server)
+    servers = {name: name for name, axis in ctx.axes.items() if axis.kind is AxisKind.SERVER}
+    server = ctx.look_up(decl.server, servers, "CP0110", "server", "declare one: `server NAME = N`")
     if server is None:
         return None
     spread = (*placement.split, *(a for a in placement.per if ctx.axes[a].kind is AxisKind.REPLICA))
@@ -139,23 +134,3 @@ def _state_placement(ctx: Context, decl: ast.StateDecl, placement: Placement) ->
         )
         return None
     return Placement(placement.per, server=server)
-
-
-def _server(ctx: Context, name: ast.Name) -> str | None:
-    if name.text in ctx.unknown:
-        return None
-    axis = ctx.axes.get(name.text)
-    if axis is not None and axis.kind is AxisKind.SERVER:
-        return axis.name
-    servers = [axis.name for axis in ctx.axes.values() if axis.kind is AxisKind.SERVER]
-    kind = ctx.kind_of(name.text)
-    if kind is None and ctx.is_settled(name.text):
-        return None
-    ctx.error(
-        "CP0110",
-        f"`{name.text}` is {kind}, expected a server" if kind else f"there is no server `{name.text}`",
-        name.span,
-        f"declared: {listed(servers)}" if servers else "declare one: `server NAME = N`",
-        fix=None if kind else ctx.rename(name, servers),
-    )
-    return None

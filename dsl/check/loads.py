@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 from commplan.diagnostics import Fix, Note, listed
 from commplan.dsl import ast
@@ -11,24 +11,21 @@ from commplan.dsl.check.numbers import integer
 from commplan.dsl.check.options import hints
 from commplan.dsl.check.placements import resolve_axes
 from commplan.dsl.check.scope import Scope
-from commplan.ir.plan import AxisKind, Load, Source
+from commplan.ir.plan import AxisKind, Load
 from commplan.ir.stages import rules
 from commplan.ir.types import ArrayType, DType, Placement, RecordsType
 
 Visit = Literal["exactly_once", "at_least_once", "at_most_once"]
 Tail = Literal["pad", "short", "drop"]
-VISITS: dict[str, Visit] = {
-    "exactly_once": "exactly_once",
-    "at_least_once": "at_least_once",
-    "at_most_once": "at_most_once",
-}
-TAILS: dict[str, Tail] = {"pad": "pad", "short": "short", "drop": "drop"}
+VISITS: tuple[Visit, ...] = get_args(Visit)
+TAILS: tuple[Tail, ...] = get_args(Tail)
 
 
 def check_load(ctx: Context, scope: Scope, statement: ast.StageStmt, expr: ast.LoadExpr) -> Load | None:
     """`x [, n] = load SOURCE batch N [split AXES] [per MEMBER] visit KIND seed N [tail KIND]`."""
     found = hints(ctx, expr.options, "load")
-    source = _source(ctx, expr.source)
+    how = "declare one: `source NAME : TYPE`"
+    source = ctx.look_up(expr.source, ctx.sources, "CP0105", "source", how)
     split = _split(ctx, expr)
     per = resolve_axes(ctx, expr.per, (AxisKind.ENSEMBLE,), "an ensemble")
     clock = _clock(ctx, expr.batch)
@@ -44,13 +41,12 @@ def check_load(ctx: Context, scope: Scope, statement: ast.StageStmt, expr: ast.L
         )
     given = len(statement.targets)
     if given > 2:
-        ctx.error(
+        ctx.fail(
             "CP0401",
             f"`load` gives records and, if wanted, their count, found {given} names",
             statement.targets[2].span,
             "write `x = load ...` or `x, n = load ...`",
         )
-        return None
     if source is None or split is None or per is None or clock is None or batch is None:
         return None
     if visit is None or tail is None or seed is None:
@@ -76,10 +72,6 @@ def check_load(ctx: Context, scope: Scope, statement: ast.StageStmt, expr: ast.L
         tail=tail,
         hints=found,
     )
-
-
-def _source(ctx: Context, name: ast.Name) -> Source | None:
-    return ctx.look_up(name, ctx.sources, "CP0105", "source", "declare one: `source NAME : TYPE`")
 
 
 def _split(ctx: Context, expr: ast.LoadExpr) -> tuple[str, ...] | None:
@@ -135,15 +127,8 @@ def _visit(ctx: Context, expr: ast.LoadExpr) -> Visit | None:
             "CP0402", f"the load does not say {what}", expr.span, f"add `visit {'|'.join(VISITS)} seed N`"
         )
         return None
-    visit = VISITS.get(expr.visit.text)
-    if visit is None:
-        ctx.error(
-            "CP0411",
-            f"a visit is {listed(VISITS, 'or')}, found `{expr.visit.text}`",
-            expr.visit.span,
-            fix=ctx.rename(expr.visit, VISITS),
-        )
-    return visit
+    message = f"a visit is {listed(VISITS, 'or')}, found `{expr.visit.text}`"
+    return ctx.choose(expr.visit, VISITS, "CP0411", message)
 
 
 def _tail(
@@ -151,14 +136,9 @@ def _tail(
 ) -> Tail | None:
     if expr.tail is None:
         return "pad"
-    tail = TAILS.get(expr.tail.text)
+    message = f"a tail is {listed(TAILS, 'or')}, found `{expr.tail.text}`"
+    tail = ctx.choose(expr.tail, TAILS, "CP0412", message)
     if tail is None:
-        ctx.error(
-            "CP0412",
-            f"a tail is {listed(TAILS, 'or')}, found `{expr.tail.text}`",
-            expr.tail.span,
-            fix=ctx.rename(expr.tail, TAILS),
-        )
         return None
     pad, span = Fix("write `pad`", expr.tail.span, "pad"), expr.tail.span
     if visit is None or not ctx.refuse("CP0413", rules.dropped_tail(visit, tail), span, fix=pad):

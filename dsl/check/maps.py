@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NoReturn
 
 from commplan.diagnostics import Note, listed
 from commplan.dsl import ast
@@ -21,28 +22,23 @@ def check_map(ctx: Context, scope: Scope, statement: ast.StageStmt, expr: ast.Ma
     per = resolve_axes(ctx, expr.per, (AxisKind.ENSEMBLE,), "an ensemble")
     fn = find_fn(ctx, expr.fn)
     found = hints(ctx, expr.options, "host map" if fn is None or fn.where == "host" else "map")
-    if fn is None or not _arity(ctx, statement, expr, fn):
+    if fn is None:
         return None
+    _check_arity(ctx, statement, expr, fn)
     if per and not fn.random:
-        ctx.error(
+        ctx.fail(
             "CP0213",
             f"`{fn.name}` is not random, so it differs between members only where its operands do",
             expr.per[0].span,
             Note(f"`{fn.name}` is declared here", fn.span),
             "leave `per` out, or declare the fn `random` if it draws numbers",
         )
-        return None
     if operands is None or per is None or not _types_match(ctx, expr.operands, operands, fn):
         return None
     loaded = [value for value in operands if isinstance(value.type, RecordsType)]
-    if not _one_batch(ctx, expr, operands):
-        return None
-    placement = combine(ctx, fn, expr.operands, operands)
-    if placement is None:
-        return None
+    _check_batches(ctx, expr, operands)
+    placement = _combined(ctx, fn, expr.operands, operands)
     types = _results(ctx, statement, fn, loaded[0].type if loaded else None)
-    if types is None:
-        return None
     # The placement is that of one rank's result: every result of one call lies alike.
     placement = Placement(
         ctx.ordered((*placement.per, *per)), placement.partial, placement.split, placement.server
@@ -67,14 +63,13 @@ def find_fn(ctx: Context, name: ast.Name) -> Fn | None:
     return ctx.look_up(name, ctx.fns, "CP0106", "fn", how)
 
 
-def _arity(ctx: Context, statement: ast.StageStmt, expr: ast.MapExpr, fn: Fn) -> bool:
+def _check_arity(ctx: Context, statement: ast.StageStmt, expr: ast.MapExpr, fn: Fn) -> None:
     declared = Note(f"`{fn.name}` is declared here", fn.span)
     taken = rules.takes(fn.name, len(fn.operands), len(expr.operands))
     given = rules.gives(fn.name, len(fn.results), len(statement.targets))
     names = statement.targets[0].span.to(statement.targets[-1].span)
-    return not (
-        ctx.refuse("CP0207", taken, expr.fn.span, declared) or ctx.refuse("CP0208", given, names, declared)
-    )
+    ctx.require("CP0207", taken, expr.fn.span, declared)
+    ctx.require("CP0208", given, names, declared)
 
 
 def _types_match(ctx: Context, names: Sequence[ast.Name], operands: Sequence[Value], fn: Fn) -> bool:
@@ -104,7 +99,7 @@ def _types_match(ctx: Context, names: Sequence[ast.Name], operands: Sequence[Val
     return sound
 
 
-def _one_batch(ctx: Context, expr: ast.MapExpr, operands: Sequence[Value]) -> bool:
+def _check_batches(ctx: Context, expr: ast.MapExpr, operands: Sequence[Value]) -> None:
     first: Value | None = None
     for name, value in zip(expr.operands, operands, strict=True):
         if not isinstance(value.type, RecordsType):
@@ -112,7 +107,7 @@ def _one_batch(ctx: Context, expr: ast.MapExpr, operands: Sequence[Value]) -> bo
         if first is None:
             first = value
         elif isinstance(first.type, RecordsType) and value.type.batch != first.type.batch:
-            ctx.error(
+            ctx.fail(
                 "CP0211",
                 f"`{name.text}` and `{first.name}` are batches of different sizes",
                 name.span,
@@ -120,25 +115,22 @@ def _one_batch(ctx: Context, expr: ast.MapExpr, operands: Sequence[Value]) -> bo
                 described(first),
                 "a fn on loaded values is applied record by record",
             )
-            return False
-    return True
 
 
-def _results(ctx: Context, statement: ast.StageStmt, fn: Fn, loaded: Type | None) -> tuple[Type, ...] | None:
+def _results(ctx: Context, statement: ast.StageStmt, fn: Fn, loaded: Type | None) -> tuple[Type, ...]:
     """Types of the results: whole values as declared; on records, one per record."""
     if not isinstance(loaded, RecordsType):
         return fn.results
     if fn.where == "host":
         return tuple(RecordsType(loaded.batch, result) for result in fn.results)
     if len(frozenset(loaded.batch)) > 1:
-        ctx.error(
+        ctx.fail(
             "CP0212",
             f"`{fn.name}` runs on the device, and the members' batches differ in size",
             statement.expr.span,
             f"the operand is {loaded}: its result would have another shape for every member",
             "use a fn on the host here",
         )
-        return None
     batch = loaded.batch[0]
     return tuple(
         ArrayType(result.dtype, (batch, *result.shape)) if isinstance(result, ArrayType) else TreeType()
@@ -146,23 +138,23 @@ def _results(ctx: Context, statement: ast.StageStmt, fn: Fn, loaded: Type | None
     )
 
 
-def combine(ctx: Context, fn: Fn, names: Sequence[ast.Name], operands: Sequence[Value]) -> Placement | None:
-    """The placement of what `fn` gives for these operands, or None with the error reported."""
+def _combined(ctx: Context, fn: Fn, names: Sequence[ast.Name], operands: Sequence[Value]) -> Placement:
+    """The placement of what `fn` gives for these operands."""
     pairs = tuple(zip(names, operands, strict=True))
-    if not (_partial_alike(ctx, fn, pairs) and _split_alike(ctx, fn, pairs) and _one_place(ctx, pairs)):
-        return None
+    _check_partial(ctx, fn, pairs)
+    _check_split(ctx, fn, pairs)
+    _check_place(ctx, pairs)
     split = next((value.placement.split for value in operands if value.placement.split), ())
     for name, value in pairs:
         both = [axis for axis in split if axis in value.placement.per]
         if both:
-            ctx.error(
+            ctx.fail(
                 "CP0319",
                 f"`{name.text}` differs over {listed(both)}, where another operand is split",
                 name.span,
                 described(value),
                 "each shard would be computed with another value, and would be a shard of nothing",
             )
-            return None
     per = ctx.ordered(axis for value in operands for axis in value.placement.per)
     partial = operands[0].placement.partial if operands else ()
     server = operands[0].placement.server if operands else None
@@ -172,13 +164,13 @@ def combine(ctx: Context, fn: Fn, names: Sequence[ast.Name], operands: Sequence[
 Pairs = Sequence[tuple[ast.Name, Value]]
 
 
-def _partial_alike(ctx: Context, fn: Fn, pairs: Pairs) -> bool:
+def _check_partial(ctx: Context, fn: Fn, pairs: Pairs) -> None:
     partial = next(((name, value) for name, value in pairs if value.placement.partial), None)
     if partial is None:
-        return True
+        return
     name, value = partial
     if not fn.linear:
-        ctx.error(
+        ctx.fail(
             "CP0303",
             f"`{name.text}` is partial over {listed(value.placement.partial)}, and `{fn.name}` is not linear",
             name.span,
@@ -186,14 +178,13 @@ def _partial_alike(ctx: Context, fn: Fn, pairs: Pairs) -> bool:
             Note(f"`{fn.name}` is declared here", fn.span),
             "reduce the value first; a fn that commutes with the sum can be declared `linear`",
         )
-        return False
     for other_name, other in pairs:
         for axis in ctx.ordered((*value.placement.partial, *other.placement.partial)):
             if axis in value.placement.partial and axis in other.placement.partial:
                 continue
             lacks = other_name if axis not in other.placement.partial else name
             found = other if lacks is other_name else value
-            ctx.error(
+            ctx.fail(
                 "CP0304",
                 f"`{lacks.text}` is {status(found.placement, axis)} over `{axis}`, where another "
                 "operand is partial",
@@ -202,18 +193,16 @@ def _partial_alike(ctx: Context, fn: Fn, pairs: Pairs) -> bool:
                 described(other),
                 "terms of a sum combine with terms of the same sum only: reduce first",
             )
-            return False
-    return True
 
 
-def _split_alike(ctx: Context, fn: Fn, pairs: Pairs) -> bool:
+def _check_split(ctx: Context, fn: Fn, pairs: Pairs) -> None:
     """Split records are cut between records; split whole values need a fn that cannot tell."""
     loaded = [pair for pair in pairs if isinstance(pair[1].type, RecordsType)]
     whole = [pair for pair in pairs if pair not in loaded and not is_scalar(pair[1].type)]
     cut = next((pair for pair in whole if pair[1].placement.split), None)
     if cut is not None and not loaded and not fn.elementwise:
         name, value = cut
-        ctx.error(
+        ctx.fail(
             "CP0305",
             f"`{name.text}` is split over {listed(value.placement.split)}, and `{fn.name}` is not "
             "elementwise",
@@ -223,18 +212,16 @@ def _split_alike(ctx: Context, fn: Fn, pairs: Pairs) -> bool:
             "a shard would give another result than the whole (a norm, for one): gather it first, or "
             "declare the fn `elementwise` if it works on each element for itself",
         )
-        return False
     alike = loaded if loaded else whole
     for name, value in alike[1:]:
         if value.placement.split != alike[0][1].placement.split:
-            return _report_lists(ctx, name, value, alike[0][1])
+            _fail_lists(ctx, name, value, alike[0][1])
     if loaded and cut is not None:
-        return _report_lists(ctx, cut[0], cut[1], loaded[0][1], whole=True)
-    return True
+        _fail_lists(ctx, cut[0], cut[1], loaded[0][1], whole=True)
 
 
-def _report_lists(ctx: Context, name: ast.Name, value: Value, other: Value, *, whole: bool = False) -> bool:
-    ctx.error(
+def _fail_lists(ctx: Context, name: ast.Name, value: Value, other: Value, *, whole: bool = False) -> NoReturn:
+    ctx.fail(
         "CP0306",
         f"`{name.text}` and `{other.name}` are not cut alike",
         name.span,
@@ -244,19 +231,16 @@ def _report_lists(ctx: Context, name: ast.Name, value: Value, other: Value, *, w
         if whole
         else "operands of one fn are split over the same axes in the same order, scalars apart",
     )
-    return False
 
 
-def _one_place(ctx: Context, pairs: Pairs) -> bool:
+def _check_place(ctx: Context, pairs: Pairs) -> None:
     for name, value in pairs[1:]:
         if value.placement.server != pairs[0][1].placement.server:
             found, other = (name, value) if value.placement.server else pairs[0]
-            ctx.error(
+            ctx.fail(
                 "CP0318",
                 f"`{found.text}` lives on `{other.placement.server}`, and the other operands do not",
                 found.span,
                 described(other),
                 "only `exchange` and `elastic` bring servers and workers together",
             )
-            return False
-    return True

@@ -13,10 +13,11 @@ BYTES = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 LARGEST = (1 << 63) - 1
 
 
-def written(number: ast.Number) -> str:
-    """The number as the user sees it, with its unit."""
-    text = number.text.strip()
-    return f"{text} {number.unit}" if number.unit and not text.endswith(number.unit) else text
+def written(value: ast.Name | ast.Number) -> str:
+    """A name, or a number with its unit, as the user sees it."""
+    text = value.text.strip()
+    unit = value.unit if isinstance(value, ast.Number) else None
+    return f"{text} {unit}" if unit and not text.endswith(unit) else text
 
 
 def exact(number: ast.Number) -> Fraction:
@@ -28,21 +29,21 @@ def integer(
     ctx: Context, number: ast.Number, what: str, *, least: int = 1, most: int = LARGEST, code: str = "CP0112"
 ) -> int | None:
     """A whole number without a unit in `least..most`, or None with the error reported."""
+    fix = None
     if number.unit is not None:
         bare = number.text.strip().removesuffix(number.unit).strip()
         fix = Fix(f"write `{bare}`", number.span, bare) if isinstance(number.value, int) else None
-        ctx.error(code, f"{what} has no unit, found `{written(number)}`", number.span, fix=fix)
-        return None
-    if not isinstance(number.value, int):
-        ctx.error(code, f"{what} is a whole number, found `{written(number)}`", number.span)
-        return None
-    if number.value < least:
-        ctx.error(code, f"{what} is at least {least}, found `{written(number)}`", number.span)
-        return None
-    if number.value > most:
-        ctx.error(code, f"{what} is at most {most}, found `{written(number)}`", number.span)
-        return None
-    return number.value
+        expected = "has no unit"
+    elif not isinstance(number.value, int):
+        expected = "is a whole number"
+    elif number.value < least:
+        expected = f"is at least {least}"
+    elif number.value > most:
+        expected = f"is at most {most}"
+    else:
+        return number.value
+    ctx.error(code, f"{what} {expected}, found `{written(number)}`", number.span, fix=fix)
+    return None
 
 
 def nbytes(ctx: Context, number: ast.Number, what: str, *, code: str) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -16,7 +16,7 @@ from commplan.ir.stages import rules
 from commplan.ir.types import ArrayType, DType, Type
 
 OpName = Literal["sum", "mean", "max", "min"]
-OPS: dict[str, OpName] = {"sum": "sum", "mean": "mean", "max": "max", "min": "min"}
+OPS: tuple[OpName, ...] = get_args(OpName)
 
 
 class WrittenReduction(msgspec.Struct, frozen=True):
@@ -37,19 +37,25 @@ def reduction(ctx: Context, scope: Scope, call: ast.Call | None, span: Span) -> 
             f"add `by` with {listed(OPS, 'or')}",
         )
         return None
-    name = OPS.get(call.name.text)
+    message = f"there is no operator `{call.name.text}`"
+    name = ctx.choose(call.name, OPS, "CP0404", message, f"the operators are {listed(OPS)}")
     if name is None:
-        ctx.error(
-            "CP0404",
-            f"there is no operator `{call.name.text}`",
-            call.name.span,
-            f"the operators are {listed(OPS)}",
-            fix=ctx.rename(call.name, OPS),
-        )
         return None
     if not call.args:
         return WrittenReduction(Reduction(name), call.span)
     return _weighted(ctx, scope, call, call.args, name)
+
+
+def sum_or_mean(
+    ctx: Context, scope: Scope, call: ast.Call | None, span: Span, stage: str
+) -> WrittenReduction | None:
+    """The operator of a stage that adds terms of a sum, or None with the error reported."""
+    by = reduction(ctx, scope, call, span)
+    if by is None or by.op.name in ("sum", "mean"):
+        return by
+    message = f"`{stage}` adds terms of a sum, and `{by.op.name}` does not"
+    ctx.error("CP0317", message, by.span, "use `sum` or `mean`")
+    return None
 
 
 def _weighted(
@@ -101,42 +107,36 @@ def _is_number(type_: Type) -> bool:
     return isinstance(type_, ArrayType) and is_scalar(type_) and type_.dtype is not DType.BOOL
 
 
-def operand_suits(ctx: Context, found: WrittenReduction, operand: Value) -> bool:
-    """Whether the operand's type and placement suit the operator; what does not is reported."""
+def check_operand(ctx: Context, found: WrittenReduction, operand: Value) -> None:
+    """The operand's type and placement suit the operator."""
     if isinstance(operand.type, ArrayType):
-        dtype, what = operand.type.dtype, f"`{operand.name}`"
-        for code, broken in (
-            ("CP0408", rules.numbers(found.op.name, dtype, what)),
-            ("CP0406", rules.floats(found.op.name, dtype, what)),
-        ):
-            if ctx.refuse(code, broken, found.span, described(operand)):
-                return False
-    return found.weight is None or scalar_follows(ctx, found.weight, operand, found.span, "the weight")
+        dtype, what, note = operand.type.dtype, f"`{operand.name}`", described(operand)
+        ctx.require("CP0408", rules.numbers(found.op.name, dtype, what), found.span, note)
+        ctx.require("CP0406", rules.floats(found.op.name, dtype, what), found.span, note)
+    if found.weight is not None:
+        check_scalar(ctx, found.weight, operand, found.span, "the weight")
 
 
-def scalar_follows(
+def check_scalar(
     ctx: Context, scalar: Value, operand: Value, span: Span, what: str, code: str = "CP0407"
-) -> bool:
-    """Whether a scalar varies at most where the operand does, and is no unreduced term."""
+) -> None:
+    """A scalar varies at most where the operand does, and is no unreduced term."""
     if scalar.placement.partial:
-        ctx.error(
+        ctx.fail(
             code,
             f"{what} is `{scalar.name}`, partial over {listed(scalar.placement.partial)}",
             span,
             described(scalar),
             "reduce it first, or declare it `per` if it is each rank's own number",
         )
-        return False
     if scalar.placement.server is not None:
-        ctx.error(code, f"{what} is `{scalar.name}`, which lives on a server", span, described(scalar))
-        return False
+        ctx.fail(code, f"{what} is `{scalar.name}`, which lives on a server", span, described(scalar))
     more = [axis for axis in scalar.placement.varying if not operand.placement.varies(axis)]
     if more:
-        ctx.error(
+        ctx.fail(
             code,
             f"{what} is `{scalar.name}`, which varies over {listed(more)}, where `{operand.name}` does not",
             span,
             described(scalar),
             described(operand),
         )
-    return not more

@@ -51,6 +51,7 @@ def hints(ctx: Context, options: ast.Options | None, stage: str, type_: Type | N
 
     `stage` is a name as in `Rule.stages`; `type_` the type of what is sent, where it is known.
     """
+    takes = f"`{stage}` takes {listed(taken_by(stage)) or 'none'}"
     found: dict[str, Any] = {}
     seen: dict[str, Span] = {}
     for option in options.items if options else ():
@@ -61,7 +62,7 @@ def hints(ctx: Context, options: ast.Options | None, stage: str, type_: Type | N
                 "CP0609",
                 f"there is no option `{key}`",
                 option.key.span,
-                f"`{stage}` takes {listed(taken_by(stage))}" if taken_by(stage) else f"`{stage}` takes none",
+                takes,
                 fix=ctx.rename(option.key, OPTIONS),
             )
             continue
@@ -75,7 +76,7 @@ def hints(ctx: Context, options: ast.Options | None, stage: str, type_: Type | N
                 f"`{key}` is no option of `{stage}`",
                 option.key.span,
                 f"it belongs to {listed(rule.stages, 'or')}",
-                f"`{stage}` takes {listed(taken_by(stage))}" if taken_by(stage) else f"`{stage}` takes none",
+                takes,
             )
             continue
         value = _value(ctx, option, rule)
@@ -111,11 +112,9 @@ def _report_value(ctx: Context, option: ast.Option, rule: Rule) -> None:
         "word": listed(rule.words, "or"),
         "dtype": f"a float type: {listed(FLOATS, 'or')}",
     }[rule.kind]
-    value = option.value
-    text = value.text if isinstance(value, ast.Name) else written(value)
     known = {"word": rule.words, "dtype": FLOATS}.get(rule.kind, ())
-    fix = ctx.rename(value, known) if isinstance(value, ast.Name) else None
-    ctx.error("CP0612", f"`{option.key.text}` is {expected}, found `{text}`", value.span, fix=fix)
+    message = f"`{option.key.text}` is {expected}, found `{written(option.value)}`"
+    ctx.error("CP0612", message, option.value.span, fix=ctx.rename(option.value, known))
 
 
 def _suits(ctx: Context, option: ast.Option, type_: Type | None) -> bool:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from contextlib import suppress
 
 from commplan.diagnostics import Note, Span
 from commplan.dsl import ast
 from commplan.dsl.check.collectives import check_collective
-from commplan.dsl.check.context import Context
+from commplan.dsl.check.context import Context, MistakeError
 from commplan.dsl.check.loads import check_load
 from commplan.dsl.check.maps import check_map
 from commplan.dsl.check.numbers import integer
@@ -18,6 +20,14 @@ from commplan.ir.plan import Binding, Phase, Stage
 # What a bound plan calls its own: a phase of such a name could not be called.
 OWN = ("init", "start", "step", "every", "spmd", "varying", "tap", "batches", "member")
 TAKEN = frozenset((*OWN, "program", "mesh", "sources", "functions", "seed", "context", "phases"))
+
+CHECKS: dict[type[ast.Expr], Callable[..., Stage | None]] = {
+    ast.LoadExpr: check_load,
+    ast.MapExpr: check_map,
+    ast.StageExpr: check_collective,
+    ast.ExchangeExpr: check_exchange,
+    ast.ElasticExpr: check_elastic,
+}
 
 
 def check_phases(ctx: Context, items: tuple[ast.Decl, ...]) -> tuple[Phase, ...]:
@@ -85,7 +95,9 @@ def _statement(ctx: Context, scope: Scope, statement: ast.StageStmt) -> None:
     before = len(ctx.diagnostics)
     scope.check_targets(statement.targets)
     sound = len(ctx.diagnostics) == before
-    stage = _stage(ctx, scope, statement)
+    stage = None
+    with suppress(MistakeError):
+        stage = CHECKS[type(statement.expr)](ctx, scope, statement, statement.expr)
     if stage is not None:
         scope.stages.append(stage)
     if stage is None or not sound:
@@ -105,20 +117,6 @@ def _states_of(ctx: Context, expr: ast.Expr) -> tuple[str, ...]:
     return tuple(name.text for name in names if name.text in ctx.states)
 
 
-def _stage(ctx: Context, scope: Scope, statement: ast.StageStmt) -> Stage | None:
-    match statement.expr:
-        case ast.LoadExpr() as expr:
-            return check_load(ctx, scope, statement, expr)
-        case ast.MapExpr() as expr:
-            return check_map(ctx, scope, statement, expr)
-        case ast.StageExpr() as expr:
-            return check_collective(ctx, scope, statement, expr)
-        case ast.ExchangeExpr() as expr:
-            return check_exchange(ctx, scope, statement, expr)
-        case ast.ElasticExpr() as expr:
-            return check_elastic(ctx, scope, statement, expr)
-
-
 def check_states(ctx: Context, items: tuple[ast.Decl, ...]) -> None:
     """Every state is set in `at start` and updated by another phase."""
     if any(isinstance(item, ast.BadStmt) for item in items):
@@ -136,18 +134,11 @@ def check_states(ctx: Context, items: tuple[ast.Decl, ...]) -> None:
         near = ctx.near(name, (other for other in ctx.bound if other not in ctx.declared))
         misspelt = Note(f"`{near}` is bound here: was `{name}` meant?", ctx.bound[near][1]) if near else None
         if never_set:
-            ctx.error(
-                "CP0502",
-                f"the state `{name}` is never set" + (" and never updated" * never_updated),
-                state.span,
-                f"bind `{name}` in `at start {{ }}`: that is its value before the first step",
-                misspelt,
-            )
+            code, never = "CP0502", "set" + " and never updated" * never_updated
+            remedy = f"bind `{name}` in `at start {{ }}`: that is its value before the first step"
         else:
-            ctx.error(
-                "CP0503",
-                f"the state `{name}` is never updated",
-                state.span,
-                f"bind `{name}` in a phase other than `at start`; a value that never changes needs no state",
-                misspelt,
+            code, never = "CP0503", "updated"
+            remedy = (
+                f"bind `{name}` in a phase other than `at start`; a value that never changes needs no state"
             )
+        ctx.error(code, f"the state `{name}` is never {never}", state.span, remedy, misspelt)

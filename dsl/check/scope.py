@@ -171,26 +171,19 @@ class Scope:
     def _fits(self, name: ast.Name, state: Value, type_: Type, placement: Placement) -> bool:
         if name.text in self.ctx.doubtful_states:
             return False  # reported: the declaration or the first new value is wrong
-        if type_ != state.type:
-            self.ctx.doubtful_states.add(name.text)
-            self.ctx.error(
-                "CP0505",
-                f"the state `{name.text}` is {state.type}, found a new value of type {type_}",
-                name.span,
-                Note(f"`{name.text}` is declared here: its type never changes", state.span),
-            )
-            return False
         # What is the same everywhere can be stored on a server; nothing moves by itself the other way.
         stored = Placement(placement.per, placement.partial, placement.split, state.placement.server)
-        if placement == state.placement or (placement.server is None and stored == state.placement):
+        if type_ != state.type:
+            code, what = "CP0505", "type"
+            found = f"is {state.type}, found a new value of type {type_}"
+        elif placement == state.placement or (placement.server is None and stored == state.placement):
             return True
+        else:
+            code, what = "CP0506", "placement"
+            found = f"is placed `{state.placement}`, found a new value placed `{placement}`"
         self.ctx.doubtful_states.add(name.text)
-        self.ctx.error(
-            "CP0506",
-            f"the state `{name.text}` is placed `{state.placement}`, found a new value placed `{placement}`",
-            name.span,
-            Note(f"`{name.text}` is declared here: its placement never changes", state.span),
-        )
+        note = Note(f"`{name.text}` is declared here: its {what} never changes", state.span)
+        self.ctx.error(code, f"the state `{name.text}` {found}", name.span, note)
         return False
 
     def output(self, statement: ast.OutputStmt) -> None:

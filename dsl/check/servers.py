@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
 from commplan.diagnostics import Note, Span, listed, plural
 from commplan.dsl import ast
-from commplan.dsl.check.axes import axis_span, on_workers, stage_axes
+from commplan.dsl.check.axes import check_on_workers, stage_axes
 from commplan.dsl.check.context import Context, described, is_scalar
 from commplan.dsl.check.maps import find_fn
 from commplan.dsl.check.numbers import written
-from commplan.dsl.check.ops import operand_suits, reduction, scalar_follows
+from commplan.dsl.check.ops import check_operand, check_scalar, sum_or_mean
 from commplan.dsl.check.options import hints
-from commplan.dsl.check.placements import status
+from commplan.dsl.check.placements import Status, status
 from commplan.dsl.check.scope import Scope
 from commplan.dsl.check.via import algorithm, check_accumulation, keyed
 from commplan.ir.plan import Elastic, Exchange, Fn, Ref, Value
@@ -23,12 +23,8 @@ from commplan.ir.stages import rules
 from commplan.ir.types import ArrayType, Placement
 
 Mode = Literal["sync", "round_robin", "async", "hogwild"]
-MODES: dict[str, Mode] = {
-    "sync": "sync",
-    "round_robin": "round_robin",
-    "async": "async",
-    "hogwild": "hogwild",
-}
+OTHERWISE: dict[Status, str] = {"same": "CP0302", "split": "CP0314", "partial": "CP0315", "per": "CP0316"}
+MODES: tuple[Mode, ...] = get_args(Mode)
 
 
 def check_exchange(
@@ -39,34 +35,28 @@ def check_exchange(
     states = _states(ctx, scope, expr.states)
     fn = find_fn(ctx, expr.fn)
     over = stage_axes(ctx, expr.over, "exchange")
-    by = reduction(ctx, scope, expr.by, expr.span)
+    by = sum_or_mean(ctx, scope, expr.by, expr.span, "exchange")
     server = states[0].placement.server if states else None
     via = algorithm(ctx, expr.via, "exchange", over, server)
     found = hints(ctx, expr.options, "exchange", gradient.type if gradient else None)
-    if by is not None and by.op.name in ("max", "min"):
-        ctx.error(
-            "CP0317",
-            f"`exchange` adds terms of a sum, and `{by.op.name}` does not",
-            by.span,
-            "use `sum` or `mean`",
-        )
-        by = None
     if len(expr.states) > 2:
-        ctx.error(
+        ctx.fail(
             "CP0422", f"`exchange` updates one or two states, found {len(expr.states)}", expr.states[2].span,
             "`w, m`: what the optimiser keeps beside the weights is one tree",
         )  # fmt: skip
+    if states is None:
         return None
-    if states is None or not _targets_are_states(ctx, statement.targets, expr.states):
-        return None
+    _check_targets(ctx, statement.targets, expr.states)
     if gradient is None or over is None:
         return None
-    if not _terms(ctx, expr, gradient, over) or not _held_alike(ctx, expr, states, over):
+    _check_terms(ctx, expr, gradient, over)
+    _check_states(ctx, expr, states, over)
+    if fn is None:
         return None
-    if fn is None or not _fn_fits(ctx, expr, fn, states, gradient):
+    _check_fn(ctx, expr, fn, states, gradient)
+    if by is None:
         return None
-    if by is None or not operand_suits(ctx, by, gradient):
-        return None
+    check_operand(ctx, by, gradient)
     reduced = gradient.placement.same_over(over)
     results: list[Ref] = []
     for name, state in zip(statement.targets, states, strict=True):
@@ -103,40 +93,39 @@ def _states(ctx: Context, scope: Scope, names: Sequence[ast.Name]) -> tuple[Valu
     return scope.operands(names) if sound else None
 
 
-def _targets_are_states(ctx: Context, targets: Sequence[ast.Name], states: Sequence[ast.Name]) -> bool:
+def _check_targets(ctx: Context, targets: Sequence[ast.Name], states: Sequence[ast.Name]) -> None:
     wanted = [name.text for name in states]
     if [name.text for name in targets] == wanted:
-        return True
+        return
     wrong = next((t for t, s in zip(targets, wanted, strict=False) if t.text != s), targets[-1])
-    ctx.error(
+    ctx.fail(
         "CP0423",
         f"`exchange` gives back the states it takes: {listed(wanted)}",
         wrong.span,
         f"found {listed(name.text for name in targets)}; write `{', '.join(wanted)} = exchange ...`",
     )
-    return False
 
 
-def _terms(ctx: Context, expr: ast.ExchangeExpr, gradient: Value, over: tuple[str, ...]) -> bool:
-    """The gradient must be partial over exactly the axes of the stage, and whole otherwise."""
-    if not on_workers(ctx, expr.gradient, gradient, "exchange"):
-        return False
+def _check_lies(
+    ctx: Context, name: ast.Name, value: Value, over: Sequence[ast.Name], wanted: Status, *why: str
+) -> None:
+    """A value is `wanted` along all of `over`. why: what the message says otherwise, then remarks."""
     for axis in over:
-        found = status(gradient.placement, axis)
-        if found == "partial":
-            continue
-        code = {"same": "CP0302", "per": "CP0316", "split": "CP0314"}[found]
-        ctx.error(
-            code,
-            f"`{expr.gradient.text}` is {found} over `{axis}`, and `exchange` adds terms that are "
-            "partial over it",
-            axis_span(expr.over, axis),
-            described(gradient),
-        )
-        return False
+        found = status(value.placement, axis.text)
+        if found != wanted:
+            reason, *fix = (text.format(axis.text) for text in why)
+            message = f"`{name.text}` is {found} over `{axis.text}`, and {reason}"
+            ctx.fail(OTHERWISE[found], message, axis.span, described(value), *fix)
+
+
+def _check_terms(ctx: Context, expr: ast.ExchangeExpr, gradient: Value, over: tuple[str, ...]) -> None:
+    """The gradient must be partial over exactly the axes of the stage, and whole otherwise."""
+    check_on_workers(ctx, expr.gradient, gradient, "exchange")
+    why = "`exchange` adds terms that are partial over it"
+    _check_lies(ctx, expr.gradient, gradient, expr.over, "partial", why)
     left = [axis for axis in (*gradient.placement.partial, *gradient.placement.split) if axis not in over]
     if left:
-        ctx.error(
+        ctx.fail(
             "CP0303" if left[0] in gradient.placement.partial else "CP0314",
             f"`{expr.gradient.text}` would stay {status(gradient.placement, left[0])} over `{left[0]}`",
             expr.gradient.span,
@@ -145,19 +134,21 @@ def _terms(ctx: Context, expr: ast.ExchangeExpr, gradient: Value, over: tuple[st
             if left[0] in gradient.placement.partial
             else "the update needs whole values: gather it first",
         )
-    return not left
 
 
-def _held_alike(ctx: Context, expr: ast.ExchangeExpr, states: Sequence[Value], over: tuple[str, ...]) -> bool:
+def _check_states(
+    ctx: Context, expr: ast.ExchangeExpr, states: Sequence[Value], over: tuple[str, ...]
+) -> None:
+    """The states live together, and all ranks of the exchange have the same ones."""
     broken = rules.one_home([(state.name, state.placement.server) for state in states])
     if broken is not None:
         index = broken.at
         notes = described(states[index]), described(states[0])
-        return not ctx.refuse("CP0424", broken, expr.states[index].span, *notes)
+        ctx.require("CP0424", broken, expr.states[index].span, *notes)
     for name, state in zip(expr.states, states, strict=True):
         spread = [axis for axis in state.placement.varying if axis in over] or [*state.placement.split]
         if spread:
-            ctx.error(
+            ctx.fail(
                 "CP0424",
                 f"`{name.text}` is {status(state.placement, spread[0])} over `{spread[0]}`, and all ranks "
                 "of an exchange get the same state",
@@ -165,35 +156,28 @@ def _held_alike(ctx: Context, expr: ast.ExchangeExpr, states: Sequence[Value], o
                 described(state),
                 f"declare it without `{spread[0]}`: the compiler divides the work among owners by itself",
             )
-            return False
-    return True
 
 
-def _fn_fits(ctx: Context, expr: ast.ExchangeExpr, fn: Fn, states: Sequence[Value], gradient: Value) -> bool:
+def _check_fn(ctx: Context, expr: ast.ExchangeExpr, fn: Fn, states: Sequence[Value], gradient: Value) -> None:
     """`FN(w [, m], g) -> w [, m]`, elementwise and on the device."""
     declared = Note(f"`{fn.name}` is declared here", fn.span)
     values = (*states, gradient)
     known = Note(f"the exchange gives {listed(value.name for value in values)}")
-    if ctx.refuse(
-        "CP0207", rules.takes(fn.name, len(fn.operands), len(values)), expr.fn.span, declared, known
-    ):
-        return False
-    if ctx.refuse("CP0208", rules.gives(fn.name, len(fn.results), len(states)), expr.fn.span, declared):
-        return False
-    broken = rules.update(fn.name, fn.where, elementwise=fn.elementwise, random=fn.random)
-    if ctx.refuse("CP0214", broken, expr.fn.span, declared):
-        return False
+    taken = rules.takes(fn.name, len(fn.operands), len(values))
+    ctx.require("CP0207", taken, expr.fn.span, declared, known)
+    given = rules.gives(fn.name, len(fn.results), len(states))
+    ctx.require("CP0208", given, expr.fn.span, declared)
+    update = rules.update(fn.name, fn.where, elementwise=fn.elementwise, random=fn.random)
+    ctx.require("CP0214", update, expr.fn.span, declared)
     for name, value, type_ in zip((*expr.states, expr.gradient), values, fn.operands, strict=True):
         if value.type != type_:
-            ctx.error(
+            ctx.fail(
                 "CP0209",
                 f"`{fn.name}` takes {type_} here, found {value.type}",
                 name.span,
                 described(value),
                 declared,
             )
-            return False
-    return True
 
 
 class Coefficient(msgspec.Struct, frozen=True):
@@ -216,47 +200,44 @@ def check_elastic(
     stage = f"elastic {mode}" if mode else "elastic sync"
     type_ = operand.type if operand else None
     # With an unknown mode it is not known either what may stand in `via` and braces.
-    via = algorithm(ctx, expr.via, stage, over) if mode else None
-    found = hints(ctx, expr.options, stage, type_) if mode else hints(ctx, None, stage)
+    via = algorithm(ctx, expr.via if mode else None, stage, over)
+    found = hints(ctx, expr.options if mode else None, stage, type_)
     check_accumulation(ctx, expr.via, "elastic", via, found, operand)
     if expr.by and mode and coefficients and over:
         eta, rho = (coefficient.given for coefficient in coefficients)
         if not ctx.refuse("CP0425", rules.coefficients(eta, rho), expr.by.span):
             ctx.refuse("CP0426", rules.stable(mode, eta, rho, over, ctx.size), expr.by.span)
-    if centers is None or not _pull_and_center(ctx, statement, expr):
+    if centers is None:
         return None
+    _check_pull_and_center(ctx, statement, expr)
     if operand is None or over is None:
         return None
     center = centers[0]
-    if not _replicas(ctx, expr, operand, over) or not _center_fits(ctx, expr, operand, center, over, mode):
-        return None
+    _check_replicas(ctx, expr, operand)
+    _check_center(ctx, expr, operand, center, over, mode)
     if mode is None or coefficients is None:
         return None
     for what, coefficient in zip(("eta", "rho"), coefficients, strict=True):
-        scalar = coefficient.value
-        if scalar and not scalar_follows(ctx, scalar, operand, coefficient.span, f"`{what}`", "CP0425"):
-            return None
+        if coefficient.value:
+            check_scalar(ctx, coefficient.value, operand, coefficient.span, f"`{what}`", "CP0425")
     pull = scope.bind(statement.targets[0], operand.type, operand.placement)
     result = scope.bind(statement.targets[1], center.type, center.placement)
     eta, rho = (coefficient.given for coefficient in coefficients)
     return Elastic(pull, result, operand.id, center.id, over, mode, eta, rho, statement.span, via, found)
 
 
-def _pull_and_center(ctx: Context, statement: ast.StageStmt, expr: ast.ElasticExpr) -> bool:
+def _check_pull_and_center(ctx: Context, statement: ast.StageStmt, expr: ast.ElasticExpr) -> None:
     targets = statement.targets
     if len(targets) != 2:
-        ctx.error(
+        ctx.fail(
             "CP0401", f"`elastic` gives the pull and the new centre, found {plural(len(targets), 'name')}",
             targets[0].span.to(targets[-1].span), f"write `pull, {expr.center.text} = elastic ...`",
         )  # fmt: skip
-        return False
     if targets[1].text != expr.center.text:
-        ctx.error(
+        ctx.fail(
             "CP0423", f"`elastic` gives back the centre it takes, `{expr.center.text}`", targets[1].span,
             f"write `{targets[0].text}, {expr.center.text} = elastic ...`",
         )  # fmt: skip
-        return False
-    return True
 
 
 def _mode(ctx: Context, expr: ast.ElasticExpr) -> Mode | None:
@@ -266,14 +247,8 @@ def _mode(ctx: Context, expr: ast.ElasticExpr) -> Mode | None:
             f"add `by` with {listed(MODES, 'or')}",
         )  # fmt: skip
         return None
-    text = expr.by.name.text
-    mode = MODES.get(text)
-    if mode is None:
-        ctx.error(
-            "CP0404", f"there is no mode `{text}`", expr.by.name.span, f"the modes are {listed(MODES)}",
-            fix=ctx.rename(expr.by.name, MODES),
-        )  # fmt: skip
-    return mode
+    message = f"there is no mode `{expr.by.name.text}`"
+    return ctx.choose(expr.by.name, MODES, "CP0404", message, f"the modes are {listed(MODES)}")
 
 
 def _coefficients(
@@ -315,57 +290,40 @@ def _coefficient(ctx: Context, scope: Scope, value: ast.Name | ast.Number, what:
     return Coefficient(found.id, value.span, found)
 
 
-def _replicas(ctx: Context, expr: ast.ElasticExpr, operand: Value, over: tuple[str, ...]) -> bool:
-    if not on_workers(ctx, expr.operand, operand, "elastic"):
-        return False
+def _check_replicas(ctx: Context, expr: ast.ElasticExpr, operand: Value) -> None:
+    check_on_workers(ctx, expr.operand, operand, "elastic")
     if isinstance(operand.type, ArrayType):
         broken = rules.floats("elastic", operand.type.dtype, f"`{operand.name}`")
-        if ctx.refuse("CP0406", broken, expr.operand.span, described(operand)):
-            return False
-    for axis in over:
-        found = status(operand.placement, axis)
-        if found != "per":
-            code = {"same": "CP0302", "partial": "CP0315", "split": "CP0314"}[found]
-            ctx.error(
-                code,
-                f"`{expr.operand.text}` is {found} over `{axis}`, and elastic averaging is for workers "
-                "that have weights of their own",
-                axis_span(expr.over, axis),
-                described(operand),
-                f"declare it `per {axis}`",
-            )
-            return False
+        ctx.require("CP0406", broken, expr.operand.span, described(operand))
+    why = "elastic averaging is for workers that have weights of their own"
+    _check_lies(ctx, expr.operand, operand, expr.over, "per", why, "declare it `per {}`")
     if operand.placement.partial:
-        ctx.error(
+        ctx.fail(
             "CP0303", f"`{expr.operand.text}` is partial over {listed(operand.placement.partial)}",
             expr.operand.span, described(operand), "reduce it first",
         )  # fmt: skip
-        return False
-    return True
 
 
-def _center_fits(
+def _check_center(
     ctx: Context,
     expr: ast.ElasticExpr,
     operand: Value,
     center: Value,
     over: tuple[str, ...],
     mode: Mode | None,
-) -> bool:
+) -> None:
     name = expr.center
-    broken = mode and rules.center_home(mode, name.text, center.placement.server)
-    if broken and ctx.refuse("CP0427", broken, name.span, described(center)):
-        return False
+    home = rules.center_home(mode, name.text, center.placement.server) if mode else None
+    ctx.require("CP0427", home, name.span, described(center))
     if center.type != operand.type:
-        ctx.error(
+        ctx.fail(
             "CP0428", f"the centre is {center.type}, and `{expr.operand.text}` is {operand.type}", name.span,
             described(center), described(operand),
         )  # fmt: skip
-        return False
     expected = operand.placement.same_over(over)
     found = Placement(center.placement.per, center.placement.partial, center.placement.split)
     if found != expected:
-        ctx.error(
+        ctx.fail(
             "CP0428",
             f"the centre is placed `{found}`, expected `{expected}`: as `{expr.operand.text}`, but the same "
             f"over {listed(over)}",
@@ -373,5 +331,3 @@ def _center_fits(
             described(center),
             described(operand),
         )
-        return False
-    return True

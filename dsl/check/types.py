@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 from commplan.diagnostics import Fix, listed
 from commplan.dsl import ast
@@ -13,6 +13,8 @@ from commplan.ir.types import ArrayType, BytesType, DType, Element, TreeType
 
 DTYPES = tuple(str(dtype) for dtype in DType)
 TYPES = (*DTYPES, "bytes", "tree")
+Place = Literal["host", "device"]
+PLACES: tuple[Place, ...] = get_args(Place)
 FLAGS = ("elementwise", "linear", "random")
 # What users bring from elsewhere, and how the language calls it.
 FOREIGN = {
@@ -69,37 +71,23 @@ def declare_fn(ctx: Context, decl: ast.FnDecl) -> Fn | None:
     return fn if sound else None
 
 
-def _where(ctx: Context, decl: ast.FnDecl) -> Literal["host", "device"] | None:
+def _where(ctx: Context, decl: ast.FnDecl) -> Place | None:
     if decl.where is None:
         ctx.error(
             "CP0203", f"`fn {decl.name.text}` does not say where it runs", decl.name.span,
             "end its declaration with `on host` or `on device`",
         )  # fmt: skip
         return None
-    if decl.where.text == "host":
-        return "host"
-    if decl.where.text == "device":
-        return "device"
-    ctx.error(
-        "CP0203",
-        f"a fn runs on `host` or on `device`, found `{decl.where.text}`",
-        decl.where.span,
-        fix=ctx.rename(decl.where, ("host", "device")),
-    )
-    return None
+    message = f"a fn runs on `host` or on `device`, found `{decl.where.text}`"
+    return ctx.choose(decl.where, PLACES, "CP0203", message)
 
 
 def _flags(ctx: Context, decl: ast.FnDecl) -> tuple[bool, bool, bool] | None:
     seen: set[str] = set()
     sound = True
     for flag in decl.flags:
-        if flag.text not in FLAGS:
-            ctx.error(
-                "CP0204",
-                f"a fn is {listed(FLAGS, 'or')}, found `{flag.text}`",
-                flag.span,
-                fix=ctx.rename(flag, FLAGS),
-            )
+        message = f"a fn is {listed(FLAGS, 'or')}, found `{flag.text}`"
+        if ctx.choose(flag, FLAGS, "CP0204", message) is None:
             sound = False
         elif flag.text in seen:
             ctx.error("CP0204", f"`{flag.text}` is said twice", flag.span)

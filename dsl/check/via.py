@@ -185,14 +185,12 @@ def _parameter_server(
         if over is None:
             return None
         if not isinstance(value, ast.Name) or value.text not in over:
-            text = value.text if isinstance(value, ast.Name) else written(value)
-            near = ctx.rename(value, over) if isinstance(value, ast.Name) else None
             ctx.error(
                 "CP0608",
-                f"`within` is an axis of this exchange, found `{text}`",
+                f"`within` is an axis of this exchange, found `{written(value)}`",
                 value.span,
                 f"it runs over {listed(over)}",
-                fix=near,
+                fix=ctx.rename(value, over),
             )
             return None
         found.append(Arg(value.text, "within"))
@@ -225,13 +223,8 @@ def _level(ctx: Context, value: ast.Name | ast.Number, stage: str) -> str | None
     known = carrying_a_level(stage)
     if isinstance(value, ast.Name) and value.text in known:
         return value.text
-    text = value.text if isinstance(value, ast.Name) else written(value)
-    ctx.error(
-        "CP0605",
-        f"a level of `{stage}` is carried out by one of {listed(known, 'or')}, found `{text}`",
-        value.span,
-        fix=ctx.rename(value, known) if isinstance(value, ast.Name) else None,
-    )
+    message = f"a level of `{stage}` is carried out by one of {listed(known, 'or')}, found `{written(value)}`"
+    ctx.error("CP0605", message, value.span, fix=ctx.rename(value, known))
     return None
 
 

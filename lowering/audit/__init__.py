@@ -1,17 +1,12 @@
 """Audit of compiled programs: what the scheduled HLO of a step does, against what its plan asks for."""
 
-from commplan.lowering.audit.compare import Difference as Difference
-from commplan.lowering.audit.compare import Report as Report
 from commplan.lowering.audit.compare import compare as compare
-from commplan.lowering.audit.estimate import Estimate as Estimate
 from commplan.lowering.audit.estimate import Machine as Machine
 from commplan.lowering.audit.estimate import estimate as estimate
 from commplan.lowering.audit.expect import Expected as Expected
 from commplan.lowering.audit.expect import expected as expected
 from commplan.lowering.audit.hlo import HloError as HloError
-from commplan.lowering.audit.hlo import Tensor as Tensor
 from commplan.lowering.audit.step import CompiledStep as CompiledStep
 from commplan.lowering.audit.step import Found as Found
-from commplan.lowering.audit.targets import Target as Target
 from commplan.lowering.audit.targets import target as target
 from commplan.lowering.audit.walk import audit_text as audit_text

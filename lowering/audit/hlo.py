@@ -7,12 +7,11 @@ replica groups in a form that is not known, raise `HloError`.
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
-from collections.abc import Iterator
 
 import msgspec
+import numpy as np
 
 _BITS = {
     "pred": 8, "s4": 4, "u4": 4, "s8": 8, "u8": 8, "s16": 16, "u16": 16, "s32": 32, "u32": 32, "s64": 64,
@@ -45,7 +44,8 @@ class Tensor(msgspec.Struct, frozen=True):
     @property
     def nbytes(self) -> int:
         """Bytes of the elements; tokens and opaque results have none."""
-        return (self.size * _bits(self.dtype) + 7) // 8
+        bits = 8 if self.dtype.startswith("f8") else _BITS.get(self.dtype, 0)
+        return (self.size * bits + 7) // 8
 
     def __str__(self) -> str:
         return f"{self.dtype}[{','.join(map(str, self.shape))}]"
@@ -102,10 +102,8 @@ class Computation(msgspec.Struct, frozen=True):
 class Module(msgspec.Struct, frozen=True):
     """A whole HLO module. `entry` is the name of the computation that runs."""
 
-    name: str
     entry: str
     partitions: int
-    scheduled: bool
     computations: dict[str, Computation]
 
 
@@ -136,10 +134,7 @@ def read_module(text: str) -> Module:
     if entry not in computations:
         raise HloError(f"module {header.group(1)} has no complete ENTRY computation: is the text cut off?")
     count = re.search(r"num_partitions=(\d+)", header.group(2))
-    return Module(
-        header.group(1), entry, int(count.group(1)) if count else 1, "is_scheduled=true" in header.group(2),
-        computations,
-    )  # fmt: skip
+    return Module(entry, int(count.group(1)) if count else 1, computations)
 
 
 def read_groups(text: str, partitions: int) -> tuple[tuple[int, ...], ...]:
@@ -152,9 +147,8 @@ def read_groups(text: str, partitions: int) -> tuple[tuple[int, ...], ...]:
     if iota is not None:
         rows, dims = _ints(iota.group(1)), _ints(iota.group(2))
         order = _ints(iota.group(3)) if iota.group(3) else tuple(range(len(dims)))
-        ids = list(_transposed(dims, order))
-        width = math.prod(rows[1:])
-        return tuple(tuple(ids[i : i + width]) for i in range(0, len(ids), width))
+        ids = np.arange(math.prod(dims)).reshape(dims).transpose(order)
+        return tuple(map(tuple, ids.reshape(-1, math.prod(rows[1:])).tolist()))
     if text in ("{}", "{{}}"):
         return (tuple(range(partitions)),)
     if not re.fullmatch(r"\{(\{[\d,]*\},?)+\}", text):
@@ -162,20 +156,8 @@ def read_groups(text: str, partitions: int) -> tuple[tuple[int, ...], ...]:
     return tuple(_ints(group) for group in re.findall(r"\{([\d,]+)\}", text))
 
 
-def _transposed(dims: tuple[int, ...], order: tuple[int, ...]) -> Iterator[int]:
-    strides = [math.prod(dims[i + 1 :]) for i in range(len(dims))]
-    for index in itertools.product(*(range(dims[axis]) for axis in order)):
-        yield sum(i * strides[axis] for i, axis in zip(index, order, strict=True))
-
-
 def _ints(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(",") if part)
-
-
-def _bits(dtype: str) -> int:
-    if dtype.startswith("f8"):
-        return 8
-    return _BITS.get(dtype, 0)
 
 
 def _read_instruction(line: str, position: int) -> Instruction | None:
@@ -184,7 +166,7 @@ def _read_instruction(line: str, position: int) -> Instruction | None:
         return None
     rest = found.group(3)
     # The result's shape is a tuple in brackets or one word; layouts may hold brackets of their own.
-    end = _end_of_bracket(rest, 0) if rest.startswith("(") else _end_of_word(rest)
+    end = _end_of_bracket(rest, 0) if rest.startswith("(") else len(rest.partition(" ")[0])
     opcode = _OPCODE.match(rest, end)
     if opcode is None:
         return None
@@ -198,11 +180,6 @@ def _read_instruction(line: str, position: int) -> Instruction | None:
         position=position,
         root=found.group(1) is not None,
     )
-
-
-def _end_of_word(text: str) -> int:
-    end = text.find(" ")
-    return len(text) if end < 0 else end
 
 
 def _end_of_bracket(text: str, start: int) -> int:

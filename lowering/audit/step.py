@@ -62,26 +62,21 @@ class Product(msgspec.Struct, frozen=True):
     position: int
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
-    loops: tuple[str, ...]
-    op_name: str
     flops: int = 0
 
 
 class Move(msgspec.Struct, frozen=True):
     """An instruction that writes memory without computing a product: a copy, a concatenation, a fusion.
 
-    `kind` is the opcode; for a fusion, the opcode of its root. `inputs` and `outputs` are its arrays;
-    `reads` the bytes that it reads of the inputs, where slices of them are taken less than their size.
+    `kind` is the opcode; for a fusion, the opcode of its root. `outputs` are the arrays that it writes;
+    `reads` the bytes that it reads of its operands, where slices of them are taken less than their size.
     """
 
     kind: str
     name: str
     computation: str
     position: int
-    inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
-    fused: bool
-    loops: tuple[str, ...]
     reads: int
 
     @property
@@ -96,7 +91,6 @@ class Loop(msgspec.Struct, frozen=True):
     `trips` is None where the text does not tell.
     """
 
-    name: str
     body: str
     computation: str
     position: int
@@ -106,9 +100,6 @@ class Loop(msgspec.Struct, frozen=True):
 class CompiledStep(msgspec.Struct, frozen=True):
     """A compiled step as its scheduled HLO has it. Everything is in the order of issue."""
 
-    module: str
-    partitions: int
-    scheduled: bool
     entry: str
     loops: tuple[Loop, ...]
     collectives: tuple[Found, ...]
@@ -118,10 +109,6 @@ class CompiledStep(msgspec.Struct, frozen=True):
     """Opcode and count of all instructions that run (names, constants and tuples left out)."""
     fused_ops: tuple[tuple[str, int], ...]
     """The same with the instructions inside fusions in place of the fusions."""
-
-    @property
-    def op_count(self) -> int:
-        return sum(count for _, count in self.ops)
 
     def hidden(self, found: Found) -> tuple[Product, ...]:
         """The products that are issued between the start and the done of `found`."""

@@ -44,9 +44,6 @@ def audit_text(hlo_text: str) -> CompiledStep:
     walk = _Walk(module)
     walk.run(module.computations[module.entry], ())
     return CompiledStep(
-        module=module.name,
-        partitions=module.partitions,
-        scheduled=module.scheduled,
         entry=module.entry,
         loops=tuple(walk.loops),
         collectives=tuple(walk.collectives),
@@ -120,12 +117,8 @@ class _Walk:
         if opcode == "while":
             body = (instruction.attribute("body") or "").lstrip("%")
             trips = _TRIPS.search(instruction.attributes)
-            self.loops.append(
-                Loop(
-                    instruction.name, body, computation.name, instruction.position,
-                    int(trips.group(1)) if trips else None,
-                )
-            )  # fmt: skip
+            times = int(trips.group(1)) if trips else None
+            self.loops.append(Loop(body, computation.name, instruction.position, times))
             self.run(self.module.computations[body], (*loops, instruction.name))
             return
         if opcode in ("call", "conditional"):
@@ -134,35 +127,24 @@ class _Walk:
             return
         self.ops[opcode] += 1
         inputs = tuple(tensor for name in instruction.operands for tensor in shapes.get(name, ()))
-        core = self._core(instruction)
-        self.fused.update(i.opcode for i in self._inside(instruction) if i.opcode not in _NAMES_ONLY)
+        core, fused = self._core(instruction), list(self._inner(instruction, shapes))
+        self.fused.update(inner.opcode for inner, _ in fused if inner.opcode not in _NAMES_ONLY)
         if core.opcode in _KINDS:
             end = done.get(instruction.name, instruction.position)
             self.collectives.append(self._collective(instruction, core, computation.name, inputs, end, loops))
             return
-        place = (computation.name, instruction.position)
-        if self._is_product(instruction):
-            self.products.append(
-                Product(
-                    instruction.name, *place, inputs, instruction.results, loops, instruction.op_name,
-                    sum(_flops(inner, around) for inner, around in self._inner(instruction, shapes)),
-                )
-            )  # fmt: skip
+        place = (instruction.name, computation.name, instruction.position)
+        target = instruction.attribute("custom_call_target") if opcode == "custom-call" else None
+        dots = any(inner.opcode in ("dot", "convolution") for inner, _ in fused)
+        if dots or _PRODUCTS.search(target or ""):
+            flops = sum(_flops(inner, around) for inner, around in fused)
+            self.products.append(Product(*place, inputs, instruction.results, flops))
             return
-        fused = opcode == "fusion"
-        kind = self.module.computations[instruction.calls[0]].root.opcode if fused else opcode
-        reads = self._reads(instruction, shapes)
-        self.moves.append(
-            Move(kind, instruction.name, *place, inputs, instruction.results, fused, loops, reads)
-        )
-
-    def _inside(self, instruction: Instruction) -> Iterator[Instruction]:
-        """The instructions of a fusion, or the instruction itself."""
-        for inner, _ in self._inner(instruction, {}):
-            yield inner
+        kind = self.module.computations[instruction.calls[0]].root.opcode if opcode == "fusion" else opcode
+        self.moves.append(Move(kind, *place, instruction.results, self._reads(instruction, shapes)))
 
     def _inner(self, instruction: Instruction, shapes: _Shapes) -> Iterator[tuple[Instruction, _Shapes]]:
-        """The same, each with the shapes of what it may name."""
+        """The instructions of a fusion, or the instruction itself, with the shapes of what each may name."""
         if instruction.opcode != "fusion":
             yield instruction, shapes
             return
@@ -241,8 +223,3 @@ class _Walk:
         while root.opcode in ("convert", "bitcast") and root.operands:
             root = body[root.operands[0]]
         return _REDUCTIONS.get(root.opcode, root.opcode)
-
-    def _is_product(self, instruction: Instruction) -> bool:
-        if instruction.opcode == "custom-call":
-            return bool(_PRODUCTS.search(instruction.attribute("custom_call_target") or ""))
-        return any(inner.opcode in ("dot", "convolution") for inner in self._inside(instruction))

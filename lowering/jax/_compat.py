@@ -93,18 +93,13 @@ def is_traced(x: Array) -> bool:
     return isinstance(x, _core.Tracer)
 
 
-def mesh_sizes() -> dict[str, int]:
-    """All axes of the mesh around us with their sizes, in the order in which it counts its devices."""
-    mesh: Any = jax.sharding.get_abstract_mesh()
-    return {name: int(size) for name, size in dict(mesh.shape).items()}
-
-
 def permute(x: Array, axes: tuple[str, ...], pairs: Sequence[tuple[int, int]]) -> Array:
     """`lax.ppermute` between ranks counted row-major over `axes`, first named major.
 
     JAX 0.10 counts them in the order of the mesh, however its axes are named.
     """
-    sizes = {name: size for name, size in mesh_sizes().items() if name in axes}
+    mesh: Any = jax.sharding.get_abstract_mesh()
+    sizes = {name: int(size) for name, size in dict(mesh.shape).items() if name in axes}
     ways = [sizes[axis] for axis in axes]
     order = [axes.index(name) for name in sizes]
     places = np.arange(math.prod(ways)).reshape([ways[i] for i in order]).transpose(np.argsort(order))

@@ -126,16 +126,24 @@ def types(name: str, value: Value, tree: Tree, backend: Backend, span: Span | No
     placement = value.placement
     for leaf, array in zip(value.leaves, tree.leaves, strict=True):
         found = _compat.varying_axes(array)
+        where = f" at `{leaf.path}`" if leaf.path else ""
         summed = [axis for axis in placement.partial if axis in axes and axis not in found]
         if summed:
-            _summed(name, leaf, summed, span, file)
+            fail(
+                "CP0807",
+                f"`{name}`{where} is already summed over {', '.join(summed)}; reducing it again would"
+                " multiply it by the number of ranks",
+                "the plan takes each rank's own term; JAX types this value as the same on all ranks, because"
+                " the gradient with respect to parameters that do not vary is summed by JAX itself",
+                "differentiate with respect to varying parameters: jax.grad(loss)(run.varying(params), ...)",
+                span=span,
+                file=file,
+            )
         odd = [axis for axis in axes if axis in found and axis not in varying(value, leaf)]
         if odd:
-            where = f" at `{leaf.path}`" if leaf.path else ""
-            over = ", ".join(odd)
             fail(
                 "CP0813",
-                f"`{name}`{where} should be the same over {over}, and JAX types it as varying",
+                f"`{name}`{where} should be the same over {', '.join(odd)}, and JAX types it as varying",
                 f"its placement in the plan is `{placement}`",
                 "pass the value itself, not run.varying(...) of it; or declare it `per` and broadcast it",
                 span=span,
@@ -143,17 +151,3 @@ def types(name: str, value: Value, tree: Tree, backend: Backend, span: Span | No
             )
     pairs = zip(tree.leaves, value.leaves, strict=True)
     return tree.like([backend.varying(x, varying(value, leaf)) for x, leaf in pairs])
-
-
-def _summed(name: str, leaf: Leaf, axes: Sequence[str], span: Span | None, file: str) -> None:
-    where = f" at `{leaf.path}`" if leaf.path else ""
-    fail(
-        "CP0807",
-        f"`{name}`{where} is already summed over {', '.join(axes)}; reducing it again would"
-        " multiply it by the number of ranks",
-        "the plan takes each rank's own term; JAX types this value as the same on all ranks, because the"
-        " gradient with respect to parameters that do not vary is summed by JAX itself",
-        "differentiate with respect to varying parameters: jax.grad(loss)(run.varying(params), ...)",
-        span=span,
-        file=file,
-    )

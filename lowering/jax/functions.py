@@ -112,8 +112,8 @@ def loaded_by(phase: ir.Phase, ref: str) -> str:
     return op.result if isinstance(op, ir.Read) else ""
 
 
-def _refuse(op: ir.Map, around: Lowered, message: str, *notes: str) -> NoReturn:
-    fail("CP0809", message, *notes, span=op.span, file=around.schedule.file)
+def _refuse(op: ir.Map, around: Lowered, what: str, *notes: str) -> NoReturn:
+    fail("CP0809", f"function `{op.fn}` {what}", *notes, span=op.span, file=around.schedule.file)
 
 
 def _check_arity(op: ir.Map, around: Lowered, function: Callable[..., Any], count: int) -> None:
@@ -125,9 +125,7 @@ def _check_arity(op: ir.Map, around: Lowered, function: Callable[..., Any], coun
         signature.bind(*range(count))
     except TypeError as error:
         takes = f"{count} argument{'s' if count != 1 else ''}{', a key first' if op.random else ''}"
-        _refuse(
-            op, around, f"function `{op.fn}` is called with {takes}, and is `{op.fn}{signature}`", str(error)
-        )
+        _refuse(op, around, f"is called with {takes}, and is `{op.fn}{signature}`", str(error))
 
 
 def _results(op: ir.Map, around: Lowered, answer: Any, rows: int | None) -> dict[str, Tree]:
@@ -138,9 +136,7 @@ def _results(op: ir.Map, around: Lowered, answer: Any, rows: int | None) -> dict
     answers = cast("Sequence[Any]", answer) if many else ()
     if len(answers) != count:
         found = f"{len(answers)} values" if many else f"a {type(cast('object', answer)).__name__}"
-        _refuse(
-            op, around, f"function `{op.fn}` should return {count} values in a tuple, and returned {found}"
-        )
+        _refuse(op, around, f"should return {count} values in a tuple, and returned {found}")
     return {ref: _checked(op, around, ref, one, rows) for ref, one in zip(op.results, answers, strict=True)}
 
 
@@ -156,7 +152,7 @@ def _checked(op: ir.Map, around: Lowered, ref: str, answer: Any, rows: int | Non
         _refuse(
             op,
             around,
-            f"function `{op.fn}` returned another structure for `{name}` than it was compiled for",
+            f"returned another structure for `{name}` than it was compiled for",
             f"missing: {', '.join(missing[:4]) or 'nothing'}",
             f"unexpected: {', '.join(extra[:4]) or 'nothing'}",
         )
@@ -167,18 +163,10 @@ def _checked(op: ir.Map, around: Lowered, ref: str, answer: Any, rows: int | Non
         at = f" at `{leaf.path}`" if leaf.path else ""
         expected_shape = leaf.shape if rows is None else (rows, *leaf.shape[1:])
         if tuple(x.shape) != expected_shape:
-            _refuse(
-                op,
-                around,
-                f"function `{op.fn}` returned the shape {list(x.shape)} for `{name}`{at},"
-                f" expected {list(expected_shape)}",
-            )
+            what = f"returned the shape {list(x.shape)} for `{name}`{at}"
+            _refuse(op, around, f"{what}, expected {list(expected_shape)}")
         if str(x.dtype) != leaf.dtype.numpy_name:
-            _refuse(
-                op,
-                around,
-                f"function `{op.fn}` returned the dtype {x.dtype} for `{name}`{at},"
-                f" expected {leaf.dtype.numpy_name}",
-            )
+            what = f"returned the dtype {x.dtype} for `{name}`{at}"
+            _refuse(op, around, f"{what}, expected {leaf.dtype.numpy_name}")
         leaves.append(x)
     return Tree(tuple(leaves), tree.structure if value.kind == "tree" else LEAF)

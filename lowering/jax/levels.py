@@ -18,7 +18,7 @@ from commplan.lowering.jax import _compat, programs
 from commplan.lowering.jax.bits import as_bits
 from commplan.lowering.jax.ops import pad
 from commplan.lowering.jax.untyped import jnp, lax
-from commplan.lowering.programs import NATIVE, Level, members, program_at
+from commplan.lowering.programs import NATIVE, Level, by_level, members, program_at
 
 Array = Any
 
@@ -38,70 +38,47 @@ class Stairs:
         """Whether every level is an axis, and native."""
         return all(level.axis is not None and level.algorithm == NATIVE for level in self.own)
 
-    def all_reduce(self, flat: Array) -> Array:
-        """[S] -> [S]. A sum is scattered inwards, reduced outermost and gathered; each level outside moves
-        a part of the bytes. A maximum or minimum, which `lax` does not scatter, moves all of them."""
-        if self.op.op != "sum":
-            for level in self.own:
-                flat = self._all_reduce(flat, level)
-            return flat
-        *inner, outer = self.own
-        size = flat.shape[0]
-        flat = pad(flat, math.prod(level.ranks for level in inner))
-        for level in inner:
-            flat = self._reduce_scatter(flat, level)
-        flat = self._all_reduce(flat, outer)
-        for level in reversed(inner):
-            flat = self._all_gather(flat, level)
-        return flat[:size]
+    def is_one_for(self, x: Array) -> bool:
+        """Whether an all-reduce of `x` is one of XLA's own over all levels."""
+        extreme = self.op.op != "sum" and self.is_plain
+        return extreme or x.ndim == 0 or x.dtype == jnp.bool_
 
-    def reduce_scatter(self, flat: Array) -> Array:
-        """[n*k] -> [k]: innermost first, its blocks brought together before."""
-        flat = flat.reshape(*self._shape, -1).transpose(*self._inner_first, len(self.own)).reshape(-1)
-        for level in self.own:
-            flat = self._reduce_scatter(flat, level)
+    def run(self, flat: Array) -> Array:
+        """What the collective makes of [S], of [n*k] for a reduce-scatter, of [k] for an all-gather."""
+        ranks = [level.ranks for level in self.own]
+        by_stride = sorted(self.own, key=lambda level: -level.stride)  # the order in which ranks count
+        inner_first = [by_stride.index(level) for level in self.own]
+        match self.op.kind:
+            case "reduce_scatter":  # the blocks of the innermost level are brought together
+                blocks = flat.reshape(*(level.ranks for level in by_stride), -1)
+                return self._by_level(blocks.transpose(*inner_first, len(ranks)).reshape(-1))
+            case "all_gather":
+                blocks = self._by_level(flat).reshape(*ranks, -1)
+                return blocks.transpose(*np.argsort(inner_first).tolist(), len(ranks)).reshape(-1)
+            case "all_reduce" if self.op.op == "sum":
+                return self._by_level(pad(flat, math.prod(ranks[:-1])))[: flat.shape[0]]
+            case _:
+                return self._by_level(flat)
+
+    def _by_level(self, flat: Array) -> Array:
+        native = {
+            "reduce_scatter": self._reduce_scatter,
+            "all_gather": self._all_gather,
+            "all_reduce": self._all_reduce,
+            "broadcast": self._broadcast,
+        }
+        for kind, level in by_level(self.op, self.own):
+            own = level.algorithm == NATIVE
+            flat = native[kind](flat, level) if own else self._program(kind, flat, level)
         return flat
 
-    def all_gather(self, flat: Array) -> Array:
-        """[k] -> [n*k]: outermost first, the way back from `reduce_scatter`."""
-        for level in reversed(self.own):
-            flat = self._all_gather(flat, level)
-        by_level = flat.reshape(*(level.ranks for level in self.own), -1)
-        back = np.argsort(self._inner_first).tolist()
-        return by_level.transpose(*back, len(self.own)).reshape(-1)
-
-    def broadcast(self, flat: Array, root: int) -> Array:
-        """Outermost first: after it every group inside has a rank that knows."""
-        for level in reversed(self.own):
-            flat = self._broadcast(flat, level, root // level.stride % level.ranks)
-        return flat
-
-    @property
-    def _major_first(self) -> list[Level]:
-        """The levels in the order in which they count the ranks."""
-        return sorted(self.own, key=lambda level: -level.stride)
-
-    @property
-    def _shape(self) -> list[int]:
-        return [level.ranks for level in self._major_first]
-
-    @property
-    def _inner_first(self) -> list[int]:
-        """Where the levels, innermost first, stand in the order in which they count the ranks."""
-        order = self._major_first
-        return [order.index(level) for level in self.own]
-
-    # one level
+    # XLA's own at one level
 
     def _reduce_scatter(self, flat: Array, level: Level) -> Array:
-        if level.algorithm != NATIVE:
-            return self._program("reduce_scatter", flat, level)
         axes, groups = self._groups(level)
         return lax.psum_scatter(flat, axes, tiled=True, axis_index_groups=groups)
 
     def _all_gather(self, flat: Array, level: Level) -> Array:
-        if level.algorithm != NATIVE:
-            return self._program("all_gather", flat, level)
         axes, groups = self._groups(level)
 
         def gather(moved: Array) -> Array:
@@ -112,8 +89,6 @@ class Stairs:
         return as_bits(gather, flat) if self.platform == "cpu" else gather(flat)
 
     def _all_reduce(self, flat: Array, level: Level) -> Array:
-        if level.algorithm != NATIVE:
-            return self._program("all_reduce", flat, level)
         axes, groups = self._groups(level)
         if groups is None:
             return {"sum": lax.psum, "max": lax.pmax, "min": lax.pmin}[self.op.op or "sum"](flat, axes)
@@ -123,13 +98,12 @@ class Stairs:
             return rows.max(0) if self.op.op == "max" else rows.min(0)
         return self._all_gather(self._reduce_scatter(pad(flat, level.ranks), level), level)[:size]
 
-    def _broadcast(self, flat: Array, level: Level, root: int) -> Array:
-        if level.algorithm != NATIVE:
-            return self._program("broadcast", flat, level, root)
+    def _broadcast(self, flat: Array, level: Level) -> Array:
         axes, groups = self._groups(level)
+        root = level.place(self.op.root or 0)
         if groups is None:
             return broadcast(flat, axes, root, self.platform)
-        size, here = flat.shape[0], self._place(level) == root
+        size, here = flat.shape[0], level.place(lax.axis_index(self.op.axes)) == root
 
         def from_root(moved: Array) -> Array:
             sent = pad(jnp.where(here, moved, jnp.zeros_like(moved)), level.ranks)
@@ -138,13 +112,13 @@ class Stairs:
 
         return as_bits(from_root, flat, always=True)
 
-    def _program(self, kind: Kind, flat: Array, level: Level, root: int = 0) -> Array:
+    def _program(self, kind: Kind, flat: Array, level: Level) -> Array:
         whole = flat.nbytes * (level.ranks if kind == "all_gather" else 1)
-        program = program_at(level, kind, self.op, whole, root, self.file)
+        program = program_at(level, kind, self.op, whole, self.file)
         axes, _ = self._groups(level)
         team = programs.everyone(axes, level.ranks)
         if level.axis is None:
-            places = np.arange(self.ranks, dtype=np.int64) // level.stride % level.ranks
+            places = level.place(np.arange(self.ranks, dtype=np.int64))
             team = programs.Team(axes, places, members(level, self.ranks))
         made = programs.run(program, flat, team, self.op.op or "sum", on_cpu=self.platform == "cpu")
         scattered = kind == "reduce_scatter" or level.axis is None
@@ -154,9 +128,6 @@ class Stairs:
         if level.axis is not None:
             return (level.axis,), None
         return self.op.axes, members(level, self.ranks).tolist()
-
-    def _place(self, level: Level) -> Array:
-        return lax.axis_index(self.op.axes) // level.stride % level.ranks
 
 
 def broadcast(x: Array, axes: tuple[str, ...], root: int, platform: str) -> Array:

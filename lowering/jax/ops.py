@@ -148,6 +148,17 @@ def scale(leaf: Array, how: str, by: Any) -> Array:
     return jnp.where(empty, jnp.zeros_like(leaf), leaf / jnp.where(empty, jnp.ones_like(factor), factor))
 
 
+def converted(op: ir.Cast | ir.LocalSum | ir.Scale, leaf: Array, by: Any) -> Array:
+    """What `op` makes of one leaf. by: the factor of a scale."""
+    match op:
+        case ir.Cast():
+            return leaf.astype(jax_dtype(op.dtype))
+        case ir.LocalSum():
+            return leaf.reshape(op.ways, -1).sum(0, dtype=leaf.dtype)
+        case ir.Scale():
+            return scale(leaf, op.how, by)
+
+
 def pull(leaf: Array, center: Array, eta: Any, rho: Any) -> Array:
     """eta * rho * (leaf - center): elastic averaging's force (Zhang, Choromanska, LeCun 2015)."""
     factor = jnp.asarray(eta, leaf.dtype) * jnp.asarray(rho, leaf.dtype)

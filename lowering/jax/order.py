@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from commplan.ir import schedule as ir
+from commplan.ir.def_use import DefUse
 from commplan.lowering.jax import _compat
 from commplan.lowering.jax.untyped import jnp, lax
 
@@ -43,21 +44,19 @@ def without_implied(sequence: Iterable[ir.Op], values: Mapping[str, ir.Value]) -
 
     Only buffers are followed: a leaf of a tree may be made from some of the results that the tree is.
     """
-    makers: dict[str, ir.Op] = {}
-    for op in sequence:
-        for result in ir.results(op):
-            makers[result] = op
+    uses = DefUse(sequence)
+    for op in uses.ops:
         if isinstance(op, ir.Collective) and op.after:
-            implied = set(_line_of(op.operand, makers, values))
+            implied = set(_line_of(op.operand, uses, values))
             op = msgspec.structs.replace(op, after=tuple(r for r in op.after if r not in implied))  # noqa: PLW2901
         yield op
 
 
-def _line_of(ref: str, makers: Mapping[str, ir.Op], values: Mapping[str, ir.Value]) -> Iterator[str]:
+def _line_of(ref: str, uses: DefUse[ir.Op], values: Mapping[str, ir.Value]) -> Iterator[str]:
     """`ref` and the buffers that it is made from, one from the other."""
     while len(values[ref].leaves) == 1:
         yield ref
-        maker = makers.get(ref)
+        maker = uses.maker(ref)
         if maker is None or isinstance(maker, ir.Map | ir.Elastic | ir.Update | ir.Unpack):
             return
         sources = ir.operands(maker)

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from commplan.collectives.scalars import scalar_algorithm
+from commplan.collectives.registry import scalar_algorithm
 from commplan.diagnostics import fail
 from commplan.ir import schedule as ir
 from commplan.ir.def_use import DefUse
@@ -23,11 +23,6 @@ from commplan.lowering.jax.trees import LEAF, Structure, Tree, structure_by
 from commplan.lowering.jax.untyped import jax
 
 Env = dict[str, Tree]
-
-
-def needed(sequence: Iterable[ir.Op], wanted: Iterable[str], known: Iterable[str]) -> tuple[ir.Op, ...]:
-    """The ops that `wanted` depends on, in order; what makes the values in `known` is left out."""
-    return DefUse(sequence).behind(wanted, frozenset(known))
 
 
 def origin(phase: ir.Phase, op: ir.Unpack) -> str | None:
@@ -69,13 +64,9 @@ class Lowered:
         """The outputs that the phase returns: those that need more than sources."""
         return tuple(binding for binding in self.phase.outputs if not binding.source_only)
 
-    @property
+    @functools.cached_property
     def values(self) -> Mapping[str, ir.Value]:
         """Every value that the phase knows, by id."""
-        return self._values
-
-    @functools.cached_property
-    def _values(self) -> dict[str, ir.Value]:
         return {value.id: value for value in (*self.schedule.entry, *self.phase.values)}
 
     @functools.cached_property
@@ -97,7 +88,7 @@ class Lowered:
         """The ops that run on devices when the phase is called."""
         known = [*self.phase.inputs, *self.phase.states, *(binding.value for binding in self.phase.takes)]
         wanted = [binding.value for binding in (*self.outputs, *self.phase.updates)]
-        return needed(self.phase.ops, wanted, known)
+        return DefUse(self.phase.ops).behind(wanted, frozenset(known))
 
     @functools.cached_property
     def counts(self) -> bool:
@@ -243,19 +234,11 @@ class Lowered:
                     for x, leaf in zip(ops.unpack(op, values, env, arrived), value.leaves, strict=True)
                 )
                 env[op.result] = Tree(leaves, self._structure(op, env))
-            case ir.Cast():
-                dtype = ops.jax_dtype(op.dtype)
-                env[op.result] = env[op.operand].like([x.astype(dtype) for x in env[op.operand].leaves])
-            case ir.LocalSum():
+            case ir.Cast() | ir.LocalSum() | ir.Scale():
+                by = op.by if isinstance(op, ir.Scale) else None
+                by = env[by].leaves[0] if isinstance(by, str) else by
                 tree = env[op.operand]
-                env[op.result] = tree.like(
-                    [x.reshape(op.ways, -1).sum(0, dtype=x.dtype) for x in tree.leaves]
-                )
-            case ir.Scale():
-                by = env[op.by].leaves[0] if isinstance(op.by, str) else op.by
-                env[op.result] = env[op.operand].like(
-                    [ops.scale(x, op.how, by) for x in env[op.operand].leaves]
-                )
+                env[op.result] = tree.like([ops.converted(op, x, by) for x in tree.leaves])
             case ir.Slice():
                 array = values[op.operand].kind == "array"
                 ways = len(op.owners) or self.backend.ways(op.axes)

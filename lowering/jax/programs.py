@@ -20,9 +20,8 @@ from commplan.collectives.program import REDUCING, Bools, Ints, Program
 from commplan.lowering.jax import _compat
 from commplan.lowering.jax.bits import as_bits, to_bits
 from commplan.lowering.jax.untyped import jnp, lax
-from commplan.lowering.permutes import Move, Part
-from commplan.lowering.steps import Step, stretches
-from commplan.lowering.steps import steps as steps_of
+from commplan.lowering.permutes import Move, Part, Step, stretches
+from commplan.lowering.permutes import steps as steps_of
 
 Array = Any
 

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from commplan.diagnostics import fail
 from commplan.ir import schedule as ir
+from commplan.ir.def_use import DefUse
 from commplan.lowering.jax import ops
 from commplan.lowering.jax.backend import Backend
 from commplan.lowering.jax.phase import Lowered
@@ -66,15 +67,9 @@ class Recipe:
         return flat[:size]
 
     def _step(self, op: Step, x: Array) -> Array:
-        match op:
-            case ir.Cast():
-                return x.astype(ops.jax_dtype(op.dtype))
-            case ir.LocalSum():
-                return x.reshape(op.ways, -1).sum(0, dtype=x.dtype)
-            case ir.Scale():
-                return ops.scale(x, op.how, op.by)
-            case ir.Collective():
-                return self.backend.move(self.backend.varying(x, op.axes), op)
+        if isinstance(op, ir.Collective):
+            return self.backend.move(self.backend.varying(x, op.axes), op)
+        return ops.converted(op, x, op.by if isinstance(op, ir.Scale) else None)
 
 
 def recipe(lowered: Lowered, name: str, like: Sequence[Array]) -> Recipe:
@@ -83,22 +78,19 @@ def recipe(lowered: Lowered, name: str, like: Sequence[Array]) -> Recipe:
     Raises CP0815 where a tap cannot do the same.
     """
     value = lowered.arguments[name]
-    followers: dict[str, list[ir.Op]] = {}
-    for op in lowered.ops:
-        for ref in ir.operands(op):
-            followers.setdefault(ref, []).append(op)
+    uses = DefUse(lowered.ops)
     flat: dict[str, tuple[Step, ...]] = {}
-    tree, ref = _follow(value.id, followers)
-    packs = [op for op in followers.get(ref, ()) if isinstance(op, ir.Pack)]
+    tree, ref = _follow(value.id, uses)
+    packs = [op for op in uses.readers(ref) if isinstance(op, ir.Pack)]
     after: tuple[Step, ...] = ()
     for pack in packs:
-        chain, end = _follow(pack.result, followers)
+        chain, end = _follow(pack.result, uses)
         dtype = next(v for v in lowered.phase.values if v.id == pack.result).leaves[0].dtype.numpy_name
         flat.setdefault(dtype, (*tree, *chain))
-        unpack = next((op for op in followers.get(end, ()) if isinstance(op, ir.Unpack)), None)
+        unpack = next((op for op in uses.readers(end) if isinstance(op, ir.Unpack)), None)
         if unpack is None or pack.ways != 1:
             _cannot(lowered, name, "it is not reduced to one value that is the same on all ranks")
-        after, _ = _follow(unpack.result, followers)
+        after, _ = _follow(unpack.result, uses)
     steps = (*(op for chain in flat.values() for op in chain), *(after if packs else tree))
     if any(isinstance(op, ir.Scale) and isinstance(op.by, str) for op in steps):
         _cannot(lowered, name, "its mean is weighted by a value, which the backward pass does not have")
@@ -119,11 +111,11 @@ def _has_gradient(leaf: Array) -> bool:
     return bool(leaf.size) and jnp.issubdtype(leaf.dtype, jnp.inexact)
 
 
-def _follow(ref: str, followers: Mapping[str, list[ir.Op]]) -> tuple[tuple[Step, ...], str]:
+def _follow(ref: str, uses: DefUse[ir.Op]) -> tuple[tuple[Step, ...], str]:
     """The ops that turn `ref` into one value after another, as far as they go."""
     chain: list[Step] = []
     while True:
-        own = [op for op in followers.get(ref, ()) if isinstance(op, Step) and op.operand == ref]
+        own = [op for op in uses.readers(ref) if isinstance(op, Step) and op.operand == ref]
         if len(own) != 1:
             return tuple(chain), ref
         chain.append(own[0])

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 from commplan.ir import schedule as ir
+from commplan.ir.def_use import DefUse
 from commplan.ir.layout import row_size
 from commplan.lowering.jax import ops
 from commplan.lowering.jax.backend import Array, Backend, Lay, Run
@@ -64,20 +65,16 @@ class Loose:
 
 def loose(chosen: Sequence[ir.Op], values: Mapping[str, ir.Value], backend: Backend) -> Loose:
     """What of `chosen` needs no buffers."""
-    readers: dict[str, list[ir.Op]] = {}
-    for op in chosen:
-        for ref in ir.operands(op):
-            readers.setdefault(ref, []).append(op)
-    made = {op.result: op for op in chosen if isinstance(op, ir.Pack)}
+    uses = DefUse(chosen)
     packs: dict[str, ir.Pack] = {}
     parts: dict[str, tuple[tuple[ir.Unpack, ir.Part], ...]] = {}
     for op in chosen:
         if not isinstance(op, ir.Collective) or op.form not in ("call", "split") or op.kind not in KINDS:
             continue
-        pack = made.get(op.operand)
-        if pack is not None and len(readers[op.operand]) == 1 and any(part.size for part in pack.parts):
+        pack, alone = uses.maker(op.operand), len(uses.readers(op.operand)) == 1
+        if isinstance(pack, ir.Pack) and alone and any(part.size for part in pack.parts):
             packs[op.operand] = pack
-        taken = _unpacked(op.result, readers.get(op.result, []))
+        taken = _unpacked(op.result, uses.readers(op.result))
         if taken:
             parts[op.result] = taken
     return Loose(backend, values, packs, parts)

@@ -17,9 +17,9 @@ from commplan.ir.schedule import Collective, Schedule, Spread
 from commplan.lowering.jax import _compat
 from commplan.lowering.jax.backend import Lay
 from commplan.lowering.jax.untyped import lax
-from commplan.lowering.mpi.collectives import Channel, Spec
+from commplan.lowering.mpi.choose import NATIVE
+from commplan.lowering.mpi.collectives import Channel, Pending, Spec
 from commplan.lowering.mpi.service import Service, goodbye
-from commplan.lowering.mpi.spec import NATIVE
 from commplan.lowering.programs import spreads
 from commplan.protocol.sites import Sites
 
@@ -100,7 +100,16 @@ class MpiBackend:
         spec = self._spec(op)
         if not self.channel.takes_lists(spec, taken.size):
             return None
-        pending, token = self.channel.begin(xs, spec, taken, given, self.order.take())
+        return self._issued(self.channel.begin(xs, spec, taken, given, self.order.take()))
+
+    def start(self, x: Array, op: Collective) -> Callable[[], Array] | None:
+        if op.form != "split":
+            return None
+        finish = self._issued(self.channel.start(x, self._spec(op), self.order.take()))
+        return lambda: finish()[0]
+
+    def _issued(self, begun: tuple[Pending, Array]) -> Callable[[], Sequence[Array]]:
+        pending, token = begun
         self.order.put(token)
 
         def finish() -> Sequence[Array]:
@@ -109,19 +118,6 @@ class MpiBackend:
             results, after = self.channel.end(pending, self.order.take())
             self.order.put(after)
             return results
-
-        return finish
-
-    def start(self, x: Array, op: Collective) -> Callable[[], Array] | None:
-        if op.form != "split":
-            return None
-        pending, token = self.channel.start(x, self._spec(op), self.order.take())
-        self.order.put(token)
-
-        def finish() -> Array:
-            result, after = self.channel.finish(pending, self.order.take())
-            self.order.put(after)
-            return result
 
         return finish
 

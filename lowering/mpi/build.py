@@ -43,7 +43,7 @@ def library() -> ctypes.CDLL:
         loaded = ctypes.CDLL(str(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)
     except OSError as error:
         fail("CP0830", f"the MPI engine cannot be loaded: {error}", f"remove {path} to compile it again")
-    loaded.commplan_library.restype = ctypes.c_char_p
+    loaded.commplan_library.restype = _TEXT
     used, ours = Path(os.fsdecode(loaded.commplan_library())), mpi_library()
     if used.resolve() != ours.resolve():
         fail(
@@ -56,26 +56,27 @@ def library() -> ctypes.CDLL:
     return loaded
 
 
+_NUMBER, _POINTER, _TEXT = ctypes.c_int64, ctypes.c_void_p, ctypes.c_char_p
+# What the engine gives back, and what it takes.
+_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
+    "channel_open": (_POINTER, [ctypes.c_int, ctypes.c_int]),
+    "channel_busy": (ctypes.c_int, [_POINTER]),
+    "channel_close": (None, [_POINTER]),
+    "list": (_NUMBER, [_POINTER, _POINTER, _NUMBER, *[_POINTER] * 4, _NUMBER, _POINTER, _TEXT]),
+    "native": (_NUMBER, [_POINTER, _POINTER, _TEXT]),
+    "packed": (_NUMBER, [_NUMBER, *[_POINTER, _NUMBER] * 4]),
+    "request": (
+        _NUMBER,
+        [_POINTER, _TEXT, _POINTER, ctypes.POINTER(_TEXT), _NUMBER, _POINTER, _NUMBER, _NUMBER, _POINTER],
+    ),
+    "request_shares": (None, [_NUMBER, *[_POINTER, _NUMBER] * 2, _POINTER, _POINTER]),
+}
+
+
 def _declare(loaded: Any) -> None:
-    number, pointer, text = ctypes.c_int64, ctypes.c_void_p, ctypes.c_char_p
-    loaded.commplan_channel_open.restype = pointer
-    loaded.commplan_channel_open.argtypes = [ctypes.c_int, ctypes.c_int]
-    loaded.commplan_channel_busy.restype = ctypes.c_int
-    loaded.commplan_channel_busy.argtypes = [pointer]
-    loaded.commplan_channel_close.restype = None
-    loaded.commplan_channel_close.argtypes = [pointer]
-    loaded.commplan_list.restype = number
-    loaded.commplan_list.argtypes = [pointer, pointer, number, *[pointer] * 4, number, pointer, text]
-    loaded.commplan_native.restype = number
-    loaded.commplan_native.argtypes = [pointer, pointer, text]
-    loaded.commplan_packed.restype = number
-    loaded.commplan_packed.argtypes = [number, *[pointer, number] * 4]
-    loaded.commplan_request.restype = number
-    loaded.commplan_request.argtypes = [
-        pointer, text, pointer, ctypes.POINTER(text), number, pointer, number, number, pointer,
-    ]  # fmt: skip
-    loaded.commplan_request_shares.restype = None
-    loaded.commplan_request_shares.argtypes = [number, pointer, number, pointer, number, pointer, pointer]
+    for name, (result, arguments) in _FUNCTIONS.items():
+        function = getattr(loaded, f"commplan_{name}")
+        function.restype, function.argtypes = result, arguments
     for name in ("call", "start", "finish", "empty"):
         handler = jax.ffi.pycapsule(getattr(loaded, f"commplan_{name}"))
         jax.ffi.register_ffi_target(f"commplan_mpi_{name}", handler, platform="cpu")

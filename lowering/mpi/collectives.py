@@ -23,11 +23,10 @@ from commplan.ir.schedule import ReduceOp
 from commplan.lowering.jax.backend import Lay
 from commplan.lowering.jax.untyped import jax, jnp
 from commplan.lowering.mpi import build, primitives, rounds
-from commplan.lowering.mpi.choose import choice
+from commplan.lowering.mpi.choose import KINDS, WINDOW, Spec, choice
 from commplan.lowering.mpi.drain import at_exit, drain
 from commplan.lowering.mpi.groups import Groups
 from commplan.lowering.mpi.instructions import RECEIVE_REDUCE, Instructions, instructions
-from commplan.lowering.mpi.spec import KINDS, Spec
 
 Array = Any
 _DTYPES = ("bool", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64")
@@ -129,32 +128,24 @@ class Channel:
         results = [jax.ShapeDtypeStruct(shape, dtype) for shape in given.shapes]
         whole = self._number(jax.ShapeDtypeStruct((taken.size,), dtype), spec)
         number = self._packed(whole, taken, given, np.dtype(dtype).itemsize)
-        if spec.form != "split":
-            done, after = primitives.call(xs, token, results, number)
-            return Pending(xs, done, None, -1), after
-        pending, handle, after = primitives.start(xs, token, results, number)
-        return Pending(xs, pending, handle, number), after
-
-    def end(self, pending: Pending, token: Array) -> tuple[Sequence[Array], Array]:
-        """Wait for what was begun: its results, and the token for what follows."""
-        if pending.handle is None:
-            return pending.results, token
-        return primitives.finish(pending.xs, pending.results, pending.handle, token, pending.number)
+        if spec.form == "split":
+            return _started(xs, results, number, token)
+        done, after = primitives.call(xs, token, results, number)
+        return Pending(xs, done, None, number), after
 
     def start(self, x: Array, spec: Spec, token: Array) -> tuple[Pending, Array]:
         """Begin the collective of `x`; a thread of this process moves it on meanwhile."""
-        shape = self._result(x, spec)
-        if self._nothing(x, spec):
-            return Pending((x,), [x.reshape(shape)], None, -1), token
-        if self._library is None:
+        if self._nothing(x, spec) or self._library is None:
             y, token = self.run(x, dataclasses.replace(spec, form="call"), token)
             return Pending((x,), [y], None, -1), token
         if not self.groups.concurrent:
             fail("CP0833", "this MPI may be called by one thread at a time, and form `split` needs two")
-        number = self._number(x, spec)
-        shaped = jax.ShapeDtypeStruct(shape, x.dtype)
-        results, handle, after = primitives.start((x,), token, (shaped,), number)
-        return Pending((x,), results, handle, number), after
+        shaped = jax.ShapeDtypeStruct(self._result(x, spec), x.dtype)
+        return _started((x,), [shaped], self._number(x, spec), token)
+
+    def end(self, pending: Pending, token: Array) -> tuple[Sequence[Array], Array]:
+        """Wait for what was begun: its results, and the token for what follows."""
+        return primitives.finish(pending.xs, pending.results, pending.handle, token, pending.number)
 
     def finish(self, pending: Pending, token: Array) -> tuple[Array, Array]:
         """Wait for what `start` began: its result, and the token for what follows."""
@@ -163,11 +154,8 @@ class Channel:
 
     def _rounds(self, x: Array, spec: Spec) -> Array:
         axes = self._axes(spec)
-        own, rank, comm = (
-            dataclasses.replace(spec, axes=axes),
-            self.groups.index(axes),
-            self.groups.blocking(axes),
-        )
+        own = dataclasses.replace(spec, axes=axes)
+        rank, comm = self.groups.index(axes), self.groups.blocking(axes)
         choose = choice(own, self.groups, self._whole(x.size, own), x.dtype.itemsize)
         if choose is None:
             return rounds.native(x, own, rank, comm)
@@ -220,14 +208,12 @@ class Channel:
     def _make(self, spec: Spec, size: int, dtype: np.dtype[Any]) -> int:
         if spec.kind in REDUCING and dtype.name not in _DTYPES:
             fail("CP0831", f"arrays of {dtype.name} cannot be reduced", f"what can: {', '.join(_DTYPES)}")
-        ranks = self.groups.along(spec.axes or ())
-        whole = self._whole(size, spec)
+        whole, axes = self._whole(size, spec), spec.axes or ()
         choose = choice(spec, self.groups, whole, dtype.itemsize)
         if choose is None:
             return self._make_native(spec, size, dtype)
-        rank = self.groups.index(spec.axes or ())
-        made = instructions(choose.program, rank, whole, dtype.itemsize, choose.piece)
-        return self._make_list(made, ranks, spec, dtype, choose.window)
+        made = instructions(choose.program, self.groups.index(axes), whole, dtype.itemsize, choose.piece)
+        return self._make_list(made, self.groups.along(axes), spec, dtype)
 
     def _make_native(self, spec: Spec, size: int, dtype: np.dtype[Any]) -> int:
         group = self.groups.native(spec.axes or ())
@@ -235,20 +221,11 @@ class Channel:
         code, count = dtype.name, size // parts
         if code not in _DTYPES:
             code, count = "uint8", count * dtype.itemsize
-        settings = (
-            KINDS.index(spec.kind),
-            group.py2f(),
-            count,
-            spec.root,
-            _DTYPES.index(code),
-            _OPS.index(spec.op),
-        )
-        table = _numbers(settings, np.int64)
+        kind, dtype_code, op = KINDS.index(spec.kind), _DTYPES.index(code), _OPS.index(spec.op)
+        table = _numbers((kind, group.py2f(), count, spec.root, dtype_code, op), np.int64)
         return self._library.commplan_native(self._channel, table.ctypes.data, spec.where.encode())
 
-    def _make_list(
-        self, made: Instructions, ranks: tuple[int, ...], spec: Spec, dtype: np.dtype[Any], window: int
-    ) -> int:
+    def _make_list(self, made: Instructions, ranks: tuple[int, ...], spec: Spec, dtype: np.dtype[Any]) -> int:
         awaited: list[list[int]] = [[] for _ in made.code]
         for i, before in enumerate(made.waits):
             for j in before:
@@ -260,16 +237,8 @@ class Channel:
         peers = _numbers([ranks[peer] for peer in made.peers], np.int32)
         messages = max((row.message + 1 for row in made.code), default=0)
         reducing = any(row.what == RECEIVE_REDUCE for row in made.code)
-        settings = _numbers(
-            (
-                made.scratch,
-                window,
-                messages > window,
-                _DTYPES.index(dtype.name) if reducing else 0,
-                _OPS.index(spec.op),
-            ),
-            np.int64,
-        )
+        code, op = _DTYPES.index(dtype.name) if reducing else 0, _OPS.index(spec.op)
+        settings = _numbers((made.scratch, WINDOW, messages > WINDOW, code, op), np.int64)
         arrays = (waits, begins, after, peers)
         pointers = [array.ctypes.data for array in arrays]
         number = self._library.commplan_list(
@@ -278,6 +247,11 @@ class Channel:
         )  # fmt: skip
         self._ends[number] = made.last, made.late
         return number
+
+
+def _started(xs: Sequence[Array], results: Sequence[Any], number: int, token: Array) -> tuple[Pending, Array]:
+    pending, handle, after = primitives.start(xs, token, results, number)
+    return Pending(xs, pending, handle, number), after
 
 
 def _layout(lay: Lay, itemsize: int) -> Any:

@@ -14,7 +14,7 @@ from commplan.collectives.layout import bounds
 from commplan.collectives.program import Program
 from commplan.lowering.jax.bits import from_bits, to_bits
 from commplan.lowering.jax.untyped import jnp, lax
-from commplan.lowering.mpi.spec import Spec
+from commplan.lowering.mpi.choose import Spec
 from commplan.lowering.mpi.untyped import MPI, mpi4jax
 from commplan.lowering.permutes import Transfer, together
 

@@ -26,8 +26,7 @@ from commplan.lowering.mpi import primitives
 from commplan.lowering.mpi.drain import drain
 from commplan.lowering.mpi.shared import Region, regions, shares
 from commplan.lowering.mpi.untyped import MPI
-from commplan.protocol.sites import LEAVE, Buffer, Site, Sites
-from commplan.protocol.worker import receives, sends, sent
+from commplan.protocol.sites import LEAVE, Buffer, Site, Sites, receives, sends, sent
 
 Array = Any
 # Of one worker to one server in flight. A server answers a unit when the last worker's term of it is there:
@@ -147,12 +146,6 @@ class Service:
         first = self.sites.workers + site.first
         found = {j: self._regions[first + j].get(site.states[0]) for j in range(site.servers)}
         return {j: region for j, region in found.items() if region is not None}
-
-    @property
-    def in_memory(self) -> tuple[str, ...]:
-        """The states that this worker meets where they lie, in memory of a server of its host."""
-        found = [state for offered in (self._regions or {}).values() for state in offered]
-        return tuple(dict.fromkeys(found))
 
     # --- the end ---
 

@@ -6,12 +6,13 @@ operand.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from commplan.collectives.scalars import scalar_algorithm
+from commplan.collectives.registry import scalar_algorithm
 from commplan.ir import schedule as ir
 from commplan.ir.types import DType
 from commplan.lowering.oracle.layout import Grid, Held, Rank, cut, join, pad_rows
@@ -203,3 +204,16 @@ def _fold(op: str | None, arrays: Sequence[Array], dtype: DType) -> Array:
             case _:
                 total = combine("sum", total, array, dtype)
     return total
+
+
+OPS: Mapping[type[ir.Op], Callable[[Any, Values, Env, Grid], Held]] = {
+    ir.Pack: pack,
+    ir.Unpack: unpack,
+    ir.Cast: cast,
+    ir.Collective: collective,
+    ir.LocalSum: local_sum,
+    ir.Scale: scale,
+    ir.Slice: slice_,
+    ir.Elastic: elastic,
+    ir.Update: update,
+}

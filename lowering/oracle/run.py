@@ -122,34 +122,16 @@ class Oracle:
     def _run(
         self, op: ir.Op, values: Mapping[str, ir.Value], env: Mapping[str, Held], place: tuple[int, int]
     ) -> dict[str, Held]:
-        match op:
-            case ir.Map():
-                return self._map(op, values, env, place)
-            case ir.Share():  # it pins how sameness is made, and changes no value
-                held = env[op.operand]
-            case ir.Pack():
-                held = ops.pack(op, values, env, self.grid)
-            case ir.Unpack():
-                held = ops.unpack(op, values, env, self.grid)
-            case ir.Cast():
-                held = ops.cast(op, values, env, self.grid)
-            case ir.Collective():
-                held = ops.collective(op, values, env, self.grid)
-            case ir.LocalSum():
-                held = ops.local_sum(op, values, env, self.grid)
-            case ir.Scale():
-                held = ops.scale(op, values, env, self.grid)
-            case ir.Slice():
-                held = ops.slice_(op, values, env, self.grid)
-            case ir.Elastic() if op.mode == "sync":
-                held = ops.elastic(op, values, env, self.grid)
-            case ir.Update():
-                held = ops.update(op, values, env, self.grid)
-            case ir.Read() | ir.Elastic() | ir.Exchange():
-                self._refuse(op)
-        return {ir.results(op)[0]: held}
+        if isinstance(op, ir.Map):
+            return self._map(op, values, env, place)
+        if isinstance(op, ir.Share):  # it pins how sameness is made, and changes no value
+            return {op.result: env[op.operand]}
+        run = ops.OPS.get(type(op))
+        if run is None or (isinstance(op, ir.Elastic) and op.mode != "sync"):
+            self._refuse(op)
+        return {ir.results(op)[0]: run(op, values, env, self.grid)}
 
-    def _refuse(self, op: ir.Read | ir.Elastic | ir.Exchange) -> NoReturn:
+    def _refuse(self, op: ir.Op) -> NoReturn:
         if isinstance(op, ir.Read):
             message = (
                 f"source `{op.source}` is read by the data runtime: the oracle takes loaded values as inputs"

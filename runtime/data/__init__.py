@@ -2,10 +2,10 @@
 
 from commplan.runtime.data.adapters import column as column
 from commplan.runtime.data.adapters import serial as serial
-from commplan.runtime.data.batches import HostBatch as HostBatch
 from commplan.runtime.data.batches import PhaseBatches as PhaseBatches
-from commplan.runtime.data.shared import Group as Group
-from commplan.runtime.data.shared import group as group
+from commplan.runtime.data.group import Group as Group
+from commplan.runtime.data.group import group as group
+from commplan.runtime.data.handing import HostBatch as HostBatch
 from commplan.runtime.data.sources import Files as Files
 from commplan.runtime.data.sources import Source as Source
 from commplan.runtime.data.sources import folder as folder

@@ -6,6 +6,7 @@ made of is told by what it offers.
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import importlib
 import os
@@ -14,7 +15,6 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -63,23 +63,15 @@ def _array_record() -> tuple[type, ...]:
 # --- one thread at a time ---
 
 
-class _Lock:
-    """A lock that belongs to one data set, however often it is wrapped."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-
-
-_LOCKS: weakref.WeakValueDictionary[int, _Lock] = weakref.WeakValueDictionary()
+# A lock belongs to one data set, however often it is wrapped.
+_LOCKS: weakref.WeakValueDictionary[int, threading.Lock] = weakref.WeakValueDictionary()
 _MAKING = threading.Lock()
 
 
-def _lock_of(dataset: object) -> _Lock:
+def _lock_of(dataset: object) -> threading.Lock:
     with _MAKING:
-        found = _LOCKS.get(id(dataset))
-        if found is None:  # the id stays taken as long as a `Serial` holds the data set, and with it the lock
-            found = _LOCKS[id(dataset)] = _Lock()
-        return found
+        # The id stays taken as long as a `Serial` holds the data set, and with it the lock.
+        return _LOCKS.setdefault(id(dataset), threading.Lock())
 
 
 class Serial:
@@ -93,15 +85,15 @@ class Serial:
             self.__getitems__ = self._several
 
     def __len__(self) -> int:
-        with self._lock.lock:
+        with self._lock:
             return len(self.dataset)
 
     def __getitem__(self, index: int) -> Any:
-        with self._lock.lock:
+        with self._lock:
             return self.dataset[index]
 
     def _several(self, indices: list[int]) -> Sequence[Any]:
-        with self._lock.lock:
+        with self._lock:
             return self._many(indices) if self._many else [self.dataset[index] for index in indices]
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -305,13 +297,7 @@ def _named(name: str, source: Source) -> Source:
 # --- array_record files ---
 
 
-@dataclass(frozen=True)
-class _Home:
-    module: str
-    name: str
-
-
-_GRAIN = (_Home("grain.sources", "ArrayRecordDataSource"), _Home("grain.python", "ArrayRecordDataSource"))
+_GRAIN = ("grain.sources", "grain.python")
 
 
 def is_array_record(path: object) -> bool:
@@ -338,13 +324,9 @@ def array_record(paths: Sequence[str | os.PathLike[str]]) -> Source:
         if missing:
             fail("CP0951", f"there is no array_record file {name!r}", "give the path of a file that exists")
     source_of: Any = None
-    for home in _GRAIN:
-        try:
-            source_of = getattr(importlib.import_module(home.module), home.name, None)
-        except ImportError:
-            continue
-        if source_of is not None:
-            break
+    for module in _GRAIN:
+        with contextlib.suppress(ImportError):
+            source_of = source_of or getattr(importlib.import_module(module), "ArrayRecordDataSource", None)
     if source_of is None:
         fail(
             "CP0951",

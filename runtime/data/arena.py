@@ -15,7 +15,6 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -43,20 +42,6 @@ class Cells(NamedTuple):
         return np.ndarray(self.shape, self.dtype, memory, self.offset, self.strides)
 
 
-@dataclass(frozen=True, order=True)
-class Mapped:
-    """Memory of a file as this process sees it. address: of its first byte; offset: of that byte in the
-    file."""
-
-    address: int
-    nbytes: int
-    offset: int
-
-
-def address(memory: mmap.mmap) -> int:
-    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
-
-
 def nameless(what: str) -> int:
     """A file in memory that has no name, and lives as long as somebody has it open or mapped."""
     if hasattr(os, "memfd_create"):
@@ -66,7 +51,12 @@ def nameless(what: str) -> int:
 
 
 class _Region(NamedTuple):
-    place: Mapped
+    """Memory of the file as this process sees it. address: of its first byte; offset: of that byte in the
+    file."""
+
+    address: int
+    nbytes: int
+    offset: int
     memory: mmap.mmap
 
 
@@ -80,7 +70,7 @@ class Arena:
         self.nbytes = HEADER
         self._lock = threading.Lock()
         self._free: deque[_Region] = deque()  # finalizers only append to it, which needs no lock
-        self._places: list[Mapped] = []
+        self._places: list[_Region] = []
         self._closing = weakref.finalize(self, os.close, self.descriptor)
 
     def fresh(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
@@ -103,9 +93,9 @@ class Arena:
 
     def _region(self, nbytes: int) -> _Region:
         with self._lock:
-            fitting = [r for r in list(self._free) if nbytes <= r.place.nbytes <= 2 * nbytes]
+            fitting = [r for r in list(self._free) if nbytes <= r.nbytes <= 2 * nbytes]
             if fitting:
-                best = min(fitting, key=lambda region: region.place.nbytes)
+                best = min(fitting, key=lambda region: region.nbytes)
                 self._free.remove(best)
                 return best
             try:
@@ -120,9 +110,10 @@ class Arena:
                     f"{nbytes} bytes of shared memory for a batch cannot be had: {error.strerror}",
                     "make the batch or `prefetch` smaller, let go of batches sooner, or use threads",
                 )
-            region = _Region(Mapped(address(memory), nbytes, self.nbytes), memory)
+            address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+            region = _Region(address, nbytes, self.nbytes, memory)
             self.nbytes += nbytes
-            bisect.insort(self._places, region.place)
+            bisect.insort(self._places, region, key=lambda place: place.address)
             return region
 
     def close(self) -> None:

@@ -17,18 +17,17 @@ from commplan.ir.schedule import Map, Schedule
 from commplan.runtime.data import adapters as _adapters
 from commplan.runtime.data import sources as _sources
 from commplan.runtime.data.checking import Checks
-from commplan.runtime.data.cores import cores_of
+from commplan.runtime.data.control import cores_of
 from commplan.runtime.data.direct import Direct
+from commplan.runtime.data.group import Group
 from commplan.runtime.data.handing import HostBatch, HostBatches
-from commplan.runtime.data.making import BLOCK, BatchInTheMaking, Course, Maker
+from commplan.runtime.data.making import BLOCK, BatchInTheMaking, Course, Maker, Pace
 from commplan.runtime.data.meeting import join
-from commplan.runtime.data.pace import Pace
 from commplan.runtime.data.program import HostProgram, host_program
-from commplan.runtime.data.records import checked_functions
+from commplan.runtime.data.records import checked_functions, stages
 from commplan.runtime.data.ring import ClosedError, Ring
-from commplan.runtime.data.shared import Group, SharedRing
+from commplan.runtime.data.shared import SharedRing
 from commplan.runtime.data.slots import CAN_LEND
-from commplan.runtime.data.staging import stages
 from commplan.runtime.data.usage import Meter, Queue, Summary
 from commplan.runtime.data.workers import Workers
 
@@ -37,16 +36,12 @@ from commplan.runtime.data.workers import Workers
 class _Cursor:
     """Which batches are started ahead: up to the end of epoch `until`."""
 
-    make: Callable[[int, int, int], BatchInTheMaking]
+    make: Callable[[int], BatchInTheMaking]
     course: Course
     until: int
-    pace: Pace | None = None
 
     def start(self, number: int) -> BatchInTheMaking | None:
-        epoch, step = self.course.at(number)
-        if epoch > self.until or (self.pace is not None and number >= self.pace.room()):
-            return None
-        return self.make(number, epoch, step)
+        return None if self.course.at(number)[0] > self.until else self.make(number)
 
 
 class PhaseBatches(HostBatches):
@@ -97,9 +92,8 @@ class PhaseBatches(HostBatches):
         self._orders = orders(program, found)
         self._program = program
         self._steps = pace.steps if pace is not None else _steps(program, self._orders)
-        place = self._restored(state) if pace is None else (pace.epoch, pace.step)
-        self._course = Course(place[0], place[1], self._steps)
-        self._armed, self._handed = place[0], 0
+        self._course = course = pace or Course(*self._restored(state), self._steps)
+        self._armed, self._handed = course.epoch, 0
         self._due: HostBatch | None = None  # the batch at that place, once it has come
         self._meter = meter or Meter(phase, schedule.plan)
         made = stages(program, found, chosen, self._meter)
@@ -111,7 +105,7 @@ class PhaseBatches(HostBatches):
         ahead = prefetch + (CARRIED if by_caller else 0)
         exchange = None
         if apart and group is not None and any(flow.moved for flow in program.flows):
-            at = (*place, self._fingerprint())
+            at = (course.epoch, course.step, self._fingerprint())
             room, keep = (slots(prefetch, by_caller=by_caller), KEEP) if pace is None else (pace.slots,) * 2
             exchange = join(
                 group, program, at, slots=room, meter=self._meter, keep=keep, leaving=pace is not None,
@@ -120,15 +114,17 @@ class PhaseBatches(HostBatches):
         self._exchange, self._prefetch, self._by_caller = exchange, prefetch, by_caller
         maker = Maker(
             program, self._orders, made, self._meter, block, exchange, pace is not None,
-            crew, _adapters.together(found), self._course, self._fingerprint(),
+            crew, _adapters.together(found), course, self._fingerprint(),
         )  # fmt: skip
         if exchange is not None:
             exchange.works = maker
             if crew is not None:
-                crew.share(exchange.slots.descriptor, exchange.offset)
+                crew.share(exchange.slots)
         # At a pace of its own a batch is but a part of what a member gets; its taker checks.
-        self._checks = Checks(program, self._orders, self._steps, place[1], self._meter) if not pace else None
-        self._cursor = _Cursor(maker.batch, self._course, self._armed, pace)
+        self._checks = (
+            Checks(program, self._orders, self._steps, course.step, self._meter) if not pace else None
+        )
+        self._cursor = _Cursor(maker.batch, course, self._armed)
         name = f"commplan-{schedule.plan}-{phase}"
         direct = pace is None and _direct(program, exchange)
         if direct and exchange is not None:
@@ -137,13 +133,8 @@ class PhaseBatches(HostBatches):
         self._closing = weakref.finalize(self, self._ring.end)
 
     @property
-    def meter(self) -> Meter:
-        """What adds up the costs; it may be kept when the batches are gone."""
-        return self._meter
-
-    @property
     def meters(self) -> tuple[Meter, ...]:
-        """The same, as batches with several of them have it."""
+        """What adds up the costs; they may be kept when the batches are gone."""
         return (self._meter,)
 
     @property
@@ -179,28 +170,35 @@ class PhaseBatches(HostBatches):
         batch, self._due, self._handed = self._due, None, self._handed + 1
         return batch
 
+    # --- where a pace was given; units are counted from the first ---
+
     def unit(self, number: int) -> HostBatch:
-        """Batch `number`, counted from the first, where a pace was given: the same one until a later one is
-        asked for. Errors: as `next`."""
-        if not self._closing.alive:
-            self._refuse_closed()
-        self._handed = number
+        """Batch `number`, for any number of threads, until `passed` lets go of it. Errors: as `next`."""
         self.go_on(self._course.at(number)[0])
         try:
-            self._ring.pass_on(number)
-            batch, _, _ = self._ring.look()
-            if self._exchange is not None:
-                self._exchange.handed(number)
+            return self._ring.look(number)[0]
         except ClosedError:
             self._refuse_closed()
-        except Exception:
-            self.close()
-            raise
-        return batch
 
-    def passed(self, number: int) -> None:
-        """Units before `number` have come."""
+    def passed(self, number: int, *, shown: int) -> None:
+        """Let go of units before `number`. Of those before the last `shown` of them, what somebody keeps is
+        his own copy from now on, and their slots are free."""
+        if self._exchange is not None:
+            self._exchange.recall(number - shown)
         self._ring.pass_on(number)
+
+    def go_on(self, epoch: int) -> None:
+        """Work ahead to the end of `epoch`, whoever asks for it."""
+        self._armed = max(self._armed, epoch)
+        self._cursor.until = self._armed
+        if self._closing.alive:
+            self._ring.admit()
+
+    def ready(self, number: int) -> bool:
+        """Whether nobody would wait for unit `number`."""
+        return self._ring.ready(number)
+
+    # ---
 
     def _carry_ahead(self, step: int) -> None:
         """Where batches are carried in this thread: as many as the place says, and the place alone."""
@@ -213,17 +211,6 @@ class PhaseBatches(HostBatches):
     def exchange(self) -> SharedRing | None:
         """This process's side of the slots, where processes share them."""
         return self._exchange
-
-    def go_on(self, epoch: int) -> None:
-        """Work ahead to the end of `epoch`, whoever asks for it."""
-        self._armed = max(self._armed, epoch)
-        self._cursor.until = self._armed
-
-    def work_ahead(self) -> bool:
-        """Begin what the pace has room for by now; whether the next batch lies ready."""
-        if self._closing.alive:
-            self._ring.admit()
-        return self._ring.ready()
 
     def state(self) -> dict[str, int]:
         """Where the next batch stands: integers, fit for JSON; the same under any number of ranks.
@@ -332,13 +319,9 @@ def hints(program: HostProgram) -> tuple[int, int]:
 def _direct(program: HostProgram, exchange: SharedRing | None) -> bool:
     """Whether batches are handed over as they lie in the slots, and nobody waits for this process's
     thread."""
-    if (
-        exchange is None
-        or not exchange.shows
-        or (exchange.owes() and exchange.carrier is not None and not exchange.carrier.by_caller)
-    ):
-        return False
-    return _lies_ready(program)
+    carrier = exchange.carrier if exchange is not None else None
+    carries = exchange is not None and carrier is not None and exchange.owes() and not carrier.by_caller
+    return exchange is not None and not carries and _lies_ready(program)
 
 
 def _lies_ready(program: HostProgram) -> bool:
@@ -396,6 +379,3 @@ def _steps(program: HostProgram, orders: Mapping[Ref, Order]) -> int:
             file=file,
         )
     return steps
-
-
-__all__ = ["HostBatch", "PhaseBatches", "Summary"]

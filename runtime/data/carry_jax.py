@@ -26,7 +26,6 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from commplan.collectives.layout import MESSAGE
 from commplan.collectives.program import Program
-from commplan.diagnostics import fail
 from commplan.input.division import Division, Move
 from commplan.lowering.jax import order, programs
 from commplan.lowering.jax.untyped import jax, jnp, lax
@@ -98,14 +97,6 @@ class JaxCarrier:
     def by_caller(self) -> bool:
         return True
 
-    @property
-    def hosts(self) -> tuple[int, ...]:
-        return _hosts(self.division)
-
-    @property
-    def makers(self) -> tuple[int, ...]:
-        return _makers(self.division)
-
     def carry(self, number: int, parcels: Sequence[Parcel], before: Sequence[Parcel] = ()) -> None:
         del before  # no host is ever left behind: all make every collective
         if self._stopped.is_set():
@@ -132,7 +123,7 @@ class JaxCarrier:
     def _compile(self, parcels: Sequence[Parcel]) -> _Compiled:
         boxes: list[_Box] = []
         at = 0
-        runs = [self.division.run(host) for host in self.makers]
+        runs = [self.division.run(host) for host in _makers(self.division)]
         most = max(high - low for low, high in runs)
         for parcel in parcels:
             copies, rows, row_nbytes = parcel.cells.shape
@@ -159,14 +150,14 @@ class JaxCarrier:
         JAX takes the aligned package as it is: it rests until the program is done.
         """
         words: Words = compiled.package.view(np.uint32)[None]
-        mine = jax.device_put(words, self.devices[self.hosts.index(self.host)])
+        mine = jax.device_put(words, self.devices[_hosts(self.division).index(self.host)])
         shape = (len(self.devices), words.shape[1])
         packages = jax.make_array_from_single_device_arrays(shape, compiled.sharding, [mine])
         made = compiled.run(packages).addressable_shards[0].data
         return np.asarray(made)[0]
 
     def _unpack(self, parcels: Sequence[Parcel], compiled: _Compiled, made: Words) -> None:
-        for place, host in enumerate(self.makers):
+        for place, host in enumerate(_makers(self.division)):
             if host == self.host:
                 continue
             low, high = self.division.run(host)
@@ -191,7 +182,7 @@ class JaxCarrier:
         if self._stopped.is_set():
             raise ClosedError
         if not came:
-            self._fail(
+            self.blame.fail(
                 "CP0941",
                 f"a host was silent for {self.timeout:g} s: batch {number} of what hosts share did not come",
                 "all processes must take the same batches, in the same order",
@@ -205,16 +196,12 @@ class JaxCarrier:
 
     def _lost(self, number: int, error: BaseException) -> NoReturn:
         first = str(error).strip().splitlines() or [type(error).__name__]
-        self._fail(
+        self.blame.fail(
             "CP0940",
             f"batch {number} of what all hosts share did not come: another host died, or cannot be reached",
             f"JAX says: {first[0][:300]}",
             "start again from the last saved state",
         )
-
-    def _fail(self, code: str, message: str, *notes: str) -> NoReturn:
-        what, span, file = self.blame
-        fail(code, message, f"the line: {what}", *notes, span=span, file=file)
 
 
 def cpu_devices(processes: Sequence[int]) -> tuple[Any, ...]:

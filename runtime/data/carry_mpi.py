@@ -12,6 +12,7 @@ are left.
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Sequence
@@ -82,7 +83,6 @@ class MpiCarrier:
         self._busy = threading.Lock()
         self._stopped = self._closed = False
         self._looked = 0.0
-        self._scripts: dict[Any, Script] = {}
 
     # --- the calls of the ring ---
 
@@ -115,16 +115,11 @@ class MpiCarrier:
     # --- one batch ---
 
     def _exchange(self, team: Team, parcels: Sequence[Parcel]) -> None:
-        forms = _forms(parcels)
-        key = (team.processes, self.division, forms)
-        if key not in self._scripts:
-            if len(self._scripts) >= 8:  # there are two lengths of batches, and few regroupings
-                self._scripts.clear()
-            self._scripts[key] = self._script(self.division.moves(team.processes), forms)
-        self._run(team, self._scripts[key], parcels)
+        host = self.division.hosts[self._process]
+        self._run(team, _planned(self.division, team.processes, host, _forms(parcels)), parcels)
 
-    def _script(self, moves: Sequence[Move], forms: Sequence[Form]) -> Script:
-        return script(moves, self.division.hosts[self._process], forms)
+    def _script(self, move: Move, parcels: Sequence[Parcel]) -> Script:
+        return script((move,), self.division.hosts[self._process], _forms(parcels))
 
     def _run(self, team: Team, found: Script, parcels: Sequence[Parcel]) -> None:
         if not found.messages:
@@ -167,7 +162,6 @@ class MpiCarrier:
 
         Hosts are one batch apart at most: nobody ends a batch before all have ended the one before.
         """
-        self._scripts.clear()
         numbers = team.numbers(number, self._look)
         last = max(numbers.values())
         behind = [host for host, other in numbers.items() if other < last]
@@ -177,7 +171,7 @@ class MpiCarrier:
             if mine in (source, *behind):
                 whole = parcels if mine in behind else before
                 spread = Move("broadcast", (source, *behind), (tuple(range(self.division.parts)),))
-                self._run(team, self._script((spread,), _forms(whole)), whole)
+                self._run(team, self._script(spread, whole), whole)
         now = adopted(self._planned, team.processes)
         changed = [self.division.hosts[r] for r in self.division.readers] != [
             now.hosts[r] for r in now.readers
@@ -198,7 +192,7 @@ class MpiCarrier:
         cells = np.zeros((1, len(hosts), 8), np.uint8)
         beat = Parcel(cells, tuple(range(len(hosts) + 1)))
         move = Move("all_gather", hosts, tuple((place,) for place in range(len(hosts))))
-        self._run(team, self._script((move,), _forms((beat,))), (beat,))
+        self._run(team, self._script(move, (beat,)), (beat,))
 
     def _waits_for_survivors(self, waited: float) -> None:
         self._go_on()
@@ -254,21 +248,26 @@ class MpiCarrier:
         )
 
     def _fail(self, code: str, message: str, *notes: str) -> NoReturn:
-        (what, span, file), hosts = self._blame, self.division.hosts
+        blame, hosts = self._blame, self.division.hosts
         fail(
             code,
-            f"{message}; line {span.line} waits for the parts of every host",
+            f"{message}; line {blame.span.line} waits for the parts of every host",
             *notes,
-            f"the line: {what}",
+            f"the line: {blame.line}",
             f"this is process {self._process} of {len(hosts)}, on host {hosts[self._process]}",
-            span=span,
-            file=file,
+            span=blame.span,
+            file=blame.file,
         )
 
 
+@functools.lru_cache(maxsize=16)  # there are two lengths of batches, and few regroupings
+def _planned(division: Division, processes: tuple[int, ...], host: int, forms: tuple[Form, ...]) -> Script:
+    return script(division.moves(processes), host, forms)
+
+
 def _forms(parcels: Sequence[Parcel]) -> tuple[Form, ...]:
-    found: list[Form] = []
-    for parcel in parcels:
-        copies, rows, row_nbytes = parcel.cells.shape
-        found.append(Form(copies, rows, row_nbytes, parcel.bounds))
-    return tuple(found)
+    return tuple(
+        Form(copies, rows, row_nbytes, parcel.bounds)
+        for parcel in parcels
+        for copies, rows, row_nbytes in (parcel.cells.shape,)
+    )

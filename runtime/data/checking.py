@@ -12,9 +12,8 @@ import numpy.typing as npt
 from commplan.input.contract import Tally, Told, check, promised
 from commplan.input.order import Order
 from commplan.ir.plan import Ref
-from commplan.ir.schedule import Read
 from commplan.runtime.data.handing import HostBatch
-from commplan.runtime.data.program import Coords, Flow, HostProgram
+from commplan.runtime.data.program import Coords, HostProgram
 from commplan.runtime.data.usage import Meter
 
 _AT_ONCE = 2048  # records that are added up together: a few cost NumPy as much as many
@@ -74,26 +73,20 @@ class Checks:
             self._finish(batch.epoch)
 
     def _finish(self, epoch: int) -> None:
-        for flow in self.program.flows:
+        program = self.program
+        for flow in program.flows:
             for read in flow.reads:
-                for coords in self.program.variants(read.per):
+                for coords in program.variants(read.per):
                     account = self._accounts.get((read.result, coords), _Account())
                     account.settle()
-                    self._check(flow, read, coords, account.tally, epoch, self.start)
+                    order = self.orders[read.result]
+                    named = dict(zip(read.per, coords, strict=True))
+                    promise = promised(
+                        order, epoch, program.member(read.per, named) if read.per else None,
+                        start=self.start, steps=self.steps,
+                        shards=program.shards(flow.split), ways=program.schedule.size(flow.split),
+                    )  # fmt: skip
+                    whose = " and ".join(f"{axis} {place}" for axis, place in named.items())
+                    told = Told(read.source, read.visit, epoch, whose, read.span, program.schedule.file)
+                    check(account.tally, promise, told, order.length)
         self._accounts, self.start, self._finished = {}, 0, epoch
-
-    def _check(self, flow: Flow, read: Read, coords: Coords, tally: Tally, epoch: int, start: int) -> None:
-        program, order = self.program, self.orders[read.result]
-        member = program.member(read.per, dict(zip(read.per, coords, strict=True))) if read.per else None
-        promise = promised(
-            order,
-            epoch,
-            member,
-            start=start,
-            steps=self.steps,
-            shards=program.shards(flow.split),
-            ways=program.schedule.size(flow.split),
-        )
-        whose = " and ".join(f"{axis} {place}" for axis, place in zip(read.per, coords, strict=True))
-        told = Told(read.source, read.visit, epoch, whose, read.span, program.schedule.file)
-        check(tally, promise, told, order.length)

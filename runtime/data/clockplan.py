@@ -15,7 +15,7 @@ import msgspec
 from commplan.diagnostics import fail
 from commplan.input.rates import PREFETCH, Rates, rates
 from commplan.ir.def_use import DefUse
-from commplan.ir.plan import Ref, name_of
+from commplan.ir.plan import Ref
 from commplan.ir.schedule import (
     Binding,
     Map,
@@ -29,6 +29,7 @@ from commplan.ir.schedule import (
     substitute,
 )
 from commplan.ir.types import SAME, BytesType
+from commplan.runtime.data.program import Element, record_types
 from commplan.runtime.data.sources import Source
 
 OWN = "/own"  # behind the name of a value before it is shared
@@ -144,8 +145,15 @@ def _shared(schedule: Schedule, phase: Phase, clock: str) -> Phase | None:
     if any(f"share{{design={how}" in schedule.pipeline for how in ("duplicate", "none")):
         return None
     alike = _alike(schedule, phase)
-    ends = _ends(phase, alike)
-    texts = {ref for ref in ends if isinstance(_element(schedule, phase, ref), BytesType)}
+    # What is handed over, or what other work on loaded values reads; in plan order.
+    bound = [b.value for b in (*phase.outputs, *phase.takes) if b.source_only]
+    sources = DefUse(phase.ops).sources(bound, alike)
+    ends = [ref for op in phase.ops for ref in results(op) if ref in sources]
+    types: dict[Ref, Element] = {}
+    for op in phase.ops:
+        if isinstance(op, Read | Map) and alike.intersection(results(op)):
+            types |= record_types(schedule, op, types)
+    texts = {ref for ref in ends if isinstance(types[ref], BytesType)}
     uses = DefUse(phase.ops)
     moved = [ref for ref in ends if ref not in texts]
     if not moved or any(isinstance(uses.maker(ref), Map) for ref in texts):
@@ -171,19 +179,3 @@ def _alike(schedule: Schedule, phase: Phase) -> set[Ref]:
         elif isinstance(op, Map) and fns[op.fn].where == "host" and not op.random and not op.per:
             known.update(op.results if known.issuperset(op.operands) else ())
     return known
-
-
-def _ends(phase: Phase, alike: set[Ref]) -> list[Ref]:
-    """Values of `alike` that are handed over, or that other work on loaded values reads; in plan order."""
-    bound = [b.value for b in (*phase.outputs, *phase.takes) if b.source_only]
-    ends = DefUse(phase.ops).sources(bound, alike)
-    return [ref for op in phase.ops for ref in results(op) if ref in ends]
-
-
-def _element(schedule: Schedule, phase: Phase, ref: Ref) -> object:
-    op = DefUse(phase.ops).maker(ref)
-    if isinstance(op, Read):
-        return next(source.type for source in schedule.sources if source.name == op.source)
-    if isinstance(op, Map):
-        return schedule.fn(op.fn).results[op.results.index(ref)]
-    raise TypeError(f"{name_of(ref)} is made by neither a load nor a map")

@@ -9,6 +9,7 @@ part.
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -24,7 +25,7 @@ ABSENT, JOINED, LEFT = 0, 1, 2
 _EACH = 256  # bytes per process, what is written by different processes on cache lines of their own
 _NAMES = {"filled": 0, "taken": 64, "presence": 128, "wanted": 192, "charge": 196,
           "spent": 200, "waited": 204}  # fmt: skip
-_CORES_AT, _CORES_WORDS = 208, 12  # which cores a process may run on, a bit for each; the rest of its room
+_CORES_AT, _CORES_NBYTES = 208, 48  # which cores a process may run on, a bit for each; the rest of its room
 _TURNS_AT, _SPARE_AT = 320, 324
 _BELLS = {"filled": 128, "taken": 192, "carried": 256}
 
@@ -35,6 +36,13 @@ Bell = Literal["filled", "taken", "carried"]
 def nbytes(count: int) -> int:
     """Bytes before the slots."""
     return -(-(PAGE + count * _EACH) // PAGE) * PAGE
+
+
+def cores_of() -> set[int]:
+    """The numbers of the cores that this process may run on: all, where the system cannot tell."""
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
 
 
 def fence() -> None:
@@ -74,19 +82,19 @@ class Control:
 
     def say_cores(self, cores: Iterable[int]) -> None:
         """Which cores this process may run on."""
-        bits = sum(1 << core for core in {core % (32 * _CORES_WORDS) for core in cores})
-        for place in range(_CORES_WORDS):
-            at = PAGE + self.index * _EACH + _CORES_AT + 4 * place
-            self.memory.word(at).value = bits >> (32 * place) & 0xFFFFFFFF
+        bits = sum(1 << core for core in {core % (8 * _CORES_NBYTES) for core in cores})
+        self.memory.data[self._cores_of(self.index)] = bits.to_bytes(_CORES_NBYTES, "little")
 
     def cores(self, processes: Iterable[int]) -> int:
         """How many cores `processes` may run on, all together."""
         bits = 0
         for process in processes:
-            for place in range(_CORES_WORDS):
-                at = PAGE + process * _EACH + _CORES_AT + 4 * place
-                bits |= self.memory.word(at).value << (32 * place)
+            bits |= int.from_bytes(self.memory.data[self._cores_of(process)], "little")
         return bits.bit_count()
+
+    def _cores_of(self, process: int) -> slice:
+        at = PAGE + process * _EACH + _CORES_AT
+        return slice(at, at + _CORES_NBYTES)
 
     def word(self, process: int, name: Name) -> ctypes.c_uint32:
         return self._words[name][process]

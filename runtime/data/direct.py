@@ -8,7 +8,7 @@ that their number does not show in the cost of the input.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -26,16 +26,6 @@ from commplan.runtime.data.shared import SharedRing
 
 
 @dataclass(frozen=True)
-class _View:
-    """An array of the slot as it is handed over."""
-
-    ref: Ref
-    offset: int
-    shape: tuple[int, ...]
-    dtype: np.dtype[np.generic]
-
-
-@dataclass(frozen=True)
 class _Kept:
     """What batches with the same number of rows have in common, for one flow. names: for each load the
     members that it has ids for. whole: all rows count."""
@@ -43,7 +33,7 @@ class _Kept:
     valid: Room
     rows: int
     ids: tuple[tuple[Read, Room, list[Coords]], ...]
-    views: tuple[_View, ...]
+    views: Mapping[Ref, Room]
     counts: Mapping[Ref, Bools]
     whole: bool
     fixed: Mapping[Ref, Array]
@@ -68,8 +58,8 @@ class Direct:
         self._seeds = {read.result: read.seed for read in reads}
         self._orders = [self.maker.orders[read.result] for read in reads]
 
-    def batch(self, number: int, epoch: int, step: int) -> BatchInTheMaking:
-        return DirectBatch(self.maker, number, epoch, step, [], direct=self)
+    def batch(self, number: int) -> BatchInTheMaking:
+        return DirectBatch(self.maker, number, *self.maker.course.at(number), [], direct=self)
 
     def kept(self, step: int) -> tuple[_Kept, ...] | None:
         """For each flow; None where a value is handed over otherwise than it lies in the slot."""
@@ -83,12 +73,12 @@ class Direct:
         maker, rooms = self.maker, self.exchange.rooms.arrays
         program, state = maker.program, maker.state(flow, step)
         rows = len(state.rows)
-        views: list[_View] = []
+        views: dict[Ref, Room] = {}
         for ref in maker.roots(flow):
             shape = layout(program, ref, rooms[ref].shape, rows)
             if shape is None:
                 return None
-            views.append(_View(ref, rooms[ref].offset, shape, rooms[ref].dtype))
+            views[ref] = replace(rooms[ref], shape=shape)
         fixed: dict[Ref, Array] = {}
         for read in flow.reads:
             if read.count in program.roots:
@@ -102,9 +92,7 @@ class Direct:
         ]  # fmt: skip
         whole = all(counts.all() for counts in state.counts.values())
         ids = tuple((read, rooms[identity(read)], program.variants(read.per)) for read in flow.reads)
-        return _Kept(
-            rooms[validity(flow)], rows, ids, tuple(views), state.counts, whole, fixed, tuple(received)
-        )
+        return _Kept(rooms[validity(flow)], rows, ids, views, state.counts, whole, fixed, tuple(received))
 
     def handed(self, batch: DirectBatch, kept: Sequence[_Kept]) -> HostBatch | None:
         """The batch; None where a record was skipped."""
@@ -117,10 +105,8 @@ class Direct:
         records: dict[Ref, npt.NDArray[np.int64]] = {}
         visits: list[Visit] = []
         for place, flow in enumerate(kept):
-            for view in flow.views:
-                array: Array = np.ndarray(view.shape, view.dtype, root, view.offset)
-                array.flags.writeable = False
-                values[view.ref] = array
+            for ref, room in flow.views.items():
+                values[ref] = room.view(root, writable=False)
             values.update(flow.fixed)
             for read, room, variants in flow.ids:
                 ids: npt.NDArray[np.int64] = np.ndarray(room.shape, np.int64, root, room.offset)
@@ -157,7 +143,7 @@ def _all_valid(memory: Any, flow: _Kept) -> bool:
 class DirectBatch(BatchInTheMaking):
     """Its second stage is empty, but for batches from which records were skipped."""
 
-    direct: Direct | None = None
+    direct: Direct = field(kw_only=True)
 
     def parts(self, processes: Sequence[int]) -> list[Task]:
         self._states()
@@ -171,9 +157,8 @@ class DirectBatch(BatchInTheMaking):
         return ()
 
     def finish(self) -> HostBatch:
-        direct = self.direct
-        kept = direct.kept(self.step) if direct is not None else None
-        found = direct.handed(self, kept) if direct is not None and kept is not None else None
+        kept = self.direct.kept(self.step)
+        found = self.direct.handed(self, kept) if kept is not None else None
         if found is not None:
             return found
         self._states()

@@ -62,26 +62,9 @@ class Script:
 
     messages: tuple[Message, ...]
 
-    @functools.cached_property
-    def sent(self) -> dict[int, int]:
-        """Messages to each host."""
-        return self._count(outgoing=True)
-
-    @functools.cached_property
-    def received(self) -> dict[int, int]:
-        """Messages from each host."""
-        return self._count(outgoing=False)
-
     def nbytes(self, *, outgoing: bool) -> int:
         """Bytes that are sent, or received."""
         return sum(message.nbytes for message in self.messages if message.outgoing == outgoing)
-
-    def _count(self, *, outgoing: bool) -> dict[int, int]:
-        counts: dict[int, int] = {}
-        for message in self.messages:
-            if message.outgoing == outgoing:
-                counts[message.host] = counts.get(message.host, 0) + 1
-        return counts
 
 
 @dataclass(frozen=True)

@@ -86,9 +86,9 @@ class Wire:
         except BaseException:
             run.abandon(failed=False)
             raise
-        for counts, ours in ((script.sent, self._sent), (script.received, self._received)):
-            for host, count in counts.items():
-                ours[host] = (ours.get(host, 0) + count) % self._tags
+        for message in script.messages:
+            counts = self._sent if message.outgoing else self._received
+            counts[message.host] = (counts.get(message.host, 0) + 1) % self._tags
 
     def post(self, message: Message, buffer: Bytes) -> Any:
         """The request of a message whose bytes lie in `buffer`."""

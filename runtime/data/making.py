@@ -21,7 +21,8 @@ from commplan.runtime.data.kinds import numpy_dtype
 from commplan.runtime.data.layout import Array, Bools, agrees, aligned, blocks, projected
 from commplan.runtime.data.program import Coords, Flow, HostProgram, identity, validity
 from commplan.runtime.data.records import Place, Record, Stage
-from commplan.runtime.data.usage import Cpu, Meter, thread_cpu
+from commplan.runtime.data.slots import CAN_LEND
+from commplan.runtime.data.usage import Meter
 
 if TYPE_CHECKING:
     from commplan.runtime.data.shared import SharedRing
@@ -46,6 +47,20 @@ class Course:
 
 
 @dataclass(frozen=True)
+class Pace(Course):
+    """The course of batches that several consumers take apart, each at its own rate.
+
+    steps: batches of an epoch, whatever the loads would make of it: positions past the end of a source wrap.
+    slots: batches that may be there at a time, made or in the making.
+
+    Such batches are not put together around records that were skipped: every row stays in its place, and
+    `HostBatch.values` tells for each flow, under `making.validity`, which rows hold a record.
+    """
+
+    slots: int
+
+
+@dataclass(frozen=True)
 class Maker:
     """Makes the batches of one phase. orders, sources: by the id of the load's result, and by name.
     fingerprint: of the order of records."""
@@ -64,7 +79,8 @@ class Maker:
     # What is the same for most batches: the rows of a step and which of them count, what is handed over.
     _known: dict[Any, Any] = field(default_factory=dict[Any, Any], repr=False, compare=False)
 
-    def batch(self, number: int, epoch: int, step: int) -> BatchInTheMaking:
+    def batch(self, number: int) -> BatchInTheMaking:
+        epoch, step = self.course.at(number)
         states = [self.state(flow, step) for flow in self.program.flows]
         if self.exchange is None:
             for state in states:
@@ -89,7 +105,7 @@ class Maker:
 
     def remake(self, number: int, process: int) -> None:
         """Fill the parts of `process` in batch `number`, in this thread."""
-        batch = self.batch(number, *self.course.at(number))
+        batch = self.batch(number)
         for task in batch.parts((process,)):
             task()
 
@@ -216,7 +232,7 @@ class BatchInTheMaking:
 
     def _show(self, state: FlowState, roots: Sequence[Ref]) -> None:
         """What may be handed over as it lies in the slot."""
-        if self.maker.exchange is not None and not self.maker.exchange.shows:
+        if self.maker.exchange is not None and not CAN_LEND:
             return
         for ref in set(roots).intersection(state.flow.moved):
             shape = layout(self.maker.program, ref, self.moved[ref].shape, len(state.rows))
@@ -248,15 +264,18 @@ class BatchInTheMaking:
 
     def block(self, state: FlowState, before: bool, low: int, high: int) -> None:
         """Rows low..high of the flow, variant by variant, through what goes before the move or after it."""
-        program = self.maker.program
-        ops = state.flow.before if before else state.flow.after
+        program, flow = self.maker.program, state.flow
         made: dict[Ref, dict[Coords, Sequence[Record]]] = {}
-        for ref in () if before else state.flow.moved:
+        for ref in () if before else flow.moved:
             made[ref] = {
                 coords: _rows(self.moved[ref][place, low:high])
                 for place, coords in enumerate(program.variants(program.copies[ref]))
             }
-        for op in ops:
+        targets = {
+            ref: [(coords, array[low:high]) for coords, array in self._targets(state, ref, before)]
+            for ref in (flow.moved if before else state.arrays)
+        }
+        for op in flow.before if before else flow.after:
             names = [ref for ref in results(op) if ref in program.elements]
             axes = program.copies[names[0]]
             made.update({ref: {} for ref in names})
@@ -265,16 +284,31 @@ class BatchInTheMaking:
                 if isinstance(op, Share):
                     made[op.result][coords] = inputs[0]
                     continue
-                at = self._slot if before else self._root
-                targets = [at(state, ref, coords, low, high) for ref in names]
+                rows = [next((a for c, a in targets.get(ref, ()) if c == coords), None) for ref in names]
                 named = dict(zip(axes, coords, strict=True))
-                columns = self._run(state, op, named, low, high, inputs, targets)
+                columns = self._run(state, op, named, low, high, inputs, rows)
                 for ref, column in zip(names, columns, strict=True):
                     made[ref][coords] = column
+        for ref, copies in targets.items():
+            key = next(results(op)[0] for op in flow.ops if ref in results(op))
+            with self.maker.meter.working(key):
+                for coords, array in copies:
+                    _fill(array, made[ref][coords])
+
+    def _targets(self, state: FlowState, ref: Ref, before: bool) -> list[tuple[Coords, Array]]:
+        """Where the rows of a value go: parts of the shared slot, or of the batch; of each part, which copy
+        it holds."""
+        program = self.maker.program
+        variants = program.variants(program.copies[ref])
         if before:
-            self._put_moved(state, made, low, high)
-        else:
-            self._put_roots(state, made, low, high)
+            return list(zip(variants, self.moved[ref], strict=True))
+        per, array = program.per(ref), state.arrays[ref]
+        found: list[tuple[Coords, Array]] = []
+        for place, coords in zip(np.ndindex(array.shape[: len(per)]), program.variants(per), strict=True):
+            fixed = dict(zip(per, coords, strict=True))
+            copy = next(c for c in variants if agrees(program.copies[ref], c, fixed))
+            found.append((copy, array[place]))
+        return found
 
     def _run(
         self, state: FlowState, op: Read | Map, coords: Mapping[str, int], low: int, high: int,
@@ -298,51 +332,6 @@ class BatchInTheMaking:
         per = state.flow.per
         variants = enumerate(self.maker.program.variants(per))
         return [place for place, variant in variants if agrees(per, variant, coords)]
-
-    def _slot(self, state: FlowState, ref: Ref, coords: Coords, low: int, high: int) -> Array | None:
-        """Where the copy `coords` of a value that travels goes: a part of the shared slot."""
-        if ref not in state.flow.moved:
-            return None
-        return self.moved[ref][
-            self.maker.program.variants(self.maker.program.copies[ref]).index(coords), low:high
-        ]
-
-    def _root(self, state: FlowState, ref: Ref, coords: Coords, low: int, high: int) -> Array | None:
-        """Where the copy `coords` of a value goes in the batch: None where it is not handed over."""
-        if ref not in state.arrays:
-            return None
-        program, array = self.maker.program, state.arrays[ref]
-        per, copies = program.per(ref), program.copies[ref]
-        for place, variant in zip(np.ndindex(array.shape[: len(per)]), program.variants(per), strict=True):
-            fixed = dict(zip(per, variant, strict=True))
-            if next(c for c in program.variants(copies) if agrees(copies, c, fixed)) == coords:
-                return array[(*place, slice(low, high))]
-        return None
-
-    def _put_moved(self, state: FlowState, made: _Made, low: int, high: int) -> None:
-        program = self.maker.program
-        for ref in state.flow.moved:
-            start = thread_cpu()
-            for place, coords in enumerate(program.variants(program.copies[ref])):
-                _fill(self.moved[ref][place, low:high], made[ref][coords])
-            self._charge(state, ref, start)
-
-    def _put_roots(self, state: FlowState, made: _Made, low: int, high: int) -> None:
-        program = self.maker.program
-        for ref, array in state.arrays.items():
-            start = thread_cpu()
-            per, copies = program.per(ref), program.copies[ref]
-            for place, coords in zip(np.ndindex(array.shape[: len(per)]), program.variants(per), strict=True):
-                fixed = dict(zip(per, coords, strict=True))
-                column = next(made[ref][c] for c in program.variants(copies) if agrees(copies, c, fixed))
-                _fill(array[(*place, slice(low, high))], column)
-            self._charge(state, ref, start)
-
-    def _charge(self, state: FlowState, ref: Ref, start: Cpu) -> None:
-        """Put the time of a copy on the line that made `ref`."""
-        key = next(results(op)[0] for op in state.flow.ops if ref in results(op))
-        spent = thread_cpu() - start
-        self.maker.meter.add(key, cpu_s=spent.both_s, system_s=spent.system_s)
 
     def finish(self) -> HostBatch:
         """Let go of the slot but for what shows it, put skipped records out of the way, count."""
@@ -417,9 +406,6 @@ def _laid_out(
 def _in_turn(tasks: Sequence[Task]) -> None:
     for task in tasks:
         task()
-
-
-_Made = Mapping[Ref, Mapping[Coords, Sequence[Record]]]
 
 
 def _of(

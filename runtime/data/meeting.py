@@ -14,10 +14,9 @@ from commplan.input.division import Division, division
 from commplan.ir.schedule import Read, Share
 from commplan.runtime.data import control as _control
 from commplan.runtime.data import futex, segment, telling
-from commplan.runtime.data.complaints import Complaints
-from commplan.runtime.data.control import ABSENT, JOINED, LOOK_S, Control
-from commplan.runtime.data.cores import cores_of
+from commplan.runtime.data.control import ABSENT, JOINED, LOOK_S, Control, cores_of
 from commplan.runtime.data.group import Group
+from commplan.runtime.data.notes import Complaints
 from commplan.runtime.data.program import HostProgram, designed
 from commplan.runtime.data.rooms import rooms
 from commplan.runtime.data.roster import Roster
@@ -90,12 +89,6 @@ class _Meeting:
         self.told.lost(self.group.local[0], "died or gave up while the group was forming")
 
 
-def _goes_on(program: HostProgram) -> bool:
-    """Whether the plan goes on without processes that die."""
-    ops = [op for flow in program.flows if flow.shared for op in flow.before]
-    return any(isinstance(op, Read | Share) and op.hints.on_failure == "continue" for op in ops)
-
-
 def join(
     group: Group,
     program: HostProgram,
@@ -116,9 +109,16 @@ def join(
     """
     schedule, phase = program.schedule, program.phase
     shares = {place: flow.shared for place, flow in enumerate(program.flows) if flow.shared is not None}
-    divisions = {place: _division(group, share) for place, share in shares.items()}
+    divisions: dict[int, Division] = {}
     for place, share in shares.items():
-        _prove(divisions[place], share, program.flows[place].batch, schedule.file)
+        readers = share.readers if group.readers is None else group.readers
+        chosen = group.carrier.division if group.carrier else division(share.design, group.hosts, readers)
+        # What was proved when the plan was compiled was proved of layouts of hosts; this is the real one.
+        broken = prove_division(chosen, program.flows[place].batch)
+        if broken is not None:
+            name = f"`{share.result.rpartition('.')[0]}`"
+            raise CommplanError(broken.diagnostic(name, share.span, schedule.file))
+        divisions[place] = chosen
     share = next(iter(shares.values()))
     layout = rooms(program, divisions)
     over = {axis for f in program.flows for op in f.before if isinstance(op, Share) for axis in op.axes}
@@ -134,7 +134,8 @@ def join(
         "the indices of other axes": sorted(alike.items()),
     }
     digest = schedule.plan_digest[:12] or hashlib.sha256(schedule.plan.encode()).hexdigest()[:12]
-    blame = (f"share {share.result.rpartition('.')[0]} via {designed(share)}", share.span, schedule.file)
+    what = f"share {share.result.rpartition('.')[0]} via {designed(share)}"
+    blame = segment.Blame(what, share.span, schedule.file)
     start = _control.nbytes(group.count)
     wanted = segment.Wanted(
         group.folder,
@@ -152,11 +153,13 @@ def join(
     try:
         mapped = Slots(memory.descriptor, start, layout.nbytes, slots)
         control = Control(memory, group.count, group.index)
-        goes_on = leaving or _goes_on(program)
+        ops = [op for flow in program.flows if flow.shared for op in flow.before]
+        hints = [op.hints for op in ops if isinstance(op, Read | Share)]
+        goes_on = leaving or any(hint.on_failure == "continue" for hint in hints)
         told = Complaints(group, blame)
         roster = Roster(control, divisions, group.local, layout.makers, slots, ahead)
         ring = SharedRing(group, control, mapped, layout, roster, told, share.result, meter, goes_on, keep)
-        with meter.waiting(share.result):
+        with meter.working(share.result, waits=True):
             _Meeting(group, control, told, wanted).meet()
     except BaseException:
         if ring is not None:
@@ -166,16 +169,3 @@ def join(
             memory.close()
         raise
     return ring
-
-
-def _division(group: Group, share: Share) -> Division:
-    if group.carrier is not None:
-        return group.carrier.division
-    return division(share.design, group.hosts, share.readers if group.readers is None else group.readers)
-
-
-def _prove(found: Division, share: Share, rows: int, file: str) -> None:
-    """What was proved when the plan was compiled was proved of layouts of hosts; this is the real one."""
-    broken = prove_division(found, rows)
-    if broken is not None:
-        raise CommplanError(broken.diagnostic(f"`{share.result.rpartition('.')[0]}`", share.span, file))

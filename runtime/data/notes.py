@@ -1,13 +1,18 @@
-"""What a process says about its part of a batch: where it stands, and what went wrong."""
+"""What a process says about its part of a batch: where it stands, and what went wrong; and how its peers hear
+it."""
 
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, NoReturn
 
 import msgspec
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note
+from commplan.runtime.data.group import Group
+from commplan.runtime.data.segment import Blame
 
 ROOM = 1024  # bytes of a note
 _HEAD = struct.Struct("<IIQQ")  # bytes of text that follow, order, epoch, step
@@ -79,3 +84,56 @@ def read(data: bytes) -> tuple[Place, tuple[Diagnostic, ...], str]:
         return Place(epoch, step, order), (), ""
     trouble = msgspec.json.decode(data[_HEAD.size : _HEAD.size + length], type=_Trouble)
     return Place(epoch, step, order), trouble.errors, trouble.other
+
+
+@dataclass(frozen=True)
+class Complaints:
+    """Errors of process `group.index` about its peers. blame: the line that shares."""
+
+    group: Group
+    blame: Blame
+
+    def lost(self, process: int, how: str) -> NoReturn:
+        """Raise CP0920: `process` is not there any more."""
+        self.fail("CP0920", f"process {process} of {self.group.count} {how}")
+
+    def fail(self, code: str, message: str) -> NoReturn:
+        self.blame.fail(
+            code,
+            f"{message}; line {self.blame.span.line} waits for its part of each batch",
+            f"this is process {self.group.index} of run {self.group.run_id!r}",
+        )
+
+
+def write(memory: Any, place: int, where: Place, error: BaseException | None) -> None:
+    """Leave the note of the maker at `place` in a slot (see `rooms`)."""
+    data = written(where, error)
+    at = place * ROOM
+    memoryview(memory).cast("B")[at : at + len(data)] = data
+
+
+def hear(memory: Any, makers: Sequence[tuple[int, int]], mine: Place, told: Complaints) -> None:
+    """Read the notes in a slot. makers: of this batch, each behind the place of its note. Raises what a maker
+    raised, CP0920 where one stopped, CP0922 where one stands elsewhere than at `mine`."""
+    fine, seen = head(mine), memoryview(memory)
+    for place, process in makers:
+        at = place * ROOM
+        if seen[at : at + HEAD_NBYTES].tobytes() == fine:
+            continue
+        other, errors, why = read(bytes(seen[at : at + ROOM]))
+        if errors:
+            _raise(errors, process, told.group)
+        if why:
+            told.lost(process, f"stopped: {why}")
+        told.fail(
+            "CP0922",
+            f"process {process} of {told.group.count} stands at epoch {other.epoch}, step {other.step}, "
+            f"this one at epoch {mine.epoch}, step {mine.step}",
+        )
+
+
+def _raise(errors: Sequence[Diagnostic], process: int, group: Group) -> NoReturn:
+    if process == group.index:
+        raise CommplanError(*errors)
+    remark = Note(f"raised in process {process} of {group.count}")
+    raise CommplanError(*(msgspec.structs.replace(error, notes=(*error.notes, remark)) for error in errors))

@@ -20,9 +20,9 @@ from commplan.runtime.data.clockplan import OWN
 from commplan.runtime.data.clocks import Clocks, Terms, quietly
 from commplan.runtime.data.handing import FlowState, HostBatch, HostBatches
 from commplan.runtime.data.layout import Array, aligned
-from commplan.runtime.data.making import BatchInTheMaking, Maker
+from commplan.runtime.data.making import BatchInTheMaking, Course, Maker
 from commplan.runtime.data.program import host_program, identity
-from commplan.runtime.data.staging import stages
+from commplan.runtime.data.records import stages
 from commplan.runtime.data.usage import Meter, Summary, merged
 
 _PATIENT = ("CP0946", "CP0947")  # after these a member may go on, once another one has
@@ -57,15 +57,15 @@ class ClockedBatches(HostBatches):
         self._steps, place = self._private.steps, self._private.state()
         # Batches so far, from the start of epoch 0: one number, so that Ctrl-C finds no half of a step.
         self._place, self._order = place["epoch"] * self._steps + place["step"], place["order"]
+        self._first = self._place
         self._due: HostBatch | None = None  # the batch at that place, once made
         self._armed = place["epoch"]
         self._each = plan.rates.units[member]
-        self._maker, self._threads = self._makes()
+        self._maker, self._threads = self._makes(Course(place["epoch"], place["step"], self._steps))
         # What the member is given is checked whole, wherever it comes from; it is counted where it is made.
         self._checks = Checks(
             self._maker.program, self._maker.orders, self._steps, place["step"], Meter(plan.phase)
         )
-        self._number = 0
         self._ahead: tuple[BatchInTheMaking, list[Future[None]]] | None = None
         self._hand = clocks.open(member, self._position(self._place), terms or Terms())
         self._closing = weakref.finalize(self, quietly, clocks, self._hand)
@@ -146,7 +146,7 @@ class ClockedBatches(HostBatches):
             local=self._local, state=state, meter=self._lone,
         )  # fmt: skip
 
-    def _makes(self) -> tuple[Maker, int]:
+    def _makes(self, course: Course) -> tuple[Maker, int]:
         """What makes batches from units, and how many threads help."""
         clocks, plan = self._clocks, self._clocks.plan
         schedule = plan.member(self.member)
@@ -155,7 +155,7 @@ class ClockedBatches(HostBatches):
         made = stages(program, clocks.sources, functions, self._meter)
         _, cores = hints(program)
         block = block_of(program, cores)
-        maker = Maker(program, orders(program, clocks.sources), made, self._meter, block)
+        maker = Maker(program, orders(program, clocks.sources), made, self._meter, block, course=course)
         return maker, cores if any(flow.after for flow in program.flows) else 0
 
     def _taken(self) -> HostBatch:
@@ -207,8 +207,8 @@ class ClockedBatches(HostBatches):
 
     def _begun(self, place: int, *, wait: bool) -> tuple[BatchInTheMaking, list[Future[None]]] | None:
         """The batch at `place` in the making, and what is still to be done for it."""
-        epoch, step = divmod(place, self._steps)
-        count = min(self._each, (epoch + 1) * self._clocks.epoch - self._position(place))
+        end = (place // self._steps + 1) * self._clocks.epoch
+        count = min(self._each, end - self._position(place))
         try:
             units = self._clocks.take(self._hand, count, wait=wait)
         except CommplanError:
@@ -217,8 +217,7 @@ class ClockedBatches(HostBatches):
             return None  # it is raised when its turn comes
         if units is None:
             return None
-        making = self._maker.batch(self._number, epoch, step)
-        self._number += 1
+        making = self._maker.batch(place - self._first)
         making.moved = {ref: a for state in making.states for ref, a in self._fill(state, units).items()}
         todo = making.second()
         if not self._threads:

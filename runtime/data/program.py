@@ -15,9 +15,9 @@ from commplan.ir.def_use import DefUse
 from commplan.ir.plan import AxisKind, Ref
 from commplan.ir.schedule import Map, Phase, Read, Schedule, Share, operands, results
 from commplan.ir.sources import connected
-from commplan.ir.types import ArrayType, BytesType, TreeType
+from commplan.ir.types import BytesType, TreeType
+from commplan.runtime.data.kinds import Element
 
-Element = ArrayType | BytesType | TreeType
 HostOp = Read | Map | Share
 Coords = tuple[int, ...]  # indices along the axes of a value's copies
 
@@ -125,24 +125,6 @@ def _are_indices(given: object) -> bool:
     return all(isinstance(index, SupportsIndex) for index in cast("Sequence[object]", given))
 
 
-def _refuse(schedule: Schedule, op: HostOp) -> None:
-    """Stop at what the compiler knows and this runtime does not run."""
-    if isinstance(op, Read) and op.clock and len(op.batch) > 1:
-        fail(
-            "CP0912",
-            f"the members of `{op.clock}` go by clocks of their own, and have no batches in common",
-            "each member has an iterator of its own: run.batches(..., member=m)",
-            span=op.span,
-            file=schedule.file,
-        )
-
-
-def _wanted(phase: Phase, on_host: Mapping[Ref, HostOp]) -> tuple[Ref, ...]:
-    """The host-made values behind the phase's source-only outputs and arguments."""
-    bound = (binding.value for binding in (*phase.outputs, *phase.takes) if binding.source_only)
-    return tuple(DefUse(phase.ops).sources(bound, on_host))
-
-
 def _copies(schedule: Schedule, phase: Phase, ops: Sequence[HostOp]) -> dict[Ref, tuple[str, ...]]:
     """The axes along which each value is computed anew (see HostProgram)."""
     pinned: dict[Ref, frozenset[str]] = {}
@@ -167,7 +149,7 @@ def _copies(schedule: Schedule, phase: Phase, ops: Sequence[HostOp]) -> dict[Ref
     return {ref: tuple(a for a in ensembles if a in axes) for ref, axes in copies.items()}
 
 
-def _element(schedule: Schedule, op: HostOp, known: Mapping[Ref, Element]) -> dict[Ref, Element]:
+def record_types(schedule: Schedule, op: HostOp, known: Mapping[Ref, Element]) -> dict[Ref, Element]:
     """The record types of an op's results, counts left out."""
     match op:
         case Read():
@@ -264,19 +246,28 @@ def host_program(
         is_host = is_host or (isinstance(op, Map) and schedule.fn(op.fn).where == "host")
         if is_host and isinstance(op, Read | Map | Share):
             on_host.update(dict.fromkeys(results(op), op))
-    roots = _wanted(phase, on_host)
+    bound = (binding.value for binding in (*phase.outputs, *phase.takes) if binding.source_only)
+    roots = tuple(DefUse(phase.ops).sources(bound, on_host))
     chosen = DefUse(dict.fromkeys(on_host.values())).behind(roots)
     elements: dict[Ref, Element] = {}
     for op in chosen:
-        _refuse(schedule, op)
-        elements.update(_element(schedule, op, elements))
-        _refuse_trees(op, elements, schedule.file)
+        elements.update(record_types(schedule, op, elements))
+        _refuse(schedule, op, elements)
     flows = tuple(_flow(ops, phase, roots, elements, apart, schedule.file) for ops in connected(chosen))
     copies = _copies(schedule, phase, chosen)
     return HostProgram(schedule, phase, flows, roots, elements, copies, holds)
 
 
-def _refuse_trees(op: HostOp, elements: Mapping[Ref, Element], file: str) -> None:
+def _refuse(schedule: Schedule, op: HostOp, elements: Mapping[Ref, Element]) -> None:
+    """Stop at what the compiler knows and this runtime does not run."""
+    if isinstance(op, Read) and op.clock and len(op.batch) > 1:
+        fail(
+            "CP0912",
+            f"the members of `{op.clock}` go by clocks of their own, and have no batches in common",
+            "each member has an iterator of its own: run.batches(..., member=m)",
+            span=op.span,
+            file=schedule.file,
+        )
     for ref in results(op):
         if isinstance(elements.get(ref), TreeType):
             fail(
@@ -284,7 +275,7 @@ def _refuse_trees(op: HostOp, elements: Mapping[Ref, Element], file: str) -> Non
                 f"`{ref.rpartition('.')[0]}` is a tree, and records on the host are arrays or bytes",
                 "give the function one result per array",
                 span=op.span,
-                file=file,
+                file=schedule.file,
             )
 
 

@@ -1,9 +1,11 @@
-"""One stage over a block of records: call, check, and say exactly what was wrong with which record."""
+"""The stages of a phase, each over a block of records: call, check, and say exactly what was wrong with which
+record."""
 
 from __future__ import annotations
 
 import inspect
 import traceback
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, cast
@@ -13,13 +15,15 @@ import numpy as np
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.input.order import generator
 from commplan.ir.plan import Ref
-from commplan.ir.schedule import FnType, Map, Read, Schedule, results
-from commplan.ir.types import ArrayType, BytesType, DType, TreeType
-from commplan.runtime.data import kinds, sources
+from commplan.ir.schedule import FnType, Map, Read, Schedule, Share, results
+from commplan.ir.types import ArrayType, BytesType, DType
+from commplan.runtime.data import sources
+from commplan.runtime.data.adapters import batched
+from commplan.runtime.data.kinds import Element, UnlikeError, numpy_dtype, plain
+from commplan.runtime.data.program import HostProgram
 from commplan.runtime.data.usage import Meter, thread_cpu
 
 Record = Any  # an array, a NumPy or Python scalar, or bytes
-Element = ArrayType | BytesType | TreeType
 
 
 @dataclass(frozen=True)
@@ -29,10 +33,6 @@ class Place:
     epoch: int
     step: int
     member: int  # -1 where the stage does not differ between members
-
-
-class MismatchError(Exception):
-    """A record is not what the plan says; the argument is what was found."""
 
 
 def _described(value: object) -> str:
@@ -48,23 +48,23 @@ def checked(value: object, element: Element, dtype: np.dtype[Any] | None) -> Rec
 
     Arrays must have the written shape and dtype exactly; a Python number stands for a scalar that can
     hold it. Read-only, because a value may be the operand of several stages and members. Raises
-    MismatchError.
+    UnlikeError.
     """
     if isinstance(element, BytesType):
         if isinstance(value, bytes):
             return value
         if isinstance(value, bytearray | memoryview):  # memory that the next call may write over
             return bytes(cast("bytearray | memoryview[int]", value))
-        raise MismatchError(_described(value))
+        raise UnlikeError(_described(value))
     if not isinstance(element, ArrayType) or dtype is None:
-        raise MismatchError("a tree")
+        raise UnlikeError("a tree")
     if type(value) in (int, float, bool) and not element.shape:
         return _scalar(cast("int | float | bool", value), element, dtype)
     if not hasattr(value, "dtype") or not hasattr(value, "shape"):
-        raise MismatchError(_described(value))
+        raise UnlikeError(_described(value))
     array = np.asarray(value)
     if array.shape != element.shape or array.dtype != dtype:
-        raise MismatchError(_described(array))
+        raise UnlikeError(_described(array))
     view = array.view()
     view.flags.writeable = False
     return view
@@ -79,7 +79,7 @@ def _scalar(value: float, element: ArrayType, dtype: np.dtype[Any]) -> Record:
         info = np.iinfo(dtype)
         fits = type(value) is int and info.min <= value <= info.max
     if not fits:
-        raise MismatchError(f"{value!r}, a {type(value).__name__}")
+        raise UnlikeError(f"{value!r}, a {type(value).__name__}")
     return dtype.type(value)
 
 
@@ -142,7 +142,6 @@ class Stage:
     dtypes: tuple[np.dtype[Any] | None, ...]
     call: Callable[..., Any]
     seed: int
-    random: bool
     file: str
     meter: Meter
     skip: bool
@@ -229,14 +228,14 @@ class Stage:
         try:
             if isinstance(self.op, Read):
                 value = arguments[0] if arguments else self.call(record)
-                return kinds.plain(value, self.elements[0], self.op.source)
-            if not self.random:
+                return plain(value, self.elements[0], self.op.source)
+            if not self.op.random:
                 return self.call(*arguments)
             rng = generator(self.seed, self.number, place.epoch, place.step, record, place.member)
             return self.call(*arguments, rng=rng)
         except (KeyboardInterrupt, SystemExit):
             raise
-        except kinds.UnlikeError as odd:
+        except UnlikeError as odd:
             self._mismatch(record, str(self.elements[0]), str(odd), *odd.hints)
         except BaseException as error:  # whatever else the user's code raises belongs to a record
             raise CommplanError(self._raised(record, error)) from error
@@ -245,7 +244,7 @@ class Stage:
         element = self.elements[number]
         try:
             return checked(value, element, self.dtypes[number])
-        except MismatchError as found:
+        except UnlikeError as found:
             which = f"result {number + 1}: " if len(self.elements) > 1 else ""
             self._mismatch(record, f"{which}{element}", str(found))
         except Exception as error:  # what looks like an array, and will not be one: a tensor on a device
@@ -314,3 +313,63 @@ def _last_line(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     last = frames[-1]
     return f'raised at line {last.lineno} of "{last.filename}", in {last.name}'
+
+
+def _numbers(program: HostProgram) -> dict[Ref, int]:
+    """What tells the random streams of the maps of a phase apart: the function, and which use of it.
+
+    Uses are counted as the plan writes them: passes move ops, and rename what is shared.
+    """
+    uses: dict[str, int] = {}
+    found: dict[Ref, int] = {}
+    maps = [op for op in program.phase.ops if isinstance(op, Map)]
+    for op in sorted(maps, key=lambda op: op.span):
+        uses[op.fn] = uses.get(op.fn, 0) + 1
+        found[op.results[0]] = zlib.crc32(op.fn.encode()) * 65536 + uses[op.fn]
+    return found
+
+
+def stages(
+    program: HostProgram,
+    bound: Mapping[str, sources.Source],
+    functions: Mapping[str, Callable[..., Any]],
+    meter: Meter,
+) -> dict[Ref, Stage]:
+    """What runs each Read and Map of the program.
+
+    Errors: CP0914 where `on_error = skip` stands on a stage that cannot skip.
+    """
+    made: dict[Ref, Stage] = {}
+    numbers = _numbers(program)
+    file = program.schedule.file
+    for flow in program.flows:
+        skips = any(read.hints.on_error == "skip" for read in flow.reads)
+        alike = all(read.per == flow.per for read in flow.reads)
+        members = {*flow.per, *(read.clock for read in flow.reads)}  # each goes on without what it skips
+        for op in flow.ops:
+            key = results(op)[0]
+            if isinstance(op, Share):
+                meter.line(key, f"share {key.rpartition('.')[0]} via {op.design}", op.span)
+                continue
+            own = op.hints.on_error
+            may = alike and members.issuperset(program.per(key))
+            if own == "skip" and not may:
+                fail(
+                    "CP0914",
+                    "a record cannot be skipped where members differ: the others have it already",
+                    "put `on_error = skip` on the load, or on a map before the first `per`",
+                    span=op.span,
+                    file=file,
+                )
+            names = [ref for ref in results(op) if ref in program.elements]
+            elements = tuple(program.elements[ref] for ref in names)
+            dtypes = tuple(numpy_dtype(e.dtype) if isinstance(e, ArrayType) else None for e in elements)
+            call = bound[op.source].__getitem__ if isinstance(op, Read) else functions[op.fn]
+            what = f"load {op.source}" if isinstance(op, Read) else f"map {op.fn}"
+            meter.line(key, what, op.span)
+            made[key] = Stage(
+                op, numbers.get(key, 0), elements, dtypes, call, flow.reads[0].seed, file, meter,
+                (own == "skip" or (own is None and skips)) and may,
+                batched(bound[op.source]) if isinstance(op, Read) else None,
+            )  # fmt: skip
+    return made

@@ -47,7 +47,7 @@ class _Entry:
 
 @dataclass
 class Ring:
-    """start: makes batch `number`, counted from 0, or None where the work halts for now: `admit` and `take`
+    """start: makes batch `number`, counted from 0, or None where the work halts for now: `admit` and `look`
     ask again.
 
     depth: batches admitted and not yet handed out, at most. threads: how many work. peers: None in one
@@ -119,30 +119,27 @@ class Ring:
                 self._to_write.remove(number)
             raise
 
-    def take(self) -> tuple[HostBatch, int, float]:
-        """The next batch, how many lay ready, and the seconds waited. Raises what its making raised."""
-        found = self.look()
-        self.pass_on(self._handed + 1)
-        return found
-
-    def look(self) -> tuple[HostBatch, int, float]:
-        """As `take`, and the batch stays the next one until `pass_on` says that it has come: a caller that
-        was interrupted on the way asks again."""
+    def look(self, number: int | None = None) -> tuple[HostBatch, int, float]:
+        """Batch `number` (None: the next one), how many lay ready, and the seconds waited. Raises what its
+        making raised. The batch stays until `pass_on` says that it has come: a caller that was interrupted on
+        the way asks again."""
         try:
-            return self._take_direct(self.peers) if self.direct and self.peers is not None else self._take()
+            if self.direct and self.peers is not None:
+                return self._take_direct(self.peers)
+            return self._take(self._handed if number is None else number)
         except KeyboardInterrupt:
             self._interrupted = True
             raise
 
-    def _take(self) -> tuple[HostBatch, int, float]:
+    def _take(self, number: int) -> tuple[HostBatch, int, float]:
         self.admit()
         begin = time.perf_counter()
         with self._lock:
             ready = sum(entry.done for entry in self._entries.values())
-            while not self._closed and not ((entry := self._entries.get(self._handed)) and entry.done):
+            while not self._closed and not ((entry := self._entries.get(number)) and entry.done):
                 self._changed.wait()
             waited = time.perf_counter() - begin
-            entry = self._entries.get(self._handed)
+            entry = self._entries.get(number)
             if self._closed or entry is None:
                 raise ClosedError
             if entry.error:
@@ -198,19 +195,15 @@ class Ring:
     def depth_now(self) -> tuple[int, int]:
         """Batches that lie ready now, and how many may be made ahead at most."""
         with self._lock:
-            if self.direct:
-                live = self.peers is not None and not self._closed
-                return (
-                    min(self.peers.ahead(self._handed), self.depth) if live and self.peers else 0
-                ), self.depth
-            return sum(entry.done for entry in self._entries.values()), self.depth
-
-    def ready(self) -> bool:
-        """Whether `take` would return at once."""
-        with self._lock:
+            ready = sum(entry.done for entry in self._entries.values())
             if self.direct and self.peers is not None and not self._closed:
-                return self.peers.ahead(self._handed) > 0
-            entry = self._entries.get(self._handed)
+                ready = min(self.peers.ahead(self._handed), self.depth)
+            return ready, self.depth
+
+    def ready(self, number: int) -> bool:
+        """Whether `look` would return batch `number` at once, where the ring is not direct."""
+        with self._lock:
+            entry = self._entries.get(number)
             return entry is not None and entry.done
 
     def close(self) -> None:
@@ -285,7 +278,7 @@ class Ring:
             first = self.peers.fills()
             if first is None:
                 return []
-            self._opened, targets = first, [self._fill] * self.threads
+            self._opened = first
         elif self.peers is not None:
             targets += [
                 functools.partial(self._await, self._to_write, first=True),
@@ -321,16 +314,6 @@ class Ring:
             heapq.heappush(self._tasks, (number, stage * 1_000_000 + place, next(self._ties), task))
         self._changed.notify_all()
 
-    def _work(self) -> None:
-        while True:
-            with self._lock:
-                while not self._tasks and not self._closed:
-                    self._changed.wait()
-                if self._closed:
-                    return
-                number, key, _, task = heapq.heappop(self._tasks)
-            self._carry_out(number, key, task)
-
     def _carry_out(self, number: int, key: int, task: Task) -> None:
         entry = self._entries.get(number)
         # A batch that failed needs no more work; only an earlier record's error is worth finding.
@@ -343,8 +326,8 @@ class Ring:
             error = raised
         self._finished(number, key, error)
 
-    def _fill(self) -> None:
-        """Work of a direct ring: tasks, and where there is none, the next batch that may be begun."""
+    def _work(self) -> None:
+        """Tasks, and in a direct ring, where there is none, the next batch that may be begun."""
         while True:
             with self._lock:
                 while not (self._closed or self._has_work()):
@@ -362,10 +345,10 @@ class Ring:
                 return
 
     def _has_work(self) -> bool:
-        """Whether there is a task, or a batch to begin. Those that are made without this process are passed
-        over, so that its threads are woken for its own alone."""
-        if self._tasks:
-            return True
+        """Whether there is a task, or in a direct ring a batch to begin. Those that are made without this
+        process are passed over, so that its threads are woken for its own alone."""
+        if self._tasks or not self.direct:
+            return bool(self._tasks)
         while not self._opening and self._opened < self._admitted:
             if self.peers is None or not self.peers.passes(self._opened):
                 return True

@@ -30,6 +30,12 @@ class Room:
     dtype: np.dtype[Any]
     flow: int
 
+    def view(self, root: Any, *, writable: bool) -> Array:
+        """The array in a slot whose bytes are `root`, which it keeps alive."""
+        array: Array = np.ndarray(self.shape, self.dtype, root, self.offset)
+        array.flags.writeable = writable
+        return array
+
 
 @dataclass(frozen=True)
 class Rooms:
@@ -45,12 +51,7 @@ class Rooms:
 
     def views(self, root: Any, *, writable: bool) -> dict[Ref, Array]:
         """The arrays of a slot whose bytes are `root`, which they keep alive."""
-        found: dict[Ref, Array] = {}
-        for ref, room in self.arrays.items():
-            array: Array = np.ndarray(room.shape, room.dtype, root, room.offset)
-            array.flags.writeable = writable
-            found[ref] = array
-        return found
+        return {ref: room.view(root, writable=writable) for ref, room in self.arrays.items()}
 
     def parcels(self, root: Any, rows: Mapping[int, int]) -> list[Parcel]:
         """The slot for a carrier: notes, then the arrays. rows: of the batch, for each flow that moves

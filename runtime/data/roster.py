@@ -108,7 +108,8 @@ class Roster:
 
     def begun(self, number: int) -> None:
         """The calling thread begins a part of batch `number`."""
-        self._watch.begun = _times() if self._looks_at(number) else None
+        looks = self.ahead is not None and not self._since and number % _EVERY in _LOOKED_AT
+        self._watch.begun = _times() if looks else None
 
     def done(self, number: int) -> None:
         """The part that the calling thread began is done, or some of it."""
@@ -134,18 +135,13 @@ class Roster:
         fence()
         spent = sum(self.control.word(process, "spent").value for process in self.makers)
         waited = sum(self.control.word(process, "waited").value for process in self.makers)
-        if spent and waited <= _WAITS * (spent + waited) and self._fewer():
+        cores = self.control.cores(self.local)
+        fewer = any(width(d.parts, cores, self.ahead) < d.parts for d in self.divisions.values())
+        if spent and fewer and waited <= _WAITS * (spent + waited):
             self.control.spare.value = waited > _HARDLY * (spent + waited)
             fence()
             self.control.turns.value = number + self.slots + self.ahead + 2
             fence()
-
-    def _fewer(self) -> bool:
-        cores = self.control.cores(self.local)
-        return any(width(d.parts, cores, self.ahead or 1) < d.parts for d in self.divisions.values())
-
-    def _looks_at(self, number: int) -> bool:
-        return self.ahead is not None and not self._since and number % _EVERY in _LOOKED_AT
 
 
 def _times() -> tuple[int, int] | None:

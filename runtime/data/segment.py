@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from commplan.diagnostics import Span, fail
 from commplan.runtime.data import futex, telling
@@ -34,7 +34,17 @@ _POLL_FIRST, _POLL_MOST = 0.001, 0.05  # seconds between looks for a file that a
 _LINUX = sys.platform.startswith("linux")
 _FLOCK = "hhqqi" if _LINUX else "qqihh"
 
-Blame = tuple[str, Span, str]
+
+class Blame(NamedTuple):
+    """Whom to name in errors. line: what the plan says there."""
+
+    line: str
+    span: Span
+    file: str
+
+    def fail(self, code: str, message: str, *notes: str) -> NoReturn:
+        fail(code, message, f"the line: {self.line}", *notes, span=self.span, file=self.file)
+
 
 # Names that this process has made or found, until they are removed: it must not take them for a dead maker's,
 # for of its own locks the kernel says nothing, and closing any descriptor of a file lets go of them.
@@ -149,8 +159,14 @@ def opened(wanted: Wanted, index: int) -> Segment:
     path = wanted.folder / f"{wanted.prefix}{wanted.name}"
     if index == wanted.maker:
         clean(wanted.folder, wanted.prefix)
-        return _made(wanted, path, index)
-    return _found(wanted, path, index)
+    new = path not in _MINE
+    _MINE.add(path)
+    try:
+        return _made(wanted, path, index) if index == wanted.maker else _awaited(wanted, path, index)
+    except BaseException:
+        if new:
+            _MINE.discard(path)
+        raise
 
 
 def clean(folder: Path, prefix: str) -> list[Path]:
@@ -208,12 +224,11 @@ def refused(memory: Segment, wanted: Wanted) -> None:
     """Raise CP0922 where a process found that it does not do the same as the maker, and will not come."""
     word = memory.word(_REFUSED_AT).value
     if word:
-        _fail(wanted.blame, "CP0922", *_told_apart(wanted, (word & 0xFFFFF) - 1, word >> 20))
+        wanted.blame.fail("CP0922", *_told_apart(wanted, (word & 0xFFFFF) - 1, word >> 20))
 
 
 def _made(wanted: Wanted, path: Path, index: int) -> Segment:
-    descriptor, blame, new = -1, wanted.blame, path not in _MINE
-    _MINE.add(path)
+    descriptor, blame = -1, wanted.blame
     try:
         descriptor = _nameless(path)
         _allocate(descriptor, wanted.nbytes)
@@ -230,19 +245,15 @@ def _made(wanted: Wanted, path: Path, index: int) -> Segment:
             if os.fstat(descriptor).st_nlink:  # it was made with its name, and nobody must find it
                 path.unlink(missing_ok=True)
             os.close(descriptor)
-        if new:
-            _MINE.discard(path)
         if isinstance(error, FileExistsError):
-            _fail(
-                blame,
+            blame.fail(
                 "CP0921",
                 "another run with the same run id is going on",
                 f"its memory: {path.name}",
                 "give every run an id of its own",
             )
         reason = "there is not enough of it" if error.errno == errno.ENOSPC else str(error.strerror)
-        _fail(
-            blame,
+        blame.fail(
             "CP0923",
             f"{wanted.nbytes} bytes of shared memory cannot be had in {str(path.parent)!r}: {reason}",
             "make it larger, make the batch or `prefetch` smaller, or share `via duplicate`",
@@ -273,15 +284,6 @@ def _name(descriptor: int, path: Path) -> None:
         os.link(f"/proc/self/fd/{descriptor}", path, src_dir_fd=descriptor, follow_symlinks=True)
 
 
-def _found(wanted: Wanted, path: Path, index: int) -> Segment:
-    _MINE.add(path)
-    try:
-        return _awaited(wanted, path, index)
-    except BaseException:
-        _MINE.discard(path)
-        raise
-
-
 def _awaited(wanted: Wanted, path: Path, index: int) -> Segment:
     begun, sleep, lasting = time.monotonic(), _POLL_FIRST, Lasting(telling.START_S)
     while (found := _try(wanted, path, index)) is None:
@@ -293,7 +295,7 @@ def _awaited(wanted: Wanted, path: Path, index: int) -> Segment:
             LOG.warning("process %d has waited %.0f s for process %d to begin", index, waited, wanted.maker)
         if waited > wanted.timeout:
             message = f"process {wanted.maker} did not make the shared memory within {wanted.timeout:g} s"
-            _fail(wanted.blame, "CP0921", message)
+            wanted.blame.fail("CP0921", message)
         time.sleep(sleep)
         sleep = min(2 * sleep, _POLL_MOST)
     return found
@@ -320,17 +322,12 @@ def _try(wanted: Wanted, path: Path, index: int) -> Segment | None:
         unlike = _unlike(head, wanted.facts)
         if unlike:
             os.pwrite(descriptor, struct.pack("<I", unlike << 20 | index + 1), _REFUSED_AT)
-            _fail(wanted.blame, "CP0922", *_told_apart(wanted, index, unlike))
+            wanted.blame.fail("CP0922", *_told_apart(wanted, index, unlike))
         if not _lock(descriptor, 1 + index):
-            _fail(wanted.blame, "CP0921", f"there is another process {index} in this run")
+            wanted.blame.fail("CP0921", f"there is another process {index} in this run")
         data = mmap.mmap(descriptor, wanted.control)
         keep = True
         return Segment(data, path, descriptor)
     finally:
         if not keep:
             os.close(descriptor)
-
-
-def _fail(blame: Blame, code: str, message: str, *notes: str) -> NoReturn:
-    what, span, file = blame
-    fail(code, message, f"the line: {what}", *notes, span=span, file=file)

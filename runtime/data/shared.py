@@ -25,14 +25,14 @@ from commplan.input.division import Division
 from commplan.ir.plan import Ref
 from commplan.runtime.data import control as _control
 from commplan.runtime.data import futex
-from commplan.runtime.data.carrier import Carrier, RegroupedError
-from commplan.runtime.data.complaints import Complaints, hear, write
+from commplan.runtime.data.carrier import RegroupedError
 from commplan.runtime.data.control import LEFT, Control, fence
-from commplan.runtime.data.group import Group, group
+from commplan.runtime.data.group import Group
 from commplan.runtime.data.layout import Array
+from commplan.runtime.data.notes import Complaints, hear, write
 from commplan.runtime.data.rooms import Rooms
 from commplan.runtime.data.roster import Roster
-from commplan.runtime.data.slots import CAN_LEND, Returns, Slots
+from commplan.runtime.data.slots import Returns, Slots
 from commplan.runtime.data.usage import Meter
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ class SharedRing:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
+        self.index, self.count, self.carrier = self.group.index, self.group.count, self.group.carrier
         self._returns = Returns(self._let_go)
         self.slots.returned = self._returns.add
         self._local = self.group.local
@@ -78,18 +79,6 @@ class SharedRing:
         self._leader = self._local[0]
         if self.index in self._makers:
             self._take_over(self.index, 0, 0)
-
-    @property
-    def index(self) -> int:
-        return self.group.index
-
-    @property
-    def count(self) -> int:
-        return self.group.count
-
-    @property
-    def carrier(self) -> Carrier | None:
-        return self.group.carrier
 
     def in_use(self) -> tuple[int, int]:
         """The slots, and how many of them hold a batch that somebody fills, has filled or still reads."""
@@ -112,7 +101,7 @@ class SharedRing:
         nothing."""
         if not self._duties and not self._leads():
             return True
-        with self.meter.waiting(self.key, idle=True):
+        with self.meter.working(self.key):
             return self._await_turn(self.roster.follows(number)) and self._await_free(number)
 
     def _await_turn(self, before: int) -> bool:
@@ -175,7 +164,7 @@ class SharedRing:
 
     def readable(self, number: int) -> bool:
         """Wait until all have filled their parts of batch `number`; raises what went wrong with one."""
-        with self.meter.waiting(self.key):
+        with self.meter.working(self.key, waits=True):
             if not self._complete(number):
                 return False
         self._hear(number)
@@ -314,7 +303,7 @@ class SharedRing:
         carrier = self.carrier
         if carrier is None or not carrier.by_caller or not self._leads():
             return
-        with self.meter.waiting(self.key):
+        with self.meter.working(self.key, waits=True):
             while self._carried_so_far() <= number and self._carry(self._carried_so_far()):
                 pass
 
@@ -385,11 +374,6 @@ class SharedRing:
 
     # --- doing, for the maker ---
 
-    @property
-    def shows(self) -> bool:
-        """Whether what was lent may be handed over as it lies in the slot."""
-        return CAN_LEND
-
     def division(self, flow: int, number: int) -> Division:
         """Who makes which rows of a flow, which is named by its place in the program, in batch `number`."""
         return self.roster.at(flow, number)
@@ -411,11 +395,6 @@ class SharedRing:
         """The same to read from; the slot is let go when nothing shows it any more."""
         return self.rooms.views(self.slots.lend(number), writable=False)
 
-    def offset(self, address: int) -> tuple[int, int] | None:
-        """The file and the place in it that `address` shows; None for other memory."""
-        found = self.slots.offset(address)
-        return None if found is None else (self.slots.descriptor, found)
-
     def publish(self, number: int, processes: tuple[int, ...], error: BaseException | None) -> None:
         """Say that the parts of `processes` in batch `number` are there, or what went wrong with them."""
         self.roster.done(number)
@@ -436,16 +415,14 @@ class SharedRing:
             if old < number:
                 self.slots.recall(old)
 
-    # --- members by their own clocks, see `attendant` ---
-
-    @property
-    def stopped(self) -> bool:
-        return self.control.stopped
+    # --- members by their own clocks, see `clocks` ---
 
     def want(self, epochs: int) -> None:
         """This process has begun so many epochs."""
-        self.control.word(self.index, "wanted").value = epochs
-        self.control.ring("taken")
+        word = self.control.word(self.index, "wanted")
+        if epochs > word.value:
+            word.value = epochs
+            self.control.ring("taken")
 
     def wanted(self) -> int:
         """Epochs that some living process of this host has begun."""
@@ -495,6 +472,3 @@ class SharedRing:
         self.control.memory.close()
         if self.carrier is not None:
             self.carrier.close()
-
-
-__all__ = ["Group", "SharedRing", "group"]

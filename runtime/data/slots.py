@@ -72,23 +72,13 @@ def privatise(address: int, nbytes: int) -> None:
         raise error
 
 
-class _Lent(weakref.ref[Root]):
-    """The root of batch `number`; a finaliser of its own would cost as much as all else of a loan."""
+class _Loan(weakref.ref[Root]):
+    """The root of batch `number`, and the mapping that it shows; a finaliser of its own would cost as much as
+    all else of a loan."""
 
-    __slots__ = ("number",)
+    __slots__ = ("number", "owner")
     number: int
-
-
-@dataclass
-class _Loan:
-    """A slot that was lent. root: weakly. owner: the mapping that it shows."""
-
-    root: _Lent
     owner: Root
-
-
-def _nobody(number: int) -> None:
-    """Nobody is told that `number` is back."""
 
 
 @dataclass
@@ -103,7 +93,7 @@ class Slots:
     start: int
     nbytes: int
     count: int
-    returned: Callable[[int], None] = _nobody
+    returned: Callable[[int], None] = lambda number: None
     _owners: list[Root] = field(default_factory=list[Root])
     _loans: dict[int, _Loan] = field(default_factory=dict[int, _Loan])
 
@@ -131,27 +121,26 @@ class Slots:
         with `recall`."""
         owner = self.memory(number)
         root = (ctypes.c_ubyte * self.nbytes).from_buffer(owner)
-        lent = _Lent(root, self._dead)
-        lent.number = number
-        self._loans[number] = _Loan(lent, owner)
+        loan = _Loan(root, self._dead)
+        loan.number, loan.owner = number, owner
+        self._loans[number] = loan
         return root
 
     def lent(self) -> list[int]:
         """Batches that are lent now."""
         return sorted(self._loans)
 
-    def _dead(self, root: weakref.ref[Root]) -> None:
-        loan = self._loans.get(root.number) if isinstance(root, _Lent) else None
-        if loan is not None and loan.root is root:
-            del self._loans[loan.root.number]
-            self.returned(loan.root.number)
+    def _dead(self, loan: weakref.ref[Root]) -> None:
+        if isinstance(loan, _Loan) and self._loans.get(loan.number) is loan:
+            del self._loans[loan.number]
+            self.returned(loan.number)
 
     def recall(self, number: int) -> None:
         """Take the slot of batch `number` back: what shows it keeps its content, as private memory."""
         loan = self._loans.pop(number, None)
         if loan is None:
             return
-        root = loan.root()  # alive until the end of this function: its pages stay where they are
+        root = loan()  # alive until the end of this function: its pages stay where they are
         if root is not None:
             privatise(ctypes.addressof(loan.owner), self.nbytes)
             self._owners[number % self.count] = self._fresh(number % self.count)
@@ -161,14 +150,10 @@ class Slots:
         """Recall all, and let go of the mappings that nobody shows."""
         for number in self.lent():
             loan = self._loans.pop(number, None)
-            root = loan.root() if loan is not None else None
+            root = loan() if loan is not None else None
             if loan is not None and root is not None:
                 privatise(ctypes.addressof(loan.owner), self.nbytes)
         self._owners = []
-
-
-def _next_number(number: int) -> int:
-    return number + 1
 
 
 @dataclass
@@ -181,7 +166,7 @@ class Returns:
 
     advance: Callable[[int], None]  # is told the first number that is not back
     upto: int = 0
-    after: Callable[[int], int] = _next_number  # the number behind one: some never come
+    after: Callable[[int], int] = lambda number: number + 1  # the number behind one: some never come
     _back: set[int] = field(default_factory=set[int])
     _new: deque[int] = field(default_factory=deque[int])
     _lock: threading.Lock = field(default_factory=threading.Lock)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import cast
+from typing import NoReturn, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -150,43 +150,33 @@ def opened(source: object, is_bytes: bool) -> Source | None:
     return source if isinstance(source, Source) else None
 
 
-def _bound(schedule: Schedule, name: str, given: Mapping[str, object]) -> Source | Diagnostic:
-    """The source `name`, or what is wrong with it."""
-    span = next(
-        (
-            op.span
-            for phase in schedule.phases
-            for op in phase.ops
-            if isinstance(op, Read) and op.source == name
-        ),
-        None,
-    )
+def _bound(schedule: Schedule, name: str, given: Mapping[str, object]) -> Source:
+    """The source `name`. Errors: see `bound`."""
+    reads = (op for phase in schedule.phases for op in phase.ops if isinstance(op, Read))
+    span = next((op.span for op in reads if op.source == name), None)
 
-    def problem(code: str, message: str, *notes: str) -> Diagnostic:
-        return Diagnostic(code, message, span, tuple(Note(n) for n in notes), file=schedule.file)
+    def refuse(code: str, message: str, *notes: str) -> NoReturn:
+        fail(code, message, *notes, span=span, file=schedule.file)
 
     if name not in given:
         found = ", ".join(sorted(given)) or "none"
-        return problem("CP0900", f"source `{name}` is not bound", f"sources given: {found}")
+        refuse("CP0900", f"source `{name}` is not bound", f"sources given: {found}")
     wants_bytes = isinstance(next(s.type for s in schedule.sources if s.name == name), BytesType)
     try:
         source = opened(given[name], wants_bytes)
     except CommplanError as error:
         first = error.diagnostics[0]
-        return problem(first.code, f"source `{name}`: {first.message}", *(n.text for n in first.notes))
+        refuse(first.code, f"source `{name}`: {first.message}", *(n.text for n in first.notes))
     if source is None:
-        return problem(
-            "CP0902",
-            f"source `{name}` is a {type(given[name]).__name__}, which has no `__len__` and `__getitem__` by "
-            "index",
-            *_instead(given[name]),
-        )
+        kind = type(given[name]).__name__
+        what = f"source `{name}` is a {kind}, which has no `__len__` and `__getitem__` by index"
+        refuse("CP0902", what, *_instead(given[name]))
     try:
         length = len(source)
     except Exception as error:  # noqa: BLE001  the user's code, or a length that is no number of records
-        return problem("CP0902", f"source `{name}` has no length: {type(error).__name__}: {error}")
+        refuse("CP0902", f"source `{name}` has no length: {type(error).__name__}: {error}")
     if length == 0:
-        return problem("CP0903", f"source `{name}` is empty", "an epoch needs at least one record")
+        refuse("CP0903", f"source `{name}` is empty", "an epoch needs at least one record")
     return source
 
 
@@ -217,11 +207,10 @@ def bound(
     found: dict[str, Source] = {}
     problems: list[Diagnostic] = []
     for name in dict.fromkeys(names):
-        result = _bound(schedule, name, sources)
-        if isinstance(result, Diagnostic):
-            problems.append(result)
-        else:
-            found[name] = result
+        try:
+            found[name] = _bound(schedule, name, sources)
+        except CommplanError as error:
+            problems += error.diagnostics
     problems += [
         Diagnostic(
             "CP0900",

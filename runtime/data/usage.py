@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from commplan.diagnostics import Span
 
@@ -64,6 +66,9 @@ class LineUsage(msgspec.Struct, frozen=True):
     @property
     def user_s(self) -> float:
         return max(self.cpu_s - self.system_s, 0.0)
+
+
+_COSTS = tuple(field for field in LineUsage.__struct_fields__ if field not in ("what", "span"))
 
 
 class Queue(msgspec.Struct, frozen=True):
@@ -133,10 +138,7 @@ class Summary(msgspec.Struct, frozen=True):
 
 def merged(summaries: Iterable[Summary]) -> Summary:
     """Summaries of one phase as one: work is added up, line by line; queues are taken at their emptiest."""
-    first, *others = summaries
-    for one in others:
-        first = _both(first, one)
-    return first
+    return functools.reduce(_both, summaries)
 
 
 def _both(one: Summary, two: Summary) -> Summary:
@@ -146,37 +148,30 @@ def _both(one: Summary, two: Summary) -> Summary:
         lines[line.what, line.span] = line if before is None else added(before, line)
     batches = one.batches + two.batches
     asked = one.ready_mean * one.batches + two.ready_mean * two.batches
-    slow = max((s for s in (one.slow, two.slow) if s), key=lambda slow: slow.wait_s, default=None)
     mean = asked / batches if batches else 0.0
-    return Summary(
-        one.phase,
-        tuple(lines.values()),
-        batches,
-        one.wait_s + two.wait_s,
-        mean,
-        _emptier(one, two, mean),
-        one.checked + two.checked,
-        slow,
-        one.plan,
-        min(one.rank, two.rank),
-        one.ranks + two.ranks if one.rank != two.rank else max(one.ranks, two.ranks),
-        ", ".join(dict.fromkeys(workers for workers in (one.workers, two.workers) if workers)),
-        one.restarts + two.restarts,
+    return replace(
+        one,
+        lines=tuple(lines.values()),
+        batches=batches,
+        wait_s=one.wait_s + two.wait_s,
+        ready_mean=mean,
+        queue=_emptier(one, two, mean),
+        checked=one.checked + two.checked,
+        slow=max((s for s in (one.slow, two.slow) if s), key=lambda slow: slow.wait_s, default=None),
+        rank=min(one.rank, two.rank),
+        ranks=one.ranks + two.ranks if one.rank != two.rank else max(one.ranks, two.ranks),
+        workers=", ".join(dict.fromkeys(workers for workers in (one.workers, two.workers) if workers)),
+        restarts=one.restarts + two.restarts,
     )
 
 
 def added(one: LineUsage, two: LineUsage) -> LineUsage:
     """The work of two processes, or of two runs over the same stage, together."""
-    return LineUsage(
-        one.what,
-        one.span,
-        one.cpu_s + two.cpu_s,
-        one.records + two.records,
-        one.nbytes + two.nbytes,
-        one.wait_s + two.wait_s,
-        one.skipped + two.skipped,
-        one.system_s + two.system_s,
-    )
+    return _more(one, {name: getattr(two, name) for name in _COSTS})
+
+
+def _more(line: LineUsage, costs: Mapping[str, float]) -> LineUsage:
+    return replace(line, **{name: getattr(line, name) + cost for name, cost in costs.items()})
 
 
 def _emptier(one: Summary, two: Summary, mean: float) -> Queue:
@@ -214,42 +209,19 @@ class Meter:
         """Name the line that later reports call `key`."""
         self._lines[key] = LineUsage(what, span)
 
-    def add(
-        self,
-        key: str,
-        *,
-        cpu_s: float = 0.0,
-        system_s: float = 0.0,
-        records: int = 0,
-        nbytes: int = 0,
-        wait_s: float = 0.0,
-        skipped: int = 0,
-    ) -> None:
-        """Add to line `key`; `system_s` is a part of `cpu_s`."""
+    def add(self, key: str, **costs: float) -> None:
+        """Add to line `key` what `LineUsage` calls `costs`; `system_s` is a part of `cpu_s`."""
         with self._lock:
-            line = self._lines[key]
-            more = LineUsage(line.what, line.span, cpu_s, records, nbytes, wait_s, skipped, system_s)
-            self._lines[key] = added(line, more)
+            self._lines[key] = _more(self._lines[key], costs)
 
     @contextmanager
-    def working(self, key: str) -> Generator[None]:
-        """Count the CPU seconds of the body on line `key`."""
-        before = thread_cpu()
-        try:
-            yield
-        finally:
-            spent = thread_cpu() - before
-            self.add(key, cpu_s=spent.both_s, system_s=spent.system_s)
-
-    @contextmanager
-    def waiting(self, key: str, *, idle: bool = False) -> Generator[None]:
-        """Count the CPU seconds of the body on line `key`, and its wall seconds as waiting, unless it is
-        idle for being ahead."""
+    def working(self, key: str, *, waits: bool = False) -> Generator[None]:
+        """Count the CPU seconds of the body on line `key`; waits: and its wall seconds as waiting."""
         wall, before = time.perf_counter(), thread_cpu()
         try:
             yield
         finally:
-            waited = 0.0 if idle else time.perf_counter() - wall
+            waited = time.perf_counter() - wall if waits else 0.0
             spent = thread_cpu() - before
             self.add(key, wait_s=waited, cpu_s=spent.both_s, system_s=spent.system_s)
 
@@ -288,7 +260,7 @@ class Meter:
         """What was reported so far. queue: how it stands now; what the caller found is filled in here."""
         with self._lock:
             mean = self._ready / self._batches if self._batches else 0.0
-            now = msgspec.structs.replace(queue or Queue(), mean=mean, least=self._least or 0)
+            now = replace(queue or Queue(), mean=mean, least=self._least or 0)
             slow = max(self._slow.values(), key=lambda slow: (slow.wait_s, slow.behind), default=None)
             return Summary(
                 self.phase,

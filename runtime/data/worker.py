@@ -14,13 +14,13 @@ import os
 import pickle
 import runpy
 import signal
-import socket
 import struct
 import sys
 import threading
 import time
 import traceback
 import types
+from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,15 +31,11 @@ from commplan.runtime.data.arena import Cells
 from commplan.runtime.data.handing import FlowState
 from commplan.runtime.data.making import BatchInTheMaking, Maker
 from commplan.runtime.data.program import Coords, HostProgram
-from commplan.runtime.data.records import Place, Stage
-from commplan.runtime.data.staging import stages
+from commplan.runtime.data.records import Place, Stage, stages
 from commplan.runtime.data.usage import Meter
 
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG, prctl(2)
-_LENGTH = struct.Struct("<Q")
-PROGRESS = struct.Struct(
-    "<qqq"
-)  # the op's number in its program (-1: none), the record (-1: several), blocks made
+PROGRESS = struct.Struct("<qq")  # the op's number in its program (-1: none), the record (-1: several)
 PROGRESS_NBYTES = 64
 MAIN = "__mp_main__"  # the name that programs know from `multiprocessing`
 
@@ -92,35 +88,10 @@ class Done(NamedTuple):
     block."""
 
     valid: bytes
-    spent: list[tuple[str, dict[str, Any]]]
+    spent: list[tuple[str, dict[str, float]]]
     cpu_s: float
     system_s: float
     failure: Failure | None
-
-
-def send(link: socket.socket, message: object) -> None:
-    data = pickle.dumps(message, protocol=5)
-    link.sendall(_LENGTH.pack(len(data)) + data)
-
-
-def receive(link: socket.socket) -> Any:
-    """The next message. Raises EOFError where the other side is gone."""
-    (length,) = _LENGTH.unpack(_exactly(link, _LENGTH.size))
-    return pickle.loads(_exactly(link, length))
-
-
-def _exactly(link: socket.socket, count: int) -> bytes:
-    pieces: list[bytes] = []
-    while count:
-        try:
-            piece = link.recv(min(count, 1 << 20))
-        except ConnectionError:
-            piece = b""
-        if not piece:
-            raise EOFError
-        pieces.append(piece)
-        count -= len(piece)
-    return b"".join(pieces)
 
 
 class Tally(Meter):
@@ -128,10 +99,10 @@ class Tally(Meter):
 
     def __init__(self, phase: str) -> None:
         super().__init__(phase)
-        self.spent: list[tuple[str, dict[str, Any]]] = []
+        self.spent: list[tuple[str, dict[str, float]]] = []
 
-    def add(self, key: str, **what: Any) -> None:
-        self.spent.append((key, what))
+    def add(self, key: str, **costs: float) -> None:
+        self.spent.append((key, costs))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,12 +113,12 @@ class _Watched(Stage):
     at: int = -1
 
     def _called(self, place: Place, record: int, arguments: list[Any]) -> object:
-        PROGRESS.pack_into(self.progress, 0, self.at, record, 0)
+        PROGRESS.pack_into(self.progress, 0, self.at, record)
         return super()._called(place, record, arguments)
 
     def _fetched(self, records: Any, valid: Any) -> dict[int, object]:
         if self.many is not None:
-            PROGRESS.pack_into(self.progress, 0, self.at, -1, 0)
+            PROGRESS.pack_into(self.progress, 0, self.at, -1)
         return super()._fetched(records, valid)
 
 
@@ -190,22 +161,19 @@ class Bench:
         state = self._state(job)
         failure = None
         try:
-            self._make(job, state)
+            batch = BatchInTheMaking(self.maker, job.number, job.epoch, job.step, [state])
+            batch.moved = self._arrays(job.moved)
+            batch.block(state, job.before, job.low, job.high)
         except SystemExit:
             raise
         except BaseException as error:  # noqa: BLE001  carried to the process that asked
             failure = _told(error)
-        PROGRESS.pack_into(self.progress, 0, -1, -1, 0)
+        PROGRESS.pack_into(self.progress, 0, -1, -1)
         seen, self._seen = self._seen, _process_cpu()
         return Done(
             state.valid[:, job.low : job.high].tobytes(), list(self.tally.spent),
             self._seen[0] - seen[0], self._seen[1] - seen[1], failure,
         )  # fmt: skip
-
-    def _make(self, job: Job, state: FlowState) -> None:
-        batch = BatchInTheMaking(self.maker, job.number, job.epoch, job.step, [state])
-        batch.moved = self._arrays(job.moved)
-        batch.block(state, job.before, job.low, job.high)
 
     def _state(self, job: Job) -> FlowState:
         flow = self.program.flows[job.flow]
@@ -225,9 +193,8 @@ class Bench:
         if cells.memory:
             return self._memories[cells.memory]
         size = os.fstat(self._arena).st_size
-        if (
-            size > self._arena_nbytes
-        ):  # it grew: the whole of it is mapped anew, and the old map goes with its arrays
+        if size > self._arena_nbytes:
+            # It grew: the whole of it is mapped anew, and the old map goes with its arrays.
             self._memories[0] = mmap.mmap(self._arena, size)
             self._arena_nbytes = size
         return self._memories[0]
@@ -281,13 +248,13 @@ def main(descriptor: int, parent: int) -> None:
     inside = True
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
     _end_with(parent)
-    with socket.socket(fileno=descriptor) as link, contextlib.suppress(EOFError, BrokenPipeError):
-        setup = receive(link)
+    with Connection(descriptor) as link, contextlib.suppress(EOFError, ConnectionError):
+        setup = link.recv()
         try:
             bench = Bench(setup)
         except Exception as error:  # noqa: BLE001  carried to the process that asked
-            send(link, _told(error))
+            link.send(_told(error))
             return
-        send(link, None)
+        link.send(None)
         while True:
-            send(link, bench.do(receive(link)))
+            link.send(bench.do(link.recv()))

@@ -7,6 +7,8 @@ threads, because the same code makes the block. So `cores` bounds processes as i
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
 import os
 import pickle
 import select
@@ -18,6 +20,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from typing import Any, cast
 
 import numpy as np
@@ -31,6 +34,7 @@ from commplan.runtime.data.layout import Array, rounded
 from commplan.runtime.data.making import BatchInTheMaking
 from commplan.runtime.data.program import HostProgram
 from commplan.runtime.data.ring import ClosedError
+from commplan.runtime.data.slots import Slots
 from commplan.runtime.data.usage import Meter
 
 GRACE_S = 0.5  # seconds for a worker to end in, once its socket has ended
@@ -62,11 +66,10 @@ def _flags() -> list[str]:
         "-E": flags.ignore_environment,
         "-s": flags.no_user_site,
         "-O": flags.optimize,
+        "-B": flags.dont_write_bytecode,
     }
-    chosen["-B"] = flags.dont_write_bytecode
-    return [name for name, count in chosen.items() for _ in range(int(count))] + [
-        f"-W{option}" for option in sys.warnoptions
-    ]
+    options = [name for name, count in chosen.items() for _ in range(int(count))]
+    return options + [f"-W{option}" for option in sys.warnoptions]
 
 
 class EndedError(Exception):
@@ -79,14 +82,14 @@ class _Process:
 
     number: int
     process: subprocess.Popen[bytes]
-    link: socket.socket
+    link: Connection[Any, Any]
 
     def ask(self, message: object) -> Any:
         """Send, and wait for the answer. Raises EndedError where the process is gone before that."""
         try:
-            _worker.send(self.link, message)
+            self.link.send(message)
             self._await()
-            return _worker.receive(self.link)
+            return self.link.recv()
         except (EOFError, OSError):
             raise EndedError from None
 
@@ -98,20 +101,21 @@ class _Process:
                 raise EOFError
 
     def end(self) -> None:
-        """Let it finish its record if that is soon, and make sure that it is gone."""
+        """Let it finish its record if that is soon, and make sure that it is gone. The link is closed with
+        its last user: another thread may be about to hang up."""
         self.hang_up()
         try:
             self.process.wait(GRACE_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        self.link.close()
 
     def hang_up(self) -> None:
-        try:
-            self.link.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            return  # it is gone already
+        with (
+            contextlib.suppress(OSError),  # it is gone already
+            socket.fromfd(self.link.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as link,
+        ):
+            link.shutdown(socket.SHUT_RDWR)
 
     def fate(self) -> str:
         """How it ended; it has ended, or is about to."""
@@ -146,8 +150,7 @@ class Workers:
     _pieces: list[tuple[int, int]] = field(init=False)
     _payload: int = field(init=False)
     _needs_program: bool = field(init=False)
-    _slots: int = -1
-    _offset: Callable[[int], tuple[int, int] | None] | None = None
+    _slots: Slots | None = None
     _local: threading.local = field(default_factory=threading.local)
     _lock: threading.RLock = field(default_factory=threading.RLock)  # finalisers come in anywhere
     _busy: threading.Semaphore = field(init=False)
@@ -165,9 +168,9 @@ class Workers:
         self._closing = weakref.finalize(self, os.close, self._payload)
         self._arena = Arena()
 
-    def share(self, descriptor: int, offset: Callable[[int], tuple[int, int] | None]) -> None:
-        """Other memory that batches lie in: its file, and what tells where in it an address is."""
-        self._slots, self._offset = descriptor, offset
+    def share(self, slots: Slots) -> None:
+        """Other memory that batches lie in."""
+        self._slots = slots
 
     # --- for the maker ---
 
@@ -239,12 +242,12 @@ class Workers:
 
     def _cells(self, array: Array) -> Cells:
         """Where an array lies in memory that a worker maps as well."""
-        if self._offset is not None and (found := self._offset(array.__array_interface__["data"][0])):
-            return Cells(1, found[1], array.shape, array.strides, array.dtype)
-        offset = self._arena.find(array)
+        offset = self._slots.offset(array.__array_interface__["data"][0]) if self._slots else None
+        memory = 0 if offset is None else 1
+        offset = self._arena.find(array) if offset is None else offset
         if offset is None:
             raise RuntimeError("a batch lies in memory that worker processes do not know")
-        return Cells(0, offset, array.shape, array.strides, array.dtype)
+        return Cells(memory, offset, array.shape, array.strides, array.dtype)
 
     def _book(self, done: _worker.Done, state: FlowState, before: bool, low: int, high: int) -> None:
         """Take over what the worker found and spent; raise what it raised."""
@@ -306,8 +309,9 @@ class Workers:
         return worker
 
     def _start(self) -> _Process:
-        ours, theirs = socket.socketpair()
-        descriptors = [fd for fd in (self._payload, self._arena.descriptor, self._slots) if fd >= 0]
+        ours, theirs = multiprocessing.Pipe()
+        descriptors = [self._payload, self._arena.descriptor]
+        descriptors += [self._slots.descriptor] if self._slots else []
         code = (
             f"import sys; sys.path[:] = {sys.path!r}; from commplan.runtime.data.worker import main; "
             f"main({theirs.fileno()}, {os.getpid()})"
@@ -339,7 +343,8 @@ class Workers:
         `again` is set. One that ends by itself would do so again."""
         setup = _worker.Setup(
             _program() if self._needs_program else None, sys.argv, self._payload, self._pieces,
-            self._arena.descriptor, self._slots, worker.number, self.block,
+            self._arena.descriptor, self._slots.descriptor if self._slots else -1,
+            worker.number, self.block,
         )  # fmt: skip
         try:
             problem: _worker.Failure | None = worker.ask(setup)

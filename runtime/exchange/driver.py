@@ -68,6 +68,13 @@ class Driver:
         self.seen = Served()
         self.restored = False
         self.published: Callable[[Machine], None] | None = None  # called after a state has been set
+        self._effects = {
+            "set": self._set,
+            "add": self._add,
+            "apply": self._apply,
+            "pull": self._pull,
+            "answer": self._answer,
+        }
         self.terms: dict[tuple[int, int], deque[Term]] = {}  # by worker and tag, oldest first
         self.sums: dict[tuple[str, int, int], tuple[Sum, list[Array]]] = {}  # by state, group and unit
         self.scalars: dict[tuple[int, int, int], Array] = {}  # by worker, tag and request
@@ -145,19 +152,9 @@ class Driver:
     # --- effects ---
 
     def _do(self, effect: Effect) -> None:
-        match effect.kind:
-            case "set":
-                self._set(effect)
-            case "add":
-                self._add(effect)
-            case "apply":
-                self._apply(effect)
-            case "pull":
-                self._pull(effect)
-            case "answer":
-                self._answer(effect)
-            case "fail":
-                fail("CP0978", effect.text, "the servers cannot go on", file=self.desks.schedule.file)
+        if effect.kind == "fail":
+            fail("CP0978", effect.text, "the servers cannot go on", file=self.desks.schedule.file)
+        self._effects[effect.kind](effect)
 
     def _cell(self, effect: Effect, state: int = 0) -> Cell:
         site = self.sites.all[effect.site]

@@ -45,11 +45,7 @@ def why_not(traced: Any, longer: Any) -> str:
 
 
 def _search(jaxpr: Any) -> str:
-    for equation in jaxpr.eqns:
-        found = _equation(equation)
-        if found:
-            return found
-    return ""
+    return next((found for equation in jaxpr.eqns if (found := _equation(equation))), "")
 
 
 def _equation(equation: Any) -> str:

@@ -5,9 +5,9 @@ new value is said to anyone: whenever the process is killed, one of the two is w
 is what counts. The file does not grow. A process that dies loses nothing of what it has written; a machine
 that loses power may, but for what was on the disk when `every_s` last passed.
 
-The file begins with a line of text and one of JSON that says of which plan and server it is; from `_HEADER`
-on stand the places: version, updates, bytes and CRC-32 (u64 u64 u64 u32), and from the 64th byte on the slots
-of the unit one after another, and its scalars.
+The file begins with a line of text and one of JSON that says of which plan and server it is; from the next
+page on stand the places: version, updates, bytes and CRC-32 (u64 u64 u64 u32), and from the 64th byte on the
+slots of the unit one after another, and its scalars.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from commplan.runtime.data.layout import aligned
 from commplan.runtime.exchange.store import Array, Cell, Kept, Store, raw
 
 _MAGIC = b"commplan states of a server 1\n"
-_HEADER, _PLACE = 4096, 64
+_PAGE, _PLACE = 4096, 64
 _HEAD = struct.Struct("<QQQI")
 _OTHER = "go on from another copy of the folder, or begin with an empty one"
 
@@ -84,7 +84,8 @@ class Keep:
         self.path = folder / f"server-{server}.state"
         self.store, self.about = store, about(store, server)
         self._places: dict[tuple[str, int, int], Places] = {}
-        at = _HEADER
+        self._head = _MAGIC + msgspec.json.encode(self.about) + b"\n"
+        at = -(-len(self._head) // _PAGE) * _PAGE
         for cell, kept in store:
             nbytes = _nbytes(kept)
             size = _PLACE + -(-nbytes // _PLACE) * _PLACE
@@ -167,7 +168,7 @@ class Keep:
         new = self.path.with_suffix(".new")
         file = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
-            os.pwrite(file, _MAGIC + msgspec.json.encode(self.about) + b"\n", 0)
+            os.pwrite(file, self._head, 0)
             os.ftruncate(file, self._size)
             os.fsync(file)
         finally:
@@ -187,10 +188,10 @@ class Keep:
         self._locked = lock
 
     def _check(self) -> None:
-        head = os.pread(self._file, _HEADER, 0)
-        line = head[len(_MAGIC) :].split(b"\n", 1)[0]
-        if not head.startswith(_MAGIC):
-            self._refuse("holds no states of a server")
+        with self.path.open("rb") as file:
+            if file.read(len(_MAGIC)) != _MAGIC:
+                self._refuse("holds no states of a server")
+            line = file.readline()
         try:
             found = msgspec.json.decode(line, type=About)
         except msgspec.DecodeError:

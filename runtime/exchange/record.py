@@ -146,10 +146,7 @@ class Replay:
 
     def died(self, worker: int) -> None:
         """A worker has died now."""
-        if worker in self._gone:
-            return
-        self._early.setdefault(worker, deque()).append((LOST, np.zeros(0, np.uint8)))
-        self._go_on()
+        self.arrive(worker, LOST, np.zeros(0, np.uint8))
 
     def _go_on(self) -> None:
         while self._next is not None:

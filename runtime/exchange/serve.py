@@ -22,9 +22,9 @@ from commplan.diagnostics import CommplanError, fail
 from commplan.ir.types import sized, timed
 from commplan.lowering.mpi.shared import HELLO
 from commplan.protocol.sites import LEAVE, Sites
+from commplan.runtime.context import Context
 from commplan.runtime.exchange import record as recordings
 from commplan.runtime.exchange.attendance import attended, left
-from commplan.runtime.exchange.awaited import Awaited
 from commplan.runtime.exchange.desk import Desks
 from commplan.runtime.exchange.driver import Driver
 from commplan.runtime.exchange.keep import Keep, check_prompt
@@ -32,7 +32,7 @@ from commplan.runtime.exchange.post_mpi import Mail, Post
 from commplan.runtime.exchange.record import LOST, Recorder, Replay, recorded
 from commplan.runtime.exchange.shared import Shared, offered
 from commplan.runtime.exchange.store import Array, Pool
-from commplan.runtime.serving import ServerContext
+from commplan.runtime.serving import Serving as Server
 from commplan.runtime.uncaught import told
 
 SORRY = 3  # the tag under which a server says that it gives up, and why
@@ -41,6 +41,8 @@ _LEAVES = "OMPI_MCA_async_mpi_finalize"  # set by `mpirun --mca`: whether MPI's 
 _SPIN_S = 200e-6  # seconds without a message before the first sleep
 _NAP_S = 50e-6  # of the first sleep; each is twice as long as the one before
 _BUSY_NAP_S, _IDLE_NAP_S = 200e-6, 1e-3  # of the longest one, while something is on its way, and else
+_LOOK_S = 1.0  # seconds between two looks at workers that a state which is set again waits for
+_SAY_S = 30.0  # and until they are named
 _GOODBYE_S = 5.0  # for the last answers to go out
 
 
@@ -93,7 +95,8 @@ class Served:
 
 
 def serve(
-    context: ServerContext,
+    context: Context,
+    server: Server,
     *,
     checkpoint: str | os.PathLike[str] | None = None,
     every_s: float | None = None,
@@ -102,7 +105,7 @@ def serve(
     stop: threading.Event | Callable[[], bool] | None = None,
     timeout: float = 1800.0,
 ) -> Served:
-    """Serve until every worker has left or died.
+    """Serve as `server` until every worker has left or died. context: of the program that is bound.
 
     checkpoint: a folder where states outlive the process; what an earlier run of the plan left there is gone
     on with. No exchange is answered before it is applied and kept then: there is no `staleness` beside it.
@@ -117,37 +120,37 @@ def serve(
     recording that cannot be used, or is not what happens; CP0978 where nothing more can be served, CP0979 for
     messages of another program, CP0980 for options that exclude each other. Workers are told why.
     """
-    attended(context.comm, context.name)
-    pool = Pool()
-    post = Post(context.comm, context.sites.workers, pool)
+    attended(server.service, server.name)
+    pool, sites = Pool(), server.sites
+    post = Post(server.service, sites.workers, pool)
     try:
         _check(checkpoint, every_s, record, replay)
         if checkpoint is not None:
-            check_prompt(context.sites, context.schedule.file)
-        desks = Desks(context.schedule, context.sites, context.server, context.functions, context.structures)
-        driver = Driver(context.sites, context.server, desks, post.send, pool)
+            check_prompt(sites, server.file)
+        desks = Desks(context.schedule, sites, server.number, context.functions, context.structures)
+        driver = Driver(sites, server.number, desks, post.send, pool)
         with contextlib.ExitStack() as closing:
-            serving = Serving(driver, post, context.name, stop, timeout)
+            serving = Serving(driver, post, server.name, stop, timeout)
             if checkpoint is not None:
-                _keep(serving, Path(checkpoint), context.server, every_s, closing)
+                _keep(serving, Path(checkpoint), server.number, every_s, closing)
             if record is not None:
-                path = _numbered(Path(record), context)
-                serving.recorder = Recorder(path, recordings.about(context.sites, context.server))
+                path = _numbered(Path(record), server)
+                serving.recorder = Recorder(path, recordings.about(sites, server.number))
                 closing.callback(serving.recorder.close)
             if replay is not None:
-                path = _numbered(Path(replay), context)
-                serving.follow(recorded(path, recordings.about(context.sites, context.server)))
-            if offered(context.sites):
+                path = _numbered(Path(replay), server)
+                serving.follow(recorded(path, recordings.about(sites, server.number)))
+            if offered(sites):
                 plain = checkpoint is None and record is None and replay is None
                 _offer(serving, closing, share=plain)
             served = serving.run()
     except BaseException as error:
         why = str(error) if isinstance(error, CommplanError) else f"{type(error).__name__}: {error}"
-        apologize(post, context.sites, why)
+        apologize(post, sites, why)
         told(error)
         raise
     if driver.over:
-        left(context.comm)
+        left(server.service)
     return served
 
 
@@ -159,10 +162,10 @@ def _check(checkpoint: object, every_s: float | None, record: object, replay: ob
         fail("CP0980", f"every_s is {every_s!r}, and {what}", "such as checkpoint=FOLDER, every_s=60")
 
 
-def _numbered(path: Path, context: ServerContext) -> Path:
-    if context.sites.servers == 1:
+def _numbered(path: Path, server: Server) -> Path:
+    if server.sites.servers == 1:
         return path
-    return path.with_name(f"{path.stem}.server-{context.server}{path.suffix}")
+    return path.with_name(f"{path.stem}.server-{server.number}{path.suffix}")
 
 
 def _keep(
@@ -213,6 +216,49 @@ def finish(post: Posting) -> None:
     while post.busy and time.monotonic() < until:
         post.poll()
         time.sleep(_NAP_S)
+
+
+class Awaited:
+    """A state that is set again waits for every worker: this says for whom, and not for ever.
+
+    timeout: seconds that a put may wait. Workers that left or died are not waited for."""
+
+    def __init__(self, driver: Driver, timeout: float) -> None:
+        self._driver, self._timeout = driver, timeout
+        self._looked = time.monotonic()
+        self._since: dict[tuple[int, tuple[int, ...]], float] = {}
+        self._said = False
+
+    def word(self) -> str:
+        """What to say now, mostly nothing. Raises CP0981 where it has been too long."""
+        now = time.monotonic()
+        if now - self._looked < min(_LOOK_S, self._timeout):
+            return ""
+        self._looked = now
+        found = self._driver.machine.awaited()
+        if found is None:
+            self._since.clear()
+            return ""
+        site, workers = found
+        key = (site.number, tuple(workers))
+        if key not in self._since:
+            self._since, self._said = {key: now}, False
+        waited, file = now - self._since[key], self._driver.desks.schedule.file
+        named = f"worker{'s' if len(workers) > 1 else ''} {', '.join(map(str, workers))}"
+        if waited >= self._timeout:
+            fail(
+                "CP0981",
+                f"`{site.states[0]}` is set again, and {named} did not come to that line in {waited:.0f} s",
+                "all workers call the phase that sets it as often as the first one; spare ones leave with"
+                " run.close()",
+                "run.serve(timeout=SECONDS) waits longer",
+                span=site.span,
+                file=file,
+            )
+        if waited < _SAY_S or self._said:
+            return ""
+        self._said = True
+        return f"line {site.span.line} of {file or 'the plan'} sets `{site.states[0]}`, and waits for {named}"
 
 
 class Serving:

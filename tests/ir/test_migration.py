@@ -13,7 +13,7 @@ import commplan
 from commplan.cli.saved import read_saved
 from commplan.diagnostics import CommplanError
 from commplan.ir.schedule import SCHEMA_VERSION, Op, Schedule
-from commplan.ir.serial import is_of
+from commplan.ir.serial import decode, is_of
 from commplan.ir.text import parse_plan, print_plan
 from commplan.verify import load_schedule, verify
 
@@ -101,3 +101,18 @@ def test_plans_as_text_are_read_as_well() -> None:
         older = re.sub(r"(= (?:gather|scatter|slice) .*)axes=\[(\w+)\]", r"\1over=\2", text)
         older = re.sub(r"(= (?:broadcast|elastic|exchange|reduce|share) .*)axes=", r"\1over=", older)
         assert parse_plan(older) == plan
+
+
+@pytest.mark.parametrize("field", ["state_shards", "origin"])
+def test_a_file_of_schema_2_has_no_fields_of_schema_3(field: str) -> None:
+    """Its digest does not cover them."""
+    content = msgspec.json.decode((FOLDER / "easgd_sync.saved.json").read_bytes())
+    state = content["schedule"]["states"][0]
+    shards = [{"state": state, "ownership": {"axes": [content["schedule"]["axes"][0]["name"]]}}]
+    origin = msgspec.to_builtins(compiled(commplan.load(EXAMPLES / "easgd_sync.plan")).origin)
+    content["schedule"][field] = {"state_shards": shards, "origin": origin}[field]
+    with pytest.raises(CommplanError) as caught:
+        decode(msgspec.json.encode(content), "x.json")
+    (problem,) = caught.value.diagnostics
+    assert problem.code == "CP1003"
+    assert "schema 2 has no `origin`, `state_shards` or `stacked`" in problem.message

@@ -24,8 +24,8 @@ from commplan.ir.schedule import SCHEMA_VERSION
 from commplan.ir.serial import decode, encode, plan_digest, schedule_digest
 from commplan.ir.text import print_saved
 from commplan.passes.base import Context
+from commplan.passes.manager import write_reproducer
 from commplan.passes.reproduce import read_reproducer
-from commplan.passes.reproducers import write_reproducer
 from commplan.render.human import human
 from commplan.verify import load_schedule, verify
 

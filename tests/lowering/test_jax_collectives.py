@@ -14,7 +14,7 @@ from commplan.diagnostics import CommplanError, Span
 from commplan.ir import schedule as ir
 from commplan.ir.plan import Algorithm, Arg
 from commplan.ir.types import DType
-from commplan.lowering.programs import levels
+from commplan.lowering.programs import levels, program_of
 
 BROADCAST = """plan p
 axis a = {a}
@@ -176,11 +176,11 @@ def test_levels_that_are_not_all_of_an_axis_are_refused():
     cut = Algorithm("hierarchical", (Arg("ring", "gpu"), Arg("ring", "node")))
     op = msgspec.structs.replace(sums, algorithm=cut)
     with pytest.raises(CommplanError) as error:  # 2 * 3 places, and only 5 ranks
-        levels(op, {"a": 5}, {"a": (ir.Spread("gpu", 2), ir.Spread("node", 3))})
+        program_of(op, {"a": 5}, {"a": (ir.Spread("gpu", 2), ir.Spread("node", 3))}, 16)
     assert code_of(error) == "CP0821"
     assert error.value.diagnostics[0].span == op.span
     with pytest.raises(CommplanError) as error:
-        levels(op, {"a": 6}, {})
+        levels(op.algorithm, op.axes, {"a": 6}, {})
     assert code_of(error) == "CP0821"
 
 

@@ -14,7 +14,7 @@ from support.embedding import mesh_of
 
 from commplan.collectives import registry
 from commplan.collectives.program import KINDS, REDUCING, ROOTED, Program
-from commplan.lowering import permutes, steps
+from commplan.lowering import permutes
 from commplan.lowering.jax import programs
 from commplan.lowering.oracle.programs import execute
 
@@ -124,7 +124,7 @@ def test_slices():
 
 
 def test_many_rounds_of_one_form_become_a_loop(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(steps, "UNROLLED", 2)
+    monkeypatch.setattr(permutes, "UNROLLED", 2)
     trials: list[Trial] = []
     for name, kind, slices in (
         ("ring", "all_reduce", 1),
@@ -135,7 +135,7 @@ def test_many_rounds_of_one_form_become_a_loop(monkeypatch: pytest.MonkeyPatch):
         trials.append(Trial(program, "sum", numbers(program, "bfloat16", 23)))
     agree(trials, 5)
     # 25 elements are 5 for each of the ring's chunks: 4 rounds that add, 4 that do not, and the ends of each.
-    lengths = [len(each) for each in steps.stretches(steps.steps(trials[0].program, 25))]
+    lengths = [len(each) for each in permutes.stretches(permutes.steps(trials[0].program, 25))]
     assert lengths == [1, 1, 1, 1, 4]
 
 
@@ -170,7 +170,7 @@ def test_permutes_are_as_few_as_ranks_have_messages():
 
 def test_what_is_passed_on_is_not_read_again_and_only_written_where_it_is_read():
     def told(name: str, kind: Any, ranks: int, size: int) -> list[tuple[bool, bool]]:
-        return [(s.forwards, s.stores) for s in steps.steps(registry.program(name, kind, ranks), size)]
+        return [(s.forwards, s.stores) for s in permutes.steps(registry.program(name, kind, ranks), size)]
 
     assert told("ring", "reduce_scatter", 4, 8) == [(False, False)] + [(True, False)] * 2
     adds, copies = [(False, False), (True, False), (True, True)], [(True, True)] * 3

@@ -57,13 +57,13 @@ def test_levels_of_one_axis(own: str, outer: str):
 
     def everything(x: Any) -> Any:
         made = [
-            backend.all_reduce(x[:11], collective("all_reduce", how, axes)),
-            backend.all_reduce(x[:5], collective("all_reduce", how, axes, op="max")),
-            backend.reduce_scatter(x, collective("reduce_scatter", how, axes)),
-            backend.all_gather(x[:2], collective("all_gather", how, axes)),
+            backend.move(x[:11], collective("all_reduce", how, axes)),
+            backend.move(x[:5], collective("all_reduce", how, axes, op="max")),
+            backend.move(x, collective("reduce_scatter", how, axes)),
+            backend.move(x[:2], collective("all_gather", how, axes)),
         ]
         if own == outer == "native":
-            made.append(backend.broadcast(x, collective("broadcast", how, axes, root=4)))
+            made.append(backend.move(x, collective("broadcast", how, axes, root=4)))
         return jnp.concatenate([backend.varying(y, axes) for y in made])
 
     got = np.asarray(on_ranks({"a": 6}, backend, everything)(x))
@@ -86,7 +86,7 @@ def test_broadcasts_over_two_axes(how: Algorithm):
     x = np.random.default_rng(0).normal(size=(6, 7)).astype(jnp.bfloat16)
     for axes, order in ((("a", "b"), [0, 1, 2, 3, 4, 5]), (("b", "a"), [0, 3, 1, 4, 2, 5])):
         op = collective("broadcast", how, axes, root=4)
-        got = np.asarray(on_ranks(sizes, backend, lambda x, op=op: backend.broadcast(x, op))(x))
+        got = np.asarray(on_ranks(sizes, backend, lambda x, op=op: backend.move(x, op))(x))
         assert all(row.tobytes() == x[order[4]].tobytes() for row in got)
 
 
@@ -191,7 +191,7 @@ def test_chunks_become_slices():
     assert programs.program_of(ring, sizes, {}, 65).chunks == 8  # type: ignore[union-attr]
     x = np.random.default_rng(0).normal(size=(4, 17)).astype(np.float32)
     backend = LaxBackend("cpu", sizes)
-    got = np.asarray(on_ranks(sizes, backend, lambda x: backend.broadcast(x, op))(x))
+    got = np.asarray(on_ranks(sizes, backend, lambda x: backend.move(x, op))(x))
     assert all(row.tobytes() == x[0].tobytes() for row in got)
 
 

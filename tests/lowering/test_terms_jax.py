@@ -17,7 +17,7 @@ from support.under_jax_terms import check_jax
 import commplan
 from commplan.ir import schedule as ir
 from commplan.ir.plan import AxisKind
-from commplan.lowering import steps
+from commplan.lowering import permutes
 from commplan.lowering.jax import _compat, collectives, levels, ops, phase, programs
 
 
@@ -146,7 +146,7 @@ def least_for_most(patch: pytest.MonkeyPatch) -> None:
 
 def not_stored(patch: pytest.MonkeyPatch) -> None:
     """What arrives in the middle of a program, and is read later, is not written into its slot."""
-    right = steps.steps
+    right = permutes.steps
 
     def wrong(program: Any, size: int) -> Any:
         made = right(program, size)

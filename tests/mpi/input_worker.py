@@ -23,8 +23,9 @@ from commplan.input.division import Division, division
 from commplan.runtime.data.carrier import Parcel, RegroupedError
 from commplan.runtime.data.carry_mpi import MpiCarrier
 from commplan.runtime.data.ring import ClosedError
+from commplan.runtime.data.segment import Blame
 
-BLAME = ("share pixels via all_shared", Span(7, 5, 7, 40), "input.plan")
+BLAME = Blame("share pixels via all_shared", Span(7, 5, 7, 40), "input.plan")
 SIZES = ((1, 150_000), (2, 3000), (1, 4), (3, 1))  # copies, bytes of a row
 
 

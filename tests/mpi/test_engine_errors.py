@@ -14,7 +14,7 @@ from commplan.diagnostics import CommplanError
 from commplan.ir.plan import Algorithm
 from commplan.lowering.jax.untyped import jax, jnp
 from commplan.lowering.mpi.collectives import Channel
-from commplan.lowering.mpi.spec import Spec
+from commplan.lowering.mpi.choose import Spec
 from commplan.lowering.mpi.untyped import MPI
 
 comm = MPI.COMM_WORLD
@@ -79,7 +79,7 @@ import warnings
 from commplan.ir.plan import Algorithm
 from commplan.lowering.jax.untyped import jax, jnp
 from commplan.lowering.mpi.collectives import Channel
-from commplan.lowering.mpi.spec import Spec
+from commplan.lowering.mpi.choose import Spec
 from commplan.lowering.mpi.untyped import MPI
 
 comm = MPI.COMM_WORLD

@@ -37,6 +37,7 @@ def said() -> dict[str, list[str]]:
         ("a derivative", "CP0847", "differentiated"),
         ("a batch", "CP0848", "batched by jax.vmap"),
         ("other programs", "CP0845", "rank 1 another one than rank 0"),
+        ("other seeds", "CP0845", "same seed: rank 1 another one than rank 0"),
         ("a freed communicator", "CP0843", "is null"),
         ("a freed communicator to bind", "CP0843", "is null"),
         ("two sides", "CP0843", "two groups"),
@@ -47,6 +48,21 @@ def test_every_rank_is_told(said: dict[str, list[str]], what: str, code: str, wo
     for answer in said[what]:
         assert answer.startswith(code), answer
         assert words in answer
+
+
+def test_who_alone_cannot_bind_tells_the_others():
+    said = dict(line.split(": ", 1) for line in mpirun.run(2, SCRIPT, "alone", timeout=120).splitlines())
+    for what, own in (
+        ("size", "CP0840 the plan has 3 ranks, and the communicator 2"),
+        ("backend", "CP0841 program `p` was compiled for a mesh"),
+        ("function", "CP0803 function `scale` is not bound"),
+        ("unknown source", "CP0803 the plan has no source `s`"),
+        ("seed", "CP0803 the seed is '1'"),
+        ("error", "ArithmeticError out of luck"),
+    ):
+        assert said[f"{what} 1"].startswith(own)
+        assert said[f"{what} 0"] == f"CP0845 rank 1 cannot bind the program: {said[f'{what} 1']}"
+    assert said["nothing 0"] == said["nothing 1"] == "taken"
 
 
 def test_too_few_threads_are_named():

@@ -80,3 +80,17 @@ def test_leaving_without_a_code_ends_nobody_else(leaves: str):
     after = f"if MPI.COMM_WORLD.rank == 1: {leaves}\nimport time; time.sleep(1); print('at the end')\n"
     said = mpirun.run(2, code + after, timeout=60)
     assert said.count("went on") == 2 and said.count("at the end") == 1
+
+
+def test_what_is_caught_may_be_given_another_code():
+    raises = "\n    ".join(
+        ["try:", "    sys.exit(4)", "except SystemExit as caught:", "    caught.code = 5", "    raise"]
+    )
+    assert mpirun.start(2, COLLECTIVES.replace("FAILS", raises), timeout=60).returncode == 5
+
+
+def test_a_thread_may_leave_without_a_word():
+    ends = "import threading; one = threading.Thread(target=sys.exit, args=(5,)); one.start(); one.join()"
+    done = mpirun.start(2, COLLECTIVES.replace("FAILS", ends), timeout=60)
+    assert done.stdout.count("went on") == 2
+    assert "Traceback" not in done.stderr

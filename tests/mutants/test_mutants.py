@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from support.matching import prove as prove_projection
 from support.mutation import MUTATIONS, Draft, mutate, same_as_project, some_program
 from support.program_replay import correct, replay
 
@@ -29,7 +30,7 @@ def test_every_kind_of_mistake_is_made_and_found(kind: str) -> None:
     rng, found = random.Random(kind), 0
     while not found:
         mutant = mutate(rng, some_program(rng, 8))
-        found = mutant.kind == kind and bool(prove(mutant.projection))
+        found = mutant.kind == kind and bool(prove_projection(mutant.projection))
 
 
 def test_drafts_that_nobody_changed_are_the_programs() -> None:
@@ -37,8 +38,19 @@ def test_drafts_that_nobody_changed_are_the_programs() -> None:
     for _ in range(20):
         made = some_program(rng, 12)
         assert same_as_project(made)
-        assert prove(Draft(made).projection()) == ()
+        assert prove_projection(Draft(made).projection()) == ()
         assert correct(Draft(made).projection())
+
+
+def test_what_is_still_a_program_is_refused_for_the_same_reason() -> None:
+    rng, seen = random.Random(7), set[str]()
+    while len(seen) < 4:
+        mutant = mutate(rng, some_program(rng, 8))
+        if mutant.program is not None:
+            (one, other) = (prove(mutant.program), prove_projection(mutant.projection))
+            assert [found.failure for found in one] == [found.failure for found in other]
+            assert all(replay(mutant.projection, found) for found in one)
+            seen |= {found.failure for found in one}
 
 
 def test_counterexamples_of_one_program_do_not_replay_on_another() -> None:
@@ -47,7 +59,7 @@ def test_counterexamples_of_one_program_do_not_replay_on_another() -> None:
     sound = Draft(program("ring", "all_reduce", 5)).projection()
     for _ in range(150):
         mutant = mutate(rng, program("ring", "all_reduce", 5))
-        for claim in prove(mutant.projection):
+        for claim in prove_projection(mutant.projection):
             assert replay(mutant.projection, claim)
             assert not replay(sound, claim), claim
             seen.add(claim.failure)
@@ -65,6 +77,7 @@ def test_the_campaign_says_what_it_did(capsys: pytest.CaptureFixture[str]) -> No
 def test_an_escaped_mutant_fails_the_campaign(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(mutants, "prove", lambda projection: ())  # pyright: ignore[reportUnknownArgumentType, reportUnknownLambdaType]
+    for name in ("prove", "prove_projection"):
+        monkeypatch.setattr(mutants, name, lambda _: ())  # pyright: ignore[reportUnknownArgumentType, reportUnknownLambdaType]
     assert mutants.main(["--count", "5", "--seed", "0", "--most", "6"]) == 1
     assert "escaped: seed" in capsys.readouterr().out

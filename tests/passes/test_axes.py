@@ -202,6 +202,15 @@ def test_an_axis_has_no_more_ranks_than_can_be_counted() -> None:
     assert "no machine has so many ranks" in refusal("CP0708", with_size(reduce_plan(), None), data=2**63)
 
 
+def test_servers_are_fewer_than_ranks_can_be() -> None:
+    plan, problems = load("plan p\nserver hub = ?\n", "p.plan")
+    assert plan is not None, problems
+    assert bind_axes(plan, {"hub": 2**16})[0].size == 2**16
+    with pytest.raises(CommplanError) as caught:
+        bind_axes(plan, {"hub": 2**16 + 1})
+    assert caught.value.diagnostics[0].code == "CP0708"
+
+
 PLAN = """plan p
 axis a = 2
 axis b = 3

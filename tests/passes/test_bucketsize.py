@@ -11,11 +11,12 @@ from support.byhand import reduce_plan, tree
 from commplan.compiler import compile_plan
 from commplan.ir import plan as graph
 from commplan.ir.choice import Choice
+from commplan.ir.ops.base import Work
 from commplan.ir.schedule import Collective, Schedule
 from commplan.passes.base import Context
 from commplan.passes.bucketsize import DEFAULT, tried
-from commplan.passes.costs import Ask, Prediction
 from commplan.passes.manager import Pipeline
+from commplan.passes.pricing import Prediction
 from commplan.topology import Level, Topology
 
 FLAT = Topology("flat", (Level("host", 4, 6e-5, 25e6),))
@@ -31,8 +32,8 @@ class Line:
     def __init__(self, alpha: float, beta: float) -> None:
         self.alpha, self.beta = alpha, beta
 
-    def predict(self, ask: Ask) -> Prediction:
-        return Prediction(self.alpha + self.beta * ask.nbytes, "told")
+    def predict(self, work: Work) -> Prediction:
+        return Prediction(self.alpha + self.beta * work.nbytes, "told")
 
 
 def bucketed(

@@ -20,10 +20,9 @@ from commplan.ir.text import parse_schedule
 from commplan.passes import reproduce
 from commplan.passes.base import Context, Pass, parse_pass
 from commplan.passes.bucket import BucketPass
-from commplan.passes.manager import Pipeline, Record, both, dump_to
+from commplan.passes.manager import Pipeline, Record, both, dump_to, write_reproducer
 from commplan.passes.overlap import OverlapPass
 from commplan.passes.registry import DEFAULT, PASSES
-from commplan.passes.reproducers import write_reproducer
 from commplan.passes.share import SharePass
 from commplan.simulate.calibration import Calibration, MeasuredLevel
 from commplan.topology import Level, Topology
@@ -207,7 +206,7 @@ def test_a_reproducer_runs_again(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_a_reproducer_knows_the_machine(tmp_path: Path) -> None:
     topology = Topology("racks", (Level("host", 2, 6e-5, 25e6), Level("rack", 2, 1.2e-4, 25e6)))
     levels = (MeasuredLevel("host", 7e-5, 24e6),)
-    measured = Calibration("2026-11-21", "mpi", ("a", "b"), 1e-6, 1e-10, 1e-5, 1e-5, level=levels)
+    measured = Calibration("2026-11-21", "mpi", ("a", "b"), 1e-6, 1e-10, 1e-5, 1e-5, levels=levels)
     schedule = compile_plan(reduce_plan(), {}, GIVEN, topology=topology, backend="mpi", pipeline="")
     context = Context({}, topology, measured, (0, 2, 1, 3))
     path = write_reproducer(schedule, "bucket,select", context, "said so", tmp_path)

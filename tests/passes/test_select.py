@@ -13,11 +13,12 @@ from commplan.compiler import compile_plan
 from commplan.diagnostics import CommplanError
 from commplan.ir import plan as graph
 from commplan.ir.choice import Choice
+from commplan.ir.ops.base import Work
 from commplan.ir.schedule import Collective, Schedule
 from commplan.ir.types import DType
 from commplan.passes.base import Context
-from commplan.passes.costs import Ask, Prediction
 from commplan.passes.manager import Pipeline
+from commplan.passes.pricing import Prediction
 from commplan.simulate.calibration import Calibration
 from commplan.topology import Level, Topology
 
@@ -27,22 +28,22 @@ CHOOSING = "decompose,wire,select"
 
 
 class Told:
-    """Costs that are told: seconds of an ask, None where it cannot be."""
+    """Costs that are told: seconds of what is asked for, None where it cannot be."""
 
-    def __init__(self, seconds: Callable[[Ask], float | None], *, measured: bool = False) -> None:
+    def __init__(self, seconds: Callable[[Work], float | None], *, measured: bool = False) -> None:
         self.seconds, self.measured = seconds, measured
-        self.asked: list[Ask] = []
+        self.asked: list[Work] = []
 
-    def predict(self, ask: Ask) -> Prediction | None:
-        self.asked.append(ask)
-        seconds = self.seconds(ask)
+    def predict(self, work: Work) -> Prediction | None:
+        self.asked.append(work)
+        seconds = self.seconds(work)
         return None if seconds is None else Prediction(seconds, "told")
 
 
 def by_name(**seconds: float) -> Told:
     """Seconds by the name of the algorithm, whatever the collective; `other` for all that are not named."""
     other = seconds.get("other", 9.0)
-    return Told(lambda ask: seconds.get(ask.algorithm.name, other))
+    return Told(lambda work: seconds.get(work.algorithm.name, other))
 
 
 def chosen(
@@ -103,8 +104,8 @@ def test_what_is_pinned_stays() -> None:
 
 
 def test_messages_are_cut_where_that_is_faster() -> None:
-    def seconds(ask: Ask) -> float:
-        return 1.0 if (ask.algorithm.name, ask.chunk) == ("ring", 128 * 1024) else 2.0
+    def seconds(work: Work) -> float:
+        return 1.0 if (work.algorithm.name, work.chunk) == ("ring", 128 * 1024) else 2.0
 
     op = only(chosen(reduce_plan("sum", data=4), Told(seconds), size=1024**2))
     assert (op.algorithm.name, op.hints.chunk) == ("ring", 128 * 1024)
@@ -114,7 +115,7 @@ def test_a_written_chunk_stays() -> None:
     plan = reduce_plan("sum", hints=graph.Hints(chunk=48 * 1024), data=4)
     costs = by_name(ring=1.0)
     assert only(chosen(plan, costs, size=1024**2)).hints.chunk == 48 * 1024
-    assert {ask.chunk for ask in costs.asked} == {None, 48 * 1024}  # None: of native
+    assert {work.chunk for work in costs.asked} == {None, 48 * 1024}  # None: of native
 
 
 def test_one_axis_over_two_levels_becomes_a_hierarchy_of_them() -> None:
@@ -126,9 +127,9 @@ def test_one_axis_over_two_levels_becomes_a_hierarchy_of_them() -> None:
 
 
 def test_levels_get_the_algorithms_that_make_them_fast() -> None:
-    def seconds(ask: Ask) -> float:
+    def seconds(work: Work) -> float:
         fast = {("host", "halving_doubling"), ("rack", "recursive_doubling")}
-        return 9.0 - sum((key, how.name) in fast for key, how in ask.algorithm.levels)
+        return 9.0 - sum((key, how.name) in fast for key, how in work.algorithm.levels)
 
     op = only(chosen(reduce_plan("sum", data=8), Told(seconds)))
     assert str(op.algorithm) == "hierarchical(host = halving_doubling, rack = recursive_doubling)"
@@ -147,8 +148,8 @@ def test_under_mpi_axes_on_levels_are_one_program() -> None:
 
 
 def test_under_jax_axes_on_levels_are_collectives_of_their_own() -> None:
-    def seconds(ask: Ask) -> float:
-        return 9.0 if len(ask.axes) == 2 else 1.0
+    def seconds(work: Work) -> float:
+        return 9.0 if len(work.axes) == 2 else 1.0
 
     schedule = chosen(reduce_plan("sum", node=8, gpu=8), Told(seconds), NODES, backend="jax")
     found = [(op.kind, op.axes, op.algorithm.name) for op in collectives(schedule)]
@@ -162,13 +163,13 @@ def test_under_jax_axes_on_levels_are_collectives_of_their_own() -> None:
 
 @pytest.mark.parametrize(("flat", "parts"), [(3.1, 1), (3.3, 3)])
 def test_under_jax_a_hierarchy_must_save_a_twentieth(flat: float, parts: int) -> None:
-    costs = Told(lambda ask: flat if len(ask.axes) == 2 else 1.0)
+    costs = Told(lambda work: flat if len(work.axes) == 2 else 1.0)
     schedule = chosen(reduce_plan("sum", node=8, gpu=8), costs, NODES, backend="jax")
     assert len(collectives(schedule)) == parts
 
 
 def test_maxima_are_not_scattered_under_jax() -> None:
-    costs = Told(lambda ask: 9.0 if len(ask.axes) == 2 else 1.0)
+    costs = Told(lambda work: 9.0 if len(work.axes) == 2 else 1.0)
     schedule = chosen(reduce_plan("max", node=8, gpu=8), costs, NODES, backend="jax")
     assert only(schedule).axes == ("node", "gpu")
 
@@ -179,7 +180,7 @@ def test_maxima_are_not_scattered_under_jax() -> None:
 def test_under_jax_a_program_must_be_measured_and_win_clearly(
     measured: bool, ring: float, expected: str
 ) -> None:
-    costs = Told(lambda ask: {"native": 1.0, "ring": ring}.get(ask.algorithm.name, 9.0), measured=measured)
+    costs = Told(lambda work: {"native": 1.0, "ring": ring}.get(work.algorithm.name, 9.0), measured=measured)
     op = only(chosen(reduce_plan("sum", data=4), costs, backend="jax"))
     assert op.algorithm.name == expected
 
@@ -259,7 +260,7 @@ def test_a_broadcast_keeps_its_root() -> None:
     costs = by_name(chain=1.0)
     op = only(chosen(maker.plan(), costs))
     assert (op.algorithm.name, op.root) == ("chain", 5)
-    assert {ask.root for ask in costs.asked} == {5}
+    assert {work.root for work in costs.asked} == {5}
 
 
 def test_one_rank_needs_no_algorithm() -> None:

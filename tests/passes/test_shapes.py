@@ -246,3 +246,13 @@ def test_bytes_have_no_leaves() -> None:
     schedule = compiled(ensemble_plan(), "")
     assert value(schedule, "raw.0").leaves == ()
     assert isinstance(schedule.sources[0].type, BytesType)
+
+
+def test_parts_that_draw_their_own_numbers_have_no_scalar() -> None:
+    maker = Maker(data=4)
+    maker.fn("noise", (TREE,), (TREE,), "device", elementwise=True, random=True)
+    params = maker.input("params", split="data")
+    maker.value("noisy.0", split="data")
+    maker.phase("step", graph.Map(("noisy.0",), "noise", (params,), HERE), outputs=("noisy.0",))
+    assert refusals(maker.plan(), params=tree(w=(4,), s=()))[0].code == "CP0758"
+    compiled(maker.plan(), params=tree(w=(4,)))

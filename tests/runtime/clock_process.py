@@ -17,9 +17,8 @@ from data_plans import FUNCTIONS, Counting, images
 
 from commplan.diagnostics import CommplanError
 from commplan.runtime.data import telling
-from commplan.runtime.data.attendant import Company
 from commplan.runtime.data.clockplan import clock_plan
-from commplan.runtime.data.clocks import Clocks, Terms
+from commplan.runtime.data.clocks import Clocks, Company, Terms
 from commplan.runtime.data.group import group
 from commplan.runtime.data.handing import HostBatch
 from commplan.runtime.data.ownclock import ClockedBatches

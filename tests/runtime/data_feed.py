@@ -12,7 +12,8 @@ from data_plans import FUNCTIONS
 
 from commplan.diagnostics import CommplanError
 from commplan.ir.schedule import Schedule
-from commplan.runtime.data.batches import HostBatch, PhaseBatches
+from commplan.runtime.data.batches import PhaseBatches
+from commplan.runtime.data.handing import HostBatch
 
 DATA4 = "axis data = 4"
 

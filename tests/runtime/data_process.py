@@ -21,7 +21,7 @@ from commplan.diagnostics import CommplanError
 from commplan.input.division import division
 from commplan.ir.schedule import Schedule
 from commplan.runtime.data.batches import PhaseBatches
-from commplan.runtime.data.shared import group
+from commplan.runtime.data.group import group
 
 
 def say(**what: Any) -> None:

@@ -17,7 +17,7 @@ from data_plans import schedule
 from commplan.diagnostics import CommplanError
 from commplan.runtime.data import roster
 from commplan.runtime.data.batches import PhaseBatches
-from commplan.runtime.data.shared import group
+from commplan.runtime.data.group import group
 
 PLAN = """
     raw, n = load images batch {batch} visit {visit} seed 11 tail {tail} {{ {hints} }}

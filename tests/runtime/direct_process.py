@@ -9,7 +9,7 @@ import numpy as np
 from data_plans import schedule
 
 from commplan.runtime.data.batches import PhaseBatches
-from commplan.runtime.data.shared import group
+from commplan.runtime.data.group import group
 
 DECLARATIONS = """
 source images : u8[6]

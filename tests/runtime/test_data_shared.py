@@ -21,9 +21,9 @@ from support.sharing import SHARED, Processes
 from commplan.diagnostics import CommplanError, Span
 from commplan.runtime.data import segment, telling
 from commplan.runtime.data.batches import PhaseBatches
-from commplan.runtime.data.shared import group
+from commplan.runtime.data.group import group
 
-BLAME = ("share pixels via all_shared", Span(1, 1, 1, 2), "tested.plan")
+BLAME = segment.Blame("share pixels via all_shared", Span(1, 1, 1, 2), "tested.plan")
 SLOW_S = 0.05  # between the steps of those that are ended: an epoch takes half a minute
 
 

@@ -16,7 +16,7 @@ from commplan.input.division import division
 from commplan.runtime.data import roster as rosters
 from commplan.runtime.data.control import Control
 from commplan.runtime.data.roster import Roster
-from commplan.runtime.data.segment import Wanted, opened
+from commplan.runtime.data.segment import Blame, Wanted, opened
 
 ROWS, BATCHES = 16, 150
 ALWAYS, WHERE_NOTHING_WAITS = 1.0, 0.0  # when they take turns
@@ -71,7 +71,7 @@ def test_turns_of_the_dead_are_made_by_heirs(ensemble: Ensemble) -> None:
 
 @pytest.fixture(name="roster")
 def _roster(tmp_path: Path) -> Roster:
-    blame = ("share values over member", Span(1, 1, 1, 2), "tested.plan")
+    blame = Blame("share values over member", Span(1, 1, 1, 2), "tested.plan")
     wanted = Wanted(tmp_path, "test-", "roster", 0, 1 << 16, 1 << 14, {}, 5.0, blame)
     control = Control(opened(wanted, 0), 3, 0)
     control.say_cores({5})

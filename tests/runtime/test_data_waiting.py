@@ -116,14 +116,14 @@ def test_the_error_of_the_earliest_record_wins_and_later_batches_wait() -> None:
         lambda n: Making(n, (0, 2) if n == 2 else ()), depth=3, threads=3, name="commplan-ring"
     )
     try:
-        assert [ring.take()[0] for _ in range(2)] == ["batch 0", "batch 1"]
+        assert [ring.look(n)[0] for n in range(2)] == ["batch 0", "batch 1"]
         for _ in range(2):
             with pytest.raises(ValueError, match="task 0 of batch 2"):
-                ring.take()
+                ring.look(2)
     finally:
         ring.close()
     with pytest.raises(ClosedError):
-        ring.take()
+        ring.look(2)
 
 
 def test_a_ring_that_halts_goes_on_when_it_may() -> None:
@@ -132,9 +132,9 @@ def test_a_ring_that_halts_goes_on_when_it_may() -> None:
         lambda n: Making(n) if n < until[0] else None, depth=4, threads=2, name="commplan-halts"
     )
     try:
-        assert [ring.take()[0] for _ in range(2)] == ["batch 0", "batch 1"]
+        assert [ring.look(n)[0] for n in range(2)] == ["batch 0", "batch 1"]
         until[0] = 3
-        assert ring.take()[0] == "batch 2"
+        assert ring.look(2)[0] == "batch 2"
     finally:
         ring.close()
 

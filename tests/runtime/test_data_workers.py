@@ -24,7 +24,8 @@ import commplan
 from commplan.diagnostics import CommplanError
 from commplan.ir.schedule import Schedule
 from commplan.runtime.data import arena, workers
-from commplan.runtime.data.batches import HostBatch, PhaseBatches
+from commplan.runtime.data.batches import PhaseBatches
+from commplan.runtime.data.handing import HostBatch
 
 HERE = Path(__file__).parent
 pytestmark = [

@@ -242,6 +242,32 @@ def test_another_plan_is_refused_and_another_run_too(tmp_path: Path):
         keeping(job(tmp_path), tmp_path / "file")
 
 
+def test_names_of_states_may_take_more_than_a_page(tmp_path: Path):
+    long = f"weights_{'of_a_long_name_' * 600}"
+    text = TEXT.replace("weights", long)
+
+    def kept(folder: Path) -> list[Keep]:
+        start = {"count": np.int32(0), "mu": SHAPE}
+        shapes = {"params": SHAPE, "grads": SHAPE, long: SHAPE, "moment": start}
+        made = Job(compiled(tmp_path, text, shapes), {"step": step, "zeros": lambda tree: tree})
+        return [Keep(folder, driver.store, number) for number, driver in enumerate(made.drivers)]
+
+    for keep in kept(tmp_path / "kept"):
+        assert not keep.found
+        for cell, one in keep.store:
+            one.slots = [np.zeros(one.unit.size, dtype.numpy_name) for dtype in one.dtypes]
+            one.scalars = [np.zeros((), dtype.numpy_name) for dtype in one.scalar_dtypes]
+            one.version = 1
+            keep.save(cell, one)
+        keep.close()
+    for keep in kept(tmp_path / "kept"):
+        assert keep.found and keep.load()
+        assert all(one.version == 1 for _, one in keep.store)
+        keep.close()
+    with pytest.raises(CommplanError, match=r"CP0973(.|\n)*it holds moment, weights_of"):
+        keeping(job(tmp_path), tmp_path / "kept")
+
+
 def test_a_run_that_begins_beside_another_is_refused(tmp_path: Path):
     """Before it looks at anything: also where the first has not made its file yet."""
     kept = tmp_path / "kept"

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from support.embedding import bind, code_of, mesh_of
 
 from commplan.diagnostics import CommplanError
-from commplan.runtime.data.shared import group
+from commplan.runtime.data.group import group
 from commplan.runtime.mesh import MeshMachine
 
 PLAN = """plan p

@@ -56,4 +56,9 @@ def test_all_processes_are_told_where_they_bind_different_programs(tmp_path: Pat
         )
         for index, other in enumerate(said):
             assert f"process {index}: plan `p`, schedule {other['digests'][0]}" in one["different"]
+            assert f"process {index}: seed {7 + index}" in one["seeds"]
+        assert "error[CP0845]: not every process binds with the same seed" in one["seeds"]
+    assert "error[CP0845]: process 1 cannot bind the program" in said[0]["unknown"]
+    assert "CP0803 the plan has no source `s`" in said[0]["unknown"]
+    assert "error[CP0803]: the plan has no source `s`" in said[1]["unknown"]
     assert "error[CP0849]: not all of processes 0, 1 bind `p`: one did not come" in said[0]["alone"]

@@ -65,9 +65,9 @@ def test_time_goes_to_the_line_that_took_it():
         until = time.thread_time() + 0.02
         while time.thread_time() < until:
             pass
-    with meter.waiting("b"):
+    with meter.working("b", waits=True):
         time.sleep(0.02)
-    with meter.waiting("a", idle=True):
+    with meter.working("a"):
         time.sleep(0.02)
     one, two = meter.summary().lines
     assert one.cpu_s >= 0.02 and one.wait_s == 0
@@ -202,8 +202,8 @@ def test_a_ledger_remembers_batches_that_are_gone():
     made = schedule(BODY)
     for _ in range(2):
         feed = batches(made, images(8))
-        ledger.add(feed, [feed.meter])
-        ledger.add(feed, [feed.meter])  # two members of one process share a meter
+        ledger.add(feed, feed.meters)
+        ledger.add(feed, feed.meters)  # two members of one process share a meter
         assert len(list(feed)) == 2
         feed.close()
         (summary,) = ledger.summaries()

@@ -12,7 +12,7 @@ from data_plans import FUNCTIONS, ensemble, images
 from worker_plans import Reading
 
 from commplan.runtime.data.batches import PhaseBatches
-from commplan.runtime.data.shared import group
+from commplan.runtime.data.group import group
 
 
 def main(index: int, count: int, run: str, workers: str, folder: str) -> None:

@@ -139,7 +139,7 @@ def test_devices_of_jax_are_measured(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     found = parse_calibration(file.read_text())
-    assert (found.backend, found.ranks) == ("jax", 2)
+    assert (found.backend, len(found.hosts)) == ("jax", 2)
     assert [level.name for level in found.levels] == ["process"]
     assert {curve.form for curve in found.curve_list} == {"rounds"}
 
@@ -151,6 +151,6 @@ def test_ranks_of_mpi_are_measured(tmp_path: Path) -> None:
     )
     mpirun.run(2, program)
     found = parse_calibration(file.read_text())
-    assert (found.backend, found.ranks) == ("mpi", 2)
+    assert (found.backend, len(found.hosts)) == ("mpi", 2)
     assert found.overhead > 0
     assert {curve.form for curve in found.curve_list} == {"call"}

@@ -16,7 +16,7 @@ from commplan.simulate import flows, steps
 from commplan.simulate.bounds import busiest_bytes, lower_bound
 from commplan.simulate.fair import max_min
 from commplan.simulate.network import Layout, Network, lay, one_group, places_of, shape_of
-from commplan.simulate.pattern import Pattern, busiest, lay_out
+from commplan.simulate.pattern import Pattern, lay_out
 from commplan.topology import Level, Topology, place
 
 TWO_RACKS = Topology("two_rack", (Level("host", 4, 60e-6, 25e6), Level("rack", 2, 120e-6, 25e6)))
@@ -48,12 +48,12 @@ def test_a_message_between_racks_uses_four_links() -> None:
     lanes = laid.steps[0].lanes
     assert lanes.level.tolist() == [1]
     assert len(lanes.used) == 4
-    assert busiest(laid, 2).tolist() == [1.0, 1.0]
+    assert laid.load.tolist() == [1.0, 1.0]
 
 
 def test_an_interleaved_ring_puts_every_message_on_the_uplinks() -> None:
-    ring = busiest(pattern("ring", "all_reduce", IN_ORDER), 2) / 8
-    crossed = busiest(pattern("ring", "all_reduce", INTERLEAVED), 2) / 8
+    ring = pattern("ring", "all_reduce", IN_ORDER).load / 8
+    crossed = pattern("ring", "all_reduce", INTERLEAVED).load / 8
     assert ring.tolist() == [1.75, 1.75]
     assert crossed.tolist() == [1.75, 7.0]
 
@@ -63,18 +63,18 @@ def test_groups_that_run_at_once_share_the_links_outside() -> None:
     layout = lay(axes, ("rack",), places_of(NETWORK, axes))
     assert layout.groups.tolist() == [[0, 4], [1, 5], [2, 6], [3, 7]]
     laid = lay_out(registry.program("ring", "all_reduce", 2), layout, NETWORK)
-    assert (busiest(laid, 2) / laid.chunks).tolist() == [1.0, 4.0]
+    assert (laid.load / laid.chunks).tolist() == [1.0, 4.0]
 
 
 def test_groups_that_lie_unevenly_are_counted_one_by_one() -> None:
     layout = Layout(np.array([[0, 4], [1, 2]]))
     laid = lay_out(registry.program("ring", "all_gather", 2), layout, NETWORK)
-    assert busiest(laid, 2).tolist() == [1.0, 1.0]
+    assert laid.load.tolist() == [1.0, 1.0]
 
 
 def test_ranks_that_share_a_place_use_no_link() -> None:
     laid = pattern("ring", "all_gather", [3, 3])
-    assert busiest(laid, 2).tolist() == [0.0, 0.0]
+    assert laid.load.tolist() == [0.0, 0.0]
     assert steps.seconds(laid, exact(gamma=1e-9), 100.0, 1, blocking=False) == pytest.approx(100e-9)
 
 

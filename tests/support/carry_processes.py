@@ -16,8 +16,9 @@ from commplan.diagnostics import CommplanError, Span
 from commplan.input.division import Division, division
 from commplan.runtime.data.carrier import Parcel
 from commplan.runtime.data.carry_jax import JaxCarrier, cpu_devices
+from commplan.runtime.data.segment import Blame
 
-BLAME = ("share x via all_shared", Span(7, 5, 7, 9), "tested.plan")
+BLAME = Blame("share x via all_shared", Span(7, 5, 7, 9), "tested.plan")
 ROWS = 13
 WIDTHS = {"pixels": (1, 97), "labels": (1, 4), "copies": (3, 8)}
 

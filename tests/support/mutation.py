@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from commplan.collectives.program import KINDS, ROOTED, Kind, Program
+from commplan.collectives.program import KINDS, ROOTED, Kind, Program, Send
 from commplan.collectives.registry import algorithms, hierarchical, program
 from commplan.diagnostics import CommplanError
-from commplan.verify.projection import Posts, Projection, project
+
+from .projection import Posts, Projection, project
 
 
 @dataclasses.dataclass
@@ -47,6 +48,21 @@ class Draft:
         sends, receives = (_posts([end for end in ends if end]) for ends in (self.sends, self.receives))
         return Projection(of.name, of.kind, of.ranks, of.chunks, sends, receives, of.root)
 
+    def changed(self) -> Program | None:
+        """The program that it is now; None where the two ends of a message differ, which no program says."""
+        rounds: dict[int, list[Send]] = {}
+        for send, receive in zip(self.sends, self.receives, strict=True):
+            if send is None and receive is None:
+                continue
+            if send is None or receive is None or (send.rank, send.peer) != (receive.peer, receive.rank):
+                return None
+            if (send.round, send.chunk, send.size) != (receive.round, receive.chunk, receive.size):
+                return None
+            columns = (np.array([x]) for x in (send.rank, receive.rank, send.chunk, send.size))
+            rounds.setdefault(send.round, []).append(Send(*columns, receive.reduce))
+        every = (tuple(rounds.get(time, ())) for time in range(max(rounds, default=-1) + 1))
+        return dataclasses.replace(self.program, rounds=tuple(every))
+
 
 def _posts(ends: list[End]) -> Posts:
     rank, time, peer, chunk, size = (
@@ -58,11 +74,12 @@ def _posts(ends: list[End]) -> Posts:
 
 
 class Mutant(NamedTuple):
-    """A broken program and what was done to it; `what` is None where nothing could be."""
+    """A broken program and what was done to it; `program` is None where that is no program any more."""
 
     kind: str
     what: str
     projection: Projection
+    program: Program | None
 
 
 def _other(rng: random.Random, below: int, *than: int) -> int | None:
@@ -205,7 +222,7 @@ def mutate(rng: random.Random, of: Program) -> Mutant:
         draft = Draft(of)
         what = MUTATIONS[kind](rng, draft, rng.randrange(len(draft.sends)))
         if what is not None:
-            return Mutant(kind, what, draft.projection())
+            return Mutant(kind, what, draft.projection(), draft.changed())
 
 
 def same_as_project(of: Program) -> bool:

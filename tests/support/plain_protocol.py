@@ -10,8 +10,7 @@ from collections.abc import Hashable, Iterator
 from typing import NamedTuple
 
 from commplan.protocol.server import Effect, Machine
-from commplan.protocol.sites import LEAVE, Sites
-from commplan.protocol.worker import receives, sends
+from commplan.protocol.sites import LEAVE, Sites, receives, sends
 from commplan.verify.one_server import Book, BrokenError
 from commplan.verify.protocol_models import Model, program, sites_of
 

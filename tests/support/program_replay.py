@@ -17,7 +17,8 @@ import numpy as np
 from commplan.collectives.program import Ints
 from commplan.collectives.promise import promise
 from commplan.verify.counterexample import Counterexample, Failure, terms
-from commplan.verify.projection import Posts, Projection
+
+from .projection import Posts, Projection
 
 _MOST = 1 << 40  # counts stop here: two and more are all too many
 _MIX = np.uint64(0x9E3779B97F4A7C15)

@@ -1,6 +1,6 @@
 """Random trees of the language, and a printer with random space: what the parser must read back.
 
-Nothing here uses the parser or the formatter. `bare` is a tree without its spans and comments.
+Nothing here uses the parser or the formatter. `bare` is a tree without its spans.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ KINDS = ("broadcast", "share", "reduce", "scatter", "slice", "gather")
 
 
 def bare(node: Any) -> Any:
-    """`node` as nested plain data; spans, comments and the text itself left out."""
+    """`node` as nested plain data; spans and the text itself left out."""
     if isinstance(node, ast.Number):
         return ("Number", node.text, node.value, node.unit)
     if isinstance(node, msgspec.Struct):
-        skipped = {"span", "header", "comments", "text"} if not isinstance(node, ast.Name) else {"span"}
+        skipped = {"span", "header", "text"} if not isinstance(node, ast.Name) else {"span"}
         fields = {f: bare(getattr(node, f)) for f in node.__struct_fields__ if f not in skipped}
         return (type(node).__name__, fields)
     if isinstance(node, tuple):

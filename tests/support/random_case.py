@@ -157,7 +157,7 @@ class _Writer:
             {v.name: self.data(v) for v in self.inputs},
             {v.name: tuple(a for a in self.axes if a in v.varying) for v in self.inputs},
             {v.name: v.split for v in self.inputs},
-            self.functions, self.order(), self.pipeline(),
+            self.functions, self.order(), self.pipeline(text),
         )  # fmt: skip
 
     # forms and data
@@ -472,10 +472,11 @@ class _Writer:
                 orders[var.name] = tuple(self.random.sample(paths, len(paths)))
         return orders
 
-    def pipeline(self) -> str | None:
+    def pipeline(self, text: str) -> str | None:
         if self.random.random() < 0.3:
             return None
         passes = ["share", "bucket", "decompose", "wire", "select", "overlap"]
-        chosen = [name for name in passes if self.random.random() < 0.75]
+        kept = ("wire",) if "wire =" in text or "accumulate =" in text else ()
+        chosen = [name for name in passes if self.random.random() < 0.75 or name in kept]
         limit = self.random.choice(["", "{max=32}", "{max=1KiB}"])
         return ",".join(name + limit if name == "bucket" else name for name in chosen)

@@ -142,7 +142,7 @@ def made(name: str, schedule: ir.Schedule, text: str, plan: graph.Plan) -> Base:
 def _passes(rng: random.Random) -> str | None:
     if rng.random() < 0.5:
         return None
-    chosen = [name for name in PASSES if rng.random() < 0.7]
+    chosen = [name for name in PASSES if name == "wire" or rng.random() < 0.7]
     limit = rng.choice(["", "{max=32}", "{max=1KiB}"])
     return ",".join(name + limit if name == "bucket" else name for name in chosen)
 

@@ -128,8 +128,9 @@ def _compared(left: Result | str | None, right: Result | str | None) -> str:
 
 
 def _apart_by(a: Array, b: Array, dtype: DType) -> str:
-    if not dtype.is_float:
+    if not dtype.is_float or object in (a.dtype, b.dtype):
         return "same" if np.array_equal(a, b) else "differs"
+    a, b = a.astype(np.float64), b.astype(np.float64)
     equal = (a == b) | (np.isnan(a) & np.isnan(b))
     with np.errstate(all="ignore"):
         off = np.max(np.where(equal, 0.0, np.nan_to_num(np.abs(a - b), nan=np.inf)), initial=0.0)

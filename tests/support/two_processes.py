@@ -118,6 +118,8 @@ def apart(mesh, place: Path) -> None:
     program.bind(mesh)
     mine = commplan.loads(REDUCE.replace("sum", ("sum", "mean")[index])).compile(mesh)
     said = {"digests": [mine.digest], "different": refused(lambda: mine.bind(mesh))}
+    said["seeds"] = refused(lambda: program.bind(mesh, seed=7 + index))
+    said["unknown"] = refused(lambda: program.bind(mesh, sources={"s": RECORDS} if index else {}))
     bound_mesh.BIND_TIMEOUT_S = 2.0
     if index == 0:
         said["alone"] = refused(lambda: program.bind(mesh))

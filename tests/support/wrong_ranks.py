@@ -14,6 +14,16 @@ from mpi4py import MPI
 import commplan
 from commplan.diagnostics import CommplanError
 
+FUNCTION = """plan f
+axis data = 2
+fn scale(f32[4]) -> f32[4] on device
+input x : f32[4] partial data
+each step {
+    y = reduce x over data by sum
+    z = map scale(y)
+    output z
+}
+"""
 PLAN = """plan p
 ensemble member = 2
 axis data = ?
@@ -32,6 +42,8 @@ def refused(what: str, call: Callable[[], Any]) -> None:
     except CommplanError as error:
         first = error.diagnostics[0]
         print(f"{what}: {first.code} {first.message}", flush=True)
+    except ArithmeticError as error:
+        print(f"{what}: ArithmeticError {error}", flush=True)
     else:
         print(f"{what}: taken", flush=True)
 
@@ -58,6 +70,7 @@ def main() -> None:
     refused("a derivative", lambda: _derivative(comm))
     refused("a batch", lambda: _batched(comm))
     refused("other programs", lambda: _different(comm))
+    refused("other seeds", lambda: program.bind(comm, seed=7 + comm.rank))
     freed = comm.Dup()
     freed.Free()
     refused("a freed communicator", lambda: plan.compile(freed))
@@ -87,10 +100,41 @@ def _different(comm: Any) -> Any:
     return plan.compile(comm, shapes={"x": tree}).bind(comm)
 
 
+def alone() -> None:
+    """What is wrong on rank 1 alone, and what both say; then they bind what is right, together."""
+    comm: Any = MPI.COMM_WORLD
+    plan, plain = commplan.loads(FUNCTION), commplan.loads(PLAN.replace("member = 2", "member = 1"))
+    right, scale = plan.compile(comm), {"scale": lambda x: x}
+
+    def bind(what: str, program: Any = right, **given: Any) -> None:
+        wrong = comm.rank == 1
+        refused(
+            f"{what} {comm.rank}",
+            lambda: (program if wrong else right).bind(
+                comm, **{"functions": scale} | (given if wrong else {})
+            ),
+        )
+
+    bind("size", plain.compile(backend="mpi", axes={"data": 3}), functions={})
+    bind("backend", plain.compile(axes={"data": 2}), functions={})
+    bind("function", functions={})
+    bind("unknown source", sources={"s": X})
+    bind("seed", seed="1")
+    bind("error", seed=_Broken())
+    bind("nothing")
+
+
+class _Broken:
+    """A seed that raises what is no error of commplan."""
+
+    def __index__(self) -> int:
+        raise ArithmeticError("out of luck")
+
+
 def threads() -> None:
     plan = commplan.loads(PLAN)
     refused("few threads", lambda: plan.compile(MPI.COMM_WORLD))
 
 
 if __name__ == "__main__":
-    threads() if sys.argv[1:] == ["threads"] else main()
+    {"threads": threads, "alone": alone}.get("".join(sys.argv[1:]), main)()

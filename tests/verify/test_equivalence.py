@@ -136,7 +136,7 @@ REDUCES = of(ir.Collective, kind="all_reduce", op="sum")
 
 def narrowed(ops: Ops) -> Ops:
     """The second reduction in 16 bits, which only the first is allowed."""
-    at = [index for index, op in enumerate(ops) if REDUCES(op)][1]
+    at = [index for index, op in enumerate(ops) if REDUCES(op)][-1]
     op = ops[at]
     narrow, back = f"{op.result}/bf16", f"{op.result}/back"
     ops[at : at + 1] = [
@@ -175,7 +175,7 @@ EDITS: dict[str, tuple[str, str, Callable[[Ops], Any], str, str]] = {
         "start",
         "rank 0 along gpu",
     ),
-    "no weight": (REDUCE, "", cut_out(of(ir.Scale, how="mul")), "step", "mul("),
+    "no weight": (REDUCE, "", cut_out(of(ir.Scale, how="mul")), "step", "the sum over gpu, node of `other`"),
     "another function": (REDUCE, "", replaced(of(ir.Map, fn="step"), fn="both"), "step", "both("),
     "operands exchanged": (
         REDUCE,
@@ -201,7 +201,7 @@ EDITS: dict[str, tuple[str, str, Callable[[Ops], Any], str, str]] = {
         "step",
         "",
     ),
-    "wire where none is asked": (WIRE, "bucket", narrowed, "step", "as bf16"),
+    "wire where none is asked": (WIRE, "bucket,wire", narrowed, "step", "as bf16"),
     "the pull left out": (
         ELASTIC,
         "",
@@ -281,7 +281,7 @@ def test_outputs_and_states_exchanged_or_left_out_are_refused() -> None:
 
 
 def test_the_plan_that_a_file_carries_is_the_one_that_it_names() -> None:
-    schedule, other = compiled(REDUCE, ""), compiled(WIRE, "")
+    schedule, other = compiled(REDUCE, ""), compiled(WIRE, "wire")
     wrong = msgspec.structs.replace(schedule, origin=other.origin)
     assert [code for code, *_ in said(wrong)] == ["CP0766"]
     assert load_schedule(encode(schedule)) == schedule

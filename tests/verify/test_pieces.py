@@ -90,7 +90,7 @@ def test_an_update_that_gets_other_elements_of_the_weights() -> None:
     parts = moved(packs[0].parts, 0, start=other)
     wrong = changed(schedule, lambda ops: edit(ops, lambda op: op is packs[0], 0, parts=parts))
     assert {code for code, _ in found(wrong)} == {"CP0766"}
-    assert f"elements from {other} on" in found(wrong)[0][1]
+    assert f"parts from 0, {other} on are put together" in found(wrong)[0][1]
 
 
 def test_a_piece_that_is_updated_with_the_sum_of_another() -> None:

@@ -10,8 +10,7 @@ import pytest
 from support.plain_protocol import explore_plainly
 
 from commplan.protocol.server import Cell, Effect, Machine, Unit
-from commplan.protocol.sites import LEAVE
-from commplan.protocol.worker import sends
+from commplan.protocol.sites import LEAVE, sends
 from commplan.verify.one_server import Desk, Event, explore_server, legs, stream
 from commplan.verify.protocol import explore
 from commplan.verify.protocol_models import WHOLE, Model, models, sites_of

@@ -93,12 +93,14 @@ def test_roots_are_counted_over_the_axes_whatever_the_order_of_the_levels() -> N
 def test_a_broken_algorithm_is_refused_at_its_plan_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """An algorithm file with a mistake: its last round is missing."""
 
+    programs = ring.PROGRAMS
+
     def all_reduce(n: int) -> Body:
-        whole = ring.all_reduce(n)
+        whole = programs["all_reduce"](n)
         return Body(whole.chunks, tuple(whole.rounds)[:-1])
 
     files = {**registry.files()}
-    monkeypatch.setattr(ring, "PROGRAMS", {**ring.PROGRAMS, "all_reduce": all_reduce})
+    monkeypatch.setattr(ring, "PROGRAMS", {**programs, "all_reduce": all_reduce})
     monkeypatch.setattr(registry, "files", lambda: files)
     named.prove_task.cache_clear()
     try:

@@ -13,8 +13,8 @@ from commplan.ir.symbolic import moves, steps
 from commplan.ir.symbolic.interpretation import Interpretation
 from commplan.ir.symbolic.values import SymbolicValue
 from commplan.ir.transfer import Results, ValueTypes, Violations, broken, placed
-from commplan.ir.types import DType
-from commplan.ir.values import Leaf, Value
+from commplan.ir.types import DType, Over
+from commplan.ir.values import Value
 
 CollectiveKind = Literal[
     "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce"
@@ -40,7 +40,7 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
     kind: CollectiveKind
     result: Ref
     operand: Ref
-    axes: tuple[str, ...]
+    axes: Over
     dtype: DType  # of the widest leaf that moves
     nbytes: int  # of one rank's operand
     span: Span
@@ -110,8 +110,7 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
             case "reduce_scatter":
                 made = types.part(operand, self.result, self.axes)
             case "all_gather" if operand.kind in ("flat", "records"):
-                rows = [(x, (ways * x.shape[0], *x.shape[1:])) for x in operand.leaves]
-                leaves = tuple(Leaf(leaf.path, shape, leaf.dtype) for leaf, shape in rows)
+                leaves = tuple(leaf.rows(ways) for leaf in operand.leaves)
                 kind = "flat" if operand.kind == "flat" else types.values[self.result].kind
                 made = Value(self.result, kind, leaves, left)
             case "all_gather":

@@ -8,6 +8,7 @@ from commplan.ir.roles import Ref
 from commplan.ir.symbolic import steps
 from commplan.ir.symbolic.interpretation import Interpretation
 from commplan.ir.transfer import Results, ValueTypes, Violations, placed
+from commplan.ir.types import Over
 from commplan.ir.values import Value
 
 
@@ -28,7 +29,7 @@ class Elastic(BaseOp, frozen=True, tag="elastic", gc=False):
     mode: Literal["sync", "round_robin", "async", "hogwild"]
     eta: float | Ref
     rho: float | Ref
-    axes: tuple[str, ...]
+    axes: Over
     span: Span
     result: Ref | None = None
     hints: Hints = Hints()

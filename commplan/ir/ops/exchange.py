@@ -5,9 +5,11 @@ from commplan.diagnostics import Span
 from commplan.ir.hints import Algorithm, Hints
 from commplan.ir.ops.base import BaseOp, Ranks, Work
 from commplan.ir.roles import Ref
+from commplan.ir.stages import rules
 from commplan.ir.symbolic import steps
 from commplan.ir.symbolic.interpretation import Interpretation
-from commplan.ir.transfer import Results, ValueTypes, Violations, placed
+from commplan.ir.transfer import Results, ValueTypes, Violations, broken, placed
+from commplan.ir.types import Over, Refs
 from commplan.ir.values import Value
 
 
@@ -18,11 +20,11 @@ class Exchange(BaseOp, frozen=True, tag="exchange", gc=False):
     WRITES = ("results",)
     KEPT = ("states",)
 
-    results: tuple[Ref, ...]
+    results: Refs
     gradient: Ref
-    states: tuple[Ref, ...]
+    states: Refs
     fn: str
-    axes: tuple[str, ...]
+    axes: Over
     op: Literal["sum", "mean"]
     span: Span
     weight: Ref | None = None
@@ -37,8 +39,7 @@ class Exchange(BaseOp, frozen=True, tag="exchange", gc=False):
             yield "CP0735", f"`{self.gradient}` is exchanged into itself"
         if self.fn not in types.fns:
             yield "CP0730", f"there is no function `{self.fn}`"
-        if len(self.results) != len(self.states):
-            yield "CP0731", f"{len(self.states)} states are exchanged for {len(self.results)} results"
+        yield from broken("CP0731", rules.one_each(self.states, self.results))
         yield from types.check_scalar(self.weight)
 
     def transfer(self, types: ValueTypes) -> Results:

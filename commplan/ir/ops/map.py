@@ -7,7 +7,7 @@ from commplan.ir.roles import Ref
 from commplan.ir.symbolic import steps
 from commplan.ir.symbolic.interpretation import Interpretation
 from commplan.ir.transfer import Results, ValueTypes, Violations, placed, shown
-from commplan.ir.types import ArrayType, AxisKind
+from commplan.ir.types import ArrayType, AxisKind, Refs
 from commplan.ir.values import Value
 
 
@@ -21,7 +21,7 @@ class Map(BaseOp, frozen=True, tag="map", gc=False):
     READS = ("operands",)
     WRITES = ("results",)
 
-    results: tuple[Ref, ...]
+    results: Refs
     fn: str
     operands: tuple[Ref, ...]
     span: Span
@@ -66,8 +66,7 @@ class Map(BaseOp, frozen=True, tag="map", gc=False):
         return tuple(placed(types.values[ref], ref, placement) for ref in self.results)
 
     def meaning(self, env: Interpretation) -> None:
-        marks = steps.marks(self.results, self.per, random=self.random)
-        env.call(self.fn, env.each(self.operands), self.results, marks, by_record=self.per_record)
+        steps.called(env, self.fn, self.operands, self.results, self.per, by_record=self.per_record)
 
     def detail(self, values: Mapping[Ref, Value]) -> str:
         return f"{self.fn}, record by record" if self.per_record else self.fn

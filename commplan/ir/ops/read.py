@@ -1,36 +1,17 @@
 from collections.abc import Container, Mapping
-from typing import Literal
 
-from commplan.diagnostics import Span
-from commplan.ir.hints import Hints
 from commplan.ir.ops.base import BaseOp, Ranks, Work
 from commplan.ir.roles import Ref
 from commplan.ir.stages import rules
-from commplan.ir.symbolic import steps
-from commplan.ir.symbolic.interpretation import Interpretation
+from commplan.ir.stages.load import Batches
 from commplan.ir.transfer import Results, ValueTypes, Violations, broken
 from commplan.ir.types import ArrayType, AxisKind, DType, Placement
 from commplan.ir.values import Leaf, Value
 
 
-class Read(BaseOp, frozen=True, tag="read", gc=False):
+class Read(Batches, BaseOp, frozen=True, tag="read", gc=False):
     """Read a batch of records of a source. Lane: host read."""
 
-    READS = ()
-    WRITES = ("result", "count")
-
-    result: Ref
-    source: str
-    batch: tuple[int, ...]
-    visit: Literal["exactly_once", "at_least_once", "at_most_once"]
-    seed: int
-    span: Span
-    count: Ref | None = None
-    clock: str | None = None
-    split: tuple[str, ...] = ()
-    per: tuple[str, ...] = ()
-    tail: Literal["pad", "short", "drop"] = "pad"
-    hints: Hints = Hints()
     after: tuple[Ref, ...] = ()
     lane: str = "host_read"
 
@@ -40,6 +21,7 @@ class Read(BaseOp, frozen=True, tag="read", gc=False):
         yield from broken("CP0735", rules.dropped_tail(self.visit, self.tail))
         yield from broken("CP0735", rules.short_tail(self.tail, self.split))
         wrong = [*types.check_axes(self.split), *types.check_axes(self.per, AxisKind.ENSEMBLE)]
+        wrong += types.check_axes((self.clock,) if self.clock is not None else (), AxisKind.ENSEMBLE)
         yield from wrong
         if not self.batch or min(self.batch) < 1:
             yield "CP0735", f"a batch of {list(self.batch)} records cannot be read"
@@ -64,10 +46,6 @@ class Read(BaseOp, frozen=True, tag="read", gc=False):
             return (records,)
         place = Placement(types.ordered((*per, *self.split)))
         return (records, Value(self.count, "array", (Leaf("", (), DType.I32),), place))
-
-    def meaning(self, env: Interpretation) -> None:
-        said = (self.batch, self.visit, self.seed, self.tail, self.hints.on_error, self.hints.on_failure)
-        steps.loaded(env, self.result, self.count, self.source, said, self.split, self.per, self.clock)
 
     def detail(self, values: Mapping[Ref, Value]) -> str:
         return f"{self.source}, visit {self.visit}, tail {self.tail}"

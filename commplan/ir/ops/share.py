@@ -8,7 +8,7 @@ from commplan.ir.roles import Ref, name_of
 from commplan.ir.stages import rules
 from commplan.ir.symbolic.interpretation import Interpretation
 from commplan.ir.transfer import Results, ValueTypes, Violations, broken, placed
-from commplan.ir.types import AxisKind
+from commplan.ir.types import AxisKind, Over
 from commplan.ir.values import Value
 
 
@@ -21,7 +21,7 @@ class Share(BaseOp, frozen=True, tag="share", gc=False):
 
     result: Ref
     operand: Ref
-    axes: tuple[str, ...]
+    axes: Over
     design: Design
     span: Span
     readers: int | None = None

@@ -1,13 +1,11 @@
 from collections.abc import Mapping
-from typing import Annotated
-
-import msgspec
 
 from commplan.diagnostics import Span
 from commplan.ir.ops.base import BaseOp
 from commplan.ir.roles import Ref
 from commplan.ir.symbolic.interpretation import Interpretation
 from commplan.ir.transfer import Results, ValueTypes, Violations
+from commplan.ir.types import Over
 from commplan.ir.values import Value
 
 
@@ -23,27 +21,17 @@ class Slice(BaseOp, frozen=True, tag="slice", gc=False):
 
     result: Ref
     operand: Ref
-    axes: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+    axes: Over
     span: Span
     after: tuple[Ref, ...] = ()
     lane: str = "device"
     owners: tuple[int, ...] = ()
 
     def check(self, types: ValueTypes) -> Violations:
-        if not self.axes:
-            yield "CP0734", f"`{self.result}` is sliced over no axis"
-        wrong = [*types.check_axes(self.axes)]
-        yield from wrong
+        yield from types.check_cut(self.operand, self.axes, self.owners)
         placement = types.values[self.operand].placement
         if any(placement.varies(axis) for axis in self.axes):
             yield "CP0734", f"`{self.operand}` is {placement}: only what is the same is sliced"
-        if wrong or not self.owners:
-            return
-        if len(set(self.owners)) != len(self.owners):
-            yield "CP0735", f"a rank owns two parts of `{self.operand}`: {list(self.owners)}"
-        ranks = types.ranks(self.axes)
-        if not all(0 <= rank < ranks for rank in self.owners):
-            yield "CP0735", f"there is no such owner among {ranks} ranks: {list(self.owners)}"
 
     def transfer(self, types: ValueTypes) -> Results:
         return (types.part(types.values[self.operand], self.result, self.axes, self.owners),)

@@ -14,17 +14,22 @@ class BaseStage(msgspec.Struct, frozen=True):
     """What every stage says of itself beside its fields.
 
     READS, WRITES: the fields that name the values that it reads and makes, in the order in which `operands`
-    and `results` give them.
+    and `results` give them. SCALARS: those of READS that name scalars. AXES: the fields that name axes.
     """
 
     READS: ClassVar[tuple[str, ...]] = ("operand",)
     WRITES: ClassVar[tuple[str, ...]] = ("result",)
+    SCALARS: ClassVar[tuple[str, ...]] = ()
+    AXES: ClassVar[tuple[str, ...]] = ("axes",)
 
     def alike(self) -> tuple[tuple[Ref, ...], ...]:
         """Values that have the same leaves before any cut, in groups: what goes in and comes out of a stage
         that moves or reduces."""
         operands, results = getter(type(self), self.READS[:1]), getter(type(self), self.WRITES[:1])
         return ((*operands(self), *results(self)),)
+
+    def called(self) -> tuple[str, tuple[Ref, ...], tuple[Ref, ...]] | None:
+        """The function that it calls, what with, and what that makes."""
 
     def written(self) -> tuple[str, ...]:
         """Close to how it is written, without its results and hints."""

@@ -5,6 +5,7 @@ from commplan.ir.stages.base import BaseStage, over
 from commplan.ir.stages.rules import Ranks, Violation, root
 from commplan.ir.symbolic import steps
 from commplan.ir.symbolic.interpretation import Interpretation
+from commplan.ir.types import Over
 
 
 class Broadcast(BaseStage, frozen=True, tag="broadcast"):
@@ -12,7 +13,7 @@ class Broadcast(BaseStage, frozen=True, tag="broadcast"):
 
     result: Ref
     operand: Ref
-    axes: tuple[str, ...]
+    axes: Over
     root: int
     span: Span
     via: Algorithm | None = None

@@ -7,6 +7,7 @@ from commplan.ir.stages.base import BaseStage, over
 from commplan.ir.stages.rules import Ranks, Violation, coefficients, stable
 from commplan.ir.symbolic import steps
 from commplan.ir.symbolic.interpretation import Interpretation
+from commplan.ir.types import Over
 
 
 class Elastic(BaseStage, frozen=True, tag="elastic"):
@@ -14,12 +15,13 @@ class Elastic(BaseStage, frozen=True, tag="elastic"):
 
     READS = ("operand", "center", "eta", "rho")
     WRITES = ("pull", "result")
+    SCALARS = ("eta", "rho")
 
     pull: Ref
     result: Ref
     operand: Ref
     center: Ref
-    axes: tuple[str, ...]
+    axes: Over
     mode: Literal["sync", "round_robin", "async", "hogwild"]
     eta: float | Ref
     rho: float | Ref

@@ -2,9 +2,10 @@ from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Algorithm, Hints, Reduction
 from commplan.ir.roles import Ref, name_of
 from commplan.ir.stages.base import BaseStage, over
-from commplan.ir.stages.rules import Ranks, Violation, chosen
+from commplan.ir.stages.rules import Ranks, Violation, chosen, one_each
 from commplan.ir.symbolic import steps
 from commplan.ir.symbolic.interpretation import Interpretation
+from commplan.ir.types import Over, Refs
 
 
 class Exchange(BaseStage, frozen=True, tag="exchange"):
@@ -12,12 +13,13 @@ class Exchange(BaseStage, frozen=True, tag="exchange"):
 
     READS = ("gradient", "states", "op")
     WRITES = ("results",)
+    SCALARS = ("op",)
 
-    results: tuple[Ref, ...]
+    results: Refs
     gradient: Ref
-    states: tuple[Ref, ...]
+    states: Refs
     fn: str
-    axes: tuple[str, ...]
+    axes: Over
     op: Reduction
     span: Span
     via: Algorithm | None = None
@@ -26,8 +28,13 @@ class Exchange(BaseStage, frozen=True, tag="exchange"):
     def alike(self) -> tuple[tuple[Ref, ...], ...]:
         return ((self.gradient, self.states[0]), *zip(self.states, self.results, strict=True))
 
+    def called(self) -> tuple[str, tuple[Ref, ...], tuple[Ref, ...]]:
+        return self.fn, (*self.states, self.gradient), self.results
+
     def violation(self, ranks: Ranks) -> Violation | None:
-        return chosen("owners", self.via and self.via.get("owners"), self.axes, ranks)
+        return one_each(self.states, self.results) or chosen(
+            "owners", self.via and self.via.get("owners"), self.axes, ranks
+        )
 
     def meaning(self, env: Interpretation) -> None:
         steps.exchange(

@@ -4,6 +4,7 @@ from commplan.ir.roles import Ref
 from commplan.ir.stages.base import BaseStage
 from commplan.ir.symbolic import steps
 from commplan.ir.symbolic.interpretation import Interpretation
+from commplan.ir.types import Over
 
 
 class Gather(BaseStage, frozen=True, tag="gather"):
@@ -11,7 +12,7 @@ class Gather(BaseStage, frozen=True, tag="gather"):
 
     result: Ref
     operand: Ref
-    axes: tuple[str, ...]
+    axes: Over
     span: Span
     via: Algorithm | None = None
     hints: Hints = NO_HINTS

@@ -1,5 +1,7 @@
 from typing import Literal
 
+import msgspec
+
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Hints
 from commplan.ir.roles import Ref
@@ -7,17 +9,19 @@ from commplan.ir.stages.base import BaseStage
 from commplan.ir.stages.rules import Ranks, Violation, dropped_tail, even_batch, member_batches, short_tail
 from commplan.ir.symbolic import steps
 from commplan.ir.symbolic.interpretation import Interpretation
+from commplan.ir.types import Batch
 
 
-class Load(BaseStage, frozen=True, tag="load"):
-    """`result [, count] = load source batch N ...`; `batch` has one number, or one per member."""
+class Batches(msgspec.Struct, frozen=True):
+    """What a `load` and a `read` say alike; `batch` has one number, or one per member."""
 
     READS = ()
     WRITES = ("result", "count")
+    AXES = ("split", "per", "clock")
 
     result: Ref
     source: str
-    batch: tuple[int, ...]
+    batch: Batch
     visit: Literal["exactly_once", "at_least_once", "at_most_once"]
     seed: int
     span: Span
@@ -27,6 +31,14 @@ class Load(BaseStage, frozen=True, tag="load"):
     per: tuple[str, ...] = ()
     tail: Literal["pad", "short", "drop"] = "pad"
     hints: Hints = NO_HINTS
+
+    def meaning(self, env: Interpretation) -> None:
+        said = (self.batch, self.visit, self.seed, self.tail, self.hints.on_error, self.hints.on_failure)
+        steps.loaded(env, self.result, self.count, self.source, said, self.split, self.per, self.clock)
+
+
+class Load(Batches, BaseStage, frozen=True, tag="load"):
+    """`result [, count] = load source batch N ...`."""
 
     def alike(self) -> tuple[tuple[Ref, ...], ...]:
         return ()
@@ -38,10 +50,6 @@ class Load(BaseStage, frozen=True, tag="load"):
             or member_batches(self.batch, self.clock, ranks)
             or even_batch(self.batch, self.split, ranks)
         )
-
-    def meaning(self, env: Interpretation) -> None:
-        said = (self.batch, self.visit, self.seed, self.tail, self.hints.on_error, self.hints.on_failure)
-        steps.loaded(env, self.result, self.count, self.source, said, self.split, self.per, self.clock)
 
     def written(self) -> tuple[str, ...]:
         first, *rest = self.said()

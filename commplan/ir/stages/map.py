@@ -4,6 +4,7 @@ from commplan.ir.roles import Ref, name_of
 from commplan.ir.stages.base import BaseStage
 from commplan.ir.symbolic import steps
 from commplan.ir.symbolic.interpretation import Interpretation
+from commplan.ir.types import Refs
 
 
 class Map(BaseStage, frozen=True, tag="map"):
@@ -11,8 +12,9 @@ class Map(BaseStage, frozen=True, tag="map"):
 
     READS = ("operands",)
     WRITES = ("results",)
+    AXES = ("per",)
 
-    results: tuple[Ref, ...]
+    results: Refs
     fn: str
     operands: tuple[Ref, ...]
     span: Span
@@ -23,9 +25,11 @@ class Map(BaseStage, frozen=True, tag="map"):
     def alike(self) -> tuple[tuple[Ref, ...], ...]:
         return ()
 
+    def called(self) -> tuple[str, tuple[Ref, ...], tuple[Ref, ...]]:
+        return self.fn, self.operands, self.results
+
     def meaning(self, env: Interpretation) -> None:
-        marks = steps.marks(self.results, self.per, random=self.fn in env.random)
-        env.call(self.fn, env.each(self.operands), self.results, marks, by_record=self.per_record)
+        steps.called(env, self.fn, self.operands, self.results, self.per, by_record=self.per_record)
 
     def written(self) -> tuple[str, ...]:
         operands = ", ".join(map(name_of, self.operands))

@@ -4,16 +4,18 @@ from commplan.ir.roles import Ref, name_of
 from commplan.ir.stages.base import BaseStage, over
 from commplan.ir.symbolic import steps
 from commplan.ir.symbolic.interpretation import Interpretation
+from commplan.ir.types import Over
 
 
 class Reduce(BaseStage, frozen=True, tag="reduce"):
     """partial or per -> same. `across` is set where the axes are ensembles."""
 
     READS = ("operand", "op")
+    SCALARS = ("op",)
 
     result: Ref
     operand: Ref
-    axes: tuple[str, ...]
+    axes: Over
     op: Reduction
     span: Span
     across: bool = False

@@ -130,6 +130,13 @@ def alike(name: str, varying: Sequence[str]) -> Violation | None:
     return Violation(message, ("share it before the stage that says `per`",))
 
 
+def one_each(states: Sequence[Ref], results: Sequence[Ref]) -> Violation | None:
+    """An exchange makes one value of each state."""
+    if len(states) == len(results):
+        return None
+    return Violation(f"{len(states)} states are exchanged for {len(results)} results")
+
+
 def one_home(homes: Sequence[tuple[str, str | None]]) -> Violation | None:
     """The states of an exchange, and where each lives: all on one server, or all with the workers."""
     for index, (name, home) in enumerate(homes):

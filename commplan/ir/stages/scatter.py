@@ -4,16 +4,18 @@ from commplan.ir.roles import Ref, name_of
 from commplan.ir.stages.base import BaseStage, over
 from commplan.ir.symbolic import steps
 from commplan.ir.symbolic.interpretation import Interpretation
+from commplan.ir.types import Over
 
 
 class Scatter(BaseStage, frozen=True, tag="scatter"):
     """partial -> split: reduce-scatter."""
 
     READS = ("operand", "op")
+    SCALARS = ("op",)
 
     result: Ref
     operand: Ref
-    axes: tuple[str, ...]
+    axes: Over
     op: Reduction
     span: Span
     via: Algorithm | None = None

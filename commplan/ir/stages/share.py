@@ -4,6 +4,7 @@ from commplan.ir.roles import Ref
 from commplan.ir.stages.base import BaseStage
 from commplan.ir.stages.rules import Ranks, Violation, chosen
 from commplan.ir.symbolic.interpretation import Interpretation
+from commplan.ir.types import Over
 
 
 class Share(BaseStage, frozen=True, tag="share"):
@@ -11,7 +12,7 @@ class Share(BaseStage, frozen=True, tag="share"):
 
     result: Ref
     operand: Ref
-    axes: tuple[str, ...]
+    axes: Over
     via: Algorithm
     span: Span
     hints: Hints = NO_HINTS

@@ -2,6 +2,7 @@ from commplan.diagnostics import Span
 from commplan.ir.roles import Ref
 from commplan.ir.stages.base import BaseStage
 from commplan.ir.symbolic.interpretation import Interpretation
+from commplan.ir.types import Over
 
 
 class Slice(BaseStage, frozen=True, tag="slice"):
@@ -9,7 +10,7 @@ class Slice(BaseStage, frozen=True, tag="slice"):
 
     result: Ref
     operand: Ref
-    axes: tuple[str, ...]
+    axes: Over
     span: Span
 
     def meaning(self, env: Interpretation) -> None:

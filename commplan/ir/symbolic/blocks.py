@@ -4,8 +4,8 @@ A block is `rows` by `columns` elements, row-major; the number of a row has digi
 row. Its columns are runs: `size` of them from `at` on hold the elements of `leaf` from `column` on, cut as
 the run's slot says. A slot is (chain, term): the cuts that lead to the row of the leaf that is meant, in
 which a digit of a row number may be a rank's coordinate, a number, or a digit of this block's own rows; and
-the term of those elements. What no run covers is zero. `leaf` is the index of a leaf of a value, or a block
-itself (`Frozen`) where a buffer was cut without regard to what lies in it.
+the term of those elements. What no run covers is zero. `leaf` is a leaf of a value before any cut
+(`LeafShape`), or a block itself (`Frozen`) where a buffer was cut without regard to what lies in it.
 
 Nothing here grows with the number of ranks. Operations that would put together what the notation cannot say
 raise `UnsayableError`: no schedule that is compiled from a plan contains one.
@@ -26,6 +26,7 @@ from commplan.ir.symbolic.terms import (
     Symbol,
     Symbols,
     Term,
+    UnsayableError,
     at,
     free_in,
     row,
@@ -33,14 +34,29 @@ from commplan.ir.symbolic.terms import (
 )
 
 
-class UnsayableError(Exception):
-    """Elements are put together that do not belong together."""
+class LeafShape(NamedTuple):
+    """Leaf `number` of a value before any cut: `lead` rows of `rest` elements; rows are what is cut. A leaf
+    that is not cut has elements for rows: their order is all that counts."""
+
+    number: int
+    lead: int
+    rest: int
+
+    def width(self, chain: Chain) -> int:
+        """Elements of the part that the cuts of `chain` leave, padding included."""
+        lead = self.lead
+        for each in chain:
+            lead = -(-lead // each.ways)
+        return lead * self.rest
+
+    def uncut(self) -> LeafShape:
+        return LeafShape(self.number, self.lead * self.rest, 1)
 
 
 class Run(NamedTuple):
     at: int
     size: int
-    leaf: Any  # int | Frozen
+    leaf: Any  # LeafShape | Frozen
     column: int
     slot: int
 
@@ -78,8 +94,8 @@ class Frozen:
 EMPTY = Block((), 0, (), ())
 
 
-def whole(leaf: int, size: int, chain: Chain, term: Term) -> Block:
-    """A leaf of `size` elements, of which each is itself."""
+def whole(leaf: LeafShape, size: int, chain: Chain, term: Term) -> Block:
+    """A part of a leaf, `size` elements, of which each is itself."""
     return Block((), size, (Run(0, size, leaf, 0, 0),), ((chain, term),)) if size else EMPTY
 
 
@@ -175,9 +191,9 @@ def _within(runs: Sequence[Run], start: int, stop: int) -> Sequence[Run]:
 # Rows
 
 
-def in_rows(block: Block, ways: int, width: int, *, leaf: bool = False) -> Block:
-    """`block`, of one row, padded and seen as `ways` rows of `width`. leaf: it is all that a rank holds of
-    one."""
+def in_rows(block: Block, ways: int, width: int, leaf: LeafShape | None = None) -> Block:
+    """`block`, of one row, padded and seen as `ways` rows of `width`. leaf: which one it is, by the rows in
+    which it is cut."""
     if ways == 1:
         return block
     if block.rows:
@@ -185,10 +201,15 @@ def in_rows(block: Block, ways: int, width: int, *, leaf: bool = False) -> Block
             return block
         raise UnsayableError(f"{_count(block.rows)} rows are seen as {ways}")
     builder = Builder()
-    only, digits = _only_run(block, leaf=leaf), ((ways, row(0)),)
+    only, digits = _only_run(block, leaf=leaf is not None), ((ways, row(0)),)
     if only is not None:
         chain, term = block.slots[only.slot]
-        builder.put(0, width, only.leaf, 0, (cut(chain, ways, digits), term))
+        parts, of = cut(chain, ways, digits), only.leaf
+        if isinstance(of, LeafShape) and leaf is not None:
+            of = of if chain else leaf._replace(number=of.number)
+            if of.width(parts) != width:
+                raise UnsayableError(f"rows of {width} elements are no rows of leaf {of.number}")
+        builder.put(0, width, of, 0, (parts, term))
     elif block.runs:
         builder.put(0, width, Frozen(block), 0, (cut((), ways, digits), None))
     return builder.block(((ways, None),), width)
@@ -202,7 +223,7 @@ def _only_run(block: Block, *, leaf: bool) -> Run | None:
     if isinstance(only.leaf, Frozen):
         ways = math.prod(cut.ways for cut in block.slots[only.slot][0])
         return only if only.size * ways == only.leaf.block.columns else None
-    return only if leaf else None
+    return only if leaf and only.size == only.leaf.width(block.slots[only.slot][0]) else None
 
 
 def leading(block: Block, counts: Sequence[int]) -> Block:
@@ -278,7 +299,8 @@ def collapsed(block: Block, size: int, *, leaf: bool = False) -> Block:
         return block
     if isinstance(only.leaf, Frozen) and not chain[:-1]:
         return _shortened(only.leaf.block, size)
-    return Block((), size, (Run(0, size, only.leaf, 0, 0),), ((chain[:-1], term),))
+    of = only.leaf if chain[:-1] or isinstance(only.leaf, Frozen) else only.leaf.uncut()
+    return Block((), size, (Run(0, size, of, 0, 0),), ((chain[:-1], term),))
 
 
 def _shortened(block: Block, size: int) -> Block:

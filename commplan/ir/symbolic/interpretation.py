@@ -3,21 +3,36 @@ ops and stages (`ir.ops`, `ir.stages`)."""
 
 from __future__ import annotations
 
+import functools
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from commplan.ir.axes import coordinates
 from commplan.ir.layout import row_size
 from commplan.ir.leaf_match import LeafMatch
 from commplan.ir.roles import Ref, name_of
 from commplan.ir.symbolic import blocks, moves
-from commplan.ir.symbolic.blocks import Block, Builder, UnsayableError
-from commplan.ir.symbolic.terms import Algebra, Argument, Chain, Symbol, Symbols, Term, at, rank
+from commplan.ir.symbolic.blocks import Block, Builder, LeafShape
+from commplan.ir.symbolic.terms import (
+    Algebra,
+    Argument,
+    Chain,
+    Symbol,
+    Symbols,
+    Term,
+    UnsayableError,
+    at,
+    rank,
+)
 from commplan.ir.symbolic.values import (
     SymbolicValue,
     arguments_of,
     has_arrays,
+    leaf_shape,
     placed,
+    rows_of,
     scalar_of,
     uniform_if_whole,
 )
@@ -31,7 +46,9 @@ class Interpretation:
     """The values of one phase so far.
 
     values: those that ops make, by name. matches: of every function in `elementwise`, by the paths of what
-    goes in and comes out, the leaves of operands that each leaf of a result is made of.
+    goes in and comes out, the leaves of operands that each leaf of a result is made of. random: where each
+    random function is called, on the host or the device. written_out: what is
+    carried out are the ops alone, and no longer the types that a pass is still to send and add in.
     """
 
     def __init__(
@@ -40,10 +57,13 @@ class Interpretation:
         values: Mapping[Ref, Value],
         matches: Mapping[tuple[str, Paths], LeafMatch],
         elementwise: frozenset[str] = frozenset(),
-        random: frozenset[str] = frozenset(),
+        random: Mapping[str, str] = MappingProxyType({}),
+        *,
+        written_out: bool = False,
     ) -> None:
         self.algebra, self.values, self.matches = algebra, values, matches
-        self.elementwise, self.random = elementwise, random
+        self.elementwise, self.random, self.written_out = elementwise, random, written_out
+        self.draws: Counter[str] = Counter()
         self.held: dict[Ref, SymbolicValue] = {}
         self._current: dict[str, Ref] = {}
 
@@ -82,15 +102,20 @@ class Interpretation:
         return len(owners), [(len(owners), self.algebra.owner(axes, owners))]
 
     def own_elements(
-        self, name: str, value: Value, own: Sequence[str], split: Sequence[str]
+        self,
+        name: str,
+        value: Value,
+        own: Sequence[str],
+        split: Sequence[str],
+        owner: Symbol | None = None,
     ) -> SymbolicValue:
         """`value`, called `name`, of which every element is itself; ranks along `own` have others, and along
-        `split` a row each, one cut after another."""
+        `split` a row each, one cut after another. owner: who alone has it."""
         chain: Chain = ()
         for axis in split:
             size = self.algebra.sizes[axis]
             chain = blocks.cut(chain, size, ((size, rank(axis)),))
-        return SymbolicValue(value, (chain, self.algebra.value(name, own)))
+        return SymbolicValue(value, (chain, self.algebra.value(name, own, owner)))
 
     def scalar(self, ref: Ref) -> Term:
         """The term of a scalar value."""
@@ -107,9 +132,11 @@ class Interpretation:
         *,
         by_record: bool = False,
         served: bool = False,
+        drawn: Sequence[Argument] = (),
     ) -> None:
         """`results` are what `fn` makes of what is `given`. marks: whatever else makes two calls different.
-        by_record: it is called for each record. served: by a server, which makes more of it."""
+        by_record: it is called for each record. served: by a server, which makes more of it. drawn: what a
+        random function depends on beside its operands."""
         leaves = (*(held.value.leaves for held in given), *(self.values[ref].leaves for ref in results))
         paths: Paths = tuple(tuple(leaf.path for leaf in each) for each in leaves)
         known = fn in self.elementwise and not by_record and not served
@@ -117,20 +144,24 @@ class Interpretation:
         for number, ref in enumerate(results):
             value = self.values[ref]
             name = f"{fn}{''.join(f' {mark}' for mark in marks)}" + (f"#{number}" if number else "")
-            made = self._elementwise(name, given, value, match, number) if match is not None else None
+            made = self._elementwise(name, given, value, match, number, drawn) if match is not None else None
             if by_record:
-                made = self._by_record(f"{name} by record", given, value)
-            self.held[ref] = self._opaque(name, given, value) if made is None else made
+                made = self._by_record(f"{name} by record", given, value, drawn)
+            self.held[ref] = self._opaque(name, given, value, drawn) if made is None else made
 
-    def _opaque(self, name: str, given: Sequence[SymbolicValue], value: Value) -> SymbolicValue:
+    def _opaque(
+        self, name: str, given: Sequence[SymbolicValue], value: Value, drawn: Sequence[Argument]
+    ) -> SymbolicValue:
         """Every element of the result depends on all of every operand."""
         arguments = [argument for number, held in enumerate(given) for argument in arguments_of(number, held)]
-        return SymbolicValue(value, ((), self.algebra.call(name, arguments)))
+        return SymbolicValue(value, ((), self.algebra.call(name, [*drawn, *arguments])))
 
-    def _by_record(self, name: str, given: Sequence[SymbolicValue], value: Value) -> SymbolicValue:
+    def _by_record(
+        self, name: str, given: Sequence[SymbolicValue], value: Value, drawn: Sequence[Argument]
+    ) -> SymbolicValue:
         """Every record of the result depends on the same record of the operands that are records, and on all
         of the others."""
-        arguments: list[Argument] = []
+        arguments: list[Argument] = [*drawn]
         chains: set[Chain] = set()
         for number, held in enumerate(given):
             if held.value.kind != "records":
@@ -146,16 +177,24 @@ class Interpretation:
         return SymbolicValue(value, (chains.pop() if chains else (), self.algebra.call(name, arguments)))
 
     def _elementwise(
-        self, name: str, given: Sequence[SymbolicValue], value: Value, match: LeafMatch, number: int
+        self,
+        name: str,
+        given: Sequence[SymbolicValue],
+        value: Value,
+        match: LeafMatch,
+        number: int,
+        drawn: Sequence[Argument],
     ) -> SymbolicValue | None:
         """Every element of the result depends on the same element of the leaves that go with its own, and on
         scalars."""
-        for leaf, group in zip(value.leaves, match.groups[number], strict=True):
-            shapes = {given[operand].value.leaves[other].shape for operand, other in group or ()}
-            if not shapes <= {leaf.shape}:
+        for leaf, uncut, group in zip(value.leaves, value.uncut, match.groups[number], strict=True):
+            held = [(given[operand].value, other) for operand, other in group or ()]
+            shapes = {(one.leaves[other].shape, one.uncut[other].shape) for one, other in held}
+            if not shapes <= {(leaf.shape, uncut.shape)}:
                 raise UnsayableError(f"leaf `{leaf.path}` is {list(leaf.shape)}, what it is made of is not")
         scalars = [
-            Argument(scalar_of(given[operand], index), operand, index) for operand, index in match.scalars
+            *drawn,
+            *(Argument(scalar_of(given[operand], index), operand, index) for operand, index in match.scalars),
         ]
         if (
             match.straight
@@ -172,9 +211,10 @@ class Interpretation:
             if not leaf.size:
                 found.append(blocks.EMPTY)
             elif not partners:
-                found.append(blocks.whole(index, leaf.size, (), self.algebra.call(name, scalars)))
+                shape = leaf_shape(value, index, ())
+                found.append(blocks.whole(shape, leaf.size, (), self.algebra.call(name, scalars)))
             else:
-                found.append(self._zipped(name, index, leaf, partners, scalars))
+                found.append(self._zipped(name, value, index, partners, scalars))
         return uniform_if_whole(value, found)
 
     def _straight(
@@ -198,37 +238,34 @@ class Interpretation:
     def _zipped(
         self,
         name: str,
+        value: Value,
         index: int,
-        leaf: Leaf,
         partners: Sequence[tuple[int, int, Block]],
         scalars: list[Argument],
     ) -> Block:
-        builder = Builder()
+        builder, leaf = Builder(), value.leaves[index]
         columns = [block for _, _, block in partners]
         if any(block.rows for block in columns):
             raise UnsayableError(f"leaf `{leaf.path}` of an operand is rows of several ranks")
         for begin, end, runs in blocks.aligned(columns):
             arguments: list[Argument] = []
-            places: set[tuple[Chain, int]] = set()
+            places: set[tuple[Chain, int, LeafShape]] = set()
             for (operand, other, block), run in zip(partners, runs, strict=True):
                 if run is None:
                     arguments.append(Argument(self.algebra.zero, operand, None if other == index else other))
                     continue
                 chain, term = block.slots[run.slot]
-                if run.leaf != other or term is None:
+                if term is None or not isinstance(run.leaf, LeafShape) or run.leaf.number != other:
                     raise UnsayableError(f"leaf `{leaf.path}` of an operand holds elements of another leaf")
-                places.add((chain, run.column + begin - run.at))
+                places.add((chain, run.column + begin - run.at, run.leaf._replace(number=index)))
                 arguments.append(Argument(term, operand, None if other == index else other))
             if len(places) > 1:
-                said = " and ".join(
-                    f"elements from {column} on{' of a part' if chain else ''}"
-                    for chain, column in sorted(places, key=repr)
-                )
-                raise UnsayableError(f"leaf `{leaf.path}`: {said} are put together")
+                columns = ", ".join(str(column) for _, column, _ in sorted(places, key=repr))
+                raise UnsayableError(f"leaf `{leaf.path}`: parts from {columns} on are put together")
             if places:
-                chain, column = places.pop()
+                chain, column, shape = places.pop()
                 term = self.algebra.call(name, [*arguments, *scalars])
-                builder.put(begin, end - begin, index, column, (chain, term))
+                builder.put(begin, end - begin, shape, column, (chain, term))
         return builder.block((), leaf.size)
 
     # Collectives
@@ -244,11 +281,9 @@ class Interpretation:
         if operand.uniform is not None:
             moves.check_rows((operand.uniform[0],), axes)
             return operand.like(value, function)
-        known: dict[DType, Callable[[Term], Term]] = {}
-        for dtype in {leaf.dtype for leaf in operand.value.leaves}:
-            known[dtype] = self.algebra.mapped(lambda term, dtype=dtype: function(term, dtype))
+        cached = functools.cache(function)
         found = [
-            moves.summed(self.algebra, block, axes, known[leaf.dtype])
+            moves.summed(self.algebra, block, axes, lambda term, dtype=leaf.dtype: cached(term, dtype))
             for block, leaf in zip(operand.blocks, operand.value.leaves, strict=True)
         ]
         return uniform_if_whole(value, found)
@@ -302,9 +337,7 @@ class Interpretation:
                 continue
             if (ref, leaf) not in known:
                 width = row_size(held.value.kind, held.value.leaves[leaf], ways)
-                known[ref, leaf] = blocks.in_rows(
-                    held.blocks[leaf], ways, width, leaf=held.value.kind != "flat"
-                )
+                known[ref, leaf] = blocks.in_rows(held.blocks[leaf], ways, width, rows_of(held.value, leaf))
             block = known[ref, leaf]
             rows = _same_rows(rows, block.rows)
             builder.take(block, start, size, offset)
@@ -330,27 +363,29 @@ class Interpretation:
         found: list[Block] = []
         for index, leaf in enumerate(value.leaves):
             block = builders[index].block(rows[index], row_size(value.kind, leaf, ways))
-            found.append(placed(value, blocks.collapsed(block, leaf.size, leaf=True), leaf))
+            found.append(placed(blocks.collapsed(block, leaf.size, leaf=True)))
         return uniform_if_whole(value, found)
 
     def sliced(
         self, operand: SymbolicValue, value: Value, ways: int, digits: Sequence[tuple[int, Symbol]]
     ) -> SymbolicValue:
         """The row with these digits of every leaf that is no scalar, cut into `ways`."""
-        if operand.uniform is not None:
+        if operand.uniform is not None and (value.whole or value.kind == "records"):
             chain, term = operand.uniform
             return SymbolicValue(value, (blocks.cut(chain, ways, digits), term))
         kept = [symbol for count, symbol in digits if count > 1]
         symbols = {blocks.row(index): symbol for index, symbol in enumerate(kept)}
 
-        def part(block: Block, leaf: Leaf) -> Block:
+        def part(index: int, block: Block, leaf: Leaf) -> Block:
             if not leaf.shape or ways == 1:
                 return block
-            rows = blocks.in_rows(block, ways, row_size(operand.value.kind, leaf, ways), leaf=True)
+            width = row_size(operand.value.kind, leaf, ways)
+            rows = blocks.in_rows(block, ways, width, rows_of(operand.value, index))
             made = blocks.leading(rows, [count for count, _ in digits])
             return blocks.renamed(self.algebra, made, symbols)._replace(rows=())
 
-        return uniform_if_whole(value, list(map(part, operand.blocks, operand.value.leaves)))
+        leaves = operand.value.leaves
+        return uniform_if_whole(value, list(map(part, range(len(leaves)), operand.blocks, leaves)))
 
 
 def _same_rows(

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from commplan.ir.axes import position
 from commplan.ir.symbolic.blocks import (
     Block,
     Builder,
     Slot,
-    UnsayableError,
     collapsed,
     combined,
     inner,
@@ -18,7 +19,18 @@ from commplan.ir.symbolic.blocks import (
     renamed,
     with_terms,
 )
-from commplan.ir.symbolic.terms import Algebra, Chain, Cut, Symbol, Term, at, free_in, rank, row
+from commplan.ir.symbolic.terms import (
+    Algebra,
+    Chain,
+    Cut,
+    Symbol,
+    Term,
+    UnsayableError,
+    at,
+    free_in,
+    rank,
+    row,
+)
 
 
 def scattered(algebra: Algebra, block: Block, axes: Sequence[str]) -> Block:
@@ -88,7 +100,7 @@ def rows_summed(algebra: Algebra, block: Block, ways: int) -> Block:
     digits = dict(enumerate(block.rows[:taken]))
     if any(row(digit) in free_in(chain) for chain in _chains(block) for digit in digits):
         raise UnsayableError("rows of one rank, which hold different elements, are added")
-    made = with_terms(block, algebra.mapped(lambda term: algebra.summed_rows(term, digits)))
+    made = with_terms(block, functools.cache(functools.partial(algebra.summed_rows, digits=digits)))
     symbols = {row(index): row(index - taken) for index in range(taken, len(block.rows))}
     return renamed(algebra, made, symbols)._replace(rows=block.rows[taken:])
 
@@ -149,10 +161,5 @@ def _alone(term: Term | None) -> tuple[Any, Term] | None:
 
 def _owners(algebra: Algebra, conditions: Sequence[Sequence[tuple[Symbol, int]]]) -> Symbol:
     axes = [symbol[1] for symbol, _ in conditions[0]]
-    numbers: list[int] = []
-    for condition in conditions:
-        number = 0
-        for symbol, place in condition:
-            number = number * algebra.sizes[symbol[1]] + place
-        numbers.append(number)
-    return algebra.owner(axes, numbers)
+    places = ({symbol[1]: place for symbol, place in condition} for condition in conditions)
+    return algebra.owner(axes, [position(place, axes, algebra.sizes) for place in places])

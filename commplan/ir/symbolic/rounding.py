@@ -4,6 +4,8 @@ A trace lists events in the order in which they happen to a contribution:
 
     ("cast", from, to)   every element converted; left out where the next cast takes it back exactly
     ("sum", axes)        added over axes in the type of the last cast; listed only behind a cast
+    ("scale", factor)    multiplied by a number. Where among sums and casts that happens is left open: it
+                         rounds, as sums in another order do
     ("allow", axes, wire, accumulate, type, again)
                          in the term of a plan, or of an operation that no pass has written out yet: a value
                          of `type` travels in `wire`, is added over `axes` in `accumulate`, and where `again`
@@ -15,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from commplan.ir.hints import Hints
 from commplan.ir.types import DType
 
 Event = tuple[Any, ...]
@@ -30,37 +33,31 @@ _EXACT: dict[DType, frozenset[DType]] = {
 }
 
 
-def wire_types(dtype: DType, wire: DType | None, accumulate: DType | None) -> tuple[DType, DType]:
-    """The types in which values of `dtype` travel and are added, where a stage asks for `wire` and
-    `accumulate`.
-
-    Only floats change. The wire type is never wider than the value; a sum is never narrower than what
-    travels; where nothing is said values are added in their own type.
-    """
-    if not dtype.is_float:
-        return dtype, dtype
-    sent = wire if wire and wire.nbytes <= dtype.nbytes else dtype
-    added = accumulate or dtype
-    return sent, added if added.nbytes >= sent.nbytes else sent
-
-
-def allowed(
-    axes: Iterable[str], dtype: DType, wire: DType | None, accumulate: DType | None, *, again: bool = False
-) -> Event | None:
+def allowed(axes: Iterable[str], dtype: DType, hints: Hints, *, again: bool = False) -> Event | None:
     """The event that says what `wire` and `accumulate` of a stage ask for; None where that is nothing.
 
     axes: those that a sum is made over, none of a move. again: the sum travels, too.
     """
     names = tuple(sorted(axes))
-    sent, added = wire_types(dtype, wire, accumulate if names else None)
+    sent, added = hints.wire_types(dtype)
+    added = added if names else sent
     if sent == added == dtype:
         return None
-    return ("allow", names, sent, added if names else sent, dtype, again and bool(names))
+    return ("allow", names, sent, added, dtype, again and bool(names))
 
 
 def holds(wide: DType, narrow: DType) -> bool:
     """Whether every value of `narrow` is one of `wide`."""
     return wide == narrow or wide in _EXACT.get(narrow, frozenset())
+
+
+def is_rounded(trace: Trace) -> bool:
+    """Whether anything but factors is in `trace`."""
+    return any(event[0] != "scale" for event in trace)
+
+
+def _factors(trace: Trace) -> list[Event]:
+    return sorted(event for event in trace if event[0] == "scale")
 
 
 def cast(trace: Trace, before: DType, after: DType) -> Trace:
@@ -75,9 +72,12 @@ def cast(trace: Trace, before: DType, after: DType) -> Trace:
 def accepts(made: Trace, allowed: Trace) -> bool:
     """Whether what happened to a contribution is what its plan asks for: casts to the wire type, to the type
     that sums are made in and back, at the sum or move that they are written for, and every sum in its type.
-    What is added travels in its wire type; what is only moved may."""
+    What is added travels in its wire type; what is only moved may. Factors are those of the plan."""
     if made == allowed:
         return True
+    if _factors(made) != _factors(allowed):
+        return False
+    made, allowed = (tuple(event for event in trace if event[0] != "scale") for trace in (made, allowed))
     stages: list[_Stage] = []
     for event in allowed:
         own: DType = event[4] if event[0] == "allow" else stages[-1].own  # or a sum behind a stage

@@ -3,6 +3,7 @@ servers."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import Literal
@@ -10,7 +11,7 @@ from typing import Literal
 from commplan.ir.hints import Hints
 from commplan.ir.roles import Ref
 from commplan.ir.symbolic.interpretation import Interpretation
-from commplan.ir.symbolic.rounding import allowed
+from commplan.ir.symbolic.rounding import allowed, holds
 from commplan.ir.symbolic.terms import Argument, Term, at, rank
 from commplan.ir.symbolic.values import SymbolicValue
 from commplan.ir.types import DType
@@ -35,7 +36,9 @@ def reduced(
     adds = op in ("sum", "mean")
 
     def one(term: Term, dtype: DType) -> Term:
-        event = allowed(several if adds else (), dtype, hints.wire, hints.accumulate, again=again)
+        event = allowed(several if adds else (), dtype, hints, again=again)
+        if event is not None and env.written_out and not holds(dtype, event[3]):
+            event = None  # no backend adds in a wider type than the operand has
         if adds:
             return env.algebra.total(term, axes, event)
         made = env.algebra.extreme("max" if op == "max" else "min", term, axes)
@@ -64,7 +67,7 @@ def averaged(
         ranks = 1
         for size in env.sizes(axes):
             ranks *= size
-        return made.like(value, lambda term, _: env.algebra.scaled(term, Fraction(1, ranks)))
+        return scaled(env, made, value, "div", ranks)
     count = env.scalar(weight)
     weighted = scaled(env, operand, operand.value, "mul", count)
     total = env.algebra.total(count, axes)
@@ -77,18 +80,29 @@ def scaled(
 ) -> SymbolicValue:
     """`operand` times, or over, a number or a scalar."""
     if isinstance(by, Term):
+        name = "times a scalar" if how == "mul" else "over a scalar"  # no function can be called so
         return operand.like(
-            value, lambda term, _: env.algebra.call(how, (Argument(term, 0), Argument(by, 1, 0)))
+            value, lambda term, _: env.algebra.call(name, (Argument(term, 0), Argument(by, 1, 0)))
         )
     factor = Fraction(by) if how == "mul" else 1 / Fraction(by)
-    return operand.like(value, lambda term, _: env.algebra.scaled(term, factor))
+    return operand.like(value, lambda term, dtype: _times(env, term, factor, dtype))
+
+
+def _times(env: Interpretation, term: Term, factor: Fraction, dtype: DType) -> Term:
+    """`term` times `factor`, which a trace keeps but where ranks are counted: a number of them says how often
+    what is the same for all is added up."""
+    if factor.denominator == 1 and 0 < factor <= math.prod(env.algebra.sizes.values()):
+        return env.algebra.scaled(term, factor)
+    if not dtype.is_float:
+        return env.algebra.call(f"times {factor} as {dtype}", (Argument(term, 0),))
+    return env.algebra.traced(env.algebra.scaled(term, factor), ("scale", factor))
 
 
 def moved(env: Interpretation, held: SymbolicValue, hints: Hints) -> SymbolicValue:
     """`held` after a move, which may have been made in the wire type."""
 
     def one(term: Term, dtype: DType) -> Term:
-        event = allowed((), dtype, hints.wire, hints.accumulate)
+        event = allowed((), dtype, hints)
         return term if event is None else env.algebra.traced(term, event)
 
     return held if hints.wire is None else held.like(held.value, one)
@@ -107,7 +121,7 @@ def pull(
     def one(terms: Sequence[Term]) -> Term:
         difference = env.algebra.add([terms[0], env.algebra.scaled(terms[1], Fraction(-1))])
         if not arguments:
-            return env.algebra.scaled(difference, literal)
+            return _times(env, difference, literal, value.leaves[0].dtype)
         return env.algebra.call(f"times {literal}", [Argument(difference, 0), *arguments])
 
     return env.combined([env.of(operand), env.of(center)], value, one)
@@ -170,9 +184,29 @@ def elastic(
         env.put(result, env.combined([env.of(center), total], env.values[result], env.algebra.add))
 
 
-def marks(results: Sequence[Ref], per: Sequence[str], *, random: bool) -> tuple[object, ...]:
-    """What makes a call of a function another one than a call with the same operands."""
-    return ("random", base_name(results[0]), "per", *per) if random else ()
+def called(
+    env: Interpretation,
+    fn: str,
+    operands: Sequence[Ref],
+    results: Sequence[Ref],
+    per: Sequence[str],
+    *,
+    by_record: bool,
+) -> None:
+    """results = fn(operands). A random function draws other numbers in every call, on the device for every
+    name of a result, along `per` and, of whole values, for each part and each shape of what it is given."""
+    given = env.each(operands)
+    if fn not in env.random:
+        env.call(fn, given, results, by_record=by_record)
+        return
+    split = env.values[operands[0]].placement.split if operands and not by_record else ()
+    shapes = () if by_record else (tuple(leaf.shape for leaf in held.value.leaves) for held in given)
+    name = results[0] if env.random[fn] == "device" else base_name(results[0])
+    env.draws[name] += 1
+    marks = ("drawn for", name, env.draws[name], *split, *shapes)
+    differing = per if fn in env.elementwise else (*per, *split)  # where an element stands says of which part
+    drawn = [Argument(env.algebra.value("what is drawn", differing), -1)]
+    env.call(fn, given, results, marks, by_record=by_record, drawn=drawn)
 
 
 def at_first(env: Interpretation, held: SymbolicValue, value: Value, axes: Sequence[str]) -> SymbolicValue:

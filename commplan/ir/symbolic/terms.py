@@ -16,25 +16,26 @@ are symbols, so that nothing depends on how many ranks there are:
     ("all", axis)    summed over                               ("at", k)      k
     ("owner", ((axis, symbol), ..), ranks)    the place among `ranks` of the rank with these coordinates
 
-Sums are sets, so order, buckets, levels and algorithms drop out. Rounding does not: a trace lists casts, and
-sums made between them, in order; in the term of a plan it lists what the plan allows (`accepts`).
+Sums are sets, so order, buckets, levels and algorithms drop out. Rounding does not: a trace lists casts, the
+sums made between them, and factors, in order; in the term of a plan it lists what the plan allows
+(`accepts`). A sum binds its axis: what would be bound twice cannot be said (`UnsayableError`).
 Terms and atoms are interned by an `Algebra`: within one, equal terms are one object.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Literal, NamedTuple
 
 from commplan.ir.axes import coordinates, position
-from commplan.ir.symbolic.rounding import Event, Trace, cast
+from commplan.ir.symbolic.rounding import Event, Trace, cast, is_rounded
 from commplan.ir.types import DType
 
 Symbol = tuple[Any, ...]
 Symbols = Mapping[Symbol, Symbol]
-Coordinates = tuple[tuple[str, Symbol], ...]  # by axis
 
 
 def rank(axis: str) -> Symbol:
@@ -47,6 +48,10 @@ def row(digit: int) -> Symbol:
 
 def at(index: int) -> Symbol:
     return ("at", index)
+
+
+class UnsayableError(Exception):
+    """Elements are put together that do not belong together."""
 
 
 class Cut(NamedTuple):
@@ -80,6 +85,10 @@ class Contribution(NamedTuple):
     sums: tuple[str, ...]
     trace: Trace
     coefficient: Fraction
+
+    def summed(self, axes: Iterable[str], times: int) -> Contribution:
+        """This one summed over `axes` too, and counted so many times."""
+        return self._replace(sums=_joined(self.sums, axes), coefficient=self.coefficient * times)
 
 
 class Term:
@@ -118,14 +127,16 @@ class Algebra:
         self._atoms: dict[tuple[Any, ...], Atom] = {}
         self._terms: dict[tuple[Contribution, ...], Term] = {}
         self._substituted: dict[tuple[int, bool, Any], Any] = {}
-        self.zero = self.term({})
+        self.zero = self.term(())
 
     # Making
 
-    def value(self, name: str, axes: Iterable[str]) -> Term:
-        """An element of the value `name`, which varies along `axes`."""
-        where = tuple(sorted((axis, rank(axis)) for axis in axes if self.sizes.get(axis, 1) > 1))
-        return self.single(self.atom("value", name, where))
+    def value(self, name: str, axes: Iterable[str], owner: Symbol | None = None) -> Term:
+        """An element of the value `name`, which varies along `axes`. owner: the place of this rank among
+        those that have it, where not all do."""
+        where = sorted((axis, rank(axis)) for axis in axes if self.sizes.get(axis, 1) > 1)
+        kept = [("", owner)] if owner is not None and owner[0] == "owner" else []
+        return self.single(self.atom("value", name, (*kept, *where)))
 
     def call(self, name: str, arguments: Iterable[Argument]) -> Term:
         return self.single(self.atom("call", name, tuple(arguments)))
@@ -134,22 +145,26 @@ class Algebra:
         return self.single(self.atom("undefined", why))
 
     def single(self, atom: Atom) -> Term:
-        return self.term({(atom, (), ()): Fraction(1)})
+        return self.term((Contribution(atom, (), (), Fraction(1)),))
 
-    def term(self, parts: Mapping[tuple[Atom, tuple[str, ...], Trace], Fraction]) -> Term:
-        made = [Contribution(*key, coefficient) for key, coefficient in parts.items() if coefficient]
+    def term(self, parts: Iterable[Contribution]) -> Term:
+        """The sum of `parts`, of which those that differ in their coefficient alone become one."""
+        total: dict[tuple[Atom, tuple[str, ...], Trace], Fraction] = {}
+        for atom, sums, trace, coefficient in parts:
+            key = (atom, sums, trace)
+            known = total.get(key)
+            total[key] = coefficient if known is None else known + coefficient
+        made = [Contribution(*key, coefficient) for key, coefficient in total.items() if coefficient]
         if len(made) > 1:
             made.sort(key=lambda part: (part.atom.number, part.sums, part.trace))
-        key = tuple(made)
-        found = self._terms.get(key)
-        if found is None:
-            found = self._terms[key] = Term(len(self._terms), key)
-            if not found.exact:
-                bare: dict[tuple[Atom, tuple[str, ...], Trace], Fraction] = {}
-                for part in key:
-                    _add(bare, part.atom.skeleton, part.sums, (), part.coefficient)
-                found.skeleton = self.term(bare)
-        return found
+        contributions = tuple(made)
+        term = self._terms.get(contributions)
+        if term is None:
+            term = self._terms[contributions] = Term(len(self._terms), contributions)
+            if not term.exact:
+                bare = (part._replace(atom=part.atom.skeleton, trace=()) for part in contributions)
+                term.skeleton = self.term(bare)
+        return term
 
     def atom(self, kind: str, *content: Any) -> Atom:
         key = (kind, *content)
@@ -190,34 +205,29 @@ class Algebra:
         several = sorted(axis for axis in axes if self.sizes[axis] > 1)
         places = (coordinates(number, axes, self.sizes) for number in owners)
         numbers = tuple(position(place, several, self.sizes) for place in places)
-        return ("owner", tuple((axis, self.sizes[axis], rank(axis)) for axis in several), numbers)
+        where = tuple((axis, self.sizes[axis], rank(axis)) for axis in several)
+        return replaced(("owner", where, numbers), {})
 
     # Arithmetic
 
     def add(self, terms: Sequence[Term]) -> Term:
         if len(terms) == 1:
             return terms[0]
-        parts: dict[tuple[Atom, tuple[str, ...], Trace], Fraction] = {}
-        for term in terms:
-            for atom, sums, trace, coefficient in term.parts:
-                _add(parts, atom, sums, trace, coefficient)
-        return self.term(parts)
+        return self.term(part for term in terms for part in term.parts)
 
     def scaled(self, term: Term, factor: Fraction) -> Term:
+        """`term` times `factor`, exactly."""
         if factor == 1:
             return term
-        return self.term({part[:3]: part.coefficient * factor for part in term.parts})
+        return self.term(part._replace(coefficient=part.coefficient * factor) for part in term.parts)
 
     def traced(self, term: Term, event: Event) -> Term:
         """`term` with one more event in every trace."""
-        return self.term({(p.atom, p.sums, (*p.trace, event)): p.coefficient for p in term.parts})
+        return self.term(part._replace(trace=(*part.trace, event)) for part in term.parts)
 
     def cast(self, term: Term, before: DType, after: DType) -> Term:
         """`term` converted from one type to another."""
-        parts: dict[Any, Fraction] = {}
-        for atom, sums, trace, coefficient in term.parts:
-            _add(parts, atom, sums, cast(trace, before, after), coefficient)
-        return self.term(parts)
+        return self.term(part._replace(trace=cast(part.trace, before, after)) for part in term.parts)
 
     def only(self, term: Term, conditions: Iterable[tuple[Symbol, int]]) -> Term:
         """`term` where all conditions hold, zero elsewhere."""
@@ -238,46 +248,30 @@ class Algebra:
     def total(self, term: Term, axes: Sequence[str], allowed: Event | None = None) -> Term:
         """The sum over `axes`: a contribution that does not vary on one counts once for each of its ranks.
         `allowed`: the event that says how it may be rounded, where that is more than not at all."""
-        parts: dict[tuple[Atom, tuple[str, ...], Trace], Fraction] = {}
         several = tuple(sorted(axis for axis in axes if self.sizes.get(axis, 1) > 1))
+        parts: list[Contribution] = []
         for part in term.parts:
-            event = allowed or (("sum", several) if part.trace and several else None)
-            self._total(parts, part if event is None else part._replace(trace=(*part.trace, event)), axes)
+            event = allowed or (("sum", several) if is_rounded(part.trace) and several else None)
+            traced = part if event is None else part._replace(trace=(*part.trace, event))
+            parts += self._total(traced, axes)
         return self.term(parts)
 
-    def _total(self, parts: dict[Any, Fraction], part: Contribution, axes: Sequence[str]) -> None:
-        atom, sums, trace, coefficient = part
-        if atom.kind == "only" and any(
-            symbol == rank(axis) for symbol, _ in atom.content[0] for axis in axes
-        ):
+    def _total(self, part: Contribution, axes: Sequence[str]) -> Iterator[Contribution]:
+        atom, inside = part.atom, {rank(axis) for axis in axes}
+        if atom.kind == "only" and any(symbol in inside for symbol, _ in atom.content[0]):
             # A sum over an axis of what one rank alone has is what that rank has.
             conditions, inner = atom.content
-            inside = {rank(axis) for axis in axes}
             left = [pair for pair in conditions if pair[0] not in inside]
-            gone = {symbol[1] for symbol, _ in conditions if symbol in inside}
-            for found in inner.parts:
-                whole = Contribution(
-                    found.atom,
-                    _joined(sums, found.sums),
-                    found.trace + trace,
-                    found.coefficient * coefficient,
-                )
-                rest: dict[Any, Fraction] = {}
-                self._total(rest, whole, [axis for axis in axes if axis not in gone])
-                for made in self.only(self.term(rest), left).parts:
-                    _add(parts, *made)
+            alone = {symbol[1] for symbol, _ in conditions if symbol in inside}
+            others = [axis for axis in axes if axis not in alone]
+            for whole in _within(part, inner):
+                yield from self.only(self.term(self._total(whole, others)), left).parts
             return
         varying = [axis for axis in axes if rank(axis) in atom.free]
         same = math.prod(self.sizes.get(axis, 1) for axis in axes if axis not in varying)
-        bound = self.substitute_atom(atom, {rank(axis): ("all", axis) for axis in varying})
-        for found in bound.parts:
-            _add(
-                parts,
-                found.atom,
-                _joined(_joined(sums, found.sums), varying),
-                found.trace + trace,
-                found.coefficient * coefficient * same,
-            )
+        symbols: Symbols = {rank(axis): ("all", axis) for axis in varying}
+        _check_unbound(part.sums, atom.free, symbols)
+        yield from _within(part.summed(varying, same), self.substitute_atom(atom, symbols))
 
     def extreme(self, op: Literal["max", "min"], term: Term, axes: Sequence[str]) -> Term:
         """The maximum or minimum over `axes`; rounding is monotone, so it may as well come after."""
@@ -288,23 +282,27 @@ class Algebra:
         trace: Trace = ()
         if len(inner.parts) == 1 and inner.parts[0].coefficient == 1:
             (part,) = inner.parts
-            trace, inner = part.trace, self.term({(part.atom, part.sums, ()): Fraction(1)})
+            trace, inner = part.trace, self.term((part._replace(trace=()),))
             if part.atom.kind == "extreme" and not part.sums and part.atom.content[0] == op:
                 varying, inner = tuple(sorted({*varying, *part.atom.content[1]})), part.atom.content[2]
-        return self.term({(self.atom("extreme", op, varying, inner), (), trace): Fraction(1)})
+        return self.term((Contribution(self.atom("extreme", op, varying, inner), (), trace, Fraction(1)),))
 
     def summed_rows(self, term: Term, digits: Mapping[int, tuple[int, str | None]]) -> Term:
         """The sum over row digits, each with its count and the axis along which its rows were gathered."""
         axes = tuple(sorted(axis for _, axis in digits.values() if axis))
-        parts: dict[Any, Fraction] = {}
-        for atom, sums, trace, coefficient in term.parts:
-            varying = {digit: str(axis) for digit, (_, axis) in digits.items() if row(digit) in atom.free}
+        parts: list[Contribution] = []
+        for part in term.parts:
+            free = part.atom.free
+            varying = {digit: axis for digit, (_, axis) in digits.items() if row(digit) in free}
+            if None in varying.values() or len(set(varying.values())) < len(varying):
+                raise UnsayableError("rows are added of which it is not said whose they are")
             same = math.prod(count for digit, (count, _) in digits.items() if digit not in varying)
-            added = (*trace, ("sum", axes)) if trace and axes else trace
-            bound = self.substitute_atom(atom, {row(digit): ("all", axis) for digit, axis in varying.items()})
-            for found in bound.parts:
-                over = _joined(_joined(sums, found.sums), varying.values())
-                _add(parts, found.atom, over, found.trace + added, found.coefficient * coefficient * same)
+            event = ("sum", axes) if is_rounded(part.trace) and axes else None
+            traced = part if event is None else part._replace(trace=(*part.trace, event))
+            symbols: Symbols = {row(digit): ("all", axis) for digit, axis in varying.items()}
+            _check_unbound(part.sums, free, symbols)
+            bound = self.substitute_atom(part.atom, symbols)
+            parts += _within(traced.summed(map(str, varying.values()), same), bound)
         return self.term(parts)
 
     # Substitution
@@ -316,17 +314,10 @@ class Algebra:
         key = (term.number, True, tuple(symbols.items()))
         found = self._substituted.get(key)
         if found is None:
-            parts: dict[Any, Fraction] = {}
-            for atom, sums, trace, coefficient in term.parts:
-                for made in self.substitute_atom(atom, symbols).parts:
-                    _add(
-                        parts,
-                        made.atom,
-                        _joined(sums, made.sums),
-                        made.trace + trace,
-                        made.coefficient * coefficient,
-                    )
-            found = self._substituted[key] = self.term(parts)
+            for part in term.parts:
+                _check_unbound(part.sums, part.atom.free, symbols)
+            parts = (_within(part, self.substitute_atom(part.atom, symbols)) for part in term.parts)
+            found = self._substituted[key] = self.term(itertools.chain.from_iterable(parts))
         return found
 
     def substitute_atom(self, atom: Atom, symbols: Symbols) -> Term:
@@ -343,6 +334,9 @@ class Algebra:
         match atom.kind:
             case "value":
                 where = tuple((axis, replaced(symbol, symbols)) for axis, symbol in content[1])
+                if ("", at(-1)) in where:
+                    return self.undefined("the part of a rank that owns none")
+                where = tuple(pair for pair in where if pair != ("", at(0)))
                 return self.single(self.atom("value", content[0], where))
             case "call":
                 made: list[Argument] = []
@@ -354,6 +348,7 @@ class Algebra:
                 return self.call(content[0], made)
             case "extreme":
                 op, axes, inner = content
+                _check_unbound(axes, inner.free, symbols)
                 return self.single(self.atom("extreme", op, axes, self.substitute(inner, symbols)))
             case "only":
                 left: list[tuple[Symbol, int]] = []
@@ -366,18 +361,6 @@ class Algebra:
                 return self.only(self.substitute(content[1], symbols), left)
             case _:
                 return self.single(atom)
-
-    def mapped(self, function: Callable[[Term], Term]) -> Callable[[Term], Term]:
-        """`function`, which is asked once for each term."""
-        known: dict[int, Term] = {}
-
-        def call(term: Term) -> Term:
-            found = known.get(term.number)
-            if found is None:
-                found = known[term.number] = function(term)
-            return found
-
-        return call
 
 
 def _merged(arguments: Iterable[Argument]) -> tuple[Argument, ...]:
@@ -432,12 +415,20 @@ def _free(symbols: Iterable[Symbol]) -> frozenset[Symbol]:
     return frozenset(found)
 
 
+def _check_unbound(sums: Sequence[str], free: frozenset[Symbol], symbols: Symbols) -> None:
+    """Refuse to bind an axis in what is summed over it already: these are two sums."""
+    for symbol, bound in symbols.items():
+        if bound[0] == "all" and bound[1] in sums and symbol in free:
+            raise UnsayableError(f"what is summed over {bound[1]} differs along it once more")
+
+
 def _joined(first: Iterable[str], second: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted({*first, *second}))
 
 
-def _add(
-    parts: dict[Any, Fraction], atom: Atom, sums: tuple[str, ...], trace: Trace, coefficient: Fraction
-) -> None:
-    key = (atom, sums, trace)
-    parts[key] = parts.get(key, Fraction(0)) + coefficient
+def _within(outer: Contribution, inner: Term) -> Iterator[Contribution]:
+    """What `outer` is where `inner` stands for its atom."""
+    for atom, sums, trace, coefficient in inner.parts:
+        yield Contribution(
+            atom, _joined(outer.sums, sums), trace + outer.trace, coefficient * outer.coefficient
+        )

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from commplan.ir.layout import row_size
 from commplan.ir.symbolic import blocks
-from commplan.ir.symbolic.blocks import Block, Builder, Frozen, UnsayableError
-from commplan.ir.symbolic.terms import Algebra, Argument, Chain, Symbols, Term, substituted
+from commplan.ir.symbolic.blocks import Block, Builder, LeafShape, Run
+from commplan.ir.symbolic.terms import Algebra, Argument, Chain, Symbols, Term, UnsayableError, substituted
 from commplan.ir.types import DType
-from commplan.ir.values import Leaf, Value
+from commplan.ir.values import Value
 
 
 class SymbolicValue:
@@ -37,7 +37,9 @@ class SymbolicValue:
             assert self.uniform is not None
             chain, term = self.uniform
             self._blocks = tuple(
-                blocks.whole(index, leaf.size, chain if leaf.shape else (), term)
+                blocks.whole(
+                    leaf_shape(self.value, index, chain), leaf.size, chain if leaf.shape else (), term
+                )
                 for index, leaf in enumerate(self.value.leaves)
             )
         return self._blocks
@@ -79,10 +81,12 @@ def uniform_if_whole(value: Value, found: Sequence[Block]) -> SymbolicValue:
         if not leaf.size:
             continue
         run = block.runs[0] if len(block.runs) == 1 else None
-        if run is None or block.rows or isinstance(run.leaf, Frozen) or run[:4] != (0, leaf.size, index, 0):
+        if run is None or block.rows:
             return SymbolicValue(value, None, found)
         chain, term = block.slots[run.slot]
         if term is None or (chain and not leaf.shape):
+            return SymbolicValue(value, None, found)
+        if run[:4] != (0, leaf.size, leaf_shape(value, index, chain), 0):
             return SymbolicValue(value, None, found)
         terms.add(term)
         if leaf.shape:
@@ -94,6 +98,24 @@ def uniform_if_whole(value: Value, found: Sequence[Block]) -> SymbolicValue:
         if terms
         else SymbolicValue(value, None, found)
     )
+
+
+def leaf_shape(value: Value, index: int, chain: Chain) -> LeafShape:
+    """Leaf `index` of `value` before the cuts of `chain` were made. A batch is cut into equal parts."""
+    if not chain or not value.leaves[index].shape:  # a scalar is never cut
+        return LeafShape(index, value.leaves[index].size, 1)
+    shape = rows_of(value, index, whole=bool(value.whole))
+    ways = 1 if value.whole else math.prod(cut.ways for cut in chain)
+    return shape._replace(lead=shape.lead * ways)
+
+
+def rows_of(value: Value, index: int, *, whole: bool = False) -> LeafShape:
+    """Leaf `index` of `value`, as a rank has it or as a whole, by the rows in which a leaf is cut: of a tree
+    single elements."""
+    leaf = (value.whole if whole else value.leaves)[index]
+    if value.kind in ("tree", "flat") or not leaf.shape:
+        return LeafShape(index, leaf.size, 1)
+    return LeafShape(index, leaf.shape[0], math.prod(leaf.shape[1:]))
 
 
 class Place(NamedTuple):
@@ -108,29 +130,27 @@ class Place(NamedTuple):
     term: Term
     rows: tuple[tuple[int, str | None], ...] = ()
 
-    def from_element(self, begin: int) -> Place:
-        """The elements from the one that stands at `begin` on."""
-        gone = begin - self.at
-        return self._replace(at=begin, size=self.size - gone, column=self.column + gone)
-
     def argument(self, operand: int, leaf: tuple[int, tuple[int, ...]]) -> Argument:
         of = (*leaf, self.rows)
         return Argument(self.term, operand, (of, self.at, self.leaf), self.chain, self.column, self.size)
 
 
+def place(block: Block, run: Run, begin: int) -> Place:
+    """The elements of `run` from the one that stands at `begin` on."""
+    chain, term = block.slots[run.slot]
+    if term is None:
+        raise UnsayableError("a part of a buffer is used as a value")
+    gone = begin - run.at
+    return Place(begin, run.size - gone, run.leaf, chain, run.column + gone, term, block.rows)
+
+
 def whole_runs(block: Block) -> list[Place]:
     """The runs of a block, in order; of one with several rows, which are not those of one leaf, those of a
     row."""
-    found: list[Place] = []
-    for run in block.runs:
-        chain, term = block.slots[run.slot]
-        if term is None:
-            raise UnsayableError("a part of a buffer is used as a value")
-        found.append(Place(run.at, run.size, run.leaf, chain, run.column, term, block.rows))
-    return found
+    return [place(block, run, run.at) for run in block.runs]
 
 
-def placed(value: Value, block: Block, leaf: Leaf) -> Block:
+def placed(block: Block) -> Block:
     """`block`, a leaf, with rows whose number is known counted as elements of the whole leaf."""
     if not any(_number(chain) is not None for chain, _ in block.slots):
         return block
@@ -138,11 +158,11 @@ def placed(value: Value, block: Block, leaf: Leaf) -> Block:
     for run in block.runs:
         chain, term = block.slots[run.slot]
         number = _number(chain)
-        if number is None:
+        if number is None or not isinstance(run.leaf, LeafShape):
             builder.put(run.at, run.size, run.leaf, run.column, (chain, term))
             continue
-        column = number * row_size(value.kind, leaf, chain[0].ways) + run.column
-        builder.put(run.at, run.size, run.leaf, column, ((), term))
+        column = number * run.leaf.width(chain) + run.column
+        builder.put(run.at, run.size, run.leaf.uncut(), column, ((), term))
     return builder.block(block.rows, block.columns)
 
 
@@ -173,7 +193,7 @@ def scalar_of(held: SymbolicValue, index: int) -> Term:
         return held.uniform[1]
     block = held.blocks[index]
     chain, term = block.slots[block.runs[0].slot] if block.runs else ((), None)
-    if block.rows or chain or term is None or block.runs[0].leaf != index:
+    if block.rows or chain or term is None or block.runs[0].leaf != LeafShape(index, 1, 1):
         raise UnsayableError(
             f"leaf `{held.value.leaves[index].path}` of `{held.value.id}` is no whole scalar"
         )

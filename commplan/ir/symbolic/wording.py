@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from commplan.ir.roles import name_of
-from commplan.ir.symbolic.blocks import Block
+from commplan.ir.symbolic.blocks import Block, LeafShape
 from commplan.ir.symbolic.rounding import Trace
 from commplan.ir.symbolic.terms import Atom, Chain, Contribution, Symbol, Term
 from commplan.ir.symbolic.values import Place, whole_runs
@@ -20,7 +20,7 @@ def element(path: str, at: int, place: Place | None, other: Place | None) -> str
     shown = other is None or place[2:5] != other[2:5]
     where = ""
     if shown:
-        of = f"leaf {place.leaf}" if isinstance(place.leaf, int) else "a buffer"
+        of = f"leaf {place.leaf.number}" if isinstance(place.leaf, LeafShape) else "a buffer"
         where = f", at element {place.column}{_chain(place.chain)} of {of}"
     return f"{term(place.term)}{where}"
 
@@ -38,7 +38,7 @@ def block_in_words(block: Block, path: str) -> str:
     if not block.runs or not terms:
         return "rows of several ranks"
     first = block.runs[0]
-    of = f"leaf {first.leaf}" if isinstance(first.leaf, int) else "a buffer"
+    of = f"leaf {first.leaf.number}" if isinstance(first.leaf, LeafShape) else "a buffer"
     where = f"element {first.column}{_chain(block.slots[first.slot][0])} of {of}"
     return f"rows of several ranks, the first at {where}: {term(terms[0])}"
 
@@ -69,6 +69,8 @@ def _trace(trace: Trace) -> str:
         match event[0]:
             case "cast":
                 words.append(f"as {event[2]}")
+            case "scale":
+                words.append(f"times {_number(event[1])}")
             case "sum":
                 words.append(f"added over {', '.join(event[1])}")
             case _:
@@ -105,6 +107,8 @@ def _coordinate(axis: str, symbol: Symbol) -> str:
             return "" if symbol[1] == axis else f"the rank along {axis} that this rank is along {symbol[1]}"
         case "at":
             return f"rank {symbol[1]} along {axis}"
+        case "owner":
+            return "its owner"
         case _:
             return f"each rank along {axis}"
 

@@ -1,4 +1,5 @@
-"""Which send meets which receive, and whether all ranks get to their end.
+"""Proofs of programs whose ranks have rounds of their own: which send meets which receive, whether all ranks
+get to their end, and then what the prover of programs says of the messages.
 
 Ranks go through their rounds one after another, so two rounds of one rank are never open together. A round
 completes when it is open and so are the rounds of its peers that hold the other ends of its messages. It
@@ -13,8 +14,11 @@ from typing import NamedTuple
 import numpy as np
 
 from commplan.collectives.program import Ints
+from commplan.verify.contributions import Units, follow
 from commplan.verify.counterexample import Counterexample
-from commplan.verify.projection import Posts, Projection
+from commplan.verify.programs import unfit
+
+from .projection import Posts, Projection
 
 OPEN_LIMIT = 64  # ranks of a circle that are named one by one
 
@@ -31,6 +35,40 @@ class Messages(NamedTuple):
     receive: Ints
     read: Ints
     write: Ints
+
+
+def prove(projection: Projection) -> tuple[Counterexample, ...]:
+    """Why `projection` does not do what its collective promises; empty: it is proved.
+
+    Proved is what `commplan.verify.programs.prove` proves of a program; and besides, that every send meets a
+    receive of the same chunks, and all ranks get to their end although a send completes only when its
+    receive is posted.
+    """
+    messages = unfit(projection.head) or match(projection)
+    if isinstance(messages, Counterexample):
+        return (messages,)
+    wrong = follow(projection.head, _units(projection, messages), projection.chunks)
+    return () if wrong is None else (wrong,)
+
+
+def _units(projection: Projection, messages: Messages) -> Units:
+    order = np.argsort(messages.write, kind="stable")
+    messages = Messages(*(column[order] for column in messages))
+    sends, receives = projection.sends.take(messages.send), projection.receives.take(messages.receive)
+    many = sends.size
+    ends = np.cumsum(many)
+    within = np.arange(int(ends[-1]) if len(ends) else 0, dtype=np.int64) - np.repeat(ends - many, many)
+    chunk = np.repeat(sends.chunk, many) + within
+    k = projection.chunks
+    return Units(
+        np.repeat(sends.rank, many) * k + chunk,
+        np.repeat(receives.rank, many) * k + chunk,
+        np.repeat(receives.reduce, many),
+        np.repeat(messages.read, many),
+        np.repeat(messages.write, many),
+        np.repeat(sends.round, many),
+        np.repeat(receives.round, many),
+    )
 
 
 def match(projection: Projection) -> Messages | Counterexample:

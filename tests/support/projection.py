@@ -3,7 +3,7 @@
 A rank enters a round, posts all its sends and receives at once, and leaves when all have completed. A send
 completes only when its receive is posted (rendezvous). Between two ranks messages are matched in the order in
 which they were posted, each run of chunks for itself: runs that fit one by one also fit as one message.
-Nothing else orders the ranks: that rounds of a program fit together is what is to be proved, not assumed.
+Nothing else orders the ranks: what was changed at one end alone need not fit together any more.
 """
 
 from __future__ import annotations
@@ -54,6 +54,11 @@ class Projection:
     sends: Posts
     receives: Posts
     root: int = 0
+
+    @property
+    def head(self) -> Program:
+        """Its numbers, as a program without rounds."""
+        return Program(self.name, self.kind, self.ranks, self.chunks, (), self.root)
 
 
 def project(program: Program) -> Projection:

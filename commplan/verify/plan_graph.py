@@ -1,0 +1,100 @@
+"""The structural verifier of the plan that a schedule carries: what must hold before it is carried out.
+
+Codes are those of ops (`verify.schedule`): CP0730 names and definitions, CP0731 types and shapes, CP0734
+axes, CP0735 what a stage does not permit.
+"""
+
+from __future__ import annotations
+
+from commplan.ir.plan import Load, Plan, Stage, Value, operands, results
+from commplan.ir.roles import Ref, getter
+from commplan.ir.stages import rules
+from commplan.ir.transfer import ValueTypes, Violations, broken
+from commplan.ir.types import ArrayType, RecordsType
+from commplan.ir.values import Leaf
+from commplan.verify.scope import Report
+
+
+def check_plan(plan: Plan, types: ValueTypes, report: Report) -> None:
+    """Report what is wrong with `plan`, whose declarations are compared with those of the schedule elsewhere.
+
+    types: its axes with sizes, and what one rank holds of its values, each sound by itself.
+    """
+    report.unique("values", (value.id for value in plan.values))
+    for value in plan.values:
+        if not _fits(value, types):
+            report.add("CP0731", f"`{value.id}` of the schedule's plan is no {value.type}", value.span)
+    made: set[Ref] = {*plan.inputs, *plan.states}
+    for ref in sorted(made - types.values.keys()):
+        report.add("CP0730", f"`{ref}` enters the schedule's plan, but is not declared")
+    for phase in plan.phases if not report.found else ():
+        known = {*plan.inputs, *plan.states}
+        for stage in phase.stages:
+            for code, message in _wrong(stage, plan, types, known, made):
+                what = f"`{stage.__struct_config__.tag}` of the schedule's plan"
+                report.add(code, f"{what}: {message}", stage.span)
+            known.update(results(stage))
+            made.update(results(stage))
+        for binding in (*phase.outputs, *phase.updates):
+            if binding.value not in known:
+                message = f"`{binding.name}` stands for `{binding.value}`, which the phase does not have"
+                report.add("CP0730", f"in the schedule's plan {message}", phase.span)
+
+
+def _fits(value: Value, types: ValueTypes) -> bool:
+    """Whether what one rank holds of a value is of the type that the plan declares."""
+    held = types.values[value.id]
+    match value.type:
+        case ArrayType(dtype, shape):
+            return (held.kind, _uncut(value, types)) == ("array", (Leaf("", shape, dtype),))
+        case RecordsType(batch, element):
+            rows, leaves = max(batch) // types.ranks(value.placement.split), held.leaves
+            if isinstance(element, ArrayType):
+                leaves = (Leaf("", (rows, *element.shape), element.dtype),)
+            alike = all(leaf.shape[:1] == (rows,) for leaf in leaves)
+            return (held.kind, held.leaves) == ("records", leaves) and alike
+        case _:
+            return held.kind in ("tree", "records")
+
+
+def _uncut(value: Value, types: ValueTypes) -> tuple[Leaf, ...]:
+    held = types.values[value.id]
+    if held.kind != "records":
+        return held.uncut
+    return tuple(leaf.rows(types.ranks(value.placement.split)) for leaf in held.leaves)
+
+
+def _wrong(stage: Stage, plan: Plan, types: ValueTypes, known: set[Ref], made: set[Ref]) -> Violations:
+    """What is wrong with a stage where the values `known` can be read, and those in `made` are there."""
+    names = [*_names(stage, types, known, made)]
+    yield from names
+    if names:
+        return
+    yield from broken("CP0735", stage.violation(types.ranks))
+    for ref in getter(type(stage), stage.SCALARS)(stage):
+        yield from types.check_scalar(ref)
+    for group in stage.alike():
+        if len({(plan.value(ref).type, _uncut(plan.value(ref), types)) for ref in group}) > 1:
+            yield "CP0731", f"{', '.join(f'`{ref}`' for ref in group)} have different shapes"
+
+
+def _names(stage: Stage, types: ValueTypes, known: set[Ref], made: set[Ref]) -> Violations:
+    for ref in operands(stage):
+        if ref not in known:
+            yield "CP0730", f"it reads `{ref}`, which the phase does not have"
+    makes = results(stage)
+    for ref in makes:
+        if ref in made or makes.count(ref) > 1:
+            yield "CP0730", f"`{ref}` is made twice"
+        elif ref not in types.values:
+            yield "CP0730", f"`{ref}` is made but not declared"
+    for field in stage.AXES:
+        yield from types.check_axes(getter(type(stage), (field,))(stage))
+    if isinstance(stage, Load) and stage.source not in types.sources:
+        yield "CP0730", f"there is no source `{stage.source}`"
+    fn, given, gives = stage.called() or ("", (), ())
+    if fn in types.fns:
+        yield from broken("CP0731", rules.takes(fn, len(types.fns[fn].operands), len(given)))
+        yield from broken("CP0731", rules.gives(fn, len(types.fns[fn].results), len(gives)))
+    elif gives:
+        yield "CP0730", f"there is no function `{fn}`"

@@ -1,0 +1,225 @@
+"""Schedules that differ from their plan in what single values are: draws, whole leaves, factors, owners."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+import commplan
+from commplan.diagnostics import CommplanError
+from commplan.ir import schedule as ir
+from commplan.ir.types import SAME, DType, Placement
+from commplan.ir.values import Leaf, Part, Value
+from commplan.verify import verify
+
+replace = msgspec.structs.replace
+PER = Placement(per=("data",))
+
+
+def compiled(body: str, passes: str | None = None, **shapes: Any) -> ir.Schedule:
+    plan = commplan.loads(f"plan tested\naxis data = 3\n{body}", "tested.plan")
+    return plan.compile(shapes=shapes or None, passes=passes).schedule
+
+
+def with_ops(
+    schedule: ir.Schedule, ops: Sequence[ir.Op], values: Sequence[Value], name: str = "step", **fields: Any
+) -> ir.Schedule:
+    changed = replace(schedule.phase(name), ops=tuple(ops), values=tuple(values), **fields)
+    return replace(schedule, phases=tuple(changed if x.name == name else x for x in schedule.phases))
+
+
+def refused(schedule: ir.Schedule) -> str:
+    """What is said of a schedule that is sound by itself and does not do what its plan says."""
+    problems = verify(schedule)
+    assert {problem.code for problem in problems} == {"CP0766"}, problems
+    return problems[0].message
+
+
+def flat(ref: str, size: int, placement: Placement = SAME) -> Value:
+    return Value(ref, "flat", (Leaf("", (size,), DType.F32),), placement)
+
+
+def test_a_random_function_draws_once_for_each_name():
+    schedule = compiled(
+        "fn noise(f32[4]) -> f32[4] on device random\nfn difference(f32[4], f32[4]) -> f32[4] on device\n"
+        "input a : f32[4]\neach step {\n x = map noise(a)\n b = map difference(x, x)\n output b\n}"
+    )
+    step = schedule.phase("step")
+    draw, difference = step.ops
+    again = "x.0/again"
+    ops = (draw, replace(draw, results=(again,)), replace(difference, operands=("x.0", again)))
+    message = refused(with_ops(schedule, ops, (*step.values, replace(step.values[0], id=again))))
+    assert "drawn for x.0/again" in message
+
+
+def test_members_draw_numbers_of_their_own():
+    schedule = compiled(
+        "ensemble member = 3\nfn noise(f32[4]) -> f32[4] on device random\ninput a : f32[4]\n"
+        "each step {\n x = map noise(a) per member\n y = reduce x across member by mean\n output y\n}"
+    )
+    values = {value.id: value for value in schedule.phase("step").values}
+    draw = schedule.phase("step").ops[0]
+    reduce = next(op for op in schedule.phase("step").ops if isinstance(op, ir.Collective))
+    last = ir.results(schedule.phase("step").ops[-1])[0]
+    sent = replace(reduce, kind="broadcast", op=None, root=0, operand="x.0", result=last, after=())
+    message = refused(with_ops(schedule, (draw, sent), (values["x.0"], values[last])))
+    assert "of rank 0 along member" in message
+
+
+def test_shards_of_a_value_draw_otherwise_than_the_whole():
+    schedule = compiled(
+        "fn noise(f32[6]) -> f32[6] on device elementwise random\ninput a : f32[6]\n"
+        "each step {\n x = map noise(a)\n b = slice x over data\n output b\n}"
+    )
+    step = schedule.phase("step")
+    draw, cut = step.ops
+    part = replace(step.values[-1], id="part")
+    ops = (replace(cut, operand="a.0", result="part"), replace(draw, operands=("part",), results=("x.0",)))
+    outputs = (replace(step.outputs[0], value="x.0"),)
+    refused(with_ops(schedule, ops, (part, replace(part, id="x.0")), outputs=outputs))
+
+
+def test_the_sum_of_products_is_not_the_product_of_sums():
+    schedule = compiled(
+        "input g : f32[4] per data\ninput n : f32 per data\n"
+        "each step {\n b = reduce g over data by mean(weight = n)\n output b\n}",
+        "",
+    )
+    step = schedule.phase("step")
+    summed = next(op for op in step.ops if isinstance(op, ir.Collective) and op.operand != "n.0")
+    weights = next(op for op in step.ops if isinstance(op, ir.Collective) and op.operand == "n.0")
+    span, total = summed.span, summed.result
+    values = {value.id: value for value in step.values}
+    ops = (
+        ir.Pack("packed", (Part("g.0", 0, 0, 4, 0),), span),
+        replace(summed, kind="all_gather", op=None, result="rows", operand="packed", nbytes=16),
+        ir.Scale("weighted", "rows", "mul", "n.0", span),
+        replace(summed, result="sums", operand="weighted", nbytes=48),
+        ir.LocalSum("row", "sums", 3, span),
+        ir.Unpack(total, (Part("row", 0, 0, 4, 0),), span),
+        weights,
+        step.ops[-1],
+    )
+    made = (
+        flat("packed", 4, PER),
+        flat("rows", 12),
+        flat("weighted", 12, PER),
+        flat("sums", 12),
+        flat("row", 4),
+    )
+    message = refused(with_ops(schedule, ops, (*made, values[total], values[weights.result], values["b.0"])))
+    assert "differs along it once more" in message
+
+
+def test_a_part_of_a_leaf_is_not_the_leaf():
+    tree = {"w": {"shape": [6], "dtype": "f32"}}
+    schedule = compiled("input a : tree\neach step {\n b = slice a over data\n output b\n}", a=tree)
+    step = schedule.phase("step")
+    (cut,) = step.ops
+    short = replace(schedule.entry[0], id="short", leaves=(Leaf("w", (4,), DType.F32),))
+    ops = (
+        ir.Pack("packed", (Part("a.0", 0, 0, 6, 0),), cut.span),
+        ir.Unpack("short", (Part("packed", 0, 0, 4, 0),), cut.span),
+        replace(cut, operand="short"),
+    )
+    part = replace(step.values[0], whole=(Leaf("w", (4,), DType.F32),))
+    problems = verify(with_ops(schedule, ops, (flat("packed", 6), short, part)))
+    assert "CP0766" in {problem.code for problem in problems}
+
+
+def test_a_function_may_be_called_mul():
+    schedule = compiled(
+        "fn mul(f32[4], f32) -> f32[4] on device elementwise\ninput a : f32[4]\ninput n : f32\n"
+        "each step {\n b = map mul(a, n)\n output b\n}"
+    )
+    (call,) = schedule.phase("step").ops
+    scaled = ir.Scale("b.0", "a.0", "mul", "n.0", call.span)
+    assert "times a scalar" in refused(with_ops(schedule, (scaled,), schedule.phase("step").values))
+
+
+@pytest.mark.parametrize(
+    ("kind", "factors"),
+    [("f32", (2.0**-100, 2.0**-100, 2.0**100, 2.0**100)), ("i32", (0.5, 2.0)), ("f32", (3.0, 1 / 3))],
+)
+def test_factors_are_those_of_the_plan(kind: str, factors: tuple[float, ...]):
+    schedule = compiled(f"input a : {kind}[6]\neach step {{\n b = slice a over data\n output b\n}}")
+    (cut,) = schedule.phase("step").ops
+    ops: list[ir.Op] = []
+    values = [*schedule.phase("step").values]
+    operand = "a.0"
+    for number, factor in enumerate(factors):
+        ops.append(ir.Scale(f"scaled{number}", operand, "mul", factor, cut.span))
+        operand = f"scaled{number}"
+        values.append(replace(schedule.entry[0], id=operand))
+    refused(with_ops(schedule, (*ops, replace(cut, operand=operand)), values))
+
+
+def test_a_cast_is_not_taken_back_across_a_factor():
+    schedule = compiled("input a : u8[6]\neach step {\n b = slice a over data\n output b\n}")
+    (cut,) = schedule.phase("step").ops
+    entry = schedule.entry[0]
+    wide = tuple(replace(leaf, dtype=DType.F32) for leaf in entry.leaves)
+    ops = (
+        ir.Cast("c1", "a.0", DType.F32, cut.span),
+        ir.Scale("c2", "c1", "mul", 0.5, cut.span),
+        ir.Cast("c3", "c2", DType.U8, cut.span),
+        ir.Scale("c4", "c3", "mul", 2.0, cut.span),
+        replace(cut, operand="c4"),
+    )
+    values = (
+        *(replace(entry, id=ref, leaves=wide) for ref in ("c1", "c2")),
+        *(replace(entry, id=ref) for ref in ("c3", "c4")),
+        *schedule.phase("step").values,
+    )
+    refused(with_ops(schedule, ops, values))
+
+
+def test_what_one_rank_keeps_is_not_what_another_has():
+    schedule = compiled(
+        "input x : f32[4] partial data\nstate s : f32[4]\nat start {\n s = reduce x over data by sum\n}\n"
+        "each step {\n s = reduce x over data by sum\n}\nphase look {\n output s\n}",
+        "",
+    )
+    entry, state = schedule.entry
+    summed = schedule.phase("step").ops[0]
+    assert isinstance(summed, ir.Collective)
+    kept = replace(state, placement=PER)
+    for name in ("start", "step"):
+        ref = schedule.phase(name).updates[0].value
+        ops = (replace(summed, kind="reduce", root=2, result=ref),)
+        schedule = with_ops(schedule, ops, (replace(kept, id=ref),), name)
+    shard = ir.StateShard("s.0", ir.Ownership(("data",), (2,)))
+    schedule = replace(schedule, entry=(entry, kept), state_shards=(shard,))
+    outputs = (replace(schedule.phase("look").outputs[0], value="seen"),)
+    sent = replace(summed, kind="broadcast", op=None, operand="s.0", result="seen")
+
+    def shown(root: int) -> ir.Schedule:
+        seen = (replace(state, id="seen"),)
+        return with_ops(schedule, (replace(sent, root=root),), seen, "look", outputs=outputs)
+
+    assert "a rank that owns none" in refused(shown(0))
+    assert verify(shown(2)) == ()
+
+
+def test_types_that_no_pass_sends_and_adds_in_are_not_taken_for_carried_out():
+    stage = "g = reduce g over data by sum { accumulate = f32 }"
+    body = f"input g : bf16[4] partial data\neach step {{\n {stage}\n output g\n}}"
+    with pytest.raises(CommplanError, match="the passes were `lower,select,overlap`") as error:
+        compiled(body, "select,overlap")
+    assert error.value.diagnostics[0].code == "CP0766"
+    assert verify(compiled(body)) == ()
+
+
+def test_an_axis_that_a_placement_names_twice_is_refused():
+    schedule = compiled(
+        "fn both(f32[4], f32[4]) -> f32[4] on device linear\ninput g : f32[4] partial data\n"
+        "input h : f32[4] partial data\n"
+        "each step {\n x = map both(g, h)\n y = reduce x over data by sum\n output y\n}"
+    )
+    first, second = schedule.entry
+    twice = replace(second, placement=Placement(partial=("data", "data")))
+    found = verify(replace(schedule, entry=(first, twice)))
+    assert "names an axis twice" in found[0].message
