@@ -26,10 +26,10 @@ from bench.input.members import BATCH
 from bench.input.records import SHAPE, pack
 from bench.input.team import Block, Team
 from commplan import compiler, dsl
-from commplan.input.measured import ConsumerCost, FnCost, InputCosts, SourceCost
-from commplan.ir.choice import Choice
+from commplan.cost.calibration import only_input
+from commplan.input.measured_costs import ConsumerCost, FnCost, InputCosts, SourceCost
+from commplan.ir.remark import Choice
 from commplan.ir.schedule import Share
-from commplan.simulate.calibration import only_input
 
 MOST_SLOWER = 0.02
 WAYS = ("consuming", "duplicate", "all_shared")

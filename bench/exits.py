@@ -37,8 +37,8 @@ ULFM = ("--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1")
 def rank(elements: int, way: str) -> object:
     """What one rank does; what it returns is held until the interpreter ends."""
     import commplan  # noqa: PLC0415
-    from commplan.lowering.jax.untyped import jax, jnp  # noqa: PLC0415
-    from commplan.lowering.mpi.untyped import MPI  # noqa: PLC0415
+    from commplan.lowering.jax.typing_shim import jax, jnp  # noqa: PLC0415
+    from commplan.lowering.mpi.typing_shim import MPI  # noqa: PLC0415
 
     run = commplan.loads(PLAN.format(elements=elements)).compile(MPI.COMM_WORLD).bind(MPI.COMM_WORLD)
     state = run.init()

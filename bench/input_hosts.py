@@ -42,13 +42,13 @@ from bench.input.team import MALLOC
 from bench.netlab import Shape
 from commplan import dsl
 from commplan.compiler import compile_plan
+from commplan.cost.calibration import only_input
 from commplan.diagnostics import CommplanError
-from commplan.input.division import division
-from commplan.input.measured import FnCost, InputCosts, SourceCost
-from commplan.ir.choice import Design
+from commplan.input.measured_costs import FnCost, InputCosts, SourceCost
+from commplan.input.work_partition import division
+from commplan.ir.remark import Design
 from commplan.ir.schedule import Share
-from commplan.runtime.data.exchange import Form, script
-from commplan.simulate.calibration import only_input
+from commplan.runtime.input.transport.transfer_plan import Form, script
 from commplan.topology import parse_topology
 
 BUSY = 0.9  # of all cores: above this there is no core for what comes when it comes

@@ -35,10 +35,11 @@ from commplan import compiler
 from commplan.diagnostics import CommplanError
 from commplan.dsl import load
 from commplan.ir.schedule import Schedule
-from commplan.runtime.data import PhaseBatches, segment
-from commplan.runtime.data.group import group
-from commplan.runtime.data.ring import Ring
-from commplan.runtime.data.shared import SharedRing
+from commplan.runtime.input import PhaseBatches
+from commplan.runtime.input.group import group
+from commplan.runtime.input.prefetch.prefetch import Ring
+from commplan.runtime.input.shm import segment
+from commplan.runtime.input.shm.shm_channel import SharedRing
 
 PLAN = """
 plan lifecycle

@@ -34,7 +34,7 @@ from pathlib import Path
 from bench import schedule_mutants as schedules
 from commplan.collectives.program import KINDS, ROOTED
 from commplan.collectives.registry import algorithms, program
-from commplan.verify.programs import prove
+from commplan.verify.programs.proof import prove
 from tests.support.calls import check_calls
 from tests.support.calls_mutation import mutate_calls
 from tests.support.calls_replay import correct_calls, replay_calls

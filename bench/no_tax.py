@@ -22,8 +22,8 @@ from jax.sharding import PartitionSpec as P
 
 import commplan
 from commplan.lowering.audit import CompiledStep, Machine, audit_text, estimate, target
-from commplan.lowering.jax.ahead import devices
-from commplan.lowering.jax.untyped import jax, jnp, lax
+from commplan.lowering.jax.aot import devices
+from commplan.lowering.jax.typing_shim import jax, jnp, lax
 
 PLAN = """\
 plan transformer

@@ -22,8 +22,8 @@ import msgspec
 from bench.harness.figures import read, size_text, table, time_text
 from bench.harness.plans import schedule
 from bench.harness.stage import Figure, Surroundings
+from commplan.cost import Calibration, Predictor, load_calibration, simulate
 from commplan.diagnostics import CommplanError
-from commplan.simulate import Calibration, Predictor, load_calibration, simulate
 from commplan.topology import Topology, parse_topology, places_of_hosts
 
 

@@ -22,10 +22,10 @@ import msgspec
 from commplan.diagnostics import CommplanError, Diagnostic
 from commplan.ir import plan as graph
 from commplan.ir import schedule as ir
-from commplan.ir.choice import Design
-from commplan.ir.serial import decode, encode
+from commplan.ir.remark import Design
+from commplan.ir.serialization import decode, encode
 from commplan.verify import load_schedule, verify
-from commplan.verify import schedule as schedule_rules
+from commplan.verify import structural as schedule_rules
 from tests.support import schedule_bases
 from tests.support.schedule_bases import Base
 from tests.support.schedule_judge import Judge, Verdict

@@ -32,11 +32,11 @@ from bench.harness.stage import Stage, Surroundings, run_ranks
 from bench.netlab import Shape
 from commplan import dsl
 from commplan.compiler import compile_plan
+from commplan.cost import Calibration, Predictor, load_calibration, simulate
+from commplan.cost.calibration import parse_calibration, write_calibration
 from commplan.diagnostics import CommplanError, fail
-from commplan.simulate import Calibration, Predictor, load_calibration, simulate
-from commplan.simulate.calibration import parse_calibration, write_calibration
+from commplan.pytree import shapes_of
 from commplan.topology import Topology, parse_topology
-from commplan.trees import shapes_of
 
 HOSTS = (2, 4, 6, 8)
 RANKS = (2, 4, 6, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4253)

@@ -29,7 +29,7 @@ import numpy.typing as npt
 from bench.input.records import PREFIX, decode, jpegs
 from bench.input.team import MALLOC
 from commplan import compiler, dsl
-from commplan.runtime.data import PhaseBatches
+from commplan.runtime.input import PhaseBatches
 
 BATCH = 32
 WORK = 24_000  # bytes that the Python function adds up: a millisecond or two

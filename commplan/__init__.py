@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from commplan.api import loads as loads
     from commplan.diagnostics import CommplanError as CommplanError
     from commplan.diagnostics import Diagnostic as Diagnostic
-    from commplan.runtime.data.adapters import column as column
-    from commplan.runtime.data.adapters import serial as serial
-    from commplan.runtime.data.sources import folder as folder
-    from commplan.runtime.data.sources import paths as paths
+    from commplan.runtime.input.sources.adapters import column as column
+    from commplan.runtime.input.sources.adapters import serial as serial
+    from commplan.runtime.input.sources.files import folder as folder
+    from commplan.runtime.input.sources.files import paths as paths
     from commplan.runtime.run import Run as Run
     from commplan.topology import Topology as Topology
     from commplan.topology import load_topology as load_topology
@@ -32,13 +32,13 @@ _HOMES = {
     "Program": "commplan.api",
     "Run": "commplan.runtime.run",
     "Topology": "commplan.topology",
-    "column": "commplan.runtime.data.adapters",
-    "folder": "commplan.runtime.data.sources",
+    "column": "commplan.runtime.input.sources.adapters",
+    "folder": "commplan.runtime.input.sources.files",
     "load": "commplan.api",
     "load_topology": "commplan.topology",
     "loads": "commplan.api",
-    "paths": "commplan.runtime.data.sources",
-    "serial": "commplan.runtime.data.adapters",
+    "paths": "commplan.runtime.input.sources.files",
+    "serial": "commplan.runtime.input.sources.adapters",
 }
 
 

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from commplan import compiler, files, trees
+from commplan import compiler, io, pytree
 from commplan.diagnostics import CommplanError, fail
+from commplan.frontend.bind_axes import check_mesh
 from commplan.ir import plan as graph
 from commplan.ir.schedule import Backend, Leaf, Schedule
-from commplan.ir.serial import encode, is_of, plan_digest, schedule_digest
-from commplan.machines import is_communicator
-from commplan.passes.axes import check_mesh
-from commplan.passes.manager import Observer
+from commplan.ir.serialization import encode, is_of, plan_digest, schedule_digest
+from commplan.mesh_kind import is_communicator
+from commplan.passes.pipeline.manager import Observer
 from commplan.topology import Topology, load_topology, places_of_hosts
 from commplan.verify import load_schedule
 
 if TYPE_CHECKING:
+    from commplan.cost.calibration import Calibration
     from commplan.runtime.run import Run
-    from commplan.simulate.calibration import Calibration
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -76,7 +76,7 @@ class Plan(msgspec.Struct, frozen=True):
         kind = _backend(mesh, backend)
         sizes = dict(axes or {})
         if is_communicator(mesh):
-            from commplan.runtime.ranks import sizes_of  # noqa: PLC0415  MPI is loaded already
+            from commplan.runtime.machines.ranks import sizes_of  # noqa: PLC0415  MPI is loaded already
 
             sizes = sizes_of(self.graph, mesh, sizes)
         elif mesh is not None:
@@ -94,7 +94,7 @@ class Plan(msgspec.Struct, frozen=True):
         machine = load_topology(topology) if isinstance(topology, str | Path) else topology
         places = None
         if machine is not None and mapping is None and mesh is not None and is_communicator(mesh):
-            from commplan.runtime.ranks import deaths  # noqa: PLC0415  as above
+            from commplan.runtime.machines.ranks import deaths  # noqa: PLC0415  as above
 
             with deaths(mesh, self.graph.file):
                 places = places_of_hosts(machine, mesh.allgather(socket.gethostname()))
@@ -171,7 +171,7 @@ class Program:
         elif not place.suffix:
             place = place.with_name(f"{place.name}.schedule.json")
         try:
-            with files.replacing(place) as new:
+            with io.replacing(place) as new:
                 new.write_bytes(encode(self._schedule))
         except OSError as error:
             fail("CP1009", f"{place} cannot be written: {error.strerror or error}", file=str(place))
@@ -186,7 +186,7 @@ class Program:
         """
         place = Path(path)
         try:
-            data = files.read(place, files.SCHEDULE)
+            data = io.read(place, io.SCHEDULE)
         except OSError as error:
             fail("CP1009", f"{place} cannot be read: {error.strerror or error}", file=str(place))
         schedule = load_schedule(data, str(place))
@@ -225,7 +225,7 @@ def load(path: str | Path) -> Plan:
     """The plan in the file at `path`, checked. Raises CommplanError with all that is wrong with it."""
     place = Path(path)
     try:
-        text = files.read(place).decode("utf-8")
+        text = io.read(place).decode("utf-8")
     except OSError as error:
         fail("CP1009", f"{place} cannot be read: {error.strerror or error}", file=str(place))
     except ValueError as error:
@@ -303,12 +303,12 @@ def shapes_of(tree: Any) -> tuple[Leaf, ...]:
 
     Plain containers need no jax; a node of another kind is asked of jax where that is loaded.
     """
-    if "jax" not in sys.modules or trees.is_plain(tree):
-        return trees.shapes_of(tree)
-    from commplan.lowering.jax.trees import flatten  # noqa: PLC0415  jax is loaded already
+    if "jax" not in sys.modules or pytree.is_plain(tree):
+        return pytree.shapes_of(tree)
+    from commplan.lowering.jax.pytree import flatten  # noqa: PLC0415  jax is loaded already
 
     paths, flat = flatten(tree)
-    return trees.leaves_of(zip(paths, flat.leaves, strict=True))
+    return pytree.leaves_of(zip(paths, flat.leaves, strict=True))
 
 
 def check_binding(schedule: Schedule, digest: str, mesh: Any) -> None:

@@ -10,25 +10,25 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from commplan.cost.network.rank_placement import spread_as
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
+from commplan.frontend.bind_axes import bind_axes
+from commplan.frontend.infer_shapes import infer
+from commplan.frontend.lower.stages import lower
+from commplan.frontend.shape_errors import check_leaves, check_sizes
 from commplan.ir.plan import Plan
 from commplan.ir.schedule import Backend, Leaf, Schedule
 from commplan.ir.text import print_schedule
-from commplan.passes.axes import bind_axes
-from commplan.passes.base import Context
-from commplan.passes.lower import lower
-from commplan.passes.manager import Observer, Pipeline, Record
-from commplan.passes.placing import spread_as
-from commplan.passes.pricing import costs_for
-from commplan.passes.shapecheck import check_leaves, check_sizes
-from commplan.passes.shapes import infer
-from commplan.protocol.survey import sites
+from commplan.passes.pipeline.base import Context
+from commplan.passes.pipeline.manager import Observer, Pipeline, Record
+from commplan.protocol.build_sites import sites
+from commplan.select.cost_model import costs_for
 from commplan.topology import Topology, load_topology, place
 from commplan.verify.equivalence import Reference, is_to_be_written_out
-from commplan.verify.schedule import verify
+from commplan.verify.structural import verify
 
 if TYPE_CHECKING:
-    from commplan.simulate.calibration import Calibration
+    from commplan.cost.calibration import Calibration
 
 
 def compile_plan(
@@ -134,7 +134,7 @@ def _measured(
 
 
 def _read(path: str | Path) -> Calibration:
-    from commplan.simulate.calibration import load_calibration  # noqa: PLC0415  only where one is given
+    from commplan.cost.calibration import load_calibration  # noqa: PLC0415  only where one is given
 
     return load_calibration(path)
 

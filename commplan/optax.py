@@ -17,7 +17,7 @@ import optax  # pyright: ignore[reportMissingTypeStubs]
 from commplan.diagnostics import fail
 from commplan.ir.plan import name_of
 from commplan.ir.schedule import Elastic
-from commplan.lowering.jax.untyped import jax, jnp
+from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.runtime.optimisers import Difference, difference
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from typing import Any, NoReturn, cast
 
 import msgspec
 
-from commplan import files
+from commplan import io
 from commplan.diagnostics import did_you_mean, fail
 from commplan.ir.plan import AxisKind
 from commplan.ir.schedule import Axis, Spread
@@ -83,7 +83,7 @@ def load_topology(path: str | Path) -> Topology:
     """The topology in the file at `path`. Raises CP0712 where it cannot be read or is malformed."""
     place = Path(path)
     try:
-        text = files.read(place).decode("utf-8")
+        text = io.read(place).decode("utf-8")
     except (OSError, ValueError) as error:
         fail("CP0712", f"topology {place} cannot be read: {error}", file=str(place))
     return parse_topology(text, str(place))

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from commplan.diagnostics import CommplanError
-from commplan.dsl.layout import flat, lay_out
 from commplan.dsl.lexer import Token, tokenize
+from commplan.dsl.line_layout import flat, lay_out
 from commplan.dsl.parser import parse
 from commplan.dsl.statements import PhaseOpen, Statement, split
 

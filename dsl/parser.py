@@ -18,7 +18,6 @@ from commplan.diagnostics import Diagnostic, Note, Span
 from commplan.dsl import ast
 from commplan.dsl.grammar import PhaseHeader, Piece, Start, Unexpected, parse_statement
 from commplan.dsl.lexer import Token, tokenize
-from commplan.dsl.mistakes import PHASES, bad_token, is_declaration_like, unexpected, unknown_statement
 from commplan.dsl.statements import (
     DECLARES,
     HEADS,
@@ -30,6 +29,7 @@ from commplan.dsl.statements import (
     begins_assignment,
     split,
 )
+from commplan.dsl.syntax_errors import PHASES, bad_token, is_declaration_like, unexpected, unknown_statement
 
 MOST_ERRORS = 1000
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0e-\x1f]")

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from commplan.collectives.layout import bounds
+from commplan.collectives.postcondition import promise
 from commplan.collectives.program import Bools, Ints, Program, Round
-from commplan.collectives.promise import promise
 from commplan.collectives.transform import singles
 
 UNROLLED = 32  # rounds of a form that are written out; more of them become a loop

@@ -18,7 +18,7 @@ from commplan.collectives.transform import placed
 from commplan.diagnostics import CommplanError, fail
 from commplan.ir.plan import Algorithm
 from commplan.ir.schedule import Collective, Schedule, Spread
-from commplan.verify.programs import prove
+from commplan.verify.programs.proof import prove
 
 
 class Level(NamedTuple):

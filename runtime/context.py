@@ -15,8 +15,8 @@ from commplan.ir.types import Placement
 from commplan.lowering.jax.backend import Backend
 from commplan.lowering.jax.layout import leaf_specs
 from commplan.lowering.jax.phase import Lowered, name_of
-from commplan.lowering.jax.trees import Structure, Tree, flatten
-from commplan.runtime.machine import Machine
+from commplan.lowering.jax.pytree import Structure, Tree, flatten
+from commplan.runtime.machines.machine import Machine
 
 CALLS = "#calls"  # in the state: how often each phase with random device functions was called
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from commplan.lowering.jax.untyped import jax, jnp
+from commplan.lowering.jax.typing_shim import jax, jnp
 
 Tree = Any
 SHAPES = {"matrix": (130, 140), "vector": (10,), "small": (7, 3)}  # one large enough to be factored

@@ -14,9 +14,9 @@ from commplan.lowering.jax import _compat, check
 from commplan.lowering.jax.functions import Draw, short_seed
 from commplan.lowering.jax.layout import leaf_specs
 from commplan.lowering.jax.phase import Lowered
-from commplan.lowering.jax.trees import Tree
-from commplan.lowering.jax.untyped import jax, jnp
-from commplan.lowering.mpi.undone import told
+from commplan.lowering.jax.pytree import Tree
+from commplan.lowering.jax.typing_shim import jax, jnp
+from commplan.lowering.mpi.engine_errors import told
 from commplan.runtime.context import CALLS, Carried, Context
 
 

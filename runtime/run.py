@@ -12,26 +12,27 @@ from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, cast
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.ir import schedule as ir
 from commplan.ir.types import Placement
-from commplan.lowering.jax import _compat, tap
-from commplan.lowering.jax.trees import Structure, build, flatten
-from commplan.lowering.jax.untyped import jax, jnp
-from commplan.lowering.mpi.undone import reason
-from commplan.machines import is_communicator
+from commplan.lowering.jax import _compat
+from commplan.lowering.jax import backward_reduce as tap
+from commplan.lowering.jax.pytree import Structure, build, flatten
+from commplan.lowering.jax.typing_shim import jax, jnp
+from commplan.lowering.mpi.engine_errors import reason
+from commplan.mesh_kind import is_communicator
 from commplan.runtime import member as members
 from commplan.runtime import spmd
-from commplan.runtime.batches import Batches
-from commplan.runtime.clocked import ClockedPhases
 from commplan.runtime.context import CALLS, Context
-from commplan.runtime.data.clockplan import clocked
-from commplan.runtime.data.group import Group
-from commplan.runtime.data.records import checked_functions
-from commplan.runtime.data.sources import bound
-from commplan.runtime.machine import Binding, Machine
-from commplan.runtime.mesh import check_mesh, check_processes, machine_of
-from commplan.runtime.metrics import PERIOD_S, Ledger, Metrics, checked_period, close_quietly
-from commplan.runtime.metrics import place as metrics_place
+from commplan.runtime.input.device_batches import Batches
+from commplan.runtime.input.group import Group
+from commplan.runtime.input.multirate.run_batches import ClockedPhases
+from commplan.runtime.input.multirate.schedule import clocked
+from commplan.runtime.input.sources.files import bound
+from commplan.runtime.input.stages.records import checked_functions
+from commplan.runtime.machines.machine import Binding, Machine
+from commplan.runtime.machines.mesh import check_mesh, check_processes, machine_of
+from commplan.runtime.machines.server import Serving, check_servers
+from commplan.runtime.observe.metrics import PERIOD_S, Ledger, Metrics, checked_period, close_quietly
+from commplan.runtime.observe.metrics import place as metrics_place
 from commplan.runtime.phases import PhaseCall
-from commplan.runtime.serving import Serving, check_servers
 
 if TYPE_CHECKING:
     from commplan.api import Program
@@ -292,12 +293,12 @@ class Run(Bound):
     def serve(self, **how: Any) -> Any:
         """On a server: serve until every worker has left, and tell what was served. On a worker: None.
 
-        how: see `commplan.runtime.exchange.serve.serve`.
+        how: see `commplan.runtime.param_server.serve.serve`.
         """
         machine = self.context.machine
         if not isinstance(machine, Serving):
             return None
-        from commplan.runtime.exchange.serve import serve  # noqa: PLC0415  only where there are servers
+        from commplan.runtime.param_server.serve import serve  # noqa: PLC0415  only where there are servers
 
         return serve(self.context, machine, **how)
 
@@ -376,7 +377,7 @@ def machine_for(binding: Binding, mesh: Any) -> Machine:
     CP084x for a communicator.
     """
     if is_communicator(mesh):
-        from commplan.runtime.ranks import ranks  # noqa: PLC0415  MPI is loaded only where it is used
+        from commplan.runtime.machines.ranks import ranks  # noqa: PLC0415  MPI is loaded only where it is used
 
         return cast("Machine", ranks(binding, mesh))
     check_mesh(binding.schedule, mesh)

@@ -15,8 +15,8 @@ from commplan.diagnostics import fail
 from commplan.ir.types import Placement
 from commplan.lowering.jax import _compat
 from commplan.lowering.jax.layout import leaf_specs, spec
-from commplan.lowering.jax.trees import Tree, flatten
-from commplan.lowering.jax.untyped import jnp
+from commplan.lowering.jax.pytree import Tree, flatten
+from commplan.lowering.jax.typing_shim import jnp
 from commplan.runtime.context import CALLS, Carried, Context, flat
 from commplan.runtime.phases import check_state
 

@@ -22,9 +22,9 @@ from bench.harness.group import Group
 from bench.harness.work import Work
 from bench.harness.worker import PRIORITY
 from bench.netlab import Lab, Shape, counters, line_rate
+from commplan.cost.collective.bounds import busiest_bytes
+from commplan.cost.network.network import Network, one_group
 from commplan.diagnostics import fail
-from commplan.simulate.bounds import busiest_bytes
-from commplan.simulate.network import Network, one_group
 from commplan.topology import parse_topology, places_of_hosts
 
 # Under mpirun or started one by one. torch and XLA find their peers through the environment.

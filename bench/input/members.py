@@ -51,7 +51,7 @@ def commplan(options: Any, records: Packed) -> None:
     """A member whose input is a plan's; `one_process` holds all members."""
     from commplan import compiler  # noqa: PLC0415  a member of plain Python does without
     from commplan.dsl import load  # noqa: PLC0415
-    from commplan.runtime.data import PhaseBatches, group  # noqa: PLC0415
+    from commplan.runtime.input import PhaseBatches, group  # noqa: PLC0415
 
     alone = options.system == "one_process"
     written = text("all_shared" if alone else options.system, options.members, options.threads)
@@ -116,7 +116,7 @@ def consuming(options: Any, records: Packed) -> None:
     """The consumer alone, on batches that lie in memory; before its first epoch it has none: what the
     process takes then is what members take without any input."""
 
-    importlib.import_module("commplan.runtime.data")  # its modules are a part of what a process takes
+    importlib.import_module("commplan.runtime.input")  # its modules are a part of what a process takes
     consumer = Consumer(options.consumer, BATCH)
     made: list[Batch] = []
 

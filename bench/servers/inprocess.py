@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 
 from bench.servers.cases import Case, Tree, asked, functions, noise, program, started, stepped
+from commplan.protocol.build_sites import sites as survey
 from commplan.protocol.sites import LEAVE, Buffer, Site, Sites, receives, sends, sent
-from commplan.protocol.survey import sites as survey
-from commplan.runtime.data.kinds import numpy_dtype
-from commplan.runtime.exchange.desk import Desks
-from commplan.runtime.exchange.driver import Driver
-from commplan.runtime.exchange.post_mpi import Mail
-from commplan.runtime.exchange.record import LOST, Recorder, about, recorded
-from commplan.runtime.exchange.serve import SORRY, Serving
+from commplan.runtime.input.sources.record_convert import numpy_dtype
+from commplan.runtime.param_server.driver import Driver
+from commplan.runtime.param_server.event_log import LOST, Recorder, about, recorded
+from commplan.runtime.param_server.mailbox import Mail
+from commplan.runtime.param_server.routing import Desks
+from commplan.runtime.param_server.serve import SORRY, Serving
 from commplan.runtime.run import known_structures
 
 Array = Any

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 import commplan
-from commplan.protocol.survey import sites
+from commplan.protocol.build_sites import sites
 
 jax: Any = importlib.import_module("jax")
 MPI: Any = importlib.import_module("mpi4py.MPI")

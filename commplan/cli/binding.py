@@ -13,11 +13,11 @@ from commplan import dsl
 from commplan.cli.console import Console, name_of
 from commplan.compiler import check_complete, compile_plan
 from commplan.diagnostics import CommplanError, fail
+from commplan.explain.stages import levels_text
 from commplan.ir.plan import Plan
 from commplan.ir.schedule import Schedule
-from commplan.passes.manager import Observer
-from commplan.trees import shapes_of
-from commplan.wording import levels_text
+from commplan.passes.pipeline.manager import Observer
+from commplan.pytree import shapes_of
 
 
 class Compiled(NamedTuple):

@@ -10,7 +10,7 @@ from io import StringIO
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, get_args
 
-from commplan import files
+from commplan import io
 from commplan.diagnostics import CommplanError, Diagnostic, Note, Span, fail
 from commplan.render import Style
 
@@ -98,7 +98,7 @@ class Console:
         if path == STDIN and name in self.texts:  # it can be read once only
             return self.texts[name]
         try:
-            data = files.read_stream(sys.stdin.buffer) if path == STDIN else files.read(path)
+            data = io.read_stream(sys.stdin.buffer) if path == STDIN else io.read(path)
         except AttributeError:  # no stdin at all: `commplan check - <&-`
             fail("CP0001", f"cannot read {name}: it is closed", file=name)
         except OSError as error:

@@ -14,11 +14,11 @@ import msgspec
 from commplan.cli.binding import checked
 from commplan.cli.console import RANKS, STDIN, Console
 from commplan.cli.jax_side import differences, function_at, source_at, user_code
+from commplan.cost.calibration import Calibration, load_calibration, only_input, write_calibration
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
-from commplan.input.measured import InputCosts, merged
+from commplan.input.measured_costs import InputCosts, merged
 from commplan.ir.plan import Plan
 from commplan.ir.types import sized, timed
-from commplan.simulate.calibration import Calibration, load_calibration, only_input, write_calibration
 
 SECONDS = 20  # about how long the input is measured
 
@@ -27,7 +27,7 @@ def run(arguments: Namespace, console: Console) -> int:
     """Measure, put the result into the file, and say what it is.
 
     Raises CP0770 for a call without plan or source, CP0751 for a file that is there and cannot be read,
-    CP1108 to CP1110 for functions and sources, CP1111 without JAX, and what `calibrate_input` does.
+    CP1108 to CP1110 for functions and sources, CP1111 without JAX, and what `runtime.calibrate.input` does.
     """
     if any(os.environ.get(name, "0") != "0" for name in RANKS):
         return 0  # one measures for all
@@ -65,7 +65,7 @@ def deliver(found: Calibration, told: Sequence[str], output: str, console: Conso
 def _measured(plan: Plan, arguments: Namespace, console: Console) -> InputCosts:
     if importlib.util.find_spec("jax") is None:
         fail("CP1111", "this needs jax, which is not installed", "pip install 'commplan[jax]'")
-    from commplan.runtime.calibrate_input import Given, calibrate_input, needed
+    from commplan.runtime.calibrate.input import Given, calibrate_input, needed
 
     functions = {name: function_at(name, where) for name, where in arguments.fn}
     sources = {name: source_at(name, path) for name, path in arguments.source}

@@ -20,7 +20,7 @@ from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.ir import schedule as ir
 
 if TYPE_CHECKING:
-    from commplan.runtime.rehearse_mpi import World
+    from commplan.runtime.rehearse.mpi import World
     from commplan.runtime.run import Run
 
 MOST_RANKS = 256
@@ -60,7 +60,7 @@ def bind(done: Compiled, arguments: Namespace, *, sources: bool, world: World | 
     else:
         _use_cpus(done.schedule)
     from commplan.api import Program
-    from commplan.runtime.rehearse import mesh_for
+    from commplan.runtime.rehearse.rehearse import mesh_for
 
     mesh = mesh_for(done.schedule) if world is None else world.comm
     program = Program(done.schedule, done.shapes)
@@ -71,7 +71,7 @@ def bind(done: Compiled, arguments: Namespace, *, sources: bool, world: World | 
 def program_text(done: Compiled, arguments: Namespace, console: Console) -> str:
     """The lowered phases, for --emit jaxpr and hlo."""
     run = bind(done, arguments, sources=False)
-    from commplan.runtime import rehearse
+    from commplan.runtime.rehearse import rehearse
 
     console.note(f"lowering {len(run.phases)} phases for this machine's CPUs")
     return rehearse.program_text(run, arguments.emit)
@@ -159,7 +159,7 @@ def _file(path: str) -> Any:
 
 def source_at(name: str, path: str) -> Any:
     """Records: the files of a folder, or the rows of a .npy file. Raises CP0901 and CP1110."""
-    from commplan.runtime.data.sources import folder
+    from commplan.runtime.input.sources.files import folder
 
     if Path(path).is_dir():
         return folder(path)

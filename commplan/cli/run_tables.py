@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from commplan.cli.binding import Compiled
-    from commplan.explain import Line
-    from commplan.runtime.data.usage import LineUsage, Queue, Slow, Summary
-    from commplan.runtime.rehearse import PhaseTimes, ServerWork
+    from commplan.explain.report import Line
+    from commplan.runtime.input.accounting import LineUsage, Queue, Slow, Summary
+    from commplan.runtime.rehearse.rehearse import PhaseTimes, ServerWork
 
 
 Cost = TypeVar("Cost", bound=msgspec.Struct)
@@ -70,8 +70,8 @@ class PhaseCost(msgspec.Struct, frozen=True):
 
 def costs_of(done: Compiled, times: Sequence[Sequence[PhaseTimes]]) -> list[PhaseCost]:
     """times: of every worker, phase by phase."""
-    from commplan.explain import explain_plan
-    from commplan.runtime.data.usage import merged
+    from commplan.explain.report import explain_plan
+    from commplan.runtime.input.accounting import merged
 
     explained = {phase.name: phase for phase in explain_plan(done.plan, done.schedule).phases}
     costs: list[PhaseCost] = []
@@ -100,7 +100,7 @@ def by_line(lines: Iterable[LineUsage]) -> dict[int, LineUsage]:
     """The input's work by plan line; one line may be mapped and then shared: its records are one and the
     same.
     """
-    from commplan.runtime.data.usage import added
+    from commplan.runtime.input.accounting import added
 
     found: dict[int, LineUsage] = {}
     for one in lines:

@@ -8,7 +8,7 @@ from commplan.diagnostics import CommplanError
 
 if TYPE_CHECKING:
     from commplan.ir.schedule import Schedule
-    from commplan.ir.serial import Verifier
+    from commplan.ir.serialization import Verifier
 
 
 def is_saved(path: str, text: str) -> bool:
@@ -20,7 +20,7 @@ def read_saved(text: str, name: str, verify: Verifier) -> Schedule:
     """The schedule in `text`. Raises CommplanError: what `decode` and `parse_saved` raise, what `verify`
     finds, and CP1004 where it is not what was compiled."""
     from commplan.ir.migration import OLD, retyped
-    from commplan.ir.serial import compare_digest, decode
+    from commplan.ir.serialization import compare_digest, decode
     from commplan.ir.text import parse_saved
 
     if not _is_text(text):

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from commplan.cli.console import LAUNCHED, STDIN, Console
+from commplan.cost.calibration import Calibration, load_calibration
 from commplan.diagnostics import CommplanError, fail
-from commplan.input.measured import InputCosts
-from commplan.simulate.calibration import Calibration, load_calibration
+from commplan.input.measured_costs import InputCosts
 from commplan.topology import Topology, load_topology
 
 if TYPE_CHECKING:
-    from commplan.runtime.calibrate import Fabric
+    from commplan.runtime.calibrate.calibrate import Fabric
 
 SECONDS = 120  # about how long links and collectives are measured
 
@@ -45,7 +45,7 @@ def under_mpi(environment: Mapping[str, str]) -> bool:
 def _measure(
     fabric: Fabric, first: bool, topology: Topology | None, arguments: Namespace, console: Console
 ) -> int:
-    from commplan.runtime.calibrate import calibrate
+    from commplan.runtime.calibrate.calibrate import calibrate
 
     seconds = arguments.seconds or SECONDS
     if first:
@@ -92,7 +92,7 @@ def need(module: str, package: str, code: str = "CP1111", who: str = "this") -> 
 def _mpi() -> tuple[Fabric, bool]:
     need("jax", "'commplan[mpi]'")
     need("mpi4py", "'commplan[mpi]'")
-    from commplan.runtime.calibrate_mpi import MpiFabric
+    from commplan.runtime.calibrate.mpi import MpiFabric
 
     fabric = MpiFabric()
     return fabric, fabric.rank == 0
@@ -100,11 +100,11 @@ def _mpi() -> tuple[Fabric, bool]:
 
 def _jax(devices: int | None) -> tuple[Fabric, bool]:
     need("jax", "'commplan[jax]'")
-    jax: Any = importlib.import_module("commplan.lowering.jax.untyped").jax
+    jax: Any = importlib.import_module("commplan.lowering.jax.typing_shim").jax
     if devices:
         jax.config.update("jax_num_cpu_devices", devices)
     if "JAX_COORDINATOR_ADDRESS" in os.environ or "SLURM_JOB_ID" in os.environ:
         jax.distributed.initialize()
-    from commplan.runtime.calibrate_jax import JaxFabric
+    from commplan.runtime.calibrate.jax import JaxFabric
 
     return JaxFabric(), jax.process_index() == 0

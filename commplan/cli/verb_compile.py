@@ -11,7 +11,7 @@ import msgspec
 from commplan.cli.binding import Compiled, checked, compiled
 from commplan.cli.console import STDIN, Console
 from commplan.diagnostics import fail
-from commplan.passes.manager import Observer, Record, both, dump_to
+from commplan.passes.pipeline.manager import Observer, Record, both, dump_to
 
 
 def run(arguments: Namespace, console: Console) -> int:
@@ -32,11 +32,11 @@ def _without_sizes(arguments: Namespace, console: Console) -> int:
     plan = checked(arguments.file, console)
     match arguments.emit:
         case "dot":
-            from commplan.draw import dot
+            from commplan.explain.graph import dot
 
             text = dot(plan)
         case "mermaid":
-            from commplan.draw import mermaid
+            from commplan.explain.graph import mermaid
 
             text = mermaid(plan)
         case _:
@@ -53,7 +53,7 @@ def _artefact(done: Compiled, arguments: Namespace, console: Console) -> str:
 
         return program_text(done, arguments, console)
     if _as_json(arguments, console):
-        from commplan.ir.serial import encode
+        from commplan.ir.serialization import encode
 
         return encode(done.schedule).decode()
     from commplan.ir.text import print_saved
@@ -87,7 +87,7 @@ def _deliver(text: str, arguments: Namespace, console: Console, **facts: Any) ->
 
 
 def _facts(done: Compiled, records: list[Record]) -> dict[str, Any]:
-    from commplan.ir.serial import schedule_digest
+    from commplan.ir.serialization import schedule_digest
 
     schedule = done.schedule
     return {

@@ -15,8 +15,8 @@ from commplan.diagnostics import fail
 from commplan.render.machine import page
 
 if TYPE_CHECKING:
+    from commplan.cost import Predictor
     from commplan.ir.schedule import Schedule
-    from commplan.simulate import Predictor
 
 
 def run(arguments: Namespace, console: Console) -> int:
@@ -56,7 +56,7 @@ def _styled(markdown: str) -> str:
 
 def _plan(arguments: Namespace, console: Console) -> int:
     from commplan.cli.binding import compiled
-    from commplan.explain import explain_plan
+    from commplan.explain.report import explain_plan
 
     done = compiled(arguments.what, arguments, console)
     explanation = explain_plan(done.plan, done.schedule, _predictor(arguments, done.schedule))
@@ -71,7 +71,7 @@ def _predictor(arguments: Namespace, schedule: Schedule) -> Predictor | None:
     """Of the topology that is given, with what was measured there."""
     if not arguments.topology:
         return None
-    from commplan.simulate import Predictor, load_calibration
+    from commplan.cost import Predictor, load_calibration
     from commplan.topology import load_topology
 
     measured = load_calibration(arguments.calibration).links if arguments.calibration else None

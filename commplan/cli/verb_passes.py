@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from commplan.cli.console import Console
-from commplan.passes.registry import DEFAULT, PASSES
+from commplan.passes.pipeline.registry import DEFAULT, PASSES
 
 
 def run(arguments: Namespace, console: Console) -> int:

@@ -21,8 +21,8 @@ from commplan.diagnostics import CommplanError
 
 if TYPE_CHECKING:
     from commplan.ir.plan import Plan
-    from commplan.runtime.rehearse import Part
-    from commplan.runtime.rehearse_mpi import World
+    from commplan.runtime.rehearse.mpi import World
+    from commplan.runtime.rehearse.rehearse import Part
 
 
 def run(arguments: Namespace, console: Console) -> int:
@@ -37,7 +37,7 @@ def _rehearsed(done: Compiled, arguments: Namespace, console: Console, world: Wo
     from commplan.cli.jax_side import bind, user_code
 
     bound = bind(done, arguments, sources=True, world=world)
-    from commplan.runtime.rehearse import part
+    from commplan.runtime.rehearse.rehearse import part
 
     kept = bound.metrics(arguments.metrics) if arguments.metrics else nullcontext()
     title = "" if world is None or world.size == 1 else f"rank 0 of {world.size}"
@@ -75,7 +75,7 @@ def _on_ranks(arguments: Namespace, console: Console) -> int:
         os.environ["JAX_PLATFORMS"] = "cpu"
         os.environ["JAX_NUM_CPU_DEVICES"] = "1"
     os.environ |= outliving(os.environ)
-    from commplan.runtime.rehearse_mpi import World
+    from commplan.runtime.rehearse.mpi import World
 
     world = World()
     own = console if world.rank == 0 else Console("never", "json")

@@ -11,16 +11,16 @@ import msgspec
 
 from commplan.cli.console import STDIN, Console, name_of
 from commplan.cli.saved import is_saved, read_saved
+from commplan.cost import Predictor, Simulation, load_calibration, simulate
+from commplan.cost.schedule.timeline import OpTime, PhaseTime, Stretch
+from commplan.cost.servers.server_traffic import elastic_of
 from commplan.diagnostics import fail
+from commplan.explain.servers import every, held_line, mode_lines, one_mode, talk_lines, title
+from commplan.explain.stages import levels_text
 from commplan.ir.plan import AxisKind, Plan
 from commplan.ir.schedule import Elastic, Schedule
-from commplan.protocol.survey import sites
-from commplan.simulate import Predictor, Simulation, load_calibration, simulate
-from commplan.simulate.talks import elastic_of
-from commplan.simulate.timeline import OpTime, PhaseTime, Stretch
-from commplan.talking import every, held_line, mode_lines, one_mode, talk_lines, title
+from commplan.protocol.build_sites import sites
 from commplan.topology import Topology, load_topology, place
-from commplan.wording import levels_text
 
 SHOWN = 40  # rows of a table; the rest is summed
 
@@ -39,7 +39,7 @@ def run(arguments: Namespace, console: Console) -> int:
     measured = calibration.input if calibration else None
     found = simulate(schedule, predictor, dict(arguments.cost), measured)
     if arguments.trace:
-        from commplan.simulate.trace import trace
+        from commplan.cost.schedule.trace import trace
 
         console.write(arguments.trace, trace(found) + b"\n")
         if arguments.trace != STDIN:

@@ -17,9 +17,15 @@ from commplan.cli.verify_input import input_data, input_text
 from commplan.cli.verify_servers import Served
 from commplan.diagnostics import CommplanError, Diagnostic, fail
 from commplan.ir.schedule import Collective, Schedule
-from commplan.verify.counterexample import Counterexample
-from commplan.verify.named import Proof, prove_algorithm, prove_levels, prove_sliced, str_of
-from commplan.verify.programs import Counted
+from commplan.verify.programs.algorithm_proof import (
+    Proof,
+    prove_algorithm,
+    prove_levels,
+    prove_sliced,
+    str_of,
+)
+from commplan.verify.programs.counterexample import Counterexample
+from commplan.verify.programs.proof import Counted
 
 
 def run(arguments: Namespace, console: Console) -> int:
@@ -53,7 +59,7 @@ def run(arguments: Namespace, console: Console) -> int:
 
 def _saved(text: str, name: str, console: Console) -> tuple[Schedule, list[Diagnostic]]:
     """A schedule that somebody may have changed, and all that is wrong with it."""
-    from commplan.verify.schedule import verify
+    from commplan.verify.structural import verify
 
     found: list[Diagnostic] = []
     read: list[Schedule] = []
@@ -76,7 +82,7 @@ def _saved(text: str, name: str, console: Console) -> tuple[Schedule, list[Diagn
 def _show_lines(schedule: Schedule, console: Console) -> None:
     """Read the plan that a schedule was compiled from, for the excerpts, if it still says the same."""
     from commplan import dsl
-    from commplan.ir.serial import is_of
+    from commplan.ir.serialization import is_of
 
     if not schedule.file or schedule.file in console.texts or not Path(schedule.file).is_file():
         return
@@ -107,7 +113,7 @@ class _Facts:
 
     def __init__(self, schedule: Schedule, found: list[Diagnostic]) -> None:
         from commplan.verify.claims import claims
-        from commplan.verify.inputs import input_memory, shares, visits
+        from commplan.verify.input.proof import input_memory, shares, visits
         from commplan.verify.memory import memory
 
         self.schedule = schedule

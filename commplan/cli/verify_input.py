@@ -9,7 +9,7 @@ from commplan.ir.plan import name_of
 from commplan.ir.types import sized
 
 if TYPE_CHECKING:
-    from commplan.verify.inputs import InputMemory, Shared, Visited
+    from commplan.verify.input.proof import InputMemory, Shared, Visited
 
 _PROMISES = {
     "exactly_once": "every record exactly once",

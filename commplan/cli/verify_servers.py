@@ -9,9 +9,9 @@ from commplan.cli.console import Console
 from commplan.diagnostics import Diagnostic
 from commplan.ir.schedule import Schedule
 from commplan.ir.types import sized
-from commplan.verify.protocol import PROVED, Explored, complaint, explore_all, models_of
-from commplan.verify.protocol_models import QUICK, WHOLE, models
-from commplan.verify.servers import kept, owned
+from commplan.verify.servers.exploration import PROVED, Explored, complaint, explore_all, models_of
+from commplan.verify.servers.ownership import kept, owned
+from commplan.verify.servers.plan_models import QUICK, WHOLE, models
 
 
 class Served:

@@ -28,6 +28,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from commplan.collectives.postcondition import promise
 from commplan.collectives.program import (
     BLOCKED,
     ROOTED,
@@ -39,7 +40,6 @@ from commplan.collectives.program import (
     Round,
     Send,
 )
-from commplan.collectives.promise import promise
 from commplan.collectives.transform import pruned, reversed_rounds, rooted, runs, singles, tidy
 from commplan.diagnostics import fail
 from commplan.ir.axes import coordinates

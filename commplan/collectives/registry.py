@@ -1,4 +1,4 @@
-"""The algorithms there are, found as the files of this room that have `PROGRAMS`; and programs by name."""
+"""The algorithms there are, found as the files of `commplan.collectives.algorithms`; and programs by name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from fractions import Fraction
 from typing import cast
 
-import commplan.collectives
+from commplan.collectives import algorithms as algorithm_files
 from commplan.collectives.hierarchical import NATIVE, Levels, Stage, composed
 from commplan.collectives.hierarchical import stages as _stages
 from commplan.collectives.program import BLOCKED, KINDS, ROOTED, AlgorithmFile, Kind, Program
@@ -25,12 +25,11 @@ TRANSFERS = 2**25  # 4,096 ranks in a ring; half a gigabyte
 @functools.cache
 def files() -> dict[str, AlgorithmFile]:
     """Every algorithm by its name, in the order of the names."""
-    found: dict[str, AlgorithmFile] = {}
-    for info in pkgutil.iter_modules(commplan.collectives.__path__):
-        module = importlib.import_module(f"commplan.collectives.{info.name}")
-        if hasattr(module, "PROGRAMS"):
-            found[info.name] = cast("AlgorithmFile", module)
-    return dict(sorted(found.items()))
+    names = sorted(info.name for info in pkgutil.iter_modules(algorithm_files.__path__))
+    return {
+        name: cast("AlgorithmFile", importlib.import_module(f"{algorithm_files.__name__}.{name}"))
+        for name in names
+    }
 
 
 def algorithms(kind: Kind | None = None) -> tuple[str, ...]:

@@ -27,8 +27,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Literal
 
-from commplan.input.division import Division, Move, division
-from commplan.ir.choice import Design
+from commplan.input.work_partition import Division, Move, division
+from commplan.ir.remark import Design
 
 TIE = 0.02  # of the time of a step: differences below it decide nothing
 CLOSE = 0.01  # of CPU time and bytes, alike

@@ -17,8 +17,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from commplan.input.ahead import PREFETCH
 from commplan.input.order import Order, Tail, Visit
+from commplan.input.prefetch import PREFETCH
 from commplan.ir.types import sized
 
 

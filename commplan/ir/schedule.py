@@ -1,6 +1,6 @@
 """The schedule: what runs where and in what order, the same text for every rank.
 
-`commplan.passes.lower` makes it from a plan, the other passes rewrite it, the lowerings run it.
+`commplan.frontend.lower.stages` makes it from a plan, the other passes rewrite it, the lowerings run it.
 Shapes are those of one rank: `per` dimensions stripped, `split` leaves cut and padded. An op
 names its operands and results; results are in SSA form over the whole phase.
 
@@ -11,14 +11,13 @@ cycles, and a collector that follows them all takes longer than the passes.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Literal
 
 import msgspec
 
 from commplan.diagnostics import Span
-from commplan.ir.choice import Choice
 from commplan.ir.ops import Cast as Cast
 from commplan.ir.ops import Collective as Collective
 from commplan.ir.ops import Elastic as Elastic
@@ -43,6 +42,7 @@ from commplan.ir.ops.collective import CollectiveKind as CollectiveKind
 from commplan.ir.ops.collective import Form as Form
 from commplan.ir.ops.collective import ReduceOp as ReduceOp
 from commplan.ir.plan import Fn, Plan
+from commplan.ir.remark import Choice
 from commplan.ir.roles import Ref
 from commplan.ir.transfer import ValueTypes
 from commplan.ir.types import ArrayType, AxisKind, BytesType, Digest, EntryRef, Name, Over, Printed, TreeType
@@ -223,3 +223,10 @@ class Schedule(msgspec.Struct, frozen=True, dict=True):
         return {
             value.id: value for at in (self.entry, *(phase.values for phase in self.phases)) for value in at
         }
+
+
+def network_lane(axes: Sequence[Axis], over: Iterable[str]) -> str:
+    """The lane of a collective: the levels of the topology that it crosses, where they are known."""
+    inside = set(over)
+    levels = dict.fromkeys(axis.level for axis in axes if axis.name in inside and axis.level)
+    return f"network:{'+'.join(levels)}" if levels else "network"

@@ -17,8 +17,8 @@ from commplan.diagnostics import Span, fail
 from commplan.ir.migration import OLD, upgraded
 from commplan.ir.plan import Plan
 from commplan.ir.schedule import Schedule
-from commplan.ir.serial import schedule_digest
-from commplan.ir.textform import Reader, TextError, write_struct
+from commplan.ir.serialization import schedule_digest
+from commplan.ir.text_syntax import Reader, TextError, write_struct
 
 _DIGEST = "# digest "
 

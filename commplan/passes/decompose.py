@@ -10,14 +10,14 @@ import msgspec
 
 from commplan.collectives.hierarchical import NATIVE_KINDS
 from commplan.ir.axes import coordinates
-from commplan.ir.choice import Alternative, Choice
 from commplan.ir.plan import Algorithm, Arg, Ref
-from commplan.ir.schedule import Collective, CollectiveKind, Op, Phase, Schedule
-from commplan.passes.base import Context, Pass
-from commplan.passes.candidates import as_one, travels_narrow
-from commplan.passes.choosing import EVENLY, Chooser, Way, rounded, saves
-from commplan.passes.packing import rewrite_flat
-from commplan.passes.rewrite import Editor, network_lane, padded, round_up, trimmed
+from commplan.ir.remark import Alternative, Choice
+from commplan.ir.schedule import Collective, CollectiveKind, Op, Phase, Schedule, network_lane
+from commplan.passes.bucket.packing import rewrite_flat
+from commplan.passes.pipeline.base import Context, Pass
+from commplan.passes.rewrite import Editor, padded, round_up, trimmed
+from commplan.select.algorithm_search import EVENLY, Chooser, Way, rounded, saves
+from commplan.select.options import as_one, travels_narrow
 
 Levels = tuple[tuple[str, Algorithm], ...]  # axis and algorithm, innermost first
 
@@ -29,7 +29,7 @@ class DecomposePass(Pass, frozen=True):
     after: ClassVar[tuple[str, ...]] = ("share", "place", "bucket", "fuse_update")
 
     def phases(self, schedule: Schedule, context: Context, choices: list[Choice]) -> Iterable[Phase]:
-        chooser = Chooser(schedule, context)
+        chooser = Chooser(schedule, context.costs, context.topology)
 
         def apart(op: Collective) -> bool:
             return bool(op.algorithm.levels) and not _stays(op, schedule)

@@ -7,13 +7,13 @@ from typing import ClassVar
 
 import msgspec
 
-from commplan.ir.choice import Choice
 from commplan.ir.def_use import DefUse
 from commplan.ir.plan import Ref
+from commplan.ir.remark import Choice
 from commplan.ir.schedule import Cast, Collective, LocalSum, Op, Phase, Schedule
 from commplan.ir.schedule import operands as operands_of
 from commplan.ir.schedule import results as results_of
-from commplan.passes.base import Context, Pass
+from commplan.passes.pipeline.base import Context, Pass
 
 
 class OverlapPass(Pass, frozen=True):

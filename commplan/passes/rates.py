@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar
 
-from commplan.input.ahead import prefetch
+from commplan.input.prefetch import prefetch
 from commplan.input.rates import kept_text, rates, round_text
-from commplan.ir.choice import Choice
 from commplan.ir.plan import Ref, name_of
+from commplan.ir.remark import Choice
 from commplan.ir.schedule import Map, Phase, Read, Schedule, operands, results
-from commplan.passes.base import Context, Pass
+from commplan.passes.pipeline.base import Context, Pass
 
 
 class RatesPass(Pass, frozen=True):

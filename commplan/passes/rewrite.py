@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import heapq
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
@@ -13,9 +13,9 @@ import msgspec
 
 from commplan.diagnostics import Span
 from commplan.ir.def_use import DefUse
+from commplan.ir.ops import add_results
 from commplan.ir.plan import Ref
 from commplan.ir.schedule import (
-    Axis,
     Collective,
     Leaf,
     Op,
@@ -140,13 +140,6 @@ def in_order(ops: Sequence[Op]) -> tuple[Op, ...]:
     return tuple(ops[index] for index in done)
 
 
-def add_results(op: Op, types: ValueTypes, values: dict[Ref, Value], declared: Collection[Ref]) -> None:
-    """Add to `values` what `op` makes. Of a tree or an array in `declared` the plan says what it is."""
-    for value in op.transfer(types):
-        if value.id not in declared or value.kind == "flat":
-            values[value.id] = value
-
-
 def laid_out(parts: Iterable[Part]) -> list[Part]:
     """`parts` one after another in a buffer."""
     found, at = list[Part](), 0
@@ -170,13 +163,6 @@ def in_whole(parts: Iterable[Part], owner: int, rows: Value, whole: Value) -> li
         if size > 0:
             placed.append(msgspec.structs.replace(part, start=start, size=size))
     return placed
-
-
-def network_lane(axes: Sequence[Axis], over: Iterable[str]) -> str:
-    """The lane of a collective: the levels of the topology that it crosses, where they are known."""
-    inside = set(over)
-    levels = dict.fromkeys(axis.level for axis in axes if axis.name in inside and axis.level)
-    return f"network:{'+'.join(levels)}" if levels else "network"
 
 
 def round_up(size: int, multiple: int) -> int:

@@ -7,19 +7,19 @@ from typing import ClassVar
 
 import msgspec
 
-from commplan.ir.choice import Choice
+from commplan.ir.remark import Choice
 from commplan.ir.schedule import Collective, Form, Op, Phase, Schedule
 from commplan.ir.types import sized
-from commplan.passes.base import Context, Pass
-from commplan.passes.candidates import NATIVE
-from commplan.passes.choosing import Chooser, Decision
+from commplan.passes.pipeline.base import Context, Pass
+from commplan.select.algorithm_search import Chooser, Decision
+from commplan.select.options import NATIVE
 
 
 class SelectPass(Pass, frozen=True):
     """Takes the algorithm that is predicted to be fastest for each collective and message size.
 
     What the plan pins stays. Without a topology JAX's own collectives are taken, and under MPI a table
-    decides by size (`commplan.passes.rules`).
+    decides by size (`commplan.select.size_thresholds`).
 
     split: under MPI, start collectives that may run under computation and finish them where they are read.
     """
@@ -29,7 +29,7 @@ class SelectPass(Pass, frozen=True):
     split: bool = True
 
     def phases(self, schedule: Schedule, context: Context, choices: list[Choice]) -> Iterable[Phase]:
-        chooser = Chooser(schedule, context)
+        chooser = Chooser(schedule, context.costs, context.topology)
         return [self._phase(chooser, phase, choices) for phase in schedule.phases]
 
     def _phase(self, chooser: Chooser, phase: Phase, choices: list[Choice]) -> Phase:

@@ -7,14 +7,14 @@ from typing import ClassVar
 
 import msgspec
 
-from commplan.ir.choice import Choice
 from commplan.ir.plan import Ref
+from commplan.ir.remark import Choice
 from commplan.ir.schedule import Cast, Collective, LocalSum, Op, Phase, Schedule
 from commplan.ir.types import DType
-from commplan.passes.base import Context, Pass
-from commplan.passes.candidates import NATIVE, travels_narrow
-from commplan.passes.packing import rewrite_flat
+from commplan.passes.bucket.packing import rewrite_flat
+from commplan.passes.pipeline.base import Context, Pass
 from commplan.passes.rewrite import Editor, padded, round_up, trimmed
+from commplan.select.options import NATIVE, travels_narrow
 
 
 class WirePass(Pass, frozen=True):

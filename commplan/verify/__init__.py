@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from commplan.ir.schedule import Schedule
-from commplan.ir.serial import decode
-from commplan.verify.schedule import verify as verify
+from commplan.ir.serialization import decode
+from commplan.verify.structural import verify as verify
 
 
 def load_schedule(data: bytes, file: str = "<schedule>") -> Schedule:

@@ -15,7 +15,7 @@ from commplan.diagnostics import CommplanError, fail
 from commplan.ir.axes import coordinates, position
 from commplan.ir.schedule import Collective, Schedule
 from commplan.ir.stages import rules
-from commplan.verify.named import Proof, prove_algorithm, prove_levels
+from commplan.verify.programs.algorithm_proof import Proof, prove_algorithm, prove_levels
 from commplan.verify.scope import Scope
 
 HIERARCHICAL = "hierarchical"

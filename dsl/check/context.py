@@ -8,7 +8,7 @@ from typing import NoReturn, TypeVar
 
 from commplan.diagnostics import Diagnostic, Fix, Note, Span, listed
 from commplan.dsl import ast
-from commplan.dsl.check.unread import Unread
+from commplan.dsl.check.recovery_bindings import Unread
 from commplan.dsl.statements import GiveUp
 from commplan.ir.plan import Axis, AxisKind, Fn, Ref, Source, Value
 from commplan.ir.stages.rules import Violation

@@ -20,7 +20,7 @@ from jax._src.lax import parallel as _parallel
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from commplan.lowering.jax.untyped import jax, lax
+from commplan.lowering.jax.typing_shim import jax, lax
 
 Array = Any  # a jax.Array or a tracer of one
 

@@ -18,8 +18,8 @@ from commplan.ir.types import DType
 from commplan.lowering.jax import _compat
 from commplan.lowering.jax.backend import Backend
 from commplan.lowering.jax.layout import global_shape, varying
-from commplan.lowering.jax.trees import Tree, flatten
-from commplan.lowering.jax.untyped import jnp
+from commplan.lowering.jax.pytree import Tree, flatten
+from commplan.lowering.jax.typing_shim import jnp
 
 Layout = Literal["local", "global"]
 _KINDS = {"b": bool, "i": int, "u": int, "f": (int, float)}

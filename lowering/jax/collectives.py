@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from commplan.ir.schedule import Collective, Spread
-from commplan.lowering.jax import _compat, levels, order, programs
+from commplan.lowering.jax import _compat, hierarchical, order, programs
 from commplan.lowering.jax.backend import Lay
-from commplan.lowering.jax.bits import as_bits, with_derivative
-from commplan.lowering.jax.untyped import jnp, lax
+from commplan.lowering.jax.bitcast import as_bits, with_derivative
+from commplan.lowering.jax.typing_shim import jnp, lax
 from commplan.lowering.programs import levels as levels_of
 from commplan.lowering.programs import program_of
 
@@ -76,7 +76,7 @@ class LaxBackend:
             made = self._differentiated(rounds, x.reshape(-1), op)
         else:
             own = levels_of(op.algorithm, op.axes, self.sizes, self.spread)
-            stairs = levels.Stairs(op, own, ways, self.platform, self.file)
+            stairs = hierarchical.Stairs(op, own, ways, self.platform, self.file)
             if len(own) < 2 or op.kind == "reduce" or (op.kind == "all_reduce" and stairs.is_one_for(x)):
                 return self._native(x, op)
             if stairs.is_plain and op.kind in ("all_reduce", "broadcast"):
@@ -98,7 +98,7 @@ class LaxBackend:
         """XLA's own collective, or what comes nearest; as integers where XLA would widen what is only
         carried about."""
         if op.kind == "broadcast":
-            return levels.broadcast(x, op.axes, op.root or 0, self.platform)
+            return hierarchical.broadcast(x, op.axes, op.root or 0, self.platform)
         if op.kind in ("all_gather", "all_to_all") and self.on_cpu:
             return as_bits(lambda moved: self._linear(moved, op), x)
         return self._linear(x, op)
@@ -113,7 +113,7 @@ class LaxBackend:
             case "all_to_all":
                 return lax.all_to_all(x, op.axes, 0, 0, tiled=True)
             case "broadcast":
-                return levels.sum_from(x, op.axes, op.root or 0)
+                return hierarchical.sum_from(x, op.axes, op.root or 0)
             case _:  # XLA has no reduction to one rank: all get the result
                 return self._native_all_reduce(x, op)
 

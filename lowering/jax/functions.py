@@ -14,8 +14,8 @@ from commplan.diagnostics import fail
 from commplan.ir import schedule as ir
 from commplan.ir.def_use import DefUse
 from commplan.ir.plan import name_of
-from commplan.lowering.jax.trees import LEAF, Tree, flatten
-from commplan.lowering.jax.untyped import jax, jnp
+from commplan.lowering.jax.pytree import LEAF, Tree, flatten
+from commplan.lowering.jax.typing_shim import jax, jnp
 
 if TYPE_CHECKING:
     from commplan.lowering.jax.phase import Lowered

@@ -7,8 +7,8 @@ from typing import Any
 
 from commplan.ir import schedule as ir
 from commplan.ir.types import DType
-from commplan.lowering.jax.trees import LEAF, Tree
-from commplan.lowering.jax.untyped import jnp, lax
+from commplan.lowering.jax.pytree import LEAF, Tree
+from commplan.lowering.jax.typing_shim import jnp, lax
 
 Array = Any
 Values = Mapping[str, ir.Value]

@@ -14,7 +14,7 @@ import msgspec
 from commplan.ir import schedule as ir
 from commplan.ir.def_use import DefUse
 from commplan.lowering.jax import _compat
-from commplan.lowering.jax.untyped import jnp, lax
+from commplan.lowering.jax.typing_shim import jnp, lax
 
 Array = Any
 

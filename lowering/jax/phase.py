@@ -14,13 +14,13 @@ from commplan.diagnostics import fail
 from commplan.ir import schedule as ir
 from commplan.ir.def_use import DefUse
 from commplan.ir.plan import name_of
-from commplan.ir.serving import ServerOp, sent, server_op
-from commplan.lowering.jax import ops, order, servers, together
+from commplan.ir.server_ops import ServerOp, sent, server_op
+from commplan.lowering.jax import ops, order, packing, servers
 from commplan.lowering.jax.backend import Backend
 from commplan.lowering.jax.functions import Draw, call
 from commplan.lowering.jax.layout import varying
-from commplan.lowering.jax.trees import LEAF, Structure, Tree, structure_by
-from commplan.lowering.jax.untyped import jax
+from commplan.lowering.jax.pytree import LEAF, Structure, Tree, structure_by
+from commplan.lowering.jax.typing_shim import jax
 
 Env = dict[str, Tree]
 
@@ -119,7 +119,7 @@ class Lowered:
         order of the schedule. HLO and profiles name ops `commplan/PHASE/lineN` after their plan line.
         """
         chosen = tuple(chosen)
-        loose = together.loose(chosen, self.values, self.backend)
+        loose = packing.loose(chosen, self.values, self.backend)
         chained = {ref for op in chosen for ref in op.after}
         begun: dict[str, tuple[ir.Op, Callable[[], Env]]] = {}
         left = list(order.without_implied(chosen, self.values))

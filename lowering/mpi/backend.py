@@ -16,10 +16,10 @@ from commplan.ir.plan import AxisKind
 from commplan.ir.schedule import Collective, Schedule, Spread
 from commplan.lowering.jax import _compat
 from commplan.lowering.jax.backend import Lay
-from commplan.lowering.jax.untyped import lax
-from commplan.lowering.mpi.choose import NATIVE
+from commplan.lowering.jax.typing_shim import lax
 from commplan.lowering.mpi.collectives import Channel, Pending, Spec
 from commplan.lowering.mpi.service import Service, goodbye
+from commplan.lowering.mpi.tuning import NATIVE
 from commplan.lowering.programs import spreads
 from commplan.protocol.sites import Sites
 

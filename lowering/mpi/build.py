@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from commplan.diagnostics import fail
-from commplan.files import replacing
-from commplan.lowering.jax.untyped import jax
-from commplan.lowering.mpi.untyped import MPI
+from commplan.io import replacing
+from commplan.lowering.jax.typing_shim import jax
+from commplan.lowering.mpi.typing_shim import MPI
 
 SOURCES = Path(__file__).parent / "engine"
 _OPTIONS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread")

@@ -21,12 +21,12 @@ from commplan.collectives.program import REDUCING
 from commplan.diagnostics import CommplanError, fail
 from commplan.ir.schedule import ReduceOp
 from commplan.lowering.jax.backend import Lay
-from commplan.lowering.jax.untyped import jax, jnp
+from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.mpi import build, primitives, rounds
-from commplan.lowering.mpi.choose import KINDS, WINDOW, Spec, choice
 from commplan.lowering.mpi.drain import at_exit, drain
 from commplan.lowering.mpi.groups import Groups
 from commplan.lowering.mpi.instructions import RECEIVE_REDUCE, Instructions, instructions
+from commplan.lowering.mpi.tuning import KINDS, WINDOW, Spec, choice
 
 Array = Any
 _DTYPES = ("bool", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64")

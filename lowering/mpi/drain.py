@@ -8,9 +8,9 @@ import os
 import sys
 from typing import Any
 
-from commplan.lowering.jax.untyped import jax, jnp
-from commplan.lowering.mpi.undone import reason
-from commplan.lowering.mpi.untyped import MPI
+from commplan.lowering.jax.typing_shim import jax, jnp
+from commplan.lowering.mpi.engine_errors import reason
+from commplan.lowering.mpi.typing_shim import MPI
 
 _processes: set[int] = set()  # that have called `at_exit`; a forked one has nothing to wait for
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from commplan.diagnostics import fail
 from commplan.ir.axes import coordinates, group, position
-from commplan.lowering.mpi.untyped import MPI
+from commplan.lowering.mpi.typing_shim import MPI
 
 
 class Groups:

@@ -18,7 +18,7 @@ from jax.interpreters import ad, batching, mlir, partial_eval
 
 from commplan.diagnostics import fail
 from commplan.lowering.jax import _compat
-from commplan.lowering.jax.untyped import jax
+from commplan.lowering.jax.typing_shim import jax
 
 Array = Any
 

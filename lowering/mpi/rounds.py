@@ -12,10 +12,10 @@ from typing import Any
 
 from commplan.collectives.layout import bounds
 from commplan.collectives.program import Program
-from commplan.lowering.jax.bits import from_bits, to_bits
-from commplan.lowering.jax.untyped import jnp, lax
-from commplan.lowering.mpi.choose import Spec
-from commplan.lowering.mpi.untyped import MPI, mpi4jax
+from commplan.lowering.jax.bitcast import from_bits, to_bits
+from commplan.lowering.jax.typing_shim import jnp, lax
+from commplan.lowering.mpi.tuning import Spec
+from commplan.lowering.mpi.typing_shim import MPI, mpi4jax
 from commplan.lowering.permutes import Transfer, together
 
 Array = Any

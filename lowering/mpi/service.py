@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 
 from commplan.diagnostics import fail
-from commplan.lowering.jax.untyped import jax, jnp
+from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.mpi import primitives
 from commplan.lowering.mpi.drain import drain
 from commplan.lowering.mpi.shared import Region, regions, shares
-from commplan.lowering.mpi.untyped import MPI
+from commplan.lowering.mpi.typing_shim import MPI
 from commplan.protocol.sites import LEAVE, Buffer, Site, Sites, receives, sends, sent
 
 Array = Any

@@ -21,7 +21,7 @@ import numpy as np
 
 from commplan.diagnostics import fail
 from commplan.ir.types import DType
-from commplan.lowering.mpi.untyped import MPI
+from commplan.lowering.mpi.typing_shim import MPI
 from commplan.protocol.sites import Site
 from commplan.protocol.units import Layout
 

@@ -14,7 +14,7 @@ from commplan.ir.plan import name_of
 from commplan.lowering.oracle import ops
 from commplan.lowering.oracle.layout import Grid, Held, Rank, collect, global_shape, spread
 from commplan.lowering.oracle.numbers import Array, convert, storage
-from commplan.trees import flatten, nest
+from commplan.pytree import flatten, nest
 
 Tree = Any
 State = dict[str, Tree]

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commplan import trees as trees_module
+from commplan import pytree as trees_module
 from commplan.diagnostics import CommplanError
 from commplan.ir.schedule import Leaf
 from commplan.ir.types import DType
-from commplan.trees import flatten, is_plain, nest, shapes_of
+from commplan.pytree import flatten, is_plain, nest, shapes_of
 
 
 class Moments(NamedTuple):

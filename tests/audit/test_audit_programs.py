@@ -13,7 +13,7 @@ import commplan
 from commplan.ir import schedule as ir
 from commplan.lowering.audit import audit_text, compare, expected
 from commplan.lowering.jax.collectives import LaxBackend
-from commplan.lowering.jax.untyped import jax, jnp
+from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.programs import spreads
 
 PLAN = """plan p

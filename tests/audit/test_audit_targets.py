@@ -8,7 +8,7 @@ import pytest
 
 from commplan.diagnostics import CommplanError
 from commplan.lowering.audit import target
-from commplan.lowering.jax import ahead
+from commplan.lowering.jax import aot
 
 
 def test_a_target_is_a_kind_and_a_count() -> None:
@@ -35,7 +35,7 @@ def test_without_the_compiler_for_gpus_the_error_says_what_to_install(
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)  # pyright: ignore[reportUnknownLambdaType]
     with pytest.raises(CommplanError) as caught:
-        ahead.devices(target("h100:1x2"))
+        aot.devices(target("h100:1x2"))
     (diagnostic,) = caught.value.diagnostics
     assert diagnostic.code == "CP0850"
     assert "pip install --no-deps jax-cuda12-plugin" in diagnostic.notes[0].text

@@ -17,9 +17,9 @@ import twins
 from jax.sharding import PartitionSpec as P
 
 from commplan.ir.schedule import Schedule
-from commplan.ir.serial import decode
+from commplan.ir.serialization import decode
 from commplan.lowering.audit import CompiledStep, Found, audit_text, compare, expected
-from commplan.lowering.jax.untyped import jax, jnp
+from commplan.lowering.jax.typing_shim import jax, jnp
 
 NAMES = ("data_parallel", "data_parallel_wire", "two_level", "sharded_update")
 

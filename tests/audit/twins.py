@@ -17,8 +17,8 @@ from jax.sharding import PartitionSpec as P
 
 import commplan
 from commplan.ir.schedule import Schedule
-from commplan.ir.serial import encode
-from commplan.lowering.jax.untyped import jax, jnp, lax
+from commplan.ir.serialization import encode
+from commplan.lowering.jax.typing_shim import jax, jnp, lax
 
 PLANS = Path(__file__).parents[2] / "examples" / "plans"
 Tree = Any

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from commplan.cli import main
-from commplan.input.measured import ConsumerCost, FnCost, InputCosts
-from commplan.simulate.calibration import Calibration, MeasuredLevel, load_calibration, write_calibration
+from commplan.cost.calibration import Calibration, MeasuredLevel, load_calibration, write_calibration
+from commplan.input.measured_costs import ConsumerCost, FnCost, InputCosts
 
 Capture = pytest.CaptureFixture[str]
 PLAN = """plan pair

@@ -17,9 +17,9 @@ from commplan import __version__
 from commplan.cli import main
 from commplan.cli.arguments import EMITS, parser
 from commplan.dsl import load
-from commplan.ir.serial import decode
+from commplan.ir.serialization import decode
 from commplan.ir.text import parse_plan, parse_schedule
-from commplan.passes.registry import PASSES
+from commplan.passes.pipeline.registry import PASSES
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PLANS = sorted((EXAMPLES / "plans").glob("*.plan"))

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from commplan.cli import main
-from commplan.collectives import registry, ring
+from commplan.collectives import registry
+from commplan.collectives.algorithms import ring
 from commplan.collectives.program import Body
-from commplan.verify import named
+from commplan.verify.programs import algorithm_proof
 
 PLAN = """plan two_level
 
@@ -61,9 +62,9 @@ def _broken(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     registry.files()
     monkeypatch.setattr(ring, "PROGRAMS", {**programs, "all_reduce": all_reduce})
-    named.prove_task.cache_clear()
+    algorithm_proof.prove_task.cache_clear()
     yield
-    named.prove_task.cache_clear()
+    algorithm_proof.prove_task.cache_clear()
 
 
 def test_one_algorithm(capsys: Capture) -> None:

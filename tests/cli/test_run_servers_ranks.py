@@ -15,7 +15,7 @@ from support import mpirun
 import commplan
 
 mpirun.needs_mpi()
-from commplan.runtime.ranks import check_size  # noqa: E402  it needs MPI
+from commplan.runtime.machines.ranks import check_size  # noqa: E402  it needs MPI
 
 PLAN = """plan served
 

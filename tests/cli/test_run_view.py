@@ -13,7 +13,7 @@ from commplan.cli.console import Console
 from commplan.cli.run_tables import RankCost, by_line, remarks
 from commplan.cli.run_view import View, live
 from commplan.diagnostics import Diagnostic, Span
-from commplan.runtime.data.usage import Meter, Queue, Slow, Summary
+from commplan.runtime.input.accounting import Meter, Queue, Slow, Summary
 
 LINE = Span(3, 5, 3, 20)
 
@@ -100,7 +100,7 @@ def test_remarks_name_the_emptiest_queue_and_the_slowest_member() -> None:
 def test_ranks_speak_together() -> None:
     pytest.importorskip("mpi4py")
     pytest.importorskip("mpi4jax")
-    from commplan.runtime.rehearse_mpi import together  # noqa: PLC0415  brings MPI along
+    from commplan.runtime.rehearse.mpi import together  # noqa: PLC0415  brings MPI along
 
     bad, left = Diagnostic("CP0906", "broken"), Diagnostic("CP0920", "process 1 of 2 died")
     assert together({0: [bad], 1: [bad]}, 2) == [bad]

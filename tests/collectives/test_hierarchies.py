@@ -12,8 +12,8 @@ from support.rounds import counted, expressions, keeps_its_promise, transfers
 from test_programs import contributions, roots, sizes
 
 from commplan.collectives.hierarchical import REVERSAL
+from commplan.collectives.postcondition import promise
 from commplan.collectives.program import BLOCKED, KINDS, REDUCING, ROOTED, Kind
-from commplan.collectives.promise import promise
 from commplan.collectives.registry import algorithms, formula, hierarchical, program, stages
 from commplan.diagnostics import CommplanError
 from commplan.dsl.check.via import COLLECTIVES

@@ -15,8 +15,8 @@ import pytest
 from support.rounds import counted, expressions, keeps_its_promise, transfers
 
 import commplan.collectives
+from commplan.collectives.postcondition import lower_bounds, promise
 from commplan.collectives.program import BLOCKED, KINDS, REDUCING, ROOTED, Kind, Program
-from commplan.collectives.promise import lower_bounds, promise
 from commplan.collectives.registry import algorithms, formula, program
 from commplan.dsl.check.via import COLLECTIVES
 

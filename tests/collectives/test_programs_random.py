@@ -11,8 +11,8 @@ from support.rounds import expressions, keeps_its_promise, transfers
 from test_programs import contributions
 
 from commplan.collectives.layout import bounds
+from commplan.collectives.postcondition import promise
 from commplan.collectives.program import BLOCKED, KINDS, REDUCING, ROOTED, Kind, Program
-from commplan.collectives.promise import promise
 from commplan.collectives.registry import algorithms, hierarchical, program, stages
 from commplan.collectives.transform import placed
 from commplan.diagnostics import CommplanError

@@ -7,8 +7,8 @@ import pytest
 from support.rounds import keeps_its_promise
 
 from commplan.collectives.layout import bounds
+from commplan.collectives.postcondition import promise
 from commplan.collectives.program import KINDS, ROOTED, Kind, Send
-from commplan.collectives.promise import promise
 from commplan.collectives.registry import algorithms, files, formula, hierarchical, program, stages, supports
 from commplan.collectives.transform import placed, pruned, runs, singles
 from commplan.diagnostics import CommplanError

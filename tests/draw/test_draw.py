@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import commplan
-from commplan import draw
+from commplan.explain import graph as draw
 from commplan.ir.plan import Plan
 
 PLANS = sorted((Path(__file__).resolve().parents[2] / "examples" / "plans").glob("*.plan"))

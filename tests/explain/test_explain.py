@@ -10,16 +10,16 @@ import msgspec
 import pytest
 
 import commplan
-from commplan import explain
 from commplan.diagnostics import Span
-from commplan.explain import Explanation, Traffic, explain_plan
+from commplan.explain import report
+from commplan.explain.report import Explanation, Traffic, explain_plan
+from commplan.explain.stages import phase_title, stage_text
 from commplan.ir import schedule as ir
-from commplan.ir.choice import Alternative, Choice
 from commplan.ir.plan import Algorithm, Arg, AxisKind
+from commplan.ir.remark import Alternative, Choice
 from commplan.ir.types import DType, timed
 from commplan.topology import Level, Topology
 from commplan.verify.claims import claims
-from commplan.wording import phase_title, stage_text
 
 PLANS = Path(__file__).resolve().parents[2] / "examples" / "plans"
 SHAPES = {"kernel": {"shape": [256, 64], "dtype": "float32"}, "bias": {"shape": [64], "dtype": "float32"}}
@@ -34,7 +34,7 @@ def explained(name: str, **options: object) -> tuple[commplan.Plan, ir.Schedule,
     return plan, program.schedule, explain_plan(plan.graph, program.schedule)
 
 
-def step(explanation: Explanation) -> explain.PhaseLines:
+def step(explanation: Explanation) -> report.PhaseLines:
     return next(phase for phase in explanation.phases if phase.name == "step")
 
 
@@ -53,7 +53,7 @@ def fake(sizes: dict[str, int]) -> ir.Schedule:
 )  # fmt: skip
 def test_least_bytes_of_a_collective(kind: str, ranks: int, nbytes: int, sent: int):
     op = ir.Collective(kind, "y", "x", ("a",), DType.F32, nbytes, Span(1, 1, 1, 2))
-    (entry,) = explain.traffic(op, fake({"a": ranks}))
+    (entry,) = report.traffic(op, fake({"a": ranks}))
     assert (entry.ranks, entry.nbytes) == (ranks, sent)
 
 
@@ -63,12 +63,12 @@ def test_a_hierarchy_is_charged_level_by_level():
         "all_reduce", "y", "x", ("node", "gpu"), DType.F32, 800, Span(1, 1, 1, 2), algorithm=via
     )
     # Inside: scatter 700 and gather 7 x 100; between nodes: 2 x 3/4 of one eighth.
-    assert explain.traffic(op, fake({"node": 4, "gpu": 8})) == (
+    assert report.traffic(op, fake({"node": 4, "gpu": 8})) == (
         Traffic(("gpu",), 8, 1400, "(n-1)/n S + (n-1) S"),
         Traffic(("node",), 4, 150, "2(n-1)/n S"),
     )
     spread = msgspec.structs.replace(op, kind="broadcast")
-    assert [entry.nbytes for entry in explain.traffic(spread, fake({"node": 4, "gpu": 8}))] == [800, 800]
+    assert [entry.nbytes for entry in report.traffic(spread, fake({"node": 4, "gpu": 8}))] == [800, 800]
 
 
 def test_every_line_of_the_plan_is_there_with_its_ops():
@@ -176,7 +176,7 @@ def test_a_hierarchy_over_the_levels_of_one_axis_is_charged_level_by_level():
     )
     via = Algorithm("hierarchical", (Arg("ring", "host"), Arg("ring", "rack")))
     op = ir.Collective("all_reduce", "y", "x", ("data",), DType.F32, 800, Span(1, 1, 1, 2), algorithm=via)
-    found = [(entry.axes, entry.ranks, entry.nbytes) for entry in explain.traffic(op, schedule)]
+    found = [(entry.axes, entry.ranks, entry.nbytes) for entry in report.traffic(op, schedule)]
     assert found == [(("host",), 4, 1200), (("rack",), 2, 200)]
 
 
@@ -261,7 +261,7 @@ def test_what_was_rejected_has_a_reason_where_nothing_tells_times() -> None:
 
 def test_times_of_others_are_told_where_that_of_the_taken_is_not_known() -> None:
     others = (Alternative("ring", 0.0032), Alternative("native", 0.5, "too large"))
-    shown = explain.Explanation("p", {"data": 2}, "", (), (Choice("place", "x", "so", alternatives=others),))
+    shown = report.Explanation("p", {"data": 2}, "", (), (Choice("place", "x", "so", alternatives=others),))
     assert "rejected: ring      3.2 ms\n" in shown.text()
     assert "rejected: native    500 ms; too large\n" in shown.text()
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import commplan
-from commplan.explain import explain_plan
+from commplan.explain.report import explain_plan
 from commplan.topology import parse_topology
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "schedule.md"

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commplan.diagnostics import CommplanError, Span
-from commplan.input.contract import Sums, Tally, Told, check, promised, sums
 from commplan.input.order import Order
+from commplan.input.visit_audit import Sums, Tally, Told, check, promised, sums
 
 TOLD = Told("images", "exactly_once", 3, "member 2", Span(7, 1, 7, 9), "a.plan")
 orders = st.builds(

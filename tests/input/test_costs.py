@@ -24,9 +24,9 @@ from commplan.input.costs import (
     of_each_design,
     predict,
 )
-from commplan.input.division import Move, division
-from commplan.input.measured import ConsumerCost, FnCost, InputCosts, SourceCost, merged
-from commplan.ir.choice import Design
+from commplan.input.measured_costs import ConsumerCost, FnCost, InputCosts, SourceCost, merged
+from commplan.input.work_partition import Move, division
+from commplan.ir.remark import Design
 
 DECODE = Work(1.75e-3, 0.1e-3, 0.0, 2)
 AUGMENT = Work(2e-4, 2e-4, 0.0, 1)

@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterator
 
 import pytest
 
-from commplan.input.division import Division, Turns, adopted, division, width
-from commplan.ir.choice import Design
+from commplan.input.work_partition import Division, Turns, adopted, division, width
+from commplan.ir.remark import Design
 
 DESIGNS: tuple[Design, ...] = ("duplicate", "all_shared", "single_broadcast", "multi_broadcast")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import doctest
 
-from commplan.ir import leaf_match
-from commplan.ir.leaf_match import weights_of
+from commplan.ir import optimizer_leaf_match
+from commplan.ir.optimizer_leaf_match import weights_of
 from commplan.ir.schedule import Leaf
 from commplan.ir.types import DType
 
@@ -15,7 +15,7 @@ def leaf(path: str, *shape: int) -> Leaf:
 
 
 def test_its_examples_hold() -> None:
-    found = doctest.testmod(leaf_match)
+    found = doctest.testmod(optimizer_leaf_match)
     assert found.attempted and not found.failed
 
 

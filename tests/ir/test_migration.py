@@ -13,7 +13,7 @@ import commplan
 from commplan.cli.saved import read_saved
 from commplan.diagnostics import CommplanError
 from commplan.ir.schedule import SCHEMA_VERSION, Op, Schedule
-from commplan.ir.serial import decode, is_of
+from commplan.ir.serialization import decode, is_of
 from commplan.ir.text import parse_plan, print_plan
 from commplan.verify import load_schedule, verify
 

@@ -19,13 +19,13 @@ from support.random_case import make_case
 import commplan
 from commplan.cli.saved import read_saved
 from commplan.diagnostics import CommplanError, Span
-from commplan.ir.choice import Choice
+from commplan.ir.remark import Choice
 from commplan.ir.schedule import SCHEMA_VERSION
-from commplan.ir.serial import decode, encode, plan_digest, schedule_digest
+from commplan.ir.serialization import decode, encode, plan_digest, schedule_digest
 from commplan.ir.text import print_saved
-from commplan.passes.base import Context
-from commplan.passes.manager import write_reproducer
-from commplan.passes.reproduce import read_reproducer
+from commplan.passes.pipeline.base import Context
+from commplan.passes.pipeline.manager import write_reproducer
+from commplan.passes.pipeline.reproducer import read_reproducer
 from commplan.render.human import human
 from commplan.verify import load_schedule, verify
 
@@ -130,7 +130,7 @@ PROGRAM = """
 import sys
 sys.path.insert(0, "tests")
 import commplan
-from commplan.ir.serial import encode
+from commplan.ir.serialization import encode
 from commplan.ir.text import print_plan, print_schedule
 t = {"w": {"shape": [3, 4], "dtype": "f32"}, "b": {"shape": [], "dtype": "f32"}}
 for name in ("ensemble_training", "sharded_update", "two_level", "parameter_hub"):

@@ -14,7 +14,7 @@ from support.random_case import make_case
 import commplan
 from commplan.diagnostics import CommplanError, Span
 from commplan.ir import plan as graph
-from commplan.ir.choice import Choice
+from commplan.ir.remark import Choice
 from commplan.ir.schedule import Schedule
 from commplan.ir.text import parse_plan, parse_schedule, print_plan, print_schedule
 from commplan.ir.types import DType

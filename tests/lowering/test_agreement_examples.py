@@ -13,7 +13,7 @@ from support.agreement import Ways
 from support.example_cases import AXES, example
 from support.random_case import Case, Spec
 
-from commplan.trees import flatten
+from commplan.pytree import flatten
 
 
 def agree(name: str) -> None:

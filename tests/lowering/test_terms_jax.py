@@ -18,7 +18,7 @@ import commplan
 from commplan.ir import schedule as ir
 from commplan.ir.plan import AxisKind
 from commplan.lowering import permutes
-from commplan.lowering.jax import _compat, collectives, levels, ops, phase, programs
+from commplan.lowering.jax import _compat, collectives, hierarchical, ops, phase, programs
 
 
 @pytest.mark.parametrize(("name", "sizes"), EXAMPLES)
@@ -78,8 +78,8 @@ def one_axis_of_two(patch: pytest.MonkeyPatch) -> None:
 
 
 def root_off_by_one(patch: pytest.MonkeyPatch) -> None:
-    right = levels.broadcast
-    patch.setattr(levels, "broadcast", lambda x, axes, root, platform: right(x, axes, root - 1, platform))
+    right = hierarchical.broadcast
+    patch.setattr(hierarchical, "broadcast", lambda x, axes, root, on: right(x, axes, root - 1, on))
 
 
 def gathered_in_another_order(patch: pytest.MonkeyPatch) -> None:

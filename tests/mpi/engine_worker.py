@@ -22,10 +22,10 @@ from commplan.diagnostics import CommplanError
 from commplan.ir.plan import Algorithm, Arg
 from commplan.ir.types import DType
 from commplan.lowering.jax.backend import Lay, Run
-from commplan.lowering.jax.untyped import jax, jnp
-from commplan.lowering.mpi.choose import KINDS, NATIVE, Spec, choice
+from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.mpi.collectives import Channel
-from commplan.lowering.mpi.untyped import MPI
+from commplan.lowering.mpi.tuning import KINDS, NATIVE, Spec, choice
+from commplan.lowering.mpi.typing_shim import MPI
 from commplan.lowering.oracle.numbers import combine
 from commplan.lowering.oracle.programs import execute
 

@@ -23,8 +23,8 @@ from mpi4py import MPI
 
 import commplan
 from commplan.ir.plan import Algorithm
-from commplan.lowering.mpi.choose import Spec
 from commplan.lowering.mpi.collectives import Channel
+from commplan.lowering.mpi.tuning import Spec
 
 comm = MPI.COMM_WORLD
 RANK = comm.Get_rank()

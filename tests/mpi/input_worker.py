@@ -19,11 +19,11 @@ import numpy as np
 from mpi4py import MPI
 
 from commplan.diagnostics import CommplanError, Span
-from commplan.input.division import Division, division
-from commplan.runtime.data.carrier import Parcel, RegroupedError
-from commplan.runtime.data.carry_mpi import MpiCarrier
-from commplan.runtime.data.ring import ClosedError
-from commplan.runtime.data.segment import Blame
+from commplan.input.work_partition import Division, division
+from commplan.runtime.input.prefetch.prefetch import ClosedError
+from commplan.runtime.input.shm.segment import Blame
+from commplan.runtime.input.transport.mpi import MpiCarrier
+from commplan.runtime.input.transport.transport import Parcel, RegroupedError
 
 BLAME = Blame("share pixels via all_shared", Span(7, 5, 7, 40), "input.plan")
 SIZES = ((1, 150_000), (2, 3000), (1, 4), (3, 1))  # copies, bytes of a row

@@ -12,10 +12,10 @@ mpirun.needs_mpi()
 MISTAKES = """
 from commplan.diagnostics import CommplanError
 from commplan.ir.plan import Algorithm
-from commplan.lowering.jax.untyped import jax, jnp
+from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.mpi.collectives import Channel
-from commplan.lowering.mpi.choose import Spec
-from commplan.lowering.mpi.untyped import MPI
+from commplan.lowering.mpi.tuning import Spec
+from commplan.lowering.mpi.typing_shim import MPI
 
 comm = MPI.COMM_WORLD
 channel = Channel(comm)
@@ -77,10 +77,10 @@ def test_every_rank_is_told_what_is_wrong():
 FALLBACK = """
 import warnings
 from commplan.ir.plan import Algorithm
-from commplan.lowering.jax.untyped import jax, jnp
+from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.mpi.collectives import Channel
-from commplan.lowering.mpi.choose import Spec
-from commplan.lowering.mpi.untyped import MPI
+from commplan.lowering.mpi.tuning import Spec
+from commplan.lowering.mpi.typing_shim import MPI
 
 comm = MPI.COMM_WORLD
 with warnings.catch_warnings(record=True) as caught:

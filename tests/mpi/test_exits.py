@@ -19,7 +19,7 @@ import jax, numpy as np
 from mpi4py import MPI
 from commplan.ir.plan import Algorithm
 from commplan.lowering.mpi.collectives import Channel
-from commplan.lowering.mpi.choose import Spec
+from commplan.lowering.mpi.tuning import Spec
 algorithm, form, rest = sys.argv[1:]
 channel = Channel(MPI.COMM_WORLD)
 spec = Spec("all_reduce", algorithm=Algorithm(algorithm), form=form, where="line 6 of x.plan waits for it")

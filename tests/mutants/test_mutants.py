@@ -11,8 +11,8 @@ from support.program_replay import correct, replay
 
 from bench import mutants
 from commplan.collectives.registry import program
-from commplan.verify.counterexample import CODES
-from commplan.verify.programs import prove
+from commplan.verify.programs.counterexample import CODES
+from commplan.verify.programs.proof import prove
 
 BLOCK = 20
 

@@ -9,9 +9,9 @@ from support.byhand import HERE, Maker, ensemble_plan, reduce_plan, tree
 from commplan.compiler import compile_plan
 from commplan.diagnostics import CommplanError
 from commplan.dsl import load
+from commplan.frontend.bind_axes import bind_axes, check_mesh
 from commplan.ir import plan as graph
 from commplan.ir.types import BytesType, RecordsType
-from commplan.passes.axes import bind_axes, check_mesh
 
 
 def refusal(code: str, plan: graph.Plan, **sizes: int) -> str:

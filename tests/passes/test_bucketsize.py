@@ -10,13 +10,13 @@ from support.byhand import reduce_plan, tree
 
 from commplan.compiler import compile_plan
 from commplan.ir import plan as graph
-from commplan.ir.choice import Choice
 from commplan.ir.ops.base import Work
+from commplan.ir.remark import Choice
 from commplan.ir.schedule import Collective, Schedule
-from commplan.passes.base import Context
-from commplan.passes.bucketsize import DEFAULT, tried
-from commplan.passes.manager import Pipeline
-from commplan.passes.pricing import Prediction
+from commplan.passes.bucket.size_model import DEFAULT, tried
+from commplan.passes.pipeline.base import Context
+from commplan.passes.pipeline.manager import Pipeline
+from commplan.select.cost_model import Prediction
 from commplan.topology import Level, Topology
 
 FLAT = Topology("flat", (Level("host", 4, 6e-5, 25e6),))

@@ -11,7 +11,7 @@ import pytest
 
 import commplan
 from bench.compile_time import HEAD, leaves, reduces
-from commplan.explain import explain_plan
+from commplan.explain.report import explain_plan
 from commplan.ir.text import parse_schedule, print_schedule
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,7 +13,7 @@ from commplan.ir import plan as graph
 from commplan.ir.schedule import Cast, Collective, Leaf, LocalSum, Op, Schedule
 from commplan.ir.types import ArrayType, DType
 from commplan.lowering.oracle import Oracle
-from commplan.passes.manager import Pipeline
+from commplan.passes.pipeline.manager import Pipeline
 
 TWO = graph.Algorithm("hierarchical", (graph.Arg("gpu"), graph.Arg("node")))
 GIVEN = tree(w=(3, 3), b=(2,))  # 11 elements

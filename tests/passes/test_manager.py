@@ -14,17 +14,17 @@ from hypothesis import strategies as st
 from support.byhand import compiled, reduce_plan, tree
 
 from commplan.compiler import compile_plan
+from commplan.cost.calibration import Calibration, MeasuredLevel
 from commplan.diagnostics import CommplanError
 from commplan.ir.schedule import Schedule
 from commplan.ir.text import parse_schedule
-from commplan.passes import reproduce
-from commplan.passes.base import Context, Pass, parse_pass
-from commplan.passes.bucket import BucketPass
-from commplan.passes.manager import Pipeline, Record, both, dump_to, write_reproducer
+from commplan.passes.bucket.bucket import BucketPass
 from commplan.passes.overlap import OverlapPass
-from commplan.passes.registry import DEFAULT, PASSES
-from commplan.passes.share import SharePass
-from commplan.simulate.calibration import Calibration, MeasuredLevel
+from commplan.passes.pipeline import reproducer
+from commplan.passes.pipeline.base import Context, Pass, parse_pass
+from commplan.passes.pipeline.manager import Pipeline, Record, both, dump_to, write_reproducer
+from commplan.passes.pipeline.registry import DEFAULT, PASSES
+from commplan.passes.share.share import SharePass
 from commplan.topology import Level, Topology
 
 GIVEN = {"grads": tree(w=(3, 3))}
@@ -188,18 +188,18 @@ def test_a_failing_pass_leaves_a_reproducer(tmp_path: Path) -> None:
     content = msgspec.json.decode((tmp_path / "made-fails.reproducer.json").read_bytes())
     assert content["pipeline"] == "fails{depth=3},overlap"
     assert content["error"] == "ZeroDivisionError: at depth 3"
-    assert content["run"] == "python -m commplan.passes.reproduce made-fails.reproducer.json"
+    assert content["run"] == "python -m commplan.passes.pipeline.reproducer made-fails.reproducer.json"
 
 
 def test_a_reproducer_runs_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     schedule = compiled(reduce_plan(), "", **GIVEN)
     context = Context({"grads": ("w",)})
     path = write_reproducer(schedule, "bucket,overlap", context, "said so", tmp_path)
-    assert reproduce.read_reproducer(path) == (schedule, Pipeline.parse("bucket,overlap"), context)
-    assert reproduce.main([str(path)]) == 0
+    assert reproducer.read_reproducer(path) == (schedule, Pipeline.parse("bucket,overlap"), context)
+    assert reproducer.main([str(path)]) == 0
     assert parse_schedule(capsys.readouterr().out).pipeline == "lower,bucket,overlap"
     path.write_bytes(path.read_bytes().replace(b'"by": 4.0', b'"by": 0.0'))
-    assert reproduce.main([str(path)]) == 1
+    assert reproducer.main([str(path)]) == 1
     assert "CP0718" in capsys.readouterr().err
 
 
@@ -210,7 +210,7 @@ def test_a_reproducer_knows_the_machine(tmp_path: Path) -> None:
     schedule = compile_plan(reduce_plan(), {}, GIVEN, topology=topology, backend="mpi", pipeline="")
     context = Context({}, topology, measured, (0, 2, 1, 3))
     path = write_reproducer(schedule, "bucket,select", context, "said so", tmp_path)
-    found, pipeline, again = reproduce.read_reproducer(path)
+    found, pipeline, again = reproducer.read_reproducer(path)
     assert (found, str(pipeline)) == (schedule, "bucket,select")
     assert (again.topology, again.calibration, again.places) == (topology, measured, (0, 2, 1, 3))
     assert again.costs is not None
@@ -224,13 +224,20 @@ def test_no_reproducer(tmp_path: Path, content: bytes | None, capsys: pytest.Cap
     path = tmp_path / "x.json"
     if content is not None:
         path.write_bytes(content)
-    assert reproduce.main([str(path)]) == 1
+    assert reproducer.main([str(path)]) == 1
     assert "CP0723" in capsys.readouterr().err
-    assert reproduce.main([]) == 2
+    assert reproducer.main([]) == 2
 
 
 def test_the_reproducer_command(tmp_path: Path) -> None:
-    command = [sys.executable, "-W", "error", "-m", "commplan.passes.reproduce", str(tmp_path / "none.json")]
+    command = [
+        sys.executable,
+        "-W",
+        "error",
+        "-m",
+        "commplan.passes.pipeline.reproducer",
+        str(tmp_path / "none.json"),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "CP0723" in done.stderr

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.agreement import Ways
 from support.random_case import make_case
 
-from commplan.passes.manager import Pipeline
+from commplan.passes.pipeline.manager import Pipeline
 
 
 @st.composite

@@ -9,10 +9,10 @@ import pytest
 from support.exchanges import SHAPES, oracle_run, plan_text, same, wanted
 
 import commplan
+from commplan.cost import Predictor, simulate
 from commplan.diagnostics import CommplanError
 from commplan.ir.schedule import Collective, Exchange, Map, Slice
-from commplan.passes import ownership, rows
-from commplan.simulate import Predictor, simulate
+from commplan.passes.exchange import lower_exchange, owner_shards
 from commplan.topology import load_topology
 from commplan.verify import verify
 from commplan.verify.memory import memory
@@ -85,7 +85,7 @@ def test_large_gradients_travel_in_two_halves(monkeypatch: pytest.MonkeyPatch) -
         "all_gather", "all_gather", "reduce_scatter", "reduce_scatter",
     ]  # fmt: skip
     assert len(kinds(compiled(text, backend="jax", params=large, grads=large))) == 2
-    monkeypatch.setattr(ownership, "HALVES", 64)
+    monkeypatch.setattr(lower_exchange, "HALVES", 64)
     halved = compiled(text, backend="mpi")
     assert len(kinds(halved)) > len(kinds(compiled(text, backend="jax")))
     found, _ = oracle_run(halved, axes, 3, "mean", 2)
@@ -121,7 +121,7 @@ def test_halves_are_two_however_the_leaves_are(sizes: tuple[int, ...], parts: in
 def test_a_few_owners_update_piece_by_piece(
     axes: dict[str, int], owners: str, pieces: int, by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rows, "LEAST", 16)
+    monkeypatch.setattr(owner_shards, "LEAST", 16)
     text = plan_text(axes, f"via parameter_server({owners})", by=by, states=2)
     schedule = compiled(text, backend="mpi")
     found, _ = oracle_run(schedule, axes, 3, by, 2)

@@ -6,9 +6,9 @@ import pytest
 from support.byhand import reduce_plan, tree
 
 from commplan.compiler import compile_plan
+from commplan.cost.network.rank_placement import spread_as
 from commplan.ir.plan import AxisKind
 from commplan.ir.schedule import Axis, Collective
-from commplan.passes.placing import spread_as
 from commplan.topology import Level, Topology, places_of_hosts
 
 RACKS = Topology(

@@ -8,7 +8,7 @@ import pytest
 
 import commplan
 from commplan.cli import main
-from commplan.ir.choice import Choice
+from commplan.ir.remark import Choice
 from commplan.ir.schedule import Schedule
 from commplan.ir.text import parse_schedule, print_schedule
 

@@ -10,16 +10,16 @@ import pytest
 from support.byhand import HERE, Maker, reduce_plan, tree
 
 from commplan.compiler import compile_plan
+from commplan.cost.calibration import Calibration
 from commplan.diagnostics import CommplanError
 from commplan.ir import plan as graph
-from commplan.ir.choice import Choice
 from commplan.ir.ops.base import Work
+from commplan.ir.remark import Choice
 from commplan.ir.schedule import Collective, Schedule
 from commplan.ir.types import DType
-from commplan.passes.base import Context
-from commplan.passes.manager import Pipeline
-from commplan.passes.pricing import Prediction
-from commplan.simulate.calibration import Calibration
+from commplan.passes.pipeline.base import Context
+from commplan.passes.pipeline.manager import Pipeline
+from commplan.select.cost_model import Prediction
 from commplan.topology import Level, Topology
 
 RACKS = Topology("racks", (Level("host", 4, 6e-5, 25e6), Level("rack", 2, 1.2e-4, 25e6)))

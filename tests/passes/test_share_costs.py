@@ -9,15 +9,15 @@ import pytest
 from support.byhand import HERE, Maker, ensemble_plan
 
 from commplan.compiler import compile_plan
+from commplan.cost.calibration import Calibration, MeasuredLevel, only_input
 from commplan.diagnostics import CommplanError
-from commplan.explain import explain_plan
-from commplan.input.measured import ConsumerCost, FnCost, InputCosts, SourceCost
+from commplan.explain.report import explain_plan
+from commplan.input.measured_costs import ConsumerCost, FnCost, InputCosts, SourceCost
 from commplan.ir import plan as graph
-from commplan.ir.choice import Choice
+from commplan.ir.remark import Choice
 from commplan.ir.schedule import Map, Schedule, Share
-from commplan.ir.serial import decode, encode
+from commplan.ir.serialization import decode, encode
 from commplan.ir.types import ArrayType, BytesType, DType, RecordsType
-from commplan.simulate.calibration import Calibration, MeasuredLevel, only_input
 from commplan.topology import Level, Topology
 
 COSTS = InputCosts(

@@ -11,11 +11,11 @@ from data_plans import FUNCTIONS, images, schedule
 
 from commplan.diagnostics import CommplanError
 from commplan.ir.schedule import Schedule
-from commplan.runtime.data.batches import PhaseBatches
-from commplan.runtime.data.clockplan import clock_plan
-from commplan.runtime.data.clocks import Clocks
-from commplan.runtime.data.handing import HostBatch
-from commplan.runtime.data.ownclock import ClockedBatches
+from commplan.runtime.input.host_batch import HostBatch
+from commplan.runtime.input.iterator import PhaseBatches
+from commplan.runtime.input.multirate.batches import ClockedBatches
+from commplan.runtime.input.multirate.schedule import clock_plan
+from commplan.runtime.input.multirate.stream import Clocks
 
 BODY = """
     raw, n = load images batch {batches} over member {rest}

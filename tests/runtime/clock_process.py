@@ -16,12 +16,12 @@ from clock_plans import BODY, rates
 from data_plans import FUNCTIONS, Counting, images
 
 from commplan.diagnostics import CommplanError
-from commplan.runtime.data import telling
-from commplan.runtime.data.clockplan import clock_plan
-from commplan.runtime.data.clocks import Clocks, Company, Terms
-from commplan.runtime.data.group import group
-from commplan.runtime.data.handing import HostBatch
-from commplan.runtime.data.ownclock import ClockedBatches
+from commplan.runtime.input import wait_log
+from commplan.runtime.input.group import group
+from commplan.runtime.input.host_batch import HostBatch
+from commplan.runtime.input.multirate.batches import ClockedBatches
+from commplan.runtime.input.multirate.schedule import clock_plan
+from commplan.runtime.input.multirate.stream import Clocks, Company, Terms
 
 _LOCK = threading.Lock()
 
@@ -76,8 +76,8 @@ class Said(logging.Handler):
 
 
 def main(orders: dict[str, Any]) -> None:
-    telling.TELL_S = orders.get("tell", telling.TELL_S)
-    telling.LOG.addHandler(Said())
+    wait_log.TELL_S = orders.get("tell", wait_log.TELL_S)
+    wait_log.LOG.addHandler(Said())
     made = rates(orders["batches"], orders["rest"], body=orders.get("body", BODY))
     source = Counting(images(orders["records"]), delay=orders.get("delay", 0.0))
     hub = Clocks(clock_plan(made, "step"), {"images": source}, FUNCTIONS)

@@ -12,8 +12,8 @@ from data_plans import FUNCTIONS
 
 from commplan.diagnostics import CommplanError
 from commplan.ir.schedule import Schedule
-from commplan.runtime.data.batches import PhaseBatches
-from commplan.runtime.data.handing import HostBatch
+from commplan.runtime.input.host_batch import HostBatch
+from commplan.runtime.input.iterator import PhaseBatches
 
 DATA4 = "axis data = 4"
 

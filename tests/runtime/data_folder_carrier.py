@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from commplan.input.division import Division
-from commplan.runtime.data.carrier import Parcel
-from commplan.runtime.data.ring import ClosedError
+from commplan.input.work_partition import Division
+from commplan.runtime.input.prefetch.prefetch import ClosedError
+from commplan.runtime.input.transport.transport import Parcel
 
 
 @dataclass

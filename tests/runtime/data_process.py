@@ -18,10 +18,10 @@ from data_folder_carrier import FolderCarrier
 from data_plans import FUNCTIONS, Counting, decode, ensemble, images, schedule
 
 from commplan.diagnostics import CommplanError
-from commplan.input.division import division
+from commplan.input.work_partition import division
 from commplan.ir.schedule import Schedule
-from commplan.runtime.data.batches import PhaseBatches
-from commplan.runtime.data.group import group
+from commplan.runtime.input.group import group
+from commplan.runtime.input.iterator import PhaseBatches
 
 
 def say(**what: Any) -> None:

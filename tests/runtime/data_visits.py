@@ -15,9 +15,9 @@ import numpy as np
 from data_plans import schedule
 
 from commplan.diagnostics import CommplanError
-from commplan.runtime.data import roster
-from commplan.runtime.data.batches import PhaseBatches
-from commplan.runtime.data.group import group
+from commplan.runtime.input import turn_schedule
+from commplan.runtime.input.group import group
+from commplan.runtime.input.iterator import PhaseBatches
 
 PLAN = """
     raw, n = load images batch {batch} visit {visit} seed 11 tail {tail} {{ {hints} }}
@@ -60,7 +60,7 @@ def main(orders: dict[str, Any]) -> None:
     source = np.arange(orders["records"], dtype=np.int32)
     widen = Widening(orders.get("die_at"), orders.get("idle", 0.0))
     if "waits" in orders:  # the share of waiting above which there are no turns, whatever a busy machine adds
-        roster._WAITS = orders["waits"]  # pyright: ignore[reportPrivateUsage]
+        turn_schedule._WAITS = orders["waits"]  # pyright: ignore[reportPrivateUsage]
     if "cores" in orders:
         os.sched_setaffinity(0, orders["cores"])
     team = group(orders["run"], index, count, timeout=60.0)

@@ -8,8 +8,8 @@ import sys
 import numpy as np
 from data_plans import schedule
 
-from commplan.runtime.data.batches import PhaseBatches
-from commplan.runtime.data.group import group
+from commplan.runtime.input.group import group
+from commplan.runtime.input.iterator import PhaseBatches
 
 DECLARATIONS = """
 source images : u8[6]

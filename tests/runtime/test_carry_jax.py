@@ -14,9 +14,9 @@ from support import carry_processes
 from support.ports import free_port
 
 from commplan.diagnostics import Span
-from commplan.input.division import division
-from commplan.runtime.data.carry_jax import JaxCarrier, chain
-from commplan.runtime.data.ring import ClosedError
+from commplan.input.work_partition import division
+from commplan.runtime.input.prefetch.prefetch import ClosedError
+from commplan.runtime.input.transport.jax import JaxCarrier, chain
 
 
 def run(what: str, count: int, out: Path) -> tuple[list[int], list[dict[str, Any]], str]:

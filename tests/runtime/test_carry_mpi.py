@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commplan.input.division import Division, adopted, division
-from commplan.runtime.data.exchange import Form, Script, script
+from commplan.input.work_partition import Division, adopted, division
+from commplan.runtime.input.transport.transfer_plan import Form, Script, script
 
 
 @dataclass

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commplan.diagnostics import CommplanError
-from commplan.runtime.data.handing import HostBatch
+from commplan.runtime.input.host_batch import HostBatch
 
 VISITS = (
     ONCE,

@@ -16,8 +16,8 @@ from support import mpirun
 from support.embedding import PLANS, bind, mesh_of
 
 from commplan.diagnostics import CommplanError
-from commplan.runtime.clocked import Rounds
-from commplan.runtime.rehearse import rehearse
+from commplan.runtime.input.multirate.run_batches import Rounds
+from commplan.runtime.rehearse.rehearse import rehearse
 
 RANKS = Path(__file__).parents[1] / "support" / "clock_ranks.py"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "ensemble_rates.py"

@@ -14,9 +14,10 @@ from data_feed import ours
 from data_plans import FUNCTIONS, Counting, images
 
 from commplan.diagnostics import CommplanError
-from commplan.runtime.data import clocks, telling
-from commplan.runtime.data.clockplan import clock_plan
-from commplan.runtime.data.ownclock import ClockedBatches
+from commplan.runtime.input import wait_log
+from commplan.runtime.input.multirate import stream
+from commplan.runtime.input.multirate.batches import ClockedBatches
+from commplan.runtime.input.multirate.schedule import clock_plan
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +46,7 @@ def soon(happened: Callable[[], bool]) -> bool:
 def test_a_fast_member_waits_within_the_bound_and_the_slow_one_is_named(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(telling, "TELL_S", 0.05)
+    monkeypatch.setattr(wait_log, "TELL_S", 0.05)
     caplog.set_level(logging.WARNING, logger="commplan.input")
     made = rates((4, 8), body=PLAIN)
     lead = clock_plan(made, "step").rates.lead(1)
@@ -107,7 +108,7 @@ def test_one_thread_is_told_whom_to_drive_and_can_go_on() -> None:
 def test_a_member_that_nobody_drives_any_more_is_not_waited_for_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(clocks, "NOBODY_S", 0.1)
+    monkeypatch.setattr(stream, "NOBODY_S", 0.1)
     made = rates((4, 8), body=PLAIN)
     with alone(made, 1, 400) as other:
         first = next(other)
@@ -123,7 +124,7 @@ def test_a_member_that_nobody_drives_any_more_is_not_waited_for_for_ever(
 def test_a_living_member_is_waited_for_as_long_as_was_said() -> None:
     made = rates((4, 8), body=PLAIN)
     end = threading.Event()
-    with members(made, images(400), terms=clocks.Terms(timeout=0.1)) as feeds:
+    with members(made, images(400), terms=stream.Terms(timeout=0.1)) as feeds:
         began = threading.Event()
 
         def slow() -> None:
@@ -176,7 +177,7 @@ def test_who_has_finished_an_epoch_holds_nobody_and_may_come_back() -> None:
 def test_who_comes_late_misses_nothing_and_is_waited_for() -> None:
     made = rates((4, 8), body=PLAIN)
     plan = clock_plan(made, "step")
-    hub = clocks.Clocks(plan, {"images": images(200)}, FUNCTIONS)
+    hub = stream.Clocks(plan, {"images": images(200)}, FUNCTIONS)
     late = alone(made, 1, 200)
     with ClockedBatches(hub, 0) as first:
         for _ in range(20):
@@ -196,7 +197,7 @@ def test_who_comes_late_misses_nothing_and_is_waited_for() -> None:
 
 def test_a_forgotten_member_holds_nobody() -> None:
     made = rates((4, 8), body=PLAIN)
-    hub = clocks.Clocks(clock_plan(made, "step"), {"images": images(200)}, FUNCTIONS)
+    hub = stream.Clocks(clock_plan(made, "step"), {"images": images(200)}, FUNCTIONS)
     first, second = ClockedBatches(hub, 0), ClockedBatches(hub, 1)
     next(second)
     next(first)
@@ -211,7 +212,7 @@ def test_a_forgotten_member_holds_nobody() -> None:
 
 def test_one_iterator_for_a_member_at_a_time() -> None:
     made = rates((4, 8), body=PLAIN)
-    hub = clocks.Clocks(clock_plan(made, "step"), {"images": images(20)}, FUNCTIONS)
+    hub = stream.Clocks(clock_plan(made, "step"), {"images": images(20)}, FUNCTIONS)
     with ClockedBatches(hub, 0), pytest.raises(CommplanError) as error:
         ClockedBatches(hub, 0)
     assert code(error) == "CP0948"

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from commplan.diagnostics import CommplanError
 from commplan.input.order import Order, generator
 from commplan.ir.schedule import Schedule
-from commplan.runtime.data.batches import PhaseBatches
+from commplan.runtime.input.iterator import PhaseBatches
 
 pytestmark = pytest.mark.usefixtures(no_thread_is_left_behind.__name__)
 

@@ -9,7 +9,7 @@ import numpy as np
 from data_plans import Counting
 
 import commplan
-from commplan.runtime.data.batches import PhaseBatches
+from commplan.runtime.input.iterator import PhaseBatches
 
 PLANS = Path(__file__).resolve().parents[2] / "examples" / "plans"
 MEMBERS, BATCH, RECORDS = 4, 64, 100  # the last batch of the epoch is padded

@@ -14,8 +14,8 @@ import pytest
 from support.sharing import Processes
 
 from commplan.diagnostics import CommplanError
-from commplan.input.division import division
-from commplan.runtime.data.group import group
+from commplan.input.work_partition import division
+from commplan.runtime.input.group import group
 
 DESIGNS = ["all_shared", "single_broadcast(readers = 3)", "multi_broadcast(readers = 2)"]
 

@@ -14,9 +14,9 @@ import pytest
 from clock_plans import members, rates
 from data_plans import FUNCTIONS, ensemble, images
 
-from commplan.runtime.data.batches import PhaseBatches
-from commplan.runtime.data.handing import HostBatch
-from commplan.runtime.data.ring import Ring, Task
+from commplan.runtime.input.host_batch import HostBatch
+from commplan.runtime.input.iterator import PhaseBatches
+from commplan.runtime.input.prefetch.prefetch import Ring, Task
 
 
 class One:
@@ -117,7 +117,7 @@ class Interrupting:
 
     def __call__(self, frame: FrameType, event: str, arg: Any) -> Callable[..., Any] | None:
         name = frame.f_code.co_filename
-        if "runtime/data/" not in name or not name.endswith(self.FILES):
+        if "runtime/input/" not in name or not name.endswith(self.FILES):
             return None
         place = (name, frame.f_lineno)
         tidying = isinstance(sys.exc_info()[1], KeyboardInterrupt)

@@ -11,7 +11,7 @@ import pytest
 from data_plans import schedule
 
 from commplan.diagnostics import CommplanError
-from commplan.runtime.data import PhaseBatches, folder
+from commplan.runtime.input import PhaseBatches, folder
 
 image = pytest.importorskip("PIL.Image")
 

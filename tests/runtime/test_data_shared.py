@@ -19,9 +19,10 @@ from support.asleep import until_asleep
 from support.sharing import SHARED, Processes
 
 from commplan.diagnostics import CommplanError, Span
-from commplan.runtime.data import segment, telling
-from commplan.runtime.data.batches import PhaseBatches
-from commplan.runtime.data.group import group
+from commplan.runtime.input import wait_log
+from commplan.runtime.input.group import group
+from commplan.runtime.input.iterator import PhaseBatches
+from commplan.runtime.input.shm import segment
 
 BLAME = segment.Blame("share pixels via all_shared", Span(1, 1, 1, 2), "tested.plan")
 SLOW_S = 0.05  # between the steps of those that are ended: an epoch takes half a minute
@@ -217,7 +218,7 @@ def test_peers_with_other_plans_are_told(team: Team) -> None:
 def test_who_is_waited_for_is_told(
     team: Team, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(telling, "START_S", 0.02)
+    monkeypatch.setattr(wait_log, "START_S", 0.02)
     for index, said in enumerate(("process 1 of 2 to come", "process 0 to begin")):
         among = group(f"late-{index}", index, 2, timeout=1.0, folder=tmp_path)
         made = ensemble("all_shared", 2)
@@ -265,7 +266,7 @@ def test_what_dead_owners_left_is_removed_and_what_lives_is_not(tmp_path: Path) 
     (tmp_path / "commplan-0-abc-dead").write_bytes(bytes(8192))
     (tmp_path / "commplan-0-other-plan").write_bytes(bytes(8192))
     script = (
-        "import sys; from pathlib import Path; from commplan.runtime.data.segment import clean;"
+        "import sys; from pathlib import Path; from commplan.runtime.input.shm.segment import clean;"
         "print([p.name for p in clean(Path(sys.argv[1]), 'commplan-0-abc-')])"
     )
     done = subprocess.run(

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from commplan.lowering.jax.untyped import jax, jnp
-from commplan.runtime.data import slots as _slots
-from commplan.runtime.data.slots import Returns, Slots
+from commplan.lowering.jax.typing_shim import jax, jnp
+from commplan.runtime.input.shm import slots as _slots
+from commplan.runtime.input.shm.slots import Returns, Slots
 
 NBYTES, START, COUNT = 8 * 4096, 4096, 3
 pytestmark = pytest.mark.skipif(not _slots.CAN_LEND, reason="pages are exchanged on Linux only")

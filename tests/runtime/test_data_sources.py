@@ -10,8 +10,8 @@ from data_feed import batches, code, epoch, no_thread_is_left_behind
 from data_plans import DECLARATIONS, FUNCTIONS, decode, ensemble, images, schedule
 
 from commplan.diagnostics import CommplanError
-from commplan.runtime.data.batches import PhaseBatches
-from commplan.runtime.data.sources import folder, paths
+from commplan.runtime.input.iterator import PhaseBatches
+from commplan.runtime.input.sources.files import folder, paths
 
 pytestmark = pytest.mark.usefixtures(no_thread_is_left_behind.__name__)
 

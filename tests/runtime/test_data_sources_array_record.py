@@ -12,8 +12,8 @@ from data_feed import code, epoch, no_thread_is_left_behind
 from data_plans import ensemble, images
 
 from commplan.diagnostics import CommplanError
-from commplan.runtime.data import adapters
-from commplan.runtime.data.sources import opened
+from commplan.runtime.input.sources import adapters
+from commplan.runtime.input.sources.files import opened
 
 pytestmark = pytest.mark.usefixtures(no_thread_is_left_behind.__name__)
 HAS_GRAIN = all(importlib.util.find_spec(name) for name in ("grain", "array_record"))

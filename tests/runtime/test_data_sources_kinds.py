@@ -16,8 +16,8 @@ from data_plans import decode, images, schedule
 
 import commplan
 from commplan.diagnostics import CommplanError
-from commplan.runtime.data import adapters
-from commplan.runtime.data.batches import PhaseBatches
+from commplan.runtime.input.iterator import PhaseBatches
+from commplan.runtime.input.sources import adapters
 
 pytestmark = pytest.mark.usefixtures(no_thread_is_left_behind.__name__)
 

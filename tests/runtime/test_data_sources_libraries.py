@@ -11,7 +11,7 @@ from data_feed import no_thread_is_left_behind
 from data_plans import schedule
 
 import commplan
-from commplan.runtime.data.batches import PhaseBatches
+from commplan.runtime.input.iterator import PhaseBatches
 
 pytestmark = [
     pytest.mark.usefixtures(no_thread_is_left_behind.__name__),

@@ -12,11 +12,11 @@ import pytest
 from test_data_failures import Ensemble, fine
 
 from commplan.diagnostics import Span
-from commplan.input.division import division
-from commplan.runtime.data import roster as rosters
-from commplan.runtime.data.control import Control
-from commplan.runtime.data.roster import Roster
-from commplan.runtime.data.segment import Blame, Wanted, opened
+from commplan.input.work_partition import division
+from commplan.runtime.input import turn_schedule as rosters
+from commplan.runtime.input.shm.segment import Blame, Wanted, opened
+from commplan.runtime.input.shm.shm_control import Control
+from commplan.runtime.input.turn_schedule import Roster
 
 ROWS, BATCHES = 16, 150
 ALWAYS, WHERE_NOTHING_WAITS = 1.0, 0.0  # when they take turns

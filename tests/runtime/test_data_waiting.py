@@ -23,10 +23,10 @@ from support.asleep import until_asleep
 from commplan.diagnostics import CommplanError
 from commplan.ir.schedule import Leaf
 from commplan.ir.types import DType
-from commplan.runtime.data import futex
-from commplan.runtime.data.batches import PhaseBatches
-from commplan.runtime.data.layout import aligned, compacted
-from commplan.runtime.data.ring import ClosedError, Ring, Task
+from commplan.runtime.input.iterator import PhaseBatches
+from commplan.runtime.input.layout import aligned, compacted
+from commplan.runtime.input.prefetch.prefetch import ClosedError, Ring, Task
+from commplan.runtime.input.shm import futex
 
 LINUX = sys.platform.startswith("linux")
 
@@ -65,7 +65,7 @@ def test_a_wait_reaches_across_processes(tmp_path: Path) -> None:
     path = tmp_path / "memory"
     path.write_bytes(bytes(mmap.PAGESIZE))
     script = (
-        "import ctypes, mmap, sys; from commplan.runtime.data import futex\n"
+        "import ctypes, mmap, sys; from commplan.runtime.input import futex\n"
         "file = open(sys.argv[1], 'r+b'); word = ctypes.c_uint32.from_buffer(mmap.mmap(file.fileno(), 0))\n"
         "print('waiting', flush=True); turns = 0\n"
         "while word.value == 0: futex.wait(word, 0, 50.0); turns += 1\n"
@@ -146,7 +146,7 @@ def test_an_interrupt_leaves_no_thread_and_no_noise(tmp_path: Path) -> None:
         "import os, sys, time\n"
         f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
         "from data_plans import FUNCTIONS, decode, ensemble, images\n"
-        "from commplan.runtime.data.batches import PhaseBatches\n"
+        "from commplan.runtime.input.iterator import PhaseBatches\n"
         "def slow(record):\n"
         "    os.write(1, b'working\\n')  # whole, though several threads write\n"
         "    time.sleep(0.5)\n"
@@ -174,7 +174,7 @@ def test_an_iterator_that_is_never_closed_does_not_keep_the_interpreter() -> Non
     script = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from data_plans import FUNCTIONS, ensemble, images\n"
-        "from commplan.runtime.data.batches import PhaseBatches\n"
+        "from commplan.runtime.input.iterator import PhaseBatches\n"
         "feed = PhaseBatches(ensemble('', 2), 'step', {'images': images(8000)}, FUNCTIONS)\n"
         "print(next(feed).step)\n"
     )

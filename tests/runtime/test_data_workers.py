@@ -23,9 +23,10 @@ from data_plans import decode, ensemble, images, schedule
 import commplan
 from commplan.diagnostics import CommplanError
 from commplan.ir.schedule import Schedule
-from commplan.runtime.data import arena, workers
-from commplan.runtime.data.batches import PhaseBatches
-from commplan.runtime.data.handing import HostBatch
+from commplan.runtime.input.host_batch import HostBatch
+from commplan.runtime.input.iterator import PhaseBatches
+from commplan.runtime.input.shm import arena
+from commplan.runtime.input.stages import workers
 
 HERE = Path(__file__).parent
 pytestmark = [

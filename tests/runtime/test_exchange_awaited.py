@@ -9,7 +9,7 @@ import pytest
 from support.server_jobs import Job, compiled
 
 from commplan.diagnostics import CommplanError
-from commplan.runtime.exchange.serve import Awaited
+from commplan.runtime.param_server.serve import Awaited
 
 TEXT = """
 plan sets

@@ -14,7 +14,7 @@ from support.server_jobs import Job, compiled
 
 from commplan.diagnostics import CommplanError
 from commplan.ir.types import DType
-from commplan.runtime.exchange.sums import Sum
+from commplan.runtime.param_server.reductions import Sum
 
 Array = Any
 

@@ -9,8 +9,8 @@ import numpy as np
 import optax  # pyright: ignore[reportMissingTypeStubs]
 import pytest
 
-from commplan.lowering.jax.untyped import jax, jnp
-from commplan.runtime.exchange.elementwise import why_not
+from commplan.lowering.jax.typing_shim import jax, jnp
+from commplan.runtime.param_server.elementwise import why_not
 
 Update = Callable[[Any, Any], Any]
 PATTERN = np.arange(19, dtype=np.float32) % 2

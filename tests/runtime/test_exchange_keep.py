@@ -13,7 +13,7 @@ import pytest
 from support.server_jobs import Job, compiled
 
 from commplan.diagnostics import CommplanError
-from commplan.runtime.exchange.keep import Keep, check_prompt
+from commplan.runtime.param_server.checkpoint import Keep, check_prompt
 
 TEXT = """plan p
 axis worker = 2

@@ -10,7 +10,7 @@ import pytest
 from support.server_jobs import Job, compiled
 
 from commplan.diagnostics import CommplanError
-from commplan.runtime.exchange.record import LOST, Recorder, Replay, about, recorded
+from commplan.runtime.param_server.event_log import LOST, Recorder, Replay, about, recorded
 
 TEXT = """plan p
 axis worker = 3

@@ -13,8 +13,8 @@ from jax.sharding import PartitionSpec as P
 from support.embedding import bind, code_of, mesh_of
 
 from commplan.diagnostics import CommplanError
-from commplan.runtime.data.group import group
-from commplan.runtime.mesh import MeshMachine
+from commplan.runtime.input.group import group
+from commplan.runtime.machines.mesh import MeshMachine
 
 PLAN = """plan p
 ensemble member = 2

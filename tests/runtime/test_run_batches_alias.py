@@ -16,7 +16,7 @@ from support import alias_processes
 from support.embedding import bind, mesh_of
 from support.ports import free_port
 
-from commplan.runtime.mesh import MeshMachine
+from commplan.runtime.machines.mesh import MeshMachine
 
 PLAN = """plan p
 ensemble member = {members}

@@ -9,9 +9,9 @@ import pytest
 from support import host_processes
 from support.embedding import mesh_of
 
-from commplan.input.division import Division
-from commplan.runtime.batches import shared_group
-from commplan.runtime.machine import Peers, peers_of
+from commplan.input.work_partition import Division
+from commplan.runtime.input.device_batches import shared_group
+from commplan.runtime.machines.machine import Peers, peers_of
 
 
 def test_peers_stand_in_the_order_of_what_they_hold():

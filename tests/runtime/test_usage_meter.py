@@ -17,8 +17,8 @@ from data_plans import Counting, images, schedule
 from msgspec.structs import replace
 
 from commplan.diagnostics import CommplanError, Span
-from commplan.runtime import metrics
-from commplan.runtime.data.usage import Cpu, Meter, Queue, Slow, Summary, merged, thread_cpu
+from commplan.runtime.input.accounting import Cpu, Meter, Queue, Slow, Summary, merged, thread_cpu
+from commplan.runtime.observe import metrics
 
 LINE = Span(3, 5, 3, 20)
 BODY = "raw = load images batch 4 visit exactly_once seed 1\npixels, labels = map decode(raw)\noutput pixels"

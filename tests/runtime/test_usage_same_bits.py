@@ -18,7 +18,7 @@ from support.embedding import mesh_of
 from support.same_bits_process import FUNCTIONS, MEMBERS, PLANS, RECORDS, compiled, records
 
 import commplan
-from commplan.runtime.data import PhaseBatches
+from commplan.runtime.input import PhaseBatches
 
 
 def trained(name: str, passes: str | None, epochs: int = 2) -> tuple[list[int], Any]:

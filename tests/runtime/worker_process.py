@@ -11,8 +11,8 @@ import numpy as np
 from data_plans import FUNCTIONS, ensemble, images
 from worker_plans import Reading
 
-from commplan.runtime.data.batches import PhaseBatches
-from commplan.runtime.data.group import group
+from commplan.runtime.input.group import group
+from commplan.runtime.input.iterator import PhaseBatches
 
 
 def main(index: int, count: int, run: str, workers: str, folder: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from data_plans import ensemble, flip, images
 
-from commplan.runtime.data.batches import PhaseBatches
+from commplan.runtime.input.iterator import PhaseBatches
 
 
 def decode(record: bytes) -> tuple[Any, int]:

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from support import mpirun
 
+from commplan.cost.calibration import parse_calibration
 from commplan.diagnostics import CommplanError
 from commplan.ir.schedule import Axis, Backend, Collective, Form
-from commplan.runtime.calibrate import Pairs, calibrate, discovered
-from commplan.simulate.calibration import parse_calibration
+from commplan.runtime.calibrate.calibrate import Pairs, calibrate, discovered
 from commplan.topology import Level, Topology
 
 Call = Callable[[], None]

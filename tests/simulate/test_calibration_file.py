@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commplan.diagnostics import CommplanError
-from commplan.simulate.calibration import (
+from commplan.cost.calibration import (
     Calibration,
     Curve,
     MeasuredLevel,
@@ -17,6 +16,7 @@ from commplan.simulate.calibration import (
     parse_calibration,
     write_calibration,
 )
+from commplan.diagnostics import CommplanError
 from commplan.topology import Level, Topology, places_of_hosts
 
 CURVE = Curve(

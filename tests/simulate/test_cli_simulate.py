@@ -11,7 +11,7 @@ import pytest
 from commplan.cli import main
 from commplan.cli.verb_calibrate import under_mpi
 from commplan.cli.verb_simulate import size, time
-from commplan.simulate.calibration import Calibration, MeasuredLevel, write_calibration
+from commplan.cost.calibration import Calibration, MeasuredLevel, write_calibration
 
 ROOT = Path(__file__).parents[2]
 TWO_LEVEL = str(ROOT / "examples" / "plans" / "two_level.plan")

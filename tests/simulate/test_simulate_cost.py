@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 from commplan.collectives import registry
+from commplan.cost import Calibration, Network, Predictor, one_group, predict
+from commplan.cost.calibration import Curve, MeasuredLevel
+from commplan.cost.network.network import shape_of
 from commplan.ir.plan import Algorithm, Arg, AxisKind
 from commplan.ir.schedule import Axis, CollectiveKind, Form
-from commplan.simulate import Calibration, Network, Predictor, one_group, predict
-from commplan.simulate.calibration import Curve, MeasuredLevel
-from commplan.simulate.network import shape_of
 from commplan.topology import Level, Topology, place
 
 TWO_RACKS = Topology("two_rack", (Level("host", 4, 60e-6, 25e6), Level("rack", 2, 120e-6, 25e6)))

@@ -6,9 +6,9 @@ import pytest
 from support.byhand import ensemble_plan
 
 from commplan.compiler import compile_plan
-from commplan.input.measured import FnCost, InputCosts, SourceCost
+from commplan.cost import Predictor, simulate
+from commplan.input.measured_costs import FnCost, InputCosts, SourceCost
 from commplan.ir.plan import Algorithm, Arg
-from commplan.simulate import Predictor, simulate
 from commplan.topology import Level, Topology
 
 COSTS = InputCosts(

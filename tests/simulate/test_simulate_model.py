@@ -9,14 +9,15 @@ from hypothesis import strategies as st
 
 from commplan.collectives import registry
 from commplan.collectives.program import KINDS, Kind
+from commplan.cost.collective import step_model
+from commplan.cost.collective.bounds import busiest_bytes, lower_bound
+from commplan.cost.network import message_simulation
+from commplan.cost.network.link_traffic import Pattern, lay_out
+from commplan.cost.network.max_min import max_min
+from commplan.cost.network.network import Layout, Network, lay, one_group, places_of, shape_of
 from commplan.diagnostics import CommplanError
 from commplan.ir.plan import AxisKind
 from commplan.ir.schedule import Axis, Spread
-from commplan.simulate import flows, steps
-from commplan.simulate.bounds import busiest_bytes, lower_bound
-from commplan.simulate.fair import max_min
-from commplan.simulate.network import Layout, Network, lay, one_group, places_of, shape_of
-from commplan.simulate.pattern import Pattern, lay_out
 from commplan.topology import Level, Topology, place
 
 TWO_RACKS = Topology("two_rack", (Level("host", 4, 60e-6, 25e6), Level("rack", 2, 120e-6, 25e6)))
@@ -75,7 +76,7 @@ def test_groups_that_lie_unevenly_are_counted_one_by_one() -> None:
 def test_ranks_that_share_a_place_use_no_link() -> None:
     laid = pattern("ring", "all_gather", [3, 3])
     assert laid.load.tolist() == [0.0, 0.0]
-    assert steps.seconds(laid, exact(gamma=1e-9), 100.0, 1, blocking=False) == pytest.approx(100e-9)
+    assert step_model.seconds(laid, exact(gamma=1e-9), 100.0, 1, blocking=False) == pytest.approx(100e-9)
 
 
 def test_an_axis_over_two_levels_fills_the_inner_one_first() -> None:
@@ -136,13 +137,13 @@ def test_fair_shares_fill_links_and_cannot_be_improved(flows_: int, links: int, 
 
 def test_one_message_takes_alpha_and_beta() -> None:
     laid = pattern("chain", "broadcast", [0, 1])
-    assert steps.seconds(laid, exact(), 25e6, 1, blocking=False) == pytest.approx(1 + 60e-6)
-    assert steps.seconds(laid, exact(overhead=1e-3), 25e6, 1, blocking=False) == pytest.approx(1.00206)
+    assert step_model.seconds(laid, exact(), 25e6, 1, blocking=False) == pytest.approx(1 + 60e-6)
+    assert step_model.seconds(laid, exact(overhead=1e-3), 25e6, 1, blocking=False) == pytest.approx(1.00206)
 
 
 def test_a_ring_takes_its_formula() -> None:
     laid = pattern("ring", "all_reduce", [0, 1, 2, 3])
-    took = steps.seconds(laid, exact(gamma=1e-9), 25e6, 1, blocking=False)
+    took = step_model.seconds(laid, exact(gamma=1e-9), 25e6, 1, blocking=False)
     assert took == pytest.approx(6 * (1 + 60e-6) + 3 * 25e6 * 1e-9)
     sent = sum(np.bincount(step.src, step.size, 4) for step in laid.steps)
     assert np.array_equal(sent, [6, 6, 6, 6])
@@ -151,14 +152,14 @@ def test_a_ring_takes_its_formula() -> None:
 def test_a_pipelined_chain_takes_its_formula() -> None:
     laid = pattern("chain", "broadcast", [0, 1, 2, 3])
     for slices in (1, 8, 100):
-        took = steps.seconds(laid, exact(), 25e6, slices, blocking=False)
+        took = step_model.seconds(laid, exact(), 25e6, slices, blocking=False)
         assert took == pytest.approx((slices + 2) / slices + 3 * 60e-6, rel=1e-6)
 
 
 def test_rounds_that_wait_for_their_end_do_not_overlap() -> None:
     laid = pattern("chain", "broadcast", [0, 1, 2, 3])
     network = Network(TWO_RACKS, TWO_RACKS.levels, 0.0, 0.0, 0.0, 5e-3)
-    assert steps.seconds(laid, network, 25e6, 1, blocking=True) == pytest.approx(3 * (1 + 60e-6 + 5e-3))
+    assert step_model.seconds(laid, network, 25e6, 1, blocking=True) == pytest.approx(3 * (1 + 60e-6 + 5e-3))
 
 
 @pytest.mark.parametrize("places", LAYOUTS.values(), ids=LAYOUTS.keys())
@@ -167,9 +168,9 @@ def test_neither_steps_nor_flows_are_below_the_bound(kind: Kind, name: str, plac
     laid = pattern(name, kind, places)
     for nbytes, slices in ((4, 1), (2**20, 1), (2**20, 5)):
         bound = lower_bound(kind, nbytes, one_group(places), NETWORK)
-        by_steps = steps.seconds(laid, NETWORK, nbytes / laid.chunks, slices, blocking=False)
-        by_flows = flows.seconds(laid, NETWORK, nbytes / laid.chunks, slices)
-        waiting = steps.seconds(laid, NETWORK, nbytes / laid.chunks, slices, blocking=True)
+        by_steps = step_model.seconds(laid, NETWORK, nbytes / laid.chunks, slices, blocking=False)
+        by_flows = message_simulation.seconds(laid, NETWORK, nbytes / laid.chunks, slices)
+        waiting = step_model.seconds(laid, NETWORK, nbytes / laid.chunks, slices, blocking=True)
         assert min(by_steps, by_flows, waiting) >= bound * (1 - 1e-9)
 
 
@@ -178,7 +179,7 @@ def test_neither_steps_nor_flows_are_below_the_bound(kind: Kind, name: str, plac
 def test_flows_end_where_what_is_left_takes_less_than_the_clock_tells(name: str, places: list[int]) -> None:
     """Much later than a microbyte takes: hours over slow links, seconds in a shared memory."""
     laid = pattern(name, "all_reduce", places)
-    took = flows.seconds(laid, NETWORK, 1e11 / laid.chunks, 2)
+    took = message_simulation.seconds(laid, NETWORK, 1e11 / laid.chunks, 2)
     assert 1e11 / 25e6 <= took < 8 * 1e11 / 25e6
 
 
@@ -195,16 +196,16 @@ ALIKE = [
 def test_one_rank_stands_for_all_where_all_are_alike(kind: Kind, name: str, slices: int) -> None:
     laid = pattern(name, kind, [0, 1, 2, 3])
     assert laid.alike
-    short = steps.seconds(laid, NETWORK, 1e6, slices, blocking=False)
-    assert short == pytest.approx(flows.seconds(laid, NETWORK, 1e6, slices), rel=0.02)
+    short = step_model.seconds(laid, NETWORK, 1e6, slices, blocking=False)
+    assert short == pytest.approx(message_simulation.seconds(laid, NETWORK, 1e6, slices), rel=0.02)
 
 
 @pytest.mark.parametrize("name", ["ring", "halving_doubling", "chain", "double_tree"])
 def test_what_is_extrapolated_is_what_is_followed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     laid = pattern(name, "all_reduce", IN_ORDER)
-    told = steps.seconds(laid, NETWORK, 8e6, 150, blocking=False)
-    monkeypatch.setattr(steps, "FOLLOWED", 1000)
-    assert told == pytest.approx(steps.seconds(laid, NETWORK, 8e6, 150, blocking=False), rel=0.01)
+    told = step_model.seconds(laid, NETWORK, 8e6, 150, blocking=False)
+    monkeypatch.setattr(step_model, "FOLLOWED", 1000)
+    assert told == pytest.approx(step_model.seconds(laid, NETWORK, 8e6, 150, blocking=False), rel=0.01)
 
 
 # Bounds

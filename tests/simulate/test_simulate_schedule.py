@@ -12,12 +12,12 @@ from support.byhand import HERE, ensemble_plan, reduce_plan, sharded_plan, tree
 import commplan
 from commplan import dsl
 from commplan.compiler import compile_plan
+from commplan.cost import Predictor, simulate
+from commplan.cost.schedule.list_scheduler import Played, Task, chain, play
+from commplan.cost.schedule.trace import trace
 from commplan.ir.plan import Algorithm, AxisKind, Hints
 from commplan.ir.schedule import Axis, Collective, Leaf, Pack, Phase, Schedule, Spread, Value
 from commplan.ir.types import DType, Placement
-from commplan.simulate import Predictor, simulate
-from commplan.simulate.events import Played, Task, chain, play
-from commplan.simulate.trace import trace
 from commplan.topology import Level, Topology, load_topology
 
 ROOT = Path(__file__).parents[2]

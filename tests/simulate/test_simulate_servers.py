@@ -14,12 +14,12 @@ from support.byhand import tree
 from commplan import dsl
 from commplan.cli import main
 from commplan.compiler import compile_plan
+from commplan.cost import Network, Predictor, simulate
+from commplan.cost.servers.requests import Asked, alone, cost, places_of_servers
+from commplan.cost.servers.server_traffic import Exchanged, elastic_modes, hidden, least_compute, waiting
 from commplan.ir.plan import AxisKind
 from commplan.ir.schedule import Axis, Schedule, Spread
-from commplan.protocol.survey import sites
-from commplan.simulate import Network, Predictor, simulate
-from commplan.simulate.servers import Asked, alone, cost, places_of_servers
-from commplan.simulate.talks import Exchanged, elastic_modes, hidden, least_compute, waiting
+from commplan.protocol.build_sites import sites
 from commplan.topology import Level, Topology
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ import numpy as np
 import commplan
 from commplan.ir import schedule as ir
 from commplan.lowering.oracle import Oracle
-from commplan.trees import flatten
+from commplan.pytree import flatten
 
 from .meaning import Array, Judge, Meaning, is_float
 from .random_case import Case, Tree

@@ -16,7 +16,7 @@ import msgspec
 from commplan.diagnostics import Note, Span
 from commplan.ir.axes import coordinates, group
 from commplan.ir.schedule import Collective, Phase, Schedule
-from commplan.verify.counterexample import Counterexample
+from commplan.verify.programs.counterexample import Counterexample
 
 
 class Call(msgspec.Struct, frozen=True, gc=False):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from commplan.verify.counterexample import Counterexample
+from commplan.verify.programs.counterexample import Counterexample
 from tests.support.calls import Call, Mesh, RankCalls
 
 

@@ -13,10 +13,10 @@ import jax
 import numpy as np
 
 from commplan.diagnostics import CommplanError, Span
-from commplan.input.division import Division, division
-from commplan.runtime.data.carrier import Parcel
-from commplan.runtime.data.carry_jax import JaxCarrier, cpu_devices
-from commplan.runtime.data.segment import Blame
+from commplan.input.work_partition import Division, division
+from commplan.runtime.input.shm.segment import Blame
+from commplan.runtime.input.transport.jax import JaxCarrier, cpu_devices
+from commplan.runtime.input.transport.transport import Parcel
 
 BLAME = Blame("share x via all_shared", Span(7, 5, 7, 9), "tested.plan")
 ROWS = 13

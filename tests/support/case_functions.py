@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from commplan.trees import flatten
+from commplan.pytree import flatten
 
 Tree = Any
 

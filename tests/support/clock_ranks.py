@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
 from data_plans import Counting, decode, flip, images
 
 import commplan
-from commplan.runtime import clocked
+from commplan.runtime.input.multirate import run_batches
 
 SIZES = (4, 4, 8)
 RECORDS = 101
@@ -43,7 +43,7 @@ def main(hosts: int) -> None:
     jax.config.update("jax_platforms", "cpu")
     comm = MPI.COMM_WORLD
     rank = comm.Get_rank()
-    clocked.this_host = lambda: f"host {rank * hosts // 3}"
+    run_batches.this_host = lambda: f"host {rank * hosts // 3}"
     program = commplan.loads(PLAN.format(batch="[4, 4, 8] over member")).compile(comm)
     source = Counting(images(RECORDS))
     run = program.bind(comm, sources={"images": source}, functions=FUNCTIONS)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from commplan.lowering.mpi import instructions as lists
-from commplan.lowering.mpi.choose import KINDS
+from commplan.lowering.mpi.tuning import KINDS
 
 from . import terms
 from .jaxpr_terms import Request, Values

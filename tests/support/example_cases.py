@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from commplan.trees import flatten
+from commplan.pytree import flatten
 
 from .random_case import Case, Spec
 

@@ -17,7 +17,7 @@ from jax.sharding import AxisType
 
 import commplan
 from commplan.diagnostics import CommplanError
-from commplan.runtime.batches import shared_group
+from commplan.runtime.input.device_batches import shared_group
 
 PLAN = """plan hosts
 ensemble member = {members}

@@ -25,7 +25,7 @@ OPAQUE = "opaque:"  # names of jitted functions that stand for those of users
 def opaque(name: str, results: int = 1, *, linear: bool = False) -> Callable[..., Any]:
     """A function of users, of which nothing is known but that it is elementwise, or linear: on arrays of
     terms it gives unknowns, under JAX equations that this interpreter knows again."""
-    from commplan.trees import flatten  # noqa: PLC0415 - JAX and the plan stay apart
+    from commplan.pytree import flatten  # noqa: PLC0415 - JAX and the plan stay apart
 
     def function(*trees: Any) -> Any:
         flat = [flatten(tree) for tree in trees]

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 
 from commplan.collectives.program import Ints
-from commplan.verify.contributions import Units, follow
-from commplan.verify.counterexample import Counterexample
-from commplan.verify.programs import unfit
+from commplan.verify.programs.counterexample import Counterexample
+from commplan.verify.programs.proof import unfit
+from commplan.verify.programs.symbolic_execution import Units, follow
 
 from .projection import Posts, Projection
 
@@ -40,8 +40,8 @@ class Messages(NamedTuple):
 def prove(projection: Projection) -> tuple[Counterexample, ...]:
     """Why `projection` does not do what its collective promises; empty: it is proved.
 
-    Proved is what `commplan.verify.programs.prove` proves of a program; and besides, that every send meets a
-    receive of the same chunks, and all ranks get to their end although a send completes only when its
+    Proved is what `commplan.verify.programs.proof.prove` proves of a program; and besides, that every send
+    meets a receive of the same chunks, and all ranks get to their end although a send completes only when its
     receive is posted.
     """
     messages = unfit(projection.head) or match(projection)

@@ -16,7 +16,7 @@ import numpy as np
 
 from commplan.ir import plan as graph
 from commplan.ir.plan import operands
-from commplan.trees import flatten
+from commplan.pytree import flatten
 
 Array = np.ndarray[Any, Any]
 Tree = Any

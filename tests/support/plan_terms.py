@@ -17,7 +17,7 @@ import numpy as np
 import commplan
 from commplan.ir import plan as graph
 from commplan.lowering.oracle import numbers, ops, programs, run
-from commplan.trees import flatten
+from commplan.pytree import flatten
 
 from . import terms
 from .agreement import Ways, lay_out

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from commplan.collectives.postcondition import promise
 from commplan.collectives.program import Ints
-from commplan.collectives.promise import promise
-from commplan.verify.counterexample import Counterexample, Failure, terms
+from commplan.verify.programs.counterexample import Counterexample, Failure, terms
 
 from .projection import Posts, Projection
 

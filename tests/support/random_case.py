@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from commplan.trees import flatten
+from commplan.pytree import flatten
 
 from .case_functions import FUNCTIONS, storage
 

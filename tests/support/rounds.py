@@ -8,8 +8,8 @@ from fractions import Fraction
 import numpy as np
 
 from commplan.collectives.layout import bounds
+from commplan.collectives.postcondition import promise
 from commplan.collectives.program import REDUCING, Program, Round
-from commplan.collectives.promise import promise
 
 SLOTS = list[list[np.ndarray]]  # by rank and chunk
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from commplan import compiler, dsl
 from commplan.ir.schedule import Schedule, Share
-from commplan.runtime.data import PhaseBatches, group
+from commplan.runtime.input import PhaseBatches, group
 
 PLANS = Path(__file__).parents[2] / "examples" / "plans"
 MEMBERS, RECORDS = 4, 160  # two batches of 64 and one of 32, padded

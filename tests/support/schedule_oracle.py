@@ -20,7 +20,7 @@ from unittest import mock
 import numpy as np
 
 from commplan.ir import schedule as ir
-from commplan.ir.leaf_match import ends_with
+from commplan.ir.optimizer_leaf_match import ends_with
 from commplan.ir.plan import name_of
 from commplan.ir.types import DType
 from commplan.lowering.oracle import Oracle, numbers
@@ -28,7 +28,7 @@ from commplan.lowering.oracle import ops as oracle_ops
 from commplan.lowering.oracle import programs as oracle_programs
 from commplan.lowering.oracle import run as oracle_run
 from commplan.lowering.oracle.layout import Held, Rank, global_shape
-from commplan.trees import nest
+from commplan.pytree import nest
 
 Array = np.ndarray[Any, Any]
 MANTISSA = {DType.F64: 52, DType.F32: 23, DType.F16: 10, DType.BF16: 7}

@@ -13,8 +13,8 @@ from typing import Literal
 from msgspec.structs import replace
 
 from commplan.ir import schedule as ir
-from commplan.ir.layout import cut_all
 from commplan.ir.plan import Algorithm
+from commplan.ir.shard_shapes import cut_all
 from commplan.ir.types import Placement
 
 REDUCES, ROOTED = ("all_reduce", "reduce_scatter", "reduce"), ("broadcast", "reduce")

@@ -16,12 +16,12 @@ import numpy as np
 
 import commplan
 from commplan.ir.plan import name_of
-from commplan.lowering.jax.trees import flatten
+from commplan.lowering.jax.pytree import flatten
+from commplan.protocol.build_sites import sites as survey
 from commplan.protocol.sites import LEAVE, Buffer, Chunk, Site, Sites
-from commplan.protocol.survey import sites as survey
-from commplan.runtime.data.kinds import numpy_dtype
-from commplan.runtime.exchange.desk import Desks
-from commplan.runtime.exchange.driver import Driver
+from commplan.runtime.input.sources.record_convert import numpy_dtype
+from commplan.runtime.param_server.driver import Driver
+from commplan.runtime.param_server.routing import Desks
 
 Array = Any
 # What a worker does: yields a site and its operands by name, gets the leaves of the site's answer.

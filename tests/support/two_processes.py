@@ -12,7 +12,7 @@ from jax.sharding import AxisType
 
 import commplan
 from commplan.diagnostics import CommplanError
-from commplan.runtime import mesh as bound_mesh
+from commplan.runtime.machines import mesh as bound_mesh
 
 PLAN = """plan two
 ensemble member = 2

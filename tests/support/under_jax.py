@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import AxisType, PartitionSpec
 
 from commplan.lowering.jax.layout import leaf_specs
-from commplan.trees import flatten
+from commplan.pytree import flatten
 
 Tree = Any
 

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from commplan.trees import flatten
+from commplan.pytree import flatten
 
 from .agreement import inputs_of
 from .jaxpr_terms import interpret

@@ -23,7 +23,7 @@ from support.random_case import make_case
 from commplan.api import Program
 from commplan.ir import schedule as ir
 from commplan.lowering.oracle.layout import Grid, spread
-from commplan.trees import flatten
+from commplan.pytree import flatten
 
 Tree = Any
 

@@ -13,13 +13,13 @@ from msgspec.structs import replace
 
 from commplan.ir.plan import name_of
 from commplan.lowering.jax.phase import Lowered
-from commplan.lowering.jax.trees import flatten as flatten_jax
+from commplan.lowering.jax.pytree import flatten as flatten_jax
 from commplan.lowering.mpi import backend as mpi_backend
 from commplan.lowering.mpi import build, collectives
 from commplan.lowering.mpi.groups import Groups
 from commplan.lowering.oracle.layout import Grid, spread
 from commplan.lowering.programs import spreads
-from commplan.trees import flatten, nest
+from commplan.pytree import flatten, nest
 
 from .agreement import inputs_of
 from .engine_terms import Comm, Library, World

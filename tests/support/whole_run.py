@@ -19,7 +19,7 @@ import optax
 import commplan
 import commplan.optax
 from commplan.lowering.oracle.layout import Grid, spread
-from commplan.trees import flatten
+from commplan.pytree import flatten
 
 PLAN = """
 plan whole

@@ -10,7 +10,7 @@ from support.calls_replay import correct_calls, execute_calls, replay_calls
 
 from commplan.diagnostics import Span
 from commplan.ir import plan as graph
-from commplan.verify.counterexample import Counterexample
+from commplan.verify.programs.counterexample import Counterexample
 
 SIZES = {"node": 2, "gpu": 3}
 

@@ -11,10 +11,10 @@ from commplan.collectives.hierarchical import Stage
 from commplan.collectives.program import KINDS, ROOTED, Kind
 from commplan.collectives.registry import algorithms, hierarchical, stages
 from commplan.diagnostics import CommplanError
-from commplan.verify import named
-from commplan.verify.composition import compose
-from commplan.verify.counterexample import Counterexample
-from commplan.verify.programs import prove
+from commplan.verify.programs import algorithm_proof
+from commplan.verify.programs.composition import compose
+from commplan.verify.programs.counterexample import Counterexample
+from commplan.verify.programs.proof import prove
 
 SIZES = [(2, 2), (3, 2), (2, 5), (4, 4), (1, 3), (2, 2, 2), (3, 1, 2), (2, 3, 2), (4, 4, 4)]
 
@@ -39,14 +39,14 @@ def test_composed_and_direct_proofs_agree(kind: Kind) -> None:
                 continue
             proved += 1
             assert compose(levels, kind, stages(levels, kind, root=root), root) is None
-            assert named.prove_levels(levels, kind, root).wrong == ()
+            assert algorithm_proof.prove_levels(levels, kind, root).wrong == ()
             assert prove(whole) == (), (levels, root)
     assert proved > 15
 
 
 def test_65536_ranks_take_three_levels() -> None:
     levels = [("ring", 8), ("ring", 32), ("halving_doubling", 256)]
-    proof = named.prove_levels(levels, "all_reduce")
+    proof = algorithm_proof.prove_levels(levels, "all_reduce")
     assert proof.wrong == ()
     assert {(task.kind, task.ranks) for task in proof.tasks} == {
         ("reduce_scatter", 8), ("all_gather", 8), ("reduce_scatter", 32), ("all_gather", 32),
@@ -102,34 +102,34 @@ def test_roots_of_stages_are_the_place_of_the_root(kind: Kind) -> None:
 
 def test_a_broken_level_breaks_the_hierarchy(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = Counterexample("wrong", (1,), (), 0, "ranks 0-3", "rank 1", "rank 1 lacks a term")
-    real = named.prove_task
+    real = algorithm_proof.prove_task
 
-    def prove_task(task: named.Task) -> object:
+    def prove_task(task: algorithm_proof.Task) -> object:
         wrong, costs = real(task)
         return ((broken,), costs) if task.ranks == 5 else (wrong, costs)
 
-    monkeypatch.setattr(named, "prove_task", prove_task)
-    proof = named.prove_levels([("ring", 2), ("chain", 5)], "broadcast", root=1)
+    monkeypatch.setattr(algorithm_proof, "prove_task", prove_task)
+    proof = algorithm_proof.prove_levels([("ring", 2), ("chain", 5)], "broadcast", root=1)
     assert [(subject, wrong) for subject, wrong in proof.wrong] == [
         ("chain for broadcast over 5 ranks", broken)
     ]
 
 
 def test_tasks_are_listed_once_and_native_is_believed() -> None:
-    proof = named.prove_levels([("ring", 2), ("native", 3)], "all_reduce")
+    proof = algorithm_proof.prove_levels([("ring", 2), ("native", 3)], "all_reduce")
     assert [task.kind for task in proof.tasks] == ["reduce_scatter", "all_gather"]
     assert (proof.wrong, proof.believed) == ((), ("all_reduce of 3",))
-    assert named.prove_algorithm("native", "all_reduce", 9).tasks == ()
+    assert algorithm_proof.prove_algorithm("native", "all_reduce", 9).tasks == ()
 
 
 def test_what_is_too_large_to_be_proved_is_said() -> None:
     with pytest.raises(CommplanError) as caught:
-        named.prove_algorithm("ring", "all_reduce", 65536)
+        algorithm_proof.prove_algorithm("ring", "all_reduce", 65536)
     assert caught.value.diagnostics[0].code == "CP0748"
     with pytest.raises(CommplanError) as caught:
-        named.prove_sliced("ring", "all_reduce", 64, 0, 2000)
+        algorithm_proof.prove_sliced("ring", "all_reduce", 64, 0, 2000)
     assert caught.value.diagnostics[0].code == "CP0748"
     with pytest.raises(CommplanError, match="too many ranks"):
-        named.prove_algorithm("recursive_doubling", "all_reduce", 2**20)
-    assert named.prove_algorithm("recursive_doubling", "all_reduce", 3000).wrong == ()
-    assert named.prove_sliced("ring", "all_reduce", 6, 0, 4).wrong == ()
+        algorithm_proof.prove_algorithm("recursive_doubling", "all_reduce", 2**20)
+    assert algorithm_proof.prove_algorithm("recursive_doubling", "all_reduce", 3000).wrong == ()
+    assert algorithm_proof.prove_sliced("ring", "all_reduce", 6, 0, 4).wrong == ()

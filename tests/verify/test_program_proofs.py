@@ -13,9 +13,9 @@ from support.rounds import counted
 
 from commplan.collectives.program import KINDS, ROOTED, Kind, Program, Send
 from commplan.collectives.registry import algorithms, program
-from commplan.verify.contributions import Transfers, orbit
-from commplan.verify.counterexample import Counterexample, spans, terms
-from commplan.verify.programs import count, prove
+from commplan.verify.programs.counterexample import Counterexample, spans, terms
+from commplan.verify.programs.proof import count, prove
+from commplan.verify.programs.symbolic_execution import Transfers, orbit
 
 Transfer = tuple[int, int, int, bool]
 

@@ -11,10 +11,10 @@ from support.plain_protocol import explore_plainly
 
 from commplan.protocol.server import Cell, Effect, Machine, Unit
 from commplan.protocol.sites import LEAVE, sends
-from commplan.verify.one_server import Desk, Event, explore_server, legs, stream
-from commplan.verify.protocol import explore
-from commplan.verify.protocol_models import WHOLE, Model, models, sites_of
-from commplan.verify.together import explore_together
+from commplan.verify.servers.exploration import explore
+from commplan.verify.servers.plan_models import WHOLE, Model, models, sites_of
+from commplan.verify.servers.product_exploration import explore_together
+from commplan.verify.servers.server_model_check import Desk, Event, explore_server, legs, stream
 
 KINDS = (
     Model(),

@@ -8,15 +8,17 @@ import msgspec
 import pytest
 from support.byhand import HERE, Maker, compiled, reduce_plan, tree
 
-from commplan.collectives import registry, ring
+from commplan.collectives import registry
+from commplan.collectives.algorithms import ring
 from commplan.collectives.program import Body
 from commplan.diagnostics import Span
 from commplan.ir import plan as graph
 from commplan.ir import schedule as ir
 from commplan.ir.types import DType
-from commplan.verify import named, verify
+from commplan.verify import verify
 from commplan.verify.algorithms import prove_op
 from commplan.verify.memory import memory
+from commplan.verify.programs import algorithm_proof
 
 GIVEN = tree(w=(30, 10), b=(2,))
 
@@ -102,13 +104,13 @@ def test_a_broken_algorithm_is_refused_at_its_plan_line(monkeypatch: pytest.Monk
     files = {**registry.files()}
     monkeypatch.setattr(ring, "PROGRAMS", {**programs, "all_reduce": all_reduce})
     monkeypatch.setattr(registry, "files", lambda: files)
-    named.prove_task.cache_clear()
+    algorithm_proof.prove_task.cache_clear()
     try:
         at = Span(7, 5, 7, 30)
         schedule = replaced(plain(), algorithm=graph.Algorithm("ring"), span=at)
         (problem,) = verify(schedule)
     finally:
-        named.prove_task.cache_clear()
+        algorithm_proof.prove_task.cache_clear()
     assert (problem.code, problem.span, problem.file) == ("CP0740", at, "made.plan")
     assert "ring for all_reduce over 4 ranks: at the end rank 3 has" in problem.message
     assert [note.text.split()[0] for note in problem.notes] == ["expected", "found"]
@@ -149,9 +151,9 @@ def test_a_phase_that_makes_nothing_holds_what_it_is_given() -> None:
 def test_proofs_are_made_once() -> None:
     schedule = replaced(plain(), algorithm=graph.Algorithm("halving_doubling"))
     assert verify(schedule) == ()
-    before = named.prove_task.cache_info().misses
+    before = algorithm_proof.prove_task.cache_info().misses
     assert verify(copied(schedule)) == ()
-    assert named.prove_task.cache_info().misses == before
+    assert algorithm_proof.prove_task.cache_info().misses == before
 
 
 def copied(schedule: ir.Schedule) -> ir.Schedule:

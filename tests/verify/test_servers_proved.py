@@ -16,13 +16,13 @@ from commplan.cli import main
 from commplan.compiler import compile_plan
 from commplan.ir.plan import Hints
 from commplan.ir.schedule import Elastic, Exchange, Get, Put, Schedule, results
+from commplan.protocol.build_sites import sites
 from commplan.protocol.server import Machine
-from commplan.protocol.survey import sites
 from commplan.protocol.units import Unit
 from commplan.verify import verify
 from commplan.verify.memory import memory
-from commplan.verify.protocol import models_of
-from commplan.verify.servers import kept, misowned, owned
+from commplan.verify.servers.exploration import models_of
+from commplan.verify.servers.ownership import kept, misowned, owned
 
 PLANS = Path(__file__).parents[2] / "examples" / "plans"
 GIVEN = tree(w=(300, 7), b=(11,))

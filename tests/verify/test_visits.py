@@ -15,14 +15,15 @@ from support.byhand import compiled, ensemble_plan
 
 import commplan
 from commplan.cli import main
-from commplan.input.division import Division, Move, adopted, division
 from commplan.input.order import Order
 from commplan.input.rates import Rates, rates
-from commplan.ir.choice import Design
-from commplan.verify import inputs, verify
-from commplan.verify.inputs import input_memory, prove_share, shares, visits
-from commplan.verify.symbols import UndecidedError, symbol
-from commplan.verify.visits import prove_division, prove_order, prove_parts, prove_rates, survivors
+from commplan.input.work_partition import Division, Move, adopted, division
+from commplan.ir.remark import Design
+from commplan.verify import verify
+from commplan.verify.input import proof
+from commplan.verify.input.proof import input_memory, prove_share, shares, visits
+from commplan.verify.input.visitation import prove_division, prove_order, prove_parts, prove_rates, survivors
+from commplan.verify.programs.polynomial import UndecidedError, symbol
 
 PLANS = Path(__file__).parents[2] / "examples" / "plans"
 VISITS = ("exactly_once", "at_least_once", "at_most_once")
@@ -346,7 +347,7 @@ def test_schedules_are_refused_with_the_line_of_the_plan(monkeypatch: pytest.Mon
     assert verify(sound) == ()
     (phase,) = sound.phases
     monkeypatch.setattr(
-        "commplan.verify.inputs.prove_order", lambda *args: prove_order("at_least_once", "drop", args[2])
+        "commplan.verify.input.proof.prove_order", lambda *args: prove_order("at_least_once", "drop", args[2])
     )
     (found,) = verify(sound)
     assert found.code == "CP0760"
@@ -362,7 +363,7 @@ def test_a_division_that_is_wrong_stops_the_compiler(monkeypatch: pytest.MonkeyP
         return as_kind(PartDropped, division(design, hosts, readers))
 
     prove_share.cache_clear()
-    monkeypatch.setattr(inputs, "division", forgetful)
+    monkeypatch.setattr(proof, "division", forgetful)
     try:
         with pytest.raises(commplan.CommplanError) as caught:
             commplan.load(PLANS / "ensemble_shared.plan").compile()

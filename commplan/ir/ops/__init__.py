@@ -1,7 +1,7 @@
 """What a schedule consists of: one op, one file. Fields of an op and what it says of itself stand there;
 how it runs stands with each backend and with the oracle."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TypeVar, get_args
 
 from commplan.ir import roles
@@ -21,6 +21,8 @@ from commplan.ir.ops.slice import Slice as Slice
 from commplan.ir.ops.unpack import Unpack as Unpack
 from commplan.ir.ops.update import Update as Update
 from commplan.ir.roles import Ref
+from commplan.ir.transfer import ValueTypes
+from commplan.ir.values import Value
 
 Op = (
     Read | Map | Share | Pack | Unpack | Cast | Collective | LocalSum | Scale | Slice | Elastic
@@ -56,3 +58,10 @@ def substitute(op: AnyOp, names: Mapping[Ref, Ref]) -> AnyOp:
 def rename_results(op: AnyOp, names: Mapping[Ref, Ref]) -> AnyOp:
     """`op`, which makes `names[ref]` where it made `ref`."""
     return roles.substitute(op, names, op.WRITES)
+
+
+def add_results(op: Op, types: ValueTypes, values: dict[Ref, Value], declared: Collection[Ref]) -> None:
+    """Add to `values` what `op` makes. Of a tree or an array in `declared` the plan says what it is."""
+    for value in op.transfer(types):
+        if value.id not in declared or value.kind == "flat":
+            values[value.id] = value

@@ -1,9 +1,9 @@
 from collections.abc import Container, Mapping
 
 from commplan.diagnostics import Span
-from commplan.ir.choice import Design
 from commplan.ir.hints import Hints
 from commplan.ir.ops.base import BaseOp, Ranks, Work
+from commplan.ir.remark import Design
 from commplan.ir.roles import Ref, name_of
 from commplan.ir.stages import rules
 from commplan.ir.symbolic.interpretation import Interpretation

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from commplan.ir.axes import coordinates
-from commplan.ir.layout import row_size
-from commplan.ir.leaf_match import LeafMatch
+from commplan.ir.optimizer_leaf_match import LeafMatch
 from commplan.ir.roles import Ref, name_of
+from commplan.ir.shard_shapes import row_size
 from commplan.ir.symbolic import blocks, moves
 from commplan.ir.symbolic.blocks import Block, Builder, LeafShape
 from commplan.ir.symbolic.terms import (

@@ -26,8 +26,8 @@ from commplan.lowering.audit import (
     expected,
     target,
 )
-from commplan.lowering.jax.ahead import devices
-from commplan.lowering.jax.untyped import jax, jnp, lax
+from commplan.lowering.jax.aot import devices
+from commplan.lowering.jax.typing_shim import jax, jnp, lax
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import twins

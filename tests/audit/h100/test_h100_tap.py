@@ -10,8 +10,8 @@ from jax.sharding import PartitionSpec as P
 
 import commplan
 from commplan.lowering.audit import target
-from commplan.lowering.jax.ahead import devices
-from commplan.lowering.jax.untyped import jax, jnp, lax
+from commplan.lowering.jax.aot import devices
+from commplan.lowering.jax.typing_shim import jax, jnp, lax
 
 PLAN = """plan scanned
 axis data = 32

@@ -1,0 +1,74 @@
+"""recursive_doubling: halves of the ranks have their sums, and exchange them; few rounds, much sent.
+
+Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH" (2005). For a
+number of ranks that is no power of two, those usually fold some ranks away, for two more rounds. Here halves
+may differ by one: the lower half is the larger, and its last rank, which has no partner in the upper half,
+hears the sum from the first rank there, which therefore sends twice. With n ranks and S bytes on each
+
+    all_reduce       ceil(log2 n) rounds, a rank sends and receives ceil(log2 n) S
+                     (where halves differ one may send S more)
+    all_gather       ceil(log2 n) rounds, a rank sends (n-1)/n S
+
+Rounds are the lower bound. All ranks add the same sums of halves, so their results are bitwise the same. Of
+ranks whose number is no power of two, all_gather is Bruck's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+
+import numpy as np
+
+from commplan.collectives.algorithms import bruck
+from commplan.collectives.program import Body, Kind, Programs, Round, log2_up, ranks, send
+
+
+def _all_reduce(n: int) -> Iterator[Round]:
+    """The groups of all rounds are made by cutting all ranks in halves, again and again."""
+    r = ranks(n)
+    low, size = np.zeros_like(r), np.full_like(r, n)
+    rounds: list[Round] = []
+    for _ in range(log2_up(n)):
+        lower, upper = size - size // 2, size // 2
+        place, is_lower = r - low, r - low < lower
+        pair = (is_lower & (place < upper)) | ~is_lower
+        twice = (place == lower) & (lower > upper) & (size > 1)
+        rounds.append(
+            (
+                send(r, np.where(is_lower, r + lower, r - lower), 0, reduce=True, where=pair),
+                send(r, r - 1, 0, reduce=True, where=twice),
+            )
+        )
+        low, size = np.where(is_lower, low, low + lower), np.where(is_lower, lower, upper)
+    yield from reversed(rounds)
+
+
+def all_gather(n: int) -> Iterator[Round]:
+    if n & (n - 1):
+        yield from bruck.all_gather(n)
+        return
+    r = ranks(n)
+    for k in range(log2_up(n)):
+        yield (send(r, r ^ 1 << k, r >> k << k, 1 << k),)
+
+
+def _sends_most(n: int) -> int:
+    """Messages of the busiest rank. The rank that sends twice sends in every round of its half."""
+    if n == 1:
+        return 0
+    lower, upper = n - n // 2, n // 2
+    twice = log2_up(upper) + 2 if lower > upper else 0
+    return max(_sends_most(lower) + 1, _sends_most(upper) + 1, twice)
+
+
+def formula(kind: Kind, n: int) -> tuple[int, Fraction]:
+    if kind == "all_reduce":
+        return log2_up(n), Fraction(_sends_most(n))
+    return log2_up(n), Fraction(n - 1, n)
+
+
+PROGRAMS: Programs = {
+    "all_reduce": lambda n: Body(1, _all_reduce(n)),
+    "all_gather": lambda n: Body(n, all_gather(n)),
+}

@@ -1,0 +1,10 @@
+"""What a plan costs on a network: predictions, simulation of schedules, lower bounds, calibrations."""
+
+from commplan.cost.calibration import Calibration as Calibration
+from commplan.cost.calibration import load_calibration as load_calibration
+from commplan.cost.collective.cost import predict as predict
+from commplan.cost.network.network import Network as Network
+from commplan.cost.network.network import one_group as one_group
+from commplan.cost.predictor import Predictor as Predictor
+from commplan.cost.schedule.timeline import Simulation as Simulation
+from commplan.cost.schedule.timeline import simulate as simulate

@@ -1,0 +1,177 @@
+"""How long a program takes, step by step: the model that prices plans.
+
+Slice j of a program does round t at step t + j, and a rank issues its sends in the order of steps. In the
+dataflow forms a send waits for its data and for the sends before it, nothing else; a link serves what is
+asked of it in order of steps, and the transfers of one step share it evenly. With `rounds`, a rank goes on
+when its own sends and receives of the step are over, and each step is an operation of its own.
+
+For a message of b bytes over links l that carry B_l bytes of the step, alpha of the level, o and gamma:
+
+    issue  = max(data, CPU of the sender) + o
+    done_l = max(free_l, first issue on l) + B_l / bandwidth_l
+    data   = max(max_l done_l, issue + b / min bandwidth) + alpha + o [+ gamma b]
+
+Many slices settle into a rhythm: a few are followed, the others come at the same distance (seen in two runs).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from commplan.cost.network.link_traffic import Pattern, Step
+from commplan.cost.network.network import Floats, Network
+
+FOLLOWED = 48  # slices at most; the rest is extrapolated
+WORK = 60_000  # transfers at most, where ranks differ
+
+
+def seconds(pattern: Pattern, network: Network, chunk: float, slices: int, *, blocking: bool) -> float:
+    """The time until the last rank is done, without the call that starts it.
+
+    chunk: bytes of one chunk, all slices together. blocking: as the form `rounds` does it.
+    """
+    if not pattern.steps:
+        return 0.0
+    piece = chunk / slices
+    if blocking:
+        return _blocking(pattern, network, piece, slices)
+    if pattern.alike or (pattern.even and pattern.ranks * len(pattern.steps) > 1500):
+        run, most = _alike, FOLLOWED
+    else:
+        run, most = _unlike, max(4, WORK // sum(len(step.src) for step in pattern.steps))
+    most = min(most, FOLLOWED)
+    if slices <= most:
+        return run(pattern, network, piece, slices)
+    whole, half = run(pattern, network, piece, most), run(pattern, network, piece, most // 2)
+    return whole + (slices - most) * (whole - half) / (most - most // 2)
+
+
+def _alike(pattern: Pattern, network: Network, piece: float, slices: int) -> float:
+    """One rank stands for all; its links of each level are the machine's."""
+    rounds = _all_scalars(pattern, network, piece)
+    last = len(rounds)
+    free = [0.0] * len(network.latencies)
+    ready = [0.0] * slices
+    cpu = 0.0
+    for step in range(last + slices - 1):
+        for index in range(max(0, step - last + 1), min(step + 1, slices)):
+            loads, alone, after = rounds[step - index]
+            cpu = max(ready[index], cpu) + network.overhead
+            done = cpu + alone
+            for level, load in loads:
+                free[level] = max(free[level], cpu) + load
+                done = max(done, free[level])
+            ready[index] = done + after
+    return max(ready)
+
+
+_Scalars = tuple[list[tuple[int, float]], float, float]
+
+
+def _all_scalars(pattern: Pattern, network: Network, piece: float) -> list[_Scalars]:
+    """Of each round; many rounds are the same but for the chunks."""
+    seen: dict[tuple[int, int], _Scalars] = {}
+    found: list[_Scalars] = []
+    for step in pattern.steps:
+        key = (id(step.lanes), int(step.reduced[0]))
+        if key not in seen:
+            seen[key] = _scalars(step, network, piece)
+        found.append(seen[key])
+    return found
+
+
+def _scalars(step: Step, network: Network, piece: float) -> _Scalars:
+    """Seconds on the links of each level, seconds of a message alone, and what follows its arrival."""
+    lanes = step.lanes
+    busy = lanes.per_level * piece / network.bandwidths
+    loads = [(level, float(load)) for level, load in enumerate(busy) if load > 0]
+    alone, after = _each(step, network, piece)
+    return loads, float(alone.max()), float(after.mean())
+
+
+def _each(step: Step, network: Network, piece: float) -> tuple[Floats, Floats]:
+    """For each transfer: seconds if it were alone, and from its last byte sent to its data usable."""
+    level = step.lanes.level
+    slowest = np.minimum.accumulate(network.bandwidths)
+    moved = step.size * piece
+    alone = np.where(level >= 0, moved / slowest[level], moved * network.gamma)
+    latency = np.where(level >= 0, network.latencies[level], 0.0)
+    return alone, latency + network.overhead + step.reduced * piece * network.gamma
+
+
+class _Follow:
+    """What of a step depends on sizes and network, but not on the slice."""
+
+    def __init__(self, step: Step, pattern: Pattern, network: Network, piece: float) -> None:
+        lanes = step.lanes
+        self.step, self.used, self.link = step, lanes.used, lanes.link
+        self.single = len(step.takes) == len(step.src)
+        self.busy = lanes.load * piece / network.bandwidths[pattern.level_of[lanes.used]]
+        self.alone, self.after = _each(step, network, piece)
+        self.repeats = bool(step.turn.max() > 1)
+
+    def data(self, ready: Floats) -> Floats:
+        """When what each message holds is at its sender."""
+        held = ready[self.step.takes]
+        return held if self.single else np.maximum.reduceat(held, self.step.begins)
+
+    def arrive(self, ready: Floats, when: Floats) -> None:
+        # Several may reduce into one slot in one round.
+        np.maximum.at(ready, self.step.gives, when[self.step.message])
+
+    def issue(self, data: Floats, cpu: Floats, overhead: float) -> Floats:
+        """When each message is handed to the network; a rank hands over one after another."""
+        src = self.step.src
+        issue: Floats = np.maximum(data, cpu[src]) + self.step.turn * overhead
+        if self.repeats:
+            np.maximum.at(cpu, src, issue)
+        else:
+            cpu[src] = issue
+        return issue
+
+    def finish(self, issue: Floats, free: Floats) -> Floats:
+        """When the last byte of each message is sent."""
+        if not len(self.used):
+            return issue + self.alone
+        message, starts = self.step.users
+        begin = np.maximum(free[self.used], np.minimum.reduceat(issue[message], starts))
+        done = begin + self.busy
+        free[self.used] = done
+        last: Floats = np.append(done, 0.0)[self.link].max(axis=1)
+        alone: Floats = issue + self.alone
+        return np.maximum(last, alone)
+
+
+def _unlike(pattern: Pattern, network: Network, piece: float, slices: int) -> float:
+    """Every rank and link for itself."""
+    follow = [_Follow(step, pattern, network, piece) for step in pattern.steps]
+    last = len(follow)
+    ready = [np.zeros(pattern.ranks * pattern.chunks) for _ in range(slices)]
+    end = 0.0
+    free, cpu = np.zeros(len(pattern.level_of)), np.zeros(pattern.ranks)
+    for step in range(last + slices - 1):
+        for index in range(max(0, step - last + 1), min(step + 1, slices)):
+            one = follow[step - index]
+            issue = one.issue(one.data(ready[index]), cpu, network.overhead)
+            when = one.finish(issue, free) + one.after
+            one.arrive(ready[index], when)
+            end = max(end, float(when.max()))
+    return end
+
+
+def _blocking(pattern: Pattern, network: Network, piece: float, slices: int) -> float:
+    """One call for each step; a step of several slices sends them as one message to each partner."""
+    if pattern.alike or (pattern.even and pattern.ranks > 64):
+        each = network.round + network.overhead
+        rounds = _all_scalars(pattern, network, piece)
+        once = (max([alone, *(load for _, load in loads)]) + after for loads, alone, after in rounds)
+        return slices * (len(rounds) * each + sum(once))
+    follow = [_Follow(step, pattern, network, piece) for step in pattern.steps]
+    now, free = np.zeros(pattern.ranks), np.zeros(len(pattern.level_of))
+    for one in follow:
+        step = one.step
+        issue = one.issue(now[step.src] + network.round, now + network.round, network.overhead)
+        sent = one.finish(issue, free)
+        np.maximum.at(now, step.src, sent)
+        np.maximum.at(now, step.dst, sent + one.after)
+    return float(now.max()) * slices

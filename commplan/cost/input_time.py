@@ -1,0 +1,55 @@
+"""What a process's part of the input work takes, from measured costs of sources and host functions."""
+
+from __future__ import annotations
+
+import math
+
+from commplan.input.measured_costs import InputCosts
+from commplan.input.prefetch import MOST_THREADS
+from commplan.ir.plan import Ref
+from commplan.ir.schedule import Map, Phase, Read, Schedule, Share, operands, results
+from commplan.topology import Topology
+
+
+def input_work(schedule: Schedule, phase: Phase, costs: InputCosts, topology: Topology) -> dict[Ref, float]:
+    """Seconds of each read and host function of `phase` that was measured, by its first result.
+
+    A process that makes rows of a shared value does its part of them, else all. It has its part of the cores
+    of its host, and no more than its threads.
+    """
+    values = {value.id: value for value in phase.values}
+    parts = _parts(schedule, phase)
+    ranks = math.prod(schedule.mesh_sizes.values())
+    cores = (topology.cores or costs.cores) / min(ranks, topology.host_places)
+    found: dict[Ref, float] = {}
+    for op in phase.ops:
+        if isinstance(op, Read):
+            source = costs.source_named(op.source)
+            each = (source.cpu + costs.record, source.wait) if source else None
+            rows = max(op.batch) // schedule.size(op.split)
+        elif isinstance(op, Map) and op.lane == "host_compute":
+            fn = costs.fn_named(op.fn)
+            leaves = values[op.results[0]].leaves
+            each = (fn.cpu + costs.record, 0.0) if fn and leaves and leaves[0].shape else None
+            rows = leaves[0].shape[0] if leaves and leaves[0].shape else 0
+        else:
+            continue
+        if each is None:
+            continue
+        threads = op.hints.cores or MOST_THREADS
+        first = results(op)[0]
+        found[first] = rows / parts.get(first, 1) * (each[0] / min(threads, cores) + each[1] / threads)
+    return found
+
+
+def _parts(schedule: Schedule, phase: Phase) -> dict[Ref, int]:
+    """Among how many processes the work behind each value is divided, where it is shared."""
+    found: dict[Ref, int] = {}
+    for op in reversed(phase.ops):
+        if isinstance(op, Share) and op.design != "duplicate":
+            found[op.operand] = op.readers or schedule.size(op.axes)
+            continue
+        behind = max((found.get(ref, 1) for ref in results(op)), default=1)
+        if behind > 1:
+            found.update(dict.fromkeys((results(op)[0], *operands(op)), behind))
+    return found

@@ -1,0 +1,109 @@
+"""One compilation's answers: axes placed on a network, and what any collective over them would take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import cast
+
+import numpy as np
+
+from commplan.collectives.program import Ints
+from commplan.cost.calibration import Calibration
+from commplan.cost.collective.bounds import busiest_bytes
+from commplan.cost.collective.cost import CostKind, Prediction, predict
+from commplan.cost.network.network import Floats, Layout, Network, lay, places_of
+from commplan.cost.servers.requests import places_of_servers
+from commplan.ir.ops.base import Work
+from commplan.ir.plan import Algorithm, AxisKind
+from commplan.ir.schedule import Axis, Backend, Collective, Form
+from commplan.topology import Topology
+
+
+class Predictor:
+    """Predicts collectives over the axes of one mesh.
+
+    axes: all axes of the schedule, placed on `topology`. places: of each rank in mesh order, where ranks
+    really run, servers behind them; None where the axes say it. Programs are laid in the order of `places`
+    then, `native` is not.
+    Raises CP0750 where an axis does not lie on the topology.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        axes: Sequence[Axis],
+        *,
+        calibration: Calibration | None = None,
+        backend: Backend = "jax",
+        places: Sequence[int] | None = None,
+    ) -> None:
+        self.network = Network.of(topology, calibration)
+        self.calibration = calibration
+        self.backend: Backend = backend
+        self._axes = tuple(axis for axis in axes if axis.kind is not AxisKind.SERVER)
+        self._moved = places is not None
+        ranks = math.prod(axis.size for axis in self._axes)
+        given = None if places is None else np.asarray(places, np.int64)
+        self.workers = places_of(self.network, self._axes) if given is None else given[:ranks]
+        self._all, self._servers = tuple(axes), None if given is None else given[ranks:]
+        self._layouts: dict[tuple[str, ...], tuple[Layout, Layout]] = {}
+
+    @property
+    def measured(self) -> bool:
+        """Whether a calibration is behind the answers."""
+        return self.calibration is not None
+
+    @property
+    def servers(self) -> Ints:
+        """The place of each server, declarations in their order."""
+        if self._servers is None or not len(self._servers):
+            self._servers = places_of_servers(self.network, self._all, self.workers)
+        return self._servers
+
+    def layout(self, over: tuple[str, ...], *, native: bool = False) -> Layout:
+        """Where the groups of a collective over `over` lie, as `native` sees them or as programs are laid."""
+        if over not in self._layouts:
+            found = lay(self._axes, over, self.workers)
+            self._layouts[over] = (found, found.in_order_of_places() if self._moved else found)
+        return self._layouts[over][0 if native else 1]
+
+    def predict(
+        self,
+        kind: CostKind,
+        algorithm: Algorithm,
+        axes: tuple[str, ...],
+        nbytes: float,
+        *,
+        chunk: int | None = None,
+        root: int = 0,
+        form: Form | None = None,
+    ) -> Prediction | None:
+        """The prediction; None where there is no such program. nbytes: of one rank's operand."""
+        layout = self.layout(axes, native=algorithm.name == "native")
+        whole = nbytes * layout.ranks if kind in ("all_gather", "gather") else nbytes
+        return predict(
+            algorithm,
+            kind,
+            layout,
+            whole,
+            self.network,
+            calibration=self.calibration,
+            backend=self.backend,
+            form=form,
+            chunk=chunk,
+            root=root,
+        )
+
+    def query(self, work: Work) -> Prediction | None:
+        """The prediction for a collective that an op asks for."""
+        kind, form = cast("CostKind", work.kind), cast("Form | None", work.form)
+        return self.predict(
+            kind, work.algorithm, work.axes, work.nbytes, chunk=work.chunk, root=work.root, form=form
+        )
+
+    def least_bytes(self, op: Collective) -> Floats:
+        """What a collective puts on the busiest link of each level at least [levels]."""
+        layout = self.layout(op.axes)
+        whole = op.nbytes * (layout.ranks if op.kind == "all_gather" else 1)
+        return busiest_bytes(op.kind, whole, layout, self.network, root=op.root or 0)

@@ -1,0 +1,294 @@
+"""Simulation of a schedule: every phase as tasks on lanes, collectives as flows over the topology."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import numpy as np
+
+from commplan.cost.collective.cost import Prediction
+from commplan.cost.input_time import input_work
+from commplan.cost.predictor import Predictor
+from commplan.cost.schedule.list_scheduler import Played, Task, chain, play
+from commplan.cost.servers.server_traffic import Talk, talk
+from commplan.input.measured_costs import InputCosts
+from commplan.ir.schedule import (
+    Collective,
+    Elastic,
+    Map,
+    Op,
+    Phase,
+    Schedule,
+    operands,
+    results,
+)
+from commplan.protocol.build_sites import sites
+from commplan.protocol.sites import Site
+
+DEVICE = "device"
+
+
+class OpTime(msgspec.Struct, frozen=True):
+    """One op in time. start, seconds: as simulated. alone: seconds if nothing else were on the network.
+
+    bound: seconds that no algorithm beats; source: where `alone` comes from. nbytes: of each level, what its
+    busiest link carries.
+    """
+
+    op: str
+    result: str
+    line: int
+    lane: str
+    start: float
+    seconds: float
+    alone: float
+    algorithm: str = ""
+    form: str = ""
+    bound: float = 0.0
+    source: str = ""
+    nbytes: tuple[tuple[str, float], ...] = ()
+
+
+class Stretch(msgspec.Struct, frozen=True):
+    """A part of the critical path: ops of one plan line in a row."""
+
+    line: int
+    what: str
+    seconds: float
+
+
+class PhaseTime(msgspec.Struct, frozen=True):
+    """One phase in time.
+
+    bound: seconds that the phase's collectives take at least on this topology, overlapping perfectly, and its
+    computation. network, compute: seconds in which some collective, some other op ran. nbytes: of each level,
+    what its busiest link carries in one direction, all collectives together.
+    """
+
+    name: str
+    seconds: float
+    bound: float
+    network: float
+    compute: float
+    nbytes: tuple[tuple[str, float], ...]
+    critical: tuple[Stretch, ...]
+    ops: tuple[OpTime, ...]
+
+    @property
+    def distance(self) -> float:
+        """Simulated time over the bound; 1 where there is nothing to bound."""
+        return self.seconds / self.bound if self.bound > 0 else 1.0
+
+
+class Simulation(msgspec.Struct, frozen=True):
+    """A schedule in time.
+
+    unknown: what was charged nothing because nobody knows what it costs. talks: ops that talk with servers.
+    """
+
+    plan: str
+    topology: str
+    backend: str
+    ranks: int
+    phases: tuple[PhaseTime, ...]
+    unknown: tuple[str, ...] = ()
+    calibrated: str = ""  # the date of the calibration, "" for the model alone
+    talks: tuple[Talk, ...] = ()
+
+
+def simulate(
+    schedule: Schedule,
+    predictor: Predictor,
+    compute: Mapping[str, float] | None = None,
+    measured: InputCosts | None = None,
+) -> Simulation:
+    """Run every phase of `schedule` once, on the network of `predictor`.
+
+    compute: seconds of one call of a function, or of one read of a source, by name; what is not in it takes
+    no time and is named in `unknown`. measured: what reads and host functions were measured to cost, for
+    those that are not in `compute`. Ops of the compiler's own (packing, sums) are charged for their bytes.
+    """
+    charge = _Charge(schedule, predictor, compute or {}, measured)
+    phases = tuple(_phase(phase, charge) for phase in schedule.phases)
+    calibration = predictor.calibration
+    return Simulation(
+        schedule.plan,
+        predictor.network.topology.name,
+        schedule.backend,
+        math.prod(schedule.mesh_sizes.values()),
+        phases,
+        tuple(charge.unknown),
+        calibration.date if calibration else "",
+        tuple(charge.talks),
+    )
+
+
+class _Charge:
+    """What an op costs alone."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        predictor: Predictor,
+        compute: Mapping[str, float],
+        measured: InputCosts | None = None,
+    ) -> None:
+        self.schedule, self.predictor, self.compute = schedule, predictor, compute
+        self.measured, self.input = measured, dict[str, float]()
+        self.unknown: dict[str, None] = {}
+        self.entry = {value.id: value.nbytes for value in schedule.entry}
+        self.sites = sites(schedule)
+        self.here: dict[str, Site] = {}
+        self.period = 1
+        self.talks: list[Talk] = []
+
+    def enter(self, phase: Phase) -> None:
+        """Look up what the input of `phase` was measured to cost, and where it talks with servers."""
+        self.here = {site.result: site for site in self.sites.all if site.phase == phase.name}
+        self.period = phase.period
+        if self.measured is not None:
+            topology = self.predictor.network.topology
+            self.input = input_work(self.schedule, phase, self.measured, topology)
+
+    def of(self, op: Op, nbytes: Mapping[str, int]) -> tuple[float, Prediction | None]:
+        """Seconds, and the prediction behind them for what communicates. nbytes: of the phase's values."""
+        first = next(iter(results(op)), "")
+        if first in self.here:
+            traffic, found = talk(self.here[first], self.sites, self.predictor, self.period)
+            self.talks.append(traffic)
+            return found.seconds, found
+        work = op.work(nbytes, lambda axes: self.predictor.layout(axes).ranks)
+        if work.kind == "copy":
+            return work.nbytes * self.predictor.network.gamma, None
+        if work.kind == "call":
+            found, known = None, self.compute.get(work.name, self.input.get(first))
+        else:
+            found = self.predictor.query(work)
+            known = found.seconds if found else None
+        if known is None:
+            self.unknown[work.what] = None
+        return known or 0.0, found
+
+
+def _phase(phase: Phase, charge: _Charge) -> PhaseTime:
+    nbytes = charge.entry | {value.id: value.nbytes for value in phase.values}
+    charge.enter(phase)
+    costs = [charge.of(op, nbytes) for op in phase.ops]
+    tasks = _tasks(phase.ops, costs, charge)
+    played = play(tasks)
+    ops = tuple(
+        _op_time(op, seconds, found, when)
+        for op, (seconds, found), when in zip(phase.ops, costs, played, strict=True)
+    )
+    end = max((when.end for when in played), default=0.0)
+    moving = [(when.start, when.end) for when, (_, found) in zip(played, costs, strict=True) if found]
+    working = [(when.start, when.end) for when, (_, found) in zip(played, costs, strict=True) if not found]
+    levels = [level.name for level in charge.predictor.network.levels]
+    total = dict.fromkeys(levels, 0.0)
+    for _, found in costs:
+        for level, size in found.nbytes if found else ():
+            total[level] += size
+    bound = min(end, _bound(phase.ops, costs, charge))
+    return PhaseTime(
+        phase.name,
+        end,
+        bound,
+        _covered(moving),
+        _covered(working),
+        tuple(total.items()),
+        _critical(ops, played),
+        ops,
+    )
+
+
+def _tasks(
+    ops: Sequence[Op], costs: Sequence[tuple[float, Prediction | None]], charge: _Charge
+) -> list[Task]:
+    """One task for each op. A split collective leaves the device free, a blocking one under MPI does not."""
+    maker: dict[str, int] = {}
+    split = {index for index, op in enumerate(ops) if op.is_split}
+    blocking = charge.schedule.backend == "mpi"
+    tasks: list[Task] = []
+    for index, (op, (seconds, found)) in enumerate(zip(ops, costs, strict=True)):
+        reads = [maker[ref] for ref in operands(op) if ref in maker]
+        after = [maker[ref] for ref in op.after if ref in maker]
+        lanes = [op.lane]
+        if blocking and isinstance(op, Collective) and index not in split:
+            lanes.append(DEVICE)
+        begun = tuple(other for other in after if other in split)
+        needs = (*reads, *(other for other in after if other not in split))
+        tasks.append(Task(tuple(lanes), needs, seconds, _use(seconds, found, charge), begun))
+        for ref in results(op):
+            maker[ref] = index
+    return tasks
+
+
+def _use(seconds: float, found: Prediction | None, charge: _Charge) -> tuple[float, ...]:
+    """How busy the busiest link of each level is while the op runs alone."""
+    if found is None or seconds <= 0:
+        return ()
+    bandwidths: list[float] = charge.predictor.network.bandwidths.tolist()
+    pairs = zip(found.nbytes, bandwidths, strict=True)
+    return tuple(min(1.0, size / bandwidth / seconds) for (_, size), bandwidth in pairs)
+
+
+def _op_time(op: Op, seconds: float, found: Prediction | None, when: Played) -> OpTime:
+    kind = type(op).__name__.lower()
+    name = op.kind if isinstance(op, Collective) else op.fn if isinstance(op, Map) else kind
+    name = f"elastic {op.mode}" if isinstance(op, Elastic) and op.mode != "sync" else name
+    moved = isinstance(op, Collective)
+    return OpTime(
+        name,
+        ", ".join(results(op)),
+        op.span.line,
+        op.lane,
+        when.start,
+        when.end - when.start,
+        seconds,
+        str(op.algorithm) if moved else "",
+        (op.form or "") if moved else "",
+        found.bound if found else 0.0,
+        found.source if found else "",
+        found.nbytes if found else (),
+    )
+
+
+def _bound(ops: Sequence[Op], costs: Sequence[tuple[float, Prediction | None]], charge: _Charge) -> float:
+    """No collective is faster than its own bound, and links of a level carry what all of them must."""
+    network = charge.predictor.network
+    links = np.zeros(len(network.levels))
+    lanes: dict[str, float] = {}
+    alone: list[float] = []
+    for op, (seconds, found) in zip(ops, costs, strict=True):
+        if found is None:
+            lanes[op.lane] = lanes.get(op.lane, 0.0) + seconds
+            continue
+        alone.append(found.bound)
+        if isinstance(op, Collective) and op.kind != "broadcast":  # roots differ, so do the busiest links
+            links += charge.predictor.least_bytes(op) / network.bandwidths
+    return max([*lanes.values(), *alone, *links.tolist()])
+
+
+def _covered(spans: Sequence[tuple[float, float]]) -> float:
+    """The length of the union of intervals."""
+    total = last = 0.0
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, last))
+        last = max(last, end)
+    return total
+
+
+def _critical(ops: Sequence[OpTime], played: Sequence[Played]) -> tuple[Stretch, ...]:
+    found: list[Stretch] = []
+    for index in chain(played):
+        op = ops[index]
+        what = f"{op.op} via {op.algorithm}" if op.algorithm else op.op
+        if op.seconds <= 0:
+            continue
+        if found and (found[-1].line, found[-1].what) == (op.line, what):
+            found[-1] = Stretch(op.line, what, found[-1].seconds + op.seconds)
+        else:
+            found.append(Stretch(op.line, what, op.seconds))
+    return tuple(found)

@@ -1,0 +1,66 @@
+"""A simulation as a trace for Perfetto and Chrome: one track for each lane, one colour for each plan line.
+
+The format is Chrome's JSON: complete events (`ph` X) with times in microseconds, and metadata (`ph` M) that
+names processes and threads. A phase is a process, a lane is a thread.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from commplan.cost.schedule.timeline import OpTime, PhaseTime, Simulation
+
+# Names of colours that viewers of the format know.
+COLOURS = (
+    "thread_state_running", "thread_state_runnable", "thread_state_iowait", "rail_response", "rail_animation",
+    "rail_idle", "rail_load", "startup", "heap_dump_stack_frame", "cq_build_running", "cq_build_passed",
+    "cq_build_attempt_runnig", "good", "bad", "terrible", "yellow", "olive", "generic_work",
+)  # fmt: skip
+
+
+def trace(simulation: Simulation) -> bytes:
+    """The trace as JSON."""
+    lines = sorted({op.line for phase in simulation.phases for op in phase.ops})
+    colour = {line: COLOURS[index % len(COLOURS)] for index, line in enumerate(lines)}
+    events: list[dict[str, Any]] = []
+    for process, phase in enumerate(simulation.phases, 1):
+        events += _names(process, phase)
+        lanes = _lanes(phase)
+        for op in phase.ops:
+            if op.seconds > 0:
+                events.append(_event(op, process, lanes[op.lane], colour[op.line]))
+    head = {"plan": simulation.plan, "topology": simulation.topology, "ranks": simulation.ranks}
+    return msgspec.json.encode({"traceEvents": events, "displayTimeUnit": "ms", "otherData": head})
+
+
+def _lanes(phase: PhaseTime) -> dict[str, int]:
+    return {lane: index for index, lane in enumerate(dict.fromkeys(op.lane for op in phase.ops), 1)}
+
+
+def _names(process: int, phase: PhaseTime) -> list[dict[str, Any]]:
+    found = [_meta("process_name", process, 0, f"phase {phase.name}")]
+    return found + [_meta("thread_name", process, thread, lane) for lane, thread in _lanes(phase).items()]
+
+
+def _meta(name: str, process: int, thread: int, text: str) -> dict[str, Any]:
+    return {"ph": "M", "name": name, "pid": process, "tid": thread, "args": {"name": text}}
+
+
+def _event(op: OpTime, process: int, thread: int, colour: str) -> dict[str, Any]:
+    what = f"{op.op} via {op.algorithm}" if op.algorithm else op.op
+    args: dict[str, Any] = {"result": op.result, "line": op.line, "seconds alone": op.alone}
+    if op.source:
+        args |= {"lower bound": op.bound, "from": op.source, "bytes": dict(op.nbytes)}
+    return {
+        "ph": "X",
+        "name": f"line {op.line}: {what}",
+        "cat": op.lane,
+        "pid": process,
+        "tid": thread,
+        "ts": op.start * 1e6,
+        "dur": op.seconds * 1e6,
+        "cname": colour,
+        "args": args,
+    }

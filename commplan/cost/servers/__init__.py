@@ -1,0 +1,1 @@
+"""Seconds and bytes of what workers and servers send each other."""

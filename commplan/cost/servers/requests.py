@@ -1,0 +1,223 @@
+"""What talking with servers costs: who sends how many bytes to whom, on which links, and how long that takes.
+
+All workers ask at once. Bytes go where the sites say: each worker sends the units of a state to their owners
+and gets an answer from them. Links are full duplex, and shared by all who use them, so the time of a stage is
+that of its busiest link. Units stream: while the servers take in one, they serve the one before and send the
+answer to the one before that. With the pushes, the servers' work and the pulls of u units taking a, b and c,
+and j for the busiest link with both directions of traffic on it,
+
+    seconds = 2 latency + call + (a + b + c) / u + (1 - 1/u) max(a, b, c, j)
+
+With `staleness` an answer waits for nothing of its own request, and the first term of the units falls away.
+A server looks at one message after another, which takes a call and what is added gamma for each byte.
+The bound is what the busiest link takes where the state is divided evenly, both directions at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from commplan.collectives.program import Ints
+from commplan.cost.collective.cost import Prediction
+from commplan.cost.network.network import Floats, Network
+from commplan.ir.plan import AxisKind
+from commplan.ir.schedule import Axis
+from commplan.protocol.sites import Buffer, Site, Sites
+
+PASSES = {"exchange": 1, "elastic": 3}  # over the bytes that arrive: a sum; a difference, a product, a sum
+
+
+class Asked(NamedTuple):
+    """What every worker sends to, and gets from, each server: bytes and messages [servers].
+
+    units: of the server that has most. senders: the workers that send `up`, None for all.
+    passes: over the bytes that arrive; updated: bytes of state that each server makes anew [servers]. stale:
+    whether answers wait for nothing of their own request. answered: whether there is an answer.
+    """
+
+    up: Floats
+    down: Floats
+    sent: Floats
+    got: Floats
+    units: int
+    senders: tuple[int, ...] | None
+    passes: int
+    updated: Floats
+    stale: bool = False
+    answered: bool = True
+
+
+def places_of_servers(network: Network, axes: Sequence[Axis], workers: Ints) -> Ints:
+    """The place of each server, declarations in their order.
+
+    Servers start after the workers: they take the free places behind theirs, then other free ones. Those of a
+    declaration that is mapped to a level go round its members. Where no place is free, they sit on the last.
+    """
+    free = [int(place) for place in np.setdiff1d(np.arange(network.places), workers)]
+    last = int(workers.max(initial=-1))
+    free.sort(key=lambda place: place < last)
+    found: list[int] = []
+    crowded: list[int] = []
+    for axis in (axis for axis in axes if axis.kind is AxisKind.SERVER):
+        index = next(
+            (i for i, level in enumerate(network.levels) if axis.levels and level.name == axis.level), None
+        )
+        for number in range(axis.size):
+            inside = free
+            if index is not None:
+                stride = network.strides[index]
+                member = number % (network.places // stride)
+                inside = [place for place in free if place // stride == member]
+                if not inside:
+                    found.append((member + 1) * stride - 1)
+                    continue
+            if inside:
+                found.append(inside[0])
+                free.remove(inside[0])
+            else:
+                crowded.append(len(found))
+                found.append(-1)
+    for number, where in enumerate(crowded):
+        found[where] = (network.places - len(crowded) + number) % network.places
+    return np.array(found, np.int64)
+
+
+def asked(site: Site, sites: Sites) -> Asked:
+    """What `site` moves."""
+    groups = sites.members(site)
+    up, sent = _of(site.up, site.servers)
+    down, got = _of(site.down, site.servers)
+    made = np.array(site.layout.loads, np.float64) * len(groups)
+    return Asked(
+        up,
+        down,
+        sent,
+        got,
+        max((len(site.layout.owned(server)) for server in range(site.servers)), default=0),
+        tuple(members[0] for members in groups) if site.kind == "put" else None,
+        PASSES.get(site.kind, 0),
+        made * len(site.states) if site.kind == "exchange" else np.zeros(site.servers),
+        site.kind == "exchange" and bool(site.staleness),
+        bool(site.down),
+    )
+
+
+def elastic_load(nbytes: float, servers: int, units: int) -> Asked:
+    """An elastic exchange of `nbytes` with a centre that is divided evenly, where there is no site for it."""
+    each, messages = np.full(servers, nbytes / servers), np.full(servers, float(units))
+    return Asked(each, each, messages, messages, units, None, PASSES["elastic"], np.zeros(servers))
+
+
+def _of(buffers: Sequence[Buffer], servers: int) -> tuple[Floats, Floats]:
+    nbytes, count = np.zeros(servers), np.zeros(servers)
+    for buffer in buffers:
+        for chunk in buffer.chunks:
+            nbytes[chunk.server] += chunk.size * buffer.dtype.nbytes
+            count[chunk.server] += 1
+    return nbytes, count
+
+
+class Cost(NamedTuple):
+    """seconds, bound: as in `Prediction`; busy: of the busiest server's processor; limit: in words."""
+
+    seconds: float
+    bound: float
+    busy: float
+    limit: str
+    loads: Floats  # bytes on the busiest link of each level
+
+    def prediction(self, network: Network) -> Prediction:
+        """The same as collectives tell it."""
+        source = "model" + (", links as measured" if network.measured else "")
+        return Prediction.of(self.seconds, self.loads, self.bound, network, source)
+
+
+def cost(what: Asked, workers: Ints, servers: Ints, network: Network) -> Cost:
+    """What a request of all `workers` takes. workers, servers: their places."""
+    senders = workers if what.senders is None else workers[list(what.senders)]
+    push, pull = _traffic(network, senders, workers, servers, what.up, what.down)
+    joint = np.array([_most(*ways) for ways in zip(push, pull, strict=True)])
+    a, c, j = (
+        float((np.array([_most(one) for one in push]) / network.bandwidths).max()),
+        float((np.array([_most(one) for one in pull]) / network.bandwidths).max()),
+        float((joint / network.bandwidths).max()),
+    )
+    messages = len(senders) * what.sent + len(workers) * what.got
+    work = (len(senders) * what.up * what.passes + what.updated) * network.gamma
+    b = float((messages * network.call + work).max(initial=0.0))
+    own = float(what.sent.sum() + what.got.sum()) * network.overhead
+    latency = _latency(network, workers, servers) * (2 if what.answered else 1)
+    units, most = max(1, what.units), max(a, b, c, j, own)
+    fill = 0.0 if what.stale else (a + b + c - most) / units if units > 1 else a + b + c - most
+    least = _least(what, senders, workers, servers, network) + latency
+    limit = f"links of level {network.levels[int((joint / network.bandwidths).argmax())].name}"
+    if most > j:
+        limit = "the servers' processors" if most == b else "messages of a worker"
+    seconds = latency + network.call + most + max(0.0, fill)
+    return Cost(seconds, min(least, seconds), b, limit, joint)
+
+
+def alone(what: Asked, workers: Ints, servers: Ints, network: Network) -> Cost:
+    """The same of one worker, the one furthest away, while no other asks."""
+    reached = np.zeros(len(workers))
+    for index, level in enumerate(network.levels):
+        own, others = network.units(workers, index), np.unique(network.units(servers, index))
+        away = (own[:, None] != others[None, :]).any(axis=1)
+        reached[away] = np.maximum(reached[away], level.latency)
+    far = int(reached.argmax())
+    return cost(what._replace(senders=None), workers[far : far + 1], servers, network)
+
+
+Ways = tuple[Floats, Floats]  # bytes on the up and on the down link of each member of a level
+
+
+def _traffic(
+    network: Network, senders: Ints, workers: Ints, servers: Ints, up: Floats, down: Floats
+) -> tuple[list[Ways], list[Ways]]:
+    """What pushes and pulls put on the links of each level; up, down: of one worker, by server."""
+    push = _links(network, senders, servers, np.broadcast_to(up[None, :], (len(senders), len(servers))))
+    pull = _links(network, servers, workers, np.broadcast_to(down[:, None], (len(servers), len(workers))))
+    return push, pull
+
+
+def _links(network: Network, sources: Ints, sinks: Ints, nbytes: Floats) -> list[Ways]:
+    """nbytes [sources, sinks]: what each sends to each."""
+    found: list[Ways] = []
+    for level in range(len(network.levels)):
+        source, sink = network.units(sources, level), network.units(sinks, level)
+        members = network.places // network.strides[level]
+        moved = np.where(source[:, None] != sink[None, :], nbytes, 0.0)
+        up: Floats = np.zeros(members)
+        down: Floats = np.zeros(members)
+        np.add.at(up, source, moved.sum(axis=1))
+        np.add.at(down, sink, moved.sum(axis=0))
+        found.append((up, down))
+    return found
+
+
+def _most(*ways: Ways) -> float:
+    """Bytes on the busiest link when all of them are under way."""
+    up, down = sum((way[0] for way in ways), np.zeros(1)), sum((way[1] for way in ways), np.zeros(1))
+    return float(max(up.max(), down.max()))
+
+
+def _latency(network: Network, workers: Ints, servers: Ints) -> float:
+    """Of the longest way."""
+    all_of_them = np.concatenate([workers, servers])
+    crossed = [
+        level.latency
+        for index, level in enumerate(network.levels)
+        if len(np.unique(network.units(all_of_them, index))) > 1
+    ]
+    return max(crossed, default=0.0)
+
+
+def _least(what: Asked, senders: Ints, workers: Ints, servers: Ints, network: Network) -> float:
+    """Seconds that the bytes take at least, with the state divided evenly among these servers."""
+    up, down = (np.full(len(servers), one.sum() / len(servers)) for one in (what.up, what.down))
+    push, pull = _traffic(network, senders, workers, servers, up, down)
+    joint = [_most(*ways) for ways in zip(push, pull, strict=True)]
+    return max(nbytes / level.bandwidth for nbytes, level in zip(joint, network.levels, strict=True))

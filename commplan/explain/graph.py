@@ -1,0 +1,218 @@
+"""Drawings of the plan graph: phases as boxes, stages as nodes, types and placements on the edges."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+import msgspec
+
+from commplan.explain.stages import phase_title, stage_lines
+from commplan.ir.plan import (
+    AxisKind,
+    Load,
+    Map,
+    Phase,
+    Plan,
+    Ref,
+    Slice,
+    Stage,
+    name_of,
+    operands,
+    results,
+)
+
+Kind = Literal["source", "input", "state", "host", "device", "network", "output"]
+
+
+class Node(msgspec.Struct, frozen=True):
+    id: str
+    kind: Kind
+    lines: tuple[str, ...]
+
+
+class Edge(msgspec.Struct, frozen=True):
+    """An arrow; `back` where it carries a state's new value to the next call."""
+
+    tail: str
+    head: str
+    lines: tuple[str, ...] = ()
+    back: bool = False
+
+
+class Box(msgspec.Struct, frozen=True):
+    id: str
+    title: str
+    nodes: tuple[Node, ...]
+
+
+class Drawing(msgspec.Struct, frozen=True):
+    """What is drawn, whatever the language it is written in."""
+
+    title: str
+    nodes: tuple[Node, ...]
+    boxes: tuple[Box, ...]
+    edges: tuple[Edge, ...]
+
+
+def drawing(plan: Plan) -> Drawing:
+    """The plan graph as boxes, nodes and arrows.
+
+    Sources, inputs and states stand outside the phases, once each, and states that servers hold in a box of
+    the servers; every other node belongs to its phase.
+    """
+    roots = [
+        Node(f"source{i}", "source", (f"source {s.name}", str(s.type))) for i, s in enumerate(plan.sources)
+    ]
+    sources = {source.name: node.id for source, node in zip(plan.sources, roots, strict=True)}
+    entry: dict[Ref, str] = {}
+    servers = [axis for axis in plan.axes if axis.kind is AxisKind.SERVER]
+    held = {axis.name: list[Node]() for axis in servers}
+    for word, refs in (("input", plan.inputs), ("state", plan.states)):
+        for i, ref in enumerate(refs):
+            entry[ref] = f"{word}{i}"
+            kind: Kind = "input" if word == "input" else "state"
+            node = Node(entry[ref], kind, (f"{word} {name_of(ref)}",))
+            held.get(plan.value(ref).placement.server or "", roots).append(node)
+    boxes = [
+        Box(f"server{i}", f"server {axis.name} = {axis.size or '?'}", tuple(held[axis.name]))
+        for i, axis in enumerate(servers)
+    ]
+    edges: list[Edge] = []
+    for place, phase in enumerate(plan.phases):
+        box, arrows = _phase(plan, phase, f"phase{place}", entry, sources)
+        boxes.append(box)
+        edges += arrows
+    return Drawing(f"plan {plan.name}", tuple(roots), tuple(boxes), tuple(edges))
+
+
+def _phase(
+    plan: Plan, phase: Phase, box: str, entry: Mapping[Ref, str], sources: Mapping[str, str]
+) -> tuple[Box, list[Edge]]:
+    """One phase: its nodes, and the arrows that end in it or leave it."""
+    nodes: list[Node] = []
+    edges: list[Edge] = []
+    maker = dict(entry)
+    for number, stage in enumerate(phase.stages):
+        node = f"{box}_stage{number}"
+        nodes.append(Node(node, _kind(plan, stage), stage_lines(stage)))
+        if isinstance(stage, Load):
+            edges.append(Edge(sources[stage.source], node))
+        edges += [Edge(maker[ref], node, _label(plan, ref)) for ref in operands(stage)]
+        maker |= dict.fromkeys(results(stage), node)
+    for number, binding in enumerate(phase.outputs):
+        node = f"{box}_output{number}"
+        nodes.append(Node(node, "output", (f"output {binding.name}",)))
+        edges.append(Edge(maker[binding.value], node, _label(plan, binding.value)))
+    states = {name_of(ref): ref for ref in plan.states}
+    edges += [
+        Edge(maker[b.value], entry[states[b.name]], _label(plan, b.value), back=True) for b in phase.updates
+    ]
+    return Box(box, phase_title(phase), tuple(nodes)), edges
+
+
+def _kind(plan: Plan, stage: Stage) -> Kind:
+    match stage:
+        case Load():
+            return "host"
+        case Map():
+            return "host" if plan.fn(stage.fn).where == "host" else "device"
+        case Slice():
+            return "device"
+        case _:
+            return "network"
+
+
+def _label(plan: Plan, ref: Ref) -> tuple[str, ...]:
+    value = plan.value(ref)
+    return (f"{value.name} : {value.type}", str(value.placement))
+
+
+_SHAPES: dict[Kind, str] = {
+    "source": 'shape=cylinder, fillcolor="#f2efe6"', "input": 'shape=parallelogram, fillcolor="#e8eef7"',
+    "state": 'shape=box3d, fillcolor="#e8eef7"', "host": 'shape=box, fillcolor="#fdf3d8"',
+    "device": 'shape=box, fillcolor="#e3f4e1"', "network": 'shape=box, fillcolor="#fbe3dd", penwidth=2',
+    "output": 'shape=parallelogram, fillcolor="#ffffff"',
+}  # fmt: skip
+
+
+def dot(plan: Plan) -> str:
+    """The plan graph in Graphviz's language: `dot -Tsvg` draws it.
+
+    Example:
+        commplan compile two_level.plan --emit dot | dot -Tsvg -o two_level.svg
+    """
+    picture = drawing(plan)
+    lines = [f"digraph {_quoted([picture.title])} {{", f"  label={_quoted([picture.title])}; labelloc=t;",
+             '  rankdir=TB; fontname="Helvetica"; compound=true;',
+             '  node [fontname="Helvetica", fontsize=11, style=filled, color="#555555"];',
+             '  edge [fontname="Helvetica", fontsize=9, color="#555555"];']  # fmt: skip
+    lines += [f"  {_dot_node(node)}" for node in picture.nodes]
+    for box in picture.boxes:
+        lines += [f"  subgraph {_quoted(['cluster_' + box.id])} {{", f"    label={_quoted([box.title])};",
+                  '    style=rounded; color="#999999";']  # fmt: skip
+        lines += [f"    {_dot_node(node)}" for node in box.nodes]
+        lines.append("  }")
+    for edge in picture.edges:
+        # A state's new value points upwards; it must not push the state below the phase.
+        style = ", style=dashed, constraint=false" if edge.back else ""
+        lines.append(f"  {edge.tail} -> {edge.head} [label={_quoted(edge.lines)}{style}];")
+    return "\n".join([*lines, "}"]) + "\n"
+
+
+def _dot_node(node: Node) -> str:
+    return f"{node.id} [label={_quoted(node.lines)}, {_SHAPES[node.kind]}];"
+
+
+def _quoted(lines: Iterable[str]) -> str:
+    """A quoted string of DOT; inside it only the quote and the backslash are special."""
+    escaped = (line.replace("\\", "\\\\").replace('"', '\\"') for line in lines)
+    return '"' + "\\n".join(escaped) + '"'
+
+
+_BRACKETS: dict[Kind, tuple[str, str]] = {
+    "source": ("[(", ")]"), "input": ("[/", "/]"), "state": ("[[", "]]"), "host": ("[", "]"),
+    "device": ("[", "]"), "network": ("[", "]"), "output": ("[/", "/]"),
+}  # fmt: skip
+_CLASSES = (
+    "classDef source fill:#f2efe6,stroke:#555555,color:#222222",
+    "classDef input fill:#e8eef7,stroke:#555555,color:#222222",
+    "classDef state fill:#e8eef7,stroke:#555555,color:#222222",
+    "classDef host fill:#fdf3d8,stroke:#555555,color:#222222",
+    "classDef device fill:#e3f4e1,stroke:#555555,color:#222222",
+    "classDef network fill:#fbe3dd,stroke:#555555,stroke-width:2px,color:#222222",
+    "classDef output fill:#ffffff,stroke:#555555,color:#222222",
+)
+
+
+def mermaid(plan: Plan) -> str:
+    """The plan graph as a Mermaid flowchart, as GitHub and many editors draw it.
+
+    Example:
+        commplan compile two_level.plan --emit mermaid
+    """
+    picture = drawing(plan)
+    lines = ["---", f"title: {picture.title}", "---", "flowchart TB"]
+    lines += [f"  {_mermaid_node(node)}" for node in picture.nodes]
+    for box in picture.boxes:
+        lines.append(f"  subgraph {box.id}[{_entities([box.title])}]")
+        lines += [f"    {_mermaid_node(node)}" for node in box.nodes]
+        lines.append("  end")
+    for edge in picture.edges:
+        arrow = "-.->" if edge.back else "-->"
+        label = f"|{_entities(edge.lines)}|" if edge.lines else ""
+        lines.append(f"  {edge.tail} {arrow}{label} {edge.head}")
+    used = {node.kind for node in (*picture.nodes, *(n for box in picture.boxes for n in box.nodes))}
+    lines += [f"  {text}" for text in _CLASSES if text.split()[1] in used]
+    return "\n".join(lines) + "\n"
+
+
+def _mermaid_node(node: Node) -> str:
+    left, right = _BRACKETS[node.kind]
+    return f"{node.id}{left}{_entities(node.lines)}{right}:::{node.kind}"
+
+
+def _entities(lines: Iterable[str]) -> str:
+    """A quoted Mermaid label: what its parser or HTML would read as markup becomes an entity."""
+    table = str.maketrans({"#": "#35;", '"': "#quot;", "<": "#lt;", ">": "#gt;", "&": "#amp;", "`": "#96;"})
+    return '"' + "<br/>".join(line.translate(table) for line in lines) + '"'

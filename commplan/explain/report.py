@@ -1,0 +1,410 @@
+"""What each line of a plan became, what it moves, what was chosen and what was rejected.
+
+Bytes on the wire are lower bounds: what a rank must at least send (in a broadcast: receive),
+whatever the algorithm. With n ranks and an operand of S bytes on each of them that is 2(n-1)/n S for
+an all-reduce, (n-1)/n S for a reduce-scatter and an all-to-all, (n-1) S for an all-gather, and S for
+a broadcast: the bandwidth bounds of Chan, Heimlich, Purkayastha and van de Geijn, "Collective
+communication: theory, practice, and experience" (2007); nccl-tests' bus bandwidths use the same
+factors. A hierarchy is charged level by level.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from commplan.cost import Predictor
+from commplan.diagnostics import Span
+from commplan.explain.servers import Said, Telling, server_lines
+from commplan.explain.stages import levels_text, phase_title, stage_text
+from commplan.ir import plan as graph
+from commplan.ir import schedule as ir
+from commplan.ir.remark import Alternative, Choice, SharingCost
+from commplan.ir.server_ops import sent
+from commplan.ir.types import DType, sized, timed
+from commplan.verify.claims import Claims, claims
+
+Placed = TypeVar("Placed", bound=ir.Op | Choice)
+
+
+class Traffic(msgspec.Struct, frozen=True):
+    """What one rank must at least move over `axes`, in bytes, and by which formula."""
+
+    axes: tuple[str, ...]
+    ranks: int
+    nbytes: int
+    formula: str
+
+
+class Step(msgspec.Struct, frozen=True):
+    """One op. `nbytes` is the size of one rank's operand, of what servers are asked: what travels to them or
+    from them; `algorithm` is set for collectives.
+    """
+
+    kind: str
+    result: str
+    detail: str
+    lane: str
+    nbytes: int
+    dtype: DType | None = None
+    algorithm: str | None = None
+    traffic: tuple[Traffic, ...] = ()
+
+
+class Bucket(msgspec.Struct, frozen=True):
+    """One buffer that the compiler packs: its size in bytes and the leaves with a part in it."""
+
+    buffer: str
+    nbytes: int
+    dtype: DType
+    leaves: tuple[str, ...]
+
+
+class Line(msgspec.Struct, frozen=True):
+    """One stage of the plan and what became of it; or a state that a phase asks servers for, at the line that
+    declares it. `sent` are the bytes that a worker sends to servers, the one that sends most.
+    """
+
+    line: int
+    stage: str
+    results: tuple[str, ...]
+    steps: tuple[Step, ...]
+    buckets: tuple[Bucket, ...]
+    traffic: tuple[Traffic, ...]  # summed over the steps, one entry for each group of axes
+    choices: tuple[Choice, ...]
+    servers: tuple[str, ...] = ()  # what lives on servers, what goes there and back, and what that takes
+    sent: int = 0
+
+
+class PhaseLines(msgspec.Struct, frozen=True):
+    """A phase: its stages, and what a rank must at least move in one run of it."""
+
+    name: str
+    title: str
+    lines: tuple[Line, ...]
+    traffic: tuple[Traffic, ...]
+    outputs: tuple[str, ...] = ()
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    """A whole plan explained; `msgspec.json.encode` writes it as JSON, `text()` for people.
+
+    axes: with their sizes, servers among them. servers: the names of those. claims: of a schedule that the
+    passes proved.
+    """
+
+    plan: str
+    axes: dict[str, int]
+    pipeline: str
+    phases: tuple[PhaseLines, ...]
+    choices: tuple[Choice, ...]  # those that belong to no single line
+    backend: ir.Backend = "jax"
+    placement: dict[str, str] = {}  # the levels of the topology that each axis lies on, where one is given
+    servers: tuple[str, ...] = ()
+    claims: Claims | None = None
+
+    def text(self) -> str:
+        """The explanation in plain text, ops of one kind on one line."""
+        axes = ", ".join(self._axis(name) for name in self.axes if name not in self.servers)
+        lines = [f"plan {self.plan}, compiled for {self.backend}"]
+        lines += [f"  axes: {axes}"] if axes else []
+        lines += [f"  servers: {self._served()}"] if self.servers else []
+        lines.append(f"  passes: {self.pipeline or 'none'}")
+        lines += [f"  {text}" for choice in self.choices for text in _choice(choice)]
+        for phase in self.phases:
+            lines += ["", phase.title]
+            for line in phase.lines:
+                lines += [f"  {text}" for text in _line(line)]
+            if not phase.lines:
+                names = " and ".join(f"`{name}`" for name in phase.outputs)
+                lines.append(f"  nothing moves: {names} as on entry")
+            if len(phase.lines) > 1:
+                lines += [f"  in all: {text}" for text in _traffic(phase.traffic)]
+        lines += ["", *self.claims.lines()] if self.claims else []
+        return "\n".join(lines) + "\n"
+
+    def _axis(self, name: str) -> str:
+        where = f" on {self.placement[name]}" if name in self.placement else ""
+        return f"{name} = {self.axes[name]}{where}"
+
+    def _served(self) -> str:
+        """Which ranks serve: the last ones."""
+        first = math.prod(size for name, size in self.axes.items() if name not in self.servers)
+        found: list[str] = []
+        for name in self.servers:
+            last = first + self.axes[name] - 1
+            word = "and" if last == first + 1 else "to"
+            where = f"rank {first}" if first == last else f"ranks {first} {word} {last}"
+            found.append(f"{name} = {self.axes[name]} ({where})")
+            first = last + 1
+        where = "" if self.backend == "mpi" else "; they run under MPI alone: `--backend mpi` shows that"
+        return ", ".join(found) + where
+
+
+def explain_plan(plan: graph.Plan, schedule: ir.Schedule, predictor: Predictor | None = None) -> Explanation:
+    """What each line of `plan` became in `schedule`, which was compiled from it.
+
+    predictor: of the topology that it was compiled for: with it, talking with servers and elastic averaging
+    have their predicted times beside those of other ways.
+    """
+    spans = {stage.span for phase in plan.phases for stage in phase.stages}
+    said, chosen = server_lines(schedule, predictor), _by_span(schedule.choices)
+    return Explanation(
+        plan=plan.name,
+        axes={axis.name: axis.size for axis in schedule.axes},
+        pipeline=schedule.pipeline,
+        phases=tuple(_phase(phase, schedule, said, chosen) for phase in plan.phases),
+        choices=tuple(choice for choice in schedule.choices if choice.span not in spans),
+        backend=schedule.backend,
+        placement={axis.name: levels_text(axis) for axis in schedule.axes if axis.levels},
+        servers=tuple(axis.name for axis in schedule.axes if axis.kind is graph.AxisKind.SERVER),
+        claims=claims(schedule),
+    )
+
+
+def _by_span(items: Iterable[Placed]) -> dict[Span | None, list[Placed]]:
+    found: dict[Span | None, list[Placed]] = {}
+    for item in items:
+        found.setdefault(item.span, []).append(item)
+    return found
+
+
+def _phase(
+    phase: graph.Phase, schedule: ir.Schedule, said: Said, chosen: Mapping[Span | None, Sequence[Choice]]
+) -> PhaseLines:
+    compiled = schedule.phase(phase.name)
+    values = {value.id: value for value in (*schedule.entry, *compiled.values)}
+    ops = _by_span(compiled.ops)
+    lines = list(_asked(phase, compiled, values, schedule, said))
+    for stage in phase.stages:
+        told = said.get((phase.name, stage.span), Telling())
+        steps = [(op, _step(op, values, schedule)) for op in ops.get(stage.span, ())]
+        lines.append(_stage(stage, steps, values, chosen.get(stage.span, ()), told))
+    total = _sum(entry for line in lines for entry in line.traffic)
+    outputs = tuple(binding.name for binding in compiled.outputs)
+    return PhaseLines(phase.name, phase_title(phase), tuple(lines), total, outputs)
+
+
+def _asked(
+    phase: graph.Phase,
+    compiled: ir.Phase,
+    values: Mapping[str, ir.Value],
+    schedule: ir.Schedule,
+    said: Said,
+) -> Iterator[Line]:
+    """What a phase gets from servers without a stage that says so: states that it puts out as they are."""
+    spans = {stage.span for stage in phase.stages}
+    for op in compiled.ops:
+        if op.span in spans:
+            continue
+        step, told = _step(op, values, schedule), said.get((phase.name, op.span), Telling())
+        stage = f"{step.kind} {step.detail}"
+        yield Line(op.span.line, stage, ir.results(op), (step,), (), (), (), told.lines, told.sent)
+
+
+def _stage(
+    stage: graph.Stage,
+    steps: Sequence[tuple[ir.Op, Step]],
+    values: Mapping[str, ir.Value],
+    choices: Sequence[Choice],
+    told: Telling,
+) -> Line:
+    return Line(
+        line=stage.span.line,
+        stage=stage_text(stage),
+        results=graph.results(stage),
+        steps=tuple(step for _, step in steps),
+        buckets=tuple(_bucket(op, values) for op, _ in steps if isinstance(op, ir.Pack)),
+        traffic=_sum(entry for _, step in steps for entry in step.traffic),
+        choices=tuple(choices),
+        servers=told.lines,
+        sent=told.sent,
+    )
+
+
+def _bucket(op: ir.Pack, values: Mapping[str, ir.Value]) -> Bucket:
+    buffer = values[op.result]
+    leaves = dict.fromkeys(
+        f"{part.value}/{path}" if (path := values[part.value].leaves[part.leaf].path) else part.value
+        for part in op.parts
+    )
+    return Bucket(op.result, buffer.nbytes, buffer.leaves[0].dtype, tuple(leaves))
+
+
+def _step(op: ir.Op, values: Mapping[str, ir.Value], schedule: ir.Schedule) -> Step:
+    # States that live on servers stay there, but for what a worker gets of them.
+    moved = sent(op) or ir.results(op) if op.asks_servers(values) else ir.operands(op)
+    nbytes = sum(values[ref].nbytes for ref in moved)
+    step = Step(op.title, ir.results(op)[0], op.detail(values), op.lane, nbytes)
+    if not isinstance(op, ir.Collective):
+        return step
+    return msgspec.structs.replace(
+        step, dtype=op.dtype, algorithm=str(op.algorithm), nbytes=op.nbytes, traffic=traffic(op, schedule)
+    )
+
+
+def traffic(op: ir.Collective, schedule: ir.Schedule) -> tuple[Traffic, ...]:
+    """What one rank must at least move for `op`, one entry for each level of a hierarchy.
+
+    The formulas are those of the head of this module.
+    """
+    if op.algorithm.name == "hierarchical":
+        return _levels(op, schedule)
+    return (_charge(op.kind, op.axes, op.nbytes, schedule.size(op.axes)),)
+
+
+def _levels(op: ir.Collective, schedule: ir.Schedule) -> tuple[Traffic, ...]:
+    """An all-reduce: reduce-scatter inwards, all-reduce outermost, all-gather outwards. A reduce-scatter
+    leaves less to move for each level outside, an all-gather begins outermost.
+
+    Any other collective moves all its bytes on every level.
+    """
+    sizes = level_sizes(op, schedule)
+    outermost = [*sizes][-1]
+    whole = op.nbytes * (math.prod(sizes.values()) if op.kind == "all_gather" else 1)
+    entries: list[Traffic] = []
+    for key, ranks in sizes.items():
+        shard = -(-whole // ranks)
+        halves = op.kind == "all_reduce" and key != outermost
+        for kind in ("reduce_scatter", "all_gather") if halves else (op.kind,):
+            entries.append(_charge(kind, (key,), shard if kind == "all_gather" else whole, ranks))
+        if op.kind in ("all_reduce", "reduce_scatter", "all_gather"):
+            whole = shard
+    return _sum(entries)
+
+
+def level_sizes(op: ir.Collective, schedule: ir.Schedule) -> dict[str, int]:
+    """Ranks at each level of a hierarchy, innermost first: a level is an axis, or one that an axis spans."""
+    spans = {spread.level: spread.count for name in op.axes for spread in schedule.axis(name).levels}
+    return {
+        key: schedule.size((key,)) if key in op.axes else spans.get(key, 1) for key, _ in op.algorithm.levels
+    }
+
+
+def _charge(kind: str, over: tuple[str, ...], nbytes: int, ranks: int) -> Traffic:
+    match kind:
+        case "all_reduce":
+            sent, formula = 2 * (ranks - 1) * nbytes / ranks, "2(n-1)/n S"
+        case "reduce_scatter" | "all_to_all":
+            sent, formula = (ranks - 1) * nbytes / ranks, "(n-1)/n S"
+        case "all_gather":
+            sent, formula = (ranks - 1) * nbytes, "(n-1) S"
+        case _:
+            sent, formula = nbytes if ranks > 1 else 0, "S"
+    return Traffic(over, ranks, round(sent), formula)
+
+
+def _sum(entries: Iterable[Traffic]) -> tuple[Traffic, ...]:
+    """One entry for each group of axes, in the order in which they come first."""
+    totals: dict[tuple[str, ...], Traffic] = {}
+    for entry in entries:
+        before = totals.get(entry.axes)
+        if before is None:
+            totals[entry.axes] = entry
+            continue
+        formulas = dict.fromkeys([*before.formula.split(" + "), *entry.formula.split(" + ")])
+        totals[entry.axes] = msgspec.structs.replace(
+            before, nbytes=before.nbytes + entry.nbytes, formula=" + ".join(formulas)
+        )
+    return tuple(totals.values())
+
+
+def _line(line: Line) -> list[str]:
+    lines = [f"line {line.line}: {line.stage}"]
+    groups: dict[tuple[str, str, str], list[Step]] = {}
+    for step in line.steps:
+        groups.setdefault((step.kind, step.detail, step.lane), []).append(step)
+    for (kind, detail, lane), steps in groups.items():
+        count = f"{len(steps)} x " if len(steps) > 1 else ""
+        nbytes = sum(step.nbytes for step in steps)
+        moved = f", {sized(nbytes)}" if nbytes else ""
+        lines.append(f"    {count}{kind} {detail}".rstrip() + f"{moved}  [{lane.replace('_', ' ')}]")
+    if not line.steps:
+        lines.append("    nothing is left of it")
+    if line.buckets:
+        sizes = ", ".join(f"{sized(bucket.nbytes)} ({_leaves(bucket)})" for bucket in line.buckets[:8])
+        more = f", and {len(line.buckets) - 8} more" if len(line.buckets) > 8 else ""
+        lines.append(f"    buckets in the order sent: {sizes}{more}")
+    lines += [f"    {text}" for text in _traffic(line.traffic)]
+    lines += [f"    {text}" for text in line.servers]
+    lines += [f"    {text}" for choice in line.choices for text in _choice(choice)]
+    return lines
+
+
+def _leaves(bucket: Bucket) -> str:
+    return "1 leaf" if len(bucket.leaves) == 1 else f"{len(bucket.leaves)} leaves"
+
+
+def _traffic(entries: Iterable[Traffic]) -> list[str]:
+    return [
+        f"each rank moves at least {sized(entry.nbytes)} over {', '.join(entry.axes)}"
+        f" (n = {entry.ranks}: {entry.formula})"
+        for entry in entries
+    ]
+
+
+def _choice(choice: Choice) -> list[str]:
+    lines = [f"{choice.by} chose {choice.what}: {choice.why}"]
+    if choice.seconds is not None:
+        source = f"  ({choice.source})" if choice.source else ""
+        lines.append(f"  predicted {timed(choice.seconds)}{source}")
+    lines += [f"  {text}" for text in sharing_table(choice.sharing)]
+    lines += [f"  rejected: {text}" for text in choice.rejected]
+    width = max((len(other.what) for other in choice.alternatives), default=0)
+    return lines + [f"  rejected: {_alternative(other, choice, width)}" for other in choice.alternatives]
+
+
+_HEAD = ("", "design", "members part", "CPU", "of the limit", "step", "waits for", "between hosts", "memory")
+
+
+def sharing_table(rows: Sequence[SharingCost]) -> list[str]:
+    """What each design would cost, one line each, the one taken marked with `>`; nothing without rows.
+
+    CPU: per record and member, and in how many times the physical limit. step: predicted time of one. Bytes:
+    what arrives from other hosts in a step, and the slots on the fullest host.
+    """
+    if not rows:
+        return []
+    cells = [_HEAD, *map(_sharing_row, rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(_HEAD))]
+    lines = ["  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)) for row in cells]
+    limit = f"physical limit: {timed(rows[0].limit)} of CPU per record and member"
+    return [limit, *(line.rstrip() for line in lines)]
+
+
+def _sharing_row(one: SharingCost) -> tuple[str, ...]:
+    readers = f"(readers = {one.readers})" if one.readers else ""
+    return (
+        ">" if one.taken else "",
+        f"{one.design}{readers}",
+        one.cut or "before reading",
+        timed(one.cpu),
+        f"{one.distance:.2f} x",
+        timed(one.wall),
+        one.waits_for,
+        sized(round(one.nbytes)),
+        sized(round(one.memory)),
+    )
+
+
+def _alternative(other: Alternative, choice: Choice, width: int) -> str:
+    """An alternative, its predicted time, how much longer that is, and what else speaks against it."""
+    if other.seconds is None:
+        return f"{other.what}: {other.why or 'without a topology its time is not known'}"
+    told = [f"{timed(other.seconds):>8}"]
+    if choice.seconds:
+        told.append(_compared(other.seconds / choice.seconds))
+    why = f"; {other.why}" if other.why else ""
+    return f"{other.what:<{width}}  {', '.join(told)}{why}"
+
+
+def _compared(longer: float) -> str:
+    """How much longer something takes than what was taken, which it takes `longer` times as long as."""
+    if abs(longer - 1) < 0.005:
+        return "as long"
+    if longer >= 2:
+        return f"{longer:.3g} times as long"
+    return f"{abs(longer - 1):.0%} {'longer' if longer > 1 else 'less'}"

@@ -1,0 +1,145 @@
+"""Shapes of every value of a plan, from what is given for inputs, states and map results."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from commplan.diagnostics import CommplanError
+from commplan.frontend.shape_errors import (
+    Leaves,
+    ShapeReport,
+    Shapes,
+    check_agreement,
+    check_names,
+    is_tree,
+)
+from commplan.ir import plan as graph
+from commplan.ir.schedule import Leaf, Value
+from commplan.ir.shard_shapes import cut_all
+from commplan.ir.types import ArrayType, RecordsType, TreeType
+
+
+def infer(plan: graph.Plan, sizes: Mapping[str, int], shapes: Shapes) -> dict[graph.Ref, Value]:
+    """Every value of `plan` as one rank holds it.
+
+    `sizes`: ranks along each axis. `shapes`: leaves by name, per dimensions omitted, split ones
+    uncut, records without their batch. Raises every missing (CP0701), unknown (CP0702) and
+    contradictory (CP0705) shape at once.
+    """
+    report = ShapeReport(plan.file)
+    check_names(plan, shapes, report)
+    shaper = _Shaper(plan, sizes, shapes, report)
+    known = {value.id: shaper.whole(value.id) for value in plan.values}
+    check_agreement(plan, shapes, known, report)
+    if report.problems:
+        raise CommplanError(*report.problems)
+    return {value.id: shaper.local(value) for value in plan.values}
+
+
+class _Shaper:
+    """One inference. `whole` is memoised; None stands for "already reported"."""
+
+    def __init__(
+        self, plan: graph.Plan, sizes: Mapping[str, int], shapes: Shapes, report: ShapeReport
+    ) -> None:
+        self.plan, self.sizes, self.shapes = plan, sizes, shapes
+        self._report = report
+        self._values = {value.id: value for value in plan.values}
+        self._makers = {r: s for ph in plan.phases for s in ph.stages for r in graph.results(s)}
+        self._states = {self._values[ref].name: ref for ref in plan.states}
+        self._inputs = {self._values[ref].name for ref in plan.inputs}
+        self._known: dict[graph.Ref, Leaves | None] = {}
+
+    def local(self, value: graph.Value) -> Value:
+        """One rank's share of `value`: batch divided, split leaves cut."""
+        leaves = self._known[value.id] or ()
+        placement = value.placement
+        ways = [self.sizes[axis] for axis in placement.split]
+        if isinstance(value.type, RecordsType):
+            batch = max(value.type.batch) // math.prod(ways)
+            batched = tuple(Leaf(leaf.path, (batch, *leaf.shape), leaf.dtype) for leaf in leaves)
+            return Value(value.id, "records", batched, placement)
+        kind = "tree" if isinstance(value.type, TreeType) else "array"
+        if kind == "tree" and ways and self._batched(value.id):
+            kind = "records"  # cut between records, not through flattened leaves
+            return Value(value.id, kind, cut_all(kind, leaves, ways), placement)
+        whole = leaves if ways else ()
+        return Value(value.id, kind, cut_all(kind, leaves, ways), placement, whole)
+
+    def _batched(self, ref: graph.Ref) -> int | None:
+        """The global batch, where `ref` is made record by record on the device: a whole value whose
+        leading dimension counts records."""
+        maker = self._makers.get(ref)
+        if not isinstance(maker, graph.Map) or not maker.per_record:
+            return None
+        kinds = (self._values[operand].type for operand in maker.operands)
+        records = next((kind for kind in kinds if isinstance(kind, RecordsType)), None)
+        made = isinstance(self._values[ref].type, RecordsType)
+        return None if made or records is None else max(records.batch)
+
+    def whole(self, ref: graph.Ref) -> Leaves | None:
+        """The leaves of `ref` before any cut (of one record, for records)."""
+        if ref not in self._known:
+            self._known[ref] = None  # asked again on the way, it is found missing further out
+            self._known[ref] = self._compute(self._values[ref])
+        return self._known[ref]
+
+    def _compute(self, value: graph.Value) -> Leaves | None:
+        element = value.type.element if isinstance(value.type, RecordsType) else value.type
+        if not isinstance(element, TreeType):
+            return (Leaf("", element.shape, element.dtype),) if isinstance(element, ArrayType) else ()
+        maker = self._makers.get(value.id)
+        if maker is None:
+            return self._entry(value)
+        match maker:
+            case graph.Load():
+                given = self.shapes.get(value.name, self.shapes.get(maker.source))
+                if given is None:
+                    return self._report.missing(value, f"records of source `{maker.source}`")
+                return given
+            case graph.Map():
+                found, batch = self._mapped(value, maker), self._batched(value.id)
+                if found is None or batch is None:
+                    return found
+                return tuple(Leaf(leaf.path, (batch, *leaf.shape), leaf.dtype) for leaf in found)
+            case graph.Exchange():
+                return self.whole(maker.states[maker.results.index(value.id)])
+            case graph.Elastic():
+                return self.whole(maker.operand if value.id == maker.pull else maker.center)
+            case _:
+                return self.whole(maker.operand)
+
+    def _entry(self, value: graph.Value) -> Leaves | None:
+        """An input or a state on entry: given, else what `at start` binds the state to."""
+        given = self.shapes.get(value.name)
+        if given is not None:
+            return given
+        if value.name not in self._states:
+            return self._report.missing(value, "an input")
+        start = (phase for phase in self.plan.phases if phase.kind == "start")
+        bound = [b.value for phase in start for b in phase.updates if b.name == value.name]
+        for ref in bound:
+            maker = self._makers.get(ref)
+            if not isinstance(maker, graph.Map):
+                return self.whole(ref)
+            if self.plan.fn(maker.fn).elementwise and self._tree_operands(maker):
+                return self._first_tree(maker)  # without asking the state itself
+        return self._report.missing(value, "a state")
+
+    def _mapped(self, value: graph.Value, maker: graph.Map) -> Leaves | None:
+        given = self.shapes.get(value.name)
+        elementwise = self.plan.fn(maker.fn).elementwise
+        if given is not None and not (elementwise and value.name in self._inputs):
+            return given
+        if elementwise and self._tree_operands(maker):
+            return self._first_tree(maker)
+        if value.name in self._states:
+            return self.whole(self._states[value.name])
+        return self._report.missing(value, f"a result of `{maker.fn}`, which is not elementwise,")
+
+    def _tree_operands(self, maker: graph.Map) -> list[graph.Ref]:
+        return [ref for ref in maker.operands if is_tree(self._values[ref])]
+
+    def _first_tree(self, maker: graph.Map) -> Leaves | None:
+        return self.whole(self._tree_operands(maker)[0])

@@ -1,0 +1,143 @@
+"""lower: the plan graph, with sizes and shapes, becomes a schedule.
+
+Each stage turns into the few ops that carry it out on whole values; later passes pack, cut and
+order them. `reduce by mean` --> all_reduce sum, then a division.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from commplan.frontend.lower.builder import Building, reduction
+from commplan.frontend.lower.server_ops import at_servers
+from commplan.ir import plan as graph
+from commplan.ir import schedule as sched
+from commplan.ir.input_slice import bind_sources
+from commplan.ir.ops import AnyOp
+from commplan.ir.serialization import plan_digest
+
+
+def lower(
+    plan: graph.Plan,
+    axes: tuple[sched.Axis, ...],
+    values: Mapping[graph.Ref, sched.Value],
+    backend: sched.Backend = "jax",
+    hosts: tuple[str, ...] = (),
+) -> sched.Schedule:
+    """The schedule of `plan` before any rewriting; `values` come from `shapes.infer`.
+
+    backend: what it is for. hosts: the names of the topology's hosts, where they are known.
+    """
+    return sched.Schedule(
+        plan=plan.name,
+        plan_digest=plan_digest(plan),
+        axes=axes,
+        sources=tuple(sched.SourceType(source.name, source.type) for source in plan.sources),
+        fns=tuple(map(sched.FnType.of, plan.fns)),
+        inputs=plan.inputs,
+        states=plan.states,
+        entry=tuple(values[ref] for ref in (*plan.inputs, *plan.states)),
+        phases=tuple(Lowering(plan, axes, values).phase(phase) for phase in plan.phases),
+        origin=sched.Origin(
+            plan, tuple(values[value.id] for value in plan.values), tuple(axis.size for axis in axes)
+        ),
+        backend=backend,
+        hosts=hosts,
+        pipeline="lower",
+        file=plan.file,
+    )
+
+
+class Lowering(Building):
+    """Lowers the stages of one phase after another, collecting ops and the values they make."""
+
+    def __init__(
+        self, plan: graph.Plan, axes: tuple[sched.Axis, ...], values: Mapping[graph.Ref, sched.Value]
+    ) -> None:
+        super().__init__(axes, dict(values))
+        self.plan = plan
+
+    def phase(self, phase: graph.Phase) -> sched.Phase:
+        self.ops, self.weights = [], {}
+        for stage in phase.stages:
+            _STAGES[type(stage)](self, stage)
+        states = [self.plan.value(ref) for ref in self.plan.states]
+        outputs, updates = at_servers(self, states, phase.outputs, phase.updates)
+        read = {ref for op in self.ops for ref in sched.operands(op)}
+        read |= {binding.value for binding in (*outputs, *updates)}
+        lowered = sched.Phase(
+            name=phase.name,
+            kind=phase.kind,
+            span=phase.span,
+            period=phase.period,
+            ops=tuple(self.ops),
+            inputs=tuple(ref for ref in self.plan.inputs if ref in read),
+            states=tuple(ref for ref in self.plan.states if ref in read),
+            outputs=outputs,
+            updates=updates,
+            values=tuple(self.of[ref] for op in self.ops for ref in sched.results(op) if ref in self.of),
+        )
+        return bind_sources(lowered)
+
+    def load(self, stage: graph.Load) -> None:
+        self.ops.append(_op(sched.Read, stage))
+
+    def map(self, stage: graph.Map) -> None:
+        fn = self.plan.fn(stage.fn)
+        lane = "host_compute" if fn.where == "host" else "device"
+        self.ops.append(_op(sched.Map, stage, random=fn.random, lane=lane))
+
+    def share(self, stage: graph.Share) -> None:
+        asked = stage.via.get("readers")
+        readers = int(asked) if asked is not None else None
+        self.ops.append(_op(sched.Share, stage, design=stage.via.name, readers=readers))
+
+    def broadcast(self, stage: graph.Broadcast) -> None:
+        self.collective("broadcast", stage.result, stage.operand, stage.axes, stage, root=stage.root)
+
+    def reduce(self, stage: graph.Reduce) -> None:
+        reduction(self, "all_reduce", stage)
+
+    def scatter(self, stage: graph.Scatter) -> None:
+        reduction(self, "reduce_scatter", stage)
+
+    def gather(self, stage: graph.Gather) -> None:
+        self.collective("all_gather", stage.result, stage.operand, stage.axes, stage)
+
+    def slice(self, stage: graph.Slice) -> None:
+        self.ops.append(_op(sched.Slice, stage))
+
+    def elastic(self, stage: graph.Elastic) -> None:
+        """sync --> pull, its sum, the centre moved by the sum; otherwise the whole exchange is one op."""
+        if stage.mode != "sync":
+            self.ops.append(_op(sched.Elastic, stage, lane="network"))
+            return
+        self.ops.append(_op(sched.Elastic, stage, result=None))
+        total = f"{stage.result}/sum"
+        self.collective("all_reduce", total, stage.pull, stage.axes, stage, op="sum")
+        self.ops.append(sched.Update(stage.result, stage.center, total, stage.span))
+
+    def exchange(self, stage: graph.Exchange) -> None:
+        name = "mean" if stage.op.name == "mean" else "sum"
+        self.ops.append(_op(sched.Exchange, stage, op=name, weight=stage.op.weight, algorithm=stage.via))
+
+
+def _op(kind: type[AnyOp], stage: graph.Stage, **others: Any) -> AnyOp:
+    """An op of `kind` with the fields of `stage` that it has too, and `others`."""
+    same = {name: getattr(stage, name) for name in kind.__struct_fields__ if hasattr(stage, name)}
+    return kind(**(same | others))
+
+
+_STAGES: dict[type, Callable[[Lowering, Any], None]] = {
+    graph.Load: Lowering.load,
+    graph.Map: Lowering.map,
+    graph.Share: Lowering.share,
+    graph.Broadcast: Lowering.broadcast,
+    graph.Reduce: Lowering.reduce,
+    graph.Scatter: Lowering.scatter,
+    graph.Gather: Lowering.gather,
+    graph.Slice: Lowering.slice,
+    graph.Elastic: Lowering.elastic,
+    graph.Exchange: Lowering.exchange,
+}

@@ -1,0 +1,143 @@
+"""bucket: collectives on trees become collectives on contiguous buffers of bounded size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Annotated, ClassVar
+
+import msgspec
+
+from commplan.ir.plan import Ref, name_of
+from commplan.ir.remark import Choice
+from commplan.ir.schedule import Collective, Op, Phase, Schedule
+from commplan.ir.schedule import operands as operands_of
+from commplan.ir.schedule import results as results_of
+from commplan.ir.types import sized
+from commplan.passes.bucket import size_model
+from commplan.passes.bucket.bin_packing import WHOLE, Bucket, Item
+from commplan.passes.bucket.packing import Order, items_of, pack_collectives
+from commplan.passes.bucket.size_model import Size
+from commplan.passes.pipeline.base import Context, Pass
+from commplan.passes.rewrite import Editor
+from commplan.select.algorithm_search import Chooser
+
+
+class BucketPass(Pass, frozen=True):
+    """Packs leaves into contiguous buckets in the order in which the backward pass makes them.
+
+    A leaf larger than the limit has a bucket of its own and stays whole: its pieces would all be ready
+    at the same moment and hide nothing behind each other. Only one of more than 4 limits is cut, into
+    equal pieces of at most 2.
+
+    max: bytes of one bucket where the stage does not say `{ bucket = .. }`; left out, what leaves the least
+    time exposed on the topology (`commplan.passes.bucket.size_model`), 25 MiB without one.
+    coalesce: let neighbouring collectives that agree in everything share buckets.
+    """
+
+    name: ClassVar[str] = "bucket"
+    after: ClassVar[tuple[str, ...]] = ("share", "place")
+    max: Annotated[int, msgspec.Meta(gt=0)] | None = None
+    coalesce: bool = True
+
+    def phases(self, schedule: Schedule, context: Context, choices: list[Choice]) -> Iterable[Phase]:
+        chooser = Chooser(schedule, context.costs, context.topology)
+        return [self._phase(chooser, phase, context.order, choices) for phase in schedule.phases]
+
+    def _phase(self, chooser: Chooser, phase: Phase, order: Order, choices: list[Choice]) -> Phase:
+        editor = Editor(chooser.schedule, phase)
+        groups = group_collectives(editor, phase.ops, coalesce=self.coalesce)
+        if not groups:
+            return phase
+        last = {group[-1].result: group for group in groups}
+        inside = {op.result for group in groups for op in group}
+        ops: list[Op] = []
+        for op in phase.ops:
+            if not isinstance(op, Collective) or op.result not in inside:
+                ops.append(op)
+            elif op.result in last:
+                group = last[op.result]
+                items = items_of(editor, group, order)
+                if self._whole(group[0]) and not size_model.in_halves(items):
+                    group = [_unhidden(one) for one in group]
+                size = self._size(chooser, group, items)
+                made, buckets = pack_collectives(editor, group, items, size.limit)
+                ops += made
+                choices.append(_choice(group, buckets, size, order))
+        return editor.finish(ops)
+
+    def _whole(self, head: Collective) -> bool:
+        """Whether it travels in halves where leaves allow that, and in one part where they do not."""
+        return head.hints.overlap == "update" and head.hints.bucket is None and self.max is None
+
+    def _size(self, chooser: Chooser, group: Sequence[Collective], items: Sequence[Item]) -> Size:
+        """What the stage says, else the option of the pass, else what costs say."""
+        if group[0].hints.bucket is not None:
+            return Size(group[0].hints.bucket, f"the stage's limit is {sized(group[0].hints.bucket)}")
+        if self.max is not None:
+            return Size(self.max, f"the limit of the pass is {sized(self.max)}")
+        return size_model.size(chooser, group[0], sum(op.nbytes for op in group), items)
+
+
+def _unhidden(op: Collective) -> Collective:
+    return msgspec.structs.replace(op, hints=msgspec.structs.replace(op.hints, overlap=None))
+
+
+def group_collectives(editor: Editor, ops: Sequence[Op], *, coalesce: bool) -> list[list[Collective]]:
+    """Runs of collectives that may share buffers: equal in kind, axes, op, root, algorithm, hints
+    and placement, with no other collective between them, none needing another's result."""
+    groups: list[list[Collective]] = []
+    tainted: set[Ref] = set()  # what depends on the results of the current group
+    current: tuple[object, ...] | None = None
+    for op in ops:
+        waits = any(ref in tainted for ref in (*operands_of(op), *op.after))
+        if not isinstance(op, Collective):
+            if waits:
+                tainted.update(results_of(op))
+            continue
+        if editor.values[op.operand].kind == "flat":
+            current = None
+            continue
+        key = _key(editor, op)
+        if coalesce and key == current and not waits:
+            groups[-1].append(op)
+        else:
+            groups.append([op])
+            tainted = set()
+        tainted.add(op.result)
+        current = key
+    return groups
+
+
+def _key(editor: Editor, op: Collective) -> tuple[object, ...]:
+    places = (editor.values[op.operand].placement, editor.values[op.result].placement)
+    # Arrays and trees are cut differently, so they do not meet in a scatter or gather.
+    cut_as = editor.values[op.operand].kind if op.kind in ("reduce_scatter", "all_gather") else ""
+    return (op.kind, op.axes, op.op, op.root, op.algorithm, op.hints, *places, cut_as)
+
+
+def _choice(group: Sequence[Collective], buckets: Sequence[Bucket], size: Size, order: Order) -> Choice:
+    names = ", ".join(f"`{name_of(op.operand)}`" for op in group)
+    sent = [bucket for bucket in buckets if bucket.fate is not None]
+    sizes = [bucket.nbytes for bucket in sent]
+    what = f"{names}: {len(sent)} bucket{'s' * (len(sent) != 1)}, {sized(sum(sizes))}"
+    if sizes:
+        what += f", largest {sized(max(sizes))}"
+    why, limit = f"{size.why}; one dtype a bucket; ", size.limit
+    if group[0].op is None:
+        why += "first leaf first, as the forward pass needs them"
+    elif any(name_of(op.operand) in order for op in group):
+        why += "in the order given for the backward pass"
+    else:
+        why += "last leaf first, as a backward pass makes them"
+    pieces = sum(bucket.is_piece for bucket in sent)
+    large = sum(bucket.nbytes > limit and not bucket.is_piece for bucket in sent)
+    if large:
+        one = large == 1
+        why += f"; {large} {'leaf' if one else 'leaves'} larger than that "
+        why += f"{'has a bucket of its own' if one else 'have buckets of their own'}, whole: "
+        why += "pieces are ready together and have nothing to travel under"
+    if pieces:
+        why += f"; {pieces} buckets are equal pieces of leaves larger than {sized(WHOLE * limit)}"
+    return Choice(
+        "bucket", what, why, group[0].span, (), size.seconds, size.source, size.alternatives
+    )  # fmt: skip

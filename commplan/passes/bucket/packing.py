@@ -1,0 +1,163 @@
+"""Collectives on trees and arrays become collectives on flat buffers: what `bucket` is made of.
+
+A buffer holds leaves, or a run of one giant leaf, of one dtype. Scalars have no shard: under a
+reduce-scatter they are all-reduced, under an all-gather they are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from commplan.collectives.registry import scalar_algorithm
+from commplan.diagnostics import fail
+from commplan.ir.plan import Ref, name_of
+from commplan.ir.remark import Choice
+from commplan.ir.schedule import Collective, Op, Part, Phase, Schedule, Value
+from commplan.ir.shard_shapes import row_size
+from commplan.passes.bucket.bin_packing import MOST, Bucket, Fate, Item, fill, pieces
+from commplan.passes.rewrite import Editor, laid_out, read_by_parts, unpack
+
+Order = Mapping[str, Sequence[str]]
+# Appends to the ops what the collective becomes; the flag says that its readers name parts of the
+# result, so that padding behind it does not show.
+Rewrite = Callable[[Editor, list[Op], Collective, bool, list[Choice]], None]
+
+
+def pack_collectives(
+    editor: Editor, group: Sequence[Collective], items: Sequence[Item], limit: int | None
+) -> tuple[list[Op], list[Bucket]]:
+    """Ops that replace `group` (same kind, axes, op and placement), of which `items` are, and the buckets
+    they use.
+
+    y = all_reduce(x)  -->  b0 = pack(x..); r0 = all_reduce(b0); ..; y = unpack(r0..)
+
+    `limit`: bytes of one rank's operand buffer; None for no limit. A leaf never shares a buffer
+    with another dtype; one larger than the limit has a buffer of its own (see `fill`).
+    """
+    head = group[0]
+    _check_count(items, limit, head, editor.schedule.file)
+    buckets = fill(items, limit)
+    ops: list[Op] = []
+    parts: dict[Ref, list[Part]] = {op.result: [] for op in group}
+    for number, bucket in enumerate(buckets):
+        runs = laid_out(Part(item.value, item.leaf, start, size, 0) for item, start, size in bucket.runs)
+        buffer = _emit(editor, ops, head, bucket, runs, f"{head.result}/b{number}")
+        for (item, _, _), run in zip(bucket.runs, runs, strict=True):
+            parts[item.result].append(msgspec.structs.replace(run, value=buffer))
+    ways = editor.size(head.axes) if head.kind == "all_gather" else 1
+    ops += [unpack(op.result, parts[op.result], op.span, ways) for op in group]
+    return ops, buckets
+
+
+def items_of(editor: Editor, group: Sequence[Collective], order: Order) -> list[Item]:
+    """The leaves of all operands, as they become ready."""
+    items: list[Item] = []
+    for op in group:
+        operand, ranks = editor.values[op.operand], editor.size(op.axes)
+        for leaf in readiness(operand, op, order):
+            shape = operand.leaves[leaf]
+            if shape.size:
+                fate, ways = _fate(op, operand, leaf, ranks)
+                columns = row_size(operand.kind, shape, ways)
+                item = Item(op.operand, op.result, leaf, shape.dtype, columns, ways, fate, len(items))
+                items.append(item)
+    return items
+
+
+def _check_count(items: Sequence[Item], limit: int | None, head: Collective, file: str) -> None:
+    """Refuse a limit so small, or leaves so large, that there is no end of buckets (CP0724)."""
+    counts = [pieces(item, limit) for item in items]
+    made = sum(count for count in counts if count > 1)
+    if limit is None or made <= MOST:
+        return
+    bytes_ = sum(i.nbytes for i, n in zip(items, counts, strict=True) if n > 1)
+    enough = -(-bytes_ // MOST)  # pieces may be twice as large
+    fail(
+        "CP0724",
+        f"`{name_of(head.operand)}` would be cut into {made:,} buckets; a stage has at most {MOST:,}",
+        f"its leaves larger than a bucket have {bytes_:,} bytes, and a bucket {limit:,}",
+        f"raise the limit: {{ bucket = {max(1, -(-enough // 1024**2))}MiB }} on the stage, or the option max"
+        " of the pass bucket",
+        "are the shapes what they should be?",
+        span=head.span,
+        file=file,
+    )
+
+
+def _fate(op: Collective, operand: Value, leaf: int, ranks: int) -> tuple[Fate, int]:
+    scalar = operand.kind == "tree" and not operand.leaves[leaf].shape
+    match op.kind:
+        case "reduce_scatter":
+            return ("all_reduce", 1) if scalar else ("reduce_scatter", ranks)
+        case "all_gather":
+            return (None, ranks) if scalar else ("all_gather", 1)
+        case _:
+            return op.kind, 1
+
+
+def readiness(operand: Value, op: Collective, order: Order) -> list[int]:
+    """Leaves of `operand` in the order in which they should travel.
+
+    Reductions: as the backward pass makes them (`order`, else the last leaf first). Broadcasts
+    and gathers: as the forward pass needs them, the first leaf first.
+    """
+    natural = list(range(len(operand.leaves)))
+    if op.op is None:
+        return natural
+    name = name_of(operand.id)
+    if name not in order:
+        return natural[::-1]
+    place = {leaf.path: index for index, leaf in enumerate(operand.leaves)}
+    wrong = sorted(set(order[name]) ^ set(place))
+    if wrong or len(order[name]) != len(place):
+        fail(
+            "CP0711",
+            f"the order given for `{name}` is no order of its leaves",
+            f"every path once; in doubt: {', '.join(wrong[:5]) or 'one is named twice'}",
+            span=op.span,
+        )
+    return [place[path] for path in order[name]]
+
+
+def _emit(
+    editor: Editor, ops: list[Op], head: Collective, bucket: Bucket, runs: list[Part], name: Ref
+) -> Ref:
+    """The pack of a bucket and its collective; gives back the buffer that the unpack reads."""
+    packed = editor.pack(ops, runs, head.span, f"{name}/pack", bucket.ways)
+    if bucket.fate is None:
+        return packed
+    scalars = head.kind == "reduce_scatter" and bucket.fate == "all_reduce"
+    algorithm = scalar_algorithm(head.algorithm) if scalars else head.algorithm
+    return editor.move(ops, head, packed, name, kind=bucket.fate, algorithm=algorithm)
+
+
+def rewrite_flat(
+    schedule: Schedule,
+    phase: Phase,
+    order: Order,
+    wanted: Callable[[Collective], bool],
+    rewrite: Rewrite,
+    choices: list[Choice],
+) -> Phase:
+    """`phase` with `rewrite` applied to each collective that is `wanted`.
+
+    y = collective(tree)  -->  y = unpack(rewritten(pack(tree)))     where `bucket` has not packed it
+    """
+    if not any(isinstance(op, Collective) and wanted(op) for op in phase.ops):
+        return phase
+    editor = Editor(schedule, phase)
+    packed: list[Op] = []
+    for op in phase.ops:
+        if isinstance(op, Collective) and wanted(op) and editor.values[op.operand].kind != "flat":
+            packed += pack_collectives(editor, [op], items_of(editor, [op], order), None)[0]
+        else:
+            packed.append(op)
+    ops, loose = list[Op](), read_by_parts(packed)
+    for op in packed:
+        if isinstance(op, Collective) and wanted(op):
+            rewrite(editor, ops, op, op.result in loose, choices)
+        else:
+            ops.append(op)
+    return editor.finish(ops)

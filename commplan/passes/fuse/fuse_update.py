@@ -1,0 +1,235 @@
+"""fuse_update: an update on shards runs bucket by bucket, as soon as the bucket's sum is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+import msgspec
+
+from commplan.ir.def_use import DefUse
+from commplan.ir.plan import Ref, name_of
+from commplan.ir.remark import Choice
+from commplan.ir.schedule import Leaf, Map, Op, Part, Phase, Schedule, Unpack, Value
+from commplan.ir.schedule import operands as operands_of
+from commplan.ir.schedule import results as results_of
+from commplan.ir.types import DType
+from commplan.passes.fuse.bucketed_update_match import Gathered, Stream, gathered, stream
+from commplan.passes.pipeline.base import Context, Pass
+from commplan.passes.rewrite import Editor, in_whole, laid_out, unpack
+
+
+class FuseUpdatePass(Pass, frozen=True):
+    """Updates the shard of each bucket as soon as it is reduced, while other buckets are on their way."""
+
+    name: ClassVar[str] = "fuse_update"
+    after: ClassVar[tuple[str, ...]] = ("share", "place", "bucket")
+
+    def phases(self, schedule: Schedule, context: Context, choices: list[Choice]) -> Iterable[Phase]:
+        return [_phase(schedule, phase, choices) for phase in schedule.phases]
+
+
+def _phase(schedule: Schedule, phase: Phase, choices: list[Choice]) -> Phase:
+    editor, ops = Editor(schedule, phase), list(phase.ops)
+    uses, fused = DefUse(ops), False
+    for op in phase.ops:
+        if not isinstance(op, Map) or (_written(op) and schedule.backend == "jax"):
+            continue
+        found = stream(editor, uses, op)
+        if isinstance(found, str):
+            choices.append(_kept(op, found))
+        elif found is not None:
+            ops = _fused(editor, uses, op, found)
+            choices.append(_choice(op, found))
+            uses, fused = DefUse(ops), True
+    return editor.finish(ops) if fused else phase
+
+
+def _written(op: Map) -> bool:
+    """Whether the plan itself says `map`, and not `exchange`: `place` asks updates to run beside their sums.
+
+    Under JAX such a step stays the one that its text describes: XLA packs and overlaps as it sees fit, and
+    more operations are a tax. Under MPI pieces are what lets sums be on their way while others are used.
+    """
+    return op.hints.overlap is None
+
+
+def _fused(editor: Editor, uses: DefUse[Op], op: Map, found: Stream) -> list[Op]:
+    """y = map f(w, unpack(r0, r1)); z = unpack(all_gather(pack(y)))
+
+    -->  y0 = map f(part of w, unpack(r0)); z0 = all_gather(pack(y0));
+         y1 = map f(part of w, unpack(r1)); z1 = all_gather(pack(y1)); z = unpack(z0, z1)
+
+    A tree of a piece has all leaves, empty where they are in other buckets; a scalar that is no weight's is
+    in all of them, and the same.
+    """
+    pieces = _Pieces(editor, op, found)
+    own = {ref: joined for ref in op.results if (joined := gathered(uses, ref)) is not None}
+    made = pieces.updates()
+    gone = {id(op), *(id(each) for joined in own.values() for each in joined.ops)}
+    for ref, joined in own.items():
+        made += pieces.gather(ref, joined)
+    rest = [each for each in uses.ops if id(each) not in gone]
+    read = editor.bound.union(*map(operands_of, rest))
+    for ref in op.results:
+        if ref in read:
+            made += pieces.join(ref)
+    place = sum(id(each) not in gone for each in uses.ops[: uses.places[op.results[0]]])
+    return _alive(editor, [*rest[:place], *made, *rest[place:]], found)
+
+
+def _alive(editor: Editor, ops: list[Op], found: Stream) -> list[Op]:
+    """`ops` without what the whole gradient was put together with, where nothing reads it any more."""
+    bound = editor.bound
+    for op in reversed(found.chain):
+        (made,) = results_of(op)
+        if made not in bound and not DefUse(ops).readers(made):
+            ops = [each for each in ops if each is not op]
+    return ops
+
+
+def _choice(op: Map, found: Stream) -> Choice:
+    what = f"`{name_of(op.results[0])}`: {op.fn} in {len(found.buckets)} pieces, one for each bucket"
+    why = "each runs as soon as the sum of its bucket is there, while others are on their way"
+    return Choice("fuse_update", what, why, op.span, ("once, when all sums are there",))
+
+
+def _kept(op: Map, why: str) -> Choice:
+    what = f"`{name_of(op.results[0])}`: {op.fn} once, when all sums are there"
+    return Choice("fuse_update", what, why, op.span, ("in pieces, one for each bucket",))
+
+
+class _Pieces:
+    """The pieces of the map `op`, one for each bucket of its gradient."""
+
+    def __init__(self, editor: Editor, op: Map, stream: Stream) -> None:
+        self.editor, self.op, self.stream = editor, op, stream
+        self.like = editor.values[stream.operand]
+        self.made: list[dict[Ref, Ref]] = []  # of each piece, its part of every result
+
+    def updates(self) -> list[Op]:
+        """The gradient of each bucket scaled, what goes with it taken from the other trees, and the map."""
+        ops: list[Op] = []
+        for number, (buffer, parts) in enumerate(self.stream.buckets):
+            sizes = {part.leaf: part.size for part in parts}
+            operands: list[Ref] = []
+            for ref in self.op.operands:
+                if ref == self.stream.operand:
+                    operands.append(self._gradient(ops, buffer, parts, number))
+                elif ref in self.stream.owner:
+                    operands.append(self._taken(ops, ref, parts, number))
+                else:
+                    operands.append(ref)
+            results = {ref: self._value(ref, sizes, f"{ref}/u{number}") for ref in self.op.results}
+            self.made.append(results)
+            ops.append(
+                msgspec.structs.replace(
+                    self.op, results=tuple(results.values()), operands=tuple(operands), after=()
+                )
+            )
+        return ops
+
+    def gather(self, ref: Ref, joined: Gathered) -> list[Op]:
+        """The parts of result `ref` gathered, each as soon as it is made, and put together."""
+        ops: list[Op] = []
+        whole: list[Part] = []
+        rows, joint = self.editor.values[ref], self.editor.values[joined.end.result]
+        for number, (_, parts) in enumerate(self.stream.buckets):
+            for dtype, own in self._by_dtype(ref, parts, number):
+                name = f"{joined.end.result}/u{number}_{dtype}"
+                cut = [(leaf, part) for leaf, part in own if rows.leaves[leaf].shape]
+                kept = [(leaf, part) for leaf, part in own if not rows.leaves[leaf].shape]
+                if cut:
+                    buffer = self._pack(ops, self.made[number][ref], cut, f"{name}/pack")
+                    if not joined.owners:
+                        whole += _placed(self.editor.move(ops, joined.like, buffer, name), cut)
+                    for row, broadcast in enumerate(joined.owners):
+                        moved = self.editor.move(ops, broadcast, buffer, f"{name}_{row}")
+                        whole += in_whole(_placed(moved, cut), row, rows, joint)
+                if kept:
+                    buffer = self._pack(ops, self.made[number][ref], kept, f"{name}/kept", joined.end.ways)
+                    if joined.owners:
+                        buffer = self.editor.move(ops, joined.owners[0], buffer, f"{name}/scalars")
+                    whole += _placed(buffer, kept)
+        ops.append(unpack(joined.end.result, whole, joined.end.span, joined.end.ways))
+        return ops
+
+    def join(self, ref: Ref) -> list[Op]:
+        """The parts of result `ref` put together again, as one shard."""
+        ops: list[Op] = []
+        whole: list[Part] = []
+        for number, (_, parts) in enumerate(self.stream.buckets):
+            for dtype, own in self._by_dtype(ref, parts, number):
+                name = f"{ref}/joined{number}_{dtype}"
+                buffer = self._pack(ops, self.made[number][ref], own, name)
+                whole += _placed(buffer, own)
+        ops.append(unpack(ref, whole, self.op.span))
+        return ops
+
+    def _gradient(self, ops: list[Op], buffer: Ref, parts: tuple[Part, ...], number: int) -> Ref:
+        for scale in self.stream.scales:
+            buffer = self.editor.emit(
+                ops, msgspec.structs.replace(scale, operand=buffer, after=()), f"{scale.result}/u{number}"
+            )
+        sizes = {part.leaf: part.size for part in parts}
+        name = self._value(self.stream.operand, sizes, f"{self.stream.operand}/piece{number}")
+        taken = tuple(msgspec.structs.replace(part, value=buffer, start=0) for part in parts)
+        return self.editor.emit(ops, Unpack(name, taken, self.op.span))
+
+    def _taken(self, ops: list[Op], ref: Ref, parts: tuple[Part, ...], number: int) -> Ref:
+        """What of `ref` goes with the bucket."""
+        name = self._value(ref, {part.leaf: part.size for part in parts}, f"{ref}/piece{number}")
+        found: list[Part] = []
+        for dtype, own in self._by_dtype(ref, parts, None):
+            buffer = self._pack(ops, ref, own, f"{name}/{dtype}", start=True)
+            found += [msgspec.structs.replace(part, start=0) for part in _placed(buffer, own)]
+        return self.editor.emit(ops, Unpack(name, tuple(found), self.op.span))
+
+    def _by_dtype(
+        self, ref: Ref, parts: tuple[Part, ...], number: int | None
+    ) -> list[tuple[DType, list[tuple[int, Part]]]]:
+        """The leaves of `ref` that go with `parts`, each with its run, by element type; of a result its own
+        scalars go with the first piece."""
+        runs = {part.leaf: part for part in parts}
+        found: dict[DType, list[tuple[int, Part]]] = {}
+        for leaf, owner in enumerate(self.stream.owner[ref]):
+            shape = self.editor.values[ref].leaves[leaf]
+            if owner is None:
+                if not number:
+                    found.setdefault(shape.dtype, []).append((leaf, Part(ref, leaf, 0, 1, 0)))
+            elif owner in runs:
+                found.setdefault(shape.dtype, []).append((leaf, runs[owner]))
+        return list(found.items())
+
+    def _pack(
+        self,
+        ops: list[Op],
+        ref: Ref,
+        own: list[tuple[int, Part]],
+        name: Ref,
+        ways: int = 1,
+        *,
+        start: bool = False,
+    ) -> Ref:
+        """The runs `own` of leaves of `ref` one after another; of the whole tree (`start`) or of a piece."""
+        runs = (Part(ref, leaf, run.start if start else 0, run.size, 0) for leaf, run in own)
+        return self.editor.pack(ops, laid_out(runs), self.op.span, name, ways)
+
+    def _value(self, ref: Ref, sizes: dict[int, int], name: Ref) -> Ref:
+        """A tree like `ref` of which leaves have only the elements that are in one bucket."""
+        value = self.editor.values[ref]
+        owner = self.stream.owner[ref]
+        leaves = tuple(_piece(leaf, one, sizes) for leaf, one in zip(value.leaves, owner, strict=True))
+        piece = Value(self.editor.fresh(name), value.kind, leaves, value.placement)
+        return self.editor.add(self.editor.types.with_whole(piece))
+
+
+def _piece(leaf: Leaf, owner: int | None, sizes: dict[int, int]) -> Leaf:
+    if owner is None or (owner in sizes and not leaf.shape):
+        return leaf
+    return Leaf(leaf.path, (sizes.get(owner, 0),), leaf.dtype)
+
+
+def _placed(buffer: Ref, own: list[tuple[int, Part]]) -> list[Part]:
+    """The runs as they lie in `buffer`, one after another."""
+    return laid_out(Part(buffer, leaf, run.start, run.size, 0) for leaf, run in own)

@@ -1,0 +1,187 @@
+"""The pass manager: pipelines as text, the verifier after every pass, records of what happened, files to see
+a failing pass fail again.
+
+A pipeline is written `share,bucket{max=25MiB},overlap`. Observers see every pass go by: see `Record`
+and `dump_to`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
+from commplan.ir.schedule import Schedule
+from commplan.ir.text import print_schedule
+from commplan.passes.pipeline.base import Context, Pass, parse_pass
+from commplan.passes.pipeline.registry import DEFAULT, PASSES
+from commplan.verify.equivalence import Reference
+from commplan.verify.structural import verify
+
+
+class Record(msgspec.Struct, frozen=True):
+    """One pass that has run: its text, the schedule before (None for `lower`) and after, seconds."""
+
+    name: str
+    text: str
+    seconds: float
+    before: Schedule | None
+    after: Schedule
+
+
+Observer = Callable[[Record], None]
+FORMAT = "commplan-reproducer"
+
+
+class Pipeline(msgspec.Struct, frozen=True):
+    """Passes in the order in which they run."""
+
+    passes: tuple[Pass, ...] = ()
+
+    def __str__(self) -> str:
+        return ",".join(map(str, self.passes))
+
+    @classmethod
+    def parse(cls, text: str | None, known: Mapping[str, type[Pass]] = PASSES) -> Pipeline:
+        """The pipeline that `text` writes; None is the default, an empty text runs no pass.
+
+        `lower` in front, as `Schedule.pipeline` has it, may stand: it has run before any pass.
+        Raises CP0715, CP0716, CP0717 (also where a pass comes after one that it must precede).
+        """
+        parts = re.split(r",(?![^{}]*\})", DEFAULT if text is None else text)
+        if parts[0].strip() == "lower":
+            parts = parts[1:]
+        passes = [parse_pass(part, known) for part in parts] if "".join(parts).strip() else []
+        seen: list[str] = []
+        for one in passes:
+            late = next((name for name in seen if one.name in known[name].after), None)
+            if late is not None:
+                fail("CP0717", f"pass `{one.name}` cannot run after `{late}`", f"put `{one.name}` before it")
+            seen.append(one.name)
+        return cls(tuple(passes))
+
+    def run(
+        self,
+        schedule: Schedule,
+        context: Context | None = None,
+        observer: Observer | None = None,
+        reproducers: Path | None = None,
+        reference: Reference | None = None,
+    ) -> Schedule:
+        """`schedule` after all passes, each result verified and compared with its plan (`reference`).
+
+        Raises CP0718 where a pass breaks an invariant and CP0719 where one fails: both write the
+        schedule before it and the rest of the pipeline to a file (in `reproducers`, else in a new
+        temporary directory).
+        """
+        around = context or Context()
+        sound: Schedule | None = None
+        if reference is None and schedule.origin is not None:
+            reference = Reference(schedule.origin, schedule.axes)
+        for index, one in enumerate(self.passes):
+            rest = str(Pipeline(self.passes[index:]))
+            keep = partial(write_reproducer, schedule, rest, around, directory=reproducers)
+            start = time.perf_counter()
+            try:
+                after = one.run(schedule, around)
+            except CommplanError:
+                raise
+            except Exception as error:
+                said = f"{type(error).__name__}: {error}"
+                message = f"pass `{one}` failed: {said}"
+                raise CommplanError(
+                    Diagnostic("CP0719", message, None, _mistake(keep(said)), file=schedule.file)
+                ) from error
+            seconds = time.perf_counter() - start
+            text = f"{schedule.pipeline},{one}" if schedule.pipeline else str(one)
+            after = msgspec.structs.replace(after, pipeline=text)
+            problems = verify(after, sound, reference, written_out=False)
+            if problems:
+                raise _broken(one, schedule, after, problems, keep(problems[0].message))
+            sound = after
+            if observer is not None:
+                observer(Record(one.name, str(one), seconds, schedule, after))
+            schedule = after
+        return schedule
+
+
+def _broken(
+    one: Pass, before: Schedule, after: Schedule, problems: tuple[Diagnostic, ...], reproducer: Path
+) -> CommplanError:
+    notes = (
+        *(Note(f"{problem.code}: {problem.message}", problem.span) for problem in problems),
+        *_mistake(reproducer),
+        Note(f"before `{one.name}`:\n{_shown(before)}"),
+        Note(f"after `{one.name}`:\n{_shown(after)}"),
+    )
+    message = f"pass `{one}` broke the schedule: {problems[0].message}"
+    return CommplanError(Diagnostic("CP0718", message, problems[0].span, notes, file=before.file))
+
+
+def _mistake(reproducer: Path) -> tuple[Note, Note]:
+    run = f"python -m commplan.passes.pipeline.reproducer {reproducer}"
+    how = f"the schedule before it is in {reproducer}; run: {run}"
+    return Note("this is a mistake of the pass, not of the plan"), Note(how)
+
+
+def _shown(schedule: Schedule, most: int = 400) -> str:
+    """The text form, cut where nobody would read on."""
+    lines = print_schedule(schedule).splitlines()
+    cut = [f"... and {len(lines) - most} lines more"] if len(lines) > most else []
+    return "\n".join([*lines[:most], *cut])
+
+
+def dump_to(directory: Path) -> Observer:
+    """An observer that writes the schedule after every pass to `directory`: `00-lower.txt`, ..."""
+    directory.mkdir(parents=True, exist_ok=True)
+    numbers = itertools.count()
+
+    def dump(record: Record) -> None:
+        path = directory / f"{next(numbers):02}-{record.name}.txt"
+        path.write_text(print_schedule(record.after), encoding="utf-8")
+
+    return dump
+
+
+def both(*observers: Observer | None) -> Observer:
+    """One observer that calls each of `observers` in turn."""
+
+    def call(record: Record) -> None:
+        for observer in filter(None, observers):
+            observer(record)
+
+    return call
+
+
+def write_reproducer(
+    schedule: Schedule, pipeline: str, context: Context, error: str, directory: Path | None = None
+) -> Path:
+    """Write `schedule`, the `pipeline` that is still to run, and `context`; gives back the file's path.
+
+    The file is in `directory`, else in a new temporary one.
+    """
+    place = directory or Path(tempfile.mkdtemp(prefix="commplan-"))
+    first = re.match(r"[a-z_]+", pipeline)
+    name = f"{schedule.plan}-{first[0] if first else 'lower'}.reproducer.json"
+    path = place / name
+    content = {
+        "format": FORMAT,
+        "run": f"python -m commplan.passes.pipeline.reproducer {name}",
+        "error": error,
+        "pipeline": pipeline,
+        "order": {key: list(paths) for key, paths in context.order.items()},
+        "topology": context.topology,
+        "calibration": context.calibration,
+        "places": context.places,
+        "schedule": schedule,
+    }
+    place.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
+    return path

@@ -1,0 +1,23 @@
+"""The passes there are, in the order in which they usually run."""
+
+from __future__ import annotations
+
+from commplan.passes.bucket.bucket import BucketPass
+from commplan.passes.decompose import DecomposePass
+from commplan.passes.exchange.shard_updates import PlacePass
+from commplan.passes.fuse.fuse_update import FuseUpdatePass
+from commplan.passes.overlap import OverlapPass
+from commplan.passes.pipeline.base import Pass
+from commplan.passes.rates import RatesPass
+from commplan.passes.select import SelectPass
+from commplan.passes.share.share import SharePass
+from commplan.passes.wire import WirePass
+
+PASSES: dict[str, type[Pass]] = {
+    kind.name: kind
+    for kind in (
+        SharePass, RatesPass, PlacePass, BucketPass, FuseUpdatePass, DecomposePass, WirePass,
+        SelectPass, OverlapPass,
+    )
+}  # fmt: skip
+DEFAULT = ",".join(PASSES)

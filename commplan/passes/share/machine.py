@@ -1,0 +1,85 @@
+"""The machine as the model of sharing sees it: who runs on which host, and what moves between them take."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from commplan.cost.collective.cost import predict
+from commplan.cost.network.network import Layout
+from commplan.cost.predictor import Predictor
+from commplan.input.costs import Links, Setting
+from commplan.input.measured_costs import InputCosts
+from commplan.input.prefetch import prefetch, threads
+from commplan.input.work_partition import Move
+from commplan.ir.plan import Algorithm, Ref
+from commplan.ir.schedule import Op, Schedule
+from commplan.passes.pipeline.base import Context
+from commplan.topology import Topology
+
+COLD = 0.1  # measured of twelve decoders on one core or two: -0.04 to 0.22, docs/benchmarks.md
+
+
+class Flow(NamedTuple):
+    """Host work that hangs together. ends: for each of its ends the values at which it may be cut; what is
+    before the cut is shared by the members along `over`."""
+
+    ops: Sequence[Op]
+    ends: dict[Ref, list[Ref]]
+    over: tuple[str, ...]
+
+
+def setting_of(
+    schedule: Schedule, phase: str, flow: Flow, rows: int, measured: InputCosts, context: Context
+) -> tuple[Setting, Links | None]:
+    """The setting of `flow`, whose members get `rows` records a step.
+
+    Without a topology all members run on one host, and nothing moves. Raises CP0750 where an axis does not
+    lie on the topology.
+    """
+    topology, links = context.topology, None
+    members = schedule.size(flow.over)
+    ranks = schedule.size(tuple(axis.name for axis in schedule.mesh_axes))
+    groups = ((0,) * members,) * max(1, ranks // members)
+    if topology is not None:
+        groups, links = _placed(schedule, topology, flow.over, context)
+    cores = (topology.cores if topology else None) or measured.cores
+    consumer = measured.consumer_of(schedule.plan, phase)
+    setting = Setting(
+        rows=rows,
+        groups=groups,
+        cores=cores,
+        threads=threads(flow.ops, cores),
+        record=measured.record,
+        batch=measured.batch,
+        crossing=measured.crossing,
+        step=consumer.seconds if consumer else 0.0,
+        step_cpu=consumer.cpu if consumer else 0.0,
+        by_caller=schedule.backend == "jax",
+        slots=1 + prefetch(flow.ops),
+        cold=COLD,
+    )
+    return setting, links
+
+
+def _placed(
+    schedule: Schedule, topology: Topology, over: tuple[str, ...], context: Context
+) -> tuple[tuple[tuple[int, ...], ...], Links]:
+    """The host of every member of every group, and what moves between hosts take."""
+    calibration, backend = context.calibration.links if context.calibration else None, schedule.backend
+    predictor = Predictor(
+        topology, schedule.axes, calibration=calibration, backend=backend, places=context.places
+    )
+    places, network = predictor.layout(over).groups, predictor.network
+
+    @functools.cache
+    def links(leaders: tuple[int, ...], move: Move, nbytes: float) -> float:
+        layout, native = Layout(places[:, list(leaders)]), Algorithm("native")
+        prediction = predict(
+            native, move.kind, layout, nbytes, network,
+            calibration=calibration, backend=backend, root=move.root,
+        )  # fmt: skip
+        return prediction.seconds if prediction else 0.0
+
+    return tuple(tuple(row) for row in (places // topology.host_places).tolist()), links

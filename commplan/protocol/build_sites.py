@@ -1,0 +1,214 @@
+"""From a schedule to its sites: which states lie where, and what each op sends and gets."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Literal, cast
+
+from commplan.diagnostics import Span, fail
+from commplan.ir.ops import kept
+from commplan.ir.plan import AxisKind, Ref, name_of
+from commplan.ir.schedule import Elastic, Exchange, Get, Phase, Put, Schedule, Value, results
+from commplan.ir.server_ops import ServerOp, sent, server_op
+from commplan.ir.types import DType
+from commplan.protocol.sites import FIRST_TAG, Buffer, Chunk, Kind, Site, Sites
+from commplan.protocol.units import Flat, Layout, beside, weights
+
+
+def sites(schedule: Schedule) -> Sites:
+    """The sites of `schedule`; none where no state lives on a server.
+
+    Raises CP0726 for a state beside the weights that cannot be divided, CP0767 for a state that is used in
+    two ways, CP0729 where workers neither meet in an op nor have a state of their own.
+    """
+    return _Survey(schedule).sites()
+
+
+class _Survey:
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.entry = {value.id: value for value in schedule.entry}
+        self.tags = itertools.count(FIRST_TAG)  # given out in the order in which messages are posted
+        self.first: dict[str, int] = {}
+        count = 0
+        for axis in schedule.axes:
+            if axis.kind is AxisKind.SERVER:
+                self.first[axis.name] = count
+                count += axis.size
+        self.servers = count
+        self.layouts: dict[str, Layout] = {}
+        self.used: dict[str, tuple[str, Span]] = {}
+        self.read: dict[str, set[Ref]] = {}  # by phase: what its workers need, in their ops or as outputs
+
+    def sites(self) -> Sites:
+        found: list[Site] = []
+        if self.servers:
+            ops = list(self._ops())
+            for _, op, values in ops:  # layouts follow from exchanges wherever these stand
+                if isinstance(op, Exchange | Elastic):
+                    self._lay(op, values)
+            for number, (phase, op, values) in enumerate(ops):
+                found.append(self._site(number, phase, op, values))
+        axes = tuple((axis.name, axis.size) for axis in self.schedule.mesh_axes)
+        return Sites(tuple(found), axes, self.servers)
+
+    def _ops(self) -> Iterator[tuple[Phase, ServerOp, dict[Ref, Value]]]:
+        for phase in self.schedule.phases:
+            values = self.entry | {value.id: value for value in phase.values}
+            self.read[phase.name] = {ref for op in phase.ops for ref in sent(op)}
+            self.read[phase.name] |= {binding.value for binding in phase.outputs}
+            for op in phase.ops:
+                asking = server_op(op, values)
+                if asking is not None:
+                    yield phase, asking, values
+
+    def _lay(self, op: Exchange | Elastic, values: dict[Ref, Value]) -> None:
+        """The layouts of the states of an op: the first one is cut, a second one with it."""
+        (center, *others), met = kept(op), sent(op)[0]
+        how = "exchange" if isinstance(op, Exchange) else f"elastic {op.mode}"
+        self._use(name_of(center), how, op.span)
+        leaves = values[center].leaves
+        if name_of(center) not in self.layouts:
+            servers = self._count(values[center])
+            keys = [(x.dtype, y.dtype) for x, y in zip(leaves, values[met].leaves, strict=True)]
+            self.layouts[name_of(center)] = weights(leaves, keys, servers, op.hints.chunk)
+        for state in others:
+            like = self.layouts[name_of(center)]
+            self._use(name_of(state), f"{how} beside {name_of(center)}", op.span)
+            self.layouts[name_of(state)] = beside(
+                values[state].leaves, leaves, like, op.span, self.schedule.file
+            )
+
+    def _use(self, name: str, how: str, span: Span) -> None:
+        before = self.used.setdefault(name, (how, span))
+        if before[0] != how:
+            fail(
+                "CP0767",
+                f"the state `{name}` is used by `{how}` here, and by `{before[0]}` on line {before[1].line}",
+                "what servers do with a state is one thing: give each of the two a state of its own",
+                span=span,
+                file=self.schedule.file,
+            )
+
+    def _count(self, value: Value) -> int:
+        assert value.placement.server is not None
+        return self.schedule.axis(value.placement.server).size
+
+    def _layout(self, value: Value) -> Layout:
+        name = name_of(value.id)
+        if name not in self.layouts:  # never exchanged: put and got alone
+            keys = [leaf.dtype for leaf in value.leaves]
+            self.layouts[name] = weights(value.leaves, keys, self._count(value), None)
+        return self.layouts[name]
+
+    def _site(self, number: int, phase: Phase, op: ServerOp, values: dict[Ref, Value]) -> Site:
+        match op:
+            case Exchange():
+                more = {"staleness": op.hints.staleness or 0, "mean": op.op == "mean"}
+                return self._meeting(number, phase, op, values, **more, fn=op.fn, weight=op.weight)
+            case Elastic():
+                more = {"staleness": op.hints.staleness, "mode": op.mode}
+                return self._meeting(number, phase, op, values, **more, eta=op.eta, rho=op.rho)
+            case Put():
+                state = values[name_of(op.result) + ".0"]
+                layout = self._layout(state)
+                up = self._whole(layout, op.operand, values[state.id], down=False)
+                token = (self._each("token", DType.I32, layout),)
+                return self._of(number, phase, op, (state,), up, (), token=token)
+            case Get():
+                state = values[name_of(op.operand) + ".0"]
+                layout = self._layout(state)
+                up = (self._each("token", DType.I32, layout),)
+                down = self._whole(layout, op.result, state, down=True)
+                return self._of(number, phase, op, (state,), up, down)
+
+    def _of(
+        self,
+        number: int,
+        phase: Phase,
+        op: ServerOp,
+        states: tuple[Value, ...],
+        up: tuple[Buffer, ...],
+        down: tuple[Buffer, ...],
+        **more: Any,
+    ) -> Site:
+        placement, kind = states[0].placement, cast("Kind", op.__struct_config__.tag)
+        assert placement.server is not None
+        names, layouts = tuple(name_of(state.id) for state in states), tuple(map(self._layout, states))
+        return Site(
+            number, kind, phase.name, results(op)[0], op.span, placement.server,
+            self.first[placement.server], self._count(states[0]), placement.per, names, layouts, up, down,
+            **more,
+        )  # fmt: skip
+
+    def _meeting(
+        self, number: int, phase: Phase, op: Exchange | Elastic, values: dict[Ref, Value], **more: Any
+    ) -> Site:
+        """Workers send a gradient, or their weights, and get the state as their servers then have it."""
+        (operand, *scalars), answer = sent(op), results(op)[0]
+        states, wire = tuple(values[ref] for ref in kept(op)), op.hints.wire
+        self._meet(op, states[0])
+        layout, leaves = self._layout(states[0]), values[operand].leaves
+        up = [self._each("scalar", values[ref].leaves[0].dtype, layout, ref, (0,)) for ref in scalars]
+        dtypes = [_wire(leaves[part.leaves[0]].dtype, wire) for part in layout.parts]
+        up += self._data(layout, layout.parts, dtypes, operand)
+        if isinstance(op, Elastic) or answer in self.read[phase.name]:
+            dtypes = [_wire(part.dtype, wire) for part in layout.parts]
+            down = self._data(layout, layout.parts, dtypes, answer)
+        else:
+            down = (self._each("token", DType.I32, layout, down=True),)
+        return self._of(number, phase, op, states, tuple(up), down, **more)
+
+    def _meet(self, op: Exchange | Elastic, state: Value) -> None:
+        several = [axis.name for axis in self.schedule.mesh_axes if axis.size > 1]
+        left = [name for name in several if name not in (*op.axes, *state.placement.per)]
+        if left:
+            fail(
+                "CP0729",
+                f"workers along `{left[0]}` hold the same, and each would send it to the servers",
+                f"name `{left[0]}` after `over` too, or make it an ensemble with states `per {left[0]}`",
+                span=op.span,
+                file=self.schedule.file,
+            )
+
+    def _data(
+        self, layout: Layout, flats: Sequence[Flat], dtypes: Iterable[DType], value: Ref, slot: int = 0
+    ) -> tuple[Buffer, ...]:
+        buffers: list[Buffer] = []
+        for part, (flat, dtype) in enumerate(zip(flats, dtypes, strict=True)):
+            units = (unit for unit in layout.units if unit.part == part)
+            chunks = tuple(Chunk(u.server, u.start, u.size, next(self.tags), u.number) for u in units)
+            buffers.append(Buffer("data", dtype, flat.size, chunks, value, flat.leaves, slot, part))
+        return tuple(buffers)
+
+    def _whole(self, layout: Layout, value: Ref, state: Value, *, down: bool) -> tuple[Buffer, ...]:
+        """A whole state: its scalars, and all of its slots."""
+        found = [
+            self._each("scalar", state.leaves[place].dtype, layout, value, (place,), down=down)
+            for place in layout.scalars
+        ]
+        for slot, flats in enumerate(layout.slots):
+            found += self._data(layout, flats, [flat.dtype for flat in flats], value, slot)
+        if not found and not down:  # of a state without leaves it is told that it is there
+            return (self._each("token", DType.I32, layout),)
+        return tuple(found)
+
+    def _each(
+        self,
+        what: Literal["scalar", "token"],
+        dtype: DType,
+        layout: Layout,
+        value: Ref = "",
+        leaves: tuple[int, ...] = (),
+        *,
+        down: bool = False,
+    ) -> Buffer:
+        """One element to or from every server that owns a part; a small state may leave some without."""
+        servers = sorted({unit.server for unit in layout.units})
+        chunks = tuple(Chunk(j, i if down else 0, 1, next(self.tags)) for i, j in enumerate(servers))
+        return Buffer(what, dtype, len(chunks) if down else 1, chunks, value, leaves)
+
+
+def _wire(dtype: DType, wire: DType | None) -> DType:
+    return wire if wire is not None and dtype.is_float else dtype

@@ -1,0 +1,221 @@
+"""Pytrees of plain containers without jax, and the shapes of their leaves.
+
+Same order and same paths as `jax.tree_util` gives (`keystr(path, simple=True, separator="/")`), for
+dicts, lists, tuples and named tuples. Other nodes need jax: see `commplan.lowering.jax.pytree`.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, cast
+
+from commplan.diagnostics import fail
+from commplan.ir.schedule import Leaf
+from commplan.ir.types import DType
+
+_Build = Callable[[Iterator[Any]], Any]
+Rebuild = Callable[[Sequence[Any]], Any]
+
+
+def flatten(tree: Any) -> tuple[list[tuple[str, Any]], Rebuild]:
+    """The leaves of `tree` with their paths, and the function that puts leaves back.
+
+    dict keys are sorted (an OrderedDict keeps its order), None is an empty tree, and everything
+    that is not a container is a leaf.
+
+    >>> leaves, rebuild = flatten({"b": [1, 2], "a": None})
+    >>> leaves
+    [('b/0', 1), ('b/1', 2)]
+    >>> rebuild([10, 20])
+    {'a': None, 'b': [10, 20]}
+    """
+    leaves: list[tuple[str, Any]] = []
+    build = _walk(tree, None, leaves, _never)
+    return leaves, lambda values: build(_counted(values, len(leaves)))
+
+
+def shapes_of(tree: Any) -> tuple[Leaf, ...]:
+    """The leaves of `tree` as the compiler wants them.
+
+    A leaf has `.shape` and `.dtype` (an array, a `jax.ShapeDtypeStruct`), is a dict
+    `{"shape": [..], "dtype": ".."}`, or is a Python number (float f32, int i32, bool).
+    Raises CP0703 for a dtype outside the language and CP0720 for a leaf without a shape, for two
+    leaves of one path and for keys of a dict that have no order.
+    """
+    return leaves_of(_shape_leaves(tree))
+
+
+def is_plain(tree: Any) -> bool:
+    """Whether every leaf of `tree`, taken apart as plain containers, has a shape."""
+    leaves = [leaf for _, leaf in _shape_leaves(tree)]
+    return all(_is_like_spec(x) or isinstance(x, bool | int | float) or hasattr(x, "shape") for x in leaves)
+
+
+def leaves_of(pairs: Iterable[tuple[str, Any]]) -> tuple[Leaf, ...]:
+    """Paths and leaves (see `shapes_of`) as `Leaf`s. Raises CP0720 where two have one path."""
+    found: dict[str, Leaf] = {}
+    for path, leaf in pairs:
+        if path in found:
+            fail("CP0720", f"two leaves have the path `{path}`", "a key with a `/` in it needs another name")
+        found[path] = leaf_of(path, leaf)
+    return tuple(found.values())
+
+
+def leaf_of(path: str, leaf: Any) -> Leaf:
+    """`leaf` (see `shapes_of`) as a `Leaf` at `path`."""
+    shape, dtype = _shape_and_dtype(path, leaf)
+    name = str(getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or dtype)
+    found = DType.of(name)
+    if found is None:
+        known = ", ".join(t.numpy_name for t in DType)
+        fail(
+            "CP0703",
+            f"leaf `{path}` has dtype {name}, which plans do not know",
+            f"known: {known}",
+            "convert the leaf, or leave it out of the tree that the plan sees",
+        )
+    return Leaf(path, shape, found)
+
+
+def nest(paths: Sequence[str], values: Sequence[Any]) -> Any:
+    """Nested dicts from paths: what a saved schedule knows of a pytree. Its leaves come in the order of
+    `paths`: a dict whose keys stand in another order than theirs ("10" after "2") is an OrderedDict.
+
+    >>> nest(["a/b", "c"], [1, 2])
+    {'a': {'b': 1}, 'c': 2}
+    """
+    if len(paths) == 1 and not paths[0]:
+        return values[0]
+    root: dict[str, Any] = {}
+    for path, value in zip(paths, values, strict=True):
+        *above, last = path.split("/")
+        node = root
+        for part in above:
+            node = node.setdefault(part, {})
+        node[last] = value
+    return _in_order(root)
+
+
+def _in_order(node: Any) -> Any:
+    if not isinstance(node, dict):
+        return node
+    inner = {key: _in_order(value) for key, value in cast("dict[str, Any]", node).items()}
+    return inner if list(inner) == sorted(inner) else OrderedDict(inner)
+
+
+def _shape_and_dtype(path: str, leaf: Any) -> tuple[tuple[int, ...], Any]:
+    if isinstance(leaf, bool | int | float):
+        return (), _NUMBERS[type(leaf)]
+    if _is_like_spec(leaf):
+        spec = cast("Mapping[str, Any]", leaf)
+        missing = next((key for key in ("shape", "dtype") if key not in spec), None)
+        if missing is not None:
+            where = f"leaf `{path}`" if path else "a leaf"
+            fail("CP0720", f"{where} has no `{missing}`", 'such as {"shape": [3, 4], "dtype": "f32"}')
+        shape, dtype = spec["shape"], spec["dtype"]
+    else:
+        shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
+    if shape is None or dtype is None:
+        fail(
+            "CP0720",
+            f"leaf `{path}` is a {_kind(leaf)}, which has no shape and dtype",
+            'leaves are arrays, jax.ShapeDtypeStruct, numbers or objects `{"shape": [..], "dtype": ".."}`',
+        )
+    if not isinstance(shape, list | tuple) or not all(_is_dim(d) for d in cast("list[Any]", shape)):
+        fail("CP0720", f"leaf `{path}` has the shape {shape!r}: a list of whole numbers >= 0 was expected")
+    return tuple(int(d) for d in cast("list[Any]", shape)), dtype
+
+
+_NUMBERS = {bool: "bool", int: "i32", float: "f32"}
+
+
+def _kind(leaf: object) -> str:
+    return type(leaf).__name__
+
+
+def _is_dim(dim: Any) -> bool:
+    return not isinstance(dim, bool) and hasattr(dim, "__index__") and int(dim) >= 0
+
+
+def _is_like_spec(node: Any) -> bool:
+    """Whether it is `{"shape", "dtype"}`, or means to be: one of the two, alone, with a value fit for it."""
+    if not isinstance(node, Mapping):
+        return False
+    spec = cast("Mapping[Any, Any]", node)
+    if set(spec) == {"shape"}:
+        shape = spec["shape"]
+        return isinstance(shape, list | tuple) and all(type(d) is int for d in cast("list[Any]", shape))
+    return set(spec) == {"shape", "dtype"} or (set(spec) == {"dtype"} and isinstance(spec["dtype"], str))
+
+
+def _never(_: Any) -> bool:
+    return False
+
+
+def _counted(values: Sequence[Any], expected: int) -> Iterator[Any]:
+    if len(values) != expected:
+        raise ValueError(f"{expected} leaves were expected, {len(values)} given")
+    return iter(values)
+
+
+def _shape_leaves(tree: Any) -> list[tuple[str, Any]]:
+    """The leaves of shapes. Raises CP0720 for a tree deeper than Python's stack."""
+    leaves: list[tuple[str, Any]] = []
+    try:
+        _walk(tree, None, leaves, _is_like_spec)
+    except RecursionError:
+        fail("CP0720", "the tree of shapes is nested too deep", "flatten it, such as into a list of layers")
+    return leaves
+
+
+def _walk(
+    node: Any, path: str | None, leaves: list[tuple[str, Any]], is_leaf: Callable[[Any], bool]
+) -> _Build:
+    if node is None:
+        return _nothing
+    if is_leaf(node):
+        leaves.append((path or "", node))
+        return next
+    if isinstance(node, dict):
+        return _walk_dict(cast("dict[Any, Any]", node), path, leaves, is_leaf)
+    if isinstance(node, tuple) and hasattr(cast("Any", node), "_fields"):
+        named = cast("Any", node)
+        parts = [_walk(getattr(named, f), _join(path, f), leaves, is_leaf) for f in named._fields]
+        return _maker(lambda filled: type(named)(*filled), parts)
+    if isinstance(node, list | tuple):
+        items = cast("list[Any]", node)
+        parts = [_walk(item, _join(path, str(i)), leaves, is_leaf) for i, item in enumerate(items)]
+        return _maker(list if isinstance(node, list) else tuple, parts)
+    leaves.append((path or "", node))
+    return next
+
+
+def _walk_dict(
+    node: dict[Any, Any], path: str | None, leaves: list[tuple[str, Any]], is_leaf: Callable[[Any], bool]
+) -> _Build:
+    keys = list(node) if isinstance(node, OrderedDict) else _ordered(node, path)
+    parts = [_walk(node[key], _join(path, str(key)), leaves, is_leaf) for key in keys]
+    make = cast("Callable[[Any], Any]", OrderedDict if isinstance(node, OrderedDict) else dict)
+    return _maker(lambda filled: make(zip(keys, filled, strict=True)), parts)
+
+
+def _ordered(node: dict[Any, Any], path: str | None) -> list[Any]:
+    try:
+        return sorted(node)
+    except TypeError:
+        kinds = ", ".join(sorted({_kind(key) for key in node}))
+        where = f"of `{path}`" if path else "of the tree"
+        return fail("CP0720", f"the keys {where} have no order: they are {kinds}", "use keys of one kind")
+
+
+def _nothing(_: Iterator[Any]) -> None:
+    return None
+
+
+def _maker(make: Callable[[list[Any]], Any], parts: Sequence[_Build]) -> _Build:
+    return lambda values: make([part(values) for part in parts])
+
+
+def _join(path: str | None, part: str) -> str:
+    return part if path is None else f"{path}/{part}"

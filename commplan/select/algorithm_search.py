@@ -1,0 +1,252 @@
+"""The search that `bucket`, `decompose` and `select` share: what carries out a collective fastest.
+
+Every candidate has a predicted time (`costs`); the fastest is taken, and of those within `TIE` of it the
+simplest, so that small errors of the model decide nothing. Under JAX a chunk program is many operations where
+the backend has one: it is a candidate only where the machine was measured, and must win by `CLEARLY`. A
+hierarchy in levels of the backend's own must win by `EVENLY`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from commplan.ir.ops.base import Work
+from commplan.ir.plan import Algorithm
+from commplan.ir.remark import Alternative
+from commplan.ir.schedule import Collective, CollectiveKind, Schedule
+from commplan.select import options
+from commplan.select.cost_model import Costs, Prediction
+from commplan.select.options import MOST_RANKS, NATIVE, PIECES, Rung
+from commplan.select.size_thresholds import rule
+from commplan.topology import Topology
+
+SHOWN = 6  # alternatives that a schedule keeps of one decision, the fastest; and the backend's own
+TIE = 0.04  # a simpler way that is slower by no more is taken: calibrations do not repeat to less
+EVENLY = 0.05  # a hierarchy of collectives of the backend's own, under JAX, must save so much
+CLEARLY = 0.20  # a chunk program, under JAX, must save so much; so must a guess, beside what was measured
+
+
+class Way(NamedTuple):
+    """One way to carry out a collective, and its predicted time in seconds."""
+
+    algorithm: Algorithm
+    chunk: int | None
+    seconds: float
+    source: str
+
+    @property
+    def is_native(self) -> bool:
+        """Whether it is made of the backend's own collectives alone."""
+        levels = self.algorithm.levels
+        return self.algorithm == NATIVE or (bool(levels) and all(how == NATIVE for _, how in levels))
+
+    @property
+    def is_measured(self) -> bool:
+        return self.source.startswith("measured")
+
+
+def saves(way: Way, than: Way) -> bool:
+    """Whether `way` is so much faster that it is worth taking."""
+    needed = CLEARLY if than.is_measured and not way.is_measured else TIE
+    return way.seconds < than.seconds * (1 - needed)
+
+
+def simplest(ways: Sequence[Way]) -> Way:
+    """The first of the fastest. Beside a way that was measured, what the model leaves out of another would
+    look like a gain: that one must save `CLEARLY`."""
+    measured = [way.seconds for way in ways if way.is_measured]
+    limit = (1 - CLEARLY) * min(measured) if measured else float("inf")
+    known = [way for way in ways if way.is_measured or way.seconds < limit]
+    least = min(way.seconds for way in known)
+    return next(way for way in known if way.seconds <= least * (1 + TIE))
+
+
+class Decision(NamedTuple):
+    """What is taken, why, and what else there was, fastest first. No `seconds`: nothing tells times."""
+
+    algorithm: Algorithm
+    chunk: int | None
+    why: str
+    seconds: float | None = None
+    source: str = ""
+    alternatives: tuple[Alternative, ...] = ()
+
+
+class Chooser:
+    """Chooses for the collectives of one schedule."""
+
+    def __init__(self, schedule: Schedule, costs: Costs | None, topology: Topology | None) -> None:
+        self.schedule, self.costs, self.topology = schedule, costs, topology
+        self.jax = schedule.backend == "jax"
+
+    def decide(self, op: Collective) -> Decision:
+        """The algorithm and the messages of `op`, where the plan and earlier passes leave them open."""
+        ranks = self.schedule.size(op.axes)
+        if ranks == 1 or op.kind == "all_to_all":
+            return Decision(op.algorithm, None, "one rank" if ranks == 1 else "only the backend has it")
+        if self.costs is None:
+            return self._by_rule(op)
+        if op.pinned and not op.algorithm.levels:
+            return self._pinned(op)
+        ways = self.hierarchies(op) if op.algorithm.levels else self.flat(op)
+        others = self.flat(op) if op.algorithm.levels else self.hierarchies(op)
+        if not ways:
+            return Decision(op.algorithm, None, "nothing is known of other ways")
+        return self._decision(self.fastest(ways), [*ways, *others])
+
+    def about(self, op: Collective) -> Way | None:
+        """`op` carried out about as well as can be; None where nothing tells times."""
+        if self.costs is None or self.schedule.size(op.axes) == 1:
+            return None
+        if op.pinned and not op.algorithm.levels:
+            return self._way(op, op.algorithm, few=True)
+        ways = [] if op.algorithm.levels else self.flat(op, few=True)
+        ways += self.hierarchies(op, few=True)
+        return self.fastest(ways) if ways else None
+
+    def _by_rule(self, op: Collective) -> Decision:
+        if op.algorithm.levels:
+            ladder = options.pinned_rungs(op, self.schedule)
+            names = options.usual(options.menus(op.kind, ladder))
+            algorithm = options.hierarchy(ladder, names) if names else op.algorithm
+            return Decision(algorithm, None, "the plan writes these levels")
+        if op.pinned:
+            return Decision(op.algorithm, None, "the plan writes it so")
+        if self.jax:
+            return Decision(NATIVE, None, "without a topology the backend's own is taken")
+        if self.schedule.size(op.axes) > MOST_RANKS:
+            return Decision(NATIVE, None, f"a program for more than {MOST_RANKS} ranks has too many rounds")
+        row = rule(self.schedule.backend, op.kind, self.whole(op))
+        return Decision(Algorithm(row.algorithm), row.chunk, "without a topology its size decides")
+
+    def _pinned(self, op: Collective) -> Decision:
+        way = self._way(op, op.algorithm)
+        if way is None:
+            return Decision(op.algorithm, None, "the plan writes it so")
+        made = self._decision(way, [*self.flat(op), *self.hierarchies(op)])
+        return made._replace(why="the plan writes it so")
+
+    def _decision(self, taken: Way, ways: list[Way]) -> Decision:
+        rest = sorted((w for w in ways if w.algorithm != taken.algorithm), key=lambda way: way.seconds)
+        faster = any(way.seconds < taken.seconds for way in rest)
+        why = "the fastest" if rest else "the backend's own: programs are tried where a calibration is given"
+        if faster:
+            why = self._why_slower(taken, rest)
+        shown = rest[:SHOWN] + [way for way in rest[SHOWN:] if way.algorithm == NATIVE]
+        others = tuple(Alternative(str(way.algorithm), rounded(way.seconds)) for way in shown)
+        return Decision(
+            taken.algorithm, taken.chunk, why, rounded(taken.seconds), taken.source, others
+        )  # fmt: skip
+
+    def _why_slower(self, taken: Way, rest: list[Way]) -> str:
+        least = min(way.seconds for way in rest)
+        if taken.seconds <= least * (1 + TIE):
+            return f"within {TIE:.0%} of the fastest, and simpler"
+        if taken.is_measured:
+            return f"the fastest of what was measured: a guess must save {CLEARLY:.0%}"
+        return "under JAX many operations must save much more than one"
+
+    def fastest(self, ways: Sequence[Way]) -> Way:
+        """The `simplest` of `ways`: they stand in order of simplicity.
+
+        Under JAX a program must be faster than the backend's own by `CLEARLY`.
+        """
+        native = next((way.seconds for way in ways if way.algorithm == NATIVE), None)
+        if self.jax and native is not None:
+            ways = [way for way in ways if way.is_native or way.seconds < (1 - CLEARLY) * native]
+        return simplest(ways)
+
+    def flat(self, op: Collective, *, few: bool = False) -> list[Way]:
+        """The ways that know of no levels, simplest first.
+
+        That is `native`; but an MPI library's own gets slower than its best algorithm as messages grow, so
+        where the table of `rules` leaves it behind it comes last.
+        """
+        programs = not self.jax or (self.costs is not None and self.costs.measured)
+        algorithms = options.flat(op.kind, self.schedule.size(op.axes), programs=programs)
+        found = [way for algorithm in algorithms if (way := self._way(op, algorithm, few=few))]
+        small = self.jax or rule("mpi", op.kind, self.whole(op)).algorithm == "native"
+        return found if small else sorted(found, key=lambda way: way.algorithm == NATIVE)
+
+    def whole(self, op: Collective) -> int:
+        """Bytes of the buffer that all ranks of `op` together make."""
+        return op.nbytes * (self.schedule.size(op.axes) if op.kind == "all_gather" else 1)
+
+    def hierarchies(self, op: Collective, *, few: bool = False) -> list[Way]:
+        """The best hierarchies over the levels that `op` crosses, or over those that are written."""
+        if op.algorithm.levels:
+            ladder = options.pinned_rungs(op, self.schedule)
+        else:
+            ladder = options.rungs(op, self.schedule, self.topology)
+        if len(ladder) < 2:
+            return []
+        if self.jax and op.kind in ("all_reduce", "broadcast") and all(r.key in op.axes for r in ladder):
+            return self._stepwise(op, ladder)
+        if self.jax and (self.costs is None or not self.costs.measured):
+            return []
+        return self._greedy(op, ladder, few=few)
+
+    def _greedy(self, op: Collective, ladder: tuple[Rung, ...], *, few: bool) -> list[Way]:
+        """Begin with one algorithm everywhere, then change level by level what makes it faster."""
+        menus = options.menus(op.kind, ladder)
+        if not all(menus):
+            return []
+        names = list(options.usual(menus))
+        if few:
+            best = self._way(op, options.hierarchy(ladder, tuple(names)), few=True)
+            return [best] if best is not None else []
+        best = None
+        for index in reversed(range(len(ladder))):
+            for name in (names[index], *(n for n in menus[index] if n != names[index])):
+                tried = [*names[:index], name, *names[index + 1 :]]
+                way = self._way(op, options.hierarchy(ladder, tuple(tried)), few=True)
+                if way is not None and (best is None or saves(way, best)):
+                    best, names = way, tried
+        best = self._way(op, best.algorithm) if best is not None else None
+        return [best] if best is not None else []
+
+    def _stepwise(self, op: Collective, ladder: tuple[Rung, ...]) -> list[Way]:
+        """One collective of the backend's own for each level: the sum of their times."""
+        if op.kind == "all_reduce" and op.op != "sum":
+            return []
+        total, source, nbytes = 0.0, "", op.nbytes
+        parts: list[tuple[CollectiveKind, str, int]] = []
+        for rung in ladder[:-1] if op.kind == "all_reduce" else ():
+            parts.append(("reduce_scatter", rung.key, nbytes))
+            nbytes = -(-nbytes // rung.ranks)
+            parts.append(("all_gather", rung.key, nbytes))
+        for rung in ladder[-1:] if op.kind == "all_reduce" else ladder:
+            parts.append((op.kind, rung.key, nbytes))
+        for kind, axis, size in parts:
+            told = self._ask(Work(kind, "", size, (axis,)))
+            if told is None:
+                return []
+            total, source = total + told.seconds, told.source
+        names = tuple(rung.pinned or "native" for rung in ladder)
+        return [Way(options.hierarchy(ladder, names), None, total, source)]
+
+    def _way(self, op: Collective, algorithm: Algorithm, *, few: bool = False) -> Way | None:
+        """`algorithm` whole, or cut into messages of the best of several sizes."""
+        sizes: list[int | None] = [None]
+        if op.hints.chunk is not None and algorithm != NATIVE:
+            sizes = [op.hints.chunk]
+        elif algorithm != NATIVE:
+            whole = self.whole(op)
+            pieces = PIECES[1::3] if few else PIECES
+            sizes += [size for size in pieces if whole // 1024 < size < whole]
+        found: list[Way] = []
+        form = "rounds" if self.jax else "call"
+        for size in sizes:
+            told = self._ask(Work(op.kind, "", op.nbytes, op.axes, algorithm, size, op.root or 0, form))
+            if told is not None:
+                found.append(Way(algorithm, size, told.seconds, told.source))
+        return simplest(found) if found else None
+
+    def _ask(self, work: Work) -> Prediction | None:
+        return self.costs.predict(work) if self.costs is not None else None
+
+
+def rounded(seconds: float) -> float:
+    """To four digits: no machine's last bit gets into a schedule."""
+    return float(f"{seconds:.3e}")

@@ -1,0 +1,191 @@
+"""What of the input of a schedule is proved, and what it needs: see `commplan.verify.input.visitation`."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+from commplan.input.prefetch import KEEP, prefetch, slots
+from commplan.input.rates import Rates, rates
+from commplan.input.work_partition import Division, Turns, division
+from commplan.ir.def_use import DefUse
+from commplan.ir.plan import Ref, name_of
+from commplan.ir.remark import Design
+from commplan.ir.schedule import Phase, Read, Schedule, Share, results
+from commplan.verify.input.visitation import (
+    Broken,
+    prove_division,
+    prove_order,
+    prove_parts,
+    prove_rates,
+    prove_turns,
+    survivors,
+)
+from commplan.verify.scope import Scope
+
+_GROUP = 16  # processes that a division is run for, at most: see `_share_wrong`
+
+
+class Visited(NamedTuple):
+    """A load whose visits are proved. shards: how many the batch is cut into. rates: of members by their own
+    clocks."""
+
+    phase: str
+    op: Read
+    shards: int
+    rates: Rates | None
+
+
+class Shared(NamedTuple):
+    """A shared value whose division is proved. members: how many it is shared between."""
+
+    phase: str
+    op: Share
+    members: int
+
+
+class InputMemory(NamedTuple):
+    """What the input of a phase holds at once, at most. batches: of each rank, those included that the caller
+    holds. records: of one load. shared: bytes of the slots of a host, for the rows of one rank; own: bytes of
+    a rank beside them. Records of variable length, and what a function makes in between, are not counted."""
+
+    phase: str
+    batches: int
+    records: int
+    shared: int
+    own: int
+
+
+def check_input(scope: Scope) -> None:
+    """Report loads whose visit is not what they promise, and shares that leave rows out."""
+    ahead = prefetch(scope.phase.ops)
+    for op in scope.phase.ops:
+        if not isinstance(op, Read | Share) or scope.has_seen_op(op):
+            continue
+        name = f"`{name_of(op.result)}`"
+        wrong = _load_wrong(op, ahead) if isinstance(op, Read) else _share_wrong(scope, op)
+        if wrong is not None:
+            scope.report.found.append(wrong.diagnostic(name, op.span, scope.schedule.file))
+
+
+def _load_wrong(op: Read, ahead: int) -> Broken | None:
+    orders = (prove_order(op.visit, op.tail, batch) for batch in dict.fromkeys(op.batch))
+    wrong = next(filter(None, orders), None)
+    if wrong is None and op.clock is not None:
+        return prove_rates(rates(op.batch, ahead))
+    return wrong
+
+
+def _share_wrong(scope: Scope, op: Share) -> Broken | None:
+    value = scope.values[op.result]
+    rows = value.leaves[0].shape[0] if value.leaves and value.leaves[0].shape else 1
+    return prove_share(op.design, op.readers, scope.ranks(op.axes), rows)
+
+
+@functools.lru_cache(maxsize=256)
+def prove_share(design: Design, readers: int | None, members: int, rows: int) -> Broken | None:
+    """That `members` processes which share a value as `design` says all get every row once, whoever is left.
+
+    readers: as the plan says. rows: of a batch. On which hosts the processes lie is known when they run: here
+    they are all on one host, each on its own, in two halves, and dealt out between two. Of large groups 16
+    are looked at: what a process makes, and where it goes, depends on whether hosts are the same and on the
+    order of processes alone. A group that runs has its own division proved when it meets (`prove_division`).
+    """
+    wrong = prove_parts()
+    if wrong is not None:
+        return wrong
+    for hosts in _layouts(min(members, _GROUP)):
+        found = division(design, hosts, readers)
+        wrong = prove_division(found, rows) or _left_wrong(found, rows) or _turns_wrong(found, rows)
+        if wrong is not None:
+            return wrong
+    return None
+
+
+def _left_wrong(found: Division, rows: int) -> Broken | None:
+    proofs = (prove_division(found, rows, alive) for alive in survivors(found))
+    return next((wrong for wrong in proofs if wrong is not None), None)
+
+
+def _turns_wrong(found: Division, rows: int) -> Broken | None:
+    """On one host readers may take turns, as many at a time as its cores ask for."""
+    if len(set(found.hosts)) > 1 or found.design == "duplicate":
+        return None
+    proofs = (prove_turns(Turns(found, width), rows) for width in range(1, found.parts + 1))
+    return next((wrong for wrong in proofs if wrong is not None), None)
+
+
+def _layouts(count: int) -> tuple[tuple[int, ...], ...]:
+    """The hosts of `count` processes, in each layout."""
+    processes = range(count)
+    found = (
+        tuple(0 for _ in processes),
+        tuple(processes),
+        tuple(2 * process // count for process in processes),
+        tuple(process % 2 for process in processes),
+    )
+    return tuple(dict.fromkeys(found))
+
+
+# --- what is proved, for people ---
+
+
+def visits(schedule: Schedule) -> tuple[Visited, ...]:
+    """The loads of a schedule that was verified."""
+    return tuple(
+        Visited(phase.name, op, schedule.size(op.split), _rates(phase, op))
+        for phase in schedule.phases
+        for op in phase.ops
+        if isinstance(op, Read)
+    )
+
+
+def _rates(phase: Phase, op: Read) -> Rates | None:
+    return rates(op.batch, prefetch(phase.ops)) if op.clock is not None else None
+
+
+def shares(schedule: Schedule) -> tuple[Shared, ...]:
+    """The shared values of a schedule that was verified."""
+    return tuple(
+        Shared(phase.name, op, schedule.size(op.axes))
+        for phase in schedule.phases
+        for op in phase.ops
+        if isinstance(op, Share)
+    )
+
+
+def input_memory(schedule: Schedule) -> tuple[InputMemory, ...]:
+    """A bound for each phase that loads: no more batches are begun than it says, however slow the caller
+    is."""
+    return tuple(
+        _memory(schedule, phase) for phase in schedule.phases if any(isinstance(op, Read) for op in phase.ops)
+    )
+
+
+def _memory(schedule: Schedule, phase: Phase) -> InputMemory:
+    """Of members by their own clocks a batch is the largest here, and a host keeps `Rates.bound` records."""
+    size = {value.id: value.nbytes for value in phase.values}
+    moved = {op.result for op in phase.ops if isinstance(op, Share) and op.design != "duplicate"}
+    own = [ref for ref in handed_over(schedule, phase) if ref not in moved]
+    ahead = prefetch(phase.ops)
+    loads = [op for op in phase.ops if isinstance(op, Read)]
+    rows = max(max(op.batch) // schedule.size(op.split) for op in loads)
+    batches, shown = ahead + KEEP, ahead + KEEP
+    shared = slots(ahead, by_caller=True) * sum(size[ref] for ref in moved)
+    clocked = next((op for op in loads if op.clock is not None), None)
+    if clocked is not None:
+        kept = -(-rates(clocked.batch, ahead).bound // max(clocked.batch))
+        batches, shown, shared = kept + KEEP, KEEP, kept * sum(size[ref] for ref in own)
+    return InputMemory(phase.name, batches, batches * rows, shared, shown * sum(size[ref] for ref in own))
+
+
+def handed_over(schedule: Schedule, phase: Phase) -> list[Ref]:
+    """The values that the host makes and hands over: source-only outputs and arguments, or, where functions
+    of the device make these record by record, what they are made from."""
+    on_host: set[str] = set()
+    for op in phase.ops:
+        device = op.lane == "device"
+        if op.runs_ahead(on_host) and not device:
+            on_host.update(results(op))
+    bound = (binding.value for binding in (*phase.outputs, *phase.takes) if binding.source_only)
+    return DefUse(phase.ops).sources(bound, on_host)

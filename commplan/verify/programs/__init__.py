@@ -1,0 +1,1 @@
+"""Proofs of chunk programs: by symbolic execution, for hierarchies by composition; counter-examples."""

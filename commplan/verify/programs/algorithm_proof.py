@@ -1,0 +1,121 @@
+"""Proofs of what a user names after `via`: one algorithm, or a hierarchy of them. Each is made once."""
+
+from __future__ import annotations
+
+import functools
+import math
+from fractions import Fraction
+from typing import NamedTuple
+
+from commplan.collectives.hierarchical import NATIVE, Levels
+from commplan.collectives.postcondition import lower_bounds
+from commplan.collectives.program import Kind
+from commplan.collectives.registry import files, program, supports
+from commplan.collectives.registry import stages as stages_of
+from commplan.diagnostics import fail
+from commplan.verify.programs.composition import Task, compose, task_of
+from commplan.verify.programs.counterexample import Counterexample
+from commplan.verify.programs.proof import Counted, count, prove
+
+LARGEST = 1 << 22  # slots of all ranks together, of a program that is proved rank by rank
+RANKS = 1 << 17  # of such a program; each has a set of ranks as bits, so memory grows with the square
+
+
+class Proof(NamedTuple):
+    """What is known of one algorithm for one collective.
+
+    tasks: the programs that were proved. believed: levels that are the backend's own, which no proof covers.
+    cost: of the whole, levels that are believed left out. wrong: counter-examples with what they are of.
+    """
+
+    tasks: tuple[Task, ...]
+    believed: tuple[str, ...]
+    cost: Counted
+    wrong: tuple[tuple[str, Counterexample], ...]
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def prove_task(task: Task) -> tuple[tuple[Counterexample, ...], Counted]:
+    """The proof of one program, and what it costs.
+
+    Raises what `registry.program` raises where there is no such program, and CP0748 where it has too many
+    slots to be proved.
+    """
+    algorithm, kind, ranks, root = task
+    if ranks > RANKS:
+        fail(
+            "CP0748",
+            f"{str_of(task)} has too many ranks to be proved",
+            f"at most {RANKS}; hierarchical(..) is proved level by level",
+        )
+    known = supports(algorithm, kind) and ranks > 0
+    chunks = files()[algorithm].PROGRAMS[kind](ranks).chunks if known else 1  # before its rounds are made
+    if chunks * ranks > LARGEST:
+        fail(
+            "CP0748",
+            f"{str_of(task)} has {chunks} chunks on each: too many to be proved",
+            f"at most {LARGEST} in all are; hierarchical(..) has fewer, and is faster at this size",
+        )
+    made = program(algorithm, kind, ranks, root=root)
+    return prove(made), count(made)
+
+
+def prove_algorithm(algorithm: str, kind: Kind, ranks: int, root: int = 0) -> Proof:
+    """The proof of `algorithm` over `ranks` ranks. `native` is believed. Raises as `prove_task`."""
+    if algorithm == NATIVE:
+        nothing = Fraction(0)
+        return Proof((), (NATIVE,), Counted(0, nothing, nothing, nothing, *lower_bounds(kind, ranks)), ())
+    task = Task(algorithm, kind, ranks, root)
+    wrong, counted = prove_task(task)
+    return Proof((task,), (), counted, tuple((str_of(task), one) for one in wrong))
+
+
+def prove_sliced(algorithm: str, kind: Kind, ranks: int, root: int, slices: int) -> Proof:
+    """As `prove_algorithm`, with every chunk cut into `slices` that follow each other through the rounds.
+
+    Proved for itself, though it follows: slices share no slot, and a message's two ends stay in one round.
+    """
+    known = prove_algorithm(algorithm, kind, ranks, root)
+    if algorithm == NATIVE or known.wrong:
+        return known
+    made = program(algorithm, kind, ranks, root=root, slices=slices)
+    if made.chunks * ranks > LARGEST:
+        fail("CP0748", f"{str_of(known.tasks[0])} has {made.chunks} chunks on each: too many to be proved")
+    wrong = tuple((str_of(known.tasks[0]), one) for one in prove(made))
+    return Proof(known.tasks, (), count(made), wrong)
+
+
+def prove_levels(levels: Levels, kind: Kind, root: int = 0) -> Proof:
+    """The proof of a hierarchy, algorithm and ranks of each level, innermost first.
+
+    Raises as `prove_task`, and what `registry.stages` raises where the levels make no hierarchy.
+    """
+    return _levels(tuple(levels), kind, root)
+
+
+@functools.lru_cache(maxsize=1 << 10)
+def _levels(levels: tuple[tuple[str, int], ...], kind: Kind, root: int) -> Proof:
+    stages = stages_of(levels, kind, root=root)
+    every = dict.fromkeys(task_of(levels, stage) for stage in stages)
+    done = [task for task in every if task.algorithm != NATIVE]
+    believed = tuple(f"{task.kind} of {task.ranks}" for task in every if task.algorithm == NATIVE)
+    wrong = [(str_of(task), one) for task in done for one in prove_task(task)[0]]
+    whole = compose(levels, kind, stages, root)
+    if whole is not None:
+        wrong.append(("the levels together", whole))
+    costs = [
+        (prove_task(task_of(levels, stage))[1], stage.share) for stage in stages if stage.algorithm != NATIVE
+    ]
+    sent = sum((cost.sent * share for cost, share in costs), Fraction(0))
+    received = sum((cost.received * share for cost, share in costs), Fraction(0))
+    staged = max((cost.staged * share for cost, share in costs), default=Fraction(0))
+    ranks = math.prod(size for _, size in levels)
+    rounds = sum(cost.rounds for cost, _ in costs)
+    cost = Counted(rounds, sent, received, staged, *lower_bounds(kind, ranks))
+    return Proof(tuple(done), believed, cost, tuple(wrong))
+
+
+def str_of(task: Task) -> str:
+    """`ring for all_reduce over 13 ranks`."""
+    root = f" from rank {task.root}" if task.root else ""
+    return f"{task.algorithm} for {task.kind} over {task.ranks} ranks{root}"

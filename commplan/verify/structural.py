@@ -1,0 +1,294 @@
+"""The structural verifier: what must hold of every schedule, after every pass and after loading.
+
+CP0730 names and definitions, CP0731 types and shapes, CP0732 bytes and dtypes of collectives, CP0733 order
+and dependencies, CP0734 axes and placements, CP0735 values that an op does not permit; CP0760 to CP0762 what
+members are given (`verify.visits`); CP0764 what servers own (`verify.servers`); CP0766 what the plan says
+(`verify.equivalence`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from commplan.diagnostics import Diagnostic
+from commplan.ir.input_slice import bind_sources
+from commplan.ir.plan import AxisKind, Ref
+from commplan.ir.schedule import (
+    SCHEMA_VERSION,
+    Collective,
+    Elastic,
+    Exchange,
+    Get,
+    Op,
+    Put,
+    Read,
+    Schedule,
+    Value,
+    operands,
+    results,
+)
+from commplan.ir.shard_shapes import cut_all
+from commplan.ir.transfer import shown
+from commplan.ir.types import LARGEST, MOST_SERVERS
+from commplan.verify.algorithms import check_algorithm
+from commplan.verify.equivalence import Reference, check_equivalence, check_origin
+from commplan.verify.input.proof import check_input
+from commplan.verify.scope import Axes, Report, Scope
+from commplan.verify.servers.ownership import check_server_op, check_servers
+
+_LANES = re.compile(r"host_read|host_compute|device|network(:.+)?")
+
+
+def verify(
+    schedule: Schedule,
+    sound: Schedule | None = None,
+    reference: Reference | None = None,
+    *,
+    written_out: bool = True,
+) -> tuple[Diagnostic, ...]:
+    """Everything that is wrong with `schedule`; empty where it is sound and does what its plan says.
+
+    reference: what its plan means, where that is known from before. written_out: no pass is to come (see
+    `check_equivalence`).
+
+    sound: an earlier form of it in which nothing was found. Values, and ops with all their values,
+    that are the same objects in both are not looked at again: they are frozen, and what else their
+    rules see is compared. What holds of phases as a whole is always proved.
+    """
+    report, axes = Report(schedule.file), Axes(schedule)
+    if schedule.schema != SCHEMA_VERSION:
+        report.add("CP0735", f"schema version {schedule.schema} is not {SCHEMA_VERSION}")
+    report.unique("axes", (axis.name for axis in schedule.axes))
+    report.unique("phases", (phase.name for phase in schedule.phases))
+    report.unique("sources", (source.name for source in schedule.sources))
+    report.unique("functions", (fn.name for fn in schedule.fns))
+    for axis in schedule.axes:
+        most = MOST_SERVERS if axis.kind is AxisKind.SERVER else LARGEST
+        if not 1 <= axis.size <= most:
+            report.add("CP0734", f"axis `{axis.name}` has size {axis.size}, of at most {most}")
+        if axis.levels and math.prod(max(0, spread.count) for spread in axis.levels) < axis.size:
+            counts = " x ".join(str(spread.count) for spread in axis.levels)
+            report.add("CP0734", f"axis `{axis.name}` has {axis.size} ranks, its levels {counts} places")
+    if any(not 1 <= axis.size <= LARGEST for axis in schedule.axes) or len(axes.sizes) < len(schedule.axes):
+        return tuple(report.found)  # nothing can be cut into so many parts
+    entry = tuple(value.id for value in schedule.entry)
+    if entry != (*schedule.inputs, *schedule.states):
+        report.add("CP0730", "the values on entry are not the inputs and states, in this order")
+        return tuple(report.found)
+    for value in schedule.entry:
+        check_value(value, axes, report)
+        if value.kind not in ("tree", "array"):
+            report.add(
+                "CP0731", f"`{value.id}` enters the plan as {value.kind}: a tree or an array was expected"
+            )
+    before = {phase.name: phase for phase in sound.phases} if sound and _same_head(schedule, sound) else {}
+    for phase in schedule.phases:
+        _verify_phase(Scope(schedule, phase, axes, report, before.get(phase.name)))
+    if not report.found:
+        check_servers(schedule, report)
+    if not report.found and schedule.origin is not None:
+        if reference is None:
+            check_origin(schedule, schedule.origin, lambda value: check_value(value, axes, report), report)
+        if not report.found:
+            reference = reference or Reference(schedule.origin, schedule.axes)
+            check_equivalence(schedule, report, reference, sound, written_out=written_out)
+    return tuple(report.found)
+
+
+def _same_head(one: Schedule, other: Schedule) -> bool:
+    """Whether axes, sources, functions and entry, which every phase sees, are alike."""
+    return (one.axes, one.sources, one.fns, one.inputs, one.states, one.entry) == (
+        other.axes, other.sources, other.fns, other.inputs, other.states, other.entry,
+    )  # fmt: skip
+
+
+def _verify_phase(scope: Scope) -> None:
+    phase, report, schedule = scope.phase, scope.report, scope.schedule
+    before = len(report.found)
+    if phase.period < 1:
+        report.add("CP0735", f"phase `{phase.name}` has period {phase.period}", phase.span)
+    report.unique("values", (value.id for value in (*schedule.entry, *phase.values)))
+    for value in phase.values:
+        if not scope.has_seen(value):
+            check_value(value, scope.axes, report)
+    _definitions(scope)
+    _bindings(scope)
+    if len(report.found) > before:
+        return  # what is built on sand is not looked at
+    for op in phase.ops:
+        if not scope.has_seen_op(op):
+            _check_op(scope, op)
+    if len(report.found) == before:
+        check_input(scope)
+    _clocks(scope)
+    bound = bind_sources(phase)
+    if bound != phase:
+        report.add(
+            "CP0730", f"phase `{phase.name}` does not say rightly what depends on sources alone", phase.span
+        )
+
+
+def _check_op(scope: Scope, op: Op) -> None:
+    """Its own rules, and that its results are what its operands make them."""
+    found = [*op.check(scope.types)]
+    if not _LANES.fullmatch(op.lane):
+        found.append(("CP0735", f"there is no lane `{op.lane}`"))
+    if not found:
+        for made in op.transfer(scope.types):
+            found += _differences(scope.values[made.id], made)
+    for code, message in found:
+        scope.report.add(code, message, op.span)
+    if isinstance(op, Elastic | Exchange | Put | Get):
+        check_server_op(scope, op)
+    elif isinstance(op, Collective) and not found:
+        check_algorithm(scope, op)
+
+
+def _differences(declared: Value, made: Value) -> Iterator[tuple[str, str]]:
+    if declared.kind != made.kind:
+        yield "CP0731", f"`{declared.id}` is {declared.kind}, {made.kind} was expected"
+    if declared.leaves != made.leaves:
+        message = f"has the leaves {shown(declared.leaves)}, {shown(made.leaves)} were expected"
+        yield "CP0731", f"`{declared.id}` {message}"
+    elif declared.whole != made.whole:
+        message = f"is cut from {shown(declared.whole)}, {shown(made.whole)} was expected"
+        yield "CP0731", f"`{declared.id}` {message}"
+    wanted = msgspec.structs.replace(made.placement, server=declared.placement.server)  # as the plan says
+    if declared.placement != wanted:
+        yield "CP0734", f"`{declared.id}` is {declared.placement}, {wanted} was expected"
+
+
+def _clocks(scope: Scope) -> None:
+    """Members with clocks of their own run a phase more or less often: nothing in it may wait for them."""
+    clocks = {op.clock: op for op in scope.phase.ops if isinstance(op, Read) and op.clock is not None}
+    if not clocks:
+        return
+    for op in (op for op in scope.phase.ops if isinstance(op, Collective)):
+        for axis in (axis for axis in op.axes if axis in clocks):
+            message = (
+                f"`{op.result}` meets all of `{axis}`, whose members run phase `{scope.phase.name}` by clocks"
+                f" of their own (line {clocks[axis].span.line}): who has more steps waits for ever"
+            )
+            scope.report.add("CP0747", message, op.span)
+
+
+def _definitions(scope: Scope) -> None:
+    """Static single assignment: one maker for each value, before all its readers."""
+    phase, report = scope.phase, scope.report
+    declared = {value.id for value in phase.values}
+    makers: dict[Ref, int] = {}
+    for index, op in enumerate(phase.ops):
+        for ref in results(op):
+            if ref in makers:
+                report.add("CP0730", f"`{ref}` is made twice", op.span)
+            elif ref not in declared:
+                report.add("CP0730", f"`{ref}` is made but not declared", op.span)
+            makers[ref] = index
+    for ref in sorted(declared - set(makers)):
+        report.add("CP0730", f"`{ref}` is declared but nothing makes it", phase.span)
+    entering, schedule = {*phase.inputs, *phase.states}, scope.schedule
+    for what, refs, known in (
+        ("input", phase.inputs, {*schedule.inputs}),
+        ("state", phase.states, {*schedule.states}),
+    ):
+        for ref in (ref for ref in refs if ref not in known):
+            report.add("CP0730", f"phase `{phase.name}` reads `{ref}`, which is no {what}", phase.span)
+    for index, op in enumerate(phase.ops):
+        for ref in operands(op):
+            if ref not in entering:
+                _before(scope, op, index, ref, makers, "reads")
+        for ref in op.after:
+            _before(scope, op, index, ref, makers, "comes after")
+
+
+def _before(scope: Scope, op: Op, index: int, ref: Ref, makers: dict[Ref, int], verb: str) -> None:
+    what = f"`{results(op)[0]}`" if results(op) else "an op without results"
+    if ref not in makers:
+        hint = difflib.get_close_matches(ref, [*makers, *scope.phase.inputs, *scope.phase.states], 1)
+        near = f", did you mean `{hint[0]}`?" if hint else ""
+        scope.report.add("CP0730", f"{what} {verb} `{ref}`, which the phase does not have{near}", op.span)
+    elif makers[ref] == index:
+        scope.report.add("CP0733", f"{what} {verb} itself: a cycle", op.span)
+    elif makers[ref] > index:
+        scope.report.add(
+            "CP0733", f"{what} {verb} `{ref}`, which is made later: a cycle or a wrong order", op.span
+        )
+
+
+def _bindings(scope: Scope) -> None:
+    phase, report = scope.phase, scope.report
+    report.unique("outputs", (binding.name for binding in phase.outputs))
+    report.unique("updates", (binding.name for binding in phase.updates))
+    inside = {value.id for value in phase.values} | {*phase.inputs, *phase.states}
+    for binding in (*phase.outputs, *phase.updates, *phase.takes):
+        if binding.value not in inside:
+            report.add(
+                "CP0730",
+                f"`{binding.name}` stands for `{binding.value}`, which the phase does not have",
+                phase.span,
+            )
+    for binding in phase.outputs:
+        value = scope.values.get(binding.value)
+        if value is not None and value.placement.partial:
+            report.add("CP0734", f"output `{binding.name}` is partial", phase.span)
+    for binding in phase.updates:
+        state = scope.values.get(scope.axes.states.get(binding.name, ""))
+        value = scope.values.get(binding.value)
+        if state is None:
+            report.add("CP0730", f"`{binding.name}` is updated, which is no state", phase.span)
+        elif value is not None and (value.kind, value.leaves) != (state.kind, state.leaves):
+            report.add(
+                "CP0731", f"state `{binding.name}` is updated with a value of other shapes", phase.span
+            )
+
+
+def check_value(value: Value, axes: Axes, report: Report) -> None:
+    """Kind, leaves and placement of one value agree with each other."""
+    if value.placement not in axes.good and not _check_placement(value, axes.kinds, report):
+        axes.good.add(value.placement)
+    if any(size < 0 for leaf in (*value.leaves, *value.whole) for size in leaf.shape):
+        report.add("CP0731", f"`{value.id}` has a negative dimension")
+        return
+    if any(leaf.nbytes > LARGEST for leaf in (*value.leaves, *value.whole)):
+        report.add("CP0731", f"`{value.id}` has more bytes than can be counted")
+        return
+    report.unique("paths", (leaf.path for leaf in value.leaves))
+    match value.kind:
+        case "flat" if len(value.leaves) != 1 or len(value.leaves[0].shape) != 1:
+            report.add("CP0731", f"`{value.id}` is flat, but is not one leaf of one dimension")
+        case "array" if len(value.leaves) != 1:
+            report.add("CP0731", f"`{value.id}` is an array, but has {len(value.leaves)} leaves")
+        case "tree" | "array":
+            _check_whole(value, axes, report)
+        case _:
+            pass
+
+
+def _check_whole(value: Value, axes: Axes, report: Report) -> None:
+    ways = [axes.sizes.get(axis, 1) for axis in value.placement.split]
+    if not ways:
+        if value.whole:
+            report.add("CP0731", f"`{value.id}` keeps uncut leaves, but is not split")
+        return
+    if cut_all(value.kind, value.whole, ways) != value.leaves:
+        report.add("CP0731", f"`{value.id}` is not what its uncut leaves give when cut {ways} ways")
+
+
+def _check_placement(value: Value, kinds: Mapping[str, AxisKind], report: Report) -> bool:
+    """Report what is wrong with where `value` lies; whether anything is."""
+    placement, before = value.placement, len(report.found)
+    for axis in placement.varying:
+        if axis not in kinds:
+            report.add("CP0734", f"`{value.id}` lies over axis `{axis}`, which the plan does not have")
+        elif kinds[axis] is AxisKind.SERVER:
+            report.add("CP0734", f"`{value.id}` lies over `{axis}`, which is a server and no axis")
+    if len(set(placement.varying)) != len(placement.varying):
+        report.add("CP0734", f"`{value.id}` names an axis twice: {placement}")
+    if placement.server is not None and kinds.get(placement.server) is not AxisKind.SERVER:
+        report.add("CP0734", f"`{value.id}` lies on `{placement.server}`, which is no server")
+    return len(report.found) > before

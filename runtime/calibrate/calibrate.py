@@ -1,0 +1,350 @@
+"""Measuring a machine: what links, messages and collectives cost, as a `Calibration`.
+
+Every rank calls `calibrate` alike. Links are measured by messages between pairs of ranks, all pairs of a
+level at once where they share links; collectives by calling them as compiled programs do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol, cast
+
+import numpy as np
+
+from commplan.collectives import registry
+from commplan.collectives.algorithms import torus
+from commplan.collectives.program import Kind
+from commplan.cost.calibration import Calibration, Curve, MeasuredLevel
+from commplan.cost.network.network import Network, one_group, shape_of
+from commplan.diagnostics import CommplanError, Span, fail
+from commplan.ir.plan import Algorithm, Arg, AxisKind, Hints
+from commplan.ir.schedule import Axis, Backend, Collective, CollectiveKind, Form, Spread
+from commplan.ir.types import DType
+from commplan.topology import Level, Topology, places_of_hosts
+
+AXIS = "ranks"
+KINDS: tuple[CollectiveKind, ...] = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
+SIZES = (4, 64, 1024, 4096, 8192, 16 * 1024, 32 * 1024, 128 * 1024, 512 * 1024, 2**21, 2**23, 2**26)
+HOPELESS = 3.0  # times the best at one size, from LARGE on: not measured at the next
+LARGE = 128 * 1024  # bytes: what is slow on fewer may be the best on more
+MOST_RUNS = 25
+BURST = 32  # small messages in a row, whose CPU time is taken together
+LEAST = 3  # sizes that are measured whatever time is left
+WORDS = 20  # messages of one word, one after another, whose time is taken together
+_HERE = Span(1, 1, 1, 1)
+
+Call = Callable[[], None]
+Pairs = Sequence[tuple[int, int]]  # ranks that send to each other, each in one pair at most
+
+
+class Fabric(Protocol):
+    """Ranks that can be measured. Every method is called by all processes alike."""
+
+    @property
+    def backend(self) -> Backend: ...
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The host of each rank."""
+        ...
+
+    @property
+    def forms(self) -> tuple[Form, ...]:
+        """The forms in which programs are measured."""
+        ...
+
+    def slowest(self, seconds: float) -> float:
+        """The largest of what the processes give."""
+        ...
+
+    def barrier(self) -> None: ...
+
+    def exchange(self, pairs: Pairs, nbytes: int, times: int) -> Call:
+        """Both of each pair send `nbytes` to each other, all pairs at once, `times` times over."""
+        ...
+
+    def burst(self, pair: tuple[int, int], count: int) -> float | None:
+        """Seconds of CPU that `count` small messages take one rank; None where it cannot be told."""
+        ...
+
+    def empty(self) -> Call:
+        """A call into the backend that moves nothing."""
+        ...
+
+    def collective(self, op: Collective, axis: Axis, size: int) -> Call:
+        """The collective of `size` elements of f32 on each rank."""
+        ...
+
+
+def calibrate(
+    fabric: Fabric, topology: Topology | None = None, *, seconds: float = 120, largest: int = 2**26
+) -> Calibration:
+    """Measure for about `seconds`, buffers up to `largest` bytes.
+
+    topology: the machine; None: a level of processes in a host and one of hosts, as far as there are several.
+    Raises CP0755 where the ranks do not fit the topology, and CP0756 for a single rank.
+    """
+    if len(fabric.hosts) < 2:
+        fail(
+            "CP0756",
+            "there is one rank, and nothing to measure between",
+            "start it under mpirun, or see --help",
+        )
+    known = topology if topology is not None else discovered(fabric.hosts)
+    places = places_of_hosts(known, fabric.hosts)
+    end = time.perf_counter() + seconds
+    call = _typical(fabric, fabric.empty(), 50)
+    spans = _pairs_of(known, places)
+    small = fabric.burst(spans[0][1][0], BURST)
+    overhead = small / BURST if small is not None else 0.0
+    levels = tuple(_level(fabric, name, pairs, width, overhead, call) for name, pairs, width in spans)
+    gamma = _gamma()
+    round_ = _round(fabric, levels, overhead, call)
+    curves = _curves(fabric, known, places, end, largest)
+    return Calibration(
+        date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        backend=fabric.backend,
+        hosts=fabric.hosts,
+        overhead=overhead,
+        gamma=fabric.slowest(gamma),
+        call=call,
+        round=round_,
+        levels=levels,
+        curve_list=curves,
+        topology=known.name,
+    )
+
+
+def discovered(hosts: Sequence[str]) -> Topology:
+    """A topology of what the names of the hosts tell; its costs are guesses until they are measured."""
+    names = tuple(dict.fromkeys(hosts))
+    inside = max(hosts.count(name) for name in names)
+    levels: list[Level] = []
+    if inside > 1 or len(names) == 1:
+        levels.append(Level("process", inside, 1e-6, 1e9))
+    if len(names) > 1:
+        levels.append(Level("host", len(names), 5e-5, 1e8))
+    return Topology("measured", tuple(levels), None, names if len(names) > 1 else ())
+
+
+def _pairs_of(topology: Topology, places: Sequence[int]) -> list[tuple[str, Pairs, int]]:
+    """For each level that the ranks span: pairs that cross it, and how many of them share each link.
+
+    On the innermost level each rank is in one pair at most. Further out, every rank in one member of the
+    level is paired with one in another, so that they fill its link together.
+    """
+    network = Network.of(topology)
+    found: list[tuple[str, Pairs, int]] = []
+    array = np.asarray(places, np.int64)
+    inside = np.zeros(len(places), np.int64)
+    for index in reversed(range(len(network.levels))):
+        units = network.units(array, index)
+        groups: dict[int, dict[int, list[int]]] = {}
+        outer = network.units(array, index + 1) if index + 1 < len(network.levels) else inside
+        for rank, (unit, parent) in enumerate(zip(units.tolist(), outer.tolist(), strict=True)):
+            groups.setdefault(parent, {}).setdefault(unit, []).append(rank)
+        pairs: list[tuple[int, int]] = []
+        width = 1
+        for members in groups.values():
+            listed = list(members.values())
+            for one, other in zip(listed[::2], listed[1::2], strict=False):
+                both = list(zip(one, other, strict=False))
+                width = max(width, len(both))
+                pairs += both
+        if pairs:
+            found.append((network.levels[index].name, pairs, width))
+    return found[::-1]
+
+
+def _level(
+    fabric: Fabric, name: str, pairs: Pairs, width: int, overhead: float, call: float
+) -> MeasuredLevel:
+    """Latency from messages of one word between one pair, bandwidth from long ones between all; the best of
+    several runs, as a link does not get faster by chance."""
+    once = call if fabric.backend == "jax" else 0.0  # there messages are sent by a compiled function
+    word = (_typical(fabric, fabric.exchange(pairs[:1], 4, WORDS), 15, best=True) - once) / WORDS
+    latency = max(word - 2 * overhead, 1e-9)
+    nbytes = 2**16
+    while True:
+        took = _typical(fabric, fabric.exchange(pairs, nbytes, 1), 3)
+        if took > 0.08 or nbytes >= 2**24:
+            break
+        nbytes *= 4 if took < 0.02 else 2
+    took = _typical(fabric, fabric.exchange(pairs, nbytes, 1), 7, best=True) - once - word
+    return MeasuredLevel(name, latency, width * nbytes / max(took, 1e-9))
+
+
+def _typical(fabric: Fabric, call: Call, runs: int, *, best: bool = False) -> float:
+    """The median time of `call`, as the slowest process sees it; with `best`, the shortest time."""
+    call()
+    took: list[float] = []
+    for _ in range(runs):
+        fabric.barrier()
+        start = time.perf_counter()
+        call()
+        took.append(time.perf_counter() - start)
+    return fabric.slowest(min(took) if best else statistics.median(took))
+
+
+def _gamma() -> float:
+    """Seconds for each byte added to another, in memory larger than the nearest caches."""
+    a, b = np.ones(2**19, np.float32), np.ones(2**19, np.float32)
+    took: list[float] = []
+    for _ in range(20):
+        start = time.perf_counter()
+        np.add(a, b, out=a)
+        took.append(time.perf_counter() - start)
+    return statistics.median(took) / a.nbytes
+
+
+def _round(fabric: Fabric, levels: Sequence[MeasuredLevel], overhead: float, call: float) -> float:
+    """What a round costs as an operation of its own, beside its message: from a ring's rounds on one word."""
+    ranks = len(fabric.hosts)
+    axis = Axis(AXIS, AxisKind.REPLICA, ranks)
+    if "rounds" not in fabric.forms and fabric.backend != "jax":
+        return call
+    op = _op("all_reduce", Algorithm("ring"), "rounds", ranks * 4)
+    took = _typical(fabric, fabric.collective(op, axis, ranks), 15)
+    latency = max(level.latency for level in levels)
+    return max(0.0, (took - call) / (2 * (ranks - 1)) - latency - 2 * overhead)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Candidate:
+    """A way to carry out one kind, while it is measured."""
+
+    algorithm: Algorithm
+    form: Form
+    sizes: list[int] = dataclasses.field(default_factory=list[int])
+    seconds: list[float] = dataclasses.field(default_factory=list[float])
+
+
+def _curves(
+    fabric: Fabric, topology: Topology, places: Sequence[int], end: float, largest: int
+) -> tuple[Curve, ...]:
+    """Small buffers first, so that whatever time there is, until `end` on the clock of `perf_counter`, gives
+    whole curves up to some size."""
+    shape = shape_of(one_group(places), Network.of(topology))
+    axis = Axis(AXIS, AxisKind.REPLICA, len(places), _spread(topology, places))
+    ways = {kind: _candidates(fabric, kind, axis) for kind in KINDS}
+    sizes = [size for size in SIZES if size <= largest]
+    for index, size in enumerate(sizes):
+        for place, kind in enumerate(KINDS):
+            # All must agree on it, or some would call more often than others.
+            left = fabric.slowest(end - time.perf_counter())
+            if left <= 0 and index >= LEAST:
+                break
+            budget = max(0.0, left) / ((len(sizes) - index) * len(KINDS) - place)
+            _at_size(fabric, kind, ways[kind], axis, size, budget)
+    return tuple(
+        Curve(kind, str(way.algorithm), way.form, shape, tuple(way.sizes), tuple(way.seconds))
+        for kind, candidates in ways.items()
+        for way in candidates
+        if way.sizes
+    )
+
+
+def _candidates(fabric: Fabric, kind: CollectiveKind, axis: Axis) -> list[_Candidate]:
+    names = [
+        name
+        for name in registry.algorithms(cast("Kind", kind))
+        if name != "torus" or min(torus.shape(axis.size)) > 1  # of a prime it is the ring
+    ]
+    found = [_Candidate(Algorithm("native"), fabric.forms[0])]
+    for form in fabric.forms:
+        found += [_Candidate(Algorithm(name), form) for name in names]
+        if len(axis.levels) > 1:
+            args = tuple(Arg("ring", spread.level) for spread in axis.levels)
+            found.append(_Candidate(Algorithm("hierarchical", args), form))
+    return found
+
+
+def _at_size(
+    fabric: Fabric, kind: CollectiveKind, ways: list[_Candidate], axis: Axis, size: int, budget: float
+) -> None:
+    """Median times of those that were not hopeless so far, their runs interleaved."""
+    ranks = axis.size
+    per_rank = size // ranks if kind == "all_gather" else size
+    if kind in ("reduce_scatter", "all_gather"):
+        per_rank = max(per_rank // (4 * ranks) * 4 * ranks, 4 * ranks if kind == "reduce_scatter" else 4)
+    elements = max(1, per_rank // 4)
+    calls: list[tuple[_Candidate, Call]] = []
+    for way in ways:
+        if way.sizes and _hopeless(way, ways):
+            continue
+        try:
+            call = fabric.collective(_op(kind, way.algorithm, way.form, 4 * elements), axis, elements)
+            call()
+        except CommplanError:
+            continue
+        calls.append((way, call))
+    if not calls:
+        return
+    start = time.perf_counter()
+    for _, call in calls:
+        call()
+    once = fabric.slowest(time.perf_counter() - start)
+    runs = int(min(MOST_RUNS, max(3, budget / max(once, 1e-9))))
+    took: list[list[float]] = [[] for _ in calls]
+    for _ in range(runs):
+        for (_, call), times in zip(calls, took, strict=True):
+            fabric.barrier()
+            begin = time.perf_counter()
+            call()
+            times.append(time.perf_counter() - begin)
+    whole = 4 * elements * (ranks if kind == "all_gather" else 1)
+    for (way, _), times in zip(calls, took, strict=True):
+        if not way.sizes or way.sizes[-1] < whole:
+            way.sizes.append(whole)
+            way.seconds.append(fabric.slowest(statistics.median(times)))
+
+
+def _hopeless(way: _Candidate, ways: Sequence[_Candidate]) -> bool:
+    last = max(one.sizes[-1] for one in ways if one.sizes)
+    if last < LARGE:
+        return False
+    at_last = [one.seconds[-1] for one in ways if one.sizes and one.sizes[-1] == last]
+    behind = way.sizes[-1] != last or way.seconds[-1] > HOPELESS * min(at_last)
+    return behind and way.algorithm.name != "native"
+
+
+def _op(kind: CollectiveKind, algorithm: Algorithm, form: Form, nbytes: int) -> Collective:
+    reducing = kind in ("all_reduce", "reduce_scatter")
+    return Collective(
+        kind=kind,
+        result="y.0",
+        operand="x.0",
+        axes=(AXIS,),
+        dtype=DType.F32,
+        nbytes=nbytes,
+        span=_HERE,
+        op="sum" if reducing else None,
+        root=0 if kind == "broadcast" else None,
+        algorithm=algorithm,
+        hints=Hints(),
+        form=form,
+    )
+
+
+def _spread(topology: Topology, places: Sequence[int]) -> tuple[Spread, ...]:
+    """The levels that the ranks span, innermost first; none where they do not fill them evenly
+    and in order."""
+    if list(places) != sorted(places):
+        return ()
+    network = Network.of(topology)
+    array = np.asarray(places, np.int64)
+    counts = [len(set(network.units(array, index).tolist())) for index in range(len(network.levels))]
+    found: list[Spread] = []
+    inner = len(places)
+    for index, level in enumerate(network.levels):
+        outer = counts[index + 1] if index + 1 < len(counts) else 1
+        if inner % outer:
+            return ()
+        if inner // outer > 1:
+            found.append(Spread(level.name, inner // outer))
+        inner = outer
+    return tuple(found)

@@ -1,0 +1,424 @@
+"""Measuring input work in place: what a record costs to read, each host function to call, a step to take.
+
+Everything is called as training calls it, in this process and on this host: sources by index in a random
+order, functions record by record in plan order. The result is the `[input]` part of a calibration.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, NoReturn
+
+import numpy as np
+
+from commplan.diagnostics import Span, fail
+from commplan.input.measured_costs import ConsumerCost, FnCost, InputCosts, SourceCost
+from commplan.ir import schedule as ir
+from commplan.ir.plan import Fn, Load, Map, Phase, Plan, Ref, name_of, operands, results
+from commplan.ir.types import SAME, ArrayType, BytesType, DType, RecordsType, TreeType
+from commplan.runtime.calibrate.lock import Calls, held_shares
+from commplan.runtime.input.iterator import PhaseBatches
+from commplan.runtime.input.shm.shm_control import cores_of
+from commplan.runtime.input.sources.files import nbytes, opened
+from commplan.runtime.input.sources.record_convert import UnlikeError, numpy_dtype
+from commplan.runtime.input.stages.records import checked
+
+BLOCK = 16  # records that go through one stage together, as in training
+LEAST = 3  # blocks that are measured whatever time is left
+ROUNDS = 5
+_BUFFER = 2**26  # bytes that copies go through: more than caches hold
+_ROW = 150_528  # bytes of one copy: an image of 224 x 224 x 3
+_HERE = Span(1, 1, 1, 1)
+
+Stage = Load | Map
+Element = ArrayType | BytesType | TreeType
+Consumer = Callable[[dict[str, Any]], Any]
+
+
+@dataclass
+class _Total:
+    """What was measured of one source or function."""
+
+    cpu: float = 0.0
+    records: int = 0
+    before: int = 0
+    after: int = 0
+    waits: list[float] = field(default_factory=list[float])
+
+
+@dataclass(frozen=True)
+class Given:
+    """A plan with what runs its input: sources and host functions by name. Of phases without a given source
+    nothing is measured. sizes: of the axes that the plan leaves open."""
+
+    plan: Plan
+    sources: Mapping[str, Any]
+    functions: Mapping[str, Callable[..., Any]]
+    sizes: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    def phases(self) -> list[Phase]:
+        """The phases that read a given source."""
+        return [
+            phase
+            for phase in self.plan.phases
+            if any(isinstance(stage, Load) and stage.source in self.sources for stage in phase.stages)
+        ]
+
+    def stages(self, phase: Phase) -> list[Stage]:
+        """Loads and host maps of `phase`, in plan order."""
+        return [
+            stage
+            for stage in phase.stages
+            if isinstance(stage, Load) or (isinstance(stage, Map) and self.plan.fn(stage.fn).where == "host")
+        ]
+
+
+def needed(given: Given) -> tuple[list[str], list[str]]:
+    """The names of the sources and of the host functions that the phases with a given source need."""
+    stages = [stage for phase in given.phases() for stage in given.stages(phase)]
+    sources = dict.fromkeys(stage.source for stage in stages if isinstance(stage, Load))
+    fns = dict.fromkeys(stage.fn for stage in stages if isinstance(stage, Map))
+    return list(sources), list(fns)
+
+
+def calibrate_input(
+    given: Given,
+    *,
+    seconds: float = 20.0,
+    consumer: Consumer | None = None,
+    step_seconds: float | None = None,
+) -> InputCosts:
+    """Measure for about `seconds` seconds on this host.
+
+    consumer: called with what the phase `each step` (else the first that is measured) outputs for one member
+    from its sources, {name: array [rows, ...]} of random content; a jitted step, whose result is waited for.
+    step_seconds: the time of a step instead, where it is known.
+    Raises CP0770 where no phase reads a given source; CP0902 to CP0908 for sources, records and functions
+    that are not what the plan says; CP0771 where the consumer raises.
+    """
+    phases = given.phases()
+    if not phases:
+        known = ", ".join(source.name for source in given.plan.sources) or "none"
+        fail("CP0770", "no phase of the plan reads a source that is given", f"its sources: {known}")
+    cores = len(cores_of())
+    sources, fns = needed(given)
+    share = seconds * 0.6 / len(phases)
+    totals = {name: _Total() for name in (*sources, *fns)}
+    samples = [_sample(given, phase, totals, share) for phase in phases]
+    held: dict[str, float] = {}
+    for calls in samples:
+        held |= held_shares(calls, seconds * 0.3)
+    record, batch = pipeline_cost()
+    chosen = next((phase for phase in phases if phase.kind == "step"), phases[0])
+    return InputCosts(
+        date=datetime.now(UTC).strftime("%Y-%m-%d"),
+        cores=cores,
+        copy=copy_cost(),
+        record=record,
+        batch=batch,
+        host=socket.gethostname(),
+        source=tuple(_source(name, totals[name]) for name in sources),
+        fn=tuple(_fn(name, totals[name], held.get(name)) for name in fns),
+        consumer=_consumer(given, chosen, consumer, step_seconds),
+    )
+
+
+def _source(name: str, total: _Total) -> SourceCost:
+    records = max(1, total.records)
+    wait = float(np.median(total.waits)) if total.waits else 0.0
+    return SourceCost(name, total.cpu / records, max(0.0, wait), total.after / records, total.records)
+
+
+def _fn(name: str, total: _Total, held: float | None) -> FnCost:
+    records = max(1, total.records)
+    return FnCost(
+        name, total.cpu / records, held, total.before / records, total.after / records, total.records
+    )
+
+
+def _sample(given: Given, phase: Phase, totals: Mapping[str, _Total], seconds: float) -> dict[str, Calls]:
+    """Put blocks of records through the stages of `phase` for about `seconds`; the first block warms up. Some
+    of the calls of each host function are returned."""
+    stages = [_Bound.of(given, stage) for stage in given.stages(phase)]
+    opened_sources = {
+        stage.op.source: _opened(given, stage.op) for stage in stages if isinstance(stage.op, Load)
+    }
+    orders = {name: _order(len(source)) for name, source in opened_sources.items()}
+    calls: dict[str, Calls] = {}
+    end = time.perf_counter() + seconds
+    blocks = 0
+    while blocks <= LEAST or time.perf_counter() < end:
+        made: dict[Ref, Sequence[Any]] = {}
+        for stage in stages:
+            name = stage.op.source if isinstance(stage.op, Load) else stage.op.fn
+            total = totals[name] if blocks else _Total()
+            if isinstance(stage.op, Load):
+                source, order = opened_sources[name], orders[name]
+                rows = [(next(order),) for _ in range(BLOCK)]
+                columns = stage.run(rows, total, source.__getitem__)
+            else:
+                given_rows = list(zip(*(made[ref] for ref in stage.op.operands), strict=True))
+                columns = stage.run(given_rows, total, stage.call)
+                kept = calls.setdefault(name, [])
+                kept += [(stage.call, row, stage.random) for row in given_rows[: max(0, 64 - len(kept))]]
+            made.update(zip(stage.results, columns, strict=True))
+        blocks += 1
+    return calls
+
+
+def _order(length: int) -> Iterator[int]:
+    """Records in an order of their own, over and over: disks and caches see what training shows them."""
+    while True:
+        yield from np.random.default_rng(17).permutation(length).tolist()
+
+
+def _opened(given: Given, load: Load) -> Any:
+    element = next(source.type for source in given.plan.sources if source.name == load.source)
+    source = opened(given.sources[load.source], isinstance(element, BytesType))
+    file = given.plan.file
+    if source is None:
+        kind = type(given.sources[load.source]).__name__
+        fail(
+            "CP0902",
+            f"source `{load.source}` is a {kind}, without access by index",
+            span=load.span,
+            file=file,
+        )
+    if len(source) == 0:
+        fail("CP0903", f"source `{load.source}` is empty", span=load.span, file=file)
+    return source
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """One stage, ready to be called."""
+
+    op: Stage
+    call: Callable[..., Any]
+    elements: tuple[Element, ...]
+    random: bool
+    file: str
+    rooms: dict[int, Any] = field(
+        default_factory=dict[int, Any]
+    )  # where results are written, by their number
+
+    @classmethod
+    def of(cls, given: Given, op: Stage) -> _Bound:
+        if isinstance(op, Load):
+            element = next(source.type for source in given.plan.sources if source.name == op.source)
+            return cls(op, len, (element,), random=False, file=given.plan.file)
+        fn: Fn = given.plan.fn(op.fn)
+        call = given.functions.get(op.fn)
+        if not callable(call):
+            fail("CP0908", f"host function `{op.fn}` is not bound", span=op.span, file=given.plan.file)
+        return cls(op, call, fn.results, fn.random, given.plan.file)
+
+    @property
+    def results(self) -> tuple[Ref, ...]:
+        return (self.op.result,) if isinstance(self.op, Load) else self.op.results
+
+    def run(
+        self, rows: Sequence[tuple[Any, ...]], total: _Total, call: Callable[..., Any]
+    ) -> list[Sequence[Any]]:
+        """`call` on each of `rows`; what it took is added to `total`. Results column by column."""
+        keywords = {"rng": np.random.default_rng(5)} if self.random else {}
+        out: list[Any] = []
+        wall, cpu = time.perf_counter(), time.process_time()
+        try:
+            for row in rows:
+                out.append(call(*row, **keywords))
+        except Exception as error:  # noqa: BLE001  the user's own code
+            self._raised(rows[len(out)], error)
+        cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+        columns = self._columns(out, rows)
+        total.cpu += cpu
+        total.waits.append((wall - cpu) / len(rows))
+        total.records += len(rows)
+        total.before += sum(nbytes(value) for row in rows for value in row)
+        total.after += sum(nbytes(value) for column in columns for value in column)
+        return [self._written(column, place, total) for place, column in enumerate(columns)]
+
+    def _columns(self, out: Sequence[Any], rows: Sequence[tuple[Any, ...]]) -> list[list[Any]]:
+        """The results column by column, checked."""
+        dtypes = [numpy_dtype(e.dtype) if isinstance(e, ArrayType) else None for e in self.elements]
+        columns: list[list[Any]] = [[] for _ in self.elements]
+        for row, value in zip(rows, out, strict=True):
+            values = (value,) if len(self.elements) == 1 else _as_tuple(value)
+            if len(values) != len(self.elements):
+                self._mismatch(row, f"{len(self.elements)} results", f"{len(values)}")
+            for column, element, dtype, one in zip(columns, self.elements, dtypes, values, strict=True):
+                try:
+                    column.append(checked(one, element, dtype))
+                except UnlikeError as found:
+                    self._mismatch(row, str(element), str(found))
+        return columns
+
+    def _written(self, column: list[Any], place: int, total: _Total) -> Sequence[Any]:
+        """The results where they belong, in memory not touched lately: a part of what they cost, since a
+        function may return a view that is slow to copy. Bytes stay as they are."""
+        element = self.elements[place]
+        if not isinstance(element, ArrayType):
+            return column
+        room = self.rooms.get(place)
+        if room is None:
+            dtype = numpy_dtype(element.dtype)
+            blocks = max(2, min(64, _BUFFER // max(1, BLOCK * element.size * dtype.itemsize)))
+            room = self.rooms[place] = np.ones((blocks, BLOCK, *element.shape), dtype)
+        target = room[total.records // BLOCK % len(room)]
+        start = time.process_time()
+        for row, value in enumerate(column):
+            target[row] = value
+        total.cpu += time.process_time() - start
+        return target
+
+    def _what(self, row: tuple[Any, ...]) -> str:
+        if isinstance(self.op, Load):
+            return f"record {row[0]} of source `{self.op.source}`"
+        return f"host function `{self.op.fn}`"
+
+    def _raised(self, row: tuple[Any, ...], error: Exception) -> NoReturn:
+        code, verb = ("CP0904", "reading ") if isinstance(self.op, Load) else ("CP0906", "")
+        message = f"{verb}{self._what(row)} raised {type(error).__name__}: {error}"
+        fail(code, message, "nothing was written", span=self.op.span, file=self.file)
+
+    def _mismatch(self, row: tuple[Any, ...], expected: str, found: str) -> NoReturn:
+        code = "CP0905" if isinstance(self.op, Load) else "CP0907"
+        message = f"{self._what(row)} is of another type than the plan says"
+        fail(code, message, f"expected: {expected}", f"found: {found}", span=self.op.span, file=self.file)
+
+
+def _as_tuple(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, tuple | list) else (value,)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+
+
+# --- what does not depend on the plan ---
+
+
+def copy_cost() -> float:
+    """CPU seconds for each byte copied into a slot: from memory just written to memory not touched lately."""
+    slots = np.zeros(_BUFFER // _ROW * _ROW, np.uint8).reshape(-1, _ROW)
+    row = np.ones(_ROW, np.uint8)
+    slots[:] = 1
+    took: list[float] = []
+    for _ in range(ROUNDS):
+        start = time.process_time()
+        for slot in slots:
+            slot[:] = row
+        took.append(time.process_time() - start)
+    return min(took) / slots.nbytes
+
+
+def pipeline_cost() -> tuple[float, float]:
+    """CPU seconds of the pipeline itself for each record, and for each batch beside its records: from batches
+    of two sizes of records that cost nothing."""
+    few, many = 8, 512
+    small, large = _per_batch(few), _per_batch(many)
+    record = max(0.0, (large - small) / (many - few))
+    return record, max(0.0, small - few * record)
+
+
+def _per_batch(rows: int, batches: int = 60) -> float:
+    data = np.zeros((rows * batches, 1), np.uint8)
+    schedule = _plain(rows)
+    took: list[float] = []
+    with PhaseBatches(schedule, "step", {"rows": data}, {}) as found:
+        for _ in range(ROUNDS):
+            start = time.process_time()
+            for _ in found:
+                pass
+            took.append((time.process_time() - start) / batches)
+    return min(took)
+
+
+def _plain(rows: int) -> ir.Schedule:
+    """A schedule that reads batches of `rows` records of one byte, and does nothing else."""
+    element = ArrayType(DType.U8, (1,))
+    read = ir.Read("x.0", "rows", (rows,), "exactly_once", 1, _HERE)
+    value = ir.Value("x.0", "records", (ir.Leaf("", (rows, 1), DType.U8),), SAME)
+    binding = ir.Binding("x", "x.0", source_only=True)
+    phase = ir.Phase("step", "step", _HERE, 1, (read,), (), (), (binding,), (), (value,))
+    return ir.Schedule("calibration", "", (), (ir.SourceType("rows", element),), (), (), (), (), (phase,))
+
+
+# --- the consumer ---
+
+
+def _consumer(
+    given: Given, phase: Phase, consumer: Consumer | None, seconds: float | None
+) -> tuple[ConsumerCost, ...]:
+    if consumer is not None:
+        took, cpu = _step(consumer, _item(given, phase))
+        return (ConsumerCost(given.plan.name, phase.name, took, cpu),)
+    if seconds is not None:
+        return (ConsumerCost(given.plan.name, phase.name, seconds),)
+    return ()
+
+
+def _item(given: Given, phase: Phase) -> dict[str, Any]:
+    """What the phase outputs from its sources for one member, of random content; as JAX arrays where the
+    consumer brought JAX."""
+    known: set[Ref] = set()
+    for stage in phase.stages:
+        ahead = isinstance(stage, Load) or (isinstance(stage, Map) and set(operands(stage)) <= known)
+        known.update(results(stage) if ahead else ())
+    sizes = {axis.name: given.sizes.get(axis.name, axis.size or 1) for axis in given.plan.axes}
+    rng = np.random.default_rng(3)
+    item: dict[str, Any] = {}
+    for binding in phase.outputs:
+        value = given.plan.value(binding.value)
+        shards = int(np.prod([sizes[axis] for axis in value.placement.split]))
+        match value.type:
+            case RecordsType(batch, ArrayType(dtype, shape)) if binding.value in known:
+                item[binding.name] = _random(rng, (max(batch) // shards, *shape), dtype)
+            case ArrayType(dtype, (rows, *shape)) if binding.value in known:  # what a device function makes
+                item[binding.name] = _random(rng, (rows // shards, *shape), dtype)
+            case _:
+                pass
+    if not item:
+        outputs = ", ".join(name_of(binding.value) for binding in phase.outputs) or "none"
+        message = f"phase `{phase.name}` has no array from its sources for a consumer"
+        fail("CP0771", message, f"its outputs: {outputs}", span=phase.span, file=given.plan.file)
+    if "jax" in sys.modules:
+        from commplan.lowering.jax.typing_shim import jnp  # noqa: PLC0415  only where the consumer brought JAX
+
+        return {name: jnp.asarray(array) for name, array in item.items()}
+    return item
+
+
+def _random(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType) -> Any:
+    if dtype.is_float:
+        return rng.standard_normal(shape, np.float32).astype(numpy_dtype(dtype))
+    return rng.integers(0, 2, shape).astype(numpy_dtype(dtype))
+
+
+def _step(consumer: Consumer, item: dict[str, Any]) -> tuple[float, float]:
+    """Seconds and CPU seconds of a step: the median of several after two that compile and warm up."""
+    try:
+        walls: list[float] = []
+        cpus: list[float] = []
+        begun = time.perf_counter()
+        while len(walls) < 7 or (time.perf_counter() - begun < 2.0 and len(walls) < 200):
+            wall, cpu = time.perf_counter(), time.process_time()
+            _finished(consumer(item))
+            cpus.append(time.process_time() - cpu)
+            walls.append(time.perf_counter() - wall)
+    except Exception as error:  # noqa: BLE001  the user's own code
+        shapes = ", ".join(f"{name}: {array.dtype}{list(array.shape)}" for name, array in item.items())
+        fail(
+            "CP0771",
+            f"the consumer raised {type(error).__name__}: {error}",
+            f"it was called with {{{shapes}}}",
+        )
+    return float(np.median(walls[2:])), float(np.median(cpus[2:]))
+
+
+def _finished(result: Any) -> None:
+    if "jax" in sys.modules:
+        from commplan.lowering.jax.typing_shim import jax  # noqa: PLC0415  only where the consumer brought JAX
+
+        jax.block_until_ready(result)

@@ -1,0 +1,86 @@
+"""The devices of a JAX job as a fabric to be measured, in one process or in several."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from commplan.ir.schedule import Axis, Backend, Collective, Form
+from commplan.lowering.jax.collectives import LaxBackend
+from commplan.lowering.jax.typing_shim import jax, jnp, lax
+from commplan.runtime.calibrate.calibrate import AXIS, Call, Pairs
+
+_NAME = 256  # bytes of a host's name
+
+
+class JaxFabric:
+    """See `calibrate.Fabric`. All devices of the job, in their order, are the ranks."""
+
+    backend: Backend = "jax"
+    forms: tuple[Form, ...] = ("rounds",)
+
+    def __init__(self) -> None:
+        devices: list[Any] = jax.devices()
+        self._mesh = Mesh(np.array(devices, object), (AXIS,), axis_types=(AxisType.Auto,))
+        self._platform = "gpu" if devices[0].platform in ("cuda", "rocm") else devices[0].platform
+        names = _host_names()
+        self.hosts: tuple[str, ...] = tuple(names[int(device.process_index)] for device in devices)
+
+    def slowest(self, seconds: float) -> float:
+        if jax.process_count() == 1:
+            return seconds
+        return float(np.max(multihost_utils.process_allgather(np.float64(seconds))))
+
+    def barrier(self) -> None:
+        """A collective of the job waits for all by itself."""
+
+    def exchange(self, pairs: Pairs, nbytes: int, times: int) -> Call:
+        both = [*pairs, *((b, a) for a, b in pairs)]
+
+        def body(x: Any) -> Any:
+            for _ in range(times):
+                x = lax.ppermute(x, AXIS, both)
+            return x
+
+        return self._call(body, nbytes)
+
+    def burst(self, pair: tuple[int, int], count: int) -> float | None:
+        del pair, count  # what a message costs a device is in its latency
+        return None
+
+    def empty(self) -> Call:
+        return self._call(lambda x: x + 1, 4)
+
+    def collective(self, op: Collective, axis: Axis, size: int) -> Call:
+        backend = LaxBackend(self._platform, {axis.name: axis.size}, "", {axis.name: axis.levels})
+        return self._call(lambda x: backend.move(x, op), 4 * size, jnp.float32)
+
+    def _call(self, body: Callable[[Any], Any], nbytes: int, dtype: Any = jnp.uint8) -> Call:
+        """`body` of an array of `nbytes` on each device, jitted; what it gives is waited for."""
+        spec = PartitionSpec(AXIS)
+        size = nbytes // jnp.dtype(dtype).itemsize
+        sharding = NamedSharding(self._mesh, spec)
+        shape = (size * self._mesh.size,)
+
+        def zeros(_: object) -> Any:
+            return np.zeros(size, jnp.dtype(dtype))
+
+        x = jax.make_array_from_callback(shape, sharding, zeros)
+        mapped = jax.shard_map(body, mesh=self._mesh, in_specs=spec, out_specs=spec, check_vma=False)
+        target = jax.jit(mapped)
+        return lambda: jax.block_until_ready(target(x))
+
+
+def _host_names() -> list[str]:
+    """The host of each process."""
+    mine = socket.gethostname().encode()[:_NAME]
+    if jax.process_count() == 1:
+        return [mine.decode(errors="replace")]
+    padded = np.frombuffer(mine.ljust(_NAME, b"\0"), np.uint8)
+    rows = np.asarray(multihost_utils.process_allgather(padded)).reshape(-1, _NAME)
+    return [row.tobytes().rstrip(b"\0").decode(errors="replace") for row in rows]

@@ -1,0 +1,89 @@
+"""The ranks of MPI as a fabric to be measured."""
+
+from __future__ import annotations
+
+import socket
+import statistics
+import time
+from typing import Any
+
+import numpy as np
+
+from commplan.ir.schedule import Axis, Backend, Collective, Form
+from commplan.lowering.jax.typing_shim import jax, jnp
+from commplan.lowering.mpi import build
+from commplan.lowering.mpi.backend import MpiBackend
+from commplan.lowering.mpi.collectives import Channel
+from commplan.lowering.mpi.typing_shim import MPI
+from commplan.runtime.calibrate.calibrate import Call, Pairs
+
+
+class MpiFabric:
+    """See `calibrate.Fabric`. comm: an mpi4py communicator; None: all ranks that mpirun started."""
+
+    backend: Backend = "mpi"
+    forms: tuple[Form, ...] = ("call",)
+
+    def __init__(self, comm: Any = None) -> None:
+        self._comm = (MPI.COMM_WORLD if comm is None else comm).Dup()
+        self.rank: int = self._comm.Get_rank()
+        self.hosts: tuple[str, ...] = tuple(self._comm.allgather(socket.gethostname()))
+        self._channel = Channel(self._comm)
+
+    def slowest(self, seconds: float) -> float:
+        return float(self._comm.allreduce(seconds, MPI.MAX))
+
+    def barrier(self) -> None:
+        self._comm.Barrier()
+
+    def exchange(self, pairs: Pairs, nbytes: int, times: int) -> Call:
+        partner = {**dict(pairs), **{b: a for a, b in pairs}}.get(self.rank)
+        if partner is None:
+            return lambda: None
+        give, take = np.zeros(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
+
+        def call() -> None:
+            for _ in range(times):
+                self._comm.Sendrecv(give, partner, recvbuf=take, source=partner)
+
+        return call
+
+    def burst(self, pair: tuple[int, int], count: int) -> float | None:
+        took: list[float] = []
+        word = np.zeros(1, np.int32)
+        for _ in range(9):
+            self.barrier()
+            requests: list[Any] = []
+            start = time.perf_counter()
+            if self.rank == pair[0]:
+                requests = [self._comm.Isend(word, pair[1]) for _ in range(count)]
+            took.append(time.perf_counter() - start)
+            if self.rank == pair[1]:
+                requests = [self._comm.Irecv(np.zeros(1, np.int32), pair[0]) for _ in range(count)]
+            MPI.Request.Waitall(requests)
+        return float(self._comm.bcast(statistics.median(took), pair[0]))
+
+    def empty(self) -> Call:
+        build.library()
+        word = jnp.zeros(1, jnp.float32)
+        shape = jax.ShapeDtypeStruct(word.shape, word.dtype)
+        target = jax.jit(jax.ffi.ffi_call("commplan_mpi_empty", shape, has_side_effect=True))
+        return lambda: jax.block_until_ready(target(word))
+
+    def collective(self, op: Collective, axis: Axis, size: int) -> Call:
+        spread = {axis.name: axis.levels}
+        backend = MpiBackend({axis.name: axis.size}, self._over(axis), spread)
+        x = jnp.zeros(size, jnp.float32)
+
+        def body(x: Any) -> Any:
+            return backend.move(x, op)
+
+        target = jax.jit(body)
+        return lambda: jax.block_until_ready(target(x))
+
+    def _over(self, axis: Axis) -> Channel:
+        """A channel whose one axis is called so."""
+        if tuple(self._channel.groups.sizes) != (axis.name,):
+            self._channel.close()
+            self._channel = Channel(self._comm, {axis.name: axis.size})
+        return self._channel

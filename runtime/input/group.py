@@ -1,0 +1,80 @@
+"""Processes that share loaded values: who they are, on which hosts, and what joins their hosts."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from commplan.diagnostics import fail
+from commplan.runtime.input.shm import segment
+from commplan.runtime.input.transport.transport import Carrier
+
+
+@dataclass(frozen=True)
+class Group:
+    """Processes that share loaded values. See `group`."""
+
+    run_id: str
+    index: int
+    count: int
+    timeout: float
+    folder: Path
+    hosts: tuple[int, ...]
+    carrier: Carrier | None = None
+    readers: int | None = None
+
+    @property
+    def host(self) -> int:
+        """The host of this process."""
+        return self.hosts[self.index]
+
+    @property
+    def local(self) -> tuple[int, ...]:
+        """The processes of this host, which map the same memory."""
+        return tuple(process for process, host in enumerate(self.hosts) if host == self.host)
+
+
+def group(
+    run_id: str,
+    index: int,
+    count: int,
+    *,
+    timeout: float = 1800.0,
+    folder: str | os.PathLike[str] | None = None,
+    hosts: Sequence[int] | None = None,
+    carrier: Carrier | None = None,
+    readers: int | None = None,
+) -> Group:
+    """The processes between which shared values travel.
+
+    run_id: letters, digits, `-`, `_` and `.`; the same in all of them and in no other run at the same time
+    (processes agree on one, for instance through a key-value store). index: this process, 0 <= index <
+    count. timeout: seconds to wait for a living but silent peer, compilation and start-up included. folder:
+    where the memory file is made: `/dev/shm` by default, which is memory; elsewhere the temporary folder.
+    hosts: [count], the host of each process; one host where None. carrier: moves rows between hosts, where
+    there are several. readers: how many processes make rows (a plan counts members, of which a process may
+    hold several); what the plan says where None.
+    Errors: CP0924 for arguments that are none of this.
+    """
+    if not isinstance(run_id, str) or not re.fullmatch(r"[A-Za-z0-9_.-]{1,100}", run_id):  # pyright: ignore[reportUnnecessaryIsInstance]
+        fail("CP0924", f"a run id is made of letters, digits and `-_.`, up to 100 of them, not {run_id!r}")
+    if not 0 <= index < count:
+        fail("CP0924", f"process {index} of {count} does not exist", f"expected: 0 to {count - 1}")
+    if not isinstance(timeout, int | float) or not timeout > 0:  # pyright: ignore[reportUnnecessaryIsInstance]
+        fail("CP0924", f"a group waits {timeout!r} seconds for its processes: more than none was expected")
+    places = tuple(hosts) if hosts is not None else (0,) * count
+    if len(places) != count:
+        fail("CP0924", f"{len(places)} hosts were named for {count} processes", "expected: one for each")
+    if len(set(places)) > 1 and carrier is None:
+        fail(
+            "CP0924",
+            f"a group on {len(set(places))} hosts has nothing that carries rows between them",
+            "expected: a carrier, which `run.batches` makes over the mesh or the communicator",
+        )
+    if readers is not None and not 1 <= readers <= count:
+        fail("CP0924", f"{readers} of {count} processes cannot be readers", f"expected: 1 to {count}")
+    where = segment.default_folder() if folder is None else Path(folder)
+    return Group(run_id, index, count, timeout, where, places, carrier, readers)

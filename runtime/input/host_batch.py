@@ -1,0 +1,162 @@
+"""What is handed over of a batch: its arrays, without the records that were skipped, and their counts."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from commplan.diagnostics import fail
+from commplan.ir.plan import Ref
+from commplan.ir.schedule import Read
+from commplan.runtime.input.layout import Array, Bools, agrees, aligned, compacted
+from commplan.runtime.input.program import Coords, Flow, HostProgram
+
+
+@dataclass(frozen=True)
+class Visit:
+    """records: [n] int64, the records of one batch that count by the contract of a load's visit, skipped ones
+    included. skipped: how many those are. coords: the member that they are for, where members have orders of
+    their own."""
+
+    load: Ref
+    coords: Coords
+    records: npt.NDArray[np.int64]
+    skipped: int
+
+
+@dataclass(frozen=True)
+class HostBatch:
+    """One step's host-made values, by value id, as this process holds them.
+
+    values: for every source-only binding of the phase (outputs and `takes`) the array itself where the
+        host makes it, else the host-made operands of the per-record device maps that make it. Layout:
+        one leading dimension per `per` axis in plan order, as long as the number of this process's
+        indices along it, then the rows of this process's shards, in shard order, then the record's own
+        dimensions. A count has its `per` dimensions only (int32). Arrays start at multiples of 64 bytes
+        and do not change as long as anything shows them: JAX may alias them. Those that several processes see
+        are read-only.
+    records: for every load (by the id of its result) the record indices, int64, laid out like its values.
+    seeds: the seed of every load, by the id of its result: random device functions derive their keys from
+        (seed, epoch, step, record, member).
+    epoch, step: place in the order; step counts from 0 in each epoch. number: counts the batches handed out.
+    visits: what counts as visited.
+    """
+
+    values: dict[Ref, Array]
+    records: dict[Ref, npt.NDArray[np.int64]]
+    seeds: dict[Ref, int]
+    epoch: int
+    step: int
+    number: int = 0
+    visits: tuple[Visit, ...] = ()
+
+
+class HostBatches(Iterator[HostBatch]):
+    """Batches of a phase, for one caller at a time, in the process that made them, until they are closed."""
+
+    _closing: weakref.finalize[..., Any]  # alive until then
+
+    def __init__(self, phase: str) -> None:
+        self._phase, self._process, self._turn = phase, os.getpid(), threading.RLock()
+
+    def __next__(self) -> HostBatch:
+        if os.getpid() != self._process:
+            message = f"the batches of phase `{self._phase}` belong to process {self._process}"
+            fail(
+                "CP0916", message, "this one was forked from it, without its threads: make batches here, anew"
+            )
+        with self._turn:  # whichever thread asks next gets the next batch
+            if not self._closing.alive:
+                self._refuse_closed()
+            return self._next()
+
+    def _next(self) -> HostBatch:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _refuse_closed(self) -> NoReturn:
+        fail("CP0916", f"the batches of phase `{self._phase}` were closed", "make them anew")
+
+
+@dataclass(eq=False)
+class FlowState:
+    """One flow of one batch. rows: [rows] places in the global batch. records: [rows] per load and variant.
+    counts: [rows] per load, which slots count by the visit's contract. arrays: what is handed over.
+    valid: [variants of flow.per, rows], cleared where a record was skipped. shown: what is handed over as it
+    lies in the slot."""
+
+    flow: Flow
+    rows: npt.NDArray[np.int64]
+    records: dict[tuple[Ref, Coords], npt.NDArray[np.int64]]
+    counts: dict[Ref, Bools]
+    arrays: dict[Ref, Array]
+    valid: Bools
+    shown: dict[Ref, Array] = field(default_factory=dict[Ref, Array])
+
+
+def layout(program: HostProgram, ref: Ref, shape: tuple[int, ...], rows: int) -> tuple[int, ...] | None:
+    """The shape that a value has when it is handed over as it lies in the slot; None where it lies otherwise.
+
+    shape: in the slot, [copies, rows of a full batch, ...]. rows: of this batch.
+    """
+    per = program.per(ref)
+    if program.copies[ref] != per:
+        return None
+    if rows < shape[1] and shape[0] > 1:
+        return None  # the copies would not lie together
+    return (*(len(program.local[axis]) for axis in per), rows, *shape[2:])
+
+
+def compact(program: HostProgram, state: FlowState) -> None:
+    """In every shard the counted records first, repeats of them after: counts say how many."""
+    for ref, array in state.shown.items():  # others see the slot: what moves is a copy
+        state.arrays[ref] = aligned(array.shape, array.dtype)
+        state.arrays[ref][...] = array
+    state.shown = {}
+    variants = program.variants(state.flow.per)
+    shards = len(program.shards(state.flow.split))
+    for place, variant in enumerate(variants):
+        counted = np.logical_and.reduce([state.counts[read.result] for read in state.flow.reads])
+        rows = compacted(counted, state.valid[place], shards)
+        fixed = dict(zip(state.flow.per, variant, strict=True))
+        for ref, array in state.arrays.items():
+            per = program.per(ref)
+            for at, coords in zip(np.ndindex(array.shape[: len(per)]), program.variants(per), strict=True):
+                if agrees(per, coords, fixed):
+                    array[at] = array[at][rows]
+                    array[at][rows < 0] = 0
+        for (ref, coords), ids in state.records.items():
+            if coords == variant:
+                state.records[ref, coords] = np.where(rows < 0, ids, ids[rows])
+
+
+def count(program: HostProgram, state: FlowState, read: Read, ref: Ref) -> npt.NDArray[np.int32]:
+    """Counted records, for every combination of the count's `per` axes (members, and shards)."""
+    per = program.per(ref)
+    shards = program.shards(state.flow.split)
+    each = len(state.rows) // len(shards)
+    result = aligned([len(program.local[axis]) for axis in per], np.dtype(np.int32))
+    for at, coords in zip(np.ndindex(result.shape), program.variants(per), strict=True):
+        named = dict(zip(per, coords, strict=True))
+        shard = shards.index(program.member(state.flow.split, named)) if state.flow.split else 0
+        here = slice(shard * each, (shard + 1) * each)
+        variants = program.variants(state.flow.per)
+        chosen = [p for p, v in enumerate(variants) if agrees(state.flow.per, v, named)]
+        valid: Bools = np.asarray(state.valid[chosen, here].all(0))
+        result[at] = np.count_nonzero(valid & state.counts[read.result][here])
+    return result

@@ -1,0 +1,381 @@
+"""The batches of one phase: read, mapped on the host, laid out, in an order that only the plan decides."""
+
+from __future__ import annotations
+
+import weakref
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from commplan.diagnostics import fail
+from commplan.input.order import Order
+from commplan.input.prefetch import CARRIED, KEEP, slots, threads
+from commplan.input.prefetch import prefetch as prefetched
+from commplan.ir.plan import Ref
+from commplan.ir.schedule import Map, Schedule
+from commplan.runtime.input.accounting import Meter, Queue, Summary
+from commplan.runtime.input.group import Group
+from commplan.runtime.input.host_batch import HostBatch, HostBatches
+from commplan.runtime.input.prefetch.prefetch import ClosedError, Ring
+from commplan.runtime.input.prefetch.zero_copy import Direct
+from commplan.runtime.input.program import HostProgram, host_program
+from commplan.runtime.input.shm.rendezvous import join
+from commplan.runtime.input.shm.shm_channel import SharedRing
+from commplan.runtime.input.shm.shm_control import cores_of
+from commplan.runtime.input.shm.slots import CAN_LEND
+from commplan.runtime.input.sources import adapters as _adapters
+from commplan.runtime.input.sources import files as _sources
+from commplan.runtime.input.stages.batch_builder import BLOCK, BatchInTheMaking, Course, Maker, Pace
+from commplan.runtime.input.stages.records import checked_functions, stages
+from commplan.runtime.input.stages.workers import Workers
+from commplan.runtime.input.visit_check import Checks
+
+
+@dataclass
+class _Cursor:
+    """Which batches are started ahead: up to the end of epoch `until`."""
+
+    make: Callable[[int], BatchInTheMaking]
+    course: Course
+    until: int
+
+    def start(self, number: int) -> BatchInTheMaking | None:
+        return None if self.course.at(number)[0] > self.until else self.make(number)
+
+
+class PhaseBatches(HostBatches):
+    """Batches of one phase, one epoch per `iter()`.
+
+    `for batch in batches` runs to the end of the epoch that it stands in; the next `for` runs the next
+    epoch. Threads work ahead (`prefetch` batches, `cores` threads, from the loads' and maps' braces; by
+    default 2, and as many as there are CPUs up to 8). They end with `close`, with a `with` block, when the
+    object is collected and when the interpreter exits. Waiting costs no CPU.
+
+    schedule, phase: what to read and map. sources, functions: by the names of the plan; functions of the
+    device are ignored. A random host function is called with the keyword `rng`, a
+    `numpy.random.Generator`: `augment(pixels, rng)`. Sources and functions are called from several threads.
+    local: for each axis the indices that this process holds (None, or an axis left out: all of them), such
+    as `{"member": (1,), "data": (0, 1, 2, 3)}`. group: the processes between which
+    shared values travel; all of them hold the same indices of every other axis. None: each process
+    makes everything itself. state: what `.state()` returned, here or under another number of ranks or
+    another design; None is the start of epoch 0. pace: instead, for batches that several take at their own
+    rates. meter: what adds up the costs, if not one of its own. workers: "threads", or "processes" for
+    functions that hold the interpreter lock (see `workers`).
+
+    Several threads may call `next`: each batch goes to one of them.
+
+    Errors (CP09xx): what is wrong with sources, functions, state and designs is raised here; what is wrong
+    with a record, or with a peer, by the `next` that would have returned its batch.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        phase: str,
+        sources: Mapping[str, object],
+        functions: Mapping[str, Callable[..., Any]],
+        *,
+        local: Mapping[str, Sequence[int]] | None = None,
+        group: Group | None = None,
+        state: Mapping[str, int] | None = None,
+        pace: Pace | None = None,
+        meter: Meter | None = None,
+        workers: str = "threads",
+    ) -> None:
+        super().__init__(phase)
+        apart = group is not None and group.count > 1
+        program = host_program(schedule, phase, local, apart=apart)
+        read = [read.source for flow in program.flows for read in flow.reads]
+        found = _sources.bound(schedule, sources, read)
+        chosen = called_functions(program, functions)
+        self._orders = orders(program, found)
+        self._program = program
+        self._steps = pace.steps if pace is not None else _steps(program, self._orders)
+        self._course = course = pace or Course(*self._restored(state), self._steps)
+        self._armed, self._handed = course.epoch, 0
+        self._due: HostBatch | None = None  # the batch at that place, once it has come
+        self._meter = meter or Meter(phase, schedule.plan)
+        made = stages(program, found, chosen, self._meter)
+        prefetch, cores = hints(program)
+        prefetch = prefetch if pace is None else pace.slots
+        block = block_of(program, cores)
+        crew = _crew(workers, cores, program, found, chosen, block, self._meter)
+        by_caller = group is not None and group.carrier is not None and group.carrier.by_caller
+        ahead = prefetch + (CARRIED if by_caller else 0)
+        exchange = None
+        if apart and group is not None and any(flow.moved for flow in program.flows):
+            at = (course.epoch, course.step, self._fingerprint())
+            room, keep = (slots(prefetch, by_caller=by_caller), KEEP) if pace is None else (pace.slots,) * 2
+            exchange = join(
+                group, program, at, slots=room, meter=self._meter, keep=keep, leaving=pace is not None,
+                ahead=ahead if pace is None and _lies_ready(program) else None,
+            )  # fmt: skip
+        self._exchange, self._prefetch, self._by_caller = exchange, prefetch, by_caller
+        maker = Maker(
+            program, self._orders, made, self._meter, block, exchange, pace is not None,
+            crew, _adapters.together(found), course, self._fingerprint(),
+        )  # fmt: skip
+        if exchange is not None:
+            exchange.works = maker
+            if crew is not None:
+                crew.share(exchange.slots)
+        # At a pace of its own a batch is but a part of what a member gets; its taker checks.
+        self._checks = (
+            Checks(program, self._orders, self._steps, course.step, self._meter) if not pace else None
+        )
+        self._cursor = _Cursor(maker.batch, course, self._armed)
+        name = f"commplan-{schedule.plan}-{phase}"
+        direct = pace is None and _direct(program, exchange)
+        if direct and exchange is not None:
+            self._cursor.make = Direct(maker, exchange).batch
+        self._ring = Ring(self._cursor.start, ahead, cores, name, exchange, crew, direct)
+        self._closing = weakref.finalize(self, self._ring.end)
+
+    @property
+    def meters(self) -> tuple[Meter, ...]:
+        """What adds up the costs; they may be kept when the batches are gone."""
+        return (self._meter,)
+
+    @property
+    def steps(self) -> int:
+        """Batches of one epoch; the same for every rank, design and restart."""
+        return self._steps
+
+    def __iter__(self) -> PhaseBatches:
+        self._armed, _ = self._course.at(self._handed)
+        return self
+
+    def _next(self) -> HostBatch:
+        epoch, step = self._course.at(self._handed)
+        if epoch > self._armed:
+            raise StopIteration
+        self._cursor.until = self._armed
+        try:
+            if self._due is None:
+                self._carry_ahead(step)
+                self._due, ready, waited = self._ring.look()
+                self._meter.handed_out(ready, waited, first=step == 0)
+            if self._exchange is not None:
+                self._exchange.handed(self._due.number)
+            if self._checks is not None:
+                self._checks.add(self._due)
+        except ClosedError:
+            self._refuse_closed()
+        except Exception:
+            self.close()  # the place stays: `.state()` names the batch that failed
+            raise
+        self._ring.pass_on(self._handed + 1)
+        # Whoever is interrupted before this line gets the same batch the next time.
+        batch, self._due, self._handed = self._due, None, self._handed + 1
+        return batch
+
+    # --- where a pace was given; units are counted from the first ---
+
+    def unit(self, number: int) -> HostBatch:
+        """Batch `number`, for any number of threads, until `passed` lets go of it. Errors: as `next`."""
+        self.go_on(self._course.at(number)[0])
+        try:
+            return self._ring.look(number)[0]
+        except ClosedError:
+            self._refuse_closed()
+
+    def passed(self, number: int, *, shown: int) -> None:
+        """Let go of units before `number`. Of those before the last `shown` of them, what somebody keeps is
+        his own copy from now on, and their slots are free."""
+        if self._exchange is not None:
+            self._exchange.recall(number - shown)
+        self._ring.pass_on(number)
+
+    def go_on(self, epoch: int) -> None:
+        """Work ahead to the end of `epoch`, whoever asks for it."""
+        self._armed = max(self._armed, epoch)
+        self._cursor.until = self._armed
+        if self._closing.alive:
+            self._ring.admit()
+
+    def ready(self, number: int) -> bool:
+        """Whether nobody would wait for unit `number`."""
+        return self._ring.ready(number)
+
+    # ---
+
+    def _carry_ahead(self, step: int) -> None:
+        """Where batches are carried in this thread: as many as the place says, and the place alone."""
+        if self._by_caller and self._exchange is not None:
+            self._ring.admit()
+            left = self._steps - step  # of this epoch, this batch included
+            self._exchange.carry_ahead(self._handed + min(self._prefetch, left) - 1)
+
+    @property
+    def exchange(self) -> SharedRing | None:
+        """This process's side of the slots, where processes share them."""
+        return self._exchange
+
+    def state(self) -> dict[str, int]:
+        """Where the next batch stands: integers, fit for JSON; the same under any number of ranks.
+
+        `order` is a checksum of what the order depends on: lengths, batch sizes, visits, seeds.
+        """
+        epoch, step = self._course.at(self._handed)
+        return {"epoch": epoch, "step": step, "order": self._fingerprint()}
+
+    def summary(self) -> Summary:
+        """What the input work cost so far, per plan line, in this process."""
+        ready, depth = self._ring.depth_now()
+        exchange = self._exchange if self._closing.alive else None
+        slots, used = exchange.in_use() if exchange is not None else (0, 0)
+        return self._meter.summary(Queue(ready=ready, depth=depth, slots=slots, used=used))
+
+    def close(self) -> None:
+        """Stop the work ahead, join its threads and leave the group. Closing twice is fine."""
+        if self._closing.detach() is not None:
+            self._due = None
+            self._ring.close()
+
+    def _fingerprint(self) -> int:
+        facts = [
+            (read.source, order.length, order.batch, order.seed, order.visit, order.tail, read.per)
+            for flow in self._program.flows
+            for read in flow.reads
+            for order in (self._orders[read.result],)
+        ]
+        return zlib.crc32(repr(facts).encode())
+
+    def _restored(self, state: Mapping[str, int] | None) -> tuple[int, int]:
+        if state is None:
+            return 0, 0
+        phase = self._program.phase
+        keys = ("epoch", "step", "order")
+        if not isinstance(state, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            found, fix = f"found a {type(state).__name__}", "pass what `.state()` of batches returned"
+            fail("CP0910", "this is no state of batches", found, fix, span=phase.span)
+        if set(state) != set(keys) or not all(type(state[key]) is int and state[key] >= 0 for key in keys):
+            fail("CP0910", "this is no state of batches", f"found: {dict(state)}", span=phase.span)
+        if state["order"] != self._fingerprint() or state["step"] >= self._steps:
+            reads = [
+                f"`{read.source}`: {order.length} records, batch {order.batch}, {order.visit}, "
+                f"tail {order.tail}, seed {order.seed}"
+                for flow in self._program.flows
+                for read in flow.reads
+                for order in (self._orders[read.result],)
+            ]
+            fail(
+                "CP0910",
+                f"the state belongs to another order of records than phase `{phase.name}` has now",
+                *(f"now {line}" for line in reads),
+                "restore it with the source, batch size, visit, seed and tail that it was saved with",
+                span=phase.span,
+                file=self._program.schedule.file,
+            )
+        return state["epoch"], state["step"]
+
+
+def _crew(
+    workers: str,
+    cores: int,
+    program: HostProgram,
+    sources: Mapping[str, _sources.Source],
+    functions: Mapping[str, Callable[..., Any]],
+    block: int,
+    meter: Meter,
+) -> Workers | None:
+    """The worker processes, None where threads do the work. Errors: CP0952, CP0955."""
+    if workers not in ("threads", "processes"):
+        fail("CP0955", f"workers are 'threads' or 'processes', not {workers!r}", span=program.phase.span)
+    one = {"threads": "thread", "processes": "process"}[workers]
+    meter.workers(f"1 {one}" if cores == 1 else f"{cores} {workers}")
+    return None if workers == "threads" else Workers(program, sources, functions, block, cores, meter)
+
+
+def called_functions(
+    program: HostProgram, functions: Mapping[str, Callable[..., Any]]
+) -> dict[str, Callable[..., Any]]:
+    """The host functions that `program` calls. Errors: CP0908."""
+    names = [op.fn for flow in program.flows for op in flow.ops if isinstance(op, Map)]
+    return checked_functions(program.schedule, functions, names)
+
+
+def block_of(program: HostProgram, cores: int) -> int:
+    """The records of one task: a batch has work for all `cores`."""
+    rows = max((len(program.rows(flow, flow.batch)) for flow in program.flows), default=1)
+    return max(1, min(BLOCK, -(-rows // cores)))
+
+
+def orders(program: HostProgram, sources: Mapping[str, _sources.Source]) -> dict[Ref, Order]:
+    return {
+        read.result: Order(len(sources[read.source]), read.batch[0], read.seed, read.visit, read.tail)
+        for flow in program.flows
+        for read in flow.reads
+    }
+
+
+def hints(program: HostProgram) -> tuple[int, int]:
+    """Batches ahead, and worker threads."""
+    ops = [op for flow in program.flows for op in flow.ops]
+    return prefetched(ops), threads(ops, len(cores_of()))
+
+
+def _direct(program: HostProgram, exchange: SharedRing | None) -> bool:
+    """Whether batches are handed over as they lie in the slots, and nobody waits for this process's
+    thread."""
+    carrier = exchange.carrier if exchange is not None else None
+    carries = exchange is not None and carrier is not None and exchange.owes() and not carrier.by_caller
+    return exchange is not None and not carries and _lies_ready(program)
+
+
+def _lies_ready(program: HostProgram) -> bool:
+    """Whether members do nothing of their own to what is shared: then it is handed over as it is."""
+    return CAN_LEND and all(flow.moved and not flow.after for flow in program.flows)
+
+
+def _steps(program: HostProgram, orders: Mapping[Ref, Order]) -> int:
+    """Batches of one epoch of the phase, on which all its loads must agree.
+
+    `exactly_once` loads set the number, `at_least_once` ones ask for at least theirs, `at_most_once` ones
+    allow at most theirs. Errors: CP0903 for an epoch without a batch, CP0909 where loads do not agree.
+    """
+    phase, file = program.phase, program.schedule.file
+    if not orders:
+        fail(
+            "CP0917",
+            f"phase `{phase.name}` has no output that depends on sources alone, so it has no batches",
+            span=phase.span,
+            file=file,
+        )
+    reads = [read for flow in program.flows for read in flow.reads]
+    for read in reads:
+        if orders[read.result].steps == 0:
+            fail(
+                "CP0903",
+                f"an epoch of `{read.source}` has no batch: {orders[read.result].length} records do not fill "
+                f"a batch of {read.batch[0]}, and `tail drop` drops what does not",
+                span=read.span,
+                file=file,
+            )
+    by_visit = {
+        visit: [orders[read.result].steps for read in reads if read.visit == visit]
+        for visit in ("exactly_once", "at_least_once", "at_most_once")
+    }
+    exact, least, most = by_visit.values()
+    steps = exact[0] if exact else max(least) if least else min(most)
+    agree = set(exact) <= {steps} and max(least, default=steps) <= steps <= min(most, default=steps)
+    same_rows = all(
+        len({orders[read.result].rows(step) for read in flow.reads}) == 1
+        for flow in program.flows
+        for step in (0, steps - 1)
+    )
+    if not agree or not same_rows:
+        fail(
+            "CP0909",
+            f"the loads of phase `{phase.name}` do not end together",
+            *(
+                f"line {read.span.line}: `{read.source}` has {orders[read.result].steps} batches an epoch "
+                f"({orders[read.result].length} records, {read.visit}, tail {read.tail})"
+                for read in reads
+            ),
+            "let the shorter go round with `visit at_least_once`, or put the loads in phases of their own",
+            span=reads[-1].span,
+            file=file,
+        )
+    return steps

@@ -1,0 +1,270 @@
+"""The batches of one member that goes by its own clock: some units of the common stream, and what it adds."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+
+import numpy as np
+import numpy.typing as npt
+
+from commplan.diagnostics import CommplanError
+from commplan.ir.plan import Ref
+from commplan.runtime.input.accounting import Meter, Summary, merged
+from commplan.runtime.input.host_batch import FlowState, HostBatch, HostBatches
+from commplan.runtime.input.iterator import PhaseBatches, block_of, called_functions, hints, orders
+from commplan.runtime.input.layout import Array, aligned
+from commplan.runtime.input.multirate.schedule import OWN
+from commplan.runtime.input.multirate.stream import Clocks, Terms, quietly
+from commplan.runtime.input.program import host_program, identity
+from commplan.runtime.input.stages.batch_builder import BatchInTheMaking, Course, Maker
+from commplan.runtime.input.stages.records import stages
+from commplan.runtime.input.visit_check import Checks
+
+_PATIENT = ("CP0946", "CP0947")  # after these a member may go on, once another one has
+
+
+class ClockedBatches(HostBatches):
+    """Batches of one member, as `PhaseBatches` gives those of all: one epoch per `iter()`.
+
+    Several members of a process are driven in any interleaving, by one thread or by several. local: as for
+    `PhaseBatches`, without the members. state: what `.state()` of this member returned. terms: of the
+    stream, where this is the first member.
+
+    Errors: as `PhaseBatches`; CP0946 and CP0947 where the others hold this member back and it would never end
+    (both may be caught: the place stays), CP0948 where it has batches already.
+    """
+
+    def __init__(
+        self,
+        clocks: Clocks,
+        member: int,
+        *,
+        local: Mapping[str, Sequence[int]] | None = None,
+        state: Mapping[str, int] | None = None,
+        terms: Terms | None = None,
+    ) -> None:
+        plan = clocks.plan
+        super().__init__(plan.phase)
+        self.member, self._clocks = member, clocks
+        self._local = {**(local or {}), plan.clock: (member,)}
+        self._meter, self._lone = (Meter(plan.phase, plan.schedule.plan) for _ in range(2))
+        self._private: PhaseBatches | None = self._alone(state)
+        self._steps, place = self._private.steps, self._private.state()
+        # Batches so far, from the start of epoch 0: one number, so that Ctrl-C finds no half of a step.
+        self._place, self._order = place["epoch"] * self._steps + place["step"], place["order"]
+        self._first = self._place
+        self._due: HostBatch | None = None  # the batch at that place, once made
+        self._armed = place["epoch"]
+        self._each = plan.rates.units[member]
+        self._maker, self._threads = self._makes(Course(place["epoch"], place["step"], self._steps))
+        # What the member is given is checked whole, wherever it comes from; it is counted where it is made.
+        self._checks = Checks(
+            self._maker.program, self._maker.orders, self._steps, place["step"], Meter(plan.phase)
+        )
+        self._ahead: tuple[BatchInTheMaking, list[Future[None]]] | None = None
+        self._hand = clocks.open(member, self._position(self._place), terms or Terms())
+        self._closing = weakref.finalize(self, quietly, clocks, self._hand)
+
+    # --- what `PhaseBatches` has as well ---
+
+    def __iter__(self) -> ClockedBatches:
+        self._armed = self._place // self._steps
+        if self._closing.alive:
+            self._clocks.begin(self._hand)
+        return self
+
+    def _next(self) -> HostBatch:
+        if self._place // self._steps > self._armed:
+            raise StopIteration
+        self._clocks.begin(self._hand)
+        try:
+            if self._due is None:
+                self._due = self._taken()
+            self._checks.add(self._due)
+        except CommplanError as error:
+            if error.diagnostics[0].code not in _PATIENT:
+                self.close()
+            raise
+        except Exception:
+            self.close()
+            raise
+        after = self._place + 1
+        finished = after // self._steps > self._armed
+        self._clocks.passed(self._hand, self._position(after), finished=finished)
+        if not finished:
+            self._begin_ahead(after)
+        # Whoever is interrupted before this line gets the same batch the next time.
+        batch, self._due, self._place = self._due, None, after
+        return batch
+
+    def state(self) -> dict[str, int]:
+        """Where the next batch stands: integers, the same under any number of processes."""
+        epoch, step = divmod(self._place, self._steps)
+        return {"epoch": epoch, "step": step, "order": self._order}
+
+    @property
+    def steps(self) -> int:
+        """Batches of one epoch of this member."""
+        return self._steps
+
+    @property
+    def meters(self) -> tuple[Meter, ...]:
+        """Of its own work, of what it read by itself, and of what members of this process have in common."""
+        return self._meter, self._lone, self._clocks.meter
+
+    def summary(self) -> Summary:
+        """What the input cost so far: its own work, and what all members of the process have in common."""
+        return merged(meter.summary() for meter in self.meters)
+
+    def close(self) -> None:
+        """Stop; the others no longer wait for this member. Closing twice is fine."""
+        if os.getpid() != self._process or self._closing.detach() is None:
+            return
+        self._due = None
+        self._drop_ahead()
+        if self._private is not None:
+            self._private.close()
+        self._clocks.leave(self._hand)
+
+    # --- how ---
+
+    def _position(self, place: int) -> int:
+        """The first unit of the batch at `place`."""
+        epoch, step = divmod(place, self._steps)
+        return epoch * self._clocks.epoch + step * self._each
+
+    def _alone(self, state: Mapping[str, int] | None) -> PhaseBatches:
+        plan = self._clocks.plan
+        schedule = plan.member(self.member, alone=True)
+        return PhaseBatches(
+            schedule, plan.phase, self._clocks.sources, self._clocks.functions,
+            local=self._local, state=state, meter=self._lone,
+        )  # fmt: skip
+
+    def _makes(self, course: Course) -> tuple[Maker, int]:
+        """What makes batches from units, and how many threads help."""
+        clocks, plan = self._clocks, self._clocks.plan
+        schedule = plan.member(self.member)
+        program = host_program(schedule, plan.phase, self._local, apart=True)
+        functions = called_functions(program, clocks.functions)
+        made = stages(program, clocks.sources, functions, self._meter)
+        _, cores = hints(program)
+        block = block_of(program, cores)
+        maker = Maker(program, orders(program, clocks.sources), made, self._meter, block, course=course)
+        return maker, cores if any(flow.after for flow in program.flows) else 0
+
+    def _taken(self) -> HostBatch:
+        if self._clocks.behind(self._hand):
+            self._drop_ahead()
+            return self._by_itself()
+        if self._private is not None:
+            self._private.close()
+            self._private = None
+        ready, asked = int(self._ahead is not None), time.perf_counter()
+        if self._ahead is None:
+            self._ahead = self._begun(self._place, wait=True)
+        if self._ahead is None:
+            self._refuse_closed()
+        making, tasks = self._ahead
+        try:
+            for task in tasks:
+                task.result()
+        finally:
+            self._ahead = None
+        batch = making.finish()
+        self._meter.checked(sum(visit.records.size for visit in batch.visits))
+        self._meter.handed_out(ready, time.perf_counter() - asked, first=self._place % self._steps == 0)
+        return batch
+
+    def _by_itself(self) -> HostBatch:
+        """The next batch, read by this member alone."""
+        if self._private is None or self._private.state() != self.state():
+            if self._private is not None:
+                self._private.close()
+            self._private = self._alone(self.state())
+        batch = next(iter(self._private))
+        reads = [read.result for flow in self._maker.program.flows for read in flow.reads]
+        named = {ref.removesuffix(OWN): ref for ref in reads}
+        visits = (
+            dataclasses.replace(visit, load=named.get(visit.load, visit.load)) for visit in batch.visits
+        )
+        return dataclasses.replace(batch, visits=tuple(visits))
+
+    def _begin_ahead(self, place: int) -> None:
+        """Begin with the batch at `place` where that asks for no waiting."""
+        if self._threads and self._ahead is None and not self._clocks.behind(self._hand):
+            self._ahead = self._begun(place, wait=False)
+
+    def _drop_ahead(self) -> None:
+        ahead, self._ahead = self._ahead, None
+        for task in ahead[1] if ahead else ():
+            task.cancel()
+
+    def _begun(self, place: int, *, wait: bool) -> tuple[BatchInTheMaking, list[Future[None]]] | None:
+        """The batch at `place` in the making, and what is still to be done for it."""
+        end = (place // self._steps + 1) * self._clocks.epoch
+        count = min(self._each, end - self._position(place))
+        try:
+            units = self._clocks.take(self._hand, count, wait=wait)
+        except CommplanError:
+            if wait:
+                raise
+            return None  # it is raised when its turn comes
+        if units is None:
+            return None
+        making = self._maker.batch(place - self._first)
+        making.moved = {ref: a for state in making.states for ref, a in self._fill(state, units).items()}
+        todo = making.second()
+        if not self._threads:
+            for task in todo:
+                task()
+            return making, []
+        pool = self._clocks.pool(self._threads)
+        return making, [pool.submit(task) for task in todo]
+
+    def _fill(self, state: FlowState, units: Sequence[HostBatch]) -> dict[Ref, Array]:
+        """What the member takes from units, by id, [1, rows, ...]; what lies in one unit is shown there."""
+        flow = state.flow
+        runs = _runs(state.rows, flow.batch // self._each)
+        for read in flow.reads:
+            flags = [unit.values.get(f"{read.result}?") for unit in units]
+            for own, unit, theirs in runs:
+                valid = flags[unit]
+                if valid is not None:
+                    state.valid[:, own] &= valid[0, theirs]
+        found = {ref: _together(runs, [unit.values[ref] for unit in units]) for ref in flow.moved}
+        for read in flow.reads:
+            if all(identity(read) in unit.values for unit in units):
+                made = _together(runs, [unit.values[identity(read)][0] for unit in units])
+                state.records[read.result, ()] = made[0]  # as those who made the rows say
+        return found
+
+
+def _runs(rows: npt.NDArray[np.int64], each: int) -> list[tuple[slice, int, slice]]:
+    """Rows of a batch, ascending, as runs inside units of `each` rows: where they go, the unit, its rows."""
+    if not len(rows):
+        return []
+    ends = np.flatnonzero((np.diff(rows) != 1) | (rows[1:] % each == 0)) + 1
+    starts = [0, *ends.tolist()]
+    return [
+        (slice(a, b), int(rows[a]) // each, slice(int(rows[a]) % each, int(rows[a]) % each + b - a))
+        for a, b in zip(starts, [*ends.tolist(), len(rows)], strict=True)
+    ]
+
+
+def _together(runs: Sequence[tuple[slice, int, slice]], parts: Sequence[Array]) -> Array:
+    """[1, rows, ...]: rows of units, without a copy where they lie in one."""
+    if len(runs) == 1:
+        (_, unit, theirs), *_ = runs
+        made = parts[unit][theirs]
+        made.flags.writeable = False
+        return made[None]
+    made = aligned((runs[-1][0].stop, *parts[0].shape[1:]), parts[0].dtype)
+    for own, unit, theirs in runs:
+        made[own] = parts[unit][theirs]
+    return made[None]

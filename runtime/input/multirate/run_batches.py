@@ -1,0 +1,137 @@
+"""`run.batches(member=m)` where members go by their own clocks: who shares the stream that they take from."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from commplan.input.work_partition import division
+from commplan.ir import schedule as ir
+from commplan.runtime.context import Context
+from commplan.runtime.input.accounting import Meter, Summary, merged
+from commplan.runtime.input.device_batches import PATIENCE_S, this_host
+from commplan.runtime.input.group import Group, group
+from commplan.runtime.input.multirate.batches import ClockedBatches
+from commplan.runtime.input.multirate.schedule import ClockPlan, clock_plan, clocked
+from commplan.runtime.input.multirate.stream import Clocks, Company, Terms
+from commplan.runtime.input.shm.segment import Blame
+
+if TYPE_CHECKING:
+    from commplan.runtime.input.device_batches import Batches
+    from commplan.runtime.run import Run
+
+
+@dataclass
+class ClockedPhases:
+    """The phases of a run with members by their own clocks; those of a process share one stream a phase."""
+
+    _known: dict[str, Clocks] = field(default_factory=dict[str, Clocks])
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def member(
+        self,
+        context: Context,
+        phase: ir.Phase,
+        sources: Mapping[str, Any],
+        state: Mapping[str, int] | None,
+        among: Group | None,
+        timeout: float | None,
+        workers: str = "threads",
+    ) -> ClockedBatches:
+        """The batches of one member.
+
+        context: the member's. among: the processes that share the stream, found by asking all if None. The
+        first member of a process that opens asks: every process of the job does so alike; its `timeout` and
+        `workers` are those of the stream. Errors: as `ClockedBatches`, and CP0945.
+        """
+        schedule = context.whole or context.schedule
+        with self._lock:
+            if phase.name not in self._known:
+                plan = clock_plan(schedule, phase.name)
+                self._known[phase.name] = Clocks(plan, sources, context.functions)
+            clocks = self._known[phase.name]
+        place = context.members[clocks.plan.clock]
+        patience = PATIENCE_S if timeout is None else timeout
+
+        def ask(position: int) -> Company | None:
+            if among is None:
+                return _company(context, clocks.plan, position, place, patience)
+            return Company(among, position, tuple(range(among.count)))  # one member each, at the same unit
+
+        terms = Terms(ask, patience, workers)
+        return ClockedBatches(clocks, place, local=context.machine.local(), state=state, terms=terms)
+
+
+def _company(context: Context, plan: ClockPlan, position: int, member: int, timeout: float) -> Company | None:
+    """The processes that share the stream, found by asking all: those of a host, over MPI those of all hosts.
+
+    A mesh of devices shares inside hosts only: its collectives are called by all processes alike, step by
+    step, and members by their own clocks have no steps in common.
+    """
+    machine, members = context.machine, plan.schedule.axis(plan.clock).size
+    host = this_host()
+    facts = [plan.schedule.plan_digest, plan.phase, "own clocks"]
+    if machine.layout == "global":
+        facts.append(host)
+    found = machine.peers("\0".join(facts), host, position * members + member)
+    if found is None:
+        return None
+    made = division("all_shared", found.hosts)
+    read = next(op for op in plan.schedule.phase(plan.phase).ops if isinstance(op, ir.Read) and op.clock)
+    blame = Blame(f"load {read.source} over {plan.clock}", read.span, plan.schedule.file)
+    carrier = machine.carrier(
+        found, made, blame=blame, on_failure=read.hints.on_failure or "stop", timeout=timeout
+    )
+    run_id, count = f"commplan-{found.run_id}", len(found.hosts)
+    one = group(run_id, found.index, count, timeout=timeout, hosts=found.hosts, carrier=carrier)
+    return Company(one, min(found.places) // members, tuple(place % members for place in found.places))
+
+
+class Rounds(Iterator[dict[str, Any]]):
+    """The batches of all members that this process holds, for who drives them together: an item holds those
+    that are due, `{"pixels of member 0": array, ...}`. One epoch per `iter()`, of as many items as the member
+    has batches that has most of them; in each the others come as far in their epochs."""
+
+    def __init__(self, run: Run, phase: str) -> None:
+        axis = clocked(run.context.schedule.phase(phase)) or ""
+        held = run.context.machine.local()[axis]
+        self._feeds: dict[int, Batches] = {member: run.batches(phase, member=member) for member in held}
+        self.steps = max(feed.steps for feed in self._feeds.values())
+        self._done = 0
+
+    def __iter__(self) -> Rounds:
+        self._done = 0
+        for feed in self._feeds.values():
+            iter(feed)
+        return self
+
+    def __next__(self) -> dict[str, Any]:
+        if self._done == self.steps:
+            raise StopIteration
+        self._done += 1
+        found: dict[str, Any] = {}
+        for member, feed in self._feeds.items():
+            # A batch is due once the members that take most have come to where it ends.
+            if self._done * feed.steps // self.steps > (self._done - 1) * feed.steps // self.steps:
+                found |= {f"{name} of member {member}": array for name, array in next(feed).items()}
+        return found
+
+    @property
+    def meters(self) -> tuple[Meter, ...]:
+        """What adds up the costs, each once."""
+        return tuple({id(meter): meter for feed in self._feeds.values() for meter in feed.meters}.values())
+
+    def summary(self) -> Summary:
+        """What the input cost so far, of all members together."""
+        return merged(meter.summary() for meter in self.meters)
+
+    def close(self) -> None:
+        for feed in self._feeds.values():
+            feed.close()
+
+
+def batches_of(run: Run, phase: str) -> Batches | Rounds:
+    """The batches of a phase; of all members, where each goes by a clock of its own."""
+    return Rounds(run, phase) if clocked(run.context.schedule.phase(phase)) else run.batches(phase)

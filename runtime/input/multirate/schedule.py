@@ -1,0 +1,181 @@
+"""Members by their own clocks, as schedules: what is made once for all of them, in units, and what each adds.
+
+A phase whose load says `batch [32, 32, 64] over member` becomes two. In the one a batch is a unit, as many
+records as divide every member's batch, and holds what is the same for all members: the load, and the host
+maps after it that are neither random nor `per`. In the other one member takes some units at each step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from commplan.diagnostics import fail
+from commplan.input.rates import PREFETCH, Rates, rates
+from commplan.ir.def_use import DefUse
+from commplan.ir.plan import Ref
+from commplan.ir.schedule import (
+    Binding,
+    Map,
+    Op,
+    Phase,
+    Read,
+    Schedule,
+    Share,
+    rename_results,
+    results,
+    substitute,
+)
+from commplan.ir.types import SAME, BytesType
+from commplan.runtime.input.program import Element, record_types
+from commplan.runtime.input.sources.files import Source
+
+OWN = "/own"  # behind the name of a value before it is shared
+
+
+@dataclass(frozen=True)
+class ClockPlan:
+    """How the members of `clock` go through phase `phase` of `schedule`.
+
+    rates: of its loads; the units of a member's step are the same for all of them. units: the schedule whose
+    batches are units; None where nothing is the same for all members, and each reads for itself.
+    """
+
+    schedule: Schedule
+    phase: str
+    clock: str
+    rates: Rates
+    shared: Phase | None
+
+    def member(self, place: int, *, alone: bool = False) -> Schedule:
+        """The schedule of member `place`, with its own batch size. alone: it reads everything itself."""
+        found = self.schedule.phase(self.phase)
+        base = found if alone or self.shared is None else self.shared
+        ops = tuple(
+            msgspec.structs.replace(op, batch=(batches(op, self.clock, self.schedule)[place],))
+            if isinstance(op, Read)
+            else op
+            for op in base.ops
+        )
+        return self._with(msgspec.structs.replace(base, ops=ops))
+
+    @property
+    def units(self) -> Schedule | None:
+        """The schedule whose batches are units, the same for every axis; None where nothing is shared."""
+        if self.shared is None:
+            return None
+        ahead = [op for op in self.shared.ops if isinstance(op, Share) and op.axes == (self.clock,)]
+        made_of = DefUse(self.shared.ops).behind(op.result for op in ahead)
+        ops = [self._unit(op) if isinstance(op, Read) else op for op in made_of]
+        refs = {ref for op in ops for ref in results(op)}
+        values = tuple(msgspec.structs.replace(v, placement=SAME) for v in self.shared.values if v.id in refs)
+        outputs = tuple(Binding(op.result, op.result, source_only=True) for op in ahead)
+        phase = msgspec.structs.replace(
+            self.shared, ops=tuple(ops), values=values, outputs=outputs, takes=(), updates=()
+        )
+        return self._with(phase)
+
+    def _unit(self, read: Read) -> Read:
+        unit = rates(batches(read, self.clock, self.schedule)).unit
+        return msgspec.structs.replace(read, batch=(unit,), clock=None, split=(), count=None)
+
+    def epoch(self, sources: Mapping[str, Source]) -> int:
+        """Units of an epoch: as many as the member that takes most of them takes."""
+        reads = [op for op in self.schedule.phase(self.phase).ops if isinstance(op, Read)]
+        return max(
+            rates(batches(op, self.clock, self.schedule)).epoch(len(sources[op.source]), op.visit, op.tail)
+            for op in reads
+        )
+
+    def _with(self, phase: Phase) -> Schedule:
+        phases = tuple(phase if one.name == phase.name else one for one in self.schedule.phases)
+        return msgspec.structs.replace(self.schedule, phases=phases)
+
+
+def clocked(phase: Phase) -> str | None:
+    """The ensemble whose members run `phase` by clocks of their own; None where one clock holds for all."""
+    return next((op.clock for op in phase.ops if isinstance(op, Read) and op.clock), None)
+
+
+def batches(read: Read, clock: str, schedule: Schedule) -> tuple[int, ...]:
+    """The batch size of every member."""
+    return read.batch if read.clock == clock else read.batch * schedule.axis(clock).size
+
+
+def clock_plan(schedule: Schedule, name: str) -> ClockPlan:
+    """How members go through phase `name`, which has loads by their own clocks.
+
+    Errors: CP0945 where the members' batch sizes of two loads are not in proportion.
+    """
+    phase = schedule.phase(name)
+    clock = clocked(phase)
+    if clock is None:
+        raise ValueError(f"phase {name!r} has one clock")
+    reads = [op for op in phase.ops if isinstance(op, Read)]
+    prefetch = max((op.hints.prefetch for op in phase.ops if isinstance(op, Read | Map) if op.hints.prefetch),
+                   default=PREFETCH)  # fmt: skip
+    found = [rates(batches(read, clock, schedule), prefetch) for read in reads]
+    for read, one in zip(reads, found, strict=True):
+        if one.units != found[0].units:
+            fail(
+                "CP0945",
+                f"the loads of phase `{name}` run by different clocks",
+                *(
+                    f"line {r.span.line}: `{r.source}` gives the members of `{clock}`"
+                    f" {list(batches(r, clock, schedule))} records a step"
+                    for r in (reads[0], read)
+                ),
+                "keep the batch sizes of both in proportion, or put the loads in phases of their own",
+                span=read.span,
+                file=schedule.file,
+            )
+    return ClockPlan(schedule, name, clock, found[0], _shared(schedule, phase, clock))
+
+
+def _shared(schedule: Schedule, phase: Phase, clock: str) -> Phase | None:
+    """`phase` with a share behind what is the same for all members, where it ends.
+
+    pixels = map decode(raw)  -->  pixels/own = map decode(raw); pixels = share pixels/own
+
+    None where nothing is the same, where it ends in records of variable length, which have no slot, and where
+    the passes were told not to share.
+    """
+    if any(f"share{{design={how}" in schedule.pipeline for how in ("duplicate", "none")):
+        return None
+    alike = _alike(schedule, phase)
+    # What is handed over, or what other work on loaded values reads; in plan order.
+    bound = [b.value for b in (*phase.outputs, *phase.takes) if b.source_only]
+    sources = DefUse(phase.ops).sources(bound, alike)
+    ends = [ref for op in phase.ops for ref in results(op) if ref in sources]
+    types: dict[Ref, Element] = {}
+    for op in phase.ops:
+        if isinstance(op, Read | Map) and alike.intersection(results(op)):
+            types |= record_types(schedule, op, types)
+    texts = {ref for ref in ends if isinstance(types[ref], BytesType)}
+    uses = DefUse(phase.ops)
+    moved = [ref for ref in ends if ref not in texts]
+    if not moved or any(isinstance(uses.maker(ref), Map) for ref in texts):
+        return None
+    names = {ref: f"{ref}{OWN}" for ref in moved}
+    ops: list[Op] = []
+    for op in phase.ops:
+        ops.append(rename_results(substitute(op, names), names) if alike.intersection(results(op)) else op)
+        ends_here = [ref for ref in moved if ref in results(op)]
+        ops += [Share(ref, names[ref], (clock,), "all_shared", op.span) for ref in ends_here]
+    values = {value.id: value for value in phase.values}
+    own = tuple(msgspec.structs.replace(values[ref], id=names[ref]) for ref in moved)
+    return msgspec.structs.replace(phase, ops=tuple(ops), values=(*phase.values, *own))
+
+
+def _alike(schedule: Schedule, phase: Phase) -> set[Ref]:
+    """Loaded values that are the same for all members, record by record."""
+    fns = {fn.name: fn for fn in schedule.fns}
+    known: set[Ref] = set()
+    for op in phase.ops:
+        if isinstance(op, Read) and not op.per:
+            known.add(op.result)
+        elif isinstance(op, Map) and fns[op.fn].where == "host" and not op.random and not op.per:
+            known.update(op.results if known.issuperset(op.operands) else ())
+    return known

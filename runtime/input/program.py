@@ -1,0 +1,284 @@
+"""What of a phase the host does: which stages, how many copies of each value, and what is handed over."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import SupportsIndex, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from commplan.diagnostics import fail
+from commplan.ir.def_use import DefUse
+from commplan.ir.input_slice import connected
+from commplan.ir.plan import AxisKind, Ref
+from commplan.ir.schedule import Map, Phase, Read, Schedule, Share, operands, results
+from commplan.ir.types import BytesType, TreeType
+from commplan.runtime.input.sources.record_convert import Element
+
+HostOp = Read | Map | Share
+Coords = tuple[int, ...]  # indices along the axes of a value's copies
+
+
+@dataclass(frozen=True)
+class Flow:
+    """Stages that hang together through their values: one batch of rows goes through all of them.
+
+    ops: in plan order; reads: the loads among them. split: the axes that the batch is cut along. per: the
+    ensembles whose members have their own order here. before: ops whose results travel between processes,
+    done once for all of them; after: those that every process does. moved: the values that travel. shared:
+    the stage that says how; None where nothing travels.
+    """
+
+    ops: tuple[HostOp, ...]
+    reads: tuple[Read, ...]
+    split: tuple[str, ...]
+    per: tuple[str, ...]
+    before: tuple[HostOp, ...]
+    after: tuple[HostOp, ...]
+    moved: tuple[Ref, ...]
+    shared: Share | None = None
+
+    @property
+    def batch(self) -> int:
+        return self.reads[0].batch[0]
+
+
+@dataclass(frozen=True)
+class HostProgram:
+    """The host's part of one phase, as one process carries it out.
+
+    roots: host-made values that are handed over. copies: for each value the axes along which it is
+    computed anew: those it is `per`, and those of a pinned `duplicate` it leads to or comes from.
+    local: the indices that this process holds, for every axis.
+    """
+
+    schedule: Schedule
+    phase: Phase
+    flows: tuple[Flow, ...]
+    roots: tuple[Ref, ...]
+    elements: Mapping[Ref, Element]
+    copies: Mapping[Ref, tuple[str, ...]]
+    local: Mapping[str, tuple[int, ...]]
+
+    def per(self, ref: Ref) -> tuple[str, ...]:
+        """The axes that a value's arrays have as leading dimensions."""
+        return next(value.placement.per for value in self.phase.values if value.id == ref)
+
+    def variants(self, axes: Sequence[str]) -> list[Coords]:
+        """Every combination of this process's indices along `axes`, row-major."""
+        return list(itertools.product(*(self.local[axis] for axis in axes)))
+
+    def member(self, axes: Sequence[str], coords: Mapping[str, int]) -> int:
+        """The place along `axes`, row-major, first major; 0 where there are none."""
+        place = 0
+        for axis in axes:
+            place = place * self.schedule.axis(axis).size + coords[axis]
+        return place
+
+    def shards(self, split: Sequence[str]) -> list[int]:
+        """The shards that this process holds, in order."""
+        held = itertools.product(*(self.local[axis] for axis in split))
+        return sorted(self.member(split, dict(zip(split, coords, strict=True))) for coords in held)
+
+    def rows(self, flow: Flow, rows: int) -> npt.NDArray[np.int64]:
+        """The rows of a global batch of `rows` rows that this process holds, in shard order."""
+        if not flow.split:
+            return np.arange(rows)
+        each = rows // self.schedule.size(flow.split)
+        return np.concatenate([np.arange(s * each, (s + 1) * each) for s in self.shards(flow.split)])
+
+
+def held(schedule: Schedule, local: Mapping[str, Sequence[int]] | None) -> dict[str, tuple[int, ...]]:
+    """The indices that this process holds for every axis; all where `local` does not say.
+
+    Errors: CP0915 for an axis that the plan lacks, an index out of range or twice, or none at all.
+    """
+    given = dict(local or {})
+    sizes = {axis.name: axis.size for axis in schedule.axes}
+    for name, indices in given.items():
+        if not _are_indices(indices):
+            fail(
+                "CP0915",
+                f"what a process holds of `{name}` is {indices!r}: a sequence of indices was expected",
+                f"such as {{{name!r}: (0,)}}",
+            )
+        if name not in sizes:
+            fail("CP0915", f"the plan has no axis `{name}`", f"axes: {', '.join(sizes) or 'none'}")
+        wrong = (
+            not indices or len(set(indices)) < len(indices) or not all(0 <= i < sizes[name] for i in indices)
+        )
+        if wrong:
+            fail(
+                "CP0915",
+                f"a process cannot hold {list(indices)} of `{name}`",
+                f"expected: different indices from 0 to {sizes[name] - 1}, at least one",
+            )
+    return {name: tuple(given.get(name, range(size))) for name, size in sizes.items()}
+
+
+def _are_indices(given: object) -> bool:
+    if not isinstance(given, Sequence) or isinstance(given, str | bytes):
+        return False
+    return all(isinstance(index, SupportsIndex) for index in cast("Sequence[object]", given))
+
+
+def _copies(schedule: Schedule, phase: Phase, ops: Sequence[HostOp]) -> dict[Ref, tuple[str, ...]]:
+    """The axes along which each value is computed anew (see HostProgram)."""
+    pinned: dict[Ref, frozenset[str]] = {}
+    for op in reversed(ops):
+        down = frozenset[str]().union(*(pinned.get(ref, frozenset[str]()) for ref in results(op)))
+        if isinstance(op, Share):
+            down = down | frozenset(op.axes) if op.design == "duplicate" else frozenset[str]()
+        for ref in operands(op):
+            pinned[ref] = pinned.get(ref, frozenset[str]()) | down
+    per = {value.id: frozenset(value.placement.per) for value in phase.values}
+    ensembles = [axis.name for axis in schedule.axes if axis.kind is AxisKind.ENSEMBLE]
+    copies: dict[Ref, frozenset[str]] = {}
+    for op in ops:
+        from_operands = frozenset[str]().union(*(copies[ref] for ref in operands(op)))
+        if isinstance(op, Share) and op.design != "duplicate":
+            from_operands -= frozenset(op.axes)
+        first = results(op)[0]
+        for ref in results(op):
+            counted = isinstance(op, Read) and ref == op.count
+            own = frozenset[str]() if counted else per[first] | pinned.get(first, frozenset[str]())
+            copies[ref] = from_operands | own
+    return {ref: tuple(a for a in ensembles if a in axes) for ref, axes in copies.items()}
+
+
+def record_types(schedule: Schedule, op: HostOp, known: Mapping[Ref, Element]) -> dict[Ref, Element]:
+    """The record types of an op's results, counts left out."""
+    match op:
+        case Read():
+            return {op.result: next(s.type for s in schedule.sources if s.name == op.source)}
+        case Map():
+            return dict(zip(op.results, schedule.fn(op.fn).results, strict=True))
+        case Share():
+            return {op.result: known[op.operand]}
+
+
+def _flow(
+    ops: Sequence[HostOp],
+    phase: Phase,
+    roots: Sequence[Ref],
+    elements: Mapping[Ref, Element],
+    apart: bool,
+    file: str,
+) -> Flow:
+    """Cut one connected set of stages at what travels between processes, if `apart` (there are several)."""
+    reads = tuple(op for op in ops if isinstance(op, Read))
+    split = next(v.placement.split for v in phase.values if v.id == reads[0].result)
+    per = tuple(dict.fromkeys(axis for read in reads for axis in read.per))
+    shares = [op for op in ops if isinstance(op, Share) and op.design != "duplicate"] if apart else []
+    _agree(shares, file)
+    before = DefUse(ops).behind(op.result for op in shares)
+    made = {ref for op in before for ref in results(op)} & set(elements)
+    after = [op for op in ops if op not in before]
+    asked = set(roots).union(*(operands(op) for op in after))
+    moved: list[Ref] = []
+    again: list[HostOp] = []
+    for op in before:
+        for ref in results(op):
+            if ref not in made or ref not in asked:
+                continue
+            if not isinstance(elements[ref], BytesType):
+                moved.append(ref)
+            elif isinstance(op, Read):
+                again.append(op)  # bytes are read again rather than sent: their length is not known
+            else:
+                fail(
+                    "CP0913",
+                    f"`{ref.rpartition('.')[0]}` holds records of variable length, which do not "
+                    "travel between processes",
+                    "share the decoded array instead: an array has one size",
+                    span=op.span,
+                    file=file,
+                )
+    shared = shares[0] if moved else None
+    return Flow(tuple(ops), reads, split, per, tuple(before), (*again, *after), tuple(moved), shared)
+
+
+def _agree(shares: Sequence[Share], file: str) -> None:
+    """Rows that hang together are made together: by one design, and by the same readers."""
+    for op in shares[1:]:
+        first = shares[0]
+        if (op.design, op.readers) != (first.design, first.readers):
+            fail(
+                "CP0925",
+                f"`{op.result.rpartition('.')[0]}` is shared in another way than what is made with it",
+                f"line {first.span.line}: `{first.result.rpartition('.')[0]}` via {designed(first)}",
+                f"line {op.span.line}: via {designed(op)}",
+                "share values that come from the same load in one way",
+                span=op.span,
+                file=file,
+            )
+
+
+def designed(op: Share) -> str:
+    """The design as the plan writes it."""
+    return op.design if op.readers is None else f"{op.design}(readers = {op.readers})"
+
+
+def validity(flow: Flow) -> Ref:
+    """The name under which a slot holds a flow's validity flags: that of its first load."""
+    return f"{flow.reads[0].result}?"
+
+
+def host_program(
+    schedule: Schedule, phase_name: str, local: Mapping[str, Sequence[int]] | None, *, apart: bool = False
+) -> HostProgram:
+    """The host's part of phase `phase_name`. apart: shared values travel between processes.
+
+    Errors: CP0817 for a phase that the plan lacks, CP0912, CP0913, CP0915, CP0925.
+    """
+    names = [phase.name for phase in schedule.phases]
+    if phase_name not in names:
+        known = ", ".join(f"`{name}`" for name in names) or "none"
+        fail("CP0817", f"the plan has no phase `{phase_name}`", f"it has: {known}", file=schedule.file)
+    phase = schedule.phase(phase_name)
+    holds = held(schedule, local)
+    on_host: dict[Ref, HostOp] = {}
+    for op in phase.ops:
+        is_host = isinstance(op, Read) or (isinstance(op, Share) and op.operand in on_host)
+        is_host = is_host or (isinstance(op, Map) and schedule.fn(op.fn).where == "host")
+        if is_host and isinstance(op, Read | Map | Share):
+            on_host.update(dict.fromkeys(results(op), op))
+    bound = (binding.value for binding in (*phase.outputs, *phase.takes) if binding.source_only)
+    roots = tuple(DefUse(phase.ops).sources(bound, on_host))
+    chosen = DefUse(dict.fromkeys(on_host.values())).behind(roots)
+    elements: dict[Ref, Element] = {}
+    for op in chosen:
+        elements.update(record_types(schedule, op, elements))
+        _refuse(schedule, op, elements)
+    flows = tuple(_flow(ops, phase, roots, elements, apart, schedule.file) for ops in connected(chosen))
+    copies = _copies(schedule, phase, chosen)
+    return HostProgram(schedule, phase, flows, roots, elements, copies, holds)
+
+
+def _refuse(schedule: Schedule, op: HostOp, elements: Mapping[Ref, Element]) -> None:
+    """Stop at what the compiler knows and this runtime does not run."""
+    if isinstance(op, Read) and op.clock and len(op.batch) > 1:
+        fail(
+            "CP0912",
+            f"the members of `{op.clock}` go by clocks of their own, and have no batches in common",
+            "each member has an iterator of its own: run.batches(..., member=m)",
+            span=op.span,
+            file=schedule.file,
+        )
+    for ref in results(op):
+        if isinstance(elements.get(ref), TreeType):
+            fail(
+                "CP0913",
+                f"`{ref.rpartition('.')[0]}` is a tree, and records on the host are arrays or bytes",
+                "give the function one result per array",
+                span=op.span,
+                file=schedule.file,
+            )
+
+
+def identity(read: Read) -> Ref:
+    """The name under which a slot holds the record indices of a load, as the makers of its rows say."""
+    return f"{read.result}#"

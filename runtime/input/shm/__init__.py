@@ -1,0 +1,1 @@
+"""Shared memory between the processes of one host: the segment, its slots, and who is alive."""

@@ -1,0 +1,121 @@
+"""Memory for batches that other processes fill: one nameless file, in regions that are used again.
+
+Nothing of it is left by any exit, since the file has no name. A region is free again when the last array that
+shows it is gone, JAX's aliases included: what is watched is the owner of the memory, which every view holds.
+"""
+
+from __future__ import annotations
+
+import bisect
+import ctypes
+import mmap
+import os
+import tempfile
+import threading
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from commplan.diagnostics import fail
+from commplan.runtime.input.layout import Array, rounded
+
+HEADER = 1 << 16  # bytes before the first region: where workers say what they are at
+_PAGE = mmap.ALLOCATIONGRANULARITY
+
+
+class Cells(NamedTuple):
+    """An array in memory that several processes map.
+
+    memory: 0 the arena, 1 the slots that a group shares. offset: bytes to its first cell. strides: bytes.
+    """
+
+    memory: int
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    def array(self, memory: mmap.mmap) -> Array:
+        return np.ndarray(self.shape, self.dtype, memory, self.offset, self.strides)
+
+
+def nameless(what: str) -> int:
+    """A file in memory that has no name, and lives as long as somebody has it open or mapped."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(what)
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+class _Region(NamedTuple):
+    """Memory of the file as this process sees it. address: of its first byte; offset: of that byte in the
+    file."""
+
+    address: int
+    nbytes: int
+    offset: int
+    memory: mmap.mmap
+
+
+class Arena:
+    """Regions of one file. `descriptor` may be handed to other processes; its size only grows."""
+
+    def __init__(self) -> None:
+        self.descriptor = nameless("commplan-batches")
+        os.ftruncate(self.descriptor, HEADER)
+        self.header = mmap.mmap(self.descriptor, HEADER)
+        self.nbytes = HEADER
+        self._lock = threading.Lock()
+        self._free: deque[_Region] = deque()  # finalizers only append to it, which needs no lock
+        self._places: list[_Region] = []
+        self._closing = weakref.finalize(self, os.close, self.descriptor)
+
+    def fresh(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
+        """An array, not filled, whose first byte is at a multiple of a page. Errors: CP0923 no memory."""
+        nbytes = max(1, int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
+        region = self._region(rounded(nbytes, _PAGE))
+        owner = (ctypes.c_ubyte * nbytes).from_buffer(region.memory)
+        weakref.finalize(owner, self._free.append, region).atexit = False
+        return np.ndarray(tuple(shape), dtype, cast("Any", owner))
+
+    def find(self, array: Array) -> int | None:
+        """The offset of an array's first cell in the file; None where it lies elsewhere."""
+        at = array.__array_interface__["data"][0]
+        with self._lock:
+            number = bisect.bisect_right(self._places, at, key=lambda place: place.address) - 1
+            place = self._places[number] if number >= 0 else None
+        if place is None or at >= place.address + place.nbytes:
+            return None
+        return place.offset + at - place.address
+
+    def _region(self, nbytes: int) -> _Region:
+        with self._lock:
+            fitting = [r for r in list(self._free) if nbytes <= r.nbytes <= 2 * nbytes]
+            if fitting:
+                best = min(fitting, key=lambda region: region.nbytes)
+                self._free.remove(best)
+                return best
+            try:
+                if hasattr(os, "posix_fallocate"):  # what is missing is an error here, and no SIGBUS later
+                    os.posix_fallocate(self.descriptor, self.nbytes, nbytes)
+                else:
+                    os.ftruncate(self.descriptor, self.nbytes + nbytes)
+                memory = mmap.mmap(self.descriptor, nbytes, offset=self.nbytes)
+            except OSError as error:
+                fail(
+                    "CP0923",
+                    f"{nbytes} bytes of shared memory for a batch cannot be had: {error.strerror}",
+                    "make the batch or `prefetch` smaller, let go of batches sooner, or use threads",
+                )
+            address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+            region = _Region(address, nbytes, self.nbytes, memory)
+            self.nbytes += nbytes
+            bisect.insort(self._places, region, key=lambda place: place.address)
+            return region
+
+    def close(self) -> None:
+        """Let go of the file. Arrays that show it stay."""
+        self._closing()

@@ -1,0 +1,172 @@
+"""How the processes of a group find each other, and what makes their segment theirs alone."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from dataclasses import dataclass
+from typing import NoReturn
+
+from commplan.diagnostics import CommplanError
+from commplan.input.prefetch import KEEP
+from commplan.input.work_partition import Division, division
+from commplan.ir.schedule import Read, Share
+from commplan.runtime.input import wait_log
+from commplan.runtime.input.accounting import Meter
+from commplan.runtime.input.group import Group
+from commplan.runtime.input.program import HostProgram, designed
+from commplan.runtime.input.shm import futex, segment
+from commplan.runtime.input.shm import shm_control as _control
+from commplan.runtime.input.shm.shm_channel import SharedRing
+from commplan.runtime.input.shm.shm_control import ABSENT, JOINED, LOOK_S, Control, cores_of
+from commplan.runtime.input.shm.slot_layout import rooms
+from commplan.runtime.input.shm.slot_status import Complaints
+from commplan.runtime.input.shm.slots import Slots
+from commplan.runtime.input.turn_schedule import Roster
+from commplan.runtime.input.wait_log import LOG, Lasting
+from commplan.verify.input.visitation import prove_division
+
+
+@dataclass(frozen=True)
+class _Meeting:
+    """Of the processes of one host."""
+
+    group: Group
+    control: Control
+    told: Complaints
+    wanted: segment.Wanted
+
+    def meet(self) -> None:
+        """Wait until all have joined; then the name of the file goes."""
+        memory = self.control.memory
+        mine = self.control.word(self.group.index, "presence")
+        self.control.say_cores(cores_of())
+        mine.value = JOINED
+        futex.wake(mine)
+        for process in self.group.local:
+            self._await_joined(process)
+        if self.group.index == self.group.local[0]:
+            memory.unlink()
+            memory.seal()
+        else:
+            self._await_seal()
+
+    def _await_joined(self, process: int) -> None:
+        word = self.control.word(process, "presence")
+        begun, lasting = time.monotonic(), Lasting(wait_log.START_S)
+        while (seen := word.value) == ABSENT:
+            segment.refused(self.control.memory, self.wanted)
+            if self.group.index != self.group.local[0] and not self.control.memory.maker_lives():
+                self._lost_maker()
+            waited = time.monotonic() - begun
+            if lasting.due(waited):
+                LOG.warning(
+                    "process %d has waited %.0f s for process %d of %d to come; it gives up after %g s",
+                    self.group.index, waited, process, self.group.count, self.group.timeout,
+                )  # fmt: skip
+            if waited > self.group.timeout:
+                late = f"did not come within {self.group.timeout:g} s"
+                self.told.fail("CP0921", f"process {process} of {self.group.count} {late}")
+            futex.wait(word, seen, LOOK_S)
+        if process != self.group.index and not self.control.memory.owned(process) and not self._sealed():
+            self.told.lost(process, "died while the group was forming")
+
+    def _sealed(self) -> bool:
+        return bool(self.control.memory.word(segment.SEAL_AT).value)
+
+    def _await_seal(self) -> None:
+        word = self.control.memory.word(segment.SEAL_AT)
+        until = time.monotonic() + self.group.timeout
+        while not (seen := word.value):
+            futex.wait(word, seen, LOOK_S)
+            segment.refused(self.control.memory, self.wanted)
+            if not word.value and (not self.control.memory.maker_lives() or time.monotonic() > until):
+                self._lost_maker()
+
+    def _lost_maker(self) -> NoReturn:
+        if not self.control.memory.maker_lives():
+            self.control.memory.unlink()
+        self.told.lost(self.group.local[0], "died or gave up while the group was forming")
+
+
+def join(
+    group: Group,
+    program: HostProgram,
+    at: tuple[int, int, int],
+    *,
+    slots: int,
+    meter: Meter,
+    keep: int = KEEP,
+    leaving: bool = False,
+    ahead: int | None = None,
+) -> SharedRing:
+    """Meet the other processes of `group` and map the slots for what travels in `program`.
+
+    at: epoch, step and order that the first batch stands at, the same in all. keep: batches that this process
+    may show at a time without a copy; less than `slots`, unless it waits for its own arrays. leaving: a
+    process may leave the others at any time. ahead: batches in the making at a time, at most, where readers
+    may take turns at making them; None: each makes a part of every batch. Errors: CP0761, CP0920 to CP0923.
+    """
+    schedule, phase = program.schedule, program.phase
+    shares = {place: flow.shared for place, flow in enumerate(program.flows) if flow.shared is not None}
+    divisions: dict[int, Division] = {}
+    for place, share in shares.items():
+        readers = share.readers if group.readers is None else group.readers
+        chosen = group.carrier.division if group.carrier else division(share.design, group.hosts, readers)
+        # What was proved when the plan was compiled was proved of layouts of hosts; this is the real one.
+        broken = prove_division(chosen, program.flows[place].batch)
+        if broken is not None:
+            name = f"`{share.result.rpartition('.')[0]}`"
+            raise CommplanError(broken.diagnostic(name, share.span, schedule.file))
+        divisions[place] = chosen
+    share = next(iter(shares.values()))
+    layout = rooms(program, divisions)
+    over = {axis for f in program.flows for op in f.before if isinstance(op, Share) for axis in op.axes}
+    alike = {axis: indices for axis, indices in program.local.items() if axis not in over}
+    epoch, step, order = at
+    facts = {
+        "the plan": schedule.plan_digest or schedule.plan,
+        "the place in the order": (epoch, step),
+        "the order of records (lengths of the sources, seeds, visits)": order,
+        "slots and what lies in them": (slots, layout.nbytes),
+        "the hosts": group.hosts,
+        "who makes what": sorted(divisions.items()),
+        "the indices of other axes": sorted(alike.items()),
+    }
+    digest = schedule.plan_digest[:12] or hashlib.sha256(schedule.plan.encode()).hexdigest()[:12]
+    what = f"share {share.result.rpartition('.')[0]} via {designed(share)}"
+    blame = segment.Blame(what, share.span, schedule.file)
+    start = _control.nbytes(group.count)
+    wanted = segment.Wanted(
+        group.folder,
+        f"commplan-{os.getuid()}-{digest}-",
+        f"{group.run_id}-{phase.name}-{group.host}",
+        group.local[0],
+        start + slots * layout.nbytes,
+        start,
+        facts,
+        group.timeout,
+        blame,
+    )
+    memory = segment.opened(wanted, group.index)
+    ring: SharedRing | None = None
+    try:
+        mapped = Slots(memory.descriptor, start, layout.nbytes, slots)
+        control = Control(memory, group.count, group.index)
+        ops = [op for flow in program.flows if flow.shared for op in flow.before]
+        hints = [op.hints for op in ops if isinstance(op, Read | Share)]
+        goes_on = leaving or any(hint.on_failure == "continue" for hint in hints)
+        told = Complaints(group, blame)
+        roster = Roster(control, divisions, group.local, layout.makers, slots, ahead)
+        ring = SharedRing(group, control, mapped, layout, roster, told, share.result, meter, goes_on, keep)
+        with meter.working(share.result, waits=True):
+            _Meeting(group, control, told, wanted).meet()
+    except BaseException:
+        if ring is not None:
+            ring.leave()
+        else:
+            memory.unlink()
+            memory.close()
+        raise
+    return ring

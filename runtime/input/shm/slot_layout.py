@@ -1,0 +1,97 @@
+"""What lies where in a slot: the makers' notes, and for each flow its validity and the values that travel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from commplan.input.work_partition import Division
+from commplan.ir.plan import Ref
+from commplan.ir.types import ArrayType
+from commplan.runtime.input.layout import Array, rounded
+from commplan.runtime.input.program import Flow, HostProgram, identity, validity
+from commplan.runtime.input.shm import slot_status
+from commplan.runtime.input.sources.record_convert import numpy_dtype
+from commplan.runtime.input.transport.transport import Parcel
+
+PAGE = 4096
+
+
+@dataclass(frozen=True)
+class Room:
+    """Where one array lies in a slot. shape: [copies, rows, ...]. flow: the place of its flow in the
+    program."""
+
+    offset: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    flow: int
+
+    def view(self, root: Any, *, writable: bool) -> Array:
+        """The array in a slot whose bytes are `root`, which it keeps alive."""
+        array: Array = np.ndarray(self.shape, self.dtype, root, self.offset)
+        array.flags.writeable = writable
+        return array
+
+
+@dataclass(frozen=True)
+class Rooms:
+    """A slot's layout, each array aligned to 64 bytes. The notes come first, one for each maker.
+
+    nbytes: of the slot, a multiple of the page. divisions: of each flow of the program that moves anything.
+    """
+
+    arrays: Mapping[Ref, Room]
+    makers: tuple[int, ...]
+    divisions: Mapping[int, Division]
+    nbytes: int
+
+    def views(self, root: Any, *, writable: bool) -> dict[Ref, Array]:
+        """The arrays of a slot whose bytes are `root`, which they keep alive."""
+        return {ref: room.view(root, writable=writable) for ref, room in self.arrays.items()}
+
+    def parcels(self, root: Any, rows: Mapping[int, int]) -> list[Parcel]:
+        """The slot for a carrier: notes, then the arrays. rows: of the batch, for each flow that moves
+        anything."""
+        count = len(self.makers)
+        cells = np.ndarray((1, count, slot_status.ROOM), np.uint8, root, 0)
+        found = [Parcel(cells, tuple(range(count + 1)))]
+        for room in self.arrays.values():
+            each = int(np.prod(room.shape[2:], dtype=np.int64)) * room.dtype.itemsize
+            cells = np.ndarray((*room.shape[:2], each), np.uint8, root, room.offset)
+            division, here = self.divisions[room.flow], rows[room.flow]
+            lows = tuple(division.part(here, part)[0] for part in range(division.parts))
+            found.append(Parcel(cells, (*lows, here)))
+        return found
+
+
+def rooms(program: HostProgram, divisions: Mapping[int, Division]) -> Rooms:
+    """The layout for `program`, which is the same in every process of the group."""
+    makers = tuple(dict.fromkeys(reader for found in divisions.values() for reader in found.readers))
+    arrays: dict[Ref, Room] = {}
+    offset = rounded(len(makers) * slot_status.ROOM)
+    for place, flow in enumerate(program.flows):
+        if not flow.moved:
+            continue
+        for ref, shape, dtype in _wanted(program, flow):
+            arrays[ref] = Room(offset, shape, dtype, place)
+            offset += rounded(int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
+    return Rooms(arrays, makers, divisions, rounded(offset, PAGE))
+
+
+def _wanted(program: HostProgram, flow: Flow) -> list[tuple[Ref, tuple[int, ...], np.dtype[Any]]]:
+    rows = len(program.rows(flow, flow.batch))
+    found: list[tuple[Ref, tuple[int, ...], np.dtype[Any]]] = [
+        (validity(flow), (len(program.variants(flow.per)), rows), np.dtype(np.uint8))
+    ]
+    for read in flow.reads:
+        found.append((identity(read), (len(program.variants(read.per)), rows), np.dtype(np.int64)))
+    for ref in flow.moved:
+        element = program.elements[ref]
+        if isinstance(element, ArrayType):
+            shape = (len(program.variants(program.copies[ref])), rows, *element.shape)
+            found.append((ref, shape, numpy_dtype(element.dtype)))
+    return found

@@ -1,0 +1,139 @@
+"""What a process says about its part of a batch: where it stands, and what went wrong; and how its peers hear
+it."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, NoReturn
+
+import msgspec
+
+from commplan.diagnostics import CommplanError, Diagnostic, Note
+from commplan.runtime.input.group import Group
+from commplan.runtime.input.shm.segment import Blame
+
+ROOM = 1024  # bytes of a note
+_HEAD = struct.Struct("<IIQQ")  # bytes of text that follow, order, epoch, step
+
+
+class Place(NamedTuple):
+    """A batch's place, the same in all processes. order: a checksum of what the order of records depends
+    on."""
+
+    epoch: int
+    step: int
+    order: int
+
+
+class _Trouble(msgspec.Struct, frozen=True):
+    errors: tuple[Diagnostic, ...] = ()
+    other: str = ""
+
+
+def head(place: Place) -> bytes:
+    """How a note begins that reports nothing wrong."""
+    return _HEAD.pack(0, place.order & 0xFFFFFFFF, place.epoch, place.step)
+
+
+HEAD_NBYTES = _HEAD.size
+
+
+def written(place: Place, error: BaseException | None) -> bytes:
+    """A note of at most ROOM bytes; what is too long is cut."""
+    if error is None:
+        return head(place)
+    text = _fitting(error, ROOM - _HEAD.size)
+    return _HEAD.pack(len(text), place.order & 0xFFFFFFFF, place.epoch, place.step) + text
+
+
+def _fitting(error: BaseException, room: int) -> bytes:
+    if not isinstance(error, CommplanError):
+        return msgspec.json.encode(_Trouble(other=_text(f"{type(error).__name__}: {error}")[: room // 8]))
+    problems = tuple(map(_legible, error.diagnostics))
+    whole = msgspec.json.encode(_Trouble(problems))
+    if len(whole) <= room:
+        return whole
+    first = problems[0]
+    for most in (300, 100, 30):  # characters of each text; one may take six bytes of JSON
+        notes = tuple(Note(note.text[:most], note.span) for note in first.notes[:2])
+        short = Diagnostic(first.code, first.message[:most], first.span, notes, file=first.file[-most:])
+        cut = msgspec.json.encode(_Trouble((short,)))
+        if len(cut) <= room:
+            return cut
+    return msgspec.json.encode(_Trouble(other=first.code))
+
+
+def _legible(problem: Diagnostic) -> Diagnostic:
+    notes = tuple(Note(_text(note.text), note.span) for note in problem.notes)
+    return msgspec.structs.replace(
+        problem, message=_text(problem.message), notes=notes, file=_text(problem.file)
+    )
+
+
+def _text(said: str) -> str:
+    """What JSON can say: names of files may hold bytes that are no text."""
+    return said.encode(errors="backslashreplace").decode()
+
+
+def read(data: bytes) -> tuple[Place, tuple[Diagnostic, ...], str]:
+    """Place, errors, and what else went wrong."""
+    length, order, epoch, step = _HEAD.unpack_from(data)
+    if not length:
+        return Place(epoch, step, order), (), ""
+    trouble = msgspec.json.decode(data[_HEAD.size : _HEAD.size + length], type=_Trouble)
+    return Place(epoch, step, order), trouble.errors, trouble.other
+
+
+@dataclass(frozen=True)
+class Complaints:
+    """Errors of process `group.index` about its peers. blame: the line that shares."""
+
+    group: Group
+    blame: Blame
+
+    def lost(self, process: int, how: str) -> NoReturn:
+        """Raise CP0920: `process` is not there any more."""
+        self.fail("CP0920", f"process {process} of {self.group.count} {how}")
+
+    def fail(self, code: str, message: str) -> NoReturn:
+        self.blame.fail(
+            code,
+            f"{message}; line {self.blame.span.line} waits for its part of each batch",
+            f"this is process {self.group.index} of run {self.group.run_id!r}",
+        )
+
+
+def write(memory: Any, place: int, where: Place, error: BaseException | None) -> None:
+    """Leave the note of the maker at `place` in a slot (see `slot_layout`)."""
+    data = written(where, error)
+    at = place * ROOM
+    memoryview(memory).cast("B")[at : at + len(data)] = data
+
+
+def hear(memory: Any, makers: Sequence[tuple[int, int]], mine: Place, told: Complaints) -> None:
+    """Read the notes in a slot. makers: of this batch, each behind the place of its note. Raises what a maker
+    raised, CP0920 where one stopped, CP0922 where one stands elsewhere than at `mine`."""
+    fine, seen = head(mine), memoryview(memory)
+    for place, process in makers:
+        at = place * ROOM
+        if seen[at : at + HEAD_NBYTES].tobytes() == fine:
+            continue
+        other, errors, why = read(bytes(seen[at : at + ROOM]))
+        if errors:
+            _raise(errors, process, told.group)
+        if why:
+            told.lost(process, f"stopped: {why}")
+        told.fail(
+            "CP0922",
+            f"process {process} of {told.group.count} stands at epoch {other.epoch}, step {other.step}, "
+            f"this one at epoch {mine.epoch}, step {mine.step}",
+        )
+
+
+def _raise(errors: Sequence[Diagnostic], process: int, group: Group) -> NoReturn:
+    if process == group.index:
+        raise CommplanError(*errors)
+    remark = Note(f"raised in process {process} of {group.count}")
+    raise CommplanError(*(msgspec.structs.replace(error, notes=(*error.notes, remark)) for error in errors))

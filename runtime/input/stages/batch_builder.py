@@ -1,0 +1,439 @@
+"""One batch in the making: which tasks it takes, and how their records become arrays."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from commplan.diagnostics import fail
+from commplan.input.order import Order
+from commplan.ir.plan import Ref
+from commplan.ir.schedule import Map, Read, Share, operands, results
+from commplan.ir.types import ArrayType
+from commplan.runtime.input.accounting import Meter
+from commplan.runtime.input.host_batch import FlowState, HostBatch, Visit, compact, count, layout
+from commplan.runtime.input.layout import Array, Bools, agrees, aligned, blocks, projected
+from commplan.runtime.input.program import Coords, Flow, HostProgram, identity, validity
+from commplan.runtime.input.shm import slot_status
+from commplan.runtime.input.shm.slots import CAN_LEND
+from commplan.runtime.input.sources.record_convert import numpy_dtype
+from commplan.runtime.input.stages.records import Place, Record, Stage
+
+if TYPE_CHECKING:
+    from commplan.runtime.input.shm.shm_channel import SharedRing
+    from commplan.runtime.input.stages.workers import Workers
+
+Task = Callable[[], None]
+BLOCK = 16  # records of one task, at most: small enough that threads share a batch evenly
+
+
+@dataclass(frozen=True)
+class Course:
+    """Where batches stand that are counted from 0. epoch, step: of the first; steps: of an epoch."""
+
+    epoch: int
+    step: int
+    steps: int
+
+    def at(self, number: int) -> tuple[int, int]:
+        """Epoch and step of batch `number`."""
+        epochs, step = divmod(self.step + number, self.steps)
+        return self.epoch + epochs, step
+
+
+@dataclass(frozen=True)
+class Pace(Course):
+    """The course of batches that several consumers take apart, each at its own rate.
+
+    steps: batches of an epoch, whatever the loads would make of it: positions past the end of a source wrap.
+    slots: batches that may be there at a time, made or in the making.
+
+    Such batches are not put together around records that were skipped: every row stays in its place, and
+    `HostBatch.values` tells for each flow, under `making.validity`, which rows hold a record.
+    """
+
+    slots: int
+
+
+@dataclass(frozen=True)
+class Maker:
+    """Makes the batches of one phase. orders, sources: by the id of the load's result, and by name.
+    fingerprint: of the order of records."""
+
+    program: HostProgram
+    orders: Mapping[Ref, Order]
+    stages: Mapping[Ref, Stage]  # by the first result of its op
+    meter: Meter
+    block: int
+    exchange: SharedRing | None = None
+    apart: bool = False  # rows that were skipped stay in their places, and the batch tells which
+    workers: Workers | None = None
+    together: Sequence[Sequence[str]] = ()  # sources that fetch their records together
+    course: Course = Course(0, 0, 1)
+    fingerprint: int = 0
+    # What is the same for most batches: the rows of a step and which of them count, what is handed over.
+    _known: dict[Any, Any] = field(default_factory=dict[Any, Any], repr=False, compare=False)
+
+    def batch(self, number: int) -> BatchInTheMaking:
+        epoch, step = self.course.at(number)
+        states = [self.state(flow, step) for flow in self.program.flows]
+        if self.exchange is None:
+            for state in states:
+                self.look_up(state, epoch, step)
+        return BatchInTheMaking(self, number, epoch, step, states)
+
+    # --- what `SharedRing` asks ---
+
+    def place(self, number: int) -> slot_status.Place:
+        """Where batch `number` stands."""
+        return slot_status.Place(*self.course.at(number), self.fingerprint)
+
+    def rows(self, number: int) -> dict[int, int]:
+        """The rows of batch `number`, for each flow that moves anything by its place in the program."""
+        _, step = self.course.at(number)
+        program = self.program
+        return {
+            place: len(program.rows(flow, self.orders[flow.reads[0].result].rows(step)))
+            for place, flow in enumerate(program.flows)
+            if flow.moved
+        }
+
+    def remake(self, number: int, process: int) -> None:
+        """Fill the parts of `process` in batch `number`, in this thread."""
+        batch = self.batch(number)
+        for task in batch.parts((process,)):
+            task()
+
+    # --- one batch ---
+
+    def state(self, flow: Flow, step: int) -> FlowState:
+        """What a flow's batch begins with; which records it holds is not looked up."""
+        rows = self.orders[flow.reads[0].result].rows(step)
+        counted = tuple(self.orders[read.result].counted(step) for read in flow.reads)
+        key = (flow.reads[0].result, rows, counted)
+        if key not in self._known:
+            here = self.program.rows(flow, rows)
+            counts = {read.result: self.orders[read.result].counts(step)[here] for read in flow.reads}
+            valid = np.ones((len(self.program.variants(flow.per)), len(here)), bool)
+            self._known[key] = (here, counts, valid)
+        here, counts, valid = self._known[key]
+        return FlowState(flow, here, {}, counts, {}, valid.copy())
+
+    def look_up(self, state: FlowState, epoch: int, step: int) -> None:
+        """The records of the rows, in the order of each load."""
+        program = self.program
+        for read in state.flow.reads:
+            for coords in program.variants(read.per):
+                member = program.member(read.per, dict(zip(read.per, coords, strict=True)))
+                ids = self.orders[read.result].records(epoch, step, member if read.per else None)
+                state.records[read.result, coords] = ids[state.rows]
+
+    def roots(self, flow: Flow) -> list[Ref]:
+        """The flow's values that are handed over, counts left out."""
+        key = flow.reads[0].result
+        if key not in self._known:
+            made = {ref for op in flow.ops for ref in results(op)}
+            self._known[key] = [
+                ref for ref in self.program.roots if ref in made and ref in self.program.elements
+            ]
+        return self._known[key]
+
+    def fresh(self, ref: Ref, rows: int) -> Array:
+        element = self.program.elements[ref]
+        if not isinstance(element, ArrayType):
+            fail("CP0913", f"`{ref.rpartition('.')[0]}` is of variable length and cannot leave the host")
+        leading = [len(self.program.local[axis]) for axis in self.program.per(ref)]
+        fresh = aligned if self.workers is None else self.workers.fresh
+        return blocks(leading, (rows, *element.shape), numpy_dtype(element.dtype), fresh)
+
+
+@dataclass
+class BatchInTheMaking:
+    """One batch in the making: `first`, a task after another; `publish`; once every process has published
+    `second`, and its tasks; `finish`."""
+
+    maker: Maker
+    number: int
+    epoch: int
+    step: int
+    states: list[FlowState]
+    moved: Mapping[Ref, Array] = field(default_factory=dict[Ref, Array])
+    duties: tuple[int, ...] = ()
+
+    def first(self) -> Sequence[Task]:
+        """This process's parts of what travels: runs of the rows, straight into the shared slot."""
+        if self.maker.exchange is None:
+            return ()
+        self.duties = self.maker.exchange.duties(self.number)
+        return self.parts(self.duties) if self.duties else ()
+
+    def parts(self, processes: Sequence[int]) -> list[Task]:
+        """What fills the parts of `processes`."""
+        exchange = self.maker.exchange
+        if exchange is None:
+            return []
+        self.moved = exchange.arrays(self.number)
+        tasks: list[list[Task]] = [[] for _ in self.states]
+        for place, state in enumerate(self.states):
+            if not state.flow.moved:
+                continue
+            self.maker.look_up(state, self.epoch, self.step)
+            rows, division = len(state.rows), exchange.division(place, self.number)
+            state.valid = self.moved[validity(state.flow)][:, :rows].view(bool)
+            for part in (part for process in processes for part in division.of(process)):
+                low, high = division.part(rows, part)
+                state.valid[:, low:high] = True
+                for read in state.flow.reads:
+                    for row, coords in enumerate(self.maker.program.variants(read.per)):
+                        ids = state.records[read.result, coords]
+                        self.moved[identity(read)][row, low:high] = ids[low:high]
+                tasks[place] += self._tasks(state, True, low, high)
+        return self._joined(tasks)
+
+    def publish(self, error: BaseException | None) -> None:
+        """The first stage is over; `error` is what went wrong in it."""
+        if self.maker.exchange is not None and self.duties:
+            self.maker.exchange.publish(self.number, self.duties, error)
+
+    def second(self) -> Sequence[Task]:
+        """What this process does for itself, on all the rows that it holds."""
+        if self.maker.exchange is not None:
+            self.moved = self.maker.exchange.lend(self.number)
+        tasks: list[list[Task]] = [[] for _ in self.states]
+        for place, state in enumerate(self.states):
+            flow, rows = state.flow, len(state.rows)
+            roots = self.maker.roots(flow)
+            if self.maker.exchange is not None:
+                self._seen(state)
+            if flow.moved and (self.maker.apart or state.valid.all()):
+                self._show(state, roots)
+            state.arrays = {ref: self.maker.fresh(ref, rows) for ref in roots if ref not in state.shown}
+            if state.arrays or flow.after:
+                tasks[place] += self._tasks(state, False, 0, rows)
+        return self._joined(tasks)
+
+    def _seen(self, state: FlowState) -> None:
+        """Which records the rows hold, as those who made them say; copies, for the slot's own are the peers'
+        as well."""
+        rows = len(state.rows)
+        if not state.flow.moved:
+            self.maker.look_up(state, self.epoch, self.step)
+            return
+        state.valid = self.moved[validity(state.flow)][:, :rows].astype(bool)
+        for read in state.flow.reads:
+            ids = self.moved[identity(read)][:, :rows].copy()
+            for row, coords in enumerate(self.maker.program.variants(read.per)):
+                state.records[read.result, coords] = ids[row]
+
+    def _show(self, state: FlowState, roots: Sequence[Ref]) -> None:
+        """What may be handed over as it lies in the slot."""
+        if self.maker.exchange is not None and not CAN_LEND:
+            return
+        for ref in set(roots).intersection(state.flow.moved):
+            shape = layout(self.maker.program, ref, self.moved[ref].shape, len(state.rows))
+            if shape is not None:
+                state.shown[ref] = self.moved[ref][:, : len(state.rows)].reshape(shape)
+
+    def _joined(self, tasks: list[list[Task]]) -> list[Task]:
+        """The tasks of all flows; blocks of flows whose sources fetch their records together are one task."""
+        for names in self.maker.together:
+            reading = [
+                place
+                for place, state in enumerate(self.states)
+                if tasks[place] and any(read.source in names for read in state.flow.reads)
+            ]
+            if len(reading) > 1 and len({len(tasks[place]) for place in reading}) == 1:
+                blocks = zip(*(tasks[place] for place in reading), strict=True)
+                tasks[reading[0]] = [functools.partial(_in_turn, block) for block in blocks]
+                for place in reading[1:]:
+                    tasks[place] = []
+        return [task for of_flow in tasks for task in of_flow]
+
+    def _tasks(self, state: FlowState, before: bool, low: int, high: int) -> list[Task]:
+        workers, step = self.maker.workers, self.maker.block
+        run = self.block if workers is None else functools.partial(workers.run, self)
+        return [
+            functools.partial(run, state, before, start, min(start + step, high))
+            for start in range(low, high, step)
+        ]
+
+    def block(self, state: FlowState, before: bool, low: int, high: int) -> None:
+        """Rows low..high of the flow, variant by variant, through what goes before the move or after it."""
+        program, flow = self.maker.program, state.flow
+        made: dict[Ref, dict[Coords, Sequence[Record]]] = {}
+        for ref in () if before else flow.moved:
+            made[ref] = {
+                coords: _rows(self.moved[ref][place, low:high])
+                for place, coords in enumerate(program.variants(program.copies[ref]))
+            }
+        targets = {
+            ref: [(coords, array[low:high]) for coords, array in self._targets(state, ref, before)]
+            for ref in (flow.moved if before else state.arrays)
+        }
+        for op in flow.before if before else flow.after:
+            names = [ref for ref in results(op) if ref in program.elements]
+            axes = program.copies[names[0]]
+            made.update({ref: {} for ref in names})
+            for coords in program.variants(axes):
+                inputs = [_of(made[ref], program.copies[ref], axes, coords, program) for ref in operands(op)]
+                if isinstance(op, Share):
+                    made[op.result][coords] = inputs[0]
+                    continue
+                rows = [next((a for c, a in targets.get(ref, ()) if c == coords), None) for ref in names]
+                named = dict(zip(axes, coords, strict=True))
+                columns = self._run(state, op, named, low, high, inputs, rows)
+                for ref, column in zip(names, columns, strict=True):
+                    made[ref][coords] = column
+        for ref, copies in targets.items():
+            key = next(results(op)[0] for op in flow.ops if ref in results(op))
+            with self.maker.meter.working(key):
+                for coords, array in copies:
+                    _fill(array, made[ref][coords])
+
+    def _targets(self, state: FlowState, ref: Ref, before: bool) -> list[tuple[Coords, Array]]:
+        """Where the rows of a value go: parts of the shared slot, or of the batch; of each part, which copy
+        it holds."""
+        program = self.maker.program
+        variants = program.variants(program.copies[ref])
+        if before:
+            return list(zip(variants, self.moved[ref], strict=True))
+        per, array = program.per(ref), state.arrays[ref]
+        found: list[tuple[Coords, Array]] = []
+        for place, coords in zip(np.ndindex(array.shape[: len(per)]), program.variants(per), strict=True):
+            fixed = dict(zip(per, coords, strict=True))
+            copy = next(c for c in variants if agrees(program.copies[ref], c, fixed))
+            found.append((copy, array[place]))
+        return found
+
+    def _run(
+        self, state: FlowState, op: Read | Map, coords: Mapping[str, int], low: int, high: int,
+        inputs: list[Sequence[Record]], targets: list[Array | None],
+    ) -> list[Sequence[Record]]:  # fmt: skip
+        program = self.maker.program
+        read = op if isinstance(op, Read) else state.flow.reads[0]
+        records = state.records[read.result, tuple(coords[axis] for axis in read.per)]
+        chosen = self._variants(state, coords)
+        before: Bools = np.asarray(state.valid[chosen, low:high].all(0))
+        valid = before.copy()
+        member = program.member(op.per, coords) if isinstance(op, Map) and op.per else -1
+        place = Place(self.epoch, self.step, member)
+        out = self.maker.stages[results(op)[0]].run(place, records[low:high].tolist(), inputs, valid, targets)
+        for failed in np.flatnonzero(before & ~valid):
+            state.valid[chosen, low + failed] = False
+        return out
+
+    def _variants(self, state: FlowState, coords: Mapping[str, int]) -> list[int]:
+        """The rows of validity that speak of `coords`."""
+        per = state.flow.per
+        variants = enumerate(self.maker.program.variants(per))
+        return [place for place, variant in variants if agrees(per, variant, coords)]
+
+    def finish(self) -> HostBatch:
+        """Let go of the slot but for what shows it, put skipped records out of the way, count."""
+        program = self.maker.program
+        values: dict[Ref, Array] = {}
+        records: dict[Ref, npt.NDArray[np.int64]] = {}
+        visits: list[Visit] = []
+        for state in self.states:
+            visits += self._visits(state)
+            self._received(state)
+            if self.maker.apart:
+                values[validity(state.flow)] = state.valid
+                named = [identity(read) for read in state.flow.reads]
+                values.update({ref: self.moved[ref] for ref in named if ref in self.moved})
+            elif not state.valid.all():
+                compact(program, state)
+            for ref in self.maker.roots(state.flow):
+                values[ref] = state.shown[ref] if ref in state.shown else state.arrays[ref]
+            for read in state.flow.reads:
+                records[read.result] = _laid_out(program, read, state.records)
+                if read.count in program.roots:
+                    values[read.count] = count(program, state, read, read.count)
+            state.shown = {}
+        self.moved = {}
+        seeds = {read.result: read.seed for state in self.states for read in state.flow.reads}
+        return HostBatch(values, records, seeds, self.epoch, self.step, self.number, tuple(visits))
+
+    def _visits(self, state: FlowState) -> list[Visit]:
+        """The records that count here."""
+        found: list[Visit] = []
+        clean = state.valid.all()
+        for read in state.flow.reads:
+            counts = state.counts[read.result]
+            for coords in self.maker.program.variants(read.per):
+                skipped = 0
+                if not clean:
+                    valid = state.valid[self._variants(state, dict(zip(read.per, coords, strict=True)))]
+                    skipped = int(np.count_nonzero(~valid.all(0) & counts))
+                found.append(Visit(read.result, coords, state.records[read.result, coords][counts], skipped))
+        return found
+
+    def _received(self, state: FlowState) -> None:
+        """Account for what others made of shared values."""
+        exchange = self.maker.exchange
+        if exchange is None or not state.flow.moved:
+            return
+        rows, division = len(state.rows), exchange.division(self.states.index(state), self.number)
+        mine = [division.part(rows, part) for process in self.duties for part in division.of(process)]
+        number, skipped = rows - sum(high - low for low, high in mine), 0
+        if not state.valid.all():
+            failed: Bools = ~np.asarray(state.valid.all(0))
+            skipped = int(np.count_nonzero(failed)) - sum(
+                int(np.count_nonzero(failed[low:high])) for low, high in mine
+            )
+        for op in state.flow.before:
+            if isinstance(op, Share) and op.result in state.flow.moved:
+                nbytes = number * self.moved[op.result][:, :1].nbytes
+                self.maker.meter.add(op.result, records=number, nbytes=nbytes, skipped=skipped)
+                skipped = 0  # of the flow's rows, whatever many values travel
+
+
+def _laid_out(
+    program: HostProgram, read: Read, records: Mapping[tuple[Ref, Coords], npt.NDArray[np.int64]]
+) -> npt.NDArray[np.int64]:
+    """The records of a load, members first."""
+    if not read.per:
+        return records[read.result, ()]
+    ids = np.stack([records[read.result, coords] for coords in program.variants(read.per)])
+    return ids.reshape(*(len(program.local[axis]) for axis in read.per), ids.shape[-1])
+
+
+def _in_turn(tasks: Sequence[Task]) -> None:
+    for task in tasks:
+        task()
+
+
+def _of(
+    made: Mapping[Coords, Sequence[Record]],
+    have: Sequence[str],
+    axes: Sequence[str],
+    coords: Coords,
+    program: HostProgram,
+) -> Sequence[Record]:
+    """The variant of an operand that the variant `coords` (along `axes`) of a result is made from."""
+    if set(have) <= set(axes):
+        return made[projected(axes, coords, have)]
+    fixed = dict(zip(axes, coords, strict=True))
+    return next(made[c] for c in program.variants(have) if agrees(have, c, fixed))
+
+
+def _rows(array: Array) -> Sequence[Record]:
+    """The rows of a slot as records: nobody may write to them."""
+    view = array.view()
+    view.flags.writeable = False
+    return cast("Sequence[Record]", view)
+
+
+def _fill(target: Array, column: Sequence[Any]) -> None:
+    """Write a block's records, where they are not there yet; rows without one (skipped) become zero."""
+    if isinstance(column, np.ndarray):
+        if not np.may_share_memory(target, cast("Array", column)):
+            target[...] = column
+        return
+    for row, value in enumerate(column):
+        target[row] = 0 if value is None else value

@@ -1,0 +1,375 @@
+"""The stages of a phase, each over a block of records: call, check, and say exactly what was wrong with which
+record."""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn, cast
+
+import numpy as np
+
+from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
+from commplan.input.order import generator
+from commplan.ir.plan import Ref
+from commplan.ir.schedule import FnType, Map, Read, Schedule, Share, results
+from commplan.ir.types import ArrayType, BytesType, DType
+from commplan.runtime.input.accounting import Meter, thread_cpu
+from commplan.runtime.input.program import HostProgram
+from commplan.runtime.input.sources import files
+from commplan.runtime.input.sources.adapters import batched
+from commplan.runtime.input.sources.record_convert import Element, UnlikeError, numpy_dtype, plain
+
+Record = Any  # an array, a NumPy or Python scalar, or bytes
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a block of rows stands: what keys its random streams and names it in errors."""
+
+    epoch: int
+    step: int
+    member: int  # -1 where the stage does not differ between members
+
+
+def _described(value: object) -> str:
+    if isinstance(value, np.ndarray | np.generic):
+        array = cast("np.ndarray[Any, Any]", value)
+        name = DType.of(array.dtype.name) or array.dtype.name
+        return f"{name}[{', '.join(map(str, array.shape))}]" if array.shape else str(name)
+    return f"a {type(value).__name__}"
+
+
+def checked(value: object, element: Element, dtype: np.dtype[Any] | None) -> Record:
+    """`value` as a record of `element`: bytes, or a read-only array or scalar.
+
+    Arrays must have the written shape and dtype exactly; a Python number stands for a scalar that can
+    hold it. Read-only, because a value may be the operand of several stages and members. Raises
+    UnlikeError.
+    """
+    if isinstance(element, BytesType):
+        if isinstance(value, bytes):
+            return value
+        if isinstance(value, bytearray | memoryview):  # memory that the next call may write over
+            return bytes(cast("bytearray | memoryview[int]", value))
+        raise UnlikeError(_described(value))
+    if not isinstance(element, ArrayType) or dtype is None:
+        raise UnlikeError("a tree")
+    if type(value) in (int, float, bool) and not element.shape:
+        return _scalar(cast("int | float | bool", value), element, dtype)
+    if not hasattr(value, "dtype") or not hasattr(value, "shape"):
+        raise UnlikeError(_described(value))
+    array = np.asarray(value)
+    if array.shape != element.shape or array.dtype != dtype:
+        raise UnlikeError(_described(array))
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def _scalar(value: float, element: ArrayType, dtype: np.dtype[Any]) -> Record:
+    if element.dtype is DType.BOOL:
+        fits = isinstance(value, bool)
+    elif element.dtype.is_float:
+        fits = not isinstance(value, bool)
+    else:
+        info = np.iinfo(dtype)
+        fits = type(value) is int and info.min <= value <= info.max
+    if not fits:
+        raise UnlikeError(f"{value!r}, a {type(value).__name__}")
+    return dtype.type(value)
+
+
+def checked_functions(
+    schedule: Schedule, functions: Mapping[str, object], names: Sequence[str] | None = None
+) -> dict[str, Callable[..., Any]]:
+    """The host functions of `schedule` (those in `names`, or all), checked.
+
+    Errors, all in one: CP0908 a function that is missing, cannot be called, or takes other arguments than
+    its operands, and `rng` as a keyword where it is random.
+    """
+    problems: list[Diagnostic] = []
+    chosen: dict[str, Callable[..., Any]] = {}
+    spans = {op.fn: op.span for phase in schedule.phases for op in phase.ops if isinstance(op, Map)}
+    for fn in schedule.fns:
+        if fn.where != "host" or fn.name not in (spans if names is None else names):
+            continue
+        found = functions.get(fn.name)
+        problem = _function_problem(fn, found)
+        if problem:
+            notes = (Note(f"expected: {_call(fn)}"),)
+            problems.append(Diagnostic("CP0908", problem, spans.get(fn.name), notes, file=schedule.file))
+        else:
+            chosen[fn.name] = cast("Callable[..., Any]", found)
+    if problems:
+        raise CommplanError(*problems)
+    return chosen
+
+
+def _call(fn: FnType) -> str:
+    arguments = [f"<{operand}>" for operand in fn.operands]
+    arguments += ["rng=<numpy.random.Generator>"] if fn.random else []
+    return f"{fn.name}({', '.join(arguments)})"
+
+
+def _function_problem(fn: FnType, found: object) -> str | None:
+    if found is None:
+        return f"host function `{fn.name}` is not bound"
+    if not callable(found):
+        return f"`{fn.name}` is a {type(found).__name__}, which cannot be called"
+    try:
+        signature = inspect.signature(found)
+    except (TypeError, ValueError):
+        return None  # some builtins tell nothing; a wrong call will
+    keywords: dict[str, object] = {"rng": None} if fn.random else {}
+    try:
+        signature.bind(*[None] * len(fn.operands), **keywords)
+    except TypeError as error:
+        return f"host function `{fn.name}{signature}` cannot be called as the plan does: {error}"
+    return None
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A Read or a host Map with all that running it needs. Failures are those of single records."""
+
+    op: Read | Map
+    number: int  # keeps the random streams of two maps apart, whatever the design
+    elements: tuple[Element, ...]
+    dtypes: tuple[np.dtype[Any] | None, ...]
+    call: Callable[..., Any]
+    seed: int
+    file: str
+    meter: Meter
+    skip: bool
+    many: Callable[[list[int]], Sequence[Any]] | None = None  # of a Read: fetches several records at once
+
+    @property
+    def key(self) -> Ref:
+        return results(self.op)[0]
+
+    def run(
+        self,
+        place: Place,
+        records: Sequence[int],
+        operands: Sequence[Sequence[Record]],
+        valid: np.ndarray[Any, np.dtype[np.bool_]],
+        targets: Sequence[np.ndarray[Any, Any] | None],
+    ) -> list[Sequence[Record]]:
+        """Results of a block: for each result one record per row; arrays as one array, [rows, ...].
+
+        records: [rows] record indices. operands: for each operand [rows] (of a Read: none). valid: [rows];
+        rows that are not are left out (None or zero), and a row that fails becomes invalid where the plan
+        skips. targets: for each result the rows of the batch where it goes, or None. A result is written
+        where it belongs before the function is called again, which may return the same memory each time.
+        """
+        columns = [
+            _column(len(records), element, dtype, target)
+            for element, dtype, target in zip(self.elements, self.dtypes, targets, strict=True)
+        ]
+        start, done, moved, skipped = thread_cpu(), 0, 0, 0
+        fetched = self._fetched(records, valid)
+        for row, record in enumerate(records):
+            if not valid[row]:
+                continue
+            given = [fetched.pop(record)] if record in fetched else [column[row] for column in operands]
+            try:
+                out = self._one(place, record, given)
+            except CommplanError:
+                if not self.skip:
+                    raise
+                valid[row] = False
+                skipped += 1
+                continue
+            done += 1
+            for column, value in zip(columns, out, strict=True):
+                column[row] = value
+                moved += files.nbytes(value)
+        if done < len(records):
+            for column in columns:
+                if isinstance(column, np.ndarray):
+                    column[~valid] = 0  # no batch shows stale memory
+        cpu = thread_cpu() - start
+        self.meter.add(
+            self.key, cpu_s=cpu.both_s, system_s=cpu.system_s, records=done, nbytes=moved, skipped=skipped
+        )
+        return [_sealed(column) for column in columns]
+
+    def _fetched(
+        self, records: Sequence[int], valid: np.ndarray[Any, np.dtype[np.bool_]]
+    ) -> dict[int, object]:
+        """The records of a block at once, where the source can do that and none of them fails: otherwise they
+        are fetched one by one, which tells whose fault it is."""
+        wanted = (
+            [record for record, usable in zip(records, valid, strict=True) if usable] if self.many else []
+        )
+        if self.many is None or len(wanted) < 2:
+            return {}
+        try:
+            found = self.many(wanted)
+        except Exception:  # noqa: BLE001  it will be raised again, by the record that it belongs to
+            return {}
+        return dict(zip(wanted, found, strict=True)) if len(found) == len(wanted) else {}
+
+    def _one(self, place: Place, record: int, arguments: list[Record]) -> tuple[Record, ...]:
+        out = self._called(place, record, arguments)
+        if len(self.elements) == 1:
+            return (self._checked(record, 0, out),)
+        values = _as_tuple(out)
+        if values is None or len(values) != len(self.elements):
+            found = f"{len(values)} results" if values is not None else f"{_described(out)}, one result"
+            self._mismatch(record, f"{len(self.elements)} results", found)
+        return tuple(self._checked(record, number, value) for number, value in enumerate(values or ()))
+
+    def _called(self, place: Place, record: int, arguments: list[Record]) -> object:
+        try:
+            if isinstance(self.op, Read):
+                value = arguments[0] if arguments else self.call(record)
+                return plain(value, self.elements[0], self.op.source)
+            if not self.op.random:
+                return self.call(*arguments)
+            rng = generator(self.seed, self.number, place.epoch, place.step, record, place.member)
+            return self.call(*arguments, rng=rng)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except UnlikeError as odd:
+            self._mismatch(record, str(self.elements[0]), str(odd), *odd.hints)
+        except BaseException as error:  # whatever else the user's code raises belongs to a record
+            raise CommplanError(self._raised(record, error)) from error
+
+    def _checked(self, record: int, number: int, value: object) -> Record:
+        element = self.elements[number]
+        try:
+            return checked(value, element, self.dtypes[number])
+        except UnlikeError as found:
+            which = f"result {number + 1}: " if len(self.elements) > 1 else ""
+            self._mismatch(record, f"{which}{element}", str(found))
+        except Exception as error:  # what looks like an array, and will not be one: a tensor on a device
+            raise CommplanError(self._raised(record, error)) from error
+
+    def _mismatch(self, record: int, expected: str, found: str, *hints: str) -> NoReturn:
+        if isinstance(self.op, Read):
+            code = "CP0905"
+            what = f"record {record} of source `{self.op.source}` has another type than the plan says"
+        else:
+            code = "CP0907"
+            what = (
+                f"host function `{self.op.fn}` returned another type than the plan says, for record {record}"
+            )
+        notes = (f"expected: {expected}", f"found: {found}", *hints)
+        fail(code, what, *notes, span=self.op.span, file=self.file)
+
+    def _raised(self, record: int, error: BaseException) -> Diagnostic:
+        if isinstance(self.op, Read):
+            code, what = "CP0904", f"reading record {record} of source `{self.op.source}`"
+        else:
+            code, what = "CP0906", f"host function `{self.op.fn}` on record {record}"
+        notes = [Note(_last_line(error))]
+        said = _said(error)
+        if "read-only" in said:
+            notes.append(Note("operands are read-only, because members share them: work on `x.copy()`"))
+        message = f"{what} raised {type(error).__name__}: {said}"
+        return Diagnostic(code, message, self.op.span, tuple(notes), file=self.file)
+
+
+def _column(
+    rows: int, element: Element, dtype: np.dtype[Any] | None, target: np.ndarray[Any, Any] | None
+) -> list[Record] | np.ndarray[Any, Any]:
+    """Room for the results of a block: the rows of the batch where they go, else memory of their own."""
+    if target is not None:
+        return target
+    if isinstance(element, ArrayType) and dtype is not None:
+        return np.empty((rows, *element.shape), dtype)
+    return [None] * rows
+
+
+def _sealed(column: list[Record] | np.ndarray[Any, Any]) -> Sequence[Record]:
+    """The column as operands: stages and members share them, so nobody may write to them."""
+    if not isinstance(column, np.ndarray):
+        return column
+    view = column.view()
+    view.flags.writeable = False
+    return cast("Sequence[Record]", view)
+
+
+def _as_tuple(out: object) -> tuple[object, ...] | None:
+    return tuple(cast("Sequence[object]", out)) if isinstance(out, tuple | list) else None
+
+
+def _said(error: BaseException) -> str:
+    """The message of an exception, whatever its class does on being asked, and whatever is in it that no
+    terminal can show."""
+    try:
+        return str(error).encode(errors="backslashreplace").decode()
+    except Exception as again:  # noqa: BLE001  the user's code once more
+        return f"(its message cannot be shown: {type(again).__name__})"
+
+
+def _last_line(error: BaseException) -> str:
+    """Where in the user's code it happened."""
+    frames = traceback.extract_tb(error.__traceback__)
+    last = frames[-1]
+    return f'raised at line {last.lineno} of "{last.filename}", in {last.name}'
+
+
+def _numbers(program: HostProgram) -> dict[Ref, int]:
+    """What tells the random streams of the maps of a phase apart: the function, and which use of it.
+
+    Uses are counted as the plan writes them: passes move ops, and rename what is shared.
+    """
+    uses: dict[str, int] = {}
+    found: dict[Ref, int] = {}
+    maps = [op for op in program.phase.ops if isinstance(op, Map)]
+    for op in sorted(maps, key=lambda op: op.span):
+        uses[op.fn] = uses.get(op.fn, 0) + 1
+        found[op.results[0]] = zlib.crc32(op.fn.encode()) * 65536 + uses[op.fn]
+    return found
+
+
+def stages(
+    program: HostProgram,
+    bound: Mapping[str, files.Source],
+    functions: Mapping[str, Callable[..., Any]],
+    meter: Meter,
+) -> dict[Ref, Stage]:
+    """What runs each Read and Map of the program.
+
+    Errors: CP0914 where `on_error = skip` stands on a stage that cannot skip.
+    """
+    made: dict[Ref, Stage] = {}
+    numbers = _numbers(program)
+    file = program.schedule.file
+    for flow in program.flows:
+        skips = any(read.hints.on_error == "skip" for read in flow.reads)
+        alike = all(read.per == flow.per for read in flow.reads)
+        members = {*flow.per, *(read.clock for read in flow.reads)}  # each goes on without what it skips
+        for op in flow.ops:
+            key = results(op)[0]
+            if isinstance(op, Share):
+                meter.line(key, f"share {key.rpartition('.')[0]} via {op.design}", op.span)
+                continue
+            own = op.hints.on_error
+            may = alike and members.issuperset(program.per(key))
+            if own == "skip" and not may:
+                fail(
+                    "CP0914",
+                    "a record cannot be skipped where members differ: the others have it already",
+                    "put `on_error = skip` on the load, or on a map before the first `per`",
+                    span=op.span,
+                    file=file,
+                )
+            names = [ref for ref in results(op) if ref in program.elements]
+            elements = tuple(program.elements[ref] for ref in names)
+            dtypes = tuple(numpy_dtype(e.dtype) if isinstance(e, ArrayType) else None for e in elements)
+            call = bound[op.source].__getitem__ if isinstance(op, Read) else functions[op.fn]
+            what = f"load {op.source}" if isinstance(op, Read) else f"map {op.fn}"
+            meter.line(key, what, op.span)
+            made[key] = Stage(
+                op, numbers.get(key, 0), elements, dtypes, call, flow.reads[0].seed, file, meter,
+                (own == "skip" or (own is None and skips)) and may,
+                batched(bound[op.source]) if isinstance(op, Read) else None,
+            )  # fmt: skip
+    return made

@@ -1,0 +1,260 @@
+"""A worker process: makes blocks of records for the process that started it, in memory that both map.
+
+It is a fresh interpreter that gets the sources and functions by `pickle` and runs the same code on a block as
+a thread would. It ends when its socket does, and on Linux the kernel ends it with the thread that started it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import mmap
+import os
+import pickle
+import runpy
+import signal
+import struct
+import sys
+import threading
+import time
+import traceback
+import types
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from commplan.diagnostics import Diagnostic
+from commplan.ir.plan import Ref
+from commplan.runtime.input.accounting import Meter
+from commplan.runtime.input.host_batch import FlowState
+from commplan.runtime.input.program import Coords, HostProgram
+from commplan.runtime.input.shm.arena import Cells
+from commplan.runtime.input.stages.batch_builder import BatchInTheMaking, Maker
+from commplan.runtime.input.stages.records import Place, Stage, stages
+
+_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG, prctl(2)
+PROGRESS = struct.Struct("<qq")  # the op's number in its program (-1: none), the record (-1: several)
+PROGRESS_NBYTES = 64
+MAIN = "__mp_main__"  # the name that programs know from `multiprocessing`
+
+inside: bool = False  # whether this process is a worker
+
+
+class Setup(NamedTuple):
+    """What a worker needs once. payload: a file, and the (offset, bytes) of the pickle and its buffers in it.
+    arena, slots: files of shared memory. number: the worker's place in the arena's header."""
+
+    main: tuple[str, str] | None  # ("name" or "path", which)
+    argv: list[str]
+    payload: int
+    pieces: list[tuple[int, int]]
+    arena: int
+    slots: int  # -1: none
+    number: int
+    block: int
+
+
+class Job(NamedTuple):
+    """A block: rows low..high of the flow `flow` through its first stages (`before` what travels) or its
+    second."""
+
+    number: int
+    epoch: int
+    step: int
+    flow: int
+    before: bool
+    low: int
+    high: int
+    rows: int
+    records: dict[tuple[Ref, Coords], list[int]]
+    valid: bytes  # [variants, high - low], bool
+    arrays: dict[Ref, Cells]
+    moved: dict[Ref, Cells]
+
+
+class Failure(NamedTuple):
+    """What went wrong. cause: the exception by `pickle`, empty where it cannot travel; told: its
+    traceback."""
+
+    diagnostics: tuple[Diagnostic, ...]
+    cause: bytes
+    told: str
+
+
+class Done(NamedTuple):
+    """spent: what the stages reported to their meter. cpu_s, system_s: of the whole process, since the last
+    block."""
+
+    valid: bytes
+    spent: list[tuple[str, dict[str, float]]]
+    cpu_s: float
+    system_s: float
+    failure: Failure | None
+
+
+class Tally(Meter):
+    """Keeps what is reported, for the process that asked."""
+
+    def __init__(self, phase: str) -> None:
+        super().__init__(phase)
+        self.spent: list[tuple[str, dict[str, float]]] = []
+
+    def add(self, key: str, **costs: float) -> None:
+        self.spent.append((key, costs))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Watched(Stage):
+    """A stage that says which record it is at before it calls what may end the process."""
+
+    progress: memoryview = dataclasses.field(default_factory=lambda: memoryview(b""))
+    at: int = -1
+
+    def _called(self, place: Place, record: int, arguments: list[Any]) -> object:
+        PROGRESS.pack_into(self.progress, 0, self.at, record)
+        return super()._called(place, record, arguments)
+
+    def _fetched(self, records: Any, valid: Any) -> dict[int, object]:
+        if self.many is not None:
+            PROGRESS.pack_into(self.progress, 0, self.at, -1)
+        return super()._fetched(records, valid)
+
+
+class Bench:
+    """Makes blocks from jobs."""
+
+    def __init__(self, setup: Setup) -> None:
+        if setup.main is not None:
+            _import_program(*setup.main, setup.argv)
+        end = max(offset + nbytes for offset, nbytes in setup.pieces)
+        # Private pages: a source may write to its own arrays, and what nobody writes to exists once for all
+        # workers.
+        memory = memoryview(mmap.mmap(setup.payload, end, access=mmap.ACCESS_COPY))
+        pickled, *buffers = [memory[offset : offset + nbytes] for offset, nbytes in setup.pieces]
+        program, sources, functions = pickle.loads(pickled, buffers=buffers)
+        self.program: HostProgram = program
+        self.tally = Tally(self.program.phase.name)
+        made = stages(self.program, sources, functions, self.tally)
+        header = memoryview(mmap.mmap(setup.arena, 1 << 16))
+        at = setup.number * PROGRESS_NBYTES
+        progress = header[at : at + PROGRESS_NBYTES]
+        watched = {
+            ref: _Watched(
+                **{field.name: getattr(stage, field.name) for field in dataclasses.fields(Stage)},
+                progress=progress,
+                at=number,
+            )
+            for number, (ref, stage) in enumerate(made.items())
+        }
+        self.progress = progress
+        self.maker = Maker(self.program, {}, watched, self.tally, setup.block)
+        self._arena, self._arena_nbytes = setup.arena, 0
+        self._memories: dict[int, mmap.mmap] = {}
+        if setup.slots >= 0:
+            self._memories[1] = mmap.mmap(setup.slots, os.fstat(setup.slots).st_size)
+        self._seen = _process_cpu()
+
+    def do(self, job: Job) -> Done:
+        self.tally.spent.clear()
+        state = self._state(job)
+        failure = None
+        try:
+            batch = BatchInTheMaking(self.maker, job.number, job.epoch, job.step, [state])
+            batch.moved = self._arrays(job.moved)
+            batch.block(state, job.before, job.low, job.high)
+        except SystemExit:
+            raise
+        except BaseException as error:  # noqa: BLE001  carried to the process that asked
+            failure = _told(error)
+        PROGRESS.pack_into(self.progress, 0, -1, -1)
+        seen, self._seen = self._seen, _process_cpu()
+        return Done(
+            state.valid[:, job.low : job.high].tobytes(), list(self.tally.spent),
+            self._seen[0] - seen[0], self._seen[1] - seen[1], failure,
+        )  # fmt: skip
+
+    def _state(self, job: Job) -> FlowState:
+        flow = self.program.flows[job.flow]
+        records: dict[tuple[Ref, Coords], Any] = {}
+        for key, ids in job.records.items():
+            records[key] = np.zeros(job.rows, np.int64)
+            records[key][job.low : job.high] = ids
+        valid = np.zeros((len(self.program.variants(flow.per)), job.rows), bool)
+        given = np.frombuffer(job.valid, bool).reshape(len(valid), job.high - job.low)
+        valid[:, job.low : job.high] = given
+        return FlowState(flow, np.arange(job.rows), records, {}, self._arrays(job.arrays), valid)
+
+    def _arrays(self, cells: dict[Ref, Cells]) -> dict[Ref, Any]:
+        return {ref: one.array(self._memory(one)) for ref, one in cells.items()}
+
+    def _memory(self, cells: Cells) -> mmap.mmap:
+        if cells.memory:
+            return self._memories[cells.memory]
+        size = os.fstat(self._arena).st_size
+        if size > self._arena_nbytes:
+            # It grew: the whole of it is mapped anew, and the old map goes with its arrays.
+            self._memories[0] = mmap.mmap(self._arena, size)
+            self._arena_nbytes = size
+        return self._memories[0]
+
+
+def _process_cpu() -> tuple[float, float]:
+    times = os.times()
+    return time.process_time(), times.system
+
+
+def _told(error: BaseException) -> Failure:
+    diagnostics: tuple[Diagnostic, ...] = getattr(error, "diagnostics", ())
+    root = error.__cause__ if diagnostics else error
+    cause = b""
+    if root is not None:
+        with contextlib.suppress(Exception):
+            cause = pickle.dumps(root)
+            pickle.loads(cause)
+    told = "".join(traceback.format_exception(root)) if root is not None else ""
+    return Failure(diagnostics, cause, told)
+
+
+def _import_program(kind: str, which: str, argv: list[str]) -> None:
+    """Make the user's program known as `__main__`, so that what is defined in it can be found there."""
+    sys.argv[:] = argv
+    names = runpy.run_module(which, run_name=MAIN) if kind == "name" else runpy.run_path(which, run_name=MAIN)
+    module = types.ModuleType(MAIN)
+    module.__dict__.update(names)
+    sys.modules["__main__"] = sys.modules[MAIN] = module
+
+
+def _end_with(parent: int) -> None:
+    """Let nothing outlive the process that started this one, whatever a record's function is busy with."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
+    else:
+        threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
+def main(descriptor: int, parent: int) -> None:
+    """Serve jobs from the socket `descriptor` until it ends."""
+    global inside  # noqa: PLW0603  a fact about this process
+    inside = True
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
+    _end_with(parent)
+    with Connection(descriptor) as link, contextlib.suppress(EOFError, ConnectionError):
+        setup = link.recv()
+        try:
+            bench = Bench(setup)
+        except Exception as error:  # noqa: BLE001  carried to the process that asked
+            link.send(_told(error))
+            return
+        link.send(None)
+        while True:
+            link.send(bench.do(link.recv()))

@@ -1,0 +1,473 @@
+"""Host functions in processes of their own, for those that are Python through and through.
+
+Each thread of the ring drives one worker process: it hands it a block of records and sleeps until the rows
+are filled, in memory that both map. Orders, streams of random numbers, checks and errors are those of the
+threads, because the same code makes the block. So `cores` bounds processes as it bounds threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any, cast
+
+import numpy as np
+
+from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
+from commplan.ir.schedule import Map, Read, Share, results
+from commplan.runtime.input.accounting import Meter
+from commplan.runtime.input.host_batch import FlowState
+from commplan.runtime.input.layout import Array, rounded
+from commplan.runtime.input.prefetch.prefetch import ClosedError
+from commplan.runtime.input.program import HostProgram
+from commplan.runtime.input.shm.arena import HEADER, Arena, Cells, nameless
+from commplan.runtime.input.shm.slots import Slots
+from commplan.runtime.input.stages import worker as _worker
+from commplan.runtime.input.stages.batch_builder import BatchInTheMaking
+
+GRACE_S = 0.5  # seconds for a worker to end in, once its socket has ended
+_FATE_S = 10.0  # seconds for a worker that hung up by itself to end in: its libraries may tidy up
+_LOOK_S = 1.0  # how often a waiting thread looks whether its worker lives; the socket tells at once
+_ENDED_MOST = 3  # workers that one block may end, under `on_failure = continue`
+# glibc's default thresholds give every large array back, at hundreds of page faults for the next.
+_MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(1 << 25), "MALLOC_TRIM_THRESHOLD_": str(1 << 29)}
+# A worker is one core's worth: libraries' own threads would multiply with the workers.
+_THREADS = (
+    "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "NUMEXPR_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS", "OPENCV_FOR_THREADS_NUM", "RAYON_NUM_THREADS", "TF_NUM_INTRAOP_THREADS",
+    "TF_NUM_INTEROP_THREADS",
+)  # fmt: skip
+_OF_MPI = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "MPI_LOCAL", "HYDRA_")  # a worker is no rank of the job
+
+
+def environment() -> dict[str, str]:
+    """The environment of a worker: one thread per library, tuned memory, no accelerator, no rank of a job."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_OF_MPI)}
+    return {**_MALLOC, **kept, **dict.fromkeys(_THREADS, "1"), "JAX_PLATFORMS": "cpu"}
+
+
+def _flags() -> list[str]:
+    """The interpreter's options, for one that behaves alike."""
+    flags = sys.flags
+    chosen = {
+        "-I": flags.isolated,
+        "-E": flags.ignore_environment,
+        "-s": flags.no_user_site,
+        "-O": flags.optimize,
+        "-B": flags.dont_write_bytecode,
+    }
+    options = [name for name, count in chosen.items() for _ in range(int(count))]
+    return options + [f"-W{option}" for option in sys.warnoptions]
+
+
+class EndedError(Exception):
+    """A worker process is gone."""
+
+
+@dataclass(eq=False)
+class _Process:
+    """One worker. number: its place among the workers at one time."""
+
+    number: int
+    process: subprocess.Popen[bytes]
+    link: Connection[Any, Any]
+
+    def ask(self, message: object) -> Any:
+        """Send, and wait for the answer. Raises EndedError where the process is gone before that."""
+        try:
+            self.link.send(message)
+            self._await()
+            return self.link.recv()
+        except (EOFError, OSError):
+            raise EndedError from None
+
+    def _await(self) -> None:
+        poll = select.poll()
+        poll.register(self.link, select.POLLIN)
+        while not poll.poll(_LOOK_S * 1000):
+            if self.process.poll() is not None:  # a process of its own may still hold the socket open
+                raise EOFError
+
+    def end(self) -> None:
+        """Let it finish its record if that is soon, and make sure that it is gone. The link is closed with
+        its last user: another thread may be about to hang up."""
+        self.hang_up()
+        try:
+            self.process.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def hang_up(self) -> None:
+        with (
+            contextlib.suppress(OSError),  # it is gone already
+            socket.fromfd(self.link.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as link,
+        ):
+            link.shutdown(socket.SHUT_RDWR)
+
+    def fate(self) -> str:
+        """How it ended; it has ended, or is about to."""
+        try:
+            code = self.process.wait(_FATE_S)
+        except subprocess.TimeoutExpired:
+            return "closed its connection"
+        if code >= 0:
+            return f"ended with exit code {code}"
+        try:
+            return f"was ended by {signal.Signals(-code).name}"
+        except ValueError:
+            return f"was ended by signal {-code}"
+
+
+@dataclass
+class Workers:
+    """As many worker processes as threads ask for.
+
+    program, sources, functions: what a worker runs. block: records of a job, at most. most: workers at one
+    time. Errors: CP0952 what cannot be pickled, CP0954 where none can be started; from `run` also CP0953 for
+    one that ended, and whatever a block raises in a thread.
+    """
+
+    program: HostProgram
+    sources: Mapping[str, object]
+    functions: Mapping[str, Callable[..., Any]]
+    block: int
+    most: int
+    meter: Meter
+    _arena: Arena = field(init=False)
+    _pieces: list[tuple[int, int]] = field(init=False)
+    _payload: int = field(init=False)
+    _needs_program: bool = field(init=False)
+    _slots: Slots | None = None
+    _local: threading.local = field(default_factory=threading.local)
+    _lock: threading.RLock = field(default_factory=threading.RLock)  # finalisers come in anywhere
+    _busy: threading.Semaphore = field(init=False)
+    _living: set[_Process] = field(default_factory=set[_Process])
+    _stopped: bool = False
+
+    def __post_init__(self) -> None:
+        _refuse_nesting()
+        self._busy = threading.Semaphore(self.most)
+        if self.most > HEADER // _worker.PROGRESS_NBYTES:
+            fail("CP0955", f"{self.most} worker processes are more than {HEADER // _worker.PROGRESS_NBYTES}")
+        data = packed(self.program, self.sources, self.functions)
+        self._needs_program = b"__main__" in data[0]
+        self._payload, self._pieces = _stored(data)
+        self._closing = weakref.finalize(self, os.close, self._payload)
+        self._arena = Arena()
+
+    def share(self, slots: Slots) -> None:
+        """Other memory that batches lie in."""
+        self._slots = slots
+
+    # --- for the maker ---
+
+    def fresh(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
+        """An array of a batch, at a multiple of 64 bytes, that workers can fill."""
+        return self._arena.fresh(shape, dtype)
+
+    def run(self, batch: BatchInTheMaking, state: FlowState, before: bool, low: int, high: int) -> None:
+        """Have the block made by this thread's worker."""
+        job = self._job(batch, state, before, low, high)
+        goes_on = any(read.hints.on_failure == "continue" for read in state.flow.reads)
+        for ended in range(1, _ENDED_MOST + 1):
+            worker = self._mine(again=goes_on and ended < _ENDED_MOST)
+            if worker is None:
+                self.meter.restarted()
+                continue
+            try:
+                with self._busy:  # a thread that stands in for another process has a worker too
+                    done = worker.ask(job)
+            except EndedError:
+                error = self._ended(worker, job, state, ended)
+                self._drop(worker)
+                if self._stopped:
+                    raise ClosedError from None
+                if not goes_on or ended == _ENDED_MOST:
+                    raise error from None
+                self.meter.restarted()
+                continue
+            self._book(done, state, before, low, high)
+            return
+
+    # --- what the ring calls ---
+
+    def stop(self) -> None:
+        """Make every wait for a worker return."""
+        with self._lock:
+            self._stopped = True
+            living = list(self._living)
+        for worker in living:
+            worker.hang_up()
+
+    def leave(self) -> None:
+        """The calling thread ends, and its worker with it."""
+        worker = getattr(self._local, "worker", None)
+        if worker is not None:
+            self._drop(worker)
+
+    def close(self) -> None:
+        """No worker will be started again; batches that are still in use stay."""
+        self.stop()
+        for worker in list(self._living):  # those of threads that are not the ring's own
+            self._drop(worker)
+        self._closing()
+        self._arena.close()
+
+    # --- one block ---
+
+    def _job(
+        self, batch: BatchInTheMaking, state: FlowState, before: bool, low: int, high: int
+    ) -> _worker.Job:
+        return _worker.Job(
+            batch.number, batch.epoch, batch.step, self.program.flows.index(state.flow), before, low, high,
+            len(state.rows),
+            {key: ids[low:high].tolist() for key, ids in state.records.items()},
+            np.ascontiguousarray(state.valid[:, low:high]).tobytes(),
+            {} if before else {ref: self._cells(array) for ref, array in state.arrays.items()},
+            {ref: self._cells(batch.moved[ref]) for ref in state.flow.moved},
+        )  # fmt: skip
+
+    def _cells(self, array: Array) -> Cells:
+        """Where an array lies in memory that a worker maps as well."""
+        offset = self._slots.offset(array.__array_interface__["data"][0]) if self._slots else None
+        memory = 0 if offset is None else 1
+        offset = self._arena.find(array) if offset is None else offset
+        if offset is None:
+            raise RuntimeError("a batch lies in memory that worker processes do not know")
+        return Cells(memory, offset, array.shape, array.strides, array.dtype)
+
+    def _book(self, done: _worker.Done, state: FlowState, before: bool, low: int, high: int) -> None:
+        """Take over what the worker found and spent; raise what it raised."""
+        state.valid[:, low:high] = np.frombuffer(done.valid, bool).reshape(len(state.valid), high - low)
+        for key, what in done.spent:
+            self.meter.add(key, **what)
+        # What a worker does around its stages, on the line of the first.
+        cpu = done.cpu_s - sum(what.get("cpu_s", 0.0) for _, what in done.spent)
+        system = done.system_s - sum(what.get("system_s", 0.0) for _, what in done.spent)
+        ops = state.flow.before if before else state.flow.after
+        first = next((results(op)[0] for op in ops if not isinstance(op, Share)), None)
+        if first is not None:
+            self.meter.add(first, cpu_s=max(0.0, cpu), system_s=max(0.0, min(system, cpu)))
+        if done.failure is not None:
+            _raise(done.failure)
+
+    def _ended(self, worker: _Process, job: _worker.Job, state: FlowState, times: int) -> CommplanError:
+        """What to say of a worker that ended in the middle of `job`."""
+        said = _worker.PROGRESS.unpack_from(self._arena.header, worker.number * _worker.PROGRESS_NBYTES)
+        at, record = int(said[0]), int(said[1])
+        ops = [op for flow in self.program.flows for op in flow.ops if isinstance(op, Read | Map)]
+        op = ops[at] if 0 <= at < len(ops) else state.flow.reads[0]
+        doing = f"reading source `{op.source}`" if isinstance(op, Read) else f"host function `{op.fn}`"
+        which = f" worked on record {record}" if record >= 0 else ""
+        ids: list[int] = next(iter(job.records.values()), list[int]())
+        shown = ", ".join(map(str, ids[:16])) + (", ..." if len(ids) > 16 else "")
+        notes = [
+            f"the block: epoch {job.epoch}, step {job.step}, rows {job.low}-{job.high - 1}: records {shown}",
+            "with `on_failure = continue` on the load another process makes the block"
+            if times < _ENDED_MOST
+            else f"{times} processes in a row ended on this block",
+        ]
+        fate = worker.fate()
+        if fate.endswith("SIGKILL"):
+            notes.append("the system ends processes so when memory is short")
+        message = f"worker process {worker.process.pid} {fate} while {doing}{which}"
+        return CommplanError(
+            Diagnostic(
+                "CP0953",
+                message,
+                op.span,
+                tuple(Note(note) for note in notes),
+                file=self.program.schedule.file,
+            )
+        )
+
+    # --- processes ---
+
+    def _mine(self, *, again: bool) -> _Process | None:
+        """The worker of the calling thread, started if it has none. The thread must outlive it: on Linux the
+        kernel ends a worker with the thread that started it. None where a signal ended it before it was
+        ready, and another one may be started."""
+        worker: _Process | None = getattr(self._local, "worker", None)
+        if worker is None:
+            worker = self._start()
+            if not self._greet(worker, again=again):
+                return None
+            self._local.worker = worker
+        return worker
+
+    def _start(self) -> _Process:
+        ours, theirs = multiprocessing.Pipe()
+        descriptors = [self._payload, self._arena.descriptor]
+        descriptors += [self._slots.descriptor] if self._slots else []
+        code = (
+            f"import sys; sys.path[:] = {sys.path!r}; from commplan.runtime.input.stages.worker import main; "
+            f"main({theirs.fileno()}, {os.getpid()})"
+        )
+        with theirs:
+            try:
+                process = subprocess.Popen(
+                    [sys.executable, *_flags(), "-c", code],
+                    stdin=subprocess.DEVNULL,
+                    env=environment(),
+                    pass_fds=(theirs.fileno(), *descriptors),
+                    process_group=0,  # Ctrl-C at the terminal is for the program, which ends its workers
+                )
+            except OSError as error:
+                ours.close()
+                fail("CP0954", f"a worker process cannot be started: {error.strerror}")
+        with self._lock:
+            taken = {worker.number for worker in self._living}
+            number = next(n for n in range(len(taken) + 1) if n not in taken)
+            worker = _Process(number, process, ours)
+            self._living.add(worker)
+            stopped = self._stopped
+        if stopped:
+            worker.hang_up()
+        return worker
+
+    def _greet(self, worker: _Process, *, again: bool) -> bool:
+        """Hand the worker what it runs, and wait until it is ready; False where a signal ended it and
+        `again` is set. One that ends by itself would do so again."""
+        setup = _worker.Setup(
+            _program() if self._needs_program else None, sys.argv, self._payload, self._pieces,
+            self._arena.descriptor, self._slots.descriptor if self._slots else -1,
+            worker.number, self.block,
+        )  # fmt: skip
+        try:
+            problem: _worker.Failure | None = worker.ask(setup)
+        except EndedError:
+            fate = worker.fate()
+            self._drop(worker)
+            if self._stopped:
+                raise ClosedError from None
+            if again and (worker.process.returncode or 0) < 0:
+                return False
+            fail("CP0954", f"a worker process {fate} before it was ready", "its own message stands above")
+        if problem is not None:
+            self._drop(worker)
+            lines = problem.told.strip().splitlines() or ["it did not say why"]
+            if problem.diagnostics:
+                raise CommplanError(*problem.diagnostics)
+            fail("CP0954", f"a worker process cannot be made ready: {lines[-1]}", *lines[-5:-1])
+        return True
+
+    def _drop(self, worker: _Process) -> None:
+        if getattr(self._local, "worker", None) is worker:
+            self._local.worker = None
+        worker.end()
+        with self._lock:
+            self._living.discard(worker)
+
+
+def _raise(failure: _worker.Failure) -> None:
+    """What a worker's block raised, as a thread would have."""
+    cause: BaseException | None = None
+    if failure.cause:
+        cause = cast("BaseException", pickle.loads(failure.cause))
+        cause.add_note(f"in a worker process:\n{failure.told}")
+    elif failure.told:
+        cause = RuntimeError(failure.told)
+    if failure.diagnostics:
+        raise CommplanError(*failure.diagnostics) from cause
+    raise cause or RuntimeError("a worker process failed and did not say why")
+
+
+def _program() -> tuple[str, str] | None:
+    """How a fresh interpreter finds the program that runs here; None where it is no file."""
+    module = sys.modules.get("__main__")
+    spec = getattr(module, "__spec__", None)
+    if spec is not None and spec.name != "__main__":
+        return "name", str(spec.name)
+    path = getattr(module, "__file__", None)
+    return None if path is None else ("path", os.path.abspath(path))  # noqa: PTH100  links stay as they are
+
+
+def packed(
+    program: HostProgram, sources: Mapping[str, object], functions: Mapping[str, Callable[..., Any]]
+) -> list[Any]:
+    """What workers run, by `pickle`: the pickle itself, then the memory of large arrays.
+
+    Errors, all in one: CP0952 for each source or function that cannot be pickled.
+    """
+    buffers: list[Any] = []
+    try:
+        data = pickle.dumps(
+            (program, dict(sources), dict(functions)), protocol=5, buffer_callback=buffers.append
+        )
+    except Exception as error:
+        problems = _unpicklable(program, sources, functions)
+        if not problems:
+            raise
+        raise CommplanError(*problems) from error
+    if b"__main__" in data and _program() is None:
+        typed = [name for name, value in functions.items() if getattr(value, "__module__", "") == "__main__"]
+        fail(
+            "CP0952",
+            f"{', '.join(f'`{name}`' for name in typed) or 'a source'} was defined at a prompt or in a "
+            "notebook, where a worker process cannot find it",
+            "write it to a module and import it from there",
+        )
+    return [data, *(buffer.raw() for buffer in buffers)]
+
+
+def _unpicklable(
+    program: HostProgram, sources: Mapping[str, object], functions: Mapping[str, object]
+) -> list[Diagnostic]:
+    ops = [op for flow in program.flows for op in flow.ops]
+    spans = {op.source: op.span for op in ops if isinstance(op, Read)}
+    spans |= {op.fn: op.span for op in ops if isinstance(op, Map)}
+    found: list[Diagnostic] = []
+    for kind, group in (("source", sources), ("host function", functions)):
+        for name, value in group.items():
+            try:
+                pickle.dumps(value, protocol=5)
+            except Exception as error:  # noqa: BLE001  whatever the value's own pickling raises
+                found.append(
+                    Diagnostic(
+                        "CP0952",
+                        f"{kind} `{name}` cannot go to worker processes: {error}",
+                        spans.get(name),
+                        (Note(f"it is a {type(value).__name__}; what stands at the top of a module can go"),),
+                        file=program.schedule.file,
+                    )
+                )
+    return found
+
+
+def _stored(data: Sequence[Any]) -> tuple[int, list[tuple[int, int]]]:
+    """Pieces of memory in a nameless file: its descriptor, and where they lie in it."""
+    descriptor = nameless("commplan-payload")
+    pieces: list[tuple[int, int]] = []
+    offset = 0
+    for piece in data:
+        view = memoryview(piece).cast("B")
+        written = 0
+        while written < len(view):
+            written += os.pwrite(descriptor, view[written:], offset + written)
+        pieces.append((offset, len(view)))
+        offset = rounded(offset + len(view), 64)
+    return descriptor, pieces
+
+
+def _refuse_nesting() -> None:
+    if os.name != "posix":
+        fail("CP0955", "worker processes need a POSIX system", "leave `workers` out: threads run everywhere")
+    if _worker.inside:
+        fail(
+            "CP0954",
+            "a worker process that imports the program came to where it starts workers itself",
+            'put what the program does when it is run below `if __name__ == "__main__":`',
+        )

@@ -1,0 +1,297 @@
+"""Between hosts over JAX: a mesh of one device per host, and one program that makes all moves of a batch.
+
+Collectives must go out in the same order in every process, and only the caller's own program orders them: so
+`carry` belongs into `next()`, in the caller's thread, and launches one program a batch, however many moves it
+makes. What a host brings is packed into one array of bytes, as long as the longest run of rows of any host,
+so that the one program serves all batches, short ones too.
+
+Where all hosts bring something to all, XLA's own all-gather does it (Gloo's ring: nothing is left to gain).
+Where only some do, and for broadcasts, of which XLA has none on CPUs, rounds of `ppermute` carry out chunk
+programs: `ring`, and `chain` in slices, which follow each other down the line of hosts so that every link is
+busy.
+"""
+
+from __future__ import annotations
+
+import functools
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from commplan.collectives.layout import MESSAGE
+from commplan.collectives.program import Program
+from commplan.input.work_partition import Division, Move
+from commplan.lowering.jax import order, programs
+from commplan.lowering.jax.typing_shim import jax, jnp, lax
+from commplan.lowering.programs import program_named
+from commplan.runtime.input.layout import aligned, rounded
+from commplan.runtime.input.prefetch.prefetch import ClosedError
+from commplan.runtime.input.shm.segment import Blame
+from commplan.runtime.input.transport.transport import Bytes, Parcel
+
+AXIS = "host"
+FILLED = 16  # slices per hop of a chain, at least: filling it takes a sixteenth of the time that bytes take
+_WORD = 4  # bytes move as 32-bit words: a quarter of the elements to loop over, and of the index's range
+
+_NAME = "commplan-carrier"
+
+Array = Any
+Words = npt.NDArray[np.uint32]
+
+
+@dataclass(frozen=True)
+class _Box:
+    """Where a parcel lies in a host's package. rows: of the longest run; at: its first byte."""
+
+    at: int
+    copies: int
+    rows: int
+    row_nbytes: int
+
+    def of(self, package: Bytes) -> Bytes:
+        nbytes = self.copies * self.rows * self.row_nbytes
+        return package[self.at : self.at + nbytes].reshape(self.copies, self.rows, self.row_nbytes)
+
+
+@dataclass(frozen=True)
+class _Compiled:
+    """package: where this host's rows are packed. run: from a package of each host to what each host got."""
+
+    boxes: tuple[_Box, ...]
+    package: Bytes
+    sharding: Any
+    run: Callable[[Array], Array]
+
+
+@dataclass(eq=False)
+class JaxCarrier:
+    """See `commplan.runtime.input.transport.transport.Carrier`. Only the leaders of hosts call `carry`.
+
+    division: who makes what. host: this process's. devices: one of each host's leader, in the order in which
+    hosts first appear in the division. timeout: seconds to wait for a host that lives but is silent. blame:
+    what the plan says there, its place, and the file.
+
+    Parcels have the same shapes in all batches; only their bounds may differ. `carry` raises CP0940 where a
+    host died, CP0941 where one is silent, `ClosedError` once stopped.
+    """
+
+    division: Division
+    host: int
+    devices: tuple[Any, ...]
+    timeout: float
+    blame: Blame
+    launched: int = 0  # programs so far: one a batch
+    _compiled: _Compiled | None = None
+    _stopped: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+    _errand: _Errand | None = None
+    _errands: queue.SimpleQueue[_Errand | None] = field(default_factory=queue.SimpleQueue["_Errand | None"])
+
+    @property
+    def by_caller(self) -> bool:
+        return True
+
+    def carry(self, number: int, parcels: Sequence[Parcel], before: Sequence[Parcel] = ()) -> None:
+        del before  # no host is ever left behind: all make every collective
+        if self._stopped.is_set():
+            raise ClosedError
+        if self._compiled is None:
+            self._compiled = self._compile(parcels)
+        compiled = self._compiled
+        self._pack(parcels, compiled)
+        self.launched += 1
+        self._unpack(parcels, compiled, self._done(lambda: self._run(compiled), number))
+
+    def stop(self) -> None:
+        self._stopped.set()
+        if self._errand is not None:
+            self._errand.done.set()
+
+    def close(self) -> None:
+        """What is under way ends on its own: a program that was launched cannot be called back."""
+        self.stop()
+        self._errands.put(None)
+
+    # --- once ---
+
+    def _compile(self, parcels: Sequence[Parcel]) -> _Compiled:
+        boxes: list[_Box] = []
+        at = 0
+        runs = [self.division.run(host) for host in _makers(self.division)]
+        most = max(high - low for low, high in runs)
+        for parcel in parcels:
+            copies, rows, row_nbytes = parcel.cells.shape
+            now = max(parcel.bounds[high] - parcel.bounds[low] for low, high in runs)
+            # A run of `most` parts has no more rows than this in a batch of any length.
+            longest = min(rows, max(now, -(-most * rows // self.division.parts)))
+            boxes.append(_Box(at, copies, longest, row_nbytes))
+            at = rounded(at + copies * longest * row_nbytes)
+        package = aligned((at,), np.dtype(np.uint8))
+        package[:] = 0
+        return _Compiled(tuple(boxes), package, *_program(self.division, self.devices, at // _WORD))
+
+    # --- for every batch ---
+
+    def _pack(self, parcels: Sequence[Parcel], compiled: _Compiled) -> None:
+        low, high = self.division.run(self.host)
+        for parcel, box in zip(parcels, compiled.boxes, strict=True):
+            first, last = parcel.bounds[low], parcel.bounds[high]
+            box.of(compiled.package)[:, : last - first] = parcel.cells[:, first:last]
+
+    def _run(self, compiled: _Compiled) -> Words:
+        """[makers, words]: the packages that this host has in the end.
+
+        JAX takes the aligned package as it is: it rests until the program is done.
+        """
+        words: Words = compiled.package.view(np.uint32)[None]
+        mine = jax.device_put(words, self.devices[_hosts(self.division).index(self.host)])
+        shape = (len(self.devices), words.shape[1])
+        packages = jax.make_array_from_single_device_arrays(shape, compiled.sharding, [mine])
+        made = compiled.run(packages).addressable_shards[0].data
+        return np.asarray(made)[0]
+
+    def _unpack(self, parcels: Sequence[Parcel], compiled: _Compiled, made: Words) -> None:
+        for place, host in enumerate(_makers(self.division)):
+            if host == self.host:
+                continue
+            low, high = self.division.run(host)
+            package = made[place].view(np.uint8)
+            for parcel, box in zip(parcels, compiled.boxes, strict=True):
+                first, last = parcel.bounds[low], parcel.bounds[high]
+                parcel.cells[:, first:last] = box.of(package)[:, : last - first]
+
+    def _done(self, work: Callable[[], Words], number: int) -> Words:
+        """What `work` returns, done in another thread while this one waits, which so need not wait for ever.
+
+        JAX may run a program in the thread that calls it, without a timeout. The order of programs is the
+        caller's all the same: meanwhile it launches nothing.
+        """
+        if self._thread is None:
+            # A daemon: what it waits for may never come.
+            self._thread = threading.Thread(target=_runner, args=(self._errands,), name=_NAME, daemon=True)
+            self._thread.start()
+        self._errand = errand = _Errand(work)
+        self._errands.put(errand)
+        came = errand.done.wait(self.timeout)
+        if self._stopped.is_set():
+            raise ClosedError
+        if not came:
+            self.blame.fail(
+                "CP0941",
+                f"a host was silent for {self.timeout:g} s: batch {number} of what hosts share did not come",
+                "all processes must take the same batches, in the same order",
+                "what JAX has launched cannot be called back: end this process, and start again from the last"
+                " saved state",
+            )
+        self._errand = None
+        if errand.error is not None:
+            self._lost(number, errand.error)
+        return errand.made
+
+    def _lost(self, number: int, error: BaseException) -> NoReturn:
+        first = str(error).strip().splitlines() or [type(error).__name__]
+        self.blame.fail(
+            "CP0940",
+            f"batch {number} of what all hosts share did not come: another host died, or cannot be reached",
+            f"JAX says: {first[0][:300]}",
+            "start again from the last saved state",
+        )
+
+
+def cpu_devices(processes: Sequence[int]) -> tuple[Any, ...]:
+    """The first device of the CPU of each of `processes`."""
+    first: dict[int, Any] = {}
+    for device in jax.devices("cpu"):
+        first.setdefault(int(device.process_index), device)
+    return tuple(first[process] for process in processes)
+
+
+def _hosts(division: Division) -> tuple[int, ...]:
+    """All hosts, in the order of their devices."""
+    return tuple(dict.fromkeys(division.hosts))
+
+
+def _makers(division: Division) -> tuple[int, ...]:
+    """The hosts that make rows, in the order of their packages."""
+    return tuple(dict.fromkeys(division.hosts[reader] for reader in division.readers))
+
+
+@functools.lru_cache(maxsize=16)
+def _program(
+    division: Division, devices: tuple[Any, ...], words: int
+) -> tuple[NamedSharding, Callable[[Array], Array]]:
+    """How packages lie on `devices`, [hosts, words], and the program from them to [hosts, makers, words]."""
+    mesh = Mesh(np.array(devices), (AXIS,), axis_types=(AxisType.Auto,))
+    hosts, makers = _hosts(division), len(_makers(division))
+
+    def body(mine: Array) -> Array:
+        own = mine.reshape(-1)
+        if division.design == "multi_broadcast":
+            found: list[Array] = []
+            for move in division.moves():
+                after = order.tie(own, found[-1], AXIS, on_cpu=True) if found else own
+                found.append(_spread(move, hosts, after))
+            return jnp.stack(found)[None]
+        held = own  # of several makers the first move is what brings their packages together
+        for move in division.moves():
+            held = _gathered(move, hosts, held) if move.kind == "all_gather" else _spread(move, hosts, held)
+        return held.reshape(1, makers, words)
+
+    spec = PartitionSpec(AXIS)
+    run = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec))
+    return NamedSharding(mesh, spec), run
+
+
+def _gathered(move: Move, hosts: Sequence[int], own: Array) -> Array:
+    """[words] of each host of the move to [words of all of them], in their order; others hold anything."""
+    if move.hosts == tuple(hosts):
+        return lax.all_gather(own, AXIS, tiled=True)
+    ranks = len(move.hosts)
+    program = program_named("ring", "all_gather", ranks, 0, own.nbytes * ranks, None)
+    return programs.run(program, own, _team(move, hosts))
+
+
+def _spread(move: Move, hosts: Sequence[int], held: Array) -> Array:
+    """What the root of a broadcast holds, at all hosts of the move; others keep what they hold."""
+    program = chain(len(move.hosts), move.root, held.nbytes)
+    return programs.run(program, held, _team(move, hosts))
+
+
+def chain(ranks: int, root: int, nbytes: int) -> Program:
+    """A broadcast down the line of hosts, in slices where there is more than one hop."""
+    hops = ranks - 1
+    chunk = None if hops < 2 else max(MESSAGE, -(-nbytes // (FILLED * (hops - 1))))
+    return program_named("chain", "broadcast", ranks, root, nbytes, chunk)
+
+
+def _team(move: Move, hosts: Sequence[int]) -> programs.Team:
+    """The hosts of a move among all. The others take the root's place: to a root nothing is ever written."""
+    places = [move.hosts.index(host) if host in move.hosts else move.root for host in hosts]
+    members = [[hosts.index(host) for host in move.hosts]]
+    return programs.Team((AXIS,), np.array(places, np.int64), np.array(members, np.int64))
+
+
+@dataclass(eq=False)
+class _Errand:
+    """Something that another thread does."""
+
+    work: Callable[[], Words]
+    done: threading.Event = field(default_factory=threading.Event)
+    made: Words = field(default_factory=lambda: np.empty(0, np.uint32))
+    error: BaseException | None = None
+
+
+def _runner(errands: queue.SimpleQueue[_Errand | None]) -> None:
+    while (errand := errands.get()) is not None:
+        try:
+            errand.made = errand.work()
+        except BaseException as error:  # noqa: BLE001  handed to the caller
+            errand.error = error
+        errand.done.set()
+        del errand  # it holds the program's result

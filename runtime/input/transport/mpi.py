@@ -1,0 +1,273 @@
+"""Between hosts over MPI: the speaker of each host exchanges rows with the others, in the memory of the
+slots.
+
+A carrier has a communicator of its own, made of all processes that share, so that nothing it does meets
+messages of the training. It is called from a thread that does nothing else, and sleeps while it waits.
+
+Only the speaker of a host, its first living process, sends and receives. The others are there for the day
+when it dies: with `on_failure = continue`, under an MPI that goes on without its dead (`ulfm`),
+the next process of the host speaks for it, and parts whose whole host is gone are made by the readers that
+are left.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from commplan.diagnostics import fail
+from commplan.input.work_partition import Division, Move, adopted
+from commplan.lowering.mpi.typing_shim import MPI
+from commplan.runtime.input.prefetch.prefetch import ClosedError
+from commplan.runtime.input.shm.segment import Blame
+from commplan.runtime.input.transport.mpi_executor import Awaited
+from commplan.runtime.input.transport.mpi_group import Team, bury, goes_on
+from commplan.runtime.input.transport.transfer_plan import Form, Script, script
+from commplan.runtime.input.transport.transport import Parcel, RegroupedError
+from commplan.runtime.input.transport.ulfm import LOSSES, Survivors
+
+LOOK_S = 0.05  # seconds between two looks at who has died or left
+SETTLE_S = 3.0  # seconds in which the news of a death reaches every process
+_LAST_WORDS_S = 1.0  # seconds that what a host sent before it left may take
+
+
+class _SilencedError(Exception):
+    """A speaker has died, and there will be another team."""
+
+
+class MpiCarrier:
+    """See `commplan.runtime.input.transport.transport.Carrier`.
+
+    comm: a communicator of the processes of `division`, rank i being process i, for this carrier alone;
+    `close` gives it back. All of them make one alike. blame: the line that shares. timeout: seconds to wait
+    for a host that lives but is silent.
+
+    `carry` raises CP0935 where a process of another host died or left, CP0937 where one is silent, CP0938
+    where MPI fails, `ClosedError` once stopped. With on_failure = "continue" the death of a process is no
+    error but `RegroupedError`, where parts change hosts; that takes an MPI that outlives its dead (CP0936,
+    raised here).
+    """
+
+    by_caller = False
+
+    def __init__(
+        self,
+        comm: Any,
+        division: Division,
+        *,
+        blame: Blame,
+        on_failure: str = "stop",
+        timeout: float = 1800.0,
+    ) -> None:
+        bury()
+        self.division = self._planned = division
+        self.sent = self.received = 0  # bytes, so far
+        self._process = int(comm.Get_rank())
+        self._blame, self._timeout = blame, timeout
+        if on_failure == "continue" and not goes_on():
+            comm.Free()
+            self._fail(
+                "CP0936",
+                "`on_failure = continue` needs an MPI that outlives its dead, and this one is none",
+                "start it with: mpirun --with-ft ulfm --mca async_mpi_finalize 1 ... (Open MPI 5)",
+            )
+        comm.Set_errhandler(MPI.ERRORS_RETURN)
+        self._team = self._speaking = Team(comm, range(len(division.hosts)), division.hosts)
+        self._survivors = Survivors(self._team, division.hosts) if on_failure == "continue" else None
+        self._due: RegroupedError | None = None
+        self._busy = threading.Lock()
+        self._stopped = self._closed = False
+        self._looked = 0.0
+
+    # --- the calls of the ring ---
+
+    def carry(self, number: int, parcels: Sequence[Parcel], before: Sequence[Parcel] = ()) -> None:
+        with self._busy:
+            self._go_on()
+            if self._survivors is None:
+                try:
+                    self._exchange(self._team, parcels)
+                except MPI.Exception as error:
+                    self._mourn(self._team, error)
+            else:
+                self._survive(self._survivors, number, parcels, before)
+
+    def stop(self) -> None:
+        self._stopped = True
+
+    def close(self) -> None:
+        """End what is under way, and tell the other hosts. May be called twice."""
+        self._stopped = True
+        with self._busy:
+            if self._closed:
+                return
+            self._closed = True
+            if self._survivors is not None:
+                self._survivors.close()
+                self._team = self._survivors.team
+            self._team.leave()
+
+    # --- one batch ---
+
+    def _exchange(self, team: Team, parcels: Sequence[Parcel]) -> None:
+        host = self.division.hosts[self._process]
+        self._run(team, _planned(self.division, team.processes, host, _forms(parcels)), parcels)
+
+    def _script(self, move: Move, parcels: Sequence[Parcel]) -> Script:
+        return script((move,), self.division.hosts[self._process], _forms(parcels))
+
+    def _run(self, team: Team, found: Script, parcels: Sequence[Parcel]) -> None:
+        if not found.messages:
+            return
+        arrays = [parcel.cells.reshape(-1) for parcel in parcels]
+        team.wire.run(found, arrays, self._look)
+        self.sent += found.nbytes(outgoing=True)
+        self.received += found.nbytes(outgoing=False)
+
+    # --- the same, whoever dies ---
+
+    def _survive(
+        self, survivors: Survivors, number: int, parcels: Sequence[Parcel], before: Sequence[Parcel]
+    ) -> None:
+        """Carry a batch, with those that are left."""
+        if self._due is not None and self._due.number <= number:
+            due, self._due = self._due, None
+            raise due
+        while True:
+            team = self._speaking = survivors.team
+            try:
+                if self._process not in team.speakers.values():
+                    raise _SilencedError  # this process speaks for its host from the next team on
+                if team is not self._team and self._settle(team, number, parcels, before):
+                    return
+                self._exchange(team, parcels)
+                self._pulse(team)
+                return
+            except _SilencedError:
+                team.revoke()
+            except MPI.Exception as error:
+                if error.Get_error_class() not in LOSSES:
+                    self._refused(error)
+                team.revoke()
+            survivors.after(team, self._waits_for_survivors)
+
+    def _settle(self, team: Team, number: int, parcels: Sequence[Parcel], before: Sequence[Parcel]) -> bool:
+        """What the speakers of a new team do first: find out which batch each is at, give the last one to
+        those that have not got it, and agree on who makes what. True where batch `number` came that way.
+
+        Hosts are one batch apart at most: nobody ends a batch before all have ended the one before.
+        """
+        numbers = team.numbers(number, self._look)
+        last = max(numbers.values())
+        behind = [host for host, other in numbers.items() if other < last]
+        mine = self.division.hosts[self._process]
+        if behind:
+            source = next(host for host, other in numbers.items() if other == last)
+            if mine in (source, *behind):
+                whole = parcels if mine in behind else before
+                spread = Move("broadcast", (source, *behind), (tuple(range(self.division.parts)),))
+                self._run(team, self._script(spread, whole), whole)
+        now = adopted(self._planned, team.processes)
+        changed = [self.division.hosts[r] for r in self.division.readers] != [
+            now.hosts[r] for r in now.readers
+        ]
+        self._team, self.division = team, now
+        if changed and mine not in behind:
+            raise RegroupedError(number, now)
+        if changed:
+            self._due = RegroupedError(last, now)
+        return mine in behind
+
+    def _pulse(self, team: Team) -> None:
+        """Where some hosts make no rows, learn that they have got those of this batch: see `_settle`."""
+        hosts = tuple(team.speakers)
+        makers = {self.division.hosts[reader] for reader in self.division.readers}
+        if makers.issuperset(hosts):
+            return
+        cells = np.zeros((1, len(hosts), 8), np.uint8)
+        beat = Parcel(cells, tuple(range(len(hosts) + 1)))
+        move = Move("all_gather", hosts, tuple((place,) for place in range(len(hosts))))
+        self._run(team, self._script(move, (beat,)), (beat,))
+
+    def _waits_for_survivors(self, waited: float) -> None:
+        self._go_on()
+        if waited > self._timeout:
+            self._fail("CP0937", f"those who are left did not find each other within {self._timeout:g} s")
+
+    # --- looking after the others ---
+
+    def _go_on(self) -> None:
+        if self._stopped:
+            raise ClosedError
+
+    def _look(self, waited: float, awaited: Awaited) -> None:
+        self._go_on()
+        now = time.monotonic()
+        if now - self._looked < LOOK_S:
+            return
+        self._looked = now
+        team, survivors = self._speaking, self._survivors
+        # Where a call was under way, not every revocation is told: there may be another team already.
+        if survivors is not None and (survivors.team is not team or team.silenced()):
+            raise _SilencedError
+        if survivors is None and (dead := team.dead()):
+            self._died(team, dead)
+        gone = team.gone()
+        if gone and waited > _LAST_WORDS_S:
+            # The first: all others left because of it.
+            self._fail("CP0935", f"host {gone[0]} left: its batches were closed before the epoch's end")
+        if waited > self._timeout:
+            who = ", ".join(f"process {team.speakers[host]} on host {host}" for host in awaited())
+            self._fail("CP0937", f"{who or 'another host'} was silent for {self._timeout:g} s")
+
+    def _mourn(self, team: Team, error: Any) -> NoReturn:
+        """MPI refused: say who died, or what it said. The others learn of it by the revocation."""
+        if goes_on() and error.Get_error_class() in LOSSES:
+            team.revoke()
+            until = time.monotonic() + SETTLE_S
+            while time.monotonic() < until:
+                if dead := team.dead():
+                    self._died(team, dead)
+                time.sleep(LOOK_S)
+        self._refused(error)
+
+    def _refused(self, error: Any) -> NoReturn:
+        self._fail("CP0938", f"MPI failed: {error.Get_error_string()}")
+
+    def _died(self, team: Team, dead: Sequence[int]) -> NoReturn:
+        team.revoke()
+        hosts = self.division.hosts
+        who = [f"{process} (rank {team.rank_in_world(process)}, host {hosts[process]})" for process in dead]
+        self._fail(
+            "CP0935", f"process{'es' if len(who) > 1 else ''} {' and '.join(who)} of {len(hosts)} died"
+        )
+
+    def _fail(self, code: str, message: str, *notes: str) -> NoReturn:
+        blame, hosts = self._blame, self.division.hosts
+        fail(
+            code,
+            f"{message}; line {blame.span.line} waits for the parts of every host",
+            *notes,
+            f"the line: {blame.line}",
+            f"this is process {self._process} of {len(hosts)}, on host {hosts[self._process]}",
+            span=blame.span,
+            file=blame.file,
+        )
+
+
+@functools.lru_cache(maxsize=16)  # there are two lengths of batches, and few regroupings
+def _planned(division: Division, processes: tuple[int, ...], host: int, forms: tuple[Form, ...]) -> Script:
+    return script(division.moves(processes), host, forms)
+
+
+def _forms(parcels: Sequence[Parcel]) -> tuple[Form, ...]:
+    return tuple(
+        Form(copies, rows, row_nbytes, parcel.bounds)
+        for parcel in parcels
+        for copies, rows, row_nbytes in (parcel.cells.shape,)
+    )

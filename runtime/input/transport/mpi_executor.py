@@ -1,0 +1,264 @@
+"""Carrying out a script over MPI: non-blocking messages in place, and waits that sleep.
+
+Of what is ready to be sent a bounded number of messages to each host is under way: enough for the link to
+have work while this thread waits for a core, which decoding takes from it for whole time slices. More
+receives than that are posted ahead. Between two looks the thread sleeps, longer the longer nothing has come:
+Open MPI moves bytes only while it is called, but the kernel's buffers take what arrives meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from commplan.lowering.mpi.typing_shim import MPI
+from commplan.runtime.input.transport.transfer_plan import Message, Script, Window
+from commplan.runtime.input.transport.transport import Bytes
+
+SENDS, RECEIVES = 64, 128  # messages from, and to, one host that are under way
+_SHORTEST, _LONGEST = 1e-3, 4e-3  # seconds of a sleep; what comes in the first waits in buffers
+_LIVELY = 20e-3  # seconds without news after which sleeps grow
+_SHARE = 8  # a sleep is as long as this share of the wait so far: what it adds is bounded by that
+RESERVED = 8  # tags from 0 on that scripts do not use
+
+_left_alone: list[tuple[Any, Any]] = []  # requests that nobody waits for, and memory that they may touch
+Awaited = Callable[[], list[int]]
+Look = Callable[[float, Awaited], None]
+
+
+class Patience:
+    """Sleeps between looks. look: called after each with the seconds since something moved, and what tells
+    the hosts that are waited for; what it raises ends the wait."""
+
+    def __init__(self, look: Look, awaited: Awaited) -> None:
+        self._look, self._awaited = look, awaited
+        self._since = time.monotonic()
+
+    def moved(self) -> None:
+        self._since = time.monotonic()
+
+    def wait(self) -> None:
+        waited = time.monotonic() - self._since
+        time.sleep(_SHORTEST if waited < _LIVELY else min(waited / _SHARE, _LONGEST))
+        self._look(waited, self._awaited)
+
+
+@dataclass
+class Wire:
+    """Messages between this host's speaker and those of others.
+
+    comm: a communicator for this alone. ranks: of the speaker of each host, in it.
+    """
+
+    comm: Any
+    ranks: dict[int, int]
+    _sent: dict[int, int] = field(default_factory=dict[int, int])
+    _received: dict[int, int] = field(default_factory=dict[int, int])
+    _tags: int = 0
+
+    def __post_init__(self) -> None:
+        self._tags = int(self.comm.Get_attr(MPI.TAG_UB)) + 1 - RESERVED
+
+    def run(self, script: Script, arrays: Sequence[Bytes], look: Look) -> None:
+        """Carry out `script` on `arrays`, one-dimensional; returns when all is sent and all is there.
+
+        look: see `Patience`. Raises what it raises, and `MPI.Exception` as MPI does; after either this wire
+        cannot be used again.
+        """
+        run = _Run(self, script, arrays)
+        try:
+            patience = Patience(look, run.awaited)
+            while run.left:
+                if run.step():
+                    patience.moved()
+                elif run.left:
+                    patience.wait()
+        except MPI.Exception:
+            run.abandon(failed=True)
+            raise
+        except BaseException:
+            run.abandon(failed=False)
+            raise
+        for message in script.messages:
+            counts = self._sent if message.outgoing else self._received
+            counts[message.host] = (counts.get(message.host, 0) + 1) % self._tags
+
+    def post(self, message: Message, buffer: Bytes) -> Any:
+        """The request of a message whose bytes lie in `buffer`."""
+        counts = self._sent if message.outgoing else self._received
+        tag = RESERVED + (counts.get(message.host, 0) + message.number) % self._tags
+        # A synchronous send ends when its receiver has begun to take it: nothing of it is left in a queue
+        # here that only later calls of MPI would empty.
+        post = self.comm.Issend if message.outgoing else self.comm.Irecv
+        return post([buffer, MPI.BYTE], self.ranks[message.host], tag)
+
+
+class _Lane:
+    """Messages one way between this host and another.
+
+    waiting: of sends those that are ready, of receives all, earliest first. order: all of them, in order.
+    """
+
+    def __init__(self) -> None:
+        self.waiting: list[int] = []
+        self.order: deque[int] = deque()
+        self.under_way = 0
+
+    def next(self, most: int) -> int | None:
+        """The next to post. The earliest of all may always go: its receiver waits for it, and perhaps not
+        yet for those that were ready before."""
+        if not self.waiting or (self.under_way >= most and self.waiting[0] != self.order[0]):
+            return None
+        at = heapq.heappop(self.waiting)
+        self.order.remove(at)
+        self.under_way += 1
+        return at
+
+
+class _Run:
+    """One script under way."""
+
+    def __init__(self, wire: Wire, script: Script, arrays: Sequence[Bytes]) -> None:
+        self.left = len(script.messages)
+        self._wire, self._messages, self._arrays = wire, script.messages, arrays
+        self._buffers: dict[int, Bytes] = {}  # of messages whose bytes lie in several windows
+        self._waits = [len(message.waits) for message in script.messages]
+        self._next: list[list[int]] = [[] for _ in script.messages]
+        self._lanes: dict[tuple[int, bool], _Lane] = {}
+        self._receiving: dict[int, Any] = {}  # requests, by message
+        self._sending: dict[int, Any] = {}
+        for at, message in enumerate(script.messages):
+            for before in message.waits:
+                self._next[before].append(at)
+            lane = self._lanes.setdefault((message.host, message.outgoing), _Lane())
+            lane.order.append(at)
+            if not message.waits:
+                lane.waiting.append(at)  # in order, so it is a heap
+
+    def step(self) -> bool:
+        """Look once; whether anything happened."""
+        issued = self._issue()
+        done = self._done()
+        if not done:
+            return issued
+        for at in done:
+            self._finished(at)
+        self._issue()
+        return True
+
+    def _done(self) -> list[int]:
+        """The messages that have ended since the last look, in order. Sends to a host end in the order in
+        which they were posted, or nearly: those behind one that has not ended are not asked."""
+        done: list[int] = []
+        if self._receiving:
+            came: list[int] | None = MPI.Request.Testsome([*self._receiving.values()])
+            if came:
+                owners = [*self._receiving]
+                done = [owners[i] for i in came]
+        busy: set[int] = set()
+        for at, request in self._sending.items():
+            host = self._messages[at].host
+            if host in busy:
+                continue
+            if ended(request):
+                done.append(at)
+            else:
+                busy.add(host)
+        for at in done:
+            self._receiving.pop(at, None)
+            self._sending.pop(at, None)
+        return sorted(done)
+
+    def awaited(self) -> list[int]:
+        """The hosts of messages that are under way."""
+        return sorted({self._messages[at].host for at in (*self._receiving, *self._sending)})
+
+    def _issue(self) -> bool:
+        issued = False
+        for (_, outgoing), lane in self._lanes.items():
+            most = SENDS if outgoing else RECEIVES
+            while (at := lane.next(most)) is not None:
+                under_way = self._sending if outgoing else self._receiving
+                under_way[at] = self._wire.post(self._messages[at], self._buffer(at))
+                issued = True
+        return issued
+
+    def _finished(self, at: int) -> None:
+        message = self._messages[at]
+        self.left -= 1
+        self._lanes[message.host, message.outgoing].under_way -= 1
+        buffer = self._buffers.pop(at, None)
+        if buffer is not None and not message.outgoing:
+            _spread(buffer, message.windows, self._arrays)
+        for after in self._next[at]:
+            self._waits[after] -= 1
+            if not self._waits[after]:
+                heapq.heappush(self._lanes[self._messages[after].host, True].waiting, after)
+
+    def _buffer(self, at: int) -> Bytes:
+        """The memory of a message: in place where that is one window, else a copy."""
+        message = self._messages[at]
+        if len(message.windows) == 1:
+            return _of(message.windows[0], self._arrays)
+        if message.outgoing:
+            made = np.concatenate([_of(window, self._arrays) for window in message.windows])
+        else:
+            made = np.empty(message.nbytes, np.uint8)
+        self._buffers[at] = made
+        return made
+
+    def abandon(self, *, failed: bool) -> None:
+        """End what is under way. What cannot be called back keeps its memory: bytes may still arrive in it.
+        After a failure of MPI that is everything."""
+        for at, request in (*self._receiving.items(), *self._sending.items()):
+            if not failed and at in self._receiving:
+                request.Cancel()
+                if request.Test():
+                    continue
+            leave_alone(request, self._arrays, self._buffers.get(at))
+        self._receiving.clear()
+        self._sending.clear()
+
+
+def ended(request: Any) -> bool:
+    """Whether a send is over; raises `MPI.Exception` where it failed. Such a request must not be freed, as
+    every other call that tests it does: Open MPI ends the job when it hears of the failure once more."""
+    status = MPI.Status()
+    if not request.Get_status(status):
+        return False
+    if status.Get_error() != MPI.SUCCESS:
+        raise MPI.Exception(status.Get_error())
+    request.Test()
+    return True
+
+
+def leave_alone(request: Any, *memory: Any) -> None:
+    """Keep a request that nobody waits for any more, and its memory."""
+    _left_alone.append((request, memory))
+
+
+def forget() -> None:
+    """Let go of requests that were left alone and have ended since."""
+    for entry in list(_left_alone):
+        with contextlib.suppress(MPI.Exception):
+            if ended(entry[0]):
+                _left_alone.remove(entry)
+
+
+def _of(window: Window, arrays: Sequence[Bytes]) -> Bytes:
+    return arrays[window.array][window.low : window.high]
+
+
+def _spread(buffer: Bytes, windows: Sequence[Window], arrays: Sequence[Bytes]) -> None:
+    at = 0
+    for window in windows:
+        nbytes = window.high - window.low
+        _of(window, arrays)[:] = buffer[at : at + nbytes]
+        at += nbytes

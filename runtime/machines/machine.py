@@ -1,0 +1,192 @@
+"""What a bound program asks of the machine that it runs on, a mesh of devices or the ranks of a communicator.
+
+`runtime.mesh` and `runtime.ranks` answer; everything else in this room is the same for both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol, SupportsIndex
+
+import numpy.typing as npt
+
+from commplan.diagnostics import CommplanError, fail
+from commplan.input.work_partition import Division
+from commplan.ir import schedule as ir
+from commplan.ir.types import Placement
+from commplan.lowering.jax.backend import Backend
+from commplan.lowering.jax.check import Layout
+from commplan.runtime.input.shm.segment import Blame
+from commplan.runtime.input.transport.transport import Carrier
+
+Array = Any
+Host = npt.NDArray[Any]
+Local = Mapping[str, tuple[int, ...]]
+OnFailure = Literal["stop", "continue"]
+
+
+@dataclass(frozen=True)
+class Peers:
+    """Processes that share what they load, in the order of what they hold.
+
+    run_id: a name that no other run has. index: this process's place among them. hosts: the host of each,
+    numbered as they first appear. ranks: the number of each on the machine (of the process, or of the rank).
+    places: the first place along the shared axes that each holds.
+    """
+
+    run_id: str
+    index: int
+    hosts: tuple[int, ...]
+    ranks: tuple[int, ...]
+    places: tuple[int, ...]
+
+
+class Machine(Protocol):
+    """The machine of one schedule."""
+
+    @property
+    def mesh(self) -> Any:
+        """What the user bound the program to."""
+        ...
+
+    @property
+    def backend(self) -> Backend: ...
+
+    @property
+    def layout(self) -> Layout:
+        """How arrays lie outside of `run.spmd`: `global`, or `local` as inside."""
+        ...
+
+    def manual(self) -> dict[str, int]:
+        """The axes, and their sizes, along which the code around us sees one rank's arrays."""
+        ...
+
+    def spread(self, body: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+        """`body`, a function of one rank's arrays, as a function of the arrays outside."""
+        ...
+
+    def zeros(self, value: ir.Value, leaf: ir.Leaf) -> Array:
+        """A leaf of zeros as it lies outside."""
+        ...
+
+    def process(self) -> tuple[int, int]:
+        """The number of this process, and how many there are."""
+        ...
+
+    def local(self) -> dict[str, tuple[int, ...]]:
+        """For each axis of the plan the indices that this process holds."""
+        ...
+
+    def array(self, host: Host, placement: Placement, local: Local) -> Array:
+        """This process's part of a value (dimensions for `per` axes, then its rows) as it lies outside."""
+        ...
+
+    def peers(self, key: str, host: str, place: int) -> Peers | None:
+        """The processes that give the same key; None where this one is alone. Every process calls it alike.
+
+        host: the name of this process's host. place: the first place along the shared axes that it holds.
+        """
+        ...
+
+    def carrier(
+        self, peers: Peers, division: Division, *, blame: Blame, on_failure: OnFailure, timeout: float
+    ) -> Carrier | None:
+        """What moves the rows of `division` between the hosts of `peers`, all of which call this alike.
+
+        None where nothing moves between them. blame: what the plan says there, its place, and the file.
+        timeout: seconds to wait for a host that lives but is silent.
+        """
+        ...
+
+    def member(self, schedule: ir.Schedule, axis: str, place: int) -> Machine:
+        """The part of the machine that belongs to member `place` of `axis`, for its own schedule."""
+        ...
+
+    def part(self, name: str, tree: Any, placement: Placement, axis: str, own: Machine) -> Any:
+        """The part of outside arrays that lies on `own`, a member's machine; nothing moves."""
+        ...
+
+    def join(self, parts: Mapping[int, Any], placement: Placement, axis: str) -> Any:
+        """The way back, from the parts of the members that this process holds."""
+        ...
+
+
+def peers_of(me: int, seen: Sequence[tuple[bytes, bytes, int, str]]) -> Peers | None:
+    """The peers of rank `me`, of what every rank said: digests of its key and host, its place, a token."""
+    key = seen[me][0]
+    alike = sorted((place, rank) for rank, (other, _, place, _) in enumerate(seen) if other == key)
+    if len(alike) == 1:
+        return None
+    ranks = tuple(rank for _, rank in alike)
+    order = list(dict.fromkeys(seen[rank][1] for rank in ranks))
+    hosts = tuple(order.index(seen[rank][1]) for rank in ranks)
+    return Peers(seen[ranks[0]][3], ranks.index(me), hosts, ranks, tuple(place for place, _ in alike))
+
+
+class Said(NamedTuple):
+    """What a process says of the program that it binds; `wrong` where it cannot, and why."""
+
+    program: str = ""
+    seed: str = ""
+    wrong: str = ""
+
+
+class Binding(NamedTuple):
+    """What a process binds. program: the digest of the schedule. check: raises what is wrong with it here."""
+
+    schedule: ir.Schedule
+    program: str
+    seed: SupportsIndex
+    check: Callable[[], None]
+
+
+def agree(who: str, mine: Binding, exchange: Callable[[Said], Mapping[int, Said]]) -> None:
+    """Raises what is wrong here, once the others know, and CP0845 where one of them cannot bind, or not all
+    bind the same with the same seed.
+
+    who: what they are, a rank or a process. exchange: what all say, by their numbers; all of them call it.
+    """
+    file = mine.schedule.file
+    try:
+        mine.check()
+        seed = f"seed {operator.index(mine.seed)}"
+    except Exception as error:
+        with contextlib.suppress(CommplanError):
+            exchange(Said(wrong=_reason(error)))
+        raise
+    said = exchange(Said(f"plan `{mine.schedule.plan}`, schedule {mine.program}", seed))
+    failed = [f"{who} {n} cannot bind the program: {said[n].wrong}" for n in sorted(said) if said[n].wrong]
+    if failed:
+        fail("CP0845", *failed[:4], file=file)
+    same = f"every {who} must compile the same plan, for the same shapes and sizes"
+    _alike(who, "the same program", {n: one.program for n, one in said.items()}, same, file)
+    same = f"random functions draw from it: give every {who} the same one"
+    _alike(who, "with the same seed", {n: one.seed for n, one in said.items()}, same, file)
+
+
+def _alike(who: str, what: str, said: Mapping[int, str], fix: str, file: str) -> None:
+    first = min(said)
+    other = [number for number in sorted(said) if said[number] != said[first]]
+    if other:
+        fail(
+            "CP0845",
+            f"not every {who} binds {what}: {who} {other[0]} another one than {who} {first}",
+            *(f"{who} {number}: {said[number]}" for number in (first, *other[:3])),
+            fix,
+            file=file,
+        )
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, CommplanError):
+        return f"{error.diagnostics[0].code} {error.diagnostics[0].message}"
+    return f"{type(error).__name__} {error}"
+
+
+def digest(text: str) -> bytes:
+    """8 bytes that stand for `text`."""
+    return hashlib.sha256(text.encode()).digest()[:8]

@@ -1,0 +1,389 @@
+"""A mesh of devices as a machine: arrays are global, and `run.spmd` is a shard_map."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import itertools
+import secrets
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, NoReturn
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+
+from commplan.diagnostics import fail
+from commplan.input.work_partition import Division
+from commplan.ir import schedule as ir
+from commplan.ir.axes import position
+from commplan.ir.types import Placement
+from commplan.lowering.jax import _compat
+from commplan.lowering.jax.check import Layout
+from commplan.lowering.jax.collectives import LaxBackend
+from commplan.lowering.jax.layout import global_shape, spec
+from commplan.lowering.jax.pytree import flatten
+from commplan.lowering.jax.typing_shim import jax, jnp
+from commplan.lowering.programs import spreads
+from commplan.runtime.input.layout import ALIGNMENT, aligned
+from commplan.runtime.input.shm.segment import Blame
+from commplan.runtime.input.transport.jax import JaxCarrier, cpu_devices
+from commplan.runtime.machines.machine import (
+    Binding,
+    Host,
+    Local,
+    Machine,
+    OnFailure,
+    Peers,
+    Said,
+    agree,
+    digest,
+    peers_of,
+)
+
+Array = Any
+Cut = tuple[slice, ...]
+BIND_TIMEOUT_S = 1800.0  # for a process that has not come to bind the program yet
+_READ_TIMEOUT_S = 10.0  # for one that has still to read what all said
+_binds: collections.Counter[str] = collections.Counter()  # by the processes of their meshes
+
+
+@dataclasses.dataclass(frozen=True)
+class Placing:
+    """How host arrays of one shape go onto the devices: what is cut how is worked out once for all of them.
+
+    sharding: of the global array. cuts: the parts of the host's array that devices hold, each once. which:
+    for each of this process's devices, in the order of the sharding, the place of its part among them.
+    on_cpu: devices use the memory of the host as it is, where it is aligned. type: JAX's, of the result."""
+
+    sharding: Any
+    devices: tuple[Any, ...]
+    cuts: tuple[Cut, ...]
+    which: tuple[int, ...]
+    on_cpu: bool
+    type: Any
+
+    def put(self, host: Host) -> Array:
+        """The global array; devices that hold the same see one memory."""
+        pieces = _pieces_of(host, self.cuts, on_cpu=self.on_cpu)
+        return _compat.put(self.type, self.sharding, [pieces[place] for place in self.which], self.devices)
+
+
+def _first_placed(
+    host: Host, shape: tuple[int, ...], sharding: Any, cut: Any, *, on_cpu: bool
+) -> tuple[Array, Placing | None]:
+    """The first array of a kind, and how to place all others like it; None where JAX changes their dtype.
+
+    cut: from a device's index into the global array to that into `host`.
+    """
+    indices: dict[Any, Cut] = sharding.addressable_devices_indices_map(shape)
+    keys = [_key(index, shape) for index in indices.values()]
+    found = dict(zip(keys, indices.values(), strict=True))
+    cuts = tuple(cut(index) for index in found.values())
+    pieces = dict(zip(found, _pieces_of(host, cuts, on_cpu=on_cpu), strict=True))
+
+    def part(index: Cut) -> Host:
+        return pieces[_key(index, shape)]
+
+    made = jax.make_array_from_callback(shape, sharding, part)
+    if made.dtype != host.dtype:
+        return made, None
+    which = tuple(list(found).index(key) for key in keys)
+    return made, Placing(sharding, tuple(indices), cuts, which, on_cpu, made.aval)
+
+
+def _key(index: Cut, shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    """Where an index begins and ends, along each dimension: slices cannot be looked up."""
+    return tuple(one.indices(size)[:2] for one, size in zip(index, shape, strict=True))
+
+
+def _pieces_of(host: Host, cuts: tuple[Cut, ...], *, on_cpu: bool) -> list[Host]:
+    pieces = [host[(*cut, ...)] for cut in cuts]  # arrays, of no dimension too
+    return [_aligned(piece) for piece in pieces] if on_cpu else pieces
+
+
+def _aligned(piece: Host) -> Host:
+    """`piece` as JAX on CPUs takes it without a copy; itself a copy where it does not lie so."""
+    if piece.flags.c_contiguous and piece.__array_interface__["data"][0] % ALIGNMENT == 0:
+        return piece
+    made = aligned(piece.shape, piece.dtype)
+    np.copyto(made, piece)
+    return made
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MeshMachine:
+    """See `runtime.machine.Machine`. `sizes`: the axes of the mesh that the plan names. `placings`: by what
+    distinguishes them, how host arrays seen so far go to the devices."""
+
+    mesh: Any
+    sizes: Mapping[str, int]
+    file: str = ""
+    levels: Mapping[str, tuple[ir.Spread, ...]] = dataclasses.field(default_factory=dict[str, Any])
+    placings: dict[Hashable, Placing] = dataclasses.field(default_factory=dict[Hashable, Placing])
+
+    @property
+    def layout(self) -> Layout:
+        return "global"
+
+    @property
+    def backend(self) -> LaxBackend:
+        platform = self.mesh.devices.flat[0].platform
+        platform = "gpu" if platform in ("cuda", "rocm") else platform
+        return LaxBackend(platform, self.sizes, self.file, self.levels)
+
+    def manual(self) -> dict[str, int]:
+        return _compat.manual_axes()
+
+    def spread(self, body: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+        """`jax.shard_map` over the plan's axes; other axes of the mesh stay with the compiler."""
+        return jax.shard_map(
+            body, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, axis_names=frozenset(self.sizes)
+        )
+
+    def zeros(self, value: ir.Value, leaf: ir.Leaf) -> Array:
+        """Made shard by shard: no process sends anything, and a leaf of size 0 has its sharding too."""
+        shape = global_shape(value, leaf, self.sizes)
+        sharding = NamedSharding(self.mesh, spec(value.placement, scalar=not leaf.shape))
+
+        def piece(_: object) -> Any:  # memory of its own: JAX may use it as it is, and states are donated
+            return np.zeros(sharding.shard_shape(shape), jnp.dtype(leaf.dtype.numpy_name))
+
+        return jax.make_array_from_callback(shape, sharding, piece)
+
+    def process(self) -> tuple[int, int]:
+        return int(jax.process_index()), int(jax.process_count())
+
+    def local(self) -> dict[str, tuple[int, ...]]:
+        """Raises CP0819 where the devices of this process are no block of the mesh."""
+        mesh = self.mesh
+        here = np.array(
+            [device.process_index == jax.process_index() for device in mesh.devices.flat], dtype=np.bool_
+        ).reshape(mesh.devices.shape)
+        local: dict[str, tuple[int, ...]] = {}
+        block = np.ones(here.shape, np.bool_)
+        for place, name in enumerate(mesh.axis_names):
+            others = tuple(i for i in range(here.ndim) if i != place)
+            held = here.any(axis=others)
+            shape = [1] * here.ndim
+            shape[place] = -1
+            block &= held.reshape(shape)
+            if name in self.sizes:
+                local[name] = tuple(int(i) for i in np.flatnonzero(held))
+        if not here.any() or not (block == here).all():
+            fail(
+                "CP0819",
+                f"process {jax.process_index()} does not hold a block of the mesh",
+                "the devices of a process should be all combinations of some indices along each axis",
+                "order the devices of the mesh by process: jax.make_mesh does",
+                file=self.file,
+            )
+        return local
+
+    def array(self, host: Host, placement: Placement, local: Local) -> Array:
+        """A global array from the part of each process."""
+        kind = (placement, host.shape, host.dtype, *local.values())
+        known = self.placings.get(kind)
+        if known is not None:
+            return known.put(host)
+        made, found = self._first(host, placement, local)
+        if found is not None:
+            self.placings[kind] = found
+        return made
+
+    def _first(self, host: Host, placement: Placement, local: Local) -> tuple[Array, Placing | None]:
+        per = len(placement.per)
+        lead = tuple(self.sizes[axis] for axis in placement.per)
+        mine = [local[axis] for axis in placement.per]
+        if placement.split:
+            shards = self._shards(placement.split, local)
+            each = host.shape[per] // len(shards)
+            ways = self.backend.ways(placement.split)
+            shape = (*lead, each * ways, *host.shape[per + 1 :])
+        else:
+            shards, each = [], 0
+            shape = (*lead, *host.shape[per:])
+
+        def cut(index: tuple[slice, ...]) -> tuple[slice, ...]:
+            at: list[slice] = []
+            for axis, one in enumerate(index[:per]):
+                start, stop, _ = one.indices(shape[axis])
+                places = [mine[axis].index(i) for i in range(start, stop)]
+                at.append(slice(places[0], places[-1] + 1))
+            if shards:
+                start, stop, _ = index[per].indices(shape[per])
+                first, last = shards.index(start // each), shards.index(stop // each - 1)
+                at.append(slice(first * each, (last + 1) * each))
+            return tuple(at)
+
+        sharding = NamedSharding(self.mesh, spec(placement))
+        return _first_placed(host, shape, sharding, cut, on_cpu=self.backend.on_cpu)
+
+    def _shards(self, split: tuple[str, ...], local: Local) -> list[int]:
+        """The shards that this process holds, in order."""
+        points = itertools.product(*(local[axis] for axis in split))
+        return sorted(position(dict(zip(split, at, strict=True)), split, self.sizes) for at in points)
+
+    def peers(self, key: str, host: str, place: int) -> Peers | None:
+        if jax.process_count() == 1:
+            return None
+        from jax.experimental import multihost_utils  # noqa: PLC0415  only jobs of several processes need it
+
+        said = digest(key) + digest(host) + place.to_bytes(8, "little") + secrets.token_bytes(8)
+        gather: Any = multihost_utils.process_allgather
+        rows: npt.NDArray[np.uint8] = np.asarray(gather(np.frombuffer(said, np.uint8)))
+        fields = [row.tobytes() for row in rows]
+        return peers_of(
+            jax.process_index(),
+            [(f[:8], f[8:16], int.from_bytes(f[16:24], "little"), f[24:].hex()) for f in fields],
+        )
+
+    def carrier(
+        self, peers: Peers, division: Division, *, blame: Blame, on_failure: OnFailure, timeout: float
+    ) -> JaxCarrier | None:
+        """A mesh of one CPU device for each host: rows stay in the memory of hosts, whatever computes.
+
+        Whatever `on_failure` says, a host that dies is an error: JAX's collectives do not go on without it.
+        """
+        del on_failure
+        if not division.moves():
+            return None
+        leaders = [peers.ranks[division.leader(host)] for host in dict.fromkeys(peers.hosts)]
+        return JaxCarrier(division, peers.hosts[peers.index], cpu_devices(leaders), timeout, blame)
+
+    def member(self, schedule: ir.Schedule, axis: str, place: int) -> MeshMachine:
+        """The devices of one member; a mesh without `axis`."""
+        mesh = self.mesh
+        at = mesh.axis_names.index(axis)
+        devices = np.take(mesh.devices, place, axis=at)
+        names = tuple(name for name in mesh.axis_names if name != axis)
+        types = tuple(kind for i, kind in enumerate(mesh.axis_types) if i != at)
+        return machine_of(schedule, Mesh(devices, names, axis_types=types))
+
+    def part(self, name: str, tree: Any, placement: Placement, axis: str, own: Machine) -> Any:
+        """One member's part of global arrays, on its own mesh, without the dimension of `axis`.
+
+        Raises CP0805 for arrays that lie otherwise on this mesh.
+        """
+        at = placement.per.index(axis) if axis in placement.per else None
+        devices = set(own.mesh.devices.flat)
+        expected = NamedSharding(self.mesh, spec(placement))
+        paths, flat = flatten(tree)
+        for path, x in zip(paths, flat.leaves, strict=True):
+            if getattr(x, "sharding", None) is None or not x.sharding.is_equivalent_to(expected, x.ndim):
+                fail(
+                    "CP0805",
+                    f"`{name}`{f' at `{path}`' if path else ''} does not lie as the plan says",
+                    f"it is placed `{placement}`: expected a jax.Array with spec {expected.spec} on the mesh"
+                    " of the run",
+                )
+        sharding = NamedSharding(own.mesh, _without(spec(placement), at))
+
+        def take(x: Any) -> Any:
+            pieces = [shard.data for shard in x.addressable_shards if shard.device in devices]
+            shape = x.shape
+            if at is not None:
+                pieces = [piece.reshape(piece.shape[:at] + piece.shape[at + 1 :]) for piece in pieces]
+                shape = x.shape[:at] + x.shape[at + 1 :]
+            return jax.make_array_from_single_device_arrays(shape, sharding, pieces, dtype=x.dtype)
+
+        return jax.tree_util.tree_map(take, tree)
+
+    def join(self, parts: Mapping[int, Any], placement: Placement, axis: str) -> Any:
+        at = placement.per.index(axis)
+        count = int(self.mesh.shape[axis])
+        sharding = NamedSharding(self.mesh, spec(placement))
+
+        def put(*members: Any) -> Any:
+            first = members[0]
+            shape = (*first.shape[:at], count, *first.shape[at:])
+            pieces = [
+                shard.data.reshape((*shard.data.shape[:at], 1, *shard.data.shape[at:]))
+                for x in members
+                for shard in x.addressable_shards
+            ]
+            return jax.make_array_from_single_device_arrays(shape, sharding, pieces, dtype=first.dtype)
+
+        return jax.tree_util.tree_map(put, *parts.values())
+
+
+def machine_of(schedule: ir.Schedule, mesh: Any) -> MeshMachine:
+    """The machine of `mesh` for `schedule`."""
+    return MeshMachine(mesh, schedule.mesh_sizes, schedule.file, spreads(schedule))
+
+
+def _without(whole: PartitionSpec, at: int | None) -> PartitionSpec:
+    entries: list[Any] = list(whole)
+    return PartitionSpec(*(one for i, one in enumerate(entries) if i != at))
+
+
+def check_mesh(schedule: ir.Schedule, mesh: Any) -> None:
+    """Raises CP0801 for a mesh without the plan's axes, CP0802 for one with Explicit axes."""
+    sizes = schedule.mesh_sizes
+    shape: dict[str, int] = {str(k): int(v) for k, v in dict(getattr(mesh, "shape", {})).items()}
+    found = _sizes(shape)
+
+    def refuse(what: str, *notes: str) -> NoReturn:
+        ours = f"the plan was compiled for {_sizes(sizes)}"
+        fail("CP0801", what, f"the mesh has {found}", ours, *notes, file=schedule.file)
+
+    if isinstance(mesh, AbstractMesh) or not hasattr(mesh, "devices"):
+        refuse(f"a {type(mesh).__name__} is no mesh of devices", "expected a jax.sharding.Mesh")
+    for name in sizes:
+        if name not in shape:
+            refuse(f"the mesh has no axis `{name}`")
+    for name, size in sizes.items():
+        if shape[name] != size:
+            refuse(f"axis `{name}` has {shape[name]} devices in the mesh and {size} in the program")
+    kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    explicit = [name for name in sizes if kinds[name] is AxisType.Explicit]
+    if explicit:
+        count = len(mesh.axis_names)
+        fail(
+            "CP0802",
+            f"axis `{explicit[0]}` of the mesh is Explicit, and phases need Auto ones",
+            "jax.make_mesh makes Explicit axes unless told otherwise",
+            f"make the mesh with axis_types=(jax.sharding.AxisType.Auto,) * {count}",
+            file=schedule.file,
+        )
+
+
+def check_processes(binding: Binding, mesh: Any) -> None:
+    """Processes that hold the mesh together bind the same program, in the same order.
+
+    Raises what `agree` does, and CP0849 where one does not come, on all of them.
+    """
+    schedule = binding.schedule
+    processes = sorted({int(device.process_index) for device in mesh.devices.flat})
+    if jax.process_count() == 1 or len(processes) == 1 or jax.process_index() not in processes:
+        binding.check()
+        return  # a mesh of devices that are only described has processes that do not run
+    key = f"commplan/{digest(repr(processes)).hex()}"
+    _binds[key] += 1
+    key, names = f"{key}/{_binds[key]}", ", ".join(map(str, processes))
+
+    def exchange(mine: Said) -> dict[int, Said]:
+        text = msgspec.json.encode(mine).decode()
+        try:
+            said = _compat.said_by_all(key, text, processes, BIND_TIMEOUT_S)
+        except jax.errors.JaxRuntimeError as error:
+            fail(
+                "CP0849",
+                f"not all of processes {names} bind `{schedule.plan}`: one did not come",
+                f"this is process {jax.process_index()}, which waited up to {BIND_TIMEOUT_S:.0f} s",
+                f"JAX says: {error}",
+                "every process that holds devices of the mesh binds the same programs in the same order",
+                file=schedule.file,
+            )
+        if len({*said.values()}) > 1:
+            with contextlib.suppress(jax.errors.JaxRuntimeError):  # the first to end takes all this with it
+                _compat.meet(f"{key}/read", processes, _READ_TIMEOUT_S)
+        return {number: msgspec.json.decode(one, type=Said) for number, one in said.items()}
+
+    agree("process", binding, exchange)
+
+
+def _sizes(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} = {size}" for name, size in sizes.items()) or "no axes"

@@ -1,0 +1,305 @@
+"""The ranks of an `mpi4py` communicator as a machine: each has one device, and arrays of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import secrets
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, cast
+
+from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
+from commplan.input.work_partition import Division
+from commplan.ir import schedule as ir
+from commplan.ir.plan import AxisKind, Plan
+from commplan.ir.types import Placement
+from commplan.lowering.jax.check import Layout
+from commplan.lowering.jax.typing_shim import jax, jnp
+from commplan.lowering.mpi.backend import MpiBackend, backend_of, server_names
+from commplan.lowering.mpi.typing_shim import MPI
+from commplan.protocol.build_sites import sites
+from commplan.runtime.input.shm.segment import Blame
+from commplan.runtime.input.transport.mpi import MpiCarrier
+from commplan.runtime.input.transport.mpi_group import goes_on
+from commplan.runtime.input.transport.ulfm import LOSSES
+from commplan.runtime.machines.machine import (
+    Binding,
+    Host,
+    Local,
+    Machine,
+    OnFailure,
+    Peers,
+    Said,
+    agree,
+    digest,
+    peers_of,
+)
+from commplan.runtime.machines.server import Serving
+from commplan.runtime.observe.abort_hook import watch
+from commplan.runtime.param_server.startup_guard import expect
+
+Array = Any
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Ranks:
+    """See `runtime.machine.Machine`.
+
+    mesh: the communicator that the program was bound to. own: one of the same ranks without servers, for what
+    is said outside of compiled phases.
+    """
+
+    mesh: Any
+    own: Any
+    backend: MpiBackend
+    file: str = ""
+
+    @property
+    def layout(self) -> Layout:
+        return "local"
+
+    def manual(self) -> dict[str, int]:
+        return dict(self.backend.sizes)
+
+    def spread(self, body: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+        del in_specs, out_specs
+        return body
+
+    def zeros(self, value: ir.Value, leaf: ir.Leaf) -> Array:
+        del value
+        return jnp.zeros(leaf.shape, leaf.dtype.numpy_name)
+
+    def process(self) -> tuple[int, int]:
+        return int(self.own.Get_rank()), int(self.own.Get_size())
+
+    def local(self) -> dict[str, tuple[int, ...]]:
+        return {axis: (self.backend.place[axis],) for axis in self.backend.sizes}
+
+    def array(self, host: Host, placement: Placement, local: Local) -> Array:
+        """This rank's part on its device, without the dimensions of `per` axes."""
+        del local
+        return jax.device_put(host.reshape(host.shape[len(placement.per) :]))
+
+    def peers(self, key: str, host: str, place: int) -> Peers | None:
+        said = (digest(key), digest(host), place, secrets.token_hex(8))
+        seen: list[tuple[bytes, bytes, int, str]] = self.own.allgather(said)
+        return peers_of(self.own.Get_rank(), seen)
+
+    def carrier(
+        self, peers: Peers, division: Division, *, blame: Blame, on_failure: OnFailure, timeout: float
+    ) -> MpiCarrier | None:
+        """On a communicator of its own, of exactly these processes."""
+        if not division.moves():
+            return None
+        comm = self.own.Create_group(self.own.Get_group().Incl(list(peers.ranks)))
+        return MpiCarrier(comm, division, blame=blame, on_failure=on_failure, timeout=timeout)
+
+    def member(self, schedule: ir.Schedule, axis: str, place: int) -> Ranks:
+        """The ranks of this rank's own member. Raises CP0842 for another one."""
+        here = self.backend.place[axis]
+        if place != here:
+            fail(
+                "CP0842",
+                f"this rank belongs to member {here} of `{axis}`, not to member {place}",
+                f"under MPI a rank has the arrays of its own member alone: run.member({here})",
+                file=self.file,
+            )
+        sizes = schedule.mesh_sizes
+        return dataclasses.replace(self, backend=dataclasses.replace(self.backend, sizes=sizes))
+
+    def part(self, name: str, tree: Any, placement: Placement, axis: str, own: Machine) -> Any:
+        """A rank's arrays are those of its member already."""
+        del name, placement, axis, own
+        return tree
+
+    def join(self, parts: Mapping[int, Any], placement: Placement, axis: str) -> Any:
+        """Raises CP0842 for parts of other members."""
+        del placement
+        here = self.backend.place[axis]
+        if list(parts) != [here]:
+            found = ", ".join(map(str, parts)) or "none"
+            fail(
+                "CP0842",
+                f"this rank belongs to member {here} of `{axis}`, and was given the parts of members {found}",
+                f"under MPI a rank has the arrays of its own member alone: {{{here}: part}}",
+                file=self.file,
+            )
+        return parts[here]
+
+
+def ranks(binding: Binding, comm: Any) -> Ranks | Serving:
+    """The machine of `comm` for what is bound to it: of a worker, or of a server.
+
+    All ranks of `comm` call this alike. The first ones, as many as the axes make, are workers, the others the
+    plan's servers in their order.
+
+    Raises CP0834 where a rank has died, CP0840 for another number of ranks than compiled for, CP0841 for a
+    program that was compiled for a mesh, CP0843 for a communicator that cannot be used, CP0844 where MPI
+    allows too few threads, CP0845 where another rank cannot bind or binds another program, CP0846
+    where arrays are made on another device than the CPU.
+    """
+    schedule = binding.schedule
+    check_communicator(comm, schedule.file)
+
+    def check() -> None:
+        binding.check()
+        check_size(schedule, comm)
+        check_backend(schedule)
+
+    with deaths(comm, schedule.file):
+        return _bound(binding._replace(check=check), comm)
+
+
+def check_backend(schedule: ir.Schedule) -> None:
+    """Raises CP0841 and CP0846, see `ranks`."""
+    if schedule.backend != "mpi":
+        fail(
+            "CP0841",
+            f"program `{schedule.plan}` was compiled for a mesh of devices, and is bound to a communicator",
+            'compile it with the communicator, plan.compile(comm), or with plan.compile(backend="mpi", ...)',
+            file=schedule.file,
+        )
+    if jax.default_backend() != "cpu":
+        fail(
+            "CP0846",
+            f"arrays are made on `{jax.default_backend()}`, and ranks exchange those of the CPU",
+            "set JAX_PLATFORMS=cpu, or bind to a mesh of the devices",
+            file=schedule.file,
+        )
+
+
+def _bound(binding: Binding, comm: Any) -> Ranks | Serving:
+    schedule, own = binding.schedule, comm.Dup()
+    said = cast("Callable[[Said], list[Said]]", own.allgather)
+    agree("rank", binding, lambda mine: dict(enumerate(said(mine))))
+    found = sites(schedule)
+    watch(schedule, serves=int(own.Get_rank()) >= found.workers > 0)
+    if not found.servers:
+        return Ranks(comm, own, backend_of(schedule, own, found), schedule.file)
+    rank = int(own.Get_rank())
+    server = rank - found.workers
+    part = own.Split(int(server >= 0), rank)
+    if server < 0:
+        return Ranks(comm, part, backend_of(schedule, part, found, own), schedule.file)
+    expect(own, found)
+    return Serving(comm, own, found, server, server_names(schedule)[server], schedule.file)
+
+
+@contextlib.contextmanager
+def deaths(comm: Any, file: str = "") -> Generator[None]:
+    """Raises CP0834 where MPI finds that a rank of `comm` has died."""
+    try:
+        yield
+    except MPI.Exception as error:
+        found = death(comm, error, file)
+        if found is None:
+            raise
+        raise CommplanError(found) from error
+
+
+def death(comm: Any, error: Any, file: str = "") -> Diagnostic | None:
+    """What is said of an error of MPI where that outlives its dead; None for other errors."""
+    if not goes_on() or not isinstance(error, MPI.Exception) or error.Get_error_class() not in LOSSES:
+        return None
+    failed = comm.Get_failed()
+    dead: list[int] = failed.Translate_ranks(range(failed.Get_size()), comm.Get_group())
+    who = " and ".join(f"rank {rank} of {comm.Get_size()}" for rank in sorted(dead)) or "another rank"
+    notes = (Note("all ranks of the communicator are needed"), Note(f"MPI says: {error}"))
+    return Diagnostic("CP0834", f"{who} has died", None, notes, file=file)
+
+
+def check_communicator(comm: Any, file: str) -> None:
+    """Raises CP0843 for a communicator that is no more or has two sides, CP0844 for too few threads."""
+    what = "expected a communicator such as mpi4py.MPI.COMM_WORLD"
+    if MPI.Is_finalized() or not MPI.Is_initialized():
+        state = "has been finalized" if MPI.Is_finalized() else "is not initialized"
+        fail("CP0843", f"MPI {state}", "bind programs between MPI's beginning and its end", file=file)
+    if comm == MPI.COMM_NULL:
+        fail("CP0843", "the communicator is null: it was freed, or never made", what, file=file)
+    if comm.Is_inter():
+        fail("CP0843", "an inter-communicator has two groups of ranks", what, file=file)
+    level = MPI.Query_thread()
+    if level < MPI.THREAD_MULTIPLE:
+        names = {
+            MPI.THREAD_SINGLE: "SINGLE",
+            MPI.THREAD_FUNNELED: "FUNNELED",
+            MPI.THREAD_SERIALIZED: "SERIALIZED",
+        }
+        fail(
+            "CP0844",
+            f"MPI was initialized for MPI_THREAD_{names[level]}: compiled phases call it from threads of JAX",
+            "MPI_THREAD_MULTIPLE is what mpi4py asks for unless told otherwise (mpi4py.rc.thread_level)",
+            file=file,
+        )
+
+
+def check_size(schedule: ir.Schedule, comm: Any) -> None:
+    """Raises CP0840 where `comm` has another number of ranks than the plan's axes and servers make."""
+    sizes, found = schedule.mesh_sizes, comm.Get_size()
+    servers = {axis.name: axis.size for axis in schedule.axes if axis.kind is AxisKind.SERVER}
+    wanted = math.prod(sizes.values()) + sum(servers.values())
+    if wanted == found:
+        return
+    workers = str(math.prod(sizes.values()))
+    fail(
+        "CP0840",
+        f"the plan has {wanted} ranks, and the communicator {found}",
+        *_made_of(workers, sizes, servers, "no axes"),
+        f"start it with mpirun -n {wanted}, or split the communicator",
+        file=schedule.file,
+    )
+
+
+def _made_of(
+    workers: str, sizes: Mapping[str, int], servers: Mapping[str, int], none: str
+) -> tuple[str, ...]:
+    """Remarks that say of what the ranks of a plan are made."""
+    axes = " x ".join(f"{name} = {size}" for name, size in sizes.items()) or none
+    if not servers:
+        return (f"its axes: {axes}",)
+    named = ", ".join(f"{name} = {size}" for name, size in servers.items())
+    after = f"and for its servers, after them: {sum(servers.values())} ({named})"
+    return f"ranks for its workers: {workers} ({axes})", after
+
+
+def sizes_of(plan: Plan, comm: Any, given: Mapping[str, int]) -> dict[str, int]:
+    """`given`, and the size of the one axis that is declared `?` and not given: the ranks that are left.
+
+    Servers are ranks of their own, after all others. Raises CP0840 where the sizes do not make up the ranks
+    of `comm`, CP0843 and CP0844 for a communicator that cannot be used.
+    """
+    check_communicator(comm, plan.file)
+    count = int(comm.Get_size())
+    sizes = dict(given)
+    known: dict[str, int] = {}
+    unknown: list[str] = []
+    servers: dict[str, int] = {}
+    for axis in plan.axes:
+        size = sizes.get(axis.name, axis.size)
+        if axis.kind is AxisKind.SERVER:
+            servers[axis.name] = size if type(size) is int and size > 0 else 1  # else the compiler names it
+            continue
+        if size is None:
+            unknown.append(axis.name)
+        else:
+            known[axis.name] = size
+    whole = all(type(size) is int and size > 0 for size in known.values())
+    if len(unknown) > 1 or not whole:
+        return sizes  # which the compiler names, axis by axis
+    product, beside = math.prod(known.values()), sum(servers.values())
+    workers = count - beside
+    if unknown and workers > 0 and workers % product == 0:
+        return sizes | {unknown[0]: workers // product}
+    if product != workers or unknown:
+        more = f" and {beside} for servers" if beside and unknown else ""
+        wanted = f"a multiple of {product}" if unknown else str(product + beside)
+        many = f"a multiple of {product}" if unknown else f"{product}"
+        fail(
+            "CP0840",
+            f"the plan needs {wanted} ranks{more}, and the communicator has {count}",
+            *_made_of(many, known, servers, "no axes of known size"),
+            f"start {wanted}{more}: mpirun -n {product + beside}; or split the communicator",
+            file=plan.file,
+        )
+    return sizes

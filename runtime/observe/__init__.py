@@ -1,0 +1,1 @@
+"""What is seen of a run: metrics of the input, and the end of a rank that others would wait for."""

@@ -1,0 +1,144 @@
+"""A site as one server sees it: what each tag carries, and under which tags it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from commplan.ir import schedule as ir
+from commplan.ir.types import DType
+from commplan.lowering.jax.pytree import Structure, structure_by
+from commplan.protocol.sites import Buffer, Chunk, Site, Sites
+from commplan.runtime.param_server.update import Beside, Update
+
+
+@dataclass(frozen=True)
+class Scalars:
+    """A factor of an elastic request: a number of the plan, or the tag of the message that brings it."""
+
+    value: float = 0.0
+    tag: int | None = None
+    dtype: DType = DType.F32
+
+
+@dataclass
+class Desk:
+    """One site on one server.
+
+    up: by tag, what comes. data: by unit, the tag of its terms. scalars: the tags of a request's scalars.
+    down: by unit, buffer and chunk of its answer. whole: of a `get`, everything that is answered. token: the
+    tag of an answer without data. last: the tags that end a request.
+    """
+
+    site: Site
+    up: dict[int, tuple[Buffer, Chunk]] = field(default_factory=dict[int, tuple[Buffer, Chunk]])
+    data: dict[int, int] = field(default_factory=dict[int, int])
+    scalars: tuple[int, ...] = ()
+    down: dict[int, tuple[Buffer, Chunk]] = field(default_factory=dict[int, tuple[Buffer, Chunk]])
+    whole: tuple[tuple[Buffer, Chunk], ...] = ()
+    token: int | None = None
+    last: frozenset[int] = frozenset()
+    update: Update | None = None
+    gradients: tuple[DType, ...] = ()
+    accumulate: tuple[DType, ...] = ()
+    eta: Scalars = Scalars()
+    rho: Scalars = Scalars()
+
+
+def desk(site: Site, own: int) -> Desk:
+    """The messages of `site` to and from its server `own`."""
+    made = Desk(site)
+    ends: list[int] = []
+    for buffers in (site.up, site.token):
+        tags = [(b, c) for b in buffers for c in b.chunks if c.server == own]
+        made.up |= {chunk.tag: (buffer, chunk) for buffer, chunk in tags}
+        ends += [chunk.tag for _, chunk in tags[-1:]]
+    made.last = frozenset(ends)
+    made.data = {chunk.unit: tag for tag, (buffer, chunk) in made.up.items() if buffer.what == "data"}
+    if site.kind in ("exchange", "elastic"):
+        made.scalars = tuple(tag for tag, (buffer, _) in made.up.items() if buffer.what == "scalar")
+    down = [(b, c) for b in site.down for c in b.chunks if c.server == own]
+    made.token = next((chunk.tag for buffer, chunk in down if buffer.what == "token"), None)
+    if site.kind == "get":
+        made.whole = tuple(down)
+    else:
+        made.down = {chunk.unit: (buffer, chunk) for buffer, chunk in down if buffer.what == "data"}
+    return made
+
+
+class Desks:
+    """All sites of a plan as server `server` sees them. Raises CP0970, CP0971, CP0972 (see `Update`)."""
+
+    def __init__(
+        self,
+        schedule: ir.Schedule,
+        sites: Sites,
+        server: int,
+        functions: Mapping[str, Callable[..., Any]],
+        structures: Mapping[tuple[str, ...], Structure],
+    ) -> None:
+        self.schedule, self.functions, self.structures = schedule, functions, structures
+        self.entry = {ref.rsplit(".", 1)[0]: value for ref, value in _entry(schedule).items()}
+        self.all: dict[int, Desk] = {}
+        for site in sites.all:
+            own = server - site.first
+            if 0 <= own < site.servers:
+                self.all[site.number] = self._desk(site, own)
+        self.of_tag = {tag: made for made in self.all.values() for tag in made.up}
+
+    @property
+    def leaves(self) -> dict[str, tuple[ir.Leaf, ...]]:
+        """The leaves of each state."""
+        return {name: value.leaves for name, value in self.entry.items()}
+
+    def _desk(self, site: Site, own: int) -> Desk:
+        made = desk(site, own)
+        if site.kind == "elastic":
+            made.eta, made.rho = self._factor(made, site.eta), self._factor(made, site.rho)
+        if site.kind == "exchange":
+            self._exchange(made)
+        return made
+
+    def _factor(self, made: Desk, given: float | str) -> Scalars:
+        if not isinstance(given, str):
+            return Scalars(given)
+        for tag in made.scalars:
+            if made.up[tag][0].value == given:
+                return Scalars(tag=tag, dtype=made.up[tag][0].dtype)
+        return Scalars()  # a server that owns nothing of a small state is not asked
+
+    def _exchange(self, made: Desk) -> None:
+        site = made.site
+        phase = next(phase for phase in self.schedule.phases if phase.name == site.phase)
+        values = _entry(self.schedule) | {value.id: value for value in phase.values}
+        op = next(o for o in phase.ops if isinstance(o, ir.Exchange) and o.results[0] == site.result)
+        gradient = values[op.gradient].leaves
+        made.gradients = tuple(gradient[part.leaves[0]].dtype for part in site.layout.parts)
+        wanted = [op.hints.accumulate or dtype for dtype in made.gradients]
+        wires = [self._wire(made, number) for number in range(len(wanted))]
+        # Adding in less than what travels would lose what was paid for.
+        made.accumulate = tuple(a if a.nbytes >= w.nbytes else w for a, w in zip(wanted, wires, strict=True))
+        made.update = Update(
+            site.fn, self.functions[site.fn], site.layout, made.gradients, self._beside(site), site.span,
+            self.schedule.file,
+        )  # fmt: skip
+
+    def _wire(self, made: Desk, part: int) -> DType:
+        return next(b.dtype for b in made.site.up if b.what == "data" and b.part == part)
+
+    def _beside(self, site: Site) -> Beside | None:
+        if len(site.states) == 1:
+            return None
+        weights, kept = (self.entry[name] for name in site.states)
+        return Beside(
+            site.layouts[1], kept.leaves, self._structure(kept), self._structure(weights), site.span,
+            self.schedule.file,
+        )  # fmt: skip
+
+    def _structure(self, value: ir.Value) -> Structure:
+        return structure_by([leaf.path for leaf in value.leaves], self.structures)
+
+
+def _entry(schedule: ir.Schedule) -> dict[str, ir.Value]:
+    return {value.id: value for value in schedule.entry}

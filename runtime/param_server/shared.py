@@ -1,0 +1,95 @@
+"""States of a server in memory that the workers of its host see too (Hogwild): they add there themselves."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import secrets
+import socket
+from collections.abc import Sequence
+
+import numpy as np
+
+from commplan.lowering.mpi.shared import (
+    CLOSED,
+    GROUPS,
+    HEADER,
+    PUTS,
+    REQUESTS,
+    offsets,
+)
+from commplan.protocol.server import Machine
+from commplan.protocol.sites import Site, Sites
+from commplan.runtime.input.sources.record_convert import numpy_dtype
+from commplan.runtime.param_server.store import Array, Cell, Store
+
+
+def offered(sites: Sites) -> bool:
+    """Whether workers wait for a server's word on shared memory."""
+    return any(site.kind == "elastic" and site.mode == "hogwild" for site in sites.all)
+
+
+class Shared:
+    """The memory of one server. Nothing has a name, so nothing is left behind when the process is killed."""
+
+    def __init__(self, sites: Sites, store: Store) -> None:
+        self._files: dict[str, tuple[int, int, Array]] = {}  # by state: descriptor, token, counters
+        for site in sites.all:
+            cells = [cell for cell in store.cells.values() if cell.name == site.states[0]]
+            if _suits(site) and 0 < len(cells) <= GROUPS and site.states[0] not in self._files:
+                self._share(site.states[0], cells)
+
+    def _share(self, name: str, cells: Sequence[Cell]) -> None:
+        layout = cells[0].layout
+        begins = offsets(layout)
+        try:
+            descriptor = os.memfd_create(f"commplan-{name}", os.MFD_CLOEXEC)
+            os.posix_fallocate(descriptor, 0, HEADER + len(cells) * begins[-1])
+        except OSError:  # messages do as well
+            return
+        memory = mmap.mmap(descriptor, 0)
+        token = secrets.randbits(62) | 1
+        counters: Array = np.frombuffer(memory, np.int64, HEADER // 8)
+        counters[0] = token
+        for cell in cells:
+            cell.shared = True
+            block = HEADER + cell.group * begins[-1]
+            for kept in cell.units.values():
+                unit, dtype = kept.unit, numpy_dtype(kept.dtypes[0])
+                start = block + begins[unit.part] + unit.start * dtype.itemsize
+                kept.slots[0] = np.frombuffer(memory, dtype, unit.size, start)
+        self._files[name] = descriptor, token, counters
+
+    def hello(self) -> bytes:
+        """What workers are told: see `lowering.mpi.shared`."""
+        shared = {
+            name: {"path": f"/proc/{os.getpid()}/fd/{descriptor}", "token": token}
+            for name, (descriptor, token, _) in self._files.items()
+        }
+        return json.dumps({"host": socket.gethostname(), "shared": shared}).encode()
+
+    def published(self, machine: Machine) -> None:
+        """Let workers see how often each group's state has been set."""
+        for (name, group), cell in machine.cells.items():
+            if name in self._files:
+                self._files[name][2][PUTS + group] = cell.puts
+
+    @property
+    def requests(self) -> int:
+        """What workers have served themselves."""
+        return sum(int(counters[REQUESTS]) for _, _, counters in self._files.values())
+
+    def close(self) -> None:
+        """Say that nobody looks after the memory any more."""
+        for descriptor, _, counters in self._files.values():
+            counters[CLOSED] = 1
+            os.close(descriptor)
+        self._files.clear()
+
+
+def _suits(site: Site) -> bool:
+    """Workers who keep a distance must be counted, and what is narrower on its way must be rounded."""
+    if site.kind != "elastic" or site.mode != "hogwild" or site.staleness is not None:
+        return False
+    return [buffer.dtype for buffer in site.down] == [part.dtype for part in site.layout.parts]

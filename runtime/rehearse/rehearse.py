@@ -1,0 +1,290 @@
+"""A rehearsal: every phase of a plan on CPUs, with real data and random inputs: on devices of one process, or
+on the ranks of a communicator, which all call it alike."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+
+from commplan.diagnostics import fail
+from commplan.ir import schedule as ir
+from commplan.ir.types import DType, Placement
+from commplan.lowering.jax.layout import global_shape, leaf_specs, varying
+from commplan.lowering.jax.pytree import build
+from commplan.lowering.jax.typing_shim import jax
+from commplan.lowering.mpi.engine_errors import told
+from commplan.runtime.input.multirate.run_batches import batches_of
+from commplan.runtime.input.multirate.schedule import clocked
+
+if TYPE_CHECKING:
+    from commplan.runtime.input.accounting import Summary
+    from commplan.runtime.phases import PhaseCall
+    from commplan.runtime.run import Run
+
+Progress = Callable[[str, int, int], None]
+"""Called with the name of a phase, the calls made and the calls to make."""
+
+
+class PhaseTimes(msgspec.Struct, frozen=True):
+    """What one phase took. `first_s` is the first call, compilation included; `call_s` the mean of the
+    others (None where there were none). `input` is what its batches cost, None where it loads nothing."""
+
+    name: str
+    calls: int
+    first_s: float | None
+    call_s: float | None
+    input: Summary | None
+
+
+class ServerWork(msgspec.Struct, frozen=True):
+    """What one server has done. requests, nbytes: what workers asked it in messages; answered: bytes that
+    went out; shared: requests that workers served themselves in its memory; updates: of units; busy_s and
+    wait_s: wall seconds with and without something to do; lost: workers that died."""
+
+    rank: int
+    name: str
+    requests: int
+    shared: int
+    nbytes: int
+    answered: int
+    updates: int
+    busy_s: float
+    wait_s: float
+    cpu_s: float
+    lost: tuple[int, ...] = ()
+
+
+class Part(msgspec.Struct, frozen=True):
+    """What one process did: a worker its phases, a server its work; `broken_off`: whether workers gave up."""
+
+    rank: int
+    phases: tuple[PhaseTimes, ...] = ()
+    server: ServerWork | None = None
+    broken_off: bool = False
+
+
+def mesh_for(schedule: ir.Schedule) -> Any:
+    """A mesh of this process's CPU devices. Raises CP1107 where there are too few."""
+    sizes = schedule.mesh_sizes
+    ranks = math.prod(sizes.values())
+    devices = jax.devices("cpu")
+    if len(devices) < ranks:
+        fail(
+            "CP1107",
+            f"the plan has {ranks} ranks, and this process has {len(devices)} CPU devices",
+            f"set JAX_NUM_CPU_DEVICES={ranks} before JAX is imported",
+        )
+    shape, names = tuple(sizes.values()) or (1,), tuple(sizes) or ("alone",)
+    array = np.array(devices[:ranks]).reshape(shape)
+    return Mesh(array, names, axis_types=(AxisType.Auto,) * len(names))
+
+
+def rehearse(run: Run, *, steps: int, seed: int = 0, progress: Progress | None = None) -> list[PhaseTimes]:
+    """`at start`, then `steps` steps with what comes every N of them, then each named phase once.
+
+    Inputs are random (seeded), the same numbers in every call. Phases with loads get batches of their own;
+    a named one runs over at most `steps` of them. Raises what the phases raise.
+    """
+    stages = {name: _Stage(run, name, seed) for name in run.phases}
+    state = run.init()
+
+    def call(name: str, done: int, of: int) -> None:
+        nonlocal state
+        state = stages[name].call(state)
+        if progress is not None:
+            progress(name, done, of)
+
+    try:
+        for stage in stages.values():
+            if stage.phase.kind == "start":
+                call(stage.name, 1, 1)
+        for step in range(1, steps + 1):
+            for stage in stages.values():
+                kind, period = stage.phase.kind, stage.phase.period
+                if kind == "step" or (kind == "every" and step % period == 0):
+                    call(stage.name, step, steps)
+        for stage in stages.values():
+            if stage.phase.kind == "named":
+                calls = min(steps, stage.batches.steps) if stage.batches else 1
+                for done in range(1, calls + 1):
+                    call(stage.name, done, calls)
+    finally:
+        for stage in stages.values():
+            stage.close()
+    return [stage.times() for stage in stages.values()]
+
+
+def part(run: Run, *, steps: int, seed: int = 0, progress: Progress | None = None) -> Part:
+    """This process's part: a worker rehearses and leaves its servers, a server serves until all have left.
+
+    Raises what the phases and the server raise.
+    """
+    rank, _ = run.context.machine.process()
+    if run.role == "worker":
+        try:
+            times = rehearse(run, steps=steps, seed=seed, progress=progress)
+        except Exception as error:
+            run.close(str(error).partition("\n")[0])
+            raise
+        run.close()
+        return Part(rank, tuple(times))
+    served = run.serve()
+    work = ServerWork(
+        rank, served.name, sum(served.requests.values()), served.shared, sum(served.nbytes.values()),
+        served.answered, served.updates, served.busy_s, served.waiting_s, served.cpu_s, served.lost,
+    )  # fmt: skip
+    return Part(rank, (), work, bool(served.broken_off))
+
+
+def program_text(run: Run, kind: Literal["jaxpr", "hlo"]) -> str:
+    """Every phase as JAX traces it, or as XLA compiles it for the run's mesh."""
+    pieces: list[str] = []
+    for name in run.phases:
+        stage = _Stage(run, name, 0, batches=False)
+        if not stage.calls_anything:
+            continue
+        arguments = (run.init(), *stage.made.values(), *stage.abstract_takes())
+        if kind == "jaxpr":
+            text = str(jax.make_jaxpr(stage.function)(*arguments))
+        else:
+            text = stage.function.lower(*arguments).compile().as_text()
+        pieces.append(f"// phase {name}\n{text.rstrip()}\n")
+    return "\n".join(pieces)
+
+
+class _Stage:
+    """One phase with its inputs, its batches and its clock."""
+
+    def __init__(self, run: Run, name: str, seed: int, *, batches: bool = True) -> None:
+        self.run, self.name = run, name
+        self.phase = run.context.schedule.phase(name)
+        self.call_: PhaseCall = run.phases[name]
+        self.takes = {binding.name for binding in self.phase.takes}
+        self.made = {
+            one: _random(run, value, (seed, number))
+            for number, (one, value) in enumerate(self._arguments(taken=False).items())
+        }
+        self.outputs = [binding for binding in self.phase.outputs if not binding.source_only]
+        # A phase that takes what members read by their own clocks is called by each member: never as a whole.
+        apart = bool(clocked(self.phase) and self.takes)
+        self.calls_anything = bool(self.outputs or self.phase.updates) and not apart
+        self.function = self._function()
+        reads = any(isinstance(op, ir.Read) for op in self.phase.ops)
+        self.batches = batches_of(run, name) if reads and batches else None
+        self.items: Iterator[Any] = iter(())
+        self.seconds: list[float] = []
+        self.input: Summary | None = None
+
+    def _arguments(self, *, taken: bool) -> dict[str, ir.Value]:
+        return {n: v for n, v in self.call_.lowered.arguments.items() if (n in self.takes) is taken}
+
+    def _function(self) -> Any:
+        """The phase under shard_map and jit. Partial inputs come in as one term per rank."""
+        values = {**self._arguments(taken=False), **self._arguments(taken=True)}
+        where = {name: str(_outside(self.run, value.placement)) for name, value in values.items()}
+        own = {value.id: value.placement for value in (*self.phase.values, *self.run.context.schedule.entry)}
+        listed = tuple(str(_held(own[binding.value])) for binding in self.outputs)
+
+        def body(state: Any, **given: Any) -> Any:
+            outputs, state = self.call_(state, **given)
+            return (state, *(outputs[binding.name] for binding in self.outputs)) if listed else state
+
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        parameters = [inspect.Parameter(one, kind) for one in ("state", *values)]
+        body.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
+        return jax.jit(self.run.spmd(returns=listed or None, **where)(body))
+
+    def abstract_takes(self) -> list[Any]:
+        """The source values that the phase takes, as shapes."""
+        return [_abstract(self.run, value) for value in self._arguments(taken=True).values()]
+
+    def call(self, state: Any) -> Any:
+        item: dict[str, Any] = self._next() if self.batches else {}
+        if not self.calls_anything:
+            jax.block_until_ready(list(item.values()))
+            self.seconds.append(0.0)
+            return state
+        begun = time.perf_counter()
+        taken = [item[name] for name in self._arguments(taken=True)]
+        with told([op.span for op in self.phase.ops], self.run.context.schedule.file):
+            answer = jax.block_until_ready(self.function(state, *self.made.values(), *taken))
+        self.seconds.append(time.perf_counter() - begun)
+        return answer[0] if self.outputs else answer
+
+    def _next(self) -> dict[str, Any]:
+        item = next(self.items, None)
+        if item is None:  # the first epoch, or the next one
+            self.items = iter(self.batches) if self.batches else self.items
+            item = next(self.items)
+        return item
+
+    def times(self) -> PhaseTimes:
+        taken = self.seconds if self.calls_anything else []
+        first, later = taken[0] if taken else None, taken[1:]
+        mean = sum(later) / len(later) if later else None
+        return PhaseTimes(self.name, len(self.seconds), first, mean, self.input)
+
+    def close(self) -> None:
+        if self.batches:
+            self.input = self.batches.summary()
+            self.batches.close()
+
+
+def _held(placement: Placement) -> Placement:
+    """How workers hold a value, wherever it lives."""
+    return Placement(placement.per, placement.partial, placement.split)
+
+
+def _outside(run: Run, placement: Placement) -> Placement:
+    """How a value comes in from outside: a partial one as a different term on each rank."""
+    order = list(run.context.sizes)
+    per = tuple(sorted((*placement.per, *placement.partial), key=order.index))
+    return Placement(per, (), placement.split)
+
+
+def _layout(run: Run, value: ir.Value) -> Iterator[tuple[ir.Leaf, tuple[int, ...], Any]]:
+    """Leaf, shape and sharding as it lies outside of `run.spmd`, leaf by leaf; a rank's own has none."""
+    if run.context.machine.layout == "local":
+        yield from ((leaf, leaf.shape, None) for leaf in value.leaves)
+        return
+    outside = msgspec.structs.replace(value, placement=_outside(run, value.placement))
+    for leaf, spec in zip(outside.leaves, leaf_specs(outside), strict=True):
+        shape = global_shape(outside, leaf, run.context.sizes)
+        yield leaf, shape, NamedSharding(run.mesh, spec)
+
+
+def _random(run: Run, value: ir.Value, seed: tuple[int, ...]) -> Any:
+    """Random numbers for `value`: where ranks have their own, the same on those that must agree."""
+    leaves: list[Any] = []
+    for number, (leaf, shape, sharding) in enumerate(_layout(run, value)):
+        own = [run.place[axis] for axis in varying(value, leaf)] if sharding is None else []
+        rng = np.random.default_rng([*seed, number, *own])
+        leaves.append(jax.device_put(_numbers(rng, shape, leaf.dtype), sharding))
+    return _tree(run, value, leaves)
+
+
+def _abstract(run: Run, value: ir.Value) -> Any:
+    leaves = [
+        jax.ShapeDtypeStruct(shape, leaf.dtype.numpy_name, sharding=sharding)
+        for leaf, shape, sharding in _layout(run, value)
+    ]
+    return _tree(run, value, leaves)
+
+
+def _tree(run: Run, value: ir.Value, leaves: list[Any]) -> Any:
+    return build([leaf.path for leaf in value.leaves], leaves, run.context.structures)
+
+
+def _numbers(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType) -> Any:
+    if dtype.is_float:
+        return jax.numpy.asarray(rng.standard_normal(shape, np.float32), dtype.numpy_name)
+    if dtype is DType.BOOL:
+        return rng.integers(0, 2, shape).astype(np.bool_)
+    return rng.integers(0, 10, shape).astype(dtype.numpy_name)
