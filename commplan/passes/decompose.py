@@ -73,6 +73,12 @@ def _best(chooser: Chooser, op: Collective, choices: list[Choice]) -> Algorithm:
     written = left_open if op.kind in NATIVE_KINDS else many.algorithm
     if travels_narrow(op) and any(arg.value not in op.axes for arg in keys):
         return op.algorithm  # what travels narrower than it is added goes axis by axis
+    if travels_narrow(op) and op.kind == "all_reduce" and op.op == "sum":
+        levels = [(key,) for key, _ in many.algorithm.levels]
+        flat, stepped = chooser.in_wire(op, [op.axes]), chooser.in_wire(op, levels)
+        if flat is None or stepped is None:
+            return op.algorithm
+        one, many = one._replace(seconds=flat), many._replace(seconds=stepped)
     enough = many.seconds < one.seconds * (1 - EVENLY) if chooser.jax else saves(many, one)
     if not enough:
         return op.algorithm  # `select` lists what was not taken

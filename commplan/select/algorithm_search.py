@@ -226,6 +226,28 @@ class Chooser:
         names = tuple(rung.pinned or "native" for rung in ladder)
         return [Way(options.hierarchy(ladder, names), None, total, source)]
 
+    def in_wire(self, op: Collective, levels: Sequence[tuple[str, ...]]) -> float | None:
+        """Seconds of the all-reduce `op` over the axes of each level, innermost first, in its wire type.
+
+        What is added in a wider type than it travels in is an all-to-all and an all-gather (the pass `wire`).
+        """
+        wire, accumulate = op.hints.wire_types(op.dtype)
+        nbytes, total = op.nbytes * wire.nbytes // op.dtype.nbytes, 0.0
+        for axes in levels:
+            shard = -(-nbytes // self.schedule.size(axes))
+            parts: list[tuple[CollectiveKind, int]] = [("all_to_all", nbytes), ("all_gather", shard)]
+            if accumulate == wire:
+                parts[0] = ("reduce_scatter", nbytes)
+            if accumulate == wire and axes == levels[-1]:
+                parts = [("all_reduce", nbytes)]
+            for kind, size in parts:
+                predicted = self._ask(Work(kind, "", size, axes))
+                if predicted is None:
+                    return None
+                total += predicted.seconds
+            nbytes = shard
+        return total
+
     def _way(self, op: Collective, algorithm: Algorithm, *, few: bool = False) -> Way | None:
         """`algorithm` whole, or cut into messages of the best of several sizes."""
         sizes: list[int | None] = [None]

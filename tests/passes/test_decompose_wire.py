@@ -9,11 +9,15 @@ import numpy as np
 import pytest
 from support.byhand import HERE, Maker, compiled, reduce_plan, sharded_plan, tree
 
+from commplan.compiler import compile_plan
+from commplan.cost.predictor import Predictor
+from commplan.cost.schedule.timeline import simulate
 from commplan.ir import plan as graph
 from commplan.ir.schedule import Cast, Collective, Leaf, LocalSum, Op, Schedule
 from commplan.ir.types import ArrayType, DType
 from commplan.lowering.oracle import Oracle
 from commplan.passes.pipeline.manager import Pipeline
+from commplan.topology import Level, Topology
 
 TWO = graph.Algorithm("hierarchical", (graph.Arg("gpu"), graph.Arg("node")))
 GIVEN = tree(w=(3, 3), b=(2,))  # 11 elements
@@ -167,6 +171,18 @@ def test_a_hierarchy_on_a_narrow_wire() -> None:
         ("all_to_all", ("node",)), ("all_gather", ("node",)),
         ("all_gather", ("gpu",)),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("wire", "add"), [("bf16", "f32"), ("bf16", "bf16"), ("f32", "f32")])
+def test_levels_are_weighed_by_what_travels(wire: str, add: str) -> None:
+    """Left to choose, the compiler takes no longer than with the hierarchy that the plan could have named."""
+    machine = Topology("pod", (Level("gpu", 8, 2e-6, 450e9), Level("node", 8, 5e-6, 50e9)))
+    times: list[float] = []
+    for via in (None, TWO):
+        plan = reduce_plan("sum", via, hinted(wire, add), node=8, gpu=8)
+        schedule = compile_plan(plan, {}, {"grads": tree(w=(1024, 1024))}, topology=machine)
+        times.append(simulate(schedule, Predictor(machine, schedule.axes)).phases[0].seconds)
+    assert times[0] <= times[1] * 1.01
 
 
 def test_wire_packs_what_bucket_has_not() -> None:

@@ -45,5 +45,7 @@ class Scale(BaseOp, frozen=True, tag="scale", gc=False):
         env.put(self.result, steps.scaled(env, env.of(self.operand), env.values[self.result], self.how, by))
 
     def detail(self, values: Mapping[Ref, Value]) -> str:
-        by = name_of(self.by) if isinstance(self.by, str) else f"{self.by:g}"
+        by = f"{self.by:g}" if not isinstance(self.by, str) else name_of(self.by)
+        if isinstance(self.by, str) and "/" in self.by:  # made on the way: the sum of weights
+            by += self.by[self.by.index("/") :]
         return f"{'times' if self.how == 'mul' else 'divided by'} {by}"
