@@ -61,9 +61,9 @@ def fence() -> None:
 class Control:
     """filled: a maker has done its parts of batches 0..filled-1; taken: let go. presence: see above. wanted:
     epochs that were asked for. charge: of a maker on another host, the process + 1 of this host that makes
-    its part. spent, waited: see `turn_schedule`. For all: `carried`, batches 0..carried-1 are here whole; turns, the
-    first batch that is made in turns (0: none); spare, how many more than the cores ask for are then in the
-    making at a time."""
+    its part. spent, waited: see `turn_schedule`. For all: `carried`, batches 0..carried-1 are here whole;
+    turns, the first batch that is made in turns (0: none); spare, how many more than the cores ask for are
+    then in the making at a time."""
 
     memory: Segment
     count: int
