@@ -51,9 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for kind in options.collectives:
                 print(f"\n{kind.replace('_', '-')}", flush=True)
                 for nbytes in sizes:
-                    found = stage.compare(entries(kind, nbytes, options, shape))
-                    print(table(rows(found, stage.surroundings)), flush=True)
-                    figures += found
+                    compared = stage.compare(entries(kind, nbytes, options, shape))
+                    print(table(rows(compared, stage.surroundings)), flush=True)
+                    figures += compared
             print("\n" + "\n".join(judge(figures, stage.surroundings)), flush=True)
             results = Results("collectives", stage.surroundings, figures)
     except CommplanError as error:
@@ -69,22 +69,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def entries(kind: str, nbytes: int, options: argparse.Namespace, shape: Shape) -> list[Entry]:
     """The systems at one size; with commplan its algorithms, if asked for, and what an empty call costs."""
     counts = (count_of(kind, nbytes, shape.ranks),)
-    found = [Entry(system, system, Work(kind, counts)) for system in options.systems]
+    listed = [Entry(system, system, Work(kind, counts)) for system in options.systems]
     if "commplan" not in options.systems:
-        return found
+        return listed
     if nbytes <= SMALL:
-        found.append(Entry("empty call", "commplan", Work("empty", counts)))
+        listed.append(Entry("empty call", "commplan", Work("empty", counts)))
     asked = ways(kind, shape) if options.algorithms == "all" else options.algorithms.split(",")
-    return found + [Entry(f"commplan {how}", "commplan", Work(kind, counts, how)) for how in asked if how]
+    return listed + [Entry(f"commplan {how}", "commplan", Work(kind, counts, how)) for how in asked if how]
 
 
 def ways(kind: str, shape: Shape) -> list[str]:
     """Every way in which commplan can be told to carry out a collective."""
-    found = [f"via {name}" for name in ("native", *algorithms(cast("Kind", kind)))]
-    found = [way for way in found if way != "via hierarchical"]
+    algorithms_text = [f"via {name}" for name in ("native", *algorithms(cast("Kind", kind)))]
+    algorithms_text = [way for way in algorithms_text if way != "via hierarchical"]
     if shape.racks > 1:
-        found.append("hierarchical(host = ring, rack = ring)")
-    return found
+        algorithms_text.append("hierarchical(host = ring, rack = ring)")
+    return algorithms_text
 
 
 def rows(figures: Sequence[Figure], where: Surroundings) -> list[list[str]]:
@@ -140,11 +140,11 @@ def size(text: str) -> int:
 
 def names(known: Sequence[str]):
     def parse(text: str) -> tuple[str, ...]:
-        found = tuple(text.split(","))
-        unknown = [name for name in found if name not in known]
+        chosen = tuple(text.split(","))
+        unknown = [name for name in chosen if name not in known]
         if unknown:
             raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not among {', '.join(known)}")
-        return found
+        return chosen
 
     return parse
 

@@ -63,10 +63,10 @@ class Results(msgspec.Struct, frozen=True):
 
 def main(argv: list[str] | None = None) -> None:
     options = _options(argv)
-    found = measure(options)
-    print(text(found))
+    results = measure(options)
+    print(text(results))
     if options.out:
-        options.out.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+        options.out.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
 
 
 def measure(options: argparse.Namespace) -> Results:
@@ -136,9 +136,9 @@ def chosen(members: int, cores: int, decode: float, step: float) -> tuple[list[C
         fn=(FnCost("decode", decode, nbytes_out=nbytes),),
         consumer=(ConsumerCost("compute_bound", "step", step),),
     )
-    made = compiler.compile_plan(plan, {}, {}, calibration=only_input("today", costs))
-    shares = [op.design for phase in made.phases for op in phase.ops if isinstance(op, Share)]
-    return [one for one in made.choices if one.by == "share"], list(shares)
+    schedule = compiler.compile_plan(plan, {}, {}, calibration=only_input("today", costs))
+    shares = [op.design for phase in schedule.phases for op in phase.ops if isinstance(op, Share)]
+    return [choice for choice in schedule.choices if choice.by == "share"], list(shares)
 
 
 def _copy(nbytes: int) -> float:
@@ -150,25 +150,25 @@ def _copy(nbytes: int) -> float:
     return (time.thread_time() - start) / (BATCH * nbytes)
 
 
-def text(found: Results) -> str:
+def text(results: Results) -> str:
     """For people."""
-    alone = statistics.median(found.seconds["consuming"])
+    alone = statistics.median(results.seconds["consuming"])
     head = (
-        f"{found.members} members on {found.cores} cores; decoding {found.decode_s * 1e3:.3f} ms CPU; "
-        f"the accelerator takes {found.step * 1e3:.1f} ms a step"
+        f"{results.members} members on {results.cores} cores; decoding {results.decode_s * 1e3:.3f} ms CPU; "
+        f"the accelerator takes {results.step * 1e3:.1f} ms a step"
     )
     lines = [
         head,
         f"  {'':<14}{'step ms':>9}{'slower':>9}{'CPU ms per record and member':>31}",
     ]
     for name, title in zip(WAYS, ("ready-made", "duplicated", "shared"), strict=True):
-        step, cpu = statistics.median(found.seconds[name]), statistics.median(found.cpu_s[name])
+        step, cpu = statistics.median(results.seconds[name]), statistics.median(results.cpu_s[name])
         lines.append(f"  {title:<14}{step * 1e3:>9.2f}{step / alone - 1:>9.2%}{cpu * 1e3:>31.3f}")
     shared = (
-        statistics.median(found.seconds["all_shared"]) / statistics.median(found.seconds["duplicate"]) - 1
+        statistics.median(results.seconds["all_shared"]) / statistics.median(results.seconds["duplicate"]) - 1
     )
-    declined = not set(found.designs) - {"duplicate"}
-    lines.append(f"the compiler {'declines to share' if declined else 'SHARES'}: {found.choice}")
+    declined = not set(results.designs) - {"duplicate"}
+    lines.append(f"the compiler {'declines to share' if declined else 'SHARES'}: {results.choice}")
     lines.append(f"sharing anyway changes the time of a step by {shared:+.2%}")
     if shared > MOST_SLOWER:
         lines.append(f"  more than {MOST_SLOWER:.0%}")

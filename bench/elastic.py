@@ -82,15 +82,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 trained = msgspec.json.decode(out.read_bytes(), type=list[ranks.Trained])
                 params = network.init(options.seed, options.width)
                 nbytes = sum(x.nbytes for x in params.values())
-                found = Results(stage.surroundings, nbytes, options.seconds, orders, trained)
+                results = Results(stage.surroundings, nbytes, options.seconds, orders, trained)
     except CommplanError as error:
         print(error, file=sys.stderr)
         return 1
-    print(table(rows(found)))
-    print("\n" + "\n".join(verdict(found)))
+    print(table(rows(results)))
+    print("\n" + "\n".join(verdict(results)))
     if options.out:
-        options.out.write_bytes(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
-        if not plot(found, options.out.with_suffix(".png")):
+        options.out.write_bytes(msgspec.json.format(msgspec.json.encode(results)) + b"\n")
+        if not plot(results, options.out.with_suffix(".png")):
             print("no plot: matplotlib is not installed", file=sys.stderr)
     return 0
 
@@ -101,51 +101,51 @@ def _pictures(path: Path, seed: int) -> None:
     np.savez(path, pixels=pixels, labels=labels, held_pixels=held_pixels, held_labels=held_labels)
 
 
-def step_s(one: ranks.Trained) -> float:
+def step_s(trained: ranks.Trained) -> float:
     """Seconds of a step: the mean over workers of their medians."""
-    return statistics.fmean(statistics.median(steps) for steps in one.step_s)
+    return statistics.fmean(statistics.median(steps) for steps in trained.step_s)
 
 
-def exposed(one: ranks.Trained, alone: float) -> float:
+def exposed(trained: ranks.Trained, alone: float) -> float:
     """The share of a step that is spent communicating."""
-    return max(0.0, 1 - alone / step_s(one))
+    return max(0.0, 1 - alone / step_s(trained))
 
 
-def rows(found: Results) -> list[list[str]]:
-    alone = step_s(next(one for one in found.trained if one.way.mode == "alone"))
-    slow = next((step_s(one) for one in found.trained if one.way.mode == "round_robin"), None)
+def rows(results: Results) -> list[list[str]]:
+    alone = step_s(next(trained for trained in results.trained if trained.way.mode == "alone"))
+    slow = next((step_s(trained) for trained in results.trained if trained.way.mode == "round_robin"), None)
     body = [["way", "ms a step", "+-", "exposed", "x round robin", "loss", "accuracy", "cpu s", "late"]]
-    for one in found.trained:
-        medians = [statistics.median(steps) for steps in one.step_s]
+    for trained in results.trained:
+        medians = [statistics.median(steps) for steps in trained.step_s]
         body.append(
             [
-                one.way.name,
-                f"{step_s(one) * 1e3:.1f}",
-                f"{(max(medians) - min(medians)) / 2 / step_s(one):.0%}",
-                f"{exposed(one, alone):.1%}",
-                f"{slow / step_s(one):.2f}" if slow else "",
-                f"{statistics.fmean(one.losses[-10:]):.3f}",
-                f"{one.accuracy:.1%}" if one.way.mode != "alone" else "",
-                f"{one.cpu_s:.0f}",
-                str(one.late),
+                trained.way.name,
+                f"{step_s(trained) * 1e3:.1f}",
+                f"{(max(medians) - min(medians)) / 2 / step_s(trained):.0%}",
+                f"{exposed(trained, alone):.1%}",
+                f"{slow / step_s(trained):.2f}" if slow else "",
+                f"{statistics.fmean(trained.losses[-10:]):.3f}",
+                f"{trained.accuracy:.1%}" if trained.way.mode != "alone" else "",
+                f"{trained.cpu_s:.0f}",
+                str(trained.late),
             ]
         )
     return body
 
 
-def verdict(found: Results) -> list[str]:
+def verdict(results: Results) -> list[str]:
     """What computing and communicating are to each other, and what each way makes of it."""
-    line = found.surroundings.line
-    once = found.nbytes / line
-    ratio = found.seconds / once
-    sent = f"weights {found.nbytes / 1e3:.0f} KB, {once * 1e3:.1f} ms at the line rate"
-    computed = f"computation {found.seconds * 1e3:.0f} ms a step"
+    line = results.surroundings.line
+    once = results.nbytes / line
+    ratio = results.seconds / once
+    sent = f"weights {results.nbytes / 1e3:.0f} KB, {once * 1e3:.1f} ms at the line rate"
+    computed = f"computation {results.seconds * 1e3:.0f} ms a step"
     lines = [f"{sent}; {computed}: {ratio:.2f} times what sending the weights once takes"]
-    by_name = {one.way.name: one for one in found.trained}
+    by_name = {trained.way.name: trained for trained in results.trained}
     for name in ("sync_overlap", "sync_bf16"):
         if not {"round_robin", name} <= set(by_name):
             continue
-        alone, slow, fast = (by_name[one] for one in ("alone", "round_robin", name))
+        alone, slow, fast = (by_name[way] for way in ("alone", "round_robin", name))
         share, left = exposed(slow, step_s(alone)), exposed(fast, step_s(alone))
         faster = step_s(slow) / step_s(fast)
         lines.append(
@@ -155,22 +155,22 @@ def verdict(found: Results) -> list[str]:
     return lines
 
 
-def plot(found: Results, path: Path) -> bool:
+def plot(results: Results, path: Path) -> bool:
     """Loss against wall time, one curve for each way; False where matplotlib is not installed."""
     pyplot = plots()
     if pyplot is None:
         return False
     figure, axes = pyplot.subplots(figsize=(8, 5))
-    for one in found.trained:
-        if one.way.mode == "alone":
+    for trained in results.trained:
+        if trained.way.mode == "alone":
             continue
-        window = min(9, len(one.losses))
-        smooth = np.convolve(one.losses, np.ones(window) / window, mode="valid")
-        axes.plot(one.at_s[window - 1 :], smooth, label=one.way.name)
+        window = min(9, len(trained.losses))
+        smooth = np.convolve(trained.losses, np.ones(window) / window, mode="valid")
+        axes.plot(trained.at_s[window - 1 :], smooth, label=trained.way.name)
     axes.set_xscale("log")
     axes.set_xlabel("seconds")
     axes.set_ylabel("loss, mean over workers")
-    axes.set_title(f"eight workers, {found.nbytes / 1e3:.0f} KB, links {found.surroundings.shape.rate}")
+    axes.set_title(f"eight workers, {results.nbytes / 1e3:.0f} KB, links {results.surroundings.shape.rate}")
     axes.legend()
     figure.tight_layout()
     figure.savefig(path, dpi=120)
@@ -179,8 +179,8 @@ def plot(found: Results, path: Path) -> bool:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    about = (__doc__ or "").split("\n")[0]
-    parser = argparse.ArgumentParser(prog="python -m bench.elastic", description=about)
+    summary = (__doc__ or "").split("\n")[0]
+    parser = argparse.ArgumentParser(prog="python -m bench.elastic", description=summary)
     lab_flags(parser)
     names = [way.name for way in WAYS if way.mode != "alone"]
     parser.add_argument("--ways", type=lambda text: text.split(","), default=names, help=", ".join(names))

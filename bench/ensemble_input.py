@@ -49,10 +49,10 @@ def main(argv: list[str] | None = None) -> None:
                         cells.measure(asked, records, Path(folder), options.peer_python, options.timeout)
                     )
                     print(show.cell(rows[-1]), flush=True)
-    found = show.Results(_surroundings(), options.records, BATCH, rows)
-    print(show.verdict(found))
+    results = show.Results(_surroundings(), options.records, BATCH, rows)
+    print(show.verdict(results))
     if options.out:
-        show.write(found, options.out)
+        show.write(results, options.out)
 
 
 def _surroundings() -> dict[str, str]:

@@ -64,12 +64,12 @@ def ended(elements: int, way: str, *, ulfm: bool) -> tuple[float, str]:
         words, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as job:
         try:
-            said, _ = job.communicate(timeout=DEADLINE_S)
+            output, _ = job.communicate(timeout=DEADLINE_S)
         except subprocess.TimeoutExpired:
             job.terminate()  # mpirun ends its ranks
-            said, _ = job.communicate()
-            return time.perf_counter() - begin, f"{way}: hangs {said}"
-    wrong = f"{way}: exit code {job.returncode} {said}" if job.returncode or said.strip() else ""
+            output, _ = job.communicate()
+            return time.perf_counter() - begin, f"{way}: hangs {output}"
+    wrong = f"{way}: exit code {job.returncode} {output}" if job.returncode or output.strip() else ""
     return time.perf_counter() - begin, wrong
 
 
@@ -84,11 +84,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     problems = [wrong for _, wrong in runs if wrong]
     seconds = sorted(took for took, _ in runs)
     median, longest = seconds[len(seconds) // 2], seconds[-1]
-    told = {"runs": len(runs), "median_s": round(median, 1), "longest_s": round(longest, 1)}
+    totals = {"runs": len(runs), "median_s": round(median, 1), "longest_s": round(longest, 1)}
     if options.json:
-        print(json.dumps({**told, "problems": problems}, indent=2))
+        print(json.dumps({**totals, "problems": problems}, indent=2))
     else:
-        print(", ".join(f"{what} {number}" for what, number in told.items()))
+        print(", ".join(f"{label} {number}" for label, number in totals.items()))
         print("\n".join(problems) or "all ended well")
     return 1 if problems else 0
 

@@ -67,10 +67,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ) as stage:
             print(heading(stage.surroundings), flush=True)
             for name in options.sets:
-                found = stage.compare(entries(name, options.systems))
+                compared = stage.compare(entries(name, options.systems))
                 print(f"\n{name}: {len(SETS[name])} tensors, {ITEM * sum(SETS[name]) / 1e6:.2f} MB")
-                print(table(rows(found)), flush=True)
-                figures += found
+                print(table(rows(compared)), flush=True)
+                figures += compared
             results = Results("fused", stage.surroundings, figures)
     except CommplanError as error:
         print(error, file=sys.stderr)

@@ -113,15 +113,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 )  # fmt: skip
                 words = ["-m", hosts.__name__, hosts.orders_text(orders)]
                 run_ranks(stage.lab, "the members", *words, environment=MALLOC)
-                found = _results(stage.surroundings, orders, options.records, out)
+                results = _results(stage.surroundings, orders, options.records, out)
     except CommplanError as error:
         print(error, file=sys.stderr)
         return 1
-    print(table(rows(found)))
-    print("\n" + verdict(found))
+    print(table(rows(results)))
+    print("\n" + verdict(results))
     if options.out:
-        options.out.write_bytes(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
-    return 0 if all(figure.right for figure in found.figures) else 1
+        options.out.write_bytes(msgspec.json.format(msgspec.json.encode(results)) + b"\n")
+    return 0 if all(figure.right for figure in results.figures) else 1
 
 
 def _results(where: Surroundings, orders: hosts.Orders, count: int, out: Path) -> Results:
@@ -146,22 +146,22 @@ def figure(
     ranks = len(epochs[0])
     batches = [max(rank.batch_s for rank in ranks_) for ranks_ in epochs]
     usual = statistics.median(batches)
-    made, moved = least(design, ranks, orders.readers, orders.batch)
-    busiest = [[sum(rank.sent for rank in one) for one in zip(*epochs, strict=True)],
-               [sum(rank.received for rank in one) for one in zip(*epochs, strict=True)]]  # fmt: skip
+    bytes_made, moved = least(design, ranks, orders.readers, orders.batch)
+    busiest = [[sum(rank.sent for rank in epoch) for epoch in zip(*epochs, strict=True)],
+               [sum(rank.received for rank in epoch) for epoch in zip(*epochs, strict=True)]]  # fmt: skip
     sent, got = (max(each) / len(epochs) / count for each in busiest)
     return Figure(
         design=design,
         batch_s=usual,
         spread=(max(batches) - min(batches)) / 2 / usual,
         links_s=moved * ROW / where.line,
-        cores_s=made * decode / where.cores,
-        cpu_s=statistics.median(sum(rank.cpu_s for rank in one) for one in epochs) / count / ranks,
+        cores_s=bytes_made * decode / where.cores,
+        cpu_s=statistics.median(sum(rank.cpu_s for rank in epoch) for epoch in epochs) / count / ranks,
         sent=sent,
         received=got,
-        busy=statistics.median(one[0].busy for one in epochs),
-        network=statistics.median(one[0].network for one in epochs),
-        right=all(rank.right for one in epochs for rank in one),
+        busy=statistics.median(epoch[0].busy for epoch in epochs),
+        network=statistics.median(epoch[0].network for epoch in epochs),
+        right=all(rank.right for epoch in epochs for rank in epoch),
     )
 
 
@@ -176,11 +176,11 @@ def least(design: str, ranks: int, readers: int, batch: int) -> tuple[int, float
     """
     if design == "duplicate":
         return ranks * batch, 0.0
-    found = division(cast("Design", design), range(ranks), readers)
-    bounds = tuple(found.part(batch, part)[0] for part in range(found.parts))
+    partition = division(cast("Design", design), range(ranks), readers)
+    bounds = tuple(partition.part(batch, part)[0] for part in range(partition.parts))
     form = Form(1, batch, ROW, (*bounds, batch))
-    scripts = [script(found.moves(), host, (form,)) for host in range(ranks)]
-    return batch, max(one.nbytes(outgoing=way) for one in scripts for way in (True, False)) / ROW
+    scripts = [script(partition.moves(), host, (form,)) for host in range(ranks)]
+    return batch, max(transfers.nbytes(outgoing=way) for transfers in scripts for way in (True, False)) / ROW
 
 
 def chosen(where: Surroundings, orders: hosts.Orders, decode: float) -> str:
@@ -196,51 +196,51 @@ def chosen(where: Surroundings, orders: hosts.Orders, decode: float) -> str:
         where.date[:10], 1, COPY, wire=WIRE, source=(SourceCost("images", 0.0),),
         fn=(FnCost("decode", decode, nbytes_out=ROW),),
     )  # fmt: skip
-    made = compile_plan(
+    compiled = compile_plan(
         plan, {}, {}, topology=parse_topology(where.topology), backend="mpi",
         calibration=only_input(where.date[:10], costs),
     )  # fmt: skip
-    shares = [op.design for phase in made.phases for op in phase.ops if isinstance(op, Share)]
-    said = "; ".join(one.why for one in made.choices if one.by == "share")
-    return f"{', '.join(shares) or 'no share'}: {said}"
+    shares = [op.design for phase in compiled.phases for op in phase.ops if isinstance(op, Share)]
+    reasons = "; ".join(choice.why for choice in compiled.choices if choice.by == "share")
+    return f"{', '.join(shares) or 'no share'}: {reasons}"
 
 
-def rows(found: Results) -> list[list[str]]:
+def rows(results: Results) -> list[list[str]]:
     head = ["design", "ms a batch", "+-", "batches/s", "links ms", "cores ms", "binds", "of links",
             "cpu ms/record/member", "sent KB/record", "received KB/record", "busy", "network",
             "ids"]  # fmt: skip
     body = [
         [
-            one.design,
-            f"{one.batch_s * 1e3:.0f}",
-            f"{one.spread:.0%}",
-            f"{1 / one.batch_s:.2f}",
-            f"{one.links_s * 1e3:.0f}",
-            f"{one.cores_s * 1e3:.0f}",
-            one.binds,
-            f"{one.of_links:.3f}" if one.links_s else "",
-            f"{one.cpu_s * 1e3:.3f}",
-            f"{one.sent / 1e3:.1f}",
-            f"{one.received / 1e3:.1f}",
-            f"{one.busy:.0%}",
-            f"{one.network:.0%}",
-            "right" if one.right else "WRONG",
+            figure.design,
+            f"{figure.batch_s * 1e3:.0f}",
+            f"{figure.spread:.0%}",
+            f"{1 / figure.batch_s:.2f}",
+            f"{figure.links_s * 1e3:.0f}",
+            f"{figure.cores_s * 1e3:.0f}",
+            figure.binds,
+            f"{figure.of_links:.3f}" if figure.links_s else "",
+            f"{figure.cpu_s * 1e3:.3f}",
+            f"{figure.sent / 1e3:.1f}",
+            f"{figure.received / 1e3:.1f}",
+            f"{figure.busy:.0%}",
+            f"{figure.network:.0%}",
+            "right" if figure.right else "WRONG",
         ]
-        for one in found.figures
+        for figure in results.figures
     ]
     return [head, *body]
 
 
-def verdict(found: Results) -> str:
+def verdict(results: Results) -> str:
     """What each design reaches of what the links allow, and whether it was the links that it waited for."""
-    rate = f"line rate {found.surroundings.line / 1e6:.2f} MB/s"
-    lines = [f"one decode: {found.decode_s * 1e3:.3f} ms of CPU; {rate}"]
-    for one in found.figures:
-        if not one.links_s:
+    rate = f"line rate {results.surroundings.line / 1e6:.2f} MB/s"
+    lines = [f"one decode: {results.decode_s * 1e3:.3f} ms of CPU; {rate}"]
+    for figure in results.figures:
+        if not figure.links_s:
             continue
-        cores = f"the cores were {one.busy:.0%} busy, {one.network:.0%} with packets"
-        lines.append(f"{one.design}: {one.of_links:.1%} of what the links allow; {cores}")
-    lines.append(f"auto takes {found.auto}")
+        cores = f"the cores were {figure.busy:.0%} busy, {figure.network:.0%} with packets"
+        lines.append(f"{figure.design}: {figure.of_links:.1%} of what the links allow; {cores}")
+    lines.append(f"auto takes {results.auto}")
     return "\n".join(lines)
 
 

@@ -96,10 +96,10 @@ def die_at(place: str, rng: random.Random) -> None:
             left -= 1
             if left < 0 and not after:
                 die()
-            found = function(*args, **more)
+            result = function(*args, **more)
             if left < 0:
                 die()
-            return found
+            return result
 
         setattr(owner, name, wrapped)
 
@@ -207,8 +207,8 @@ def prefixes() -> tuple[str, ...]:
 
 def left_behind() -> list[Path]:
     """Memory of this campaign's runs that has a name."""
-    found = segment.default_folder().glob(f"commplan-{os.getuid()}-*-{TOKEN}-*")
-    return sorted(path for path in found if path.name.startswith(prefixes()))
+    files = segment.default_folder().glob(f"commplan-{os.getuid()}-*-{TOKEN}-*")
+    return sorted(path for path in files if path.name.startswith(prefixes()))
 
 
 def run_id() -> str:
@@ -226,15 +226,15 @@ def drawn(rng: random.Random, killed: bool) -> Start:
 
 def waiting() -> Start:
     """A run of the same plan whose second process never comes: its memory keeps its name."""
-    made = schedule(2, "all_shared", "stop")
-    start = Start(f"{TOKEN}-gathering", made, 2, 0, {0: "never"})
+    compiled = schedule(2, "all_shared", "stop")
+    start = Start(f"{TOKEN}-gathering", compiled, 2, 0, {0: "never"})
     child = os.fork()
     if not child:
         with contextlib.suppress(BaseException):
             team = group(start.run, 0, 2, timeout=3600.0)
             source = np.arange(RECORDS, dtype=np.int32)
             PhaseBatches(
-                made, "step", {"numbers": source}, {"twice": abs}, local={"member": (0,)}, group=team
+                compiled, "step", {"numbers": source}, {"twice": abs}, local={"member": (0,)}, group=team
             )
         os._exit(FINE)
     start.children[child] = 0
@@ -244,7 +244,7 @@ def waiting() -> Start:
 def campaign(count: int, seed: int) -> tuple[Counter[str], list[str]]:
     """What happened, and what was wrong."""
     rng = random.Random(seed)
-    told: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     problems: list[str] = []
     folder = segment.default_folder()
     other = folder / f"commplan-{os.getuid()}-{'0' * 12}-{uuid.uuid4().hex[:8]}-step-0"
@@ -254,16 +254,16 @@ def campaign(count: int, seed: int) -> tuple[Counter[str], list[str]]:
     while not (own := left_behind()) and time.monotonic() < until:
         time.sleep(0.01)
     try:
-        while told["starts"] < count and not problems:
+        while counts["starts"] < count and not problems:
             starts = [drawn(rng, rng.random() < 1 / 3) for _ in range(4)]
             for start in starts:
                 forked(start, rng.randint(0, 1 << 30))
-                told["starts"] += 1
-                told["processes"] += start.count
-                told["starts with a kill"] += bool(start.victims)
-                told["kills"] += len(start.victims)
+                counts["starts"] += 1
+                counts["processes"] += start.count
+                counts["starts with a kill"] += bool(start.victims)
+                counts["kills"] += len(start.victims)
             problems += watched(starts)
-            told["left for the next start"] += len(set(left_behind()) - set(own))
+            counts["left for the next start"] += len(set(left_behind()) - set(own))
         for variant in variants():  # each plan clears away what it left itself
             last = Start(run_id(), schedule(*variant), variant[0], 0, {})
             forked(last, 0)
@@ -280,7 +280,7 @@ def campaign(count: int, seed: int) -> tuple[Counter[str], list[str]]:
             os.waitpid(child, 0)
         for path in own:
             path.unlink(missing_ok=True)
-    return told, problems
+    return counts, problems
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -290,12 +290,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     begin = time.perf_counter()
-    told, problems = campaign(options.count, options.seed)
-    found = {**told, "seconds": round(time.perf_counter() - begin, 1), "problems": problems}
+    counts, problems = campaign(options.count, options.seed)
+    summary = {**counts, "seconds": round(time.perf_counter() - begin, 1), "problems": problems}
     if options.json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(summary, indent=2))
     else:
-        print(", ".join(f"{number} {what}" for what, number in told.items()), f"in {found['seconds']} s")
+        print(
+            ", ".join(f"{number} {event}" for event, number in counts.items()), f"in {summary['seconds']} s"
+        )
         print("\n".join(problems) or "nobody hung, nothing is left behind")
     return 1 if problems else 0
 

@@ -95,13 +95,13 @@ def one(seed: int, most: int) -> tuple[str, str, str, str]:
         return calls.kind, REJECTED if shown else UNREPLAYED, claim.failure, text
     of = some_program(rng, most)
     mutant = mutate(rng, of)
-    found = prove_projection(mutant.projection) if mutant.program is None else prove(mutant.program)
-    what = f"{of.name} {of.kind}, {of.ranks} ranks, root {of.root}, {of.chunks} chunks: {mutant.what}"
-    if not found:
-        return mutant.kind, EQUIVALENT if correct(mutant.projection) else ESCAPED, "", what
-    shown = replay(mutant.projection, found[0])
-    text = f"{what}: {found[0].message}"
-    return mutant.kind, REJECTED if shown else UNREPLAYED, found[0].failure, text
+    counterexample = prove_projection(mutant.projection) if mutant.program is None else prove(mutant.program)
+    title = f"{of.name} {of.kind}, {of.ranks} ranks, root {of.root}, {of.chunks} chunks: {mutant.what}"
+    if not counterexample:
+        return mutant.kind, EQUIVALENT if correct(mutant.projection) else ESCAPED, "", title
+    shown = replay(mutant.projection, counterexample[0])
+    text = f"{title}: {counterexample[0].message}"
+    return mutant.kind, REJECTED if shown else UNREPLAYED, counterexample[0].failure, text
 
 
 def _valid(most: int) -> int:
@@ -138,9 +138,9 @@ def _schedules(options: argparse.Namespace) -> int:
         print(f"not sound: {text}")
     records = schedules.run_all(case, numbers, options.jobs, options.state, f"{mode} --seed {seed}")
     if options.case is not None:
-        found = list(records)
-        print("\n".join(f"{record.cell} {' '.join(record.codes)}: {record.text}" for record in found))
-        return int(any(record.failed for record in found))
+        written = list(records)
+        print("\n".join(f"{record.cell} {' '.join(record.codes)}: {record.text}" for record in written))
+        return int(any(record.failed for record in written))
     again = f"python -m bench.mutants {mode} --seed {seed} --case"
     lines, good = schedules.summary(records, least, lambda n: f"{again} {n}")
     print("\n".join(lines))

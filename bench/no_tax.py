@@ -142,14 +142,14 @@ def main() -> None:
     print(f"{'':30}{'colls':>6}{'MB':>7}{'covered':>9}{'before':>8}{'ops':>6}", end="")
     print("".join(f"{f'ms at {m.bus / 1e9:.0f}':>11}{'waiting':>9}" for m in machines))
     for name, step in steps.items():
-        found = audited(step, params, tokens)
-        collectives = found.collectives
+        audit = audited(step, params, tokens)
+        collectives = audit.collectives
         print(
             f"{name:30}{len(collectives):6}{sum(c.nbytes for c in collectives) / 1e6:7.0f}"
-            f"{found.covered:9.1%}{found.before(collectives[0]):8}{sum(count for _, count in found.ops):6}",
+            f"{audit.covered:9.1%}{audit.before(collectives[0]):8}{sum(count for _, count in audit.ops):6}",
             end="",
         )
-        guesses = [estimate(found, machine) for machine in machines]
+        guesses = [estimate(audit, machine) for machine in machines]
         print("".join(f"{guess.total * 1e3:11.2f}{guess.exposed * 1e3:9.2f}" for guess in guesses))
 
 

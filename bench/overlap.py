@@ -42,13 +42,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             calibration=options.calibration,
         ) as stage:
             print(heading(stage.surroundings), flush=True)
-            found = stage.compare(entries(options.systems, options.nbytes, options.seconds))
-            results = Results("overlap", stage.surroundings, found)
+            figures = stage.compare(entries(options.systems, options.nbytes, options.seconds))
+            results = Results("overlap", stage.surroundings, figures)
     except CommplanError as error:
         print(error, file=sys.stderr)
         return 1
     print(f"\n{size_text(options.nbytes)} beside {time_text(options.seconds)} of computation")
-    print(table(rows(found)))
+    print(table(rows(figures)))
     if options.out:
         write(options.out, results)
     return 0
@@ -57,22 +57,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def entries(systems: Sequence[str], nbytes: int, seconds: float) -> list[Entry]:
     """Of each system the exchange, the computation (in its own framework), and both."""
     counts = (SMALL, nbytes // ITEM)
-    found: list[Entry] = []
+    listed: list[Entry] = []
     for system in systems:
         how = HOW.get(system, "").format(kib=nbytes >> 10)
-        found += [
+        listed += [
             Entry(f"{system} exchange", system, Work("all_reduce", counts, how)),
             Entry(f"{system} computation", system, Work("empty", counts, how, seconds)),
             Entry(f"{system} both", system, Work("all_reduce", counts, how, seconds)),
         ]
-    return found
+    return listed
 
 
 def rows(figures: Sequence[Figure]) -> list[list[str]]:
     by_label = {figure.label: figure for figure in figures}
     body = [["", "exchange", "computation", "both", "hidden", "cpu of both", "chosen"]]
     for system in dict.fromkeys(figure.system for figure in figures):
-        parts = [by_label[f"{system} {what}"] for what in ("exchange", "computation", "both")]
+        parts = [by_label[f"{system} {part}"] for part in ("exchange", "computation", "both")]
         if not all(part.seconds for part in parts):
             body.append([system, next(part.missing for part in parts if not part.seconds), *[""] * 5])
             continue

@@ -101,14 +101,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 words = ["-m", steps.__name__, msgspec.json.encode(orders).decode()]
                 run_ranks(stage.lab, "the workers", *words, out=sys.stderr)
             measured = msgspec.json.decode(out.read_bytes(), type=list[steps.Measured])
-            figures = [_figure(one, watch, orders) for one in measured]
-            found = Results(stage.surroundings, 4 * sum(orders.sizes), workers, figures)
+            figures = [_figure(step, watch, orders) for step in measured]
+            results = Results(stage.surroundings, 4 * sum(orders.sizes), workers, figures)
     except CommplanError as error:
         print(error, file=sys.stderr)
         return 1
-    print(table(rows(found)))
+    print(table(rows(results)))
     if options.out:
-        options.out.write_bytes(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
+        options.out.write_bytes(msgspec.json.format(msgspec.json.encode(results)) + b"\n")
     return 0
 
 
@@ -136,9 +136,9 @@ class _Watch:
 
     def between(self, began: float, ended: float) -> Counters:
         """What crossed in that time, to one look's precision at either end."""
-        first = max((one for one in self._seen if one[0] <= began), key=lambda one: one[0])
-        later = [one for one in self._seen if one[0] >= ended]
-        last = min(later, key=lambda one: one[0], default=self._seen[-1])
+        first = max((sample for sample in self._seen if sample[0] <= began), key=lambda sample: sample[0])
+        later = [sample for sample in self._seen if sample[0] >= ended]
+        last = min(later, key=lambda sample: sample[0], default=self._seen[-1])
         return last[1].since(first[1])
 
 
@@ -155,40 +155,42 @@ def _ways(options: argparse.Namespace) -> list[steps.Way]:
     return [msgspec.structs.replace(way, how=way.how.format(workers=options.workers)) for way in chosen]
 
 
-def _figure(one: steps.Measured, watch: _Watch, orders: steps.Orders) -> Figure:
-    if one.missing:
-        return Figure(one, 0, 0, 0, 0)
-    crossed = watch.between(one.began, one.ended)
+def _figure(measured: steps.Measured, watch: _Watch, orders: steps.Orders) -> Figure:
+    if measured.missing:
+        return Figure(measured, 0, 0, 0, 0)
+    crossed = watch.between(measured.began, measured.ended)
     busiest = max(*crossed.sent, *crossed.received) / orders.steps
     nbytes, n = 4 * sum(orders.sizes), orders.workers
-    if one.way.servers:
-        bound = nbytes * n / one.way.servers
+    if measured.way.servers:
+        bound = nbytes * n / measured.way.servers
     else:
-        bound = nbytes * (1 if one.way.name == "colocated" else 2 * (n - 1) / n)
+        bound = nbytes * (1 if measured.way.name == "colocated" else 2 * (n - 1) / n)
     uplinks = sum(crossed.uplinks) / orders.steps
-    return Figure(one, busiest, bound, uplinks, 2.0 * nbytes * (orders.racks - 1))
+    return Figure(measured, busiest, bound, uplinks, 2.0 * nbytes * (orders.racks - 1))
 
 
-def rows(found: Results) -> list[list[str]]:
-    by_name = {one.measured.way.name: one.seconds for one in found.figures if not one.measured.missing}
+def rows(results: Results) -> list[list[str]]:
+    by_name = {
+        figure.measured.way.name: figure.seconds for figure in results.figures if not figure.measured.missing
+    }
     body = [["way", "s a step", "+-", "x central", "x reduce", "x ddp", "busiest MB", "of bound", "uplink MB",
              "right"]]  # fmt: skip
-    for one in found.figures:
-        measured = one.measured
+    for figure in results.figures:
+        measured = figure.measured
         if measured.missing:
             body.append([measured.way.name, measured.missing, *[""] * 8])
             continue
-        ratios = [f"{by_name[peer] / one.seconds:.2f}" if peer in by_name else "" for peer in PEERS]
-        spread = (max(measured.seconds) - min(measured.seconds)) / 2 / one.seconds
+        ratios = [f"{by_name[peer] / figure.seconds:.2f}" if peer in by_name else "" for peer in PEERS]
+        spread = (max(measured.seconds) - min(measured.seconds)) / 2 / figure.seconds
         body.append(
             [
                 measured.way.name,
-                f"{one.seconds:.3f}",
+                f"{figure.seconds:.3f}",
                 f"{spread:.0%}",
                 *ratios,
-                f"{one.busiest / 1e6:.1f}",
-                f"{one.busiest / one.bound:.2f}",
-                f"{one.crossed / 1e6:.1f}" if one.crossed else "",
+                f"{figure.busiest / 1e6:.1f}",
+                f"{figure.busiest / figure.bound:.2f}",
+                f"{figure.crossed / 1e6:.1f}" if figure.crossed else "",
                 "right" if measured.wrong < 1e-5 else f"WRONG by {measured.wrong:.1e}",
             ]
         )
@@ -199,8 +201,8 @@ PEERS = ("central", "reduce", "ddp")
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    about = (__doc__ or "").split("\n")[0]
-    parser = argparse.ArgumentParser(prog="python -m bench.parameter_exchange", description=about)
+    summary = (__doc__ or "").split("\n")[0]
+    parser = argparse.ArgumentParser(prog="python -m bench.parameter_exchange", description=summary)
     lab_flags(parser)
     names = [way.name for way in WAYS]
     parser.add_argument("--ways", type=lambda text: text.split(","), default=names, help=", ".join(names))

@@ -75,7 +75,7 @@ def seconds(
 ) -> float:
     """The simulated time of one figure."""
     in_order = list(places) == list(range(len(places)))
-    made = schedule(
+    compiled = schedule(
         figure.work,
         len(where.hosts),
         topology=topology,
@@ -83,9 +83,9 @@ def seconds(
         places=None if in_order else tuple(places),
     )
     predictor = Predictor(
-        topology, made.axes, calibration=calibration, backend="mpi", places=None if in_order else places
+        topology, compiled.axes, calibration=calibration, backend="mpi", places=None if in_order else places
     )
-    return next(phase.seconds for phase in simulate(made, predictor).phases if phase.name == "step")
+    return next(phase.seconds for phase in simulate(compiled, predictor).phases if phase.name == "step")
 
 
 def summary(pairs: Sequence[Pair]) -> list[list[str]]:
@@ -103,9 +103,9 @@ def worst(pairs: Sequence[Pair], count: int) -> list[list[str]]:
     rows = [["", "measured", "simulated", "error", "way"]]
     for pair in sorted(pairs, key=lambda pair: -pair.error)[:count]:
         work = pair.figure.work
-        what = f"{_kind(pair)} {size_text(work.nbytes)}"
+        label = f"{_kind(pair)} {size_text(work.nbytes)}"
         times = [time_text(pair.figure.time), time_text(pair.simulated)]
-        rows.append([what, *times, f"{pair.error:.0%}", pair.figure.note])
+        rows.append([label, *times, f"{pair.error:.0%}", pair.figure.note])
     return rows
 
 

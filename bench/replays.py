@@ -30,7 +30,7 @@ RANKS = 5
 DEADLINE_S = 240.0  # of one mpirun
 
 
-def simulated(count: int, seed: int, told: Counter[str]) -> list[str]:
+def simulated(count: int, seed: int, counts: Counter[str]) -> list[str]:
     """`count` replays in this process; what was wrong."""
     from bench.servers.cases import drawn  # noqa: PLC0415  after the platform is chosen
     from bench.servers.inprocess import Job, differences, made  # noqa: PLC0415
@@ -55,13 +55,13 @@ def simulated(count: int, seed: int, told: Counter[str]) -> list[str]:
                 problems.append(f"{case}, victim {victim}, paces {paces}:\n{traceback.format_exc()}")
                 continue
             problems += differences(case, first, again)
-            told["replays in one process"] += 1
-            told["with a death"] += bool(first.lost)
-            told["steps of workers"] += sum(map(len, first.weights))
+            counts["replays in one process"] += 1
+            counts["with a death"] += bool(first.lost)
+            counts["steps of workers"] += sum(map(len, first.weights))
     return problems
 
 
-def started(count: int, seed: int, told: Counter[str]) -> list[str]:
+def started(count: int, seed: int, counts: Counter[str]) -> list[str]:
     """`count` replays under mpirun; what was wrong."""
     from bench.servers.mpirun import command, environment  # noqa: PLC0415
 
@@ -82,7 +82,7 @@ def started(count: int, seed: int, told: Counter[str]) -> list[str]:
             problems.append(f"{' '.join(words)}: ended with {done.returncode}\n{done.stdout}\n{done.stderr}")
             continue
         problems += lines[:-1]
-        told["replays under mpirun"] += size
+        counts["replays under mpirun"] += size
     return problems
 
 
@@ -94,14 +94,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     ranks: int = options.count // 10 if options.mpirun is None else options.mpirun
-    told: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     seconds: list[str] = []
     problems: list[str] = []
     for how, count in ((simulated, options.count - ranks), (started, ranks)):
         begin = time.perf_counter()
-        problems += how(count, options.seed, told)
+        problems += how(count, options.seed, counts)
         seconds.append(f"{time.perf_counter() - begin:.0f} s")
-    print(", ".join(f"{number} {what}" for what, number in told.items()), "in", " + ".join(seconds))
+    print(", ".join(f"{number} {event}" for event, number in counts.items()), "in", " + ".join(seconds))
     print("\n".join(problems) or "each came to the recorded weights")
     return 1 if problems else 0
 

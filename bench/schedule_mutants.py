@@ -64,18 +64,18 @@ BESIDE = ("bindings and values of a phase", "outputs and updates", "axes, functi
 
 def labels(base: Base, op: ir.Op) -> list[str]:
     """What `op` counts for."""
-    found = [f"op {type(op).__name__.lower()}"]
+    names = [f"op {type(op).__name__.lower()}"]
     verb = base.verbs.get((op.span.line, op.span.column))
     if verb:
-        found.append(f"verb {verb}")
+        names.append(f"verb {verb}")
     if isinstance(op, ir.Collective):
-        found.append(f"collective {op.kind}")
-        found += [
+        names.append(f"collective {op.kind}")
+        names += [
             f"algorithm {name}" for name in (op.algorithm.name, *(a.name for _, a in op.algorithm.levels))
         ]
     if isinstance(op, ir.Share):
-        found.append(f"design {op.design}")
-    return found
+        names.append(f"design {op.design}")
+    return names
 
 
 class Mutant(NamedTuple):
@@ -133,20 +133,20 @@ class Campaign:
 
     def unsound(self) -> list[str]:
         """Bases that are refused, by the compiler already or as they are, or that the oracle cannot run."""
-        found = list(self.broken)
+        problems = list(self.broken)
         for number, base in enumerate(self.bases):
             refused = verify(base.schedule)
             errors = self.judge(number).errors
             if refused or errors:
-                found.append(f"{base.name}: {refused[0].message if refused else errors[0]}\n{base.text}")
-        return found
+                problems.append(f"{base.name}: {refused[0].message if refused else errors[0]}\n{base.text}")
+        return problems
 
     def mutant(self, number: int) -> Mutant | None:
         rng = random.Random(f"mutant {self.seed} {number}")
         while True:
-            made = self._mutant(rng, self.labels[number % len(self.labels)])
-            if made is not None and made.schedule != self.bases[made.base].schedule:
-                return made
+            mutated = self._mutant(rng, self.labels[number % len(self.labels)])
+            if mutated is not None and mutated.schedule != self.bases[mutated.base].schedule:
+                return mutated
 
     def _mutant(self, rng: random.Random, label: str) -> Mutant | None:
         if label in self.places:
@@ -154,16 +154,16 @@ class Campaign:
             chosen = rng.choice(sorted({base for base, _, _ in places}))
             _, phase, at = rng.choice([place for place in places if place[0] == chosen])
             base = self.bases[chosen]
-            found = list(op_edits(base.schedule, phase, at))
+            edits = list(op_edits(base.schedule, phase, at))
             hits = labels(base, base.schedule.phases[phase].ops[at])
         else:
             chosen = rng.randrange(len(self.bases))
             base, hits = self.bases[chosen], [label]
-            found = _beside(base.schedule, label, rng)
+            edits = _beside(base.schedule, label, rng)
         repair = rng.choices(REPAIRS, (1, 2, 2))[0]
-        if not found:
+        if not edits:
             return None
-        first = drawn(rng, found)
+        first = drawn(rng, edits)
         changed = _made(first, repair, base.schedule)
         if changed is None or rng.random() >= 0.15 or changed == base.schedule:
             return None if changed is None else Mutant(chosen, (first,), repair, tuple(hits), changed)
@@ -195,13 +195,13 @@ class Campaign:
         try:
             refused = verify(read)
         except Exception as error:  # noqa: BLE001 - a verifier that raises is a finding
-            said = f"{text}: verify raised {type(error).__name__}: {error}"
-            return Record(number, "broken", verdict.level, kind, mutant.hits, said, (), None, limits)
+            line = f"{text}: verify raised {type(error).__name__}: {error}"
+            return Record(number, "broken", verdict.level, kind, mutant.hits, line, (), None, limits)
         codes = tuple(sorted({problem.code for problem in refused}))
         cell = "accepted" if not refused else "meaning" if MEANING.intersection(codes) else "form"
         confirmed = _confirmed(refused, verdict) if cell == "meaning" else None
-        said = f"{text}: {verdict.level} {verdict.where}"
-        return Record(number, cell, verdict.level, kind, mutant.hits, said, codes, confirmed, limits)
+        line = f"{text}: {verdict.level} {verdict.where}"
+        return Record(number, cell, verdict.level, kind, mutant.hits, line, codes, confirmed, limits)
 
     def keep(self, number: int, mutant: Mutant, folder: Path) -> Path:
         """The mutant and what it was made from, as files."""
@@ -228,20 +228,20 @@ SELDOM = (
 )  # most of these change nothing, or the form alone
 
 
-def drawn(rng: random.Random, found: Sequence[Edit]) -> Edit:
+def drawn(rng: random.Random, edits: Sequence[Edit]) -> Edit:
     """One of the edits: kinds almost evenly, then one of the kind."""
-    kinds = sorted({edit.kind for edit in found})
+    kinds = sorted({edit.kind for edit in edits})
     weights = [0.3 if kind.rpartition(".")[2] in SELDOM else 1.0 for kind in kinds]
     kind = rng.choices(kinds, weights)[0]
-    return rng.choice([edit for edit in found if edit.kind == kind])
+    return rng.choice([edit for edit in edits if edit.kind == kind])
 
 
 def _beside(schedule: ir.Schedule, label: str, rng: random.Random) -> list[Edit]:
     if label == BESIDE[2]:
         return list(head_edits(schedule))
-    found = list(phase_edits(schedule, rng.randrange(len(schedule.phases))))
+    edits = list(phase_edits(schedule, rng.randrange(len(schedule.phases))))
     bound = ("phase outputs", "phase updates")
-    return [edit for edit in found if (edit.kind in bound) == (label == BESIDE[1])]
+    return [edit for edit in edits if (edit.kind in bound) == (label == BESIDE[1])]
 
 
 def _any_edit(schedule: ir.Schedule, rng: random.Random) -> Edit | None:
@@ -249,8 +249,8 @@ def _any_edit(schedule: ir.Schedule, rng: random.Random) -> Edit | None:
     if not phases:
         return None
     phase = rng.choice(phases)
-    found = list(op_edits(schedule, phase, rng.randrange(len(schedule.phases[phase].ops))))
-    return drawn(rng, found) if found else None
+    edits = list(op_edits(schedule, phase, rng.randrange(len(schedule.phases[phase].ops))))
+    return drawn(rng, edits) if edits else None
 
 
 def _made(edit: Edit, repair: Repair, sound: ir.Schedule) -> ir.Schedule | None:
@@ -274,8 +274,14 @@ def _confirmed(refused: Sequence[Diagnostic], verdict: Verdict) -> bool | None:
     """Whether a counter-example names an output that the oracle tells apart; None where it tells none."""
     if not verdict.names:
         return None
-    said = " ".join([text for one in refused for text in (one.message, *(note.text for note in one.notes))])
-    return any(f"`{name}`" in said for name in verdict.names)
+    messages = " ".join(
+        [
+            text
+            for diagnostic in refused
+            for text in (diagnostic.message, *(note.text for note in diagnostic.notes))
+        ]
+    )
+    return any(f"`{name}`" in messages for name in verdict.names)
 
 
 class Systematic(Campaign):
@@ -292,8 +298,8 @@ class Systematic(Campaign):
         self._edits = [list(edits(base.schedule)) for base in self.bases]
         self.index = [
             (base, at, repair)
-            for base, found in enumerate(self._edits)
-            for at in range(len(found))
+            for base, edits_of_base in enumerate(self._edits)
+            for at in range(len(edits_of_base))
             for repair in ("", "placements")
         ]
         self._judges.clear()
@@ -474,12 +480,12 @@ def summary(records: Iterable[Record], least: int, again: Callable[[int], str]) 
     if missing:
         lines.append(f"hit less than {least} times: {', '.join(missing)}")
     for cell in ("form", "meaning", "accepted", "broken", "undecodable"):
-        found = {level: count for (name, level), count in sorted(cells.items()) if name == cell}
-        if found:
+        counts = {level: count for (name, level), count in sorted(cells.items()) if name == cell}
+        if counts:
             with_servers = sum(count for (name, _), count in limited.items() if name == cell)
-            each = ", ".join(f"{count} {level or 'not run'}" for level, count in found.items())
+            each = ", ".join(f"{count} {level or 'not run'}" for level, count in counts.items())
             lines.append(
-                f"{cell}: {sum(found.values())} ({each}; {with_servers} of them with records or servers)"
+                f"{cell}: {sum(counts.values())} ({each}; {with_servers} of them with records or servers)"
             )
     if confirmed:
         lines.append(

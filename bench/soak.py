@@ -64,8 +64,8 @@ class Soak:
             options=("--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1"),
         )  # fmt: skip
         with (
-            (self.folder / "said").open("wb") as said,
-            subprocess.Popen(words, env=environment(), stdout=said, stderr=said) as job,
+            (self.folder / "said").open("wb") as output,
+            subprocess.Popen(words, env=environment(), stdout=output, stderr=output) as job,
         ):
             problem = self.watched(job)
             if problem:
@@ -76,7 +76,7 @@ class Soak:
                     job.kill()
         if problem:
             return [f"{self.way}: {problem}", (self.folder / "said").read_text(errors="replace")[-2000:]]
-        return [f"{self.way}: {one}" for one in (*self.lost(), *self.counted(), *self.memory()[1])]
+        return [f"{self.way}: {text}" for text in (*self.lost(), *self.counted(), *self.memory()[1])]
 
     # --- while it runs ---
 
@@ -120,15 +120,15 @@ class Soak:
     def events(self) -> list[tuple[float, str, int]]:
         """What happens to whom when so many exchanges are done."""
         late = range(self.workers // 3 + 1, self.workers) if self.elastic else range(0)
-        found: list[tuple[float, str, int]] = []
+        events: list[tuple[float, str, int]] = []
         for rank in range(self.workers):
-            found.append((self.rng.uniform(0, 0.8) * self.steps if rank in late else 0, "join", rank))
+            events.append((self.rng.uniform(0, 0.8) * self.steps if rank in late else 0, "join", rank))
         for rank in self.rng.sample(range(self.workers), self.workers // 2):
-            found.append((self.rng.uniform(0.05, 0.95) * self.steps, "kill", rank))
-        return sorted(found)
+            events.append((self.rng.uniform(0.05, 0.95) * self.steps, "kill", rank))
+        return sorted(events)
 
-    def happen(self, what: str, rank: int) -> None:
-        if what == "kill":
+    def happen(self, event: str, rank: int) -> None:
+        if event == "kill":
             if rank == 0 and not self.noted(0):
                 return  # without what it puts there is no centre
             time.sleep(self.rng.uniform(0, 0.01))
@@ -163,17 +163,17 @@ class Soak:
         if not self.elastic:
             problems: list[str] = []
             for rank in range(self.workers):
-                found = set(last[np.arange(last.size) % self.workers == rank].tolist())
+                counts = set(last[np.arange(last.size) % self.workers == rank].tolist())
                 may = self.noted(rank) + (rank in self.killed)
-                if len(found) != 1 or not self.noted(rank) <= min(found) <= may:
-                    problems.append(f"worker {rank} was answered {self.noted(rank)} times, {found} are there")
+                if len(counts) != 1 or not self.noted(rank) <= min(counts) <= may:
+                    problems.append(f"worker {rank} was answered {self.noted(rank)} times, not {counts}")
             return problems
         notes = [self.note(rank).reshape(-1, UNITS) for rank in range(self.workers)]
         edges = [last.size * unit // UNITS for unit in range(UNITS + 1)]
         problems: list[str] = []
         for unit in range(UNITS):
-            there = set(last[edges[unit] : edges[unit + 1]].tolist())
-            problems += self.chained([note[:, unit] for note in notes], there)
+            present = set(last[edges[unit] : edges[unit + 1]].tolist())
+            problems += self.chained([note[:, unit] for note in notes], present)
         return problems
 
     def note(self, rank: int) -> Any:
@@ -214,16 +214,16 @@ class Soak:
 
     def memory(self) -> tuple[list[tuple[float, float]], list[str]]:
         """Of each server its MiB at the end, and KiB gained in 1,000 exchanges; what is not flat."""
-        table = np.array([one for one in self.samples if one[0] >= self.steps / 10], np.float64)
-        found: list[tuple[float, float]] = []
+        table = np.array([sample for sample in self.samples if sample[0] >= self.steps / 10], np.float64)
+        slopes: list[tuple[float, float]] = []
         problems: list[str] = []
         for server in range(self.servers):
             resident = table[:, server + 1]
             slope = float(np.polyfit(table[:, 0], resident, 1)[0])
-            found.append((float(resident[-1]) / 1024, 1000 * slope))
+            slopes.append((float(resident[-1]) / 1024, 1000 * slope))
             if slope * self.steps > FLAT * resident[-1]:
                 problems.append(f"server {server} gains {1000 * slope:.0f} KiB in 1,000 exchanges")
-        return found, problems
+        return slopes, problems
 
 
 def _resident(pid: int) -> int:

@@ -74,30 +74,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.measured:
             read = [msgspec.json.decode(path.read_bytes(), type=Results) for path in options.measured]
-            found = merged(read)
+            results = merged(read)
         else:
-            found = _measure(options)
-        nbytes = options.nbytes or found.nbytes
-        seconds = options.seconds or found.seconds
+            results = _measure(options)
+        nbytes = options.nbytes or results.nbytes
+        seconds = options.seconds or results.seconds
         if options.fabric:
             text = _switch(options.ranks[-1], options.fabric, options.latency)
-            found = Results(nbytes, seconds, found.surroundings, "", [])
+            results = Results(nbytes, seconds, results.surroundings, "", [])
         else:
-            text = found.surroundings[-1].topology
-        points = simulated(found, parse_topology(text), options.ranks)
-        found = msgspec.structs.replace(found, points=points)
+            text = results.surroundings[-1].topology
+        points = simulated(results, parse_topology(text), options.ranks)
+        results = msgspec.structs.replace(results, points=points)
     except CommplanError as error:
         print(error, file=sys.stderr)
         return 1
-    for where in found.surroundings if found.measured else ():
+    for where in results.surroundings if results.measured else ():
         print(heading(where))
-    print(f"{size_text(found.nbytes)} of weights, steps of {time_text(found.seconds)}", end="")
+    print(f"{size_text(results.nbytes)} of weights, steps of {time_text(results.seconds)}", end="")
     print(f", a fabric of {options.fabric}" if options.fabric else "")
     print(table(rows(points)))
     print("\n".join(verdict(points)))
     if options.out:
-        options.out.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
-        plot(found, options.out.with_suffix(".png"))
+        options.out.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
+        plot(results, options.out.with_suffix(".png"))
     return 0
 
 
@@ -107,20 +107,20 @@ def merged(parts: Sequence[Results]) -> Results:
     alike = {(part.nbytes, part.seconds, part.calibration) for part in parts}
     if len(alike) > 1:
         fail("CP1124", "the files do not go together", "give one --nbytes, --seconds and --calibration")
-    measured = sorted((one for part in parts for one in part.measured), key=lambda one: one.ranks)
-    where = [one for part in parts for one in part.surroundings]
+    measured = sorted((point for part in parts for point in part.measured), key=lambda point: point.ranks)
+    where = [surroundings for part in parts for surroundings in part.surroundings]
     return msgspec.structs.replace(first, measured=measured, surroundings=where)
 
 
-def simulated(found: Results, lab: Topology, ranks: Sequence[int]) -> list[Point]:
+def simulated(results: Results, lab: Topology, ranks: Sequence[int]) -> list[Point]:
     """Both ways on every number of ranks; the lab's switch has as many hosts as it needs."""
-    links = parse_calibration(found.calibration) if found.calibration else None
-    by = {(one.way, one.ranks): one.time for one in found.measured}
-    alone = by.get(("alone", min((one.ranks for one in found.measured), default=0)), found.seconds)
+    links = parse_calibration(results.calibration) if results.calibration else None
+    by = {(point.way, point.ranks): point.time for point in results.measured}
+    alone = by.get(("alone", min((point.ranks for point in results.measured), default=0)), results.seconds)
     points: list[Point] = []
     for way in ("elastic", "gradients"):
         for count in ranks:
-            work, network, chosen = step(way, count, found.nbytes, lab, links)
+            work, network, chosen = step(way, count, results.nbytes, lab, links)
             exposed = max(alone, network) if way == "elastic" else alone + network
             points.append(Point(way, count, exposed + work, by.get((way, count)), alone, chosen))
     return points
@@ -140,9 +140,9 @@ def step(
             {f"w{i:02}": {"shape": [n], "dtype": "f32"} for i, n in enumerate(scaling.counts(nbytes))}
         )
     }
-    made = compile_plan(plan, {}, shapes, topology=topology, calibration=links, backend="mpi")
-    predictor = Predictor(topology, made.axes, calibration=links, backend="mpi")
-    phase = next(p for p in simulate(made, predictor).phases if p.name == scaling.PHASE[way])
+    compiled = compile_plan(plan, {}, shapes, topology=topology, calibration=links, backend="mpi")
+    predictor = Predictor(topology, compiled.axes, calibration=links, backend="mpi")
+    phase = next(p for p in simulate(compiled, predictor).phases if p.name == scaling.PHASE[way])
     largest = max((op for op in phase.ops if op.algorithm), key=lambda op: op.alone)
     return phase.compute, phase.network, largest.algorithm
 
@@ -187,14 +187,14 @@ def _links(path: Path) -> str:
 
 def rows(points: Sequence[Point]) -> list[list[str]]:
     body = [["way", "hosts", "measured", "simulated", "error", "efficiency", "simulated", "chosen"]]
-    for one in points:
-        error = "" if one.error is None else f"{one.error:+.1%}"
-        efficiency = "" if one.measured is None else f"{one.alone / one.measured:.1%}"
-        measured = "" if one.measured is None else time_text(one.measured)
+    for point in points:
+        error = "" if point.error is None else f"{point.error:+.1%}"
+        efficiency = "" if point.measured is None else f"{point.alone / point.measured:.1%}"
+        measured = "" if point.measured is None else time_text(point.measured)
         body.append(
             [
-                one.way, f"{one.ranks:,}", measured, time_text(one.simulated), error, efficiency,
-                f"{one.alone / one.simulated:.1%}", one.chosen,
+                point.way, f"{point.ranks:,}", measured, time_text(point.simulated), error, efficiency,
+                f"{point.alone / point.simulated:.1%}", point.chosen,
             ]
         )  # fmt: skip
     return body
@@ -202,39 +202,41 @@ def rows(points: Sequence[Point]) -> list[list[str]]:
 
 def verdict(points: Sequence[Point]) -> list[str]:
     """The simulator's error where there is something to compare, and the efficiency on the most ranks."""
-    said: list[str] = []
-    errors = [abs(one.error) for one in points if one.error is not None]
+    sentences: list[str] = []
+    errors = [abs(point.error) for point in points if point.error is not None]
     if errors:
         mean = sum(errors) / len(errors)
-        said.append(
+        sentences.append(
             f"simulated steps are {mean:.1%} off on average, {max(errors):.1%} at worst, of {len(errors)}"
         )
-    for way in dict.fromkeys(one.way for one in points):
-        last = max((one for one in points if one.way == way), key=lambda one: one.ranks)
+    for way in dict.fromkeys(point.way for point in points):
+        last = max((point for point in points if point.way == way), key=lambda point: point.ranks)
         share = last.alone / last.simulated
         compared = f" (You et al. measured {PAPER:.1%} on 4,253 nodes)" if way == "elastic" else ""
-        said.append(f"{way}: {share:.1%} on {last.ranks:,} hosts{compared}")
-    return said
+        sentences.append(f"{way}: {share:.1%} on {last.ranks:,} hosts{compared}")
+    return sentences
 
 
-def plot(found: Results, path: Path) -> bool:
+def plot(results: Results, path: Path) -> bool:
     """Efficiency over hosts; False where matplotlib is not installed."""
     pyplot = plots()
     if pyplot is None:
         return False
     figure, axes = pyplot.subplots(figsize=(8, 5))
-    for color, way in enumerate(dict.fromkeys(one.way for one in found.points)):
-        own = [one for one in found.points if one.way == way]
-        at = [one.ranks for one in own]
-        axes.plot(at, [one.alone / one.simulated for one in own], f"C{color}-", label=f"{way}, simulated")
-        seen = [one for one in own if one.measured is not None]
-        share = [one.alone / (one.measured or 1.0) for one in seen]
-        axes.plot([one.ranks for one in seen], share, f"C{color}o", label=f"{way}, measured")
+    for color, way in enumerate(dict.fromkeys(point.way for point in results.points)):
+        own = [point for point in results.points if point.way == way]
+        at = [point.ranks for point in own]
+        axes.plot(
+            at, [point.alone / point.simulated for point in own], f"C{color}-", label=f"{way}, simulated"
+        )
+        seen = [point for point in own if point.measured is not None]
+        share = [point.alone / (point.measured or 1.0) for point in seen]
+        axes.plot([point.ranks for point in seen], share, f"C{color}o", label=f"{way}, measured")
     axes.set_xscale("log")
     axes.set_ylim(0, 1.05)
     axes.set_xlabel("hosts")
     axes.set_ylabel("efficiency: a step of one worker / a step")
-    axes.set_title(f"weak scaling: {size_text(found.nbytes)}, {time_text(found.seconds)} of work a step")
+    axes.set_title(f"weak scaling: {size_text(results.nbytes)}, {time_text(results.seconds)} of work a step")
     axes.grid(alpha=0.3)
     axes.legend()
     figure.tight_layout()
@@ -244,8 +246,8 @@ def plot(found: Results, path: Path) -> bool:
 
 
 def _parser() -> argparse.ArgumentParser:
-    about = (__doc__ or "").split("\n")[0]
-    parser = argparse.ArgumentParser(prog="python -m bench.weak_scaling", description=about)
+    summary = (__doc__ or "").split("\n")[0]
+    parser = argparse.ArgumentParser(prog="python -m bench.weak_scaling", description=summary)
     parser.add_argument("--hosts", type=_numbers, default=HOSTS, help="that are measured (2,4,6,8)")
     parser.add_argument("--ranks", type=_numbers, default=RANKS, help="that are simulated (2 to 4,253)")
     parser.add_argument("--nbytes", type=size, default=0, help="of the weights (1MiB)")
@@ -262,10 +264,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    found = tuple(map(int, text.split(",")))
-    if min(found) < 2:
+    numbers = tuple(map(int, text.split(",")))
+    if min(numbers) < 2:
         raise argparse.ArgumentTypeError("numbers from 2 on")
-    return found
+    return numbers
 
 
 if __name__ == "__main__":

@@ -74,11 +74,11 @@ def measured(function: str, workers: str, cores: int, records: int, rounds: int)
     plan, problems = dsl.load(PLAN.format(batch=BATCH, cores=cores, function=function), "workers.plan")
     if plan is None:
         sys.exit(f"the plan does not load: {problems}")
-    made = compiler.compile_plan(plan, {}, {})
+    compiled = compiler.compile_plan(plan, {}, {})
     source = [number.to_bytes(PREFIX, "little") + jpeg for number, jpeg in enumerate(jpegs(records))]
     cell = Cell(function, workers, cores, [], [], 0)
     total = 0
-    with PhaseBatches(made, "step", {"images": source}, FUNCTIONS, workers=workers) as feed:
+    with PhaseBatches(compiled, "step", {"images": source}, FUNCTIONS, workers=workers) as feed:
         for number in range(rounds + 1):
             wall, cpu = time.perf_counter(), time.process_time()
             before = feed.summary().cpu_s if workers == "processes" else 0.0
@@ -122,8 +122,8 @@ def main() -> None:
     print(f"{'function':10}{'workers':>14}{'wall ms':>10}{'CPU ms':>10}   (per record, median)")
     for cell in cells:
         wall, cpu = statistics.median(cell.wall_s), statistics.median(cell.cpu_s)
-        what = f"{cell.cores} {cell.workers}"
-        print(f"{cell.function:10}{what:>14}{wall * 1e3:>10.3f}{cpu * 1e3:>10.3f}")
+        label = f"{cell.cores} {cell.workers}"
+        print(f"{cell.function:10}{label:>14}{wall * 1e3:>10.3f}{cpu * 1e3:>10.3f}")
     if given.out:
         given.out.write_bytes(msgspec.json.encode(cells))
 

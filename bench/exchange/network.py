@@ -31,12 +31,12 @@ def pictures(count: int, *, seed: int, held_out: bool = False) -> tuple[Array, A
     sys.path.append(str(Path(__file__).parents[2] / "examples"))
     import photos  # noqa: PLC0415  # pyright: ignore[reportMissingImports]
 
-    made: Any = photos
-    crops = made.Crops(count, seed=seed, held_out=held_out)
+    images: Any = photos
+    crops = images.Crops(count, seed=seed, held_out=held_out)
     pixels = np.empty((count, SIDE, SIDE, 3), np.uint8)
     labels = np.empty(count, np.int32)
     for number in range(count):
-        full, labels[number] = made.decode(crops[number])
+        full, labels[number] = images.decode(crops[number])
         step = full.shape[0] // SIDE
         pixels[number] = full.reshape(SIDE, step, SIDE, step, 3).mean((1, 3))
     return pixels, labels

@@ -114,16 +114,16 @@ def main() -> None:
     master = world.Get_size() - 1
     workers = world.Split(int(world.Get_rank() == master), world.Get_rank())
     data = np.load(orders.pictures)
-    found: list[Trained] = []
+    results: list[Trained] = []
     for way in orders.ways:
         world.Barrier()
         served = way.mode in SERVED
         if served or world.Get_rank() != master:
-            made = _train(orders, way, world if served else workers, data, master)
-            if world.Get_rank() == 0 and made is not None:
-                found.append(made)
+            trained = _train(orders, way, world if served else workers, data, master)
+            if world.Get_rank() == 0 and trained is not None:
+                results.append(trained)
     if world.Get_rank() == 0:
-        Path(orders.out).write_bytes(msgspec.json.encode(found))
+        Path(orders.out).write_bytes(msgspec.json.encode(results))
 
 
 def _train(orders: Orders, way: Way, comm: Any, data: Array, workers: int) -> Trained | None:
@@ -181,10 +181,10 @@ def _gather(
         comm.send(own, 0, tag=7)
         return None
     every = [own, *(comm.recv(source=rank, tag=7) for rank in range(1, workers))]
-    losses = np.mean([one[1] for one in every], axis=0).tolist()
-    at = np.mean([one[2] for one in every], axis=0).tolist()
-    late, cpu = sum(one[3] for one in every), sum(one[4] for one in every)
-    return Trained(way, [one[0] for one in every], losses, at, accuracy, chosen, late, cpu)
+    losses = np.mean([entry[1] for entry in every], axis=0).tolist()
+    at = np.mean([entry[2] for entry in every], axis=0).tolist()
+    late, cpu = sum(entry[3] for entry in every), sum(entry[4] for entry in every)
+    return Trained(way, [entry[0] for entry in every], losses, at, accuracy, chosen, late, cpu)
 
 
 def _bound(orders: Orders, way: Way, comm: Any, params: Array, workers: int) -> tuple[Any, str]:

@@ -99,9 +99,9 @@ def plan_text(way: str, ranks: int) -> str:
 def main() -> None:
     orders = msgspec.json.decode(sys.argv[1], type=Orders)
     comm = MPI.COMM_WORLD
-    found = [_measure(orders, way, comm) for way in WAYS]
+    measured = [_measure(orders, way, comm) for way in WAYS]
     if comm.Get_rank() == 0:
-        Path(orders.out).write_bytes(msgspec.json.encode(found))
+        Path(orders.out).write_bytes(msgspec.json.encode(measured))
 
 
 def _measure(orders: Orders, way: str, comm: Any) -> Measured:
@@ -164,11 +164,11 @@ def _step(orders: Orders, way: str, comm: Any, params: Array, device: network.De
 
         return alone, state, chosen
     exchange, compute, update = jax.jit(exchanged), jax.jit(made), jax.jit(less)
-    beside = concurrent.futures.ThreadPoolExecutor(1)
+    executor = concurrent.futures.ThreadPoolExecutor(1)
 
     def averaged(params: Any, state: Any, zero: Array) -> Any:
         """Programs of their own, that run beside each other: each in a thread, as a device would have it."""
-        going = beside.submit(lambda: jax.block_until_ready(exchange(params, state)))
+        going = executor.submit(lambda: jax.block_until_ready(exchange(params, state)))
         grads = jax.block_until_ready(compute(params, zero))
         pull, state = going.result()
         return update(update(params, grads), pull), state

@@ -100,11 +100,11 @@ class Measured(msgspec.Struct, frozen=True):
 
 def tensors(sizes: Sequence[int], number: int) -> Tree:
     """Whole multiples of 1/64: sums of them are exact in any order."""
-    found: Tree = {}
+    tensors_by_name: Tree = {}
     for i, size in enumerate(sizes):
         counted = np.arange(size, dtype=np.int32) * np.int32(2 * number + 7 * i + 1)
-        found[f"t{i:03d}"] = (counted % 129 - 64).astype(np.float32) / np.float32(64)
-    return found
+        tensors_by_name[f"t{i:03d}"] = (counted % 129 - 64).astype(np.float32) / np.float32(64)
+    return tensors_by_name
 
 
 def zeros(weights: Tree) -> Tree:
@@ -129,24 +129,24 @@ def main() -> None:
     orders = msgspec.json.decode(sys.argv[1], type=Orders)
     world = MPI.COMM_WORLD
     comm = world.Split(0, orders.order.index(world.Get_rank()))
-    found: list[Measured] = []
+    results: list[Measured] = []
     for way in orders.ways:
         comm.Barrier()
         size = orders.workers + way.servers
         taking_part = comm.Split(0 if comm.Get_rank() < size else 1, comm.Get_rank())
         if comm.Get_rank() < size:
-            made = _measure(orders, way, taking_part)
+            measured = _measure(orders, way, taking_part)
             if comm.Get_rank() == 0:
-                found.append(made)
-                Path(orders.out).write_bytes(msgspec.json.encode(found))
-                print(f"{way.name}: {made.seconds or made.missing}", flush=True)
+                results.append(measured)
+                Path(orders.out).write_bytes(msgspec.json.encode(results))
+                print(f"{way.name}: {measured.seconds or measured.missing}", flush=True)
 
 
 def _measure(orders: Orders, way: Way, comm: Any) -> Measured:
     rank = comm.Get_rank()
     workers = comm.Split(int(rank >= orders.workers), rank)
-    made = {"exchange": _exchange, "reduce": _reduce, "central": _central, "ddp": _ddp}[way.kind]
-    step, chosen, close = made(orders, way, comm)
+    runner = {"exchange": _exchange, "reduce": _reduce, "central": _central, "ddp": _ddp}[way.kind]
+    step, chosen, close = runner(orders, way, comm)
     if step is None:
         return Measured(way, [], 0, 0, 0, missing=chosen)
     seconds: list[float] = []
@@ -161,8 +161,10 @@ def _measure(orders: Orders, way: Way, comm: Any) -> Measured:
         jax.block_until_ready(weights)
         seconds.append(workers.allreduce(time.perf_counter() - start, op=MPI.MAX))
     ended = time.time()
-    said = hashlib.sha256(b"".join(np.asarray(weights[name]).tobytes() for name in sorted(weights))).digest()
-    alike = len(set(workers.allgather(said))) == 1
+    digest = hashlib.sha256(
+        b"".join(np.asarray(weights[name]).tobytes() for name in sorted(weights))
+    ).digest()
+    alike = len(set(workers.allgather(digest))) == 1
     wrong = _difference(orders, weights) if rank == 0 else 0.0
     if not alike:
         wrong = float("inf")
@@ -177,7 +179,9 @@ def _difference(orders: Orders, weights: Tree) -> float:
     for number in range(orders.steps + 1):
         grads = [tensors(orders.sizes, 1 + rank + number * orders.workers) for rank in range(orders.workers)]
         for name in expected:
-            mean = sum((one[name] for one in grads[1:]), grads[0][name]) / np.float32(orders.workers)
+            mean = sum((gradient[name] for gradient in grads[1:]), grads[0][name]) / np.float32(
+                orders.workers
+            )
             moment[name] = MU * moment[name] + mean
             expected[name] = expected[name] - ETA * moment[name]
     most = max(float(np.abs(x).max()) for x in expected.values())

@@ -43,7 +43,7 @@ def heading(where: Surroundings) -> str:
     shape = where.shape
     racks = f"{shape.racks} racks of {shape.hosts}" if shape.racks > 1 else f"{shape.hosts} hosts, one switch"
     order = ", ranks go round the racks" if shape.interleave else ""
-    lines = ", ".join(f"{what} {rate * 8 / 1e6:.1f} Mbit/s" for what, rate in where.line_rates.items())
+    lines = ", ".join(f"{label} {rate * 8 / 1e6:.1f} Mbit/s" for label, rate in where.line_rates.items())
     return (
         f"{racks}{order}; links {shape.rate}; line rate measured: {lines}; TCP {where.congestion_control};"
         f" {where.cores} cores, load {where.load[0]:.1f}; {where.date}"
@@ -98,9 +98,13 @@ def plot(path: Path, results: Results) -> bool:
             style = {"marker": "o", "markersize": 3, "linewidth": 2.2 if "commplan" in label else 1.0}
             panels[0][column].plot(sizes, [figure.time * 1e3 for figure in mine], label=label, **style)
             panels[1][column].plot(sizes, [figure.bus / line for figure in mine], label=label, **style)
-        for row, (what, scale) in enumerate((("milliseconds", "log"), ("share of the line rate", "linear"))):
+        for row, (quantity, scale) in enumerate(
+            (("milliseconds", "log"), ("share of the line rate", "linear"))
+        ):
             panel = panels[row][column]
-            panel.set(xscale="log", yscale=scale, xlabel="bytes", ylabel=what, title=kind.replace("_", "-"))
+            panel.set(
+                xscale="log", yscale=scale, xlabel="bytes", ylabel=quantity, title=kind.replace("_", "-")
+            )
             panel.grid(alpha=0.3)
         panels[0][column].legend(fontsize=7)
     drawn.suptitle(heading(results.surroundings), fontsize=9)

@@ -151,7 +151,7 @@ class Group:
             self._give_up(f"answered {answer}")
         return answer
 
-    def _give_up(self, what: str) -> NoReturn:
+    def _give_up(self, reason: str) -> NoReturn:
         self._log.flush()
-        said = Path(self._log.name).read_text(encoding="utf-8", errors="replace").strip()
-        fail("CP1124", f"a process of {self.module} {what}", *(said[-2000:].splitlines()[-20:]))
+        output = Path(self._log.name).read_text(encoding="utf-8", errors="replace").strip()
+        fail("CP1124", f"a process of {self.module} {reason}", *(output[-2000:].splitlines()[-20:]))

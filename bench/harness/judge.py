@@ -15,26 +15,26 @@ NOISE = 0.05  # two medians this close are one
 
 def judge(figures: Sequence[Figure], where: Surroundings) -> list[str]:
     """One sentence for each question; sizes are named where the answer is not the hoped-for one."""
-    said: list[str] = []
+    sentences: list[str] = []
     for kind, sizes in by_kind(figures).items():
-        said += [f"{kind.replace('_', '-')}: {line}" for line in _of_kind(kind, sizes, where)]
-    return said
+        sentences += [f"{kind.replace('_', '-')}: {line}" for line in _of_kind(kind, sizes, where)]
+    return sentences
 
 
 def by_kind(figures: Sequence[Figure]) -> dict[str, dict[int, dict[str, Figure]]]:
     """Collective -> nbytes -> label -> figure. An empty call belongs to the collective that it was measured
     with, in turns: that of the figures before it."""
-    found: dict[str, dict[int, dict[str, Figure]]] = {}
+    figures_by_kind: dict[str, dict[int, dict[str, Figure]]] = {}
     kind = ""
     for figure in figures:
         kind = kind if figure.work.kind == "empty" else figure.work.kind
         if figure.seconds and kind:
-            found.setdefault(kind, {}).setdefault(figure.work.nbytes, {})[figure.label] = figure
-    return found
+            figures_by_kind.setdefault(kind, {}).setdefault(figure.work.nbytes, {})[figure.label] = figure
+    return figures_by_kind
 
 
 def _of_kind(kind: str, sizes: dict[int, dict[str, Figure]], where: Surroundings) -> list[str]:
-    said: list[str] = []
+    sentences: list[str] = []
     slower: list[str] = []
     compared = 0
     for size, own in sizes.items():
@@ -47,20 +47,20 @@ def _of_kind(kind: str, sizes: dict[int, dict[str, Figure]], where: Surroundings
             slower.append(f"{size} B ({ratio:.2f} times the time)")
     if compared:
         where_slower = ", ".join(slower) or "no size"
-        said.append(f"more than {NOISE:.0%} slower than the best peer at {where_slower} of {compared}")
+        sentences.append(f"more than {NOISE:.0%} slower than the best peer at {where_slower} of {compared}")
     large = [own for size, own in sizes.items() if size >= LARGE and "commplan" in own]
     if large and kind == "all_reduce":
         share = min(own["commplan"].bus / where.line for own in large)
-        said.append(f"at least {share:.3f} of the line rate from 4 MiB up")
+        sentences.append(f"at least {share:.3f} of the line rate from 4 MiB up")
         plain = [own["openmpi"].time / own["commplan"].time for own in large if "openmpi" in own]
         if plain:
-            said.append(f"at least {min(plain):.2f} times Open MPI's bandwidth from 4 MiB up")
+            sentences.append(f"at least {min(plain):.2f} times Open MPI's bandwidth from 4 MiB up")
     if large and where.shape.racks > 1:
         share = min(where.bound(own["commplan"].work) / own["commplan"].time for own in large)
-        said.append(f"at least {share:.3f} of the topology's bound from 4 MiB up")
-    said += _small(sizes)
-    said += _auto(sizes)
-    return said
+        sentences.append(f"at least {share:.3f} of the topology's bound from 4 MiB up")
+    sentences += _small(sizes)
+    sentences += _auto(sizes)
+    return sentences
 
 
 def _small(sizes: dict[int, dict[str, Figure]]) -> list[str]:

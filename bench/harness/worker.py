@@ -124,7 +124,7 @@ class Worker:
         self._prepared[work] = operation
         seconds: list[float] = []
         cpu: list[float] = []
-        found = ""
+        problem = ""
         gc.disable()
         for repetition in range(-order.warm, order.times):
             variant = repetition % 2
@@ -133,12 +133,12 @@ class Worker:
             cpu_before, before = time.process_time(), time.perf_counter()
             operation.run()
             after, cpu_after = time.perf_counter(), time.process_time()
-            found = found or wrong(work, operation.results(), system.rank, system.ranks, variant)
+            problem = problem or wrong(work, operation.results(), system.rank, system.ranks, variant)
             if repetition >= 0:
                 seconds.append(after - before)
                 cpu.append(cpu_after - cpu_before)
         gc.enable()
-        return Done(seconds, cpu, found, operation.note)
+        return Done(seconds, cpu, problem, operation.note)
 
     def _wait(self) -> None:
         self._link.say(Ready())

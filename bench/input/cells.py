@@ -87,7 +87,7 @@ class Cell(msgspec.Struct, frozen=True):
         return statistics.median(self.apart_s) / self.members + statistics.median(self.consume_s)
 
     def of(self, system: str) -> Figure | None:
-        return next((one for one in self.figures if one.system == system and one.cpu_s), None)
+        return next((figure for figure in self.figures if figure.system == system and figure.cpu_s), None)
 
 
 def measure(asked: Asked, records: Path, folder: Path, peer_python: str, timeout: float) -> Cell:
@@ -99,16 +99,16 @@ def measure(asked: Asked, records: Path, folder: Path, peer_python: str, timeout
     failed: dict[str, str] = {}
     blocks: dict[str, list[Block]] = {}
     memory: dict[str, tuple[int, int]] = {}
-    systems = [one for one in asked.systems if asked.consumer == "ids" or one not in PEERS]
+    systems = [system for system in asked.systems if asked.consumer == "ids" or system not in PEERS]
     try:
-        for name in (*LIMITS, *(one for one in systems if one not in SERVED)):
+        for name in (*LIMITS, *(system for system in systems if system not in SERVED)):
             try:
                 teams[name] = team(name, asked, records, where / name, peer_python, timeout)
             except StalledError as error:
                 failed[name] = str(error)
         if missing := [name for name in LIMITS if name in failed]:
             raise SystemExit(f"{missing[0]}: {failed[missing[0]]}")
-        beside = teams["consuming"].memory()
+        memory_without_input = teams["consuming"].memory()
         for round_ in range(asked.rounds):
             order = list(teams)
             for name in order[round_ % len(order) :] + order[: round_ % len(order)]:
@@ -121,8 +121,8 @@ def measure(asked: Asked, records: Path, folder: Path, peer_python: str, timeout
                     failed[name] = f"in round {round_ + 1}: {error}"
                     teams[name].close()
     finally:
-        for one in teams.values():
-            one.close()
+        for running in teams.values():
+            running.close()
     for name in systems:
         if name in SERVED:
             try:
@@ -131,13 +131,13 @@ def measure(asked: Asked, records: Path, folder: Path, peer_python: str, timeout
                 )
             except StalledError as error:
                 failed[name] = str(error)
-    alone = (beside[0] // asked.members, beside[1] // asked.members)
+    alone = (memory_without_input[0] // asked.members, memory_without_input[1] // asked.members)
     figures = [
         _figure(
             name,
             blocks.get(name, []),
             memory.get(name),
-            alone if name == "one_process" else beside,
+            alone if name == "one_process" else memory_without_input,
             failed.get(name, ""),
         )
         for name in systems
@@ -158,34 +158,38 @@ def _stretch(
 ) -> tuple[list[Block], tuple[int, int], str]:
     """The rounds of a system with a server, one after another: it would work ahead in the turns of others. An
     epoch counts until the server has filled again what it keeps."""
-    found: list[Block] = []
+    blocks: list[Block] = []
     memory, failed = (0, 0), ""
-    one = team(name, asked, records, where, peer_python, timeout)
+    running = team(name, asked, records, where, peer_python, timeout)
     try:
         for _ in range(asked.rounds):
-            found.append(one.refilled())
-            memory = one.memory()
+            blocks.append(running.refilled())
+            memory = running.memory()
     except StalledError as error:
-        failed = f"after {len(found)} epochs: {error}"
+        failed = f"after {len(blocks)} epochs: {error}"
     finally:
-        one.close()
-    return found, memory, failed
+        running.close()
+    return blocks, memory, failed
 
 
 def _figure(
-    name: str, blocks: Sequence[Block], memory: tuple[int, int] | None, beside: tuple[int, int], failed: str
+    name: str,
+    blocks: Sequence[Block],
+    memory: tuple[int, int] | None,
+    memory_without_input: tuple[int, int],
+    failed: str,
 ) -> Figure:
-    made = [sum(answer.get("made", 0) for answer in block.answers) for block in blocks]
+    bytes_made = [sum(answer.get("made", 0) for answer in block.answers) for block in blocks]
     each = [block.records / sum(answer.get("members", 1) for answer in block.answers) for block in blocks]
     return Figure(
         name,
         [block.cpu_per_record for block in blocks],
         [records / block.wall_s for records, block in zip(each, blocks, strict=True)],
-        sum(made) / sum(each) if any(made) else None,
+        sum(bytes_made) / sum(each) if any(bytes_made) else None,
         sum(answer["missing"] for block in blocks for answer in block.answers),
         sum(answer["again"] for block in blocks for answer in block.answers),
-        memory[0] - beside[0] if memory else None,
-        memory[1] - beside[1] if memory else None,
+        memory[0] - memory_without_input[0] if memory else None,
+        memory[1] - memory_without_input[1] if memory else None,
         failed,
     )
 

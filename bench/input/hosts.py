@@ -87,19 +87,19 @@ def main() -> None:
     decoding = _decoding(records) if comm.rank == 0 else 0.0
     comm.Barrier()
     runs = {design: _batches(orders, design, records, comm) for design in orders.designs}
-    found: dict[str, list[list[Epoch]]] = {design: [] for design in orders.designs}
+    epochs_by_design: dict[str, list[list[Epoch]]] = {design: [] for design in orders.designs}
     try:
         for turn in range(orders.epochs + 1):
             for design, batches in runs.items():
                 comm.Barrier()
                 every = comm.gather(_epoch(batches, len(records), orders.batch))
                 if comm.rank == 0 and turn:
-                    found[design].append(every)
+                    epochs_by_design[design].append(every)
     finally:
         for batches in runs.values():
             batches.close()
     if comm.rank == 0:
-        Path(orders.out).write_bytes(msgspec.json.encode(Measured(Decoding(decoding), found)))
+        Path(orders.out).write_bytes(msgspec.json.encode(Measured(Decoding(decoding), epochs_by_design)))
 
 
 def _batches(orders: Orders, design: str, records: Packed, comm: Any) -> Any:

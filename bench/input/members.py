@@ -76,8 +76,10 @@ def commplan(options: Any, records: Packed) -> None:
                 (pixels,) = batch.values.values()
                 for consumer in consumers:
                     consumer(pixels)
-            found = [consumer.epoch(len(records)) for consumer in consumers]
-            answer = {key: sum((one[key] for one in found[1:]), found[0][key]) for key in found[0]}
+            answers = [consumer.epoch(len(records)) for consumer in consumers]
+            answer = {
+                key: sum((partial[key] for partial in answers[1:]), answers[0][key]) for key in answers[0]
+            }
             return {**answer, "made": made() - before, "members": options.members if alone else 1}
 
         epoch()
@@ -118,20 +120,20 @@ def consuming(options: Any, records: Packed) -> None:
 
     importlib.import_module("commplan.runtime.input")  # its modules are a part of what a process takes
     consumer = Consumer(options.consumer, BATCH)
-    made: list[Batch] = []
+    block: list[Batch] = []
 
     def batches() -> Iterator[Batch]:
         for start in range(0, len(records), BATCH):
             rows = min(BATCH, len(records) - start)
-            made[0].reshape(BATCH, -1)[:rows, :4] = np.arange(start, start + rows, dtype=np.uint32)[
+            block[0].reshape(BATCH, -1)[:rows, :4] = np.arange(start, start + rows, dtype=np.uint32)[
                 :, None
             ].view(np.uint8)
-            yield made[0][:rows]
+            yield block[0][:rows]
 
     def epoch() -> dict[str, Any]:
-        if not made:
+        if not block:
             nbytes = BATCH * int(np.prod(SHAPE))
-            made.append(np.frombuffer(mmap.mmap(-1, nbytes), np.uint8).reshape(BATCH, *SHAPE))
+            block.append(np.frombuffer(mmap.mmap(-1, nbytes), np.uint8).reshape(BATCH, *SHAPE))
         for batch in batches():
             consumer(batch)
         return consumer.epoch(len(records))

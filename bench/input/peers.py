@@ -58,12 +58,12 @@ def tf_records(path: Path) -> Path:
     tf: Any = importlib.import_module("tensorflow")
     place = path.with_suffix(".tfrecord")
     if not place.exists():
-        beside = place.with_suffix(f".{os.getpid()}.part")  # several members may write it at once
-        with tf.io.TFRecordWriter(str(beside)) as file:
+        partial = place.with_suffix(f".{os.getpid()}.part")  # several members may write it at once
+        with tf.io.TFRecordWriter(str(partial)) as file:
             packed = Packed(path)
             for number in range(len(packed)):
                 file.write(packed[number])
-        beside.rename(place)
+        partial.rename(place)
     return place
 
 

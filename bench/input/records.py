@@ -25,9 +25,9 @@ def photographs() -> list[Pixels]:
     """The bundled photographs as arrays [height, width, 3]."""
     datasets: Any = importlib.import_module("sklearn.datasets")
     data: Any = importlib.import_module("skimage.data")
-    found: list[Any] = [*datasets.load_sample_images().images]
-    found += [getattr(data, name)() for name in ("astronaut", "coffee", "chelsea", "rocket")]
-    return [np.array(image, np.uint8)[..., :3] for image in found]
+    images: list[Any] = [*datasets.load_sample_images().images]
+    images += [getattr(data, name)() for name in ("astronaut", "coffee", "chelsea", "rocket")]
+    return [np.array(image, np.uint8)[..., :3] for image in images]
 
 
 def jpegs(count: int) -> list[bytes]:

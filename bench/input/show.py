@@ -39,34 +39,36 @@ class Results(msgspec.Struct, frozen=True):
     cells: list[Cell]
 
 
-def cell(found: Cell) -> str:
+def cell(measured: Cell) -> str:
     """One cell as a table."""
-    what = {"ids": "consumers look at ids only", "step": "consumers normalise and step, jitted"}[
-        found.consumer
+    consumer = {"ids": "consumers look at ids only", "step": "consumers normalise and step, jitted"}[
+        measured.consumer
     ]
-    decode, consume = statistics.median(found.decode_s), statistics.median(found.consume_s)
-    cores = f"{found.cores} core{'s' if found.cores > 1 else ''}"
+    decode, consume = statistics.median(measured.decode_s), statistics.median(measured.consume_s)
+    cores = f"{measured.cores} core{'s' if measured.cores > 1 else ''}"
     head = (
-        f"\n{found.members} members on {cores}, {what}: decoding {decode * 1e3:.3f} ms, consuming "
-        f"{consume * 1e3:.4f} ms, limit {found.limit * 1e3:.4f} ms CPU per record and member"
+        f"\n{measured.members} members on {cores}, {consumer}: decoding {decode * 1e3:.3f} ms, consuming "
+        f"{consume * 1e3:.4f} ms, limit {measured.limit * 1e3:.4f} ms CPU per record and member"
     )
-    if found.apart is not None:
-        each = statistics.median(found.apart_s)
-        head += f"\nin {found.members} processes at once: decoding {each * 1e3:.3f} ms, "
-        head += f"limit {found.apart * 1e3:.4f} ms"
+    if measured.apart is not None:
+        each = statistics.median(measured.apart_s)
+        head += f"\nin {measured.members} processes at once: decoding {each * 1e3:.3f} ms, "
+        head += f"limit {measured.apart * 1e3:.4f} ms"
     titles = f"{'':<30}" + "".join(f"{title:>{width}}" for title, width in COLUMNS) + "  ids"
-    return "\n".join([head, titles, *(f"  {_line(found, one)}" for one in found.figures)])
+    return "\n".join([head, titles, *(f"  {_line(measured, figure)}" for figure in measured.figures)])
 
 
-def _line(found: Cell, one: Figure) -> str:
-    name = f"{NAMES[one.system]:<28}"
-    if not one.cpu_s:
-        return f"{name}{one.failed}"
-    ids = "all, once" if not one.missing and not one.again else f"{one.missing} missing, {one.again} again"
-    made = "" if one.made is None else f"{one.made / 1e3:.0f}"
+def _line(measured: Cell, figure: Figure) -> str:
+    name = f"{NAMES[figure.system]:<28}"
+    if not figure.cpu_s:
+        return f"{name}{figure.failed}"
+    odd = figure.missing or figure.again
+    ids = f"{figure.missing} missing, {figure.again} again" if odd else "all, once"
+    kilobytes = "" if figure.made is None else f"{figure.made / 1e3:.0f}"
     return (
-        f"{name}{one.cpu * 1e3:>9.3f}{_spread(one.cpu_s):>6.0%}{one.cpu / found.limit:>9.2f}{one.wall:>11.0f}"
-        f"{made:>9}{_mb(one.memory):>9}{_mb(one.private):>9}  {ids}{'; ' + one.failed if one.failed else ''}"
+        f"{name}{figure.cpu * 1e3:>9.3f}{_spread(figure.cpu_s):>6.0%}{figure.cpu / measured.limit:>9.2f}"
+        f"{figure.wall:>11.0f}{kilobytes:>9}{_mb(figure.memory):>9}{_mb(figure.private):>9}  {ids}"
+        f"{'; ' + figure.failed if figure.failed else ''}"
     )
 
 
@@ -82,60 +84,65 @@ def _spread(values: Sequence[float]) -> float:
     return (high - low) / 2 / statistics.median(values)
 
 
-def verdict(found: Results) -> str:
+def verdict(results: Results) -> str:
     """What was promised, and what came of it, at the largest number of members."""
     lines = [""]
-    largest = max(cell.members for cell in found.cells)
-    for one in found.cells:
-        duplicated = one.of("plain") or one.of("duplicate")
-        if one.members != largest or one.members == 1 or duplicated is None:
+    largest = max(cell.members for cell in results.cells)
+    for measured in results.cells:
+        duplicated = measured.of("plain") or measured.of("duplicate")
+        if measured.members != largest or measured.members == 1 or duplicated is None:
             continue
-        for shared in filter(None, map(one.of, SHARED)):
-            lines += _against(one, shared, duplicated)
-        wrong = [NAMES[f.system] for f in one.figures if f.missing or f.again]
+        for shared in filter(None, map(measured.of, SHARED)):
+            lines += _against(measured, shared, duplicated)
+        wrong = [NAMES[f.system] for f in measured.figures if f.missing or f.again]
         if wrong:
             lines.append(f"  records missing or given twice: {', '.join(wrong)}")
     return "\n".join(lines)
 
 
-def _against(one: Cell, shared: Figure, duplicated: Figure) -> list[str]:
+def _against(measured: Cell, shared: Figure, duplicated: Figure) -> list[str]:
     """A design beside the limit and what is duplicated; then where it misses a promise."""
-    over = shared.cpu / one.limit
-    apart = f" ({shared.cpu / one.apart - 1:+.1%} from that of processes)" if one.apart else ""
+    over = shared.cpu / measured.limit
+    apart = f" ({shared.cpu / measured.apart - 1:+.1%} from that of processes)" if measured.apart else ""
     ratio, wall = duplicated.cpu / shared.cpu, shared.wall / duplicated.wall
-    where = f"N = {one.members}, {one.cores} core{'s' if one.cores > 1 else ''}, {one.consumer}"
-    said = (
+    cores = f"{measured.cores} core{'s' if measured.cores > 1 else ''}"
+    where = f"N = {measured.members}, {cores}, {measured.consumer}"
+    sentences = (
         f"{where}: {shared.system} takes {ratio:.1f}x less CPU than {NAMES[duplicated.system]} and is "
         f"{over - 1:+.1%} from the limit{apart}, {wall:.1f}x as fast; "
         f"{_mb(shared.memory)} beside the processes themselves"
     )
-    lines = [said]
+    lines = [sentences]
     if over > MOST_OVER:
         lines.append(f"  more than {MOST_OVER - 1:.0%} above the limit")
-    if one.consumer == "ids" and ratio < LEAST_RATIO:
-        lines.append(f"  less than {LEAST_RATIO:g}x (the limit would be {duplicated.cpu / one.limit:.1f}x)")
-    if one.consumer == "ids" and one.cores == 1 and wall < LEAST_RATIO:
+    if measured.consumer == "ids" and ratio < LEAST_RATIO:
+        lines.append(
+            f"  less than {LEAST_RATIO:g}x (the limit would be {duplicated.cpu / measured.limit:.1f}x)"
+        )
+    if measured.consumer == "ids" and measured.cores == 1 and wall < LEAST_RATIO:
         lines.append(f"  less than {LEAST_RATIO:g}x as fast")
     if shared.memory is not None and shared.memory > MOST_MEMORY:
         lines.append(f"  more than {MOST_MEMORY / 1e9:.1f} GB")
     return lines
 
 
-def write(found: Results, path: Path) -> None:
+def write(results: Results, path: Path) -> None:
     """The JSON file, and a plot beside it where matplotlib is installed."""
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
     if importlib.util.find_spec("matplotlib") is None:
         return
     plots: Any = importlib.import_module("matplotlib.pyplot")
-    kinds = list(dict.fromkeys((one.consumer, one.cores) for one in found.cells))
+    kinds = list(dict.fromkeys((measured.consumer, measured.cores) for measured in results.cells))
     figure, panels = plots.subplots(1, len(kinds), figsize=(5 * len(kinds), 4), squeeze=False)
     for panel, (consumer, cores) in zip(panels[0], kinds, strict=True):
-        chosen = [one for one in found.cells if (one.consumer, one.cores) == (consumer, cores)]
+        chosen = [
+            measured for measured in results.cells if (measured.consumer, measured.cores) == (consumer, cores)
+        ]
         for system, name in NAMES.items():
-            points = [(one.members, f.cpu * 1e3) for one in chosen if (f := one.of(system))]
+            points = [(measured.members, f.cpu * 1e3) for measured in chosen if (f := measured.of(system))]
             if points:
                 panel.plot(*zip(*points, strict=True), "o-", label=name, markersize=3, linewidth=1)
-        limits = [(one.members, one.limit * 1e3) for one in chosen]
+        limits = [(measured.members, measured.limit * 1e3) for measured in chosen]
         panel.plot(*zip(*limits, strict=True), "k--", label="limit", linewidth=1)
         panel.set(
             xscale="log",

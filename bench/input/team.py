@@ -90,8 +90,8 @@ class Team:
         self.members: list[_Process] = []
         try:
             for number, command in enumerate(servers):
-                one = self._start(command, f"server-{number}")
-                self._answer(one)
+                server = self._start(command, f"server-{number}")
+                self._answer(server)
             self.members = [self._start(command, f"member-{n}") for n, command in enumerate(members)]
             self.first = [self._answer(member) for member in self.members]
         except BaseException:
@@ -116,22 +116,22 @@ class Team:
                 )
         finally:
             os.sched_setaffinity(0, before)
-        one = _Process(process, name, log)
-        threading.Thread(target=one.relay, args=(process.stdout,), daemon=True).start()
-        self._all.append(one)
-        return one
+        started = _Process(process, name, log)
+        threading.Thread(target=started.relay, args=(process.stdout,), daemon=True).start()
+        self._all.append(started)
+        return started
 
-    def _answer(self, one: _Process) -> Answer:
+    def _answer(self, process: _Process) -> Answer:
         try:
-            found = one.lines.get(timeout=self.timeout)
+            line = process.lines.get(timeout=self.timeout)
         except queue.Empty:
-            raise StalledError(f"{one.name} was silent for {self.timeout:g} s") from None
-        if found is None:
-            said = one.log.read_text(errors="replace").strip().splitlines()
-            raise StalledError(f"{one.name} ended: {said[-1][:200] if said else 'without a word'}")
-        if "cannot" in found:
-            raise StalledError(str(found["cannot"]))
-        return found
+            raise StalledError(f"{process.name} was silent for {self.timeout:g} s") from None
+        if line is None:
+            output = process.log.read_text(errors="replace").strip().splitlines()
+            raise StalledError(f"{process.name} ended: {output[-1][:200] if output else 'without a word'}")
+        if "cannot" in line:
+            raise StalledError(str(line["cannot"]))
+        return line
 
     def settle(self, most: float = 15.0) -> float | None:
         """Wait until the processes do next to nothing: a server has filled what it keeps. When that was;
@@ -180,37 +180,37 @@ class Team:
         for pid in self._pids():
             with contextlib.suppress(OSError):
                 text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-                found = dict(line.split(":", 1) for line in text.splitlines()[1:])
-                shared += _kib(found["Pss"])
-                private += _kib(found["Private_Clean"]) + _kib(found["Private_Dirty"])
+                kilobytes = dict(line.split(":", 1) for line in text.splitlines()[1:])
+                shared += _kib(kilobytes["Pss"])
+                private += _kib(kilobytes["Private_Clean"]) + _kib(kilobytes["Private_Dirty"])
         return shared, private
 
     def _pids(self) -> list[int]:
-        sessions = {one.process.pid for one in self._all}
-        found: list[int] = []
+        sessions = {member.process.pid for member in self._all}
+        pids: list[int] = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdecimal():
                 with contextlib.suppress(OSError):
                     if os.getsid(int(entry.name)) in sessions:
-                        found.append(int(entry.name))
-        return found
+                        pids.append(int(entry.name))
+        return pids
 
     def close(self) -> None:
         """End all processes: first by the end of their input, then by force."""
-        for one in self._all:
+        for member in self._all:
             with contextlib.suppress(OSError, ValueError):
-                if one.process.stdin is not None:
-                    one.process.stdin.close()
+                if member.process.stdin is not None:
+                    member.process.stdin.close()
         until = time.monotonic() + 10
-        for one in reversed(self._all):
+        for member in reversed(self._all):
             with contextlib.suppress(subprocess.TimeoutExpired):
-                one.process.wait(max(0.1, until - time.monotonic()))
-        for one in self._all:
+                member.process.wait(max(0.1, until - time.monotonic()))
+        for member in self._all:
             with contextlib.suppress(OSError):
-                os.killpg(one.process.pid, signal.SIGKILL)
-            one.process.wait()
-            if one.process.stdout is not None:
-                one.process.stdout.close()
+                os.killpg(member.process.pid, signal.SIGKILL)
+            member.process.wait()
+            if member.process.stdout is not None:
+                member.process.stdout.close()
 
 
 def _kib(text: str) -> int:
@@ -239,8 +239,8 @@ def answer(epoch: Any, **ready: Any) -> None:
     """Say that this member is ready; then for every line of the input say what `epoch` returns."""
     _say(ready)
     for _ in sys.stdin:
-        found: Answer = epoch()
-        _say({"ended": time.perf_counter(), **found})
+        reply: Answer = epoch()
+        _say({"ended": time.perf_counter(), **reply})
 
 
 def cannot(why: str) -> None:

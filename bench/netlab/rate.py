@@ -28,11 +28,12 @@ def line_rate(lab: Lab, a: int = 0, b: int = 1, *, seconds: float = 3.0) -> tupl
             runs.append(process)
             if role == "receive":
                 receivers.append(process)
-    said = {process: process.communicate(timeout=seconds + 30) for process in runs}
+    outputs = {process: process.communicate(timeout=seconds + 30) for process in runs}
     for process in runs:
         if process.returncode:
             fail(
-                "CP1124", f"the stream that measures the line rate failed: {said[process][1].strip()[-500:]}"
+                "CP1124",
+                f"the stream that measures the line rate failed: {outputs[process][1].strip()[-500:]}",
             )
-    there, back = (float(said[process][0]) for process in receivers)
-    return there, back
+    forth, back = (float(outputs[process][0]) for process in receivers)
+    return forth, back

@@ -27,8 +27,10 @@ def run(*words: str, check: bool = True) -> str:
     """The standard output of a command. Raises CP1120 with its message where it fails and `check` is set."""
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if check and done.returncode:
-        said = (done.stderr or done.stdout).strip()
-        fail("CP1120", f"`{' '.join(words)}` failed: {said}", "this kernel may lack namespaces, veth or tbf")
+        output = (done.stderr or done.stdout).strip()
+        fail(
+            "CP1120", f"`{' '.join(words)}` failed: {output}", "this kernel may lack namespaces, veth or tbf"
+        )
     return done.stdout
 
 

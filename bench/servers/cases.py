@@ -127,14 +127,14 @@ def drawn(seed: int, *, most: int = 6) -> Case:
 
 def _shapes(rng: random.Random) -> dict[str, tuple[tuple[int, ...], str]]:
     """Leaves of odd sizes, among them scalars and some without elements, of one or two dtypes."""
-    found: dict[str, tuple[tuple[int, ...], str]] = {
+    shapes: dict[str, tuple[tuple[int, ...], str]] = {
         "w0": ((rng.choice((1, 7, 33, 127, 501, 1021)),), "float32")
     }
     for number in range(rng.randint(0, 4)):
         sizes = (1, 2, 3, 5, 11, 17, 0 if number == 2 else 13)
         shape = tuple(rng.choice(sizes) for _ in range(rng.randint(0, 3)))
-        found[f"w{number + 1}"] = shape, "float16" if rng.random() < 0.25 else "float32"
-    return found
+        shapes[f"w{number + 1}"] = shape, "float16" if rng.random() < 0.25 else "float32"
+    return shapes
 
 
 @functools.lru_cache(maxsize=8)

@@ -81,12 +81,12 @@ class Wires:
     fresh: list[int] = field(default_factory=list[int])
 
     def poll(self) -> list[Mail]:
-        found, self.mail = self.mail, []
-        return found
+        mail, self.mail = self.mail, []
+        return mail
 
     def take_lost(self) -> list[int]:
-        found, self.fresh = self.fresh, []
-        return found
+        lost, self.fresh = self.fresh, []
+        return lost
 
     def send(self, worker: int, tag: int, array: Array) -> None:
         if worker >= len(self.inbox):
@@ -143,7 +143,7 @@ class Job:
             ready += [wire for wire, line in self.wires.items() if line]
             if not ready:
                 break
-            move = self.rng.choices(ready, [self.pace[one] for one in ready])[0]
+            move = self.rng.choices(ready, [self.pace[rank] for rank in ready])[0]
             if not isinstance(move, int):
                 self.deliver(*move)
                 continue
@@ -223,7 +223,7 @@ class Job:
     def answer(self, worker: int, site: Site) -> Tree:
         """The tree that the servers have sent."""
         names, shapes = sorted(self.case.shapes), self.case.shapes
-        found = {name: np.zeros(shapes[name][0], shapes[name][1]) for name in names}
+        arrays = {name: np.zeros(shapes[name][0], shapes[name][1]) for name in names}
         flats = [np.zeros(buffer.size, numpy_dtype(buffer.dtype)) for buffer in site.down]
         for move in receives(site):
             flats[move.buffer][move.start : move.start + move.size] = self.inbox[worker][move.tag].popleft()
@@ -232,9 +232,9 @@ class Job:
             for place in buffer.leaves:
                 shape = shapes[names[place]][0]
                 size = int(np.prod(shape))
-                found[names[place]] = flat[at : at + size].reshape(shape)
+                arrays[names[place]] = flat[at : at + size].reshape(shape)
                 at += size
-        return found
+        return arrays
 
     # --- servers ---
 
@@ -257,10 +257,10 @@ def _held(driver: Driver) -> str:
 
 
 def _digest(arrays: list[Array]) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for array in arrays:
-        found.update(np.ascontiguousarray(array).tobytes())
-    return found.hexdigest()[:16]
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()[:16]
 
 
 def differences(case: Case, first: Ends, again: Ends) -> list[str]:
@@ -270,9 +270,9 @@ def differences(case: Case, first: Ends, again: Ends) -> list[str]:
         problems.append(f"{case}: servers hold {again.held}, recorded {first.held}")
     if first.lost != again.lost:
         problems.append(f"{case}: {again.lost} died, recorded {first.lost}")
-    for worker, (one, other) in enumerate(zip(first.weights, again.weights, strict=True)):
-        most = min(len(one), len(other)) if worker in first.lost else max(len(one), len(other))
-        if one[:most] != other[:most]:
+    for worker, (before, after) in enumerate(zip(first.weights, again.weights, strict=True)):
+        most = (min if worker in first.lost else max)(len(before), len(after))
+        if before[:most] != after[:most]:
             problems.append(f"{case}: worker {worker} has other weights than recorded")
     return problems
 

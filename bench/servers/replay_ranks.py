@@ -28,16 +28,18 @@ def main(folder: str, seed: str, count: str) -> None:
         case = drawn(number, most=size)
         ranks = case.workers + case.servers
         comm = world.Split(0 if rank < ranks else MPI.UNDEFINED, rank)
-        found: list[str] = []
+        own_problems: list[str] = []
         if rank < ranks:
             path = Path(folder) / f"{number}.order"
             first, again = (run(case, comm, number, path, how) for how in ("record", "replay"))
-            found = [f"{case}: worker {rank} has other weights than recorded"] if first != again else []
+            own_problems = (
+                [f"{case}: worker {rank} has other weights than recorded"] if first != again else []
+            )
             if rank < case.workers and len(first) != case.steps + 1:
-                found.append(f"{case}: worker {rank} made {len(first)} steps")
+                own_problems.append(f"{case}: worker {rank} made {len(first)} steps")
             comm.Free()
         _wait(world)
-        problems += [one for each in world.allgather(found) for one in each]
+        problems += [problem for each in world.allgather(own_problems) for problem in each]
     if rank == 0:
         print("\n".join([*problems, f"replays: {count}"]), flush=True)
 
@@ -52,18 +54,18 @@ def run(case: Case, comm: Any, number: int, path: Path, how: str) -> Weights:
     most = pace.choice((0.0, 0.0, 1e-3, 5e-3))  # of a thought
     _, state = run.start(run.init(), **started(case, worker))
     w = noise(case, worker if case.elastic else 0)
-    found: Weights = []
+    weights: Weights = []
     for step in range(case.steps):
         time.sleep(pace.uniform(0, most))
         out, state = run.step(state, **asked(case, worker, step, w))
         w = stepped(case, worker, step, w, out.pull if case.elastic else out.weights)
-        found.append(_bytes(w))
+        weights.append(_bytes(w))
     _wait(run.context.machine.own)  # nobody is still on the way to the servers
     out, state = run.look(state)
-    found.append(_bytes(out.center if case.elastic else out.weights))
+    weights.append(_bytes(out.center if case.elastic else out.weights))
     run.close()
     _wait(comm)
-    return found
+    return weights
 
 
 def _bytes(tree: Any) -> bytes:

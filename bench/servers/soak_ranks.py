@@ -117,9 +117,9 @@ def averaging(run: Any, state: Any, rank: int, workers: int, units: Any, note: A
         own = np.full(SIZE, rank * SPAN + count, np.float32)
         out, state = run.step(state, params=own, eta=np.float32(1))
         before = own - np.asarray(out.pull)
-        found = [before[start : start + size] for start, size in zip(*units, strict=True)]
+        parts = [before[start : start + size] for start, size in zip(*units, strict=True)]
         # A unit that is not the same everywhere is none that anybody has left there.
-        values = [float(x[0]) if (x == x[0]).all() else -1.0 for x in found]
+        values = [float(x[0]) if (x == x[0]).all() else -1.0 for x in parts]
         note.write(np.array(values, np.float32).tobytes())
 
 
@@ -135,14 +135,14 @@ def exchanging(run: Any, state: Any, rank: int, workers: int, units: Any, note: 
 
 def look(run: Any, state: Any, folder: Path, least: Any) -> None:
     """What the servers hold when everybody else has left; terms of others may still be on their way."""
-    found: Any = None
+    view: Any = None
     for _ in range(100):
         out, state = run.look(state)
-        found = np.asarray(out.center if least is None else out.weights)
-        if least is None or (found >= least).all():
+        view = np.asarray(out.center if least is None else out.weights)
+        if least is None or (view >= least).all():
             break
         time.sleep(0.1)
-    np.save(folder / "last.npy", found)
+    np.save(folder / "last.npy", view)
 
 
 def expected(folder: Path, workers: int) -> Any:

@@ -32,9 +32,9 @@ class Commplan:
         if work.kind == "empty":
             return JaxComputing(work) if work.seconds else Empty(work)
         places = {"topology": os.environ.get(TOPOLOGY), "calibration": os.environ.get(CALIBRATION)}
-        made = program(work, self.comm, **places)
+        compiled = program(work, self.comm, **places)
         given = [[jnp.asarray(x) for x in xs] for xs in operands(work, self.rank, self.ranks)]
-        return phase(made.bind(self.comm), given, chosen(made.schedule), work.seconds)
+        return phase(compiled.bind(self.comm), given, chosen(compiled.schedule), work.seconds)
 
 
 def phase(run: Any, given: list[list[Array]], note: str, seconds: float) -> Jitted:

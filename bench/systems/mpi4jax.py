@@ -34,13 +34,13 @@ class Mpi4jax:
         if work.kind == "empty":
             return JaxComputing(work)
         given = [[jnp.asarray(x) for x in xs] for xs in operands(work, self.rank, self.ranks)]
-        one = self._one(work.kind)
+        collective = self._one(work.kind)
 
         def each(xs: list[Array]) -> list[Array]:
-            return [one(x) for x in xs]
+            return [collective(x) for x in xs]
 
         def together(xs: list[Array]) -> list[Array]:
-            return fused(one, xs)
+            return fused(collective, xs)
 
         call = after_products(together if work.how == "fused" else each, work.seconds)
         return Jitted(jax.jit(call), given)
@@ -56,9 +56,9 @@ class Mpi4jax:
         return calls[kind]
 
 
-def fused(one: Callable[[Array], Array], xs: list[Array]) -> list[Array]:
+def fused(collective: Callable[[Array], Array], xs: list[Array]) -> list[Array]:
     """All tensors through one call, concatenated before and cut apart after."""
-    total = one(jnp.concatenate(xs))
+    total = collective(jnp.concatenate(xs))
     ends = np.cumsum([x.size for x in xs])[:-1].tolist()
     return jnp.split(total, ends)
 

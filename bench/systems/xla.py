@@ -39,18 +39,18 @@ class Xla:
         if work.kind == "empty":
             return JaxComputing(work)
         given = [[self._own(x) for x in xs] for xs in operands(work, self.rank, self.ranks)]
-        one = self._one(work.kind)
+        collective = self._one(work.kind)
         match work.how:
             case "fused":
-                call = self._jit(lambda xs: bucketed(one, xs), work.kind)
+                call = self._jit(lambda xs: bucketed(collective, xs), work.kind)
             case "combined":  # left to XLA, which combines what it can
 
                 def each(xs: list[Array]) -> list[Array]:
-                    return [one(x) for x in xs]
+                    return [collective(x) for x in xs]
 
                 call = self._jit(after_products(each, work.seconds), work.kind)
             case _:
-                single = self._jit(lambda xs: [one(x) for x in xs], work.kind)
+                single = self._jit(lambda xs: [collective(x) for x in xs], work.kind)
 
                 def call(xs: list[Array]) -> list[Array]:
                     return [single([x])[0] for x in xs]
@@ -78,24 +78,24 @@ class Xla:
 
     def _own(self, x: Floats) -> Array:
         """A global array of which this process holds `x`."""
-        here = jax.device_put(x, jax.local_devices()[0])
-        return jax.make_array_from_single_device_arrays((x.size * self.ranks,), self.split, [here])
+        array = jax.device_put(x, jax.local_devices()[0])
+        return jax.make_array_from_single_device_arrays((x.size * self.ranks,), self.split, [array])
 
 
-def bucketed(one: Callable[[Array], Array], xs: list[Array]) -> list[Array]:
+def bucketed(collective: Callable[[Array], Array], xs: list[Array]) -> list[Array]:
     """All tensors through buckets of at most 25 MiB, in order."""
     out: list[Array] = []
     bucket: list[Array] = []
     for x in xs:
         if bucket and 4 * (sum(y.size for y in bucket) + x.size) > BUCKET:
-            out += _through(one, bucket)
+            out += _through(collective, bucket)
             bucket = []
         bucket.append(x)
-    return out + _through(one, bucket)
+    return out + _through(collective, bucket)
 
 
-def _through(one: Callable[[Array], Array], xs: list[Array]) -> list[Array]:
-    return jnp.split(one(jnp.concatenate(xs)), np.cumsum([x.size for x in xs])[:-1].tolist())
+def _through(collective: Callable[[Array], Array], xs: list[Array]) -> list[Array]:
+    return jnp.split(collective(jnp.concatenate(xs)), np.cumsum([x.size for x in xs])[:-1].tolist())
 
 
 def connect() -> Xla:
