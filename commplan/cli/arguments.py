@@ -164,22 +164,22 @@ def _verify(verbs: Any) -> None:
         more="Proves a plan, a saved schedule, or one algorithm; gives counter-examples.",
     )
     verb.add_argument("file", nargs="?", metavar="FILE|SCHEDULE", help=f"{_PLAN}; or what `compile -o` wrote")
-    one = verb.add_argument_group("one algorithm instead of a file")
-    one.add_argument(
+    group = verb.add_argument_group("one algorithm instead of a file")
+    group.add_argument(
         "--algorithm", metavar="NAME", help='such as ring, or "hierarchical(gpu = ring, node = chain)"'
     )
-    one.add_argument("--collective", metavar="KIND", help="such as all_reduce or broadcast")
-    one.add_argument(
+    group.add_argument("--collective", metavar="KIND", help="such as all_reduce or broadcast")
+    group.add_argument(
         "--ranks", type=_ranks, metavar="N|LEVEL=N,..", help="how many ranks, or how many at each level"
     )
-    one.add_argument(
+    group.add_argument(
         "--protocol", action="store_true", help="the protocol of servers, in every order of messages"
     )
-    one.add_argument(
+    group.add_argument(
         "--whole", action="store_true", help="with --protocol: up to four workers and two servers (minutes)"
     )
-    one.add_argument("--root", type=_place, default=None, metavar="R", help="the rank that has or gets all")
-    one.add_argument(
+    group.add_argument("--root", type=_place, default=None, metavar="R", help="the rank that has or gets all")
+    group.add_argument(
         "--slices",
         type=_count,
         default=1,
@@ -356,9 +356,9 @@ def _is_number(text: str) -> bool:
     return text.isascii() and text.isdecimal() and len(text) < 20
 
 
-def _whole(text: str, least: int, expected: str, found: str) -> int:
+def _whole(text: str, least: int, expected: str, shown: str) -> int:
     if not _is_number(text) or not least <= int(text) < 2**31:
-        raise argparse.ArgumentTypeError(f"expected {expected}, found {found!r}")
+        raise argparse.ArgumentTypeError(f"expected {expected}, found {shown!r}")
     return int(text)
 
 

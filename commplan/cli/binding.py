@@ -35,9 +35,9 @@ class Compiled(NamedTuple):
 
 def checked(path: str, console: Console) -> Plan:
     """The checked plan in a file. Raises CommplanError with all that is wrong."""
-    plan, found = dsl.load(console.read(path), name_of(path))
+    plan, diagnostics = dsl.load(console.read(path), name_of(path))
     if plan is None:
-        raise CommplanError(*found)
+        raise CommplanError(*diagnostics)
     return plan
 
 
@@ -97,12 +97,12 @@ def read_shapes(path: str, console: Console) -> dict[str, Any]:
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object of JSON. Raises CP1103 where a key is in it twice: one of the two would be lost."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for key in keys if keys.count(key) > 1)
         fail("CP1103", f"the key `{twice}` is written twice in one object", "each name has one value")
-    return found
+    return entries
 
 
 def _json_kind(value: object) -> str:
@@ -118,8 +118,8 @@ def _json_kind(value: object) -> str:
 
 def _once(pairs: Sequence[tuple[str, Any]], flag: str) -> dict[str, Any]:
     """The pairs as a mapping. Raises CP1104 where a name is given two values."""
-    found: dict[str, Any] = {}
+    bindings: dict[str, Any] = {}
     for name, value in pairs:
-        if found.setdefault(name, value) != value:
-            fail("CP1104", f"{flag} {name} is given twice: {found[name]} and {value}")
-    return found
+        if bindings.setdefault(name, value) != value:
+            fail("CP1104", f"{flag} {name} is given twice: {bindings[name]} and {value}")
+    return bindings

@@ -37,27 +37,27 @@ def run(arguments: Namespace, console: Console) -> int:
             "the input of a plan is measured with the plan and its sources",
             "commplan calibrate PLAN --source NAME=PATH --fn NAME=MODULE:FUNCTION -o OUT",
         )
-    there = arguments.output != STDIN and Path(arguments.output).exists()
+    exists = arguments.output != STDIN and Path(arguments.output).exists()
     old = (
-        load_calibration(arguments.output) if there else None
+        load_calibration(arguments.output) if exists else None
     )  # its links stay: CP0751 rather than lose them
     plan = checked(arguments.file, console)
     measured = _measured(plan, arguments, console)
-    found = only_input(measured.date, measured)
+    calibration = only_input(measured.date, measured)
     if old is not None:
-        found = msgspec.structs.replace(old, input=merged(old.input, measured))
-    deliver(found, lines(measured), arguments.output, console)
+        calibration = msgspec.structs.replace(old, input=merged(old.input, measured))
+    deliver(calibration, lines(measured), arguments.output, console)
     return 0
 
 
-def deliver(found: Calibration, told: Sequence[str], output: str, console: Console) -> None:
+def deliver(calibration: Calibration, lines: Sequence[str], output: str, console: Console) -> None:
     """Write the calibration to the file `output`, or to stdout, and say what is in it."""
-    console.write(output, write_calibration(found).encode())
+    console.write(output, write_calibration(calibration).encode())
     if console.human and output != STDIN:
-        for line in (f"wrote {output}", *told):
+        for line in (f"wrote {output}", *lines):
             console.note(line)
     elif not console.human:
-        plain: dict[str, Any] = msgspec.to_builtins(found)
+        plain: dict[str, Any] = msgspec.to_builtins(calibration)
         console.document(output=output, calibration=plain)
 
 
@@ -96,26 +96,26 @@ def _check(
 _DEVICE = "what it costs is a part of the step: give --consumer or --step-seconds"
 
 
-def lines(found: InputCosts) -> list[str]:
+def lines(costs: InputCosts) -> list[str]:
     """What was measured, a line each."""
-    told = [
-        f"source {one.name}: {timed(one.cpu)} of CPU and {timed(one.wait)} of waiting per "
-        f"record, {sized(round(one.nbytes))}"
-        for one in found.source
+    text = [
+        f"source {source.name}: {timed(source.cpu)} of CPU and {timed(source.wait)} of waiting per "
+        f"record, {sized(round(source.nbytes))}"
+        for source in costs.source
     ]
-    for fn in found.fn:
+    for fn in costs.fn:
         held = "" if fn.held is None else f"; {fn.held:.0%} of it holds the interpreter's lock"
-        told.append(
+        text.append(
             f"function {fn.name}: {timed(fn.cpu)} of CPU per record, {sized(round(fn.nbytes_in))} in, "
             f"{sized(round(fn.nbytes_out))} out{held}"
         )
-    told += [
-        f"step of {one.plan}, {one.phase}: {timed(one.seconds)}, {timed(one.cpu)} of CPU"
-        for one in found.consumer
+    text += [
+        f"step of {source.plan}, {source.phase}: {timed(source.seconds)}, {timed(source.cpu)} of CPU"
+        for source in costs.consumer
     ]
-    speed = f"copying {1e-9 / found.copy:.3g} GB/s, " if found.copy else ""
-    told.append(
-        f"{found.cores} core{'s' if found.cores > 1 else ''}, {speed}pipeline {timed(found.record)} "
-        f"a record and {timed(found.batch)} a batch"
+    speed = f"copying {1e-9 / costs.copy:.3g} GB/s, " if costs.copy else ""
+    text.append(
+        f"{costs.cores} core{'s' if costs.cores > 1 else ''}, {speed}pipeline {timed(costs.record)} "
+        f"a record and {timed(costs.batch)} a batch"
     )
-    return told
+    return text

@@ -130,14 +130,14 @@ def function_at(name: str, where: str) -> Callable[..., Any]:
     if not (colon and place and attribute):
         fail("CP1109", f"--fn {name}={where}: expected MODULE:FUNCTION or FILE.py:FUNCTION")
     try:
-        found: Any = _file(place) if place.endswith(".py") else _module(place)
+        target: Any = _file(place) if place.endswith(".py") else _module(place)
         for part in attribute.split("."):
-            found = getattr(found, part)
+            target = getattr(target, part)
     except (Exception, SystemExit) as error:  # noqa: BLE001  importing runs the user's own code
         fail("CP1109", f"--fn {name}={where}: {type(error).__name__}: {error}")
-    if not callable(found):
-        fail("CP1109", f"--fn {name}={where} is a {type(found).__name__}, which cannot be called")
-    return found
+    if not callable(target):
+        fail("CP1109", f"--fn {name}={where} is a {type(target).__name__}, which cannot be called")
+    return target
 
 
 def _module(name: str) -> Any:

@@ -77,7 +77,7 @@ def costs_of(done: Compiled, times: Sequence[Sequence[PhaseTimes]]) -> list[Phas
     costs: list[PhaseCost] = []
     for same in zip(*times, strict=True):
         first, phase = same[0], explained[same[0].name]
-        inputs = [one.input for one in same if one.input is not None]
+        inputs = [summary.input for summary in same if summary.input is not None]
         usage = by_line(merged(inputs).lines if inputs else ())
         waited = max(inputs, key=lambda one: one.wait_s, default=None)
         costs.append(
@@ -102,20 +102,20 @@ def by_line(lines: Iterable[LineUsage]) -> dict[int, LineUsage]:
     """
     from commplan.runtime.input.accounting import added
 
-    found: dict[int, LineUsage] = {}
-    for one in lines:
-        before = found.setdefault(one.span.line, one)
-        if before is not one:
-            found[one.span.line] = msgspec.structs.replace(
-                added(before, one),
-                records=max(before.records, one.records),
-                nbytes=max(before.nbytes, one.nbytes),
+    usage_by_line: dict[int, LineUsage] = {}
+    for usage in lines:
+        before = usage_by_line.setdefault(usage.span.line, usage)
+        if before is not usage:
+            usage_by_line[usage.span.line] = msgspec.structs.replace(
+                added(before, usage),
+                records=max(before.records, usage.records),
+                nbytes=max(before.nbytes, usage.nbytes),
             )
-    return found
+    return usage_by_line
 
 
 def _most(seconds: Iterable[float | None]) -> float | None:
-    return max((one for one in seconds if one is not None), default=None)
+    return max((duration for duration in seconds if duration is not None), default=None)
 
 
 def _rank(summary: Summary) -> RankCost:
@@ -197,7 +197,7 @@ def _beside(servers: Sequence[ServerWork]) -> str:
         case 1:
             return f", of which rank {servers[0].rank} is a server"
         case _:
-            return f", of which {', '.join(str(one.rank) for one in servers)} are servers"
+            return f", of which {', '.join(str(server.rank) for server in servers)} are servers"
 
 
 def _serving(screen: Rich, servers: Sequence[ServerWork]) -> None:
@@ -208,18 +208,18 @@ def _serving(screen: Rich, servers: Sequence[ServerWork]) -> None:
     screen.print("\nservers")
     asked = ("requests", "in its memory", "received", "sent", "updates", "busy s", "waited s", "CPU s")
     table = _table(("rank", "server", *asked), "server")
-    for one in servers:
+    for server in servers:
         counts = (
-            str(one.requests),
-            str(one.shared),
-            sized(one.nbytes),
-            sized(one.answered),
-            str(one.updates),
+            str(server.requests),
+            str(server.shared),
+            sized(server.nbytes),
+            sized(server.answered),
+            str(server.updates),
         )
-        seconds = (one.busy_s, one.wait_s, one.cpu_s)
-        table.add_row(str(one.rank), Text(one.name), *counts, *(f"{each:.3f}" for each in seconds))
+        seconds = (server.busy_s, server.wait_s, server.cpu_s)
+        table.add_row(str(server.rank), Text(server.name), *counts, *(f"{each:.3f}" for each in seconds))
     screen.print(table)
-    if lost := sorted({worker for one in servers for worker in one.lost}):
+    if lost := sorted({worker for server in servers for worker in server.lost}):
         named = ", ".join(map(str, lost))
         screen.print(f"died, and left out: rank{'s' if len(lost) > 1 else ''} {named}", markup=False)
 
@@ -252,14 +252,14 @@ def _cells(line: LineCost, skips: bool) -> list[str]:
 def _of_ranks(ranks: Sequence[RankCost]) -> Table:
     waited = ("waited for peers s", "waited for batches s")
     table = _table(("rank", "batches", "CPU s", *waited, "ready: mean", "least"))
-    for one in ranks:
-        queue = one.queue
+    for summary in ranks:
+        queue = summary.queue
         table.add_row(
-            str(one.rank),
-            str(one.batches),
-            f"{one.cpu_s:.3f}",
-            f"{sum(line.wait_s or 0.0 for line in one.lines):.3f}",
-            f"{one.wait_s:.3f}",
+            str(summary.rank),
+            str(summary.batches),
+            f"{summary.cpu_s:.3f}",
+            f"{sum(line.wait_s or 0.0 for line in summary.lines):.3f}",
+            f"{summary.wait_s:.3f}",
             f"{queue.mean:.2f}" if queue else "",
             str(queue.least) if queue else "",
         )
@@ -268,27 +268,28 @@ def _of_ranks(ranks: Sequence[RankCost]) -> Table:
 
 def remarks(ranks: Sequence[RankCost]) -> list[str]:
     """What a phase's queue, checks and members say, in words."""
-    found: list[str] = []
-    queues = [one.queue for one in ranks if one.queue and one.batches]
+    sentences: list[str] = []
+    queues = [summary.queue for summary in ranks if summary.queue and summary.batches]
     if queues:
         least = min(queues, key=lambda queue: queue.mean)
         shared = f"; {least.slots} slots of shared memory" if least.slots else ""
-        found.append(
+        sentences.append(
             f"ready when asked for: {least.mean:.2f} of {least.depth} batches on average, "
             f"at least {min(queue.least for queue in queues)}{shared}"
         )
-    if workers := ", ".join(dict.fromkeys(one.workers for one in ranks if one.workers)):
-        died = sum(one.restarts for one in ranks)
+    if workers := ", ".join(dict.fromkeys(summary.workers for summary in ranks if summary.workers)):
+        died = sum(summary.restarts for summary in ranks)
         worse = (
             f"; replaced after their death: {died} worker process{'es' if died > 1 else ''}" if died else ""
         )
-        found.append(f"worked on by {workers}{worse}")
-    if checked := sum(one.checked for one in ranks):
-        found.append(f"{checked} record ids checked against the contract")
-    slow = max((one.slow for one in ranks if one.slow), key=lambda slow: slow.wait_s, default=None)
+        sentences.append(f"worked on by {workers}{worse}")
+    if checked := sum(summary.checked for summary in ranks):
+        sentences.append(f"{checked} record ids checked against the contract")
+    waits = (summary.slow for summary in ranks if summary.slow)
+    slow = max(waits, key=lambda slow: slow.wait_s, default=None)
     if slow is not None:
-        found.append(
+        sentences.append(
             f"the slowest member is {slow.member}: {slow.behind} records behind, "
             f"waited for {slow.wait_s:.3f} s"
         )
-    return found
+    return sentences

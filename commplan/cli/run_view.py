@@ -83,14 +83,14 @@ class View:
         passed, self._looked = max(now - self._looked, 1e-9), now
         head = ", ".join(f"{phase} {done}/{of}" for phase, (done, of) in list(self._at.items()))
         parts: list[Any] = [Text(f"{self.title}: {head}" if self.title and head else self.title or head)]
-        for one in self.summaries():
+        for summary in self.summaries():
             table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
             table.add_column("line", justify="right")
-            table.add_column(one.phase, overflow="ellipsis", no_wrap=True, min_width=12)
+            table.add_column(summary.phase, overflow="ellipsis", no_wrap=True, min_width=12)
             for name in ("records", "/s", "user s", "system s", "of a core", "waited s"):
                 table.add_column(name, justify="right", no_wrap=True)
-            for line in one.lines:
-                key = (one.phase, line.span.line, line.what)
+            for line in summary.lines:
+                key = (summary.phase, line.span.line, line.what)
                 records, cpu_s = self._before.get(key, (0, 0.0))
                 self._before[key] = (line.records, line.cpu_s)
                 table.add_row(
@@ -103,7 +103,7 @@ class View:
                     f"{(line.cpu_s - cpu_s) / passed:.0%}",
                     f"{line.wait_s:.2f}",
                 )
-            parts += [table, Text(_state(one))]
+            parts += [table, Text(_state(summary))]
         return Group(*parts)
 
 

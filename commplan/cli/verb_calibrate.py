@@ -51,13 +51,13 @@ def _measure(
     if first:
         ranks = len(fabric.hosts)
         console.note(f"measuring {ranks} ranks on {len(set(fabric.hosts))} hosts, about {seconds} seconds")
-    found = calibrate(fabric, topology, seconds=seconds, largest=arguments.largest)
+    calibration = calibrate(fabric, topology, seconds=seconds, largest=arguments.largest)
     if not first:
         return 0
-    found = msgspec.structs.replace(found, input=_kept(arguments.output))
+    calibration = msgspec.structs.replace(calibration, input=_kept(arguments.output))
     from commplan.cli.input_costs import deliver
 
-    deliver(found, _lines(found), arguments.output, console)
+    deliver(calibration, _lines(calibration), arguments.output, console)
     return 0
 
 
@@ -71,14 +71,14 @@ def _kept(path: str) -> InputCosts | None:
         return None
 
 
-def _lines(found: Calibration) -> list[str]:
+def _lines(calibration: Calibration) -> list[str]:
     lines = [
         f"level {level.name}: latency {level.latency * 1e6:.1f} us, {level.bandwidth / 1e6:.1f} MB/s"
-        for level in found.levels
+        for level in calibration.levels
     ]
     lines.append(
-        f"message {found.overhead * 1e6:.1f} us, call {found.call * 1e6:.1f} us, "
-        f"reducing {1e-9 / found.gamma:.2g} GB/s, {len(found.curve_list)} curves"
+        f"message {calibration.overhead * 1e6:.1f} us, call {calibration.call * 1e6:.1f} us, "
+        f"reducing {1e-9 / calibration.gamma:.2g} GB/s, {len(calibration.curve_list)} curves"
     )
     return lines
 

@@ -11,14 +11,14 @@ from commplan.diagnostics import CommplanError, Diagnostic
 
 def run(arguments: Namespace, console: Console) -> int:
     """Check every file; 1 if one has an error."""
-    found: list[Diagnostic] = []
+    diagnostics: list[Diagnostic] = []
     for path in arguments.files:
-        found += _check(path, console)
-    console.report(found)
-    if not found:
+        diagnostics += _check(path, console)
+    console.report(diagnostics)
+    if not diagnostics:
         count = len(arguments.files)
         console.note(f"{count} plan{'s' if count > 1 else ''}, no problems")
-    return int(bool(found))
+    return int(bool(diagnostics))
 
 
 def _check(path: str, console: Console) -> tuple[Diagnostic, ...]:

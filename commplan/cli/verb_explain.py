@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 def run(arguments: Namespace, console: Console) -> int:
     """Explain a plan or a code. Raises CP1102 for a code without a page."""
-    what = arguments.what
-    if re.fullmatch(r"CP\d{4}", what, re.IGNORECASE) and not Path(what).exists():
-        return _code(what.upper(), console)
+    subject = arguments.what
+    if re.fullmatch(r"CP\d{4}", subject, re.IGNORECASE) and not Path(subject).exists():
+        return _code(subject.upper(), console)
     return _plan(arguments, console)
 
 

@@ -24,22 +24,22 @@ class _Result(NamedTuple):
 def run(arguments: Namespace, console: Console) -> int:
     """Format every file; 1 if one does not parse, or would change under --check or --diff."""
     results: list[_Result] = []
-    found: list[Diagnostic] = []
+    diagnostics: list[Diagnostic] = []
     for path in arguments.files:
         try:
             before = console.read(path)
             results.append(_Result(path, before, format_source(before, name_of(path))))
         except CommplanError as error:
-            found += error.diagnostics
+            diagnostics += error.diagnostics
     looking = arguments.check or arguments.diff
     for result in results:
         if not looking:
             _write(result, console)
     if console.human:
-        _say(results, found, arguments, console)
+        _say(results, diagnostics, arguments, console)
     else:
-        _document(results, found, console)
-    return int(bool(found) or (looking and any(result.changed for result in results)))
+        _document(results, diagnostics, console)
+    return int(bool(diagnostics) or (looking and any(result.changed for result in results)))
 
 
 def _write(result: _Result, console: Console) -> None:
@@ -50,17 +50,19 @@ def _write(result: _Result, console: Console) -> None:
         console.write(result.path, result.after.encode())
 
 
-def _say(results: list[_Result], found: list[Diagnostic], arguments: Namespace, console: Console) -> None:
+def _say(
+    results: list[_Result], diagnostics: list[Diagnostic], arguments: Namespace, console: Console
+) -> None:
     looking = arguments.check or arguments.diff
     for result in results:
         if arguments.diff:
             console.put(_diff(result, console.color(sys.stdout)))
         if result.changed and result.path != STDIN:
             console.say(f"{'would reformat' if looking else 'reformatted'} {name_of(result.path)}")
-    console.report(found)
+    console.report(diagnostics)
 
 
-def _document(results: list[_Result], found: list[Diagnostic], console: Console) -> None:
+def _document(results: list[_Result], diagnostics: list[Diagnostic], console: Console) -> None:
     files = [
         {
             "file": name_of(result.path),
@@ -69,7 +71,7 @@ def _document(results: list[_Result], found: list[Diagnostic], console: Console)
         }
         for result in results
     ]
-    console.document(found, files=files)
+    console.document(diagnostics, files=files)
 
 
 def _diff(result: _Result, color: bool) -> str:

@@ -27,12 +27,12 @@ def run(arguments: Namespace, console: Console) -> int:
         fail("CP1105", f"there is no template `{name}`", hint)
     folder = Path(arguments.into)
     targets = [folder / f"{name}{suffix}" for suffix in _SUFFIXES]
-    there = [str(target) for target in targets if target.exists()]
-    if there:
-        exist = "exists" if len(there) == 1 else "exist"
+    existing = [str(target) for target in targets if target.exists()]
+    if existing:
+        exist = "exists" if len(existing) == 1 else "exist"
         fail(
             "CP1106",
-            f"{', '.join(there)} {exist} already; nothing was written",
+            f"{', '.join(existing)} {exist} already; nothing was written",
             "choose another directory with --into DIR",
         )
     for target in targets:
@@ -49,10 +49,10 @@ def run(arguments: Namespace, console: Console) -> int:
 
 def started(program: Path) -> str:
     """What starts a template's program: the first line of its text says how."""
-    said = _template(program.name).splitlines()[0].strip('"').partition(": ")[2]
+    title = _template(program.name).splitlines()[0].strip('"').partition(": ")[2]
     if os.geteuid() == 0:
-        said = said.replace("mpirun ", "mpirun --allow-run-as-root ")  # it refuses to run as root without
-    return said.replace(program.name, shlex.quote(str(program)))
+        title = title.replace("mpirun ", "mpirun --allow-run-as-root ")  # it refuses to run as root without
+    return title.replace(program.name, shlex.quote(str(program)))
 
 
 def templates() -> dict[str, str]:

@@ -60,10 +60,10 @@ def _table(listed: list[dict[str, Any]]) -> Any:
     table = Table(box=None, pad_edge=False)
     for title in ("pass", "what it does", "options"):
         table.add_column(title, overflow="fold")
-    for one in listed:
+    for listed_pass in listed:
         options = ", ".join(
             option["name"] if option["default"] is None else f"{option['name']}={_written(option['default'])}"
-            for option in one["options"]
+            for option in listed_pass["options"]
         )
-        table.add_row(one["name"], one["summary"], options)
+        table.add_row(listed_pass["name"], listed_pass["summary"], options)
     return table

@@ -50,8 +50,8 @@ def _report(
     done: Compiled, arguments: Namespace, console: Console, parts: Sequence[Part], processes: int
 ) -> int:
     """parts: of every rank that lives. processes: how many ranks there were."""
-    costs = costs_of(done, [one.phases for one in parts if one.server is None])
-    served = [one.server for one in parts if one.server is not None]
+    costs = costs_of(done, [part.phases for part in parts if part.server is None])
+    served = [part.server for part in parts if part.server is not None]
     if console.human:
         console.show(lambda screen: print_tables(screen, done, costs, served, processes), 120)
         return 0
@@ -95,8 +95,8 @@ def _on_ranks(arguments: Namespace, console: Console) -> int:
         world.abort(INTERRUPTED)
         raise
     except Exception as error:  # whatever it was, the other ranks may wait for this one
-        if (found := world.reason(error)) is not None:
-            return _failed(CommplanError(found), console, world)
+        if (reason := world.reason(error)) is not None:
+            return _failed(CommplanError(reason), console, world)
         console.say(f"rank {world.rank}: internal failure: {type(error).__name__}: {error}")
         world.abort(2)
         raise
@@ -106,8 +106,8 @@ def outliving(environment: Mapping[str, str]) -> dict[str, str]:
     """What to add before MPI begins where ranks may outlive others (`mpirun --with-ft ulfm`): that they end
     without a last meeting, in which Open MPI would wait for the dead."""
     asked = environment.get("OMPI_MCA_mpi_ft_enable", "0").lower() in ("1", "true")
-    said = "OMPI_MCA_async_mpi_finalize"
-    return {said: "1"} if asked and said not in environment else {}
+    variable = "OMPI_MCA_async_mpi_finalize"
+    return {variable: "1"} if asked and variable not in environment else {}
 
 
 def _sized(plan: Plan, arguments: Namespace, world: World) -> Plan:
@@ -119,9 +119,9 @@ def _sized(plan: Plan, arguments: Namespace, world: World) -> Plan:
 
 def _failed(error: CommplanError, console: Console, world: World) -> int:
     """Say once what ranks say alike; where others go on, end them: they would wait for ever."""
-    said, everyone = world.failed(error.diagnostics)
-    if said:
-        console.refuse(said)
+    diagnostics, everyone = world.failed(error.diagnostics)
+    if diagnostics:
+        console.refuse(diagnostics)
         console.flush()
         sys.stderr.flush()
     if not everyone:

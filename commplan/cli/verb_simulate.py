@@ -37,18 +37,18 @@ def run(arguments: Namespace, console: Console) -> int:
     links = calibration.links if calibration else None
     predictor = Predictor(topology, schedule.axes, calibration=links, backend=schedule.backend)
     measured = calibration.input if calibration else None
-    found = simulate(schedule, predictor, dict(arguments.cost), measured)
+    simulation = simulate(schedule, predictor, dict(arguments.cost), measured)
     if arguments.trace:
         from commplan.cost.schedule.trace import trace
 
-        console.write(arguments.trace, trace(found) + b"\n")
+        console.write(arguments.trace, trace(simulation) + b"\n")
         if arguments.trace != STDIN:
             console.note(f"wrote {arguments.trace}: open it at https://ui.perfetto.dev")
-    more = _Servers(schedule, predictor, found, arguments.step_seconds)
+    more = _Servers(schedule, predictor, simulation, arguments.step_seconds)
     if console.human and arguments.trace != STDIN:
-        console.show(lambda rich: _print(rich, found, lines, more), 110)
+        console.show(lambda rich: _print(rich, simulation, lines, more), 110)
     elif not console.human:
-        console.document(**_data(found, schedule), modes=more.data())
+        console.document(**_data(simulation, schedule), modes=more.data())
     return 0
 
 
@@ -109,12 +109,12 @@ def _saved(text: str, name: str, arguments: Namespace, topology: Topology, conso
     return schedule
 
 
-def _data(found: Simulation, schedule: Schedule) -> dict[str, Any]:
-    plain: dict[str, Any] = msgspec.to_builtins(found)
-    for phase, one in zip(plain["phases"], found.phases, strict=True):
-        phase["distance"] = one.distance
-        phase["nbytes"] = dict(one.nbytes)
-        for op, time in zip(phase["ops"], one.ops, strict=True):
+def _data(simulation: Simulation, schedule: Schedule) -> dict[str, Any]:
+    plain: dict[str, Any] = msgspec.to_builtins(simulation)
+    for phase, simulated in zip(plain["phases"], simulation.phases, strict=True):
+        phase["distance"] = simulated.distance
+        phase["nbytes"] = dict(simulated.nbytes)
+        for op, time in zip(phase["ops"], simulated.ops, strict=True):
             op["nbytes"] = dict(time.nbytes)
     plain["mapping"] = {axis.name: [[s.level, s.count] for s in axis.levels] for axis in schedule.axes}
     return plain
@@ -124,9 +124,9 @@ class _Servers:
     """What is said of servers and averaging. step: seconds of work in a step, where they are known."""
 
     def __init__(
-        self, schedule: Schedule, predictor: Predictor, found: Simulation, step: float | None
+        self, schedule: Schedule, predictor: Predictor, simulation: Simulation, step: float | None
     ) -> None:
-        self.found, self.topology, self.step = found, predictor.network.topology, step
+        self.simulation, self.topology, self.step = simulation, predictor.network.topology, step
         surveyed = sites(schedule)
         self.sites, count = surveyed.all, surveyed.servers
         self.beside = f" and {count} server{'s' * (count != 1)}" if count else ""
@@ -141,38 +141,42 @@ class _Servers:
         return [
             {
                 "phase": phase, "line": op.span.line, "mode": op.mode, "period": period,
-                "modes": [one_mode(one, period, self.step) for one in modes],
+                "modes": [one_mode(mode, period, self.step) for mode in modes],
             }
             for (phase, _), (op, period, modes) in self.met.items()
         ]  # fmt: skip
 
     def text(self, phase: str) -> list[str]:
         """The lines of one phase."""
-        found: list[str] = []
-        here = [site for site in self.sites if site.phase == phase]
-        talks = [one for one in self.found.talks if one.phase == phase]
-        for site, one in zip(here, talks, strict=True):
-            found.append(f"  line {one.line}: {title(site)}")
-            found += [f"    {line}" for line in (*map(held_line, one.held), *talk_lines(one, self.topology))]
+        lines: list[str] = []
+        sites = [site for site in self.sites if site.phase == phase]
+        talks = [timing for timing in self.simulation.talks if timing.phase == phase]
+        for site, timing in zip(sites, talks, strict=True):
+            lines.append(f"  line {timing.line}: {title(site)}")
+            details = (*map(held_line, timing.held), *talk_lines(timing, self.topology))
+            lines += [f"    {line}" for line in details]
         for (name, _), (op, period, modes) in self.met.items():
             if name == phase:
-                found.append(f"  line {op.span.line}: modes of elastic averaging, {every(period)}")
-                found += [f"    {line}" for line in mode_lines(modes, op.mode, period, self.step)]
-        return found
+                lines.append(f"  line {op.span.line}: modes of elastic averaging, {every(period)}")
+                lines += [f"    {line}" for line in mode_lines(modes, op.mode, period, self.step)]
+        return lines
 
 
-def _print(rich: Any, found: Simulation, lines: Sequence[str], servers: _Servers) -> None:
+def _print(rich: Any, simulation: Simulation, lines: Sequence[str], servers: _Servers) -> None:
     source = (
-        f"calibrated {found.calibrated}" if found.calibrated else "costs of the topology file, not measured"
+        f"calibrated {simulation.calibrated}"
+        if simulation.calibrated
+        else "costs of the topology file, not measured"
     )
-    ranks = f"{found.ranks} rank{'s' * (found.ranks != 1)}{servers.beside}"
-    rich.print(f"{found.plan} on {found.topology}: {ranks}, {found.backend}; {source}", markup=False)
-    for phase in found.phases:
+    ranks = f"{simulation.ranks} rank{'s' * (simulation.ranks != 1)}{servers.beside}"
+    machine = f"{simulation.topology}: {ranks}, {simulation.backend}"
+    rich.print(f"{simulation.plan} on {machine}; {source}", markup=False)
+    for phase in simulation.phases:
         _phase(rich, phase, lines)
         for line in servers.text(phase.name):
             rich.print(line, markup=False, soft_wrap=True)
-    if found.unknown:
-        rich.print(f"\ncharged nothing, costs unknown: {', '.join(found.unknown)}", markup=False)
+    if simulation.unknown:
+        rich.print(f"\ncharged nothing, costs unknown: {', '.join(simulation.unknown)}", markup=False)
 
 
 def _phase(rich: Any, phase: PhaseTime, lines: Sequence[str]) -> None:
@@ -188,16 +192,16 @@ def _phase(rich: Any, phase: PhaseTime, lines: Sequence[str]) -> None:
         rich.print(_table(rows))
     if phase.critical:
         rich.print("  critical path, summed over buckets")
-    for (line, what), seconds in _summed(phase.critical).items():
+    for (line, label), seconds in _summed(phase.critical).items():
         text = lines[line - 1].strip() if 0 < line <= len(lines) else ""
-        rich.print(f"    {time(seconds):>9}  line {line:<4} {what:<32} {text[:50]}", markup=False)
+        rich.print(f"    {time(seconds):>9}  line {line:<4} {label:<32} {text[:50]}", markup=False)
 
 
 def _summed(critical: Sequence[Stretch]) -> dict[tuple[int, str], float]:
-    found: dict[tuple[int, str], float] = {}
+    totals: dict[tuple[int, str], float] = {}
     for part in critical:
-        found[part.line, part.what] = found.get((part.line, part.what), 0.0) + part.seconds
-    return found
+        totals[part.line, part.what] = totals.get((part.line, part.what), 0.0) + part.seconds
+    return totals
 
 
 class _Row(NamedTuple):
@@ -213,20 +217,20 @@ class _Row(NamedTuple):
 
 
 def _rows(ops: Sequence[OpTime]) -> list[_Row]:
-    found: dict[tuple[int, str], _Row] = {}
+    rows: dict[tuple[int, str], _Row] = {}
     for op in ops:
         if op.seconds <= 0:
             continue
         form = f" ({op.form})" if op.form else ""
-        what = f"{op.op} via {op.algorithm}{form}" if op.algorithm else op.op
-        old = found.get((op.line, what))
+        label = f"{op.op} via {op.algorithm}{form}" if op.algorithm else op.op
+        old = rows.get((op.line, label))
         if old is None:
-            found[op.line, what] = _Row(op.line, what, 1, op.start, op.seconds, op.bound, op.source)
+            rows[op.line, label] = _Row(op.line, label, 1, op.start, op.seconds, op.bound, op.source)
             continue
-        found[op.line, what] = old._replace(
+        rows[op.line, label] = old._replace(
             times=old.times + 1, seconds=old.seconds + op.seconds, bound=old.bound + op.bound
         )
-    return list(found.values())
+    return list(rows.values())
 
 
 def _table(rows: Sequence[_Row]) -> Any:

@@ -38,35 +38,35 @@ def run(arguments: Namespace, console: Console) -> int:
         return _algorithm(arguments, console)
     text = console.read(arguments.file)
     if is_saved(arguments.file, text):
-        schedule, found = _saved(text, name_of(arguments.file), console)
+        schedule, diagnostics = _saved(text, name_of(arguments.file), console)
     else:
         from commplan.cli.binding import compiled
 
         # Compiling proves after every pass, and refuses with the counter-examples where one does not hold.
-        schedule, found = compiled(arguments.file, arguments, console).schedule, []
-    served = Served(schedule) if not found else None
-    found += served.wrong if served else []
-    facts = _Facts(schedule, found)
+        schedule, diagnostics = compiled(arguments.file, arguments, console).schedule, []
+    served = Served(schedule) if not diagnostics else None
+    diagnostics += served.wrong if served else []
+    facts = _Facts(schedule, diagnostics)
     if console.human:
-        console.report(found)
-        if not found:
+        console.report(diagnostics)
+        if not diagnostics:
             console.put(facts.text(console.color(sys.stdout)) + (served.text() if served else ""))
     else:
-        told = served.data() if served else {}
-        console.document(found, **facts.data(), servers=told, proved=not found)
-    return int(bool(found))
+        server_data = served.data() if served else {}
+        console.document(diagnostics, **facts.data(), servers=server_data, proved=not diagnostics)
+    return int(bool(diagnostics))
 
 
 def _saved(text: str, name: str, console: Console) -> tuple[Schedule, list[Diagnostic]]:
     """A schedule that somebody may have changed, and all that is wrong with it."""
     from commplan.verify.structural import verify
 
-    found: list[Diagnostic] = []
+    diagnostics: list[Diagnostic] = []
     read: list[Schedule] = []
 
     def look(schedule: Schedule) -> tuple[Diagnostic, ...]:
         read.append(schedule)
-        found.extend(verify(schedule))
+        diagnostics.extend(verify(schedule))
         return ()
 
     try:
@@ -74,9 +74,9 @@ def _saved(text: str, name: str, console: Console) -> tuple[Schedule, list[Diagn
     except CommplanError as error:
         if not read:
             raise
-        found.extend(error.diagnostics)
+        diagnostics.extend(error.diagnostics)
     _show_lines(read[0], console)
-    return read[0], found
+    return read[0], diagnostics
 
 
 def _show_lines(schedule: Schedule, console: Console) -> None:
@@ -111,17 +111,17 @@ class _Line(NamedTuple):
 class _Facts:
     """What `verify` says of a schedule in which nothing is wrong."""
 
-    def __init__(self, schedule: Schedule, found: list[Diagnostic]) -> None:
+    def __init__(self, schedule: Schedule, diagnostics: list[Diagnostic]) -> None:
         from commplan.verify.claims import claims
         from commplan.verify.input.proof import input_memory, shares, visits
         from commplan.verify.memory import memory
 
         self.schedule = schedule
-        self.visits = () if found else visits(schedule)
-        self.shares = () if found else shares(schedule)
-        self.input = () if found else input_memory(schedule)
-        self.lines = [] if found else _lines(schedule)
-        self.memory = () if found else memory(schedule)
+        self.visits = () if diagnostics else visits(schedule)
+        self.shares = () if diagnostics else shares(schedule)
+        self.input = () if diagnostics else input_memory(schedule)
+        self.lines = [] if diagnostics else _lines(schedule)
+        self.memory = () if diagnostics else memory(schedule)
         self.calls = [op for phase in schedule.phases for op in phase.ops if isinstance(op, Collective)]
         self.communicators = list(dict.fromkeys(op.axes for op in self.calls))  # in the order of first use
         self.claims = claims(schedule)
@@ -134,20 +134,20 @@ class _Facts:
             "axes": {axis.name: axis.size for axis in self.schedule.axes},
             "collectives": [
                 {
-                    "phase": one.phase, "line": one.line, "kind": one.kind, "axes": list(one.axes),
-                    "via": one.via, "ranks": one.ranks, "count": one.number, "nbytes": one.nbytes,
-                    **_proof_data(one.proof, one.nbytes),
+                    "phase": line.phase, "line": line.line, "kind": line.kind, "axes": list(line.axes),
+                    "via": line.via, "ranks": line.ranks, "count": line.number, "nbytes": line.nbytes,
+                    **_proof_data(line.proof, line.nbytes),
                 }
-                for one in self.lines
+                for line in self.lines
             ],
             "communicators": [list(axes) for axes in self.communicators],
             "calls": len(self.calls),
             "memory": [
                 {
-                    "phase": one.phase, "nbytes": one.nbytes, "collectives_nbytes": one.buffers,
-                    "line": one.span.line if one.span else None,
+                    "phase": line.phase, "nbytes": line.nbytes, "collectives_nbytes": line.buffers,
+                    "line": line.span.line if line.span else None,
                 }
-                for one in self.memory
+                for line in self.memory
             ],
             **input_data(self.visits, self.shares, self.input),
         }  # fmt: skip
@@ -169,41 +169,41 @@ class _Facts:
                 f" ranks, {_counted('call', len(self.calls))}"
             )
         out += input_text(self.visits, self.shares, self.input)
-        for one in self.memory:
-            at = f" (line {one.span.line})" if one.span else ""
+        for memory in self.memory:
+            at = f" (line {memory.span.line})" if memory.span else ""
             out.append(
-                f"memory of a rank in phase {one.phase}: at most {_size(one.nbytes)}{at},"
-                f" of which collectives use {_size(one.buffers)}"
+                f"memory of a rank in phase {memory.phase}: at most {_size(memory.nbytes)}{at},"
+                f" of which collectives use {_size(memory.buffers)}"
             )
         return "\n".join(out) + "\n"
 
 
-def _counted(what: str, number: int) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
+def _counted(noun: str, number: int) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
-def _sizes(what: str, number: int, sizes: dict[str, int]) -> str:
+def _sizes(noun: str, number: int, sizes: dict[str, int]) -> str:
     """How many there are of something, and along which axes."""
     each = ", ".join(f"{name} = {size}" for name, size in sizes.items())
-    return _counted(what, number) + (f" ({each})" if each else "")
+    return _counted(noun, number) + (f" ({each})" if each else "")
 
 
 def _lines(schedule: Schedule) -> list[_Line]:
     from commplan.verify.algorithms import prove_op
 
-    found: dict[tuple[Any, ...], _Line] = {}
+    lines: dict[tuple[Any, ...], _Line] = {}
     for phase in schedule.phases:
         for op in (op for op in phase.ops if isinstance(op, Collective)):
             ranks = schedule.size(op.axes)
             whole = op.nbytes * ranks if op.kind == "all_gather" else op.nbytes
             key = (phase.name, op.span.line, op.kind, op.axes, str(op.algorithm), op.root)
-            before = found.get(key)
-            found[key] = _Line(
+            before = lines.get(key)
+            lines[key] = _Line(
                 *key[:5], ranks, (before.number if before else 0) + 1,
                 (before.nbytes if before else 0) + whole,
                 before.proof if before else prove_op(schedule, op),
             )  # fmt: skip
-    return list(found.values())
+    return list(lines.values())
 
 
 def _proof_data(proof: Proof | None, nbytes: int) -> dict[str, Any]:
@@ -237,18 +237,18 @@ def _table(lines: list[_Line], color: bool) -> str:
     table = Table(box=None, pad_edge=False)
     for title in ("line", "collective", "over", "via", "rounds", "busiest rank", "at least", "proof"):
         table.add_column(title, overflow="fold")
-    for one in lines:
-        kind = f"{one.kind} x {one.number}" if one.number > 1 else one.kind
-        over = f"{', '.join(one.axes)} ({one.ranks})"
-        if one.proof is None:
-            table.add_row(str(one.line), kind, over, one.via, "", "", "", "believed: the backend's own")
+    for line in lines:
+        kind = f"{line.kind} x {line.number}" if line.number > 1 else line.kind
+        over = f"{', '.join(line.axes)} ({line.ranks})"
+        if line.proof is None:
+            table.add_row(str(line.line), kind, over, line.via, "", "", "", "believed: the backend's own")
             continue
-        proof = one.proof
+        proof = line.proof
         believed = f"; believed: {', '.join(proof.believed)}" if proof.believed else ""
         busiest = max(proof.cost.sent, proof.cost.received)
         table.add_row(
-            str(one.line), kind, over, one.via, str(proof.cost.rounds), _size(_bytes(busiest, one.nbytes)),
-            _size(_bytes(proof.cost.least, one.nbytes)), f"{len(proof.tasks)} programs{believed}"
+            str(line.line), kind, over, line.via, str(proof.cost.rounds), _size(_bytes(busiest, line.nbytes)),
+            _size(_bytes(proof.cost.least, line.nbytes)), f"{len(proof.tasks)} programs{believed}"
             if len(proof.tasks) != 1 or believed else "proved",
         )  # fmt: skip
     return printed(lambda screen: screen.print(table), 130, color=color)
@@ -264,20 +264,20 @@ def _size(nbytes: int) -> str:
 def _algorithm(arguments: Namespace, console: Console) -> int:
     """One algorithm, or one hierarchy of them."""
     subject, proof = _named(arguments)
-    found = [wrong.diagnostic(subject) for subject, wrong in proof.wrong]
+    diagnostics = [wrong.diagnostic(subject) for subject, wrong in proof.wrong]
     if not console.human:
         console.document(
-            found,
+            diagnostics,
             algorithm=arguments.algorithm, collective=arguments.collective, ranks=_ranks(arguments),
-            root=arguments.root or 0, slices=arguments.slices, proved=not found, **_proved(proof),
+            root=arguments.root or 0, slices=arguments.slices, proved=not diagnostics, **_proved(proof),
             **{name: float(share) for name, share in _shares(proof.cost).items()},
-            counterexamples=[_as_data(one) for _, one in proof.wrong],
+            counterexamples=[_as_data(counterexample) for _, counterexample in proof.wrong],
         )  # fmt: skip
-        return int(bool(found))
-    console.report(found)
-    if not found:
+        return int(bool(diagnostics))
+    console.report(diagnostics)
+    if not diagnostics:
         console.put(_praise(subject, proof))
-    return int(bool(found))
+    return int(bool(diagnostics))
 
 
 def _as_data(wrong: Counterexample) -> dict[str, Any]:

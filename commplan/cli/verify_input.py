@@ -37,11 +37,11 @@ def input_text(
             lines.append(f"line {op.span.line}: {round_text(load.rates)}; {kept_text(load.rates)}")
     for share in shares:
         lines.append(f"line {share.op.span.line}: {_share(share)}")
-    for one in memory:
-        records = one.records // one.batches
+    for need in memory:
+        records = need.records // need.batches
         lines.append(
-            f"input of phase {one.phase}: at most {one.batches} batches of {records} records at once;"
-            f" a host shares {sized(one.shared)}, a rank has {sized(one.own)} of its own"
+            f"input of phase {need.phase}: at most {need.batches} batches of {records} records at once;"
+            f" a host shares {sized(need.shared)}, a rank has {sized(need.own)} of its own"
         )
     return lines
 
@@ -83,18 +83,18 @@ def input_data(
         ],
         "input_memory": [
             {
-                "phase": one.phase, "batches": one.batches, "records": one.records,
-                "shared_nbytes": one.shared, "own_nbytes": one.own,
+                "phase": need.phase, "batches": need.batches, "records": need.records,
+                "shared_nbytes": need.shared, "own_nbytes": need.own,
             }
-            for one in memory
+            for need in memory
         ],
     }  # fmt: skip
 
 
-def _rates(found: Rates | None) -> dict[str, Any]:
-    if found is None:
+def _rates(rates: Rates | None) -> dict[str, Any]:
+    if rates is None:
         return {}
     return {
-        "unit": found.unit, "round": found.round, "round_steps": list(found.round_steps),
-        "bound": found.bound, "lag": found.lag,
+        "unit": rates.unit, "round": rates.round, "round_steps": list(rates.round_steps),
+        "bound": rates.bound, "lag": rates.lag,
     }  # fmt: skip

@@ -21,7 +21,7 @@ class Served:
         self.owned, self.kept = owned(schedule), kept(schedule)
         self.explored = explore_all(models_of(schedule))
         span = self.owned[0][0].span if self.owned else None
-        self.wrong = [complaint(one, span, schedule.file) for one in self.explored if one.wrong]
+        self.wrong = [complaint(model, span, schedule.file) for model in self.explored if model.wrong]
 
     def data(self) -> dict[str, Any]:
         if self.kept is None:
@@ -29,26 +29,26 @@ class Served:
         return {
             "states": [
                 {
-                    "state": one.state, "server": site.server, "units": one.units,
-                    "nbytes": list(one.nbytes), "balance": one.balance,
+                    "state": ownership.state, "server": site.server, "units": ownership.units,
+                    "nbytes": list(ownership.nbytes), "balance": ownership.balance,
                 }
-                for site, one in self.owned
+                for site, ownership in self.owned
             ],
             "kept": self.kept._asdict(),
-            "explored": [_data(one) for one in self.explored],
+            "explored": [_data(model) for model in self.explored],
         }  # fmt: skip
 
     def text(self) -> str:
         if self.kept is None:
             return ""
         out: list[str] = []
-        for site, one in self.owned:
-            count = f"{len(one.nbytes)} server{'s' * (len(one.nbytes) != 1)} `{site.server}`"
-            most = sized(max(one.nbytes))
-            spread = (
-                f"at most {most} on one (largest / mean {one.balance:.3f})" if len(one.nbytes) > 1 else most
-            )
-            out.append(f"`{one.state}`: {one.units} units on {count}, every element owned once, {spread}")
+        for site, ownership in self.owned:
+            several = len(ownership.nbytes) > 1
+            most = sized(max(ownership.nbytes))
+            spread = f"at most {most} on one (largest / mean {ownership.balance:.3f})" if several else most
+            servers = f"{len(ownership.nbytes)} server{'s' * several} `{site.server}`"
+            units = f"{ownership.units} units on {servers}"
+            out.append(f"`{ownership.state}`: {units}, every element owned once, {spread}")
         late = f", at most {self.kept.staleness + 1} requests of each" if self.kept.staleness else ""
         arrived = f"what has arrived of all workers{late} at most {sized(self.kept.arriving)}"
         answers = f"answers at most {sized(self.kept.answers)}"
@@ -60,31 +60,31 @@ class Served:
         return "\n".join(out) + "\n"
 
 
-def _explored(found: Sequence[Explored]) -> list[str]:
-    if not found:
+def _explored(explored: Sequence[Explored]) -> list[str]:
+    if not explored:
         return []
-    states = sum(one.states for one in found)
-    what = f"protocol: {len(found)} models explored in every order of messages and deaths, {states:,} states:"
-    lines = [what]
+    states = sum(model.states for model in explored)
+    count = f"{len(explored)} models explored in every order of messages and deaths"
+    lines = [f"protocol: {count}, {states:,} states:"]
     return [*lines, *(f"  {part}" for part in PROVED.split("; "))]
 
 
-def _data(one: Explored) -> dict[str, Any]:
+def _data(explored: Explored) -> dict[str, Any]:
     return {
-        "model": str(one.model), "states": one.states, "wrong": one.wrong, "path": list(one.path)
+        "model": str(explored.model), "states": explored.states,
+        "wrong": explored.wrong, "path": list(explored.path),
     }  # fmt: skip
 
 
 def protocol(console: Console, *, whole: bool) -> int:
     """Explore the protocol itself; 1 where there is a counter-example."""
-    found = explore_all(models(WHOLE if whole else QUICK))
-    wrong: list[Diagnostic] = [complaint(one) for one in found if one.wrong]
+    explored = explore_all(models(WHOLE if whole else QUICK))
+    wrong: list[Diagnostic] = [complaint(model) for model in explored if model.wrong]
     if not console.human:
-        explored = [_data(one) for one in found]
-        console.document(wrong, explored=explored, proved=not wrong)
+        console.document(wrong, explored=[_data(model) for model in explored], proved=not wrong)
         return int(bool(wrong))
     console.report(wrong)
     if not wrong:
-        lines = [f"{one.model}: {one.states:,} states" for one in found]
-        console.put("\n".join([*lines, "", *_explored(found)]) + "\n")
+        lines = [f"{model.model}: {model.states:,} states" for model in explored]
+        console.put("\n".join([*lines, "", *_explored(explored)]) + "\n")
     return int(bool(wrong))

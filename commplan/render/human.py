@@ -41,9 +41,9 @@ def human(diagnostics: Sequence[Diagnostic], texts: Mapping[str, str], color: bo
 def _summary(diagnostics: Sequence[Diagnostic]) -> str:
     errors = sum(d.severity is Severity.ERROR for d in diagnostics)
     counted = ((errors, "error"), (len(diagnostics) - errors, "warning"))
-    said = " and ".join(f"{count} {word}{'s' if count > 1 else ''}" for count, word in counted if count)
+    counts = " and ".join(f"{count} {word}{'s' if count > 1 else ''}" for count, word in counted if count)
     first = next((d.code for d in diagnostics if d.severity is Severity.ERROR), diagnostics[0].code)
-    return f"{said}; `commplan explain {first}` says more"
+    return f"{counts}; `commplan explain {first}` says more"
 
 
 def _block(d: Diagnostic, lines: Sequence[str] | None, paint: _Paint) -> str:
