@@ -48,7 +48,7 @@ every 2 steps {
 """
 FUNCTIONS = """
 import os, signal
-from commplan.runtime import rehearse
+from commplan.runtime.rehearse import rehearse
 
 DIES, CALLS = {dies}, {calls}
 RANK = int(os.environ["OMPI_COMM_WORLD_RANK"])

@@ -46,7 +46,7 @@ def interrupting(frame: FrameType, event: str, arg: Any) -> Callable[..., Any] |
     """A trace function: Ctrl-C where a condition has been entered, before `with` knows of it."""
     if frame.f_code is not threading.Condition.__enter__.__code__ or frame.f_back is None:
         return None
-    if not frame.f_back.f_code.co_filename.endswith("ring.py"):
+    if not frame.f_back.f_code.co_filename.endswith("prefetch/prefetch.py"):
         return None
 
     def inside(frame: FrameType, event: str, arg: Any) -> Callable[..., Any]:
@@ -110,7 +110,7 @@ class Interrupting:
     """A trace function: Ctrl-C once at every line of the pipeline's own code, but where all is done and only
     the way back is left, and where one Ctrl-C is being dealt with."""
 
-    FILES = ("batches.py", "ring.py", "clocks.py", "ownclock.py", "checking.py")
+    FILES = ("input/iterator.py", "prefetch.py", "stream.py", "multirate/batches.py", "visit_check.py")
 
     def __init__(self) -> None:
         self.done: set[tuple[str, int]] = set()

@@ -65,7 +65,7 @@ def test_a_wait_reaches_across_processes(tmp_path: Path) -> None:
     path = tmp_path / "memory"
     path.write_bytes(bytes(mmap.PAGESIZE))
     script = (
-        "import ctypes, mmap, sys; from commplan.runtime.input import futex\n"
+        "import ctypes, mmap, sys; from commplan.runtime.input.shm import futex\n"
         "file = open(sys.argv[1], 'r+b'); word = ctypes.c_uint32.from_buffer(mmap.mmap(file.fileno(), 0))\n"
         "print('waiting', flush=True); turns = 0\n"
         "while word.value == 0: futex.wait(word, 0, 50.0); turns += 1\n"
