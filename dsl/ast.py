@@ -143,18 +143,18 @@ class Communication(Node, frozen=True, kw_only=True):
     takes which."""
 
     over: tuple[Name, ...]
-    by: Call | None = None
+    by: Call | Number | None = None
     via: Call | None = None
     options: Options | None = None
 
 
 class StageExpr(Communication, frozen=True):
-    """broadcast, share, reduce, scatter, slice, gather: one operand over some axes.
+    """A stage with one operand over some axes: `kind` is its verb.
 
     `over_word` is the word written, `over` or `across`.
     """
 
-    kind: Literal["broadcast", "share", "reduce", "scatter", "slice", "gather"]
+    kind: str
     operand: Name
     over_word: Name
     root: Number | None = None

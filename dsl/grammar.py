@@ -16,6 +16,7 @@ from lark.lexer import Lexer as LarkLexer
 from commplan.diagnostics import Span
 from commplan.dsl import ast
 from commplan.dsl.lexer import SOFT, Token, number_value, split_number
+from commplan.ir.stages import OVER_AXES, VERBS
 
 Start = Literal["header", "declaration", "phase", "statement"]
 
@@ -93,6 +94,7 @@ class _NoLexer(LarkLexer):
 @cache
 def _parser() -> lark.Lark:
     grammar = Path(__file__).with_name("plan.lark").read_text(encoding="utf-8")
+    grammar += f"\n%declare {' '.join(VERBS).upper()}\n_verb: {' | '.join(OVER_AXES).upper()}\n"
     return lark.Lark(
         grammar,
         parser="lalr",

@@ -12,21 +12,22 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from commplan.diagnostics import Span
+from commplan.ir.stages import VERBS
 
 # The words of the grammar. A name may not be one of these ...
 KEYWORDS = frozenset(
     {
         "plan", "axis", "ensemble", "server", "source", "fn", "input", "state",
         "at", "each", "every", "phase", "output",
-        "load", "map", "broadcast", "share", "reduce", "scatter", "slice", "gather", "exchange", "elastic",
         "over", "across", "from", "by", "via", "per", "split", "partial", "with", "into",
         "visit", "seed", "tail", "on",
+        *VERBS,
     }
 )  # fmt: skip
 # ... but may be one of these, which mean something in one place only, ...
 SOFT = frozenset({"batch", "start", "step", "steps", "same"})
 # ... nor one of these, kept for stages to come.
-RESERVED = frozenset({"shift", "swap"})
+RESERVED = frozenset({"shift", "swap"}) - KEYWORDS
 
 UNITS = ("KiB", "MiB", "GiB", "Mbit/s", "Gbit/s", "GB/s", "us", "ms", "s")
 PUNCTUATION = {

@@ -21,7 +21,7 @@ from commplan.dsl.lexer import Token, tokenize
 from commplan.dsl.statements import (
     DECLARES,
     HEADS,
-    VERBS,
+    STAGES,
     GiveUp,
     PhaseClose,
     PhaseOpen,
@@ -278,7 +278,7 @@ def _targets(tokens: Sequence[Token]) -> tuple[ast.Name, ...]:
     first = next(index for index, token in enumerate(tokens) if token.type == "EQUAL")
     names = [_name(token) for token in tokens[:first] if token.is_word]
     for index in range(first + 1, len(tokens) - 1):
-        if tokens[index].type == "EQUAL" and tokens[index + 1].type in VERBS:
+        if tokens[index].type == "EQUAL" and tokens[index + 1].type in STAGES:
             names += _names_before(tokens, index)
     return tuple(names)
 

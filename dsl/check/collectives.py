@@ -1,8 +1,8 @@
-"""broadcast, share, reduce, scatter, slice, gather: what each makes of a placement."""
+"""Stages of one operand over some axes: what each makes of a placement."""
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from commplan.diagnostics import Note, listed
 from commplan.dsl import ast
@@ -14,73 +14,61 @@ from commplan.dsl.check.options import hints
 from commplan.dsl.check.placements import Status, status
 from commplan.dsl.check.scope import Scope
 from commplan.dsl.check.via import algorithm, carrying, check_accumulation
-from commplan.ir.plan import Broadcast, Gather, Reduce, Scatter, Share, Slice, Stage, Value
-from commplan.ir.stages import rules
+from commplan.ir.plan import Stage, Value
+from commplan.ir.stages import OVER_AXES, StageOverAxes, rules
 from commplan.ir.types import Placement, RecordsType
-
-# How the operand of each stage lies along its axes; `share` takes loaded values, by a rule of its own.
-TAKES: dict[str, tuple[Status, ...]] = {
-    "broadcast": ("per",),
-    "reduce": ("partial", "per"),
-    "scatter": ("partial",),
-    "slice": ("same",),
-    "gather": ("split",),
-}
-CUTS = ("scatter", "slice")  # what they make is split; what the others make is the same
 
 
 def check_collective(
     ctx: Context, scope: Scope, statement: ast.StageStmt, expr: ast.StageExpr
 ) -> Stage | None:
-    """`y = VERB x over AXES ..`: one of the six stages that take one operand over some axes."""
-    well_formed = _well_formed(ctx, statement, expr)
+    """`y = VERB x over AXES ..`."""
+    kind = OVER_AXES[expr.kind]
+    well_formed = _well_formed(ctx, statement, expr, kind)
     operand = scope.operand(expr.operand)
     over = collective_axes(ctx, scope, expr)
     by = _reduction(ctx, scope, expr)
     via = algorithm(ctx, expr.via, expr.kind, over)
     found = hints(ctx, expr.options, expr.kind, operand.type if operand else None)
     check_accumulation(ctx, expr.via, by and by.op.name, via, found, operand)
-    root = _root(ctx, expr, over)
+    number = _number(ctx, expr, kind, over)
     if expr.kind == "share" and expr.via is None:
         ctx.error(
             "CP0402", "the share does not say how", expr.span,
             f"add `via` with {listed(carrying('share'), 'or')}",
             "without a `share` the compiler chooses",
         )  # fmt: skip
-    if operand is None or over is None or root is None:
+    if operand is None or over is None or number is None:
         return None
-    _check_placement(ctx, scope, expr, operand, by)
+    _check_placement(ctx, scope, expr, kind, operand, by)
     if by is not None:
         check_operand(ctx, by, operand)
     elif expr.kind in ("reduce", "scatter"):
         return None
     target = statement.targets[0]
-    result = scope.bind(target, operand.type, _placed(expr.kind, operand.placement, over))
-    if expr.kind in ("broadcast", "reduce", "gather"):
+    result = scope.bind(target, operand.type, _placed(kind, operand.placement, over))
+    if kind.MAKES == "same":
         scope.mark_same(result, operand.id, over, target.span)
     # Without a sound `via` of a share there is an error: the design does not matter then.
     if not well_formed or (expr.kind == "share" and via is None):
         return None
-    fields = (result, operand.id, over)
-    if by is not None:
-        if expr.kind == "scatter":
-            return Scatter(*fields, by.op, statement.span, via, found)
-        return Reduce(*fields, by.op, statement.span, expr.over_word.text == "across", via, found)
-    if expr.kind == "share" and via is not None:
-        return Share(*fields, via, statement.span, found)
-    if expr.kind == "broadcast":
-        return Broadcast(*fields, root, statement.span, via, found)
-    if expr.kind == "slice":
-        return Slice(*fields, statement.span)
-    return Gather(*fields, statement.span, via, found)
+    across = expr.over_word.text == "across"
+    fields: dict[str, Any] = {
+        "result": result, "operand": operand.id, "axes": over, "span": statement.span, "via": via,
+        "hints": found, "op": by and by.op, "across": across, **number,
+    }  # fmt: skip
+    return kind(**{name: fields[name] for name in kind.__struct_fields__})
 
 
-def _well_formed(ctx: Context, statement: ast.StageStmt, expr: ast.StageExpr) -> bool:
+def _well_formed(
+    ctx: Context, statement: ast.StageStmt, expr: ast.StageExpr, kind: type[StageOverAxes]
+) -> bool:
     """Report clauses and names that the stage does not take; `via` and braces have their own reports."""
     before = len(ctx.diagnostics)
-    if expr.root is not None and expr.kind != "broadcast":
+    word = kind.NUMBER[1].word if kind.NUMBER else None
+    if expr.root is not None and word != "from":
         ctx.error("CP0403", f"`{expr.kind}` takes no `from`", expr.root.span, "only `broadcast` has a root")
-    if expr.by is not None and expr.kind not in ("reduce", "scatter"):
+    if expr.by is not None and word != "by" and "op" not in kind.__struct_fields__:
         ctx.error(
             "CP0403",
             f"`{expr.kind}` takes no `by`",
@@ -103,31 +91,38 @@ def _reduction(ctx: Context, scope: Scope, expr: ast.StageExpr) -> WrittenReduct
     return sum_or_mean(ctx, scope, expr.by, expr.span, "scatter") if expr.kind == "scatter" else None
 
 
-def _root(ctx: Context, expr: ast.StageExpr, over: tuple[str, ...] | None) -> int | None:
-    """The root of a broadcast, 0 for other stages, or None with the error reported."""
-    if expr.kind != "broadcast":
-        return 0
-    if expr.root is None:
-        ctx.error(
-            "CP0402", "the broadcast has no root", expr.span, "add `from 0`: the rank whose value is kept"
-        )
+def _number(
+    ctx: Context, expr: ast.StageExpr, kind: type[StageOverAxes], over: tuple[str, ...] | None
+) -> dict[str, int] | None:
+    """The number of a stage by its field, nothing without one, or None with the error reported."""
+    if kind.NUMBER is None:
+        return {}
+    field, number = kind.NUMBER
+    written = expr.root if number.word == "from" else expr.by
+    if not isinstance(written, ast.Number):
+        ctx.error("CP0402", number.missing[0], written.span if written else expr.span, number.missing[1])
         return None
-    root = integer(ctx, expr.root, "a root", least=0)
-    if root is None or over is None:
-        return root
-    return None if ctx.refuse("CP0409", rules.root(root, over, ctx.size), expr.root.span) else root
+    value = integer(ctx, written, number.what, least=number.least)
+    if value is None or over is None or number.rule is None:
+        return None if value is None else {field: value}
+    return None if ctx.refuse("CP0409", number.rule(value, over, ctx.size), written.span) else {field: value}
 
 
-def _placed(kind: str, placement: Placement, over: tuple[str, ...]) -> Placement:
+def _placed(kind: type[StageOverAxes], placement: Placement, over: tuple[str, ...]) -> Placement:
     """How the result lies."""
-    if kind == "share":
+    if kind.MAKES == "kept":
         return placement
     whole = placement.without(over)
-    return Placement(whole.per, whole.partial, (*whole.split, *over)) if kind in CUTS else whole
+    return Placement(whole.per, whole.partial, (*whole.split, *over)) if kind.MAKES == "split" else whole
 
 
 def _check_placement(
-    ctx: Context, scope: Scope, expr: ast.StageExpr, operand: Value, by: WrittenReduction | None
+    ctx: Context,
+    scope: Scope,
+    expr: ast.StageExpr,
+    kind: type[StageOverAxes],
+    operand: Value,
+    by: WrittenReduction | None,
 ) -> None:
     """The stage takes what its operand is; the first axis along which it does not is reported."""
     if expr.kind == "share":
@@ -140,7 +135,7 @@ def _check_placement(
     check_on_workers(ctx, expr.operand, operand, expr.kind)
     for axis in expr.over:
         lies = status(operand.placement, axis.text)
-        if lies not in TAKES[expr.kind]:
+        if lies not in kind.TAKES:
             _fail_placement(ctx, scope, expr, operand, axis, lies)
         if lies == "partial" and by is not None and by.op.name in ("max", "min"):
             ctx.fail(
@@ -153,7 +148,7 @@ def _check_placement(
             )
     if expr.kind == "gather":
         _check_cut_last(ctx, expr, operand)
-    elif expr.kind in CUTS and is_scalar(operand.type):
+    elif kind.MAKES == "split" and is_scalar(operand.type):
         ctx.fail(
             "CP0311",
             f"a scalar cannot be split, found `{expr.operand.text}`",
@@ -195,7 +190,7 @@ def _fail_placement(
             remedy = f"`gather {expr.operand.text} over {axis.text}` puts the parts together"
         case _, "partial":
             code = "CP0315"
-            message = f"{name} is partial over {over}: one term of a sum is no value to broadcast"
+            message = f"{name} is partial over {over}: one term of a sum is no value to {expr.kind}"
             remedy = "use `reduce` to add the terms"
         case _:
             code, message = "CP0316", f"{name} is per {over}, and `scatter` takes terms of a sum"

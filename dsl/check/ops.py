@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 import msgspec
@@ -27,15 +28,32 @@ class WrittenReduction(msgspec.Struct, frozen=True):
     weight: Value | None = None
 
 
-def reduction(ctx: Context, scope: Scope, call: ast.Call | None, span: Span) -> WrittenReduction | None:
+def written_call(
+    ctx: Context, by: ast.Call | ast.Number | None, what: str, known: Sequence[str]
+) -> ast.Call | None:
+    """What stands behind `by`, or None: nothing was written, or a number, which is reported. what: what
+    stands there, in a word, one of `known`."""
+    if isinstance(by, ast.Number):
+        message = f"there is no {what} `{written(by)}`"
+        ctx.error("CP0404", message, by.span, f"the {what}s are {listed(known)}")
+        return None
+    return by
+
+
+def reduction(
+    ctx: Context, scope: Scope, by: ast.Call | ast.Number | None, span: Span
+) -> WrittenReduction | None:
     """The operator behind `by`, or None with the error reported. `span` is the stage's."""
-    if call is None:
+    if by is None:
         ctx.error(
             "CP0402",
             "the stage does not say how terms are combined",
             span,
             f"add `by` with {listed(OPS, 'or')}",
         )
+        return None
+    call = written_call(ctx, by, "operator", OPS)
+    if call is None:
         return None
     message = f"there is no operator `{call.name.text}`"
     name = ctx.choose(call.name, OPS, "CP0404", message, f"the operators are {listed(OPS)}")
@@ -47,14 +65,14 @@ def reduction(ctx: Context, scope: Scope, call: ast.Call | None, span: Span) -> 
 
 
 def sum_or_mean(
-    ctx: Context, scope: Scope, call: ast.Call | None, span: Span, stage: str
+    ctx: Context, scope: Scope, by: ast.Call | ast.Number | None, span: Span, stage: str
 ) -> WrittenReduction | None:
     """The operator of a stage that adds terms of a sum, or None with the error reported."""
-    by = reduction(ctx, scope, call, span)
-    if by is None or by.op.name in ("sum", "mean"):
-        return by
-    message = f"`{stage}` adds terms of a sum, and `{by.op.name}` does not"
-    ctx.error("CP0317", message, by.span, "use `sum` or `mean`")
+    made = reduction(ctx, scope, by, span)
+    if made is None or made.op.name in ("sum", "mean"):
+        return made
+    message = f"`{stage}` adds terms of a sum, and `{made.op.name}` does not"
+    ctx.error("CP0317", message, made.span, "use `sum` or `mean`")
     return None
 
 

@@ -11,6 +11,7 @@ from commplan.dsl import ast
 from commplan.dsl.check.context import Context
 from commplan.dsl.check.numbers import integer, nbytes, written
 from commplan.ir.plan import Hints
+from commplan.ir.stages import OVER_AXES
 from commplan.ir.types import ArrayType, DType, Type
 
 
@@ -27,7 +28,7 @@ class Rule(msgspec.Struct, frozen=True):
     words: tuple[str, ...] = ()
 
 
-COLLECTIVES = ("broadcast", "reduce", "scatter", "gather")
+COLLECTIVES = tuple(verb for verb, stage in OVER_AXES.items() if stage.COLLECTIVE is not None)
 SUMS = ("reduce", "scatter", "exchange", "elastic sync")
 ASYNC = ("elastic round_robin", "elastic async", "elastic hogwild")
 

@@ -13,7 +13,7 @@ from commplan.dsl.check.axes import check_on_workers, stage_axes
 from commplan.dsl.check.context import Context, described, is_scalar
 from commplan.dsl.check.maps import find_fn
 from commplan.dsl.check.numbers import written
-from commplan.dsl.check.ops import check_operand, check_scalar, sum_or_mean
+from commplan.dsl.check.ops import check_operand, check_scalar, sum_or_mean, written_call
 from commplan.dsl.check.options import hints
 from commplan.dsl.check.placements import Status, status
 from commplan.dsl.check.scope import Scope
@@ -195,18 +195,19 @@ def check_elastic(
     operand = scope.operand(expr.operand)
     centers = _states(ctx, scope, (expr.center,))
     over = stage_axes(ctx, expr.over, "elastic")
-    mode = _mode(ctx, expr)
-    coefficients = _coefficients(ctx, scope, expr, mode) if mode else None
+    by = written_call(ctx, expr.by, "mode", MODES)
+    mode = _mode(ctx, expr, by)
+    coefficients = _coefficients(ctx, scope, by, mode) if by and mode else None
     stage = f"elastic {mode}" if mode else "elastic sync"
     type_ = operand.type if operand else None
     # With an unknown mode it is not known either what may stand in `via` and braces.
     via = algorithm(ctx, expr.via if mode else None, stage, over)
     found = hints(ctx, expr.options if mode else None, stage, type_)
     check_accumulation(ctx, expr.via, "elastic", via, found, operand)
-    if expr.by and mode and coefficients and over:
+    if by and mode and coefficients and over:
         eta, rho = (coefficient.given for coefficient in coefficients)
-        if not ctx.refuse("CP0425", rules.coefficients(eta, rho), expr.by.span):
-            ctx.refuse("CP0426", rules.stable(mode, eta, rho, over, ctx.size), expr.by.span)
+        if not ctx.refuse("CP0425", rules.coefficients(eta, rho), by.span):
+            ctx.refuse("CP0426", rules.stable(mode, eta, rho, over, ctx.size), by.span)
     if centers is None:
         return None
     _check_pull_and_center(ctx, statement, expr)
@@ -240,28 +241,29 @@ def _check_pull_and_center(ctx: Context, statement: ast.StageStmt, expr: ast.Ela
         )  # fmt: skip
 
 
-def _mode(ctx: Context, expr: ast.ElasticExpr) -> Mode | None:
+def _mode(ctx: Context, expr: ast.ElasticExpr, by: ast.Call | None) -> Mode | None:
     if expr.by is None:
         ctx.error(
             "CP0402", "the stage does not say how workers and centre meet", expr.span,
             f"add `by` with {listed(MODES, 'or')}",
         )  # fmt: skip
         return None
-    message = f"there is no mode `{expr.by.name.text}`"
-    return ctx.choose(expr.by.name, MODES, "CP0404", message, f"the modes are {listed(MODES)}")
+    if by is None:
+        return None
+    message = f"there is no mode `{by.name.text}`"
+    return ctx.choose(by.name, MODES, "CP0404", message, f"the modes are {listed(MODES)}")
 
 
 def _coefficients(
-    ctx: Context, scope: Scope, expr: ast.ElasticExpr, mode: Mode
+    ctx: Context, scope: Scope, by: ast.Call, mode: Mode
 ) -> tuple[Coefficient, Coefficient] | None:
-    assert expr.by is not None
-    given = keyed(ctx, expr.by, ("eta", "rho"), "CP0405")
+    given = keyed(ctx, by, ("eta", "rho"), "CP0405")
     if given is None:
         return None
     missing = [key for key in ("eta", "rho") if key not in given]
     if missing:
         usage = f"write `{mode}(eta = .., rho = ..)`"
-        ctx.error("CP0405", f"`{mode}` needs {listed(missing)}", expr.by.span, usage)
+        ctx.error("CP0405", f"`{mode}` needs {listed(missing)}", by.span, usage)
         return None
     eta = _coefficient(ctx, scope, given["eta"].value, "eta")
     rho = _coefficient(ctx, scope, given["rho"].value, "rho")

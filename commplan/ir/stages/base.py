@@ -1,4 +1,5 @@
-from typing import ClassVar
+from collections.abc import Callable
+from typing import ClassVar, Literal, NamedTuple
 
 import msgspec
 
@@ -10,13 +11,28 @@ def over(axes: tuple[str, ...], word: str = "over") -> str:
     return f"{word} {', '.join(axes)}"
 
 
+class Number(NamedTuple):
+    """The number that a stage is written with, behind a word: `from 0`. least: the smallest that may be
+    written. missing: what is wrong without it, and how it is put right. rule: what the number must keep to,
+    of the axes and their ranks."""
+
+    word: Literal["from", "by"]
+    what: str
+    least: int
+    missing: tuple[str, str]
+    rule: Callable[[int, tuple[str, ...], Ranks], Violation | None] | None = None
+
+
 class BaseStage(msgspec.Struct, frozen=True):
     """What every stage says of itself beside its fields.
+
+    FORM: how it is written.
 
     READS, WRITES: the fields that name the values that it reads and makes, in the order in which `operands`
     and `results` give them. SCALARS: those of READS that name scalars. AXES: the fields that name axes.
     """
 
+    FORM: ClassVar[str]
     READS: ClassVar[tuple[str, ...]] = ("operand",)
     WRITES: ClassVar[tuple[str, ...]] = ("result",)
     SCALARS: ClassVar[tuple[str, ...]] = ()
@@ -43,3 +59,22 @@ class BaseStage(msgspec.Struct, frozen=True):
 
     def violation(self, ranks: Ranks) -> Violation | None:
         """The first rule of the stage that does not hold, axes having as many ranks as `ranks` says."""
+
+
+class StageOverAxes(BaseStage, frozen=True):
+    """`y = VERB x over AXES ..`: one operand over some axes.
+
+    TAKES: how the operand may lie along them. MAKES: how the result does, the same on all ranks, cut, or as
+    the operand. NUMBER: the field that is a number, and how that is written. COLLECTIVE: the kind of
+    collective that it becomes; none where nothing is sent, or the compiler decides how.
+    """
+
+    TAKES: ClassVar[tuple[Literal["same", "per", "partial", "split"], ...]]
+    MAKES: ClassVar[Literal["same", "split", "kept"]] = "same"
+    NUMBER: ClassVar[tuple[str, Number] | None] = None
+    COLLECTIVE: ClassVar[str | None] = None
+
+    @property
+    def rank(self) -> int | None:
+        """The rank, counted row-major over the axes, that its collective singles out."""
+        return None

@@ -1,15 +1,24 @@
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Algorithm, Hints
 from commplan.ir.roles import Ref, name_of
-from commplan.ir.stages.base import BaseStage, over
+from commplan.ir.stages.base import Number, StageOverAxes, over
 from commplan.ir.stages.rules import Ranks, Violation, root
 from commplan.ir.symbolic import steps
 from commplan.ir.symbolic.interpretation import Interpretation
 from commplan.ir.types import Over
 
+ROOT = Number(
+    "from", "a root", 0, ("the broadcast has no root", "add `from 0`: the rank whose value is kept"), root
+)
 
-class Broadcast(BaseStage, frozen=True, tag="broadcast"):
+
+class Broadcast(StageOverAxes, frozen=True, tag="broadcast"):
     """per -> same. `root` counts the `over` axes row-major, first named major."""
+
+    FORM = "y = broadcast x over AXES from ROOT [via ALGORITHM]"
+    TAKES = ("per",)
+    NUMBER = ("root", ROOT)
+    COLLECTIVE = "broadcast"
 
     result: Ref
     operand: Ref
@@ -18,6 +27,10 @@ class Broadcast(BaseStage, frozen=True, tag="broadcast"):
     span: Span
     via: Algorithm | None = None
     hints: Hints = NO_HINTS
+
+    @property
+    def rank(self) -> int:
+        return self.root
 
     def violation(self, ranks: Ranks) -> Violation | None:
         return root(self.root, self.axes, ranks)

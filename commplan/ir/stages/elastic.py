@@ -13,6 +13,7 @@ from commplan.ir.types import Over
 class Elastic(BaseStage, frozen=True, tag="elastic"):
     """Elastic averaging of `operand` with `center`. `eta` and `rho` are numbers or scalar values."""
 
+    FORM = "d, c = elastic w with c over AXES by MODE(eta = .., rho = ..)"
     READS = ("operand", "center", "eta", "rho")
     WRITES = ("pull", "result")
     SCALARS = ("eta", "rho")

@@ -11,6 +11,7 @@ from commplan.ir.types import Over, Refs
 class Exchange(BaseStage, frozen=True, tag="exchange"):
     """A parameter server: `results = fn(states, reduced gradient)`, one result per state."""
 
+    FORM = "w [, m] = exchange g into w [, m] with FN over AXES by OP [via ALGORITHM]"
     READS = ("gradient", "states", "op")
     WRITES = ("results",)
     SCALARS = ("op",)

@@ -1,14 +1,18 @@
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Algorithm, Hints
 from commplan.ir.roles import Ref
-from commplan.ir.stages.base import BaseStage
+from commplan.ir.stages.base import StageOverAxes
 from commplan.ir.symbolic import steps
 from commplan.ir.symbolic.interpretation import Interpretation
 from commplan.ir.types import Over
 
 
-class Gather(BaseStage, frozen=True, tag="gather"):
+class Gather(StageOverAxes, frozen=True, tag="gather"):
     """split -> same: all-gather."""
+
+    FORM = "y = gather x over AXIS [via ALGORITHM] [{ OPTIONS }]"
+    TAKES = ("split",)
+    COLLECTIVE = "all_gather"
 
     result: Ref
     operand: Ref

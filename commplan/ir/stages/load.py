@@ -40,6 +40,8 @@ class Batches(msgspec.Struct, frozen=True):
 class Load(Batches, BaseStage, frozen=True, tag="load"):
     """`result [, count] = load source batch N ...`."""
 
+    FORM = "x [, n] = load SOURCE batch N [split AXES] [per MEMBER] visit KIND seed N [tail KIND]"
+
     def alike(self) -> tuple[tuple[Ref, ...], ...]:
         return ()
 

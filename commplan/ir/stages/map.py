@@ -10,6 +10,7 @@ from commplan.ir.types import Refs
 class Map(BaseStage, frozen=True, tag="map"):
     """`results = map fn(operands) [per MEMBER]`."""
 
+    FORM = "y, ... = map FN(x, ...) [per MEMBER]"
     READS = ("operands",)
     WRITES = ("results",)
     AXES = ("per",)

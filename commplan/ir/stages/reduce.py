@@ -1,15 +1,18 @@
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Algorithm, Hints, Reduction
 from commplan.ir.roles import Ref, name_of
-from commplan.ir.stages.base import BaseStage, over
+from commplan.ir.stages.base import StageOverAxes, over
 from commplan.ir.symbolic import steps
 from commplan.ir.symbolic.interpretation import Interpretation
 from commplan.ir.types import Over
 
 
-class Reduce(BaseStage, frozen=True, tag="reduce"):
+class Reduce(StageOverAxes, frozen=True, tag="reduce"):
     """partial or per -> same. `across` is set where the axes are ensembles."""
 
+    FORM = "y = reduce x over AXES by OP [via ALGORITHM] [{ OPTIONS }]"
+    TAKES = ("partial", "per")
+    COLLECTIVE = "all_reduce"
     READS = ("operand", "op")
     SCALARS = ("op",)
 

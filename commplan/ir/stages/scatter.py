@@ -1,15 +1,19 @@
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Algorithm, Hints, Reduction
 from commplan.ir.roles import Ref, name_of
-from commplan.ir.stages.base import BaseStage, over
+from commplan.ir.stages.base import StageOverAxes, over
 from commplan.ir.symbolic import steps
 from commplan.ir.symbolic.interpretation import Interpretation
 from commplan.ir.types import Over
 
 
-class Scatter(BaseStage, frozen=True, tag="scatter"):
+class Scatter(StageOverAxes, frozen=True, tag="scatter"):
     """partial -> split: reduce-scatter."""
 
+    FORM = "y = scatter x over AXIS by OP [via ALGORITHM] [{ OPTIONS }]"
+    TAKES = ("partial",)
+    MAKES = "split"
+    COLLECTIVE = "reduce_scatter"
     READS = ("operand", "op")
     SCALARS = ("op",)
 

@@ -1,14 +1,18 @@
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Algorithm, Hints
 from commplan.ir.roles import Ref
-from commplan.ir.stages.base import BaseStage
+from commplan.ir.stages.base import StageOverAxes
 from commplan.ir.stages.rules import Ranks, Violation, chosen
 from commplan.ir.symbolic.interpretation import Interpretation
 from commplan.ir.types import Over
 
 
-class Share(BaseStage, frozen=True, tag="share"):
+class Share(StageOverAxes, frozen=True, tag="share"):
     """same -> same: pins how sameness over `over` is made."""
+
+    FORM = "y = share x over MEMBER via DESIGN"
+    TAKES = ("same",)
+    MAKES = "kept"
 
     result: Ref
     operand: Ref

@@ -1,12 +1,16 @@
 from commplan.diagnostics import Span
 from commplan.ir.roles import Ref
-from commplan.ir.stages.base import BaseStage
+from commplan.ir.stages.base import StageOverAxes
 from commplan.ir.symbolic.interpretation import Interpretation
 from commplan.ir.types import Over
 
 
-class Slice(BaseStage, frozen=True, tag="slice"):
+class Slice(StageOverAxes, frozen=True, tag="slice"):
     """same -> split, without communication."""
+
+    FORM = "y = slice x over AXIS"
+    TAKES = ("same",)
+    MAKES = "split"
 
     result: Ref
     operand: Ref
