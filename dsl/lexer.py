@@ -50,7 +50,7 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE | re.ASCII | re.DOTALL,
 )
-_WELL_FORMED = re.compile(r"\d+(?:_\d+)*(?:\.\d+(?:_\d+)*)?(?:[eE][+-]?\d+)?", re.ASCII)
+_WELL_FORMED = re.compile(r"-?\d+(?:_\d+)*(?:\.\d+(?:_\d+)*)?(?:[eE][+-]?\d+)?", re.ASCII)
 _LONGEST_NUMBER = 40
 
 
@@ -122,7 +122,7 @@ def _number_type(match: re.Match[str]) -> str:
         return "BAD"
     if match["unit"]:
         return "QUANTITY"
-    return "INT" if digits.replace("_", "").isdigit() else "FLOAT"
+    return "INT" if isinstance(number_value(digits), int) else "FLOAT"
 
 
 def split_number(text: str) -> tuple[str, str | None]:
@@ -135,7 +135,7 @@ def split_number(text: str) -> tuple[str, str | None]:
 def number_value(digits: str) -> int | float:
     """The value of well-formed digits: an int unless a point or an exponent was written."""
     plain = digits.replace("_", "")
-    return int(plain) if plain.isdigit() else float(plain)
+    return int(plain) if plain.removeprefix("-").isdigit() else float(plain)
 
 
 def number_mistake(text: str) -> tuple[str, str | None]:
@@ -143,8 +143,6 @@ def number_mistake(text: str) -> tuple[str, str | None]:
     match = _TOKEN.match(text)
     assert match and match["digits"], text
     digits, tail = match["digits"], match["tail"]
-    if digits.startswith("-"):
-        return "no number of a plan is negative", None
     if tail:
         near = {unit.lower(): unit for unit in UNITS} | {"kb": "KiB", "mb": "MiB", "gb": "GiB"}
         meant = near.get(tail.lower())

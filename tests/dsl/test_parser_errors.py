@@ -83,7 +83,6 @@ BANK: dict[str, tuple[str, list[Place]]] = {
     "two stages on a line": (_step("x = map f(g) y = map f(x)"), [("CP0009", 4, 16)]),
     "map without parentheses": (_step("x = map f g"), [("CP0009", 4, 13)]),
     "root has a name": (_step("x = broadcast g over data from root"), [("CP0009", 4, 34)]),
-    "root below zero": (_step("x = broadcast g over data from -1"), [("CP0004", 4, 34)]),
     "no source": (_step("x = load batch 8 visit k seed 1"), [("CP0009", 4, 12)]),
     "no batch": (_step("x = load s visit k seed 1"), [("CP0009", 4, 14)]),
     "batch on the next line": (_step("x = load s", "     batch 8 visit k seed 1"), [("CP0009", 4, 13)]),
