@@ -111,7 +111,7 @@ def program_of(
     (CP0740 to CP0749) for a program that does not do what its collective promises, and as `levels` and
     `registry.program` do.
     """
-    if op.kind == "all_to_all" or op.algorithm.name == NATIVE:
+    if op.algorithm.name == NATIVE:
         return None
     ranks = math.prod(sizes[axis] for axis in op.axes)
     with _named_line(op, file):

@@ -9,6 +9,7 @@ from typing import ClassVar
 import msgspec
 
 from commplan.collectives.hierarchical import NATIVE_KINDS
+from commplan.collectives.program import KINDS
 from commplan.ir.axes import coordinates
 from commplan.ir.plan import Algorithm, Arg, Ref
 from commplan.ir.remark import Alternative, Choice
@@ -52,7 +53,7 @@ def _layered(chooser: Chooser, phase: Phase, choices: list[Choice]) -> Phase:
     seen: dict[tuple[object, ...], Algorithm] = {}
     ops: list[Op] = []
     for op in phase.ops:
-        if not isinstance(op, Collective) or op.pinned or op.algorithm.levels or op.kind == "all_to_all":
+        if not isinstance(op, Collective) or op.pinned or op.algorithm.levels or op.kind not in KINDS:
             ops.append(op)
             continue
         key = (op.kind, op.axes, op.nbytes, op.op, op.hints, op.root, op.span)

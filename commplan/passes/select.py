@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import msgspec
 
+from commplan.collectives.program import KINDS
 from commplan.ir.remark import Choice
 from commplan.ir.schedule import Collective, Form, Op, Phase, Schedule
 from commplan.ir.types import sized
@@ -50,7 +51,7 @@ class SelectPass(Pass, frozen=True):
             alike.setdefault(group, []).append((chosen, decision))
         for group in alike.values():
             told = group[0][1].seconds is not None or chooser.schedule.backend == "mpi"
-            if told and group[0][0].kind != "all_to_all":
+            if told and group[0][0].kind in KINDS:
                 choices.append(_choice(group))
         return msgspec.structs.replace(phase, ops=tuple(ops))
 
@@ -64,7 +65,7 @@ class SelectPass(Pass, frozen=True):
 
     def _form(self, op: Collective) -> Form | None:
         """Under MPI: one call, or where computation is asked to go on meanwhile a start and a finish."""
-        if op.form is not None or op.kind == "all_to_all":
+        if op.form is not None or op.kind not in KINDS:
             return op.form
         return "split" if self.split and op.hints.overlap is not None else "call"
 

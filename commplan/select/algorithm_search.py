@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from commplan.collectives.program import KINDS
 from commplan.ir.ops.base import Work
 from commplan.ir.plan import Algorithm
 from commplan.ir.remark import Alternative
@@ -83,7 +84,7 @@ class Chooser:
     def decide(self, op: Collective) -> Decision:
         """The algorithm and the messages of `op`, where the plan and earlier passes leave them open."""
         ranks = self.schedule.size(op.axes)
-        if ranks == 1 or op.kind == "all_to_all":
+        if ranks == 1 or op.kind not in KINDS:
             return Decision(op.algorithm, None, "one rank" if ranks == 1 else "only the backend has it")
         if self.costs is None:
             return self._by_rule(op)
@@ -179,7 +180,7 @@ class Chooser:
             ladder = options.pinned_rungs(op, self.schedule)
         else:
             ladder = options.rungs(op, self.schedule, self.topology)
-        if len(ladder) < 2:
+        if len(ladder) < 2 or op.kind not in KINDS:
             return []
         if self.jax and op.kind in ("all_reduce", "broadcast") and all(r.key in op.axes for r in ladder):
             return self._stepwise(op, ladder)

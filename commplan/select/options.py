@@ -6,6 +6,7 @@ import math
 from typing import NamedTuple
 
 from commplan.collectives import registry
+from commplan.collectives.program import KINDS
 from commplan.ir.plan import Algorithm, Arg
 from commplan.ir.schedule import Axis, Backend, Collective, CollectiveKind, Schedule
 from commplan.topology import Topology
@@ -28,7 +29,7 @@ class Rung(NamedTuple):
 
 def flat(kind: CollectiveKind, ranks: int, *, programs: bool) -> tuple[Algorithm, ...]:
     """`native`, and with `programs` all chunk programs for `kind`, the simplest first."""
-    if kind == "all_to_all" or not programs or not 1 < ranks <= MOST_RANKS:
+    if kind not in KINDS or not programs or not 1 < ranks <= MOST_RANKS:
         return (NATIVE,)
     known = registry.algorithms(kind)
     names = sorted(known, key=lambda name: SIMPLICITY.index(name) if name in SIMPLICITY else len(SIMPLICITY))
@@ -86,7 +87,8 @@ def menus(kind: CollectiveKind, ladder: tuple[Rung, ...]) -> tuple[tuple[str, ..
             found.append((rung.pinned,))
             continue
         inside = kind == "all_reduce" and index < len(ladder) - 1
-        names = () if kind == "all_to_all" else registry.algorithms("reduce_scatter" if inside else kind)
+        part = "reduce_scatter" if inside else kind
+        names = registry.algorithms(part) if part in KINDS else ()
         if inside:
             names = tuple(name for name in names if registry.supports(name, "all_gather"))
         found.append(names if rung.ranks <= MOST_RANKS else ())
@@ -115,7 +117,7 @@ def as_one(kind: CollectiveKind, algorithm: Algorithm, backend: Backend, op: Col
     if any(key not in op.axes for key in keys):
         return True
     native = any(arg.key is not None and arg.value == "native" for arg in algorithm.args)
-    return backend == "mpi" and kind != "all_to_all" and not travels_narrow(op) and not native
+    return backend == "mpi" and kind in KINDS and not travels_narrow(op) and not native
 
 
 def travels_narrow(op: Collective) -> bool:

@@ -318,8 +318,8 @@ class Lowered:
         backend = self.backend
         if x.size == 0:  # nothing to move, and XLA refuses to scatter it
             empty = x.reshape(target.shape)
-            scattered = op.kind in ("reduce_scatter", "all_to_all", "reduce")
-            return empty if scattered else backend.same(empty, op.axes)
+            placement = self.values[op.result].placement
+            return backend.same(empty, tuple(axis for axis in op.axes if not placement.varies(axis)))
         if op.kind == "reduce_scatter" and x.ndim == 0:
             whole = scalar_algorithm(op.algorithm)
             return backend.move(x, msgspec.structs.replace(op, kind="all_reduce", algorithm=whole))

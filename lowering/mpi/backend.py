@@ -147,7 +147,7 @@ def _communicator(op: Collective, channel: Channel) -> None:
         return
     if channel.engine is None or op.form == "rounds":
         channel.groups.blocking(op.axes)
-    elif op.algorithm == NATIVE or op.kind == "all_to_all":
+    elif op.algorithm == NATIVE:
         channel.groups.native(op.axes)
 
 

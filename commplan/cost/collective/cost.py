@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Literal, NamedTuple, cast
 
 import msgspec
@@ -17,7 +18,7 @@ import numpy as np
 
 from commplan.collectives import registry
 from commplan.collectives.layout import message
-from commplan.collectives.program import Kind
+from commplan.collectives.program import KINDS, Kind
 from commplan.cost.calibration import Calibration
 from commplan.cost.collective import step_model
 from commplan.cost.collective.bounds import busiest_bytes, lower_bound
@@ -135,8 +136,8 @@ def _alone(layout: Layout, network: Network) -> bool:
 
 def _modelled(algorithm: Algorithm, query: _Query) -> _Modelled | None:
     kind, layout, network = query.kind, query.layout, query.network
-    if kind == "all_to_all":
-        return _all_to_all(layout, query.nbytes, network)
+    if kind not in KINDS:
+        return _OF_LIBRARIES[kind](query)
     if algorithm.name == "native":
         library = query._replace(form="library", chunk=None)
         priced = [_flat(name, kind, library) for name in NATIVE if registry.supports(name, kind)]
@@ -231,13 +232,18 @@ def _shifted(layout: Layout, network: Network, distance: int) -> tuple[Floats, f
     return load, float(latency.mean())
 
 
-def _all_to_all(layout: Layout, nbytes: float, network: Network) -> _Modelled:
+def _all_to_all(query: _Query) -> _Modelled:
     """Every rank sends a row to every other at once: links are busy from the first to the last byte."""
-    load = busiest_bytes("all_to_all", nbytes, layout, network)
+    layout, network = query.layout, query.network
+    load = busiest_bytes("all_to_all", query.nbytes, layout, network)
     reached = np.flatnonzero(load)
     busy = float((load / network.bandwidths).max())
     latency = network.levels[int(reached[-1])].latency if len(reached) else 0.0
     return network.call + (layout.ranks - 1) * network.overhead + latency + network.overhead + busy, load
+
+
+# The collectives of which there are no programs.
+_OF_LIBRARIES: dict[str, Callable[[_Query], _Modelled]] = {"all_to_all": _all_to_all}
 
 
 def _staged(found: tuple[Stage, ...], query: _Query) -> _Modelled | None:

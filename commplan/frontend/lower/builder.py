@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import msgspec
 
 from commplan.collectives.registry import scalar_algorithm
+from commplan.diagnostics import Span
 from commplan.ir import plan as graph
 from commplan.ir import schedule as sched
 from commplan.ir.ops import add_results
 from commplan.ir.transfer import ValueTypes
 
-Stage = graph.Broadcast | graph.Reduce | graph.Scatter | graph.Gather | graph.Elastic
+
+class Sending(Protocol):
+    """A stage that becomes collectives: where it is written, and how it is to be carried out."""
+
+    @property
+    def span(self) -> Span: ...
+    @property
+    def via(self) -> graph.Algorithm | None: ...
+    @property
+    def hints(self) -> graph.Hints: ...
 
 
 class Building:
@@ -37,7 +49,7 @@ class Building:
         result: graph.Ref,
         operand: graph.Ref,
         over: tuple[str, ...],
-        stage: Stage,
+        stage: Sending,
         op: sched.ReduceOp | None = None,
         root: int | None = None,
     ) -> None:

@@ -7,7 +7,7 @@ order them. `reduce by mean` --> all_reduce sum, then a division.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from commplan.frontend.lower.builder import Building, reduction
 from commplan.frontend.lower.server_ops import at_servers
@@ -61,7 +61,7 @@ class Lowering(Building):
     def phase(self, phase: graph.Phase) -> sched.Phase:
         self.ops, self.weights = [], {}
         for stage in phase.stages:
-            _STAGES[type(stage)](self, stage)
+            _STAGES.get(type(stage), Lowering.over_axes)(self, stage)
         states = [self.plan.value(ref) for ref in self.plan.states]
         outputs, updates = at_servers(self, states, phase.outputs, phase.updates)
         read = {ref for op in self.ops for ref in sched.operands(op)}
@@ -93,17 +93,16 @@ class Lowering(Building):
         readers = int(asked) if asked is not None else None
         self.ops.append(_op(sched.Share, stage, design=stage.via.name, readers=readers))
 
-    def broadcast(self, stage: graph.Broadcast) -> None:
-        self.collective("broadcast", stage.result, stage.operand, stage.axes, stage, root=stage.root)
+    def over_axes(self, stage: Any) -> None:
+        """One operand becomes one collective."""
+        kind, root = cast("sched.CollectiveKind", stage.COLLECTIVE), stage.rank(self.types.ranks)
+        self.collective(kind, stage.result, stage.operand, stage.axes, stage, root=root)
 
     def reduce(self, stage: graph.Reduce) -> None:
         reduction(self, "all_reduce", stage)
 
     def scatter(self, stage: graph.Scatter) -> None:
         reduction(self, "reduce_scatter", stage)
-
-    def gather(self, stage: graph.Gather) -> None:
-        self.collective("all_gather", stage.result, stage.operand, stage.axes, stage)
 
     def slice(self, stage: graph.Slice) -> None:
         self.ops.append(_op(sched.Slice, stage))
@@ -133,10 +132,8 @@ _STAGES: dict[type, Callable[[Lowering, Any], None]] = {
     graph.Load: Lowering.load,
     graph.Map: Lowering.map,
     graph.Share: Lowering.share,
-    graph.Broadcast: Lowering.broadcast,
     graph.Reduce: Lowering.reduce,
     graph.Scatter: Lowering.scatter,
-    graph.Gather: Lowering.gather,
     graph.Slice: Lowering.slice,
     graph.Elastic: Lowering.elastic,
     graph.Exchange: Lowering.exchange,

@@ -5,6 +5,7 @@ import msgspec
 
 from commplan.ir.roles import Ref, getter, name_of
 from commplan.ir.stages.rules import Ranks, Violation
+from commplan.ir.types import Over
 
 
 def over(axes: tuple[str, ...], word: str = "over") -> str:
@@ -74,7 +75,10 @@ class StageOverAxes(BaseStage, frozen=True):
     NUMBER: ClassVar[tuple[str, Number] | None] = None
     COLLECTIVE: ClassVar[str | None] = None
 
-    @property
-    def rank(self) -> int | None:
-        """The rank, counted row-major over the axes, that its collective singles out."""
+    result: Ref
+    operand: Ref
+    axes: Over
+
+    def rank(self, ranks: Ranks) -> int | None:
+        """The rank, counted row-major over the axes, that its collective singles out, if it does."""
         return None

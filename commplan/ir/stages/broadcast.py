@@ -1,11 +1,10 @@
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Algorithm, Hints
-from commplan.ir.roles import Ref, name_of
+from commplan.ir.roles import name_of
 from commplan.ir.stages.base import Number, StageOverAxes, over
 from commplan.ir.stages.rules import Ranks, Violation, root
 from commplan.ir.symbolic import steps
 from commplan.ir.symbolic.interpretation import Interpretation
-from commplan.ir.types import Over
 
 ROOT = Number(
     "from", "a root", 0, ("the broadcast has no root", "add `from 0`: the rank whose value is kept"), root
@@ -20,16 +19,12 @@ class Broadcast(StageOverAxes, frozen=True, tag="broadcast"):
     NUMBER = ("root", ROOT)
     COLLECTIVE = "broadcast"
 
-    result: Ref
-    operand: Ref
-    axes: Over
     root: int
     span: Span
     via: Algorithm | None = None
     hints: Hints = NO_HINTS
 
-    @property
-    def rank(self) -> int:
+    def rank(self, ranks: Ranks) -> int:
         return self.root
 
     def violation(self, ranks: Ranks) -> Violation | None:

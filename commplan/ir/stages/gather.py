@@ -1,10 +1,8 @@
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Algorithm, Hints
-from commplan.ir.roles import Ref
 from commplan.ir.stages.base import StageOverAxes
 from commplan.ir.symbolic import steps
 from commplan.ir.symbolic.interpretation import Interpretation
-from commplan.ir.types import Over
 
 
 class Gather(StageOverAxes, frozen=True, tag="gather"):
@@ -14,9 +12,6 @@ class Gather(StageOverAxes, frozen=True, tag="gather"):
     TAKES = ("split",)
     COLLECTIVE = "all_gather"
 
-    result: Ref
-    operand: Ref
-    axes: Over
     span: Span
     via: Algorithm | None = None
     hints: Hints = NO_HINTS

@@ -1,10 +1,9 @@
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Algorithm, Hints, Reduction
-from commplan.ir.roles import Ref, name_of
+from commplan.ir.roles import name_of
 from commplan.ir.stages.base import StageOverAxes, over
 from commplan.ir.symbolic import steps
 from commplan.ir.symbolic.interpretation import Interpretation
-from commplan.ir.types import Over
 
 
 class Reduce(StageOverAxes, frozen=True, tag="reduce"):
@@ -16,9 +15,6 @@ class Reduce(StageOverAxes, frozen=True, tag="reduce"):
     READS = ("operand", "op")
     SCALARS = ("op",)
 
-    result: Ref
-    operand: Ref
-    axes: Over
     op: Reduction
     span: Span
     across: bool = False

@@ -1,10 +1,9 @@
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Algorithm, Hints, Reduction
-from commplan.ir.roles import Ref, name_of
+from commplan.ir.roles import name_of
 from commplan.ir.stages.base import StageOverAxes, over
 from commplan.ir.symbolic import steps
 from commplan.ir.symbolic.interpretation import Interpretation
-from commplan.ir.types import Over
 
 
 class Scatter(StageOverAxes, frozen=True, tag="scatter"):
@@ -17,9 +16,6 @@ class Scatter(StageOverAxes, frozen=True, tag="scatter"):
     READS = ("operand", "op")
     SCALARS = ("op",)
 
-    result: Ref
-    operand: Ref
-    axes: Over
     op: Reduction
     span: Span
     via: Algorithm | None = None

@@ -1,10 +1,8 @@
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Algorithm, Hints
-from commplan.ir.roles import Ref
 from commplan.ir.stages.base import StageOverAxes
 from commplan.ir.stages.rules import Ranks, Violation, chosen
 from commplan.ir.symbolic.interpretation import Interpretation
-from commplan.ir.types import Over
 
 
 class Share(StageOverAxes, frozen=True, tag="share"):
@@ -14,9 +12,6 @@ class Share(StageOverAxes, frozen=True, tag="share"):
     TAKES = ("same",)
     MAKES = "kept"
 
-    result: Ref
-    operand: Ref
-    axes: Over
     via: Algorithm
     span: Span
     hints: Hints = NO_HINTS

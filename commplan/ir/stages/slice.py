@@ -1,8 +1,6 @@
 from commplan.diagnostics import Span
-from commplan.ir.roles import Ref
 from commplan.ir.stages.base import StageOverAxes
 from commplan.ir.symbolic.interpretation import Interpretation
-from commplan.ir.types import Over
 
 
 class Slice(StageOverAxes, frozen=True, tag="slice"):
@@ -12,9 +10,6 @@ class Slice(StageOverAxes, frozen=True, tag="slice"):
     TAKES = ("same",)
     MAKES = "split"
 
-    result: Ref
-    operand: Ref
-    axes: Over
     span: Span
 
     def meaning(self, env: Interpretation) -> None:
