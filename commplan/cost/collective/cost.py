@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 from typing import Literal, NamedTuple, cast
 
 import msgspec
@@ -135,9 +134,9 @@ def _alone(layout: Layout, network: Network) -> bool:
 
 
 def _modelled(algorithm: Algorithm, query: _Query) -> _Modelled | None:
+    if query.kind not in KINDS:
+        return _of_library(query)
     kind, layout, network = query.kind, query.layout, query.network
-    if kind not in KINDS:
-        return _OF_LIBRARIES[kind](query)
     if algorithm.name == "native":
         library = query._replace(form="library", chunk=None)
         priced = [_flat(name, kind, library) for name in NATIVE if registry.supports(name, kind)]
@@ -232,18 +231,16 @@ def _shifted(layout: Layout, network: Network, distance: int) -> tuple[Floats, f
     return load, float(latency.mean())
 
 
-def _all_to_all(query: _Query) -> _Modelled:
-    """Every rank sends a row to every other at once: links are busy from the first to the last byte."""
+def _of_library(query: _Query) -> _Modelled:
+    """A collective that only libraries have: every rank sends to all others, or to one, at once, and links
+    are busy from the first to the last byte."""
     layout, network = query.layout, query.network
-    load = busiest_bytes("all_to_all", query.nbytes, layout, network)
+    load = busiest_bytes(query.kind, query.nbytes, layout, network, root=query.root)
     reached = np.flatnonzero(load)
     busy = float((load / network.bandwidths).max())
     latency = network.levels[int(reached[-1])].latency if len(reached) else 0.0
-    return network.call + (layout.ranks - 1) * network.overhead + latency + network.overhead + busy, load
-
-
-# The collectives of which there are no programs.
-_OF_LIBRARIES: dict[str, Callable[[_Query], _Modelled]] = {"all_to_all": _all_to_all}
+    messages = layout.ranks - 1 if query.kind == "all_to_all" else 1
+    return network.call + messages * network.overhead + latency + network.overhead + busy, load
 
 
 def _staged(found: tuple[Stage, ...], query: _Query) -> _Modelled | None:

@@ -392,6 +392,34 @@ def replaced(symbol: Symbol, symbols: Symbols) -> Symbol:
     return at(symbol[2].index(number) if number in symbol[2] else -1)
 
 
+def coordinate_in_words(axis: str, symbol: Symbol) -> str:
+    """Which rank along `axis` is meant; nothing is said of this rank's own coordinate."""
+    match symbol[0]:
+        case "rank" | "all":
+            return "" if symbol[1] == axis else f"the rank along {axis} that this rank is along {symbol[1]}"
+        case "at":
+            return f"rank {symbol[1]} along {axis}"
+        case "owner":
+            return "its owner"
+        case _:
+            return f"each rank along {axis}"
+
+
+def row_in_words(symbol: Symbol) -> str:
+    """Which row is meant where `symbol` is its number."""
+    match symbol[0]:
+        case "rank":
+            return f"this rank's along {symbol[1]}"
+        case "all":
+            return f"every rank's along {symbol[1]}"
+        case "at":
+            return str(symbol[1])
+        case "owner":
+            return "this owner's"
+        case _:
+            return "each"
+
+
 def substituted(chain: Chain, symbols: Symbols) -> Chain | None:
     """`chain` with symbols replaced; None where it becomes the part of a rank that owns none."""
     if not chain:

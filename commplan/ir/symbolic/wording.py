@@ -7,7 +7,7 @@ from fractions import Fraction
 from commplan.ir.roles import name_of
 from commplan.ir.symbolic.blocks import Block, LeafShape
 from commplan.ir.symbolic.rounding import Trace
-from commplan.ir.symbolic.terms import Atom, Chain, Contribution, Symbol, Term
+from commplan.ir.symbolic.terms import Atom, Chain, Contribution, Term, coordinate_in_words, row_in_words
 from commplan.ir.symbolic.values import Place, whole_runs
 
 MOST = 4  # contributions, and arguments, that are shown
@@ -83,7 +83,7 @@ def _atom(atom: Atom, depth: int) -> str:
     content = atom.content
     match atom.kind:
         case "value":
-            where = [_coordinate(axis, symbol) for axis, symbol in content[1]]
+            where = [coordinate_in_words(axis, symbol) for axis, symbol in content[1]]
             known = ", ".join(word for word in where if word)
             return f"`{name_of(content[0]) or content[0]}`" + (f" of {known}" if known else "")
         case "call":
@@ -101,33 +101,6 @@ def _atom(atom: Atom, depth: int) -> str:
             return f"nothing that is defined: {content[0]}"
 
 
-def _coordinate(axis: str, symbol: Symbol) -> str:
-    match symbol[0]:
-        case "rank" | "all":
-            return "" if symbol[1] == axis else f"the rank along {axis} that this rank is along {symbol[1]}"
-        case "at":
-            return f"rank {symbol[1]} along {axis}"
-        case "owner":
-            return "its owner"
-        case _:
-            return f"each rank along {axis}"
-
-
 def _chain(chain: Chain) -> str:
-    words: list[str] = []
-    for cut in chain:
-        digits: list[str] = []
-        for _, symbol in cut.digits:
-            match symbol[0]:
-                case "rank":
-                    digits.append(f"this rank's along {symbol[1]}")
-                case "all":
-                    digits.append(f"every rank's along {symbol[1]}")
-                case "at":
-                    digits.append(str(symbol[1]))
-                case "owner":
-                    digits.append("this owner's")
-                case _:
-                    digits.append("each")
-        words.append(f" of row {' and '.join(digits)} of {cut.ways}")
-    return "".join(words)
+    rows = (" and ".join(row_in_words(symbol) for _, symbol in cut.digits) for cut in chain)
+    return "".join(f" of row {row} of {cut.ways}" for cut, row in zip(chain, rows, strict=True))
