@@ -199,7 +199,10 @@ class _Moved(NamedTuple):
         within = tuple(tuple(int(r) for r in np.array(ranks)[group]) for ranks in found for group in groups)
         operation = self.op.op if kind in ("all_reduce", "reduce_scatter") else None
         dtype = _dtype(kind, self.leaf.dtype, self.platform)
-        if kind == "broadcast" and self.platform != "gpu":
+        if kind == "shift":
+            pairs = ((g[r - root], g[r]) for g in within for r in range(len(g)))
+            kind, within = "permute", tuple(sorted(pairs))
+        elif kind == "broadcast" and self.platform != "gpu":
             kind, operation = "all_reduce", "sum"
         elif kind == "broadcast":
             within = tuple((g[root], *g[:root], *g[root + 1 :]) for g in within)

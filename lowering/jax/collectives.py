@@ -112,6 +112,9 @@ class LaxBackend:
                 return _compat.all_gather_same(x, op.axes)
             case "all_to_all":
                 return lax.all_to_all(x, op.axes, 0, 0, tiled=True)
+            case "shift":
+                ranks = self.ways(op.axes)
+                return lax.ppermute(x, op.axes, [(r, (r + (op.root or 0)) % ranks) for r in range(ranks)])
             case "broadcast":
                 return hierarchical.sum_from(x, op.axes, op.root or 0)
             case _:  # XLA has no reduction to one rank: all get the result

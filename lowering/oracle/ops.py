@@ -178,6 +178,8 @@ def _exchange(
             return [np.concatenate([row[place] for row in rows]) for place in range(ways)]
         case "broadcast":
             return [arrays[op.root or 0]] * ways
+        case "shift":
+            return [arrays[place - (op.root or 0)] for place in range(ways)]
         case "reduce":
             return _at(op.root or 0, [_fold(op.op, arrays, leaf.dtype)] * ways)
 

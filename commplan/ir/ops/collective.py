@@ -17,7 +17,7 @@ from commplan.ir.types import DType, Over
 from commplan.ir.values import Value
 
 CollectiveKind = Literal[
-    "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce"
+    "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "shift"
 ]  # fmt: skip
 ReduceOp = Literal["sum", "max", "min"]
 # How a backend carries out a chunk program: one operation of its own for each round (`lax.ppermute`,
@@ -34,7 +34,7 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
     all_reduce: same shape out. reduce_scatter: a flat [n*k] in, this rank's [k] out.
     all_gather: [k] in, [n*k] out in rank order. all_to_all: flat [n*k] in and out, row i to rank
     i. broadcast: from `root`, counted row-major over `axes`, first major. reduce: the result on `root`, and
-    zeros elsewhere.
+    zeros elsewhere. shift: from each rank to the one `root` places further along the axis.
     """
 
     kind: CollectiveKind
@@ -64,7 +64,7 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
         ranks, operand = types.ranks(self.axes), types.values[self.operand]
         if (self.kind in ("all_reduce", "reduce_scatter", "reduce")) != (self.op is not None):
             yield "CP0735", f"{self.kind} and op {self.op} do not go together"
-        if (self.kind in ("broadcast", "reduce")) != (self.root is not None):
+        if (self.kind in ("broadcast", "reduce", "shift")) != (self.root is not None):
             yield "CP0735", f"{self.kind} and root {self.root} do not go together"
         elif self.root is not None:
             yield from broken("CP0735", rules.root(self.root, self.axes, types.ranks))
@@ -100,6 +100,8 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
         operand, ways = types.values[self.operand], types.ranks(self.axes)
         left = operand.placement.without(self.axes)
         match self.kind:
+            case "shift":
+                made = placed(operand, self.result)
             case "all_reduce" | "broadcast":
                 made = placed(operand, self.result, left)
             case "reduce":
@@ -139,6 +141,8 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
                 return env.gathered(held, value, self.axes)
             case "all_to_all":
                 return held.each(value, lambda block: moves.exchanged(algebra, block, self.axes))
+            case "shift":
+                return held.renamed(algebra, value, algebra.shift(self.axes, self.root or 0))
             case "broadcast":
                 return held.renamed(algebra, value, env.root(self.axes, self.root or 0))
             case "reduce":

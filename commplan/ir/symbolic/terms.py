@@ -15,6 +15,7 @@ are symbols, so that nothing depends on how many ranks there are:
     ("rank", axis)   that of the rank that is looked at        ("row", n)     the n-th row digit of a buffer
     ("all", axis)    summed over                               ("at", k)      k
     ("owner", ((axis, symbol), ..), ranks)    the place among `ranks` of the rank with these coordinates
+    ("before", symbol, k, n)    k places before a coordinate among n, around the end
 
 Sums are sets, so order, buckets, levels and algorithms drop out. Rounding does not: a trace lists casts, the
 sums made between them, and factors, in order; in the term of a plan it lists what the plan allows
@@ -208,6 +209,12 @@ class Algebra:
         where = tuple((axis, self.sizes[axis], rank(axis)) for axis in several)
         return replaced(("owner", where, numbers), {})
 
+    def shift(self, axes: Sequence[str], by: int) -> Symbols:
+        """For what comes from the rank `by` places before, along one axis: its coordinate, as a
+        substitution."""
+        (axis,) = axes
+        return {rank(axis): _before(rank(axis), by, self.sizes[axis])} if self.sizes[axis] > 1 else {}
+
     # Arithmetic
 
     def add(self, terms: Sequence[Term]) -> Term:
@@ -381,9 +388,11 @@ def _merged(arguments: Iterable[Argument]) -> tuple[Argument, ...]:
 def replaced(symbol: Symbol, symbols: Symbols) -> Symbol:
     """`symbol` after a substitution; of an owner whose coordinates are all numbers its place: ("at", -1) for
     a rank that is none."""
+    if symbol[0] == "before":
+        return _before(replaced(symbol[1], symbols), *symbol[2:])
     if symbol[0] != "owner":
         return symbols.get(symbol, symbol)
-    where = tuple((axis, size, symbols.get(inner, inner)) for axis, size, inner in symbol[1])
+    where = tuple((axis, size, replaced(inner, symbols)) for axis, size, inner in symbol[1])
     if any(inner[0] != "at" for _, _, inner in where):
         return ("owner", where, symbol[2])
     number = 0
@@ -401,6 +410,9 @@ def coordinate_in_words(axis: str, symbol: Symbol) -> str:
             return f"rank {symbol[1]} along {axis}"
         case "owner":
             return "its owner"
+        case "before":
+            last = coordinate_in_words(axis, symbol[1]) or "this one"
+            return f"the rank {symbol[2]} before {last} along {axis}"
         case _:
             return f"each rank along {axis}"
 
@@ -416,8 +428,19 @@ def row_in_words(symbol: Symbol) -> str:
             return str(symbol[1])
         case "owner":
             return "this owner's"
+        case "before":
+            return f"{row_in_words(symbol[1])} - {symbol[2]}"
         case _:
             return "each"
+
+
+def _before(symbol: Symbol, by: int, count: int) -> Symbol:
+    """The coordinate `by` places before `symbol`, of `count` that follow one another around the end."""
+    if symbol[0] == "before" and symbol[3] == count:
+        symbol, by = symbol[1], by + symbol[2]
+    if symbol[0] == "at":
+        return at((symbol[1] - by) % count)
+    return ("before", symbol, by % count, count) if by % count else symbol
 
 
 def substituted(chain: Chain, symbols: Symbols) -> Chain | None:
@@ -436,8 +459,10 @@ def free_in(chain: Chain) -> frozenset[Symbol]:
 def _free(symbols: Iterable[Symbol]) -> frozenset[Symbol]:
     found: set[Symbol] = set()
     for symbol in symbols:
-        if symbol[0] == "owner":
-            found.update(inner for _, _, inner in symbol[1] if inner[0] in ("rank", "row"))
+        if symbol[0] == "before":
+            found |= _free(symbol[1:2])
+        elif symbol[0] == "owner":
+            found |= _free(inner for _, _, inner in symbol[1])
         elif symbol[0] in ("rank", "row"):
             found.add(symbol)
     return frozenset(found)

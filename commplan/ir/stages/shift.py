@@ -1,0 +1,42 @@
+from commplan.diagnostics import Span
+from commplan.ir.hints import NO_HINTS, Hints
+from commplan.ir.roles import name_of
+from commplan.ir.stages.base import Number, StageOverAxes, over
+from commplan.ir.stages.rules import Ranks
+from commplan.ir.symbolic import steps
+from commplan.ir.symbolic.interpretation import Interpretation
+
+DISTANCE = Number(
+    "by", "a distance", -(1 << 63), ("the shift does not say how far", "add `by 1`: to the next rank")
+)
+
+
+class Shift(StageOverAxes, frozen=True, tag="shift"):
+    """per -> per. What a rank has goes to the one `by` places further along the axis, modulo its ranks."""
+
+    FORM = "y = shift x over AXIS by K [{ OPTIONS }]"
+    TAKES = ("per",)
+    MAKES = "kept"
+    NUMBER = ("by", DISTANCE)
+    COLLECTIVE = "shift"
+    via = None
+
+    by: int
+    span: Span
+    hints: Hints = NO_HINTS
+
+    def rank(self, ranks: Ranks) -> int:
+        """The rank that gets what the first one has."""
+        return self.by % (ranks(self.axes) or 1)
+
+    def meaning(self, env: Interpretation) -> None:
+        held, algebra = steps.moved(env, env.of(self.operand), self.hints), env.algebra
+        env.put(
+            self.result, held.renamed(algebra, env.values[self.result], algebra.shift(self.axes, self.by))
+        )
+
+    def written(self) -> tuple[str, ...]:
+        return (f"shift {name_of(self.operand)}", over(self.axes), f"by {self.by}")
+
+    def said(self) -> tuple[str, ...]:
+        return (f"shift by {self.by}", over(self.axes))
