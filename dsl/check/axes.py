@@ -10,6 +10,7 @@ from commplan.dsl.check.context import Context, described
 from commplan.dsl.check.placements import resolve_axes
 from commplan.dsl.check.scope import Scope
 from commplan.ir.plan import AxisKind, Value
+from commplan.ir.stages import OVER_AXES
 from commplan.ir.types import RecordsType
 
 _ANY = (AxisKind.REPLICA, AxisKind.ENSEMBLE)
@@ -66,11 +67,12 @@ def _worker_axes(ctx: Context, expr: ast.StageExpr) -> tuple[str, ...] | None:
         return None
     if len(axes) == 1 or expr.kind == "broadcast":
         return axes
+    cuts = "split" in (OVER_AXES[expr.kind].MAKES, *OVER_AXES[expr.kind].TAKES)
     ctx.error(
         "CP0410",
         f"`{expr.kind}` takes one axis, found {len(axes)}",
         expr.over[1].span.to(expr.over[-1].span),
-        f"write one `{expr.kind}` for each axis, in the order in which they cut",
+        f"write one `{expr.kind}` for each axis" + ", in the order in which they cut" * cuts,
     )
     return None
 

@@ -167,6 +167,12 @@ class Writer:
         y = dataclasses.replace(x, name=self.fresh("y"), per=x.per - set(axes))
         self.bind(f"{y.name} = broadcast {x.name} over {', '.join(axes)} from {root}{via}", y)
 
+    def shift(self, x: Var) -> None:
+        axis = self.rng.choice(sorted(x.per & self.sizes.keys()))
+        y = dataclasses.replace(x, name=self.fresh("y"))
+        wire = self.maybe(" { wire = bf16 }") if x.is_float else ""
+        self.bind(f"{y.name} = shift {x.name} over {axis} by {self.rng.randint(-5, 5)}{wire}", y)
+
     def scatter(self, x: Var) -> None:
         axis = self.rng.choice(sorted(x.partial))
         y = dataclasses.replace(x, name=self.fresh("y"), partial=x.partial - {axis}, split=(*x.split, axis))
@@ -290,7 +296,7 @@ class Writer:
         if x.per & replicas or x.partial:
             steps.append(self.reduce)
         if x.per & replicas:
-            steps.append(self.broadcast)
+            steps += [self.broadcast, self.shift]
         if x.partial and not x.is_scalar:
             steps.append(self.scatter)
         if replicas - x.varying and not x.is_scalar:

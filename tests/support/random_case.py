@@ -271,7 +271,7 @@ class _Writer:
     def stage(self, live: list[Var]) -> list[str] | None:
         """One random stage on a random value; None where the draw fits no stage."""
         var = self.random.choice([v for v in live if v.name[0] != "s"] or live)
-        kinds = [self.reduce, self.reduce, self.broadcast, self.scatter, self.slice, self.gather,
+        kinds = [self.reduce, self.reduce, self.broadcast, self.scatter, self.slice, self.gather, self.shift,
                  self.unary, self.binary, self.elastic]  # fmt: skip
         self.random.shuffle(kinds)
         kinds.sort(key=lambda kind: kind != self.elastic)  # it seldom fits
@@ -368,6 +368,16 @@ class _Writer:
         hints = " { bucket = 64 }" if self.random.random() < 0.3 else ""
         how = self.via(over, "broadcast") + hints
         return f"{made.name} = broadcast {var.name} over {', '.join(over)} from {root}{how}", made
+
+    def shift(self, var: Var, _: list[Var]) -> tuple[str, Var] | None:
+        over = self.named(var.per - self.ensembles)
+        if not over:
+            return None
+        made, ranks = dataclasses.replace(var, name=self.fresh()), self.axes[over[0]]
+        by = self.random.randint(-ranks - 1, 2 * ranks)
+        wires = [wire for wire in ("bf16", "f16") if wire in self.dtypes and var.floats_only]
+        options = ["", " { bucket = 64 }", *(f" {{ wire = {wire} }}" for wire in wires)]
+        return f"{made.name} = shift {var.name} over {over[0]} by {by}{self.random.choice(options)}", made
 
     def scatter(self, var: Var, _: list[Var]) -> tuple[str, Var] | None:
         axes = self.named(var.partial - self.ensembles)
