@@ -16,6 +16,7 @@ import numpy as np
 
 from commplan.ir import plan as graph
 from commplan.ir.plan import operands
+from commplan.ir.stages import Shift
 from commplan.pytree import flatten
 
 Array = np.ndarray[Any, Any]
@@ -83,6 +84,11 @@ class Judge:
                 return dict(zip(stage.results, self._map(stage, env), strict=True))
             case graph.Broadcast():
                 return {stage.result: self._broadcast(env[stage.operand], stage.axes, stage.root)}
+            case Shift():
+                (dim,) = self._dims(stage.axes)
+                value = env[stage.operand]
+                moved = [np.roll(leaf, stage.by, dim) for leaf in value.leaves]
+                return {stage.result: value.with_leaves(moved)}
             case graph.Share() | graph.Slice() | graph.Gather():
                 return {stage.result: env[stage.operand]}
             case graph.Reduce():
