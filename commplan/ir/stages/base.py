@@ -1,4 +1,4 @@
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar, Literal, NamedTuple
 
 import msgspec
@@ -6,6 +6,7 @@ import msgspec
 from commplan.ir.roles import Ref, getter, name_of
 from commplan.ir.stages.rules import Ranks, Violation
 from commplan.ir.types import Over
+from commplan.ir.values import Leaf
 
 
 def over(axes: tuple[str, ...], word: str = "over") -> str:
@@ -57,6 +58,9 @@ class BaseStage(msgspec.Struct, frozen=True):
     def said(self) -> tuple[str, ...]:
         """What it does, then where: for drawings, which show in arrows what goes in and comes out."""
         return (str(self.__struct_config__.tag), over(getattr(self, "axes", ())))
+
+    def misfit(self, leaves: Sequence[Leaf], ranks: Ranks) -> Violation | None:
+        """The first rule that its operand's `leaves`, as a rank has them, break."""
 
     def violation(self, ranks: Ranks) -> Violation | None:
         """The first rule of the stage that does not hold, axes having as many ranks as `ranks` says."""

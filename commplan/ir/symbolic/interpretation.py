@@ -240,8 +240,9 @@ class Interpretation:
     ) -> Block:
         builder, leaf = Builder(), value.leaves[index]
         columns = [block for _, _, block in partners]
-        if any(block.rows for block in columns):
-            raise UnsayableError(f"leaf `{leaf.path}` of an operand is rows of several ranks")
+        rows = columns[0].rows
+        if any(block.rows != rows for block in columns):
+            raise UnsayableError(f"leaf `{leaf.path}`: rows of different ranks are put together")
         for begin, end, runs in blocks.aligned(columns):
             arguments: list[Argument] = []
             places: set[tuple[Chain, int, LeafShape]] = set()
@@ -261,7 +262,7 @@ class Interpretation:
                 chain, column, shape = places.pop()
                 term = self.algebra.call(name, [*arguments, *scalars])
                 builder.put(begin, end - begin, shape, column, (chain, term))
-        return builder.block((), leaf.size)
+        return builder.block(rows, columns[0].columns)
 
     # Collectives
 

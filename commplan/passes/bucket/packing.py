@@ -14,7 +14,7 @@ from commplan.collectives.registry import scalar_algorithm
 from commplan.diagnostics import fail
 from commplan.ir.plan import Ref, name_of
 from commplan.ir.remark import Choice
-from commplan.ir.schedule import Collective, Op, Part, Phase, Schedule, Value
+from commplan.ir.schedule import Collective, CollectiveKind, Op, Part, Phase, Schedule, Value
 from commplan.ir.shard_shapes import row_size
 from commplan.passes.bucket.bin_packing import MOST, Bucket, Fate, Item, fill, pieces
 from commplan.passes.rewrite import Editor, laid_out, read_by_parts, unpack
@@ -46,7 +46,7 @@ def pack_collectives(
         buffer = _emit(editor, ops, head, bucket, runs, f"{head.result}/b{number}")
         for (item, _, _), run in zip(bucket.runs, runs, strict=True):
             parts[item.result].append(msgspec.structs.replace(run, value=buffer))
-    ways = editor.size(head.axes) if head.kind == "all_gather" else 1
+    ways = editor.size(head.axes) if head.kind in ROWS_OUT else 1
     ops += [unpack(op.result, parts[op.result], op.span, ways) for op in group]
     return ops, buckets
 
@@ -86,6 +86,11 @@ def _check_count(items: Sequence[Item], limit: int | None, head: Collective, fil
     )
 
 
+# Kinds whose buffers have a row for each rank before, and after.
+ROWS_IN: tuple[CollectiveKind, ...] = ("reduce_scatter",)
+ROWS_OUT: tuple[CollectiveKind, ...] = ("all_gather",)
+
+
 def _fate(op: Collective, operand: Value, leaf: int, ranks: int) -> tuple[Fate, int]:
     scalar = operand.kind == "tree" and not operand.leaves[leaf].shape
     match op.kind:
@@ -94,7 +99,7 @@ def _fate(op: Collective, operand: Value, leaf: int, ranks: int) -> tuple[Fate, 
         case "all_gather":
             return (None, ranks) if scalar else ("all_gather", 1)
         case _:
-            return op.kind, 1
+            return op.kind, ranks if op.kind in ROWS_IN else 1
 
 
 def readiness(operand: Value, op: Collective, order: Order) -> list[int]:
