@@ -104,15 +104,15 @@ def _entries(text: str) -> Iterator[_Entry]:
         yield from above(tokens[0])
         if kind == "close":
             indent = 0
-        found = entry(kind, tokens, same_line)
+        current = entry(kind, tokens, same_line)
         if kind != "open":
-            yield found
+            yield current
             continue
         indent = 4
         # Comments before the brace go behind it: the first on its line, the others below.
-        inner = [comment for index in sorted(found.inner) for comment in found.inner[index]]
-        inner += [found.trailing] if found.trailing else []
-        yield found._replace(inner={}, trailing=inner[0] if inner else None)
+        inner = [comment for index in sorted(current.inner) for comment in current.inner[index]]
+        inner += [current.trailing] if current.trailing else []
+        yield current._replace(inner={}, trailing=inner[0] if inner else None)
         for comment in inner[1:]:
             yield _Entry("comment", (comment,), {}, None, False, indent)
     yield from above(None)

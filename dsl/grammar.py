@@ -274,5 +274,5 @@ class _Build:
 
 def _clauses(children: Sequence[_Child]) -> dict[str, Any]:
     """The clauses and the options of a stage, by the fields that they fill."""
-    found = {child.field: child.value for child in children if isinstance(child, _Clause)}
-    return found | ({"options": children[-1]} if isinstance(children[-1], ast.Options) else {})
+    clauses = {child.field: child.value for child in children if isinstance(child, _Clause)}
+    return clauses | ({"options": children[-1]} if isinstance(children[-1], ast.Options) else {})

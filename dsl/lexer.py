@@ -83,8 +83,8 @@ def nearest(word: str, known: Sequence[str]) -> str | None:
     """The known word that `word` was probably meant to be, if any is near enough."""
     from difflib import get_close_matches  # noqa: PLC0415  (only mistakes need it)
 
-    found = get_close_matches(word.lower()[:64], known, n=1, cutoff=0.7)
-    return found[0] if found else None
+    matches = get_close_matches(word.lower()[:64], known, n=1, cutoff=0.7)
+    return matches[0] if matches else None
 
 
 def tokenize(text: str) -> Iterator[Token]:
@@ -98,18 +98,18 @@ def tokenize(text: str) -> Iterator[Token]:
         if group == "newline":
             line, line_start, leads = line + (end - start if text[start] == "\n" else 1), end, True
             continue
-        found = match.group()
+        lexeme = match.group()
         if group == "word":
-            kind = word_type(found)
+            kind = word_type(lexeme)
         elif group == "punctuation":
-            kind = PUNCTUATION[found]
+            kind = PUNCTUATION[lexeme]
         elif group == "comment":
             kind = "COMMENT"
         elif group == "junk":
             kind = "BAD"
         else:
             kind = _number_type(match)
-        yield Token(kind, found, line, start - line_start + 1, end - line_start + 1, leads)
+        yield Token(kind, lexeme, line, start - line_start + 1, end - line_start + 1, leads)
         leads = False
 
 

@@ -121,8 +121,8 @@ class _Parser:
             return
         if first == "OUTPUT" or (targets and not is_declaration_like(tokens)):
             self.outside = True
-            what = "a stage" if targets else "`output`"
-            self._error("CP0012", f"{what} must stand inside a phase", _span(tokens), Note(PHASES))
+            subject = "a stage" if targets else "`output`"
+            self._error("CP0012", f"{subject} must stand inside a phase", _span(tokens), Note(PHASES))
             return
         self._report(unknown_statement(tokens, inside=False))
 
@@ -250,12 +250,7 @@ def _phase_item(
         )
         return ast.BadStmt(span=span, targets=targets)
     return ast.PhaseDecl(
-        span=span,
-        kind=header.kind,
-        header=words,
-        body=tuple(body),
-        period=header.period,
-        name=header.name,
+        span=span, kind=header.kind, header=words, body=tuple(body), period=header.period, name=header.name
     )
 
 

@@ -90,8 +90,8 @@ class Move(NamedTuple):
 def moves(program: Program, size: int) -> tuple[tuple[Move, ...], ...]:
     """The ppermutes of each round of `program` on `size` elements in all."""
     edges = bounds(program.kind, program.ranks, program.chunks, size)
-    found = (tuple(_moves_of(each, edges, program.ranks)) for each in program.rounds)
-    return tuple(each for each in found if each)
+    rounds = (tuple(_moves_of(each, edges, program.ranks)) for each in program.rounds)
+    return tuple(each for each in rounds if each)
 
 
 def _moves_of(sends: Round, edges: Ints, ranks: int) -> Iterator[Move]:

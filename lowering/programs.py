@@ -169,10 +169,10 @@ def _proved(name: str, own: tuple[Level, ...], kind: Kind, ranks: int, root: int
             place += level.place(np.arange(ranks, dtype=np.int64)) * step
             step *= level.ranks
         pairs = [(level.algorithm, level.ranks) for level in own]
-        made = placed(registry.hierarchical(pairs, kind, root=int(place[root]), slices=slices), place)
+        program = placed(registry.hierarchical(pairs, kind, root=int(place[root]), slices=slices), place)
     else:
-        made = registry.program(name, kind, ranks, root=root, slices=slices)
-    wrong = prove(made)
+        program = registry.program(name, kind, ranks, root=root, slices=slices)
+    wrong = prove(program)
     if wrong:
-        raise CommplanError(wrong[0].diagnostic(f"`via {made.name}`, {kind} over {ranks} ranks"))
-    return made
+        raise CommplanError(wrong[0].diagnostic(f"`via {program.name}`, {kind} over {ranks} ranks"))
+    return program

@@ -79,18 +79,18 @@ def costs_of(done: Compiled, times: Sequence[Sequence[PhaseTimes]]) -> list[Phas
         first, phase = same[0], explained[same[0].name]
         inputs = [summary.input for summary in same if summary.input is not None]
         usage = by_line(merged(inputs).lines if inputs else ())
-        waited = max(inputs, key=lambda one: one.wait_s, default=None)
+        waited = max(inputs, key=lambda cost: cost.wait_s, default=None)
         costs.append(
             PhaseCost(
                 first.name,
                 phase.title,
                 first.calls,
-                _most(one.first_s for one in same),
-                _most(one.call_s for one in same),
+                _most(cost.first_s for cost in same),
+                _most(cost.call_s for cost in same),
                 waited.batches if waited else 0,
                 waited.wait_s if waited else 0.0,
                 tuple(_line(line, usage.get(line.line), first.calls) for line in phase.lines),
-                tuple(_rank(one) for one in inputs),
+                tuple(_rank(cost) for cost in inputs),
             )
         )
     return costs

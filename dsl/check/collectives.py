@@ -38,8 +38,8 @@ def check_collective(
     over = collective_axes(ctx, scope, expr)
     by = _reduction(ctx, scope, expr)
     via = algorithm(ctx, expr.via, expr.kind, over)
-    found = hints(ctx, expr.options, expr.kind, operand.type if operand else None)
-    check_accumulation(ctx, expr.via, by and by.op.name, via, found, operand)
+    options = hints(ctx, expr.options, expr.kind, operand.type if operand else None)
+    check_accumulation(ctx, expr.via, by and by.op.name, via, options, operand)
     root = _root(ctx, expr, over)
     if expr.kind == "share" and expr.via is None:
         ctx.error(
@@ -64,15 +64,15 @@ def check_collective(
     fields = (result, operand.id, over)
     if by is not None:
         if expr.kind == "scatter":
-            return Scatter(*fields, by.op, statement.span, via, found)
-        return Reduce(*fields, by.op, statement.span, expr.over_word.text == "across", via, found)
+            return Scatter(*fields, by.op, statement.span, via, options)
+        return Reduce(*fields, by.op, statement.span, expr.over_word.text == "across", via, options)
     if expr.kind == "share" and via is not None:
-        return Share(*fields, via, statement.span, found)
+        return Share(*fields, via, statement.span, options)
     if expr.kind == "broadcast":
-        return Broadcast(*fields, root, statement.span, via, found)
+        return Broadcast(*fields, root, statement.span, via, options)
     if expr.kind == "slice":
         return Slice(*fields, statement.span)
-    return Gather(*fields, statement.span, via, found)
+    return Gather(*fields, statement.span, via, options)
 
 
 def _well_formed(ctx: Context, statement: ast.StageStmt, expr: ast.StageExpr) -> bool:
@@ -207,13 +207,13 @@ def _fail_placement(
 
 def _fail_same(ctx: Context, scope: Scope, expr: ast.StageExpr, operand: Value, axis: ast.Name) -> NoReturn:
     """A collective along an axis on which nothing varies: reduced before, or never different."""
-    made = scope.made_same.get(operand.id, {}).get(axis.text)
-    if made is not None:
+    reduced_at = scope.made_same.get(operand.id, {}).get(axis.text)
+    if reduced_at is not None:
         ctx.fail(
             "CP0301",
             f"`{expr.operand.text}` is already the same over `{axis.text}`",
             axis.span,
-            Note("it was made so here", made),
+            Note("it was made so here", reduced_at),
             f"leave this `{expr.kind}` out",
         )
     remedy = (

@@ -21,11 +21,7 @@ MOST_GUESSES = 100
 MOST_COMPARED = 500
 LONGEST_GUESS = 64
 
-KIND_WORDS = {
-    AxisKind.REPLICA: "an axis",
-    AxisKind.ENSEMBLE: "an ensemble",
-    AxisKind.SERVER: "a server",
-}
+KIND_WORDS = {AxisKind.REPLICA: "an axis", AxisKind.ENSEMBLE: "an ensemble", AxisKind.SERVER: "a server"}
 
 
 class MistakeError(Exception):
@@ -149,10 +145,10 @@ class Context:
         from difflib import get_close_matches  # noqa: PLC0415  (only mistakes need it)
 
         short = list(islice((other for other in known if len(other) <= LONGEST_GUESS), MOST_COMPARED))
-        found = get_close_matches(name, short, 1, 0.7) or get_close_matches(name.lower(), short, 1, 0.7)
-        return found[0] if found else None
+        matches = get_close_matches(name, short, 1, 0.7) or get_close_matches(name.lower(), short, 1, 0.7)
+        return matches[0] if matches else None
 
-    def look_up(self, name: ast.Name, known: Mapping[str, T], code: str, what: str, how: str) -> T | None:
+    def look_up(self, name: ast.Name, known: Mapping[str, T], code: str, noun: str, how: str) -> T | None:
         """What `name` was declared to be, or None with the error reported (none for a wrong declaration)."""
         if name.text in self.unknown or name.text in known:
             return known.get(name.text)
@@ -161,7 +157,7 @@ class Context:
             return None
         self.error(
             code,
-            f"`{name.text}` is {kind}, expected a {what}" if kind else f"there is no {what} `{name.text}`",
+            f"`{name.text}` is {kind}, expected a {noun}" if kind else f"there is no {noun} `{name.text}`",
             name.span,
             f"declared: {listed(known)}" if known else how,
             fix=None if kind else self.rename(name, known),
@@ -172,10 +168,10 @@ class Context:
         self, name: ast.Name, known: Sequence[Word], code: str, message: str, *notes: str
     ) -> Word | None:
         """The word of `known` that `name` is, or None with the error reported."""
-        found = next((word for word in known if word == name.text), None)
-        if found is None:
+        choice = next((word for word in known if word == name.text), None)
+        if choice is None:
             self.error(code, message, name.span, *notes, fix=self.rename(name, known))
-        return found
+        return choice
 
     def rename(self, name: ast.Name | ast.Number, known: Iterable[str]) -> Fix | None:
         """The repair of a misspelt name: certain enough where one known name is near; a number has none."""

@@ -23,7 +23,7 @@ TAILS: tuple[Tail, ...] = get_args(Tail)
 
 def check_load(ctx: Context, scope: Scope, statement: ast.StageStmt, expr: ast.LoadExpr) -> Load | None:
     """`x [, n] = load SOURCE batch N [split AXES] [per MEMBER] visit KIND seed N [tail KIND]`."""
-    found = hints(ctx, expr.options, "load")
+    options = hints(ctx, expr.options, "load")
     how = "declare one: `source NAME : TYPE`"
     source = ctx.look_up(expr.source, ctx.sources, "CP0105", "source", how)
     split = _split(ctx, expr)
@@ -70,7 +70,7 @@ def check_load(ctx: Context, scope: Scope, statement: ast.StageStmt, expr: ast.L
         split=split,
         per=ctx.ordered(per),
         tail=tail,
-        hints=found,
+        hints=options,
     )
 
 
@@ -122,9 +122,9 @@ def _batch(ctx: Context, expr: ast.LoadExpr, split: tuple[str, ...] | None) -> t
 
 def _visit(ctx: Context, expr: ast.LoadExpr) -> Visit | None:
     if expr.visit is None:
-        what = "how often a record is visited" + ("" if expr.seed else ", nor its seed")
+        missing = "how often a record is visited" + ("" if expr.seed else ", nor its seed")
         ctx.error(
-            "CP0402", f"the load does not say {what}", expr.span, f"add `visit {'|'.join(VISITS)} seed N`"
+            "CP0402", f"the load does not say {missing}", expr.span, f"add `visit {'|'.join(VISITS)} seed N`"
         )
         return None
     message = f"a visit is {listed(VISITS, 'or')}, found `{expr.visit.text}`"

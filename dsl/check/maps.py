@@ -21,7 +21,7 @@ def check_map(ctx: Context, scope: Scope, statement: ast.StageStmt, expr: ast.Ma
     operands = scope.operands(expr.operands)
     per = resolve_axes(ctx, expr.per, (AxisKind.ENSEMBLE,), "an ensemble")
     fn = find_fn(ctx, expr.fn)
-    found = hints(ctx, expr.options, "host map" if fn is None or fn.where == "host" else "map")
+    options = hints(ctx, expr.options, "host map" if fn is None or fn.where == "host" else "map")
     if fn is None:
         return None
     _check_arity(ctx, statement, expr, fn)
@@ -53,7 +53,7 @@ def check_map(ctx: Context, scope: Scope, statement: ast.StageStmt, expr: ast.Ma
         span=statement.span,
         per=ctx.ordered(per),
         per_record=bool(loaded),
-        hints=found,
+        hints=options,
     )
 
 
@@ -183,10 +183,10 @@ def _check_partial(ctx: Context, fn: Fn, pairs: Pairs) -> None:
             if axis in value.placement.partial and axis in other.placement.partial:
                 continue
             lacks = other_name if axis not in other.placement.partial else name
-            found = other if lacks is other_name else value
+            lacking = other if lacks is other_name else value
             ctx.fail(
                 "CP0304",
-                f"`{lacks.text}` is {status(found.placement, axis)} over `{axis}`, where another "
+                f"`{lacks.text}` is {status(lacking.placement, axis)} over `{axis}`, where another "
                 "operand is partial",
                 lacks.span,
                 described(value),
@@ -236,11 +236,11 @@ def _fail_lists(ctx: Context, name: ast.Name, value: Value, other: Value, *, who
 def _check_place(ctx: Context, pairs: Pairs) -> None:
     for name, value in pairs[1:]:
         if value.placement.server != pairs[0][1].placement.server:
-            found, other = (name, value) if value.placement.server else pairs[0]
+            misplaced, other = (name, value) if value.placement.server else pairs[0]
             ctx.fail(
                 "CP0318",
-                f"`{found.text}` lives on `{other.placement.server}`, and the other operands do not",
-                found.span,
+                f"`{misplaced.text}` lives on `{other.placement.server}`, and the other operands do not",
+                misplaced.span,
                 described(other),
                 "only `exchange` and `elastic` bring servers and workers together",
             )

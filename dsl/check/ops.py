@@ -107,35 +107,35 @@ def _is_number(type_: Type) -> bool:
     return isinstance(type_, ArrayType) and is_scalar(type_) and type_.dtype is not DType.BOOL
 
 
-def check_operand(ctx: Context, found: WrittenReduction, operand: Value) -> None:
+def check_operand(ctx: Context, by: WrittenReduction, operand: Value) -> None:
     """The operand's type and placement suit the operator."""
     if isinstance(operand.type, ArrayType):
-        dtype, what, note = operand.type.dtype, f"`{operand.name}`", described(operand)
-        ctx.require("CP0408", rules.numbers(found.op.name, dtype, what), found.span, note)
-        ctx.require("CP0406", rules.floats(found.op.name, dtype, what), found.span, note)
-    if found.weight is not None:
-        check_scalar(ctx, found.weight, operand, found.span, "the weight")
+        dtype, name, note = operand.type.dtype, f"`{operand.name}`", described(operand)
+        ctx.require("CP0408", rules.numbers(by.op.name, dtype, name), by.span, note)
+        ctx.require("CP0406", rules.floats(by.op.name, dtype, name), by.span, note)
+    if by.weight is not None:
+        check_scalar(ctx, by.weight, operand, by.span, "the weight")
 
 
 def check_scalar(
-    ctx: Context, scalar: Value, operand: Value, span: Span, what: str, code: str = "CP0407"
+    ctx: Context, scalar: Value, operand: Value, span: Span, role: str, code: str = "CP0407"
 ) -> None:
     """A scalar varies at most where the operand does, and is no unreduced term."""
     if scalar.placement.partial:
         ctx.fail(
             code,
-            f"{what} is `{scalar.name}`, partial over {listed(scalar.placement.partial)}",
+            f"{role} is `{scalar.name}`, partial over {listed(scalar.placement.partial)}",
             span,
             described(scalar),
             "reduce it first, or declare it `per` if it is each rank's own number",
         )
     if scalar.placement.server is not None:
-        ctx.fail(code, f"{what} is `{scalar.name}`, which lives on a server", span, described(scalar))
+        ctx.fail(code, f"{role} is `{scalar.name}`, which lives on a server", span, described(scalar))
     more = [axis for axis in scalar.placement.varying if not operand.placement.varies(axis)]
     if more:
         ctx.fail(
             code,
-            f"{what} is `{scalar.name}`, which varies over {listed(more)}, where `{operand.name}` does not",
+            f"{role} is `{scalar.name}`, which varies over {listed(more)}, where `{operand.name}` does not",
             span,
             described(scalar),
             described(operand),

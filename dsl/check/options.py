@@ -52,7 +52,7 @@ def hints(ctx: Context, options: ast.Options | None, stage: str, type_: Type | N
     `stage` is a name as in `Rule.stages`; `type_` the type of what is sent, where it is known.
     """
     takes = f"`{stage}` takes {listed(taken_by(stage)) or 'none'}"
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     seen: dict[str, Span] = {}
     for option in options.items if options else ():
         key = option.key.text
@@ -81,8 +81,8 @@ def hints(ctx: Context, options: ast.Options | None, stage: str, type_: Type | N
             continue
         value = _value(ctx, option, rule)
         if value is not None and _suits(ctx, option, type_):
-            found[key] = value
-    return Hints(**found)
+            values[key] = value
+    return Hints(**values)
 
 
 def taken_by(stage: str) -> tuple[str, ...]:

@@ -174,16 +174,16 @@ class Scope:
         # What is the same everywhere can be stored on a server; nothing moves by itself the other way.
         stored = Placement(placement.per, placement.partial, placement.split, state.placement.server)
         if type_ != state.type:
-            code, what = "CP0505", "type"
-            found = f"is {state.type}, found a new value of type {type_}"
+            code, aspect = "CP0505", "type"
+            mismatch = f"is {state.type}, found a new value of type {type_}"
         elif placement == state.placement or (placement.server is None and stored == state.placement):
             return True
         else:
-            code, what = "CP0506", "placement"
-            found = f"is placed `{state.placement}`, found a new value placed `{placement}`"
+            code, aspect = "CP0506", "placement"
+            mismatch = f"is placed `{state.placement}`, found a new value placed `{placement}`"
         self.ctx.doubtful_states.add(name.text)
-        note = Note(f"`{name.text}` is declared here: its {what} never changes", state.span)
-        self.ctx.error(code, f"the state `{name.text}` {found}", name.span, note)
+        note = Note(f"`{name.text}` is declared here: its {aspect} never changes", state.span)
+        self.ctx.error(code, f"the state `{name.text}` {mismatch}", name.span, note)
         return False
 
     def output(self, statement: ast.OutputStmt) -> None:
@@ -225,9 +225,9 @@ class Scope:
 
 
 def _targets(decl: ast.PhaseDecl) -> dict[str, Span]:
-    found: dict[str, Span] = {}
+    spans: dict[str, Span] = {}
     for statement in decl.body:
         if isinstance(statement, ast.StageStmt | ast.BadStmt):
             for name in statement.targets:
-                found.setdefault(name.text, name.span)
-    return found
+                spans.setdefault(name.text, name.span)
+    return spans

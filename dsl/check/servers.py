@@ -38,7 +38,7 @@ def check_exchange(
     by = sum_or_mean(ctx, scope, expr.by, expr.span, "exchange")
     server = states[0].placement.server if states else None
     via = algorithm(ctx, expr.via, "exchange", over, server)
-    found = hints(ctx, expr.options, "exchange", gradient.type if gradient else None)
+    options = hints(ctx, expr.options, "exchange", gradient.type if gradient else None)
     if len(expr.states) > 2:
         ctx.fail(
             "CP0422", f"`exchange` updates one or two states, found {len(expr.states)}", expr.states[2].span,
@@ -71,7 +71,7 @@ def check_exchange(
         op=by.op,
         span=statement.span,
         via=via,
-        hints=found,
+        hints=options,
     )
 
 
@@ -111,11 +111,11 @@ def _check_lies(
 ) -> None:
     """A value is `wanted` along all of `over`. why: what the message says otherwise, then remarks."""
     for axis in over:
-        found = status(value.placement, axis.text)
-        if found != wanted:
+        actual = status(value.placement, axis.text)
+        if actual != wanted:
             reason, *fix = (text.format(axis.text) for text in why)
-            message = f"`{name.text}` is {found} over `{axis.text}`, and {reason}"
-            ctx.fail(OTHERWISE[found], message, axis.span, described(value), *fix)
+            message = f"`{name.text}` is {actual} over `{axis.text}`, and {reason}"
+            ctx.fail(OTHERWISE[actual], message, axis.span, described(value), *fix)
 
 
 def _check_terms(ctx: Context, expr: ast.ExchangeExpr, gradient: Value, over: tuple[str, ...]) -> None:
@@ -201,8 +201,8 @@ def check_elastic(
     type_ = operand.type if operand else None
     # With an unknown mode it is not known either what may stand in `via` and braces.
     via = algorithm(ctx, expr.via if mode else None, stage, over)
-    found = hints(ctx, expr.options if mode else None, stage, type_)
-    check_accumulation(ctx, expr.via, "elastic", via, found, operand)
+    options = hints(ctx, expr.options if mode else None, stage, type_)
+    check_accumulation(ctx, expr.via, "elastic", via, options, operand)
     if expr.by and mode and coefficients and over:
         eta, rho = (coefficient.given for coefficient in coefficients)
         if not ctx.refuse("CP0425", rules.coefficients(eta, rho), expr.by.span):
@@ -217,13 +217,13 @@ def check_elastic(
     _check_center(ctx, expr, operand, center, over, mode)
     if mode is None or coefficients is None:
         return None
-    for what, coefficient in zip(("eta", "rho"), coefficients, strict=True):
+    for key, coefficient in zip(("eta", "rho"), coefficients, strict=True):
         if coefficient.value:
-            check_scalar(ctx, coefficient.value, operand, coefficient.span, f"`{what}`", "CP0425")
+            check_scalar(ctx, coefficient.value, operand, coefficient.span, f"`{key}`", "CP0425")
     pull = scope.bind(statement.targets[0], operand.type, operand.placement)
     result = scope.bind(statement.targets[1], center.type, center.placement)
     eta, rho = (coefficient.given for coefficient in coefficients)
-    return Elastic(pull, result, operand.id, center.id, over, mode, eta, rho, statement.span, via, found)
+    return Elastic(pull, result, operand.id, center.id, over, mode, eta, rho, statement.span, via, options)
 
 
 def _check_pull_and_center(ctx: Context, statement: ast.StageStmt, expr: ast.ElasticExpr) -> None:
@@ -268,26 +268,26 @@ def _coefficients(
     return (eta, rho) if eta and rho else None
 
 
-def _coefficient(ctx: Context, scope: Scope, value: ast.Name | ast.Number, what: str) -> Coefficient | None:
+def _coefficient(ctx: Context, scope: Scope, value: ast.Name | ast.Number, key: str) -> Coefficient | None:
     if isinstance(value, ast.Number):
         if value.unit is not None:
-            ctx.error("CP0425", f"`{what}` is a positive number, found `{written(value)}`", value.span)
+            ctx.error("CP0425", f"`{key}` is a positive number, found `{written(value)}`", value.span)
             return None
-        if ctx.refuse("CP0425", rules.coefficient(what, value.value), value.span):
+        if ctx.refuse("CP0425", rules.coefficient(key, value.value), value.span):
             return None
         return Coefficient(float(value.value), value.span)
-    found = scope.operand(value)
-    if found is None:
+    scalar = scope.operand(value)
+    if scalar is None:
         return None
-    if not isinstance(found.type, ArrayType) or not is_scalar(found.type) or not found.type.dtype.is_float:
+    if not isinstance(scalar.type, ArrayType) or not is_scalar(scalar.type) or not scalar.type.dtype.is_float:
         ctx.error(
             "CP0425",
-            f"`{what}` is a number or a float scalar, found {found.type}",
+            f"`{key}` is a number or a float scalar, found {scalar.type}",
             value.span,
-            described(found),
+            described(scalar),
         )
         return None
-    return Coefficient(found.id, value.span, found)
+    return Coefficient(scalar.id, value.span, scalar)
 
 
 def _check_replicas(ctx: Context, expr: ast.ElasticExpr, operand: Value) -> None:
@@ -321,11 +321,11 @@ def _check_center(
             described(center), described(operand),
         )  # fmt: skip
     expected = operand.placement.same_over(over)
-    found = Placement(center.placement.per, center.placement.partial, center.placement.split)
-    if found != expected:
+    given = Placement(center.placement.per, center.placement.partial, center.placement.split)
+    if given != expected:
         ctx.fail(
             "CP0428",
-            f"the centre is placed `{found}`, expected `{expected}`: as `{expr.operand.text}`, but the same "
+            f"the centre is placed `{given}`, expected `{expected}`: as `{expr.operand.text}`, but the same "
             f"over {listed(over)}",
             name.span,
             described(center),

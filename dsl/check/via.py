@@ -117,10 +117,10 @@ def keyed(
     """The arguments by key, each one of `keys` and written once."""
     name = call.name.text
     usage = f"write `{name}({', '.join(f'{key} = ..' for key in keys)})`" if keys else f"write `{name}`"
-    found: dict[str, ast.CallArg] = {}
+    args: dict[str, ast.CallArg] = {}
     for arg in call.args or ():
-        if arg.key is not None and arg.key.text in keys and arg.key.text not in found:
-            found[arg.key.text] = arg
+        if arg.key is not None and arg.key.text in keys and arg.key.text not in args:
+            args[arg.key.text] = arg
             continue
         if not keys:
             message, fix = f"`{name}` takes no arguments", None
@@ -129,11 +129,11 @@ def keyed(
         elif arg.key.text in keys:
             message, fix = f"`{arg.key.text}` is given twice", None
         else:
-            near = ctx.rename(arg.key, [key for key in keys if key not in found])
+            near = ctx.rename(arg.key, [key for key in keys if key not in args])
             message, fix = f"`{name}` has no argument `{arg.key.text}`", near
         ctx.error(code, message, arg.span, usage, fix=fix)
         return None
-    return found
+    return args
 
 
 def _count(ctx: Context, arg: ast.CallArg, who: str, code: str, over: tuple[str, ...] | None) -> int | None:
@@ -167,7 +167,7 @@ def _parameter_server(
     over: tuple[str, ...] | None,
     server: str | None,
 ) -> Algorithm | None:
-    found: list[Arg] = []
+    arguments: list[Arg] = []
     if "owners" in args:
         arg = args["owners"]
         if server is not None:
@@ -179,7 +179,7 @@ def _parameter_server(
         owners = _count(ctx, arg, "owners", "CP0608", over)
         if owners is None:
             return None
-        found.append(Arg(owners, "owners"))
+        arguments.append(Arg(owners, "owners"))
     if "within" in args:
         value = args["within"].value
         if over is None:
@@ -193,13 +193,13 @@ def _parameter_server(
                 fix=ctx.rename(value, over),
             )
             return None
-        found.append(Arg(value.text, "within"))
-    return Algorithm("parameter_server", tuple(found))
+        arguments.append(Arg(value.text, "within"))
+    return Algorithm("parameter_server", tuple(arguments))
 
 
 def _hierarchical(ctx: Context, call: ast.Call, stage: str, over: tuple[str, ...] | None) -> Algorithm | None:
     """`hierarchical(gpu, node)`, `hierarchical(gpu = native, node = ring)`: the axes of the stage."""
-    found: list[Arg] = []
+    levels: list[Arg] = []
     names: list[ast.Name] = []
     for arg in call.args or ():
         axis = arg.key if arg.key is not None else arg.value
@@ -208,15 +208,15 @@ def _hierarchical(ctx: Context, call: ast.Call, stage: str, over: tuple[str, ...
             return None
         names.append(axis)
         if arg.key is None:
-            found.append(Arg(axis.text))
+            levels.append(Arg(axis.text))
             continue
         level = _level(ctx, arg.value, stage)
         if level is None:
             return None
-        found.append(Arg(level, axis.text))
+        levels.append(Arg(level, axis.text))
     if over is None:
         return None
-    return Algorithm("hierarchical", tuple(found)) if _levels_match(ctx, call, names, over) else None
+    return Algorithm("hierarchical", tuple(levels)) if _levels_match(ctx, call, names, over) else None
 
 
 def _level(ctx: Context, value: ast.Name | ast.Number, stage: str) -> str | None:

@@ -72,17 +72,21 @@ def _ends(computation: Computation) -> dict[str, int]:
 def _flops(instruction: Instruction, shapes: _Shapes) -> int:
     """Twice the multiplications of a dot, a convolution or a call of a matrix library; 0 for the rest."""
     tensors = [tensor for name in instruction.operands for tensor in shapes.get(name, ())[:1]]
-    made = math.prod(instruction.results[0].shape) if instruction.results else 0
+    size = math.prod(instruction.results[0].shape) if instruction.results else 0
     if instruction.opcode == "convolution" and len(tensors) > 1:
         labels = (instruction.attribute("dim_labels") or "").replace("->", "_").split("_")
         kernel = labels[1] if len(labels) > 1 else ""
         features = tensors[1].shape[kernel.index("o")] if "o" in kernel else 1
-        return 2 * made * tensors[1].size // features
+        return 2 * size * tensors[1].size // features
     if instruction.opcode not in ("dot", "custom-call") or len(tensors) < 2:
         return 0
-    found = _CONTRACTED.search(instruction.attributes)
-    dims = [int(text) for text in re.findall(r"\d+", found.group(1) or found.group(2))] if found else []
-    return 2 * made * math.prod(tensors[0].shape[dim] for dim in dims) if dims else 0
+    contracted = _CONTRACTED.search(instruction.attributes)
+    dims = (
+        [int(text) for text in re.findall(r"\d+", contracted.group(1) or contracted.group(2))]
+        if contracted
+        else []
+    )
+    return 2 * size * math.prod(tensors[0].shape[dim] for dim in dims) if dims else 0
 
 
 class _Walk:

@@ -64,7 +64,7 @@ def said_by_all(key: str, mine: str, processes: Sequence[int], timeout_s: float)
     client = cast("Any", _distributed).global_state.client
     client.key_value_set(f"{key}/{jax.process_index()}", mine)
     meet(key, processes, timeout_s)
-    return {int(name.rpartition("/")[2]): said for name, said in client.key_value_dir_get(key)}
+    return {int(name.rpartition("/")[2]): answer for name, answer in client.key_value_dir_get(key)}
 
 
 def meet(key: str, processes: Sequence[int], timeout_s: float) -> None:

@@ -73,7 +73,7 @@ class LaxBackend:
             def rounds(flat: Array) -> Array:
                 return programs.run(program, flat, team, how, on_cpu=self.on_cpu)
 
-            made = self._differentiated(rounds, x.reshape(-1), op)
+            result = self._differentiated(rounds, x.reshape(-1), op)
         else:
             own = levels_of(op.algorithm, op.axes, self.sizes, self.spread)
             stairs = hierarchical.Stairs(op, own, ways, self.platform, self.file)
@@ -81,10 +81,10 @@ class LaxBackend:
                 return self._native(x, op)
             if stairs.is_plain and op.kind in ("all_reduce", "broadcast"):
                 return stairs.run(x.reshape(-1)).reshape(x.shape)
-            made = self._differentiated(stairs.run, x.reshape(-1), op)
+            result = self._differentiated(stairs.run, x.reshape(-1), op)
         if gathers:
-            return made.reshape(ways * x.shape[0], *x.shape[1:])
-        return made.reshape(x.shape if op.kind != "reduce_scatter" else (x.shape[0] // ways, *x.shape[1:]))
+            return result.reshape(ways * x.shape[0], *x.shape[1:])
+        return result.reshape(x.shape if op.kind != "reduce_scatter" else (x.shape[0] // ways, *x.shape[1:]))
 
     def together(self, xs: Sequence[Array], op: Collective, taken: Lay, given: Lay) -> None:
         """XLA fuses what makes a buffer with what makes its parts."""
@@ -128,8 +128,8 @@ class LaxBackend:
         scattered = op.kind in ("reduce_scatter", "reduce")
 
         def typed(flat: Array) -> Array:
-            made = move(flat)
-            return made if scattered else _compat.assume_same(made, op.axes)
+            result = move(flat)
+            return result if scattered else _compat.assume_same(result, op.axes)
 
         def derivative(flat: Array) -> Array:
             if op.op in ("max", "min"):

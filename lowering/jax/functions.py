@@ -112,8 +112,8 @@ def loaded_by(phase: ir.Phase, ref: str) -> str:
     return op.result if isinstance(op, ir.Read) else ""
 
 
-def _refuse(op: ir.Map, around: Lowered, what: str, *notes: str) -> NoReturn:
-    fail("CP0809", f"function `{op.fn}` {what}", *notes, span=op.span, file=around.schedule.file)
+def _refuse(op: ir.Map, around: Lowered, problem: str, *notes: str) -> NoReturn:
+    fail("CP0809", f"function `{op.fn}` {problem}", *notes, span=op.span, file=around.schedule.file)
 
 
 def _check_arity(op: ir.Map, around: Lowered, function: Callable[..., Any], count: int) -> None:
@@ -135,9 +135,11 @@ def _results(op: ir.Map, around: Lowered, answer: Any, rows: int | None) -> dict
     many = isinstance(answer, tuple | list)
     answers = cast("Sequence[Any]", answer) if many else ()
     if len(answers) != count:
-        found = f"{len(answers)} values" if many else f"a {type(cast('object', answer)).__name__}"
-        _refuse(op, around, f"should return {count} values in a tuple, and returned {found}")
-    return {ref: _checked(op, around, ref, one, rows) for ref, one in zip(op.results, answers, strict=True)}
+        returned = f"{len(answers)} values" if many else f"a {type(cast('object', answer)).__name__}"
+        _refuse(op, around, f"should return {count} values in a tuple, and returned {returned}")
+    return {
+        ref: _checked(op, around, ref, result, rows) for ref, result in zip(op.results, answers, strict=True)
+    }
 
 
 def _checked(op: ir.Map, around: Lowered, ref: str, answer: Any, rows: int | None) -> Tree:
@@ -163,10 +165,10 @@ def _checked(op: ir.Map, around: Lowered, ref: str, answer: Any, rows: int | Non
         at = f" at `{leaf.path}`" if leaf.path else ""
         expected_shape = leaf.shape if rows is None else (rows, *leaf.shape[1:])
         if tuple(x.shape) != expected_shape:
-            what = f"returned the shape {list(x.shape)} for `{name}`{at}"
-            _refuse(op, around, f"{what}, expected {list(expected_shape)}")
+            problem = f"returned the shape {list(x.shape)} for `{name}`{at}"
+            _refuse(op, around, f"{problem}, expected {list(expected_shape)}")
         if str(x.dtype) != leaf.dtype.numpy_name:
-            what = f"returned the dtype {x.dtype} for `{name}`{at}"
-            _refuse(op, around, f"{what}, expected {leaf.dtype.numpy_name}")
+            problem = f"returned the dtype {x.dtype} for `{name}`{at}"
+            _refuse(op, around, f"{problem}, expected {leaf.dtype.numpy_name}")
         leaves.append(x)
     return Tree(tuple(leaves), tree.structure if value.kind == "tree" else LEAF)

@@ -103,10 +103,10 @@ class Stairs:
         root = level.place(self.op.root or 0)
         if groups is None:
             return broadcast(flat, axes, root, self.platform)
-        size, here = flat.shape[0], level.place(lax.axis_index(self.op.axes)) == root
+        size, is_root = flat.shape[0], level.place(lax.axis_index(self.op.axes)) == root
 
         def from_root(moved: Array) -> Array:
-            sent = pad(jnp.where(here, moved, jnp.zeros_like(moved)), level.ranks)
+            sent = pad(jnp.where(is_root, moved, jnp.zeros_like(moved)), level.ranks)
             mine = lax.psum_scatter(sent, axes, tiled=True, axis_index_groups=groups)
             return lax.all_gather(mine, axes, tiled=True, axis_index_groups=groups)[:size]
 
@@ -120,9 +120,9 @@ class Stairs:
         if level.axis is None:
             places = level.place(np.arange(self.ranks, dtype=np.int64))
             team = programs.Team(axes, places, members(level, self.ranks))
-        made = programs.run(program, flat, team, self.op.op or "sum", on_cpu=self.platform == "cpu")
+        result = programs.run(program, flat, team, self.op.op or "sum", on_cpu=self.platform == "cpu")
         scattered = kind == "reduce_scatter" or level.axis is None
-        return made if scattered else _compat.assume_same(made, axes)
+        return result if scattered else _compat.assume_same(result, axes)
 
     def _groups(self, level: Level) -> tuple[tuple[str, ...], list[list[int]] | None]:
         if level.axis is not None:

@@ -55,10 +55,10 @@ class Loose:
             return None
 
         def finished() -> Env:
-            found = going()
+            results = going()
             if parts is not None:
-                self.arrived[op.result] = dict(zip((part.offset for _, part in parts), found, strict=True))
-            return {op.result: Tree(tuple(found), LEAF)}
+                self.arrived[op.result] = dict(zip((part.offset for _, part in parts), results, strict=True))
+            return {op.result: Tree(tuple(results), LEAF)}
 
         return finished
 
@@ -85,11 +85,11 @@ def _unpacked(buffer: str, readers: Sequence[ir.Op]) -> tuple[tuple[ir.Unpack, i
     unpacks = [op for op in readers if isinstance(op, ir.Unpack)]
     if len(unpacks) < len(readers) or len({op.ways for op in unpacks}) != 1:
         return ()
-    found = [(op, part) for op in unpacks for part in op.parts if part.value == buffer and part.size]
-    found.sort(key=lambda one: one[1].offset)
-    ends = [part.offset + part.size for _, part in found]
-    apart = all(end <= part.offset for end, (_, part) in zip(ends, found[1:], strict=False))
-    return tuple(found) if apart else ()
+    parts = [(op, part) for op in unpacks for part in op.parts if part.value == buffer and part.size]
+    parts.sort(key=lambda pair: pair[1].offset)
+    ends = [part.offset + part.size for _, part in parts]
+    apart = all(end <= part.offset for end, (_, part) in zip(ends, parts[1:], strict=False))
+    return tuple(parts) if apart else ()
 
 
 def _sources(pack: ir.Pack) -> dict[tuple[str, int], int]:
@@ -132,7 +132,7 @@ def _given(
     width, runs, shapes = size // ways, list[Run](), list[tuple[int, ...]]()
     for array, (unpack, part) in enumerate(parts):
         leaf = values[unpack.result].leaves[part.leaf]
-        alone = sum(one.leaf == part.leaf and one.size > 0 for one in unpack.parts) == 1
+        alone = sum(sibling.leaf == part.leaf and sibling.size > 0 for sibling in unpack.parts) == 1
         most = min(leaf.size, part.size * ways) if alone else part.size * ways
         shapes.append(leaf.shape if alone and most == leaf.size else (most,))
         for number in range(ways):

@@ -107,8 +107,8 @@ class Lowered:
         env |= {binding.value: inputs[binding.name] for binding in self.phase.takes}
         self.apply(self.ops, env, draw)
         results = {binding.name: self._leave(binding.value, env) for binding in self.outputs}
-        there = {name_of(ref) for ref in self.elsewhere}
-        kept = [binding for binding in self.phase.updates if binding.name not in there]
+        on_servers = {name_of(ref) for ref in self.elsewhere}
+        kept = [binding for binding in self.phase.updates if binding.name not in on_servers]
         return results, {binding.name: self._leave(binding.value, env) for binding in kept}
 
     def apply(self, chosen: Iterable[ir.Op], env: Env, draw: Draw | None) -> None:
@@ -128,7 +128,7 @@ class Lowered:
             for op in left:
                 asking = server_op(op, self.values)
                 needs = ir.operands(op) if asking is None else sent(asking)
-                after = asking is not None and any(server_op(one, self.values) for one in blocked)
+                after = asking is not None and any(server_op(earlier, self.values) for earlier in blocked)
                 if begun and (after or not all(ref in env for ref in needs)):
                     blocked.append(op)
                     continue
@@ -264,14 +264,14 @@ class Lowered:
     def _refuse(self, op: ir.Read | ir.Elastic | ir.Exchange) -> None:
         match op:
             case ir.Elastic():
-                what = f"`elastic ... by {op.mode}`"
+                stage = f"`elastic ... by {op.mode}`"
             case ir.Exchange():
-                what = "`exchange`"
+                stage = "`exchange`"
             case ir.Read():
-                what = f"reading source `{op.source}` inside a compiled phase"
+                stage = f"reading source `{op.source}` inside a compiled phase"
         fail(
             "CP0808",
-            f"{what} is not lowered yet: phase `{self.phase.name}` cannot run",
+            f"{stage} is not lowered yet: phase `{self.phase.name}` cannot run",
             "use `reduce` and an optimiser of your own, or `elastic ... by sync`",
             span=op.span,
             file=self.schedule.file,
@@ -295,10 +295,10 @@ class Lowered:
 
     def _alike(self, ref: str, value: ir.Value) -> bool:
         """Whether the value `ref` has the kind, and the leaves, of `value`."""
-        one = self.values[ref]
-        if one.kind != value.kind or len(one.leaves) != len(value.leaves):
+        candidate = self.values[ref]
+        if candidate.kind != value.kind or len(candidate.leaves) != len(value.leaves):
             return False
-        return all(a.path == b.path for a, b in zip(one.leaves, value.leaves, strict=True))
+        return all(a.path == b.path for a, b in zip(candidate.leaves, value.leaves, strict=True))
 
     def _collective(self, op: ir.Collective, env: Env, chained: bool) -> Tree:
         """Leaf by leaf. Ordered after what `op.after` names, and leaf after leaf where order counts."""

@@ -156,10 +156,10 @@ def line(op: Collective, file: str) -> str:
     return f"line {op.span.line} of {file or 'the plan'} waits for it"
 
 
-def backend_of(schedule: Schedule, comm: Any, found: Sites, whole: Any = None) -> MpiBackend:
+def backend_of(schedule: Schedule, comm: Any, sites: Sites, whole: Any = None) -> MpiBackend:
     """The backend of a worker. Every rank of `comm`, the workers', calls it alike: it makes communicators.
 
-    found: the schedule's sites. whole: a communicator of workers and servers for what they say to each other,
+    sites: the schedule's. whole: a communicator of workers and servers for what they say to each other,
     if the plan has servers. Raises CP0830 where there are servers and the engine cannot be had.
     """
     sizes, order, file = schedule.mesh_sizes, Order(), schedule.file
@@ -168,20 +168,20 @@ def backend_of(schedule: Schedule, comm: Any, found: Sites, whole: Any = None) -
         for op in phase.ops:
             if isinstance(op, Collective):
                 _communicator(op, channel)
-    if found.servers:
+    if sites.servers:
         if channel.engine is None:
-            goodbye(whole, found)
+            goodbye(whole, sites)
             fail("CP0830", "servers are asked by the MPI engine, which cannot be had", file=file)
-        service = Service(channel.engine, whole, found, server_names(schedule), order, file)
+        service = Service(channel.engine, whole, sites, server_names(schedule), order, file)
     return MpiBackend(sizes, channel, spreads(schedule), file, order=order, service=service)
 
 
 def server_names(schedule: Schedule) -> tuple[str, ...]:
     """Every server of the plan, as errors name it."""
-    found: list[str] = []
+    labels: list[str] = []
     for axis in schedule.axes:
         if axis.kind is AxisKind.SERVER:
             alone = axis.size == 1
             names = (f"server {i} of `{axis.name}`" for i in range(axis.size))
-            found += [f"server `{axis.name}`"] if alone else names
-    return tuple(found)
+            labels += [f"server `{axis.name}`"] if alone else names
+    return tuple(labels)

@@ -48,6 +48,6 @@ def _drain() -> None:
     except KeyboardInterrupt:
         MPI.COMM_WORLD.Abort(130)
         raise
-    if error is not None and (found := reason(error)) is not None:
-        why = "; ".join((found.message, *(note.text for note in found.notes)))
+    if error is not None and (parsed := reason(error)) is not None:
+        why = "; ".join((parsed.message, *(note.text for note in parsed.notes)))
         sys.stderr.write(f"commplan: when this process ended a step was under way, and failed: {why}\n")

@@ -19,17 +19,17 @@ def reason(error: BaseException, spans: Sequence[Span] = (), file: str = "") -> 
 
     error: what JAX raised when a result was asked for. spans: those of the plan's ops.
     """
-    said = _SAID.search(str(error)) if isinstance(error, ValueError | RuntimeError) else None
-    if said is None:
+    match = _SAID.search(str(error)) if isinstance(error, ValueError | RuntimeError) else None
+    if match is None:
         return None
-    what, notes = said["what"].strip(), list[Note]()
-    where = _WHERE.search(what)
+    message, notes = match["what"].strip(), list[Note]()
+    where = _WHERE.search(message)
     span = None
     if where is not None:
-        what = what[: where.start()]
+        message = message[: where.start()]
         notes.append(Note(where["text"]))
-        span = next((one for one in spans if one.line == int(where["line"])), None)
-    first, *others = what.splitlines() or ["an operation failed"]
+        span = next((candidate for candidate in spans if candidate.line == int(where["line"])), None)
+    first, *others = message.splitlines() or ["an operation failed"]
     notes += [Note(line.strip().removeprefix(_NOTE)) for line in others if line.strip()]
     return Diagnostic("CP0834", first, span, tuple(notes), file=file)
 
@@ -47,7 +47,7 @@ def told(spans: Sequence[Span] = (), file: str = "") -> Generator[None]:
     try:
         yield
     except (ValueError, RuntimeError) as error:
-        found = reason(error, spans, file)
-        if found is None:
+        diagnostic = reason(error, spans, file)
+        if diagnostic is None:
             raise
-        raise CommplanError(found) from error
+        raise CommplanError(diagnostic) from error

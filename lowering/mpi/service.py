@@ -65,8 +65,8 @@ class Service:
         tags = max((chunk.tag for buffer in buffers for chunk in buffer.chunks), default=0)
         most = int(comm.Get_attr(MPI.TAG_UB) or 32767)
         if tags > most:
-            what = f"{tags} messages, and this MPI tells {most} apart"
-            fail("CP0831", what, "give the stage larger chunks: { chunk = 1 MiB }", file=file)
+            problem = f"{tags} messages, and this MPI tells {most} apart"
+            fail("CP0831", problem, "give the stage larger chunks: { chunk = 1 MiB }", file=file)
 
     # --- requests ---
 
@@ -101,16 +101,13 @@ class Service:
         return self._numbers[site.number]
 
     def _make(self, site: Site) -> int:
-        found = self._shared(site)
-        both = (
-            (0, self.up(site), sends(site, first=self._first(site))),
-            (1, site.down, receives(site)),
-        )
+        mapped = self._shared(site)
+        both = ((0, self.up(site), sends(site, first=self._first(site))), (1, site.down, receives(site)))
         rows: list[tuple[int, ...]] = []
         for answer, buffers, moves in both:
             for m in moves:
                 width = buffers[m.buffer].dtype.nbytes
-                if m.server not in found:
+                if m.server not in mapped:
                     rows.append((answer, m.server, m.tag, m.buffer, m.start * width, m.size * width))
         table = np.array(rows, np.int64).reshape(len(rows), 6)
         first = self.sites.workers + site.first
@@ -119,15 +116,15 @@ class Service:
             f"{name} (rank {rank})".encode()
             for name, rank in zip(self.names[site.first : site.first + site.servers], peers, strict=True)
         ]
-        told = self._counter(site.states).ctypes.data if site.kind == "put" else None
+        counter = self._counter(site.states).ctypes.data if site.kind == "put" else None
         number = self._library.commplan_request(
             self._channel, _line(site, self.file).encode(), peers.ctypes.data,
             (ctypes.c_char_p * len(names))(*names), len(names), table.ctypes.data, len(rows),
-            _window(rows), told,
+            _window(rows), counter,
         )  # fmt: skip
-        if found:
+        if mapped:
             count = self._counter(site.states)
-            shares(self._library, number, site, found, self.sites.group(site, self.rank), count)
+            shares(self._library, number, site, mapped, self.sites.group(site, self.rank), count)
         return number
 
     def _counter(self, states: tuple[str, ...]) -> Any:
@@ -144,8 +141,8 @@ class Service:
             ranks = range(self.sites.workers, self.sites.workers + self.sites.servers)
             self._regions = {rank: regions(self.comm, rank, self.names[i]) for i, rank in enumerate(ranks)}
         first = self.sites.workers + site.first
-        found = {j: self._regions[first + j].get(site.states[0]) for j in range(site.servers)}
-        return {j: region for j, region in found.items() if region is not None}
+        mapped = {j: self._regions[first + j].get(site.states[0]) for j in range(site.servers)}
+        return {j: region for j, region in mapped.items() if region is not None}
 
     # --- the end ---
 

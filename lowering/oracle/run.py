@@ -137,8 +137,8 @@ class Oracle:
                 f"source `{op.source}` is read by the data runtime: the oracle takes loaded values as inputs"
             )
             fail("CP0808", message, span=op.span, file=self.schedule.file)
-        what = f"elastic by {op.mode}" if isinstance(op, ir.Elastic) else "exchange"
-        message = f"`{what}` needs the exchange runtime: the oracle runs synchronous stages only"
+        stage = f"elastic by {op.mode}" if isinstance(op, ir.Elastic) else "exchange"
+        message = f"`{stage}` needs the exchange runtime: the oracle runs synchronous stages only"
         fail("CP0808", message, span=op.span, file=self.schedule.file)
 
     def _map(
@@ -209,11 +209,11 @@ def by_record(
     count = len(flat[list(batched).index(True)][0][0][1])
     answers: list[Any] = []
     for record in range(count):
-        one = [
+        result = [
             rebuild([leaf[record] if split else leaf for _, leaf in pairs])
             for (pairs, rebuild), split in zip(flat, batched, strict=True)
         ]
-        answers.append(call(function, one, None if key is None else [*key, first + record]))
+        answers.append(call(function, result, None if key is None else [*key, first + record]))
     stacked = [flatten(answer) for answer in answers]
     columns = zip(*([leaf for _, leaf in pairs] for pairs, _ in stacked), strict=True)
     return stacked[0][1]([np.stack(column) for column in columns])
