@@ -8,7 +8,7 @@ from typing import NoReturn, TypeVar
 
 from commplan.diagnostics import Diagnostic, Fix, Note, Span, listed
 from commplan.dsl import ast
-from commplan.dsl.check.recovery_bindings import Unread
+from commplan.dsl.check.recovery_bindings import RecoveryBindings
 from commplan.dsl.statements import GiveUp
 from commplan.ir.plan import Axis, AxisKind, Fn, Ref, Source, Value
 from commplan.ir.stages.rules import Violation
@@ -49,7 +49,7 @@ class Context:
         self.bound: dict[str, tuple[str, Span]] = {}
         self.set_states: set[str] = set()
         self.updated_states: set[str] = set()
-        self.unread = Unread(text)
+        self.unread = RecoveryBindings(text)
         self.nameless = False  # a declaration that could not be read, not even its name
         self.misspelt_states: set[str] = set()  # reported where their name is used
         self.doubtful_states: set[str] = set()  # bound to something else than was declared

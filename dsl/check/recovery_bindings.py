@@ -20,7 +20,7 @@ _ASSIGNED = re.compile(rf"=|\b(?:{_VERBS})\b")
 _LINE_END = re.compile(r"\r\n|\r|\n")
 
 
-class Unread:
+class RecoveryBindings:
     """The text of a file, by the places of its statements."""
 
     def __init__(self, text: str) -> None:

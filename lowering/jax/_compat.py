@@ -56,18 +56,18 @@ def manual_axes() -> dict[str, int]:
     return {name: int(sizes[name]) for name in mesh.manual_axes}
 
 
-def said_by_all(key: str, mine: str, processes: Sequence[int], timeout_s: float) -> dict[int, str]:
+def all_gather_text(key: str, mine: str, processes: Sequence[int], timeout_s: float) -> dict[int, str]:
     """What each of `processes` of `jax.distributed` says under `key`, used once; all of them call this alike.
 
-    Nothing runs on devices: what is under way there neither waits nor is waited for. Raises what `meet` does.
+    Nothing runs on devices: what is under way neither waits nor is waited for. Raises what `barrier` does.
     """
     client = cast("Any", _distributed).global_state.client
     client.key_value_set(f"{key}/{jax.process_index()}", mine)
-    meet(key, processes, timeout_s)
+    barrier(key, processes, timeout_s)
     return {int(name.rpartition("/")[2]): answer for name, answer in client.key_value_dir_get(key)}
 
 
-def meet(key: str, processes: Sequence[int], timeout_s: float) -> None:
+def barrier(key: str, processes: Sequence[int], timeout_s: float) -> None:
     """Wait for all of `processes`. Raises a JaxRuntimeError on those that come, where one is not in time."""
     cast("Any", _distributed).global_state.client.wait_at_barrier(key, int(timeout_s * 1e3), list(processes))
 

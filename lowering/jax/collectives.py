@@ -13,7 +13,7 @@ from typing import Any
 
 from commplan.ir.schedule import Collective, Spread
 from commplan.lowering.jax import _compat, hierarchical, order, programs
-from commplan.lowering.jax.backend import Lay
+from commplan.lowering.jax.backend import BufferLayout
 from commplan.lowering.jax.bitcast import as_bits, with_derivative
 from commplan.lowering.jax.typing_shim import jnp, lax
 from commplan.lowering.programs import levels as levels_of
@@ -76,7 +76,7 @@ class LaxBackend:
             result = self._differentiated(rounds, x.reshape(-1), op)
         else:
             own = levels_of(op.algorithm, op.axes, self.sizes, self.spread)
-            stairs = hierarchical.Stairs(op, own, ways, self.platform, self.file)
+            stairs = hierarchical.HierarchicalCollective(op, own, ways, self.platform, self.file)
             if len(own) < 2 or op.kind == "reduce" or (op.kind == "all_reduce" and stairs.is_one_for(x)):
                 return self._native(x, op)
             if stairs.is_plain and op.kind in ("all_reduce", "broadcast"):
@@ -86,7 +86,9 @@ class LaxBackend:
             return result.reshape(ways * x.shape[0], *x.shape[1:])
         return result.reshape(x.shape if op.kind != "reduce_scatter" else (x.shape[0] // ways, *x.shape[1:]))
 
-    def together(self, xs: Sequence[Array], op: Collective, taken: Lay, given: Lay) -> None:
+    def start_packed(
+        self, xs: Sequence[Array], op: Collective, taken: BufferLayout, given: BufferLayout
+    ) -> None:
         """XLA fuses what makes a buffer with what makes its parts."""
         del xs, op, taken, given
 

@@ -24,7 +24,7 @@ Array = Any
 
 
 @dataclasses.dataclass(frozen=True)
-class Stairs:
+class HierarchicalCollective:
     """The levels of the collective `op` over `ranks` ranks, innermost first."""
 
     op: Collective

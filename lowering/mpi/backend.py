@@ -15,10 +15,10 @@ from commplan.diagnostics import fail
 from commplan.ir.plan import AxisKind
 from commplan.ir.schedule import Collective, Schedule, Spread
 from commplan.lowering.jax import _compat
-from commplan.lowering.jax.backend import Lay
+from commplan.lowering.jax.backend import BufferLayout
 from commplan.lowering.jax.typing_shim import lax
 from commplan.lowering.mpi.collectives import Channel, Pending, Spec
-from commplan.lowering.mpi.service import Service, goodbye
+from commplan.lowering.mpi.service import Service, send_leave
 from commplan.lowering.mpi.tuning import NATIVE
 from commplan.lowering.programs import spreads
 from commplan.protocol.sites import Sites
@@ -94,8 +94,8 @@ class MpiBackend:
         del previous, axes
         return x
 
-    def together(
-        self, xs: Sequence[Array], op: Collective, taken: Lay, given: Lay
+    def start_packed(
+        self, xs: Sequence[Array], op: Collective, taken: BufferLayout, given: BufferLayout
     ) -> Callable[[], Sequence[Array]] | None:
         spec = self._spec(op)
         if not self.channel.takes_lists(spec, taken.size):
@@ -170,7 +170,7 @@ def backend_of(schedule: Schedule, comm: Any, sites: Sites, whole: Any = None) -
                 _communicator(op, channel)
     if sites.servers:
         if channel.engine is None:
-            goodbye(whole, sites)
+            send_leave(whole, sites)
             fail("CP0830", "servers are asked by the MPI engine, which cannot be had", file=file)
         service = Service(channel.engine, whole, sites, server_names(schedule), order, file)
     return MpiBackend(sizes, channel, spreads(schedule), file, order=order, service=service)

@@ -20,7 +20,7 @@ import numpy as np
 from commplan.collectives.program import REDUCING
 from commplan.diagnostics import CommplanError, fail
 from commplan.ir.schedule import ReduceOp
-from commplan.lowering.jax.backend import Lay
+from commplan.lowering.jax.backend import BufferLayout
 from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.mpi import build, primitives, rounds
 from commplan.lowering.mpi.drain import at_exit, drain
@@ -120,7 +120,7 @@ class Channel:
         return self._library is not None and spec.form != "rounds" and moves and threads
 
     def begin(
-        self, xs: Sequence[Array], spec: Spec, taken: Lay, given: Lay, token: Array
+        self, xs: Sequence[Array], spec: Spec, taken: BufferLayout, given: BufferLayout, token: Array
     ) -> tuple[Pending, Array]:
         """The collective of a buffer in which `xs`, of one dtype, lie as `taken` says; what comes is cut as
         `given` says. Of form `split` it is only begun; of form `call` it is done, and has no handle."""
@@ -193,7 +193,7 @@ class Channel:
             self._numbers[key] = self._make(key[0], x.size, np.dtype(x.dtype))
         return self._numbers[key]
 
-    def _packed(self, number: int, taken: Lay, given: Lay, itemsize: int) -> int:
+    def _packed(self, number: int, taken: BufferLayout, given: BufferLayout, itemsize: int) -> int:
         """The engine's number for `number` on arrays that lie so in its buffers."""
         key = (number, taken, given)
         if key not in self._numbers:
@@ -256,7 +256,7 @@ def _started(xs: Sequence[Array], results: Sequence[Any], number: int, token: Ar
     return Pending(xs, pending, handle, number), after
 
 
-def _layout(lay: Lay, itemsize: int) -> Any:
+def _layout(lay: BufferLayout, itemsize: int) -> Any:
     """The bytes of the buffer, and its runs as the engine's rows."""
     rows = np.array(lay.runs, np.int64).reshape(-1, 4) * (itemsize, 1, itemsize, itemsize)
     return _numbers(np.concatenate(([lay.size * itemsize], rows.reshape(-1))), np.int64)

@@ -42,7 +42,7 @@ def once(error: BaseException) -> None:
 
 
 @contextmanager
-def told(spans: Sequence[Span] = (), file: str = "") -> Generator[None]:
+def as_diagnostics(spans: Sequence[Span] = (), file: str = "") -> Generator[None]:
     """Raises CP0834 in place of what JAX raises where the engine could not carry something out."""
     try:
         yield

@@ -16,7 +16,7 @@ from commplan.lowering.jax.bitcast import from_bits, to_bits
 from commplan.lowering.jax.typing_shim import jnp, lax
 from commplan.lowering.mpi.tuning import Spec
 from commplan.lowering.mpi.typing_shim import MPI, mpi4jax
-from commplan.lowering.permutes import Transfer, together
+from commplan.lowering.permutes import Transfer, message_groups
 
 Array = Any
 
@@ -46,7 +46,7 @@ def run(program: Program, x: Array, rank: int, op: str, comm: Any) -> Array:
     edges = bounds(program.kind, program.ranks, program.chunks, x.shape[0])
     for sends in program.rounds:
         before = x
-        for group in together(sends, edges):
+        for group in message_groups(sends, edges):
             x = _exchange(x, before, group, rank, op, comm)
     if program.kind in ("reduce_scatter", "scatter"):
         own = block // program.ranks

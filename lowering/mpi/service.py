@@ -172,7 +172,7 @@ def _end(library: Any, channel: int, comm: Any, sites: Sites, why: str) -> None:
     until = time.monotonic() + _LAST_S
     while library.commplan_channel_busy(channel) and time.monotonic() < until:
         time.sleep(1e-3)
-    goodbye(comm, sites, why)
+    send_leave(comm, sites, why)
     library.commplan_channel_close(channel)
 
 
@@ -186,7 +186,7 @@ def _depart(mark: list[bool], library: Any, channel: int, comm: Any, sites: Site
         mark.append(True)
 
 
-def goodbye(comm: Any, sites: Sites, why: str = "") -> None:
+def send_leave(comm: Any, sites: Sites, why: str = "") -> None:
     """Tell every server that nothing more comes from this worker, and why if that is a failure."""
     if MPI.Is_finalized():
         return
