@@ -13,16 +13,20 @@ from typing import NamedTuple
 
 from commplan.diagnostics import Span
 
-# The words of the grammar. A name may not be one of these ...
-KEYWORDS = frozenset(
+# The words of the grammar: those that begin a declaration, a phase or a stage, and those that go on with one.
+DECLARES = frozenset({"PLAN", "AXIS", "ENSEMBLE", "SERVER", "SOURCE", "FN", "INPUT", "STATE"})
+HEADS = frozenset({"AT", "EACH", "EVERY", "PHASE"})
+VERBS = frozenset(
+    {"LOAD", "MAP", "BROADCAST", "SHARE", "REDUCE", "SCATTER", "SLICE", "GATHER", "EXCHANGE", "ELASTIC"}
+)
+CLAUSES = frozenset(
     {
-        "plan", "axis", "ensemble", "server", "source", "fn", "input", "state",
-        "at", "each", "every", "phase", "output",
-        "load", "map", "broadcast", "share", "reduce", "scatter", "slice", "gather", "exchange", "elastic",
-        "over", "across", "from", "by", "via", "per", "split", "partial", "with", "into",
-        "visit", "seed", "tail", "on",
+        "OVER", "ACROSS", "FROM", "BY", "VIA", "PER", "SPLIT", "PARTIAL", "WITH", "INTO", "VISIT", "SEED",
+        "TAIL", "ON",
     }
 )  # fmt: skip
+# A name may not be one of these ...
+KEYWORDS = frozenset(word.lower() for word in DECLARES | HEADS | VERBS | CLAUSES | {"OUTPUT"})
 # ... but may be one of these, which mean something in one place only, ...
 SOFT = frozenset({"batch", "start", "step", "steps", "same"})
 # ... nor one of these, kept for stages to come.

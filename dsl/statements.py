@@ -12,32 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from commplan.diagnostics import Diagnostic, Note
-from commplan.dsl.lexer import PUNCTUATION, Token, nearest
+from commplan.dsl.lexer import CLAUSES, DECLARES, HEADS, PUNCTUATION, VERBS, Token, nearest
 
-CONTINUES = frozenset(
-    {
-        "OVER",
-        "ACROSS",
-        "FROM",
-        "BY",
-        "VIA",
-        "PER",
-        "SPLIT",
-        "PARTIAL",
-        "WITH",
-        "INTO",
-        "VISIT",
-        "SEED",
-        "TAIL",
-        "ON",
-        "LBRACE",
-    }
-)
-DECLARES = frozenset({"PLAN", "AXIS", "ENSEMBLE", "SERVER", "SOURCE", "FN", "INPUT", "STATE"})
-HEADS = frozenset({"AT", "EACH", "EVERY", "PHASE"})
-VERBS = frozenset(
-    {"LOAD", "MAP", "BROADCAST", "SHARE", "REDUCE", "SCATTER", "SLICE", "GATHER", "EXCHANGE", "ELASTIC"}
-)
+CONTINUES = CLAUSES | {"LBRACE"}
 
 _CLOSER = {"LPAR": "RPAR", "LSQB": "RSQB", "LBRACE": "RBRACE"}
 _CLOSERS = frozenset(_CLOSER.values())

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from commplan.diagnostics import Diagnostic, Fix, Note, Span
 from commplan.dsl.grammar import Start, Unexpected, parse_statement
-from commplan.dsl.lexer import PUNCTUATION, Token, nearest, number_mistake, word_type
-from commplan.dsl.statements import DECLARES, HEADS, VERBS
+from commplan.dsl.lexer import DECLARES, HEADS, PUNCTUATION, VERBS, Token, nearest, number_mistake, word_type
 
 _KINDS = {
     "NAME": "a name", "INT": "a whole number", "FLOAT": "a number", "QUANTITY": "a number with a unit",

@@ -37,23 +37,21 @@ def _reduce_axes(ctx: Context, expr: ast.StageExpr) -> tuple[str, ...] | None:
     ensembles = [axis for axis in axes if ctx.axes[axis].kind is AxisKind.ENSEMBLE]
     word = expr.over_word
     if ensembles and len(ensembles) < len(axes):
-        ctx.error(
+        return ctx.error(
             "CP0308",
             f"one `reduce` cannot mix the ensemble {listed(ensembles)} with "
             f"{listed(axis for axis in axes if axis not in ensembles)}",
             word.span.to(expr.over[-1].span),
             "write two stages: one `over` the axes, one `across` the ensemble",
         )
-        return None
     if ensembles and word.text == "over":
-        ctx.error(
+        return ctx.error(
             "CP0307",
             f"this would combine the members of {listed(ensembles)}, which are networks of their own",
             word.span,
             "gradients of different members have nothing to do with each other; if it is meant, say `across`",
             fix=Fix("write `across`", word.span, "across"),
         )
-        return None
     none = f"{listed(axes)} {'is none' if len(axes) == 1 else 'are none'}"
     return axes if ensembles or _says_over(ctx, word, f"`across` is for ensembles, and {none}") else None
 
@@ -66,13 +64,12 @@ def _worker_axes(ctx: Context, expr: ast.StageExpr) -> tuple[str, ...] | None:
         return None
     if len(axes) == 1 or expr.kind == "broadcast":
         return axes
-    ctx.error(
+    return ctx.error(
         "CP0410",
         f"`{expr.kind}` takes one axis, found {len(axes)}",
         expr.over[1].span.to(expr.over[-1].span),
         f"write one `{expr.kind}` for each axis, in the order in which they cut",
     )
-    return None
 
 
 def stage_axes(ctx: Context, names: Sequence[ast.Name], stage: str) -> tuple[str, ...] | None:
@@ -80,13 +77,12 @@ def stage_axes(ctx: Context, names: Sequence[ast.Name], stage: str) -> tuple[str
     axes = resolve_axes(ctx, names, _ANY, f"an axis to {stage} over")
     for name in names if axes is not None else ():
         if ctx.axes[name.text].kind is AxisKind.ENSEMBLE:
-            ctx.error(
+            return ctx.error(
                 "CP0309",
                 f"`{stage}` cannot cross the ensemble `{name.text}`",
                 name.span,
                 "members are networks of their own: only `reduce ... across` and `share` cross an ensemble",
             )
-            return None
     return axes
 
 

@@ -108,10 +108,9 @@ def _root(ctx: Context, expr: ast.StageExpr, over: tuple[str, ...] | None) -> in
     if expr.kind != "broadcast":
         return 0
     if expr.root is None:
-        ctx.error(
+        return ctx.error(
             "CP0402", "the broadcast has no root", expr.span, "add `from 0`: the rank whose value is kept"
         )
-        return None
     root = integer(ctx, expr.root, "a root", least=0)
     if root is None or over is None:
         return root

@@ -109,13 +109,12 @@ def _declare_value(ctx: Context, decl: ast.InputDecl | ast.StateDecl) -> None:
 def _state_placement(ctx: Context, decl: ast.StateDecl, placement: Placement) -> Placement | None:
     if placement.partial:
         item = next(item for item in decl.placement if item.kind == "partial")
-        ctx.error(
+        return ctx.error(
             "CP0511",
             f"the state `{decl.name.text}` cannot be partial",
             item.span,
             "a state outlives its phase, and an unreduced term may not: reduce it first",
         )
-        return None
     if decl.server is None:
         return placement
     servers = {name: name for name, axis in ctx.axes.items() if axis.kind is AxisKind.SERVER}
@@ -125,12 +124,11 @@ def _state_placement(ctx: Context, decl: ast.StateDecl, placement: Placement) ->
     spread = (*placement.split, *(a for a in placement.per if ctx.axes[a].kind is AxisKind.REPLICA))
     if spread:
         item = next(i for i in decl.placement for name in i.axes if name.text in spread)
-        ctx.error(
+        return ctx.error(
             "CP0512",
             f"the state `{decl.name.text}` lives on `{server}` and cannot be {item.kind} "
             f"over {listed(spread)}",
             item.span,
             "a server holds one copy for all ranks, apart from one `per` member of an ensemble",
         )
-        return None
     return Placement(placement.per, server=server)

@@ -81,13 +81,12 @@ def _split(ctx: Context, expr: ast.LoadExpr) -> tuple[str, ...] | None:
     axes = ctx.replica_axes()
     if len(axes) <= 1:
         return axes
-    ctx.error(
+    return ctx.error(
         "CP0416",
         f"the load does not say over which of {listed(axes)} its records are split",
         expr.span,
         f"add `split {', '.join(axes)}`, major first, or a part of it",
     )
-    return None
 
 
 def _clock(ctx: Context, batch: ast.Batch) -> tuple[str, ...] | None:
@@ -95,13 +94,12 @@ def _clock(ctx: Context, batch: ast.Batch) -> tuple[str, ...] | None:
     if batch.over is None:
         if len(batch.sizes) == 1:
             return ()
-        ctx.error(
+        return ctx.error(
             "CP0417",
             "several batch sizes, but no ensemble whose members they belong to",
             batch.span,
             "write `batch [32, 64] over MEMBER`, one size per member, or one size for all",
         )
-        return None
     members = resolve_axes(ctx, (batch.over,), (AxisKind.ENSEMBLE,), "an ensemble")
     if members is None:
         return None
@@ -123,10 +121,9 @@ def _batch(ctx: Context, expr: ast.LoadExpr, split: tuple[str, ...] | None) -> t
 def _visit(ctx: Context, expr: ast.LoadExpr) -> Visit | None:
     if expr.visit is None:
         missing = "how often a record is visited" + ("" if expr.seed else ", nor its seed")
-        ctx.error(
+        return ctx.error(
             "CP0402", f"the load does not say {missing}", expr.span, f"add `visit {'|'.join(VISITS)} seed N`"
         )
-        return None
     message = f"a visit is {listed(VISITS, 'or')}, found `{expr.visit.text}`"
     return ctx.choose(expr.visit, VISITS, "CP0411", message)
 

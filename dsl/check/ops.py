@@ -30,13 +30,12 @@ class WrittenReduction(msgspec.Struct, frozen=True):
 def reduction(ctx: Context, scope: Scope, call: ast.Call | None, span: Span) -> WrittenReduction | None:
     """The operator behind `by`, or None with the error reported. `span` is the stage's."""
     if call is None:
-        ctx.error(
+        return ctx.error(
             "CP0402",
             "the stage does not say how terms are combined",
             span,
             f"add `by` with {listed(OPS, 'or')}",
         )
-        return None
     message = f"there is no operator `{call.name.text}`"
     name = ctx.choose(call.name, OPS, "CP0404", message, f"the operators are {listed(OPS)}")
     if name is None:
@@ -54,8 +53,7 @@ def sum_or_mean(
     if by is None or by.op.name in ("sum", "mean"):
         return by
     message = f"`{stage}` adds terms of a sum, and `{by.op.name}` does not"
-    ctx.error("CP0317", message, by.span, "use `sum` or `mean`")
-    return None
+    return ctx.error("CP0317", message, by.span, "use `sum` or `mean`")
 
 
 def _weighted(
@@ -63,43 +61,38 @@ def _weighted(
 ) -> WrittenReduction | None:
     first, *rest = args
     if name != "mean":
-        ctx.error(
+        return ctx.error(
             "CP0405", f"`{name}` takes no arguments", first.span, "only `mean` does: `mean(weight = n)`"
         )
-        return None
     if rest or first.key is None or first.key.text != "weight":
         wrong = rest[0] if rest else first
         near = ctx.rename(first.key, ("weight",)) if first.key is not None and not rest else None
-        ctx.error(
+        return ctx.error(
             "CP0405", "`mean` takes one argument, `weight`", wrong.span, "write `mean(weight = n)`", fix=near
         )
-        return None
     if isinstance(first.value, ast.Number):
-        ctx.error(
+        return ctx.error(
             "CP0407", f"the weight is a value, found the number `{written(first.value)}`", first.value.span,
             "a weight that is the same for all terms changes nothing: write `mean`",
         )  # fmt: skip
-        return None
     weight = scope.operand(first.value)
     if weight is None:
         return None
     if not _is_number(weight.type):
-        ctx.error(
+        return ctx.error(
             "CP0407",
             f"the weight is a numeric scalar, found {weight.type}",
             first.value.span,
             described(weight),
         )
-        return None
     if isinstance(weight.type, ArrayType) and weight.type.dtype is DType.U8:
-        ctx.error(
+        return ctx.error(
             "CP0407",
             "the weights are added, and a sum of u8 wraps around at 256",
             first.value.span,
             described(weight),
             "declare it i32 or f32",
         )
-        return None
     return WrittenReduction(Reduction("mean", weight.id), call.span, weight)
 
 

@@ -115,9 +115,8 @@ def declared_placement(
     if not sound:
         return None
     if lists["split"] and type_ is not None and is_scalar(type_):
-        ctx.error(
+        return ctx.error(
             "CP0311", f"a scalar cannot be split, found `{type_}`", span,
             "`split` cuts the leading dimension, and a scalar has none",
         )  # fmt: skip
-        return None
     return Placement(ctx.ordered(lists["per"]), ctx.ordered(lists["partial"]), tuple(lists["split"]))

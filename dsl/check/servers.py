@@ -242,11 +242,10 @@ def _check_pull_and_center(ctx: Context, statement: ast.StageStmt, expr: ast.Ela
 
 def _mode(ctx: Context, expr: ast.ElasticExpr) -> Mode | None:
     if expr.by is None:
-        ctx.error(
+        return ctx.error(
             "CP0402", "the stage does not say how workers and centre meet", expr.span,
             f"add `by` with {listed(MODES, 'or')}",
         )  # fmt: skip
-        return None
     message = f"there is no mode `{expr.by.name.text}`"
     return ctx.choose(expr.by.name, MODES, "CP0404", message, f"the modes are {listed(MODES)}")
 
@@ -261,8 +260,7 @@ def _coefficients(
     missing = [key for key in ("eta", "rho") if key not in given]
     if missing:
         usage = f"write `{mode}(eta = .., rho = ..)`"
-        ctx.error("CP0405", f"`{mode}` needs {listed(missing)}", expr.by.span, usage)
-        return None
+        return ctx.error("CP0405", f"`{mode}` needs {listed(missing)}", expr.by.span, usage)
     eta = _coefficient(ctx, scope, given["eta"].value, "eta")
     rho = _coefficient(ctx, scope, given["rho"].value, "rho")
     return (eta, rho) if eta and rho else None
@@ -271,8 +269,7 @@ def _coefficients(
 def _coefficient(ctx: Context, scope: Scope, value: ast.Name | ast.Number, key: str) -> Coefficient | None:
     if isinstance(value, ast.Number):
         if value.unit is not None:
-            ctx.error("CP0425", f"`{key}` is a positive number, found `{written(value)}`", value.span)
-            return None
+            return ctx.error("CP0425", f"`{key}` is a positive number, found `{written(value)}`", value.span)
         if ctx.refuse("CP0425", rules.coefficient(key, value.value), value.span):
             return None
         return Coefficient(float(value.value), value.span)
@@ -280,13 +277,12 @@ def _coefficient(ctx: Context, scope: Scope, value: ast.Name | ast.Number, key: 
     if scalar is None:
         return None
     if not isinstance(scalar.type, ArrayType) or not is_scalar(scalar.type) or not scalar.type.dtype.is_float:
-        ctx.error(
+        return ctx.error(
             "CP0425",
             f"`{key}` is a number or a float scalar, found {scalar.type}",
             value.span,
             described(scalar),
         )
-        return None
     return Coefficient(scalar.id, value.span, scalar)
 
 

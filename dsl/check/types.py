@@ -29,18 +29,16 @@ def element_type(ctx: Context, expr: ast.TypeExpr) -> Element | None:
     name = expr.name.text
     if name not in TYPES:
         near = FOREIGN.get(name.lower()) or ctx.near(name, TYPES)
-        ctx.error(
+        return ctx.error(
             "CP0201",
             f"there is no type `{name}`",
             expr.name.span,
             f"the types are {listed(TYPES)}",
             fix=Fix(f"write `{near}`", expr.name.span, near) if near else None,
         )
-        return None
     if name in ("bytes", "tree"):
         if expr.dims is not None:
-            ctx.error("CP0202", f"`{name}` has no dimensions", expr.span, "only arrays have")
-            return None
+            return ctx.error("CP0202", f"`{name}` has no dimensions", expr.span, "only arrays have")
         return BytesType() if name == "bytes" else TreeType()
     dims = [integer(ctx, dim, "a dimension", code="CP0202") for dim in expr.dims or ()]
     known = tuple(dim for dim in dims if dim is not None)
@@ -61,23 +59,21 @@ def declare_fn(ctx: Context, decl: ast.FnDecl) -> Fn | None:
     fn = Fn(decl.name.text, known_operands, known_results, where, decl.name.span, *flags)
     sound = _bytes_stay_on_host(ctx, decl, fn) and _elementwise_shapes(ctx, decl, fn)
     if where == "host" and not decl.operands:
-        ctx.error(
+        return ctx.error(
             "CP0215",
             f"`{fn.name}` runs on the host and takes nothing",
             decl.name.span,
             "a host fn is applied record by record: its operands are the record's parts",
         )
-        return None
     return fn if sound else None
 
 
 def _where(ctx: Context, decl: ast.FnDecl) -> Place | None:
     if decl.where is None:
-        ctx.error(
+        return ctx.error(
             "CP0203", f"`fn {decl.name.text}` does not say where it runs", decl.name.span,
             "end its declaration with `on host` or `on device`",
         )  # fmt: skip
-        return None
     message = f"a fn runs on `host` or on `device`, found `{decl.where.text}`"
     return ctx.choose(decl.where, PLACES, "CP0203", message)
 

@@ -53,32 +53,29 @@ def algorithm(
     if call is None:
         return None
     if stage not in STAGES_WITH_VIA:
-        ctx.error(
+        return ctx.error(
             "CP0602",
             f"`{stage}` takes no `via`",
             call.span,
             f"`via` chooses how {listed(STAGES_WITH_VIA, 'or')} is carried out",
         )
-        return None
     name = call.name.text
     if name not in ALGORITHMS:
         known = carrying(stage)
-        ctx.error(
+        return ctx.error(
             "CP0601",
             f"there is no algorithm `{name}`",
             call.name.span,
             f"`{stage}` takes {listed(known)}",
             fix=ctx.rename(call.name, known),
         )
-        return None
     if stage not in ALGORITHMS[name]:
-        ctx.error(
+        return ctx.error(
             "CP0603",
             f"`{name}` does not carry out `{stage}`",
             call.name.span,
             f"`{stage}` takes {listed(carrying(stage))}",
         )
-        return None
     if name == "hierarchical":
         return _hierarchical(ctx, call, stage, over)
     args = keyed(ctx, call, KEYS.get(name, ()))
@@ -131,16 +128,14 @@ def keyed(
         else:
             near = ctx.rename(arg.key, [key for key in keys if key not in args])
             message, fix = f"`{name}` has no argument `{arg.key.text}`", near
-        ctx.error(code, message, arg.span, usage, fix=fix)
-        return None
+        return ctx.error(code, message, arg.span, usage, fix=fix)
     return args
 
 
 def _count(ctx: Context, arg: ast.CallArg, who: str, code: str, over: tuple[str, ...] | None) -> int | None:
     if not isinstance(arg.value, ast.Number):
         message = f"the number of {who} is a whole number, found `{arg.value.text}`"
-        ctx.error(code, message, arg.value.span)
-        return None
+        return ctx.error(code, message, arg.value.span)
     count = integer(ctx, arg.value, f"the number of {who}", code=code)
     broken = rules.chosen(who, count, over, ctx.size) if over else None
     return None if ctx.refuse(code, broken, arg.value.span) else count
@@ -152,10 +147,9 @@ def _readers(
     name = call.name.text
     arg = args.get("readers")
     if arg is None:
-        ctx.error(
+        return ctx.error(
             "CP0604", f"`{name}` needs the number of its readers", call.span, f"write `{name}(readers = 2)`"
         )
-        return None
     readers = _count(ctx, arg, "readers", "CP0607", over)
     return None if readers is None else Algorithm(name, (Arg(readers, "readers"),))
 
@@ -171,11 +165,10 @@ def _parameter_server(
     if "owners" in args:
         arg = args["owners"]
         if server is not None:
-            ctx.error(
+            return ctx.error(
                 "CP0608", f"the states live on `{server}`, so there are no `owners` to choose", arg.span,
                 "owners are workers that hold a share of the states",
             )  # fmt: skip
-            return None
         owners = _count(ctx, arg, "owners", "CP0608", over)
         if owners is None:
             return None
@@ -185,14 +178,13 @@ def _parameter_server(
         if over is None:
             return None
         if not isinstance(value, ast.Name) or value.text not in over:
-            ctx.error(
+            return ctx.error(
                 "CP0608",
                 f"`within` is an axis of this exchange, found `{written(value)}`",
                 value.span,
                 f"it runs over {listed(over)}",
                 fix=ctx.rename(value, over),
             )
-            return None
         arguments.append(Arg(value.text, "within"))
     return Algorithm("parameter_server", tuple(arguments))
 
@@ -204,8 +196,7 @@ def _hierarchical(ctx: Context, call: ast.Call, stage: str, over: tuple[str, ...
     for arg in call.args or ():
         axis = arg.key if arg.key is not None else arg.value
         if not isinstance(axis, ast.Name):
-            ctx.error("CP0605", f"a level is an axis, found `{written(axis)}`", axis.span)
-            return None
+            return ctx.error("CP0605", f"a level is an axis, found `{written(axis)}`", axis.span)
         names.append(axis)
         if arg.key is None:
             levels.append(Arg(axis.text))
@@ -224,8 +215,7 @@ def _level(ctx: Context, value: ast.Name | ast.Number, stage: str) -> str | None
     if isinstance(value, ast.Name) and value.text in known:
         return value.text
     message = f"a level of `{stage}` is carried out by one of {listed(known, 'or')}, found `{written(value)}`"
-    ctx.error("CP0605", message, value.span, fix=ctx.rename(value, known))
-    return None
+    return ctx.error("CP0605", message, value.span, fix=ctx.rename(value, known))
 
 
 def _levels_match(ctx: Context, call: ast.Call, names: Sequence[ast.Name], over: tuple[str, ...]) -> bool:
