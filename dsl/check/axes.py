@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from commplan.diagnostics import Fix, Note, Span, listed
 from commplan.dsl import ast
-from commplan.dsl.check.context import Context, described
+from commplan.dsl.check.context import Context
 from commplan.dsl.check.placements import resolve_axes
 from commplan.dsl.check.scope import Scope
 from commplan.ir.plan import AxisKind, Value
@@ -113,7 +113,7 @@ def check_on_workers(ctx: Context, name: ast.Name, value: Value, stage: str) -> 
             "CP0320",
             f"`{stage}` cannot take loaded records, found `{name.text}`",
             name.span,
-            described(value),
+            value,
             "records are on the host: `map`, `share` and `output` take them; a fn on the device makes arrays",
         )
     if value.placement.server is not None:
@@ -121,7 +121,7 @@ def check_on_workers(ctx: Context, name: ast.Name, value: Value, stage: str) -> 
             "CP0318",
             f"`{name.text}` lives on `{value.placement.server}`, out of reach of `{stage}`",
             name.span,
-            described(value),
+            value,
             "only `exchange` and `elastic` bring servers and workers together",
         )
 

@@ -7,7 +7,7 @@ from typing import NoReturn
 from commplan.diagnostics import Note, listed
 from commplan.dsl import ast
 from commplan.dsl.check.axes import axis_span, check_on_workers, collective_axes
-from commplan.dsl.check.context import Context, described, is_scalar
+from commplan.dsl.check.context import Context, is_scalar
 from commplan.dsl.check.numbers import integer
 from commplan.dsl.check.ops import WrittenReduction, check_operand, reduction, sum_or_mean
 from commplan.dsl.check.options import hints
@@ -131,10 +131,10 @@ def _check_placement(
     """The stage takes what its operand is; the first axis along which it does not is reported."""
     if expr.kind == "share":
         broken = rules.loaded(expr.operand.text, records=isinstance(operand.type, RecordsType))
-        ctx.require("CP0420", broken, expr.operand.span, described(operand))
+        ctx.require("CP0420", broken, expr.operand.span, operand)
         varying = [axis.text for axis in expr.over if operand.placement.varies(axis.text)]
         span = axis_span(expr.over, varying[0]) if varying else expr.span
-        ctx.require("CP0421", rules.alike(expr.operand.text, varying), span, described(operand))
+        ctx.require("CP0421", rules.alike(expr.operand.text, varying), span, operand)
         return
     check_on_workers(ctx, expr.operand, operand, expr.kind)
     for axis in expr.over:
@@ -147,7 +147,7 @@ def _check_placement(
                 f"`{by.op.name}` of terms of a sum means nothing: `{expr.operand.text}` is partial "
                 f"over `{axis.text}`",
                 by.span,
-                described(operand),
+                operand,
                 "`sum` or `mean` adds the terms; `max` and `min` compare values that are `per` rank",
             )
     if expr.kind == "gather":
@@ -157,7 +157,7 @@ def _check_placement(
             "CP0311",
             f"a scalar cannot be split, found `{expr.operand.text}`",
             expr.operand.span,
-            described(operand),
+            operand,
             "the leading dimension is cut, and a scalar has none"
             + (": `reduce` it" * (expr.kind == "scatter")),
         )
@@ -201,7 +201,7 @@ def _fail_placement(
             remedy = (
                 f"declare it `partial {axis.text}` if it is a term; `reduce` takes values that are `per` rank"
             )
-    ctx.fail(code, message, axis.span, described(operand), remedy)
+    ctx.fail(code, message, axis.span, operand, remedy)
 
 
 def _fail_same(ctx: Context, scope: Scope, expr: ast.StageExpr, operand: Value, axis: ast.Name) -> NoReturn:
@@ -224,7 +224,7 @@ def _fail_same(ctx: Context, scope: Scope, expr: ast.StageExpr, operand: Value, 
         "CP0302",
         f"`{expr.operand.text}` does not vary over `{axis.text}`, so there is nothing to {expr.kind}",
         axis.span,
-        described(operand),
+        operand,
         remedy,
     )
 
@@ -237,6 +237,6 @@ def _check_cut_last(ctx: Context, expr: ast.StageExpr, operand: Value) -> None:
             f"`{expr.operand.text}` was cut over {listed(split)} in this order, "
             f"so `{split[-1]}` is gathered first",
             axis.span,
-            described(operand),
+            operand,
             "gather in the opposite order: the last cut first",
         )

@@ -16,6 +16,7 @@ from commplan.ir.types import Placement, Type
 
 T = TypeVar("T")
 Word = TypeVar("Word", bound=str)
+Remark = Note | str | Value | Axis | Fn
 MOST_ERRORS = 1000
 MOST_GUESSES = 100
 MOST_COMPARED = 500
@@ -58,23 +59,21 @@ class Context:
         self._guesses = MOST_GUESSES
 
     def error(
-        self, code: str, message: str, span: Span, *notes: Note | str | None, fix: Fix | None = None
+        self, code: str, message: str, span: Span, *notes: Remark | None, fix: Fix | None = None
     ) -> None:
-        """Record one mistake; each of `notes` is a remark, with its place where it has one."""
+        """Record one mistake; None, so that a check which makes a value can end with it.
+
+        notes: remarks, in words or with their place. A value is described; a fn or an axis is pointed at.
+        """
         if len(self.diagnostics) >= MOST_ERRORS:
             message = f"more than {MOST_ERRORS} errors; the rest of the plan is not checked"
             self.diagnostics.append(Diagnostic("CP0013", message, span, file=self.file))
             raise GiveUp
-        remarks = tuple(Note(note) if isinstance(note, str) else note for note in notes if note)
+        remarks = tuple(_note(note) for note in notes if note)
         self.diagnostics.append(Diagnostic(code, message, span, remarks, fix, file=self.file))
 
     def refuse(
-        self,
-        code: str,
-        broken: Violation | None,
-        span: Span,
-        *notes: Note | str | None,
-        fix: Fix | None = None,
+        self, code: str, broken: Violation | None, span: Span, *notes: Remark | None, fix: Fix | None = None
     ) -> bool:
         """Whether a rule is broken; then that is reported, `notes` before its own remarks."""
         if broken is not None:
@@ -82,13 +81,13 @@ class Context:
         return broken is not None
 
     def fail(
-        self, code: str, message: str, span: Span, *notes: Note | str | None, fix: Fix | None = None
+        self, code: str, message: str, span: Span, *notes: Remark | None, fix: Fix | None = None
     ) -> NoReturn:
         """Record a mistake that ends the check of its statement."""
         self.error(code, message, span, *notes, fix=fix)
         raise MistakeError
 
-    def require(self, code: str, broken: Violation | None, span: Span, *notes: Note | str | None) -> None:
+    def require(self, code: str, broken: Violation | None, span: Span, *notes: Remark | None) -> None:
         """End the check of a statement where a rule is broken; see `refuse`."""
         if self.refuse(code, broken, span, *notes):
             raise MistakeError
@@ -182,9 +181,22 @@ class Context:
         return tuple(axis.name for axis in self.axes.values() if axis.kind is AxisKind.REPLICA)
 
 
-def described(value: Value) -> Note:
-    """A remark that says what a value is, at the place where it was made."""
-    return Note(f"`{value.name}` is {value.type}, {value.placement}", value.span)
+def _note(remark: Remark) -> Note:
+    match remark:
+        case Value():
+            return Note(f"`{remark.name}` is {remark.type}, {remark.placement}", remark.span)
+        case Axis() | Fn():
+            return Note(f"`{remark.name}` is declared here", remark.span)
+        case str():
+            return Note(remark)
+        case Note():
+            return remark
+
+
+def all_known(items: Sequence[T | None]) -> tuple[T, ...] | None:
+    """The items, or None where one of them is in error."""
+    known = tuple(item for item in items if item is not None)
+    return known if len(known) == len(items) else None
 
 
 def is_scalar(type_: Type) -> bool:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-from commplan.diagnostics import Fix, Note, listed
+from commplan.diagnostics import Fix, listed
 from commplan.dsl import ast
-from commplan.dsl.check.context import Context
+from commplan.dsl.check.context import Context, all_known
 from commplan.dsl.check.numbers import integer
 from commplan.dsl.check.options import hints
 from commplan.dsl.check.placements import resolve_axes
@@ -103,19 +103,18 @@ def _clock(ctx: Context, batch: ast.Batch) -> tuple[str, ...] | None:
     members = resolve_axes(ctx, (batch.over,), (AxisKind.ENSEMBLE,), "an ensemble")
     if members is None:
         return None
-    declared = Note(f"`{members[0]}` is declared here", ctx.axes[members[0]].span)
+    declared = ctx.axes[members[0]]
     broken = rules.member_batches(batch.sizes, members[0], ctx.size)
     return None if ctx.refuse("CP0417", broken, batch.span, declared) else members
 
 
 def _batch(ctx: Context, expr: ast.LoadExpr, split: tuple[str, ...] | None) -> tuple[int, ...] | None:
-    sizes = [integer(ctx, number, "a batch size") for number in expr.batch.sizes]
-    known = tuple(size for size in sizes if size is not None)
-    if len(known) != len(sizes):
+    sizes = all_known([integer(ctx, number, "a batch size") for number in expr.batch.sizes])
+    if sizes is None:
         return None
-    broken = rules.even_batch(known, split or (), ctx.size)
+    broken = rules.even_batch(sizes, split or (), ctx.size)
     span = expr.batch.sizes[broken.at].span if broken else expr.batch.span
-    return None if ctx.refuse("CP0415", broken, span) else known
+    return None if ctx.refuse("CP0415", broken, span) else sizes
 
 
 def _visit(ctx: Context, expr: ast.LoadExpr) -> Visit | None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NoReturn
 
-from commplan.diagnostics import Note, listed
+from commplan.diagnostics import listed
 from commplan.dsl import ast
-from commplan.dsl.check.context import Context, described, is_scalar
+from commplan.dsl.check.context import Context, is_scalar
 from commplan.dsl.check.options import hints
 from commplan.dsl.check.placements import resolve_axes, status
 from commplan.dsl.check.scope import Scope
@@ -30,7 +30,7 @@ def check_map(ctx: Context, scope: Scope, statement: ast.StageStmt, expr: ast.Ma
             "CP0213",
             f"`{fn.name}` is not random, so it differs between members only where its operands do",
             expr.per[0].span,
-            Note(f"`{fn.name}` is declared here", fn.span),
+            fn,
             "leave `per` out, or declare the fn `random` if it draws numbers",
         )
     if operands is None or per is None or not _types_match(ctx, expr.operands, operands, fn):
@@ -64,7 +64,7 @@ def find_fn(ctx: Context, name: ast.Name) -> Fn | None:
 
 
 def _check_arity(ctx: Context, statement: ast.StageStmt, expr: ast.MapExpr, fn: Fn) -> None:
-    declared = Note(f"`{fn.name}` is declared here", fn.span)
+    declared = fn
     taken = rules.takes(fn.name, len(fn.operands), len(expr.operands))
     given = rules.gives(fn.name, len(fn.results), len(statement.targets))
     names = statement.targets[0].span.to(statement.targets[-1].span)
@@ -81,20 +81,14 @@ def _types_match(ctx: Context, names: Sequence[ast.Name], operands: Sequence[Val
                 "CP0210",
                 f"`{fn.name}` runs on the host and takes loaded values only, found `{name.text}`",
                 name.span,
-                described(value),
+                value,
                 "a value is loaded from its `load` on, through host fns and `share`",
             )
             sound = False
             continue
         element = type_.element if isinstance(type_, RecordsType) else type_
         if element != expected:
-            ctx.error(
-                "CP0209",
-                f"`{fn.name}` takes {expected} here, found {element}",
-                name.span,
-                described(value),
-                Note(f"`{fn.name}` is declared here", fn.span),
-            )
+            ctx.error("CP0209", f"`{fn.name}` takes {expected} here, found {element}", name.span, value, fn)
             sound = False
     return sound
 
@@ -111,8 +105,8 @@ def _check_batches(ctx: Context, expr: ast.MapExpr, operands: Sequence[Value]) -
                 "CP0211",
                 f"`{name.text}` and `{first.name}` are batches of different sizes",
                 name.span,
-                described(value),
-                described(first),
+                value,
+                first,
                 "a fn on loaded values is applied record by record",
             )
 
@@ -152,7 +146,7 @@ def _combined(ctx: Context, fn: Fn, names: Sequence[ast.Name], operands: Sequenc
                 "CP0319",
                 f"`{name.text}` differs over {listed(both)}, where another operand is split",
                 name.span,
-                described(value),
+                value,
                 "each shard would be computed with another value, and would be a shard of nothing",
             )
     per = ctx.ordered(axis for value in operands for axis in value.placement.per)
@@ -174,8 +168,8 @@ def _check_partial(ctx: Context, fn: Fn, pairs: Pairs) -> None:
             "CP0303",
             f"`{name.text}` is partial over {listed(value.placement.partial)}, and `{fn.name}` is not linear",
             name.span,
-            described(value),
-            Note(f"`{fn.name}` is declared here", fn.span),
+            value,
+            fn,
             "reduce the value first; a fn that commutes with the sum can be declared `linear`",
         )
     for other_name, other in pairs:
@@ -189,8 +183,8 @@ def _check_partial(ctx: Context, fn: Fn, pairs: Pairs) -> None:
                 f"`{lacks.text}` is {status(lacking.placement, axis)} over `{axis}`, where another "
                 "operand is partial",
                 lacks.span,
-                described(value),
-                described(other),
+                value,
+                other,
                 "terms of a sum combine with terms of the same sum only: reduce first",
             )
 
@@ -207,8 +201,8 @@ def _check_split(ctx: Context, fn: Fn, pairs: Pairs) -> None:
             f"`{name.text}` is split over {listed(value.placement.split)}, and `{fn.name}` is not "
             "elementwise",
             name.span,
-            described(value),
-            Note(f"`{fn.name}` is declared here", fn.span),
+            value,
+            fn,
             "a shard would give another result than the whole (a norm, for one): gather it first, or "
             "declare the fn `elementwise` if it works on each element for itself",
         )
@@ -225,8 +219,8 @@ def _fail_lists(ctx: Context, name: ast.Name, value: Value, other: Value, *, who
         "CP0306",
         f"`{name.text}` and `{other.name}` are not cut alike",
         name.span,
-        described(value),
-        described(other),
+        value,
+        other,
         f"`{other.name}` is records and `{name.text}` is a whole value: gather it first"
         if whole
         else "operands of one fn are split over the same axes in the same order, scalars apart",
@@ -241,6 +235,6 @@ def _check_place(ctx: Context, pairs: Pairs) -> None:
                 "CP0318",
                 f"`{misplaced.text}` lives on `{other.placement.server}`, and the other operands do not",
                 misplaced.span,
-                described(other),
+                other,
                 "only `exchange` and `elastic` bring servers and workers together",
             )

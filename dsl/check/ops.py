@@ -8,7 +8,7 @@ import msgspec
 
 from commplan.diagnostics import Span, listed
 from commplan.dsl import ast
-from commplan.dsl.check.context import Context, described, is_scalar
+from commplan.dsl.check.context import Context, is_scalar
 from commplan.dsl.check.numbers import written
 from commplan.dsl.check.scope import Scope
 from commplan.ir.plan import Reduction, Value
@@ -80,17 +80,14 @@ def _weighted(
         return None
     if not _is_number(weight.type):
         return ctx.error(
-            "CP0407",
-            f"the weight is a numeric scalar, found {weight.type}",
-            first.value.span,
-            described(weight),
+            "CP0407", f"the weight is a numeric scalar, found {weight.type}", first.value.span, weight
         )
     if isinstance(weight.type, ArrayType) and weight.type.dtype is DType.U8:
         return ctx.error(
             "CP0407",
             "the weights are added, and a sum of u8 wraps around at 256",
             first.value.span,
-            described(weight),
+            weight,
             "declare it i32 or f32",
         )
     return WrittenReduction(Reduction("mean", weight.id), call.span, weight)
@@ -103,7 +100,7 @@ def _is_number(type_: Type) -> bool:
 def check_operand(ctx: Context, by: WrittenReduction, operand: Value) -> None:
     """The operand's type and placement suit the operator."""
     if isinstance(operand.type, ArrayType):
-        dtype, name, note = operand.type.dtype, f"`{operand.name}`", described(operand)
+        dtype, name, note = operand.type.dtype, f"`{operand.name}`", operand
         ctx.require("CP0408", rules.numbers(by.op.name, dtype, name), by.span, note)
         ctx.require("CP0406", rules.floats(by.op.name, dtype, name), by.span, note)
     if by.weight is not None:
@@ -119,17 +116,17 @@ def check_scalar(
             code,
             f"{role} is `{scalar.name}`, partial over {listed(scalar.placement.partial)}",
             span,
-            described(scalar),
+            scalar,
             "reduce it first, or declare it `per` if it is each rank's own number",
         )
     if scalar.placement.server is not None:
-        ctx.fail(code, f"{role} is `{scalar.name}`, which lives on a server", span, described(scalar))
+        ctx.fail(code, f"{role} is `{scalar.name}`, which lives on a server", span, scalar)
     more = [axis for axis in scalar.placement.varying if not operand.placement.varies(axis)]
     if more:
         ctx.fail(
             code,
             f"{role} is `{scalar.name}`, which varies over {listed(more)}, where `{operand.name}` does not",
             span,
-            described(scalar),
-            described(operand),
+            scalar,
+            operand,
         )

@@ -7,7 +7,7 @@ from itertools import chain
 
 from commplan.diagnostics import Fix, Note, Span, listed
 from commplan.dsl import ast
-from commplan.dsl.check.context import Context, described
+from commplan.dsl.check.context import Context, all_known
 from commplan.ir.plan import AxisKind, Binding, Ref, Stage, Value
 from commplan.ir.types import BytesType, Placement, RecordsType, Type
 
@@ -58,9 +58,7 @@ class Scope:
 
     def operands(self, names: Sequence[ast.Name]) -> tuple[Value, ...] | None:
         """The values of all `names`, or None where one is in error."""
-        values = [self.operand(name) for name in names]
-        known = tuple(value for value in values if value is not None)
-        return known if len(known) == len(values) else None
+        return all_known([self.operand(name) for name in names])
 
     def _report_unbound(self, name: ast.Name) -> None:
         text = name.text
@@ -208,7 +206,7 @@ class Scope:
                 "CP0507",
                 f"the output `{name.text}` is still partial over {listed(value.placement.partial)}",
                 name.span,
-                described(value),
+                value,
                 "reduce it first: outside its phase an unreduced term means nothing",
             )
             return False
@@ -217,7 +215,7 @@ class Scope:
                 "CP0508",
                 f"the output `{name.text}` is `bytes`",
                 name.span,
-                described(value),
+                value,
                 "records of variable length have no shape: decode them with a fn on the host first",
             )
             return False

@@ -10,7 +10,7 @@ import msgspec
 from commplan.diagnostics import Note, Span, listed, plural
 from commplan.dsl import ast
 from commplan.dsl.check.axes import check_on_workers, stage_axes
-from commplan.dsl.check.context import Context, described, is_scalar
+from commplan.dsl.check.context import Context, is_scalar
 from commplan.dsl.check.maps import find_fn
 from commplan.dsl.check.numbers import written
 from commplan.dsl.check.ops import check_operand, check_scalar, sum_or_mean
@@ -115,7 +115,7 @@ def _check_lies(
         if actual != wanted:
             reason, *fix = (text.format(axis.text) for text in why)
             message = f"`{name.text}` is {actual} over `{axis.text}`, and {reason}"
-            ctx.fail(OTHERWISE[actual], message, axis.span, described(value), *fix)
+            ctx.fail(OTHERWISE[actual], message, axis.span, value, *fix)
 
 
 def _check_terms(ctx: Context, expr: ast.ExchangeExpr, gradient: Value, over: tuple[str, ...]) -> None:
@@ -129,7 +129,7 @@ def _check_terms(ctx: Context, expr: ast.ExchangeExpr, gradient: Value, over: tu
             "CP0303" if left[0] in gradient.placement.partial else "CP0314",
             f"`{expr.gradient.text}` would stay {status(gradient.placement, left[0])} over `{left[0]}`",
             expr.gradient.span,
-            described(gradient),
+            gradient,
             f"the update needs whole values: add `{left[0]}` to the axes of the exchange"
             if left[0] in gradient.placement.partial
             else "the update needs whole values: gather it first",
@@ -143,7 +143,7 @@ def _check_states(
     broken = rules.one_home([(state.name, state.placement.server) for state in states])
     if broken is not None:
         index = broken.at
-        notes = described(states[index]), described(states[0])
+        notes = states[index], states[0]
         ctx.require("CP0424", broken, expr.states[index].span, *notes)
     for name, state in zip(expr.states, states, strict=True):
         spread = [axis for axis in state.placement.varying if axis in over] or [*state.placement.split]
@@ -153,14 +153,14 @@ def _check_states(
                 f"`{name.text}` is {status(state.placement, spread[0])} over `{spread[0]}`, and all ranks "
                 "of an exchange get the same state",
                 name.span,
-                described(state),
+                state,
                 f"declare it without `{spread[0]}`: the compiler divides the work among owners by itself",
             )
 
 
 def _check_fn(ctx: Context, expr: ast.ExchangeExpr, fn: Fn, states: Sequence[Value], gradient: Value) -> None:
     """`FN(w [, m], g) -> w [, m]`, elementwise and on the device."""
-    declared = Note(f"`{fn.name}` is declared here", fn.span)
+    declared = fn
     values = (*states, gradient)
     known = Note(f"the exchange gives {listed(value.name for value in values)}")
     taken = rules.takes(fn.name, len(fn.operands), len(values))
@@ -172,11 +172,7 @@ def _check_fn(ctx: Context, expr: ast.ExchangeExpr, fn: Fn, states: Sequence[Val
     for name, value, type_ in zip((*expr.states, expr.gradient), values, fn.operands, strict=True):
         if value.type != type_:
             ctx.fail(
-                "CP0209",
-                f"`{fn.name}` takes {type_} here, found {value.type}",
-                name.span,
-                described(value),
-                declared,
+                "CP0209", f"`{fn.name}` takes {type_} here, found {value.type}", name.span, value, declared
             )
 
 
@@ -278,10 +274,7 @@ def _coefficient(ctx: Context, scope: Scope, value: ast.Name | ast.Number, key: 
         return None
     if not isinstance(scalar.type, ArrayType) or not is_scalar(scalar.type) or not scalar.type.dtype.is_float:
         return ctx.error(
-            "CP0425",
-            f"`{key}` is a number or a float scalar, found {scalar.type}",
-            value.span,
-            described(scalar),
+            "CP0425", f"`{key}` is a number or a float scalar, found {scalar.type}", value.span, scalar
         )
     return Coefficient(scalar.id, value.span, scalar)
 
@@ -290,13 +283,13 @@ def _check_replicas(ctx: Context, expr: ast.ElasticExpr, operand: Value) -> None
     check_on_workers(ctx, expr.operand, operand, "elastic")
     if isinstance(operand.type, ArrayType):
         broken = rules.floats("elastic", operand.type.dtype, f"`{operand.name}`")
-        ctx.require("CP0406", broken, expr.operand.span, described(operand))
+        ctx.require("CP0406", broken, expr.operand.span, operand)
     why = "elastic averaging is for workers that have weights of their own"
     _check_lies(ctx, expr.operand, operand, expr.over, "per", why, "declare it `per {}`")
     if operand.placement.partial:
         ctx.fail(
             "CP0303", f"`{expr.operand.text}` is partial over {listed(operand.placement.partial)}",
-            expr.operand.span, described(operand), "reduce it first",
+            expr.operand.span, operand, "reduce it first",
         )  # fmt: skip
 
 
@@ -310,11 +303,11 @@ def _check_center(
 ) -> None:
     name = expr.center
     home = rules.center_home(mode, name.text, center.placement.server) if mode else None
-    ctx.require("CP0427", home, name.span, described(center))
+    ctx.require("CP0427", home, name.span, center)
     if center.type != operand.type:
         ctx.fail(
             "CP0428", f"the centre is {center.type}, and `{expr.operand.text}` is {operand.type}", name.span,
-            described(center), described(operand),
+            center, operand,
         )  # fmt: skip
     expected = operand.placement.same_over(over)
     given = Placement(center.placement.per, center.placement.partial, center.placement.split)
@@ -324,6 +317,6 @@ def _check_center(
             f"the centre is placed `{given}`, expected `{expected}`: as `{expr.operand.text}`, but the same "
             f"over {listed(over)}",
             name.span,
-            described(center),
-            described(operand),
+            center,
+            operand,
         )

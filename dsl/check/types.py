@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 from commplan.diagnostics import Fix, listed
 from commplan.dsl import ast
-from commplan.dsl.check.context import Context
+from commplan.dsl.check.context import Context, all_known
 from commplan.dsl.check.numbers import integer
 from commplan.ir.plan import Fn
 from commplan.ir.types import ArrayType, BytesType, DType, Element, TreeType
@@ -40,23 +40,19 @@ def element_type(ctx: Context, expr: ast.TypeExpr) -> Element | None:
         if expr.dims is not None:
             return ctx.error("CP0202", f"`{name}` has no dimensions", expr.span, "only arrays have")
         return BytesType() if name == "bytes" else TreeType()
-    dims = [integer(ctx, dim, "a dimension", code="CP0202") for dim in expr.dims or ()]
-    known = tuple(dim for dim in dims if dim is not None)
-    return ArrayType(DType(name), known) if len(known) == len(dims) else None
+    dims = all_known([integer(ctx, dim, "a dimension", code="CP0202") for dim in expr.dims or ()])
+    return None if dims is None else ArrayType(DType(name), dims)
 
 
 def declare_fn(ctx: Context, decl: ast.FnDecl) -> Fn | None:
     """The function that was declared, or None with the errors reported."""
     where = _where(ctx, decl)
     flags = _flags(ctx, decl)
-    operands = [element_type(ctx, expr) for expr in decl.operands]
-    results = [element_type(ctx, expr) for expr in decl.results]
-    known_operands = tuple(type_ for type_ in operands if type_ is not None)
-    known_results = tuple(type_ for type_ in results if type_ is not None)
-    whole = len(known_operands) == len(operands) and len(known_results) == len(results)
-    if where is None or flags is None or not whole:
+    operands = all_known([element_type(ctx, expr) for expr in decl.operands])
+    results = all_known([element_type(ctx, expr) for expr in decl.results])
+    if where is None or flags is None or operands is None or results is None:
         return None
-    fn = Fn(decl.name.text, known_operands, known_results, where, decl.name.span, *flags)
+    fn = Fn(decl.name.text, operands, results, where, decl.name.span, *flags)
     sound = _bytes_stay_on_host(ctx, decl, fn) and _elementwise_shapes(ctx, decl, fn)
     if where == "host" and not decl.operands:
         return ctx.error(
