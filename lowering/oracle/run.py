@@ -126,10 +126,13 @@ class Oracle:
             return self._map(op, values, env, place)
         if isinstance(op, ir.Share):  # it pins how sameness is made, and changes no value
             return {op.result: env[op.operand]}
-        run = ops.OPS.get(type(op))
+        if isinstance(op, ir.Collective):
+            return {op.result: ops.collective(op, values, env, self.grid)}
+        run = ops.LOCAL.get(type(op))
         if run is None or (isinstance(op, ir.Elastic) and op.mode != "sync"):
             self._refuse(op)
-        return {ir.results(op)[0]: run(op, values, env, self.grid)}
+        held = {rank: run(op, ops.View(values, env, self.grid, rank)) for rank in self.grid.ranks}
+        return {ir.results(op)[0]: held}
 
     def _refuse(self, op: ir.Op) -> NoReturn:
         if isinstance(op, ir.Read):
