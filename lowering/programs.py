@@ -62,11 +62,9 @@ def levels(
     if len(axes) == 1 and axes[0] not in names:
         ranks = {each.level: each.count for each in reversed(spread.get(axes[0], ()))}
     if sorted(names) != sorted(ranks) or math.prod(ranks.values()) != ways:
-        fail(
-            "CP0821",
-            f"`via {algorithm}` does not cut the {ways} ranks of {', '.join(axes)} into levels",
-            f"there are: {', '.join(f'{name} of {count}' for name, count in ranks.items()) or 'none'}",
-        )
+        message = f"`via {algorithm}` does not cut the {ways} ranks of {', '.join(axes)} into levels"
+        note = f"there are: {', '.join(f'{name} of {count}' for name, count in ranks.items()) or 'none'}"
+        fail("CP0821", message, note)
     strides = dict[str, int]()
     for name in reversed(ranks):
         strides[name] = math.prod(ranks[later] for later in strides)

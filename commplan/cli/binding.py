@@ -86,12 +86,8 @@ def read_shapes(path: str, console: Console) -> dict[str, Any]:
     except RecursionError:
         fail("CP1103", "the shapes are nested too deep", "trees this deep cannot be read", file=path)
     if not isinstance(shapes, dict):
-        fail(
-            "CP1103",
-            f"the shapes are a JSON {_json_kind(shapes)}: expected an object",
-            'such as {"params": {"w": {"shape": [3, 4], "dtype": "f32"}}}',
-            file=path,
-        )
+        message = f"the shapes are a JSON {_json_kind(shapes)}: expected an object"
+        fail("CP1103", message, 'such as {"params": {"w": {"shape": [3, 4], "dtype": "f32"}}}', file=path)
     return {str(name): tree for name, tree in shapes.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
 
 

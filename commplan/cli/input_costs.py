@@ -32,11 +32,8 @@ def run(arguments: Namespace, console: Console) -> int:
     if any(os.environ.get(name, "0") != "0" for name in RANKS):
         return 0  # one measures for all
     if arguments.file is None or not arguments.source:
-        fail(
-            "CP0770",
-            "the input of a plan is measured with the plan and its sources",
-            "commplan calibrate PLAN --source NAME=PATH --fn NAME=MODULE:FUNCTION -o OUT",
-        )
+        message = "the input of a plan is measured with the plan and its sources"
+        fail("CP0770", message, "commplan calibrate PLAN --source NAME=PATH --fn NAME=MODULE:FUNCTION -o OUT")
     exists = arguments.output != STDIN and Path(arguments.output).exists()
     old = (
         load_calibration(arguments.output) if exists else None

@@ -79,12 +79,9 @@ def _scaled(plan: Plan, ranks: int, sizes: Iterable[tuple[str, int]]) -> Plan:
         fail("CP0754", "--ranks needs the sizes of all axes but the first", "give them with --axis NAME=N")
     inside = math.prod(size for size in others if size is not None)
     if ranks % inside:
-        fail(
-            "CP0754",
-            f"{ranks} ranks cannot be laid out: the other axes of plan `{plan.name}` have {inside}",
-            f"give a multiple of {inside}, or their sizes with --axis NAME=N",
-            file=plan.file,
-        )
+        message = f"{ranks} ranks cannot be laid out: the other axes of plan `{plan.name}` have {inside}"
+        note = f"give a multiple of {inside}, or their sizes with --axis NAME=N"
+        fail("CP0754", message, note, file=plan.file)
     longer = msgspec.structs.replace(first, size=ranks // inside)
     return msgspec.structs.replace(plan, axes=tuple(longer if a is first else a for a in plan.axes))
 

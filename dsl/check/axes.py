@@ -64,12 +64,9 @@ def _worker_axes(ctx: Context, expr: ast.StageExpr) -> tuple[str, ...] | None:
         return None
     if len(axes) == 1 or expr.kind == "broadcast":
         return axes
-    return ctx.error(
-        "CP0410",
-        f"`{expr.kind}` takes one axis, found {len(axes)}",
-        expr.over[1].span.to(expr.over[-1].span),
-        f"write one `{expr.kind}` for each axis, in the order in which they cut",
-    )
+    message = f"`{expr.kind}` takes one axis, found {len(axes)}"
+    note = f"write one `{expr.kind}` for each axis, in the order in which they cut"
+    return ctx.error("CP0410", message, expr.over[1].span.to(expr.over[-1].span), note)
 
 
 def stage_axes(ctx: Context, names: Sequence[ast.Name], stage: str) -> tuple[str, ...] | None:
@@ -77,12 +74,8 @@ def stage_axes(ctx: Context, names: Sequence[ast.Name], stage: str) -> tuple[str
     axes = resolve_axes(ctx, names, _ANY, f"an axis to {stage} over")
     for name in names if axes is not None else ():
         if ctx.axes[name.text].kind is AxisKind.ENSEMBLE:
-            return ctx.error(
-                "CP0309",
-                f"`{stage}` cannot cross the ensemble `{name.text}`",
-                name.span,
-                "members are networks of their own: only `reduce ... across` and `share` cross an ensemble",
-            )
+            note = "members are networks of their own: only `reduce ... across` and `share` cross an ensemble"
+            return ctx.error("CP0309", f"`{stage}` cannot cross the ensemble `{name.text}`", name.span, note)
     return axes
 
 
@@ -117,13 +110,9 @@ def check_on_workers(ctx: Context, name: ast.Name, value: Value, stage: str) -> 
             "records are on the host: `map`, `share` and `output` take them; a fn on the device makes arrays",
         )
     if value.placement.server is not None:
-        ctx.fail(
-            "CP0318",
-            f"`{name.text}` lives on `{value.placement.server}`, out of reach of `{stage}`",
-            name.span,
-            value,
-            "only `exchange` and `elastic` bring servers and workers together",
-        )
+        message = f"`{name.text}` lives on `{value.placement.server}`, out of reach of `{stage}`"
+        note = "only `exchange` and `elastic` bring servers and workers together"
+        ctx.fail("CP0318", message, name.span, value, note)
 
 
 def axis_span(expr_axes: Sequence[ast.Name], axis: str) -> Span:

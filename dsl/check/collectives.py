@@ -42,11 +42,9 @@ def check_collective(
     check_accumulation(ctx, expr.via, by and by.op.name, via, options, operand)
     root = _root(ctx, expr, over)
     if expr.kind == "share" and expr.via is None:
-        ctx.error(
-            "CP0402", "the share does not say how", expr.span,
-            f"add `via` with {listed(carrying('share'), 'or')}",
-            "without a `share` the compiler chooses",
-        )  # fmt: skip
+        message = "the share does not say how"
+        note = "without a `share` the compiler chooses"
+        ctx.error("CP0402", message, expr.span, f"add `via` with {listed(carrying('share'), 'or')}", note)
     if operand is None or over is None or root is None:
         return None
     _check_placement(ctx, scope, expr, operand, by)
@@ -81,18 +79,11 @@ def _well_formed(ctx: Context, statement: ast.StageStmt, expr: ast.StageExpr) ->
     if expr.root is not None and expr.kind != "broadcast":
         ctx.error("CP0403", f"`{expr.kind}` takes no `from`", expr.root.span, "only `broadcast` has a root")
     if expr.by is not None and expr.kind not in ("reduce", "scatter"):
-        ctx.error(
-            "CP0403",
-            f"`{expr.kind}` takes no `by`",
-            expr.by.span,
-            "it combines nothing: `reduce` and `scatter` do",
-        )
+        message = f"`{expr.kind}` takes no `by`"
+        ctx.error("CP0403", message, expr.by.span, "it combines nothing: `reduce` and `scatter` do")
     if len(statement.targets) > 1:
-        ctx.error(
-            "CP0401",
-            f"`{expr.kind}` gives one value, found {len(statement.targets)} names for it",
-            statement.targets[1].span.to(statement.targets[-1].span),
-        )
+        message = f"`{expr.kind}` gives one value, found {len(statement.targets)} names for it"
+        ctx.error("CP0401", message, statement.targets[1].span.to(statement.targets[-1].span))
     return len(ctx.diagnostics) == before
 
 
@@ -208,25 +199,16 @@ def _fail_same(ctx: Context, scope: Scope, expr: ast.StageExpr, operand: Value, 
     """A collective along an axis on which nothing varies: reduced before, or never different."""
     reduced_at = scope.made_same.get(operand.id, {}).get(axis.text)
     if reduced_at is not None:
-        ctx.fail(
-            "CP0301",
-            f"`{expr.operand.text}` is already the same over `{axis.text}`",
-            axis.span,
-            Note("it was made so here", reduced_at),
-            f"leave this `{expr.kind}` out",
-        )
+        message = f"`{expr.operand.text}` is already the same over `{axis.text}`"
+        note = f"leave this `{expr.kind}` out"
+        ctx.fail("CP0301", message, axis.span, Note("it was made so here", reduced_at), note)
     remedy = (
         f"if each rank has its own, declare it `per {axis.text}`; a term of a sum is `partial {axis.text}`"
     )
     if expr.kind == "gather":
         remedy = f"if it is cut over `{axis.text}`, declare it `split {axis.text}`"
-    ctx.fail(
-        "CP0302",
-        f"`{expr.operand.text}` does not vary over `{axis.text}`, so there is nothing to {expr.kind}",
-        axis.span,
-        operand,
-        remedy,
-    )
+    message = f"`{expr.operand.text}` does not vary over `{axis.text}`, so there is nothing to {expr.kind}"
+    ctx.fail("CP0302", message, axis.span, operand, remedy)
 
 
 def _check_cut_last(ctx: Context, expr: ast.StageExpr, operand: Value) -> None:

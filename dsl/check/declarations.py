@@ -55,12 +55,8 @@ def _declare_name(ctx: Context, item: ast.Decl) -> None:
         ctx.declared[name.text] = (kind, name.span)
         return
     first, span = ctx.declared[name.text]
-    ctx.error(
-        "CP0101",
-        f"`{name.text}` is declared twice",
-        name.span,
-        Note(f"`{name.text}` is already {first}, declared here", span),
-    )
+    message = f"`{name.text}` is declared twice"
+    ctx.error("CP0101", message, name.span, Note(f"`{name.text}` is already {first}, declared here", span))
     ctx.unknown.add(name.text)
 
 
@@ -87,12 +83,9 @@ def _declare_value(ctx: Context, decl: ast.InputDecl | ast.StateDecl) -> None:
     is_state = isinstance(decl, ast.StateDecl)
     type_: Type | None = element_type(ctx, decl.type)
     if isinstance(type_, BytesType):
-        ctx.error(
-            "CP0206",
-            f"{'a state' if is_state else 'an input'} cannot be `bytes`",
-            decl.type.span,
-            "records of variable length come from a source, and a fn on the host turns them into arrays",
-        )
+        message = f"{'a state' if is_state else 'an input'} cannot be `bytes`"
+        note = "records of variable length come from a source, and a fn on the host turns them into arrays"
+        ctx.error("CP0206", message, decl.type.span, note)
         type_ = None
     placement = declared_placement(ctx, decl.placement, type_, decl.type.span)
     if isinstance(decl, ast.StateDecl) and placement is not None:
@@ -109,12 +102,8 @@ def _declare_value(ctx: Context, decl: ast.InputDecl | ast.StateDecl) -> None:
 def _state_placement(ctx: Context, decl: ast.StateDecl, placement: Placement) -> Placement | None:
     if placement.partial:
         item = next(item for item in decl.placement if item.kind == "partial")
-        return ctx.error(
-            "CP0511",
-            f"the state `{decl.name.text}` cannot be partial",
-            item.span,
-            "a state outlives its phase, and an unreduced term may not: reduce it first",
-        )
+        note = "a state outlives its phase, and an unreduced term may not: reduce it first"
+        return ctx.error("CP0511", f"the state `{decl.name.text}` cannot be partial", item.span, note)
     if decl.server is None:
         return placement
     servers = {name: name for name, axis in ctx.axes.items() if axis.kind is AxisKind.SERVER}

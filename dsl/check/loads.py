@@ -41,12 +41,8 @@ def check_load(ctx: Context, scope: Scope, statement: ast.StageStmt, expr: ast.L
         )
     given = len(statement.targets)
     if given > 2:
-        ctx.fail(
-            "CP0401",
-            f"`load` gives records and, if wanted, their count, found {given} names",
-            statement.targets[2].span,
-            "write `x = load ...` or `x, n = load ...`",
-        )
+        message = f"`load` gives records and, if wanted, their count, found {given} names"
+        ctx.fail("CP0401", message, statement.targets[2].span, "write `x = load ...` or `x, n = load ...`")
     if source is None or split is None or per is None or clock is None or batch is None:
         return None
     if visit is None or tail is None or seed is None:
@@ -81,12 +77,9 @@ def _split(ctx: Context, expr: ast.LoadExpr) -> tuple[str, ...] | None:
     axes = ctx.replica_axes()
     if len(axes) <= 1:
         return axes
-    return ctx.error(
-        "CP0416",
-        f"the load does not say over which of {listed(axes)} its records are split",
-        expr.span,
-        f"add `split {', '.join(axes)}`, major first, or a part of it",
-    )
+    message = f"the load does not say over which of {listed(axes)} its records are split"
+    note = f"add `split {', '.join(axes)}`, major first, or a part of it"
+    return ctx.error("CP0416", message, expr.span, note)
 
 
 def _clock(ctx: Context, batch: ast.Batch) -> tuple[str, ...] | None:
@@ -94,12 +87,9 @@ def _clock(ctx: Context, batch: ast.Batch) -> tuple[str, ...] | None:
     if batch.over is None:
         if len(batch.sizes) == 1:
             return ()
-        return ctx.error(
-            "CP0417",
-            "several batch sizes, but no ensemble whose members they belong to",
-            batch.span,
-            "write `batch [32, 64] over MEMBER`, one size per member, or one size for all",
-        )
+        message = "several batch sizes, but no ensemble whose members they belong to"
+        note = "write `batch [32, 64] over MEMBER`, one size per member, or one size for all"
+        return ctx.error("CP0417", message, batch.span, note)
     members = resolve_axes(ctx, (batch.over,), (AxisKind.ENSEMBLE,), "an ensemble")
     if members is None:
         return None

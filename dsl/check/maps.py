@@ -26,13 +26,9 @@ def check_map(ctx: Context, scope: Scope, statement: ast.StageStmt, expr: ast.Ma
         return None
     _check_arity(ctx, statement, expr, fn)
     if per and not fn.random:
-        ctx.fail(
-            "CP0213",
-            f"`{fn.name}` is not random, so it differs between members only where its operands do",
-            expr.per[0].span,
-            fn,
-            "leave `per` out, or declare the fn `random` if it draws numbers",
-        )
+        message = f"`{fn.name}` is not random, so it differs between members only where its operands do"
+        note = "leave `per` out, or declare the fn `random` if it draws numbers"
+        ctx.fail("CP0213", message, expr.per[0].span, fn, note)
     if operands is None or per is None or not _types_match(ctx, expr.operands, operands, fn):
         return None
     loaded = [value for value in operands if isinstance(value.type, RecordsType)]
@@ -77,13 +73,9 @@ def _types_match(ctx: Context, names: Sequence[ast.Name], operands: Sequence[Val
     for name, value, expected in zip(names, operands, fn.operands, strict=True):
         type_ = value.type
         if fn.where == "host" and not isinstance(type_, RecordsType):
-            ctx.error(
-                "CP0210",
-                f"`{fn.name}` runs on the host and takes loaded values only, found `{name.text}`",
-                name.span,
-                value,
-                "a value is loaded from its `load` on, through host fns and `share`",
-            )
+            message = f"`{fn.name}` runs on the host and takes loaded values only, found `{name.text}`"
+            note = "a value is loaded from its `load` on, through host fns and `share`"
+            ctx.error("CP0210", message, name.span, value, note)
             sound = False
             continue
         element = type_.element if isinstance(type_, RecordsType) else type_
@@ -101,14 +93,9 @@ def _check_batches(ctx: Context, expr: ast.MapExpr, operands: Sequence[Value]) -
         if first is None:
             first = value
         elif isinstance(first.type, RecordsType) and value.type.batch != first.type.batch:
-            ctx.fail(
-                "CP0211",
-                f"`{name.text}` and `{first.name}` are batches of different sizes",
-                name.span,
-                value,
-                first,
-                "a fn on loaded values is applied record by record",
-            )
+            message = f"`{name.text}` and `{first.name}` are batches of different sizes"
+            note = "a fn on loaded values is applied record by record"
+            ctx.fail("CP0211", message, name.span, value, first, note)
 
 
 def _results(ctx: Context, statement: ast.StageStmt, fn: Fn, loaded: Type | None) -> tuple[Type, ...]:
@@ -142,13 +129,9 @@ def _combined(ctx: Context, fn: Fn, names: Sequence[ast.Name], operands: Sequenc
     for name, value in pairs:
         both = [axis for axis in split if axis in value.placement.per]
         if both:
-            ctx.fail(
-                "CP0319",
-                f"`{name.text}` differs over {listed(both)}, where another operand is split",
-                name.span,
-                value,
-                "each shard would be computed with another value, and would be a shard of nothing",
-            )
+            message = f"`{name.text}` differs over {listed(both)}, where another operand is split"
+            note = "each shard would be computed with another value, and would be a shard of nothing"
+            ctx.fail("CP0319", message, name.span, value, note)
     per = ctx.ordered(axis for value in operands for axis in value.placement.per)
     partial = operands[0].placement.partial if operands else ()
     server = operands[0].placement.server if operands else None
@@ -231,10 +214,6 @@ def _check_place(ctx: Context, pairs: Pairs) -> None:
     for name, value in pairs[1:]:
         if value.placement.server != pairs[0][1].placement.server:
             misplaced, other = (name, value) if value.placement.server else pairs[0]
-            ctx.fail(
-                "CP0318",
-                f"`{misplaced.text}` lives on `{other.placement.server}`, and the other operands do not",
-                misplaced.span,
-                other,
-                "only `exchange` and `elastic` bring servers and workers together",
-            )
+            message = f"`{misplaced.text}` lives on `{other.placement.server}`, and the other operands do not"
+            note = "only `exchange` and `elastic` bring servers and workers together"
+            ctx.fail("CP0318", message, misplaced.span, other, note)

@@ -30,12 +30,8 @@ class WrittenReduction(msgspec.Struct, frozen=True):
 def reduction(ctx: Context, scope: Scope, call: ast.Call | None, span: Span) -> WrittenReduction | None:
     """The operator behind `by`, or None with the error reported. `span` is the stage's."""
     if call is None:
-        return ctx.error(
-            "CP0402",
-            "the stage does not say how terms are combined",
-            span,
-            f"add `by` with {listed(OPS, 'or')}",
-        )
+        message = "the stage does not say how terms are combined"
+        return ctx.error("CP0402", message, span, f"add `by` with {listed(OPS, 'or')}")
     message = f"there is no operator `{call.name.text}`"
     name = ctx.choose(call.name, OPS, "CP0404", message, f"the operators are {listed(OPS)}")
     if name is None:
@@ -83,13 +79,8 @@ def _weighted(
             "CP0407", f"the weight is a numeric scalar, found {weight.type}", first.value.span, weight
         )
     if isinstance(weight.type, ArrayType) and weight.type.dtype is DType.U8:
-        return ctx.error(
-            "CP0407",
-            "the weights are added, and a sum of u8 wraps around at 256",
-            first.value.span,
-            weight,
-            "declare it i32 or f32",
-        )
+        message = "the weights are added, and a sum of u8 wraps around at 256"
+        return ctx.error("CP0407", message, first.value.span, weight, "declare it i32 or f32")
     return WrittenReduction(Reduction("mean", weight.id), call.span, weight)
 
 

@@ -83,12 +83,9 @@ def declared_placement(
         for name, axis in zip(item.axes, axes, strict=True):
             if axis in placed:
                 sound = False
-                ctx.error(
-                    "CP0310",
-                    f"`{axis}` has two placements, `{placed[axis]}` and `{item.kind}`",
-                    name.span,
-                    "along one axis a value is same, per, partial or split",
-                )
+                message = f"`{axis}` has two placements, `{placed[axis]}` and `{item.kind}`"
+                note = "along one axis a value is same, per, partial or split"
+                ctx.error("CP0310", message, name.span, note)
             elif item.kind in ("partial", "split") and ctx.axes[axis].kind is AxisKind.ENSEMBLE:
                 sound = False
                 ctx.error(
@@ -100,10 +97,8 @@ def declared_placement(
             placed[axis] = item.kind
     bare = next((item for item in items if item.kind == "same" and not item.axes), None)
     if bare is not None and len(items) > 1:
-        ctx.error(
-            "CP0310", "`same` stands beside another placement", bare.span,
-            "`same` is the default of every axis that is not named: leave it out",
-        )  # fmt: skip
+        note = "`same` is the default of every axis that is not named: leave it out"
+        ctx.error("CP0310", "`same` stands beside another placement", bare.span, note)
         sound = False
     if not sound:
         return None
@@ -111,8 +106,6 @@ def declared_placement(
         [axis for axis in placed if placed[axis] == kind] for kind in ("per", "partial", "split")
     )
     if split and type_ is not None and is_scalar(type_):
-        return ctx.error(
-            "CP0311", f"a scalar cannot be split, found `{type_}`", span,
-            "`split` cuts the leading dimension, and a scalar has none",
-        )  # fmt: skip
+        message = f"a scalar cannot be split, found `{type_}`"
+        return ctx.error("CP0311", message, span, "`split` cuts the leading dimension, and a scalar has none")
     return Placement(ctx.ordered(per), ctx.ordered(partial), tuple(split))

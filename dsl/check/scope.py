@@ -188,12 +188,8 @@ class Scope:
         """Check the names of one `output` line."""
         for name in statement.names:
             if name.text in self.output_spans:
-                self.ctx.error(
-                    "CP0509",
-                    f"`{name.text}` is an output already",
-                    name.span,
-                    Note("first here", self.output_spans[name.text]),
-                )
+                message = f"`{name.text}` is an output already"
+                self.ctx.error("CP0509", message, name.span, Note("first here", self.output_spans[name.text]))
                 continue
             self.output_spans[name.text] = name.span
             value = self.operand(name)
@@ -202,22 +198,13 @@ class Scope:
 
     def _may_leave(self, name: ast.Name, value: Value) -> bool:
         if value.placement.partial:
-            self.ctx.error(
-                "CP0507",
-                f"the output `{name.text}` is still partial over {listed(value.placement.partial)}",
-                name.span,
-                value,
-                "reduce it first: outside its phase an unreduced term means nothing",
-            )
+            message = f"the output `{name.text}` is still partial over {listed(value.placement.partial)}"
+            note = "reduce it first: outside its phase an unreduced term means nothing"
+            self.ctx.error("CP0507", message, name.span, value, note)
             return False
         if isinstance(value.type, RecordsType) and isinstance(value.type.element, BytesType):
-            self.ctx.error(
-                "CP0508",
-                f"the output `{name.text}` is `bytes`",
-                name.span,
-                value,
-                "records of variable length have no shape: decode them with a fn on the host first",
-            )
+            note = "records of variable length have no shape: decode them with a fn on the host first"
+            self.ctx.error("CP0508", f"the output `{name.text}` is `bytes`", name.span, value, note)
             return False
         return True
 

@@ -98,12 +98,8 @@ def _check_targets(ctx: Context, targets: Sequence[ast.Name], states: Sequence[a
     if [name.text for name in targets] == wanted:
         return
     wrong = next((t for t, s in zip(targets, wanted, strict=False) if t.text != s), targets[-1])
-    ctx.fail(
-        "CP0423",
-        f"`exchange` gives back the states it takes: {listed(wanted)}",
-        wrong.span,
-        f"found {listed(name.text for name in targets)}; write `{', '.join(wanted)} = exchange ...`",
-    )
+    note = f"found {listed(name.text for name in targets)}; write `{', '.join(wanted)} = exchange ...`"
+    ctx.fail("CP0423", f"`exchange` gives back the states it takes: {listed(wanted)}", wrong.span, note)
 
 
 def _check_lies(
@@ -238,10 +234,8 @@ def _check_pull_and_center(ctx: Context, statement: ast.StageStmt, expr: ast.Ela
 
 def _mode(ctx: Context, expr: ast.ElasticExpr) -> Mode | None:
     if expr.by is None:
-        return ctx.error(
-            "CP0402", "the stage does not say how workers and centre meet", expr.span,
-            f"add `by` with {listed(MODES, 'or')}",
-        )  # fmt: skip
+        message = "the stage does not say how workers and centre meet"
+        return ctx.error("CP0402", message, expr.span, f"add `by` with {listed(MODES, 'or')}")
     message = f"there is no mode `{expr.by.name.text}`"
     return ctx.choose(expr.by.name, MODES, "CP0404", message, f"the modes are {listed(MODES)}")
 
@@ -287,10 +281,8 @@ def _check_replicas(ctx: Context, expr: ast.ElasticExpr, operand: Value) -> None
     why = "elastic averaging is for workers that have weights of their own"
     _check_lies(ctx, expr.operand, operand, expr.over, "per", why, "declare it `per {}`")
     if operand.placement.partial:
-        ctx.fail(
-            "CP0303", f"`{expr.operand.text}` is partial over {listed(operand.placement.partial)}",
-            expr.operand.span, operand, "reduce it first",
-        )  # fmt: skip
+        message = f"`{expr.operand.text}` is partial over {listed(operand.placement.partial)}"
+        ctx.fail("CP0303", message, expr.operand.span, operand, "reduce it first")
 
 
 def _check_center(
@@ -305,10 +297,8 @@ def _check_center(
     home = rules.center_home(mode, name.text, center.placement.server) if mode else None
     ctx.require("CP0427", home, name.span, center)
     if center.type != operand.type:
-        ctx.fail(
-            "CP0428", f"the centre is {center.type}, and `{expr.operand.text}` is {operand.type}", name.span,
-            center, operand,
-        )  # fmt: skip
+        message = f"the centre is {center.type}, and `{expr.operand.text}` is {operand.type}"
+        ctx.fail("CP0428", message, name.span, center, operand)
     expected = operand.placement.same_over(over)
     given = Placement(center.placement.per, center.placement.partial, center.placement.split)
     if given != expected:

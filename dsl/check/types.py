@@ -55,21 +55,15 @@ def declare_fn(ctx: Context, decl: ast.FnDecl) -> Fn | None:
     fn = Fn(decl.name.text, operands, results, where, decl.name.span, *flags)
     sound = _bytes_stay_on_host(ctx, decl, fn) and _elementwise_shapes(ctx, decl, fn)
     if where == "host" and not decl.operands:
-        return ctx.error(
-            "CP0215",
-            f"`{fn.name}` runs on the host and takes nothing",
-            decl.name.span,
-            "a host fn is applied record by record: its operands are the record's parts",
-        )
+        note = "a host fn is applied record by record: its operands are the record's parts"
+        return ctx.error("CP0215", f"`{fn.name}` runs on the host and takes nothing", decl.name.span, note)
     return fn if sound else None
 
 
 def _where(ctx: Context, decl: ast.FnDecl) -> Place | None:
     if decl.where is None:
-        return ctx.error(
-            "CP0203", f"`fn {decl.name.text}` does not say where it runs", decl.name.span,
-            "end its declaration with `on host` or `on device`",
-        )  # fmt: skip
+        note = "end its declaration with `on host` or `on device`"
+        return ctx.error("CP0203", f"`fn {decl.name.text}` does not say where it runs", decl.name.span, note)
     message = f"a fn runs on `host` or on `device`, found `{decl.where.text}`"
     return ctx.choose(decl.where, PLACES, "CP0203", message)
 
@@ -93,12 +87,9 @@ def _bytes_stay_on_host(ctx: Context, decl: ast.FnDecl, fn: Fn) -> bool:
     pairs = zip((*decl.operands, *decl.results), (*fn.operands, *fn.results), strict=True)
     for expr, type_ in pairs:
         if isinstance(type_, BytesType):
-            ctx.error(
-                "CP0206",
-                f"`{fn.name}` runs on the device, where there are no `bytes`",
-                expr.span,
-                "a record of variable length has no shape: turn it into an array with a fn on the host",
-            )
+            message = f"`{fn.name}` runs on the device, where there are no `bytes`"
+            note = "a record of variable length has no shape: turn it into an array with a fn on the host"
+            ctx.error("CP0206", message, expr.span, note)
             return False
     return True
 

@@ -53,29 +53,17 @@ def algorithm(
     if call is None:
         return None
     if stage not in STAGES_WITH_VIA:
-        return ctx.error(
-            "CP0602",
-            f"`{stage}` takes no `via`",
-            call.span,
-            f"`via` chooses how {listed(STAGES_WITH_VIA, 'or')} is carried out",
-        )
+        note = f"`via` chooses how {listed(STAGES_WITH_VIA, 'or')} is carried out"
+        return ctx.error("CP0602", f"`{stage}` takes no `via`", call.span, note)
     name = call.name.text
     if name not in ALGORITHMS:
         known = carrying(stage)
-        return ctx.error(
-            "CP0601",
-            f"there is no algorithm `{name}`",
-            call.name.span,
-            f"`{stage}` takes {listed(known)}",
-            fix=ctx.rename(call.name, known),
-        )
+        message = f"there is no algorithm `{name}`"
+        note = f"`{stage}` takes {listed(known)}"
+        return ctx.error("CP0601", message, call.name.span, note, fix=ctx.rename(call.name, known))
     if stage not in ALGORITHMS[name]:
-        return ctx.error(
-            "CP0603",
-            f"`{name}` does not carry out `{stage}`",
-            call.name.span,
-            f"`{stage}` takes {listed(carrying(stage))}",
-        )
+        message = f"`{name}` does not carry out `{stage}`"
+        return ctx.error("CP0603", message, call.name.span, f"`{stage}` takes {listed(carrying(stage))}")
     if name == "hierarchical":
         return _hierarchical(ctx, call, stage, over)
     args = keyed(ctx, call, KEYS.get(name, ()))
@@ -178,13 +166,9 @@ def _parameter_server(
         if over is None:
             return None
         if not isinstance(value, ast.Name) or value.text not in over:
-            return ctx.error(
-                "CP0608",
-                f"`within` is an axis of this exchange, found `{written(value)}`",
-                value.span,
-                f"it runs over {listed(over)}",
-                fix=ctx.rename(value, over),
-            )
+            message = f"`within` is an axis of this exchange, found `{written(value)}`"
+            note = f"it runs over {listed(over)}"
+            return ctx.error("CP0608", message, value.span, note, fix=ctx.rename(value, over))
         arguments.append(Arg(value.text, "within"))
     return Algorithm("parameter_server", tuple(arguments))
 

@@ -141,13 +141,8 @@ def types(name: str, value: Value, tree: Tree, backend: Backend, span: Span | No
             )
         odd = [axis for axis in axes if axis in varying_axes and axis not in varying(value, leaf)]
         if odd:
-            fail(
-                "CP0813",
-                f"`{name}`{where} should be the same over {', '.join(odd)}, and JAX types it as varying",
-                f"its placement in the plan is `{placement}`",
-                "pass the value itself, not run.varying(...) of it; or declare it `per` and broadcast it",
-                span=span,
-                file=file,
-            )
+            message = f"`{name}`{where} should be the same over {', '.join(odd)}, and JAX types it as varying"
+            note = "pass the value itself, not run.varying(...) of it; or declare it `per` and broadcast it"
+            fail("CP0813", message, f"its placement in the plan is `{placement}`", note, span=span, file=file)
     pairs = zip(tree.leaves, value.leaves, strict=True)
     return tree.like([backend.varying(x, varying(value, leaf)) for x, leaf in pairs])

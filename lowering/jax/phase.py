@@ -269,13 +269,9 @@ class Lowered:
                 stage = "`exchange`"
             case ir.Read():
                 stage = f"reading source `{op.source}` inside a compiled phase"
-        fail(
-            "CP0808",
-            f"{stage} is not lowered yet: phase `{self.phase.name}` cannot run",
-            "use `reduce` and an optimiser of your own, or `elastic ... by sync`",
-            span=op.span,
-            file=self.schedule.file,
-        )
+        message = f"{stage} is not lowered yet: phase `{self.phase.name}` cannot run"
+        note = "use `reduce` and an optimiser of your own, or `elastic ... by sync`"
+        fail("CP0808", message, note, span=op.span, file=self.schedule.file)
 
     def _elastic(self, op: ir.Elastic, env: Env) -> Tree:
         eta, rho = (env[x].leaves[0] if isinstance(x, str) else x for x in (op.eta, op.rho))

@@ -46,12 +46,9 @@ def library() -> ctypes.CDLL:
     loaded.commplan_library.restype = _TEXT
     used, ours = Path(os.fsdecode(loaded.commplan_library())), mpi_library()
     if used.resolve() != ours.resolve():
-        fail(
-            "CP0830",
-            f"the compiler wrapper on the path belongs to another MPI: {used}",
-            f"mpi4py uses {ours}",
-            "put the `mpicxx` of that MPI first in PATH, or name it in MPICXX",
-        )
+        message = f"the compiler wrapper on the path belongs to another MPI: {used}"
+        note = "put the `mpicxx` of that MPI first in PATH, or name it in MPICXX"
+        fail("CP0830", message, f"mpi4py uses {ours}", note)
     _declare(loaded)
     return loaded
 
