@@ -124,12 +124,6 @@ _Child = Any  # a Token, a node of the tree, a _Clause or a _List; every one has
 _Children = Sequence[_Child]
 
 
-def span_of(children: _Children) -> Span:
-    """From the first of several tokens or nodes to the last."""
-    first, last = cast(Span, children[0].span), cast(Span, children[-1].span)
-    return first if len(children) == 1 else first.to(last)
-
-
 def name_of(token: Token) -> ast.Name:
     """The name that a word is."""
     return ast.Name(span=token.span, text=token.text)
@@ -195,14 +189,14 @@ def _node(rule: str, children: _Children) -> ast.Node:
             fields[field] = tuple(item for child in _all(_List, children) for item in child.items)
         else:
             fields[field] = _all(source, children)
-    return kind(span=span_of(children), **fields)
+    return kind(span=ast.span_of(children), **fields)
 
 
 def _fn(children: _Children) -> ast.FnDecl:
     name, *words = (name_of(token) for token in _all(Token, children) if token.type == "NAME")
     *operands, results = (child.items for child in _all(_List, children))
     return ast.FnDecl(
-        span=span_of(children),
+        span=ast.span_of(children),
         name=name,
         operands=operands[0] if operands else (),
         results=results,
@@ -217,24 +211,22 @@ def _phase(children: _Children) -> PhaseHeader:
     return PhaseHeader(kind, children[1] if kind == "every" else None, name)
 
 
-def _type(children: _Children) -> ast.TypeExpr:
-    dims = _all(ast.Number, children) if len(children) > 1 else None
-    return ast.TypeExpr(span=span_of(children), name=name_of(children[0]), dims=dims)
-
-
-def _call(children: _Children) -> ast.Call:
-    args = _all(ast.CallArg, children) if len(children) > 1 else None
-    return ast.Call(span=span_of(children), name=name_of(children[0]), args=args)
+def _bracketed(
+    kind: type[ast.TypeExpr | ast.Call], field: str, item: type[_Child], children: _Children
+) -> _Child:
+    """`NAME` or `NAME(ITEMS)`: without brackets the items are None."""
+    items = _all(item, children) if len(children) > 1 else None
+    return kind(span=ast.span_of(children), name=name_of(children[0]), **{field: items})
 
 
 def _argument(children: _Children) -> ast.CallArg:
     key = name_of(children[0]) if len(children) > 1 else None
-    return ast.CallArg(span=span_of(children), value=_value(children[-1]), key=key)
+    return ast.CallArg(span=ast.span_of(children), value=_value(children[-1]), key=key)
 
 
 def _clause(children: _Children) -> _Clause:
     word: Token = children[0]
-    return _Clause(_FIELDS.get(word.type, word.text), _value(children[1]), span_of(children))
+    return _Clause(_FIELDS.get(word.type, word.text), _value(children[1]), ast.span_of(children))
 
 
 _CLAUSES = ("home", "member", "only_over", "split", "per", "visit", "tail", "seed", "root", "by", "via")
@@ -244,11 +236,11 @@ _BUILD: dict[str, Callable[[_Children], Any]] = {
     "header": lambda children: name_of(children[1]),
     "fn": _fn,
     "phase": _phase,
-    "type": _type,
-    "types": lambda children: _List(span_of(children), _all(ast.TypeExpr, children)),
-    "names": lambda children: _List(span_of(children), tuple(map(name_of, children[::2]))),
+    "type": partial(_bracketed, ast.TypeExpr, "dims", ast.Number),
+    "types": lambda children: _List(ast.span_of(children), _all(ast.TypeExpr, children)),
+    "names": lambda children: _List(ast.span_of(children), tuple(map(name_of, children[::2]))),
     "number": lambda children: _number(children[0]),
-    "call": _call,
+    "call": partial(_bracketed, ast.Call, "args", ast.CallArg),
     "argument": _argument,
     **dict.fromkeys(_CLAUSES, _clause),
     **{rule: partial(_node, rule) for rule in _NODES},

@@ -16,7 +16,7 @@ import msgspec
 
 from commplan.diagnostics import Diagnostic, Note, Span
 from commplan.dsl import ast
-from commplan.dsl.grammar import PhaseHeader, Piece, Start, Unexpected, name_of, parse_statement, span_of
+from commplan.dsl.grammar import PhaseHeader, Piece, Start, Unexpected, name_of, parse_statement
 from commplan.dsl.lexer import DECLARES, HEADS, VERBS, Token, tokenize
 from commplan.dsl.statements import GiveUp, PhaseClose, PhaseOpen, Statement, begins_assignment, split
 from commplan.dsl.syntax_errors import PHASES, bad_token, is_declaration_like, unexpected, unknown_statement
@@ -104,17 +104,17 @@ class _Parser:
             name = _declared(tokens)
             node = self._parse("declaration", statement)
             self.items.append(
-                cast(ast.Decl, node) if node else ast.BadStmt(span=span_of(tokens), targets=name)
+                cast(ast.Decl, node) if node else ast.BadStmt(span=ast.span_of(tokens), targets=name)
             )
             return
         targets = _targets(tokens)
-        self.items.append(ast.BadStmt(span=span_of(tokens), targets=targets))
+        self.items.append(ast.BadStmt(span=ast.span_of(tokens), targets=targets))
         if statement.bad or self._bad_token(tokens) or self.outside:
             return
         if first == "OUTPUT" or (targets and not is_declaration_like(tokens)):
             self.outside = True
             subject = "a stage" if targets else "`output`"
-            self._error("CP0012", f"{subject} must stand inside a phase", span_of(tokens), Note(PHASES))
+            self._error("CP0012", f"{subject} must stand inside a phase", ast.span_of(tokens), Note(PHASES))
             return
         self._report(unknown_statement(tokens, inside=False))
 
@@ -122,11 +122,11 @@ class _Parser:
         node = self._parse("header", statement)
         if self.header_seen:
             if node:
-                self._error("CP0005", "`plan NAME` is written once in a file", span_of(statement.tokens))
+                self._error("CP0005", "`plan NAME` is written once in a file", ast.span_of(statement.tokens))
             return
         self.header_seen = True
         if self.items and node:
-            self._error("CP0005", "`plan NAME` must stand before all else", span_of(statement.tokens))
+            self._error("CP0005", "`plan NAME` must stand before all else", ast.span_of(statement.tokens))
         if isinstance(node, ast.Name):
             self.name = node
 
@@ -194,7 +194,7 @@ class _Parser:
 
     def _inside(self, statement: Statement) -> ast.StageStmt | ast.OutputStmt | ast.BadStmt:
         tokens = statement.tokens
-        bad = ast.BadStmt(span=span_of(tokens), targets=_targets(tokens))
+        bad = ast.BadStmt(span=ast.span_of(tokens), targets=_targets(tokens))
         if tokens[0].type == "OUTPUT" or begins_assignment(tokens):
             node = self._parse("statement", statement)
             return cast(ast.StageStmt | ast.OutputStmt, node) if node else bad
@@ -233,7 +233,7 @@ def _phase_item(
     end: Token | None,
 ) -> ast.PhaseDecl | ast.BadStmt:
     tokens = opened.tokens or cast(tuple[Token, ...], (opened.brace,))
-    words = span_of(tokens)
+    words = ast.span_of(tokens)
     last = end.span if end else body[-1].span if body else opened.brace.span if opened.brace else words
     span = words.to(last)
     if header is None:

@@ -66,7 +66,7 @@ def _worker_axes(ctx: Context, expr: ast.StageExpr) -> tuple[str, ...] | None:
         return axes
     message = f"`{expr.kind}` takes one axis, found {len(axes)}"
     note = f"write one `{expr.kind}` for each axis, in the order in which they cut"
-    return ctx.error("CP0410", message, expr.over[1].span.to(expr.over[-1].span), note)
+    return ctx.error("CP0410", message, ast.span_of(expr.over[1:]), note)
 
 
 def stage_axes(ctx: Context, names: Sequence[ast.Name], stage: str) -> tuple[str, ...] | None:

@@ -83,7 +83,7 @@ def _well_formed(ctx: Context, statement: ast.StageStmt, expr: ast.StageExpr) ->
         ctx.error("CP0403", message, expr.by.span, "it combines nothing: `reduce` and `scatter` do")
     if len(statement.targets) > 1:
         message = f"`{expr.kind}` gives one value, found {len(statement.targets)} names for it"
-        ctx.error("CP0401", message, statement.targets[1].span.to(statement.targets[-1].span))
+        ctx.error("CP0401", message, ast.span_of(statement.targets[1:]))
     return len(ctx.diagnostics) == before
 
 
@@ -133,14 +133,12 @@ def _check_placement(
         if lies not in TAKES[expr.kind]:
             _fail_placement(ctx, scope, expr, operand, axis, lies)
         if lies == "partial" and by is not None and by.op.name in ("max", "min"):
-            ctx.fail(
-                "CP0317",
+            message = (
                 f"`{by.op.name}` of terms of a sum means nothing: `{expr.operand.text}` is partial "
-                f"over `{axis.text}`",
-                by.span,
-                operand,
-                "`sum` or `mean` adds the terms; `max` and `min` compare values that are `per` rank",
+                f"over `{axis.text}`"
             )
+            note = "`sum` or `mean` adds the terms; `max` and `min` compare values that are `per` rank"
+            ctx.fail("CP0317", message, by.span, operand, note)
     if expr.kind == "gather":
         _check_cut_last(ctx, expr, operand)
     elif expr.kind in CUTS and is_scalar(operand.type):
@@ -214,11 +212,8 @@ def _fail_same(ctx: Context, scope: Scope, expr: ast.StageExpr, operand: Value, 
 def _check_cut_last(ctx: Context, expr: ast.StageExpr, operand: Value) -> None:
     split, axis = operand.placement.split, expr.over[0]
     if split[-1] != axis.text:
-        ctx.fail(
-            "CP0313",
+        message = (
             f"`{expr.operand.text}` was cut over {listed(split)} in this order, "
-            f"so `{split[-1]}` is gathered first",
-            axis.span,
-            operand,
-            "gather in the opposite order: the last cut first",
+            f"so `{split[-1]}` is gathered first"
         )
+        ctx.fail("CP0313", message, axis.span, operand, "gather in the opposite order: the last cut first")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from commplan.diagnostics import Note, listed
 from commplan.dsl import ast
-from commplan.dsl.check.context import KIND_WORDS, Context
+from commplan.dsl.check.context import KIND_WORDS, Context, T
 from commplan.dsl.check.numbers import integer
 from commplan.dsl.check.placements import declared_placement
 from commplan.dsl.check.types import declare_fn, element_type
@@ -28,13 +28,11 @@ def declare_all(ctx: Context, items: tuple[ast.Decl, ...]) -> None:
     for item in items:
         match item:
             case ast.SourceDecl():
-                _declare_source(ctx, item)
+                type_ = element_type(ctx, item.type)
+                source = Source(item.name.text, type_, item.name.span) if type_ else None
+                _declare(ctx, item.name, ctx.sources, source)
             case ast.FnDecl():
-                fn = declare_fn(ctx, item)
-                if fn is None:
-                    ctx.unknown.add(item.name.text)
-                elif item.name.text not in ctx.unknown:
-                    ctx.fns[fn.name] = fn
+                _declare(ctx, item.name, ctx.fns, declare_fn(ctx, item))
             case ast.InputDecl() | ast.StateDecl():
                 _declare_value(ctx, item)
             case _:
@@ -70,12 +68,12 @@ def _declare_axis(ctx: Context, decl: ast.AxisDecl) -> None:
     ctx.axes[name] = Axis(name, _KINDS[decl.kind], size, decl.name.span)
 
 
-def _declare_source(ctx: Context, decl: ast.SourceDecl) -> None:
-    type_ = element_type(ctx, decl.type)
-    if type_ is None:
-        ctx.unknown.add(decl.name.text)
-    elif decl.name.text not in ctx.unknown:
-        ctx.sources[decl.name.text] = Source(decl.name.text, type_, decl.name.span)
+def _declare(ctx: Context, name: ast.Name, known: dict[str, T], declared: T | None) -> None:
+    """Add what was declared to what is known of its kind; None where it is in error."""
+    if declared is None:
+        ctx.unknown.add(name.text)
+    elif name.text not in ctx.unknown:
+        known[name.text] = declared
 
 
 def _declare_value(ctx: Context, decl: ast.InputDecl | ast.StateDecl) -> None:

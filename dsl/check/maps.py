@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NoReturn
 
-from commplan.diagnostics import listed
+from commplan.diagnostics import Note, Span, listed
 from commplan.dsl import ast
 from commplan.dsl.check.context import Context, is_scalar
 from commplan.dsl.check.options import hints
@@ -24,7 +24,9 @@ def check_map(ctx: Context, scope: Scope, statement: ast.StageStmt, expr: ast.Ma
     options = hints(ctx, expr.options, "host map" if fn is None or fn.where == "host" else "map")
     if fn is None:
         return None
-    _check_arity(ctx, statement, expr, fn)
+    check_call(
+        ctx, fn, len(expr.operands), len(statement.targets), expr.fn.span, ast.span_of(statement.targets)
+    )
     if per and not fn.random:
         message = f"`{fn.name}` is not random, so it differs between members only where its operands do"
         note = "leave `per` out, or declare the fn `random` if it draws numbers"
@@ -59,13 +61,12 @@ def find_fn(ctx: Context, name: ast.Name) -> Fn | None:
     return ctx.look_up(name, ctx.fns, "CP0106", "fn", how)
 
 
-def _check_arity(ctx: Context, statement: ast.StageStmt, expr: ast.MapExpr, fn: Fn) -> None:
-    declared = fn
-    taken = rules.takes(fn.name, len(fn.operands), len(expr.operands))
-    given = rules.gives(fn.name, len(fn.results), len(statement.targets))
-    names = statement.targets[0].span.to(statement.targets[-1].span)
-    ctx.require("CP0207", taken, expr.fn.span, declared)
-    ctx.require("CP0208", given, names, declared)
+def check_call(
+    ctx: Context, fn: Fn, operands: int, results: int, call: Span, names: Span, *notes: Note
+) -> None:
+    """A fn is called with as many values as it takes, for as many names as it gives values."""
+    ctx.require("CP0207", rules.takes(fn.name, len(fn.operands), operands), call, fn, *notes)
+    ctx.require("CP0208", rules.gives(fn.name, len(fn.results), results), names, fn)
 
 
 def _types_match(ctx: Context, names: Sequence[ast.Name], operands: Sequence[Value], fn: Fn) -> bool:
@@ -161,15 +162,12 @@ def _check_partial(ctx: Context, fn: Fn, pairs: Pairs) -> None:
                 continue
             lacks = other_name if axis not in other.placement.partial else name
             lacking = other if lacks is other_name else value
-            ctx.fail(
-                "CP0304",
+            message = (
                 f"`{lacks.text}` is {status(lacking.placement, axis)} over `{axis}`, where another "
-                "operand is partial",
-                lacks.span,
-                value,
-                other,
-                "terms of a sum combine with terms of the same sum only: reduce first",
+                "operand is partial"
             )
+            note = "terms of a sum combine with terms of the same sum only: reduce first"
+            ctx.fail("CP0304", message, lacks.span, value, other, note)
 
 
 def _check_split(ctx: Context, fn: Fn, pairs: Pairs) -> None:

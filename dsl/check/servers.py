@@ -11,7 +11,7 @@ from commplan.diagnostics import Note, Span, listed, plural
 from commplan.dsl import ast
 from commplan.dsl.check.axes import check_on_workers, stage_axes
 from commplan.dsl.check.context import Context, is_scalar
-from commplan.dsl.check.maps import find_fn
+from commplan.dsl.check.maps import check_call, find_fn
 from commplan.dsl.check.numbers import written
 from commplan.dsl.check.ops import check_operand, check_scalar, sum_or_mean
 from commplan.dsl.check.options import hints
@@ -144,32 +144,24 @@ def _check_states(
     for name, state in zip(expr.states, states, strict=True):
         spread = [axis for axis in state.placement.varying if axis in over] or [*state.placement.split]
         if spread:
-            ctx.fail(
-                "CP0424",
+            message = (
                 f"`{name.text}` is {status(state.placement, spread[0])} over `{spread[0]}`, and all ranks "
-                "of an exchange get the same state",
-                name.span,
-                state,
-                f"declare it without `{spread[0]}`: the compiler divides the work among owners by itself",
+                "of an exchange get the same state"
             )
+            note = f"declare it without `{spread[0]}`: the compiler divides the work among owners by itself"
+            ctx.fail("CP0424", message, name.span, state, note)
 
 
 def _check_fn(ctx: Context, expr: ast.ExchangeExpr, fn: Fn, states: Sequence[Value], gradient: Value) -> None:
     """`FN(w [, m], g) -> w [, m]`, elementwise and on the device."""
-    declared = fn
     values = (*states, gradient)
     known = Note(f"the exchange gives {listed(value.name for value in values)}")
-    taken = rules.takes(fn.name, len(fn.operands), len(values))
-    ctx.require("CP0207", taken, expr.fn.span, declared, known)
-    given = rules.gives(fn.name, len(fn.results), len(states))
-    ctx.require("CP0208", given, expr.fn.span, declared)
+    check_call(ctx, fn, len(values), len(states), expr.fn.span, expr.fn.span, known)
     update = rules.update(fn.name, fn.where, elementwise=fn.elementwise, random=fn.random)
-    ctx.require("CP0214", update, expr.fn.span, declared)
+    ctx.require("CP0214", update, expr.fn.span, fn)
     for name, value, type_ in zip((*expr.states, expr.gradient), values, fn.operands, strict=True):
         if value.type != type_:
-            ctx.fail(
-                "CP0209", f"`{fn.name}` takes {type_} here, found {value.type}", name.span, value, declared
-            )
+            ctx.fail("CP0209", f"`{fn.name}` takes {type_} here, found {value.type}", name.span, value, fn)
 
 
 class Coefficient(msgspec.Struct, frozen=True):
@@ -223,7 +215,7 @@ def _check_pull_and_center(ctx: Context, statement: ast.StageStmt, expr: ast.Ela
     if len(targets) != 2:
         ctx.fail(
             "CP0401", f"`elastic` gives the pull and the new centre, found {plural(len(targets), 'name')}",
-            targets[0].span.to(targets[-1].span), f"write `pull, {expr.center.text} = elastic ...`",
+            ast.span_of(targets), f"write `pull, {expr.center.text} = elastic ...`",
         )  # fmt: skip
     if targets[1].text != expr.center.text:
         ctx.fail(
@@ -302,11 +294,8 @@ def _check_center(
     expected = operand.placement.same_over(over)
     given = Placement(center.placement.per, center.placement.partial, center.placement.split)
     if given != expected:
-        ctx.fail(
-            "CP0428",
+        message = (
             f"the centre is placed `{given}`, expected `{expected}`: as `{expr.operand.text}`, but the same "
-            f"over {listed(over)}",
-            name.span,
-            center,
-            operand,
+            f"over {listed(over)}"
         )
+        ctx.fail("CP0428", message, name.span, center, operand)

@@ -104,13 +104,11 @@ def _elementwise_shapes(ctx: Context, decl: ast.FnDecl, fn: Fn) -> bool:
     results = [(expr, _shape(type_)) for expr, type_ in zip(decl.results, fn.results, strict=True)]
     for expr, shape in (*whole, *results):
         if shape is None or shape != expected:
-            ctx.error(
-                "CP0205",
-                f"`{fn.name}` cannot be elementwise with `{_text(expr)}`",
-                expr.span,
+            note = (
                 "an elementwise fn works on each element for itself: operands that are no scalars, "
-                "and all results, have one shape",
+                "and all results, have one shape"
             )
+            ctx.error("CP0205", f"`{fn.name}` cannot be elementwise with `{_text(expr)}`", expr.span, note)
             return False
     return True
 
