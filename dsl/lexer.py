@@ -91,6 +91,12 @@ def nearest(word: str, known: Sequence[str]) -> str | None:
     return matches[0] if matches else None
 
 
+def end_of(text: str) -> tuple[int, int]:
+    """Line and column just behind the last character."""
+    line = 1 + text.count("\n") + text.count("\r") - text.count("\r\n")
+    return line, len(text) - max(text.rfind("\n"), text.rfind("\r"))
+
+
 def tokenize(text: str) -> Iterator[Token]:
     """Every token and comment (type COMMENT) of `text`, lazily and in linear time."""
     line, line_start, leads = 1, 0, True

@@ -17,7 +17,7 @@ import msgspec
 from commplan.diagnostics import Diagnostic, Note, Span
 from commplan.dsl import ast
 from commplan.dsl.grammar import PhaseHeader, Piece, Start, Unexpected, name_of, parse_statement
-from commplan.dsl.lexer import DECLARES, HEADS, VERBS, Token, tokenize
+from commplan.dsl.lexer import DECLARES, HEADS, VERBS, Token, end_of, tokenize
 from commplan.dsl.statements import GiveUp, PhaseClose, PhaseOpen, Statement, begins_assignment, split
 from commplan.dsl.syntax_errors import PHASES, bad_token, is_declaration_like, unexpected, unknown_statement
 
@@ -54,7 +54,7 @@ class _Parser:
             with suppress(GiveUp):
                 self._read()
                 self._check_header()
-        end = _end_of(self.text)
+        end = end_of(self.text)
         tree = ast.File(
             span=Span(1, 1, end[0], end[1]),
             file=self.file,
@@ -297,14 +297,8 @@ def _place(diagnostic: Diagnostic) -> tuple[int, int]:
     return (diagnostic.span.line, diagnostic.span.column) if diagnostic.span else (0, 0)
 
 
-def _end_of(text: str) -> tuple[int, int]:
-    """Line and column just behind the last character."""
-    line = 1 + text.count("\n") + text.count("\r") - text.count("\r\n")
-    return line, len(text) - max(text.rfind("\n"), text.rfind("\r"))
-
-
 def _not_text(text: str, offset: int) -> Diagnostic:
-    line, column = _end_of(text[:offset])
+    line, column = end_of(text[:offset])
     return Diagnostic(
         "CP0002",
         f"this is not a text file: found the control character U+{ord(text[offset]):04X}",

@@ -121,6 +121,10 @@ class Context:
         entry = self.declared.get(name)
         return entry[0] if entry else None
 
+    def declaration(self, name: str) -> Note:
+        """A remark that points at where `name` was declared."""
+        return Note(f"`{name}` is declared here", self.declared[name][1])
+
     def is_settled(self, name: str) -> bool:
         """Whether nothing is to be said of a name that stands for nothing: its mistake is reported.
 

@@ -61,50 +61,46 @@ class Scope:
         return all_known([self.operand(name) for name in names])
 
     def _report_unbound(self, name: ast.Name) -> None:
-        text = name.text
-        if text in self.ctx.states:
-            self.ctx.unset_states.add(text)
-            near = self.ctx.near(text, (name for name in self.env if name not in self.ctx.declared))
-            meant = self.ctx.bound.get(near or "")
-            self.ctx.error(
-                "CP0504",
-                f"the state `{text}` is read before it is set",
-                name.span,
-                Note(f"`{text}` has no value when `at start` begins", self.ctx.states[text].span),
-                "a state gets its first value in `at start`: bind its name there first",
-                Note(f"`{near}` is bound here: was `{text}` meant?", meant[1]) if meant else None,
-            )
-            return
-        kind = self.ctx.kind_of(text)
-        if kind is not None:
-            span = self.ctx.declared[text][1]
-            self.ctx.error(
-                "CP0103",
-                f"`{text}` is {kind}, expected a value",
-                name.span,
-                Note(f"`{text}` is declared here", span),
-                f"`load {text} ...` makes values of it" if kind == "a source" else None,
-            )
-            return
-        if self.ctx.is_settled(text):
-            return
-        notes: list[Note | str] = []
-        near = self.ctx.near(text, self._visible())
-        fix = None
-        later = self._later.get(text)
-        if later is not None:
+        ctx, text = self.ctx, name.text
+        kind = ctx.kind_of(text)
+        if text in ctx.states:
+            self._report_unset(name)
+        elif kind is not None:
+            message = f"`{text}` is {kind}, expected a value"
+            hint = f"`load {text} ...` makes values of it" if kind == "a source" else None
+            ctx.error("CP0103", message, name.span, ctx.declaration(text), hint)
+        elif not ctx.is_settled(text):
+            self._report_unknown(name)
+
+    def _report_unset(self, name: ast.Name) -> None:
+        """A state that is read in `at start` before it is bound there."""
+        ctx, text = self.ctx, name.text
+        ctx.unset_states.add(text)
+        near = ctx.near(text, (name for name in self.env if name not in ctx.declared))
+        meant = ctx.bound.get(near or "")
+        message = f"the state `{text}` is read before it is set"
+        unset = Note(f"`{text}` has no value when `at start` begins", ctx.states[text].span)
+        remedy = "a state gets its first value in `at start`: bind its name there first"
+        misspelt = Note(f"`{near}` is bound here: was `{text}` meant?", meant[1]) if meant else None
+        ctx.error("CP0504", message, name.span, unset, remedy, misspelt)
+
+    def _report_unknown(self, name: ast.Name) -> None:
+        """A name that is neither declared nor bound in this phase so far."""
+        ctx, text = self.ctx, name.text
+        near, fix = ctx.near(text, self._visible()), None
+        notes: list[Note] = []
+        if later := self._later.get(text):
             notes.append(Note(f"`{text}` is bound only here, further down", later))
-        elif text in self.ctx.bound:
-            title, span = self.ctx.bound[text]
-            notes.append(
-                Note(f"`{text}` is bound in `{title}`: only states carry over to other phases", span)
-            )
-        if near in self.ctx.states and text not in self.ctx.declared:
-            self.ctx.misspelt_states.add(near)
-            notes.append(Note(f"the state `{near}` is declared here", self.ctx.states[near].span))
+        elif text in ctx.bound:
+            title, span = ctx.bound[text]
+            message = f"`{text}` is bound in `{title}`: only states carry over to other phases"
+            notes.append(Note(message, span))
+        if near in ctx.states:
+            ctx.misspelt_states.add(near)
+            notes.append(Note(f"the state `{near}` is declared here", ctx.states[near].span))
         elif near is not None and not notes:
             fix = Fix(f"write `{near}`", name.span, near)
-        self.ctx.error("CP0102", f"there is no value `{text}` here", name.span, *notes, fix=fix)
+        ctx.error("CP0102", f"there is no value `{text}` here", name.span, *notes, fix=fix)
 
     def check_targets(self, targets: Sequence[ast.Name]) -> None:
         """Report targets that are bound twice or are names of something that is no value."""
@@ -114,23 +110,18 @@ class Scope:
             if name.text in seen:
                 self.ctx.error("CP0111", f"`{name.text}` is bound twice in one statement", name.span)
             elif kind is not None and kind not in ("an input", "a state"):
-                self.ctx.error(
-                    "CP0103",
-                    f"`{name.text}` is {kind}: a value needs another name",
-                    name.span,
-                    Note(f"`{name.text}` is declared here", self.ctx.declared[name.text][1]),
-                )
+                message = f"`{name.text}` is {kind}: a value needs another name"
+                self.ctx.error("CP0103", message, name.span, self.ctx.declaration(name.text))
             seen.add(name.text)
 
     def bind(self, name: ast.Name, type_: Type, placement: Placement) -> Ref:
         """Bind `name` to a new value; a state must keep its declared type and placement."""
         state = self.ctx.states.get(name.text)
-        if state is None or not self._fits(name, state, type_, placement):
-            value = self.ctx.new_value(name, type_, placement)
-            self.env[name.text] = value if state is None else BAD
-        else:
-            value = self.ctx.new_value(name, state.type, state.placement)
-            self.env[name.text] = value
+        fits = state is not None and self._fits(name, state, type_, placement)
+        if state is not None and fits:
+            type_, placement = state.type, state.placement
+        value = self.ctx.new_value(name, type_, placement)
+        self.env[name.text] = value if state is None or fits else BAD
         self._note_bound(name.text, name.span)
         return value.id
 

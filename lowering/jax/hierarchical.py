@@ -16,7 +16,7 @@ from commplan.collectives.program import Kind
 from commplan.ir.schedule import Collective
 from commplan.lowering.jax import _compat, programs
 from commplan.lowering.jax.bitcast import as_bits
-from commplan.lowering.jax.ops import pad
+from commplan.lowering.jax.ops import mask_to_root, pad
 from commplan.lowering.jax.typing_shim import jnp, lax
 from commplan.lowering.programs import NATIVE, Level, by_level, members, program_at
 
@@ -106,7 +106,7 @@ class HierarchicalCollective:
         size, is_root = flat.shape[0], level.place(lax.axis_index(self.op.axes)) == root
 
         def from_root(moved: Array) -> Array:
-            sent = pad(jnp.where(is_root, moved, jnp.zeros_like(moved)), level.ranks)
+            sent = pad(mask_to_root(moved, is_root), level.ranks)
             mine = lax.psum_scatter(sent, axes, tiled=True, axis_index_groups=groups)
             return lax.all_gather(mine, axes, tiled=True, axis_index_groups=groups)[:size]
 
@@ -143,4 +143,4 @@ def broadcast(x: Array, axes: tuple[str, ...], root: int, platform: str) -> Arra
 
 def sum_from(x: Array, axes: tuple[str, ...], root: int) -> Array:
     """The sum of `x` of rank `root` and zeros."""
-    return lax.psum(jnp.where(lax.axis_index(axes) == root, x, jnp.zeros_like(x)), axes)
+    return lax.psum(mask_to_root(x, lax.axis_index(axes) == root), axes)
