@@ -37,7 +37,7 @@ class PhaseHeader(NamedTuple):
 
 
 class Unexpected(Exception):  # noqa: N818  (it never leaves the parser)
-    """The token at `index` (the end where it is past the last) cannot stand there; what could."""
+    """The token at `index` (past the last one: the end) does not fit; `accepted` are those that would."""
 
     def __init__(self, index: int, accepted: frozenset[str]) -> None:
         super().__init__(index, accepted)

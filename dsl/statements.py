@@ -132,7 +132,7 @@ class _Splitter:
             yield PhaseClose(None)
 
     def _note_outside(self, event: Statement | PhaseOpen) -> None:
-        """A run of stages after the end of a phase has a `}` of its own, most likely."""
+        """A run of stages after the end of a phase most likely ends with a `}`, which is then forgiven."""
         tokens = event.tokens
         bound = begins_assignment(tokens) and tokens[1].type in ("COMMA", "EQUAL")
         stage = isinstance(event, Statement) and (tokens[0].type == "OUTPUT" or bound)

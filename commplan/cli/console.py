@@ -1,4 +1,4 @@
-"""What the command writes where: artefacts to stdout, messages to stderr, files as asked."""
+"""The command's output: artefacts to stdout, messages to stderr, files where the flags say."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Console:
         self.put(printed(draw, width, color=self.color(sys.stdout)))
 
     def flush(self) -> None:
-        """See that all of stdout is written. Raises CP1101 like `put`."""
+        """Flush stdout. Raises CP1101 like `put`."""
         with _stdout():
             sys.stdout.flush()
 
@@ -125,7 +125,7 @@ class Console:
 
 
 def _to_stderr(text: str) -> None:
-    """Write to stderr; a full disk under it leaves nobody to tell."""
+    """Write to stderr; a full disk under it is ignored, as there is nowhere left to report it."""
     try:
         sys.stderr.write(text)
     except BrokenPipeError:

@@ -67,7 +67,7 @@ def _schedule(arguments: Namespace, topology: Topology, console: Console) -> tup
 
 
 def _scaled(plan: Plan, ranks: int, sizes: Iterable[tuple[str, int]]) -> Plan:
-    """`plan` with its first axis so long that there are `ranks` ranks. Raises CP0754 where that cannot be."""
+    """`plan` with its first axis resized to give `ranks` ranks. Raises CP0754 where that is impossible."""
     given = dict(sizes)
     ranked = [axis for axis in plan.axes if axis.kind is not AxisKind.SERVER]
     if not ranked:

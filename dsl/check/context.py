@@ -1,4 +1,4 @@
-"""What is known of a plan while it is checked, and what was found wrong with it."""
+"""The state of a check: declarations, values so far, and diagnostics."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KIND_WORDS = {AxisKind.REPLICA: "an axis", AxisKind.ENSEMBLE: "an ensemble", Axi
 
 
 class MistakeError(Exception):
-    """The rest of a statement is not worth checking; the reason was reported."""
+    """Ends the check of a statement; the reason was reported."""
 
 
 class Context:

@@ -1,4 +1,4 @@
-"""How long a compiled step would take on a machine that is not there: a rough guess from its schedule.
+"""A rough estimate of how long a compiled step takes on a machine that is not at hand.
 
 One stream computes and one communicates, in the order of the HLO schedule. A product takes its
 operations over the peak, or its bytes over the memory's bandwidth if that is more; anything else its

@@ -86,7 +86,7 @@ class Move(msgspec.Struct, frozen=True):
 
 
 class Loop(msgspec.Struct, frozen=True):
-    """A loop that runs: its body's name, where it stands in which computation, and how often it goes round.
+    """A loop: the name of its body, its position in which computation, and its trip count.
 
     `trips` is None where the text does not tell.
     """

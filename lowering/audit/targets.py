@@ -1,4 +1,4 @@
-"""Machines to compile for that need not be there: what XLA must know of them, as text.
+"""Machines to compile for without having them: what XLA must know of them, as text.
 
 The text is a `GpuTargetConfigProto` in text form. The figures are the vendor's: registers, shared
 memory and threads from the CUDA programming guide's table of compute capabilities, memory and

@@ -1,4 +1,4 @@
-"""Buffers that are never made: where a collective takes, or gives, the arrays that lie in its buffer."""
+"""Pack elision: collectives that read from, or write to, the arrays that would be packed into a buffer."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class Lowered:
 
     @functools.cached_property
     def ops(self) -> tuple[ir.Op, ...]:
-        """The ops that run on devices when the phase is called."""
+        """The ops that run on the device when the phase is called."""
         known = [*self.phase.inputs, *self.phase.states, *(binding.value for binding in self.phase.takes)]
         wanted = [binding.value for binding in (*self.outputs, *self.phase.updates)]
         return DefUse(self.phase.ops).behind(wanted, frozenset(known))
@@ -151,7 +151,7 @@ class Lowered:
         return jax.named_scope(f"commplan/{self.phase.name}/line{op.span.line}")
 
     def _begin(self, op: ir.Op, env: Env) -> Callable[[], Env] | None:
-        """Begin a collective that is carried out in two parts, or a request; None for every other op."""
+        """Start a split collective or a request to servers; None for every other op."""
         asking = server_op(op, self.values)
         if asking is not None:
             return self._ask(asking, env)
@@ -196,7 +196,7 @@ class Lowered:
         return ops.unshard(moved, target) if op.kind == "all_gather" else moved
 
     def _at_root(self, op: ir.Collective, moved: Any) -> Any:
-        """What a reduction to one rank leaves on the others is nobody's business: zeros."""
+        """Only the root's result of a reduction to one rank is defined; the other ranks hold zeros."""
         if op.kind != "reduce":
             return moved
         return ops.mask_to_root(moved, self.backend.index(op.axes) == op.root)

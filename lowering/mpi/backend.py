@@ -142,7 +142,7 @@ class MpiBackend:
 
 
 def _communicator(op: Collective, channel: Channel) -> None:
-    """Make it here, where all ranks are: one may come to its collectives while others compile theirs."""
+    """Create the communicator of `op` now: it takes all ranks, which later compile at their own pace."""
     if channel.groups.ways(op.axes) == 1:
         return
     if channel.engine is None or op.form == "rounds":
@@ -160,7 +160,7 @@ def backend_of(schedule: Schedule, comm: Any, sites: Sites, whole: Any = None) -
     """The backend of a worker. Every rank of `comm`, the workers', calls it alike: it makes communicators.
 
     sites: the schedule's. whole: a communicator of workers and servers for what they say to each other,
-    if the plan has servers. Raises CP0830 where there are servers and the engine cannot be had.
+    if the plan has servers. Raises CP0830 where there are servers and no engine.
     """
     sizes, order, file = schedule.mesh_sizes, Order(), schedule.file
     channel, service = Channel(comm, sizes), None

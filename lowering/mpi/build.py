@@ -34,7 +34,7 @@ _SECONDS = 300  # more than any compiler needs
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The engine, loaded into this process. Raises CP0830 where it cannot be had."""
+    """The engine, loaded into this process. Raises CP0830 where it cannot be compiled or loaded."""
     try:
         path = _cached(_compiler(), mpi_library())
     except OSError as error:  # a compiler that cannot be started, a full disk
@@ -161,7 +161,7 @@ def _processor() -> str:
 
 
 def _compile(compiler: Sequence[str], sources: Sequence[Path], path: Path) -> None:
-    """Whoever sees `path` sees all of it, on other hosts too, and after a machine has stopped."""
+    """Compile to `path`, which appears atomically and complete, on other hosts and after a crash too."""
     include, named = f"-I{jax.ffi.include_dir()}", [str(source) for source in sources]
     with replacing(path) as temp:
         for tuning in (["-march=native"], []):  # not every compiler knows its processor

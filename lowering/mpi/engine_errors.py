@@ -1,4 +1,4 @@
-"""What the engine could not carry out, as a diagnostic: XLA hands on its text, in an exception of JAX's."""
+"""Failures of the engine as diagnostics. XLA passes on their text in an exception of JAX."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def reason(error: BaseException, spans: Sequence[Span] = (), file: str = "") -> 
 
 
 def once(error: BaseException) -> None:
-    """Leave out of the engine's error what XLA puts before it for every step that was begun meanwhile."""
+    """Drop the prefixes of an engine's error, which XLA adds once for every step started meanwhile."""
     text = str(error)
     if isinstance(error, ValueError | RuntimeError) and (shorter := _AGAIN.sub("", text)) != text:
         error.__init__(shorter)  # JAX's says what it was made with, whatever its `args` are
@@ -43,7 +43,7 @@ def once(error: BaseException) -> None:
 
 @contextmanager
 def as_diagnostics(spans: Sequence[Span] = (), file: str = "") -> Generator[None]:
-    """Raises CP0834 in place of what JAX raises where the engine could not carry something out."""
+    """Raises CP0834 in place of the JAX exception for a failure of the engine."""
     try:
         yield
     except (ValueError, RuntimeError) as error:

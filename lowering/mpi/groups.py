@@ -56,7 +56,7 @@ class Groups:
         return self._made("native", axes)
 
     def blocking(self, axes: tuple[str, ...]) -> Any:
-        """The same for mpi4jax, which shares its communicators with nobody."""
+        """The same for mpi4jax, which needs a communicator of its own."""
         return self._made("blocking", axes)
 
     def _made(self, use: str, axes: tuple[str, ...]) -> Any:

@@ -220,7 +220,7 @@ def _ended(request: Any) -> bool:
 
 
 def why_ending() -> str:
-    """What ends this process, where that is an exception that nobody caught."""
+    """The uncaught exception that ends this process, or an empty text."""
     error = getattr(sys, "last_value", None)
     return f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else ""
 

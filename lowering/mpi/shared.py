@@ -54,7 +54,7 @@ def offsets(layout: Layout) -> tuple[int, ...]:
 
 
 def regions(comm: Any, rank: int, name: str) -> dict[str, Region]:
-    """What server `rank` of `comm` offers to this process, by state. Waits for it to begin to serve.
+    """The memory that server `rank` of `comm` shares with this process, by state. Waits until it serves.
 
     Raises CP0852 where it has died.
     """
