@@ -82,11 +82,9 @@ def _flops(instruction: Instruction, shapes: _Shapes) -> int:
     if instruction.opcode not in ("dot", "custom-call") or len(tensors) < 2:
         return 0
     contracted = _CONTRACTED.search(instruction.attributes)
-    dims = (
-        [int(text) for text in re.findall(r"\d+", contracted.group(1) or contracted.group(2))]
-        if contracted
-        else []
-    )
+    if contracted is None:
+        return 0
+    dims = [int(text) for text in re.findall(r"\d+", contracted.group(1) or contracted.group(2))]
     return 2 * size * math.prod(tensors[0].shape[dim] for dim in dims) if dims else 0
 
 
