@@ -189,11 +189,7 @@ def _phase(
 
 
 def _asked(
-    phase: graph.Phase,
-    compiled: ir.Phase,
-    values: Mapping[str, ir.Value],
-    schedule: ir.Schedule,
-    said: Said,
+    phase: graph.Phase, compiled: ir.Phase, values: Mapping[str, ir.Value], schedule: ir.Schedule, said: Said
 ) -> Iterator[Line]:
     """What a phase gets from servers without a stage that says so: states that it puts out as they are."""
     spans = {stage.span for stage in phase.stages}
