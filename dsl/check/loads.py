@@ -54,9 +54,9 @@ def check_load(ctx: Context, scope: Scope, statement: ast.StageStmt, expr: ast.L
     if given == 2:
         everywhere = Placement(ctx.ordered((*placement.per, *split)))
         count = scope.bind(targets[1], ArrayType(DType.I32), everywhere)
-    one_clock = clock[0] if clock else None
+    member = clock[0] if clock else None
     return Load(
-        result, source.name, batch, visit, seed, statement.span, count, one_clock, split, ctx.ordered(per),
+        result, source.name, batch, visit, seed, statement.span, count, member, split, ctx.ordered(per),
         tail, options,
     )  # fmt: skip
 
