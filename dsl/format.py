@@ -9,7 +9,9 @@ their distance, and where they stood in one column they still do. Blank lines ar
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from typing import Literal, NamedTuple
 
 from commplan.diagnostics import CommplanError
@@ -48,7 +50,7 @@ def format_source(text: str, file: str) -> str:
     _, mistakes = parse(text, file)
     if mistakes:
         raise CommplanError(*mistakes)
-    entries = _spaced(list(_entries(text.removeprefix("\ufeff"))))
+    entries = _spaced(list(_Reader(text.removeprefix("\ufeff")).entries()))
     lines: list[str] = []
     for run in _runs(entries):
         texts = _columns(run)
@@ -60,62 +62,61 @@ def format_source(text: str, file: str) -> str:
     return newline.join([*lines, ""])
 
 
-def _entries(text: str) -> Iterator[_Entry]:
-    """Everything in the text in order, each comment with what it belongs to."""
-    everything = list(tokenize(text))
-    comments = [token for token in everything if token.type == "COMMENT"]
-    code = iter([token for token in everything if token.type != "COMMENT"])
-    indent, last_line, at = 0, 0, 0
+class _Reader:
+    """A text in order: statements, phase headers and braces, each comment with what it belongs to."""
 
-    def entry(kind: Kind, tokens: tuple[Token, ...], after: int) -> _Entry:
-        """Take the comments between the tokens, and the one behind the last."""
-        nonlocal at, last_line
+    def __init__(self, text: str) -> None:
+        tokens = list(tokenize(text))
+        self.comments = deque(token for token in tokens if token.type == "COMMENT")
+        self.pieces = _pieces(iter([token for token in tokens if token.type != "COMMENT"]))
+        self.indent, self.last_line = 0, 0
+
+    def entries(self) -> Iterator[_Entry]:
+        following = [tokens[0] for _, tokens in self.pieces[1:]]
+        for (kind, tokens), after in zip_longest(self.pieces, following):
+            yield from self._above(tokens[0])
+            if kind == "close":
+                self.indent = 0
+            entry = self._entry(kind, tokens, after)
+            if kind != "open":
+                yield entry
+                continue
+            self.indent = 4
+            # Comments before the brace go behind it: the first on its line, the others below.
+            inner = [comment for index in sorted(entry.inner) for comment in entry.inner[index]]
+            inner += [entry.trailing] if entry.trailing else []
+            yield entry._replace(inner={}, trailing=inner[0] if inner else None)
+            for comment in inner[1:]:
+                yield _Entry("comment", (comment,), {}, None, False, self.indent)
+        yield from self._above(None)
+
+    def _entry(self, kind: Kind, tokens: tuple[Token, ...], after: Token | None) -> _Entry:
+        """Take the comments between the tokens, and the one behind the last. after: the next token."""
         inner: dict[int, tuple[Token, ...]] = {}
-        for index in range(len(tokens) - 1):
-            while at < len(comments) and _before(comments[at], tokens[index + 1]):
-                inner[index] = (*inner.get(index, ()), comments[at])
-                at += 1
-        blank = last_line > 0 and tokens[0].line > last_line + 1
-        last_line = tokens[-1].line
+        for index, token in enumerate(tokens[1:]):
+            while self._next_stands_before(token):
+                inner[index] = (*inner.get(index, ()), self.comments.popleft())
+        blank = self._follows_blank(tokens[0])
+        self.last_line = tokens[-1].line
         trailing = None
-        if at < len(comments) and comments[at].line == last_line and not _nearer(after, comments[at]):
-            trailing = comments[at]
-            at += 1
-        return _Entry(kind, tokens, inner, trailing, blank, indent)
+        if self.comments and self.comments[0].line == self.last_line:
+            between = after is not None and after.line == self.last_line and _before(after, self.comments[0])
+            trailing = None if between else self.comments.popleft()
+        return _Entry(kind, tokens, inner, trailing, blank, self.indent)
 
-    def _nearer(after: int, comment: Token) -> bool:
-        """Whether other code stands between on the same line, at column `after`."""
-        return 0 < after < comment.column
-
-    def above(token: Token | None) -> Iterator[_Entry]:
+    def _above(self, token: Token | None) -> Iterator[_Entry]:
         """The comment lines before `token`."""
-        nonlocal at, last_line
-        while at < len(comments) and (token is None or _before(comments[at], token)):
-            comment = comments[at]
-            at += 1
-            blank = last_line > 0 and comment.line > last_line + 1
-            last_line = comment.line
-            yield _Entry("comment", (comment,), {}, None, blank, indent)
+        while self._next_stands_before(token):
+            comment = self.comments.popleft()
+            blank = self._follows_blank(comment)
+            self.last_line = comment.line
+            yield _Entry("comment", (comment,), {}, None, blank, self.indent)
 
-    pieces = _pieces(code)
-    for index, (kind, tokens) in enumerate(pieces):
-        following = pieces[index + 1][1][0] if index + 1 < len(pieces) else None
-        same_line = following.column if following and following.line == tokens[-1].line else 0
-        yield from above(tokens[0])
-        if kind == "close":
-            indent = 0
-        found = entry(kind, tokens, same_line)
-        if kind != "open":
-            yield found
-            continue
-        indent = 4
-        # Comments before the brace go behind it: the first on its line, the others below.
-        inner = [comment for index in sorted(found.inner) for comment in found.inner[index]]
-        inner += [found.trailing] if found.trailing else []
-        yield found._replace(inner={}, trailing=inner[0] if inner else None)
-        for comment in inner[1:]:
-            yield _Entry("comment", (comment,), {}, None, False, indent)
-    yield from above(None)
+    def _next_stands_before(self, token: Token | None) -> bool:
+        return bool(self.comments) and (token is None or _before(self.comments[0], token))
+
+    def _follows_blank(self, token: Token) -> bool:
+        return 0 < self.last_line < token.line - 1
 
 
 def _pieces(code: Iterator[Token]) -> list[tuple[Kind, tuple[Token, ...]]]:

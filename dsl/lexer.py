@@ -12,18 +12,20 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from commplan.diagnostics import Span
-from commplan.ir.stages import VERBS
+from commplan.ir import stages
 
-# The words of the grammar. A name may not be one of these ...
-KEYWORDS = frozenset(
+# The words of the grammar: those that begin a declaration, a phase or a stage, and those that go on with one.
+DECLARES = frozenset({"PLAN", "AXIS", "ENSEMBLE", "SERVER", "SOURCE", "FN", "INPUT", "STATE"})
+HEADS = frozenset({"AT", "EACH", "EVERY", "PHASE"})
+VERBS = frozenset(verb.upper() for verb in stages.VERBS)
+CLAUSES = frozenset(
     {
-        "plan", "axis", "ensemble", "server", "source", "fn", "input", "state",
-        "at", "each", "every", "phase", "output",
-        "over", "across", "from", "by", "via", "per", "split", "partial", "with", "into",
-        "visit", "seed", "tail", "on",
-        *VERBS,
+        "OVER", "ACROSS", "FROM", "BY", "VIA", "PER", "SPLIT", "PARTIAL", "WITH", "INTO", "VISIT", "SEED",
+        "TAIL", "ON",
     }
 )  # fmt: skip
+# A name may not be one of these ...
+KEYWORDS = frozenset(word.lower() for word in DECLARES | HEADS | VERBS | CLAUSES | {"OUTPUT"})
 # ... but may be one of these, which mean something in one place only, ...
 SOFT = frozenset({"batch", "start", "step", "steps", "same"})
 # ... nor one of these, kept for stages to come.
@@ -84,8 +86,14 @@ def nearest(word: str, known: Sequence[str]) -> str | None:
     """The known word that `word` was probably meant to be, if any is near enough."""
     from difflib import get_close_matches  # noqa: PLC0415  (only mistakes need it)
 
-    found = get_close_matches(word.lower()[:64], known, n=1, cutoff=0.7)
-    return found[0] if found else None
+    matches = get_close_matches(word.lower()[:64], known, n=1, cutoff=0.7)
+    return matches[0] if matches else None
+
+
+def end_of(text: str) -> tuple[int, int]:
+    """Line and column just behind the last character."""
+    line = 1 + text.count("\n") + text.count("\r") - text.count("\r\n")
+    return line, len(text) - max(text.rfind("\n"), text.rfind("\r"))
 
 
 def tokenize(text: str) -> Iterator[Token]:
@@ -99,18 +107,18 @@ def tokenize(text: str) -> Iterator[Token]:
         if group == "newline":
             line, line_start, leads = line + (end - start if text[start] == "\n" else 1), end, True
             continue
-        found = match.group()
+        lexeme = match.group()
         if group == "word":
-            kind = word_type(found)
+            kind = word_type(lexeme)
         elif group == "punctuation":
-            kind = PUNCTUATION[found]
+            kind = PUNCTUATION[lexeme]
         elif group == "comment":
             kind = "COMMENT"
         elif group == "junk":
             kind = "BAD"
         else:
             kind = _number_type(match)
-        yield Token(kind, found, line, start - line_start + 1, end - line_start + 1, leads)
+        yield Token(kind, lexeme, line, start - line_start + 1, end - line_start + 1, leads)
         leads = False
 
 

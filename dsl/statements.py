@@ -12,15 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from commplan.diagnostics import Diagnostic, Note
-from commplan.dsl.lexer import PUNCTUATION, Token, nearest
-from commplan.ir.stages import VERBS
+from commplan.dsl.lexer import CLAUSES, DECLARES, HEADS, PUNCTUATION, VERBS, Token, nearest
 
-CONTINUES = frozenset(
-    "OVER ACROSS FROM BY VIA PER SPLIT PARTIAL WITH INTO VISIT SEED TAIL ON LBRACE".split()  # noqa: SIM905
-)
-DECLARES = frozenset({"PLAN", "AXIS", "ENSEMBLE", "SERVER", "SOURCE", "FN", "INPUT", "STATE"})
-HEADS = frozenset({"AT", "EACH", "EVERY", "PHASE"})
-STAGES = frozenset(verb.upper() for verb in VERBS)
+CONTINUES = CLAUSES | {"LBRACE"}
 
 _CLOSER = {"LPAR": "RPAR", "LSQB": "RSQB", "LBRACE": "RBRACE"}
 _CLOSERS = frozenset(_CLOSER.values())
@@ -138,7 +132,7 @@ class _Splitter:
             yield PhaseClose(None)
 
     def _note_outside(self, event: Statement | PhaseOpen) -> None:
-        """A run of stages after the end of a phase has a `}` of its own, most likely."""
+        """A run of stages after the end of a phase most likely ends with a `}`, which is then forgiven."""
         tokens = event.tokens
         bound = begins_assignment(tokens) and tokens[1].type in ("COMMA", "EQUAL")
         stage = isinstance(event, Statement) and (tokens[0].type == "OUTPUT" or bound)
@@ -240,10 +234,10 @@ class _Splitter:
         """Whether a stage begins at `word`: its verb, or nearly so with an operand behind it."""
         if word is None or word.leads:
             return False
-        if word.type in STAGES:
+        if word.type in VERBS:
             return True
         followed = after is not None and after.is_word and not after.leads
-        return followed and nearest(word.text, sorted(VERBS)) is not None
+        return followed and nearest(word.text, sorted(verb.lower() for verb in VERBS)) is not None
 
     def _match(self, closer: Token, open_: list[Token], bad: bool) -> bool:
         """Close the bracket that `closer` belongs to. False where that is not the innermost,
@@ -275,7 +269,7 @@ class _Splitter:
             depth += (token.type in _CLOSER) - (token.type in _CLOSERS)
             if token.type == "EQUAL" and depth == 0 and token.line == brace.line:
                 value, after = tokens[index + 1 : index + 2], tokens[index + 2 : index + 3]
-                if value and value[0].type not in STAGES and (not after or after[0].type == "COMMA"):
+                if value and value[0].type not in VERBS and (not after or after[0].type == "COMMA"):
                     return True
         return False
 

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 from commplan.diagnostics import Diagnostic, Fix, Note, Span
 from commplan.dsl.grammar import Start, Unexpected, parse_statement
-from commplan.dsl.lexer import PUNCTUATION, Token, nearest, number_mistake, word_type
-from commplan.dsl.statements import DECLARES, HEADS, STAGES
-from commplan.ir.stages import VERBS
+from commplan.dsl.lexer import DECLARES, HEADS, PUNCTUATION, VERBS, Token, nearest, number_mistake, word_type
+from commplan.ir import stages
 
 _KINDS = {
     "NAME": "a name", "INT": "a whole number", "FLOAT": "a number", "QUANTITY": "a number with a unit",
@@ -31,7 +30,7 @@ FORMS = {
     "EVERY": "every N steps { ... }",
     "PHASE": "phase NAME { ... }",
     "OUTPUT": "output NAMES",
-} | {verb.upper(): stage.FORM for verb, stage in VERBS.items()}
+} | {verb.upper(): stage.FORM for verb, stage in stages.VERBS.items()}
 
 
 def bad_token(token: Token) -> Diagnostic:
@@ -82,7 +81,7 @@ _KNOWN_OUTSIDE = (
     "outside a phase stand axis, ensemble, server, source, fn, input, state and the phases: "
     "at start, each step, every N steps, phase NAME"
 )
-_KNOWN_INSIDE = f"the stages are {', '.join(VERBS)}"
+_KNOWN_INSIDE = f"the stages are {', '.join(stages.VERBS)}"
 
 
 def unexpected(start: Start, tokens: Sequence[Token], error: Unexpected) -> Diagnostic:
@@ -101,7 +100,7 @@ def unexpected(start: Start, tokens: Sequence[Token], error: Unexpected) -> Diag
         )
     if token and token.is_word and tokens[index - 1].type in ("INT", "FLOAT") and "COMMA" in accepted:
         return bad_unit(tokens[index - 1], token)
-    if token and accepted >= STAGES:
+    if token and accepted >= VERBS:
         return _no_stage(tokens, index)
     message = f"expected {_expected(accepted)}, found {_found(tokens, index)}"
     form = next((FORMS[t.type] for t in tokens if t.type in FORMS), None)
@@ -117,7 +116,7 @@ def _no_stage(tokens: Sequence[Token], index: int) -> Diagnostic:
     """After `NAMES =` stands no stage."""
     token = tokens[index]
     message = f"expected a stage, found {_found(tokens, index)}"
-    meant = nearest(token.text, sorted(VERBS)) if token.is_word else None
+    meant = nearest(token.text, sorted(stages.VERBS)) if token.is_word else None
     if token.type == "NAME" and index + 1 < len(tokens) and tokens[index + 1].type == "LPAR":
         fix = Fix("write `map` before it", token.span, f"map {token.text}")
         note = Note("a function is applied with `map`: y = map FN(x)")
@@ -162,7 +161,7 @@ def _meant(token: Token | None, accepted: frozenset[str]) -> str | None:
 
 def _expected(accepted: frozenset[str]) -> str:
     kinds = set(accepted)
-    if kinds >= STAGES:
+    if kinds >= VERBS:
         return "a stage"
     if "INT" in kinds and "FLOAT" in kinds:
         kinds -= {"FLOAT", "QUANTITY", "INT"}

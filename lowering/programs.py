@@ -62,11 +62,9 @@ def levels(
     if len(axes) == 1 and axes[0] not in names:
         ranks = {each.level: each.count for each in reversed(spread.get(axes[0], ()))}
     if sorted(names) != sorted(ranks) or math.prod(ranks.values()) != ways:
-        fail(
-            "CP0821",
-            f"`via {algorithm}` does not cut the {ways} ranks of {', '.join(axes)} into levels",
-            f"there are: {', '.join(f'{name} of {count}' for name, count in ranks.items()) or 'none'}",
-        )
+        message = f"`via {algorithm}` does not cut the {ways} ranks of {', '.join(axes)} into levels"
+        note = f"there are: {', '.join(f'{name} of {count}' for name, count in ranks.items()) or 'none'}"
+        fail("CP0821", message, note)
     strides = dict[str, int]()
     for name in reversed(ranks):
         strides[name] = math.prod(ranks[later] for later in strides)
@@ -169,10 +167,10 @@ def _proved(name: str, own: tuple[Level, ...], kind: Kind, ranks: int, root: int
             place += level.place(np.arange(ranks, dtype=np.int64)) * step
             step *= level.ranks
         pairs = [(level.algorithm, level.ranks) for level in own]
-        made = placed(registry.hierarchical(pairs, kind, root=int(place[root]), slices=slices), place)
+        program = placed(registry.hierarchical(pairs, kind, root=int(place[root]), slices=slices), place)
     else:
-        made = registry.program(name, kind, ranks, root=root, slices=slices)
-    wrong = prove(made)
+        program = registry.program(name, kind, ranks, root=root, slices=slices)
+    wrong = prove(program)
     if wrong:
-        raise CommplanError(wrong[0].diagnostic(f"`via {made.name}`, {kind} over {ranks} ranks"))
-    return made
+        raise CommplanError(wrong[0].diagnostic(f"`via {program.name}`, {kind} over {ranks} ranks"))
+    return program

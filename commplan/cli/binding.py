@@ -68,10 +68,15 @@ def compiled(
         calibration=arguments.calibration,
     )
     check_complete(schedule)
+    note_levels(schedule, console)
+    return Compiled(plan, schedule, shapes)
+
+
+def note_levels(schedule: Schedule, console: Console) -> None:
+    """Say on which levels of the topology each axis lies."""
     for axis in schedule.axes:
         if axis.levels:
             console.note(f"{axis.kind} {axis.name} = {axis.size} on {levels_text(axis)}")
-    return Compiled(plan, schedule, shapes)
 
 
 def read_shapes(path: str, console: Console) -> dict[str, Any]:
@@ -86,12 +91,8 @@ def read_shapes(path: str, console: Console) -> dict[str, Any]:
     except RecursionError:
         fail("CP1103", "the shapes are nested too deep", "trees this deep cannot be read", file=path)
     if not isinstance(shapes, dict):
-        fail(
-            "CP1103",
-            f"the shapes are a JSON {_json_kind(shapes)}: expected an object",
-            'such as {"params": {"w": {"shape": [3, 4], "dtype": "f32"}}}',
-            file=path,
-        )
+        message = f"the shapes are a JSON {_json_kind(shapes)}: expected an object"
+        fail("CP1103", message, 'such as {"params": {"w": {"shape": [3, 4], "dtype": "f32"}}}', file=path)
     return {str(name): tree for name, tree in shapes.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
 
 
@@ -106,14 +107,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _json_kind(value: object) -> str:
-    names: dict[type[Any], str] = {
-        list: "array",
-        str: "string",
-        bool: "boolean",
-        int: "number",
-        float: "number",
-    }
-    return names.get(type(value), "null")
+    names = {"list": "array", "str": "string", "bool": "boolean", "int": "number", "float": "number"}
+    return names.get(type(value).__name__, "null")
 
 
 def _once(pairs: Sequence[tuple[str, Any]], flag: str) -> dict[str, Any]:

@@ -66,13 +66,13 @@ def _refused(error: CommplanError, console: Console) -> int:
 
 
 def _reader_gone() -> int:
-    """Whoever read our output has left. Nothing more is written, at exit neither."""
+    """The reader of our output has closed it: write nothing more, not even at exit."""
     _silence(sys.stdout, sys.stderr)
     return BROKEN_PIPE
 
 
 def _silence(*streams: IO[str]) -> None:
-    """Let nothing more be written to these streams, at exit neither."""
+    """Discard what is still written to these streams, also at exit."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in streams:
         try:

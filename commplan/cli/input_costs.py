@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from argparse import Namespace
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ import msgspec
 from commplan.cli.binding import checked
 from commplan.cli.console import RANKS, STDIN, Console
 from commplan.cli.jax_side import differences, function_at, source_at, user_code
+from commplan.cli.verb_calibrate import need
 from commplan.cost.calibration import Calibration, load_calibration, only_input, write_calibration
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.input.measured_costs import InputCosts, merged
@@ -32,11 +32,8 @@ def run(arguments: Namespace, console: Console) -> int:
     if any(os.environ.get(name, "0") != "0" for name in RANKS):
         return 0  # one measures for all
     if arguments.file is None or not arguments.source:
-        fail(
-            "CP0770",
-            "the input of a plan is measured with the plan and its sources",
-            "commplan calibrate PLAN --source NAME=PATH --fn NAME=MODULE:FUNCTION -o OUT",
-        )
+        message = "the input of a plan is measured with the plan and its sources"
+        fail("CP0770", message, "commplan calibrate PLAN --source NAME=PATH --fn NAME=MODULE:FUNCTION -o OUT")
     exists = arguments.output != STDIN and Path(arguments.output).exists()
     old = (
         load_calibration(arguments.output) if exists else None
@@ -63,8 +60,7 @@ def deliver(calibration: Calibration, lines: Sequence[str], output: str, console
 
 @user_code()
 def _measured(plan: Plan, arguments: Namespace, console: Console) -> InputCosts:
-    if importlib.util.find_spec("jax") is None:
-        fail("CP1111", "this needs jax, which is not installed", "pip install 'commplan[jax]'")
+    need("jax", "'commplan[jax]'")
     from commplan.runtime.calibrate.input import Given, calibrate_input, needed
 
     functions = {name: function_at(name, where) for name, where in arguments.fn}

@@ -37,12 +37,9 @@ def user_code() -> Generator[None]:
             yield
     except SystemExit as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
-        fail(
-            "CP1112",
-            f"a function left the command with SystemExit: {error.code}",
-            f'raised at line {last.lineno} of "{last.filename}", in {last.name}',
-            "a function returns what its line declares, or raises an error that says why it cannot",
-        )
+        message = f"a function left the command with SystemExit: {error.code}"
+        note = "a function returns what its line declares, or raises an error that says why it cannot"
+        fail("CP1112", message, f'raised at line {last.lineno} of "{last.filename}", in {last.name}', note)
 
 
 @user_code()
@@ -81,11 +78,8 @@ def _use_cpus(schedule: ir.Schedule) -> None:
     """Ask JAX for as many CPU devices as there are ranks, before it is imported."""
     ranks = math.prod(schedule.mesh_sizes.values())
     if ranks > MOST_RANKS:
-        fail(
-            "CP1107",
-            f"the plan has {ranks} ranks: one machine plays at most {MOST_RANKS}",
-            "declare an axis `?` and give it a smaller size here with --axis NAME=N",
-        )
+        message = f"the plan has {ranks} ranks: one machine plays at most {MOST_RANKS}"
+        fail("CP1107", message, "declare an axis `?` and give it a smaller size here with --axis NAME=N")
     if importlib.util.find_spec("jax") is None:
         fail("CP1107", "this needs JAX, which is not installed", "pip install 'commplan[jax]'")
     if "jax" not in sys.modules:

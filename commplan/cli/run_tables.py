@@ -79,18 +79,18 @@ def costs_of(done: Compiled, times: Sequence[Sequence[PhaseTimes]]) -> list[Phas
         first, phase = same[0], explained[same[0].name]
         inputs = [summary.input for summary in same if summary.input is not None]
         usage = by_line(merged(inputs).lines if inputs else ())
-        waited = max(inputs, key=lambda one: one.wait_s, default=None)
+        waited = max(inputs, key=lambda cost: cost.wait_s, default=None)
         costs.append(
             PhaseCost(
                 first.name,
                 phase.title,
                 first.calls,
-                _most(one.first_s for one in same),
-                _most(one.call_s for one in same),
+                _most(cost.first_s for cost in same),
+                _most(cost.call_s for cost in same),
                 waited.batches if waited else 0,
                 waited.wait_s if waited else 0.0,
                 tuple(_line(line, usage.get(line.line), first.calls) for line in phase.lines),
-                tuple(_rank(one) for one in inputs),
+                tuple(_rank(cost) for cost in inputs),
             )
         )
     return costs
@@ -126,11 +126,9 @@ def _rank(summary: Summary) -> RankCost:
 def _line(line: Line, usage: LineUsage | None, calls: int) -> LineCost:
     once = sum(entry.nbytes for entry in line.traffic) + line.sent
     sent = once * calls if line.traffic or line.sent else None
-    return (
-        LineCost(line.line, line.stage, sent=sent)
-        if usage is None
-        else _used(line.line, line.stage, usage, sent)
-    )
+    if usage is None:
+        return LineCost(line.line, line.stage, sent=sent)
+    return _used(line.line, line.stage, usage, sent)
 
 
 def _used(line: int, stage: str, usage: LineUsage, sent: int | None = None) -> LineCost:
@@ -209,13 +207,8 @@ def _serving(screen: Rich, servers: Sequence[ServerWork]) -> None:
     asked = ("requests", "in its memory", "received", "sent", "updates", "busy s", "waited s", "CPU s")
     table = _table(("rank", "server", *asked), "server")
     for server in servers:
-        counts = (
-            str(server.requests),
-            str(server.shared),
-            sized(server.nbytes),
-            sized(server.answered),
-            str(server.updates),
-        )
+        requests = (str(server.requests), str(server.shared))
+        counts = (*requests, sized(server.nbytes), sized(server.answered), str(server.updates))
         seconds = (server.busy_s, server.wait_s, server.cpu_s)
         table.add_row(str(server.rank), Text(server.name), *counts, *(f"{each:.3f}" for each in seconds))
     screen.print(table)

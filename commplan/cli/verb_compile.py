@@ -111,8 +111,5 @@ def _dump(directory: str | None) -> Observer | None:
     try:
         return dump_to(Path(directory))
     except (OSError, ValueError) as error:
-        fail(
-            "CP1101",
-            f"cannot write to {directory}: {getattr(error, 'strerror', None) or error}",
-            file=directory,
-        )
+        message = f"cannot write to {directory}: {getattr(error, 'strerror', None) or error}"
+        fail("CP1101", message, file=directory)

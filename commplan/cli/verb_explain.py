@@ -30,11 +30,8 @@ def run(arguments: Namespace, console: Console) -> int:
 def _code(code: str, console: Console) -> int:
     text = page(code)
     if text is None:
-        fail(
-            "CP1102",
-            f"there is no error {code}",
-            "codes are listed in the manual, and printed with every error",
-        )
+        message = f"there is no error {code}"
+        fail("CP1102", message, "codes are listed in the manual, and printed with every error")
     if console.human:
         console.put(_styled(text) if console.color(sys.stdout) else text)
     else:

@@ -64,12 +64,8 @@ def _say(
 
 def _document(results: list[_Result], diagnostics: list[Diagnostic], console: Console) -> None:
     files = [
-        {
-            "file": name_of(result.path),
-            "changed": result.changed,
-            "text": result.after if result.path == STDIN else None,
-        }
-        for result in results
+        {"file": name_of(path), "changed": before != after, "text": after if path == STDIN else None}
+        for path, before, after in results
     ]
     console.document(diagnostics, files=files)
 
@@ -78,12 +74,8 @@ def _diff(result: _Result, color: bool) -> str:
     import difflib
 
     name = name_of(result.path)
-    lines = difflib.unified_diff(
-        result.before.splitlines(keepends=True),
-        result.after.splitlines(keepends=True),
-        name,
-        f"{name} (formatted)",
-    )
+    before, after = (text.splitlines(keepends=True) for text in (result.before, result.after))
+    lines = difflib.unified_diff(before, after, name, f"{name} (formatted)")
     paints = {"+": "\x1b[32m", "-": "\x1b[31m", "@": "\x1b[36m"}
     text = ""
     for line in lines:

@@ -30,11 +30,8 @@ def run(arguments: Namespace, console: Console) -> int:
     existing = [str(target) for target in targets if target.exists()]
     if existing:
         exist = "exists" if len(existing) == 1 else "exist"
-        fail(
-            "CP1106",
-            f"{', '.join(existing)} {exist} already; nothing was written",
-            "choose another directory with --into DIR",
-        )
+        message = f"{', '.join(existing)} {exist} already; nothing was written"
+        fail("CP1106", message, "choose another directory with --into DIR")
     for target in targets:
         _write(target, _template(f"{name}{target.suffix}"))
     if not console.human:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from commplan.cli.console import Console
+from commplan.cli.console import Console, fold_table
 from commplan.passes.pipeline.registry import DEFAULT, PASSES
 
 
@@ -55,11 +55,7 @@ def _written(value: Any) -> str:
 
 
 def _table(listed: list[dict[str, Any]]) -> Any:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    for title in ("pass", "what it does", "options"):
-        table.add_column(title, overflow="fold")
+    table = fold_table("pass", "what it does", "options")
     for listed_pass in listed:
         options = ", ".join(
             option["name"] if option["default"] is None else f"{option['name']}={_written(option['default'])}"

@@ -111,7 +111,7 @@ def outliving(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _sized(plan: Plan, arguments: Namespace, world: World) -> Plan:
-    """The plan as it is: under MPI it is compiled for the ranks that there are."""
+    """The plan unchanged; the flags are set to compile it for the ranks of MPI."""
     arguments.backend = "mpi"
     arguments.axis = list(world.sizes(plan, dict(arguments.axis)).items())
     return plan

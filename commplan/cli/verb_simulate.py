@@ -9,14 +9,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from commplan.cli.console import STDIN, Console, name_of
+from commplan.cli.console import STDIN, Console, in_bytes, name_of
 from commplan.cli.saved import is_saved, read_saved
 from commplan.cost import Predictor, Simulation, load_calibration, simulate
 from commplan.cost.schedule.timeline import OpTime, PhaseTime, Stretch
 from commplan.cost.servers.server_traffic import elastic_of
 from commplan.diagnostics import fail
 from commplan.explain.servers import every, held_line, mode_lines, one_mode, talk_lines, title
-from commplan.explain.stages import levels_text
 from commplan.ir.plan import AxisKind, Plan
 from commplan.ir.schedule import Elastic, Schedule
 from commplan.protocol.build_sites import sites
@@ -68,7 +67,7 @@ def _schedule(arguments: Namespace, topology: Topology, console: Console) -> tup
 
 
 def _scaled(plan: Plan, ranks: int, sizes: Iterable[tuple[str, int]]) -> Plan:
-    """`plan` with its first axis so long that there are `ranks` ranks. Raises CP0754 where that cannot be."""
+    """`plan` with its first axis resized to give `ranks` ranks. Raises CP0754 where that is impossible."""
     given = dict(sizes)
     ranked = [axis for axis in plan.axes if axis.kind is not AxisKind.SERVER]
     if not ranked:
@@ -79,18 +78,16 @@ def _scaled(plan: Plan, ranks: int, sizes: Iterable[tuple[str, int]]) -> Plan:
         fail("CP0754", "--ranks needs the sizes of all axes but the first", "give them with --axis NAME=N")
     inside = math.prod(size for size in others if size is not None)
     if ranks % inside:
-        fail(
-            "CP0754",
-            f"{ranks} ranks cannot be laid out: the other axes of plan `{plan.name}` have {inside}",
-            f"give a multiple of {inside}, or their sizes with --axis NAME=N",
-            file=plan.file,
-        )
+        message = f"{ranks} ranks cannot be laid out: the other axes of plan `{plan.name}` have {inside}"
+        note = f"give a multiple of {inside}, or their sizes with --axis NAME=N"
+        fail("CP0754", message, note, file=plan.file)
     longer = msgspec.structs.replace(first, size=ranks // inside)
     return msgspec.structs.replace(plan, axes=tuple(longer if a is first else a for a in plan.axes))
 
 
 def _saved(text: str, name: str, arguments: Namespace, topology: Topology, console: Console) -> Schedule:
     """A saved schedule, its axes placed as the flags say, else as it was compiled, else by name."""
+    from commplan.cli.binding import note_levels
     from commplan.verify import verify
 
     if arguments.ranks:
@@ -103,9 +100,7 @@ def _saved(text: str, name: str, arguments: Namespace, topology: Topology, conso
     if mapping or not (known and placed):
         axes = place(schedule.axes, topology, mapping, oversubscribe=arguments.oversubscribe)
         schedule = msgspec.structs.replace(schedule, axes=axes)
-    for axis in schedule.axes:
-        if axis.levels:
-            console.note(f"{axis.kind} {axis.name} = {axis.size} on {levels_text(axis)}")
+    note_levels(schedule, console)
     return schedule
 
 
@@ -163,11 +158,8 @@ class _Servers:
 
 
 def _print(rich: Any, simulation: Simulation, lines: Sequence[str], servers: _Servers) -> None:
-    source = (
-        f"calibrated {simulation.calibrated}"
-        if simulation.calibrated
-        else "costs of the topology file, not measured"
-    )
+    calibrated = f"calibrated {simulation.calibrated}"
+    source = calibrated if simulation.calibrated else "costs of the topology file, not measured"
     ranks = f"{simulation.ranks} rank{'s' * (simulation.ranks != 1)}{servers.beside}"
     machine = f"{simulation.topology}: {ranks}, {simulation.backend}"
     rich.print(f"{simulation.plan} on {machine}; {source}", markup=False)
@@ -223,12 +215,9 @@ def _rows(ops: Sequence[OpTime]) -> list[_Row]:
             continue
         form = f" ({op.form})" if op.form else ""
         label = f"{op.op} via {op.algorithm}{form}" if op.algorithm else op.op
-        old = rows.get((op.line, label))
-        if old is None:
-            rows[op.line, label] = _Row(op.line, label, 1, op.start, op.seconds, op.bound, op.source)
-            continue
-        rows[op.line, label] = old._replace(
-            times=old.times + 1, seconds=old.seconds + op.seconds, bound=old.bound + op.bound
+        row = rows.get((op.line, label), _Row(op.line, label, 0, op.start, 0.0, 0.0, op.source))
+        rows[op.line, label] = row._replace(
+            times=row.times + 1, seconds=row.seconds + op.seconds, bound=row.bound + op.bound
         )
     return list(rows.values())
 
@@ -257,15 +246,10 @@ def time(seconds: float) -> str:
     """`3.14 ms`: three digits and a unit."""
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if seconds >= scale:
-            return (
-                f"{seconds / scale:.3g} {unit}" if seconds < 1000 * scale else f"{seconds / scale:.0f} {unit}"
-            )
+            return f"{seconds / scale:{'.3g' if seconds < 1000 * scale else '.0f'}} {unit}"
     return f"{seconds / 1e-9:.3g} ns" if seconds else "0"
 
 
 def size(nbytes: float) -> str:
     """`12.5 MiB`."""
-    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if nbytes >= scale:
-            return f"{nbytes / scale:.4g} {unit}"
-    return f"{nbytes:.4g} B"
+    return in_bytes(nbytes, ".4g")

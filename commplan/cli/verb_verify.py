@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from commplan.cli.console import Console, name_of, printed
+from commplan.cli.console import Console, fold_table, in_bytes, name_of, printed
 from commplan.cli.saved import is_saved, read_saved
 from commplan.cli.verify_input import input_data, input_text
 from commplan.cli.verify_servers import Served
-from commplan.diagnostics import CommplanError, Diagnostic, fail
+from commplan.diagnostics import CommplanError, Diagnostic, fail, plural
 from commplan.ir.schedule import Collective, Schedule
 from commplan.verify.programs.algorithm_proof import (
     Proof,
@@ -166,7 +166,7 @@ class _Facts:
             groups = ", ".join("x".join(axes) for axes in self.communicators)
             out.append(
                 f"communicators: {len(self.communicators)} ({groups}), created and called in one order by all"
-                f" ranks, {_counted('call', len(self.calls))}"
+                f" ranks, {plural(len(self.calls), 'call')}"
             )
         out += input_text(self.visits, self.shares, self.input)
         for memory in self.memory:
@@ -178,14 +178,10 @@ class _Facts:
         return "\n".join(out) + "\n"
 
 
-def _counted(noun: str, number: int) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"
-
-
 def _sizes(noun: str, number: int, sizes: dict[str, int]) -> str:
     """How many there are of something, and along which axes."""
     each = ", ".join(f"{name} = {size}" for name, size in sizes.items())
-    return _counted(noun, number) + (f" ({each})" if each else "")
+    return plural(number, noun) + (f" ({each})" if each else "")
 
 
 def _lines(schedule: Schedule) -> list[_Line]:
@@ -232,11 +228,7 @@ def _bytes(share: Fraction, nbytes: int) -> int:
 
 
 def _table(lines: list[_Line], color: bool) -> str:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    for title in ("line", "collective", "over", "via", "rounds", "busiest rank", "at least", "proof"):
-        table.add_column(title, overflow="fold")
+    table = fold_table("line", "collective", "over", "via", "rounds", "busiest rank", "at least", "proof")
     for line in lines:
         kind = f"{line.kind} x {line.number}" if line.number > 1 else line.kind
         over = f"{', '.join(line.axes)} ({line.ranks})"
@@ -255,10 +247,7 @@ def _table(lines: list[_Line], color: bool) -> str:
 
 
 def _size(nbytes: int) -> str:
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if nbytes >= size:
-            return f"{nbytes / size:.1f} {unit}"
-    return f"{nbytes} B"
+    return in_bytes(nbytes, ".1f")
 
 
 def _algorithm(arguments: Namespace, console: Console) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from commplan.diagnostics import Fix, Note, Span, listed
 from commplan.dsl import ast
-from commplan.dsl.check.context import Context, described
+from commplan.dsl.check.context import Context
 from commplan.dsl.check.placements import resolve_axes
 from commplan.dsl.check.scope import Scope
 from commplan.ir.plan import AxisKind, Value
@@ -38,23 +38,21 @@ def _reduce_axes(ctx: Context, expr: ast.StageExpr) -> tuple[str, ...] | None:
     ensembles = [axis for axis in axes if ctx.axes[axis].kind is AxisKind.ENSEMBLE]
     word = expr.over_word
     if ensembles and len(ensembles) < len(axes):
-        ctx.error(
+        return ctx.error(
             "CP0308",
             f"one `reduce` cannot mix the ensemble {listed(ensembles)} with "
             f"{listed(axis for axis in axes if axis not in ensembles)}",
             word.span.to(expr.over[-1].span),
             "write two stages: one `over` the axes, one `across` the ensemble",
         )
-        return None
     if ensembles and word.text == "over":
-        ctx.error(
+        return ctx.error(
             "CP0307",
             f"this would combine the members of {listed(ensembles)}, which are networks of their own",
             word.span,
             "gradients of different members have nothing to do with each other; if it is meant, say `across`",
             fix=Fix("write `across`", word.span, "across"),
         )
-        return None
     none = f"{listed(axes)} {'is none' if len(axes) == 1 else 'are none'}"
     return axes if ensembles or _says_over(ctx, word, f"`across` is for ensembles, and {none}") else None
 
@@ -67,14 +65,10 @@ def _worker_axes(ctx: Context, expr: ast.StageExpr) -> tuple[str, ...] | None:
         return None
     if len(axes) == 1 or expr.kind == "broadcast":
         return axes
+    message = f"`{expr.kind}` takes one axis, found {len(axes)}"
     cuts = "split" in (OVER_AXES[expr.kind].MAKES, *OVER_AXES[expr.kind].TAKES)
-    ctx.error(
-        "CP0410",
-        f"`{expr.kind}` takes one axis, found {len(axes)}",
-        expr.over[1].span.to(expr.over[-1].span),
-        f"write one `{expr.kind}` for each axis" + ", in the order in which they cut" * cuts,
-    )
-    return None
+    note = f"write one `{expr.kind}` for each axis" + ", in the order in which they cut" * cuts
+    return ctx.error("CP0410", message, ast.span_of(expr.over[1:]), note)
 
 
 def stage_axes(ctx: Context, names: Sequence[ast.Name], stage: str) -> tuple[str, ...] | None:
@@ -82,13 +76,8 @@ def stage_axes(ctx: Context, names: Sequence[ast.Name], stage: str) -> tuple[str
     axes = resolve_axes(ctx, names, _ANY, f"an axis to {stage} over")
     for name in names if axes is not None else ():
         if ctx.axes[name.text].kind is AxisKind.ENSEMBLE:
-            ctx.error(
-                "CP0309",
-                f"`{stage}` cannot cross the ensemble `{name.text}`",
-                name.span,
-                "members are networks of their own: only `reduce ... across` and `share` cross an ensemble",
-            )
-            return None
+            note = "members are networks of their own: only `reduce ... across` and `share` cross an ensemble"
+            return ctx.error("CP0309", f"`{stage}` cannot cross the ensemble `{name.text}`", name.span, note)
     return axes
 
 
@@ -119,17 +108,13 @@ def check_on_workers(ctx: Context, name: ast.Name, value: Value, stage: str) -> 
             "CP0320",
             f"`{stage}` cannot take loaded records, found `{name.text}`",
             name.span,
-            described(value),
+            value,
             "records are on the host: `map`, `share` and `output` take them; a fn on the device makes arrays",
         )
     if value.placement.server is not None:
-        ctx.fail(
-            "CP0318",
-            f"`{name.text}` lives on `{value.placement.server}`, out of reach of `{stage}`",
-            name.span,
-            described(value),
-            "only `exchange` and `elastic` bring servers and workers together",
-        )
+        message = f"`{name.text}` lives on `{value.placement.server}`, out of reach of `{stage}`"
+        note = "only `exchange` and `elastic` bring servers and workers together"
+        ctx.fail("CP0318", message, name.span, value, note)
 
 
 def axis_span(expr_axes: Sequence[ast.Name], axis: str) -> Span:

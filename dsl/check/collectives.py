@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 from commplan.diagnostics import Note, listed
 from commplan.dsl import ast
 from commplan.dsl.check.axes import axis_span, check_on_workers, collective_axes
-from commplan.dsl.check.context import Context, described, is_scalar
+from commplan.dsl.check.context import Context, is_scalar
 from commplan.dsl.check.numbers import integer
 from commplan.dsl.check.ops import WrittenReduction, check_operand, reduction, sum_or_mean
 from commplan.dsl.check.options import hints
@@ -29,15 +29,13 @@ def check_collective(
     over = collective_axes(ctx, scope, expr)
     by = _reduction(ctx, scope, expr)
     via = algorithm(ctx, expr.via, expr.kind, over)
-    found = hints(ctx, expr.options, expr.kind, operand.type if operand else None)
-    check_accumulation(ctx, expr.via, by and by.op.name, via, found, operand)
+    options = hints(ctx, expr.options, expr.kind, operand.type if operand else None)
+    check_accumulation(ctx, expr.via, by and by.op.name, via, options, operand)
     number = _number(ctx, expr, kind, over)
     if expr.kind == "share" and expr.via is None:
-        ctx.error(
-            "CP0402", "the share does not say how", expr.span,
-            f"add `via` with {listed(carrying('share'), 'or')}",
-            "without a `share` the compiler chooses",
-        )  # fmt: skip
+        message = "the share does not say how"
+        note = "without a `share` the compiler chooses"
+        ctx.error("CP0402", message, expr.span, f"add `via` with {listed(carrying('share'), 'or')}", note)
     if operand is None or over is None or number is None:
         return None
     _check_placement(ctx, scope, expr, kind, operand, by)
@@ -55,7 +53,7 @@ def check_collective(
     across = expr.over_word.text == "across"
     fields: dict[str, Any] = {
         "result": result, "operand": operand.id, "axes": over, "span": statement.span, "via": via,
-        "hints": found, "op": by and by.op, "across": across, **number,
+        "hints": options, "op": by and by.op, "across": across, **number,
     }  # fmt: skip
     return kind(**{name: fields[name] for name in kind.__struct_fields__})
 
@@ -69,18 +67,11 @@ def _well_formed(
     if expr.root is not None and word != "from":
         ctx.error("CP0403", f"`{expr.kind}` takes no `from`", expr.root.span, "only `broadcast` has a root")
     if expr.by is not None and word != "by" and "op" not in kind.__struct_fields__:
-        ctx.error(
-            "CP0403",
-            f"`{expr.kind}` takes no `by`",
-            expr.by.span,
-            "it combines nothing: `reduce` and `scatter` do",
-        )
+        message = f"`{expr.kind}` takes no `by`"
+        ctx.error("CP0403", message, expr.by.span, "it combines nothing: `reduce` and `scatter` do")
     if len(statement.targets) > 1:
-        ctx.error(
-            "CP0401",
-            f"`{expr.kind}` gives one value, found {len(statement.targets)} names for it",
-            statement.targets[1].span.to(statement.targets[-1].span),
-        )
+        message = f"`{expr.kind}` gives one value, found {len(statement.targets)} names for it"
+        ctx.error("CP0401", message, ast.span_of(statement.targets[1:]))
     return len(ctx.diagnostics) == before
 
 
@@ -100,8 +91,8 @@ def _number(
     field, number = kind.NUMBER
     written = expr.root if number.word == "from" else expr.by
     if not isinstance(written, ast.Number):
-        ctx.error("CP0402", number.missing[0], written.span if written else expr.span, number.missing[1])
-        return None
+        where = written.span if written else expr.span
+        return ctx.error("CP0402", number.missing[0], where, number.missing[1])
     value = integer(ctx, written, number.what, least=number.least)
     if value is None or over is None or number.rule is None:
         return None if value is None else {field: value}
@@ -127,10 +118,10 @@ def _check_placement(
     """The stage takes what its operand is; the first axis along which it does not is reported."""
     if expr.kind == "share":
         broken = rules.loaded(expr.operand.text, records=isinstance(operand.type, RecordsType))
-        ctx.require("CP0420", broken, expr.operand.span, described(operand))
+        ctx.require("CP0420", broken, expr.operand.span, operand)
         varying = [axis.text for axis in expr.over if operand.placement.varies(axis.text)]
         span = axis_span(expr.over, varying[0]) if varying else expr.span
-        ctx.require("CP0421", rules.alike(expr.operand.text, varying), span, described(operand))
+        ctx.require("CP0421", rules.alike(expr.operand.text, varying), span, operand)
         return
     check_on_workers(ctx, expr.operand, operand, expr.kind)
     for axis in expr.over:
@@ -138,14 +129,12 @@ def _check_placement(
         if lies not in kind.TAKES:
             _fail_placement(ctx, scope, expr, operand, axis, lies)
         if lies == "partial" and by is not None and by.op.name in ("max", "min"):
-            ctx.fail(
-                "CP0317",
+            message = (
                 f"`{by.op.name}` of terms of a sum means nothing: `{expr.operand.text}` is partial "
-                f"over `{axis.text}`",
-                by.span,
-                described(operand),
-                "`sum` or `mean` adds the terms; `max` and `min` compare values that are `per` rank",
+                f"over `{axis.text}`"
             )
+            note = "`sum` or `mean` adds the terms; `max` and `min` compare values that are `per` rank"
+            ctx.fail("CP0317", message, by.span, operand, note)
     if expr.kind == "gather":
         _check_cut_last(ctx, expr, operand)
     elif kind.MAKES == "split" and is_scalar(operand.type):
@@ -153,7 +142,7 @@ def _check_placement(
             "CP0311",
             f"a scalar cannot be split, found `{expr.operand.text}`",
             expr.operand.span,
-            described(operand),
+            operand,
             "the leading dimension is cut, and a scalar has none"
             + (": `reduce` it" * (expr.kind == "scatter")),
         )
@@ -197,42 +186,30 @@ def _fail_placement(
             remedy = (
                 f"declare it `partial {axis.text}` if it is a term; `reduce` takes values that are `per` rank"
             )
-    ctx.fail(code, message, axis.span, described(operand), remedy)
+    ctx.fail(code, message, axis.span, operand, remedy)
 
 
 def _fail_same(ctx: Context, scope: Scope, expr: ast.StageExpr, operand: Value, axis: ast.Name) -> NoReturn:
     """A collective along an axis on which nothing varies: reduced before, or never different."""
-    made = scope.made_same.get(operand.id, {}).get(axis.text)
-    if made is not None:
-        ctx.fail(
-            "CP0301",
-            f"`{expr.operand.text}` is already the same over `{axis.text}`",
-            axis.span,
-            Note("it was made so here", made),
-            f"leave this `{expr.kind}` out",
-        )
+    reduced_at = scope.made_same.get(operand.id, {}).get(axis.text)
+    if reduced_at is not None:
+        message = f"`{expr.operand.text}` is already the same over `{axis.text}`"
+        note = f"leave this `{expr.kind}` out"
+        ctx.fail("CP0301", message, axis.span, Note("it was made so here", reduced_at), note)
     remedy = (
         f"if each rank has its own, declare it `per {axis.text}`; a term of a sum is `partial {axis.text}`"
     )
     if expr.kind == "gather":
         remedy = f"if it is cut over `{axis.text}`, declare it `split {axis.text}`"
-    ctx.fail(
-        "CP0302",
-        f"`{expr.operand.text}` does not vary over `{axis.text}`, so there is nothing to {expr.kind}",
-        axis.span,
-        described(operand),
-        remedy,
-    )
+    message = f"`{expr.operand.text}` does not vary over `{axis.text}`, so there is nothing to {expr.kind}"
+    ctx.fail("CP0302", message, axis.span, operand, remedy)
 
 
 def _check_cut_last(ctx: Context, expr: ast.StageExpr, operand: Value) -> None:
     split, axis = operand.placement.split, expr.over[0]
     if split[-1] != axis.text:
-        ctx.fail(
-            "CP0313",
+        message = (
             f"`{expr.operand.text}` was cut over {listed(split)} in this order, "
-            f"so `{split[-1]}` is gathered first",
-            axis.span,
-            described(operand),
-            "gather in the opposite order: the last cut first",
+            f"so `{split[-1]}` is gathered first"
         )
+        ctx.fail("CP0313", message, axis.span, operand, "gather in the opposite order: the last cut first")

@@ -9,7 +9,7 @@ import msgspec
 
 from commplan.diagnostics import Span, listed
 from commplan.dsl import ast
-from commplan.dsl.check.context import Context, described, is_scalar
+from commplan.dsl.check.context import Context, is_scalar
 from commplan.dsl.check.numbers import written
 from commplan.dsl.check.scope import Scope
 from commplan.ir.plan import Reduction, Value
@@ -45,13 +45,8 @@ def reduction(
 ) -> WrittenReduction | None:
     """The operator behind `by`, or None with the error reported. `span` is the stage's."""
     if by is None:
-        ctx.error(
-            "CP0402",
-            "the stage does not say how terms are combined",
-            span,
-            f"add `by` with {listed(OPS, 'or')}",
-        )
-        return None
+        message = "the stage does not say how terms are combined"
+        return ctx.error("CP0402", message, span, f"add `by` with {listed(OPS, 'or')}")
     call = written_call(ctx, by, "operator", OPS)
     if call is None:
         return None
@@ -72,8 +67,7 @@ def sum_or_mean(
     if made is None or made.op.name in ("sum", "mean"):
         return made
     message = f"`{stage}` adds terms of a sum, and `{made.op.name}` does not"
-    ctx.error("CP0317", message, made.span, "use `sum` or `mean`")
-    return None
+    return ctx.error("CP0317", message, made.span, "use `sum` or `mean`")
 
 
 def _weighted(
@@ -81,43 +75,30 @@ def _weighted(
 ) -> WrittenReduction | None:
     first, *rest = args
     if name != "mean":
-        ctx.error(
+        return ctx.error(
             "CP0405", f"`{name}` takes no arguments", first.span, "only `mean` does: `mean(weight = n)`"
         )
-        return None
     if rest or first.key is None or first.key.text != "weight":
         wrong = rest[0] if rest else first
         near = ctx.rename(first.key, ("weight",)) if first.key is not None and not rest else None
-        ctx.error(
+        return ctx.error(
             "CP0405", "`mean` takes one argument, `weight`", wrong.span, "write `mean(weight = n)`", fix=near
         )
-        return None
     if isinstance(first.value, ast.Number):
-        ctx.error(
+        return ctx.error(
             "CP0407", f"the weight is a value, found the number `{written(first.value)}`", first.value.span,
             "a weight that is the same for all terms changes nothing: write `mean`",
         )  # fmt: skip
-        return None
     weight = scope.operand(first.value)
     if weight is None:
         return None
     if not _is_number(weight.type):
-        ctx.error(
-            "CP0407",
-            f"the weight is a numeric scalar, found {weight.type}",
-            first.value.span,
-            described(weight),
+        return ctx.error(
+            "CP0407", f"the weight is a numeric scalar, found {weight.type}", first.value.span, weight
         )
-        return None
     if isinstance(weight.type, ArrayType) and weight.type.dtype is DType.U8:
-        ctx.error(
-            "CP0407",
-            "the weights are added, and a sum of u8 wraps around at 256",
-            first.value.span,
-            described(weight),
-            "declare it i32 or f32",
-        )
-        return None
+        message = "the weights are added, and a sum of u8 wraps around at 256"
+        return ctx.error("CP0407", message, first.value.span, weight, "declare it i32 or f32")
     return WrittenReduction(Reduction("mean", weight.id), call.span, weight)
 
 
@@ -125,36 +106,36 @@ def _is_number(type_: Type) -> bool:
     return isinstance(type_, ArrayType) and is_scalar(type_) and type_.dtype is not DType.BOOL
 
 
-def check_operand(ctx: Context, found: WrittenReduction, operand: Value) -> None:
+def check_operand(ctx: Context, by: WrittenReduction, operand: Value) -> None:
     """The operand's type and placement suit the operator."""
     if isinstance(operand.type, ArrayType):
-        dtype, what, note = operand.type.dtype, f"`{operand.name}`", described(operand)
-        ctx.require("CP0408", rules.numbers(found.op.name, dtype, what), found.span, note)
-        ctx.require("CP0406", rules.floats(found.op.name, dtype, what), found.span, note)
-    if found.weight is not None:
-        check_scalar(ctx, found.weight, operand, found.span, "the weight")
+        dtype, name, note = operand.type.dtype, f"`{operand.name}`", operand
+        ctx.require("CP0408", rules.numbers(by.op.name, dtype, name), by.span, note)
+        ctx.require("CP0406", rules.floats(by.op.name, dtype, name), by.span, note)
+    if by.weight is not None:
+        check_scalar(ctx, by.weight, operand, by.span, "the weight")
 
 
 def check_scalar(
-    ctx: Context, scalar: Value, operand: Value, span: Span, what: str, code: str = "CP0407"
+    ctx: Context, scalar: Value, operand: Value, span: Span, role: str, code: str = "CP0407"
 ) -> None:
     """A scalar varies at most where the operand does, and is no unreduced term."""
     if scalar.placement.partial:
         ctx.fail(
             code,
-            f"{what} is `{scalar.name}`, partial over {listed(scalar.placement.partial)}",
+            f"{role} is `{scalar.name}`, partial over {listed(scalar.placement.partial)}",
             span,
-            described(scalar),
+            scalar,
             "reduce it first, or declare it `per` if it is each rank's own number",
         )
     if scalar.placement.server is not None:
-        ctx.fail(code, f"{what} is `{scalar.name}`, which lives on a server", span, described(scalar))
+        ctx.fail(code, f"{role} is `{scalar.name}`, which lives on a server", span, scalar)
     more = [axis for axis in scalar.placement.varying if not operand.placement.varies(axis)]
     if more:
         ctx.fail(
             code,
-            f"{what} is `{scalar.name}`, which varies over {listed(more)}, where `{operand.name}` does not",
+            f"{role} is `{scalar.name}`, which varies over {listed(more)}, where `{operand.name}` does not",
             span,
-            described(scalar),
-            described(operand),
+            scalar,
+            operand,
         )

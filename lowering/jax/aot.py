@@ -1,4 +1,4 @@
-"""Devices of a machine that is not there, to compile for: XLA's ahead-of-time compiler for GPUs.
+"""Devices to compile for ahead of time, on a machine without GPUs.
 
 It needs no GPU, driver or CUDA library: the wheels `jax-cuda12-plugin` and `jax-cuda12-pjrt` of
 JAX's own version (installed with `--no-deps`) and `nvidia-cuda-nvcc-cu12` are enough. There is no

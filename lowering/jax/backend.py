@@ -26,7 +26,7 @@ class Run(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Lay:
+class BufferLayout:
     """How arrays of `shapes` lie in a buffer of `size` elements: `runs`, in the order of their offsets.
 
     What no run covers is zero in what a collective takes, and dropped of what it gives.
@@ -92,8 +92,8 @@ class Backend(Protocol):
         """
         ...
 
-    def together(
-        self, xs: Sequence[Array], op: Collective, taken: Lay, given: Lay
+    def start_packed(
+        self, xs: Sequence[Array], op: Collective, taken: BufferLayout, given: BufferLayout
     ) -> Callable[[], Sequence[Array]] | None:
         """The collective of a buffer in which arrays of one dtype lie as `taken` says, without making it;
         what comes is cut as `given` says. As `start`, or done already where `op` is carried out in one. None

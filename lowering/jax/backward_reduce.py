@@ -123,13 +123,9 @@ def _follow(ref: str, uses: DefUse[ir.Op]) -> tuple[tuple[Step, ...], str]:
 
 
 def _cannot(lowered: Lowered, name: str, why: str) -> NoReturn:
-    fail(
-        "CP0815",
-        f"run.tap cannot reduce like `{name}`: {why}",
-        "call the phase after the gradient instead",
-        span=lowered.phase.span,
-        file=lowered.schedule.file,
-    )
+    message = f"run.tap cannot reduce like `{name}`: {why}"
+    note = "call the phase after the gradient instead"
+    fail("CP0815", message, note, span=lowered.phase.span, file=lowered.schedule.file)
 
 
 def tap(how: Recipe, tree: Any) -> Any:

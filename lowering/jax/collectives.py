@@ -13,7 +13,7 @@ from typing import Any
 
 from commplan.ir.schedule import Collective, Spread
 from commplan.lowering.jax import _compat, hierarchical, order, programs
-from commplan.lowering.jax.backend import Lay
+from commplan.lowering.jax.backend import BufferLayout
 from commplan.lowering.jax.bitcast import as_bits, with_derivative
 from commplan.lowering.jax.typing_shim import jnp, lax
 from commplan.lowering.programs import levels as levels_of
@@ -73,20 +73,22 @@ class LaxBackend:
             def rounds(flat: Array) -> Array:
                 return programs.run(program, flat, team, how, on_cpu=self.on_cpu)
 
-            made = self._differentiated(rounds, x.reshape(-1), op)
+            result = self._differentiated(rounds, x.reshape(-1), op)
         else:
             own = levels_of(op.algorithm, op.axes, self.sizes, self.spread)
-            stairs = hierarchical.Stairs(op, own, ways, self.platform, self.file)
+            stairs = hierarchical.HierarchicalCollective(op, own, ways, self.platform, self.file)
             if len(own) < 2 or op.kind == "reduce" or (op.kind == "all_reduce" and stairs.is_one_for(x)):
                 return self._native(x, op)
             if stairs.is_plain and op.kind in ("all_reduce", "broadcast"):
                 return stairs.run(x.reshape(-1)).reshape(x.shape)
-            made = self._differentiated(stairs.run, x.reshape(-1), op)
+            result = self._differentiated(stairs.run, x.reshape(-1), op)
         if gathers:
-            return made.reshape(ways * x.shape[0], *x.shape[1:])
-        return made.reshape(x.shape if op.kind != "reduce_scatter" else (x.shape[0] // ways, *x.shape[1:]))
+            return result.reshape(ways * x.shape[0], *x.shape[1:])
+        return result.reshape(x.shape if op.kind != "reduce_scatter" else (x.shape[0] // ways, *x.shape[1:]))
 
-    def together(self, xs: Sequence[Array], op: Collective, taken: Lay, given: Lay) -> None:
+    def start_packed(
+        self, xs: Sequence[Array], op: Collective, taken: BufferLayout, given: BufferLayout
+    ) -> None:
         """XLA fuses what makes a buffer with what makes its parts."""
         del xs, op, taken, given
 
@@ -131,8 +133,8 @@ class LaxBackend:
         scattered = op.kind in ("reduce_scatter", "reduce")
 
         def typed(flat: Array) -> Array:
-            made = move(flat)
-            return made if scattered else _compat.assume_same(made, op.axes)
+            result = move(flat)
+            return result if scattered else _compat.assume_same(result, op.axes)
 
         def derivative(flat: Array) -> Array:
             if op.op in ("max", "min"):

@@ -58,10 +58,7 @@ def run(program: Program, x: Array, team: Team, op: str = "sum", *, on_cpu: bool
     if on_cpu and program.kind not in REDUCING and to_bits(x).dtype != x.dtype:
         return as_bits(lambda moved: run(program, moved, team, op, on_cpu=on_cpu), x)
     rank = _Rank(team, op, on_cpu=on_cpu)
-    block = x.shape[0]
-    if program.kind in ("all_gather", "gather"):
-        empty = jnp.zeros_like(x, shape=(program.ranks * block,))
-        x = lax.dynamic_update_slice(empty, x, (rank.place * block,))
+    block, x = x.shape[0], slots(program, x, rank.place)
     steps, last = steps_of(program, x.shape[0]), None
     for rounds in stretches(steps):
         x, last = rank.round(x, last, rounds[0]) if len(rounds) == 1 else rank.rounds(x, last, rounds)
@@ -71,6 +68,14 @@ def run(program: Program, x: Array, team: Team, op: str = "sum", *, on_cpu: bool
         return last
     own = block // program.ranks
     return lax.dynamic_slice(x, (rank.place * own,), (own,))
+
+
+def slots(program: Program, x: Array, place: Any) -> Array:
+    """What the rank at `place` begins with: where blocks are gathered its own, between zeros."""
+    if program.kind not in ("all_gather", "gather"):
+        return x
+    empty = jnp.zeros_like(x, shape=(program.ranks * x.shape[0],))
+    return lax.dynamic_update_slice(empty, x, (place * x.shape[0],))
 
 
 class _Row(NamedTuple):
@@ -175,13 +180,8 @@ class _Rank:
         return new
 
     def _combine(self, old: Array, new: Array) -> Array:
-        match self.op:
-            case "max":
-                return jnp.maximum(old, new)
-            case "min":
-                return jnp.minimum(old, new)
-            case _:
-                return _rounded(old + new)
+        extreme = {"max": jnp.maximum, "min": jnp.minimum}.get(self.op)
+        return _rounded(old + new) if extreme is None else extreme(old, new)
 
 
 def _rounded(total: Array) -> Array:

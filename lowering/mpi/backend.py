@@ -15,10 +15,10 @@ from commplan.diagnostics import fail
 from commplan.ir.plan import AxisKind
 from commplan.ir.schedule import Collective, Schedule, Spread
 from commplan.lowering.jax import _compat
-from commplan.lowering.jax.backend import Lay
+from commplan.lowering.jax.backend import BufferLayout
 from commplan.lowering.jax.typing_shim import lax
 from commplan.lowering.mpi.collectives import Channel, Pending, Spec
-from commplan.lowering.mpi.service import Service, goodbye
+from commplan.lowering.mpi.service import Service, send_leave
 from commplan.lowering.mpi.tuning import NATIVE
 from commplan.lowering.programs import spreads
 from commplan.protocol.sites import Sites
@@ -94,8 +94,8 @@ class MpiBackend:
         del previous, axes
         return x
 
-    def together(
-        self, xs: Sequence[Array], op: Collective, taken: Lay, given: Lay
+    def start_packed(
+        self, xs: Sequence[Array], op: Collective, taken: BufferLayout, given: BufferLayout
     ) -> Callable[[], Sequence[Array]] | None:
         spec = self._spec(op)
         if not self.channel.takes_lists(spec, taken.size):
@@ -142,7 +142,7 @@ class MpiBackend:
 
 
 def _communicator(op: Collective, channel: Channel) -> None:
-    """Make it here, where all ranks are: one may come to its collectives while others compile theirs."""
+    """Create the communicator of `op` now: it takes all ranks, which later compile at their own pace."""
     if channel.groups.ways(op.axes) == 1:
         return
     if channel.engine is None or op.form == "rounds":
@@ -156,11 +156,11 @@ def line(op: Collective, file: str) -> str:
     return f"line {op.span.line} of {file or 'the plan'} waits for it"
 
 
-def backend_of(schedule: Schedule, comm: Any, found: Sites, whole: Any = None) -> MpiBackend:
+def backend_of(schedule: Schedule, comm: Any, sites: Sites, whole: Any = None) -> MpiBackend:
     """The backend of a worker. Every rank of `comm`, the workers', calls it alike: it makes communicators.
 
-    found: the schedule's sites. whole: a communicator of workers and servers for what they say to each other,
-    if the plan has servers. Raises CP0830 where there are servers and the engine cannot be had.
+    sites: the schedule's. whole: a communicator of workers and servers for what they say to each other,
+    if the plan has servers. Raises CP0830 where there are servers and no engine.
     """
     sizes, order, file = schedule.mesh_sizes, Order(), schedule.file
     channel, service = Channel(comm, sizes), None
@@ -168,20 +168,20 @@ def backend_of(schedule: Schedule, comm: Any, found: Sites, whole: Any = None) -
         for op in phase.ops:
             if isinstance(op, Collective):
                 _communicator(op, channel)
-    if found.servers:
+    if sites.servers:
         if channel.engine is None:
-            goodbye(whole, found)
+            send_leave(whole, sites)
             fail("CP0830", "servers are asked by the MPI engine, which cannot be had", file=file)
-        service = Service(channel.engine, whole, found, server_names(schedule), order, file)
+        service = Service(channel.engine, whole, sites, server_names(schedule), order, file)
     return MpiBackend(sizes, channel, spreads(schedule), file, order=order, service=service)
 
 
 def server_names(schedule: Schedule) -> tuple[str, ...]:
     """Every server of the plan, as errors name it."""
-    found: list[str] = []
+    labels: list[str] = []
     for axis in schedule.axes:
         if axis.kind is AxisKind.SERVER:
             alone = axis.size == 1
             names = (f"server {i} of `{axis.name}`" for i in range(axis.size))
-            found += [f"server `{axis.name}`"] if alone else names
-    return tuple(found)
+            labels += [f"server `{axis.name}`"] if alone else names
+    return tuple(labels)

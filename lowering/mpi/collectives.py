@@ -20,7 +20,7 @@ import numpy as np
 from commplan.collectives.program import REDUCING
 from commplan.diagnostics import CommplanError, fail
 from commplan.ir.schedule import ReduceOp
-from commplan.lowering.jax.backend import Lay
+from commplan.lowering.jax.backend import BufferLayout
 from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.mpi import build, primitives, rounds
 from commplan.lowering.mpi.drain import at_exit, drain
@@ -120,7 +120,7 @@ class Channel:
         return self._library is not None and spec.form != "rounds" and moves and threads
 
     def begin(
-        self, xs: Sequence[Array], spec: Spec, taken: Lay, given: Lay, token: Array
+        self, xs: Sequence[Array], spec: Spec, taken: BufferLayout, given: BufferLayout, token: Array
     ) -> tuple[Pending, Array]:
         """The collective of a buffer in which `xs`, of one dtype, lie as `taken` says; what comes is cut as
         `given` says. Of form `split` it is only begun; of form `call` it is done, and has no handle."""
@@ -180,8 +180,8 @@ class Channel:
         if spec.kind not in ("reduce_scatter", "scatter", "all_to_all"):
             return shape
         if not shape or shape[0] % ranks:
-            what = f"a leading dimension of {shape[0]}" if shape else "a scalar"
-            fail("CP0831", f"{spec.kind} over {ranks} ranks cannot cut {what}", "pad it to a multiple")
+            described = f"a leading dimension of {shape[0]}" if shape else "a scalar"
+            fail("CP0831", f"{spec.kind} over {ranks} ranks cannot cut {described}", "pad it to a multiple")
         return shape if spec.kind == "all_to_all" else (shape[0] // ranks, *shape[1:])
 
     def _number(self, x: Array, spec: Spec) -> int:
@@ -193,7 +193,7 @@ class Channel:
             self._numbers[key] = self._make(key[0], x.size, np.dtype(x.dtype))
         return self._numbers[key]
 
-    def _packed(self, number: int, taken: Lay, given: Lay, itemsize: int) -> int:
+    def _packed(self, number: int, taken: BufferLayout, given: BufferLayout, itemsize: int) -> int:
         """The engine's number for `number` on arrays that lie so in its buffers."""
         key = (number, taken, given)
         if key not in self._numbers:
@@ -212,8 +212,8 @@ class Channel:
         choose = choice(spec, self.groups, whole, dtype.itemsize)
         if choose is None:
             return self._make_native(spec, size, dtype)
-        made = instructions(choose.program, self.groups.index(axes), whole, dtype.itemsize, choose.piece)
-        return self._make_list(made, self.groups.along(axes), spec, dtype)
+        program = instructions(choose.program, self.groups.index(axes), whole, dtype.itemsize, choose.piece)
+        return self._make_list(program, self.groups.along(axes), spec, dtype)
 
     def _make_native(self, spec: Spec, size: int, dtype: np.dtype[Any]) -> int:
         group = self.groups.native(spec.axes or ())
@@ -225,27 +225,29 @@ class Channel:
         table = _numbers((kind, group.py2f(), count, spec.root, dtype_code, op), np.int64)
         return self._library.commplan_native(self._channel, table.ctypes.data, spec.where.encode())
 
-    def _make_list(self, made: Instructions, ranks: tuple[int, ...], spec: Spec, dtype: np.dtype[Any]) -> int:
-        awaited: list[list[int]] = [[] for _ in made.code]
-        for i, before in enumerate(made.waits):
+    def _make_list(
+        self, program: Instructions, ranks: tuple[int, ...], spec: Spec, dtype: np.dtype[Any]
+    ) -> int:
+        awaited: list[list[int]] = [[] for _ in program.code]
+        for i, before in enumerate(program.waits):
             for j in before:
                 awaited[j].append(i)
-        table = np.array(made.code, np.int64).reshape(len(made.code), -1)
-        waits = _numbers([len(before) for before in made.waits], np.int32)
+        table = np.array(program.code, np.int64).reshape(len(program.code), -1)
+        waits = _numbers([len(before) for before in program.waits], np.int32)
         begins = _numbers(np.cumsum([0, *map(len, awaited)]), np.int64)
         after = _numbers([i for each in awaited for i in each], np.int32)
-        peers = _numbers([ranks[peer] for peer in made.peers], np.int32)
-        messages = max((row.message + 1 for row in made.code), default=0)
-        reducing = any(row.what == RECEIVE_REDUCE for row in made.code)
+        peers = _numbers([ranks[peer] for peer in program.peers], np.int32)
+        messages = max((row.message + 1 for row in program.code), default=0)
+        reducing = any(row.what == RECEIVE_REDUCE for row in program.code)
         code, op = _DTYPES.index(dtype.name) if reducing else 0, _OPS.index(spec.op)
-        settings = _numbers((made.scratch, WINDOW, messages > WINDOW, code, op), np.int64)
+        settings = _numbers((program.scratch, WINDOW, messages > WINDOW, code, op), np.int64)
         arrays = (waits, begins, after, peers)
         pointers = [array.ctypes.data for array in arrays]
         number = self._library.commplan_list(
-            self._channel, table.ctypes.data, len(made.code), *pointers, len(peers), settings.ctypes.data,
+            self._channel, table.ctypes.data, len(program.code), *pointers, len(peers), settings.ctypes.data,
             spec.where.encode(),
         )  # fmt: skip
-        self._ends[number] = made.last, made.late
+        self._ends[number] = program.last, program.late
         return number
 
 
@@ -254,7 +256,7 @@ def _started(xs: Sequence[Array], results: Sequence[Any], number: int, token: Ar
     return Pending(xs, pending, handle, number), after
 
 
-def _layout(lay: Lay, itemsize: int) -> Any:
+def _layout(lay: BufferLayout, itemsize: int) -> Any:
     """The bytes of the buffer, and its runs as the engine's rows."""
     rows = np.array(lay.runs, np.int64).reshape(-1, 4) * (itemsize, 1, itemsize, itemsize)
     return _numbers(np.concatenate(([lay.size * itemsize], rows.reshape(-1))), np.int64)

@@ -229,19 +229,19 @@ class _Builder:
     def _runs(self, units: Iterable[int], place: int | None) -> list[tuple[int, int]]:
         """The runs of units that lie in `place`, as elements, cut to what is copied at a time."""
         most = max(1, _LOCAL_PIECE // self.itemsize)
-        found: list[tuple[int, int]] = []
+        runs: list[tuple[int, int]] = []
         for u in units:
             if self.place[u] != place:
                 continue
             lo, hi = self.edges[u], self.edges[u + 1]
-            if found and found[-1][1] == lo and hi - found[-1][0] <= most:
-                found[-1] = (found[-1][0], hi)
+            if runs and runs[-1][1] == lo and hi - runs[-1][0] <= most:
+                runs[-1] = (runs[-1][0], hi)
             else:
-                found.append((lo, hi))
-        return found
+                runs.append((lo, hi))
+        return runs
 
     def _add(
-        self, what: int, lo: int, hi: int, t: Transfer | None = None, *, src: int | None = None, dst: int = -1
+        self, kind: int, lo: int, hi: int, t: Transfer | None = None, *, src: int | None = None, dst: int = -1
     ) -> int:
         """One more instruction on elements lo to hi; it waits for what its operands were made by."""
         i, units = len(self.code), self._units(lo, hi)
@@ -260,7 +260,7 @@ class _Builder:
             self.scratch = max(self.scratch, hi * self.itemsize)
         self.code.append(
             Instruction(
-                what,
+                kind,
                 peer,
                 t.message if t else 0,
                 at,

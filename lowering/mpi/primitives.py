@@ -1,8 +1,8 @@
-"""The engine's doors as JAX primitives.
+"""The engine's entry points as JAX primitives.
 
 XLA is told that the calls have side effects and drops none. JAX is not: it calls a function with effects from
 Python each time, which takes 30 us longer than its fast way. A rule of their own makes it keep them all the
-same, so that a rank that makes nothing of a result, or does not compile, issues what the others do.
+same, so that a rank that ignores a result, or does not compile, issues what the others do.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _declare(name: str, aliases: dict[int, int]) -> Any:
 
 
 def _needed(used: list[bool], equation: Any) -> tuple[list[bool], Any]:
-    """How JAX is told to keep an equation, and what it takes, whatever of its results is used."""
+    """The rule of dead code elimination that keeps an equation and its operands, used or not."""
     del used
     return [True] * len(equation.invars), equation
 

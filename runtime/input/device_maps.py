@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 from commplan.ir import schedule as ir
 from commplan.ir.def_use import DefUse
 from commplan.ir.plan import Ref
-from commplan.lowering.jax.functions import Draw, loaded_by, short_seed
+from commplan.lowering.jax.functions import RngContext, loaded_by, short_seed
 from commplan.lowering.jax.layout import spec
 from commplan.lowering.jax.pytree import LEAF, Tree
 from commplan.lowering.jax.typing_shim import jax
@@ -68,8 +68,8 @@ class DeviceMaps:
                 draw = None
                 if isinstance(op, ir.Map) and op.random:
                     place = 2 + self.loads.index(loaded_by(self._phase, op.operands[0]))
-                    key = Draw.of(numbers[place], numbers[0], numbers[1]).key
-                    draw = Draw(key, mine, context.members)
+                    key = RngContext.of(numbers[place], numbers[0], numbers[1]).key
+                    draw = RngContext(key, mine, context.members)
                 lowered.apply([op], env, draw)
             return carried.leave({ref: env[ref] for ref in self._wanted})
 

@@ -367,7 +367,7 @@ def check_processes(binding: Binding, mesh: Any) -> None:
     def exchange(mine: Said) -> dict[int, Said]:
         text = msgspec.json.encode(mine).decode()
         try:
-            said = _compat.said_by_all(key, text, processes, BIND_TIMEOUT_S)
+            said = _compat.all_gather_text(key, text, processes, BIND_TIMEOUT_S)
         except jax.errors.JaxRuntimeError as error:
             fail(
                 "CP0849",
@@ -379,7 +379,7 @@ def check_processes(binding: Binding, mesh: Any) -> None:
             )
         if len({*said.values()}) > 1:
             with contextlib.suppress(jax.errors.JaxRuntimeError):  # the first to end takes all this with it
-                _compat.meet(f"{key}/read", processes, _READ_TIMEOUT_S)
+                _compat.barrier(f"{key}/read", processes, _READ_TIMEOUT_S)
         return {number: msgspec.json.decode(one, type=Said) for number, one in said.items()}
 
     agree("process", binding, exchange)

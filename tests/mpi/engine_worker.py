@@ -21,7 +21,7 @@ from commplan.collectives import registry
 from commplan.diagnostics import CommplanError
 from commplan.ir.plan import Algorithm, Arg
 from commplan.ir.types import DType
-from commplan.lowering.jax.backend import Lay, Run
+from commplan.lowering.jax.backend import BufferLayout, Run
 from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.mpi.collectives import Channel
 from commplan.lowering.mpi.tuning import KINDS, NATIVE, Spec, choice
@@ -156,7 +156,7 @@ def together() -> Iterator[Case]:
                         yield Case(spec, size, "uint8", cuts=cuts, gap=gap)
 
 
-def laid(cuts: tuple[int, ...], gap: int, rows: int) -> Lay:
+def laid(cuts: tuple[int, ...], gap: int, rows: int) -> BufferLayout:
     """`rows` rows of arrays, each array's rows one after another, and a gap at the end of each row."""
     width = sum(cuts) + gap
     begins = np.cumsum([0, *cuts]).tolist()
@@ -165,7 +165,7 @@ def laid(cuts: tuple[int, ...], gap: int, rows: int) -> Lay:
         for row in range(rows)
         for i, size in enumerate(cuts)
     ]
-    return Lay(rows * width, tuple(runs), tuple((1, rows * size) for size in cuts))
+    return BufferLayout(rows * width, tuple(runs), tuple((1, rows * size) for size in cuts))
 
 
 def apart(x: Any, case: Case, rows: int) -> list[Any]:
