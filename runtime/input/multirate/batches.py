@@ -152,10 +152,10 @@ class ClockedBatches(HostBatches):
         schedule = plan.member(self.member)
         program = host_program(schedule, plan.phase, self._local, apart=True)
         functions = called_functions(program, clocks.functions)
-        made = stages(program, clocks.sources, functions, self._meter)
+        stage_of = stages(program, clocks.sources, functions, self._meter)
         _, cores = hints(program)
         block = block_of(program, cores)
-        maker = Maker(program, orders(program, clocks.sources), made, self._meter, block, course=course)
+        maker = Maker(program, orders(program, clocks.sources), stage_of, self._meter, block, course=course)
         return maker, cores if any(flow.after for flow in program.flows) else 0
 
     def _taken(self) -> HostBatch:
@@ -237,12 +237,12 @@ class ClockedBatches(HostBatches):
                 valid = flags[unit]
                 if valid is not None:
                     state.valid[:, own] &= valid[0, theirs]
-        found = {ref: _together(runs, [unit.values[ref] for unit in units]) for ref in flow.moved}
+        moved = {ref: _together(runs, [unit.values[ref] for unit in units]) for ref in flow.moved}
         for read in flow.reads:
             if all(identity(read) in unit.values for unit in units):
-                made = _together(runs, [unit.values[identity(read)][0] for unit in units])
-                state.records[read.result, ()] = made[0]  # as those who made the rows say
-        return found
+                numbers = _together(runs, [unit.values[identity(read)][0] for unit in units])
+                state.records[read.result, ()] = numbers[0]  # as those who made the rows say
+        return moved
 
 
 def _runs(rows: npt.NDArray[np.int64], each: int) -> list[tuple[slice, int, slice]]:
@@ -261,10 +261,10 @@ def _together(runs: Sequence[tuple[slice, int, slice]], parts: Sequence[Array]) 
     """[1, rows, ...]: rows of units, without a copy where they lie in one."""
     if len(runs) == 1:
         (_, unit, theirs), *_ = runs
-        made = parts[unit][theirs]
-        made.flags.writeable = False
-        return made[None]
-    made = aligned((runs[-1][0].stop, *parts[0].shape[1:]), parts[0].dtype)
+        joined = parts[unit][theirs]
+        joined.flags.writeable = False
+        return joined[None]
+    joined = aligned((runs[-1][0].stop, *parts[0].shape[1:]), parts[0].dtype)
     for own, unit, theirs in runs:
-        made[own] = parts[unit][theirs]
-    return made[None]
+        joined[own] = parts[unit][theirs]
+    return joined[None]

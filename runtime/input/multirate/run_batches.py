@@ -75,18 +75,18 @@ def _company(context: Context, plan: ClockPlan, position: int, member: int, time
     facts = [plan.schedule.plan_digest, plan.phase, "own clocks"]
     if machine.layout == "global":
         facts.append(host)
-    found = machine.peers("\0".join(facts), host, position * members + member)
-    if found is None:
+    peers = machine.peers("\0".join(facts), host, position * members + member)
+    if peers is None:
         return None
-    made = division("all_shared", found.hosts)
+    partition = division("all_shared", peers.hosts)
     read = next(op for op in plan.schedule.phase(plan.phase).ops if isinstance(op, ir.Read) and op.clock)
     blame = Blame(f"load {read.source} over {plan.clock}", read.span, plan.schedule.file)
     carrier = machine.carrier(
-        found, made, blame=blame, on_failure=read.hints.on_failure or "stop", timeout=timeout
+        peers, partition, blame=blame, on_failure=read.hints.on_failure or "stop", timeout=timeout
     )
-    run_id, count = f"commplan-{found.run_id}", len(found.hosts)
-    one = group(run_id, found.index, count, timeout=timeout, hosts=found.hosts, carrier=carrier)
-    return Company(one, min(found.places) // members, tuple(place % members for place in found.places))
+    run_id, count = f"commplan-{peers.run_id}", len(peers.hosts)
+    joined = group(run_id, peers.index, count, timeout=timeout, hosts=peers.hosts, carrier=carrier)
+    return Company(joined, min(peers.places) // members, tuple(place % members for place in peers.places))
 
 
 class Rounds(Iterator[dict[str, Any]]):
@@ -111,12 +111,12 @@ class Rounds(Iterator[dict[str, Any]]):
         if self._done == self.steps:
             raise StopIteration
         self._done += 1
-        found: dict[str, Any] = {}
+        batches: dict[str, Any] = {}
         for member, feed in self._feeds.items():
             # A batch is due once the members that take most have come to where it ends.
             if self._done * feed.steps // self.steps > (self._done - 1) * feed.steps // self.steps:
-                found |= {f"{name} of member {member}": array for name, array in next(feed).items()}
-        return found
+                batches |= {f"{name} of member {member}": array for name, array in next(feed).items()}
+        return batches
 
     @property
     def meters(self) -> tuple[Meter, ...]:

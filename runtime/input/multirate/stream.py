@@ -348,9 +348,11 @@ class Clocks:
         by the thread that waits with a_i+1. Then each a_i is out of reach of b_i, and each a_i+1 is within
         reach of b_i, or its thread would be told: added up over the ring, these distances contradict.
         """
-        here, clock, member = threading.current_thread(), self.plan.clock, hand.member
+        caller, clock, member = threading.current_thread(), self.plan.clock, hand.member
         for other in slow:
-            if other.driver is here or (other.driver is None and other.maker is here and self._alone(here)):
+            if other.driver is caller or (
+                other.driver is None and other.maker is caller and self._alone(caller)
+            ):
                 self._fail(
                     "CP0946",
                     f"member {member} of `{clock}` would wait for member {other.member},"
@@ -378,11 +380,11 @@ class Clocks:
                 member, clock, waited, names, self.plan.rates.bound,
             )  # fmt: skip
 
-    def _alone(self, here: threading.Thread) -> bool:
+    def _alone(self, caller: threading.Thread) -> bool:
         """Whether no other thread is there that might come to drive a member."""
         blocked = {hand.driver for hand in self._hands.values() if hand.waits}
         return not any(
-            thread is not here and thread not in blocked and not thread.name.startswith("commplan")
+            thread is not caller and thread not in blocked and not thread.name.startswith("commplan")
             for thread in threading.enumerate()
         )
 

@@ -65,8 +65,8 @@ class Direct:
         """For each flow; None where a value is handed over otherwise than it lies in the slot."""
         key = tuple((order.rows(step), order.counted(step)) for order in self._orders)
         if key not in self._kept:
-            found = [self._of(place, flow, step) for place, flow in enumerate(self.maker.program.flows)]
-            self._kept[key] = tuple(kept for kept in found if kept) if all(found) else None
+            parts = [self._of(place, flow, step) for place, flow in enumerate(self.maker.program.flows)]
+            self._kept[key] = tuple(kept for kept in parts if kept) if all(parts) else None
         return self._kept[key]
 
     def _of(self, place: int, flow: Flow, step: int) -> _Kept | None:
@@ -158,9 +158,9 @@ class DirectBatch(BatchInTheMaking):
 
     def finish(self) -> HostBatch:
         kept = self.direct.kept(self.step)
-        found = self.direct.handed(self, kept) if kept is not None else None
-        if found is not None:
-            return found
+        batch = self.direct.handed(self, kept) if kept is not None else None
+        if batch is not None:
+            return batch
         self._states()
         for task in super().second():
             task()

@@ -135,8 +135,8 @@ def join(
         "the indices of other axes": sorted(alike.items()),
     }
     digest = schedule.plan_digest[:12] or hashlib.sha256(schedule.plan.encode()).hexdigest()[:12]
-    what = f"share {share.result.rpartition('.')[0]} via {designed(share)}"
-    blame = segment.Blame(what, share.span, schedule.file)
+    label = f"share {share.result.rpartition('.')[0]} via {designed(share)}"
+    blame = segment.Blame(label, share.span, schedule.file)
     start = _control.nbytes(group.count)
     wanted = segment.Wanted(
         group.folder,
@@ -157,11 +157,11 @@ def join(
         ops = [op for flow in program.flows if flow.shared for op in flow.before]
         hints = [op.hints for op in ops if isinstance(op, Read | Share)]
         goes_on = leaving or any(hint.on_failure == "continue" for hint in hints)
-        told = Complaints(group, blame)
+        errors = Complaints(group, blame)
         roster = Roster(control, divisions, group.local, layout.makers, slots, ahead)
-        ring = SharedRing(group, control, mapped, layout, roster, told, share.result, meter, goes_on, keep)
+        ring = SharedRing(group, control, mapped, layout, roster, errors, share.result, meter, goes_on, keep)
         with meter.working(share.result, waits=True):
-            _Meeting(group, control, told, wanted).meet()
+            _Meeting(group, control, errors, wanted).meet()
     except BaseException:
         if ring is not None:
             ring.leave()

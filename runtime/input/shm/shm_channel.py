@@ -155,8 +155,8 @@ class SharedRing:
         with self._lock:
             if self._left:
                 return 0
-            here = self._carried_so_far() if self.carrier else self.control.least("filled", self._makers)
-        return max(0, here - number)
+            filled = self._carried_so_far() if self.carrier else self.control.least("filled", self._makers)
+        return max(0, filled - number)
 
     def owes(self) -> bool:
         """Whether batches are waited for even where this process failed: others wait for it to carry them."""
@@ -382,8 +382,8 @@ class SharedRing:
         """The processes whose parts this one makes in batch `number`; asked once for each, in order."""
         with self._lock:
             self._begun = max(self._begun, number + 1)
-            found = (process for process, begun in self._duties.items() if begun <= number)
-            mine = tuple(process for process in found if self.roster.turn(process, number) == number)
+            owners = (process for process, begun in self._duties.items() if begun <= number)
+            mine = tuple(process for process in owners if self.roster.turn(process, number) == number)
         self.roster.begun(number)
         return mine
 

@@ -58,19 +58,19 @@ class Rooms:
         anything."""
         count = len(self.makers)
         cells = np.ndarray((1, count, slot_status.ROOM), np.uint8, root, 0)
-        found = [Parcel(cells, tuple(range(count + 1)))]
+        parcels = [Parcel(cells, tuple(range(count + 1)))]
         for room in self.arrays.values():
             each = int(np.prod(room.shape[2:], dtype=np.int64)) * room.dtype.itemsize
             cells = np.ndarray((*room.shape[:2], each), np.uint8, root, room.offset)
-            division, here = self.divisions[room.flow], rows[room.flow]
-            lows = tuple(division.part(here, part)[0] for part in range(division.parts))
-            found.append(Parcel(cells, (*lows, here)))
-        return found
+            division, local = self.divisions[room.flow], rows[room.flow]
+            lows = tuple(division.part(local, part)[0] for part in range(division.parts))
+            parcels.append(Parcel(cells, (*lows, local)))
+        return parcels
 
 
 def rooms(program: HostProgram, divisions: Mapping[int, Division]) -> Rooms:
     """The layout for `program`, which is the same in every process of the group."""
-    makers = tuple(dict.fromkeys(reader for found in divisions.values() for reader in found.readers))
+    makers = tuple(dict.fromkeys(reader for partition in divisions.values() for reader in partition.readers))
     arrays: dict[Ref, Room] = {}
     offset = rounded(len(makers) * slot_status.ROOM)
     for place, flow in enumerate(program.flows):
@@ -84,14 +84,14 @@ def rooms(program: HostProgram, divisions: Mapping[int, Division]) -> Rooms:
 
 def _wanted(program: HostProgram, flow: Flow) -> list[tuple[Ref, tuple[int, ...], np.dtype[Any]]]:
     rows = len(program.rows(flow, flow.batch))
-    found: list[tuple[Ref, tuple[int, ...], np.dtype[Any]]] = [
+    wanted: list[tuple[Ref, tuple[int, ...], np.dtype[Any]]] = [
         (validity(flow), (len(program.variants(flow.per)), rows), np.dtype(np.uint8))
     ]
     for read in flow.reads:
-        found.append((identity(read), (len(program.variants(read.per)), rows), np.dtype(np.int64)))
+        wanted.append((identity(read), (len(program.variants(read.per)), rows), np.dtype(np.int64)))
     for ref in flow.moved:
         element = program.elements[ref]
         if isinstance(element, ArrayType):
             shape = (len(program.variants(program.copies[ref])), rows, *element.shape)
-            found.append((ref, shape, numpy_dtype(element.dtype)))
-    return found
+            wanted.append((ref, shape, numpy_dtype(element.dtype)))
+    return wanted

@@ -72,9 +72,9 @@ def _legible(problem: Diagnostic) -> Diagnostic:
     )
 
 
-def _text(said: str) -> str:
+def _text(message: str) -> str:
     """What JSON can say: names of files may hold bytes that are no text."""
-    return said.encode(errors="backslashreplace").decode()
+    return message.encode(errors="backslashreplace").decode()
 
 
 def read(data: bytes) -> tuple[Place, tuple[Diagnostic, ...], str]:
@@ -112,7 +112,7 @@ def write(memory: Any, place: int, where: Place, error: BaseException | None) ->
     memoryview(memory).cast("B")[at : at + len(data)] = data
 
 
-def hear(memory: Any, makers: Sequence[tuple[int, int]], mine: Place, told: Complaints) -> None:
+def hear(memory: Any, makers: Sequence[tuple[int, int]], mine: Place, peers: Complaints) -> None:
     """Read the notes in a slot. makers: of this batch, each behind the place of its note. Raises what a maker
     raised, CP0920 where one stopped, CP0922 where one stands elsewhere than at `mine`."""
     fine, seen = head(mine), memoryview(memory)
@@ -120,14 +120,14 @@ def hear(memory: Any, makers: Sequence[tuple[int, int]], mine: Place, told: Comp
         at = place * ROOM
         if seen[at : at + HEAD_NBYTES].tobytes() == fine:
             continue
-        other, errors, why = read(bytes(seen[at : at + ROOM]))
+        theirs, errors, why = read(bytes(seen[at : at + ROOM]))
         if errors:
-            _raise(errors, process, told.group)
+            _raise(errors, process, peers.group)
         if why:
-            told.lost(process, f"stopped: {why}")
-        told.fail(
+            peers.lost(process, f"stopped: {why}")
+        peers.fail(
             "CP0922",
-            f"process {process} of {told.group.count} stands at epoch {other.epoch}, step {other.step}, "
+            f"process {process} of {peers.group.count} stands at epoch {theirs.epoch}, step {theirs.step}, "
             f"this one at epoch {mine.epoch}, step {mine.step}",
         )
 

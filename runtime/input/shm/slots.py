@@ -54,9 +54,9 @@ def _owner(address: int, nbytes: int) -> Root:
     Mapped by the system's own call: Python's `mmap` opens the file a second time, and closing that lets go of
     every lock that the process holds on it.
     """
-    found = (ctypes.c_ubyte * nbytes).from_address(address)
-    weakref.finalize(found, _LIBC.munmap, address, nbytes).atexit = False
-    return found
+    buffer = (ctypes.c_ubyte * nbytes).from_address(address)
+    weakref.finalize(buffer, _LIBC.munmap, address, nbytes).atexit = False
+    return buffer
 
 
 def privatise(address: int, nbytes: int) -> None:

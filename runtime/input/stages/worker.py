@@ -136,7 +136,7 @@ class Bench:
         program, sources, functions = pickle.loads(pickled, buffers=buffers)
         self.program: HostProgram = program
         self.tally = Tally(self.program.phase.name)
-        made = stages(self.program, sources, functions, self.tally)
+        stage_of = stages(self.program, sources, functions, self.tally)
         header = memoryview(mmap.mmap(setup.arena, 1 << 16))
         at = setup.number * PROGRESS_NBYTES
         progress = header[at : at + PROGRESS_NBYTES]
@@ -146,7 +146,7 @@ class Bench:
                 progress=progress,
                 at=number,
             )
-            for number, (ref, stage) in enumerate(made.items())
+            for number, (ref, stage) in enumerate(stage_of.items())
         }
         self.progress = progress
         self.maker = Maker(self.program, {}, watched, self.tally, setup.block)
@@ -187,7 +187,7 @@ class Bench:
         return FlowState(flow, np.arange(job.rows), records, {}, self._arrays(job.arrays), valid)
 
     def _arrays(self, cells: dict[Ref, Cells]) -> dict[Ref, Any]:
-        return {ref: one.array(self._memory(one)) for ref, one in cells.items()}
+        return {ref: cell.array(self._memory(cell)) for ref, cell in cells.items()}
 
     def _memory(self, cells: Cells) -> mmap.mmap:
         if cells.memory:
@@ -213,8 +213,8 @@ def _told(error: BaseException) -> Failure:
         with contextlib.suppress(Exception):
             cause = pickle.dumps(root)
             pickle.loads(cause)
-    told = "".join(traceback.format_exception(root)) if root is not None else ""
-    return Failure(diagnostics, cause, told)
+    text = "".join(traceback.format_exception(root)) if root is not None else ""
+    return Failure(diagnostics, cause, text)
 
 
 def _import_program(kind: str, which: str, argv: list[str]) -> None:

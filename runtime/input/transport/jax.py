@@ -153,15 +153,15 @@ class JaxCarrier:
         mine = jax.device_put(words, self.devices[_hosts(self.division).index(self.host)])
         shape = (len(self.devices), words.shape[1])
         packages = jax.make_array_from_single_device_arrays(shape, compiled.sharding, [mine])
-        made = compiled.run(packages).addressable_shards[0].data
-        return np.asarray(made)[0]
+        received = compiled.run(packages).addressable_shards[0].data
+        return np.asarray(received)[0]
 
-    def _unpack(self, parcels: Sequence[Parcel], compiled: _Compiled, made: Words) -> None:
+    def _unpack(self, parcels: Sequence[Parcel], compiled: _Compiled, received: Words) -> None:
         for place, host in enumerate(_makers(self.division)):
             if host == self.host:
                 continue
             low, high = self.division.run(host)
-            package = made[place].view(np.uint8)
+            package = received[place].view(np.uint8)
             for parcel, box in zip(parcels, compiled.boxes, strict=True):
                 first, last = parcel.bounds[low], parcel.bounds[high]
                 parcel.cells[:, first:last] = box.of(package)[:, : last - first]
@@ -233,11 +233,11 @@ def _program(
     def body(mine: Array) -> Array:
         own = mine.reshape(-1)
         if division.design == "multi_broadcast":
-            found: list[Array] = []
+            received: list[Array] = []
             for move in division.moves():
-                after = order.tie(own, found[-1], AXIS, on_cpu=True) if found else own
-                found.append(_spread(move, hosts, after))
-            return jnp.stack(found)[None]
+                after = order.tie(own, received[-1], AXIS, on_cpu=True) if received else own
+                received.append(_spread(move, hosts, after))
+            return jnp.stack(received)[None]
         held = own  # of several makers the first move is what brings their packages together
         for move in division.moves():
             held = _gathered(move, hosts, held) if move.kind == "all_gather" else _spread(move, hosts, held)

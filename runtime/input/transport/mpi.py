@@ -121,13 +121,13 @@ class MpiCarrier:
     def _script(self, move: Move, parcels: Sequence[Parcel]) -> Script:
         return script((move,), self.division.hosts[self._process], _forms(parcels))
 
-    def _run(self, team: Team, found: Script, parcels: Sequence[Parcel]) -> None:
-        if not found.messages:
+    def _run(self, team: Team, plan: Script, parcels: Sequence[Parcel]) -> None:
+        if not plan.messages:
             return
         arrays = [parcel.cells.reshape(-1) for parcel in parcels]
-        team.wire.run(found, arrays, self._look)
-        self.sent += found.nbytes(outgoing=True)
-        self.received += found.nbytes(outgoing=False)
+        team.wire.run(plan, arrays, self._look)
+        self.sent += plan.nbytes(outgoing=True)
+        self.received += plan.nbytes(outgoing=False)
 
     # --- the same, whoever dies ---
 

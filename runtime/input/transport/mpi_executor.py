@@ -208,11 +208,11 @@ class _Run:
         if len(message.windows) == 1:
             return _of(message.windows[0], self._arrays)
         if message.outgoing:
-            made = np.concatenate([_of(window, self._arrays) for window in message.windows])
+            packed = np.concatenate([_of(window, self._arrays) for window in message.windows])
         else:
-            made = np.empty(message.nbytes, np.uint8)
-        self._buffers[at] = made
-        return made
+            packed = np.empty(message.nbytes, np.uint8)
+        self._buffers[at] = packed
+        return packed
 
     def abandon(self, *, failed: bool) -> None:
         """End what is under way. What cannot be called back keeps its memory: bytes may still arrive in it.
