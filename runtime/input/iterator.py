@@ -17,7 +17,7 @@ from commplan.ir.schedule import Map, Schedule
 from commplan.runtime.input.accounting import Meter, Queue, Summary
 from commplan.runtime.input.group import Group
 from commplan.runtime.input.host_batch import HostBatch, HostBatches
-from commplan.runtime.input.prefetch.prefetch import ClosedError, Ring
+from commplan.runtime.input.prefetch.prefetch import ClosedError, Prefetcher
 from commplan.runtime.input.prefetch.zero_copy import Direct
 from commplan.runtime.input.program import HostProgram, host_program
 from commplan.runtime.input.shm.rendezvous import join
@@ -26,7 +26,7 @@ from commplan.runtime.input.shm.shm_control import cores_of
 from commplan.runtime.input.shm.slots import CAN_LEND
 from commplan.runtime.input.sources import adapters as _adapters
 from commplan.runtime.input.sources import files as _sources
-from commplan.runtime.input.stages.batch_builder import BLOCK, BatchInTheMaking, Course, Maker, Pace
+from commplan.runtime.input.stages.batch_builder import BLOCK, BatchBuilder, BatchFactory, EpochCursor, Pace
 from commplan.runtime.input.stages.records import checked_functions, stages
 from commplan.runtime.input.stages.workers import Workers
 from commplan.runtime.input.visit_check import Checks
@@ -36,11 +36,11 @@ from commplan.runtime.input.visit_check import Checks
 class _Cursor:
     """Which batches are started ahead: up to the end of epoch `until`."""
 
-    make: Callable[[int], BatchInTheMaking]
-    course: Course
+    make: Callable[[int], BatchBuilder]
+    course: EpochCursor
     until: int
 
-    def start(self, number: int) -> BatchInTheMaking | None:
+    def start(self, number: int) -> BatchBuilder | None:
         return None if self.course.at(number)[0] > self.until else self.make(number)
 
 
@@ -92,7 +92,7 @@ class PhaseBatches(HostBatches):
         self._orders = orders(program, bound_sources)
         self._program = program
         self._steps = pace.steps if pace is not None else _steps(program, self._orders)
-        self._course = course = pace or Course(*self._restored(state), self._steps)
+        self._course = course = pace or EpochCursor(*self._restored(state), self._steps)
         self._armed, self._handed = course.epoch, 0
         self._due: HostBatch | None = None  # the batch at that place, once it has come
         self._meter = meter or Meter(phase, schedule.plan)
@@ -112,7 +112,7 @@ class PhaseBatches(HostBatches):
                 ahead=ahead if pace is None and _lies_ready(program) else None,
             )  # fmt: skip
         self._exchange, self._prefetch, self._by_caller = exchange, prefetch, by_caller
-        maker = Maker(
+        maker = BatchFactory(
             program, self._orders, stage_of, self._meter, block, exchange, pace is not None,
             crew, _adapters.together(bound_sources), course, self._fingerprint(),
         )  # fmt: skip
@@ -129,7 +129,7 @@ class PhaseBatches(HostBatches):
         direct = pace is None and _direct(program, exchange)
         if direct and exchange is not None:
             self._cursor.make = Direct(maker, exchange).batch
-        self._ring = Ring(self._cursor.start, ahead, cores, name, exchange, crew, direct)
+        self._ring = Prefetcher(self._cursor.start, ahead, cores, name, exchange, crew, direct)
         self._closing = weakref.finalize(self, self._ring.end)
 
     @property

@@ -29,7 +29,7 @@ _SCHEDSTAT = Path("/proc/thread-self/schedstat")
 
 
 @dataclass
-class Roster:
+class TurnSchedule:
     """local: the processes of this host. makers: those that make parts, by the place of their note in a slot.
     ahead: batches that are in the making at a time, at most; None: all readers make each. slots: of the
     memory that is shared.

@@ -22,7 +22,7 @@ from commplan.runtime.input.layout import Array, Bools
 from commplan.runtime.input.program import Coords, Flow, identity, validity
 from commplan.runtime.input.shm.shm_channel import SharedRing
 from commplan.runtime.input.shm.slot_layout import Room
-from commplan.runtime.input.stages.batch_builder import BatchInTheMaking, Maker, Task
+from commplan.runtime.input.stages.batch_builder import BatchBuilder, BatchFactory, Task
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class _Kept:
 class Direct:
     """Makes the batches of a ring that is direct."""
 
-    maker: Maker
+    maker: BatchFactory
     exchange: SharedRing
     _seeds: dict[Ref, int] = field(default_factory=dict[Ref, int])
     _orders: list[Order] = field(default_factory=list[Order])
@@ -58,7 +58,7 @@ class Direct:
         self._seeds = {read.result: read.seed for read in reads}
         self._orders = [self.maker.orders[read.result] for read in reads]
 
-    def batch(self, number: int) -> BatchInTheMaking:
+    def batch(self, number: int) -> BatchBuilder:
         return DirectBatch(self.maker, number, *self.maker.course.at(number), [], direct=self)
 
     def kept(self, step: int) -> tuple[_Kept, ...] | None:
@@ -140,7 +140,7 @@ def _all_valid(memory: Any, flow: _Kept) -> bool:
 
 
 @dataclass
-class DirectBatch(BatchInTheMaking):
+class DirectBatch(BatchBuilder):
     """Its second stage is empty, but for batches from which records were skipped."""
 
     direct: Direct = field(kw_only=True)

@@ -21,7 +21,7 @@ from typing import NamedTuple, NoReturn
 from commplan.diagnostics import Span, fail
 from commplan.runtime.input import wait_log
 from commplan.runtime.input.shm import futex
-from commplan.runtime.input.wait_log import LOG, Lasting
+from commplan.runtime.input.wait_log import LOG, WaitReporter
 
 _MAGIC = b"commplan"
 _VERSION = 3
@@ -286,7 +286,7 @@ def _name(descriptor: int, path: Path) -> None:
 
 
 def _awaited(wanted: Wanted, path: Path, index: int) -> Segment:
-    begun, sleep, lasting = time.monotonic(), _POLL_FIRST, Lasting(wait_log.START_S)
+    begun, sleep, lasting = time.monotonic(), _POLL_FIRST, WaitReporter(wait_log.START_S)
     while (segment := _try(wanted, path, index)) is None:
         for other in path.parent.glob(f"{_family(wanted.prefix)}{wanted.name}"):
             if other != path:

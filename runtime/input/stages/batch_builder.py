@@ -33,7 +33,7 @@ BLOCK = 16  # records of one task, at most: small enough that threads share a ba
 
 
 @dataclass(frozen=True)
-class Course:
+class EpochCursor:
     """Where batches stand that are counted from 0. epoch, step: of the first; steps: of an epoch."""
 
     epoch: int
@@ -47,7 +47,7 @@ class Course:
 
 
 @dataclass(frozen=True)
-class Pace(Course):
+class Pace(EpochCursor):
     """The course of batches that several consumers take apart, each at its own rate.
 
     steps: batches of an epoch, whatever the loads would make of it: positions past the end of a source wrap.
@@ -61,7 +61,7 @@ class Pace(Course):
 
 
 @dataclass(frozen=True)
-class Maker:
+class BatchFactory:
     """Makes the batches of one phase. orders, sources: by the id of the load's result, and by name.
     fingerprint: of the order of records."""
 
@@ -74,18 +74,18 @@ class Maker:
     apart: bool = False  # rows that were skipped stay in their places, and the batch tells which
     workers: Workers | None = None
     together: Sequence[Sequence[str]] = ()  # sources that fetch their records together
-    course: Course = Course(0, 0, 1)
+    course: EpochCursor = EpochCursor(0, 0, 1)
     fingerprint: int = 0
     # What is the same for most batches: the rows of a step and which of them count, what is handed over.
     _known: dict[Any, Any] = field(default_factory=dict[Any, Any], repr=False, compare=False)
 
-    def batch(self, number: int) -> BatchInTheMaking:
+    def batch(self, number: int) -> BatchBuilder:
         epoch, step = self.course.at(number)
         states = [self.state(flow, step) for flow in self.program.flows]
         if self.exchange is None:
             for state in states:
                 self.look_up(state, epoch, step)
-        return BatchInTheMaking(self, number, epoch, step, states)
+        return BatchBuilder(self, number, epoch, step, states)
 
     # --- what `SharedRing` asks ---
 
@@ -153,11 +153,11 @@ class Maker:
 
 
 @dataclass
-class BatchInTheMaking:
+class BatchBuilder:
     """One batch in the making: `first`, a task after another; `publish`; once every process has published
     `second`, and its tasks; `finish`."""
 
-    maker: Maker
+    maker: BatchFactory
     number: int
     epoch: int
     step: int

@@ -35,7 +35,7 @@ from commplan.runtime.input.program import HostProgram
 from commplan.runtime.input.shm.arena import HEADER, Arena, Cells, nameless
 from commplan.runtime.input.shm.slots import Slots
 from commplan.runtime.input.stages import worker as _worker
-from commplan.runtime.input.stages.batch_builder import BatchInTheMaking
+from commplan.runtime.input.stages.batch_builder import BatchBuilder
 
 GRACE_S = 0.5  # seconds for a worker to end in, once its socket has ended
 _FATE_S = 10.0  # seconds for a worker that hung up by itself to end in: its libraries may tidy up
@@ -178,7 +178,7 @@ class Workers:
         """An array of a batch, at a multiple of 64 bytes, that workers can fill."""
         return self._arena.fresh(shape, dtype)
 
-    def run(self, batch: BatchInTheMaking, state: FlowState, before: bool, low: int, high: int) -> None:
+    def run(self, batch: BatchBuilder, state: FlowState, before: bool, low: int, high: int) -> None:
         """Have the block made by this thread's worker."""
         job = self._job(batch, state, before, low, high)
         goes_on = any(read.hints.on_failure == "continue" for read in state.flow.reads)
@@ -228,9 +228,7 @@ class Workers:
 
     # --- one block ---
 
-    def _job(
-        self, batch: BatchInTheMaking, state: FlowState, before: bool, low: int, high: int
-    ) -> _worker.Job:
+    def _job(self, batch: BatchBuilder, state: FlowState, before: bool, low: int, high: int) -> _worker.Job:
         return _worker.Job(
             batch.number, batch.epoch, batch.step, self.program.flows.index(state.flow), before, low, high,
             len(state.rows),

@@ -57,7 +57,7 @@ class Message:
 
 
 @dataclass(frozen=True)
-class Script:
+class TransferPlan:
     """What one host does in one batch. Sends are tried in the order in which they stand here."""
 
     messages: tuple[Message, ...]
@@ -69,7 +69,7 @@ class Script:
 
 @dataclass(frozen=True)
 class Form:
-    """The shape of one array, see `carrier.Parcel`: copies, rows, bytes of a row, and where parts begin."""
+    """The shape of one array, see `transport.RowSlices`: copies, rows, bytes of a row, and where parts begin."""
 
     copies: int
     rows: int
@@ -102,7 +102,7 @@ class _Transfer(NamedTuple):
     windows: tuple[Window, ...]
 
 
-def script(moves: Sequence[Move], host: int, forms: Sequence[Form], piece: int = MESSAGE) -> Script:
+def script(moves: Sequence[Move], host: int, forms: Sequence[Form], piece: int = MESSAGE) -> TransferPlan:
     """What `host` does to carry out `moves` on arrays of `forms`; messages are of about `piece` bytes at
     most.
 
@@ -124,7 +124,7 @@ def script(moves: Sequence[Move], host: int, forms: Sequence[Form], piece: int =
         numbers[outgoing, peer] = number + 1
         waits = brought.by(windows) if outgoing else ()
         messages.append(Message(outgoing, peer, number, windows, waits))
-    return Script(tuple(messages))
+    return TransferPlan(tuple(messages))
 
 
 class _Brought:
