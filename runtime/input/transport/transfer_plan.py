@@ -69,7 +69,7 @@ class TransferPlan:
 
 @dataclass(frozen=True)
 class Form:
-    """The shape of one array, see `transport.RowSlices`: copies, rows, bytes of a row, and where parts begin."""
+    """The shape of one array, see `RowSlices`: copies, rows, bytes of a row, and where parts begin."""
 
     copies: int
     rows: int
