@@ -27,13 +27,15 @@ class DeviceMaps:
     given: the values that it takes, of those. loads: the loads whose records its random functions draw by.
     """
 
-    def __init__(self, context: Context, phase: ir.Phase, wanted: Sequence[Ref], made: Sequence[Ref]) -> None:
+    def __init__(
+        self, context: Context, phase: ir.Phase, wanted: Sequence[Ref], computed: Sequence[Ref]
+    ) -> None:
         self._context, self._phase = context, phase
         self._values = {value.id: value for value in phase.values}
-        self._wanted = tuple(ref for ref in wanted if ref not in made)
-        self._ops = DefUse(phase.ops).behind(self._wanted, made)
+        self._wanted = tuple(ref for ref in wanted if ref not in computed)
+        self._ops = DefUse(phase.ops).behind(self._wanted, computed)
         used = {ref for op in self._ops for ref in ir.operands(op)}
-        self.given = tuple(ref for ref in made if ref in used)
+        self.given = tuple(ref for ref in computed if ref in used)
         random = [op for op in self._ops if isinstance(op, ir.Map) and op.random]
         drawn = dict.fromkeys(loaded_by(phase, ref) for op in random for ref in ir.operands(op))
         self.loads = tuple(load for load in drawn if load)
@@ -74,5 +76,7 @@ class DeviceMaps:
             return carried.leave({ref: env[ref] for ref in self._wanted})
 
         specs = tuple({ref: spec(placements[ref]) for ref in refs} for refs in (given, records))
-        made = context.machine.spread(body, (*specs, PartitionSpec()), carried.specs)(given, records, numbers)
-        return carried.build(made)
+        result = context.machine.spread(body, (*specs, PartitionSpec()), carried.specs)(
+            given, records, numbers
+        )
+        return carried.build(result)

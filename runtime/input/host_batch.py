@@ -154,9 +154,9 @@ def count(program: HostProgram, state: FlowState, read: Read, ref: Ref) -> npt.N
     for at, coords in zip(np.ndindex(result.shape), program.variants(per), strict=True):
         named = dict(zip(per, coords, strict=True))
         shard = shards.index(program.member(state.flow.split, named)) if state.flow.split else 0
-        here = slice(shard * each, (shard + 1) * each)
+        rows = slice(shard * each, (shard + 1) * each)
         variants = program.variants(state.flow.per)
         chosen = [p for p, v in enumerate(variants) if agrees(state.flow.per, v, named)]
-        valid: Bools = np.asarray(state.valid[chosen, here].all(0))
-        result[at] = np.count_nonzero(valid & state.counts[read.result][here])
+        valid: Bools = np.asarray(state.valid[chosen, rows].all(0))
+        result[at] = np.count_nonzero(valid & state.counts[read.result][rows])
     return result

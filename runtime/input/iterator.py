@@ -17,7 +17,7 @@ from commplan.ir.schedule import Map, Schedule
 from commplan.runtime.input.accounting import Meter, Queue, Summary
 from commplan.runtime.input.group import Group
 from commplan.runtime.input.host_batch import HostBatch, HostBatches
-from commplan.runtime.input.prefetch.prefetch import ClosedError, Ring
+from commplan.runtime.input.prefetch.prefetch import ClosedError, Prefetcher
 from commplan.runtime.input.prefetch.zero_copy import Direct
 from commplan.runtime.input.program import HostProgram, host_program
 from commplan.runtime.input.shm.rendezvous import join
@@ -26,7 +26,7 @@ from commplan.runtime.input.shm.shm_control import cores_of
 from commplan.runtime.input.shm.slots import CAN_LEND
 from commplan.runtime.input.sources import adapters as _adapters
 from commplan.runtime.input.sources import files as _sources
-from commplan.runtime.input.stages.batch_builder import BLOCK, BatchInTheMaking, Course, Maker, Pace
+from commplan.runtime.input.stages.batch_builder import BLOCK, BatchBuilder, BatchFactory, EpochCursor, Pace
 from commplan.runtime.input.stages.records import checked_functions, stages
 from commplan.runtime.input.stages.workers import Workers
 from commplan.runtime.input.visit_check import Checks
@@ -36,11 +36,11 @@ from commplan.runtime.input.visit_check import Checks
 class _Cursor:
     """Which batches are started ahead: up to the end of epoch `until`."""
 
-    make: Callable[[int], BatchInTheMaking]
-    course: Course
+    make: Callable[[int], BatchBuilder]
+    course: EpochCursor
     until: int
 
-    def start(self, number: int) -> BatchInTheMaking | None:
+    def start(self, number: int) -> BatchBuilder | None:
         return None if self.course.at(number)[0] > self.until else self.make(number)
 
 
@@ -87,20 +87,20 @@ class PhaseBatches(HostBatches):
         apart = group is not None and group.count > 1
         program = host_program(schedule, phase, local, apart=apart)
         read = [read.source for flow in program.flows for read in flow.reads]
-        found = _sources.bound(schedule, sources, read)
+        bound_sources = _sources.bound(schedule, sources, read)
         chosen = called_functions(program, functions)
-        self._orders = orders(program, found)
+        self._orders = orders(program, bound_sources)
         self._program = program
         self._steps = pace.steps if pace is not None else _steps(program, self._orders)
-        self._course = course = pace or Course(*self._restored(state), self._steps)
+        self._course = course = pace or EpochCursor(*self._restored(state), self._steps)
         self._armed, self._handed = course.epoch, 0
         self._due: HostBatch | None = None  # the batch at that place, once it has come
         self._meter = meter or Meter(phase, schedule.plan)
-        made = stages(program, found, chosen, self._meter)
+        stage_of = stages(program, bound_sources, chosen, self._meter)
         prefetch, cores = hints(program)
         prefetch = prefetch if pace is None else pace.slots
         block = block_of(program, cores)
-        crew = _crew(workers, cores, program, found, chosen, block, self._meter)
+        crew = _crew(workers, cores, program, bound_sources, chosen, block, self._meter)
         by_caller = group is not None and group.carrier is not None and group.carrier.by_caller
         ahead = prefetch + (CARRIED if by_caller else 0)
         exchange = None
@@ -112,9 +112,9 @@ class PhaseBatches(HostBatches):
                 ahead=ahead if pace is None and _lies_ready(program) else None,
             )  # fmt: skip
         self._exchange, self._prefetch, self._by_caller = exchange, prefetch, by_caller
-        maker = Maker(
-            program, self._orders, made, self._meter, block, exchange, pace is not None,
-            crew, _adapters.together(found), course, self._fingerprint(),
+        maker = BatchFactory(
+            program, self._orders, stage_of, self._meter, block, exchange, pace is not None,
+            crew, _adapters.together(bound_sources), course, self._fingerprint(),
         )  # fmt: skip
         if exchange is not None:
             exchange.works = maker
@@ -129,7 +129,7 @@ class PhaseBatches(HostBatches):
         direct = pace is None and _direct(program, exchange)
         if direct and exchange is not None:
             self._cursor.make = Direct(maker, exchange).batch
-        self._ring = Ring(self._cursor.start, ahead, cores, name, exchange, crew, direct)
+        self._ring = Prefetcher(self._cursor.start, ahead, cores, name, exchange, crew, direct)
         self._closing = weakref.finalize(self, self._ring.end)
 
     @property
@@ -248,8 +248,8 @@ class PhaseBatches(HostBatches):
         phase = self._program.phase
         keys = ("epoch", "step", "order")
         if not isinstance(state, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-            found, fix = f"found a {type(state).__name__}", "pass what `.state()` of batches returned"
-            fail("CP0910", "this is no state of batches", found, fix, span=phase.span)
+            actual, fix = f"found a {type(state).__name__}", "pass what `.state()` of batches returned"
+            fail("CP0910", "this is no state of batches", actual, fix, span=phase.span)
         if set(state) != set(keys) or not all(type(state[key]) is int and state[key] >= 0 for key in keys):
             fail("CP0910", "this is no state of batches", f"found: {dict(state)}", span=phase.span)
         if state["order"] != self._fingerprint() or state["step"] >= self._steps:
@@ -283,8 +283,8 @@ def _crew(
     """The worker processes, None where threads do the work. Errors: CP0952, CP0955."""
     if workers not in ("threads", "processes"):
         fail("CP0955", f"workers are 'threads' or 'processes', not {workers!r}", span=program.phase.span)
-    one = {"threads": "thread", "processes": "process"}[workers]
-    meter.workers(f"1 {one}" if cores == 1 else f"{cores} {workers}")
+    singular = {"threads": "thread", "processes": "process"}[workers]
+    meter.workers(f"1 {singular}" if cores == 1 else f"{cores} {workers}")
     return None if workers == "threads" else Workers(program, sources, functions, block, cores, meter)
 
 

@@ -68,10 +68,10 @@ def compacted(counted: Bools, usable: Bools, shards: int) -> npt.NDArray[np.int6
     taken = np.full(len(counted), -1, np.int64)
     each = len(counted) // shards
     for start in range(0, each * shards, each or 1):
-        here = slice(start, start + each)
-        rows = start + np.flatnonzero(counted[here] & usable[here])
+        local = slice(start, start + each)
+        rows = start + np.flatnonzero(counted[local] & usable[local])
         if not rows.size:
-            rows = start + np.flatnonzero(usable[here])
+            rows = start + np.flatnonzero(usable[local])
         if rows.size:
-            taken[here] = np.resize(rows, each)
+            taken[local] = np.resize(rows, each)
     return taken

@@ -15,7 +15,7 @@ from commplan.runtime.input.host_batch import HostBatch
 from commplan.runtime.input.iterator import PhaseBatches
 from commplan.runtime.input.multirate.batches import ClockedBatches
 from commplan.runtime.input.multirate.schedule import clock_plan
-from commplan.runtime.input.multirate.stream import Clocks
+from commplan.runtime.input.multirate.stream import MultirateStream
 
 BODY = """
     raw, n = load images batch {batches} over member {rest}
@@ -49,7 +49,7 @@ def members(
     **more: Any,
 ) -> Generator[list[ClockedBatches]]:
     """The batches of all members of `made`, in one process."""
-    clocks = Clocks(clock_plan(made, "step"), {"images": source}, {**FUNCTIONS, **(functions or {})})
+    clocks = MultirateStream(clock_plan(made, "step"), {"images": source}, {**FUNCTIONS, **(functions or {})})
     count = made.axis("member").size
     with ExitStack() as stack:
         yield [

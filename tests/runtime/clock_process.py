@@ -21,7 +21,7 @@ from commplan.runtime.input.group import group
 from commplan.runtime.input.host_batch import HostBatch
 from commplan.runtime.input.multirate.batches import ClockedBatches
 from commplan.runtime.input.multirate.schedule import clock_plan
-from commplan.runtime.input.multirate.stream import Clocks, Company, Terms
+from commplan.runtime.input.multirate.stream import MultirateStream, PeerGroup, StreamOptions
 
 _LOCK = threading.Lock()
 
@@ -80,11 +80,11 @@ def main(orders: dict[str, Any]) -> None:
     wait_log.LOG.addHandler(Said())
     made = rates(orders["batches"], orders["rest"], body=orders.get("body", BODY))
     source = Counting(images(orders["records"]), delay=orders.get("delay", 0.0))
-    hub = Clocks(clock_plan(made, "step"), {"images": source}, FUNCTIONS)
+    hub = MultirateStream(clock_plan(made, "step"), {"images": source}, FUNCTIONS)
     team = group(orders["run"], orders["index"], len(orders["held"]), timeout=60.0)
-    company = Company(team, orders.get("start", 0), tuple(members[0] for members in orders["held"]))
+    company = PeerGroup(team, orders.get("start", 0), tuple(members[0] for members in orders["held"]))
     states = orders.get("states", {})
-    terms = Terms(lambda _: company, workers=orders.get("workers", "threads"))
+    terms = StreamOptions(lambda _: company, workers=orders.get("workers", "threads"))
     mine = orders["held"][orders["index"]]
     feeds = [ClockedBatches(hub, m, terms=terms, state=states.get(str(m))) for m in mine]
     threads = [threading.Thread(target=drive, args=(feed, orders)) for feed in feeds]

@@ -11,7 +11,7 @@ import numpy as np
 
 from commplan.input.work_partition import Division
 from commplan.runtime.input.prefetch.prefetch import ClosedError
-from commplan.runtime.input.transport.transport import Parcel
+from commplan.runtime.input.transport.transport import RowSlices
 
 
 @dataclass
@@ -27,7 +27,7 @@ class FolderCarrier:
     closed: int = 0
     _stopped: bool = False
 
-    def carry(self, number: int, parcels: Sequence[Parcel], before: Sequence[Parcel] = ()) -> None:
+    def carry(self, number: int, parcels: Sequence[RowSlices], before: Sequence[RowSlices] = ()) -> None:
         assert bool(before) == (number > 0)
         self.carried.append(number)
         for at, move in enumerate(self.division.moves()):
@@ -41,13 +41,13 @@ class FolderCarrier:
                 else:
                     self._read(path, parcels, run)
 
-    def _write(self, path: Path, parcels: Sequence[Parcel], run: tuple[int, int]) -> None:
+    def _write(self, path: Path, parcels: Sequence[RowSlices], run: tuple[int, int]) -> None:
         arrays = [p.cells[:, p.bounds[run[0]] : p.bounds[run[1]]] for p in parcels]
         with path.with_suffix(".part").open("wb") as file:
             np.savez(file, *arrays)
         path.with_suffix(".part").rename(path)
 
-    def _read(self, path: Path, parcels: Sequence[Parcel], run: tuple[int, int]) -> None:
+    def _read(self, path: Path, parcels: Sequence[RowSlices], run: tuple[int, int]) -> None:
         until = time.monotonic() + self.patience
         while not path.exists():
             if self._stopped or time.monotonic() > until:

@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commplan.input.work_partition import Division, adopted, division
-from commplan.runtime.input.transport.transfer_plan import Form, Script, script
+from commplan.runtime.input.transport.transfer_plan import Form, TransferPlan, script
 
 
 @dataclass
 class _Host:
     """What one host holds, and how far it has come."""
 
-    script: Script
+    script: TransferPlan
     arrays: list[np.ndarray]
     done: set[int] = field(default_factory=set)
 
@@ -30,7 +30,7 @@ class _Host:
         ]
 
 
-def carried_out(scripts: dict[int, Script], arrays: dict[int, list[np.ndarray]], seed: int) -> int:
+def carried_out(scripts: dict[int, TransferPlan], arrays: dict[int, list[np.ndarray]], seed: int) -> int:
     """Deliver messages in a random order until none is left; returns how many. Fails where some cannot be."""
     rng = random.Random(seed)
     hosts = {host: _Host(found, arrays[host]) for host, found in scripts.items()}

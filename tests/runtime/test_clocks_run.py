@@ -16,7 +16,7 @@ from support import mpirun
 from support.embedding import PLANS, bind, mesh_of
 
 from commplan.diagnostics import CommplanError
-from commplan.runtime.input.multirate.run_batches import Rounds
+from commplan.runtime.input.multirate.run_batches import MultirateBatches
 from commplan.runtime.rehearse.rehearse import rehearse
 
 RANKS = Path(__file__).parents[1] / "support" / "clock_ranks.py"
@@ -104,7 +104,7 @@ def test_a_rehearsal_takes_all_members_through_their_rounds(workers: str) -> Non
         for _ in range(2):
             for item in (next(one), next(one), next(two)):
                 assert item["pixels"].shape[1:] == (64, 64, 3)
-    rounds = Rounds(run, "step")
+    rounds = MultirateBatches(run, "step")
     assert rounds.steps == 4
     taken = [sorted(item) for item in rounds]
     due = ([0, 1], [0, 1, 2]) * 2

@@ -124,7 +124,7 @@ def test_a_member_that_nobody_drives_any_more_is_not_waited_for_for_ever(
 def test_a_living_member_is_waited_for_as_long_as_was_said() -> None:
     made = rates((4, 8), body=PLAIN)
     end = threading.Event()
-    with members(made, images(400), terms=stream.Terms(timeout=0.1)) as feeds:
+    with members(made, images(400), terms=stream.StreamOptions(timeout=0.1)) as feeds:
         began = threading.Event()
 
         def slow() -> None:
@@ -177,7 +177,7 @@ def test_who_has_finished_an_epoch_holds_nobody_and_may_come_back() -> None:
 def test_who_comes_late_misses_nothing_and_is_waited_for() -> None:
     made = rates((4, 8), body=PLAIN)
     plan = clock_plan(made, "step")
-    hub = stream.Clocks(plan, {"images": images(200)}, FUNCTIONS)
+    hub = stream.MultirateStream(plan, {"images": images(200)}, FUNCTIONS)
     late = alone(made, 1, 200)
     with ClockedBatches(hub, 0) as first:
         for _ in range(20):
@@ -197,7 +197,7 @@ def test_who_comes_late_misses_nothing_and_is_waited_for() -> None:
 
 def test_a_forgotten_member_holds_nobody() -> None:
     made = rates((4, 8), body=PLAIN)
-    hub = stream.Clocks(clock_plan(made, "step"), {"images": images(200)}, FUNCTIONS)
+    hub = stream.MultirateStream(clock_plan(made, "step"), {"images": images(200)}, FUNCTIONS)
     first, second = ClockedBatches(hub, 0), ClockedBatches(hub, 1)
     next(second)
     next(first)
@@ -212,7 +212,7 @@ def test_a_forgotten_member_holds_nobody() -> None:
 
 def test_one_iterator_for_a_member_at_a_time() -> None:
     made = rates((4, 8), body=PLAIN)
-    hub = stream.Clocks(clock_plan(made, "step"), {"images": images(20)}, FUNCTIONS)
+    hub = stream.MultirateStream(clock_plan(made, "step"), {"images": images(20)}, FUNCTIONS)
     with ClockedBatches(hub, 0), pytest.raises(CommplanError) as error:
         ClockedBatches(hub, 0)
     assert code(error) == "CP0948"

@@ -16,7 +16,7 @@ from data_plans import FUNCTIONS, ensemble, images
 
 from commplan.runtime.input.host_batch import HostBatch
 from commplan.runtime.input.iterator import PhaseBatches
-from commplan.runtime.input.prefetch.prefetch import Ring, Task
+from commplan.runtime.input.prefetch.prefetch import Prefetcher, Task
 
 
 class One:
@@ -38,8 +38,8 @@ class One:
         return "made"
 
 
-def ring(task: Task = lambda: None) -> Ring[str]:
-    return Ring(lambda number: One(task), depth=2, threads=2, name="interrupted")
+def ring(task: Task = lambda: None) -> Prefetcher[str]:
+    return Prefetcher(lambda number: One(task), depth=2, threads=2, name="interrupted")
 
 
 def interrupting(frame: FrameType, event: str, arg: Any) -> Callable[..., Any] | None:

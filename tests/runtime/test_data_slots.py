@@ -17,7 +17,7 @@ import pytest
 
 from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.runtime.input.shm import slots as _slots
-from commplan.runtime.input.shm.slots import Returns, Slots
+from commplan.runtime.input.shm.slots import CompletionCounter, Slots
 
 NBYTES, START, COUNT = 8 * 4096, 4096, 3
 pytestmark = pytest.mark.skipif(not _slots.CAN_LEND, reason="pages are exchanged on Linux only")
@@ -154,7 +154,7 @@ def test_pages_that_cannot_be_exchanged_are_an_error(slots: Slots, monkeypatch: 
 
 def test_numbers_come_back_without_a_gap_and_from_anywhere() -> None:
     told: list[int] = []
-    returns = Returns(told.append)
+    returns = CompletionCounter(told.append)
     for number in (2, 1, 0, 4, 3):
         returns.add(number)
     assert told == [3, 5] and returns.upto == 5
@@ -169,14 +169,14 @@ def test_a_number_that_comes_back_while_one_is_counted_is_counted_too() -> None:
         if upto == 1:
             returns.add(1)
 
-    returns = Returns(advance)
+    returns = CompletionCounter(advance)
     returns.add(0)
     assert told == [1, 2]
 
 
 def test_many_threads_give_back() -> None:
     told: list[int] = []
-    returns = Returns(told.append)
+    returns = CompletionCounter(told.append)
 
     def give_back(first: int) -> None:
         for number in range(first, 4000, 8):

@@ -16,7 +16,7 @@ from commplan.input.work_partition import division
 from commplan.runtime.input import turn_schedule as rosters
 from commplan.runtime.input.shm.segment import Blame, Wanted, opened
 from commplan.runtime.input.shm.shm_control import Control
-from commplan.runtime.input.turn_schedule import Roster
+from commplan.runtime.input.turn_schedule import TurnSchedule
 
 ROWS, BATCHES = 16, 150
 ALWAYS, WHERE_NOTHING_WAITS = 1.0, 0.0  # when they take turns
@@ -70,15 +70,15 @@ def test_turns_of_the_dead_are_made_by_heirs(ensemble: Ensemble) -> None:
 
 
 @pytest.fixture(name="roster")
-def _roster(tmp_path: Path) -> Roster:
+def _roster(tmp_path: Path) -> TurnSchedule:
     blame = Blame("share values over member", Span(1, 1, 1, 2), "tested.plan")
     wanted = Wanted(tmp_path, "test-", "roster", 0, 1 << 16, 1 << 14, {}, 5.0, blame)
     control = Control(opened(wanted, 0), 3, 0)
     control.say_cores({5})
-    return Roster(control, {0: division("all_shared", (0, 0, 0))}, (0, 1, 2), (0, 1, 2), 4, 2)
+    return TurnSchedule(control, {0: division("all_shared", (0, 0, 0))}, (0, 1, 2), (0, 1, 2), 4, 2)
 
 
-def test_turns_begin_behind_what_anybody_may_have_begun(roster: Roster) -> None:
+def test_turns_begin_behind_what_anybody_may_have_begun(roster: TurnSchedule) -> None:
     for spent in (0, 1000):  # nothing is known; then it is
         assert roster.at(0, 100).parts == 3 and roster.turn(1, 100) == 100 and roster.follows(100) < 0
         roster.control.word(1, "spent").value = spent
@@ -91,13 +91,13 @@ def test_turns_begin_behind_what_anybody_may_have_begun(roster: Roster) -> None:
     assert roster.follows(since + 7) == since + 6, "one core makes one batch at a time"
 
 
-def test_a_core_that_waits_a_little_goes_on_with_a_second_batch(roster: Roster) -> None:
+def test_a_core_that_waits_a_little_goes_on_with_a_second_batch(roster: TurnSchedule) -> None:
     roster.control.word(1, "spent").value, roster.control.word(0, "waited").value = 1000, 100
     roster.look(3)
     assert roster.follows(30) == 28
 
 
-def test_waits_keep_everybody_at_each_batch(roster: Roster) -> None:
+def test_waits_keep_everybody_at_each_batch(roster: TurnSchedule) -> None:
     roster.control.word(1, "spent").value = 1000
     roster.control.word(2, "waited").value = 800
     roster.look(3)

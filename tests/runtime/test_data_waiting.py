@@ -25,7 +25,7 @@ from commplan.ir.schedule import Leaf
 from commplan.ir.types import DType
 from commplan.runtime.input.iterator import PhaseBatches
 from commplan.runtime.input.layout import aligned, compacted
-from commplan.runtime.input.prefetch.prefetch import ClosedError, Ring, Task
+from commplan.runtime.input.prefetch.prefetch import ClosedError, Prefetcher, Task
 from commplan.runtime.input.shm import futex
 
 LINUX = sys.platform.startswith("linux")
@@ -112,7 +112,7 @@ class Making:
 
 
 def test_the_error_of_the_earliest_record_wins_and_later_batches_wait() -> None:
-    ring: Ring[str] = Ring(
+    ring: Prefetcher[str] = Prefetcher(
         lambda n: Making(n, (0, 2) if n == 2 else ()), depth=3, threads=3, name="commplan-ring"
     )
     try:
@@ -128,7 +128,7 @@ def test_the_error_of_the_earliest_record_wins_and_later_batches_wait() -> None:
 
 def test_a_ring_that_halts_goes_on_when_it_may() -> None:
     until = [2]
-    ring: Ring[str] = Ring(
+    ring: Prefetcher[str] = Prefetcher(
         lambda n: Making(n) if n < until[0] else None, depth=4, threads=2, name="commplan-halts"
     )
     try:

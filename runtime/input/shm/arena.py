@@ -42,10 +42,10 @@ class Cells(NamedTuple):
         return np.ndarray(self.shape, self.dtype, memory, self.offset, self.strides)
 
 
-def nameless(what: str) -> int:
+def nameless(label: str) -> int:
     """A file in memory that has no name, and lives as long as somebody has it open or mapped."""
     if hasattr(os, "memfd_create"):
-        return os.memfd_create(what)
+        return os.memfd_create(label)
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
 

@@ -21,7 +21,7 @@ from typing import NamedTuple, NoReturn
 from commplan.diagnostics import Span, fail
 from commplan.runtime.input import wait_log
 from commplan.runtime.input.shm import futex
-from commplan.runtime.input.wait_log import LOG, Lasting
+from commplan.runtime.input.wait_log import LOG, WaitReporter
 
 _MAGIC = b"commplan"
 _VERSION = 3
@@ -201,12 +201,12 @@ def _digests(facts: Mapping[str, object]) -> bytes:
 def _unlike(head: bytes, facts: Mapping[str, object]) -> int:
     """Which of `facts` the maker of a segment has otherwise, a bit for each."""
     mine = _digests(facts)
-    found = 0
+    index = 0
     for place in range(len(facts)):
         at = place * _EACH_FACT
         theirs = head[_FACTS_AT + at : _FACTS_AT + at + _EACH_FACT]
-        found |= (theirs != mine[at : at + _EACH_FACT]) << place
-    return found
+        index |= (theirs != mine[at : at + _EACH_FACT]) << place
+    return index
 
 
 def _told_apart(wanted: Wanted, process: int, unlike: int) -> tuple[str, ...]:
@@ -286,8 +286,8 @@ def _name(descriptor: int, path: Path) -> None:
 
 
 def _awaited(wanted: Wanted, path: Path, index: int) -> Segment:
-    begun, sleep, lasting = time.monotonic(), _POLL_FIRST, Lasting(wait_log.START_S)
-    while (found := _try(wanted, path, index)) is None:
+    begun, sleep, lasting = time.monotonic(), _POLL_FIRST, WaitReporter(wait_log.START_S)
+    while (segment := _try(wanted, path, index)) is None:
         for other in path.parent.glob(f"{_family(wanted.prefix)}{wanted.name}"):
             if other != path:
                 _try(wanted, other, index)
@@ -299,7 +299,7 @@ def _awaited(wanted: Wanted, path: Path, index: int) -> Segment:
             wanted.blame.fail("CP0921", message)
         time.sleep(sleep)
         sleep = min(2 * sleep, _POLL_MOST)
-    return found
+    return segment
 
 
 def _try(wanted: Wanted, path: Path, index: int) -> Segment | None:

@@ -29,14 +29,14 @@ from commplan.runtime.input.layout import Array
 from commplan.runtime.input.shm import futex
 from commplan.runtime.input.shm import shm_control as _control
 from commplan.runtime.input.shm.shm_control import LEFT, Control, fence
-from commplan.runtime.input.shm.slot_layout import Rooms
-from commplan.runtime.input.shm.slot_status import Complaints, hear, write
-from commplan.runtime.input.shm.slots import Returns, Slots
+from commplan.runtime.input.shm.slot_layout import SlotLayout
+from commplan.runtime.input.shm.slot_status import PeerErrors, check_status, write_status
+from commplan.runtime.input.shm.slots import CompletionCounter, Slots
 from commplan.runtime.input.transport.transport import RegroupedError
-from commplan.runtime.input.turn_schedule import Roster
+from commplan.runtime.input.turn_schedule import TurnSchedule
 
 if TYPE_CHECKING:
-    from commplan.runtime.input.stages.batch_builder import Maker
+    from commplan.runtime.input.stages.batch_builder import BatchFactory
 
 
 @dataclass
@@ -52,27 +52,27 @@ class SharedRing:
     group: Group
     control: Control
     slots: Slots
-    rooms: Rooms
-    roster: Roster
-    told: Complaints
+    rooms: SlotLayout
+    roster: TurnSchedule
+    told: PeerErrors
     key: str
     meter: Meter
     goes_on: bool
     keep: int
-    works: Maker | None = None
+    works: BatchFactory | None = None
     _left: bool = False
     _process: int = field(default_factory=os.getpid)
     _gone: set[int] = field(default_factory=set[int])  # of this host, known to be dead or to have left
     _duties: dict[int, int] = field(default_factory=dict[int, int])  # process -> first batch made as planned
     _begun: int = 0
     _failed: tuple[int, BaseException] | None = None
-    _done: dict[int, Returns] = field(default_factory=dict[int, Returns])
-    _returns: Returns = field(init=False)
+    _done: dict[int, CompletionCounter] = field(default_factory=dict[int, CompletionCounter])
+    _returns: CompletionCounter = field(init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         self.index, self.count, self.carrier = self.group.index, self.group.count, self.group.carrier
-        self._returns = Returns(self._let_go)
+        self._returns = CompletionCounter(self._let_go)
         self.slots.returned = self._returns.add
         self._local = self.group.local
         self._makers = [process for process in self.rooms.makers if process in self._local]
@@ -155,8 +155,8 @@ class SharedRing:
         with self._lock:
             if self._left:
                 return 0
-            here = self._carried_so_far() if self.carrier else self.control.least("filled", self._makers)
-        return max(0, here - number)
+            filled = self._carried_so_far() if self.carrier else self.control.least("filled", self._makers)
+        return max(0, filled - number)
 
     def owes(self) -> bool:
         """Whether batches are waited for even where this process failed: others wait for it to carry them."""
@@ -280,7 +280,7 @@ class SharedRing:
         def after(number: int) -> int:
             return self.roster.turn(process, number + 1)
 
-        self._done[process] = Returns(advance, filled, after)
+        self._done[process] = CompletionCounter(advance, filled, after)
         self._duties[process] = begun
 
     def _make_up(self, number: int) -> None:
@@ -359,7 +359,7 @@ class SharedRing:
     def _write(self, number: int, process: int, error: BaseException | None) -> None:
         if self.works is not None:
             place = self.works.place(number)
-            write(self.slots.memory(number), self.rooms.makers.index(process), place, error)
+            write_status(self.slots.memory(number), self.rooms.makers.index(process), place, error)
 
     def _say(self, number: int, process: int, error: BaseException | None) -> None:
         """The part of `process` in batch `number` is there, or what went wrong with it."""
@@ -370,7 +370,7 @@ class SharedRing:
         """Read what the makers of batch `number` say."""
         if self.works is not None:
             makers = self.roster.heard(number)
-            hear(self.slots.memory(number), makers, self.works.place(number), self.told)
+            check_status(self.slots.memory(number), makers, self.works.place(number), self.told)
 
     # --- doing, for the maker ---
 
@@ -382,8 +382,8 @@ class SharedRing:
         """The processes whose parts this one makes in batch `number`; asked once for each, in order."""
         with self._lock:
             self._begun = max(self._begun, number + 1)
-            found = (process for process, begun in self._duties.items() if begun <= number)
-            mine = tuple(process for process in found if self.roster.turn(process, number) == number)
+            owners = (process for process, begun in self._duties.items() if begun <= number)
+            mine = tuple(process for process in owners if self.roster.turn(process, number) == number)
         self.roster.begun(number)
         return mine
 

@@ -35,7 +35,7 @@ from commplan.runtime.input.program import HostProgram
 from commplan.runtime.input.shm.arena import HEADER, Arena, Cells, nameless
 from commplan.runtime.input.shm.slots import Slots
 from commplan.runtime.input.stages import worker as _worker
-from commplan.runtime.input.stages.batch_builder import BatchInTheMaking
+from commplan.runtime.input.stages.batch_builder import BatchBuilder
 
 GRACE_S = 0.5  # seconds for a worker to end in, once its socket has ended
 _FATE_S = 10.0  # seconds for a worker that hung up by itself to end in: its libraries may tidy up
@@ -178,7 +178,7 @@ class Workers:
         """An array of a batch, at a multiple of 64 bytes, that workers can fill."""
         return self._arena.fresh(shape, dtype)
 
-    def run(self, batch: BatchInTheMaking, state: FlowState, before: bool, low: int, high: int) -> None:
+    def run(self, batch: BatchBuilder, state: FlowState, before: bool, low: int, high: int) -> None:
         """Have the block made by this thread's worker."""
         job = self._job(batch, state, before, low, high)
         goes_on = any(read.hints.on_failure == "continue" for read in state.flow.reads)
@@ -228,9 +228,7 @@ class Workers:
 
     # --- one block ---
 
-    def _job(
-        self, batch: BatchInTheMaking, state: FlowState, before: bool, low: int, high: int
-    ) -> _worker.Job:
+    def _job(self, batch: BatchBuilder, state: FlowState, before: bool, low: int, high: int) -> _worker.Job:
         return _worker.Job(
             batch.number, batch.epoch, batch.step, self.program.flows.index(state.flow), before, low, high,
             len(state.rows),
@@ -252,11 +250,11 @@ class Workers:
     def _book(self, done: _worker.Done, state: FlowState, before: bool, low: int, high: int) -> None:
         """Take over what the worker found and spent; raise what it raised."""
         state.valid[:, low:high] = np.frombuffer(done.valid, bool).reshape(len(state.valid), high - low)
-        for key, what in done.spent:
-            self.meter.add(key, **what)
+        for key, usage in done.spent:
+            self.meter.add(key, **usage)
         # What a worker does around its stages, on the line of the first.
-        cpu = done.cpu_s - sum(what.get("cpu_s", 0.0) for _, what in done.spent)
-        system = done.system_s - sum(what.get("system_s", 0.0) for _, what in done.spent)
+        cpu = done.cpu_s - sum(usage.get("cpu_s", 0.0) for _, usage in done.spent)
+        system = done.system_s - sum(usage.get("system_s", 0.0) for _, usage in done.spent)
         ops = state.flow.before if before else state.flow.after
         first = next((results(op)[0] for op in ops if not isinstance(op, Share)), None)
         if first is not None:
@@ -266,8 +264,8 @@ class Workers:
 
     def _ended(self, worker: _Process, job: _worker.Job, state: FlowState, times: int) -> CommplanError:
         """What to say of a worker that ended in the middle of `job`."""
-        said = _worker.PROGRESS.unpack_from(self._arena.header, worker.number * _worker.PROGRESS_NBYTES)
-        at, record = int(said[0]), int(said[1])
+        progress = _worker.PROGRESS.unpack_from(self._arena.header, worker.number * _worker.PROGRESS_NBYTES)
+        at, record = int(progress[0]), int(progress[1])
         ops = [op for flow in self.program.flows for op in flow.ops if isinstance(op, Read | Map)]
         op = ops[at] if 0 <= at < len(ops) else state.flow.reads[0]
         doing = f"reading source `{op.source}`" if isinstance(op, Read) else f"host function `{op.fn}`"
@@ -429,13 +427,13 @@ def _unpicklable(
     ops = [op for flow in program.flows for op in flow.ops]
     spans = {op.source: op.span for op in ops if isinstance(op, Read)}
     spans |= {op.fn: op.span for op in ops if isinstance(op, Map)}
-    found: list[Diagnostic] = []
+    problems: list[Diagnostic] = []
     for kind, group in (("source", sources), ("host function", functions)):
         for name, value in group.items():
             try:
                 pickle.dumps(value, protocol=5)
             except Exception as error:  # noqa: BLE001  whatever the value's own pickling raises
-                found.append(
+                problems.append(
                     Diagnostic(
                         "CP0952",
                         f"{kind} `{name}` cannot go to worker processes: {error}",
@@ -444,7 +442,7 @@ def _unpicklable(
                         file=program.schedule.file,
                     )
                 )
-    return found
+    return problems
 
 
 def _stored(data: Sequence[Any]) -> tuple[int, list[tuple[int, int]]]:

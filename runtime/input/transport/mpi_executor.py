@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from commplan.lowering.mpi.typing_shim import MPI
-from commplan.runtime.input.transport.transfer_plan import Message, Script, Window
+from commplan.runtime.input.transport.transfer_plan import Message, TransferPlan, Window
 from commplan.runtime.input.transport.transport import Bytes
 
 SENDS, RECEIVES = 64, 128  # messages from, and to, one host that are under way
@@ -33,7 +33,7 @@ Awaited = Callable[[], list[int]]
 Look = Callable[[float, Awaited], None]
 
 
-class Patience:
+class Backoff:
     """Sleeps between looks. look: called after each with the seconds since something moved, and what tells
     the hosts that are waited for; what it raises ends the wait."""
 
@@ -51,7 +51,7 @@ class Patience:
 
 
 @dataclass
-class Wire:
+class Endpoint:
     """Messages between this host's speaker and those of others.
 
     comm: a communicator for this alone. ranks: of the speaker of each host, in it.
@@ -66,15 +66,15 @@ class Wire:
     def __post_init__(self) -> None:
         self._tags = int(self.comm.Get_attr(MPI.TAG_UB)) + 1 - RESERVED
 
-    def run(self, script: Script, arrays: Sequence[Bytes], look: Look) -> None:
+    def run(self, script: TransferPlan, arrays: Sequence[Bytes], look: Look) -> None:
         """Carry out `script` on `arrays`, one-dimensional; returns when all is sent and all is there.
 
-        look: see `Patience`. Raises what it raises, and `MPI.Exception` as MPI does; after either this wire
+        look: see `Backoff`. Raises what it raises, and `MPI.Exception` as MPI does; after either this wire
         cannot be used again.
         """
         run = _Run(self, script, arrays)
         try:
-            patience = Patience(look, run.awaited)
+            patience = Backoff(look, run.awaited)
             while run.left:
                 if run.step():
                     patience.moved()
@@ -125,7 +125,7 @@ class _Lane:
 class _Run:
     """One script under way."""
 
-    def __init__(self, wire: Wire, script: Script, arrays: Sequence[Bytes]) -> None:
+    def __init__(self, wire: Endpoint, script: TransferPlan, arrays: Sequence[Bytes]) -> None:
         self.left = len(script.messages)
         self._wire, self._messages, self._arrays = wire, script.messages, arrays
         self._buffers: dict[int, Bytes] = {}  # of messages whose bytes lie in several windows
@@ -208,11 +208,11 @@ class _Run:
         if len(message.windows) == 1:
             return _of(message.windows[0], self._arrays)
         if message.outgoing:
-            made = np.concatenate([_of(window, self._arrays) for window in message.windows])
+            packed = np.concatenate([_of(window, self._arrays) for window in message.windows])
         else:
-            made = np.empty(message.nbytes, np.uint8)
-        self._buffers[at] = made
-        return made
+            packed = np.empty(message.nbytes, np.uint8)
+        self._buffers[at] = packed
+        return packed
 
     def abandon(self, *, failed: bool) -> None:
         """End what is under way. What cannot be called back keeps its memory: bytes may still arrive in it.
@@ -222,7 +222,7 @@ class _Run:
                 request.Cancel()
                 if request.Test():
                     continue
-            leave_alone(request, self._arrays, self._buffers.get(at))
+            orphan(request, self._arrays, self._buffers.get(at))
         self._receiving.clear()
         self._sending.clear()
 
@@ -239,7 +239,7 @@ def ended(request: Any) -> bool:
     return True
 
 
-def leave_alone(request: Any, *memory: Any) -> None:
+def orphan(request: Any, *memory: Any) -> None:
     """Keep a request that nobody waits for any more, and its memory."""
     _left_alone.append((request, memory))
 
