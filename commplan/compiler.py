@@ -119,18 +119,18 @@ def _measured(
     of, CP0753 where it is of another backend."""
     if calibration is None:
         return None
-    found = _read(calibration) if isinstance(calibration, str | Path) else calibration
-    if found.links is None:  # the input alone: that is the same on every topology and for every backend
-        return found
-    if topology is None and found.input is None:
+    content = _read(calibration) if isinstance(calibration, str | Path) else calibration
+    if content.links is None:  # the input alone: that is the same on every topology and for every backend
+        return content
+    if topology is None and content.input is None:
         fail(
             "CP0727",
             "a calibration is given, but no topology",
             "it measures the levels of a machine: give the topology that it was made with",
         )
     if topology is not None:
-        found.check_backend(backend, str(calibration) if isinstance(calibration, str | Path) else "")
-    return found
+        content.check_backend(backend, str(calibration) if isinstance(calibration, str | Path) else "")
+    return content
 
 
 def _read(path: str | Path) -> Calibration:

@@ -124,8 +124,8 @@ class Chooser:
         way = self._way(op, op.algorithm)
         if way is None:
             return Decision(op.algorithm, None, "the plan writes it so")
-        made = self._decision(way, [*self.flat(op), *self.hierarchies(op)])
-        return made._replace(why="the plan writes it so")
+        decision = self._decision(way, [*self.flat(op), *self.hierarchies(op)])
+        return decision._replace(why="the plan writes it so")
 
     def _decision(self, taken: Way, ways: list[Way]) -> Decision:
         rest = sorted((w for w in ways if w.algorithm != taken.algorithm), key=lambda way: way.seconds)
@@ -134,9 +134,9 @@ class Chooser:
         if faster:
             why = self._why_slower(taken, rest)
         shown = rest[:SHOWN] + [way for way in rest[SHOWN:] if way.algorithm == NATIVE]
-        others = tuple(Alternative(str(way.algorithm), rounded(way.seconds)) for way in shown)
+        alternatives = tuple(Alternative(str(way.algorithm), rounded(way.seconds)) for way in shown)
         return Decision(
-            taken.algorithm, taken.chunk, why, rounded(taken.seconds), taken.source, others
+            taken.algorithm, taken.chunk, why, rounded(taken.seconds), taken.source, alternatives
         )  # fmt: skip
 
     def _why_slower(self, taken: Way, rest: list[Way]) -> str:
@@ -165,9 +165,9 @@ class Chooser:
         """
         programs = not self.jax or (self.costs is not None and self.costs.measured)
         algorithms = options.flat(op.kind, self.schedule.size(op.axes), programs=programs)
-        found = [way for algorithm in algorithms if (way := self._way(op, algorithm, few=few))]
+        ways = [way for algorithm in algorithms if (way := self._way(op, algorithm, few=few))]
         small = self.jax or rule("mpi", op.kind, self.whole(op)).algorithm == "native"
-        return found if small else sorted(found, key=lambda way: way.algorithm == NATIVE)
+        return ways if small else sorted(ways, key=lambda way: way.algorithm == NATIVE)
 
     def whole(self, op: Collective) -> int:
         """Bytes of the buffer that all ranks of `op` together make."""
@@ -219,10 +219,10 @@ class Chooser:
         for rung in ladder[-1:] if op.kind == "all_reduce" else ladder:
             parts.append((op.kind, rung.key, nbytes))
         for kind, axis, size in parts:
-            told = self._ask(Work(kind, "", size, (axis,)))
-            if told is None:
+            prediction = self._ask(Work(kind, "", size, (axis,)))
+            if prediction is None:
                 return []
-            total, source = total + told.seconds, told.source
+            total, source = total + prediction.seconds, prediction.source
         names = tuple(rung.pinned or "native" for rung in ladder)
         return [Way(options.hierarchy(ladder, names), None, total, source)]
 
@@ -257,13 +257,13 @@ class Chooser:
             whole = self.whole(op)
             pieces = PIECES[1::3] if few else PIECES
             sizes += [size for size in pieces if whole // 1024 < size < whole]
-        found: list[Way] = []
+        ways: list[Way] = []
         form = "rounds" if self.jax else "call"
         for size in sizes:
-            told = self._ask(Work(op.kind, "", op.nbytes, op.axes, algorithm, size, op.root or 0, form))
-            if told is not None:
-                found.append(Way(algorithm, size, told.seconds, told.source))
-        return simplest(found) if found else None
+            prediction = self._ask(Work(op.kind, "", op.nbytes, op.axes, algorithm, size, op.root or 0, form))
+            if prediction is not None:
+                ways.append(Way(algorithm, size, prediction.seconds, prediction.source))
+        return simplest(ways) if ways else None
 
     def _ask(self, work: Work) -> Prediction | None:
         return self.costs.predict(work) if self.costs is not None else None

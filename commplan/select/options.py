@@ -59,20 +59,20 @@ def _within(axis: Axis, topology: Topology) -> tuple[Rung, ...]:
     spreads = sorted((s for s in axis.levels if s.count > 1), key=lambda spread: order.index(spread.level))
     full = math.prod(spread.count for spread in spreads) == axis.size
     once = len({spread.level for spread in spreads}) == len(spreads)
-    found = tuple(Rung(spread.level, spread.count) for spread in spreads)
-    return found if len(found) > 1 and full and once else ()
+    rungs = tuple(Rung(spread.level, spread.count) for spread in spreads)
+    return rungs if len(rungs) > 1 and full and once else ()
 
 
 def pinned_rungs(op: Collective, schedule: Schedule) -> tuple[Rung, ...]:
     """The levels that the plan or an earlier pass has written, with the algorithms written there."""
     axes = {axis.name: axis.size for axis in schedule.axes}
     spreads = {s.level: s.count for axis in schedule.axes if axis.name in op.axes for s in axis.levels}
-    found: list[Rung] = []
+    rungs: list[Rung] = []
     for arg in op.algorithm.args:
         key = arg.key or str(arg.value)
         ranks = axes[key] if key in op.axes else spreads.get(key, 1)
-        found.append(Rung(key, ranks, str(arg.value) if arg.key else None))
-    return tuple(found)
+        rungs.append(Rung(key, ranks, str(arg.value) if arg.key else None))
+    return tuple(rungs)
 
 
 def menus(kind: CollectiveKind, ladder: tuple[Rung, ...]) -> tuple[tuple[str, ...], ...]:
@@ -80,17 +80,17 @@ def menus(kind: CollectiveKind, ladder: tuple[Rung, ...]) -> tuple[tuple[str, ..
 
     Of an all-reduce the levels inside scatter and gather, and only the outermost reduces at once.
     """
-    found: list[tuple[str, ...]] = []
+    result: list[tuple[str, ...]] = []
     for index, rung in enumerate(ladder):
         if rung.pinned is not None:
-            found.append((rung.pinned,))
+            result.append((rung.pinned,))
             continue
         inside = kind == "all_reduce" and index < len(ladder) - 1
         names = () if kind == "all_to_all" else registry.algorithms("reduce_scatter" if inside else kind)
         if inside:
             names = tuple(name for name in names if registry.supports(name, "all_gather"))
-        found.append(names if rung.ranks <= MOST_RANKS else ())
-    return tuple(found)
+        result.append(names if rung.ranks <= MOST_RANKS else ())
+    return tuple(result)
 
 
 def usual(menus: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:

@@ -138,8 +138,8 @@ def chain(played: Sequence[Played]) -> list[int]:
     if not played:
         return []
     last: int | None = max(range(len(played)), key=lambda index: (played[index].end, -index))
-    found: list[int] = []
+    path: list[int] = []
     while last is not None:
-        found.append(last)
+        path.append(last)
         last = played[last].cause
-    return found[::-1]
+    return path[::-1]

@@ -35,14 +35,14 @@ def at_servers(
 
     states: all states of the plan.
     """
-    there = {state.name: state for state in states if state.placement.server is not None}
-    getting = _Getting(building, {state.id: state.span for state in there.values()})
+    on_servers = {state.name: state for state in states if state.placement.server is not None}
+    getting = _Getting(building, {state.id: state.span for state in on_servers.values()})
     for op in building.ops:
         getting.add(op)
-    made = tuple(sched.Binding(b.name, getting.get(b.value)) for b in outputs)
+    bound = tuple(sched.Binding(b.name, getting.get(b.value)) for b in outputs)
     building.ops = getting.ops
     kept = {b.value for b in outputs}
-    return made, _put(building, [(b, there.get(b.name)) for b in updates], kept)
+    return bound, _put(building, [(b, on_servers.get(b.name)) for b in updates], kept)
 
 
 class _Getting:

@@ -69,14 +69,14 @@ def items_of(editor: Editor, group: Sequence[Collective], order: Order) -> list[
 def _check_count(items: Sequence[Item], limit: int | None, head: Collective, file: str) -> None:
     """Refuse a limit so small, or leaves so large, that there is no end of buckets (CP0724)."""
     counts = [pieces(item, limit) for item in items]
-    made = sum(count for count in counts if count > 1)
-    if limit is None or made <= MOST:
+    total = sum(count for count in counts if count > 1)
+    if limit is None or total <= MOST:
         return
     bytes_ = sum(i.nbytes for i, n in zip(items, counts, strict=True) if n > 1)
     enough = -(-bytes_ // MOST)  # pieces may be twice as large
     fail(
         "CP0724",
-        f"`{name_of(head.operand)}` would be cut into {made:,} buckets; a stage has at most {MOST:,}",
+        f"`{name_of(head.operand)}` would be cut into {total:,} buckets; a stage has at most {MOST:,}",
         f"its leaves larger than a bucket have {bytes_:,} bytes, and a bucket {limit:,}",
         f"raise the limit: {{ bucket = {max(1, -(-enough // 1024**2))}MiB }} on the stage, or the option max"
         " of the pass bucket",

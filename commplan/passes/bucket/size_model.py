@@ -52,24 +52,26 @@ def size(chooser: Chooser, head: Collective, nbytes: int, items: Sequence[Item])
     if chooser.costs is None or (not hidden and nbytes <= DEFAULT) or nbytes <= LEAST:
         return Size(DEFAULT, f"the default limit is {sized(DEFAULT)}")
     sizes = tried(nbytes, hidden=hidden)
-    ways = {one: chooser.about(msgspec.structs.replace(head, nbytes=one)) for one in sizes}
+    ways = {each: chooser.about(msgspec.structs.replace(head, nbytes=each)) for each in sizes}
     whole = ways[nbytes]
     if whole is None:
         return Size(DEFAULT, f"the default limit is {sized(DEFAULT)}")
     exposed = {
-        one: _exposed(-(-nbytes // one), way.seconds, whole.seconds, hidden=hidden)
-        for one, way in ways.items()
+        each: _exposed(-(-nbytes // each), way.seconds, whole.seconds, hidden=hidden)
+        for each, way in ways.items()
         if way is not None
     }
     least = min(exposed.values())
     # The fewest buckets; of what cannot be hidden the smallest, which need the least memory.
     order = sizes if hidden else sizes[::-1]
-    limit = next(one for one in order if exposed.get(one, math.inf) <= least * (1 + NEAR))
-    others = sorted((seconds, one) for one, seconds in exposed.items() if one != limit)
-    told = tuple(Alternative(f"up to {sized(one)}", rounded(seconds)) for seconds, one in others[:4])
+    limit = next(each for each in order if exposed.get(each, math.inf) <= least * (1 + NEAR))
+    others = sorted((seconds, each) for each, seconds in exposed.items() if each != limit)
+    alternatives = tuple(
+        Alternative(f"up to {sized(each)}", rounded(seconds)) for seconds, each in others[:4]
+    )
     why = f"up to {sized(limit)} in one "
     why += "leaves the least time behind the backward pass" if hidden else "takes the least time"
-    return Size(limit, why, rounded(exposed[limit]), whole.source, told)
+    return Size(limit, why, rounded(exposed[limit]), whole.source, alternatives)
 
 
 def in_halves(items: Sequence[Item]) -> bool:
@@ -86,10 +88,10 @@ def hides(op: Collective, backend: Backend) -> bool:
 def tried(nbytes: int, *, hidden: bool) -> Sequence[int]:
     """Sizes of buckets, largest first: all in one, a quarter of it, and so on."""
     least = LEAST if hidden else DEFAULT
-    found = [nbytes]
-    while found[-1] // STEP >= least:
-        found.append(-(-found[-1] // STEP))
-    return found
+    sizes = [nbytes]
+    while sizes[-1] // STEP >= least:
+        sizes.append(-(-sizes[-1] // STEP))
+    return sizes
 
 
 def _exposed(count: int, each: float, whole: float, *, hidden: bool) -> float:

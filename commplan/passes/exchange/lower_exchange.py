@@ -108,9 +108,9 @@ class Relocation:
             value = kept.part_of(values[new], axes)
             updated.append(self._add(value, new if owners.moved else f"{new}/shard"))
         # An exchange leaves it open how it is carried out: its update may run beside its sums, in pieces.
-        made = Map(tuple(updated), op.fn, (*states, gradient), op.span, hints=Hints(overlap="backward"))
-        self.own.update(made.results)
-        ops.append(made)
+        update = Map(tuple(updated), op.fn, (*states, gradient), op.span, hints=Hints(overlap="backward"))
+        self.own.update(update.results)
+        ops.append(update)
         # What is sent narrow is the gradient: weights that were rounded could not move by less than that.
         hints = msgspec.structs.replace(self._hints(op, owners), wire=None, accumulate=None)
         for shard, new in zip(updated, op.results, strict=True):

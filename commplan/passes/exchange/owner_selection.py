@@ -149,26 +149,26 @@ def chosen(chooser: Chooser, op: Exchange, owners: Owners) -> Choice:
     times = predicted(chooser, op, owners.axes)
     few = len(owners.ranks)
     if owners.how == "replicated":
-        what, taken = REPLICATED, times.replicated
+        text, taken = REPLICATED, times.replicated
         why = f"owners cannot keep {why_not}" if why_not else "it takes clearly less time"
     elif few:
-        what, taken = _few(chooser, op, owners), times.central if few == 1 else None
+        text, taken = _few(chooser, op, owners), times.central if few == 1 else None
         why = "the plan says so"
     else:
-        what, taken = f"{SHARDED}: {ways} owners along {', '.join(owners.axes)}", times.sharded
+        text, taken = f"{SHARDED}: {ways} owners along {', '.join(owners.axes)}", times.sharded
         why = "the plan says so" if op.algorithm is not None else "every part is updated once"
     if owners.moved:
         kept = ", ".join(f"`{name_of(ref)}`" for ref in op.results[1:])
         why += f"; {kept} is kept by the owners, 1/{few or ways} of it on each"
     others = {SHARDED: times.sharded, CENTRAL: times.central, REPLICATED: times.replicated}
     mine = REPLICATED if owners.how == "replicated" else (CENTRAL if few == 1 else "" if few else SHARDED)
-    told = tuple(
+    alternatives = tuple(
         Alternative(name, rounded(seconds) if seconds is not None else None)
         for name, seconds in others.items()
         if name != mine
     )
-    what = f"`{name_of(op.results[0])}`: {what}"
-    return Choice("place", what, why, op.span, (), taken and rounded(taken), "", told)
+    text = f"`{name_of(op.results[0])}`: {text}"
+    return Choice("place", text, why, op.span, (), taken and rounded(taken), "", alternatives)
 
 
 def _few(chooser: Chooser, op: Exchange, owners: Owners) -> str:
@@ -182,5 +182,5 @@ def _few(chooser: Chooser, op: Exchange, owners: Owners) -> str:
     where = ", ".join(map(str, owners.ranks))
     most, mean = max(held), sum(held) / few
     counted = f"rank {where}" if few == 1 else f"ranks {where}"
-    what = f"{few} owner{'s' * (few != 1)} ({counted} along {', '.join(owners.axes)})"
-    return f"{what}, the fullest with {sized(most)}, {most / max(mean, 1):.3f} of the mean"
+    text = f"{few} owner{'s' * (few != 1)} ({counted} along {', '.join(owners.axes)})"
+    return f"{text}, the fullest with {sized(most)}, {most / max(mean, 1):.3f} of the mean"
