@@ -122,14 +122,13 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if backend != self.backend:
             return None
         native = algorithm == "native"
-        matches = [
+        matches = (
             curve
             for curve in self.curve_list
             if (curve.kind, curve.algorithm, curve.shape) == (kind, algorithm, shape)
-            and (native or curve.form == form)
-            and (native or curve.chunk == (chunk or 0))
-        ]
-        return matches[0] if matches else None
+            and (native or (curve.form, curve.chunk) == (form, chunk or 0))
+        )
+        return next(matches, None)
 
 
 def load_calibration(path: str | Path) -> Calibration:

@@ -19,7 +19,7 @@ import msgspec
 from commplan.cost import Predictor
 from commplan.diagnostics import Span
 from commplan.explain.servers import Said, Telling, server_lines
-from commplan.explain.stages import levels_text, phase_title, stage_text
+from commplan.explain.stages import levels_text, phase_title, stage_text, table_lines
 from commplan.ir import plan as graph
 from commplan.ir import schedule as ir
 from commplan.ir.remark import Alternative, Choice, SharingCost
@@ -368,11 +368,8 @@ def sharing_table(rows: Sequence[SharingCost]) -> list[str]:
     """
     if not rows:
         return []
-    cells = [_HEAD, *map(_sharing_row, rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(_HEAD))]
-    lines = ["  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)) for row in cells]
     limit = f"physical limit: {timed(rows[0].limit)} of CPU per record and member"
-    return [limit, *(line.rstrip() for line in lines)]
+    return [limit, *table_lines([_HEAD, *map(_sharing_row, rows)])]
 
 
 def _sharing_row(cost: SharingCost) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -19,6 +19,7 @@ from commplan.cost.servers.server_traffic import (
     waiting,
 )
 from commplan.diagnostics import Span
+from commplan.explain.stages import table_lines
 from commplan.ir.schedule import Elastic, Schedule
 from commplan.ir.types import sized, timed
 from commplan.protocol.build_sites import sites
@@ -144,16 +145,13 @@ def _place(place: int, topology: Topology) -> str:
     return " of ".join(names)
 
 
-def mode_lines(modes: Sequence[Exchanged], taken: str, period: int, step: float | None) -> Iterator[str]:
+def mode_lines(modes: Sequence[Exchanged], taken: str, period: int, step: float | None) -> list[str]:
     """What each mode of elastic averaging would take, and the share of the time that is communication.
 
     step: seconds of work in a step; None where nobody knows: then how long it has to be.
     """
     head = ["", "mode", "all at once", "alone", *_heads(step), "way"]
-    rows = [head, *(_row(mode, mode.mode == taken, period, step) for mode in modes)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
-    for row in rows:
-        yield "  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)).rstrip()
+    return table_lines([head, *(_row(mode, mode.mode == taken, period, step) for mode in modes)])
 
 
 def every(period: int) -> str:

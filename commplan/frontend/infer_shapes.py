@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from commplan.diagnostics import CommplanError
+from commplan.diagnostics import fail_if
 from commplan.frontend.shape_errors import (
     Leaves,
     ShapeReport,
@@ -32,8 +32,7 @@ def infer(plan: graph.Plan, sizes: Mapping[str, int], shapes: Shapes) -> dict[gr
     shaper = _Shaper(plan, sizes, shapes, report)
     known = {value.id: shaper.whole(value.id) for value in plan.values}
     check_agreement(plan, shapes, known, report)
-    if report.problems:
-        raise CommplanError(*report.problems)
+    fail_if(report.problems)
     return {value.id: shaper.local(value) for value in plan.values}
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from commplan.ir.ops.base import Work
 from commplan.ir.plan import Algorithm
 from commplan.ir.remark import Alternative
-from commplan.ir.schedule import Collective, CollectiveKind, Schedule
+from commplan.ir.schedule import Collective, Schedule
 from commplan.select import options
 from commplan.select.cost_model import Costs, Prediction
 from commplan.select.options import MOST_RANKS, NATIVE, PIECES, Rung
@@ -210,21 +210,17 @@ class Chooser:
         """One collective of the backend's own for each level: the sum of their times."""
         if op.kind == "all_reduce" and op.op != "sum":
             return []
-        total, source, nbytes = 0.0, "", op.nbytes
-        parts: list[tuple[CollectiveKind, str, int]] = []
+        nbytes = op.nbytes
+        parts: list[Work] = []
         for rung in ladder[:-1] if op.kind == "all_reduce" else ():
-            parts.append(("reduce_scatter", rung.key, nbytes))
+            parts.append(Work("reduce_scatter", "", nbytes, (rung.key,)))
             nbytes = -(-nbytes // rung.ranks)
-            parts.append(("all_gather", rung.key, nbytes))
+            parts.append(Work("all_gather", "", nbytes, (rung.key,)))
         for rung in ladder[-1:] if op.kind == "all_reduce" else ladder:
-            parts.append((op.kind, rung.key, nbytes))
-        for kind, axis, size in parts:
-            prediction = self._ask(Work(kind, "", size, (axis,)))
-            if prediction is None:
-                return []
-            total, source = total + prediction.seconds, prediction.source
+            parts.append(Work(op.kind, "", nbytes, (rung.key,)))
+        total = self._in_turn(parts)
         names = tuple(rung.pinned or "native" for rung in ladder)
-        return [Way(options.hierarchy(ladder, names), None, total, source)]
+        return [Way(options.hierarchy(ladder, names), None, *total)] if total is not None else []
 
     def in_wire(self, op: Collective, levels: Sequence[tuple[str, ...]]) -> float | None:
         """Seconds of the all-reduce `op` over the axes of each level, innermost first, in its wire type.
@@ -232,21 +228,28 @@ class Chooser:
         What is added in a wider type than it travels in is an all-to-all and an all-gather (the pass `wire`).
         """
         wire, accumulate = op.hints.wire_types(op.dtype)
-        nbytes, total = op.nbytes * wire.nbytes // op.dtype.nbytes, 0.0
+        nbytes = op.nbytes * wire.nbytes // op.dtype.nbytes
+        parts: list[Work] = []
         for axes in levels:
             shard = -(-nbytes // self.schedule.size(axes))
-            parts: list[tuple[CollectiveKind, int]] = [("all_to_all", nbytes), ("all_gather", shard)]
-            if accumulate == wire:
-                parts[0] = ("reduce_scatter", nbytes)
             if accumulate == wire and axes == levels[-1]:
-                parts = [("all_reduce", nbytes)]
-            for kind, size in parts:
-                predicted = self._ask(Work(kind, "", size, axes))
-                if predicted is None:
-                    return None
-                total += predicted.seconds
+                parts.append(Work("all_reduce", "", nbytes, axes))
+            else:
+                scatter = "reduce_scatter" if accumulate == wire else "all_to_all"
+                parts += [Work(scatter, "", nbytes, axes), Work("all_gather", "", shard, axes)]
             nbytes = shard
-        return total
+        total = self._in_turn(parts)
+        return total.seconds if total is not None else None
+
+    def _in_turn(self, parts: Sequence[Work]) -> Prediction | None:
+        """The seconds of `parts`, one after another; None where one of them is not known."""
+        total, source = 0.0, ""
+        for part in parts:
+            prediction = self._ask(part)
+            if prediction is None:
+                return None
+            total, source = total + prediction.seconds, prediction.source
+        return Prediction(total, source)
 
     def _way(self, op: Collective, algorithm: Algorithm, *, few: bool = False) -> Way | None:
         """`algorithm` whole, or cut into messages of the best of several sizes."""

@@ -28,6 +28,7 @@ from commplan.protocol.build_sites import sites
 from commplan.protocol.sites import Site
 
 DEVICE = "device"
+_Cost = tuple[float, Prediction | None]  # seconds alone, and the prediction behind them
 
 
 class OpTime(msgspec.Struct, frozen=True):
@@ -152,7 +153,7 @@ class _Charge:
             topology = self.predictor.network.topology
             self.input = input_work(self.schedule, phase, self.measured, topology)
 
-    def of(self, op: Op, nbytes: Mapping[str, int]) -> tuple[float, Prediction | None]:
+    def of(self, op: Op, nbytes: Mapping[str, int]) -> _Cost:
         """Seconds, and the prediction behind them for what communicates. nbytes: of the phase's values."""
         first = next(iter(results(op)), "")
         if first in self.here:
@@ -207,9 +208,7 @@ def _phase(phase: Phase, charge: _Charge) -> PhaseTime:
     )
 
 
-def _tasks(
-    ops: Sequence[Op], costs: Sequence[tuple[float, Prediction | None]], charge: _Charge
-) -> list[Task]:
+def _tasks(ops: Sequence[Op], costs: Sequence[_Cost], charge: _Charge) -> list[Task]:
     """One task for each op. A split collective leaves the device free, a blocking one under MPI does not."""
     maker: dict[str, int] = {}
     split = {index for index, op in enumerate(ops) if op.is_split}
@@ -218,12 +217,11 @@ def _tasks(
     for index, (op, (seconds, prediction)) in enumerate(zip(ops, costs, strict=True)):
         reads = [maker[ref] for ref in operands(op) if ref in maker]
         after = [maker[ref] for ref in op.after if ref in maker]
-        lanes = [op.lane]
-        if blocking and isinstance(op, Collective) and index not in split:
-            lanes.append(DEVICE)
+        blocks = blocking and isinstance(op, Collective) and index not in split
+        lanes = (op.lane, DEVICE) if blocks else (op.lane,)
         begun = tuple(before for before in after if before in split)
         needs = (*reads, *(before for before in after if before not in split))
-        tasks.append(Task(tuple(lanes), needs, seconds, _use(seconds, prediction, charge), begun))
+        tasks.append(Task(lanes, needs, seconds, _use(seconds, prediction, charge), begun))
         for ref in results(op):
             maker[ref] = index
     return tasks
@@ -259,7 +257,7 @@ def _op_time(op: Op, seconds: float, prediction: Prediction | None, when: Played
     )
 
 
-def _bound(ops: Sequence[Op], costs: Sequence[tuple[float, Prediction | None]], charge: _Charge) -> float:
+def _bound(ops: Sequence[Op], costs: Sequence[_Cost], charge: _Charge) -> float:
     """No collective is faster than its own bound, and links of a level carry what all of them must."""
     network = charge.predictor.network
     links = np.zeros(len(network.levels))

@@ -125,7 +125,7 @@ def push_widening(editor: Editor, ops: list[Op], choices: list[Choice], settled:
             ):
                 break
             alone = share.operand not in editor.bound and uses.readers(share.operand) == [share]
-            if not alone or not widens(editor.schedule.fn(maker.fn)):
+            if not alone:
                 break
             before, name = editor.values[share.operand].nbytes, name_of(share.result)
             share = move_back(editor, ops, share, maker)
