@@ -18,7 +18,7 @@ import msgspec
 
 from commplan.cost import Predictor
 from commplan.diagnostics import Span
-from commplan.explain.servers import Said, Telling, server_lines
+from commplan.explain.servers import Said, ServerText, server_lines
 from commplan.explain.stages import levels_text, phase_title, stage_text, table_lines
 from commplan.ir import plan as graph
 from commplan.ir import schedule as ir
@@ -180,7 +180,7 @@ def _phase(
     ops = _by_span(compiled.ops)
     lines = list(_asked(phase, compiled, values, schedule, tellings))
     for stage in phase.stages:
-        telling = tellings.get((phase.name, stage.span), Telling())
+        telling = tellings.get((phase.name, stage.span), ServerText())
         steps = [(op, _step(op, values, schedule)) for op in ops.get(stage.span, ())]
         lines.append(_stage(stage, steps, values, chosen.get(stage.span, ()), telling))
     total = _sum(entry for line in lines for entry in line.traffic)
@@ -200,7 +200,7 @@ def _asked(
     for op in compiled.ops:
         if op.span in spans:
             continue
-        step, telling = _step(op, values, schedule), tellings.get((phase.name, op.span), Telling())
+        step, telling = _step(op, values, schedule), tellings.get((phase.name, op.span), ServerText())
         stage = f"{step.kind} {step.detail}"
         yield Line(op.span.line, stage, ir.results(op), (step,), (), (), (), telling.lines, telling.sent)
 
@@ -210,7 +210,7 @@ def _stage(
     steps: Sequence[tuple[ir.Op, Step]],
     values: Mapping[str, ir.Value],
     choices: Sequence[Choice],
-    telling: Telling,
+    telling: ServerText,
 ) -> Line:
     return Line(
         line=stage.span.line,

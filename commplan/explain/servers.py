@@ -10,7 +10,7 @@ import msgspec
 from commplan.cost import Predictor
 from commplan.cost.servers.server_traffic import (
     Exchanged,
-    Talk,
+    ServerTiming,
     elastic_of,
     hidden,
     instead,
@@ -29,7 +29,7 @@ from commplan.topology import Topology
 TENTH = 0.1  # the share of communication that is asked for where no step is given
 
 
-class Telling(msgspec.Struct, frozen=True):
+class ServerText(msgspec.Struct, frozen=True):
     """What is said of one plan line. sent: bytes that go to servers from the worker that sends most; nothing
     where workers may find the servers' memory on their own host.
     """
@@ -38,17 +38,17 @@ class Telling(msgspec.Struct, frozen=True):
     sent: int = 0
 
 
-Said = dict[tuple[str, Span], Telling]
+Said = dict[tuple[str, Span], ServerText]
 
 
 def server_lines(schedule: Schedule, predictor: Predictor | None) -> Said:
     """What is said of servers and of elastic averaging, by phase and plan line."""
-    surveyed, texts = sites(schedule), dict[tuple[str, Span], Telling]()
+    surveyed, texts = sites(schedule), dict[tuple[str, Span], ServerText]()
     periods = {phase.name: phase.period for phase in schedule.phases}
 
     def add(where: tuple[str, Span], lines: Sequence[str], sent: int = 0) -> None:
-        before = texts.get(where, Telling())
-        texts[where] = Telling((*before.lines, *lines), before.sent + sent)
+        before = texts.get(where, ServerText())
+        texts[where] = ServerText((*before.lines, *lines), before.sent + sent)
 
     for site in surveyed.all:
         lines = [f"{title(site)}:", *(f"  {line}" for line in site_lines(site, surveyed))]
@@ -117,7 +117,7 @@ def _counted(buffers: Sequence[Buffer]) -> str:
     return f"{count} messages of {sized(nbytes_of(buffers))} in all"
 
 
-def talk_lines(timing: Talk, topology: Topology) -> list[str]:
+def talk_lines(timing: ServerTiming, topology: Topology) -> list[str]:
     """What a request takes on a topology."""
     where = ", ".join(dict.fromkeys(_place(place, topology) for place in timing.places))
     asked = f"all {timing.workers} workers at once" if timing.kind != "put" else "to arrive"

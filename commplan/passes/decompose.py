@@ -16,7 +16,7 @@ from commplan.ir.schedule import Collective, CollectiveKind, Op, Phase, Schedule
 from commplan.passes.bucket.packing import rewrite_flat
 from commplan.passes.pipeline.base import Context, Pass
 from commplan.passes.rewrite import Editor, padded, round_up, trimmed
-from commplan.select.algorithm_search import EVENLY, Chooser, Way, rounded, saves
+from commplan.select.algorithm_search import HIERARCHY_MARGIN, Candidate, Chooser, is_worthwhile, rounded
 from commplan.select.options import as_one, travels_narrow
 
 Levels = tuple[tuple[str, Algorithm], ...]  # axis and algorithm, innermost first
@@ -79,14 +79,18 @@ def _best(chooser: Chooser, op: Collective, choices: list[Choice]) -> Algorithm:
         if flat is None or stepped is None:
             return op.algorithm
         single, layered = single._replace(seconds=flat), layered._replace(seconds=stepped)
-    enough = layered.seconds < single.seconds * (1 - EVENLY) if chooser.jax else saves(layered, single)
+    enough = (
+        layered.seconds < single.seconds * (1 - HIERARCHY_MARGIN)
+        if chooser.jax
+        else is_worthwhile(layered, single)
+    )
     if not enough:
         return op.algorithm  # `select` lists what was not taken
     choices.append(_chosen(op, single, layered, written))
     return written
 
 
-def _chosen(op: Collective, single: Way, layered: Way, written: Algorithm) -> Choice:
+def _chosen(op: Collective, single: Candidate, layered: Candidate, written: Algorithm) -> Choice:
     levels = ", ".join(key for key, _ in written.levels)
     text = f"`{op.result}`: level by level ({levels})"
     why = "each level moves only what the one inside has not settled"

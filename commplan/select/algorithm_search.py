@@ -1,9 +1,9 @@
 """The search that `bucket`, `decompose` and `select` share: what carries out a collective fastest.
 
-Every candidate has a predicted time (`costs`); the fastest is taken, and of those within `TIE` of it the
-simplest, so that small errors of the model decide nothing. Under JAX a chunk program is many operations where
-the backend has one: it is a candidate only where the machine was measured, and must win by `CLEARLY`. A
-hierarchy in levels of the backend's own must win by `EVENLY`.
+Every candidate has a predicted time (`costs`); the fastest is taken, and of those within `TIE_MARGIN` of it
+the simplest, so that small errors of the model decide nothing. Under JAX a chunk program is many operations
+where the backend has one: it is a candidate only where the machine was measured, and must win by
+`GUESS_MARGIN`. A hierarchy in levels of the backend's own must win by `HIERARCHY_MARGIN`.
 """
 
 from __future__ import annotations
@@ -17,17 +17,19 @@ from commplan.ir.remark import Alternative
 from commplan.ir.schedule import Collective, Schedule
 from commplan.select import options
 from commplan.select.cost_model import Costs, Prediction
-from commplan.select.options import MOST_RANKS, NATIVE, PIECES, Rung
+from commplan.select.options import MOST_RANKS, NATIVE, PIECES, Level
 from commplan.select.size_thresholds import rule
 from commplan.topology import Topology
 
 SHOWN = 6  # alternatives that a schedule keeps of one decision, the fastest; and the backend's own
-TIE = 0.04  # a simpler way that is slower by no more is taken: calibrations do not repeat to less
-EVENLY = 0.05  # a hierarchy of collectives of the backend's own, under JAX, must save so much
-CLEARLY = 0.20  # a chunk program, under JAX, must save so much; so must a guess, beside what was measured
+TIE_MARGIN = 0.04  # a simpler way that is slower by no more is taken: calibrations do not repeat to less
+HIERARCHY_MARGIN = 0.05  # a hierarchy of collectives of the backend's own, under JAX, must save so much
+GUESS_MARGIN = (
+    0.20  # a chunk program, under JAX, must save so much; so must a guess, beside what was measured
+)
 
 
-class Way(NamedTuple):
+class Candidate(NamedTuple):
     """One way to carry out a collective, and its predicted time in seconds."""
 
     algorithm: Algorithm
@@ -46,20 +48,20 @@ class Way(NamedTuple):
         return self.source.startswith("measured")
 
 
-def saves(way: Way, than: Way) -> bool:
+def is_worthwhile(way: Candidate, than: Candidate) -> bool:
     """Whether `way` is so much faster that it is worth taking."""
-    needed = CLEARLY if than.is_measured and not way.is_measured else TIE
+    needed = GUESS_MARGIN if than.is_measured and not way.is_measured else TIE_MARGIN
     return way.seconds < than.seconds * (1 - needed)
 
 
-def simplest(ways: Sequence[Way]) -> Way:
+def tie_break(ways: Sequence[Candidate]) -> Candidate:
     """The first of the fastest. Beside a way that was measured, what the model leaves out of another would
-    look like a gain: that one must save `CLEARLY`."""
+    look like a gain: that one must save `GUESS_MARGIN`."""
     measured = [way.seconds for way in ways if way.is_measured]
-    limit = (1 - CLEARLY) * min(measured) if measured else float("inf")
+    limit = (1 - GUESS_MARGIN) * min(measured) if measured else float("inf")
     known = [way for way in ways if way.is_measured or way.seconds < limit]
     least = min(way.seconds for way in known)
-    return next(way for way in known if way.seconds <= least * (1 + TIE))
+    return next(way for way in known if way.seconds <= least * (1 + TIE_MARGIN))
 
 
 class Decision(NamedTuple):
@@ -95,7 +97,7 @@ class Chooser:
             return Decision(op.algorithm, None, "nothing is known of other ways")
         return self._decision(self.fastest(ways), [*ways, *others])
 
-    def about(self, op: Collective) -> Way | None:
+    def about(self, op: Collective) -> Candidate | None:
         """`op` carried out about as well as can be; None where nothing tells times."""
         if self.costs is None or self.schedule.size(op.axes) == 1:
             return None
@@ -107,8 +109,8 @@ class Chooser:
 
     def _by_rule(self, op: Collective) -> Decision:
         if op.algorithm.levels:
-            ladder = options.pinned_rungs(op, self.schedule)
-            names = options.usual(options.menus(op.kind, ladder))
+            ladder = options.pinned_levels(op, self.schedule)
+            names = options.default_per_level(options.menus(op.kind, ladder))
             algorithm = options.hierarchy(ladder, names) if names else op.algorithm
             return Decision(algorithm, None, "the plan writes these levels")
         if op.pinned:
@@ -127,7 +129,7 @@ class Chooser:
         decision = self._decision(way, [*self.flat(op), *self.hierarchies(op)])
         return decision._replace(why="the plan writes it so")
 
-    def _decision(self, taken: Way, ways: list[Way]) -> Decision:
+    def _decision(self, taken: Candidate, ways: list[Candidate]) -> Decision:
         rest = sorted((w for w in ways if w.algorithm != taken.algorithm), key=lambda way: way.seconds)
         faster = any(way.seconds < taken.seconds for way in rest)
         why = "the fastest" if rest else "the backend's own: programs are tried where a calibration is given"
@@ -139,25 +141,25 @@ class Chooser:
             taken.algorithm, taken.chunk, why, rounded(taken.seconds), taken.source, alternatives
         )  # fmt: skip
 
-    def _why_slower(self, taken: Way, rest: list[Way]) -> str:
+    def _why_slower(self, taken: Candidate, rest: list[Candidate]) -> str:
         least = min(way.seconds for way in rest)
-        if taken.seconds <= least * (1 + TIE):
-            return f"within {TIE:.0%} of the fastest, and simpler"
+        if taken.seconds <= least * (1 + TIE_MARGIN):
+            return f"within {TIE_MARGIN:.0%} of the fastest, and simpler"
         if taken.is_measured:
-            return f"the fastest of what was measured: a guess must save {CLEARLY:.0%}"
+            return f"the fastest of what was measured: a guess must save {GUESS_MARGIN:.0%}"
         return "under JAX many operations must save much more than one"
 
-    def fastest(self, ways: Sequence[Way]) -> Way:
-        """The `simplest` of `ways`: they stand in order of simplicity.
+    def fastest(self, ways: Sequence[Candidate]) -> Candidate:
+        """The `tie_break` of `ways`: they stand in order of simplicity.
 
-        Under JAX a program must be faster than the backend's own by `CLEARLY`.
+        Under JAX a program must be faster than the backend's own by `GUESS_MARGIN`.
         """
         native = next((way.seconds for way in ways if way.algorithm == NATIVE), None)
         if self.jax and native is not None:
-            ways = [way for way in ways if way.is_native or way.seconds < (1 - CLEARLY) * native]
-        return simplest(ways)
+            ways = [way for way in ways if way.is_native or way.seconds < (1 - GUESS_MARGIN) * native]
+        return tie_break(ways)
 
-    def flat(self, op: Collective, *, few: bool = False) -> list[Way]:
+    def flat(self, op: Collective, *, few: bool = False) -> list[Candidate]:
         """The ways that know of no levels, simplest first.
 
         That is `native`; but an MPI library's own gets slower than its best algorithm as messages grow, so
@@ -173,12 +175,12 @@ class Chooser:
         """Bytes of the buffer that all ranks of `op` together make."""
         return op.nbytes * (self.schedule.size(op.axes) if op.kind == "all_gather" else 1)
 
-    def hierarchies(self, op: Collective, *, few: bool = False) -> list[Way]:
+    def hierarchies(self, op: Collective, *, few: bool = False) -> list[Candidate]:
         """The best hierarchies over the levels that `op` crosses, or over those that are written."""
         if op.algorithm.levels:
-            ladder = options.pinned_rungs(op, self.schedule)
+            ladder = options.pinned_levels(op, self.schedule)
         else:
-            ladder = options.rungs(op, self.schedule, self.topology)
+            ladder = options.crossed_levels(op, self.schedule, self.topology)
         if len(ladder) < 2:
             return []
         if self.jax and op.kind in ("all_reduce", "broadcast") and all(r.key in op.axes for r in ladder):
@@ -187,12 +189,12 @@ class Chooser:
             return []
         return self._greedy(op, ladder, few=few)
 
-    def _greedy(self, op: Collective, ladder: tuple[Rung, ...], *, few: bool) -> list[Way]:
+    def _greedy(self, op: Collective, ladder: tuple[Level, ...], *, few: bool) -> list[Candidate]:
         """Begin with one algorithm everywhere, then change level by level what makes it faster."""
         menus = options.menus(op.kind, ladder)
         if not all(menus):
             return []
-        names = list(options.usual(menus))
+        names = list(options.default_per_level(menus))
         if few:
             best = self._way(op, options.hierarchy(ladder, tuple(names)), few=True)
             return [best] if best is not None else []
@@ -201,12 +203,12 @@ class Chooser:
             for name in (names[index], *(n for n in menus[index] if n != names[index])):
                 tried = [*names[:index], name, *names[index + 1 :]]
                 way = self._way(op, options.hierarchy(ladder, tuple(tried)), few=True)
-                if way is not None and (best is None or saves(way, best)):
+                if way is not None and (best is None or is_worthwhile(way, best)):
                     best, names = way, tried
         best = self._way(op, best.algorithm) if best is not None else None
         return [best] if best is not None else []
 
-    def _stepwise(self, op: Collective, ladder: tuple[Rung, ...]) -> list[Way]:
+    def _stepwise(self, op: Collective, ladder: tuple[Level, ...]) -> list[Candidate]:
         """One collective of the backend's own for each level: the sum of their times."""
         if op.kind == "all_reduce" and op.op != "sum":
             return []
@@ -220,7 +222,7 @@ class Chooser:
             parts.append(Work(op.kind, "", nbytes, (rung.key,)))
         total = self._in_turn(parts)
         names = tuple(rung.pinned or "native" for rung in ladder)
-        return [Way(options.hierarchy(ladder, names), None, *total)] if total is not None else []
+        return [Candidate(options.hierarchy(ladder, names), None, *total)] if total is not None else []
 
     def in_wire(self, op: Collective, levels: Sequence[tuple[str, ...]]) -> float | None:
         """Seconds of the all-reduce `op` over the axes of each level, innermost first, in its wire type.
@@ -251,7 +253,7 @@ class Chooser:
             total, source = total + prediction.seconds, prediction.source
         return Prediction(total, source)
 
-    def _way(self, op: Collective, algorithm: Algorithm, *, few: bool = False) -> Way | None:
+    def _way(self, op: Collective, algorithm: Algorithm, *, few: bool = False) -> Candidate | None:
         """`algorithm` whole, or cut into messages of the best of several sizes."""
         sizes: list[int | None] = [None]
         if op.hints.chunk is not None and algorithm != NATIVE:
@@ -260,13 +262,13 @@ class Chooser:
             whole = self.whole(op)
             pieces = PIECES[1::3] if few else PIECES
             sizes += [size for size in pieces if whole // 1024 < size < whole]
-        ways: list[Way] = []
+        ways: list[Candidate] = []
         form = "rounds" if self.jax else "call"
         for size in sizes:
             prediction = self._ask(Work(op.kind, "", op.nbytes, op.axes, algorithm, size, op.root or 0, form))
             if prediction is not None:
-                ways.append(Way(algorithm, size, prediction.seconds, prediction.source))
-        return simplest(ways) if ways else None
+                ways.append(Candidate(algorithm, size, prediction.seconds, prediction.source))
+        return tie_break(ways) if ways else None
 
     def _ask(self, work: Work) -> Prediction | None:
         return self.costs.predict(work) if self.costs is not None else None

@@ -11,8 +11,8 @@ import numpy as np
 from commplan.cost.collective.cost import Prediction
 from commplan.cost.input_time import input_work
 from commplan.cost.predictor import Predictor
-from commplan.cost.schedule.list_scheduler import Played, Task, chain, play
-from commplan.cost.servers.server_traffic import Talk, talk
+from commplan.cost.schedule.list_scheduler import Task, TaskTiming, chain, play
+from commplan.cost.servers.server_traffic import ServerTiming, talk
 from commplan.input.measured_costs import InputCosts
 from commplan.ir.schedule import (
     Collective,
@@ -96,7 +96,7 @@ class Simulation(msgspec.Struct, frozen=True):
     phases: tuple[PhaseTime, ...]
     unknown: tuple[str, ...] = ()
     calibrated: str = ""  # the date of the calibration, "" for the model alone
-    talks: tuple[Talk, ...] = ()
+    talks: tuple[ServerTiming, ...] = ()
 
 
 def simulate(
@@ -143,7 +143,7 @@ class _Charge:
         self.sites = sites(schedule)
         self.here: dict[str, Site] = {}
         self.period = 1
-        self.talks: list[Talk] = []
+        self.talks: list[ServerTiming] = []
 
     def enter(self, phase: Phase) -> None:
         """Look up what the input of `phase` was measured to cost, and where it talks with servers."""
@@ -236,7 +236,7 @@ def _use(seconds: float, prediction: Prediction | None, charge: _Charge) -> tupl
     return tuple(min(1.0, size / bandwidth / seconds) for (_, size), bandwidth in pairs)
 
 
-def _op_time(op: Op, seconds: float, prediction: Prediction | None, when: Played) -> OpTime:
+def _op_time(op: Op, seconds: float, prediction: Prediction | None, when: TaskTiming) -> OpTime:
     kind = type(op).__name__.lower()
     name = op.kind if isinstance(op, Collective) else op.fn if isinstance(op, Map) else kind
     name = f"elastic {op.mode}" if isinstance(op, Elastic) and op.mode != "sync" else name
@@ -282,7 +282,7 @@ def _covered(spans: Sequence[tuple[float, float]]) -> float:
     return total
 
 
-def _critical(ops: Sequence[OpTime], played: Sequence[Played]) -> tuple[Stretch, ...]:
+def _critical(ops: Sequence[OpTime], played: Sequence[TaskTiming]) -> tuple[Stretch, ...]:
     stretches: list[Stretch] = []
     for index in chain(played):
         op = ops[index]

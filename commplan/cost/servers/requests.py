@@ -30,7 +30,7 @@ from commplan.protocol.sites import Buffer, Site, Sites
 PASSES = {"exchange": 1, "elastic": 3}  # over the bytes that arrive: a sum; a difference, a product, a sum
 
 
-class Asked(NamedTuple):
+class RequestTraffic(NamedTuple):
     """What every worker sends to, and gets from, each server: bytes and messages [servers].
 
     units: of the server that has most. senders: the workers that send `up`, None for all.
@@ -85,13 +85,13 @@ def places_of_servers(network: Network, axes: Sequence[Axis], workers: Ints) -> 
     return np.array(places, np.int64)
 
 
-def asked(site: Site, sites: Sites) -> Asked:
+def asked(site: Site, sites: Sites) -> RequestTraffic:
     """What `site` moves."""
     groups = sites.members(site)
     up, sent = _of(site.up, site.servers)
     down, got = _of(site.down, site.servers)
     updated = np.array(site.layout.loads, np.float64) * len(groups)
-    return Asked(
+    return RequestTraffic(
         up,
         down,
         sent,
@@ -105,10 +105,10 @@ def asked(site: Site, sites: Sites) -> Asked:
     )
 
 
-def elastic_load(nbytes: float, servers: int, units: int) -> Asked:
+def elastic_load(nbytes: float, servers: int, units: int) -> RequestTraffic:
     """An elastic exchange of `nbytes` with a centre that is divided evenly, where there is no site for it."""
     each, messages = np.full(servers, nbytes / servers), np.full(servers, float(units))
-    return Asked(each, each, messages, messages, units, None, PASSES["elastic"], np.zeros(servers))
+    return RequestTraffic(each, each, messages, messages, units, None, PASSES["elastic"], np.zeros(servers))
 
 
 def _of(buffers: Sequence[Buffer], servers: int) -> tuple[Floats, Floats]:
@@ -135,7 +135,7 @@ class Cost(NamedTuple):
         return Prediction.of(self.seconds, self.loads, self.bound, network, source)
 
 
-def cost(traffic: Asked, workers: Ints, servers: Ints, network: Network) -> Cost:
+def cost(traffic: RequestTraffic, workers: Ints, servers: Ints, network: Network) -> Cost:
     """What a request of all `workers` takes. workers, servers: their places."""
     senders = workers if traffic.senders is None else workers[list(traffic.senders)]
     push, pull = _traffic(network, senders, workers, servers, traffic.up, traffic.down)
@@ -160,7 +160,7 @@ def cost(traffic: Asked, workers: Ints, servers: Ints, network: Network) -> Cost
     return Cost(seconds, min(least, seconds), b, limit, joint)
 
 
-def alone(traffic: Asked, workers: Ints, servers: Ints, network: Network) -> Cost:
+def alone(traffic: RequestTraffic, workers: Ints, servers: Ints, network: Network) -> Cost:
     """The same of one worker, the one furthest away, while no other asks."""
     reached = np.zeros(len(workers))
     for index, level in enumerate(network.levels):
@@ -215,7 +215,7 @@ def _latency(network: Network, workers: Ints, servers: Ints) -> float:
     return max(crossed, default=0.0)
 
 
-def _least(traffic: Asked, senders: Ints, workers: Ints, servers: Ints, network: Network) -> float:
+def _least(traffic: RequestTraffic, senders: Ints, workers: Ints, servers: Ints, network: Network) -> float:
     """Seconds that the bytes take at least, with the state divided evenly among these servers."""
     up, down = (np.full(len(servers), total.sum() / len(servers)) for total in (traffic.up, traffic.down))
     push, pull = _traffic(network, senders, workers, servers, up, down)

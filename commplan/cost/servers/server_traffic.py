@@ -22,7 +22,7 @@ Mode = Literal["round_robin", "async", "hogwild", "sync"]
 SLICE = 64 * 1024  # bytes of a message where an all-reduce is cut
 
 
-class Talk(msgspec.Struct, frozen=True):
+class ServerTiming(msgspec.Struct, frozen=True):
     """One op that talks with servers, in time and bytes.
 
     period: steps from one to the next. places: of the servers. Messages and bytes are those of one worker.
@@ -63,13 +63,13 @@ class Exchanged(msgspec.Struct, frozen=True):
     way: str
 
 
-def talk(site: Site, sites: Sites, predictor: Predictor, period: int) -> tuple[Talk, Prediction]:
+def talk(site: Site, sites: Sites, predictor: Predictor, period: int) -> tuple[ServerTiming, Prediction]:
     """What the op of `site` takes. period: steps from one to the next."""
     traffic, network = asked(site, sites), predictor.network
     places = predictor.servers[site.first : site.first + site.servers]
     joint = cost(traffic, predictor.workers, places, network)
     single = alone(traffic, predictor.workers, places, network)
-    timing = Talk(
+    timing = ServerTiming(
         phase=site.phase,
         line=site.span.line,
         kind=site.kind,

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from commplan.diagnostics import Span
-from commplan.frontend.lower.builder import Building
+from commplan.frontend.lower.builder import Builder
 from commplan.ir import schedule as sched
 from commplan.ir.def_use import DefUse
 from commplan.ir.ops import add_results
@@ -25,8 +25,8 @@ from commplan.ir.transfer import placed
 Bindings = tuple[sched.Binding, ...]
 
 
-def at_servers(
-    building: Building,
+def lower_server_ops(
+    building: Builder,
     states: Sequence[Value],
     outputs: Sequence[Binding],
     updates: Sequence[Binding],
@@ -48,7 +48,7 @@ def at_servers(
 class _Getting:
     """The ops so far, and what lies on servers: each value with the place in the plan that it comes from."""
 
-    def __init__(self, building: Building, held: dict[Ref, Span]) -> None:
+    def __init__(self, building: Builder, held: dict[Ref, Span]) -> None:
         self.building, self.held = building, held
         self.ops: list[sched.Op] = []
         self.got: dict[Ref, Ref] = {}
@@ -73,7 +73,7 @@ class _Getting:
 
 
 def _put(
-    building: Building, updates: Sequence[tuple[Binding, Value | None]], kept: set[Ref]
+    building: Builder, updates: Sequence[tuple[Binding, Value | None]], kept: set[Ref]
 ) -> tuple[sched.Binding, ...]:
     """The updates, each with its state where that lies on a server: new values that were not made there are
     put there. kept: what the phase puts out.

@@ -14,7 +14,7 @@ from commplan.ir.schedule import operands as operands_of
 from commplan.ir.schedule import results as results_of
 from commplan.ir.types import sized
 from commplan.passes.bucket import size_model
-from commplan.passes.bucket.bin_packing import WHOLE, Bucket, Item
+from commplan.passes.bucket.bin_packing import WHOLE, Bucket, LeafSlice
 from commplan.passes.bucket.packing import Order, items_of, pack_collectives
 from commplan.passes.bucket.size_model import Size
 from commplan.passes.pipeline.base import Context, Pass
@@ -69,7 +69,7 @@ class BucketPass(Pass, frozen=True):
         """Whether it travels in halves where leaves allow that, and in one part where they do not."""
         return head.hints.overlap == "update" and head.hints.bucket is None and self.max is None
 
-    def _size(self, chooser: Chooser, group: Sequence[Collective], items: Sequence[Item]) -> Size:
+    def _size(self, chooser: Chooser, group: Sequence[Collective], items: Sequence[LeafSlice]) -> Size:
         """What the stage says, else the option of the pass, else what costs say."""
         if group[0].hints.bucket is not None:
             return Size(group[0].hints.bucket, f"the stage's limit is {sized(group[0].hints.bucket)}")

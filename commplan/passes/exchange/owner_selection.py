@@ -15,7 +15,7 @@ from commplan.ir.remark import Alternative, Choice
 from commplan.ir.schedule import Collective, CollectiveKind, Exchange, Ownership, Schedule, widest
 from commplan.ir.shard_shapes import row_size
 from commplan.ir.types import sized
-from commplan.select.algorithm_search import CLEARLY, Chooser, rounded
+from commplan.select.algorithm_search import GUESS_MARGIN, Chooser, rounded
 
 CENTRAL = "one owner, who has everything"
 SHARDED, REPLICATED = "each worker owns a part", "all-reduce, and everyone updates everything"
@@ -90,7 +90,7 @@ def streaming(schedule: Schedule, owners: Owners) -> bool:
     return bool(owners.ranks) or sum(max(1, len(schedule.axis(a).levels)) for a in owners.axes) > 1
 
 
-def strange(schedule: Schedule, op: Exchange) -> str | None:
+def unshardable_reason(schedule: Schedule, op: Exchange) -> str | None:
     """What of the states cannot be cut among owners, and why; None: all of it can."""
     weights = schedule.values[op.results[0]]
     if not any(leaf.shape for leaf in weights.leaves):
@@ -118,7 +118,7 @@ class Times(NamedTuple):
     def without_owners(self) -> bool:
         """Whether an all-reduce clearly saves time."""
         sharded, replicated = self.sharded, self.replicated
-        return sharded is not None and replicated is not None and replicated < sharded * (1 - CLEARLY)
+        return sharded is not None and replicated is not None and replicated < sharded * (1 - GUESS_MARGIN)
 
 
 def predicted(chooser: Chooser, op: Exchange, axes: tuple[str, ...]) -> Times:
@@ -145,7 +145,7 @@ def predicted(chooser: Chooser, op: Exchange, axes: tuple[str, ...]) -> Times:
 
 def chosen(chooser: Chooser, op: Exchange, owners: Owners) -> Choice:
     """What was taken, for `explain`, beside what was not."""
-    ways, why_not = chooser.schedule.size(owners.axes), strange(chooser.schedule, op)
+    ways, why_not = chooser.schedule.size(owners.axes), unshardable_reason(chooser.schedule, op)
     times = predicted(chooser, op, owners.axes)
     few = len(owners.ranks)
     if owners.how == "replicated":

@@ -10,7 +10,7 @@ import msgspec
 from commplan.diagnostics import fail
 from commplan.ir.plan import Ref, name_of
 from commplan.ir.schedule import Exchange, Op, Ownership, Phase, Schedule
-from commplan.passes.exchange.lower_exchange import Relocation, colocated, kept_entry
+from commplan.passes.exchange.lower_exchange import StateSharding, colocated, kept_entry
 from commplan.passes.exchange.owner_selection import (
     Owners,
     chosen,
@@ -18,7 +18,7 @@ from commplan.passes.exchange.owner_selection import (
     levels,
     predicted,
     spread_out,
-    strange,
+    unshardable_reason,
 )
 from commplan.passes.pipeline.base import Context, Pass
 from commplan.passes.rewrite import Editor
@@ -49,7 +49,7 @@ class PlacePass(Pass, frozen=True):
         wholes = {name_of(value.id): value for value in schedule.entry[len(schedule.inputs) :]}
         schedule = kept_entry(schedule, moved)
         phases = tuple(
-            _phase(Relocation(Editor(schedule, phase), moved, wholes), owners) for phase in schedule.phases
+            _phase(StateSharding(Editor(schedule, phase), moved, wholes), owners) for phase in schedule.phases
         )
         return msgspec.structs.replace(schedule, phases=phases, choices=(*schedule.choices, *choices))
 
@@ -66,7 +66,7 @@ class PlacePass(Pass, frozen=True):
             )
         asked = op.algorithm.get("within") if op.algorithm is not None else None
         within = str(asked) if asked is not None else None
-        axes, why = inner_first(op.axes, within), strange(schedule, op)
+        axes, why = inner_first(op.axes, within), unshardable_reason(schedule, op)
         if op.algorithm is not None and why is not None:
             fail(
                 "CP0726",
@@ -114,7 +114,7 @@ def _moved(owners: Mapping[tuple[Ref, ...], Owners]) -> dict[str, Ownership]:
     return {name: owner for name, owner in kept.items() if owner is not None and name not in weights}
 
 
-def _phase(relocation: Relocation, owners: Mapping[tuple[Ref, ...], Owners]) -> Phase:
+def _phase(relocation: StateSharding, owners: Mapping[tuple[Ref, ...], Owners]) -> Phase:
     ops: list[Op] = []
     for op in relocation.editor.phase.ops:
         if not isinstance(op, Exchange) or op.results not in owners:

@@ -65,7 +65,7 @@ class Chosen:
         return Choice("share", text, why, span, (), self.seconds, self.source, (), table)
 
 
-class Pricer:
+class SharingCostModel:
     """Prices the flows of one phase. None everywhere where nothing was measured of it."""
 
     def __init__(self, editor: Editor, phase: Phase, context: Context) -> None:

@@ -16,7 +16,7 @@ from commplan.ir.schedule import results as results_of
 from commplan.ir.types import sized
 from commplan.passes.pipeline.base import Context, Pass
 from commplan.passes.rewrite import Editor
-from commplan.passes.share.cost import Chosen, Pricer
+from commplan.passes.share.cost import Chosen, SharingCostModel
 from commplan.passes.share.frontier import (
     Independent,
     cuts_back,
@@ -52,7 +52,7 @@ class SharePass(Pass, frozen=True):
         if not members or not any(isinstance(op, Read) for op in phase.ops):
             return phase
         editor = Editor(schedule, phase)
-        pricer = Pricer(editor, phase, context)
+        pricer = SharingCostModel(editor, phase, context)
         ops, uses = list(phase.ops), editor.uses
         choices += [_own_clock(op) for op in ops if isinstance(op, Read) and op.clock in members]
         independent = member_independent(editor, members)
@@ -79,7 +79,7 @@ class SharePass(Pass, frozen=True):
         return editor.finish(ops)
 
     def _chosen(
-        self, pricer: Pricer, flow: list[Op], ends: list[Ref], independent: Independent
+        self, pricer: SharingCostModel, flow: list[Op], ends: list[Ref], independent: Independent
     ) -> Chosen | None:
         """By costs; None where nothing is known of them, or nothing can be shared."""
         axes = {independent[ref] for ref in ends}
@@ -166,7 +166,7 @@ def _move_to(editor: Editor, ops: list[Op], ref: Ref, chosen: Chosen) -> None:
         share = move_back(editor, ops, share, maker)
 
 
-def _pinned(op: Share, pricer: Pricer, flow: list[Op]) -> Choice:
+def _pinned(op: Share, pricer: SharingCostModel, flow: list[Op]) -> Choice:
     priced = Flow(flow, {op.operand: [op.operand]}, op.axes)
     chosen = pricer.choose(priced, "cpu", (op.design, op.readers)) if flow else None
     text = f"`{name_of(op.result)}`: {op.design}"
