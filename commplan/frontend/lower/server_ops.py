@@ -26,10 +26,7 @@ Bindings = tuple[sched.Binding, ...]
 
 
 def lower_server_ops(
-    building: Builder,
-    states: Sequence[Value],
-    outputs: Sequence[Binding],
-    updates: Sequence[Binding],
+    building: Builder, states: Sequence[Value], outputs: Sequence[Binding], updates: Sequence[Binding]
 ) -> tuple[Bindings, Bindings]:
     """Add `Get` and `Put` to the ops of a phase; its outputs and updates, bound to what they make.
 
