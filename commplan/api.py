@@ -80,10 +80,10 @@ class Plan(msgspec.Struct, frozen=True):
 
             sizes = sizes_of(self.graph, mesh, sizes)
         elif mesh is not None:
-            found = mesh_sizes(mesh)
-            check_mesh(self.graph, found)
-            _check_twice(self.graph, sizes, found)
-            sizes |= {axis.name: found[axis.name] for axis in self.graph.axes if axis.name in found}
+            mesh_axes = mesh_sizes(mesh)
+            check_mesh(self.graph, mesh_axes)
+            _check_twice(self.graph, sizes, mesh_axes)
+            sizes |= {axis.name: mesh_axes[axis.name] for axis in self.graph.axes if axis.name in mesh_axes}
         if shapes is not None and not hasattr(shapes, "items"):
             kind = type(shapes).__name__
             fail(
@@ -256,24 +256,24 @@ def _check_kinds(axes: object, order: object, passes: object) -> None:
     if axes is not None and not isinstance(axes, Mapping):
         fail("CP0722", wrong.format("axes", type(axes).__name__, "sizes by name were"), 'axes={"data": 8}')
     if order is not None and not isinstance(order, Mapping):
-        what = "lists of paths by name were"
-        fail("CP0711", wrong.format("order", type(order).__name__, what), 'order={"grads": ["b", "w"]}')
+        wanted = "lists of paths by name were"
+        fail("CP0711", wrong.format("order", type(order).__name__, wanted), 'order={"grads": ["b", "w"]}')
     if passes is not None and not isinstance(passes, str):
-        what = "a pipeline as text was"
-        fail("CP0717", wrong.format("passes", type(passes).__name__, what), 'passes="share,bucket,overlap"')
+        wanted = "a pipeline as text was"
+        fail("CP0717", wrong.format("passes", type(passes).__name__, wanted), 'passes="share,bucket,overlap"')
 
 
 def _backend(mesh: object, given: Backend | None) -> Backend:
     """What a plan is compiled for. Raises CP0841 where the mesh is of another kind than asked for."""
     if given not in (None, "jax", "mpi"):
         fail("CP0841", f"there is no backend `{given}`", "expected: jax or mpi")
-    found: Backend = "mpi" if is_communicator(mesh) else "jax"
-    tells = found == "mpi" or hasattr(mesh, "devices")  # None and mappings of sizes tell nothing
-    if given is not None and tells and given != found:
-        what = "a communicator" if found == "mpi" else "a mesh"
-        message = f"the plan is compiled with {what}, and for the backend `{given}`"
+    implied: Backend = "mpi" if is_communicator(mesh) else "jax"
+    tells = implied == "mpi" or hasattr(mesh, "devices")  # None and mappings of sizes tell nothing
+    if given is not None and tells and given != implied:
+        kind = "a communicator" if implied == "mpi" else "a mesh"
+        message = f"the plan is compiled with {kind}, and for the backend `{given}`"
         fail("CP0841", message, "leave `backend` out")
-    return given or found
+    return given or implied
 
 
 def _check_twice(plan: graph.Plan, sizes: Mapping[str, int], mesh: Mapping[str, int]) -> None:
@@ -288,8 +288,8 @@ def mesh_sizes(mesh: Any) -> dict[str, int]:
     """Axis name -> size of a mesh, or of a mapping that says the same; sizes as they are given."""
     shape: Any = getattr(mesh, "shape", mesh)
     if not hasattr(shape, "items"):
-        what = "expected a jax.sharding.Mesh, an mpi4py communicator, or axis sizes"
-        fail("CP0722", f"a {type(mesh).__name__} is no mesh", what)
+        expected = "expected a jax.sharding.Mesh, an mpi4py communicator, or axis sizes"
+        fail("CP0722", f"a {type(mesh).__name__} is no mesh", expected)
     for name, size in shape.items():
         if size is None:  # no size would be taken for one that is given elsewhere
             fail(
@@ -316,8 +316,8 @@ def check_binding(schedule: Schedule, digest: str, mesh: Any) -> None:
     if is_communicator(mesh):  # which the runtime looks at
         return
     ours = schedule.mesh_sizes
-    found: Any = getattr(mesh, "shape", {})
-    if not hasattr(found, "items"):
+    shape: Any = getattr(mesh, "shape", {})
+    if not hasattr(shape, "items"):
         fail(
             "CP0801",
             f"a {type(mesh).__name__} is no mesh",
@@ -331,7 +331,7 @@ def check_binding(schedule: Schedule, digest: str, mesh: Any) -> None:
             "compile it with the mesh: plan.compile(mesh)",
             file=schedule.file,
         )
-    theirs = {str(name): int(size) for name, size in dict(found).items()}
+    theirs = {str(name): int(size) for name, size in dict(shape).items()}
     if any(name not in theirs for name in ours) or all(theirs[name] == size for name, size in ours.items()):
         return
     fail(

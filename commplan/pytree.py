@@ -54,20 +54,20 @@ def is_plain(tree: Any) -> bool:
 
 def leaves_of(pairs: Iterable[tuple[str, Any]]) -> tuple[Leaf, ...]:
     """Paths and leaves (see `shapes_of`) as `Leaf`s. Raises CP0720 where two have one path."""
-    found: dict[str, Leaf] = {}
+    leaves: dict[str, Leaf] = {}
     for path, leaf in pairs:
-        if path in found:
+        if path in leaves:
             fail("CP0720", f"two leaves have the path `{path}`", "a key with a `/` in it needs another name")
-        found[path] = leaf_of(path, leaf)
-    return tuple(found.values())
+        leaves[path] = leaf_of(path, leaf)
+    return tuple(leaves.values())
 
 
 def leaf_of(path: str, leaf: Any) -> Leaf:
     """`leaf` (see `shapes_of`) as a `Leaf` at `path`."""
     shape, dtype = _shape_and_dtype(path, leaf)
     name = str(getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or dtype)
-    found = DType.of(name)
-    if found is None:
+    known_dtype = DType.of(name)
+    if known_dtype is None:
         known = ", ".join(t.numpy_name for t in DType)
         fail(
             "CP0703",
@@ -75,7 +75,7 @@ def leaf_of(path: str, leaf: Any) -> Leaf:
             f"known: {known}",
             "convert the leaf, or leave it out of the tree that the plan sees",
         )
-    return Leaf(path, shape, found)
+    return Leaf(path, shape, known_dtype)
 
 
 def nest(paths: Sequence[str], values: Sequence[Any]) -> Any:

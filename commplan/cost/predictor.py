@@ -64,8 +64,8 @@ class Predictor:
     def layout(self, over: tuple[str, ...], *, native: bool = False) -> Layout:
         """Where the groups of a collective over `over` lie, as `native` sees them or as programs are laid."""
         if over not in self._layouts:
-            found = lay(self._axes, over, self.workers)
-            self._layouts[over] = (found, found.in_order_of_places() if self._moved else found)
+            layout = lay(self._axes, over, self.workers)
+            self._layouts[over] = (layout, layout.in_order_of_places() if self._moved else layout)
         return self._layouts[over][0 if native else 1]
 
     def predict(

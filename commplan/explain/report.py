@@ -18,8 +18,8 @@ import msgspec
 
 from commplan.cost import Predictor
 from commplan.diagnostics import Span
-from commplan.explain.servers import Said, Telling, server_lines
-from commplan.explain.stages import levels_text, phase_title, stage_text
+from commplan.explain.servers import Said, ServerText, server_lines
+from commplan.explain.stages import levels_text, phase_title, stage_text, table_lines
 from commplan.ir import plan as graph
 from commplan.ir import schedule as ir
 from commplan.ir.remark import Alternative, Choice, SharingCost
@@ -133,15 +133,15 @@ class Explanation(msgspec.Struct, frozen=True):
     def _served(self) -> str:
         """Which ranks serve: the last ones."""
         first = math.prod(size for name, size in self.axes.items() if name not in self.servers)
-        found: list[str] = []
+        ranges: list[str] = []
         for name in self.servers:
             last = first + self.axes[name] - 1
             word = "and" if last == first + 1 else "to"
             where = f"rank {first}" if first == last else f"ranks {first} {word} {last}"
-            found.append(f"{name} = {self.axes[name]} ({where})")
+            ranges.append(f"{name} = {self.axes[name]} ({where})")
             first = last + 1
         where = "" if self.backend == "mpi" else "; they run under MPI alone: `--backend mpi` shows that"
-        return ", ".join(found) + where
+        return ", ".join(ranges) + where
 
 
 def explain_plan(plan: graph.Plan, schedule: ir.Schedule, predictor: Predictor | None = None) -> Explanation:
@@ -151,12 +151,12 @@ def explain_plan(plan: graph.Plan, schedule: ir.Schedule, predictor: Predictor |
     have their predicted times beside those of other ways.
     """
     spans = {stage.span for phase in plan.phases for stage in phase.stages}
-    said, chosen = server_lines(schedule, predictor), _by_span(schedule.choices)
+    tellings, chosen = server_lines(schedule, predictor), _by_span(schedule.choices)
     return Explanation(
         plan=plan.name,
         axes={axis.name: axis.size for axis in schedule.axes},
         pipeline=schedule.pipeline,
-        phases=tuple(_phase(phase, schedule, said, chosen) for phase in plan.phases),
+        phases=tuple(_phase(phase, schedule, tellings, chosen) for phase in plan.phases),
         choices=tuple(choice for choice in schedule.choices if choice.span not in spans),
         backend=schedule.backend,
         placement={axis.name: levels_text(axis) for axis in schedule.axes if axis.levels},
@@ -166,39 +166,43 @@ def explain_plan(plan: graph.Plan, schedule: ir.Schedule, predictor: Predictor |
 
 
 def _by_span(items: Iterable[Placed]) -> dict[Span | None, list[Placed]]:
-    found: dict[Span | None, list[Placed]] = {}
+    groups: dict[Span | None, list[Placed]] = {}
     for item in items:
-        found.setdefault(item.span, []).append(item)
-    return found
+        groups.setdefault(item.span, []).append(item)
+    return groups
 
 
 def _phase(
-    phase: graph.Phase, schedule: ir.Schedule, said: Said, chosen: Mapping[Span | None, Sequence[Choice]]
+    phase: graph.Phase, schedule: ir.Schedule, tellings: Said, chosen: Mapping[Span | None, Sequence[Choice]]
 ) -> PhaseLines:
     compiled = schedule.phase(phase.name)
     values = {value.id: value for value in (*schedule.entry, *compiled.values)}
     ops = _by_span(compiled.ops)
-    lines = list(_asked(phase, compiled, values, schedule, said))
+    lines = list(_asked(phase, compiled, values, schedule, tellings))
     for stage in phase.stages:
-        told = said.get((phase.name, stage.span), Telling())
+        telling = tellings.get((phase.name, stage.span), ServerText())
         steps = [(op, _step(op, values, schedule)) for op in ops.get(stage.span, ())]
-        lines.append(_stage(stage, steps, values, chosen.get(stage.span, ()), told))
+        lines.append(_stage(stage, steps, values, chosen.get(stage.span, ()), telling))
     total = _sum(entry for line in lines for entry in line.traffic)
     outputs = tuple(binding.name for binding in compiled.outputs)
     return PhaseLines(phase.name, phase_title(phase), tuple(lines), total, outputs)
 
 
 def _asked(
-    phase: graph.Phase, compiled: ir.Phase, values: Mapping[str, ir.Value], schedule: ir.Schedule, said: Said
+    phase: graph.Phase,
+    compiled: ir.Phase,
+    values: Mapping[str, ir.Value],
+    schedule: ir.Schedule,
+    tellings: Said,
 ) -> Iterator[Line]:
     """What a phase gets from servers without a stage that says so: states that it puts out as they are."""
     spans = {stage.span for stage in phase.stages}
     for op in compiled.ops:
         if op.span in spans:
             continue
-        step, told = _step(op, values, schedule), said.get((phase.name, op.span), Telling())
+        step, telling = _step(op, values, schedule), tellings.get((phase.name, op.span), ServerText())
         stage = f"{step.kind} {step.detail}"
-        yield Line(op.span.line, stage, ir.results(op), (step,), (), (), (), told.lines, told.sent)
+        yield Line(op.span.line, stage, ir.results(op), (step,), (), (), (), telling.lines, telling.sent)
 
 
 def _stage(
@@ -206,7 +210,7 @@ def _stage(
     steps: Sequence[tuple[ir.Op, Step]],
     values: Mapping[str, ir.Value],
     choices: Sequence[Choice],
-    told: Telling,
+    telling: ServerText,
 ) -> Line:
     return Line(
         line=stage.span.line,
@@ -216,8 +220,8 @@ def _stage(
         buckets=tuple(_bucket(op, values) for op, _ in steps if isinstance(op, ir.Pack)),
         traffic=_sum(entry for _, step in steps for entry in step.traffic),
         choices=tuple(choices),
-        servers=told.lines,
-        sent=told.sent,
+        servers=telling.lines,
+        sent=telling.sent,
     )
 
 
@@ -364,37 +368,34 @@ def sharing_table(rows: Sequence[SharingCost]) -> list[str]:
     """
     if not rows:
         return []
-    cells = [_HEAD, *map(_sharing_row, rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(_HEAD))]
-    lines = ["  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)) for row in cells]
     limit = f"physical limit: {timed(rows[0].limit)} of CPU per record and member"
-    return [limit, *(line.rstrip() for line in lines)]
+    return [limit, *table_lines([_HEAD, *map(_sharing_row, rows)])]
 
 
-def _sharing_row(one: SharingCost) -> tuple[str, ...]:
-    readers = f"(readers = {one.readers})" if one.readers else ""
+def _sharing_row(cost: SharingCost) -> tuple[str, ...]:
+    readers = f"(readers = {cost.readers})" if cost.readers else ""
     return (
-        ">" if one.taken else "",
-        f"{one.design}{readers}",
-        one.cut or "before reading",
-        timed(one.cpu),
-        f"{one.distance:.2f} x",
-        timed(one.wall),
-        one.waits_for,
-        sized(round(one.nbytes)),
-        sized(round(one.memory)),
+        ">" if cost.taken else "",
+        f"{cost.design}{readers}",
+        cost.cut or "before reading",
+        timed(cost.cpu),
+        f"{cost.distance:.2f} x",
+        timed(cost.wall),
+        cost.waits_for,
+        sized(round(cost.nbytes)),
+        sized(round(cost.memory)),
     )
 
 
-def _alternative(other: Alternative, choice: Choice, width: int) -> str:
+def _alternative(alternative: Alternative, choice: Choice, width: int) -> str:
     """An alternative, its predicted time, how much longer that is, and what else speaks against it."""
-    if other.seconds is None:
-        return f"{other.what}: {other.why or 'without a topology its time is not known'}"
-    told = [f"{timed(other.seconds):>8}"]
+    if alternative.seconds is None:
+        return f"{alternative.what}: {alternative.why or 'without a topology its time is not known'}"
+    parts = [f"{timed(alternative.seconds):>8}"]
     if choice.seconds:
-        told.append(_compared(other.seconds / choice.seconds))
-    why = f"; {other.why}" if other.why else ""
-    return f"{other.what:<{width}}  {', '.join(told)}{why}"
+        parts.append(_compared(alternative.seconds / choice.seconds))
+    why = f"; {alternative.why}" if alternative.why else ""
+    return f"{alternative.what:<{width}}  {', '.join(parts)}{why}"
 
 
 def _compared(longer: float) -> str:

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Mapping
 from typing import SupportsIndex
 
-from commplan.diagnostics import CommplanError, Diagnostic, Note, Span, did_you_mean
+from commplan.diagnostics import Diagnostic, Note, Span, did_you_mean, fail_if
 from commplan.ir.plan import Axis as PlanAxis
 from commplan.ir.plan import AxisKind, Plan
 from commplan.ir.schedule import Axis
@@ -30,15 +30,13 @@ def bind_axes(plan: Plan, sizes: Mapping[str, int]) -> tuple[Axis, ...]:
             problems.append(size)
         else:
             bound.append(Axis(axis.name, axis.kind, size))
-    if problems:
-        raise CommplanError(*problems)
+    fail_if(problems)
     counts = {axis.name: axis.size for axis in bound}
     for stage in (stage for phase in plan.phases for stage in phase.stages):
         broken = stage.violation(lambda names: math.prod(counts[name] for name in names))
         if broken is not None:
             problems.append(broken.diagnostic("CP0710", stage.span, plan.file))
-    if problems:
-        raise CommplanError(*problems)
+    fail_if(problems)
     return tuple(bound)
 
 
@@ -87,8 +85,7 @@ def check_mesh(plan: Plan, mesh: Mapping[str, int]) -> None:
         for axis in plan.axes
         if axis.kind is not AxisKind.SERVER and axis.name not in mesh
     ]
-    if problems:
-        raise CommplanError(*problems)
+    fail_if(problems)
 
 
 def _whole(size: object) -> int | None:

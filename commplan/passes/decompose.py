@@ -17,7 +17,7 @@ from commplan.ir.schedule import Collective, CollectiveKind, Op, Phase, Schedule
 from commplan.passes.bucket.packing import rewrite_flat
 from commplan.passes.pipeline.base import Context, Pass
 from commplan.passes.rewrite import Editor, padded, round_up, trimmed
-from commplan.select.algorithm_search import EVENLY, Chooser, Way, rounded, saves
+from commplan.select.algorithm_search import HIERARCHY_MARGIN, Candidate, Chooser, is_worthwhile, rounded
 from commplan.select.options import as_one, travels_narrow
 
 Levels = tuple[tuple[str, Algorithm], ...]  # axis and algorithm, innermost first
@@ -67,33 +67,39 @@ def _best(chooser: Chooser, op: Collective, choices: list[Choice]) -> Algorithm:
     ways, levels = chooser.flat(op), chooser.hierarchies(op)
     if not ways or not levels:
         return op.algorithm
-    one, many = chooser.fastest(ways), chooser.fastest(levels)
-    keys = tuple(Arg(key) for key, _ in many.algorithm.levels)
+    single, layered = chooser.fastest(ways), chooser.fastest(levels)
+    keys = tuple(Arg(key) for key, _ in layered.algorithm.levels)
     left_open = Algorithm("hierarchical", keys)
     # No backend's own does a level of a sum for one rank: its algorithms are named at once.
-    written = left_open if op.kind in NATIVE_KINDS else many.algorithm
+    written = left_open if op.kind in NATIVE_KINDS else layered.algorithm
     if travels_narrow(op) and any(arg.value not in op.axes for arg in keys):
         return op.algorithm  # what travels narrower than it is added goes axis by axis
     if travels_narrow(op) and op.kind == "all_reduce" and op.op == "sum":
-        levels = [(key,) for key, _ in many.algorithm.levels]
+        levels = [(key,) for key, _ in layered.algorithm.levels]
         flat, stepped = chooser.in_wire(op, [op.axes]), chooser.in_wire(op, levels)
         if flat is None or stepped is None:
             return op.algorithm
-        one, many = one._replace(seconds=flat), many._replace(seconds=stepped)
-    enough = many.seconds < one.seconds * (1 - EVENLY) if chooser.jax else saves(many, one)
+        single, layered = single._replace(seconds=flat), layered._replace(seconds=stepped)
+    enough = (
+        layered.seconds < single.seconds * (1 - HIERARCHY_MARGIN)
+        if chooser.jax
+        else is_worthwhile(layered, single)
+    )
     if not enough:
         return op.algorithm  # `select` lists what was not taken
-    choices.append(_chosen(op, one, many, written))
+    choices.append(_chosen(op, single, layered, written))
     return written
 
 
-def _chosen(op: Collective, one: Way, many: Way, written: Algorithm) -> Choice:
+def _chosen(op: Collective, single: Candidate, layered: Candidate, written: Algorithm) -> Choice:
     levels = ", ".join(key for key, _ in written.levels)
-    what = f"`{op.result}`: level by level ({levels})"
+    text = f"`{op.result}`: level by level ({levels})"
     why = "each level moves only what the one inside has not settled"
-    other = f"one {op.kind} over {', '.join(op.axes)}, via {one.algorithm}"
-    alternative = Alternative(other, rounded(one.seconds))
-    return Choice("decompose", what, why, op.span, (), rounded(many.seconds), one.source, (alternative,))
+    name = f"one {op.kind} over {', '.join(op.axes)}, via {single.algorithm}"
+    alternative = Alternative(name, rounded(single.seconds))
+    return Choice(
+        "decompose", text, why, op.span, (), rounded(layered.seconds), single.source, (alternative,)
+    )
 
 
 def _stays(op: Collective, schedule: Schedule) -> bool:
@@ -112,12 +118,12 @@ def _expand(editor: Editor, ops: list[Op], op: Collective, loose: bool, choices:
         ops.append(msgspec.structs.replace(op, algorithm=steps[0][1], pinned=named))
         return
     if op.op == "sum" and not _by_axis(op):
-        what = _sum(editor, ops, op, steps, loose)
+        text = _sum(editor, ops, op, steps, loose)
     else:
-        what = _one_by_one(editor, ops, op)
+        text = _one_by_one(editor, ops, op)
     if op.pinned:
         why = f"the plan says via {op.algorithm}"
-        choices.append(Choice("decompose", f"`{op.result}`: {what}", why, op.span))
+        choices.append(Choice("decompose", f"`{op.result}`: {text}", why, op.span))
 
 
 def _sum(editor: Editor, ops: list[Op], op: Collective, steps: Levels, loose: bool) -> str:

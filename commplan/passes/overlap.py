@@ -41,13 +41,13 @@ class OverlapPass(Pass, frozen=True):
         ]
         if self.chain:
             issued = chained(issued)
-        made = {value.id: value for value in phase.values}
-        values = tuple(made[ref] for op in issued for ref in results_of(op))
+        values_of = {value.id: value for value in phase.values}
+        values = tuple(values_of[ref] for op in issued for ref in results_of(op))
         why = "reductions as their buckets become ready, the rest as their results are needed"
-        what = f"phase {phase.name}: {count} collective{'s' * (count != 1)}"
-        what += ", reordered" if moved else ", in the order written"
-        what += ", each after the one before" if self.chain else ""
-        choices.append(Choice("overlap", what, why, phase.span))
+        text = f"phase {phase.name}: {count} collective{'s' * (count != 1)}"
+        text += ", reordered" if moved else ", in the order written"
+        text += ", each after the one before" if self.chain else ""
+        choices.append(Choice("overlap", text, why, phase.span))
         return msgspec.structs.replace(phase, ops=tuple(issued), values=values)
 
 

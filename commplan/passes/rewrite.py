@@ -89,8 +89,8 @@ class Editor:
         """A new buffer of `parts`; of `size` elements, where that is said, with room behind them."""
         leaf = self.values[parts[0].value].leaves[parts[0].leaf]
         size = size or ways * max(part.offset + part.size for part in parts)
-        made = self.add(flat(self.fresh(name), size, leaf.dtype, SAME))
-        return self.emit(ops, Pack(made, tuple(parts), span, ways))
+        buffer = self.add(flat(self.fresh(name), size, leaf.dtype, SAME))
+        return self.emit(ops, Pack(buffer, tuple(parts), span, ways))
 
     def move(
         self, ops: list[Op], like: Collective, operand: Ref, name: Ref | None = None, **changes: Any
@@ -142,11 +142,11 @@ def in_order(ops: Sequence[Op]) -> tuple[Op, ...]:
 
 def laid_out(parts: Iterable[Part]) -> list[Part]:
     """`parts` one after another in a buffer."""
-    found, at = list[Part](), 0
+    laid, at = list[Part](), 0
     for part in parts:
-        found.append(Part(part.value, part.leaf, part.start, part.size, at))
+        laid.append(Part(part.value, part.leaf, part.start, part.size, at))
         at += part.size
-    return found
+    return laid
 
 
 def unpack(result: Ref, parts: Iterable[Part], span: Span, ways: int = 1) -> Unpack:

@@ -41,17 +41,17 @@ class SelectPass(Pass, frozen=True):
             if not isinstance(op, Collective):
                 ops.append(op)
                 continue
-            what = (op.span, op.kind, op.op, op.axes)
-            key = (*what, op.nbytes, op.root, op.algorithm, op.hints, op.pinned)
+            stage = (op.span, op.kind, op.op, op.axes)
+            key = (*stage, op.nbytes, op.root, op.algorithm, op.hints, op.pinned)
             decision = decided[key] if key in decided else chooser.decide(op)
             decided[key] = decision
             chosen = self._chosen(op, decision, chooser)
             ops.append(chosen)
-            group = (*what, chosen.algorithm, chosen.hints.chunk, decision.why)
+            group = (*stage, chosen.algorithm, chosen.hints.chunk, decision.why)
             alike.setdefault(group, []).append((chosen, decision))
         for group in alike.values():
-            told = group[0][1].seconds is not None or chooser.schedule.backend == "mpi"
-            if told and group[0][0].kind in KINDS:
+            is_timed = group[0][1].seconds is not None or chooser.schedule.backend == "mpi"
+            if is_timed and group[0][0].kind in KINDS:
                 choices.append(_choice(group))
         return msgspec.structs.replace(phase, ops=tuple(ops))
 
@@ -72,15 +72,15 @@ class SelectPass(Pass, frozen=True):
 
 def _choice(alike: list[tuple[Collective, Decision]]) -> Choice:
     """What was decided alike for several collectives of a stage; the times are those of the largest."""
-    op, decision = max(alike, key=lambda one: one[0].nbytes)
-    sizes = {one.nbytes for one, _ in alike}
+    op, decision = max(alike, key=lambda pair: pair[0].nbytes)
+    sizes = {pair.nbytes for pair, _ in alike}
     count = f"{len(alike)} x " if len(alike) > 1 else ""
     most = "up to " if len(sizes) > 1 else ""
-    what = f"{op.algorithm} for {count}{op.kind} of {most}{sized(op.nbytes)} over {', '.join(op.axes)}"
+    text = f"{op.algorithm} for {count}{op.kind} of {most}{sized(op.nbytes)} over {', '.join(op.axes)}"
     if op.hints.chunk is not None and op.algorithm != NATIVE:
-        what += f", in messages of {sized(op.hints.chunk)}"
+        text += f", in messages of {sized(op.hints.chunk)}"
     if op.form == "split":
-        what += ", started and finished apart"
+        text += ", started and finished apart"
     return Choice(
-        "select", what, decision.why, op.span, (), decision.seconds, decision.source, decision.alternatives
+        "select", text, decision.why, op.span, (), decision.seconds, decision.source, decision.alternatives
     )  # fmt: skip

@@ -46,13 +46,13 @@ def _rewrite(editor: Editor, ops: list[Op], op: Collective, loose: bool, choices
         _scatter(editor, ops, bare, wire, accumulate)
     else:
         _sum(editor, ops, bare, wire, accumulate, loose)
-    what = f"`{op.result}`: sent in {wire}, added in {accumulate}"
+    text = f"`{op.result}`: sent in {wire}, added in {accumulate}"
     why = f"a backend's own {op.kind} of {wire} would add in {wire}"
     rejected = (
         f"{op.kind} in {wire}: it would add in {wire}",
         f"{op.kind} in {dtype}: more bytes or a narrower sum",
     )
-    choices.append(Choice("wire", what, why, op.span, rejected))
+    choices.append(Choice("wire", text, why, op.span, rejected))
 
 
 def _cast_around(editor: Editor, ops: list[Op], op: Collective, wire: DType) -> None:

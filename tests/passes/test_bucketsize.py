@@ -13,7 +13,7 @@ from commplan.ir import plan as graph
 from commplan.ir.ops.base import Work
 from commplan.ir.remark import Choice
 from commplan.ir.schedule import Collective, Schedule
-from commplan.passes.bucket.size_model import DEFAULT, tried
+from commplan.passes.bucket.size_model import DEFAULT, candidate_sizes
 from commplan.passes.pipeline.base import Context
 from commplan.passes.pipeline.manager import Pipeline
 from commplan.select.cost_model import Prediction
@@ -97,7 +97,7 @@ def test_what_is_written_stays() -> None:
 
 
 def test_sizes_that_are_tried() -> None:
-    assert tried(64 * MIB, hidden=False) == [64 * MIB]
-    assert tried(MIB, hidden=True) == [MIB, 256 * KIB, 64 * KIB]
-    assert tried(200 * MIB, hidden=False) == [200 * MIB, 50 * MIB]
-    assert all(size >= DEFAULT for size in tried(2**33, hidden=False))
+    assert candidate_sizes(64 * MIB, hidden=False) == [64 * MIB]
+    assert candidate_sizes(MIB, hidden=True) == [MIB, 256 * KIB, 64 * KIB]
+    assert candidate_sizes(200 * MIB, hidden=False) == [200 * MIB, 50 * MIB]
+    assert all(size >= DEFAULT for size in candidate_sizes(2**33, hidden=False))

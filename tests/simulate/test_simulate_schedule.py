@@ -13,7 +13,7 @@ import commplan
 from commplan import dsl
 from commplan.compiler import compile_plan
 from commplan.cost import Predictor, simulate
-from commplan.cost.schedule.list_scheduler import Played, Task, chain, play
+from commplan.cost.schedule.list_scheduler import Task, TaskTiming, chain, play
 from commplan.cost.schedule.trace import trace
 from commplan.ir.plan import Algorithm, AxisKind, Hints
 from commplan.ir.schedule import Axis, Collective, Leaf, Pack, Phase, Schedule, Spread, Value
@@ -66,7 +66,7 @@ def test_the_critical_path_is_who_was_waited_for() -> None:
     )
     assert chain(played) == [1, 2]
     assert chain(()) == []
-    assert played[0] == Played(0.0, 1.0, None)
+    assert played[0] == TaskTiming(0.0, 1.0, None)
 
 
 # Schedules

@@ -15,7 +15,7 @@ from commplan import dsl
 from commplan.cli import main
 from commplan.compiler import compile_plan
 from commplan.cost import Network, Predictor, simulate
-from commplan.cost.servers.requests import Asked, alone, cost, places_of_servers
+from commplan.cost.servers.requests import RequestTraffic, alone, cost, places_of_servers
 from commplan.cost.servers.server_traffic import Exchanged, elastic_modes, hidden, least_compute, waiting
 from commplan.ir.plan import AxisKind
 from commplan.ir.schedule import Axis, Schedule, Spread
@@ -45,9 +45,9 @@ def told(name: str, topology: Topology = FLAT, mapping: Any = None, **sizes: int
     return simulate(schedule, Predictor(topology, schedule.axes, backend="mpi"))
 
 
-def load(nbytes: float, servers: int = 1, units: int = 64, **rest: Any) -> Asked:
+def load(nbytes: float, servers: int = 1, units: int = 64, **rest: Any) -> RequestTraffic:
     each, few = np.full(servers, nbytes / servers), np.full(servers, float(units))
-    return Asked(each, each, few, few, units, None, 1, np.zeros(servers), **rest)
+    return RequestTraffic(each, each, few, few, units, None, 1, np.zeros(servers), **rest)
 
 
 def network(topology: Topology = FLAT) -> Network:

@@ -93,12 +93,12 @@ def _words(ranks: int, overhead: float, latency: float) -> float:
     """The earliest time at which one rank's word has reached all, each sending one message after another."""
     if ranks < 2 or overhead * 1000 < latency:
         return latency if ranks > 1 else 0.0
-    told = [1]  # newly told in each tick of one overhead
+    informed = [1]  # newly told in each tick of one overhead
     delay = math.floor((2 * overhead + latency) / overhead)  # whole ticks only: never above the truth
     knowing = 1
     while knowing < ranks:
-        tick = len(told)
-        fresh = sum(told[: tick - delay + 1]) if tick >= delay else 0
-        told.append(fresh)
+        tick = len(informed)
+        fresh = sum(informed[: tick - delay + 1]) if tick >= delay else 0
+        informed.append(fresh)
         knowing += fresh
-    return (len(told) - 1) * overhead
+    return (len(informed) - 1) * overhead

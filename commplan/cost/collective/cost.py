@@ -128,8 +128,8 @@ def _alone(layout: Layout, network: Network) -> bool:
     """Whether no two groups share a link: what was measured on one group holds for all."""
     if len(layout.groups) == 1:
         return True
-    one = Layout(layout.groups[:1])
-    shared, own = (busiest_bytes("all_gather", 1.0, each, network) for each in (layout, one))
+    first = Layout(layout.groups[:1])
+    shared, own = (busiest_bytes("all_gather", 1.0, each, network) for each in (layout, first))
     return bool(np.allclose(shared, own))
 
 
@@ -243,21 +243,21 @@ def _of_library(query: _Query) -> _Modelled:
     return network.call + messages * network.overhead + latency + network.overhead + busy, load
 
 
-def _staged(found: tuple[Stage, ...], query: _Query) -> _Modelled | None:
+def _staged(stages: tuple[Stage, ...], query: _Query) -> _Modelled | None:
     """The stages of a hierarchy one after another; in calls, slices of them overlap."""
     network = query.network
-    whole = [_of_stage(stage, query) for stage in found]
+    whole = [_of_stage(stage, query) for stage in stages]
     done = [each for each in whole if each is not None]
-    if len(done) < len(found):
+    if len(done) < len(stages):
         return None
     total = cast("Floats", np.sum([load for _, load in done], axis=0))
-    calls = network.call * (len(found) - 1)  # one call does all stages, or one jitted function
+    calls = network.call * (len(stages) - 1)  # one call does all stages, or one jitted function
     after_another = sum(seconds for seconds, _ in done) - calls
     if query.form == "rounds" or not query.chunk:
         return after_another, total
     # One slice goes through all stages, the others follow as fast as the busiest link lets them.
-    parts = max(1.0, query.nbytes * found[0].share / found[0].layout.ranks / query.chunk)
-    first = [_of_stage(stage, query._replace(nbytes=query.nbytes / parts)) for stage in found]
+    parts = max(1.0, query.nbytes * stages[0].share / stages[0].layout.ranks / query.chunk)
+    first = [_of_stage(stage, query._replace(nbytes=query.nbytes / parts)) for stage in stages]
     fill = sum(each[0] for each in first if each is not None) - calls
     busy = float((total / network.bandwidths).max())
     return min(after_another, fill + busy * (1 - 1 / parts)), total

@@ -102,13 +102,13 @@ def lay_out(program: Program, layout: Layout, network: Network) -> Pattern:
     """The pattern of `program`, rank r of group g at place `layout.groups[g, r]`."""
     first = _first_links(network)
     seen: dict[tuple[bytes, ...], Lanes] = {}
-    found = [step for one in program.rounds if (step := _step(one, program, layout, network, first, seen))]
+    laid = [
+        step for round_ in program.rounds if (step := _step(round_, program, layout, network, first, seen))
+    ]
     used = np.unique(np.concatenate([np.zeros(0, np.int64), *(lanes.used for lanes in seen.values())]))
     for key, lanes in seen.items():
         seen[key] = dataclasses.replace(lanes, used=np.searchsorted(used, lanes.used))
-    steps = tuple(
-        dataclasses.replace(step, lanes=seen[_key(step.src, step.dst, step.size)]) for step in found
-    )
+    steps = tuple(dataclasses.replace(step, lanes=seen[_key(step.src, step.dst, step.size)]) for step in laid)
     level_of = np.searchsorted(first, used, "right") - 1
     total, load = np.zeros(len(used)), np.zeros(len(network.levels))
     for step in steps:
@@ -128,14 +128,14 @@ def _first_links(network: Network) -> Ints:
 
 
 def _step(
-    one: Round,
+    transfers: Round,
     program: Program,
     layout: Layout,
     network: Network,
     first: Ints,
     seen: dict[tuple[bytes, ...], Lanes],
 ) -> Step | None:
-    parts = [part for part in one if len(part.src)]
+    parts = [part for part in transfers if len(part.src)]
     if not parts:
         return None
     src, dst, chunk, count = (

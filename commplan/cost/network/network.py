@@ -60,13 +60,13 @@ class Network:
             return cls(topology, topology.levels, OVERHEAD * first.latency, gamma, CALL, CALL)
         measured = {level.name: level for level in calibration.levels}
         levels = tuple(
-            msgspec.structs.replace(level, latency=found.latency, bandwidth=found.bandwidth)
-            if (found := measured.get(level.name))
+            msgspec.structs.replace(level, latency=known.latency, bandwidth=known.bandwidth)
+            if (known := measured.get(level.name))
             else level
             for level in topology.levels
         )
-        found = calibration
-        return cls(topology, levels, found.overhead, found.gamma, found.call, found.round, measured=True)
+        costs = calibration
+        return cls(topology, levels, costs.overhead, costs.gamma, costs.call, costs.round, measured=True)
 
     @functools.cached_property
     def strides(self) -> tuple[int, ...]:
@@ -161,7 +161,7 @@ def lay(axes: Sequence[Axis], over: Sequence[str], places: Ints) -> Layout:
 def _offsets(network: Network, axes: Sequence[Axis]) -> list[Ints]:
     """What each axis adds to the place, for each position along it; the last axis of a level is innermost."""
     room = {level.name: stride for level, stride in zip(network.levels, network.strides, strict=True)}
-    found: list[Ints] = []
+    offsets: list[Ints] = []
     for axis in reversed(axes):
         position, offset = np.arange(axis.size, dtype=np.int64), np.zeros(axis.size, np.int64)
         for index, spread in enumerate(axis.levels):
@@ -173,8 +173,8 @@ def _offsets(network: Network, axes: Sequence[Axis]) -> list[Ints]:
             room[spread.level] *= spread.count
         if axis.size > 1 and not axis.levels:
             _unplaced(axis, network)
-        found.append(offset)
-    return found[::-1]
+        offsets.append(offset)
+    return offsets[::-1]
 
 
 def _unplaced(axis: Axis, network: Network) -> None:

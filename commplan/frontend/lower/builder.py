@@ -25,7 +25,7 @@ class Sending(Protocol):
     def hints(self) -> graph.Hints: ...
 
 
-class Building:
+class Builder:
     """Ops so far, and every value by name.
 
     weights: sums of weights that the phase has made already, by weight and axes.
@@ -65,7 +65,7 @@ class Building:
         )  # fmt: skip
 
 
-def reduction(building: Building, kind: sched.CollectiveKind, stage: graph.Reduce | graph.Scatter) -> None:
+def reduction(building: Builder, kind: sched.CollectiveKind, stage: graph.Reduce | graph.Scatter) -> None:
     """Lower a reduce or scatter.
 
     max, min, sum      -->  one collective
@@ -88,7 +88,7 @@ def reduction(building: Building, kind: sched.CollectiveKind, stage: graph.Reduc
     building.emit(sched.Scale(stage.result, total, "div", divisor, stage.span))
 
 
-def total_weight(building: Building, weight: graph.Ref, stage: graph.Reduce | graph.Scatter) -> graph.Ref:
+def total_weight(building: Builder, weight: graph.Ref, stage: graph.Reduce | graph.Scatter) -> graph.Ref:
     """The sum of `weight` over the axes of `stage`, made once a phase; along axes where it is the same, a
     product."""
     over = stage.axes

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from commplan.frontend.lower.builder import Building, reduction
-from commplan.frontend.lower.server_ops import at_servers
+from commplan.frontend.lower.builder import Builder, reduction
+from commplan.frontend.lower.server_ops import lower_server_ops
 from commplan.ir import plan as graph
 from commplan.ir import schedule as sched
 from commplan.ir.input_slice import bind_sources
@@ -49,7 +49,7 @@ def lower(
     )
 
 
-class Lowering(Building):
+class Lowering(Builder):
     """Lowers the stages of one phase after another, collecting ops and the values they make."""
 
     def __init__(
@@ -63,7 +63,7 @@ class Lowering(Building):
         for stage in phase.stages:
             _STAGES.get(type(stage), Lowering.over_axes)(self, stage)
         states = [self.plan.value(ref) for ref in self.plan.states]
-        outputs, updates = at_servers(self, states, phase.outputs, phase.updates)
+        outputs, updates = lower_server_ops(self, states, phase.outputs, phase.updates)
         read = {ref for op in self.ops for ref in sched.operands(op)}
         read |= {binding.value for binding in (*outputs, *updates)}
         lowered = sched.Phase(

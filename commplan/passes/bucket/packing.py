@@ -16,7 +16,7 @@ from commplan.ir.plan import Ref, name_of
 from commplan.ir.remark import Choice
 from commplan.ir.schedule import Collective, CollectiveKind, Op, Part, Phase, Schedule, Value
 from commplan.ir.shard_shapes import row_size
-from commplan.passes.bucket.bin_packing import MOST, Bucket, Fate, Item, fill, pieces
+from commplan.passes.bucket.bin_packing import MOST, Bucket, LeafCollective, LeafSlice, fill, pieces
 from commplan.passes.rewrite import Editor, laid_out, read_by_parts, unpack
 
 Order = Mapping[str, Sequence[str]]
@@ -26,7 +26,7 @@ Rewrite = Callable[[Editor, list[Op], Collective, bool, list[Choice]], None]
 
 
 def pack_collectives(
-    editor: Editor, group: Sequence[Collective], items: Sequence[Item], limit: int | None
+    editor: Editor, group: Sequence[Collective], items: Sequence[LeafSlice], limit: int | None
 ) -> tuple[list[Op], list[Bucket]]:
     """Ops that replace `group` (same kind, axes, op and placement), of which `items` are, and the buckets
     they use.
@@ -51,9 +51,9 @@ def pack_collectives(
     return ops, buckets
 
 
-def items_of(editor: Editor, group: Sequence[Collective], order: Order) -> list[Item]:
+def items_of(editor: Editor, group: Sequence[Collective], order: Order) -> list[LeafSlice]:
     """The leaves of all operands, as they become ready."""
-    items: list[Item] = []
+    items: list[LeafSlice] = []
     for op in group:
         operand, ranks = editor.values[op.operand], editor.size(op.axes)
         for leaf in readiness(operand, op, order):
@@ -61,22 +61,22 @@ def items_of(editor: Editor, group: Sequence[Collective], order: Order) -> list[
             if shape.size:
                 fate, ways = _fate(op, operand, leaf, ranks)
                 columns = row_size(operand.kind, shape, ways)
-                item = Item(op.operand, op.result, leaf, shape.dtype, columns, ways, fate, len(items))
+                item = LeafSlice(op.operand, op.result, leaf, shape.dtype, columns, ways, fate, len(items))
                 items.append(item)
     return items
 
 
-def _check_count(items: Sequence[Item], limit: int | None, head: Collective, file: str) -> None:
+def _check_count(items: Sequence[LeafSlice], limit: int | None, head: Collective, file: str) -> None:
     """Refuse a limit so small, or leaves so large, that there is no end of buckets (CP0724)."""
     counts = [pieces(item, limit) for item in items]
-    made = sum(count for count in counts if count > 1)
-    if limit is None or made <= MOST:
+    total = sum(count for count in counts if count > 1)
+    if limit is None or total <= MOST:
         return
     bytes_ = sum(i.nbytes for i, n in zip(items, counts, strict=True) if n > 1)
     enough = -(-bytes_ // MOST)  # pieces may be twice as large
     fail(
         "CP0724",
-        f"`{name_of(head.operand)}` would be cut into {made:,} buckets; a stage has at most {MOST:,}",
+        f"`{name_of(head.operand)}` would be cut into {total:,} buckets; a stage has at most {MOST:,}",
         f"its leaves larger than a bucket have {bytes_:,} bytes, and a bucket {limit:,}",
         f"raise the limit: {{ bucket = {max(1, -(-enough // 1024**2))}MiB }} on the stage, or the option max"
         " of the pass bucket",
@@ -91,7 +91,7 @@ ROWS_IN: tuple[CollectiveKind, ...] = ("reduce_scatter",)
 ROWS_OUT: tuple[CollectiveKind, ...] = ("all_gather",)
 
 
-def _fate(op: Collective, operand: Value, leaf: int, ranks: int) -> tuple[Fate, int]:
+def _fate(op: Collective, operand: Value, leaf: int, ranks: int) -> tuple[LeafCollective, int]:
     scalar = operand.kind == "tree" and not operand.leaves[leaf].shape
     match op.kind:
         case "reduce_scatter":

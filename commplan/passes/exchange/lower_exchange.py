@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from commplan.diagnostics import Span
-from commplan.frontend.lower.builder import Building, reduction
+from commplan.frontend.lower.builder import Builder, reduction
 from commplan.ir import plan as graph
 from commplan.ir.def_use import DefUse
 from commplan.ir.plan import Hints, Ref, name_of
@@ -35,7 +35,7 @@ from commplan.passes.rewrite import Editor
 HALVES = 2 * 1024**2  # bytes from which what owners sum and send back travels in two parts
 
 
-class _Building(Building):
+class _Building(Builder):
     """Builds among the values of an editor; a reduce-scatter to some of the ranks goes to each of them."""
 
     def __init__(self, editor: Editor, owners: Owners) -> None:
@@ -61,7 +61,7 @@ def kept_entry(schedule: Schedule, moved: Mapping[str, Ownership]) -> Schedule:
     return msgspec.structs.replace(schedule, entry=entry, state_shards=shards)
 
 
-class Relocation:
+class StateSharding:
     """One phase in which exchanges are written out and states have moved to their owners.
 
     editor: the phase, its entry values in parts already. wholes: the moved states as they were. parts: the
@@ -108,9 +108,9 @@ class Relocation:
             value = kept.part_of(values[new], axes)
             updated.append(self._add(value, new if owners.moved else f"{new}/shard"))
         # An exchange leaves it open how it is carried out: its update may run beside its sums, in pieces.
-        made = Map(tuple(updated), op.fn, (*states, gradient), op.span, hints=Hints(overlap="backward"))
-        self.own.update(made.results)
-        ops.append(made)
+        update = Map(tuple(updated), op.fn, (*states, gradient), op.span, hints=Hints(overlap="backward"))
+        self.own.update(update.results)
+        ops.append(update)
         # What is sent narrow is the gradient: weights that were rounded could not move by less than that.
         hints = msgspec.structs.replace(self._hints(op, owners), wire=None, accumulate=None)
         for shard, new in zip(updated, op.results, strict=True):

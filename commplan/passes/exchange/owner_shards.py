@@ -34,7 +34,7 @@ def reduce_rows(editor: Editor, ops: list[Op], like: Collective, owners: tuple[i
     """
     operand, result = like.operand, like.result
     value, ways = editor.values[operand], len(owners)
-    found: list[Part] = []
+    placed: list[Part] = []
     summed: list[tuple[str, list[Ref], list[Part]]] = []
     for dtype, leaves in _by_dtype(value):
         sizes = [row_size(value.kind, value.leaves[leaf], ways) for leaf in leaves]
@@ -43,16 +43,16 @@ def reduce_rows(editor: Editor, ops: list[Op], like: Collective, owners: tuple[i
             summed.append((name, _piece_summed(editor, ops, name, parts, owners, like), parts))
     for name, reduced, parts in summed:
         mine = _one_of(editor, ops, f"{name}/own", reduced, like.span)
-        found += [msgspec.structs.replace(part, value=mine) for part in parts]
+        placed += [msgspec.structs.replace(part, value=mine) for part in parts]
     for dtype, leaves in _by_dtype(value, scalars=True):
         name = f"{result}/{dtype}_scalars"
         buffer = editor.pack(ops, _run(operand, leaves, [1] * len(leaves)), like.span, f"{name}/pack")
         total = editor.move(
             ops, like, buffer, name, kind="all_reduce", op="sum", algorithm=NATIVE, pinned=False
         )
-        found += _run(total, leaves, [1] * len(leaves))
+        placed += _run(total, leaves, [1] * len(leaves))
     editor.add(editor.types.part(value, result, like.axes, owners))
-    return editor.emit(ops, unpack(result, found, like.span))
+    return editor.emit(ops, unpack(result, placed, like.span))
 
 
 def _pieces(
@@ -63,13 +63,13 @@ def _pieces(
     if editor.schedule.backend == "mpi":
         count = max(1, min(PIECES // ways, columns * ways * dtype.nbytes // LEAST))
     ends = [columns * (piece + 1) // count for piece in range(count)]
-    found: list[list[Part]] = [[] for _ in ends]
+    pieces: list[list[Part]] = [[] for _ in ends]
     for run in _run(ref, leaves, sizes):
         for piece, (begin, end) in enumerate(zip([0, *ends], ends, strict=False)):
             low, high = max(run.offset, begin), min(run.offset + run.size, end)
             if low < high:
-                found[piece].append(Part(ref, run.leaf, low - run.offset, high - low, low - begin))
-    return found
+                pieces[piece].append(Part(ref, run.leaf, low - run.offset, high - low, low - begin))
+    return pieces
 
 
 def _piece_summed(
@@ -112,7 +112,7 @@ def join_parts(
     if not owners:
         editor.move(ops, like, operand, kind="all_gather")
         return
-    found: list[Part] = []
+    placed: list[Part] = []
     for scalars in (False, True):
         for dtype, leaves in _by_dtype(value, scalars=scalars):
             sizes = [value.leaves[leaf].size for leaf in leaves]
@@ -120,17 +120,17 @@ def join_parts(
             buffer = editor.pack(ops, _run(operand, leaves, sizes), span, f"{name}/pack")
             for number, owner in enumerate(owners[:1] if scalars else owners):
                 row = editor.move(ops, like, buffer, f"{name}_{number}", root=owner)
-                found += in_whole(_run(row, leaves, sizes), number, value, whole)
-    ops.append(unpack(result, found, span))
+                placed += in_whole(_run(row, leaves, sizes), number, value, whole)
+    ops.append(unpack(result, placed, span))
 
 
 def _by_dtype(value: Value, *, scalars: bool = False) -> Iterable[tuple[DType, list[int]]]:
     """The leaves that are cut, or the scalars, by element type."""
-    found: dict[DType, list[int]] = {}
+    groups: dict[DType, list[int]] = {}
     for index, leaf in enumerate(value.leaves):
         if bool(leaf.shape) != scalars and leaf.size:
-            found.setdefault(leaf.dtype, []).append(index)
-    return found.items()
+            groups.setdefault(leaf.dtype, []).append(index)
+    return groups.items()
 
 
 def _run(ref: Ref, leaves: list[int], sizes: list[int]) -> list[Part]:

@@ -10,7 +10,7 @@ import msgspec
 from commplan.diagnostics import fail
 from commplan.ir.plan import Ref, name_of
 from commplan.ir.schedule import Exchange, Op, Ownership, Phase, Schedule
-from commplan.passes.exchange.lower_exchange import Relocation, colocated, kept_entry
+from commplan.passes.exchange.lower_exchange import StateSharding, colocated, kept_entry
 from commplan.passes.exchange.owner_selection import (
     Owners,
     chosen,
@@ -18,7 +18,7 @@ from commplan.passes.exchange.owner_selection import (
     levels,
     predicted,
     spread_out,
-    strange,
+    unshardable_reason,
 )
 from commplan.passes.pipeline.base import Context, Pass
 from commplan.passes.rewrite import Editor
@@ -43,13 +43,13 @@ class PlacePass(Pass, frozen=True):
         chooser = Chooser(schedule, context.costs, context.topology)
         owners = {op.results: self._owners(chooser, op) for op in exchanges}
         moved = _moved(owners)
-        for results, one in owners.items():
-            owners[results] = one._replace(moved=any(name_of(ref) in moved for ref in results[1:]))
+        for results, owner in owners.items():
+            owners[results] = owner._replace(moved=any(name_of(ref) in moved for ref in results[1:]))
         choices = tuple(chosen(chooser, op, owners[op.results]) for op in exchanges)
         wholes = {name_of(value.id): value for value in schedule.entry[len(schedule.inputs) :]}
         schedule = kept_entry(schedule, moved)
         phases = tuple(
-            _phase(Relocation(Editor(schedule, phase), moved, wholes), owners) for phase in schedule.phases
+            _phase(StateSharding(Editor(schedule, phase), moved, wholes), owners) for phase in schedule.phases
         )
         return msgspec.structs.replace(schedule, phases=phases, choices=(*schedule.choices, *choices))
 
@@ -66,7 +66,7 @@ class PlacePass(Pass, frozen=True):
             )
         asked = op.algorithm.get("within") if op.algorithm is not None else None
         within = str(asked) if asked is not None else None
-        axes, why = inner_first(op.axes, within), strange(schedule, op)
+        axes, why = inner_first(op.axes, within), unshardable_reason(schedule, op)
         if op.algorithm is not None and why is not None:
             fail(
                 "CP0726",
@@ -90,8 +90,8 @@ class PlacePass(Pass, frozen=True):
         asked = op.algorithm.get("owners") if op.algorithm is not None else None
         if asked is None:
             return ()
-        found = spread_out(schedule.mesh_sizes, op.axes, axes, int(asked))
-        if found and (op.hints.wire is not None or op.hints.accumulate is not None):
+        ranks = spread_out(schedule.mesh_sizes, op.axes, axes, int(asked))
+        if ranks and (op.hints.wire is not None or op.hints.accumulate is not None):
             fail(
                 "CP0757",
                 f"gradients on their way to {asked} of the workers cannot travel narrower than they add up",
@@ -100,21 +100,21 @@ class PlacePass(Pass, frozen=True):
                 span=op.span,
                 file=schedule.file,
             )
-        return found
+        return ranks
 
 
 def _moved(owners: Mapping[tuple[Ref, ...], Owners]) -> dict[str, Ownership]:
     """The states that owners keep, and who they are: those of optimisers, where exchanges cut them alike."""
     weights = {name_of(results[0]) for results in owners}
     ways: dict[str, set[Ownership | None]] = {}
-    for results, one in owners.items():
+    for results, owner in owners.items():
         for ref in results[1:]:
-            ways.setdefault(name_of(ref), set()).add(one.kept if one.how == "sharded" else None)
-    kept = {name: next(iter(found)) for name, found in ways.items() if len(found) == 1}
-    return {name: one for name, one in kept.items() if one is not None and name not in weights}
+            ways.setdefault(name_of(ref), set()).add(owner.kept if owner.how == "sharded" else None)
+    kept = {name: next(iter(ownerships)) for name, ownerships in ways.items() if len(ownerships) == 1}
+    return {name: owner for name, owner in kept.items() if owner is not None and name not in weights}
 
 
-def _phase(relocation: Relocation, owners: Mapping[tuple[Ref, ...], Owners]) -> Phase:
+def _phase(relocation: StateSharding, owners: Mapping[tuple[Ref, ...], Owners]) -> Phase:
     ops: list[Op] = []
     for op in relocation.editor.phase.ops:
         if not isinstance(op, Exchange) or op.results not in owners:

@@ -35,12 +35,12 @@ def _phase(schedule: Schedule, phase: Phase, choices: list[Choice]) -> Phase:
     for op in phase.ops:
         if not isinstance(op, Map) or (_written(op) and schedule.backend == "jax"):
             continue
-        found = stream(editor, uses, op)
-        if isinstance(found, str):
-            choices.append(_kept(op, found))
-        elif found is not None:
-            ops = _fused(editor, uses, op, found)
-            choices.append(_choice(op, found))
+        match = stream(editor, uses, op)
+        if isinstance(match, str):
+            choices.append(_kept(op, match))
+        elif match is not None:
+            ops = _fused(editor, uses, op, match)
+            choices.append(_choice(op, match))
             uses, fused = DefUse(ops), True
     return editor.finish(ops) if fused else phase
 
@@ -54,7 +54,7 @@ def _written(op: Map) -> bool:
     return op.hints.overlap is None
 
 
-def _fused(editor: Editor, uses: DefUse[Op], op: Map, found: Stream) -> list[Op]:
+def _fused(editor: Editor, uses: DefUse[Op], op: Map, match: Stream) -> list[Op]:
     """y = map f(w, unpack(r0, r1)); z = unpack(all_gather(pack(y)))
 
     -->  y0 = map f(part of w, unpack(r0)); z0 = all_gather(pack(y0));
@@ -63,40 +63,40 @@ def _fused(editor: Editor, uses: DefUse[Op], op: Map, found: Stream) -> list[Op]
     A tree of a piece has all leaves, empty where they are in other buckets; a scalar that is no weight's is
     in all of them, and the same.
     """
-    pieces = _Pieces(editor, op, found)
+    pieces = _Pieces(editor, op, match)
     own = {ref: joined for ref in op.results if (joined := gathered(uses, ref)) is not None}
-    made = pieces.updates()
+    inserted = pieces.updates()
     gone = {id(op), *(id(each) for joined in own.values() for each in joined.ops)}
     for ref, joined in own.items():
-        made += pieces.gather(ref, joined)
+        inserted += pieces.gather(ref, joined)
     rest = [each for each in uses.ops if id(each) not in gone]
     read = editor.bound.union(*map(operands_of, rest))
     for ref in op.results:
         if ref in read:
-            made += pieces.join(ref)
+            inserted += pieces.join(ref)
     place = sum(id(each) not in gone for each in uses.ops[: uses.places[op.results[0]]])
-    return _alive(editor, [*rest[:place], *made, *rest[place:]], found)
+    return _alive(editor, [*rest[:place], *inserted, *rest[place:]], match)
 
 
-def _alive(editor: Editor, ops: list[Op], found: Stream) -> list[Op]:
+def _alive(editor: Editor, ops: list[Op], match: Stream) -> list[Op]:
     """`ops` without what the whole gradient was put together with, where nothing reads it any more."""
     bound = editor.bound
-    for op in reversed(found.chain):
-        (made,) = results_of(op)
-        if made not in bound and not DefUse(ops).readers(made):
+    for op in reversed(match.chain):
+        (result,) = results_of(op)
+        if result not in bound and not DefUse(ops).readers(result):
             ops = [each for each in ops if each is not op]
     return ops
 
 
-def _choice(op: Map, found: Stream) -> Choice:
-    what = f"`{name_of(op.results[0])}`: {op.fn} in {len(found.buckets)} pieces, one for each bucket"
+def _choice(op: Map, match: Stream) -> Choice:
+    text = f"`{name_of(op.results[0])}`: {op.fn} in {len(match.buckets)} pieces, one for each bucket"
     why = "each runs as soon as the sum of its bucket is there, while others are on their way"
-    return Choice("fuse_update", what, why, op.span, ("once, when all sums are there",))
+    return Choice("fuse_update", text, why, op.span, ("once, when all sums are there",))
 
 
 def _kept(op: Map, why: str) -> Choice:
-    what = f"`{name_of(op.results[0])}`: {op.fn} once, when all sums are there"
-    return Choice("fuse_update", what, why, op.span, ("in pieces, one for each bucket",))
+    text = f"`{name_of(op.results[0])}`: {op.fn} once, when all sums are there"
+    return Choice("fuse_update", text, why, op.span, ("in pieces, one for each bucket",))
 
 
 class _Pieces:
@@ -179,11 +179,11 @@ class _Pieces:
     def _taken(self, ops: list[Op], ref: Ref, parts: tuple[Part, ...], number: int) -> Ref:
         """What of `ref` goes with the bucket."""
         name = self._value(ref, {part.leaf: part.size for part in parts}, f"{ref}/piece{number}")
-        found: list[Part] = []
+        placed: list[Part] = []
         for dtype, own in self._by_dtype(ref, parts, None):
             buffer = self._pack(ops, ref, own, f"{name}/{dtype}", start=True)
-            found += [msgspec.structs.replace(part, start=0) for part in _placed(buffer, own)]
-        return self.editor.emit(ops, Unpack(name, tuple(found), self.op.span))
+            placed += [msgspec.structs.replace(part, start=0) for part in _placed(buffer, own)]
+        return self.editor.emit(ops, Unpack(name, tuple(placed), self.op.span))
 
     def _by_dtype(
         self, ref: Ref, parts: tuple[Part, ...], number: int | None
@@ -191,15 +191,15 @@ class _Pieces:
         """The leaves of `ref` that go with `parts`, each with its run, by element type; of a result its own
         scalars go with the first piece."""
         runs = {part.leaf: part for part in parts}
-        found: dict[DType, list[tuple[int, Part]]] = {}
+        groups: dict[DType, list[tuple[int, Part]]] = {}
         for leaf, owner in enumerate(self.stream.owner[ref]):
             shape = self.editor.values[ref].leaves[leaf]
             if owner is None:
                 if not number:
-                    found.setdefault(shape.dtype, []).append((leaf, Part(ref, leaf, 0, 1, 0)))
+                    groups.setdefault(shape.dtype, []).append((leaf, Part(ref, leaf, 0, 1, 0)))
             elif owner in runs:
-                found.setdefault(shape.dtype, []).append((leaf, runs[owner]))
-        return list(found.items())
+                groups.setdefault(shape.dtype, []).append((leaf, runs[owner]))
+        return list(groups.items())
 
     def _pack(
         self,
@@ -219,7 +219,7 @@ class _Pieces:
         """A tree like `ref` of which leaves have only the elements that are in one bucket."""
         value = self.editor.values[ref]
         owner = self.stream.owner[ref]
-        leaves = tuple(_piece(leaf, one, sizes) for leaf, one in zip(value.leaves, owner, strict=True))
+        leaves = tuple(_piece(leaf, weight, sizes) for leaf, weight in zip(value.leaves, owner, strict=True))
         piece = Value(self.editor.fresh(name), value.kind, leaves, value.placement)
         return self.editor.add(self.editor.types.with_whole(piece))
 

@@ -107,7 +107,7 @@ def _print(value: Any) -> str:
     return str(value)
 
 
-def _parse(text: str, kind: Any, what: str) -> Any:
+def _parse(text: str, kind: Any, option: str) -> Any:
     number = re.fullmatch(r"([0-9]+)\s*(KiB|MiB|GiB)?", text)
     plain: Any = text
     if number is not None:
@@ -117,4 +117,4 @@ def _parse(text: str, kind: Any, what: str) -> Any:
     try:
         return msgspec.convert(plain, kind)
     except msgspec.ValidationError as error:
-        return fail("CP0716", f"{what} cannot be `{text}`", str(error).replace(" | null", ""))
+        return fail("CP0716", f"{option} cannot be `{text}`", str(error).replace(" | null", ""))
