@@ -52,7 +52,7 @@ class Map(BaseOp, frozen=True, tag="map", gc=False):
         for index, (ref, kind) in enumerate(kinds):
             value = types.values[ref]
             by_record = self.per_record and (value.kind == "records" or index >= len(self.operands))
-            if not isinstance(kind, ArrayType) or not value.leaves:
+            if not isinstance(kind, ArrayType):
                 continue
             if len(value.leaves) != 1 or value.leaves[0].dtype != kind.dtype:
                 yield "CP0731", f"`{ref}` is {shown(value.leaves)}, `{self.fn}` wants {kind}"
