@@ -75,7 +75,7 @@ def compile_plan(
     start = time.perf_counter()
     values = infer(plan, {axis.name: axis.size for axis in axes}, shapes)
     fail_if(check_sizes(plan, values, math.prod(axis.size for axis in axes)))
-    fail_if(check_leaves(plan, values))
+    fail_if(check_leaves(plan, values, {axis.name: axis.size for axis in axes}))
     _check_order(plan, order or {})
     schedule = lower(plan, axes, values, backend, known.hosts if known is not None else ())
     seconds = time.perf_counter() - start

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from commplan.diagnostics import Diagnostic, Note, did_you_mean
 from commplan.ir import plan as graph
 from commplan.ir.schedule import Leaf, Value
-from commplan.ir.stages import rules
+from commplan.ir.stages import StageOverAxes, rules
 from commplan.ir.types import LARGEST, ArrayType, RecordsType, TreeType
 
 Leaves = tuple[Leaf, ...]
@@ -100,11 +101,19 @@ def _given_for_results(
             report.differs(value, given, inferred, who)
 
 
-def check_leaves(plan: graph.Plan, values: Mapping[graph.Ref, Value]) -> list[Diagnostic]:
+def check_leaves(
+    plan: graph.Plan, values: Mapping[graph.Ref, Value], sizes: Mapping[str, int]
+) -> list[Diagnostic]:
     """Means and elastic pulls need float leaves (CP0704); truth values have no sum (CP0721); a sum of the
-    backend's own is as wide as what travels (CP0606); what each part draws is no scalar of all (CP0758)."""
+    backend's own is as wide as what travels (CP0606); what each part draws is no scalar of all (CP0758); and
+    the rules of the stages themselves (CP0429)."""
     problems: list[Diagnostic] = []
     for stage in (stage for phase in plan.phases for stage in phase.stages):
+        if isinstance(stage, StageOverAxes):
+            leaves = [(leaf.label(stage.operand), leaf) for leaf in values[stage.operand].leaves]
+            misfit = stage.misfit(leaves, lambda axes: math.prod(sizes[axis] for axis in axes))
+            if misfit is not None:
+                problems.append(misfit.diagnostic("CP0429", stage.span, plan.file))
         match stage:
             case graph.Reduce() | graph.Scatter():
                 operand, how = stage.operand, stage.op.name

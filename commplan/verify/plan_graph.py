@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from commplan.ir.plan import Load, Plan, Stage, Value, operands, results
 from commplan.ir.roles import Ref, getter
-from commplan.ir.stages import rules
+from commplan.ir.stages import StageOverAxes, rules
 from commplan.ir.transfer import ValueTypes, Violations, broken
 from commplan.ir.types import ArrayType, RecordsType
 from commplan.ir.values import Leaf
@@ -71,6 +71,9 @@ def _wrong(stage: Stage, plan: Plan, types: ValueTypes, known: set[Ref], made: s
     if names:
         return
     yield from broken("CP0735", stage.violation(types.ranks))
+    if isinstance(stage, StageOverAxes):
+        leaves = [(leaf.label(stage.operand), leaf) for leaf in types.values[stage.operand].leaves]
+        yield from broken("CP0735", stage.misfit(leaves, types.ranks))
     for ref in getter(type(stage), stage.SCALARS)(stage):
         yield from types.check_scalar(ref)
     for group in stage.alike():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from commplan.diagnostics import Note, listed
 from commplan.dsl import ast
@@ -16,7 +16,8 @@ from commplan.dsl.check.scope import Scope
 from commplan.dsl.check.via import algorithm, carrying, check_accumulation
 from commplan.ir.plan import Stage, Value
 from commplan.ir.stages import OVER_AXES, StageOverAxes, rules
-from commplan.ir.types import Placement, RecordsType
+from commplan.ir.types import ArrayType, Placement, RecordsType
+from commplan.ir.values import Leaf
 
 
 def check_collective(
@@ -55,7 +56,11 @@ def check_collective(
         "result": result, "operand": operand.id, "axes": over, "span": statement.span, "via": via,
         "hints": options, "op": by and by.op, "across": across, **number,
     }  # fmt: skip
-    return kind(**{name: fields[name] for name in kind.__struct_fields__})
+    stage = kind(**{name: fields[name] for name in kind.__struct_fields__})
+    if isinstance(operand.type, ArrayType):
+        leaf = Leaf("", operand.type.shape, operand.type.dtype)
+        ctx.refuse("CP0429", stage.misfit([(leaf.label(operand.id), leaf)], ctx.size), expr.operand.span)
+    return cast("Stage", stage)
 
 
 def _well_formed(
@@ -137,7 +142,15 @@ def _check_placement(
             ctx.fail("CP0317", message, by.span, operand, note)
     if expr.kind == "gather":
         _check_cut_last(ctx, expr, operand)
-    elif kind.MAKES == "split" and is_scalar(operand.type):
+    elif kind.WHOLE and operand.placement.split:
+        cut = operand.placement.split[-1]
+        message = (
+            f"`{expr.operand.text}` is split over `{cut}`, and `{expr.kind}` takes what is whole on a rank"
+        )
+        ctx.fail(
+            "CP0314", message, expr.operand.span, operand, f"`gather {expr.operand.text} over {cut}` first"
+        )
+    elif (kind.WHOLE or kind.MAKES == "split") and is_scalar(operand.type):
         ctx.fail(
             "CP0311",
             f"a scalar cannot be split, found `{expr.operand.text}`",

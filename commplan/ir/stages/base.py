@@ -59,9 +59,6 @@ class BaseStage(msgspec.Struct, frozen=True):
         """What it does, then where: for drawings, which show in arrows what goes in and comes out."""
         return (str(self.__struct_config__.tag), over(getattr(self, "axes", ())))
 
-    def misfit(self, leaves: Sequence[Leaf], ranks: Ranks) -> Violation | None:
-        """The first rule that its operand's `leaves`, as a rank has them, break."""
-
     def violation(self, ranks: Ranks) -> Violation | None:
         """The first rule of the stage that does not hold, axes having as many ranks as `ranks` says."""
 
@@ -70,12 +67,14 @@ class StageOverAxes(BaseStage, frozen=True):
     """`y = VERB x over AXES ..`: one operand over some axes.
 
     TAKES: how the operand may lie along them. MAKES: how the result does, the same on all ranks, cut, or as
-    the operand. NUMBER: the field that is a number, and how that is written. COLLECTIVE: the kind of
-    collective that it becomes; none where nothing is sent, or the compiler decides how.
+    the operand. WHOLE: the operand has a leading dimension and may not be cut. NUMBER: the field that is a
+    number, and how that is written. COLLECTIVE: the kind of collective that it becomes; none where nothing is
+    sent, or the compiler decides how.
     """
 
     TAKES: ClassVar[tuple[Literal["same", "per", "partial", "split"], ...]]
     MAKES: ClassVar[Literal["same", "split", "kept"]] = "same"
+    WHOLE: ClassVar[bool] = False
     NUMBER: ClassVar[tuple[str, Number] | None] = None
     COLLECTIVE: ClassVar[str | None] = None
 
@@ -85,4 +84,8 @@ class StageOverAxes(BaseStage, frozen=True):
 
     def rank(self, ranks: Ranks) -> int | None:
         """The rank, counted row-major over the axes, that its collective singles out, if it does."""
+        return None
+
+    def misfit(self, leaves: Sequence[tuple[str, Leaf]], ranks: Ranks) -> Violation | None:
+        """The first rule that the operand's leaves, each with what it is called, break."""
         return None
