@@ -1,9 +1,10 @@
 """A pipeline of stages gives the weights that one device would: train both ways and compare.
 
-The plan is plans/pipeline.plan. Each of two devices has half of the layers. A batch is cut into micro-batches;
-in every tick each stage runs its layers on one of them and hands the result on, so that with M micro-batches
-and S stages a batch takes M + S - 1 ticks (GPipe, Huang et al. 2019). The backward pass is that of JAX: the
-gradient of a shift by 1 is a shift by -1. The same network is trained on one device with whole batches.
+The plan is plans/pipeline.plan. Each of two devices has half of the layers. A batch is cut into
+micro-batches. In every tick each stage runs its layers on one of them and hands the result on, so that with M
+micro-batches and S stages a batch takes M + S - 1 ticks (GPipe, Huang et al. 2019). The backward pass is that
+of JAX: the gradient of a shift by 1 is a shift by -1. The same network is trained on one device with whole
+batches.
 
     python examples/pipeline.py [--steps 30] [--micro 4] [--seed 0]
 """

@@ -19,6 +19,9 @@ from commplan.ir.values import Value
 CollectiveKind = Literal[
     "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "shift"
 ]  # fmt: skip
+# Kinds whose flat buffers have a row for each rank before, and after.
+ROWS_IN: tuple[CollectiveKind, ...] = ("reduce_scatter", "all_to_all")
+ROWS_OUT: tuple[CollectiveKind, ...] = ("all_gather", "all_to_all")
 ReduceOp = Literal["sum", "max", "min"]
 # How a backend carries out a chunk program: one operation of its own for each round (`lax.ppermute`,
 # `mpi4jax.sendrecv`), the whole program in one call, or a call that starts it and one that finishes it.

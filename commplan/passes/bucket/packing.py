@@ -12,9 +12,10 @@ import msgspec
 
 from commplan.collectives.registry import scalar_algorithm
 from commplan.diagnostics import fail
+from commplan.ir.ops.collective import ROWS_IN, ROWS_OUT
 from commplan.ir.plan import Ref, name_of
 from commplan.ir.remark import Choice
-from commplan.ir.schedule import Collective, CollectiveKind, Op, Part, Phase, Schedule, Value
+from commplan.ir.schedule import Collective, Op, Part, Phase, Schedule, Value
 from commplan.ir.shard_shapes import row_size
 from commplan.passes.bucket.bin_packing import MOST, Bucket, LeafCollective, LeafSlice, fill, pieces
 from commplan.passes.rewrite import Editor, laid_out, read_by_parts, unpack
@@ -84,11 +85,6 @@ def _check_count(items: Sequence[LeafSlice], limit: int | None, head: Collective
         span=head.span,
         file=file,
     )
-
-
-# Kinds whose buffers have a row for each rank before, and after.
-ROWS_IN: tuple[CollectiveKind, ...] = ("reduce_scatter",)
-ROWS_OUT: tuple[CollectiveKind, ...] = ("all_gather",)
 
 
 def _fate(op: Collective, operand: Value, leaf: int, ranks: int) -> tuple[LeafCollective, int]:
