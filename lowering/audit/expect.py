@@ -203,6 +203,7 @@ class _Moved(NamedTuple):
         )
         operation = self.op.op if kind in ("all_reduce", "reduce_scatter") else None
         dtype = _dtype(kind, self.leaf.dtype, self.platform)
+        kind = "all_to_all" if kind == "swap" else kind
         if kind == "shift":
             pairs = ((g[r - root], g[r]) for g in within for r in range(len(g)))
             kind, within = "permute", tuple(sorted(pairs))

@@ -112,7 +112,7 @@ class LaxBackend:
                 return lax.psum_scatter(x, op.axes, tiled=True)
             case "all_gather":
                 return _compat.all_gather_same(x, op.axes)
-            case "all_to_all":
+            case "all_to_all" | "swap":
                 return lax.all_to_all(x, op.axes, 0, 0, tiled=True)
             case "shift":
                 ranks = self.ways(op.axes)

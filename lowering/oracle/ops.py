@@ -164,6 +164,9 @@ def _exchange(
             return [cut(total, ways, place, tree=tree) for place in range(ways)]
         case "all_gather":
             return [join(arrays, target)] * ways
+        case "swap":
+            blocks = [np.split(array.reshape(target.shape), ways) for array in arrays]
+            return [np.concatenate([block[place] for block in blocks]) for place in range(ways)]
         case "all_to_all":
             rows = [array.reshape(ways, -1) for array in arrays]
             return [np.concatenate([row[place] for row in rows]) for place in range(ways)]

@@ -17,11 +17,11 @@ from commplan.ir.types import DType, Over
 from commplan.ir.values import Value
 
 CollectiveKind = Literal[
-    "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "shift"
+    "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "shift", "swap"
 ]  # fmt: skip
 # Kinds whose flat buffers have a row for each rank before, and after.
-ROWS_IN: tuple[CollectiveKind, ...] = ("reduce_scatter", "all_to_all")
-ROWS_OUT: tuple[CollectiveKind, ...] = ("all_gather", "all_to_all")
+ROWS_IN: tuple[CollectiveKind, ...] = ("reduce_scatter", "all_to_all", "swap")
+ROWS_OUT: tuple[CollectiveKind, ...] = ("all_gather", "all_to_all", "swap")
 ReduceOp = Literal["sum", "max", "min"]
 # How a backend carries out a chunk program: one operation of its own for each round (`lax.ppermute`,
 # `mpi4jax.sendrecv`), the whole program in one call, or a call that starts it and one that finishes it.
@@ -37,7 +37,8 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
     all_reduce: same shape out. reduce_scatter: a flat [n*k] in, this rank's [k] out.
     all_gather: [k] in, [n*k] out in rank order. all_to_all: flat [n*k] in and out, row i to rank
     i. broadcast: from `root`, counted row-major over `axes`, first major. reduce: the result on `root`, and
-    zeros elsewhere. shift: from each rank to the one `root` places further along the axis.
+    zeros elsewhere. shift: from each rank to the one `root` places further along the axis. swap: as
+    all_to_all, of what each rank has of its own, by rows of the leading dimension or of a flat buffer.
     """
 
     kind: CollectiveKind
@@ -80,6 +81,8 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
         if self.kind == "all_to_all" and operand.kind != "flat":
             yield "CP0731", f"`{self.operand}` is {operand.kind}: an all_to_all moves flat buffers"
         size = operand.leaves[0].size if operand.kind == "flat" else 0
+        if self.kind == "swap" and any((*leaf.shape, 1)[0] % ranks for leaf in operand.leaves):
+            yield "CP0731", f"a leading dimension of `{self.operand}` is no {ranks} equal blocks"
         if self.kind in ("reduce_scatter", "all_to_all") and size % ranks:
             yield "CP0731", f"{size} elements of `{self.operand}` are no {ranks} equal rows"
         yield from self._check_placement(operand)
@@ -103,7 +106,7 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
         operand, ways = types.values[self.operand], types.ranks(self.axes)
         left = operand.placement.without(self.axes)
         match self.kind:
-            case "shift":
+            case "shift" | "swap":
                 made = placed(operand, self.result)
             case "all_reduce" | "broadcast":
                 made = placed(operand, self.result, left)
@@ -142,6 +145,8 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
                 return env.sliced(held, value, *env.row(self.axes))
             case "all_gather":
                 return env.gathered(held, value, self.axes)
+            case "swap":
+                return env.swapped(held, value, self.axes)
             case "all_to_all":
                 return held.each(value, lambda block: moves.exchanged(algebra, block, self.axes))
             case "shift":

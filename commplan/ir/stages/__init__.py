@@ -15,8 +15,9 @@ from commplan.ir.stages.scatter import Scatter as Scatter
 from commplan.ir.stages.share import Share as Share
 from commplan.ir.stages.shift import Shift as Shift
 from commplan.ir.stages.slice import Slice as Slice
+from commplan.ir.stages.swap import Swap as Swap
 
-Stage = Load | Map | Broadcast | Share | Reduce | Scatter | Slice | Gather | Shift | Exchange | Elastic
+Stage = Load | Map | Broadcast | Share | Reduce | Scatter | Slice | Gather | Shift | Swap | Exchange | Elastic
 
 VERBS: dict[str, type[Stage]] = {str(kind.__struct_config__.tag): kind for kind in get_args(Stage)}
 OVER_AXES = {verb: kind for verb, kind in VERBS.items() if issubclass(kind, StageOverAxes)}

@@ -7,6 +7,7 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from types import MappingProxyType
 
 from commplan.ir.axes import coordinates
@@ -19,6 +20,7 @@ from commplan.ir.symbolic.terms import (
     Algebra,
     Argument,
     Chain,
+    Contribution,
     Symbol,
     Symbols,
     Term,
@@ -240,9 +242,8 @@ class Interpretation:
     ) -> Block:
         builder, leaf = Builder(), value.leaves[index]
         columns = [block for _, _, block in partners]
-        rows = columns[0].rows
-        if any(block.rows != rows for block in columns):
-            raise UnsayableError(f"leaf `{leaf.path}`: rows of different ranks are put together")
+        if any(block.rows for block in columns):
+            raise UnsayableError(f"leaf `{leaf.path}` of an operand is rows of several ranks")
         for begin, end, runs in blocks.aligned(columns):
             arguments: list[Argument] = []
             places: set[tuple[Chain, int, LeafShape]] = set()
@@ -262,7 +263,7 @@ class Interpretation:
                 chain, column, shape = places.pop()
                 term = self.algebra.call(name, [*arguments, *scalars])
                 builder.put(begin, end - begin, shape, column, (chain, term))
-        return builder.block(rows, columns[0].columns)
+        return builder.block((), leaf.size)
 
     # Collectives
 
@@ -300,6 +301,39 @@ class Interpretation:
             else:
                 found.append(blocks.renamed(self.algebra, block, first))
         return uniform_if_whole(value, found)
+
+    def swapped(self, operand: SymbolicValue, value: Value, axes: Sequence[str]) -> SymbolicValue:
+        """All-to-all: each element is what it was, at another place of its leaf and on another rank. Where
+        that is, is not followed: it is the same function of the element and of the block in which it comes.
+
+        A flat buffer has a row of every leaf in each of its rows.
+        """
+        several = [axis for axis in axes if self.algebra.sizes[axis] > 1]
+        if not several:
+            return operand.renamed(self.algebra, value, {})
+        ways, flat = math.prod(self.sizes(several)), value.kind == "flat"
+        own_rows = blocks.cut((), ways, ((ways, blocks.row(0)),))
+        for index, block in enumerate(operand.blocks):
+            if flat and block.rows != ((ways, None),):
+                raise UnsayableError(f"a buffer without {ways} rows of its own is swapped")
+            for run in block.runs:
+                chain = block.slots[run.slot][0]
+                own = run.column == run.at and isinstance(run.leaf, LeafShape) and run.leaf.number == index
+                if chain[-1:] != own_rows if flat else chain or not own:
+                    raise UnsayableError("what is swapped is not cut into the blocks of its leaves")
+        symbols = {rank(axis): ("from", axis) for axis in several}
+        block = Argument(self.algebra.value("the block in which it comes", several), 1)
+
+        def moved(term: Term, _: DType) -> Term:
+            parts: list[Contribution] = []
+            for part in term.parts:
+                bare = self.algebra.term([part._replace(trace=(), coefficient=Fraction(1))])
+                bound = Argument(self.algebra.substitute(bare, symbols), 0)
+                (made,) = self.algebra.call(f"swap over {', '.join(several)}", (bound, block)).parts
+                parts.append(made._replace(trace=part.trace, coefficient=part.coefficient))
+            return self.algebra.term(parts)
+
+        return operand.like(value, moved)
 
     def combined(
         self, operands: Sequence[SymbolicValue], value: Value, function: Callable[[Sequence[Term]], Term]
