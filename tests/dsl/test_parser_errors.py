@@ -66,7 +66,6 @@ BANK: dict[str, tuple[str, list[Place]]] = {
     "misspelt stage": (_step("x = reduc g over data by mean"), [("CP0009", 4, 7)]),
     "no map": (_step("x = decode(g)"), [("CP0009", 4, 7)]),
     "unknown stage": (_step("x = banana"), [("CP0009", 4, 7)]),
-    "reserved": (_step("x = swap g over data"), [("CP0011", 4, 7)]),
     "nothing behind equals": (_step("x ="), [("CP0009", 4, 6)]),
     "stage on the next line": (_step("x =", "  map f(g)"), [("CP0009", 4, 6)]),
     "no equals": (_step("x map f(g)"), [("CP0008", 4, 3)]),

@@ -173,6 +173,14 @@ class Writer:
         wire = self.maybe(" { wire = bf16 }") if x.is_float else ""
         self.bind(f"{y.name} = shift {x.name} over {axis} by {self.rng.randint(-5, 5)}{wire}", y)
 
+    def swap(self, x: Var) -> None:
+        axis = self.rng.choice(sorted(x.per & self.sizes.keys()))
+        rows = x.type.partition("[")[2].rstrip("]").split(",")[0] or "0"
+        if x.split or x.type == "tree" or x.is_scalar or int(rows) % self.sizes[axis]:
+            return
+        y = dataclasses.replace(x, name=self.fresh("y"))
+        self.bind(f"{y.name} = swap {x.name} over {axis}{self.maybe(' { bucket = 4096 }')}", y)
+
     def scatter(self, x: Var) -> None:
         axis = self.rng.choice(sorted(x.partial))
         y = dataclasses.replace(x, name=self.fresh("y"), partial=x.partial - {axis}, split=(*x.split, axis))
@@ -296,7 +304,7 @@ class Writer:
         if x.per & replicas or x.partial:
             steps.append(self.reduce)
         if x.per & replicas:
-            steps += [self.broadcast, self.shift]
+            steps += [self.broadcast, self.shift, self.swap]
         if x.partial and not x.is_scalar:
             steps.append(self.scatter)
         if replicas - x.varying and not x.is_scalar:

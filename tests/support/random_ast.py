@@ -20,7 +20,7 @@ MAY_CONTINUE = (
     "over", "across", "from", "by", "via", "per", "split", "partial", "with", "into", "visit", "seed", "tail",
     "on", "{",
 )  # fmt: skip
-KINDS = ("broadcast", "share", "reduce", "scatter", "slice", "gather", "shift")
+KINDS = ("broadcast", "share", "reduce", "scatter", "slice", "gather", "shift", "swap")
 
 
 def bare(node: Any) -> Any:

@@ -271,7 +271,7 @@ class _Writer:
     def stage(self, live: list[Var]) -> list[str] | None:
         """One random stage on a random value; None where the draw fits no stage."""
         var = self.random.choice([v for v in live if v.name[0] != "s"] or live)
-        kinds = [self.reduce, self.reduce, self.broadcast, self.scatter, self.slice, self.gather, self.shift,
+        kinds = [self.reduce, self.reduce, self.broadcast, self.scatter, self.slice, self.gather, self.shift, self.swap,
                  self.unary, self.binary, self.elastic]  # fmt: skip
         self.random.shuffle(kinds)
         kinds.sort(key=lambda kind: kind != self.elastic)  # it seldom fits
@@ -378,6 +378,20 @@ class _Writer:
         wires = [wire for wire in ("bf16", "f16") if wire in self.dtypes and var.floats_only]
         options = ["", " { bucket = 64 }", *(f" {{ wire = {wire} }}" for wire in wires)]
         return f"{made.name} = shift {var.name} over {over[0]} by {by}{self.random.choice(options)}", made
+
+    def swap(self, var: Var, _: list[Var]) -> tuple[str, Var] | None:
+        even = [
+            axis
+            for axis in self.named(var.per - self.ensembles)
+            if not var.split
+            and all(spec.shape and spec.shape[0] % self.axes[axis] == 0 for spec in var.specs)
+        ]
+        if not even:
+            return None
+        made = dataclasses.replace(var, name=self.fresh())
+        wires = [wire for wire in ("bf16", "f16") if wire in self.dtypes and var.floats_only]
+        options = ["", " { bucket = 64 }", *(f" {{ wire = {wire} }}" for wire in wires)]
+        return f"{made.name} = swap {var.name} over {even[0]}{self.random.choice(options)}", made
 
     def scatter(self, var: Var, _: list[Var]) -> tuple[str, Var] | None:
         axes = self.named(var.partial - self.ensembles)

@@ -78,7 +78,7 @@ def ordered(phase: ir.Phase) -> ir.Phase:
 def _as_wanted(op: ir.Collective, values: dict[str, ir.Value], entering: set[str]) -> None:
     """Placements that a collective's kind and axes want, whatever is true: the operand differs over its axes,
     the result does so where it should."""
-    left = op.kind in ("reduce_scatter", "all_to_all", "reduce", "shift")
+    left = op.kind in ("reduce_scatter", "all_to_all", "reduce", "shift", "swap")
     for ref, varies in ((op.operand, True), (op.result, left)):
         placement = values[ref].placement
         if ref in entering:
@@ -176,4 +176,4 @@ def _collected(
         return joined if flat else tuple(
             replace(leaf, dtype=own.dtype) for leaf, own in zip(result.leaves, leaves, strict=True)
         ), placement  # fmt: skip
-    return leaves, operand.placement if op.kind in ("all_to_all", "reduce", "shift") else placement
+    return leaves, operand.placement if op.kind in ("all_to_all", "reduce", "shift", "swap") else placement
