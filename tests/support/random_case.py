@@ -271,8 +271,8 @@ class _Writer:
     def stage(self, live: list[Var]) -> list[str] | None:
         """One random stage on a random value; None where the draw fits no stage."""
         var = self.random.choice([v for v in live if v.name[0] != "s"] or live)
-        kinds = [self.reduce, self.reduce, self.broadcast, self.scatter, self.slice, self.gather, self.shift, self.swap,
-                 self.unary, self.binary, self.elastic]  # fmt: skip
+        kinds = [self.reduce, self.reduce, self.broadcast, self.scatter, self.slice, self.gather, self.shift,
+                 self.swap, self.unary, self.binary, self.elastic]  # fmt: skip
         self.random.shuffle(kinds)
         kinds.sort(key=lambda kind: kind != self.elastic)  # it seldom fits
         for kind in kinds:
