@@ -90,3 +90,22 @@ def test_a_saved_schedule_loads_and_is_proved(tmp_path: Path) -> None:
 def test_65536_ranks_cost_what_4_do() -> None:
     plan = commplan.loads(PLAN.replace("stage = 4", "stage = 65_536"))
     assert verify(plan.compile(shapes=SHAPES).schedule) == ()
+
+
+def test_values_that_move_twice_and_are_added_round_as_the_plan_says() -> None:
+    """What moves in f16, moves in f16 again and is added in f32, sent in bf16, is cast once for both moves."""
+    text = PLAN.replace(
+        "z = shift y over stage by -2 { wire = bf16 }",
+        "w = shift x over data by 1 { wire = f16 }\n    z = shift w over stage by 1 { wire = f16 }\n"
+        "    z = reduce z over stage, data by sum { wire = bf16, accumulate = f32 }",
+    )
+    schedule = commplan.loads(text).compile(shapes=SHAPES).schedule
+    assert verify(schedule) == ()
+
+
+def test_messages_of_no_bytes_are_refused() -> None:
+    schedule = compiled()
+    first = shifts(schedule)[0]
+    hints = msgspec.structs.replace(first.hints, chunk=0)
+    problems = verify(edited(schedule, first, msgspec.structs.replace(first, hints=hints)))
+    assert "CP0735" in {problem.code for problem in problems}

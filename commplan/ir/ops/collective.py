@@ -65,6 +65,11 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
         yield from wrong
         if wrong:
             return
+        if self.kind in ("shift", "swap") and len(self.axes) > 1:
+            yield "CP0734", f"a {self.kind} goes along one axis"
+            return
+        if any(size is not None and size < 1 for size in (self.hints.chunk, self.hints.bucket)):
+            yield "CP0735", "a message and a bucket have at least one byte"
         ranks, operand = types.ranks(self.axes), types.values[self.operand]
         if (self.kind in ("all_reduce", "reduce_scatter", "reduce")) != (self.op is not None):
             yield "CP0735", f"{self.kind} and op {self.op} do not go together"

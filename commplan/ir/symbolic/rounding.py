@@ -86,7 +86,10 @@ def accepts(made: Trace, allowed: Trace) -> bool:
     place, current = 0, None
     narrow: set[DType] = set()  # the types that it was cast to since the last sum
     for event in made:
-        around = stages[place : place + 2]
+        end = place + 1
+        while end < len(stages) and not stages[end].adds:
+            end += 1  # what is only moved may travel as it is
+        around = stages[place : end + 1]
         if event[0] == "cast":
             if not any(event[2] in stage.types or holds(event[2], event[1]) for stage in around):
                 return False
