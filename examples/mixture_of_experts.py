@@ -133,7 +133,7 @@ def alone(weights: Any, batches: list[tuple[Any, Any]], room: int) -> tuple[Any,
     @jax.jit
     def train(weights: Any, x: Any, target: Any) -> Any:
         value, grads = jax.value_and_grad(loss)(weights, x, target)
-        return jax.tree.map(lambda w, g: w - RATE * g, weights, grads), value
+        return {name: weight - RATE * grads[name] for name, weight in weights.items()}, value
 
     value = jnp.zeros(())
     for x, target in batches:
