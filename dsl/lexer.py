@@ -26,10 +26,8 @@ CLAUSES = frozenset(
 )  # fmt: skip
 # A name may not be one of these ...
 KEYWORDS = frozenset(word.lower() for word in DECLARES | HEADS | VERBS | CLAUSES | {"OUTPUT"})
-# ... but may be one of these, which mean something in one place only, ...
+# ... but may be one of these, which mean something in one place only.
 SOFT = frozenset({"batch", "start", "step", "steps", "same"})
-# ... nor one of these, kept for stages to come.
-RESERVED = frozenset({"shift", "swap"}) - KEYWORDS
 
 UNITS = ("KiB", "MiB", "GiB", "Mbit/s", "Gbit/s", "GB/s", "us", "ms", "s")
 PUNCTUATION = {
@@ -79,7 +77,7 @@ class Token(NamedTuple):
 
 def word_type(text: str) -> str:
     """NAME, or the word in capitals where the grammar has it."""
-    return text.upper() if text in KEYWORDS or text in SOFT else "RESERVED" if text in RESERVED else "NAME"
+    return text.upper() if text in KEYWORDS or text in SOFT else "NAME"
 
 
 def nearest(word: str, known: Sequence[str]) -> str | None:

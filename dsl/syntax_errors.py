@@ -89,10 +89,6 @@ def unexpected(start: Start, tokens: Sequence[Token], error: Unexpected) -> Diag
     index, accepted = error.index, error.accepted
     token = tokens[index] if index < len(tokens) else None
     span = token.span if token else _end(tokens)
-    if token and token.type == "RESERVED":
-        return Diagnostic(
-            "CP0011", f"`{token.text}` is reserved for a stage to come; it is not in the language yet", span
-        )
     word = _keyword_as_name(start, tokens, error)
     if word:
         return Diagnostic(

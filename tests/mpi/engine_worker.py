@@ -18,6 +18,7 @@ import ml_dtypes
 import numpy as np
 
 from commplan.collectives import registry
+from commplan.collectives.program import KINDS as PROGRAMMED
 from commplan.diagnostics import CommplanError
 from commplan.ir.plan import Algorithm, Arg
 from commplan.ir.types import DType
@@ -67,6 +68,8 @@ def operand(case: Case, rank: int) -> Any:
 def expected(case: Case, xs: list[Any], channel: Channel) -> list[Any] | None:
     """What each rank must hold; None for native sums of floats, which MPI adds in an order of its own."""
     spec, ranks = case.spec, len(xs)
+    if spec.kind == "shift":
+        return list(np.roll(np.stack(xs), spec.root, 0))
     whole = case.size * ranks if spec.kind in ("all_gather", "gather") else case.size
     own = dataclasses.replace(spec, axes=spec.axes or tuple(channel.groups.sizes))
     made = choice(own, channel.groups, whole, xs[0].dtype.itemsize)
@@ -101,12 +104,12 @@ def expected(case: Case, xs: list[Any], channel: Channel) -> list[Any] | None:
 def kinds(ranks: int) -> Iterator[tuple[Any, int, int]]:
     """Kind, root, and what the size of its operand is a multiple of."""
     for kind in KINDS:
-        yield kind, (ranks - 1 if kind in ROOTED else 0), (ranks if kind in CUT else 1)
+        yield kind, (ranks - 1 if kind in (*ROOTED, "shift") else 0), (ranks if kind in CUT else 1)
 
 
 def by_algorithm(sizes: tuple[int, ...], chunks: tuple[int | None, ...], form: Any) -> Iterator[Case]:
     for kind, root, ways in kinds(RANKS):
-        names = ("native", *(registry.algorithms(kind) if kind != "all_to_all" else ()))
+        names = ("native", *(registry.algorithms(kind) if kind in PROGRAMMED else ()))
         for name in names:
             for size in sizes:
                 for chunk in chunks if name != "native" else (None,):
@@ -123,7 +126,7 @@ def by_dtype(form: Any) -> Iterator[Case]:
                     yield Case(Spec(kind, op=op, algorithm=algorithm, form=form), 9 * RANKS, dtype)  # pyright: ignore[reportArgumentType]
             butterfly = Spec("all_reduce", op=op, algorithm=Algorithm("recursive_doubling"), form=form)  # pyright: ignore[reportArgumentType]
             yield Case(butterfly, 9 * RANKS, dtype)
-        for kind in ("broadcast", "all_gather", "all_to_all"):
+        for kind in ("broadcast", "all_gather", "all_to_all", "shift"):
             yield Case(Spec(kind, form=form), 2 * RANKS, dtype)
         yield Case(Spec("all_gather", algorithm=Algorithm("bruck"), form=form), 5, dtype)
 
@@ -131,7 +134,7 @@ def by_dtype(form: Any) -> Iterator[Case]:
 def large() -> Iterator[Case]:
     """More than one message between two ranks, more than a window of them."""
     for kind, root, _ in kinds(RANKS):
-        for name in registry.algorithms(kind) if kind != "all_to_all" else ():
+        for name in registry.algorithms(kind) if kind in PROGRAMMED else ("native",) * (kind == "shift"):
             for chunk in (None, 30_000):
                 spec = Spec(kind, root=root, algorithm=Algorithm(name), chunk=chunk)
                 yield Case(spec, 25_001 * RANKS)
