@@ -35,7 +35,7 @@ RANKS, RANK = comm.Get_size(), comm.Get_rank()
 NUMPY = {"bfloat16": ml_dtypes.bfloat16}
 NAMES = {dtype.numpy_name: dtype for dtype in DType}
 ROOTED = ("broadcast", "reduce", "scatter", "gather")
-CUT = ("reduce_scatter", "scatter", "all_to_all")
+CUT = ("reduce_scatter", "scatter", "all_to_all", "swap")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,9 +126,10 @@ def by_dtype(form: Any) -> Iterator[Case]:
                     yield Case(Spec(kind, op=op, algorithm=algorithm, form=form), 9 * RANKS, dtype)  # pyright: ignore[reportArgumentType]
             butterfly = Spec("all_reduce", op=op, algorithm=Algorithm("recursive_doubling"), form=form)  # pyright: ignore[reportArgumentType]
             yield Case(butterfly, 9 * RANKS, dtype)
-        for kind in ("broadcast", "all_gather", "all_to_all", "shift"):
+        for kind in ("broadcast", "all_gather", "all_to_all", "shift", "swap"):
             yield Case(Spec(kind, form=form), 2 * RANKS, dtype)
         yield Case(Spec("all_gather", algorithm=Algorithm("bruck"), form=form), 5, dtype)
+        yield Case(Spec("swap", algorithm=Algorithm("bruck"), form=form), 5 * RANKS, dtype)
 
 
 def large() -> Iterator[Case]:

@@ -35,6 +35,8 @@ class Holds(enum.Enum):
     ALL = "all places"
     OWN = "the place whose part it is"
     ROOT = "the place of the root"
+    FOR = "each place what it has for the others"
+    FROM = "each place what the others had for it"
 
 
 class Known(NamedTuple):
@@ -56,6 +58,7 @@ RULES: dict[Kind, tuple[Holds, Holds]] = {
     "gather": (Holds.OWN, Holds.ROOT),
     "scatter": (Holds.ROOT, Holds.OWN),
     "broadcast": (Holds.ROOT, Holds.ALL),
+    "swap": (Holds.FOR, Holds.FROM),
 }
 
 
