@@ -179,7 +179,8 @@ class Writer:
         if x.split or x.type == "tree" or x.is_scalar or int(rows) % self.sizes[axis]:
             return
         y = dataclasses.replace(x, name=self.fresh("y"))
-        self.bind(f"{y.name} = swap {x.name} over {axis}{self.maybe(' { bucket = 4096 }')}", y)
+        how = self.maybe(" via bruck") + self.maybe(" { bucket = 4096 }")
+        self.bind(f"{y.name} = swap {x.name} over {axis}{how}", y)
 
     def scatter(self, x: Var) -> None:
         axis = self.rng.choice(sorted(x.partial))

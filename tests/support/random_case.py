@@ -391,7 +391,8 @@ class _Writer:
         made = dataclasses.replace(var, name=self.fresh())
         wires = [wire for wire in ("bf16", "f16") if wire in self.dtypes and var.floats_only]
         options = ["", " { bucket = 64 }", *(f" {{ wire = {wire} }}" for wire in wires)]
-        return f"{made.name} = swap {var.name} over {even[0]}{self.random.choice(options)}", made
+        via = self.random.choice(("", " via bruck", " via pairwise"))
+        return f"{made.name} = swap {var.name} over {even[0]}{via}{self.random.choice(options)}", made
 
     def scatter(self, var: Var, _: list[Var]) -> tuple[str, Var] | None:
         axes = self.named(var.partial - self.ensembles)
