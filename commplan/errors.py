@@ -1,7 +1,7 @@
 """The error codes: what each range of them is about, and the manual's page on each.
 
-A code is four digits behind CP; the first two say its range. Its page is `commplan/pages/CODE.md`, whose first
-line, `# CODE: TITLE`, is all that is written of a code but where it is raised.
+A code is four digits behind CP; the first two say its range. Its page is `commplan/pages/CODE.md`, whose
+first line is `# CODE: TITLE`.
 """
 
 from __future__ import annotations

@@ -111,9 +111,7 @@ def _compile(verb: Any) -> None:
 
 
 def _explain(verb: Any) -> None:
-    verb.add_argument(
-        "what", metavar="FILE|CODE", help=f"{_PLAN}; a code such as CP0412, or the first letters of some"
-    )
+    verb.add_argument("what", metavar="FILE|CODE", help=f"{_PLAN}; a code such as CP0412; or CP04, a list")
     _binding(verb)
 
 
