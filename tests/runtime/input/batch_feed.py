@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from data_plans import FUNCTIONS
+from input_plans import FUNCTIONS
 
 from commplan.diagnostics import CommplanError
 from commplan.ir.schedule import Schedule
@@ -19,7 +19,7 @@ DATA4 = "axis data = 4"
 
 
 def batches(made: Schedule, source: object, phase: str = "step", **more: Any) -> PhaseBatches:
-    """Batches of `made` with the functions of `data_plans` and one source for all its loads."""
+    """Batches of `made` with the functions of `input_plans` and one source for all its loads."""
     functions = {**FUNCTIONS, **more.pop("functions", {})}
     names = {s.name for s in made.sources}
     return PhaseBatches(made, phase, dict.fromkeys(names, source), functions, **more)

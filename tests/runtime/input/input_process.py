@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from data_folder_carrier import FolderCarrier
-from data_plans import FUNCTIONS, Counting, decode, ensemble, images, schedule
+from folder_carrier import FolderCarrier
+from input_plans import FUNCTIONS, Counting, decode, ensemble, images, schedule
 
 from commplan.diagnostics import CommplanError
 from commplan.input.work_partition import division

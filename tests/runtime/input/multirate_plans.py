@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
-from data_plans import FUNCTIONS, images, schedule
+from input_plans import FUNCTIONS, images, schedule
 
 from commplan.diagnostics import CommplanError
 from commplan.ir.schedule import Schedule

@@ -12,8 +12,8 @@ import zlib
 from typing import Any
 
 import numpy as np
-from clock_plans import BODY, rates
-from data_plans import FUNCTIONS, Counting, images
+from input_plans import FUNCTIONS, Counting, images
+from multirate_plans import BODY, rates
 
 from commplan.diagnostics import CommplanError
 from commplan.runtime.input import wait_log

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from data_feed import batches
-from data_plans import Counting, images, schedule
+from batch_feed import batches
+from input_plans import Counting, images, schedule
 from msgspec.structs import replace
 
 from commplan.diagnostics import CommplanError, Span

@@ -87,8 +87,8 @@ def test_a_run_that_is_gone_has_written_its_last(tmp_path: Path):
     """Nobody closes anything: the interpreter's exit does."""
     script = (
         f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-        f"sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
-        "import test_usage_run as t\n"
+        f"sys.path.insert(0, {str(Path(__file__).parents[2])!r})\n"
+        "import test_accounting_run as t\n"
         "run = t.bound()\n"
         "run.metrics(sys.argv[1], period_s=600)\n"
         "print(len(list(run.batches())))\n"

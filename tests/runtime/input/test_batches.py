@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from data_feed import DATA4, batches, by_name, code, epoch, no_thread_is_left_behind
-from data_plans import FUNCTIONS, SIDE, Counting, decode, ensemble, flip, images, schedule
+from batch_feed import DATA4, batches, by_name, code, epoch, no_thread_is_left_behind
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from input_plans import FUNCTIONS, SIDE, Counting, decode, ensemble, flip, images, schedule
 
 from commplan.diagnostics import CommplanError
 from commplan.input.order import Order, generator

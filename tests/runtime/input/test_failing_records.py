@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from data_feed import batches, by_name, code, epoch, no_thread_is_left_behind
-from data_plans import SIDE, Counting, decode, ensemble, images, schedule
+from batch_feed import batches, by_name, code, epoch, no_thread_is_left_behind
+from input_plans import SIDE, Counting, decode, ensemble, images, schedule
 
 from commplan.diagnostics import CommplanError
 from commplan.input.order import Order
@@ -118,7 +118,7 @@ def test_functions_that_raise() -> None:
     diagnostic = failing(lambda record: record.nothing).diagnostics[0]
     assert diagnostic.code == "CP0906"
     assert "AttributeError" in diagnostic.message
-    assert "test_data_failing.py" in diagnostic.notes[0].text
+    assert "test_failing_records.py" in diagnostic.notes[0].text
 
 
 def test_sources_that_raise_or_hold_other_records() -> None:

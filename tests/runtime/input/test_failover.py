@@ -15,7 +15,7 @@ class Ensemble(Processes):
     """Processes of one run."""
 
     def __init__(self) -> None:
-        super().__init__("data_visits.py")
+        super().__init__("visits_process.py")
 
     def start(self, count: int, each: dict[int, dict[str, Any]] | None = None, **orders: Any) -> None:
         """All processes; `each` has what only some are told."""

@@ -14,13 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from clock_plans import members, rates
-from data_feed import batches, no_thread_is_left_behind
-from data_plans import Counting, ensemble, images
+from batch_feed import batches, no_thread_is_left_behind
+from input_plans import Counting, ensemble, images
+from multirate_plans import members, rates
 
 from commplan.diagnostics import CommplanError
 
-SCRIPT = Path(__file__).with_name("data_process.py")
+SCRIPT = Path(__file__).with_name("input_process.py")
 pytestmark = pytest.mark.usefixtures(no_thread_is_left_behind.__name__)
 forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 

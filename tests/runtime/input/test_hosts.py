@@ -22,7 +22,7 @@ DESIGNS = ["all_shared", "single_broadcast(readers = 3)", "multi_broadcast(reade
 
 class Hosts(Processes):
     def __init__(self, folder: Path) -> None:
-        super().__init__("data_process.py")
+        super().__init__("input_process.py")
         self.folder = folder
 
     def told(self, hosts: list[int], **orders: Any) -> list[list[dict[str, Any]]]:

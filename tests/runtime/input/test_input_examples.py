@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from data_plans import Counting
+from input_plans import Counting
 
 import commplan
 from commplan.runtime.input.iterator import PhaseBatches
 
-PLANS = Path(__file__).resolve().parents[2] / "examples" / "plans"
+PLANS = Path(__file__).resolve().parents[3] / "examples" / "plans"
 MEMBERS, BATCH, RECORDS = 4, 64, 100  # the last batch of the epoch is padded
 
 

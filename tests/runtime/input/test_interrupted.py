@@ -11,8 +11,8 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from clock_plans import members, rates
-from data_plans import FUNCTIONS, ensemble, images
+from input_plans import FUNCTIONS, ensemble, images
+from multirate_plans import members, rates
 
 from commplan.runtime.input.host_batch import HostBatch
 from commplan.runtime.input.iterator import PhaseBatches

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from data_plans import schedule
+from input_plans import schedule
 
 from commplan.diagnostics import CommplanError
 from commplan.runtime.input import PhaseBatches, folder

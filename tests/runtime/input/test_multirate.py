@@ -8,11 +8,11 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from clock_plans import ONCE, PLAIN, alone, code, in_turn, members, rates, same
-from data_feed import ours
-from data_plans import Counting, decode, images
+from batch_feed import ours
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from input_plans import Counting, decode, images
+from multirate_plans import ONCE, PLAIN, alone, code, in_turn, members, rates, same
 
 from commplan.diagnostics import CommplanError
 from commplan.runtime.input.host_batch import HostBatch

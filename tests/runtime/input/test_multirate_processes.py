@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from clock_plans import ONCE, alone, rates
+from multirate_plans import ONCE, alone, rates
 
 HERE = Path(__file__).parent
-COMMAND = [sys.executable, "-W", "error", str(HERE / "clock_process.py")]
+COMMAND = [sys.executable, "-W", "error", str(HERE / "multirate_process.py")]
 SHARED = Path("/dev/shm")
 OURS = f"clocks{os.getpid()}"  # runs of other tests go on beside these
 
@@ -62,7 +62,7 @@ def until(process: subprocess.Popen[str], key: str) -> dict[str, Any]:
 def expected(
     batches: Sequence[int], member: int, records: int, epochs: int = 1, rest: str = f"{ONCE} tail short"
 ):
-    """What `clock_process` says of a member that is alone."""
+    """What `multirate_process` says of a member that is alone."""
     made = rates(batches, f"{ONCE} tail short")
     with alone(made, member, records) as feed:
         for _ in range(epochs):

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from clock_plans import code
-from data_plans import Counting, decode, flip, images
+from input_plans import Counting, decode, flip, images
+from multirate_plans import code
 from support import mpirun
 from support.embedding import PLANS, bind, mesh_of
 
@@ -19,8 +19,8 @@ from commplan.diagnostics import CommplanError
 from commplan.runtime.input.multirate.run_batches import MultirateBatches
 from commplan.runtime.rehearse.rehearse import rehearse
 
-RANKS = Path(__file__).parents[1] / "support" / "clock_ranks.py"
-EXAMPLE = Path(__file__).parents[2] / "examples" / "ensemble_rates.py"
+RANKS = Path(__file__).parents[2] / "support" / "clock_ranks.py"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "ensemble_rates.py"
 PLAN = """
 plan own_clocks
 ensemble member = {members}

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable
 
 import pytest
-from clock_plans import ONCE, PLAIN, alone, code, in_turn, members, rates, same
-from data_feed import ours
-from data_plans import FUNCTIONS, Counting, images
+from batch_feed import ours
+from input_plans import FUNCTIONS, Counting, images
+from multirate_plans import ONCE, PLAIN, alone, code, in_turn, members, rates, same
 
 from commplan.diagnostics import CommplanError
 from commplan.runtime.input import wait_log

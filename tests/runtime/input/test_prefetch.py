@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from data_feed import batches, by_name, code, no_thread_is_left_behind, ours
-from data_plans import SIDE, Counting, decode, ensemble, images
+from batch_feed import batches, by_name, code, no_thread_is_left_behind, ours
+from input_plans import SIDE, Counting, decode, ensemble, images
 
 from commplan.diagnostics import CommplanError
 from commplan.input.order import Order

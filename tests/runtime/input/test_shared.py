@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from data_plans import FUNCTIONS, ensemble, images
+from input_plans import FUNCTIONS, ensemble, images
 from support.asleep import until_asleep
 from support.sharing import SHARED, Processes
 
@@ -32,7 +32,7 @@ class Team(Processes):
     """Processes of one run; all are gone when the test ends, however it ends."""
 
     def __init__(self) -> None:
-        super().__init__("data_process.py")
+        super().__init__("input_process.py")
 
     def start(self, index: int, count: int, **orders: Any) -> subprocess.Popen[str]:
         return self.one({"design": "all_shared", **orders, "index": index, "count": count})

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from data_feed import batches, code, epoch, no_thread_is_left_behind
-from data_plans import DECLARATIONS, FUNCTIONS, decode, ensemble, images, schedule
+from batch_feed import batches, code, epoch, no_thread_is_left_behind
+from input_plans import DECLARATIONS, FUNCTIONS, decode, ensemble, images, schedule
 
 from commplan.diagnostics import CommplanError
 from commplan.runtime.input.iterator import PhaseBatches

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from data_feed import code, epoch, no_thread_is_left_behind
-from data_plans import ensemble, images
+from batch_feed import code, epoch, no_thread_is_left_behind
+from input_plans import ensemble, images
 
 from commplan.diagnostics import CommplanError
 from commplan.runtime.input.sources import adapters

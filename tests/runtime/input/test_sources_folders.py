@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from data_feed import code
+from batch_feed import code
 
 import commplan
 from commplan.diagnostics import CommplanError

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from data_feed import code, epoch, no_thread_is_left_behind
-from data_plans import decode, images, schedule
+from batch_feed import code, epoch, no_thread_is_left_behind
+from input_plans import decode, images, schedule
 
 import commplan
 from commplan.diagnostics import CommplanError

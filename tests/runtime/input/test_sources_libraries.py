@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from data_feed import no_thread_is_left_behind
-from data_plans import schedule
+from batch_feed import no_thread_is_left_behind
+from input_plans import schedule
 
 import commplan
 from commplan.runtime.input.iterator import PhaseBatches

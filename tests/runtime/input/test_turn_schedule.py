@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_data_failures import Ensemble, fine
+from test_failover import Ensemble, fine
 
 from commplan.diagnostics import Span
 from commplan.input.work_partition import division

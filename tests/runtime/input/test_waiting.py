@@ -17,7 +17,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from data_plans import images, schedule
+from input_plans import images, schedule
 from support.asleep import until_asleep
 
 from commplan.diagnostics import CommplanError
@@ -145,7 +145,7 @@ def test_an_interrupt_leaves_no_thread_and_no_noise(tmp_path: Path) -> None:
     script.write_text(
         "import os, sys, time\n"
         f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-        "from data_plans import FUNCTIONS, decode, ensemble, images\n"
+        "from input_plans import FUNCTIONS, decode, ensemble, images\n"
         "from commplan.runtime.input.iterator import PhaseBatches\n"
         "def slow(record):\n"
         "    os.write(1, b'working\\n')  # whole, though several threads write\n"
@@ -173,7 +173,7 @@ def test_an_interrupt_leaves_no_thread_and_no_noise(tmp_path: Path) -> None:
 def test_an_iterator_that_is_never_closed_does_not_keep_the_interpreter() -> None:
     script = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "from data_plans import FUNCTIONS, ensemble, images\n"
+        "from input_plans import FUNCTIONS, ensemble, images\n"
         "from commplan.runtime.input.iterator import PhaseBatches\n"
         "feed = PhaseBatches(ensemble('', 2), 'step', {'images': images(8000)}, FUNCTIONS)\n"
         "print(next(feed).step)\n"

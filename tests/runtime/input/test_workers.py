@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 import worker_plans as fns
-from data_feed import batches, by_name, code, no_thread_is_left_behind
-from data_plans import decode, ensemble, images, schedule
+from batch_feed import batches, by_name, code, no_thread_is_left_behind
+from input_plans import decode, ensemble, images, schedule
 
 import commplan
 from commplan.diagnostics import CommplanError

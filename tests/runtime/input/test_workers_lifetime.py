@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 import worker_plans as fns
-from data_feed import batches, no_thread_is_left_behind
-from data_plans import ensemble, images
+from batch_feed import batches, no_thread_is_left_behind
+from input_plans import ensemble, images
 
 from commplan.runtime.input.prefetch.prefetch import ClosedError
 
@@ -72,7 +72,7 @@ def test_a_program_without_a_guard_is_told_so() -> None:
 def test_a_function_from_a_prompt_is_refused() -> None:
     text = (
         f"import sys; sys.path.insert(0, {str(HERE)!r})\n"
-        "from data_plans import *\nfrom commplan.runtime.input.iterator import PhaseBatches\n"
+        "from input_plans import *\nfrom commplan.runtime.input.iterator import PhaseBatches\n"
         "def decode(record): return 1\n"
         "PhaseBatches(ensemble('', 1), 'step', {'images': images(8)}, {'decode': decode, 'flip': flip}, "
         "workers='processes')"

@@ -8,7 +8,7 @@ import sys
 import uuid
 from pathlib import Path
 
-SCRIPT = Path(__file__).with_name("direct_process.py")
+SCRIPT = Path(__file__).with_name("zero_copy_process.py")
 
 
 def test_loads_of_one_flow_are_counted_each_for_itself() -> None:

@@ -12,7 +12,7 @@ import time
 from typing import Any
 
 import numpy as np
-from data_plans import schedule
+from input_plans import schedule
 
 from commplan.diagnostics import CommplanError
 from commplan.runtime.input import turn_schedule

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from data_plans import SIDE, decode
+from input_plans import SIDE, decode
 
 Pixels = np.ndarray[Any, Any]
 

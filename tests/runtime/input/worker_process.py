@@ -8,7 +8,7 @@ import zlib
 from pathlib import Path
 
 import numpy as np
-from data_plans import FUNCTIONS, ensemble, images
+from input_plans import FUNCTIONS, ensemble, images
 from worker_plans import Reading
 
 from commplan.runtime.input.group import group

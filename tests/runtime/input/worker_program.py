@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from data_plans import ensemble, flip, images
+from input_plans import ensemble, flip, images
 
 from commplan.runtime.input.iterator import PhaseBatches
 

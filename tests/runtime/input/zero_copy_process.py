@@ -1,4 +1,4 @@
-"""One of two processes that share what is made of two sources: python direct_process.py RUN INDEX."""
+"""One of two processes that share what is made of two sources: python zero_copy_process.py RUN INDEX."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import sys
 
 import numpy as np
-from data_plans import schedule
+from input_plans import schedule
 
 from commplan.runtime.input.group import group
 from commplan.runtime.input.iterator import PhaseBatches
