@@ -14,7 +14,7 @@ from commplan.dsl.check.numbers import written
 from commplan.dsl.check.scope import Scope
 from commplan.ir.plan import Reduction, Value
 from commplan.ir.stages import rules
-from commplan.ir.types import ArrayType, DType, Type
+from commplan.ir.types import ArrayType, DType, TreeType, Type
 
 OpName = Literal["sum", "mean", "max", "min"]
 OPS: tuple[OpName, ...] = get_args(OpName)
@@ -138,4 +138,14 @@ def check_scalar(
             span,
             scalar,
             operand,
+        )
+    cut = [axis for axis in scalar.placement.varying if axis in operand.placement.split]
+    if cut and isinstance(operand.type, TreeType):
+        ctx.fail(
+            code,
+            f"{role} is `{scalar.name}`, which varies over {listed(cut)}, where `{operand.name}` is split",
+            span,
+            scalar,
+            operand,
+            f"scalars of a tree are not split: they must stay the same over {listed(cut)}",
         )

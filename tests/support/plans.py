@@ -138,6 +138,7 @@ class Writer:
         weights = [
             v for v in self.values
             if v.is_scalar and not v.partial and v.varying <= x.varying
+            and not (x.type == "tree" and v.varying & set(x.split))
         ]  # fmt: skip
         if op == "mean" and weights and self.rng.random() < 0.5:
             op = f"mean(weight = {self.rng.choice(weights).name})"
