@@ -30,8 +30,6 @@ class _Paint(NamedTuple):
 
 def human(diagnostics: Sequence[Diagnostic], texts: Mapping[str, str], color: bool) -> str:
     """Every diagnostic with an excerpt of its file, and how many there were."""
-    if not diagnostics:
-        return ""
     lines = {file: _NEWLINE.split(text.removeprefix("\ufeff")) for file, text in texts.items()}
     paint = _Paint(color)
     blocks = [_block(diagnostic, lines.get(diagnostic.file), paint) for diagnostic in diagnostics]
