@@ -4,6 +4,8 @@ under them, are loaded when a meaning is first asked for. Checking a plan asks f
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+__all__ = ["Interpretation", "steps"]
+
 if TYPE_CHECKING:
     from commplan.ir.symbolic import steps
     from commplan.ir.symbolic.interpretation import Interpretation
