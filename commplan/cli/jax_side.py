@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from commplan.cli.binding import Compiled
 from commplan.cli.console import Console
-from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
+from commplan.diagnostics import Diagnostic, Note, fail, fail_if
 from commplan.ir import schedule as ir
 
 if TYPE_CHECKING:
@@ -98,8 +98,7 @@ def _check_given(schedule: ir.Schedule, functions: dict[str, Any], data: dict[st
     )
     if data is not None:
         wrong += differences("source", "--source {}=DIR", read, [s.name for s in schedule.sources], data)
-    if wrong:
-        raise CommplanError(*wrong)
+    fail_if(wrong)
 
 
 def differences(

@@ -32,23 +32,16 @@ def _code(code: str, console: Console) -> int:
     if text is None:
         message = f"there is no error {code}"
         fail("CP1102", message, "codes are listed in the manual, and printed with every error")
-    if console.human:
-        console.put(_styled(text) if console.color(sys.stdout) else text)
+    if console.human and console.color(sys.stdout):
+        from rich.markdown import Markdown
+
+        console.show(lambda screen: screen.print(Markdown(text)), 100)
+    elif console.human:
+        console.put(text)
     else:
         title = text.splitlines()[0].partition(": ")[2]
         console.document(code=code, title=title, text=text)
     return 0
-
-
-def _styled(markdown: str) -> str:
-    from io import StringIO
-
-    from rich.console import Console as Rich
-    from rich.markdown import Markdown
-
-    out = StringIO()
-    Rich(file=out, force_terminal=True, width=100).print(Markdown(markdown))
-    return out.getvalue()
 
 
 def _plan(arguments: Namespace, console: Console) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from argparse import Namespace
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ import msgspec
 from commplan.cli.console import STDIN, Console, in_bytes, name_of
 from commplan.cli.saved import is_saved, read_saved
 from commplan.cost import Predictor, Simulation, load_calibration, simulate
-from commplan.cost.schedule.timeline import OpTime, PhaseTime, Stretch
+from commplan.cost.schedule.timeline import OpTime, PhaseTime
 from commplan.cost.servers.server_traffic import elastic_of
 from commplan.diagnostics import fail
 from commplan.explain.servers import every, held_line, mode_lines, one_mode, talk_lines, title
@@ -184,16 +185,12 @@ def _phase(rich: Any, phase: PhaseTime, lines: Sequence[str]) -> None:
         rich.print(_table(rows))
     if phase.critical:
         rich.print("  critical path, summed over buckets")
-    for (line, label), seconds in _summed(phase.critical).items():
+    totals = defaultdict[tuple[int, str], float](float)
+    for part in phase.critical:
+        totals[part.line, part.what] += part.seconds
+    for (line, label), seconds in totals.items():
         text = lines[line - 1].strip() if 0 < line <= len(lines) else ""
         rich.print(f"    {time(seconds):>9}  line {line:<4} {label:<32} {text[:50]}", markup=False)
-
-
-def _summed(critical: Sequence[Stretch]) -> dict[tuple[int, str], float]:
-    totals: dict[tuple[int, str], float] = {}
-    for part in critical:
-        totals[part.line, part.what] = totals.get((part.line, part.what), 0.0) + part.seconds
-    return totals
 
 
 class _Row(NamedTuple):
