@@ -90,11 +90,9 @@ class LaxBackend:
         self, xs: Sequence[Array], op: Collective, taken: BufferLayout, given: BufferLayout
     ) -> None:
         """XLA fuses what makes a buffer with what makes its parts."""
-        del xs, op, taken, given
 
     def start(self, x: Array, op: Collective) -> None:
         """XLA makes its collectives asynchronous itself."""
-        del x, op
 
     def _native(self, x: Array, op: Collective) -> Array:
         """XLA's own collective, or what comes nearest; as integers where XLA would widen what is only

@@ -82,16 +82,13 @@ class MpiBackend:
         return {axis: self.index(axis) for axis in self.sizes}
 
     def varying(self, x: Array, axes: tuple[str, ...]) -> Array:
-        del axes
         return x
 
     def same(self, x: Array, axes: tuple[str, ...]) -> Array:
-        del axes
         return x
 
     def tie(self, x: Array, previous: Array, axes: tuple[str, ...]) -> Array:
         """All operations are ordered, one after another, whatever their operands."""
-        del previous, axes
         return x
 
     def start_packed(

@@ -31,11 +31,9 @@ def _declare(name: str, aliases: dict[int, int]) -> Any:
     rule = jax.ffi.ffi_lowering(target, has_side_effect=True, operand_output_aliases=aliases)
 
     def abstract(*operands: Any, results: tuple[tuple[tuple[int, ...], Any], ...], program: int) -> list[Any]:
-        del operands, program
         return [ShapedArray(shape, dtype) for shape, dtype in results]
 
     def lowering(ctx: Any, *operands: Any, results: Any, program: int) -> Any:
-        del results
         return rule(ctx, *operands, program=np.int64(program))
 
     compiled = jax.jit(primitive.bind, static_argnames=("results", "program"))
@@ -55,7 +53,6 @@ def _declare(name: str, aliases: dict[int, int]) -> Any:
 
 def _needed(used: list[bool], equation: Any) -> tuple[list[bool], Any]:
     """The rule of dead code elimination that keeps an equation and its operands, used or not."""
-    del used
     return [True] * len(equation.invars), equation
 
 
