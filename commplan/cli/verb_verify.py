@@ -299,11 +299,10 @@ def _levels(text: str, arguments: Namespace) -> list[tuple[str, int]]:
     sizes = dict(arguments.ranks)
     names = [(part[1], part[2] or "native") for part in parts if part is not None]
     if sorted(sizes) != sorted(name for name, _ in names):
-        fail(
-            "CP0748",
-            f"the levels are {', '.join(name for name, _ in names)}, sizes are given of {', '.join(sizes)}",
-            "give one size for each level",
+        message = (
+            f"the levels are {', '.join(name for name, _ in names)}, sizes are given of {', '.join(sizes)}"
         )
+        fail("CP0748", message, "give one size for each level")
     return [(algorithm, sizes[name]) for name, algorithm in names]
 
 

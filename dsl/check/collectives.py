@@ -151,14 +151,11 @@ def _check_placement(
             "CP0314", message, expr.operand.span, operand, f"`gather {expr.operand.text} over {cut}` first"
         )
     elif (kind.WHOLE or kind.MAKES == "split") and is_scalar(operand.type):
-        ctx.fail(
-            "CP0311",
-            f"a scalar cannot be split, found `{expr.operand.text}`",
-            expr.operand.span,
-            operand,
-            "the leading dimension is cut, and a scalar has none"
-            + (": `reduce` it" * (expr.kind == "scatter")),
+        message = f"a scalar cannot be split, found `{expr.operand.text}`"
+        note = "the leading dimension is cut, and a scalar has none" + (
+            ": `reduce` it" * (expr.kind == "scatter")
         )
+        ctx.fail("CP0311", message, expr.operand.span, operand, note)
 
 
 def _fail_placement(

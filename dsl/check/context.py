@@ -158,13 +158,11 @@ class Context:
         kind = self.kind_of(name.text)
         if kind is None and self.is_settled(name.text):
             return None
-        self.error(
-            code,
-            f"`{name.text}` is {kind}, expected a {noun}" if kind else f"there is no {noun} `{name.text}`",
-            name.span,
-            f"declared: {listed(known)}" if known else how,
-            fix=None if kind else self.rename(name, known),
+        message = (
+            f"`{name.text}` is {kind}, expected a {noun}" if kind else f"there is no {noun} `{name.text}`"
         )
+        note = f"declared: {listed(known)}" if known else how
+        self.error(code, message, name.span, note, fix=None if kind else self.rename(name, known))
         return None
 
     def choose(

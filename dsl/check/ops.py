@@ -85,10 +85,9 @@ def _weighted(
             "CP0405", "`mean` takes one argument, `weight`", wrong.span, "write `mean(weight = n)`", fix=near
         )
     if isinstance(first.value, ast.Number):
-        return ctx.error(
-            "CP0407", f"the weight is a value, found the number `{written(first.value)}`", first.value.span,
-            "a weight that is the same for all terms changes nothing: write `mean`",
-        )  # fmt: skip
+        message = f"the weight is a value, found the number `{written(first.value)}`"
+        note = "a weight that is the same for all terms changes nothing: write `mean`"
+        return ctx.error("CP0407", message, first.value.span, note)
     weight = scope.operand(first.value)
     if weight is None:
         return None
@@ -121,21 +120,14 @@ def check_scalar(
 ) -> None:
     """A scalar varies at most where the operand does, and is no unreduced term."""
     if scalar.placement.partial:
-        ctx.fail(
-            code,
-            f"{role} is `{scalar.name}`, partial over {listed(scalar.placement.partial)}",
-            span,
-            scalar,
-            "reduce it first, or declare it `per` if it is each rank's own number",
-        )
+        message = f"{role} is `{scalar.name}`, partial over {listed(scalar.placement.partial)}"
+        note = "reduce it first, or declare it `per` if it is each rank's own number"
+        ctx.fail(code, message, span, scalar, note)
     if scalar.placement.server is not None:
         ctx.fail(code, f"{role} is `{scalar.name}`, which lives on a server", span, scalar)
     more = [axis for axis in scalar.placement.varying if not operand.placement.varies(axis)]
     if more:
-        ctx.fail(
-            code,
-            f"{role} is `{scalar.name}`, which varies over {listed(more)}, where `{operand.name}` does not",
-            span,
-            scalar,
-            operand,
+        message = (
+            f"{role} is `{scalar.name}`, which varies over {listed(more)}, where `{operand.name}` does not"
         )
+        ctx.fail(code, message, span, scalar, operand)

@@ -55,11 +55,8 @@ class Check:
         notes += (
             [] if notes else [f"the leaves stand in another order: {_some(paths)}, not {_some(expected)}"]
         )
-        self._fail(
-            f"{role} has another structure than the one that the plan was compiled for",
-            *notes,
-            "compile the plan with the shapes of what you pass: plan.compile(mesh, shapes={...})",
-        )
+        note = "compile the plan with the shapes of what you pass: plan.compile(mesh, shapes={...})"
+        self._fail(f"{role} has another structure than the one that the plan was compiled for", *notes, note)
 
     def _leaf(self, role: str, value: Value, leaf: Leaf, given: Any) -> Any:
         role += f" at `{leaf.path}`" if leaf.path else ""

@@ -153,13 +153,9 @@ def _checked(op: ir.Map, lowered: Lowered, ref: str, answer: Any, rows: int | No
     if paths != expected:
         missing = [path for path in expected if path not in paths]
         extra = [path for path in paths if path not in expected]
-        _refuse(
-            op,
-            lowered,
-            f"returned another structure for `{name}` than it was compiled for",
-            f"missing: {', '.join(missing[:4]) or 'nothing'}",
-            f"unexpected: {', '.join(extra[:4]) or 'nothing'}",
-        )
+        message = f"returned another structure for `{name}` than it was compiled for"
+        note = f"missing: {', '.join(missing[:4]) or 'nothing'}"
+        _refuse(op, lowered, message, note, f"unexpected: {', '.join(extra[:4]) or 'nothing'}")
     leaves: list[Any] = []
     for leaf, array in zip(value.leaves, tree.leaves, strict=True):
         weak = isinstance(array, bool | int | float) or bool(getattr(array, "weak_type", False))

@@ -57,21 +57,15 @@ def _needed(used: list[bool], equation: Any) -> tuple[list[bool], Any]:
 
 
 def _no_batches(*_: object, **__: object) -> NoReturn:
-    fail(
-        "CP0848",
-        "a collective over MPI is batched by jax.vmap",
-        "one call moves one value: give the phase the whole batch, declared with its leading dimension",
-        "or take `jax.vmap` of what stands around the phase",
-    )
+    message = "a collective over MPI is batched by jax.vmap"
+    note = "one call moves one value: give the phase the whole batch, declared with its leading dimension"
+    fail("CP0848", message, note, "or take `jax.vmap` of what stands around the phase")
 
 
 def _no_derivative(*_: object, **__: object) -> NoReturn:
-    fail(
-        "CP0847",
-        "a collective over MPI is differentiated",
-        "phases have no derivative under MPI: take the gradient first, and call the phase on it",
-        "run.tap(params) reduces inside the backward pass",
-    )
+    message = "a collective over MPI is differentiated"
+    note = "phases have no derivative under MPI: take the gradient first, and call the phase on it"
+    fail("CP0847", message, note, "run.tap(params) reduces inside the backward pass")
 
 
 @functools.cache

@@ -178,13 +178,12 @@ def _offsets(network: Network, axes: Sequence[Axis]) -> list[Ints]:
 
 
 def _unplaced(axis: Axis, network: Network) -> None:
-    fail(
-        "CP0750",
-        f"axis `{axis.name}` does not lie on topology `{network.topology.name}`",
+    note = (
         f"its levels: {', '.join(spread.level for spread in axis.levels) or 'none'}; those of the topology: "
-        f"{', '.join(level.name for level in network.levels)}",
-        "compile the plan for this topology, or place its axes with --map AXIS=LEVEL",
+        f"{', '.join(level.name for level in network.levels)}"
     )
+    remedy = "compile the plan for this topology, or place its axes with --map AXIS=LEVEL"
+    fail("CP0750", f"axis `{axis.name}` does not lie on topology `{network.topology.name}`", note, remedy)
 
 
 def shape_of(layout: Layout, network: Network) -> str:

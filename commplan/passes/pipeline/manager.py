@@ -63,11 +63,8 @@ class Pipeline(msgspec.Struct, frozen=True):
         for pass_ in passes:
             late = next((name for name in seen if pass_.name in known[name].after), None)
             if late is not None:
-                fail(
-                    "CP0717",
-                    f"pass `{pass_.name}` cannot run after `{late}`",
-                    f"put `{pass_.name}` before it",
-                )
+                message = f"pass `{pass_.name}` cannot run after `{late}`"
+                fail("CP0717", message, f"put `{pass_.name}` before it")
             seen.append(pass_.name)
         return cls(tuple(passes))
 
