@@ -173,8 +173,8 @@ class _Parser:
         node = self._parse("phase", Statement(tokens, opened.bad, line_end=opened.line_end))
         if node is None:
             return _guess_header(tokens)
-        if opened.brace is None:
-            last = tokens[-1]
+        if opened.brace is None or opened.line_end is not None:
+            last = tokens[: opened.line_end][-1]
             span = Span(last.line, last.end_column, last.line, last.end_column + 1)
             self._error("CP0009", "expected `{`, found the end of the line", span)
         return cast(PhaseHeader, node)
