@@ -12,7 +12,7 @@ from contextlib import suppress
 from itertools import pairwise
 from typing import cast
 
-import msgspec
+from msgspec.structs import replace
 
 from commplan.diagnostics import Diagnostic, Note, Span
 from commplan.dsl import ast
@@ -69,7 +69,7 @@ class _Parser:
             message = f"more than {MOST_ERRORS} errors; the rest of the file is not read"
             self.found.append(Diagnostic("CP0013", message, diagnostic.span, file=self.file))
             raise GiveUp
-        self.found.append(msgspec.structs.replace(diagnostic, file=self.file))
+        self.found.append(replace(diagnostic, file=self.file))
 
     def _error(self, code: str, message: str, span: Span, *notes: Note) -> None:
         self._report(Diagnostic(code, message, span, notes))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, get_args
@@ -143,7 +143,7 @@ def _to_stderr(text: str) -> None:
         return
 
 
-@contextlib.contextmanager
+@contextmanager
 def _stdout() -> Generator[None]:
     try:
         yield

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from commplan.cli.binding import checked
 from commplan.cli.console import RANKS, STDIN, Console
@@ -41,7 +42,7 @@ def run(arguments: Namespace, console: Console) -> int:
     measured = _measured(plan, arguments, console)
     calibration = only_input(measured.date, measured)
     if old is not None:
-        calibration = msgspec.structs.replace(old, input=merged(old.input, measured))
+        calibration = replace(old, input=merged(old.input, measured))
     deliver(calibration, lines(measured), arguments.output, console)
     return 0
 

@@ -11,6 +11,7 @@ import sys
 import traceback
 from argparse import Namespace
 from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 MOST_RANKS = 256
 
 
-@contextlib.contextmanager
+@contextmanager
 def user_code() -> Generator[None]:
     """Around calls of users' functions: what they print goes to stderr, since stdout has the artefact.
 

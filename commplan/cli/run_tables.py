@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from commplan.diagnostics import plural
 from commplan.ir.types import sized
@@ -109,7 +110,7 @@ def by_line(lines: Iterable[LineUsage]) -> dict[int, LineUsage]:
     for usage in lines:
         before = usage_by_line.setdefault(usage.span.line, usage)
         if before is not usage:
-            usage_by_line[usage.span.line] = msgspec.structs.replace(
+            usage_by_line[usage.span.line] = replace(
                 added(before, usage),
                 records=max(before.records, usage.records),
                 nbytes=max(before.nbytes, usage.nbytes),

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from commplan.cli.console import STDIN, Console, in_bytes, name_of
 from commplan.cli.saved import is_saved, read_saved
@@ -82,8 +83,8 @@ def _scaled(plan: Plan, ranks: int, sizes: Iterable[tuple[str, int]]) -> Plan:
         message = f"{ranks} ranks cannot be laid out: the other axes of plan `{plan.name}` have {inside}"
         note = f"give a multiple of {inside}, or their sizes with --axis NAME=N"
         fail("CP0754", message, note, file=plan.file)
-    longer = msgspec.structs.replace(first, size=ranks // inside)
-    return msgspec.structs.replace(plan, axes=tuple(longer if a is first else a for a in plan.axes))
+    longer = replace(first, size=ranks // inside)
+    return replace(plan, axes=tuple(longer if a is first else a for a in plan.axes))
 
 
 def _saved(text: str, name: str, arguments: Namespace, topology: Topology, console: Console) -> Schedule:
@@ -100,7 +101,7 @@ def _saved(text: str, name: str, arguments: Namespace, topology: Topology, conso
     placed = all(axis.levels or axis.size == 1 for axis in schedule.mesh_axes)
     if mapping or not (known and placed):
         axes = place(schedule.axes, topology, mapping, oversubscribe=arguments.oversubscribe)
-        schedule = msgspec.structs.replace(schedule, axes=axes)
+        schedule = replace(schedule, axes=axes)
     note_levels(schedule, console)
     return schedule
 

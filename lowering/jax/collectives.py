@@ -6,9 +6,9 @@ of what is native, by their proof of what programs make.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from commplan.ir.schedule import Collective, Spread
@@ -22,7 +22,7 @@ from commplan.lowering.programs import program_of
 Array = Any
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class LaxBackend:
     """The devices of a mesh, seen from inside a shard_map over its axes: see `backend.Backend`.
 
@@ -32,7 +32,7 @@ class LaxBackend:
     platform: str
     sizes: Mapping[str, int]
     file: str = ""
-    spread: Mapping[str, tuple[Spread, ...]] = dataclasses.field(default_factory=dict[str, Any])
+    spread: Mapping[str, tuple[Spread, ...]] = field(default_factory=dict[str, Any])
 
     @property
     def service(self) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Array = Any
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class RngContext:
     """What the keys of random functions come from.
 
@@ -33,8 +33,8 @@ class RngContext:
     """
 
     key: Array
-    records: Mapping[str, Array] = dataclasses.field(default_factory=dict[str, Any])
-    members: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
+    records: Mapping[str, Array] = field(default_factory=dict[str, Any])
+    members: Mapping[str, int] = field(default_factory=dict[str, int])
 
     @classmethod
     def of(cls, seed: Any, *numbers: Any, members: Mapping[str, int] | None = None) -> RngContext:

@@ -6,9 +6,9 @@ the same and what differs was proved when the plan was compiled.
 
 from __future__ import annotations
 
-import dataclasses
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from commplan.diagnostics import fail
@@ -54,7 +54,7 @@ class Order:
             self._last = weakref.ref(trace), weakref.ref(token)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class MpiBackend:
     """One rank of a communicator: see `lowering.jax.backend.Backend`.
 
@@ -67,7 +67,7 @@ class MpiBackend:
     spread: Mapping[str, tuple[Spread, ...]]
     file: str = ""
     typed: bool = False
-    order: Order = dataclasses.field(default_factory=Order)
+    order: Order = field(default_factory=Order)
     service: Service | None = None
 
     def ways(self, axes: tuple[str, ...]) -> int:

@@ -7,8 +7,8 @@ same, so that a rank that ignores a result, or does not compile, issues what the
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, NoReturn, cast
 
 import numpy as np
@@ -68,7 +68,7 @@ def _no_derivative(*_: object, **__: object) -> NoReturn:
     fail("CP0847", message, note, "run.tap(params) reduces inside the backward pass")
 
 
-@functools.cache
+@cache
 def _primitive(name: str, inputs: int, outputs: int) -> Any:
     """`call`, `start` or `finish` of what has so many operands and results, the token not counted."""
     if name == "call":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-import msgspec
+from msgspec.structs import replace
 
 from commplan.collectives.registry import scalar_algorithm
 from commplan.diagnostics import fail
@@ -46,7 +46,7 @@ def pack_collectives(
         runs = laid_out(Part(item.value, item.leaf, start, size, 0) for item, start, size in bucket.runs)
         buffer = _emit(editor, ops, head, bucket, runs, f"{head.result}/b{number}")
         for (item, _, _), run in zip(bucket.runs, runs, strict=True):
-            parts[item.result].append(msgspec.structs.replace(run, value=buffer))
+            parts[item.result].append(replace(run, value=buffer))
     ways = editor.size(head.axes) if head.kind in ROWS_OUT else 1
     ops += [unpack(op.result, parts[op.result], op.span, ways) for op in group]
     return ops, buckets

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-import msgspec
+from msgspec.structs import replace
 
 from commplan.diagnostics import fail
 from commplan.ir.plan import Ref, name_of
@@ -51,7 +51,7 @@ class PlacePass(Pass, frozen=True):
         phases = tuple(
             _phase(StateSharding(Editor(schedule, phase), moved, wholes), owners) for phase in schedule.phases
         )
-        return msgspec.structs.replace(schedule, phases=phases, choices=(*schedule.choices, *choices))
+        return replace(schedule, phases=phases, choices=(*schedule.choices, *choices))
 
     def _owners(self, chooser: Chooser, op: Exchange) -> Owners:
         schedule, state = chooser.schedule, name_of(op.states[0])

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.ir.schedule import Schedule
@@ -102,7 +103,7 @@ class Pipeline(msgspec.Struct, frozen=True):
                 ) from error
             seconds = time.perf_counter() - start
             text = f"{schedule.pipeline},{pass_}" if schedule.pipeline else str(pass_)
-            after = msgspec.structs.replace(after, pipeline=text)
+            after = replace(after, pipeline=text)
             problems = verify(after, sound, reference, written_out=False)
             if problems:
                 raise _broken(pass_, schedule, after, problems, keep(problems[0].message))

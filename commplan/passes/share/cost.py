@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from commplan.diagnostics import Span
 from commplan.input.costs import (
@@ -177,7 +176,7 @@ def _why(predictions: Sequence[Predicted], taken: Predicted) -> str:
 
 def _worker_processes(setting: Setting, taken: Predicted, links: Links | None) -> str:
     """What worker processes would do for a step that waits for the interpreter's lock."""
-    apart = dataclasses.replace(setting, processes=True)
+    apart = replace(setting, processes=True)
     other = predict(apart, taken.cut, taken.design, taken.readers, links, taken.limit)
     if other.wall * (1 + TIE) >= taken.wall:
         return ""
