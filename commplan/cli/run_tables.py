@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec.structs import replace
 
 from commplan.diagnostics import plural
+from commplan.ir.assemble import assemble
 from commplan.ir.types import sized
 
 if TYPE_CHECKING:
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
     from commplan.explain.report import Line
     from commplan.runtime.input.accounting import LineUsage, Queue, Slow, Summary
     from commplan.runtime.rehearse.rehearse import PhaseTimes, ServerWork
-
-
-Cost = TypeVar("Cost", bound=msgspec.Struct)
 
 
 class LineCost(msgspec.Struct, frozen=True):
@@ -124,7 +122,7 @@ def _most(seconds: Iterable[float | None]) -> float | None:
 
 def _rank(summary: Summary) -> RankCost:
     lines = tuple(_used(line.span.line, line.what, line) for line in summary.lines)
-    return _copied(RankCost, summary, lines=lines)
+    return assemble(RankCost, summary, lines=lines)
 
 
 def _line(line: Line, usage: LineUsage | None, calls: int) -> LineCost:
@@ -136,13 +134,7 @@ def _line(line: Line, usage: LineUsage | None, calls: int) -> LineCost:
 
 
 def _used(line: int, stage: str, usage: LineUsage, sent: int | None = None) -> LineCost:
-    return _copied(LineCost, usage, line=line, stage=stage, sent=sent)
-
-
-def _copied(kind: type[Cost], usage: object, **more: Any) -> Cost:
-    """A `kind` with what `usage` has under the same names, and `more`."""
-    fields = (field for field in kind.__struct_fields__ if field not in more)
-    return kind(**{field: getattr(usage, field) for field in fields}, **more)
+    return assemble(LineCost, usage, line=line, stage=stage, sent=sent)
 
 
 # --- for people ---

@@ -179,9 +179,6 @@ class Context:
         near = self.near(name.text, known) if isinstance(name, ast.Name) else None
         return Fix(f"write `{near}`", name.span, near) if near else None
 
-    def replica_axes(self) -> tuple[str, ...]:
-        return tuple(axis.name for axis in self.axes.values() if axis.kind is AxisKind.REPLICA)
-
 
 def _note(remark: Remark) -> Note:
     match remark:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NoReturn
 
+from msgspec.structs import replace
+
 from commplan.diagnostics import Note, Span, listed
 from commplan.dsl import ast
 from commplan.dsl.check.context import Context, is_scalar
@@ -38,9 +40,7 @@ def check_map(ctx: Context, scope: Scope, statement: ast.StageStmt, expr: ast.Ma
     placement = _combined(ctx, fn, expr.operands, operands)
     types = _results(ctx, statement, fn, loaded[0].type if loaded else None)
     # The placement is that of one rank's result: every result of one call lies alike.
-    placement = Placement(
-        ctx.ordered((*placement.per, *per)), placement.partial, placement.split, placement.server
-    )
+    placement = replace(placement, per=ctx.ordered((*placement.per, *per)))
     results = tuple(
         scope.bind(name, type_, placement) for name, type_ in zip(statement.targets, types, strict=True)
     )

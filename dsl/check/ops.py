@@ -14,7 +14,7 @@ from commplan.dsl.check.numbers import written
 from commplan.dsl.check.scope import Scope
 from commplan.ir.plan import Reduction, Value
 from commplan.ir.stages import rules
-from commplan.ir.types import ArrayType, DType, Type
+from commplan.ir.types import ArrayType, DType
 
 OpName = Literal["sum", "mean", "max", "min"]
 OPS: tuple[OpName, ...] = get_args(OpName)
@@ -91,18 +91,14 @@ def _weighted(
     weight = scope.operand(first.value)
     if weight is None:
         return None
-    if not _is_number(weight.type):
-        return ctx.error(
-            "CP0407", f"the weight is a numeric scalar, found {weight.type}", first.value.span, weight
-        )
-    if isinstance(weight.type, ArrayType) and weight.type.dtype is DType.U8:
+    kind = weight.type
+    if not isinstance(kind, ArrayType) or not is_scalar(kind) or kind.dtype is DType.BOOL:
+        message = f"the weight is a numeric scalar, found {kind}"
+        return ctx.error("CP0407", message, first.value.span, weight)
+    if kind.dtype is DType.U8:
         message = "the weights are added, and a sum of u8 wraps around at 256"
         return ctx.error("CP0407", message, first.value.span, weight, "declare it i32 or f32")
     return WrittenReduction(Reduction("mean", weight.id), call.span, weight)
-
-
-def _is_number(type_: Type) -> bool:
-    return isinstance(type_, ArrayType) and is_scalar(type_) and type_.dtype is not DType.BOOL
 
 
 def check_operand(ctx: Context, by: WrittenReduction, operand: Value) -> None:

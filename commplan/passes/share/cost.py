@@ -22,6 +22,7 @@ from commplan.input.costs import (
     predict,
 )
 from commplan.input.measured_costs import InputCosts
+from commplan.ir.assemble import assemble
 from commplan.ir.def_use import DefUse
 from commplan.ir.plan import Ref
 from commplan.ir.remark import Choice, Design, SharingCost
@@ -185,26 +186,7 @@ def _worker_processes(setting: Setting, taken: Predicted, links: Links | None) -
 
 
 def _row(prediction: Predicted, *, taken: bool) -> SharingCost:
-    numbers = (
-        prediction.cpu,
-        prediction.wall,
-        prediction.nbytes,
-        prediction.memory,
-        prediction.limit,
-        prediction.distance,
-    )
-    cpu, wall, nbytes, memory, least, distance = map(rounded, numbers)
+    names = ("cpu", "wall", "nbytes", "memory", "limit", "distance")
+    numbers = {name: rounded(getattr(prediction, name)) for name in names}
     cut = "" if prediction.design == "duplicate" else prediction.cut.name
-    return SharingCost(
-        prediction.design,
-        prediction.readers,
-        cut,
-        cpu,
-        wall,
-        prediction.waits_for,
-        nbytes,
-        memory,
-        least,
-        distance,
-        taken,
-    )
+    return assemble(SharingCost, prediction, cut=cut, taken=taken, **numbers)
