@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from itertools import zip_longest
+from itertools import groupby, zip_longest
 from typing import Literal, NamedTuple
 
 from commplan.diagnostics import CommplanError
@@ -213,8 +213,8 @@ def _heads(run: Sequence[_Entry]) -> list[tuple[str, tuple[Token, ...]]]:
 def _fn_heads(run: Sequence[_Entry]) -> list[tuple[str, tuple[Token, ...]]]:
     """`fn NAME(TYPES) -> `, in the columns in which they were written, if in any."""
     plain = [entry for entry in run if entry.kind == "fn" and not entry.inner]
-    names_wide = any(_gap(entry, "LPAR") > 0 for entry in plain)
-    arrows_wide = any(_gap(entry, "ARROW") > 1 for entry in plain)
+    names_wide = any(_gap_before(entry, "LPAR") > 0 for entry in plain)
+    arrows_wide = any(_gap_before(entry, "ARROW") > 1 for entry in plain)
     name_width = max((len(entry.tokens[1].text) for entry in plain), default=0) if names_wide else 0
     lefts: list[str] = []
     for entry in run:
@@ -237,40 +237,24 @@ def _index(entry: _Entry, kind: str) -> int:
     return next(i for i, token in enumerate(entry.tokens) if token.type == kind)
 
 
-def _gap(entry: _Entry, kind: str) -> int:
+def _gap_before(entry: _Entry, kind: str) -> int:
     """The number of spaces before the first token of a kind, as written."""
     index = _index(entry, kind)
-    before, token = entry.tokens[index - 1], entry.tokens[index]
+    return _gap(entry.tokens[index - 1], entry.tokens[index])
+
+
+def _gap(before: Token, token: Token) -> int:
     return token.column - before.end_column if token.line == before.line else 0
 
 
 def _with_trailing(run: Sequence[_Entry], written: list[list[str]]) -> list[list[str]]:
     """Put the trailing comments behind their lines. Neighbours that shared a column still do."""
-    index = 0
-    while index < len(run):
-        comment = run[index].trailing
-        if comment is None:
-            index += 1
-            continue
-        end = index + 1
-        while end < len(run) and _same_column(run[end].trailing, comment):
-            end += 1
-        widest = max(len(lines[-1]) for lines in written[index:end])
-        column = widest + max(2, min(_comment_gap(entry) for entry in run[index:end]))
-        for place in range(index, end):
-            trailing = run[place].trailing
-            assert trailing is not None
-            written[place][-1] = f"{written[place][-1]:<{column}}{trailing.text.rstrip()}"
-        index = end
+    triples = [(entry.tokens[-1], entry.trailing, lines) for entry, lines in zip(run, written, strict=True)]
+    for column, group in groupby(triples, key=lambda triple: triple[1].column if triple[1] else None):
+        neighbours = [(last, comment, lines) for last, comment, lines in group if comment]
+        if column is not None:
+            gap = min(_gap(last, comment) for last, comment, _ in neighbours)
+            width = max(len(lines[-1]) for *_, lines in neighbours) + max(2, gap)
+            for _, comment, lines in neighbours:
+                lines[-1] = f"{lines[-1]:<{width}}{comment.text.rstrip()}"
     return written
-
-
-def _comment_gap(entry: _Entry) -> int:
-    """The number of spaces before the trailing comment, as written."""
-    assert entry.trailing is not None
-    last = entry.tokens[-1]
-    return entry.trailing.column - last.end_column if entry.trailing.line == last.line else 0
-
-
-def _same_column(comment: Token | None, other: Token) -> bool:
-    return comment is not None and comment.column == other.column

@@ -12,7 +12,7 @@ from contextlib import suppress
 from itertools import pairwise
 from typing import cast
 
-import msgspec
+from msgspec.structs import replace
 
 from commplan.diagnostics import Diagnostic, Note, Span
 from commplan.dsl import ast
@@ -69,7 +69,7 @@ class _Parser:
             message = f"more than {MOST_ERRORS} errors; the rest of the file is not read"
             self.found.append(Diagnostic("CP0013", message, diagnostic.span, file=self.file))
             raise GiveUp
-        self.found.append(msgspec.structs.replace(diagnostic, file=self.file))
+        self.found.append(replace(diagnostic, file=self.file))
 
     def _error(self, code: str, message: str, span: Span, *notes: Note) -> None:
         self._report(Diagnostic(code, message, span, notes))
@@ -173,8 +173,8 @@ class _Parser:
         node = self._parse("phase", Statement(tokens, opened.bad, line_end=opened.line_end))
         if node is None:
             return _guess_header(tokens)
-        if opened.brace is None:
-            last = tokens[-1]
+        if opened.brace is None or opened.line_end is not None:
+            last = tokens[: opened.line_end][-1]
             span = Span(last.line, last.end_column, last.line, last.end_column + 1)
             self._error("CP0009", "expected `{`, found the end of the line", span)
         return cast(PhaseHeader, node)
@@ -299,9 +299,7 @@ def _place(diagnostic: Diagnostic) -> tuple[int, int]:
 
 def _not_text(text: str, offset: int) -> Diagnostic:
     line, column = end_of(text[:offset])
+    message = f"this is not a text file: found the control character U+{ord(text[offset]):04X}"
     return Diagnostic(
-        "CP0002",
-        f"this is not a text file: found the control character U+{ord(text[offset]):04X}",
-        Span(line, column, line, column + 1),
-        (Note("a plan is text in UTF-8"),),
+        "CP0002", message, Span(line, column, line, column + 1), (Note("a plan is text in UTF-8"),)
     )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import math
 from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from commplan.collectives import layout, registry
 from commplan.collectives.hierarchical import NATIVE
@@ -129,13 +129,13 @@ def program_at(level: Level, kind: Kind, op: Collective, nbytes: int, file: str 
         return program_named(level.algorithm, kind, level.ranks, root, nbytes, op.hints.chunk)
 
 
-@contextlib.contextmanager
+@contextmanager
 def _named_line(op: Collective, file: str) -> Generator[None]:
     """Whatever is wrong is wrong at the plan line of `op`."""
     try:
         yield
     except CommplanError as error:
-        own = (msgspec.structs.replace(each, span=op.span, file=file) for each in error.diagnostics)
+        own = (replace(each, span=op.span, file=file) for each in error.diagnostics)
         raise CommplanError(*own) from None
 
 
@@ -158,7 +158,7 @@ def members(level: Level, ranks: int) -> Ints:
     return rank[level.place(rank) == 0][:, None] + np.arange(level.ranks) * level.stride
 
 
-@functools.lru_cache(maxsize=256)
+@lru_cache(maxsize=256)
 def _proved(name: str, own: tuple[Level, ...], kind: Kind, ranks: int, root: int, slices: int) -> Program:
     if own:
         # The innermost level counts fastest.

@@ -7,7 +7,7 @@ from argparse import Namespace
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import msgspec
+from msgspec.structs import replace
 
 from commplan import dsl
 from commplan.cli.console import Console, name_of
@@ -85,7 +85,7 @@ def read_shapes(path: str, console: Console) -> dict[str, Any]:
     try:
         shapes = json.loads(text, object_pairs_hook=_unique)
     except CommplanError as error:
-        raise CommplanError(*(msgspec.structs.replace(d, file=path) for d in error.diagnostics)) from None
+        raise CommplanError(*(replace(d, file=path) for d in error.diagnostics)) from None
     except ValueError as error:
         fail("CP1103", f"the shapes are not JSON: {error}", file=path)
     except RecursionError:

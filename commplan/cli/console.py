@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, get_args
@@ -83,6 +83,15 @@ class Console:
         write = _to_stderr if self.human else self.put
         write(render(diagnostics, self.texts, self.style, self.human and self.color(sys.stderr)))
 
+    def conclude(self, diagnostics: Sequence[Diagnostic], text: Callable[[], str], **fields: Any) -> int:
+        """Write the outcome of a run, for people what is wrong or else `text`; 1 where something is wrong."""
+        if not self.human:
+            self.document(diagnostics, **fields)
+        else:
+            self.report(diagnostics)
+            self.put("" if diagnostics else text())
+        return int(bool(diagnostics))
+
     def refuse(self, diagnostics: Sequence[Diagnostic]) -> None:
         """Diagnostics that ended the run; in JSON they are its document."""
         if self.style in get_args(Style) and self.style != "json":
@@ -134,7 +143,7 @@ def _to_stderr(text: str) -> None:
         return
 
 
-@contextlib.contextmanager
+@contextmanager
 def _stdout() -> Generator[None]:
     try:
         yield

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from commplan.cli.binding import checked
 from commplan.cli.console import RANKS, STDIN, Console
 from commplan.cli.jax_side import differences, function_at, source_at, user_code
 from commplan.cli.verb_calibrate import need
 from commplan.cost.calibration import Calibration, load_calibration, only_input, write_calibration
-from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
+from commplan.diagnostics import Diagnostic, Note, fail, fail_if
 from commplan.input.measured_costs import InputCosts, merged
 from commplan.ir.plan import Plan
 from commplan.ir.types import sized, timed
@@ -35,14 +36,13 @@ def run(arguments: Namespace, console: Console) -> int:
         message = "the input of a plan is measured with the plan and its sources"
         fail("CP0770", message, "commplan calibrate PLAN --source NAME=PATH --fn NAME=MODULE:FUNCTION -o OUT")
     exists = arguments.output != STDIN and Path(arguments.output).exists()
-    old = (
-        load_calibration(arguments.output) if exists else None
-    )  # its links stay: CP0751 rather than lose them
+    # Its links stay: CP0751 rather than lose them.
+    old = load_calibration(arguments.output) if exists else None
     plan = checked(arguments.file, console)
     measured = _measured(plan, arguments, console)
     calibration = only_input(measured.date, measured)
     if old is not None:
-        calibration = msgspec.structs.replace(old, input=merged(old.input, measured))
+        calibration = replace(old, input=merged(old.input, measured))
     deliver(calibration, lines(measured), arguments.output, console)
     return 0
 
@@ -85,8 +85,7 @@ def _check(
         for fn in plan.fns
         if fn.name in functions and fn.where == "device"
     ]
-    if wrong:
-        raise CommplanError(*wrong)
+    fail_if(wrong)
 
 
 _DEVICE = "what it costs is a part of the step: give --consumer or --step-seconds"

@@ -11,12 +11,13 @@ import sys
 import traceback
 from argparse import Namespace
 from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from commplan.cli.binding import Compiled
 from commplan.cli.console import Console
-from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
+from commplan.diagnostics import Diagnostic, Note, fail, fail_if
 from commplan.ir import schedule as ir
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 MOST_RANKS = 256
 
 
-@contextlib.contextmanager
+@contextmanager
 def user_code() -> Generator[None]:
     """Around calls of users' functions: what they print goes to stderr, since stdout has the artefact.
 
@@ -98,8 +99,7 @@ def _check_given(schedule: ir.Schedule, functions: dict[str, Any], data: dict[st
     )
     if data is not None:
         wrong += differences("source", "--source {}=DIR", read, [s.name for s in schedule.sources], data)
-    if wrong:
-        raise CommplanError(*wrong)
+    fail_if(wrong)
 
 
 def differences(

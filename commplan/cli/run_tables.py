@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec.structs import replace
+
+from commplan.diagnostics import plural
+from commplan.ir.assemble import assemble
+from commplan.ir.types import sized
 
 if TYPE_CHECKING:
     from rich.console import Console as Rich
@@ -16,9 +21,6 @@ if TYPE_CHECKING:
     from commplan.explain.report import Line
     from commplan.runtime.input.accounting import LineUsage, Queue, Slow, Summary
     from commplan.runtime.rehearse.rehearse import PhaseTimes, ServerWork
-
-
-Cost = TypeVar("Cost", bound=msgspec.Struct)
 
 
 class LineCost(msgspec.Struct, frozen=True):
@@ -106,7 +108,7 @@ def by_line(lines: Iterable[LineUsage]) -> dict[int, LineUsage]:
     for usage in lines:
         before = usage_by_line.setdefault(usage.span.line, usage)
         if before is not usage:
-            usage_by_line[usage.span.line] = msgspec.structs.replace(
+            usage_by_line[usage.span.line] = replace(
                 added(before, usage),
                 records=max(before.records, usage.records),
                 nbytes=max(before.nbytes, usage.nbytes),
@@ -120,7 +122,7 @@ def _most(seconds: Iterable[float | None]) -> float | None:
 
 def _rank(summary: Summary) -> RankCost:
     lines = tuple(_used(line.span.line, line.what, line) for line in summary.lines)
-    return _copied(RankCost, summary, lines=lines)
+    return assemble(RankCost, summary, lines=lines)
 
 
 def _line(line: Line, usage: LineUsage | None, calls: int) -> LineCost:
@@ -132,13 +134,7 @@ def _line(line: Line, usage: LineUsage | None, calls: int) -> LineCost:
 
 
 def _used(line: int, stage: str, usage: LineUsage, sent: int | None = None) -> LineCost:
-    return _copied(LineCost, usage, line=line, stage=stage, sent=sent)
-
-
-def _copied(kind: type[Cost], usage: object, **more: Any) -> Cost:
-    """A `kind` with what `usage` has under the same names, and `more`."""
-    fields = (field for field in kind.__struct_fields__ if field not in more)
-    return kind(**{field: getattr(usage, field) for field in fields}, **more)
+    return assemble(LineCost, usage, line=line, stage=stage, sent=sent)
 
 
 # --- for people ---
@@ -170,16 +166,30 @@ def _table(titles: Iterable[str], wide: str = "") -> Table:
     return table
 
 
+# Of each field its title, and how its value is written.
+_COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "records": ("records", str),
+    "skipped": ("skipped", str),
+    "user_s": ("user s", "{:.3f}".format),
+    "system_s": ("system s", "{:.3f}".format),
+    "nbytes": ("bytes", sized),
+    "wait_s": ("waited s", "{:.3f}".format),
+    "sent": ("sent by a rank", sized),
+}
+
+
 def _phase(screen: Rich, cost: PhaseCost) -> None:
     from rich.text import Text
 
     screen.print(f"\n{_headline(cost)}", markup=False)
-    skips = any(line.skipped for line in cost.lines)
-    skipped = ["skipped"] if skips else []
-    measured = ("records", *skipped, "user s", "system s", "bytes", "waited s", "sent by a rank")
-    table = _table(("line", "stage", *measured), "stage")
+    shown = dict(_COLUMNS)
+    if not any(line.skipped for line in cost.lines):
+        del shown["skipped"]
+    table = _table(("line", "stage", *(title for title, _ in shown.values())), "stage")
     for line in cost.lines:
-        table.add_row(str(line.line), Text(line.stage), *_cells(line, skips))
+        cells = ((getattr(line, name), text) for name, (_, text) in shown.items())
+        written = ("" if value is None else text(value) for value, text in cells)
+        table.add_row(str(line.line), Text(line.stage), *written)
     if cost.lines:
         screen.print(table)
     if len(cost.ranks) > 1:
@@ -201,8 +211,6 @@ def _beside(servers: Sequence[ServerWork]) -> str:
 def _serving(screen: Rich, servers: Sequence[ServerWork]) -> None:
     from rich.text import Text
 
-    from commplan.ir.types import sized
-
     screen.print("\nservers")
     asked = ("requests", "in its memory", "received", "sent", "updates", "busy s", "waited s", "CPU s")
     table = _table(("rank", "server", *asked), "server")
@@ -218,7 +226,7 @@ def _serving(screen: Rich, servers: Sequence[ServerWork]) -> None:
 
 
 def _headline(cost: PhaseCost) -> str:
-    parts = [f"{cost.title}: {cost.calls} call{'s' if cost.calls != 1 else ''}"]
+    parts = [f"{cost.title}: {plural(cost.calls, 'call')}"]
     if cost.first_s is not None:
         parts.append(f"first {cost.first_s:.3f} s with compilation")
     if cost.call_s is not None:
@@ -226,20 +234,6 @@ def _headline(cost: PhaseCost) -> str:
     if cost.batches:
         parts.append(f"{cost.batches} batches, waited {cost.wait_s:.3f} s for them")
     return ", ".join(parts)
-
-
-def _cells(line: LineCost, skips: bool) -> list[str]:
-    from commplan.ir.types import sized
-
-    return [
-        "" if line.records is None else str(line.records),
-        *([("" if line.skipped is None else str(line.skipped))] if skips else []),
-        "" if line.user_s is None else f"{line.user_s:.3f}",
-        "" if line.system_s is None else f"{line.system_s:.3f}",
-        "" if line.nbytes is None else sized(line.nbytes),
-        "" if line.wait_s is None else f"{line.wait_s:.3f}",
-        "" if line.sent is None else sized(line.sent),
-    ]
 
 
 def _of_ranks(ranks: Sequence[RankCost]) -> Table:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
+from msgspec.structs import replace
 
 from commplan.cli.console import LAUNCHED, STDIN, Console
 from commplan.cost.calibration import Calibration, load_calibration
@@ -54,7 +54,7 @@ def _measure(
     calibration = calibrate(fabric, topology, seconds=seconds, largest=arguments.largest)
     if not first:
         return 0
-    calibration = msgspec.structs.replace(calibration, input=_kept(arguments.output))
+    calibration = replace(calibration, input=_kept(arguments.output))
     from commplan.cli.input_costs import deliver
 
     deliver(calibration, _lines(calibration), arguments.output, console)

@@ -49,23 +49,16 @@ def _code(code: str, console: Console) -> int:
         near = sorted(alike, key=lambda known: abs(int(known[2:]) - int(code[2:])))[:3]
         notes = (f"{known}: {titles()[known]}" for known in sorted(near))
         fail("CP1102", f"there is no error {code}", *notes, "`commplan explain CP` lists all codes")
-    if console.human:
-        console.put(_styled(text) if console.color(sys.stdout) else text)
+    if console.human and console.color(sys.stdout):
+        from rich.markdown import Markdown
+
+        console.show(lambda screen: screen.print(Markdown(text)), 100)
+    elif console.human:
+        console.put(text)
     else:
         title = text.splitlines()[0].partition(": ")[2]
         console.document(code=code, title=title, text=text)
     return 0
-
-
-def _styled(markdown: str) -> str:
-    from io import StringIO
-
-    from rich.console import Console as Rich
-    from rich.markdown import Markdown
-
-    out = StringIO()
-    Rich(file=out, force_terminal=True, width=100).print(Markdown(markdown))
-    return out.getvalue()
 
 
 def _plan(arguments: Namespace, console: Console) -> int:

@@ -27,7 +27,7 @@ def run(arguments: Namespace, console: Console) -> int:
 def _described(name: str) -> dict[str, Any]:
     kind = PASSES[name]
     options = [
-        {"name": field.name, "type": _type(field.type), "default": _default(field.default)}
+        {"name": field.name, "type": _type(field.type), "default": field.default}
         for field in msgspec.structs.fields(kind)
     ]
     return {"name": name, "summary": kind.summary(), "options": options, "after": list(kind.after)}
@@ -38,10 +38,6 @@ def _type(kind: Any) -> str:
     while typing.get_args(kind) and typing.get_origin(kind) is not typing.Literal:
         kind = typing.get_args(kind)[0]
     return str(getattr(kind, "__name__", kind)).replace("typing.", "")
-
-
-def _default(value: Any) -> Any:
-    return value if isinstance(value, str | int | float | bool) or value is None else str(value)
 
 
 def _written(value: Any) -> str:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from argparse import Namespace
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from commplan.cli.console import STDIN, Console, in_bytes, name_of
 from commplan.cli.saved import is_saved, read_saved
 from commplan.cost import Predictor, Simulation, load_calibration, simulate
-from commplan.cost.schedule.timeline import OpTime, PhaseTime, Stretch
+from commplan.cost.schedule.timeline import OpTime, PhaseTime
 from commplan.cost.servers.server_traffic import elastic_of
 from commplan.diagnostics import fail
 from commplan.explain.servers import every, held_line, mode_lines, one_mode, talk_lines, title
@@ -81,8 +83,8 @@ def _scaled(plan: Plan, ranks: int, sizes: Iterable[tuple[str, int]]) -> Plan:
         message = f"{ranks} ranks cannot be laid out: the other axes of plan `{plan.name}` have {inside}"
         note = f"give a multiple of {inside}, or their sizes with --axis NAME=N"
         fail("CP0754", message, note, file=plan.file)
-    longer = msgspec.structs.replace(first, size=ranks // inside)
-    return msgspec.structs.replace(plan, axes=tuple(longer if a is first else a for a in plan.axes))
+    longer = replace(first, size=ranks // inside)
+    return replace(plan, axes=tuple(longer if a is first else a for a in plan.axes))
 
 
 def _saved(text: str, name: str, arguments: Namespace, topology: Topology, console: Console) -> Schedule:
@@ -99,7 +101,7 @@ def _saved(text: str, name: str, arguments: Namespace, topology: Topology, conso
     placed = all(axis.levels or axis.size == 1 for axis in schedule.mesh_axes)
     if mapping or not (known and placed):
         axes = place(schedule.axes, topology, mapping, oversubscribe=arguments.oversubscribe)
-        schedule = msgspec.structs.replace(schedule, axes=axes)
+        schedule = replace(schedule, axes=axes)
     note_levels(schedule, console)
     return schedule
 
@@ -184,16 +186,12 @@ def _phase(rich: Any, phase: PhaseTime, lines: Sequence[str]) -> None:
         rich.print(_table(rows))
     if phase.critical:
         rich.print("  critical path, summed over buckets")
-    for (line, label), seconds in _summed(phase.critical).items():
+    totals = defaultdict[tuple[int, str], float](float)
+    for part in phase.critical:
+        totals[part.line, part.what] += part.seconds
+    for (line, label), seconds in totals.items():
         text = lines[line - 1].strip() if 0 < line <= len(lines) else ""
         rich.print(f"    {time(seconds):>9}  line {line:<4} {label:<32} {text[:50]}", markup=False)
-
-
-def _summed(critical: Sequence[Stretch]) -> dict[tuple[int, str], float]:
-    totals: dict[tuple[int, str], float] = {}
-    for part in critical:
-        totals[part.line, part.what] = totals.get((part.line, part.what), 0.0) + part.seconds
-    return totals
 
 
 class _Row(NamedTuple):

@@ -47,14 +47,10 @@ def run(arguments: Namespace, console: Console) -> int:
     served = Served(schedule) if not diagnostics else None
     diagnostics += served.wrong if served else []
     facts = _Facts(schedule, diagnostics)
-    if console.human:
-        console.report(diagnostics)
-        if not diagnostics:
-            console.put(facts.text(console.color(sys.stdout)) + (served.text() if served else ""))
-    else:
-        server_data = served.data() if served else {}
-        console.document(diagnostics, **facts.data(), servers=server_data, proved=not diagnostics)
-    return int(bool(diagnostics))
+    data = facts.data() | {"servers": served.data() if served else {}, "proved": not diagnostics}
+    return console.conclude(
+        diagnostics, lambda: facts.text(console.color(sys.stdout)) + (served.text() if served else ""), **data
+    )
 
 
 def _saved(text: str, name: str, console: Console) -> tuple[Schedule, list[Diagnostic]]:
@@ -254,28 +250,20 @@ def _algorithm(arguments: Namespace, console: Console) -> int:
     """One algorithm, or one hierarchy of them."""
     subject, proof = _named(arguments)
     diagnostics = [wrong.diagnostic(subject) for subject, wrong in proof.wrong]
-    if not console.human:
-        console.document(
-            diagnostics,
-            algorithm=arguments.algorithm, collective=arguments.collective, ranks=_ranks(arguments),
-            root=arguments.root or 0, slices=arguments.slices, proved=not diagnostics, **_proved(proof),
-            **{name: float(share) for name, share in _shares(proof.cost).items()},
-            counterexamples=[_as_data(counterexample) for _, counterexample in proof.wrong],
-        )  # fmt: skip
-        return int(bool(diagnostics))
-    console.report(diagnostics)
-    if not diagnostics:
-        console.put(_praise(subject, proof))
-    return int(bool(diagnostics))
+    ranks = arguments.ranks
+    return console.conclude(
+        diagnostics, lambda: _praise(subject, proof),
+        algorithm=arguments.algorithm, collective=arguments.collective,
+        ranks=ranks if isinstance(ranks, int) else dict(ranks),
+        root=arguments.root or 0, slices=arguments.slices, proved=not diagnostics, **_proved(proof),
+        **{name: float(share) for name, share in _shares(proof.cost).items()},
+        counterexamples=[_as_data(counterexample) for _, counterexample in proof.wrong],
+    )  # fmt: skip
 
 
 def _as_data(wrong: Counterexample) -> dict[str, Any]:
     data = msgspec.structs.asdict(wrong)
     return {name: value for name, value in data.items() if name not in ("span", "others")}
-
-
-def _ranks(arguments: Namespace) -> int | dict[str, int]:
-    return arguments.ranks if isinstance(arguments.ranks, int) else dict(arguments.ranks)
 
 
 _HIERARCHY = re.compile(r"hierarchical\s*\((.*)\)\s*", re.DOTALL)
@@ -311,11 +299,10 @@ def _levels(text: str, arguments: Namespace) -> list[tuple[str, int]]:
     sizes = dict(arguments.ranks)
     names = [(part[1], part[2] or "native") for part in parts if part is not None]
     if sorted(sizes) != sorted(name for name, _ in names):
-        fail(
-            "CP0748",
-            f"the levels are {', '.join(name for name, _ in names)}, sizes are given of {', '.join(sizes)}",
-            "give one size for each level",
+        message = (
+            f"the levels are {', '.join(name for name, _ in names)}, sizes are given of {', '.join(sizes)}"
         )
+        fail("CP0748", message, "give one size for each level")
     return [(algorithm, sizes[name]) for name, algorithm in names]
 
 

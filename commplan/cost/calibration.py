@@ -108,12 +108,9 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def check_backend(self, backend: Backend, file: str = "") -> None:
         """Raises CP0753 where links were measured, and of another backend. file: of this calibration."""
         if self.links is not None and self.backend != backend:
-            fail(
-                "CP0753",
-                f"the calibration is of {self.backend}, and the plan is compiled for {backend}",
-                f"compile with --backend {self.backend}, or measure with {backend}",
-                file=file,
-            )
+            message = f"the calibration is of {self.backend}, and the plan is compiled for {backend}"
+            note = f"compile with --backend {self.backend}, or measure with {backend}"
+            fail("CP0753", message, note, file=file)
 
     def curve(
         self, backend: Backend, kind: str, algorithm: str, form: Form, shape: str, chunk: int | None
@@ -152,12 +149,8 @@ def parse_calibration(text: str, file: str = "<calibration>") -> Calibration:
         fail("CP0751", "the calibration is nested too deep", file=file)
     version = content.get("version")
     if version != VERSION:
-        fail(
-            "CP0751",
-            f"the calibration has version {version!r}, expected {VERSION}",
-            "measure again with `commplan calibrate`",
-            file=file,
-        )
+        message = f"the calibration has version {version!r}, expected {VERSION}"
+        fail("CP0751", message, "measure again with `commplan calibrate`", file=file)
     if "input" in content and not any(key in content for key in (*_LINKS, "level", "curve")):
         content |= {"backend": "jax", "hosts": [], **dict.fromkeys(_LINKS[2:], 0.0)}
     try:

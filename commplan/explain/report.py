@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from commplan.cost import Predictor
 from commplan.diagnostics import Span
@@ -241,7 +242,7 @@ def _step(op: ir.Op, values: Mapping[str, ir.Value], schedule: ir.Schedule) -> S
     step = Step(op.title, ir.results(op)[0], op.detail(values), op.lane, nbytes)
     if not isinstance(op, ir.Collective):
         return step
-    return msgspec.structs.replace(
+    return replace(
         step, dtype=op.dtype, algorithm=str(op.algorithm), nbytes=op.nbytes, traffic=traffic(op, schedule)
     )
 
@@ -306,7 +307,7 @@ def _sum(entries: Iterable[Traffic]) -> tuple[Traffic, ...]:
             totals[entry.axes] = entry
             continue
         formulas = dict.fromkeys([*before.formula.split(" + "), *entry.formula.split(" + ")])
-        totals[entry.axes] = msgspec.structs.replace(
+        totals[entry.axes] = replace(
             before, nbytes=before.nbytes + entry.nbytes, formula=" + ".join(formulas)
         )
     return tuple(totals.values())

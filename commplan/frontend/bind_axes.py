@@ -55,14 +55,9 @@ def _size(plan: Plan, axis: PlanAxis, given: object) -> int | Diagnostic:
         return _problem(plan, "CP0706", message, axis.span, how)
     if size < 1 or (axis.size is not None and size != axis.size):
         declared = "at least 1" if axis.size is None else str(axis.size)
-        return _problem(
-            plan,
-            "CP0708",
-            f"axis `{axis.name}` has size {size}, but the plan declares {declared}",
-            axis.span,
-            f"expected {declared}, found {size}",
-            f"use a mesh whose axis `{axis.name}` has that size, or declare `{axis.name} = ?`",
-        )
+        message = f"axis `{axis.name}` has size {size}, but the plan declares {declared}"
+        remedy = f"use a mesh whose axis `{axis.name}` has that size, or declare `{axis.name} = ?`"
+        return _problem(plan, "CP0708", message, axis.span, f"expected {declared}, found {size}", remedy)
     most = MOST_SERVERS if axis.kind is AxisKind.SERVER else LARGEST
     if size > most:
         message = f"axis `{axis.name}` has size {size}, and no machine has so many ranks"

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import ClassVar
 
-import msgspec
+from msgspec.structs import replace
 
 from commplan.collectives.hierarchical import NATIVE_KINDS
 from commplan.collectives.program import KINDS
@@ -59,8 +59,8 @@ def _layered(chooser: Chooser, phase: Phase, choices: list[Choice]) -> Phase:
         key = (op.kind, op.axes, op.nbytes, op.op, op.hints, op.root, op.span)
         if key not in seen:
             seen[key] = _best(chooser, op, choices)
-        ops.append(msgspec.structs.replace(op, algorithm=seen[key]))
-    return msgspec.structs.replace(phase, ops=tuple(ops))
+        ops.append(replace(op, algorithm=seen[key]))
+    return replace(phase, ops=tuple(ops))
 
 
 def _best(chooser: Chooser, op: Collective, choices: list[Choice]) -> Algorithm:
@@ -115,7 +115,7 @@ def _expand(editor: Editor, ops: list[Op], op: Collective, loose: bool, choices:
     steps = op.algorithm.levels
     if len(steps) == 1:
         named = op.algorithm.args[0].key is not None
-        ops.append(msgspec.structs.replace(op, algorithm=steps[0][1], pinned=named))
+        ops.append(replace(op, algorithm=steps[0][1], pinned=named))
         return
     if op.op == "sum" and not _by_axis(op):
         text = _sum(editor, ops, op, steps, loose)

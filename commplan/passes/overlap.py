@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
-import msgspec
+from msgspec.structs import replace
 
 from commplan.ir.def_use import DefUse
 from commplan.ir.plan import Ref
@@ -48,7 +48,7 @@ class OverlapPass(Pass, frozen=True):
         text += ", reordered" if moved else ", in the order written"
         text += ", each after the one before" if self.chain else ""
         choices.append(Choice("overlap", text, why, phase.span))
-        return msgspec.structs.replace(phase, ops=tuple(issued), values=values)
+        return replace(phase, ops=tuple(issued), values=values)
 
 
 def issue_order(ops: Sequence[Op]) -> list[Op]:
@@ -129,6 +129,6 @@ def chained(ops: Sequence[Op]) -> list[Op]:
         if not isinstance(op, Collective):
             result.append(op)
             continue
-        result.append(msgspec.structs.replace(op, after=(before,) if before else ()))
+        result.append(replace(op, after=(before,) if before else ()))
         before = op.result
     return result

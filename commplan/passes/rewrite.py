@@ -9,7 +9,7 @@ from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from commplan.diagnostics import Span
 from commplan.ir.def_use import DefUse
@@ -98,7 +98,7 @@ class Editor:
         """Append the collective `like` on another `operand`, with `changes`."""
         value = self.values[operand]
         changes |= {"operand": operand, "dtype": widest(value.leaves), "nbytes": value.nbytes, "after": ()}
-        return self.emit(ops, msgspec.structs.replace(like, **changes), name)
+        return self.emit(ops, replace(like, **changes), name)
 
     def leaf(self, ref: Ref) -> Leaf:
         """The one leaf of a flat value."""
@@ -108,7 +108,7 @@ class Editor:
         """The phase with `ops` put in order, its values in the order in which they are made."""
         ordered = in_order(ops)
         values = tuple(self.values[ref] for op in ordered for ref in results_of(op))
-        return msgspec.structs.replace(self.phase, ops=ordered, values=values)
+        return replace(self.phase, ops=ordered, values=values)
 
 
 def in_order(ops: Sequence[Op]) -> tuple[Op, ...]:
@@ -161,7 +161,7 @@ def in_whole(parts: Iterable[Part], owner: int, rows: Value, whole: Value) -> li
         start = owner * rows.leaves[part.leaf].size + part.start
         size = min(part.size, whole.leaves[part.leaf].size - start)
         if size > 0:
-            placed.append(msgspec.structs.replace(part, start=start, size=size))
+            placed.append(replace(part, start=start, size=size))
     return placed
 
 
@@ -181,7 +181,7 @@ def padded(editor: Editor, ops: list[Op], ref: Ref, size: int) -> Ref:
         return ref
     maker = next((op for op in reversed(ops) if ref in results_of(op)), None)  # most often the last
     if isinstance(maker, Pack) and maker.ways == 1:
-        grown = msgspec.structs.replace(editor.values[ref], leaves=(Leaf("", (size,), leaf.dtype),))
+        grown = replace(editor.values[ref], leaves=(Leaf("", (size,), leaf.dtype),))
         editor.values[ref] = grown
         return ref
     span = maker.span if maker is not None else editor.phase.span

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar
 
-import msgspec
+from msgspec.structs import replace
 
 from commplan.collectives.program import KINDS
 from commplan.ir.remark import Choice
@@ -53,15 +53,15 @@ class SelectPass(Pass, frozen=True):
             is_timed = group[0][1].seconds is not None or chooser.schedule.backend == "mpi"
             if is_timed and group[0][0].kind in KINDS:
                 choices.append(_choice(group))
-        return msgspec.structs.replace(phase, ops=tuple(ops))
+        return replace(phase, ops=tuple(ops))
 
     def _chosen(self, op: Collective, decision: Decision, chooser: Chooser) -> Collective:
         """y = all_reduce(x)  -->  y = all_reduce(x) via ring, in messages of 32 KiB, split"""
         hints = op.hints
         if decision.chunk is not None and hints.chunk is None:
-            hints = msgspec.structs.replace(hints, chunk=decision.chunk)
+            hints = replace(hints, chunk=decision.chunk)
         form = self._form(op) if chooser.schedule.backend == "mpi" else None
-        return msgspec.structs.replace(op, algorithm=decision.algorithm, hints=hints, form=form)
+        return replace(op, algorithm=decision.algorithm, hints=hints, form=form)
 
     def _form(self, op: Collective) -> Form | None:
         """Under MPI: one call, or where computation is asked to go on meanwhile a start and a finish."""

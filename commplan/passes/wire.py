@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar
 
-import msgspec
+from msgspec.structs import replace
 
 from commplan.ir.plan import Ref
 from commplan.ir.remark import Choice
@@ -32,7 +32,7 @@ def _rewrite(editor: Editor, ops: list[Op], op: Collective, loose: bool, choices
     """Append to `ops` what `op` becomes. `loose`: its readers do not mind padding behind the result."""
     dtype = editor.leaf(op.operand).dtype
     wire, accumulate = op.hints.wire_types(dtype)
-    bare = msgspec.structs.replace(op, hints=msgspec.structs.replace(op.hints, wire=None, accumulate=None))
+    bare = replace(op, hints=replace(op.hints, wire=None, accumulate=None))
     adds = op.op == "sum"
     if wire == dtype and (not adds or accumulate == wire):
         ops.append(bare)

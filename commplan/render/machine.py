@@ -171,3 +171,6 @@ def _uri(file: str) -> str:
 
     path = Path(file)
     return path.as_uri() if path.is_absolute() else quote(path.as_posix())
+
+
+STYLES = {"concise": concise, "json": json_document, "github": github, "sarif": sarif}

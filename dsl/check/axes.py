@@ -38,21 +38,18 @@ def _reduce_axes(ctx: Context, expr: ast.StageExpr) -> tuple[str, ...] | None:
     ensembles = [axis for axis in axes if ctx.axes[axis].kind is AxisKind.ENSEMBLE]
     word = expr.over_word
     if ensembles and len(ensembles) < len(axes):
-        return ctx.error(
-            "CP0308",
+        message = (
             f"one `reduce` cannot mix the ensemble {listed(ensembles)} with "
-            f"{listed(axis for axis in axes if axis not in ensembles)}",
-            word.span.to(expr.over[-1].span),
-            "write two stages: one `over` the axes, one `across` the ensemble",
+            f"{listed(axis for axis in axes if axis not in ensembles)}"
         )
+        note = "write two stages: one `over` the axes, one `across` the ensemble"
+        return ctx.error("CP0308", message, word.span.to(expr.over[-1].span), note)
     if ensembles and word.text == "over":
-        return ctx.error(
-            "CP0307",
-            f"this would combine the members of {listed(ensembles)}, which are networks of their own",
-            word.span,
-            "gradients of different members have nothing to do with each other; if it is meant, say `across`",
-            fix=Fix("write `across`", word.span, "across"),
+        message = f"this would combine the members of {listed(ensembles)}, which are networks of their own"
+        note = (
+            "gradients of different members have nothing to do with each other; if it is meant, say `across`"
         )
+        return ctx.error("CP0307", message, word.span, note, fix=Fix("write `across`", word.span, "across"))
     none = f"{listed(axes)} {'is none' if len(axes) == 1 else 'are none'}"
     return axes if ensembles or _says_over(ctx, word, f"`across` is for ensembles, and {none}") else None
 
@@ -104,13 +101,11 @@ def _clocks_allow(ctx: Context, scope: Scope, names: Sequence[ast.Name]) -> bool
 def check_on_workers(ctx: Context, name: ast.Name, value: Value, stage: str) -> None:
     """A collective takes what is on the workers' devices: not loaded, not on a server."""
     if isinstance(value.type, RecordsType):
-        ctx.fail(
-            "CP0320",
-            f"`{stage}` cannot take loaded records, found `{name.text}`",
-            name.span,
-            value,
-            "records are on the host: `map`, `share` and `output` take them; a fn on the device makes arrays",
+        message = f"`{stage}` cannot take loaded records, found `{name.text}`"
+        note = (
+            "records are on the host: `map`, `share` and `output` take them; a fn on the device makes arrays"
         )
+        ctx.fail("CP0320", message, name.span, value, note)
     if value.placement.server is not None:
         message = f"`{name.text}` lives on `{value.placement.server}`, out of reach of `{stage}`"
         note = "only `exchange` and `elastic` bring servers and workers together"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NoReturn, cast
 
+from msgspec.structs import replace
+
 from commplan.diagnostics import Note, listed
 from commplan.dsl import ast
 from commplan.dsl.check.axes import axis_span, check_on_workers, collective_axes
@@ -109,7 +111,7 @@ def _placed(kind: type[StageOverAxes], placement: Placement, over: tuple[str, ..
     if kind.MAKES == "kept":
         return placement
     whole = placement.without(over)
-    return Placement(whole.per, whole.partial, (*whole.split, *over)) if kind.MAKES == "split" else whole
+    return replace(whole, split=(*whole.split, *over)) if kind.MAKES == "split" else whole
 
 
 def _check_placement(
@@ -151,14 +153,11 @@ def _check_placement(
             "CP0314", message, expr.operand.span, operand, f"`gather {expr.operand.text} over {cut}` first"
         )
     elif (kind.WHOLE or kind.MAKES == "split") and is_scalar(operand.type):
-        ctx.fail(
-            "CP0311",
-            f"a scalar cannot be split, found `{expr.operand.text}`",
-            expr.operand.span,
-            operand,
-            "the leading dimension is cut, and a scalar has none"
-            + (": `reduce` it" * (expr.kind == "scatter")),
+        message = f"a scalar cannot be split, found `{expr.operand.text}`"
+        note = "the leading dimension is cut, and a scalar has none" + (
+            ": `reduce` it" * (expr.kind == "scatter")
         )
+        ctx.fail("CP0311", message, expr.operand.span, operand, note)
 
 
 def _fail_placement(

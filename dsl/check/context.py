@@ -158,13 +158,11 @@ class Context:
         kind = self.kind_of(name.text)
         if kind is None and self.is_settled(name.text):
             return None
-        self.error(
-            code,
-            f"`{name.text}` is {kind}, expected a {noun}" if kind else f"there is no {noun} `{name.text}`",
-            name.span,
-            f"declared: {listed(known)}" if known else how,
-            fix=None if kind else self.rename(name, known),
+        message = (
+            f"`{name.text}` is {kind}, expected a {noun}" if kind else f"there is no {noun} `{name.text}`"
         )
+        note = f"declared: {listed(known)}" if known else how
+        self.error(code, message, name.span, note, fix=None if kind else self.rename(name, known))
         return None
 
     def choose(
@@ -180,9 +178,6 @@ class Context:
         """The repair of a misspelt name: certain enough where one known name is near; a number has none."""
         near = self.near(name.text, known) if isinstance(name, ast.Name) else None
         return Fix(f"write `{near}`", name.span, near) if near else None
-
-    def replica_axes(self) -> tuple[str, ...]:
-        return tuple(axis.name for axis in self.axes.values() if axis.kind is AxisKind.REPLICA)
 
 
 def _note(remark: Remark) -> Note:

@@ -111,11 +111,10 @@ def _state_placement(ctx: Context, decl: ast.StateDecl, placement: Placement) ->
     spread = (*placement.split, *(a for a in placement.per if ctx.axes[a].kind is AxisKind.REPLICA))
     if spread:
         item = next(i for i in decl.placement for name in i.axes if name.text in spread)
-        return ctx.error(
-            "CP0512",
+        message = (
             f"the state `{decl.name.text}` lives on `{server}` and cannot be {item.kind} "
-            f"over {listed(spread)}",
-            item.span,
-            "a server holds one copy for all ranks, apart from one `per` member of an ensemble",
+            f"over {listed(spread)}"
         )
+        note = "a server holds one copy for all ranks, apart from one `per` member of an ensemble"
+        return ctx.error("CP0512", message, item.span, note)
     return Placement(placement.per, server=server)

@@ -65,7 +65,7 @@ def _split(ctx: Context, expr: ast.LoadExpr) -> tuple[str, ...] | None:
     """The axes over which records are divided: those named, else the only one, if there is one."""
     if expr.split:
         return resolve_axes(ctx, expr.split, (AxisKind.REPLICA,), "an axis to split over")
-    axes = ctx.replica_axes()
+    axes = tuple(axis.name for axis in ctx.axes.values() if axis.kind is AxisKind.REPLICA)
     if len(axes) <= 1:
         return axes
     message = f"the load does not say over which of {listed(axes)} its records are split"

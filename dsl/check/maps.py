@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NoReturn
 
+from msgspec.structs import replace
+
 from commplan.diagnostics import Note, Span, listed
 from commplan.dsl import ast
 from commplan.dsl.check.context import Context, is_scalar
@@ -38,9 +40,7 @@ def check_map(ctx: Context, scope: Scope, statement: ast.StageStmt, expr: ast.Ma
     placement = _combined(ctx, fn, expr.operands, operands)
     types = _results(ctx, statement, fn, loaded[0].type if loaded else None)
     # The placement is that of one rank's result: every result of one call lies alike.
-    placement = Placement(
-        ctx.ordered((*placement.per, *per)), placement.partial, placement.split, placement.server
-    )
+    placement = replace(placement, per=ctx.ordered((*placement.per, *per)))
     results = tuple(
         scope.bind(name, type_, placement) for name, type_ in zip(statement.targets, types, strict=True)
     )
@@ -106,13 +106,9 @@ def _results(ctx: Context, statement: ast.StageStmt, fn: Fn, loaded: Type | None
     if fn.where == "host":
         return tuple(RecordsType(loaded.batch, result) for result in fn.results)
     if len(frozenset(loaded.batch)) > 1:
-        ctx.fail(
-            "CP0212",
-            f"`{fn.name}` runs on the device, and the members' batches differ in size",
-            statement.expr.span,
-            f"the operand is {loaded}: its result would have another shape for every member",
-            "use a fn on the host here",
-        )
+        message = f"`{fn.name}` runs on the device, and the members' batches differ in size"
+        note = f"the operand is {loaded}: its result would have another shape for every member"
+        ctx.fail("CP0212", message, statement.expr.span, note, "use a fn on the host here")
     batch = loaded.batch[0]
     return tuple(
         ArrayType(result.dtype, (batch, *result.shape)) if isinstance(result, ArrayType) else TreeType()
@@ -148,14 +144,11 @@ def _check_partial(ctx: Context, fn: Fn, pairs: Pairs) -> None:
         return
     name, value = partial
     if not fn.linear:
-        ctx.fail(
-            "CP0303",
-            f"`{name.text}` is partial over {listed(value.placement.partial)}, and `{fn.name}` is not linear",
-            name.span,
-            value,
-            fn,
-            "reduce the value first; a fn that commutes with the sum can be declared `linear`",
+        message = (
+            f"`{name.text}` is partial over {listed(value.placement.partial)}, and `{fn.name}` is not linear"
         )
+        note = "reduce the value first; a fn that commutes with the sum can be declared `linear`"
+        ctx.fail("CP0303", message, name.span, value, fn, note)
     for other_name, other in pairs:
         for axis in ctx.ordered((*value.placement.partial, *other.placement.partial)):
             if axis in value.placement.partial and axis in other.placement.partial:
@@ -177,16 +170,14 @@ def _check_split(ctx: Context, fn: Fn, pairs: Pairs) -> None:
     cut = next((pair for pair in whole if pair[1].placement.split), None)
     if cut is not None and not loaded and not fn.elementwise:
         name, value = cut
-        ctx.fail(
-            "CP0305",
-            f"`{name.text}` is split over {listed(value.placement.split)}, and `{fn.name}` is not "
-            "elementwise",
-            name.span,
-            value,
-            fn,
-            "a shard would give another result than the whole (a norm, for one): gather it first, or "
-            "declare the fn `elementwise` if it works on each element for itself",
+        message = (
+            f"`{name.text}` is split over {listed(value.placement.split)}, and `{fn.name}` is not elementwise"
         )
+        note = (
+            "a shard would give another result than the whole (a norm, for one): gather it first, or "
+            "declare the fn `elementwise` if it works on each element for itself"
+        )
+        ctx.fail("CP0305", message, name.span, value, fn, note)
     alike = loaded if loaded else whole
     for name, value in alike[1:]:
         if value.placement.split != alike[0][1].placement.split:
@@ -196,16 +187,12 @@ def _check_split(ctx: Context, fn: Fn, pairs: Pairs) -> None:
 
 
 def _fail_lists(ctx: Context, name: ast.Name, value: Value, other: Value, *, whole: bool = False) -> NoReturn:
-    ctx.fail(
-        "CP0306",
-        f"`{name.text}` and `{other.name}` are not cut alike",
-        name.span,
-        value,
-        other,
+    note = (
         f"`{other.name}` is records and `{name.text}` is a whole value: gather it first"
         if whole
-        else "operands of one fn are split over the same axes in the same order, scalars apart",
+        else "operands of one fn are split over the same axes in the same order, scalars apart"
     )
+    ctx.fail("CP0306", f"`{name.text}` and `{other.name}` are not cut alike", name.span, value, other, note)
 
 
 def _check_place(ctx: Context, pairs: Pairs) -> None:

@@ -48,12 +48,8 @@ def integer(
 def nbytes(ctx: Context, number: ast.Number, role: str, *, code: str) -> int | None:
     """A positive number of bytes: plain, or in KiB, MiB or GiB. None with the error reported."""
     if number.unit is not None and number.unit not in BYTES:
-        return ctx.error(
-            code,
-            f"{role} is a size in bytes, found `{written(number)}`",
-            number.span,
-            "its units are KiB, MiB and GiB; without a unit it counts bytes",
-        )
+        note = "its units are KiB, MiB and GiB; without a unit it counts bytes"
+        return ctx.error(code, f"{role} is a size in bytes, found `{written(number)}`", number.span, note)
     size = exact(number) * BYTES.get(number.unit or "", 1) if math.isfinite(number.value) else Fraction(0)
     if size.denominator != 1 or not 0 < size <= LARGEST:
         ctx.error(code, f"{role} is a positive whole number of bytes, found `{written(number)}`", number.span)

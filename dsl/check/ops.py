@@ -14,7 +14,7 @@ from commplan.dsl.check.numbers import written
 from commplan.dsl.check.scope import Scope
 from commplan.ir.plan import Reduction, Value
 from commplan.ir.stages import rules
-from commplan.ir.types import ArrayType, DType, TreeType, Type
+from commplan.ir.types import ArrayType, DType, TreeType
 
 OpName = Literal["sum", "mean", "max", "min"]
 OPS: tuple[OpName, ...] = get_args(OpName)
@@ -85,25 +85,20 @@ def _weighted(
             "CP0405", "`mean` takes one argument, `weight`", wrong.span, "write `mean(weight = n)`", fix=near
         )
     if isinstance(first.value, ast.Number):
-        return ctx.error(
-            "CP0407", f"the weight is a value, found the number `{written(first.value)}`", first.value.span,
-            "a weight that is the same for all terms changes nothing: write `mean`",
-        )  # fmt: skip
+        message = f"the weight is a value, found the number `{written(first.value)}`"
+        note = "a weight that is the same for all terms changes nothing: write `mean`"
+        return ctx.error("CP0407", message, first.value.span, note)
     weight = scope.operand(first.value)
     if weight is None:
         return None
-    if not _is_number(weight.type):
-        return ctx.error(
-            "CP0407", f"the weight is a numeric scalar, found {weight.type}", first.value.span, weight
-        )
-    if isinstance(weight.type, ArrayType) and weight.type.dtype is DType.U8:
+    kind = weight.type
+    if not isinstance(kind, ArrayType) or not is_scalar(kind) or kind.dtype is DType.BOOL:
+        message = f"the weight is a numeric scalar, found {kind}"
+        return ctx.error("CP0407", message, first.value.span, weight)
+    if kind.dtype is DType.U8:
         message = "the weights are added, and a sum of u8 wraps around at 256"
         return ctx.error("CP0407", message, first.value.span, weight, "declare it i32 or f32")
     return WrittenReduction(Reduction("mean", weight.id), call.span, weight)
-
-
-def _is_number(type_: Type) -> bool:
-    return isinstance(type_, ArrayType) and is_scalar(type_) and type_.dtype is not DType.BOOL
 
 
 def check_operand(ctx: Context, by: WrittenReduction, operand: Value) -> None:
@@ -121,31 +116,19 @@ def check_scalar(
 ) -> None:
     """A scalar varies at most where the operand does, and is no unreduced term."""
     if scalar.placement.partial:
-        ctx.fail(
-            code,
-            f"{role} is `{scalar.name}`, partial over {listed(scalar.placement.partial)}",
-            span,
-            scalar,
-            "reduce it first, or declare it `per` if it is each rank's own number",
-        )
+        message = f"{role} is `{scalar.name}`, partial over {listed(scalar.placement.partial)}"
+        note = "reduce it first, or declare it `per` if it is each rank's own number"
+        ctx.fail(code, message, span, scalar, note)
     if scalar.placement.server is not None:
         ctx.fail(code, f"{role} is `{scalar.name}`, which lives on a server", span, scalar)
     more = [axis for axis in scalar.placement.varying if not operand.placement.varies(axis)]
     if more:
-        ctx.fail(
-            code,
-            f"{role} is `{scalar.name}`, which varies over {listed(more)}, where `{operand.name}` does not",
-            span,
-            scalar,
-            operand,
+        message = (
+            f"{role} is `{scalar.name}`, which varies over {listed(more)}, where `{operand.name}` does not"
         )
+        ctx.fail(code, message, span, scalar, operand)
     cut = [axis for axis in scalar.placement.varying if axis in operand.placement.split]
     if cut and isinstance(operand.type, TreeType):
-        ctx.fail(
-            code,
-            f"{role} is `{scalar.name}`, which varies over {listed(cut)}, where `{operand.name}` is split",
-            span,
-            scalar,
-            operand,
-            f"scalars of a tree are not split: they must stay the same over {listed(cut)}",
-        )
+        where = f"which varies over {listed(cut)}, where `{operand.name}` is split"
+        note = f"scalars of a tree are not split: they must stay the same over {listed(cut)}"
+        ctx.fail(code, f"{role} is `{scalar.name}`, {where}", span, scalar, operand, note)

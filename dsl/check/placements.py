@@ -60,13 +60,9 @@ def _not_an_axis(ctx: Context, name: ast.Name, kinds: Sequence[AxisKind], role: 
     if ctx.is_settled(name.text):
         return
     known = [axis.name for axis in ctx.axes.values() if axis.kind in kinds]
-    ctx.error(
-        "CP0104",
-        f"there is no axis `{name.text}`, expected {role}",
-        name.span,
-        f"declared: {listed(known)}" if known else "the plan declares none",
-        fix=ctx.rename(name, known),
-    )
+    message = f"there is no axis `{name.text}`, expected {role}"
+    note = f"declared: {listed(known)}" if known else "the plan declares none"
+    ctx.error("CP0104", message, name.span, note, fix=ctx.rename(name, known))
 
 
 def declared_placement(

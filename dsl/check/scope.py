@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
+
+from msgspec.structs import replace
 
 from commplan.diagnostics import Fix, Note, Span, listed
 from commplan.dsl import ast
@@ -52,10 +54,6 @@ class Scope:
         self.env[text] = BAD
         return BAD
 
-    def _visible(self) -> Iterator[str]:
-        """Every name that stands for a value here, or may come to."""
-        return chain(self.env, self.ctx.inputs, self.ctx.states)
-
     def operands(self, names: Sequence[ast.Name]) -> tuple[Value, ...] | None:
         """The values of all `names`, or None where one is in error."""
         return all_known([self.operand(name) for name in names])
@@ -87,7 +85,7 @@ class Scope:
     def _report_unknown(self, name: ast.Name) -> None:
         """A name that is neither declared nor bound in this phase so far."""
         ctx, text = self.ctx, name.text
-        near, fix = ctx.near(text, self._visible()), None
+        near, fix = ctx.near(text, chain(self.env, ctx.inputs, ctx.states)), None
         notes: list[Note] = []
         if later := self._later.get(text):
             notes.append(Note(f"`{text}` is bound only here, further down", later))
@@ -161,7 +159,7 @@ class Scope:
         if name.text in self.ctx.doubtful_states:
             return False  # reported: the declaration or the first new value is wrong
         # What is the same everywhere can be stored on a server; nothing moves by itself the other way.
-        stored = Placement(placement.per, placement.partial, placement.split, state.placement.server)
+        stored = replace(placement, server=state.placement.server)
         if type_ != state.type:
             code, aspect = "CP0505", "type"
             mismatch = f"is {state.type}, found a new value of type {type_}"

@@ -40,10 +40,9 @@ def check_exchange(
     via = algorithm(ctx, expr.via, "exchange", over, server)
     options = hints(ctx, expr.options, "exchange", gradient.type if gradient else None)
     if len(expr.states) > 2:
-        ctx.fail(
-            "CP0422", f"`exchange` updates one or two states, found {len(expr.states)}", expr.states[2].span,
-            "`w, m`: what the optimiser keeps beside the weights is one tree",
-        )  # fmt: skip
+        message = f"`exchange` updates one or two states, found {len(expr.states)}"
+        note = "`w, m`: what the optimiser keeps beside the weights is one tree"
+        ctx.fail("CP0422", message, expr.states[2].span, note)
     if states is None:
         return None
     _check_targets(ctx, statement.targets, expr.states)
@@ -86,10 +85,9 @@ def _states(ctx: Context, scope: Scope, names: Sequence[ast.Name]) -> tuple[Valu
         sound = False
         if value is None:
             continue  # reported, here or before
-        ctx.error(
-            "CP0422", f"`{name.text}` is {kind or 'a value of this phase'}, expected a state", name.span,
-            "what a stage updates must carry over to the next step: declare it `state`",
-        )  # fmt: skip
+        message = f"`{name.text}` is {kind or 'a value of this phase'}, expected a state"
+        note = "what a stage updates must carry over to the next step: declare it `state`"
+        ctx.error("CP0422", message, name.span, note)
     return scope.operands(names) if sound else None
 
 
@@ -214,15 +212,12 @@ def check_elastic(
 def _check_pull_and_center(ctx: Context, statement: ast.StageStmt, expr: ast.ElasticExpr) -> None:
     targets = statement.targets
     if len(targets) != 2:
-        ctx.fail(
-            "CP0401", f"`elastic` gives the pull and the new centre, found {plural(len(targets), 'name')}",
-            ast.span_of(targets), f"write `pull, {expr.center.text} = elastic ...`",
-        )  # fmt: skip
+        message = f"`elastic` gives the pull and the new centre, found {plural(len(targets), 'name')}"
+        ctx.fail("CP0401", message, ast.span_of(targets), f"write `pull, {expr.center.text} = elastic ...`")
     if targets[1].text != expr.center.text:
-        ctx.fail(
-            "CP0423", f"`elastic` gives back the centre it takes, `{expr.center.text}`", targets[1].span,
-            f"write `{targets[0].text}, {expr.center.text} = elastic ...`",
-        )  # fmt: skip
+        message = f"`elastic` gives back the centre it takes, `{expr.center.text}`"
+        note = f"write `{targets[0].text}, {expr.center.text} = elastic ...`"
+        ctx.fail("CP0423", message, targets[1].span, note)
 
 
 def _mode(ctx: Context, expr: ast.ElasticExpr, by: ast.Call | None) -> Mode | None:

@@ -154,10 +154,9 @@ def _parameter_server(
     if "owners" in args:
         arg = args["owners"]
         if server is not None:
-            return ctx.error(
-                "CP0608", f"the states live on `{server}`, so there are no `owners` to choose", arg.span,
-                "owners are workers that hold a share of the states",
-            )  # fmt: skip
+            message = f"the states live on `{server}`, so there are no `owners` to choose"
+            note = "owners are workers that hold a share of the states"
+            return ctx.error("CP0608", message, arg.span, note)
         owners = _count(ctx, arg, "owners", "CP0608", over)
         if owners is None:
             return None

@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from commplan.collectives.program import Ints, Kind, Program
 from commplan.collectives.registry import scalar_algorithm
@@ -120,7 +121,7 @@ class _Moved(NamedTuple):
         if not leaf.shape and op.kind == "all_gather":
             return []  # a scalar leaf of a split tree was never cut
         if not leaf.shape and op.kind == "reduce_scatter":
-            whole = msgspec.structs.replace(op, kind="all_reduce", algorithm=scalar_algorithm(op.algorithm))
+            whole = replace(op, kind="all_reduce", algorithm=scalar_algorithm(op.algorithm))
             return self._replace(op=whole).array(leaf.size)
         if op.kind != "reduce_scatter":
             return self.array(leaf.size)
@@ -175,7 +176,7 @@ class _Moved(NamedTuple):
         if kind == "all_reduce":
             return [*down, *up]
         bits = f"u{8 * self.leaf.dtype.nbytes}" if self.leaf.dtype.is_float else down[0].dtype
-        return [msgspec.structs.replace(each, op=each.op and "sum", dtype=bits) for each in (*down, *up)]
+        return [replace(each, op=each.op and "sum", dtype=bits) for each in (*down, *up)]
 
     def permutes(self, program: Program, size: int, groups: Ints) -> list[Expected]:
         """The permutes of a program on `size` elements within each of `groups`; a loop has them once."""

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-import msgspec
+from msgspec.structs import replace
 
 from commplan.lowering.audit.hlo import Computation, Instruction, Module, Tensor, read_groups, read_module
 from commplan.lowering.audit.step import CompiledStep, Found, Loop, Move, Product
@@ -186,7 +186,7 @@ class _Walk:
         """The operation behind an asynchronous start, under the opcode of its synchronous form."""
         if instruction.opcode == "async-start":
             return self.module.computations[instruction.calls[0]].root
-        return msgspec.structs.replace(instruction, opcode=instruction.opcode.removesuffix("-start"))
+        return replace(instruction, opcode=instruction.opcode.removesuffix("-start"))
 
     def _collective(
         self, instruction: Instruction, core: Instruction, inputs: tuple[Tensor, ...], frame: _Frame

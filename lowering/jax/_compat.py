@@ -141,7 +141,6 @@ def _same_type(aval: Any, *, axes: tuple[str, ...]) -> Any:
 
 
 def _same_lowering(ctx: Any, x: Any, *, axes: tuple[str, ...]) -> list[Any]:
-    del ctx, axes
     return [x]
 
 
@@ -150,7 +149,6 @@ def _same_batch(args: Sequence[Any], dims: Sequence[Any], *, axes: tuple[str, ..
 
 
 def _same_transpose(cotangent: Any, x: Any, *, axes: tuple[str, ...]) -> list[Any]:
-    del x
     return [cotangent if type(cotangent) is ad.Zero else as_varying(cotangent, axes)]
 
 

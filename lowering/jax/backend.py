@@ -6,8 +6,8 @@ the ranks of a communicator, where a program runs on one device.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from commplan.ir.schedule import Collective
@@ -25,7 +25,7 @@ class Run(NamedTuple):
     size: int
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class BufferLayout:
     """How arrays of `shapes` lie in a buffer of `size` elements: `runs`, in the order of their offsets.
 

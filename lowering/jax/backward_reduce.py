@@ -3,8 +3,8 @@ would overlap nothing."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from commplan.diagnostics import fail
@@ -19,7 +19,7 @@ Step = ir.Cast | ir.Collective | ir.LocalSum | ir.Scale
 Array = Any
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Recipe:
     """How a plan reduces one input: what happens to a buffer of each dtype, then to the tree.
 

@@ -6,8 +6,8 @@ that should be the same and that JAX types as varying.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
 import numpy as np
@@ -25,7 +25,7 @@ Layout = Literal["local", "global"]
 _KINDS = {"b": bool, "i": int, "u": int, "f": (int, float)}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Check:
     """What is passed to a phase, against what the plan was compiled for. sizes: of the axes. span, file: of
     the phase. Errors: CP0805."""
@@ -55,11 +55,8 @@ class Check:
         notes += (
             [] if notes else [f"the leaves stand in another order: {_some(paths)}, not {_some(expected)}"]
         )
-        self._fail(
-            f"{role} has another structure than the one that the plan was compiled for",
-            *notes,
-            "compile the plan with the shapes of what you pass: plan.compile(mesh, shapes={...})",
-        )
+        note = "compile the plan with the shapes of what you pass: plan.compile(mesh, shapes={...})"
+        self._fail(f"{role} has another structure than the one that the plan was compiled for", *notes, note)
 
     def _leaf(self, role: str, value: Value, leaf: Leaf, given: Any) -> Any:
         role += f" at `{leaf.path}`" if leaf.path else ""

@@ -6,9 +6,9 @@ of what is native, by their proof of what programs make.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from commplan.ir.schedule import Collective, Spread
@@ -22,7 +22,7 @@ from commplan.lowering.programs import program_of
 Array = Any
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class LaxBackend:
     """The devices of a mesh, seen from inside a shard_map over its axes: see `backend.Backend`.
 
@@ -32,7 +32,7 @@ class LaxBackend:
     platform: str
     sizes: Mapping[str, int]
     file: str = ""
-    spread: Mapping[str, tuple[Spread, ...]] = dataclasses.field(default_factory=dict[str, Any])
+    spread: Mapping[str, tuple[Spread, ...]] = field(default_factory=dict[str, Any])
 
     @property
     def service(self) -> None:
@@ -90,11 +90,9 @@ class LaxBackend:
         self, xs: Sequence[Array], op: Collective, taken: BufferLayout, given: BufferLayout
     ) -> None:
         """XLA fuses what makes a buffer with what makes its parts."""
-        del xs, op, taken, given
 
     def start(self, x: Array, op: Collective) -> None:
         """XLA makes its collectives asynchronous itself."""
-        del x, op
 
     def _native(self, x: Array, op: Collective) -> Array:
         """XLA's own collective, or what comes nearest; as integers where XLA would widen what is only

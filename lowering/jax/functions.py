@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Array = Any
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class RngContext:
     """What the keys of random functions come from.
 
@@ -33,8 +33,8 @@ class RngContext:
     """
 
     key: Array
-    records: Mapping[str, Array] = dataclasses.field(default_factory=dict[str, Any])
-    members: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
+    records: Mapping[str, Array] = field(default_factory=dict[str, Any])
+    members: Mapping[str, int] = field(default_factory=dict[str, int])
 
     @classmethod
     def of(cls, seed: Any, *numbers: Any, members: Mapping[str, int] | None = None) -> RngContext:
@@ -153,13 +153,9 @@ def _checked(op: ir.Map, lowered: Lowered, ref: str, answer: Any, rows: int | No
     if paths != expected:
         missing = [path for path in expected if path not in paths]
         extra = [path for path in paths if path not in expected]
-        _refuse(
-            op,
-            lowered,
-            f"returned another structure for `{name}` than it was compiled for",
-            f"missing: {', '.join(missing[:4]) or 'nothing'}",
-            f"unexpected: {', '.join(extra[:4]) or 'nothing'}",
-        )
+        message = f"returned another structure for `{name}` than it was compiled for"
+        note = f"missing: {', '.join(missing[:4]) or 'nothing'}"
+        _refuse(op, lowered, message, note, f"unexpected: {', '.join(extra[:4]) or 'nothing'}")
     leaves: list[Any] = []
     for leaf, array in zip(value.leaves, tree.leaves, strict=True):
         weak = isinstance(array, bool | int | float) or bool(getattr(array, "weak_type", False))

@@ -6,8 +6,8 @@ axis' ranks; `lax` gathers and scatters within groups, and so an all-reduce is m
 
 from __future__ import annotations
 
-import dataclasses
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from commplan.lowering.programs import NATIVE, Level, by_level, members, program
 Array = Any
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class HierarchicalCollective:
     """The levels of the collective `op` over `ranks` ranks, innermost first."""
 

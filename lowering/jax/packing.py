@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from commplan.ir import schedule as ir
 from commplan.ir.def_use import DefUse
@@ -16,7 +16,7 @@ KINDS = ("all_reduce", "broadcast", "reduce_scatter", "all_gather")
 Env = dict[str, Tree]
 
 
-@dataclasses.dataclass
+@dataclass
 class PackElision:
     """Of a phase while it runs: buffers that are packed for one collective alone, or only unpacked after one.
 
@@ -28,7 +28,7 @@ class PackElision:
     values: Mapping[str, ir.Value]
     packs: Mapping[str, ir.Pack]
     parts: Mapping[str, tuple[tuple[ir.Unpack, ir.Part], ...]]
-    arrived: dict[str, dict[int, Array]] = dataclasses.field(default_factory=dict[str, dict[int, Array]])
+    arrived: dict[str, dict[int, Array]] = field(default_factory=dict[str, dict[int, Array]])
 
     def defers(self, op: ir.Op, env: Env) -> bool:
         """Whether `op` is a pack that is left to its collective."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from commplan.collectives.registry import scalar_algorithm
 from commplan.diagnostics import fail
@@ -42,7 +42,7 @@ def origin(phase: ir.Phase, op: ir.Unpack) -> str | None:
     return None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Lowered:
     """Phase `phase` of `schedule`, lowered. Build it once, call `run` while tracing.
 
@@ -55,21 +55,19 @@ class Lowered:
     phase: ir.Phase
     functions: Mapping[str, Callable[..., Any]]
     backend: Backend
-    structures: Mapping[tuple[str, ...], Structure] = dataclasses.field(
-        default_factory=dict[tuple[str, ...], Any]
-    )
+    structures: Mapping[tuple[str, ...], Structure] = field(default_factory=dict[tuple[str, ...], Any])
 
-    @functools.cached_property
+    @cached_property
     def outputs(self) -> tuple[ir.Binding, ...]:
         """The outputs that the phase returns: those that need more than sources."""
         return tuple(binding for binding in self.phase.outputs if not binding.source_only)
 
-    @functools.cached_property
+    @cached_property
     def values(self) -> Mapping[str, ir.Value]:
         """Every value that the phase knows, by id."""
         return {value.id: value for value in (*self.schedule.entry, *self.phase.values)}
 
-    @functools.cached_property
+    @cached_property
     def arguments(self) -> dict[str, ir.Value]:
         """What the phase is called with, by name: inputs of the plan, and source-only values."""
         values = self.values
@@ -77,20 +75,20 @@ class Lowered:
         refs |= {binding.name: binding.value for binding in self.phase.takes}
         return {name: values[ref] for name, ref in refs.items()}
 
-    @functools.cached_property
+    @cached_property
     def elsewhere(self) -> frozenset[str]:
         """The states that live on servers, as on entry."""
         entry = self.schedule.entry
         return frozenset(value.id for value in entry if value.placement.server is not None)
 
-    @functools.cached_property
+    @cached_property
     def ops(self) -> tuple[ir.Op, ...]:
         """The ops that run on the device when the phase is called."""
         known = [*self.phase.inputs, *self.phase.states, *(binding.value for binding in self.phase.takes)]
         wanted = [binding.value for binding in (*self.outputs, *self.phase.updates)]
         return DefUse(self.phase.ops).behind(wanted, frozenset(known))
 
-    @functools.cached_property
+    @cached_property
     def counts(self) -> bool:
         """Whether its calls must be counted: a random function runs in it."""
         return any(isinstance(op, ir.Map) and op.random for op in self.ops)
@@ -166,7 +164,7 @@ class Lowered:
             begun = self.backend.start(self._operand(op, x, source.kind == "array"), op)
             if begun is None:  # the backend does it in one
                 return None
-            parts.append(functools.partial(self._completed, op, begun, leaf))
+            parts.append(partial(self._completed, op, begun, leaf))
         return lambda: {op.result: env[op.operand].like([part() for part in parts])}
 
     def _ask(self, op: ServerOp, env: Env) -> Callable[[], Env]:
@@ -318,7 +316,7 @@ class Lowered:
             return backend.same(empty, tuple(axis for axis in op.axes if not placement.varies(axis)))
         if op.kind == "reduce_scatter" and x.ndim == 0:
             whole = scalar_algorithm(op.algorithm)
-            return backend.move(x, msgspec.structs.replace(op, kind="all_reduce", algorithm=whole))
+            return backend.move(x, replace(op, kind="all_reduce", algorithm=whole))
         if op.kind == "all_gather" and x.ndim == 0:  # a scalar of a split tree, never cut: the same already
             return backend.same(x, op.axes)
         moved = self._at_root(op, backend.move(self._operand(op, x, array), op))

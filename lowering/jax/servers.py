@@ -84,11 +84,9 @@ def unpacked(
 
 def refuse(span: Span, file: str) -> NoReturn:
     """Raises CP0851: on a mesh of devices there are no servers."""
-    fail(
-        "CP0851",
-        "the plan keeps states on servers, which are processes of their own, and a mesh has none",
-        "bind it to an mpi4py communicator, under mpirun: the workers' ranks first, then one for each server",
-        "or declare the states without `on`: the devices of the mesh then keep them, in shards",
-        span=span,
-        file=file,
+    message = "the plan keeps states on servers, which are processes of their own, and a mesh has none"
+    note = (
+        "bind it to an mpi4py communicator, under mpirun: the workers' ranks first, then one for each server"
     )
+    remedy = "or declare the states without `on`: the devices of the mesh then keep them, in shards"
+    fail("CP0851", message, note, remedy, span=span, file=file)

@@ -6,9 +6,9 @@ the same and what differs was proved when the plan was compiled.
 
 from __future__ import annotations
 
-import dataclasses
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from commplan.diagnostics import fail
@@ -54,7 +54,7 @@ class Order:
             self._last = weakref.ref(trace), weakref.ref(token)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class MpiBackend:
     """One rank of a communicator: see `lowering.jax.backend.Backend`.
 
@@ -67,7 +67,7 @@ class MpiBackend:
     spread: Mapping[str, tuple[Spread, ...]]
     file: str = ""
     typed: bool = False
-    order: Order = dataclasses.field(default_factory=Order)
+    order: Order = field(default_factory=Order)
     service: Service | None = None
 
     def ways(self, axes: tuple[str, ...]) -> int:
@@ -82,16 +82,13 @@ class MpiBackend:
         return {axis: self.index(axis) for axis in self.sizes}
 
     def varying(self, x: Array, axes: tuple[str, ...]) -> Array:
-        del axes
         return x
 
     def same(self, x: Array, axes: tuple[str, ...]) -> Array:
-        del axes
         return x
 
     def tie(self, x: Array, previous: Array, axes: tuple[str, ...]) -> Array:
         """All operations are ordered, one after another, whatever their operands."""
-        del previous, axes
         return x
 
     def start_packed(

@@ -10,9 +10,9 @@ are tied together by their tokens.
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -137,7 +137,7 @@ class Channel:
     def start(self, x: Array, spec: Spec, token: Array) -> tuple[Pending, Array]:
         """Begin the collective of `x`; a thread of this process moves it on meanwhile."""
         if self._nothing(x, spec) or self._library is None:
-            y, token = self.run(x, dataclasses.replace(spec, form="call"), token)
+            y, token = self.run(x, replace(spec, form="call"), token)
             return Pending((x,), [y], None, -1), token
         if not self.groups.concurrent:
             fail("CP0833", "this MPI may be called by one thread at a time, and form `split` needs two")
@@ -155,7 +155,7 @@ class Channel:
 
     def _rounds(self, x: Array, spec: Spec) -> Array:
         axes = self._axes(spec)
-        own = dataclasses.replace(spec, axes=axes)
+        own = replace(spec, axes=axes)
         rank, comm = self.groups.index(axes), self.groups.blocking(axes)
         choose = choice(own, self.groups, self._whole(x.size, own), x.dtype.itemsize)
         if choose is None:
@@ -189,7 +189,7 @@ class Channel:
         """The engine's number for this collective of an array like `x`, made where there is none yet."""
         if self._channel is None:
             fail("CP0832", "this channel is closed")
-        key = (dataclasses.replace(spec, axes=self._axes(spec), form="call"), x.size, str(x.dtype))
+        key = (replace(spec, axes=self._axes(spec), form="call"), x.size, str(x.dtype))
         if key not in self._numbers:
             self._numbers[key] = self._make(key[0], x.size, np.dtype(x.dtype))
         return self._numbers[key]

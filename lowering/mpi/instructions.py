@@ -11,8 +11,8 @@ changed yet is read from the operand, and what arrives to be kept goes to its fi
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -45,7 +45,7 @@ class Instruction(NamedTuple):
     nbytes: int
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Instructions:
     """The list of one rank. waits[i]: instructions that must be done before i; always earlier ones.
 

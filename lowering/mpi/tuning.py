@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import numpy as np
@@ -25,7 +25,7 @@ WINDOW = 4  # messages between two ranks that are in flight one way
 COUNTED = 2**31 - 1  # MPI counts what goes to each rank in 32 bits
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Spec:
     """One collective.
 
@@ -47,7 +47,7 @@ class Spec:
     where: str = ""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Choice:
     """program: for the ranks along the axes. piece: bytes of a message."""
 
@@ -70,7 +70,7 @@ def choice(spec: Spec, groups: Groups, size: int, itemsize: int) -> Choice | Non
             return None
         if kind == "all_to_all":
             fail("CP0831", f"all_to_all of {nbytes} bytes", f"at most {COUNTED} bytes may go to each rank")
-        spec = dataclasses.replace(spec, algorithm=Algorithm("pairwise" if kind == "swap" else "ring"))
+        spec = replace(spec, algorithm=Algorithm("pairwise" if kind == "swap" else "ring"))
     axes = spec.axes or ()
     own = programs.levels(spec.algorithm, axes, groups.sizes, dict.fromkeys(axes, spec.levels))
     own = tuple(_without_native(level, kind) for level in own)

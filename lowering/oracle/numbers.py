@@ -6,7 +6,7 @@ rounds after each operation, to nearest, ties to even, as the hardware does.
 
 from __future__ import annotations
 
-import functools
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -17,7 +17,7 @@ from commplan.ir.types import DType
 Array = npt.NDArray[Any]
 
 
-@functools.cache
+@cache
 def storage(dtype: DType) -> np.dtype[Any]:
     """The NumPy type that holds `dtype`: its own, or float32 for bfloat16 without `ml_dtypes`."""
     if dtype is not DType.BF16:

@@ -6,13 +6,13 @@ operand.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from commplan.collectives.registry import scalar_algorithm
 from commplan.ir import schedule as ir
@@ -26,7 +26,7 @@ Values = Mapping[str, ir.Value]
 Env = Mapping[str, Held]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class View:
     """What one rank sees: the leaves that it holds of a value, and its place."""
 
@@ -146,7 +146,7 @@ def _exchange(
     if op.kind == "all_gather" and not leaf.shape:  # a scalar of a split tree was never cut
         return [join(arrays, target)] * len(arrays)
     if op.kind == "reduce_scatter" and not leaf.shape:
-        op = msgspec.structs.replace(op, kind="all_reduce", algorithm=scalar_algorithm(op.algorithm))
+        op = replace(op, kind="all_reduce", algorithm=scalar_algorithm(op.algorithm))
     flat = _flat(op, arrays, tree=tree)
     whole = len(flat[0]) * leaf.dtype.nbytes * (len(arrays) if op.kind == "all_gather" else 1)
     program = program_of(op, grid.sizes, grid.spreads, whole, grid.file)

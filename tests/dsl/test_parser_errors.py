@@ -56,6 +56,7 @@ BANK: dict[str, tuple[str, list[Place]]] = {
     "phase without a name": (HEAD + "phase {\n}\n", [("CP0009", 3, 6)]),
     "phase is a word": (HEAD + "phase map {\n}\n", [("CP0010", 3, 7)]),
     "no brace": (HEAD + "each step\n  output x\n}\n", [("CP0009", 3, 10)]),
+    "a name in two lines": (HEAD + "phase d\nispatch {\n}\n", [("CP0009", 3, 8)]),
     "brace alone": (HEAD + "axis b = 1\n\n\n}\n{\n  output x\n}\n", [("CP0007", 6, 1), ("CP0009", 7, 1)]),
     "stage outside": (HEAD + "x = map f(y)\nz = map f(x)\n}\n", [("CP0012", 3, 1)]),
     "output outside": (HEAD + "output x\n", [("CP0012", 3, 1)]),

@@ -9,8 +9,8 @@ in the LogP model" (1993).
 
 from __future__ import annotations
 
-import functools
 import math
+from functools import lru_cache
 
 import numpy as np
 
@@ -34,7 +34,7 @@ def lower_bound(kind: str, nbytes: float, layout: Layout, network: Network, *, r
     return max(moved, _words(min(layout.ranks, PARTNERS), network.overhead, least))
 
 
-@functools.lru_cache(maxsize=1024)
+@lru_cache(maxsize=1024)
 def _busiest(kind: str, layout: Layout, network: Network, root: int) -> Floats:
     """Of one byte."""
     return np.array([_of_level(kind, layout, network, level, root) for level in range(len(network.levels))])
@@ -45,7 +45,7 @@ def busiest_bytes(kind: str, nbytes: float, layout: Layout, network: Network, *,
     return _busiest(kind, layout, network, root) * nbytes
 
 
-@functools.lru_cache(maxsize=1024)
+@lru_cache(maxsize=1024)
 def _spread(layout: Layout, network: Network, level: int) -> bool:
     units = network.units(layout.groups[:1], level)
     return bool((units != units[:, :1]).any())
@@ -88,7 +88,7 @@ def _most(member: Ints, amounts: Ints | Bools) -> float:
     return float(np.bincount(member, weights=amounts).max())
 
 
-@functools.lru_cache(maxsize=256)
+@lru_cache(maxsize=256)
 def _words(ranks: int, overhead: float, latency: float) -> float:
     """The earliest time at which one rank's word has reached all, each sending one message after another."""
     if ranks < 2 or overhead * 1000 < latency:

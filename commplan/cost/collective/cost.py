@@ -8,8 +8,8 @@ library that takes the best flat algorithm in rank order.
 
 from __future__ import annotations
 
-import functools
 import math
+from functools import lru_cache
 from typing import Literal, NamedTuple, cast
 
 import msgspec
@@ -179,17 +179,17 @@ def _dataflow(pattern: Pattern, query: _Query) -> _Modelled:
     return seconds + network.call, pattern.load * of_chunk
 
 
-@functools.lru_cache(maxsize=1024)
+@lru_cache(maxsize=1024)
 def laid(name: str, kind: Kind, root: int, layout: Layout, network: Network) -> Pattern:
     """The pattern of a program, laid out once."""
     return lay_out(registry.program(name, kind, layout.ranks, root=root), layout, network)
 
 
-_formula = functools.lru_cache(maxsize=256)(registry.formula)
-split_of = functools.lru_cache(maxsize=256)(split)
+_formula = lru_cache(maxsize=256)(registry.formula)
+split_of = lru_cache(maxsize=256)(split)
 
 
-@functools.lru_cache(maxsize=256)
+@lru_cache(maxsize=256)
 def stages_of(
     algorithm: Algorithm, kind: Kind, layout: Layout, network: Network, root: int
 ) -> tuple[Stage, ...] | None:
@@ -198,7 +198,7 @@ def stages_of(
     return None if parts is None else stages(parts, kind, root)
 
 
-@functools.lru_cache(maxsize=256)
+@lru_cache(maxsize=256)
 def composed(
     levels: tuple[tuple[str, int], ...], kind: Kind, root: int, layout: Layout, network: Network
 ) -> Pattern:
@@ -218,7 +218,7 @@ def _by_formula(name: str, kind: Kind, query: _Query) -> _Modelled:
     return rounds * each + busy + network.call, moved
 
 
-@functools.lru_cache(maxsize=256)
+@lru_cache(maxsize=256)
 def _shifted(layout: Layout, network: Network, distance: int) -> tuple[Floats, float]:
     """Messages on the busiest link of each level, every rank sending one `distance` on; the mean latency."""
     to = np.roll(layout.groups, -distance, axis=1)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from commplan.ir.axes import coordinates
 from commplan.ir.plan import Algorithm
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Stage:
     """A collective of one level. share: the bytes of the whole buffer of one of its groups, as a share of
     those of the hierarchy."""
@@ -27,7 +27,7 @@ class Stage:
     root: int
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Split:
     """The ranks of a layout by level. levels: algorithm and size, innermost first. places: of the ranks,
     [groups, outermost, .., innermost]."""

@@ -7,9 +7,9 @@ It takes a millisecond for some dozens of messages, and more than in proportion 
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import heapq
+from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from commplan.cost.network.network import Network
 LEFT = 1e-6  # bytes: a message with less than this left is through
 
 
-@dataclasses.dataclass
+@dataclass
 class _Message:
     src: int
     dst: int
@@ -29,7 +29,7 @@ class _Message:
     links: tuple[int, ...]
     after: float  # seconds from its last byte sent to its data usable
     waits: int = 0  # messages that must have arrived before
-    frees: list[int] = dataclasses.field(default_factory=list[int])
+    frees: list[int] = field(default_factory=list[int])
 
 
 def seconds(pattern: Pattern, network: Network, chunk: float, slices: int) -> float:
@@ -69,7 +69,7 @@ def _messages(pattern: Pattern, network: Network, piece: float, slices: int) -> 
     return messages
 
 
-@functools.lru_cache(maxsize=1 << 12)
+@lru_cache(maxsize=1 << 12)
 def _shared(
     links: tuple[tuple[int, ...], ...], capacity: tuple[float, ...], gamma: float
 ) -> tuple[float, ...]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from commplan.cost.network.network import Network, places_of
 from commplan.ir.axes import coordinates
@@ -34,7 +34,7 @@ def spread_as(axes: tuple[Axis, ...], topology: Topology, places: Sequence[int])
         if digits is None:
             return None
         spreads[axis.name] = digits
-    placed = tuple(msgspec.structs.replace(axis, levels=spreads.get(axis.name, ())) for axis in axes)
+    placed = tuple(replace(axis, levels=spreads.get(axis.name, ())) for axis in axes)
     standing = places_of(Network.of(topology), [axis for axis in placed if axis.name in spreads])
     same = np.array_equal(np.asarray(standing).ravel() - standing.ravel()[0], grid.ravel() - grid.ravel()[0])
     return placed if same else None

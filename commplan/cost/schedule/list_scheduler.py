@@ -7,9 +7,9 @@ that run at the same time share links max-min fairly.
 
 from __future__ import annotations
 
-import dataclasses
 import heapq
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from commplan.cost.network.network import Floats
 TINY = 1e-15  # of a second
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Task:
     """needs: tasks that must be over; begun: those that must have begun. seconds: of the task alone. use: the
     share of each group of links that it takes then; empty for what uses no links."""
@@ -31,7 +31,7 @@ class Task:
     begun: tuple[int, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class TaskTiming:
     """When a task ran, and the task that it waited for last; None where it could start at once."""
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import compress
+from operator import not_
 
 import msgspec
 import numpy as np
@@ -121,12 +123,9 @@ class _Charge:
     """What an op costs alone."""
 
     def __init__(
-        self,
-        schedule: Schedule,
-        predictor: Predictor,
-        compute: Mapping[str, float],
-        measured: InputCosts | None = None,
-    ) -> None:
+        self, schedule: Schedule, predictor: Predictor, compute: Mapping[str, float],
+        measured: InputCosts | None,
+    ) -> None:  # fmt: skip
         self.schedule, self.predictor, self.compute = schedule, predictor, compute
         self.measured, self.input = measured, dict[str, float]()
         self.unknown: dict[str, None] = {}
@@ -175,12 +174,9 @@ def _phase(phase: Phase, charge: _Charge) -> PhaseTime:
         for op, (seconds, prediction), when in zip(phase.ops, costs, played, strict=True)
     )
     end = max((when.end for when in played), default=0.0)
-    moving = [
-        (when.start, when.end) for when, (_, prediction) in zip(played, costs, strict=True) if prediction
-    ]
-    working = [
-        (when.start, when.end) for when, (_, prediction) in zip(played, costs, strict=True) if not prediction
-    ]
+    spans = [(when.start, when.end) for when in played]
+    moves = [prediction is not None for _, prediction in costs]
+    moving, working = compress(spans, moves), compress(spans, map(not_, moves))
     levels = [level.name for level in charge.predictor.network.levels]
     total = dict.fromkeys(levels, 0.0)
     for _, prediction in costs:
@@ -264,7 +260,7 @@ def _bound(ops: Sequence[Op], costs: Sequence[_Cost], charge: _Charge) -> float:
     return max([*lanes.values(), *alone, *links.tolist()])
 
 
-def _covered(spans: Sequence[tuple[float, float]]) -> float:
+def _covered(spans: Iterable[tuple[float, float]]) -> float:
     """The length of the union of intervals."""
     total = last = 0.0
     for start, end in sorted(spans):

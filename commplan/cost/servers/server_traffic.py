@@ -12,6 +12,7 @@ from commplan.collectives.program import Kind
 from commplan.cost.collective.cost import Prediction
 from commplan.cost.predictor import Predictor
 from commplan.cost.servers.requests import alone, asked, cost, elastic_load, places_of_servers
+from commplan.ir.assemble import assemble
 from commplan.ir.plan import Algorithm, AxisKind
 from commplan.ir.schedule import Axis, Elastic, Phase, Schedule
 from commplan.protocol.chunks import usual
@@ -69,28 +70,13 @@ def talk(site: Site, sites: Sites, predictor: Predictor, period: int) -> tuple[S
     places = predictor.servers[site.first : site.first + site.servers]
     joint = cost(traffic, predictor.workers, places, network)
     single = alone(traffic, predictor.workers, places, network)
-    timing = ServerTiming(
-        phase=site.phase,
-        line=site.span.line,
-        kind=site.kind,
-        mode=site.mode or "",
-        staleness=site.staleness,
-        server=site.server,
-        workers=sites.workers,
-        servers=site.servers,
-        places=tuple(map(int, places)),
-        period=period,
-        held=site.held,
-        messages_up=int(traffic.sent.sum()),
-        messages_down=int(traffic.got.sum()),
-        nbytes_up=int(traffic.up.sum()),
-        nbytes_down=int(traffic.down.sum()),
-        seconds=joint.seconds,
-        alone=single.seconds,
-        bound=joint.bound,
-        busy=joint.busy,
-        limit=joint.limit,
-    )
+    timing = assemble(
+        ServerTiming, site, joint,
+        line=site.span.line, mode=site.mode or "", workers=sites.workers, period=period,
+        places=tuple(map(int, places)), alone=single.seconds,
+        messages_up=int(traffic.sent.sum()), messages_down=int(traffic.got.sum()),
+        nbytes_up=int(traffic.up.sum()), nbytes_down=int(traffic.down.sum()),
+    )  # fmt: skip
     return timing, joint.prediction(network)
 
 

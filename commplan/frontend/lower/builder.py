@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import msgspec
+from msgspec.structs import replace
 
 from commplan.collectives.registry import scalar_algorithm
 from commplan.diagnostics import Span
@@ -101,9 +101,9 @@ def total_weight(building: Builder, weight: graph.Ref, stage: graph.Reduce | gra
     if varying:
         total = f"{stage.result}/weights"
         # A count is no gradient: it is neither sent nor added in a narrower type.
-        hints = msgspec.structs.replace(stage.hints, wire=None, accumulate=None)
+        hints = replace(stage.hints, wire=None, accumulate=None)
         via = scalar_algorithm(stage.via) if stage.via is not None and varying == over else None
-        bare = msgspec.structs.replace(stage, hints=hints, via=via)
+        bare = replace(stage, hints=hints, via=via)
         building.collective("all_reduce", total, weight, varying, bare, op="sum")
     if same > 1:
         scaled = sched.Scale(f"{stage.result}/all_weights", total, "mul", float(same), stage.span)

@@ -3,8 +3,7 @@ from commplan.ir.hints import NO_HINTS, Algorithm, Hints
 from commplan.ir.roles import name_of
 from commplan.ir.stages.base import Number, StageOverAxes, over
 from commplan.ir.stages.rules import Ranks, Violation, root
-from commplan.ir.symbolic import steps
-from commplan.ir.symbolic.interpretation import Interpretation
+from commplan.ir.symbolic.deferred import Interpretation, steps
 
 ROOT = Number(
     "from", "a root", 0, ("the broadcast has no root", "add `from 0`: the rank whose value is kept"), root

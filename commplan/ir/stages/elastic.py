@@ -5,8 +5,7 @@ from commplan.ir.hints import NO_HINTS, Algorithm, Hints
 from commplan.ir.roles import Ref, name_of
 from commplan.ir.stages.base import BaseStage, over
 from commplan.ir.stages.rules import Ranks, Violation, coefficients, stable
-from commplan.ir.symbolic import steps
-from commplan.ir.symbolic.interpretation import Interpretation
+from commplan.ir.symbolic.deferred import Interpretation, steps
 from commplan.ir.types import Over
 
 

@@ -3,8 +3,7 @@ from commplan.ir.hints import NO_HINTS, Algorithm, Hints, Reduction
 from commplan.ir.roles import Ref, name_of
 from commplan.ir.stages.base import BaseStage, over
 from commplan.ir.stages.rules import Ranks, Violation, chosen, one_each
-from commplan.ir.symbolic import steps
-from commplan.ir.symbolic.interpretation import Interpretation
+from commplan.ir.symbolic.deferred import Interpretation, steps
 from commplan.ir.types import Over, Refs
 
 

@@ -1,8 +1,7 @@
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Algorithm, Hints
 from commplan.ir.stages.base import StageOverAxes
-from commplan.ir.symbolic import steps
-from commplan.ir.symbolic.interpretation import Interpretation
+from commplan.ir.symbolic.deferred import Interpretation, steps
 
 
 class Gather(StageOverAxes, frozen=True, tag="gather"):

@@ -7,8 +7,7 @@ from commplan.ir.hints import NO_HINTS, Hints
 from commplan.ir.roles import Ref
 from commplan.ir.stages.base import BaseStage
 from commplan.ir.stages.rules import Ranks, Violation, dropped_tail, even_batch, member_batches, short_tail
-from commplan.ir.symbolic import steps
-from commplan.ir.symbolic.interpretation import Interpretation
+from commplan.ir.symbolic.deferred import Interpretation, steps
 from commplan.ir.types import Batch
 
 

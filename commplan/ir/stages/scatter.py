@@ -2,8 +2,7 @@ from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Algorithm, Hints, Reduction
 from commplan.ir.roles import name_of
 from commplan.ir.stages.base import StageOverAxes, over
-from commplan.ir.symbolic import steps
-from commplan.ir.symbolic.interpretation import Interpretation
+from commplan.ir.symbolic.deferred import Interpretation, steps
 
 
 class Scatter(StageOverAxes, frozen=True, tag="scatter"):

@@ -2,7 +2,7 @@ from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Algorithm, Hints
 from commplan.ir.stages.base import StageOverAxes
 from commplan.ir.stages.rules import Ranks, Violation, chosen
-from commplan.ir.symbolic.interpretation import Interpretation
+from commplan.ir.symbolic.deferred import Interpretation
 
 
 class Share(StageOverAxes, frozen=True, tag="share"):

@@ -3,8 +3,7 @@ from commplan.ir.hints import NO_HINTS, Hints
 from commplan.ir.roles import name_of
 from commplan.ir.stages.base import Number, StageOverAxes, over
 from commplan.ir.stages.rules import Ranks
-from commplan.ir.symbolic import steps
-from commplan.ir.symbolic.interpretation import Interpretation
+from commplan.ir.symbolic.deferred import Interpretation, steps
 
 DISTANCE = Number(
     "by", "a distance", -(1 << 63), ("the shift does not say how far", "add `by 1`: to the next rank")

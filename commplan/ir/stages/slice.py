@@ -1,6 +1,6 @@
 from commplan.diagnostics import Span
 from commplan.ir.stages.base import StageOverAxes
-from commplan.ir.symbolic.interpretation import Interpretation
+from commplan.ir.symbolic.deferred import Interpretation
 
 
 class Slice(StageOverAxes, frozen=True, tag="slice"):

@@ -4,8 +4,7 @@ from commplan.diagnostics import Span, listed, plural
 from commplan.ir.hints import NO_HINTS, Algorithm, Hints
 from commplan.ir.stages.base import StageOverAxes
 from commplan.ir.stages.rules import Ranks, Violation
-from commplan.ir.symbolic import steps
-from commplan.ir.symbolic.interpretation import Interpretation
+from commplan.ir.symbolic.deferred import Interpretation, steps
 from commplan.ir.values import Leaf
 
 

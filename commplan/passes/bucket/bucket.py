@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Annotated, ClassVar
 
 import msgspec
+from msgspec.structs import replace
 
 from commplan.ir.plan import Ref, name_of
 from commplan.ir.remark import Choice
@@ -79,7 +80,7 @@ class BucketPass(Pass, frozen=True):
 
 
 def _unhidden(op: Collective) -> Collective:
-    return msgspec.structs.replace(op, hints=msgspec.structs.replace(op.hints, overlap=None))
+    return replace(op, hints=replace(op.hints, overlap=None))
 
 
 def group_collectives(editor: Editor, ops: Sequence[Op], *, coalesce: bool) -> list[list[Collective]]:

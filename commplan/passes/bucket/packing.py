@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-import msgspec
+from msgspec.structs import replace
 
 from commplan.collectives.registry import scalar_algorithm
 from commplan.diagnostics import fail
@@ -46,7 +46,7 @@ def pack_collectives(
         runs = laid_out(Part(item.value, item.leaf, start, size, 0) for item, start, size in bucket.runs)
         buffer = _emit(editor, ops, head, bucket, runs, f"{head.result}/b{number}")
         for (item, _, _), run in zip(bucket.runs, runs, strict=True):
-            parts[item.result].append(msgspec.structs.replace(run, value=buffer))
+            parts[item.result].append(replace(run, value=buffer))
     ways = editor.size(head.axes) if head.kind in ROWS_OUT else 1
     ops += [unpack(op.result, parts[op.result], op.span, ways) for op in group]
     return ops, buckets
@@ -75,16 +75,13 @@ def _check_count(items: Sequence[LeafSlice], limit: int | None, head: Collective
         return
     bytes_ = sum(i.nbytes for i, n in zip(items, counts, strict=True) if n > 1)
     enough = -(-bytes_ // MOST)  # pieces may be twice as large
-    fail(
-        "CP0724",
-        f"`{name_of(head.operand)}` would be cut into {total:,} buckets; a stage has at most {MOST:,}",
-        f"its leaves larger than a bucket have {bytes_:,} bytes, and a bucket {limit:,}",
+    message = f"`{name_of(head.operand)}` would be cut into {total:,} buckets; a stage has at most {MOST:,}"
+    note = f"its leaves larger than a bucket have {bytes_:,} bytes, and a bucket {limit:,}"
+    remedy = (
         f"raise the limit: {{ bucket = {max(1, -(-enough // 1024**2))}MiB }} on the stage, or the option max"
-        " of the pass bucket",
-        "are the shapes what they should be?",
-        span=head.span,
-        file=file,
+        " of the pass bucket"
     )
+    fail("CP0724", message, note, remedy, "are the shapes what they should be?", span=head.span, file=file)
 
 
 def _fate(op: Collective, operand: Value, leaf: int, ranks: int) -> tuple[LeafCollective, int]:
@@ -113,12 +110,8 @@ def readiness(operand: Value, op: Collective, order: Order) -> list[int]:
     place = {leaf.path: index for index, leaf in enumerate(operand.leaves)}
     wrong = sorted(set(order[name]) ^ set(place))
     if wrong or len(order[name]) != len(place):
-        fail(
-            "CP0711",
-            f"the order given for `{name}` is no order of its leaves",
-            f"every path once; in doubt: {', '.join(wrong[:5]) or 'one is named twice'}",
-            span=op.span,
-        )
+        note = f"every path once; in doubt: {', '.join(wrong[:5]) or 'one is named twice'}"
+        fail("CP0711", f"the order given for `{name}` is no order of its leaves", note, span=op.span)
     return [place[path] for path in order[name]]
 
 

@@ -18,7 +18,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import msgspec
+from msgspec.structs import replace
 
 from commplan.ir.remark import Alternative
 from commplan.ir.schedule import Backend, Collective
@@ -52,7 +52,7 @@ def size(chooser: Chooser, head: Collective, nbytes: int, items: Sequence[LeafSl
     if chooser.costs is None or (not hidden and nbytes <= DEFAULT) or nbytes <= LEAST:
         return Size(DEFAULT, f"the default limit is {sized(DEFAULT)}")
     sizes = candidate_sizes(nbytes, hidden=hidden)
-    ways = {each: chooser.about(msgspec.structs.replace(head, nbytes=each)) for each in sizes}
+    ways = {each: chooser.about(replace(head, nbytes=each)) for each in sizes}
     whole = ways[nbytes]
     if whole is None:
         return Size(DEFAULT, f"the default limit is {sized(DEFAULT)}")

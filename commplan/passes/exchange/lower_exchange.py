@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-import msgspec
+from msgspec.structs import replace
 
 from commplan.diagnostics import Span
 from commplan.frontend.lower.builder import Builder, reduction
@@ -46,7 +46,7 @@ class _Building(Builder):
         if not isinstance(op, Collective) or op.kind != "reduce_scatter" or not self.owners.ranks:
             return super().emit(op)
         if self.owners.via is not None:
-            op = msgspec.structs.replace(op, algorithm=self.owners.via, pinned=True)
+            op = replace(op, algorithm=self.owners.via, pinned=True)
         return reduce_rows(self.editor, self.ops, op, self.owners.ranks)
 
 
@@ -58,7 +58,7 @@ def kept_entry(schedule: Schedule, moved: Mapping[str, Ownership]) -> Schedule:
         parts[value.id].part_of(value, schedule.axes) if value.id in parts else value
         for value in schedule.entry
     )
-    return msgspec.structs.replace(schedule, entry=entry, state_shards=shards)
+    return replace(schedule, entry=entry, state_shards=shards)
 
 
 class StateSharding:
@@ -85,11 +85,9 @@ class StateSharding:
         for op in ops:
             done.append(self._read_whole(done, op) if self.own.isdisjoint(results_of(op)) else op)
         phase = self.editor.phase
-        outputs = tuple(
-            msgspec.structs.replace(b, value=self._gathered(done, b.value, phase.span)) for b in phase.outputs
-        )
+        outputs = tuple(replace(b, value=self._gathered(done, b.value, phase.span)) for b in phase.outputs)
         updates = tuple(self._update(done, binding) for binding in phase.updates)
-        self.editor.phase = msgspec.structs.replace(phase, outputs=outputs, updates=updates)
+        self.editor.phase = replace(phase, outputs=outputs, updates=updates)
         return self.editor.finish(done)
 
     def sharded(self, ops: list[Op], op: Exchange, owners: Owners) -> None:
@@ -112,7 +110,7 @@ class StateSharding:
         self.own.update(update.results)
         ops.append(update)
         # What is sent narrow is the gradient: weights that were rounded could not move by less than that.
-        hints = msgspec.structs.replace(self._hints(op, owners), wire=None, accumulate=None)
+        hints = replace(self._hints(op, owners), wire=None, accumulate=None)
         for shard, new in zip(updated, op.results, strict=True):
             if shard == new:
                 self.parts.add(new)
@@ -142,11 +140,11 @@ class StateSharding:
         hints = hints_of(op, streams=streaming(schedule, owners))
         if hints.overlap or owners.how != "sharded" or schedule.backend != "mpi" or gradient.nbytes < HALVES:
             return hints
-        return msgspec.structs.replace(hints, overlap="update")
+        return replace(hints, overlap="update")
 
     def _add(self, value: Value, name: Ref) -> Ref:
         fresh = name if name == value.id else self.editor.fresh(name)
-        return self.editor.add(msgspec.structs.replace(value, id=fresh))
+        return self.editor.add(replace(value, id=fresh))
 
     def _cut(self, ops: list[Op], ref: Ref, kept: Ownership, span: Span) -> Ref:
         """This rank's part of `ref`, a slice."""
@@ -169,14 +167,14 @@ class StateSharding:
     def _update(self, ops: list[Op], binding: Binding) -> Binding:
         span = self.editor.phase.span
         if binding.name not in self.moved:
-            return msgspec.structs.replace(binding, value=self._gathered(ops, binding.value, span))
+            return replace(binding, value=self._gathered(ops, binding.value, span))
         if binding.value in self.parts:
             return binding
         kept = self.moved[binding.name]
         maker = DefUse(ops).maker(binding.value)
         if not isinstance(maker, Map) or not self._may_cut_first(ops, maker, binding, kept):
             where = maker.span if maker is not None else span
-            return msgspec.structs.replace(binding, value=self._cut(ops, binding.value, kept, where))
+            return replace(binding, value=self._cut(ops, binding.value, kept, where))
         self.editor.add(kept.part_of(self.editor.values[binding.value], self.editor.schedule.axes))
         at, cuts = ops.index(maker), list[Op]()
         for ref in dict.fromkeys(maker.operands):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-import msgspec
+from msgspec.structs import replace
 
 from commplan.ir.axes import coordinates, position
 from commplan.ir.optimizer_leaf_match import weights_of
@@ -78,7 +78,7 @@ def levels(axes: tuple[str, ...], within: str | None, *, few: bool) -> Algorithm
 def hints_of(op: Exchange, *, streams: bool = False) -> Hints:
     """What an exchange asks of the collectives that it becomes; streams: see `streaming`."""
     overlap = op.hints.overlap or ("backward" if streams else None)
-    return msgspec.structs.replace(op.hints, staleness=None, overlap=overlap)
+    return replace(op.hints, staleness=None, overlap=overlap)
 
 
 def streaming(schedule: Schedule, owners: Owners) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import msgspec
+from msgspec.structs import replace
 
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS
@@ -43,7 +43,7 @@ def reduce_rows(editor: Editor, ops: list[Op], like: Collective, owners: tuple[i
             summed.append((name, _piece_summed(editor, ops, name, parts, owners, like), parts))
     for name, reduced, parts in summed:
         mine = _one_of(editor, ops, f"{name}/own", reduced, like.span)
-        placed += [msgspec.structs.replace(part, value=mine) for part in parts]
+        placed += [replace(part, value=mine) for part in parts]
     for dtype, leaves in _by_dtype(value, scalars=True):
         name = f"{result}/{dtype}_scalars"
         buffer = editor.pack(ops, _run(operand, leaves, [1] * len(leaves)), like.span, f"{name}/pack")

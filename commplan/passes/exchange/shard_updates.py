@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-import msgspec
+from msgspec.structs import replace
 
 from commplan.diagnostics import fail
 from commplan.ir.plan import Ref, name_of
@@ -51,32 +51,25 @@ class PlacePass(Pass, frozen=True):
         phases = tuple(
             _phase(StateSharding(Editor(schedule, phase), moved, wholes), owners) for phase in schedule.phases
         )
-        return msgspec.structs.replace(schedule, phases=phases, choices=(*schedule.choices, *choices))
+        return replace(schedule, phases=phases, choices=(*schedule.choices, *choices))
 
     def _owners(self, chooser: Chooser, op: Exchange) -> Owners:
         schedule, state = chooser.schedule, name_of(op.states[0])
         if op.hints.staleness:
-            fail(
-                "CP0728",
-                f"`staleness = {op.hints.staleness}` needs a server: `{state}` lives with the workers",
-                "all workers take part in every update, so that none can run ahead of another",
-                f"leave `staleness` out, or declare `server hub = 1` and `state {state} : tree on hub`",
-                span=op.span,
-                file=schedule.file,
-            )
+            message = f"`staleness = {op.hints.staleness}` needs a server: `{state}` lives with the workers"
+            note = "all workers take part in every update, so that none can run ahead of another"
+            remedy = f"leave `staleness` out, or declare `server hub = 1` and `state {state} : tree on hub`"
+            fail("CP0728", message, note, remedy, span=op.span, file=schedule.file)
         asked = op.algorithm.get("within") if op.algorithm is not None else None
         within = str(asked) if asked is not None else None
         axes, why = inner_first(op.axes, within), unshardable_reason(schedule, op)
         if op.algorithm is not None and why is not None:
-            fail(
-                "CP0726",
-                f"owners cannot keep {why}",
+            note = (
                 "what is cut among them with the weights: leaves of the same shape whose path ends with a"
-                " weight's path; a scalar is kept by everyone",
-                "leave `via parameter_server` out: then every worker updates everything",
-                span=op.span,
-                file=schedule.file,
+                " weight's path; a scalar is kept by everyone"
             )
+            remedy = "leave `via parameter_server` out: then every worker updates everything"
+            fail("CP0726", f"owners cannot keep {why}", note, remedy, span=op.span, file=schedule.file)
         if op.algorithm is not None:
             few = self._few(schedule, op, axes)
             return Owners("sharded", axes, levels(axes, within, few=bool(few)), ranks=few)
@@ -92,14 +85,12 @@ class PlacePass(Pass, frozen=True):
             return ()
         ranks = spread_out(schedule.mesh_sizes, op.axes, axes, int(asked))
         if ranks and (op.hints.wire is not None or op.hints.accumulate is not None):
-            fail(
-                "CP0757",
-                f"gradients on their way to {asked} of the workers cannot travel narrower than they add up",
-                "they are added on the way, so that sums would travel in the wire type too",
-                "leave `wire` and `accumulate` out, or `owners`: then every worker owns a part",
-                span=op.span,
-                file=schedule.file,
+            message = (
+                f"gradients on their way to {asked} of the workers cannot travel narrower than they add up"
             )
+            note = "they are added on the way, so that sums would travel in the wire type too"
+            remedy = "leave `wire` and `accumulate` out, or `owners`: then every worker owns a part"
+            fail("CP0757", message, note, remedy, span=op.span, file=schedule.file)
         return ranks
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar
 
-import msgspec
+from msgspec.structs import replace
 
 from commplan.ir.def_use import DefUse
 from commplan.ir.plan import Ref, name_of
@@ -122,11 +122,7 @@ class _Pieces:
                     operands.append(ref)
             results = {ref: self._value(ref, sizes, f"{ref}/u{number}") for ref in self.op.results}
             self.made.append(results)
-            ops.append(
-                msgspec.structs.replace(
-                    self.op, results=tuple(results.values()), operands=tuple(operands), after=()
-                )
-            )
+            ops.append(replace(self.op, results=tuple(results.values()), operands=tuple(operands), after=()))
         return ops
 
     def gather(self, ref: Ref, joined: Gathered) -> list[Op]:
@@ -169,11 +165,11 @@ class _Pieces:
     def _gradient(self, ops: list[Op], buffer: Ref, parts: tuple[Part, ...], number: int) -> Ref:
         for scale in self.stream.scales:
             buffer = self.editor.emit(
-                ops, msgspec.structs.replace(scale, operand=buffer, after=()), f"{scale.result}/u{number}"
+                ops, replace(scale, operand=buffer, after=()), f"{scale.result}/u{number}"
             )
         sizes = {part.leaf: part.size for part in parts}
         name = self._value(self.stream.operand, sizes, f"{self.stream.operand}/piece{number}")
-        taken = tuple(msgspec.structs.replace(part, value=buffer, start=0) for part in parts)
+        taken = tuple(replace(part, value=buffer, start=0) for part in parts)
         return self.editor.emit(ops, Unpack(name, taken, self.op.span))
 
     def _taken(self, ops: list[Op], ref: Ref, parts: tuple[Part, ...], number: int) -> Ref:
@@ -182,7 +178,7 @@ class _Pieces:
         placed: list[Part] = []
         for dtype, own in self._by_dtype(ref, parts, None):
             buffer = self._pack(ops, ref, own, f"{name}/{dtype}", start=True)
-            placed += [msgspec.structs.replace(part, start=0) for part in _placed(buffer, own)]
+            placed += [replace(part, start=0) for part in _placed(buffer, own)]
         return self.editor.emit(ops, Unpack(name, tuple(placed), self.op.span))
 
     def _by_dtype(

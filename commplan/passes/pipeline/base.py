@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
+from msgspec.structs import replace
 
 from commplan.diagnostics import did_you_mean, fail
 from commplan.ir.remark import Choice
@@ -48,7 +49,7 @@ class Pass(msgspec.Struct, frozen=True):
         """`schedule` rewritten; choices recorded in it."""
         choices = list(schedule.choices)
         phases = tuple(self.phases(schedule, context, choices))
-        return msgspec.structs.replace(schedule, phases=phases, choices=tuple(choices))
+        return replace(schedule, phases=phases, choices=tuple(choices))
 
     def phases(self, schedule: Schedule, context: Context, choices: list[Choice]) -> Iterable[Phase]:
         """The phases of `schedule` rewritten; what is decided is appended to `choices`."""

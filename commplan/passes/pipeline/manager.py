@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.ir.schedule import Schedule
@@ -63,11 +64,8 @@ class Pipeline(msgspec.Struct, frozen=True):
         for pass_ in passes:
             late = next((name for name in seen if pass_.name in known[name].after), None)
             if late is not None:
-                fail(
-                    "CP0717",
-                    f"pass `{pass_.name}` cannot run after `{late}`",
-                    f"put `{pass_.name}` before it",
-                )
+                message = f"pass `{pass_.name}` cannot run after `{late}`"
+                fail("CP0717", message, f"put `{pass_.name}` before it")
             seen.append(pass_.name)
         return cls(tuple(passes))
 
@@ -105,7 +103,7 @@ class Pipeline(msgspec.Struct, frozen=True):
                 ) from error
             seconds = time.perf_counter() - start
             text = f"{schedule.pipeline},{pass_}" if schedule.pipeline else str(pass_)
-            after = msgspec.structs.replace(after, pipeline=text)
+            after = replace(after, pipeline=text)
             problems = verify(after, sound, reference, written_out=False)
             if problems:
                 raise _broken(pass_, schedule, after, problems, keep(problems[0].message))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from commplan.diagnostics import Span
 from commplan.input.costs import (
@@ -23,6 +22,7 @@ from commplan.input.costs import (
     predict,
 )
 from commplan.input.measured_costs import InputCosts
+from commplan.ir.assemble import assemble
 from commplan.ir.def_use import DefUse
 from commplan.ir.plan import Ref
 from commplan.ir.remark import Choice, Design, SharingCost
@@ -177,7 +177,7 @@ def _why(predictions: Sequence[Predicted], taken: Predicted) -> str:
 
 def _worker_processes(setting: Setting, taken: Predicted, links: Links | None) -> str:
     """What worker processes would do for a step that waits for the interpreter's lock."""
-    apart = dataclasses.replace(setting, processes=True)
+    apart = replace(setting, processes=True)
     other = predict(apart, taken.cut, taken.design, taken.readers, links, taken.limit)
     if other.wall * (1 + TIE) >= taken.wall:
         return ""
@@ -186,26 +186,7 @@ def _worker_processes(setting: Setting, taken: Predicted, links: Links | None) -
 
 
 def _row(prediction: Predicted, *, taken: bool) -> SharingCost:
-    numbers = (
-        prediction.cpu,
-        prediction.wall,
-        prediction.nbytes,
-        prediction.memory,
-        prediction.limit,
-        prediction.distance,
-    )
-    cpu, wall, nbytes, memory, least, distance = map(rounded, numbers)
+    names = ("cpu", "wall", "nbytes", "memory", "limit", "distance")
+    numbers = {name: rounded(getattr(prediction, name)) for name in names}
     cut = "" if prediction.design == "duplicate" else prediction.cut.name
-    return SharingCost(
-        prediction.design,
-        prediction.readers,
-        cut,
-        cpu,
-        wall,
-        prediction.waits_for,
-        nbytes,
-        memory,
-        least,
-        distance,
-        taken,
-    )
+    return assemble(SharingCost, prediction, cut=cut, taken=taken, **numbers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-import msgspec
+from msgspec.structs import replace
 
 from commplan.ir.def_use import DefUse
 from commplan.ir.input_slice import connected
@@ -98,10 +98,10 @@ def move_back(editor: Editor, ops: list[Op], share: Share, maker: Map) -> Share:
     wide = map widen(x); y = share wide  -->  narrow = share x; y = map widen(narrow)
     """
     value: Value = editor.values[maker.operands[0]]
-    narrow = editor.add(msgspec.structs.replace(value, id=editor.fresh(f"{share.result}/narrow")))
-    moved = msgspec.structs.replace(share, operand=maker.operands[0], result=narrow)
+    narrow = editor.add(replace(value, id=editor.fresh(f"{share.result}/narrow")))
+    moved = replace(share, operand=maker.operands[0], result=narrow)
     ops[ops.index(share)] = moved
-    ops[ops.index(maker)] = msgspec.structs.replace(maker, operands=(narrow,), results=(share.result,))
+    ops[ops.index(maker)] = replace(maker, operands=(narrow,), results=(share.result,))
     return moved
 
 

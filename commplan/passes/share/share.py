@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Annotated, ClassVar, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from commplan.ir.def_use import DefUse
 from commplan.ir.plan import AxisKind, Ref, name_of
@@ -114,7 +115,7 @@ class SharePass(Pass, frozen=True):
         if self.design == "none":
             choices.append(Choice("share", f"{text}: not shared", "the pass was told so", maker.span))
             return
-        own = editor.add(msgspec.structs.replace(value, id=editor.fresh(f"{ref}/own")))
+        own = editor.add(replace(value, id=editor.fresh(f"{ref}/own")))
         ops[place] = rename_results(maker, {ref: own})
         design: Design = "all_shared" if self.design == "auto" else self.design
         readers = self._readers(editor.size(axes))
