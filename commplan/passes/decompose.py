@@ -80,12 +80,8 @@ def _best(chooser: Chooser, op: Collective, choices: list[Choice]) -> Algorithm:
         if flat is None or stepped is None:
             return op.algorithm
         single, layered = single._replace(seconds=flat), layered._replace(seconds=stepped)
-    enough = (
-        layered.seconds < single.seconds * (1 - HIERARCHY_MARGIN)
-        if chooser.jax
-        else is_worthwhile(layered, single)
-    )
-    if not enough:
+    saves = layered.seconds < single.seconds * (1 - HIERARCHY_MARGIN)
+    if not (saves if chooser.jax else is_worthwhile(layered, single)):
         return op.algorithm  # `select` lists what was not taken
     choices.append(_chosen(op, single, layered, written))
     return written
@@ -110,23 +106,21 @@ def _stays(op: Collective, schedule: Schedule) -> bool:
     return len(op.algorithm.levels) > 1 and as_one(op.kind, op.algorithm, schedule.backend, op)
 
 
-def _expand(editor: Editor, ops: list[Op], op: Collective, loose: bool, choices: list[Choice]) -> None:
-    """Append to `ops` what `op` becomes. `loose`: its readers do not mind padding behind the result."""
+def _expand(editor: Editor, op: Collective, loose: bool, choices: list[Choice]) -> None:
+    """Emit what `op` becomes. `loose`: its readers do not mind padding behind the result."""
     steps = op.algorithm.levels
     if len(steps) == 1:
         named = op.algorithm.args[0].key is not None
-        ops.append(replace(op, algorithm=steps[0][1], pinned=named))
+        editor.ops.append(replace(op, algorithm=steps[0][1], pinned=named))
         return
-    if op.op == "sum" and not _by_axis(op):
-        text = _sum(editor, ops, op, steps, loose)
-    else:
-        text = _one_by_one(editor, ops, op)
+    sums = op.op == "sum" and not _by_axis(op)
+    text = _sum(editor, op, steps, loose) if sums else _one_by_one(editor, op)
     if op.pinned:
         why = f"the plan says via {op.algorithm}"
         choices.append(Choice("decompose", f"`{op.result}`: {text}", why, op.span))
 
 
-def _sum(editor: Editor, ops: list[Op], op: Collective, steps: Levels, loose: bool) -> str:
+def _sum(editor: Editor, op: Collective, steps: Levels, loose: bool) -> str:
     """all_reduce(gpu, node)  -->  reduce_scatter(gpu); all_reduce(node); all_gather(gpu)
 
     The buffer is padded to whole shards. Each level outside moves a part of the bytes.
@@ -135,15 +129,15 @@ def _sum(editor: Editor, ops: list[Op], op: Collective, steps: Levels, loose: bo
     multiple = math.prod(editor.size((axis,)) for axis, _ in (steps if travels_narrow(op) else inner))
     size = round_up(editor.leaf(op.operand).size, multiple)
     grown = size != editor.leaf(op.operand).size
-    current = padded(editor, ops, op.operand, size)
+    current = padded(editor, op.operand, size)
     for axis, algorithm in inner:
-        current = _step(editor, ops, op, current, axis, algorithm, "reduce_scatter")
-    current = _step(editor, ops, op, current, outer, outermost, "all_reduce")
+        current = _step(editor, op, current, axis, algorithm, "reduce_scatter")
+    current = _step(editor, op, current, outer, outermost, "all_reduce")
     for index in range(len(inner) - 1, -1, -1):
         direct = index == 0 and (loose or not grown)
-        current = _step(editor, ops, op, current, *inner[index], "all_gather", last=direct)
+        current = _step(editor, op, current, *inner[index], "all_gather", last=direct)
     if current != op.result:
-        trimmed(editor, ops, current, op)
+        trimmed(editor, current, op)
     return ", ".join(
         [f"reduce_scatter {axis}" for axis, _ in inner]
         + [f"all_reduce {outer}"]
@@ -158,7 +152,7 @@ def _by_axis(op: Collective) -> bool:
     return op.kind in ("reduce_scatter", "all_gather") and keys == op.axes
 
 
-def _one_by_one(editor: Editor, ops: list[Op], op: Collective) -> str:
+def _one_by_one(editor: Editor, op: Collective) -> str:
     """all_reduce max(gpu, node)  -->  all_reduce max(gpu); all_reduce max(node)
     reduce_scatter(gpu, node)  -->  reduce_scatter(gpu); reduce_scatter(node)
     all_gather(gpu, node)      -->  all_gather(node); all_gather(gpu)
@@ -173,7 +167,7 @@ def _one_by_one(editor: Editor, ops: list[Op], op: Collective) -> str:
     current = op.operand
     for index, (axis, algorithm) in enumerate(steps):
         last = index == len(steps) - 1
-        current = _step(editor, ops, op, current, axis, algorithm, op.kind, last=last, root=roots.get(axis))
+        current = _step(editor, op, current, axis, algorithm, op.kind, last=last, root=roots.get(axis))
     return ", ".join(
         f"{op.kind} {axis}" + (f" from {roots[axis]}" if axis in roots else "") for axis, _ in steps
     )
@@ -181,7 +175,6 @@ def _one_by_one(editor: Editor, ops: list[Op], op: Collective) -> str:
 
 def _step(
     editor: Editor,
-    ops: list[Op],
     op: Collective,
     operand: Ref,
     axis: str,
@@ -193,7 +186,7 @@ def _step(
 ) -> Ref:
     """One level of `op`: a collective of `kind` over `axis`; the `last` one makes its result."""
     return editor.move(
-        ops, op, operand, None if last else f"{op.result}/{kind}_{axis}", kind=kind, axes=(axis,), root=root,
+        op, operand, None if last else f"{op.result}/{kind}_{axis}", kind=kind, axes=(axis,), root=root,
         op=op.op if kind in ("all_reduce", "reduce_scatter") else None, algorithm=algorithm, form=None,
         lane=network_lane(editor.schedule.axes, (axis,)),
         pinned=any(arg.key == axis for arg in op.algorithm.args),

@@ -32,13 +32,12 @@ class OverlapPass(Pass, frozen=True):
         return [self._phase(phase, choices) for phase in schedule.phases]
 
     def _phase(self, phase: Phase, choices: list[Choice]) -> Phase:
-        count = sum(isinstance(op, Collective) for op in phase.ops)
-        if not count:
+        written = [op.result for op in phase.ops if isinstance(op, Collective)]
+        count = len(written)
+        if not written:
             return phase
         issued = issue_order(phase.ops)
-        moved = [op.result for op in issued if isinstance(op, Collective)] != [
-            op.result for op in phase.ops if isinstance(op, Collective)
-        ]
+        moved = written != [op.result for op in issued if isinstance(op, Collective)]
         if self.chain:
             issued = chained(issued)
         values_of = {value.id: value for value in phase.values}

@@ -25,9 +25,7 @@ from commplan.topology import Topology
 SHOWN = 6  # alternatives that a schedule keeps of one decision, the fastest; and the backend's own
 TIE_MARGIN = 0.04  # a simpler way that is slower by no more is taken: calibrations do not repeat to less
 HIERARCHY_MARGIN = 0.05  # a hierarchy of collectives of the backend's own, under JAX, must save so much
-GUESS_MARGIN = (
-    0.20  # a chunk program, under JAX, must save so much; so must a guess, beside what was measured
-)
+GUESS_MARGIN = 0.20  # a chunk program must save so much under JAX, a guess beside what was measured
 
 
 class Candidate(NamedTuple):

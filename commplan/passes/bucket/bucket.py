@@ -51,20 +51,18 @@ class BucketPass(Pass, frozen=True):
             return phase
         last = {group[-1].result: group for group in groups}
         inside = {op.result for group in groups for op in group}
-        ops: list[Op] = []
         for op in phase.ops:
             if not isinstance(op, Collective) or op.result not in inside:
-                ops.append(op)
+                editor.ops.append(op)
             elif op.result in last:
                 group = last[op.result]
                 items = items_of(editor, group, order)
                 if self._whole(group[0]) and not size_model.in_halves(items):
-                    group = [_unhidden(member) for member in group]
+                    group = [replace(op, hints=replace(op.hints, overlap=None)) for op in group]
                 size = self._size(chooser, group, items)
-                packed, buckets = pack_collectives(editor, group, items, size.limit)
-                ops += packed
+                buckets = pack_collectives(editor, group, items, size.limit)
                 choices.append(_choice(group, buckets, size, order))
-        return editor.finish(ops)
+        return editor.finish(editor.ops)
 
     def _whole(self, head: Collective) -> bool:
         """Whether it travels in halves where leaves allow that, and in one part where they do not."""
@@ -77,10 +75,6 @@ class BucketPass(Pass, frozen=True):
         if self.max is not None:
             return Size(self.max, f"the limit of the pass is {sized(self.max)}")
         return size_model.size(chooser, group[0], sum(op.nbytes for op in group), items)
-
-
-def _unhidden(op: Collective) -> Collective:
-    return replace(op, hints=replace(op.hints, overlap=None))
 
 
 def group_collectives(editor: Editor, ops: Sequence[Op], *, coalesce: bool) -> list[list[Collective]]:

@@ -15,22 +15,22 @@ from commplan.diagnostics import fail
 from commplan.ir.ops.collective import ROWS_IN, ROWS_OUT
 from commplan.ir.plan import Ref, name_of
 from commplan.ir.remark import Choice
-from commplan.ir.schedule import Collective, Op, Part, Phase, Schedule, Value
+from commplan.ir.schedule import Collective, Part, Phase, Schedule, Value
 from commplan.ir.shard_shapes import row_size
 from commplan.passes.bucket.bin_packing import MOST, Bucket, LeafCollective, LeafSlice, fill, pieces
 from commplan.passes.rewrite import Editor, laid_out, read_by_parts, unpack
 
 Order = Mapping[str, Sequence[str]]
-# Appends to the ops what the collective becomes; the flag says that its readers name parts of the
-# result, so that padding behind it does not show.
-Rewrite = Callable[[Editor, list[Op], Collective, bool, list[Choice]], None]
+# Emits what the collective becomes; the flag says that its readers name parts of the result, so that padding
+# behind it does not show.
+Rewrite = Callable[[Editor, Collective, bool, list[Choice]], None]
 
 
 def pack_collectives(
     editor: Editor, group: Sequence[Collective], items: Sequence[LeafSlice], limit: int | None
-) -> tuple[list[Op], list[Bucket]]:
-    """Ops that replace `group` (same kind, axes, op and placement), of which `items` are, and the buckets
-    they use.
+) -> list[Bucket]:
+    """Emit the ops that replace `group` (same kind, axes, op and placement), of which `items` are; the
+    buckets that they use.
 
     y = all_reduce(x)  -->  b0 = pack(x..); r0 = all_reduce(b0); ..; y = unpack(r0..)
 
@@ -40,16 +40,15 @@ def pack_collectives(
     head = group[0]
     _check_count(items, limit, head, editor.schedule.file)
     buckets = fill(items, limit)
-    ops: list[Op] = []
     parts: dict[Ref, list[Part]] = {op.result: [] for op in group}
     for number, bucket in enumerate(buckets):
         runs = laid_out(Part(item.value, item.leaf, start, size, 0) for item, start, size in bucket.runs)
-        buffer = _emit(editor, ops, head, bucket, runs, f"{head.result}/b{number}")
+        buffer = _emit(editor, head, bucket, runs, f"{head.result}/b{number}")
         for (item, _, _), run in zip(bucket.runs, runs, strict=True):
             parts[item.result].append(replace(run, value=buffer))
     ways = editor.size(head.axes) if head.kind in ROWS_OUT else 1
-    ops += [unpack(op.result, parts[op.result], op.span, ways) for op in group]
-    return ops, buckets
+    editor.ops += [unpack(op.result, parts[op.result], op.span, ways) for op in group]
+    return buckets
 
 
 def items_of(editor: Editor, group: Sequence[Collective], order: Order) -> list[LeafSlice]:
@@ -115,16 +114,14 @@ def readiness(operand: Value, op: Collective, order: Order) -> list[int]:
     return [place[path] for path in order[name]]
 
 
-def _emit(
-    editor: Editor, ops: list[Op], head: Collective, bucket: Bucket, runs: list[Part], name: Ref
-) -> Ref:
+def _emit(editor: Editor, head: Collective, bucket: Bucket, runs: list[Part], name: Ref) -> Ref:
     """The pack of a bucket and its collective; gives back the buffer that the unpack reads."""
-    packed = editor.pack(ops, runs, head.span, f"{name}/pack", bucket.ways)
+    packed = editor.pack(runs, head.span, f"{name}/pack", bucket.ways)
     if bucket.fate is None:
         return packed
     scalars = head.kind == "reduce_scatter" and bucket.fate == "all_reduce"
     algorithm = scalar_algorithm(head.algorithm) if scalars else head.algorithm
-    return editor.move(ops, head, packed, name, kind=bucket.fate, algorithm=algorithm)
+    return editor.move(head, packed, name, kind=bucket.fate, algorithm=algorithm)
 
 
 def rewrite_flat(
@@ -142,16 +139,16 @@ def rewrite_flat(
     if not any(isinstance(op, Collective) and wanted(op) for op in phase.ops):
         return phase
     editor = Editor(schedule, phase)
-    packed: list[Op] = []
     for op in phase.ops:
         if isinstance(op, Collective) and wanted(op) and editor.values[op.operand].kind != "flat":
-            packed += pack_collectives(editor, [op], items_of(editor, [op], order), None)[0]
+            pack_collectives(editor, [op], items_of(editor, [op], order), None)
         else:
-            packed.append(op)
-    ops, loose = list[Op](), read_by_parts(packed)
+            editor.ops.append(op)
+    packed = editor.take()
+    loose = read_by_parts(packed)
     for op in packed:
         if isinstance(op, Collective) and wanted(op):
-            rewrite(editor, ops, op, op.result in loose, choices)
+            rewrite(editor, op, op.result in loose, choices)
         else:
-            ops.append(op)
-    return editor.finish(ops)
+            editor.ops.append(op)
+    return editor.finish(editor.ops)

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from commplan.diagnostics import fail
 from commplan.ir.plan import Ref, name_of
-from commplan.ir.schedule import Exchange, Op, Ownership, Phase, Schedule
+from commplan.ir.schedule import Exchange, Ownership, Phase, Schedule
 from commplan.passes.exchange.lower_exchange import StateSharding, colocated, kept_entry
 from commplan.passes.exchange.owner_selection import (
     Owners,
@@ -106,12 +106,11 @@ def _moved(owners: Mapping[tuple[Ref, ...], Owners]) -> dict[str, Ownership]:
 
 
 def _phase(relocation: StateSharding, owners: Mapping[tuple[Ref, ...], Owners]) -> Phase:
-    ops: list[Op] = []
     for op in relocation.editor.phase.ops:
         if not isinstance(op, Exchange) or op.results not in owners:
-            ops.append(op)
+            relocation.editor.ops.append(op)
         elif owners[op.results].how == "sharded":
-            relocation.sharded(ops, op, owners[op.results])
+            relocation.sharded(op, owners[op.results])
         else:
-            relocation.replicated(ops, op, owners[op.results])
-    return relocation.finish(ops)
+            relocation.replicated(op, owners[op.results])
+    return relocation.finish()

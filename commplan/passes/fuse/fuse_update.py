@@ -33,7 +33,10 @@ def _phase(schedule: Schedule, phase: Phase, choices: list[Choice]) -> Phase:
     editor, ops = Editor(schedule, phase), list(phase.ops)
     uses, fused = DefUse(ops), False
     for op in phase.ops:
-        if not isinstance(op, Map) or (_written(op) and schedule.backend == "jax"):
+        # Where the plan itself says `map`, and not `exchange`, a step under JAX stays the one that its text
+        # describes: XLA packs and overlaps as it sees fit, and more operations are a tax. Under MPI pieces
+        # are what lets sums be on their way while others are used.
+        if not isinstance(op, Map) or (op.hints.overlap is None and schedule.backend == "jax"):
             continue
         match = stream(editor, uses, op)
         if isinstance(match, str):
@@ -43,15 +46,6 @@ def _phase(schedule: Schedule, phase: Phase, choices: list[Choice]) -> Phase:
             choices.append(_choice(op, match))
             uses, fused = DefUse(ops), True
     return editor.finish(ops) if fused else phase
-
-
-def _written(op: Map) -> bool:
-    """Whether the plan itself says `map`, and not `exchange`: `place` asks updates to run beside their sums.
-
-    Under JAX such a step stays the one that its text describes: XLA packs and overlaps as it sees fit, and
-    more operations are a tax. Under MPI pieces are what lets sums be on their way while others are used.
-    """
-    return op.hints.overlap is None
 
 
 def _fused(editor: Editor, uses: DefUse[Op], op: Map, match: Stream) -> list[Op]:
@@ -65,17 +59,17 @@ def _fused(editor: Editor, uses: DefUse[Op], op: Map, match: Stream) -> list[Op]
     """
     pieces = _Pieces(editor, op, match)
     own = {ref: joined for ref in op.results if (joined := gathered(uses, ref)) is not None}
-    inserted = pieces.updates()
+    pieces.updates()
     gone = {id(op), *(id(each) for joined in own.values() for each in joined.ops)}
     for ref, joined in own.items():
-        inserted += pieces.gather(ref, joined)
+        pieces.gather(ref, joined)
     rest = [each for each in uses.ops if id(each) not in gone]
     read = editor.bound.union(*map(operands_of, rest))
     for ref in op.results:
         if ref in read:
-            inserted += pieces.join(ref)
+            pieces.join(ref)
     place = sum(id(each) not in gone for each in uses.ops[: uses.places[op.results[0]]])
-    return _alive(editor, [*rest[:place], *inserted, *rest[place:]], match)
+    return _alive(editor, [*rest[:place], *editor.take(), *rest[place:]], match)
 
 
 def _alive(editor: Editor, ops: list[Op], match: Stream) -> list[Op]:
@@ -107,27 +101,25 @@ class _Pieces:
         self.like = editor.values[stream.operand]
         self.made: list[dict[Ref, Ref]] = []  # of each piece, its part of every result
 
-    def updates(self) -> list[Op]:
+    def updates(self) -> None:
         """The gradient of each bucket scaled, what goes with it taken from the other trees, and the map."""
-        ops: list[Op] = []
         for number, (buffer, parts) in enumerate(self.stream.buckets):
             sizes = {part.leaf: part.size for part in parts}
             operands: list[Ref] = []
             for ref in self.op.operands:
                 if ref == self.stream.operand:
-                    operands.append(self._gradient(ops, buffer, parts, number))
+                    operands.append(self._gradient(buffer, parts, number))
                 elif ref in self.stream.owner:
-                    operands.append(self._taken(ops, ref, parts, number))
+                    operands.append(self._taken(ref, parts, number))
                 else:
                     operands.append(ref)
             results = {ref: self._value(ref, sizes, f"{ref}/u{number}") for ref in self.op.results}
             self.made.append(results)
-            ops.append(replace(self.op, results=tuple(results.values()), operands=tuple(operands), after=()))
-        return ops
+            made = tuple(results.values())
+            self.editor.ops.append(replace(self.op, results=made, operands=tuple(operands), after=()))
 
-    def gather(self, ref: Ref, joined: Gathered) -> list[Op]:
+    def gather(self, ref: Ref, joined: Gathered) -> None:
         """The parts of result `ref` gathered, each as soon as it is made, and put together."""
-        ops: list[Op] = []
         whole: list[Part] = []
         rows, joint = self.editor.values[ref], self.editor.values[joined.end.result]
         for number, (_, parts) in enumerate(self.stream.buckets):
@@ -136,50 +128,46 @@ class _Pieces:
                 cut = [(leaf, part) for leaf, part in own if rows.leaves[leaf].shape]
                 kept = [(leaf, part) for leaf, part in own if not rows.leaves[leaf].shape]
                 if cut:
-                    buffer = self._pack(ops, self.made[number][ref], cut, f"{name}/pack")
+                    buffer = self._pack(self.made[number][ref], cut, f"{name}/pack")
                     if not joined.owners:
-                        whole += _placed(self.editor.move(ops, joined.like, buffer, name), cut)
+                        whole += _placed(self.editor.move(joined.like, buffer, name), cut)
                     for row, broadcast in enumerate(joined.owners):
-                        moved = self.editor.move(ops, broadcast, buffer, f"{name}_{row}")
+                        moved = self.editor.move(broadcast, buffer, f"{name}_{row}")
                         whole += in_whole(_placed(moved, cut), row, rows, joint)
                 if kept:
-                    buffer = self._pack(ops, self.made[number][ref], kept, f"{name}/kept", joined.end.ways)
+                    buffer = self._pack(self.made[number][ref], kept, f"{name}/kept", joined.end.ways)
                     if joined.owners:
-                        buffer = self.editor.move(ops, joined.owners[0], buffer, f"{name}/scalars")
+                        buffer = self.editor.move(joined.owners[0], buffer, f"{name}/scalars")
                     whole += _placed(buffer, kept)
-        ops.append(unpack(joined.end.result, whole, joined.end.span, joined.end.ways))
-        return ops
+        self.editor.ops.append(unpack(joined.end.result, whole, joined.end.span, joined.end.ways))
 
-    def join(self, ref: Ref) -> list[Op]:
+    def join(self, ref: Ref) -> None:
         """The parts of result `ref` put together again, as one shard."""
-        ops: list[Op] = []
         whole: list[Part] = []
         for number, (_, parts) in enumerate(self.stream.buckets):
             for dtype, own in self._by_dtype(ref, parts, number):
                 name = f"{ref}/joined{number}_{dtype}"
-                buffer = self._pack(ops, self.made[number][ref], own, name)
+                buffer = self._pack(self.made[number][ref], own, name)
                 whole += _placed(buffer, own)
-        ops.append(unpack(ref, whole, self.op.span))
-        return ops
+        self.editor.ops.append(unpack(ref, whole, self.op.span))
 
-    def _gradient(self, ops: list[Op], buffer: Ref, parts: tuple[Part, ...], number: int) -> Ref:
+    def _gradient(self, buffer: Ref, parts: tuple[Part, ...], number: int) -> Ref:
         for scale in self.stream.scales:
-            buffer = self.editor.emit(
-                ops, replace(scale, operand=buffer, after=()), f"{scale.result}/u{number}"
-            )
+            scaled = replace(scale, operand=buffer, after=())
+            buffer = self.editor.emit(scaled, f"{scale.result}/u{number}")
         sizes = {part.leaf: part.size for part in parts}
         name = self._value(self.stream.operand, sizes, f"{self.stream.operand}/piece{number}")
         taken = tuple(replace(part, value=buffer, start=0) for part in parts)
-        return self.editor.emit(ops, Unpack(name, taken, self.op.span))
+        return self.editor.emit(Unpack(name, taken, self.op.span))
 
-    def _taken(self, ops: list[Op], ref: Ref, parts: tuple[Part, ...], number: int) -> Ref:
+    def _taken(self, ref: Ref, parts: tuple[Part, ...], number: int) -> Ref:
         """What of `ref` goes with the bucket."""
         name = self._value(ref, {part.leaf: part.size for part in parts}, f"{ref}/piece{number}")
         placed: list[Part] = []
         for dtype, own in self._by_dtype(ref, parts, None):
-            buffer = self._pack(ops, ref, own, f"{name}/{dtype}", start=True)
+            buffer = self._pack(ref, own, f"{name}/{dtype}", start=True)
             placed += [replace(part, start=0) for part in _placed(buffer, own)]
-        return self.editor.emit(ops, Unpack(name, tuple(placed), self.op.span))
+        return self.editor.emit(Unpack(name, tuple(placed), self.op.span))
 
     def _by_dtype(
         self, ref: Ref, parts: tuple[Part, ...], number: int | None
@@ -198,18 +186,11 @@ class _Pieces:
         return list(groups.items())
 
     def _pack(
-        self,
-        ops: list[Op],
-        ref: Ref,
-        own: list[tuple[int, Part]],
-        name: Ref,
-        ways: int = 1,
-        *,
-        start: bool = False,
+        self, ref: Ref, own: list[tuple[int, Part]], name: Ref, ways: int = 1, *, start: bool = False
     ) -> Ref:
         """The runs `own` of leaves of `ref` one after another; of the whole tree (`start`) or of a piece."""
         runs = (Part(ref, leaf, run.start if start else 0, run.size, 0) for leaf, run in own)
-        return self.editor.pack(ops, laid_out(runs), self.op.span, name, ways)
+        return self.editor.pack(laid_out(runs), self.op.span, name, ways)
 
     def _value(self, ref: Ref, sizes: dict[int, int], name: Ref) -> Ref:
         """A tree like `ref` of which leaves have only the elements that are in one bucket."""
