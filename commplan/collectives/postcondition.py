@@ -8,6 +8,7 @@ source, and "every contribution" is a copy of it.
 
 from __future__ import annotations
 
+import enum
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -17,6 +18,26 @@ from commplan.collectives.program import BLOCKED, Bools, Kind, log2_up
 from commplan.diagnostics import fail
 
 SLOTS = 2**26
+
+
+class Holders(enum.Enum):
+    """Who holds a chunk, of the ranks of a collective or of the places of a level."""
+
+    ALL = "all places"
+    OWN = "the place whose part it is"
+    ROOT = "the place of the root"
+
+
+# Who must hold a chunk before a collective, and who holds it after.
+HOLDERS: dict[Kind, tuple[Holders, Holders]] = {
+    "all_reduce": (Holders.ALL, Holders.ALL),
+    "reduce_scatter": (Holders.ALL, Holders.OWN),
+    "reduce": (Holders.ALL, Holders.ROOT),
+    "all_gather": (Holders.OWN, Holders.ALL),
+    "gather": (Holders.OWN, Holders.ROOT),
+    "scatter": (Holders.ROOT, Holders.OWN),
+    "broadcast": (Holders.ROOT, Holders.ALL),
+}
 
 
 class Promise(NamedTuple):
@@ -33,32 +54,14 @@ def promise(kind: Kind, ranks: int, chunks: int, root: int = 0) -> Promise:
     Raises CP0737 where there are more than `SLOTS` slots.
     """
     if ranks * chunks > SLOTS:
-        fail(
-            "CP0737",
-            f"{ranks} ranks with {chunks} chunks each are more than can be followed one by one",
-            "a hierarchy is followed level by level, however many ranks it has",
-        )
-    every = np.ones((ranks, chunks), np.bool_)
-    at_root = np.zeros_like(every)
-    at_root[root] = True
-    own = at_root
+        message = f"{ranks} ranks with {chunks} chunks each are more than can be followed one by one"
+        fail("CP0737", message, "a hierarchy is followed level by level, however many ranks it has")
+    slots = {holders: np.ones((ranks, chunks), np.bool_) for holders in Holders}
+    slots[Holders.ROOT][np.arange(ranks) != root] = False
     if kind in BLOCKED:
-        own = np.repeat(np.eye(ranks, dtype=np.bool_), chunks // ranks, axis=1)
-    match kind:
-        case "all_reduce":
-            return Promise(every, every)
-        case "reduce_scatter":
-            return Promise(every, own)
-        case "all_gather":
-            return Promise(own, every)
-        case "broadcast":
-            return Promise(at_root, every)
-        case "reduce":
-            return Promise(every, at_root)
-        case "scatter":
-            return Promise(at_root, own)
-        case "gather":
-            return Promise(own, at_root)
+        slots[Holders.OWN] = np.repeat(np.eye(ranks, dtype=np.bool_), chunks // ranks, axis=1)
+    before, after = HOLDERS[kind]
+    return Promise(slots[before], slots[after])
 
 
 def lower_bounds(kind: Kind, n: int) -> tuple[int, Fraction]:
