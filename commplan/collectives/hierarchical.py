@@ -93,17 +93,23 @@ def stages(files: Files, levels: Levels, kind: Kind, root: int = 0) -> tuple[Sta
 
 def _stages(files: Files, levels: Levels, kind: Kind, root: int) -> tuple[Stage, ...]:
     if kind in ("reduce", "gather", "all_gather"):
-        way = _stages(files, levels, REVERSAL[kind], root)
-        return tuple(each._replace(kind=REVERSAL[each.kind]) for each in reversed(way))
+        forward = _stages(files, levels, REVERSAL[kind], root)
+        return tuple(stage._replace(kind=REVERSAL[stage.kind]) for stage in reversed(forward))
     used = tuple(index for index, (_, n) in enumerate(levels) if n > 1)
-    places = coordinates(root, reversed(range(len(levels))), {i: n for i, (_, n) in enumerate(levels)})
+    places = places_of(levels, root)
     if kind == "swap":
-        steps = (Stage(index, levels[index][0], kind, 0, Fraction(1)) for index in used)
+        way = (Stage(index, levels[index][0], kind, 0, Fraction(1)) for index in used)
     elif kind in BLOCKED:
-        steps = _blocks(levels, kind, used)
+        way = _blocks(levels, kind, used)
     else:
-        steps = _whole(files, levels, kind, used, Fraction(1), ())
-    return tuple(each._replace(root=places[each.level]) for each in steps)
+        way = _whole(files, levels, kind, used, Fraction(1), ())
+    return tuple(stage._replace(root=places[stage.level]) for stage in way)
+
+
+def places_of(levels: Levels, root: int) -> dict[int, int]:
+    """The place of rank `root` at each level."""
+    sizes = {level: size for level, (_, size) in enumerate(levels)}
+    return coordinates(root, reversed(sizes), sizes)
 
 
 def _blocks(levels: Levels, kind: Kind, used: tuple[int, ...]) -> Iterator[Stage]:
@@ -151,11 +157,8 @@ def _checked(files: Files, stage: Stage) -> Stage:
     if carries(files, stage.algorithm, stage.kind):
         return stage
     takes = ", ".join(f"`{name}`" for name in (*files, NATIVE) if carries(files, name, stage.kind))
-    return fail(
-        "CP0739",
-        f"a level of a hierarchy needs {stage.kind}, and `{stage.algorithm}` does not carry it out",
-        f"{stage.kind} takes {takes}",
-    )
+    message = f"a level of a hierarchy needs {stage.kind}, and `{stage.algorithm}` does not carry it out"
+    return fail("CP0739", message, f"{stage.kind} takes {takes}")
 
 
 def composed(files: Files, levels: Levels, kind: Kind, root: int = 0) -> Body:

@@ -46,11 +46,9 @@ def bounds(kind: Kind, ranks: int, chunks: int, size: int) -> Ints:
     if kind not in IN_BLOCKS:
         return np.arange(chunks + 1, dtype=np.int64) * size // chunks
     if size % ranks or chunks % ranks:
-        fail(
-            "CP0738",
-            f"{kind} over {ranks} ranks cannot cut {size} elements into {chunks} chunks",
-            f"every rank has a block of its own: both numbers must be multiples of {ranks}",
-        )
+        message = f"{kind} over {ranks} ranks cannot cut {size} elements into {chunks} chunks"
+        note = f"every rank has a block of its own: both numbers must be multiples of {ranks}"
+        fail("CP0738", message, note)
     parts, block = chunks // ranks, size // ranks
     chunk = np.arange(chunks + 1, dtype=np.int64)
     return chunk // parts * block + chunk % parts * block // parts

@@ -8,6 +8,7 @@ source, and "every contribution" is a copy of it. Of a swap every slot of every 
 
 from __future__ import annotations
 
+import enum
 import math
 from collections.abc import Sequence
 from fractions import Fraction
@@ -19,6 +20,29 @@ from commplan.collectives.program import BLOCKED, NO_TARGETS, Bools, Ints, Kind,
 from commplan.diagnostics import fail
 
 SLOTS = 2**26
+
+
+class Holders(enum.Enum):
+    """Who holds a chunk, of the ranks of a collective or of the places of a level."""
+
+    ALL = "all places"
+    OWN = "the place whose part it is"
+    ROOT = "the place of the root"
+    FOR = "each place what it has for the others"
+    FROM = "each place what the others had for it"
+
+
+# Who must hold a chunk before a collective, and who holds it after.
+HOLDERS: dict[Kind, tuple[Holders, Holders]] = {
+    "all_reduce": (Holders.ALL, Holders.ALL),
+    "reduce_scatter": (Holders.ALL, Holders.OWN),
+    "reduce": (Holders.ALL, Holders.ROOT),
+    "all_gather": (Holders.OWN, Holders.ALL),
+    "gather": (Holders.OWN, Holders.ROOT),
+    "scatter": (Holders.ROOT, Holders.OWN),
+    "broadcast": (Holders.ROOT, Holders.ALL),
+    "swap": (Holders.FOR, Holders.FROM),
+}
 
 
 class Promise(NamedTuple):
@@ -35,27 +59,12 @@ def promise(kind: Kind, n: int, chunks: int, root: int = 0) -> Promise:
     Raises CP0737 where there are more than `SLOTS` slots.
     """
     _check_slots(n, chunks)
-    every = np.ones((n, chunks), np.bool_)
-    at_root = np.zeros_like(every)
-    at_root[root] = True
-    own = at_root
+    slots = {holders: np.ones((n, chunks), np.bool_) for holders in Holders}
+    slots[Holders.ROOT][np.arange(n) != root] = False
     if kind in BLOCKED:
-        own = np.repeat(np.eye(n, dtype=np.bool_), chunks // n, axis=1)
-    match kind:
-        case "all_reduce" | "swap":
-            return Promise(every, every)
-        case "reduce_scatter":
-            return Promise(every, own)
-        case "all_gather":
-            return Promise(own, every)
-        case "broadcast":
-            return Promise(at_root, every)
-        case "reduce":
-            return Promise(every, at_root)
-        case "scatter":
-            return Promise(at_root, own)
-        case "gather":
-            return Promise(own, at_root)
+        slots[Holders.OWN] = np.repeat(np.eye(n, dtype=np.bool_), chunks // n, axis=1)
+    before, after = HOLDERS[kind]
+    return Promise(slots[before], slots[after])
 
 
 def sources(program: Program) -> Ints:
@@ -90,11 +99,8 @@ def targets(kind: Kind, sizes: Sequence[int]) -> Ints:
 
 def _check_slots(n: int, chunks: int) -> None:
     if n * chunks > SLOTS:
-        fail(
-            "CP0737",
-            f"{n} ranks with {chunks} chunks each are more than can be followed one by one",
-            "a hierarchy is followed level by level, however many ranks it has",
-        )
+        message = f"{n} ranks with {chunks} chunks each are more than can be followed one by one"
+        fail("CP0737", message, "a hierarchy is followed level by level, however many ranks it has")
 
 
 def lower_bounds(kind: Kind, n: int) -> tuple[int, Fraction]:

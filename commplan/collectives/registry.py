@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib
 import math
 import pkgutil
-from collections.abc import Iterable
+from collections.abc import Collection
 from fractions import Fraction
 from typing import cast
 
@@ -17,7 +16,7 @@ from commplan.collectives.hierarchical import stages as _stages
 from commplan.collectives.postcondition import targets
 from commplan.collectives.program import IN_BLOCKS, KINDS, ROOTED, AlgorithmFile, Kind, Program
 from commplan.collectives.transform import pipelined, rooted, tidy
-from commplan.diagnostics import fail
+from commplan.diagnostics import did_you_mean, fail
 from commplan.ir.hints import Algorithm
 
 TRANSFERS = 2**25  # 4,096 ranks in a ring; half a gigabyte
@@ -134,19 +133,14 @@ def check_numbers(kind: Kind, n: int, root: int, slices: int) -> None:
 
 def _check_large(name: str, transfers: int) -> None:
     if transfers > TRANSFERS:
-        fail(
-            "CP0737",
-            f"`{name}` has up to {transfers:,} transfers, and at most {TRANSFERS:,} are written out",
-            "take fewer ranks or slices, or levels of a hierarchy, which are proved one by one",
-        )
+        message = f"`{name}` has up to {transfers:,} transfers, and at most {TRANSFERS:,} are written out"
+        note = "take fewer ranks or slices, or levels of a hierarchy, which are proved one by one"
+        fail("CP0737", message, note)
 
 
-def _known(name: str, known: Iterable[str], code: str, what: str) -> None:
-    if name in (names := list(known)):
-        return
-    near = difflib.get_close_matches(name, names, 1)
-    hint = f"did you mean `{near[0]}`?" if near else f"known: {', '.join(names)}"
-    fail(code, f"there is no {what} `{name}`", hint)
+def _known(name: str, known: Collection[str], code: str, what: str) -> None:
+    if name not in known:
+        fail(code, f"there is no {what} `{name}`", did_you_mean(name, known, "known:"))
 
 
 def scalar_algorithm(algorithm: Algorithm) -> Algorithm:

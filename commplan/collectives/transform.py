@@ -107,8 +107,8 @@ def joined(sends: Iterable[Send], reduce: bool) -> Send:
     of = [send for send in sends if send.reduce == reduce]
     if len(of) == 1:
         return of[0]
-    src, dst = np.concatenate([send.src for send in of]), np.concatenate([send.dst for send in of])
-    chunk, count = np.concatenate([send.chunk for send in of]), np.concatenate([send.count for send in of])
+    columns = zip(*((send.src, send.dst, send.chunk, send.count) for send in of), strict=True)
+    src, dst, chunk, count = map(np.concatenate, columns)
     return Send(src, dst, chunk, count, reduce)
 
 

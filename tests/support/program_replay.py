@@ -16,7 +16,7 @@ import numpy as np
 
 from commplan.collectives.postcondition import promise, sources
 from commplan.collectives.program import Ints
-from commplan.verify.programs.counterexample import Counterexample, Failure, terms
+from commplan.verify.programs.counterexample import Counterexample, terms
 
 from .projection import Posts, Projection
 
@@ -376,7 +376,7 @@ def _useless(projection: Projection, claim: Counterexample) -> bool:
     return write in done.written and _same(done, execute(projection, without=write), projection)
 
 
-_SHOWN: dict[Failure, Callable[[Projection, Counterexample], bool]] = {
+_SHOWN: dict[str, Callable[[Projection, Counterexample], bool]] = {
     "range": _range,
     "mismatch": _mismatch,
     "hang": _hang,
