@@ -224,24 +224,24 @@ def _number(value: ir.Value, given: Any) -> Any:
     return check.number(given, value.leaves[0])
 
 
-def check_state(context: Context, state: Any, what: str) -> dict[str, Any]:
+def check_state(context: Context, state: Any, subject: str) -> dict[str, Any]:
     """`state` as a dict that has all of the plan's states. Raises CP0812."""
     expected = [*context.states, *([CALLS] if context.counted else [])]
     if not isinstance(state, Mapping):
         context.fail(
             "CP0812",
-            f"{what} needs the plan's state first, and was given a {type(state).__name__}",
+            f"{subject} needs the plan's state first, and was given a {type(state).__name__}",
             "begin with state = run.init(), and pass on the state that each phase returns",
         )
-    found = dict(cast("Mapping[str, Any]", state))
-    missing = [name for name in expected if name not in found]
-    unknown = [name for name in found if name not in expected]
+    entries = dict(cast("Mapping[str, Any]", state))
+    missing = [name for name in expected if name not in entries]
+    unknown = [name for name in entries if name not in expected]
     if missing or unknown:
         wrong = f"lacks {_named(missing)}" if missing else f"has {_named(unknown)}, which the plan has not"
         context.fail(
             "CP0812",
-            f"the state that {what} was given {wrong}",
+            f"the state that {subject} was given {wrong}",
             f"the plan's states: {_named(expected) or 'none, so the state is {}'}",
             "begin with state = run.init(), and pass on the state that each phase returns",
         )
-    return found
+    return entries

@@ -168,8 +168,8 @@ class _Stage:
         self.call_: PhaseCall = run.phases[name]
         self.takes = {binding.name for binding in self.phase.takes}
         self.made = {
-            one: _random(run, value, (seed, number))
-            for number, (one, value) in enumerate(self._arguments(taken=False).items())
+            argument: _random(run, value, (seed, number))
+            for number, (argument, value) in enumerate(self._arguments(taken=False).items())
         }
         self.outputs = [binding for binding in self.phase.outputs if not binding.source_only]
         # A phase that takes what members read by their own clocks is called by each member: never as a whole.
