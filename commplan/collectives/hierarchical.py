@@ -212,11 +212,7 @@ class _Space(NamedTuple):
         for stage, body in zip(plan, bodies, strict=True):
             owned[stage.level] |= stage.kind in BLOCKED
             radix[stage.level] = math.lcm(radix[stage.level], body.chunks)
-        chunk = np.arange(math.prod(radix), dtype=np.int64)
-        digit = np.zeros((len(sizes), len(chunk)), np.int64)
-        order = range(len(sizes)) if kind in BLOCKED else reversed(range(len(sizes)))
-        for level in order:
-            digit[level], chunk = chunk % radix[level], chunk // radix[level]
+        digit = _digits(radix) if kind in BLOCKED else _digits(radix[::-1])[::-1]
         return cls(tuple(sizes), tuple(radix), digit, tuple(owned))
 
     @property
@@ -230,7 +226,7 @@ class _Space(NamedTuple):
     def spread(self, stage: Stage, body: Program, root: int) -> Iterator[Round]:
         """The rounds of `body`, which is for one group, for all groups of its stage at once."""
         level = stage.level
-        place = self._places()
+        place = _digits(self.sizes)
         inside = [inner for inner in range(level) if self.owned[inner]]
         # A group is named by its first member; `parts` are the chunks of each part of the buffer, by owner.
         groups = np.flatnonzero(
@@ -248,12 +244,11 @@ class _Space(NamedTuple):
         for each in body.rounds:
             yield tuple(_spread(send, groups, step, chunks) for send in each)
 
-    def _places(self) -> Ints:
-        rank = np.arange(self.ranks, dtype=np.int64)
-        places = np.zeros((len(self.sizes), self.ranks), np.int64)
-        for level, n in enumerate(self.sizes):
-            places[level], rank = rank % n, rank // n
-        return places
+
+def _digits(radix: Sequence[int]) -> Ints:
+    """The digits [levels, numbers] of all numbers, of which the first changes fastest."""
+    numbers = np.arange(math.prod(radix), dtype=np.int64)
+    return np.stack(np.unravel_index(numbers, tuple(radix)[::-1]))[::-1]
 
 
 def _spread(send: Send, groups: Ints, step: int, chunks: Ints) -> Send:

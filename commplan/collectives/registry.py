@@ -135,9 +135,9 @@ def _check_large(name: str, transfers: int) -> None:
         fail("CP0737", message, note)
 
 
-def _known(name: str, known: Collection[str], code: str, what: str) -> None:
+def _known(name: str, known: Collection[str], code: str, noun: str) -> None:
     if name not in known:
-        fail(code, f"there is no {what} `{name}`", did_you_mean(name, known, "known:"))
+        fail(code, f"there is no {noun} `{name}`", did_you_mean(name, known, "known:"))
 
 
 def scalar_algorithm(algorithm: Algorithm) -> Algorithm:

@@ -15,11 +15,11 @@ AnyOp = TypeVar("AnyOp", bound=Op)
 
 def source_only(phase: Phase) -> frozenset[str]:
     """Values of `phase` that are read, or mapped per record (or on the host) from such values only."""
-    found: set[str] = set()
+    known: set[str] = set()
     for op in phase.ops:
-        if op.runs_ahead(found):
-            found.update(results(op))
-    return frozenset(found)
+        if op.runs_ahead(known):
+            known.update(results(op))
+    return frozenset(known)
 
 
 def connected(ops: Sequence[AnyOp]) -> list[list[AnyOp]]:
@@ -34,8 +34,8 @@ def connected(ops: Sequence[AnyOp]) -> list[list[AnyOp]]:
     seen: dict[Ref, int] = {}
     for place, op in enumerate(ops):
         for ref in (*operands(op), *results(op)):
-            one, other = first(place), first(seen.setdefault(ref, place))
-            parents[max(one, other)] = min(one, other)
+            root, own = first(place), first(seen.setdefault(ref, place))
+            parents[max(root, own)] = min(root, own)
     groups: dict[int, list[AnyOp]] = {}
     for place, op in enumerate(ops):
         groups.setdefault(first(place), []).append(op)

@@ -100,10 +100,10 @@ def verify(
     return tuple(report.found)
 
 
-def _same_head(one: Schedule, other: Schedule) -> bool:
+def _same_head(left: Schedule, right: Schedule) -> bool:
     """Whether axes, sources, functions and entry, which every phase sees, are alike."""
-    return (one.axes, one.sources, one.fns, one.inputs, one.states, one.entry) == (
-        other.axes, other.sources, other.fns, other.inputs, other.states, other.entry,
+    return (left.axes, left.sources, left.fns, left.inputs, left.states, left.entry) == (
+        right.axes, right.sources, right.fns, right.inputs, right.states, right.entry,
     )  # fmt: skip
 
 
@@ -135,30 +135,32 @@ def _verify_phase(scope: Scope) -> None:
 
 def _check_op(scope: Scope, op: Op) -> None:
     """Its own rules, and that its results are what its operands make them."""
-    found = [*op.check(scope.types)]
+    wrong = [*op.check(scope.types)]
     if not _LANES.fullmatch(op.lane):
-        found.append(("CP0735", f"there is no lane `{op.lane}`"))
-    if not found:
-        for made in op.transfer(scope.types):
-            found += _differences(scope.values[made.id], made)
-    for code, message in found:
+        wrong.append(("CP0735", f"there is no lane `{op.lane}`"))
+    if not wrong:
+        for result in op.transfer(scope.types):
+            wrong += _differences(scope.values[result.id], result)
+    for code, message in wrong:
         scope.report.add(code, message, op.span)
     if isinstance(op, Elastic | Exchange | Put | Get):
         check_server_op(scope, op)
-    elif isinstance(op, Collective) and not found:
+    elif isinstance(op, Collective) and not wrong:
         check_algorithm(scope, op)
 
 
-def _differences(declared: Value, made: Value) -> Iterator[tuple[str, str]]:
-    if declared.kind != made.kind:
-        yield "CP0731", f"`{declared.id}` is {declared.kind}, {made.kind} was expected"
-    if declared.leaves != made.leaves:
-        message = f"has the leaves {shown(declared.leaves)}, {shown(made.leaves)} were expected"
+def _differences(declared: Value, wanted_value: Value) -> Iterator[tuple[str, str]]:
+    if declared.kind != wanted_value.kind:
+        yield "CP0731", f"`{declared.id}` is {declared.kind}, {wanted_value.kind} was expected"
+    if declared.leaves != wanted_value.leaves:
+        message = f"has the leaves {shown(declared.leaves)}, {shown(wanted_value.leaves)} were expected"
         yield "CP0731", f"`{declared.id}` {message}"
-    elif declared.whole != made.whole:
-        message = f"is cut from {shown(declared.whole)}, {shown(made.whole)} was expected"
+    elif declared.whole != wanted_value.whole:
+        message = f"is cut from {shown(declared.whole)}, {shown(wanted_value.whole)} was expected"
         yield "CP0731", f"`{declared.id}` {message}"
-    wanted = msgspec.structs.replace(made.placement, server=declared.placement.server)  # as the plan says
+    wanted = msgspec.structs.replace(
+        wanted_value.placement, server=declared.placement.server
+    )  # as the plan says
     if declared.placement != wanted:
         yield "CP0734", f"`{declared.id}` is {declared.placement}, {wanted} was expected"
 
@@ -192,12 +194,12 @@ def _definitions(scope: Scope) -> None:
     for ref in sorted(declared - set(makers)):
         report.add("CP0730", f"`{ref}` is declared but nothing makes it", phase.span)
     entering, schedule = {*phase.inputs, *phase.states}, scope.schedule
-    for what, refs, known in (
+    for noun, refs, known in (
         ("input", phase.inputs, {*schedule.inputs}),
         ("state", phase.states, {*schedule.states}),
     ):
         for ref in (ref for ref in refs if ref not in known):
-            report.add("CP0730", f"phase `{phase.name}` reads `{ref}`, which is no {what}", phase.span)
+            report.add("CP0730", f"phase `{phase.name}` reads `{ref}`, which is no {noun}", phase.span)
     for index, op in enumerate(phase.ops):
         for ref in operands(op):
             if ref not in entering:
@@ -207,16 +209,16 @@ def _definitions(scope: Scope) -> None:
 
 
 def _before(scope: Scope, op: Op, index: int, ref: Ref, makers: dict[Ref, int], verb: str) -> None:
-    what = f"`{results(op)[0]}`" if results(op) else "an op without results"
+    subject = f"`{results(op)[0]}`" if results(op) else "an op without results"
     if ref not in makers:
         hint = difflib.get_close_matches(ref, [*makers, *scope.phase.inputs, *scope.phase.states], 1)
         near = f", did you mean `{hint[0]}`?" if hint else ""
-        scope.report.add("CP0730", f"{what} {verb} `{ref}`, which the phase does not have{near}", op.span)
+        scope.report.add("CP0730", f"{subject} {verb} `{ref}`, which the phase does not have{near}", op.span)
     elif makers[ref] == index:
-        scope.report.add("CP0733", f"{what} {verb} itself: a cycle", op.span)
+        scope.report.add("CP0733", f"{subject} {verb} itself: a cycle", op.span)
     elif makers[ref] > index:
         scope.report.add(
-            "CP0733", f"{what} {verb} `{ref}`, which is made later: a cycle or a wrong order", op.span
+            "CP0733", f"{subject} {verb} `{ref}`, which is made later: a cycle or a wrong order", op.span
         )
 
 

@@ -186,5 +186,7 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
         return nbytes[self.operand] + nbytes[self.result] + self.staged(nbytes)
 
     def work(self, nbytes: Mapping[Ref, int], ranks: Ranks) -> Work:
-        what, chunk = f"{self.kind} via {self.algorithm}", self.hints.chunk
-        return Work(self.kind, what, self.nbytes, self.axes, self.algorithm, chunk, self.root or 0, self.form)
+        title, chunk = f"{self.kind} via {self.algorithm}", self.hints.chunk
+        return Work(
+            self.kind, title, self.nbytes, self.axes, self.algorithm, chunk, self.root or 0, self.form
+        )

@@ -141,9 +141,9 @@ class Builder:
     def block(self, rows: Rows, columns: int) -> Block:
         """The runs so far as a block; those that continue each other become one."""
         self.runs.sort(key=lambda run: run.at)
-        made: list[Run] = []
+        runs: list[Run] = []
         for run in self.runs:
-            last = made[-1] if made else None
+            last = runs[-1] if runs else None
             if last is not None and last.at + last.size > run.at:
                 raise UnsayableError("two runs of elements are put in one place")
             if (
@@ -153,10 +153,10 @@ class Builder:
                 and last.column + last.size == run.column
                 and (last.leaf is run.leaf or last.leaf == run.leaf)
             ):
-                made[-1] = last._replace(size=last.size + run.size)
+                runs[-1] = last._replace(size=last.size + run.size)
             elif run.size:
-                made.append(run)
-        return Block(rows, columns, tuple(made), tuple(self.slots))
+                runs.append(run)
+        return Block(rows, columns, tuple(runs), tuple(self.slots))
 
     def put(self, at: int, size: int, leaf: Any, column: int, slot: Slot) -> None:
         self.runs.append(Run(at, size, leaf, column, self.slots.setdefault(slot, len(self.slots))))
@@ -346,11 +346,11 @@ def aligned(blocks: Sequence[Block]) -> Iterable[tuple[int, int, list[Run | None
     edges = sorted({edge for block in blocks for run in block.runs for edge in (run.at, run.at + run.size)})
     places = [0] * len(blocks)
     for begin, end in itertools.pairwise(edges):
-        found: list[Run | None] = []
+        current: list[Run | None] = []
         for index, block in enumerate(blocks):
             runs = block.runs
             while places[index] < len(runs) and runs[places[index]].at + runs[places[index]].size <= begin:
                 places[index] += 1
             here = runs[places[index]] if places[index] < len(runs) else None
-            found.append(here if here is not None and here.at <= begin else None)
-        yield begin, end, found
+            current.append(here if here is not None and here.at <= begin else None)
+        yield begin, end, current

@@ -67,9 +67,9 @@ def gathered(algebra: Algebra, block: Block, axes: Sequence[str], size: int, *, 
     axes = [axis for axis in axes if algebra.sizes[axis] > 1]
     symbols = {rank(axis): row(index) for index, axis in enumerate(axes)}
     symbols |= {row(index): row(index + len(axes)) for index in range(len(block.rows))}
-    made = renamed(algebra, block, symbols)
+    gathered_block = renamed(algebra, block, symbols)
     rows = (*((algebra.sizes[axis], axis) for axis in axes), *block.rows)
-    return collapsed(made._replace(rows=rows), size, leaf=leaf)
+    return collapsed(gathered_block._replace(rows=rows), size, leaf=leaf)
 
 
 def exchanged(algebra: Algebra, block: Block, axes: Sequence[str]) -> Block:
@@ -100,19 +100,19 @@ def rows_summed(algebra: Algebra, block: Block, ways: int) -> Block:
     digits = dict(enumerate(block.rows[:taken]))
     if any(row(digit) in free_in(chain) for chain in _chains(block) for digit in digits):
         raise UnsayableError("rows of one rank, which hold different elements, are added")
-    made = with_terms(block, functools.cache(functools.partial(algebra.summed_rows, digits=digits)))
+    summed_block = with_terms(block, functools.cache(functools.partial(algebra.summed_rows, digits=digits)))
     symbols = {row(index): row(index - taken) for index in range(taken, len(block.rows))}
-    return renamed(algebra, made, symbols)._replace(rows=block.rows[taken:])
+    return renamed(algebra, summed_block, symbols)._replace(rows=block.rows[taken:])
 
 
 def _explicit_rows(block: Block, ways: int) -> list[Block]:
     width = block.columns // ways
-    found: list[Block] = []
+    rows: list[Block] = []
     for index in range(ways):
         builder = Builder()
         builder.take(block, index * width, width, 0)
-        found.append(builder.block((), width))
-    return found
+        rows.append(builder.block((), width))
+    return rows
 
 
 def added(algebra: Algebra, blocks: Sequence[Block]) -> Block:

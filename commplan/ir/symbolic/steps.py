@@ -41,8 +41,8 @@ def reduced(
             event = None  # no backend adds in a wider type than the operand has
         if adds:
             return env.algebra.total(term, axes, event)
-        made = env.algebra.extreme("max" if op == "max" else "min", term, axes)
-        return made if event is None else env.algebra.traced(made, event)
+        extreme = env.algebra.extreme("max" if op == "max" else "min", term, axes)
+        return extreme if event is None else env.algebra.traced(extreme, event)
 
     return env.summed(operand, value, axes, one)
 

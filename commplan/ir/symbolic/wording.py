@@ -43,11 +43,11 @@ def block_in_words(block: Block, path: str) -> str:
     return f"rows of several ranks, the first at {where}: {term(terms[0])}"
 
 
-def term(found: Term, depth: int = 0) -> str:
-    if not found.parts:
+def term(value: Term, depth: int = 0) -> str:
+    if not value.parts:
         return "zero"
-    shown = [_contribution(part, depth) for part in found.parts[:MOST]]
-    return " + ".join([*shown, *([".."] if len(found.parts) > MOST else [])])
+    shown = [_contribution(part, depth) for part in value.parts[:MOST]]
+    return " + ".join([*shown, *([".."] if len(value.parts) > MOST else [])])
 
 
 def _contribution(part: Contribution, depth: int) -> str:

@@ -95,36 +95,36 @@ def prove_share(design: Design, readers: int | None, members: int, rows: int) ->
     if wrong is not None:
         return wrong
     for hosts in _layouts(min(members, _GROUP)):
-        found = division(design, hosts, readers)
-        wrong = prove_division(found, rows) or _left_wrong(found, rows) or _turns_wrong(found, rows)
+        work = division(design, hosts, readers)
+        wrong = prove_division(work, rows) or _left_wrong(work, rows) or _turns_wrong(work, rows)
         if wrong is not None:
             return wrong
     return None
 
 
-def _left_wrong(found: Division, rows: int) -> Broken | None:
-    proofs = (prove_division(found, rows, alive) for alive in survivors(found))
+def _left_wrong(work: Division, rows: int) -> Broken | None:
+    proofs = (prove_division(work, rows, alive) for alive in survivors(work))
     return next((wrong for wrong in proofs if wrong is not None), None)
 
 
-def _turns_wrong(found: Division, rows: int) -> Broken | None:
+def _turns_wrong(work: Division, rows: int) -> Broken | None:
     """On one host readers may take turns, as many at a time as its cores ask for."""
-    if len(set(found.hosts)) > 1 or found.design == "duplicate":
+    if len(set(work.hosts)) > 1 or work.design == "duplicate":
         return None
-    proofs = (prove_turns(Turns(found, width), rows) for width in range(1, found.parts + 1))
+    proofs = (prove_turns(Turns(work, width), rows) for width in range(1, work.parts + 1))
     return next((wrong for wrong in proofs if wrong is not None), None)
 
 
 def _layouts(count: int) -> tuple[tuple[int, ...], ...]:
     """The hosts of `count` processes, in each layout."""
     processes = range(count)
-    found = (
+    layouts = (
         tuple(0 for _ in processes),
         tuple(processes),
         tuple(2 * process // count for process in processes),
         tuple(process % 2 for process in processes),
     )
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(layouts))
 
 
 # --- what is proved, for people ---

@@ -55,8 +55,8 @@ def unfit(program: Program) -> Counterexample | None:
         if blocked and chunks % max(n, 1)
         else "a rank, a chunk and a root among the ranks"
     )
-    found = f"{n} ranks, {chunks} chunks, root {root}"
-    return Counterexample("range", (), (), None, wanted, found, f"there is no {program.kind} with {found}")
+    actual = f"{n} ranks, {chunks} chunks, root {root}"
+    return Counterexample("range", (), (), None, wanted, actual, f"there is no {program.kind} with {actual}")
 
 
 def _out_of_range(program: Program, transfers: Transfers) -> Counterexample | None:
