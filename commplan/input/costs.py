@@ -293,31 +293,31 @@ def reader_counts(setting: Setting) -> list[int]:
     return sorted(powers | {len(set(setting.groups[0])), members})
 
 
-def best(found: Sequence[Predicted], prefer: Prefer = "time") -> Predicted:
+def best(costs: Sequence[Predicted], prefer: Prefer = "time") -> Predicted:
     """The one to take.
 
     1. Steps within `TIE` of the shortest are alike. Where not sharing is among them, preprocessing is not
        the bottleneck, and members are left to themselves: sharing would make them wait for one another and
        gain no time. With `prefer="cpu"` this rule is left out.
     2. Of those the least CPU time; within `CLOSE` of it the fewest bytes between hosts; then the shortest
-       step, and the simplest, as `found` stands.
+       step, and the simplest, as `costs` stand.
     """
-    shortest = min(cost_of.wall for cost_of in found)
-    left = [cost_of for cost_of in found if cost_of.wall <= shortest * (1 + TIE)]
-    alone = next((cost_of for cost_of in left if cost_of.design == "duplicate"), None)
+    shortest = min(cost.wall for cost in costs)
+    left = [cost for cost in costs if cost.wall <= shortest * (1 + TIE)]
+    alone = next((cost for cost in left if cost.design == "duplicate"), None)
     if alone is not None and prefer == "time":
         return alone
-    for cost in map(attrgetter, ("cpu", "nbytes", "wall")):
-        least = min(map(cost, left))
-        left = [cost_of for cost_of in left if cost(cost_of) <= least * (1 + CLOSE)]
+    for quantity in map(attrgetter, ("cpu", "nbytes", "wall")):
+        least = min(map(quantity, left))
+        left = [cost for cost in left if quantity(cost) <= least * (1 + CLOSE)]
     return left[0]
 
 
-def of_each_design(found: Sequence[Predicted], taken: Predicted, prefer: Prefer = "time") -> list[Predicted]:
+def of_each_design(costs: Sequence[Predicted], taken: Predicted, prefer: Prefer = "time") -> list[Predicted]:
     """The best of each design, and `taken`'s design at its other cuts: the table that `explain` shows."""
     shown: list[Predicted] = []
     for design in DESIGNS:
-        of_it = [cost for cost in found if cost.design == design]
+        of_it = [cost for cost in costs if cost.design == design]
         if not of_it:
             continue
         chosen = taken if taken.design == design else best(of_it, prefer if design != "duplicate" else "cpu")

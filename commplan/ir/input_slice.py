@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
 
 import msgspec
 
-from commplan.ir.plan import Ref, name_of
-from commplan.ir.schedule import Binding, Op, Phase, operands, results
-
-AnyOp = TypeVar("AnyOp", bound=Op)
+from commplan.ir.ops import AnyOp, operands, results
+from commplan.ir.roles import Ref, name_of
+from commplan.ir.schedule import Binding, Phase
 
 
 def source_only(phase: Phase) -> frozenset[str]:

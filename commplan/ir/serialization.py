@@ -86,8 +86,8 @@ def decode(data: bytes, file: str = "<schedule>", verify: Verifier | None = None
 
 
 def compare_digest(schedule: Schedule, recorded: str | None, file: str, schema: int = SCHEMA_VERSION) -> None:
-    """Raises CP1004 where `said`, the digest in a file of `schema`, is not that of what the file says, CP1003
-    where the file lacks a plan or, of the older schema, has what the digest there does not cover."""
+    """Raises CP1004 where `recorded`, the digest in a file of `schema`, is not that of what the file says,
+    CP1003 where the file lacks a plan or, of the older schema, has what the digest there does not cover."""
     if schema != OLD and schedule.origin is None:
         fail("CP1003", "a field of the schedule is wrong: `origin`, its plan, is missing", file=file)
     if schema == OLD and has_new(schedule):
@@ -123,7 +123,7 @@ def _schedule(head: _File, file: str) -> Schedule:
 
 
 def _difference(plain: Any, known: Any, path: str) -> str | None:
-    """The first thing in `found` that is not in `known`, which was decoded from it."""
+    """The first thing in `plain` that is not in `known`, which was decoded from it."""
     if isinstance(plain, dict) and isinstance(known, dict):
         ours, theirs = cast("dict[str, Any]", known), cast("dict[str, Any]", plain)
         for key, item in theirs.items():

@@ -197,9 +197,8 @@ def _check_head(schedule: Schedule, reference: Reference, report: Report) -> Non
     ]
     for noun, actual, expected in pairs:
         if actual != expected:
-            report.add(
-                "CP0766", f"the {noun} of the schedule are not those of its plan: {actual}, not {expected}"
-            )
+            message = f"the {noun} of the schedule are not those of its plan"
+            report.add("CP0766", f"{message}: {actual}, not {expected}")
     if len(report.found):
         return
     shards = {shard.state: shard.ownership for shard in schedule.state_shards}
@@ -216,9 +215,8 @@ def _check_head(schedule: Schedule, reference: Reference, report: Report) -> Non
         if shard is not None:
             expected = shard.part_of(expected, schedule.axes)
         if value != expected:
-            report.add(
-                "CP0766", f"`{value.id}` enters as {_shape(value)}, and in the plan as {_shape(expected)}"
-            )
+            message = f"enters as {_shape(value)}, and in the plan as {_shape(expected)}"
+            report.add("CP0766", f"`{value.id}` {message}")
 
 
 def _frames(phases: Sequence[Phase | graph.Phase]) -> list[tuple[str, str, int]]:

@@ -65,7 +65,7 @@ def _uncut(value: Value, types: ValueTypes) -> tuple[Leaf, ...]:
 
 
 def _wrong(stage: Stage, plan: Plan, types: ValueTypes, known: set[Ref], defined: set[Ref]) -> Violations:
-    """What is wrong with a stage where the values `known` can be read, and those in `made` are there."""
+    """What is wrong with a stage where the values `known` can be read, and those in `defined` are there."""
     names = [*_names(stage, types, known, defined)]
     yield from names
     if names:

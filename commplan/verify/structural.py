@@ -83,9 +83,8 @@ def verify(
     for value in schedule.entry:
         check_value(value, axes, report)
         if value.kind not in ("tree", "array"):
-            report.add(
-                "CP0731", f"`{value.id}` enters the plan as {value.kind}: a tree or an array was expected"
-            )
+            message = f"`{value.id}` enters the plan as {value.kind}: a tree or an array was expected"
+            report.add("CP0731", message)
     before = {phase.name: phase for phase in sound.phases} if sound and _same_head(schedule, sound) else {}
     for phase in schedule.phases:
         _verify_phase(Scope(schedule, phase, axes, report, before.get(phase.name)))
@@ -128,9 +127,8 @@ def _verify_phase(scope: Scope) -> None:
     _clocks(scope)
     bound = bind_sources(phase)
     if bound != phase:
-        report.add(
-            "CP0730", f"phase `{phase.name}` does not say rightly what depends on sources alone", phase.span
-        )
+        message = f"phase `{phase.name}` does not say rightly what depends on sources alone"
+        report.add("CP0730", message, phase.span)
 
 
 def _check_op(scope: Scope, op: Op) -> None:
@@ -217,9 +215,8 @@ def _before(scope: Scope, op: Op, index: int, ref: Ref, makers: dict[Ref, int], 
     elif makers[ref] == index:
         scope.report.add("CP0733", f"{subject} {verb} itself: a cycle", op.span)
     elif makers[ref] > index:
-        scope.report.add(
-            "CP0733", f"{subject} {verb} `{ref}`, which is made later: a cycle or a wrong order", op.span
-        )
+        message = f"{subject} {verb} `{ref}`, which is made later: a cycle or a wrong order"
+        scope.report.add("CP0733", message, op.span)
 
 
 def _bindings(scope: Scope) -> None:
@@ -241,9 +238,8 @@ def _bindings(scope: Scope) -> None:
         if state is None:
             report.add("CP0730", f"`{binding.name}` is updated, which is no state", phase.span)
         elif value is not None and (value.kind, value.leaves) != (state.kind, state.leaves):
-            report.add(
-                "CP0731", f"state `{binding.name}` is updated with a value of other shapes", phase.span
-            )
+            message = f"state `{binding.name}` is updated with a value of other shapes"
+            report.add("CP0731", message, phase.span)
 
 
 def check_value(value: Value, axes: Axes, report: Report) -> None:

@@ -222,7 +222,7 @@ def stable(
 
 
 def numbers(how: str, dtype: DType, subject: str) -> Violation | None:
-    """Truth values are not added. how: an operator, or `elastic`; what: the values, in words."""
+    """Truth values are not added. how: an operator, or `elastic`; subject: the values, in words."""
     if how not in ("sum", "mean") or dtype is not DType.BOOL:
         return None
     fix = "`by max` tells whether any is true, `by min` whether all are; convert to i32 to count"

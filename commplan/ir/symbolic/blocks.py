@@ -351,6 +351,6 @@ def aligned(blocks: Sequence[Block]) -> Iterable[tuple[int, int, list[Run | None
             runs = block.runs
             while places[index] < len(runs) and runs[places[index]].at + runs[places[index]].size <= begin:
                 places[index] += 1
-            here = runs[places[index]] if places[index] < len(runs) else None
-            current.append(here if here is not None and here.at <= begin else None)
+            run = runs[places[index]] if places[index] < len(runs) else None
+            current.append(run if run is not None and run.at <= begin else None)
         yield begin, end, current

@@ -9,7 +9,7 @@ from commplan.ir.symbolic.terms import Algebra, Argument, Atom, Contribution, Te
 
 
 class Comparison:
-    """`comparison(found, expected)`: the same contributions, and each rounded as the plan allows, no
+    """`comparison(actual, expected)`: the same contributions, and each rounded as the plan allows, no
     further."""
 
     def __init__(self, algebra: Algebra) -> None:

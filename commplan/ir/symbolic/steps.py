@@ -61,15 +61,14 @@ def averaged(
     """`operand` reduced over `axes`: a mean is the sum over the number of ranks, a weighted one sum(n x) /
     sum(n)."""
     if weight is None or op != "mean":
-        made = reduced(env, operand, value, axes, op, hints, again=again)
+        summed = reduced(env, operand, value, axes, op, hints, again=again)
         if op != "mean":
-            return made
-        return scaled(env, made, value, "div", math.prod(env.sizes(axes)))
+            return summed
+        return scaled(env, summed, value, "div", math.prod(env.sizes(axes)))
     count = env.scalar(weight)
     weighted = scaled(env, operand, operand.value, "mul", count)
-    total = env.algebra.total(count, axes)
     summed = reduced(env, weighted, value, axes, "sum", hints, again=again)
-    return scaled(env, summed, value, "div", total)
+    return scaled(env, summed, value, "div", env.algebra.total(count, axes))
 
 
 def scaled(

@@ -365,7 +365,7 @@ def _kept_wrong(rates: Rates) -> Broken | None:
 
 
 def _instant(own: int, peer: int) -> int:
-    """A time, in records, when a batch of `one` begins and a batch of `other` is to begin gcd(one, other)
+    """A time, in records, when a batch of `own` begins and a batch of `peer` is to begin gcd(own, peer)
     later."""
     common = math.gcd(own, peer)
     way = peer // common
