@@ -173,11 +173,12 @@ def _composed(files: Files, levels: Levels, kind: Kind, root: int, *, backwards:
     plan = stages(files, levels, kind, root)
     bodies = [_program(files, stage, levels[stage.level][1], backwards) for stage in plan]
     space = _Space.of([n for _, n in levels], kind, plan, bodies)
-    rounds = [
-        each for stage, body in zip(plan, bodies, strict=True) for each in space.spread(stage, body, root)
-    ]
+    rounds: list[Round] = []
+    for stage, body in zip(plan, bodies, strict=True):
+        rounds += space.spread(stage, body, root)
     if kind == "broadcast" and any(stage.kind == "scatter" for stage in plan):
-        rounds = pruned(rounds, *promise(kind, space.ranks, space.chunks, root))
+        wanted = promise(kind, space.ranks, space.chunks, root)
+        return Body(space.chunks, pruned(rounds, *wanted))
     return Body(space.chunks, rounds)
 
 
@@ -229,9 +230,8 @@ class _Space(NamedTuple):
         place = _digits(self.sizes)
         inside = [inner for inner in range(level) if self.owned[inner]]
         # A group is named by its first member; `parts` are the chunks of each part of the buffer, by owner.
-        groups = np.flatnonzero(
-            np.all([place[level] == 0, *(place[at] == place[at, root] for at in stage.fixed)], axis=0)
-        )
+        fixed = (place[at] == place[at, root] for at in stage.fixed)
+        groups = np.flatnonzero(np.all([place[level] == 0, *fixed], axis=0))
         step = math.prod(self.sizes[:level])
         part = self.digit[level] * body.chunks // self.radix[level]
         owner, member = np.zeros_like(part), np.zeros(self.ranks, np.int64)

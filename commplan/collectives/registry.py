@@ -25,10 +25,8 @@ TRANSFERS = 2**25  # 4,096 ranks in a ring; half a gigabyte
 def files() -> dict[str, AlgorithmFile]:
     """Every algorithm by its name, in the order of the names."""
     names = sorted(info.name for info in pkgutil.iter_modules(algorithm_files.__path__))
-    return {
-        name: cast("AlgorithmFile", importlib.import_module(f"{algorithm_files.__name__}.{name}"))
-        for name in names
-    }
+    room = algorithm_files.__name__
+    return {name: cast("AlgorithmFile", importlib.import_module(f"{room}.{name}")) for name in names}
 
 
 def algorithms(kind: Kind | None = None) -> tuple[str, ...]:

@@ -50,9 +50,8 @@ def bind_sources(phase: Phase) -> Phase:
     outputs = tuple(msgspec.structs.replace(b, source_only=b.value in known) for b in phase.outputs)
     updates = tuple(msgspec.structs.replace(b, source_only=b.value in known) for b in phase.updates)
     rest = [op for op in phase.ops if not op.runs_ahead(known)]
-    needed = {ref for op in rest for ref in operands(op)} & known | {
-        b.value for b in updates if b.source_only
-    }
+    needed = {ref for op in rest for ref in operands(op)} & known
+    needed |= {binding.value for binding in updates if binding.source_only}
     names = {b.name for b in outputs} | {name_of(ref) for ref in (*phase.inputs, *phase.states)}
     called = {b.value: b.name for b in reversed(outputs)}
     takes: list[Binding] = []

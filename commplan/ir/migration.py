@@ -58,9 +58,8 @@ def retyped(schedule: Schedule) -> Schedule:
                         values[value.id] = types.with_whole(value)
         except (LookupError, ArithmeticError, ValueError):
             return schedule
-        phases.append(
-            msgspec.structs.replace(phase, values=tuple(values[value.id] for value in phase.values))
-        )
+        own = tuple(values[value.id] for value in phase.values)
+        phases.append(msgspec.structs.replace(phase, values=own))
     return msgspec.structs.replace(schedule, phases=tuple(phases))
 
 

@@ -62,9 +62,7 @@ def _changed(value: msgspec.Struct) -> list[tuple[str, Any]]:
 
 
 def _structs(item: Any) -> bool:
-    return isinstance(item, tuple) and any(
-        isinstance(x, msgspec.Struct) for x in cast("tuple[Any, ...]", item)
-    )
+    return isinstance(item, tuple) and isinstance((*cast("tuple[Any, ...]", item), None)[0], msgspec.Struct)
 
 
 def write_struct(value: msgspec.Struct, depth: int) -> list[str]:

@@ -69,12 +69,9 @@ class ValueTypes:
         mixed = [*left.per, *right.per]
         for mine, theirs in ((left.split, right.split), (left.stacked, right.stacked)):
             mixed += [*mine, *theirs] if mine and theirs and mine != theirs else []
-        both = msgspec.structs.replace(
-            left,
-            partial=self.ordered((*left.partial, *right.partial)),
-            split=left.split or right.split,
-            stacked=left.stacked or right.stacked,
-        )
+        partial = self.ordered((*left.partial, *right.partial))
+        split, stacked = left.split or right.split, left.stacked or right.stacked
+        both = msgspec.structs.replace(left, partial=partial, split=split, stacked=stacked)
         return self.per(both, mixed)
 
     def check_terms(self, refs: Iterable[Ref]) -> Violations:

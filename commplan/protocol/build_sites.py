@@ -79,20 +79,15 @@ class _Survey:
         for state in others:
             like = self.layouts[name_of(center)]
             self._use(name_of(state), f"{how} beside {name_of(center)}", op.span)
-            self.layouts[name_of(state)] = beside(
-                values[state].leaves, leaves, like, op.span, self.schedule.file
-            )
+            kept_leaves, file = values[state].leaves, self.schedule.file
+            self.layouts[name_of(state)] = beside(kept_leaves, leaves, like, op.span, file)
 
     def _use(self, name: str, how: str, span: Span) -> None:
-        before = self.used.setdefault(name, (how, span))
-        if before[0] != how:
-            fail(
-                "CP0767",
-                f"the state `{name}` is used by `{how}` here, and by `{before[0]}` on line {before[1].line}",
-                "what servers do with a state is one thing: give each of the two a state of its own",
-                span=span,
-                file=self.schedule.file,
-            )
+        before, place = self.used.setdefault(name, (how, span))
+        if before != how:
+            message = f"the state `{name}` is used by `{how}` here, and by `{before}` on line {place.line}"
+            fix = "what servers do with a state is one thing: give each of the two a state of its own"
+            fail("CP0767", message, fix, span=span, file=self.schedule.file)
 
     def _count(self, value: Value) -> int:
         assert value.placement.server is not None

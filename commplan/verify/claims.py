@@ -20,12 +20,8 @@ class Claims(msgspec.Struct, frozen=True):
 
     def lines(self) -> list[str]:
         """One line for each of the three that has something to say."""
-        claims = (
-            ("proved", (self.proved,)),
-            ("believed", self.believed),
-            ("not looked at", self.not_looked_at),
-        )
-        return [f"{word}: {'; '.join(texts)}" for word, texts in claims if texts]
+        words = {"proved": (self.proved,), "believed": self.believed, "not looked at": self.not_looked_at}
+        return [f"{word}: {'; '.join(texts)}" for word, texts in words.items() if texts]
 
 
 def claims(schedule: Schedule) -> Claims:

@@ -314,10 +314,9 @@ def _first(reference: Reference, actual: SymbolicValue, expected: SymbolicValue)
 
 
 def _same(compare: Comparison, actual: Place | None, expected: Place | None) -> bool:
-    if actual is None or expected is None:
-        return (actual is None or not actual.term.parts) and (expected is None or not expected.term.parts)
-    if not actual.term.parts and not expected.term.parts:
-        return True
+    zero = [side is None or not side.term.parts for side in (actual, expected)]
+    if actual is None or expected is None or all(zero):
+        return all(zero)
     alike = actual[2:5] == expected[2:5] and actual.rows == expected.rows
     return alike and compare(actual.term, expected.term)
 

@@ -147,18 +147,17 @@ def _check_op(scope: Scope, op: Op) -> None:
         check_algorithm(scope, op)
 
 
-def _differences(declared: Value, wanted_value: Value) -> Iterator[tuple[str, str]]:
-    if declared.kind != wanted_value.kind:
-        yield "CP0731", f"`{declared.id}` is {declared.kind}, {wanted_value.kind} was expected"
-    if declared.leaves != wanted_value.leaves:
-        message = f"has the leaves {shown(declared.leaves)}, {shown(wanted_value.leaves)} were expected"
+def _differences(declared: Value, value: Value) -> Iterator[tuple[str, str]]:
+    if declared.kind != value.kind:
+        yield "CP0731", f"`{declared.id}` is {declared.kind}, {value.kind} was expected"
+    if declared.leaves != value.leaves:
+        message = f"has the leaves {shown(declared.leaves)}, {shown(value.leaves)} were expected"
         yield "CP0731", f"`{declared.id}` {message}"
-    elif declared.whole != wanted_value.whole:
-        message = f"is cut from {shown(declared.whole)}, {shown(wanted_value.whole)} was expected"
+    elif declared.whole != value.whole:
+        message = f"is cut from {shown(declared.whole)}, {shown(value.whole)} was expected"
         yield "CP0731", f"`{declared.id}` {message}"
-    wanted = msgspec.structs.replace(
-        wanted_value.placement, server=declared.placement.server
-    )  # as the plan says
+    server = declared.placement.server  # as the plan says
+    wanted = msgspec.structs.replace(value.placement, server=server)
     if declared.placement != wanted:
         yield "CP0734", f"`{declared.id}` is {declared.placement}, {wanted} was expected"
 
@@ -170,10 +169,9 @@ def _clocks(scope: Scope) -> None:
         return
     for op in (op for op in scope.phase.ops if isinstance(op, Collective)):
         for axis in (axis for axis in op.axes if axis in clocks):
-            message = (
-                f"`{op.result}` meets all of `{axis}`, whose members run phase `{scope.phase.name}` by clocks"
-                f" of their own (line {clocks[axis].span.line}): who has more steps waits for ever"
-            )
+            clocks_own = f"by clocks of their own (line {clocks[axis].span.line})"
+            whose = f"`{axis}`, whose members run phase `{scope.phase.name}` {clocks_own}"
+            message = f"`{op.result}` meets all of {whose}: who has more steps waits for ever"
             scope.report.add("CP0747", message, op.span)
 
 

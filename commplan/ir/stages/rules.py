@@ -66,12 +66,10 @@ def even_batch(batch: Sequence[int], split: tuple[str, ...], ranks: Ranks) -> Vi
         if size % ways:
             lower, upper = size // ways * ways, (size // ways + 1) * ways
             nearest = f"the nearest that can are {lower} and {upper}"
+            fix = nearest if lower else f"the smallest that can is {upper}"
             over = f"the {ways} ranks of {listed(split)}"
-            return Violation(
-                f"a batch of {size} records cannot be split evenly over {over}",
-                (nearest if lower else f"the smallest that can is {upper}",),
-                index,
-            )
+            message = f"a batch of {size} records cannot be split evenly over {over}"
+            return Violation(message, (fix,), index)
     return None
 
 
@@ -209,13 +207,10 @@ def stable(
     if moved < 1:
         return None
     factors, known = ("eta * rho * p", f", with p = {workers} workers") if workers else ("eta * rho", "")
-    return Violation(
-        f"`{mode}` is unstable: {factors} = {float(moved):.6g}, and it must be below 1{known}",
-        (
-            f"the centre would keep {float(1 - moved):.6g} of itself at every exchange",
-            "the bound is that of Zhang, Choromanska and LeCun (2015), beta = p * eta * rho < 1",
-        ),
-    )
+    message = f"`{mode}` is unstable: {factors} = {float(moved):.6g}, and it must be below 1{known}"
+    why = f"the centre would keep {float(1 - moved):.6g} of itself at every exchange"
+    bound = "the bound is that of Zhang, Choromanska and LeCun (2015), beta = p * eta * rho < 1"
+    return Violation(message, (why, bound))
 
 
 # --- sums ---
@@ -233,10 +228,9 @@ def floats(how: str, dtype: DType, noun: str) -> Violation | None:
     """A mean, and a step towards a centre, are fractions."""
     if how not in ("mean", "elastic") or dtype.is_float:
         return None
-    subject, fix = {
-        "mean": ("a mean", "a mean of integers is no integer: use `sum`, or convert with a fn first"),
-        "elastic": ("elastic averaging", "convert it, or keep it out of what is averaged"),
-    }[how]
+    subject, fix = "a mean", "a mean of integers is no integer: use `sum`, or convert with a fn first"
+    if how == "elastic":
+        subject, fix = "elastic averaging", "convert it, or keep it out of what is averaged"
     return Violation(f"{subject} needs a float type, and {noun} is {dtype}", (fix,))
 
 

@@ -114,12 +114,8 @@ def renamed(algebra: Algebra, block: Block, symbols: Symbols) -> Block:
             slots.append(((), algebra.undefined("the part of a rank that owns none")))
         else:
             slots.append((positions, None if term is None else algebra.substitute(term, symbols)))
-    return Block(
-        block.rows,
-        block.columns,
-        _inside(block.runs, lambda inner: renamed(algebra, inner, symbols)),
-        tuple(slots),
-    )
+    runs = _inside(block.runs, lambda inner: renamed(algebra, inner, symbols))
+    return Block(block.rows, block.columns, runs, tuple(slots))
 
 
 def _inside(runs: tuple[Run, ...], function: Callable[[Block], Block]) -> tuple[Run, ...]:
@@ -158,8 +154,9 @@ class Builder:
                 runs.append(run)
         return Block(rows, columns, tuple(runs), tuple(self.slots))
 
-    def put(self, at: int, size: int, leaf: Any, column: int, slot: Slot) -> None:
-        self.runs.append(Run(at, size, leaf, column, self.slots.setdefault(slot, len(self.slots))))
+    def put(self, at: int, size: int, leaf: Any, column: int, chain: Chain, term: Term | None) -> None:
+        slot = self.slots.setdefault((chain, term), len(self.slots))
+        self.runs.append(Run(at, size, leaf, column, slot))
 
     def take(self, source: Block, start: int, size: int, offset: int) -> None:
         """Columns `start` to `start + size` of `source`, from `offset` on."""
@@ -201,9 +198,9 @@ def in_rows(block: Block, ways: int, width: int, leaf: LeafShape | None = None) 
             of = of if chain else leaf._replace(number=of.number)
             if of.width(parts) != width:
                 raise UnsayableError(f"rows of {width} elements are no rows of leaf {of.number}")
-        builder.put(0, width, of, 0, (parts, term))
+        builder.put(0, width, of, 0, parts, term)
     elif block.runs:
-        builder.put(0, width, Frozen(block), 0, (cut((), ways, digits), None))
+        builder.put(0, width, Frozen(block), 0, cut((), ways, digits), None)
     return builder.block(((ways, None),), width)
 
 
@@ -324,20 +321,18 @@ def combined(algebra: Algebra, blocks: Sequence[Block], function: Callable[[Sequ
     """Blocks put together element by element; each must hold the same elements in the same order."""
     builder = Builder()
     for begin, end, runs in aligned(blocks):
-        slots = [
-            ((), None) if run is None else b.slots[run.slot] for b, run in zip(blocks, runs, strict=True)
-        ]
-        places = {
-            (run.leaf, run.column + begin - run.at, chain)
-            for run, (chain, _) in zip(runs, slots, strict=True)
-            if run is not None
-        }
-        if len(places) > 1 or any(run and not slot[1] for run, slot in zip(runs, slots, strict=True)):
+        places: set[tuple[Any, int, Chain]] = set()
+        terms: list[Term | None] = []
+        for block, run in zip(blocks, runs, strict=True):
+            chain, term = ((), algebra.zero) if run is None else block.slots[run.slot]
+            terms.append(term)
+            if run is not None:
+                places.add((run.leaf, run.column + begin - run.at, chain))
+        known = [term for term in terms if term is not None]
+        if len(places) > 1 or len(known) < len(terms):
             raise UnsayableError("different elements are put together")
         if places:
-            leaf, column, chain = places.pop()
-            term = function([term or algebra.zero for _, term in slots])
-            builder.put(begin, end - begin, leaf, column, (chain, term))
+            builder.put(begin, end - begin, *places.pop(), function(known))
     return builder.block(blocks[0].rows, blocks[0].columns)
 
 

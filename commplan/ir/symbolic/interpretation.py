@@ -265,7 +265,7 @@ class Interpretation:
             if places:
                 chain, column, shape = places.pop()
                 term = self.algebra.call(name, [*arguments, *scalars])
-                builder.put(begin, end - begin, shape, column, (chain, term))
+                builder.put(begin, end - begin, shape, column, chain, term)
         return builder.block((), leaf.size)
 
     # Collectives

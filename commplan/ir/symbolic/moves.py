@@ -79,9 +79,8 @@ def exchanged(algebra: Algebra, block: Block, axes: Sequence[str]) -> Block:
     symbols: dict[Symbol, Symbol] = {}
     for index, axis in enumerate(axes):
         symbols |= {row(index): rank(axis), rank(axis): row(index)}
-    rows = tuple(
-        (count, axes[index] if index < len(axes) else axis) for index, (count, axis) in enumerate(block.rows)
-    )
+    counts = (count for count, _ in block.rows)
+    rows = (*zip(counts, axes, strict=False), *block.rows[len(axes) :])
     return renamed(algebra, block, symbols)._replace(rows=rows)
 
 
@@ -145,7 +144,7 @@ def _owned_rows(algebra: Algebra, blocks: Sequence[Block]) -> Block | None:
         symbol = _owners(algebra, conditions)
         chain = (*heads.pop(), Cut(len(blocks), ((len(blocks), symbol),)))
         first = runs[0]
-        builder.put(first.at, first.size, first.leaf, first.column, (chain, alone[0][1]))
+        builder.put(first.at, first.size, first.leaf, first.column, chain, alone[0][1])
     return builder.block((), blocks[0].columns)
 
 

@@ -77,9 +77,8 @@ def scaled(
     """`operand` times, or over, a number or a scalar."""
     if isinstance(by, Term):
         name = "times a scalar" if how == "mul" else "over a scalar"  # no function can be called so
-        return operand.like(
-            value, lambda term, _: env.algebra.call(name, (Argument(term, 0), Argument(by, 1, 0)))
-        )
+        scalar = Argument(by, 1, 0)
+        return operand.like(value, lambda term, _: env.algebra.call(name, (Argument(term, 0), scalar)))
     factor = Fraction(by) if how == "mul" else 1 / Fraction(by)
     return operand.like(value, lambda term, dtype: _times(env, term, factor, dtype))
 

@@ -87,6 +87,10 @@ class Contribution(NamedTuple):
     trace: Trace
     coefficient: Fraction
 
+    def traced(self, event: Event | None) -> Contribution:
+        """This one with one more event in its trace."""
+        return self if event is None else self._replace(trace=(*self.trace, event))
+
     def summed(self, axes: Iterable[str], times: int) -> Contribution:
         """This one summed over `axes` too, and counted so many times."""
         return self._replace(sums=_joined(self.sums, axes), coefficient=self.coefficient * times)
@@ -230,7 +234,7 @@ class Algebra:
 
     def traced(self, term: Term, event: Event) -> Term:
         """`term` with one more event in every trace."""
-        return self.term(part._replace(trace=(*part.trace, event)) for part in term.parts)
+        return self.term(part.traced(event) for part in term.parts)
 
     def cast(self, term: Term, before: DType, after: DType) -> Term:
         """`term` converted from one type to another."""
@@ -245,11 +249,9 @@ class Algebra:
         if len(inner.parts) == 1 and inner.parts[0].atom.kind == "only":
             (part,) = inner.parts
             if not part.sums and not part.trace:
-                merged = (*part.atom.content[0], *wanted.items())
-                atom = self.atom(
-                    "only", tuple(sorted(merged)), self.scaled(part.atom.content[1], part.coefficient)
-                )
-                return self.single(atom)
+                known, whole = part.atom.content
+                wanted = dict((*known, *wanted.items()))
+                inner = self.scaled(whole, part.coefficient)
         return self.single(self.atom("only", tuple(sorted(wanted.items())), inner))
 
     def total(self, term: Term, axes: Sequence[str], allowed: Event | None = None) -> Term:
@@ -259,8 +261,7 @@ class Algebra:
         parts: list[Contribution] = []
         for part in term.parts:
             event = allowed or (("sum", several) if is_rounded(part.trace) and several else None)
-            traced = part if event is None else part._replace(trace=(*part.trace, event))
-            parts += self._total(traced, axes)
+            parts += self._total(part.traced(event), axes)
         return self.term(parts)
 
     def _total(self, part: Contribution, axes: Sequence[str]) -> Iterator[Contribution]:
@@ -305,11 +306,10 @@ class Algebra:
                 raise UnsayableError("rows are added of which it is not said whose they are")
             same = math.prod(count for digit, (count, _) in digits.items() if digit not in varying)
             event = ("sum", axes) if is_rounded(part.trace) and axes else None
-            traced = part if event is None else part._replace(trace=(*part.trace, event))
             symbols: Symbols = {row(digit): ("all", axis) for digit, axis in varying.items()}
             _check_unbound(part.sums, free, symbols)
             bound = self.substitute_atom(part.atom, symbols)
-            parts += _within(traced.summed(map(str, varying.values()), same), bound)
+            parts += _within(part.traced(event).summed(map(str, varying.values()), same), bound)
         return self.term(parts)
 
     # Substitution
@@ -351,9 +351,8 @@ class Algebra:
                     chain = substituted(argument.chain, symbols)
                     if chain is None:
                         return self.undefined("the part of a rank that owns none")
-                    arguments.append(
-                        argument._replace(term=self.substitute(argument.term, symbols), chain=chain)
-                    )
+                    term = self.substitute(argument.term, symbols)
+                    arguments.append(argument._replace(term=term, chain=chain))
                 return self.call(content[0], arguments)
             case "extreme":
                 op, axes, inner = content
@@ -484,6 +483,5 @@ def _joined(first: Iterable[str], second: Iterable[str]) -> tuple[str, ...]:
 def _within(outer: Contribution, inner: Term) -> Iterator[Contribution]:
     """What `outer` is where `inner` stands for its atom."""
     for atom, sums, trace, coefficient in inner.parts:
-        yield Contribution(
-            atom, _joined(outer.sums, sums), trace + outer.trace, coefficient * outer.coefficient
-        )
+        both = _joined(outer.sums, sums)
+        yield Contribution(atom, both, trace + outer.trace, coefficient * outer.coefficient)

@@ -158,10 +158,10 @@ def placed(block: Block) -> Block:
         chain, term = block.slots[run.slot]
         number = _number(chain)
         if number is None or not isinstance(run.leaf, LeafShape):
-            builder.put(run.at, run.size, run.leaf, run.column, (chain, term))
+            builder.put(run.at, run.size, run.leaf, run.column, chain, term)
             continue
         column = number * run.leaf.width(chain) + run.column
-        builder.put(run.at, run.size, run.leaf.uncut(), column, ((), term))
+        builder.put(run.at, run.size, run.leaf.uncut(), column, (), term)
     return builder.block(block.rows, block.columns)
 
 

@@ -71,9 +71,8 @@ def _whole_batches(visit: Visit, tail: Tail, orders: Orders) -> str | None:
         length = whole * batch + rest
         order = orders(*cast("tuple[int, int]", (length, batch)), 0, visit, tail)
         last = 1 if rest.positive() else 0
-        wrong = _steps(visit, cast("Any", order.steps), whole, last) or _step(
-            visit, order, k, (k * batch, (k + 1) * batch), length
-        )
+        wrong = _steps(visit, cast("Any", order.steps), whole, last)
+        wrong = wrong or _step(visit, order, k, (k * batch, (k + 1) * batch), length)
         if wrong:
             return wrong
     return None
@@ -335,9 +334,8 @@ def _first_members(rates: Rates) -> list[tuple[int, int]]:
 
 def _epoch_wrong(rates: Rates) -> Broken | None:
     """An epoch has the units that each member takes, at the ends of batches and around them."""
-    ends = sorted(
-        {n for size in (rates.unit, *rates.batches) for n in (size - 1, size, size + 1, 2 * size + 1)}
-    )
+    sizes = (rates.unit, *rates.batches)
+    ends = sorted({n for size in sizes for n in (size - 1, size, size + 1, 2 * size + 1)})
     for tail in ("pad", "short", "drop"):
         for length in (n for n in ends if n > 0):
             units = rates.epoch(length, "exactly_once", tail)

@@ -100,6 +100,5 @@ def _step(
 
 
 def _wrong(subject: str, expected: str, actual: str, when: str = "") -> Counterexample:
-    return Counterexample(
-        "wrong", (), (), None, expected, actual, f"{when}{subject} needs {expected}, and has {actual}"
-    )
+    message = f"{when}{subject} needs {expected}, and has {actual}"
+    return Counterexample("wrong", (), (), None, expected, actual, message)

@@ -50,11 +50,9 @@ def unfit(program: Program) -> Counterexample | None:
     blocked = program.kind in BLOCKED
     if n >= 1 and chunks >= 1 and 0 <= root < n and not (blocked and chunks % n):
         return None
-    wanted = (
-        f"a multiple of {n} chunks"
-        if blocked and chunks % max(n, 1)
-        else "a rank, a chunk and a root among the ranks"
-    )
+    wanted = "a rank, a chunk and a root among the ranks"
+    if blocked and chunks % max(n, 1):
+        wanted = f"a multiple of {n} chunks"
     actual = f"{n} ranks, {chunks} chunks, root {root}"
     return Counterexample("range", (), (), None, wanted, actual, f"there is no {program.kind} with {actual}")
 

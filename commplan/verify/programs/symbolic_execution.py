@@ -80,9 +80,8 @@ class Sums:
 
     def add(self, left: Ints, right: Ints) -> Ints:
         """The sums, element by element; -1 where both hold the contribution of the same rank."""
-        keys, places = np.unique(
-            (np.minimum(left, right) << _HALF) | np.maximum(left, right), return_inverse=True
-        )
+        keys = (np.minimum(left, right) << _HALF) | np.maximum(left, right)
+        keys, places = np.unique(keys, return_inverse=True)
         sums = [self._number(key) for key in keys.tolist()]
         return np.array(sums, np.int64)[places]
 

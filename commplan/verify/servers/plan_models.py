@@ -43,9 +43,8 @@ class Model:
         extra = [plural(self.requests, "request"), *(["acknowledged"] if self.acknowledged else [])]
         extra += ["gets"] * self.gets + [f"{self.puts} puts"] * (self.puts > 1)
         extra += [f"up to {plural(self.deaths, 'death')}"] * (self.deaths > 0)
-        size = ", ".join(
-            (plural(self.workers, "worker"), plural(self.servers, "server"), plural(self.units, "unit"))
-        )
+        counts = {"worker": self.workers, "server": self.servers, "unit": self.units}
+        size = ", ".join(plural(count, word) for word, count in counts.items())
         return f"{mode}: {size}, {', '.join(extra)}"
 
 

@@ -117,9 +117,8 @@ class _Together:
                 for worker in np.flatnonzero(happens.any(axis=0)):
                     who = np.flatnonzero(happens[:, worker])
                     before, then = at[who], after[at[who], worker]
-                    self._add(
-                        rank, table.rank[then] - table.rank[before], codes[who] + (then - before) * table.step
-                    )
+                    more = table.rank[then] - table.rank[before]
+                    self._add(rank, more, codes[who] + (then - before) * table.step)
         if not moved.all():
             self._wait(states, int(np.flatnonzero(~moved)[0]))
 
