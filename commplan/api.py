@@ -86,9 +86,8 @@ class Plan(msgspec.Struct, frozen=True):
             sizes |= {axis.name: mesh_axes[axis.name] for axis in self.graph.axes if axis.name in mesh_axes}
         if shapes is not None and not hasattr(shapes, "items"):
             kind = type(shapes).__name__
-            fail(
-                "CP0720", f"shapes is a {kind}: names and their trees were expected", 'shapes={"grads": tree}'
-            )
+            message = f"shapes is a {kind}: names and their trees were expected"
+            fail("CP0720", message, 'shapes={"grads": tree}')
         given = dict(shapes or {})
         leaves = {name: shapes_of(tree) for name, tree in given.items()}
         machine = load_topology(topology) if isinstance(topology, str | Path) else topology
@@ -237,9 +236,8 @@ def loads(text: str, file: str = "<plan>") -> Plan:
 
     if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         kind = type(text).__name__
-        fail(
-            "CP0002", f"a plan is text, and this is of type {kind}", "decode bytes as UTF-8, or `load` a file"
-        )
+        message = f"a plan is text, and this is of type {kind}"
+        fail("CP0002", message, "decode bytes as UTF-8, or `load` a file")
     plan, diagnostics = dsl.load(text, file)
     if plan is None:
         raise CommplanError(*diagnostics)
@@ -288,9 +286,8 @@ def mesh_sizes(mesh: Any) -> dict[str, int]:
         fail("CP0722", f"a {type(mesh).__name__} is no mesh", expected)
     for name, size in shape.items():
         if size is None:  # no size would be taken for one that is given elsewhere
-            fail(
-                "CP0708", f"axis `{name}` has no size in the mesh", "a mesh has a whole number for every axis"
-            )
+            message = f"axis `{name}` has no size in the mesh"
+            fail("CP0708", message, "a mesh has a whole number for every axis")
     return {str(name): size for name, size in shape.items()}
 
 

@@ -84,12 +84,10 @@ def compile_plan(
     reference = Reference(schedule.origin, schedule.axes)
     problems = verify(schedule, reference=reference, written_out=False)
     if problems:
-        notes = (
-            *(Note(p.message, p.span) for p in problems),
-            Note(f"after `lower`:\n{print_schedule(schedule)}"),
-        )
+        notes = [Note(problem.message, problem.span) for problem in problems]
+        notes.append(Note(f"after `lower`:\n{print_schedule(schedule)}"))
         message = f"lowering broke the schedule: {problems[0].message}"
-        raise CommplanError(Diagnostic("CP0718", message, problems[0].span, notes, file=plan.file))
+        raise CommplanError(Diagnostic("CP0718", message, problems[0].span, tuple(notes), file=plan.file))
     if observer is not None:
         observer(Record("lower", "lower", seconds, None, schedule))
     given = {name: tuple(paths) for name, paths in (order or {}).items()}

@@ -195,11 +195,9 @@ def _keeps_nothing(state: Any) -> None:
 
 
 def _refuse(mismatch: Difference) -> None:
-    size = (
-        "one gradient that is not a number"
-        if mismatch.size is None
-        else f"gradients of size {mismatch.size:g}"
-    )
+    size = "one gradient that is not a number"
+    if mismatch.size is not None:
+        size = f"gradients of size {mismatch.size:g}"
     fail(
         "CP0822",
         "the optimiser needs a whole-tree view: a part of the weights is not updated as it is in the whole",

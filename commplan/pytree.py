@@ -15,6 +15,7 @@ from commplan.ir.schedule import Leaf
 from commplan.ir.types import DType
 
 _Build = Callable[[Iterator[Any]], Any]
+_Make = Callable[[Any], Any]
 Rebuild = Callable[[Sequence[Any]], Any]
 
 
@@ -165,30 +166,29 @@ def _walk(
 ) -> _Build:
     if node is None:
         return lambda _: None
-    if is_leaf(node):
+    container = None if is_leaf(node) else _container(node, path)
+    if container is None:
         leaves.append((path or "", node))
         return next
+    children, make = container
+    prefix = "" if path is None else f"{path}/"
+    parts = [_walk(child, f"{prefix}{key!s}", leaves, is_leaf) for key, child in children]
+    return lambda values: make([part(values) for part in parts])
+
+
+def _container(node: Any, path: str | None) -> tuple[Iterable[tuple[Any, Any]], _Make] | None:
+    """Keys and children of a container, and the function that makes one like it; None for another node."""
     if isinstance(node, dict):
-        return _walk_dict(cast("dict[Any, Any]", node), path, leaves, is_leaf)
+        items, ordered = cast("dict[Any, Any]", node), isinstance(node, OrderedDict)
+        keys = list(items) if ordered else _ordered(items, path)
+        kind = cast("_Make", OrderedDict if ordered else dict)
+        return [(key, items[key]) for key in keys], lambda new: kind(zip(keys, new, strict=True))
     if isinstance(node, tuple) and hasattr(cast("Any", node), "_fields"):
         named = cast("Any", node)
-        parts = [_walk(getattr(named, f), _join(path, f), leaves, is_leaf) for f in named._fields]
-        return _maker(lambda filled: type(named)(*filled), parts)
+        return zip(named._fields, named, strict=True), lambda new: type(named)(*new)
     if isinstance(node, list | tuple):
-        items = cast("list[Any]", node)
-        parts = [_walk(item, _join(path, str(i)), leaves, is_leaf) for i, item in enumerate(items)]
-        return _maker(list if isinstance(node, list) else tuple, parts)
-    leaves.append((path or "", node))
-    return next
-
-
-def _walk_dict(
-    node: dict[Any, Any], path: str | None, leaves: list[tuple[str, Any]], is_leaf: Callable[[Any], bool]
-) -> _Build:
-    keys = list(node) if isinstance(node, OrderedDict) else _ordered(node, path)
-    parts = [_walk(node[key], _join(path, str(key)), leaves, is_leaf) for key in keys]
-    make = cast("Callable[[Any], Any]", OrderedDict if isinstance(node, OrderedDict) else dict)
-    return _maker(lambda filled: make(zip(keys, filled, strict=True)), parts)
+        return enumerate(cast("list[Any]", node)), list if isinstance(node, list) else tuple
+    return None
 
 
 def _ordered(node: dict[Any, Any], path: str | None) -> list[Any]:
@@ -198,11 +198,3 @@ def _ordered(node: dict[Any, Any], path: str | None) -> list[Any]:
         kinds = ", ".join(sorted({_kind(key) for key in node}))
         where = f"of `{path}`" if path else "of the tree"
         return fail("CP0720", f"the keys {where} have no order: they are {kinds}", "use keys of one kind")
-
-
-def _maker(make: Callable[[list[Any]], Any], parts: Sequence[_Build]) -> _Build:
-    return lambda values: make([part(values) for part in parts])
-
-
-def _join(path: str | None, part: str) -> str:
-    return part if path is None else f"{path}/{part}"

@@ -188,9 +188,8 @@ class _Reader:
         text = self.want(table, key, str, label)
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z/]+)\s*", text)
         if match is None or match[2] not in units:
-            self.fail(
-                f"the {key} of {label} is {text!r}", f"expected a number with a unit: {', '.join(units)}"
-            )
+            message = f"the {key} of {label} is {text!r}"
+            self.fail(message, f"expected a number with a unit: {', '.join(units)}")
         return float(match[1]) * units[match[2]]
 
 

@@ -177,11 +177,12 @@ def _composed(files: Files, levels: Levels, kind: Kind, root: int, *, backwards:
     plan = stages(files, levels, kind, root)
     bodies = [_program(files, stage, levels[stage.level][1], backwards) for stage in plan]
     space = _Space.of([n for _, n in levels], kind, plan, bodies)
-    rounds = [
-        each for stage, body in zip(plan, bodies, strict=True) for each in space.spread(stage, body, root)
-    ]
+    rounds: list[Round] = []
+    for stage, body in zip(plan, bodies, strict=True):
+        rounds += space.spread(stage, body, root)
     if kind == "broadcast" and any(stage.kind == "scatter" for stage in plan):
-        rounds = pruned(rounds, *promise(kind, space.ranks, space.chunks, root))
+        wanted = promise(kind, space.ranks, space.chunks, root)
+        return Body(space.chunks, pruned(rounds, *wanted))
     return Body(space.chunks, rounds)
 
 
@@ -216,11 +217,7 @@ class _Space(NamedTuple):
         for stage, body in zip(plan, bodies, strict=True):
             owned[stage.level] |= stage.kind in BLOCKED
             radix[stage.level] = math.lcm(radix[stage.level], body.chunks)
-        chunk = np.arange(math.prod(radix), dtype=np.int64)
-        digit = np.zeros((len(sizes), len(chunk)), np.int64)
-        order = range(len(sizes)) if kind in IN_BLOCKS else reversed(range(len(sizes)))
-        for level in order:
-            digit[level], chunk = chunk % radix[level], chunk // radix[level]
+        digit = _digits(radix) if kind in IN_BLOCKS else _digits(radix[::-1])[::-1]
         return cls(tuple(sizes), tuple(radix), digit, tuple(owned))
 
     @property
@@ -234,12 +231,11 @@ class _Space(NamedTuple):
     def spread(self, stage: Stage, body: Program, root: int) -> Iterator[Round]:
         """The rounds of `body`, which is for one group, for all groups of its stage at once."""
         level = stage.level
-        place = self._places()
+        place = _digits(self.sizes)
         inside = [inner for inner in range(level) if self.owned[inner]]
         # A group is named by its first member; `parts` are the chunks of each part of the buffer, by owner.
-        groups = np.flatnonzero(
-            np.all([place[level] == 0, *(place[at] == place[at, root] for at in stage.fixed)], axis=0)
-        )
+        fixed = (place[at] == place[at, root] for at in stage.fixed)
+        groups = np.flatnonzero(np.all([place[level] == 0, *fixed], axis=0))
         step = math.prod(self.sizes[:level])
         part = self.digit[level] * body.chunks // self.radix[level]
         owner, member = np.zeros_like(part), np.zeros(self.ranks, np.int64)
@@ -252,12 +248,11 @@ class _Space(NamedTuple):
         for each in body.rounds:
             yield tuple(_spread(send, groups, step, chunks) for send in each)
 
-    def _places(self) -> Ints:
-        rank = np.arange(self.ranks, dtype=np.int64)
-        places = np.zeros((len(self.sizes), self.ranks), np.int64)
-        for level, n in enumerate(self.sizes):
-            places[level], rank = rank % n, rank // n
-        return places
+
+def _digits(radix: Sequence[int]) -> Ints:
+    """The digits [levels, numbers] of all numbers, of which the first changes fastest."""
+    numbers = np.arange(math.prod(radix), dtype=np.int64)
+    return np.stack(np.unravel_index(numbers, tuple(radix)[::-1]))[::-1]
 
 
 def _spread(send: Send, groups: Ints, step: int, chunks: Ints) -> Send:

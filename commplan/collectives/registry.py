@@ -26,10 +26,8 @@ TRANSFERS = 2**25  # 4,096 ranks in a ring; half a gigabyte
 def files() -> dict[str, AlgorithmFile]:
     """Every algorithm by its name, in the order of the names."""
     names = sorted(info.name for info in pkgutil.iter_modules(algorithm_files.__path__))
-    return {
-        name: cast("AlgorithmFile", importlib.import_module(f"{algorithm_files.__name__}.{name}"))
-        for name in names
-    }
+    room = algorithm_files.__name__
+    return {name: cast("AlgorithmFile", importlib.import_module(f"{room}.{name}")) for name in names}
 
 
 def algorithms(kind: Kind | None = None) -> tuple[str, ...]:
@@ -138,9 +136,9 @@ def _check_large(name: str, transfers: int) -> None:
         fail("CP0737", message, note)
 
 
-def _known(name: str, known: Collection[str], code: str, what: str) -> None:
+def _known(name: str, known: Collection[str], code: str, noun: str) -> None:
     if name not in known:
-        fail(code, f"there is no {what} `{name}`", did_you_mean(name, known, "known:"))
+        fail(code, f"there is no {noun} `{name}`", did_you_mean(name, known, "known:"))
 
 
 def scalar_algorithm(algorithm: Algorithm) -> Algorithm:

@@ -161,9 +161,8 @@ def pruned(rounds: Iterable[Round], starts: Bools, ends: Bools) -> tuple[Round, 
     needed, backwards = ends & ~starts, list[Round]()
     for moved in reversed(kept):
         masks = [needed[dst, chunk] for _, dst, chunk in moved]
-        new = [
-            (src[mask], dst[mask], chunk[mask]) for mask, (src, dst, chunk) in zip(masks, moved, strict=True)
-        ]
+        pairs = zip(masks, moved, strict=True)
+        new = [(src[mask], dst[mask], chunk[mask]) for mask, (src, dst, chunk) in pairs]
         for src, _, chunk in new:
             needed[src, chunk] = True
         backwards.append(tuple(runs(*single, False) for single in new))

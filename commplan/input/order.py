@@ -136,9 +136,9 @@ class Order:
         result = np.empty_like(positions)
         numbers = positions // _WINDOW
         for number in dict.fromkeys(numbers.tolist()):
-            here = numbers == number
+            inside = numbers == number
             window = _window(number, self.length, self.seed, epoch, member)
-            result[here] = window[positions[here] - number * _WINDOW]
+            result[inside] = window[positions[inside] - number * _WINDOW]
         return result
 
 

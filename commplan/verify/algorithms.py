@@ -79,8 +79,8 @@ def _sizes(schedule: Schedule, op: Collective) -> dict[str, int]:
     # An axis may count through its levels in another order than from the inside out.
     if sorted(names) != sorted(wanted) or len(set(wanted)) < len(wanted):
         lies = f"lies on {', '.join(wanted)}" if wanted else "has no levels without a topology"
-        said = f"does not list the axes {', '.join(op.axes)}"
-        fail("CP0735", f"{op.algorithm} {said}, nor their levels: `{axis.name}` {lies}")
+        lists = f"does not list the axes {', '.join(op.axes)}"
+        fail("CP0735", f"{op.algorithm} {lists}, nor their levels: `{axis.name}` {lies}")
     counts = [spread.count for spread in axis.levels]
     if min(counts) < 1 or math.prod(counts) != axis.size:
         product = " x ".join(map(str, counts))

@@ -99,10 +99,8 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
             if not placement.varies(axis):
                 yield "CP0734", f"`{self.operand}` is the same over `{axis}` already"
             elif self.kind != "all_gather" and axis in (*cut, *placement.stacked):
-                yield (
-                    "CP0734",
-                    f"`{self.operand}` is {placement}: there are no terms or copies along `{axis}`",
-                )
+                message = f"is {placement}: there are no terms or copies along `{axis}`"
+                yield "CP0734", f"`{self.operand}` {message}"
         ordered = placement.split[-len(self.axes) :] == self.axes
         if self.kind == "all_gather" and (cut or operand.kind != "flat") and not ordered:
             yield "CP0734", f"`{self.operand}` is {placement}: what was cut last is gathered first"
@@ -186,5 +184,6 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
         return nbytes[self.operand] + nbytes[self.result] + self.staged(nbytes)
 
     def work(self, nbytes: Mapping[Ref, int], ranks: Ranks) -> Work:
-        what, chunk = f"{self.kind} via {self.algorithm}", self.hints.chunk
-        return Work(self.kind, what, self.nbytes, self.axes, self.algorithm, chunk, self.root or 0, self.form)
+        how, root = self.algorithm, self.root or 0
+        title, chunk = f"{self.kind} via {how}", self.hints.chunk
+        return Work(self.kind, title, self.nbytes, self.axes, how, chunk, root, self.form)

@@ -26,12 +26,12 @@ class Map(Call, BaseOp, frozen=True, tag="map", gc=False):
         if fn is None:
             yield "CP0730", f"there is no function `{self.fn}`"
             return
-        for what, found, wanted in (
+        for noun, count, wanted in (
             ("operands", len(self.operands), len(fn.operands)),
             ("results", len(self.results), len(fn.results)),
         ):
-            if found != wanted:
-                yield "CP0731", f"`{self.fn}` has {wanted} {what}, {found} are written"
+            if count != wanted:
+                yield "CP0731", f"`{self.fn}` has {wanted} {noun}, {count} are written"
                 return
         if self.lane != ("host_compute" if fn.where == "host" else "device") or self.random != fn.random:
             yield "CP0735", f"`{self.fn}` is a {fn.where} function, but runs on lane {self.lane}"

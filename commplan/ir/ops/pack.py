@@ -64,6 +64,5 @@ class Pack(BaseOp, frozen=True, tag="pack", gc=False):
         env.put(self.result, env.packed(self.parts, self.ways, env.values[self.result]))
 
     def detail(self, values: Mapping[Ref, Value]) -> str:
-        return f"into {values[self.result].leaves[0].dtype}" + (
-            f", {self.ways} rows" if self.ways > 1 else ""
-        )
+        rows = f", {self.ways} rows" if self.ways > 1 else ""
+        return f"into {values[self.result].leaves[0].dtype}{rows}"

@@ -58,9 +58,8 @@ class Exchange(ServerStep, BaseStage, frozen=True, tag="exchange"):
         return self.fn, (*self.states, self.gradient), self.results
 
     def violation(self, ranks: Ranks) -> Violation | None:
-        return one_each(self.states, self.results) or chosen(
-            "owners", self.via and self.via.get("owners"), self.axes, ranks
-        )
+        owners = self.via and self.via.get("owners")
+        return one_each(self.states, self.results) or chosen("owners", owners, self.axes, ranks)
 
     def meaning(self, env: Interpretation) -> None:
         self.exchanged(env, self.op.name, self.op.weight, self.hints)

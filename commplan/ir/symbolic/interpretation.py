@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from types import MappingProxyType
+from typing import NamedTuple
 
 from commplan.ir.axes import coordinates
 from commplan.ir.optimizer_leaf_match import LeafMatch
@@ -42,6 +43,14 @@ from commplan.ir.types import DType
 from commplan.ir.values import Leaf, Part, Value
 
 Paths = tuple[tuple[str, ...], ...]
+
+
+class _Call(NamedTuple):
+    """See `Interpretation.call`."""
+
+    name: str
+    given: Sequence[SymbolicValue]
+    drawn: Sequence[Argument]
 
 
 class Interpretation:
@@ -142,27 +151,26 @@ class Interpretation:
         paths: Paths = tuple(tuple(leaf.path for leaf in each) for each in leaves)
         known = fn in self.elementwise and not by_record and not served
         match = self.matches.get((fn, paths)) if known else None
+        called = " ".join(map(str, (fn, *marks)))
         for number, ref in enumerate(results):
+            call = _Call(f"{called}#{number}" if number else called, given, drawn)
             value = self.values[ref]
-            name = f"{fn}{''.join(f' {mark}' for mark in marks)}" + (f"#{number}" if number else "")
-            made = self._elementwise(name, given, value, match, number, drawn) if match is not None else None
+            held = None if match is None else self._elementwise(call, value, match, number)
             if by_record:
-                made = self._by_record(f"{name} by record", given, value, drawn)
-            self.held[ref] = self._opaque(name, given, value, drawn) if made is None else made
+                held = self._by_record(call, value)
+            self.held[ref] = held or self._opaque(call, value)
 
-    def _opaque(
-        self, name: str, given: Sequence[SymbolicValue], value: Value, drawn: Sequence[Argument]
-    ) -> SymbolicValue:
+    def _opaque(self, call: _Call, value: Value) -> SymbolicValue:
         """Every element of the result depends on all of every operand."""
-        arguments = [argument for number, held in enumerate(given) for argument in arguments_of(number, held)]
-        return SymbolicValue(value, ((), self.algebra.call(name, [*drawn, *arguments])))
+        arguments = [*call.drawn]
+        for number, held in enumerate(call.given):
+            arguments += arguments_of(number, held)
+        return SymbolicValue(value, ((), self.algebra.call(call.name, arguments)))
 
-    def _by_record(
-        self, name: str, given: Sequence[SymbolicValue], value: Value, drawn: Sequence[Argument]
-    ) -> SymbolicValue:
+    def _by_record(self, call: _Call, value: Value) -> SymbolicValue:
         """Every record of the result depends on the same record of the operands that are records, and on all
         of the others."""
-        arguments: list[Argument] = [*drawn]
+        given, arguments = call.given, [*call.drawn]
         chains: set[Chain] = set()
         for number, held in enumerate(given):
             if held.value.kind != "records":
@@ -175,66 +183,57 @@ class Interpretation:
         loaded = [leaf for held in given if held.value.kind == "records" for leaf in held.value.leaves]
         if len({leaf.shape[:1] for leaf in (*loaded, *value.leaves)}) > 1 or len(chains) > 1:
             raise UnsayableError("different records are put together")
-        return SymbolicValue(value, (chains.pop() if chains else (), self.algebra.call(name, arguments)))
+        term = self.algebra.call(f"{call.name} by record", arguments)
+        return SymbolicValue(value, (chains.pop() if chains else (), term))
 
-    def _elementwise(
-        self,
-        name: str,
-        given: Sequence[SymbolicValue],
-        value: Value,
-        match: LeafMatch,
-        number: int,
-        drawn: Sequence[Argument],
-    ) -> SymbolicValue | None:
+    def _elementwise(self, call: _Call, value: Value, match: LeafMatch, number: int) -> SymbolicValue | None:
         """Every element of the result depends on the same element of the leaves that go with its own, and on
         scalars."""
-        for leaf, uncut, group in zip(value.leaves, value.uncut, match.groups[number], strict=True):
-            held = [(given[operand].value, other) for operand, other in group or ()]
-            shapes = {(one.leaves[other].shape, one.uncut[other].shape) for one, other in held}
-            if not shapes <= {(leaf.shape, uncut.shape)}:
-                raise UnsayableError(f"leaf `{leaf.path}` is {list(leaf.shape)}, what it is made of is not")
-        scalars = [
-            *drawn,
-            *(Argument(scalar_of(given[operand], index), operand, index) for operand, index in match.scalars),
-        ]
-        if (
-            match.straight
-            and len({held.uniform[0] if held.uniform else None for held in given if has_arrays(held)}) == 1
-        ):
-            made = self._straight(name, given, value, match, scalars)
-            if made is not None:
-                return made
-        found: list[Block] = []
-        for index, (leaf, group) in enumerate(zip(value.leaves, match.groups[number], strict=True)):
-            if group is None and leaf.size:
-                return None
-            partners = [(operand, other, given[operand].blocks[other]) for operand, other in group or ()]
+        name, given, groups = call.name, call.given, match.groups[number]
+        for leaf, uncut, group in zip(value.leaves, value.uncut, groups, strict=True):
+            for operand, index in group or ():
+                other = given[operand].value
+                if (other.leaves[index].shape, other.uncut[index].shape) != (leaf.shape, uncut.shape):
+                    shape = list(leaf.shape)
+                    raise UnsayableError(f"leaf `{leaf.path}` is {shape}, what it is made of is not")
+        scalars = [*call.drawn]
+        for operand, index in match.scalars:
+            scalars.append(Argument(scalar_of(given[operand], index), operand, index))
+        chains = {held.uniform and held.uniform[0] for held in given if has_arrays(held)}
+        if match.straight and len(chains) == 1:
+            held = self._straight(call, value, match, scalars)
+            if held is not None:
+                return held
+        leaves: list[Block] = []
+        for index, (leaf, group) in enumerate(zip(value.leaves, groups, strict=True)):
             if not leaf.size:
-                found.append(blocks.EMPTY)
-            elif not partners:
-                shape = leaf_shape(value, index, ())
-                found.append(blocks.whole(shape, leaf.size, (), self.algebra.call(name, scalars)))
+                leaves.append(blocks.EMPTY)
+            elif group is None:
+                return None
+            elif group:
+                partners = [(operand, other, given[operand].blocks[other]) for operand, other in group]
+                leaves.append(self._zipped(name, value, index, partners, scalars))
             else:
-                found.append(self._zipped(name, value, index, partners, scalars))
-        return uniform_if_whole(value, found)
+                shape = leaf_shape(value, index, ())
+                leaves.append(blocks.whole(shape, leaf.size, (), self.algebra.call(name, scalars)))
+        return uniform_if_whole(value, leaves)
 
     def _straight(
-        self,
-        name: str,
-        given: Sequence[SymbolicValue],
-        value: Value,
-        match: LeafMatch,
-        scalars: list[Argument],
+        self, call: _Call, value: Value, match: LeafMatch, scalars: list[Argument]
     ) -> SymbolicValue | None:
         """All leaves at once."""
         alone = {operand for operand, _ in match.scalars}
-        operands = [(operand, held) for operand, held in enumerate(given) if operand not in alone]
-        if any(held.uniform is None for _, held in operands):
-            return None
-        said = [(operand, held.uniform) for operand, held in operands if held.uniform is not None]
-        chain = next((uniform[0] for operand, uniform in said if has_arrays(given[operand])), ())
-        arguments = [Argument(uniform[1], operand) for operand, uniform in said]
-        return SymbolicValue(value, (chain, self.algebra.call(name, [*arguments, *scalars])))
+        arguments: list[Argument] = []
+        chain: Chain = ()
+        for operand, held in enumerate(call.given):
+            if operand in alone:
+                continue
+            if held.uniform is None:
+                return None
+            arguments.append(Argument(held.uniform[1], operand))
+            if has_arrays(held):
+                chain = held.uniform[0]  # that of all
+        return SymbolicValue(value, (chain, self.algebra.call(call.name, [*arguments, *scalars])))
 
     def _zipped(
         self,
@@ -266,7 +265,7 @@ class Interpretation:
             if places:
                 chain, column, shape = places.pop()
                 term = self.algebra.call(name, [*arguments, *scalars])
-                builder.put(begin, end - begin, shape, column, (chain, term))
+                builder.put(begin, end - begin, shape, column, chain, term)
         return builder.block((), leaf.size)
 
     # Collectives
@@ -283,11 +282,11 @@ class Interpretation:
             moves.check_rows((operand.uniform[0],), axes)
             return operand.like(value, function)
         cached = functools.cache(function)
-        found = [
+        leaves = [
             moves.summed(self.algebra, block, axes, lambda term, dtype=leaf.dtype: cached(term, dtype))
             for block, leaf in zip(operand.blocks, operand.value.leaves, strict=True)
         ]
-        return uniform_if_whole(value, found)
+        return uniform_if_whole(value, leaves)
 
     def gathered(self, operand: SymbolicValue, value: Value, axes: Sequence[str]) -> SymbolicValue:
         """The rows of all ranks along `axes` of every leaf; a scalar as the first rank has it."""
@@ -296,15 +295,14 @@ class Interpretation:
             last = blocks.cut((), *self.row(axes))
             if not any(term.varies(axis) for axis in axes) and chain[len(chain) - len(last) :] == last:
                 return SymbolicValue(value, (chain[: len(chain) - len(last)], term))
-        first = self.root(axes, 0)
-        found: list[Block] = []
-        for block, leaf in zip(operand.blocks, value.leaves, strict=True):
-            if leaf.shape:
-                is_leaf = value.kind != "flat"
-                found.append(moves.gathered(self.algebra, block, axes, leaf.size, leaf=is_leaf))
-            else:
-                found.append(blocks.renamed(self.algebra, block, first))
-        return uniform_if_whole(value, found)
+        first, is_leaf = self.root(axes, 0), value.kind != "flat"
+        leaves = [
+            moves.gathered(self.algebra, block, axes, leaf.size, leaf=is_leaf)
+            if leaf.shape
+            else blocks.renamed(self.algebra, block, first)
+            for block, leaf in zip(operand.blocks, value.leaves, strict=True)
+        ]
+        return uniform_if_whole(value, leaves)
 
     def swapped(self, operand: SymbolicValue, value: Value, axes: Sequence[str]) -> SymbolicValue:
         """All-to-all: each element is what it was, at another place of its leaf and on another rank. Where
@@ -333,8 +331,8 @@ class Interpretation:
             for part in term.parts:
                 bare = self.algebra.term([part._replace(trace=(), coefficient=Fraction(1))])
                 bound = Argument(self.algebra.substitute(bare, symbols), 0)
-                (made,) = self.algebra.call(f"swap over {', '.join(several)}", (bound, block)).parts
-                parts.append(made._replace(trace=part.trace, coefficient=part.coefficient))
+                (called,) = self.algebra.call(f"swap over {', '.join(several)}", (bound, block)).parts
+                parts.append(called._replace(trace=part.trace, coefficient=part.coefficient))
             return self.algebra.term(parts)
 
         return operand.like(value, moved)
@@ -343,16 +341,13 @@ class Interpretation:
         self, operands: Sequence[SymbolicValue], value: Value, function: Callable[[Sequence[Term]], Term]
     ) -> SymbolicValue:
         """Trees put together element by element."""
-        said = [held.uniform for held in operands]
-        if all(uniform is not None and uniform[0] == (said[0] or ((),))[0] for uniform in said):
-            return SymbolicValue(
-                value, ((said[0] or ((),))[0], function([u[1] for u in said if u is not None]))
-            )
-        found = [
-            blocks.combined(self.algebra, [held.blocks[index] for held in operands], function)
-            for index in range(len(value.leaves))
-        ]
-        return uniform_if_whole(value, found)
+        uniform = [held.uniform for held in operands if held.uniform is not None]
+        chains = {chain for chain, _ in uniform}
+        if len(uniform) == len(operands) and len(chains) == 1:
+            return SymbolicValue(value, (chains.pop(), function([term for _, term in uniform])))
+        columns = zip(*(held.blocks for held in operands), strict=True)
+        leaves = [blocks.combined(self.algebra, column, function) for column in columns]
+        return uniform_if_whole(value, leaves)
 
     # Buffers
 
@@ -387,11 +382,11 @@ class Interpretation:
                 buffer = blocks.in_rows(buffer, ways, buffer.size // ways)
                 rows[part.leaf] = _same_rows(rows[part.leaf], buffer.rows)
             builders[part.leaf].take(buffer, column, part.size, part.start)
-        found: list[Block] = []
+        leaves: list[Block] = []
         for index, leaf in enumerate(value.leaves):
             block = builders[index].block(rows[index], row_size(value.kind, leaf, ways))
-            found.append(placed(blocks.collapsed(block, leaf.size, leaf=True)))
-        return uniform_if_whole(value, found)
+            leaves.append(placed(blocks.collapsed(block, leaf.size, leaf=True)))
+        return uniform_if_whole(value, leaves)
 
     def sliced(
         self, operand: SymbolicValue, value: Value, ways: int, digits: Sequence[tuple[int, Symbol]]
@@ -408,8 +403,8 @@ class Interpretation:
                 return block
             width = row_size(operand.value.kind, leaf, ways)
             rows = blocks.in_rows(block, ways, width, rows_of(operand.value, index))
-            made = blocks.leading(rows, [count for count, _ in digits])
-            return blocks.renamed(self.algebra, made, symbols)._replace(rows=())
+            split = blocks.leading(rows, [count for count, _ in digits])
+            return blocks.renamed(self.algebra, split, symbols)._replace(rows=())
 
         leaves = operand.value.leaves
         return uniform_if_whole(value, list(map(part, range(len(leaves)), operand.blocks, leaves)))

@@ -41,8 +41,8 @@ def reduced(
             event = None  # no backend adds in a wider type than the operand has
         if adds:
             return env.algebra.total(term, axes, event)
-        made = env.algebra.extreme("max" if op == "max" else "min", term, axes)
-        return made if event is None else env.algebra.traced(made, event)
+        extreme = env.algebra.extreme("max" if op == "max" else "min", term, axes)
+        return extreme if event is None else env.algebra.traced(extreme, event)
 
     return env.summed(operand, value, axes, one)
 
@@ -61,15 +61,14 @@ def averaged(
     """`operand` reduced over `axes`: a mean is the sum over the number of ranks, a weighted one sum(n x) /
     sum(n)."""
     if weight is None or op != "mean":
-        made = reduced(env, operand, value, axes, op, hints, again=again)
+        summed = reduced(env, operand, value, axes, op, hints, again=again)
         if op != "mean":
-            return made
-        return scaled(env, made, value, "div", math.prod(env.sizes(axes)))
+            return summed
+        return scaled(env, summed, value, "div", math.prod(env.sizes(axes)))
     count = env.scalar(weight)
     weighted = scaled(env, operand, operand.value, "mul", count)
-    total = env.algebra.total(count, axes)
     summed = reduced(env, weighted, value, axes, "sum", hints, again=again)
-    return scaled(env, summed, value, "div", total)
+    return scaled(env, summed, value, "div", env.algebra.total(count, axes))
 
 
 def scaled(
@@ -78,9 +77,8 @@ def scaled(
     """`operand` times, or over, a number or a scalar."""
     if isinstance(by, Term):
         name = "times a scalar" if how == "mul" else "over a scalar"  # no function can be called so
-        return operand.like(
-            value, lambda term, _: env.algebra.call(name, (Argument(term, 0), Argument(by, 1, 0)))
-        )
+        scalar = Argument(by, 1, 0)
+        return operand.like(value, lambda term, _: env.algebra.call(name, (Argument(term, 0), scalar)))
     factor = Fraction(by) if how == "mul" else 1 / Fraction(by)
     return operand.like(value, lambda term, dtype: _times(env, term, factor, dtype))
 

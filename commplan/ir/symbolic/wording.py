@@ -30,11 +30,9 @@ def block_in_words(block: Block, path: str) -> str:
     terms = [known for _, known in block.slots if known is not None]
     if not block.rows and len(terms) == len(block.slots):
         return element(path, 0, whole_runs(block)[0] if block.runs else None, None)
-    nothing = next(
-        (part.atom for known in terms for part in known.parts if part.atom.kind == "undefined"), None
-    )
-    if nothing is not None:
-        return _atom(nothing, 0)
+    for atom in (part.atom for known in terms for part in known.parts):
+        if atom.kind == "undefined":
+            return _atom(atom, 0)
     if not block.runs or not terms:
         return "rows of several ranks"
     first = block.runs[0]
@@ -43,11 +41,11 @@ def block_in_words(block: Block, path: str) -> str:
     return f"rows of several ranks, the first at {where}: {term(terms[0])}"
 
 
-def term(found: Term, depth: int = 0) -> str:
-    if not found.parts:
+def term(value: Term, depth: int = 0) -> str:
+    if not value.parts:
         return "zero"
-    shown = [_contribution(part, depth) for part in found.parts[:MOST]]
-    return " + ".join([*shown, *([".."] if len(found.parts) > MOST else [])])
+    shown = [_contribution(part, depth) for part in value.parts[:MOST]]
+    return " + ".join([*shown, *([".."] if len(value.parts) > MOST else [])])
 
 
 def _contribution(part: Contribution, depth: int) -> str:

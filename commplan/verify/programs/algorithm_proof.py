@@ -51,8 +51,8 @@ def prove_task(task: Task) -> tuple[tuple[Counterexample, ...], Counted]:
         message = f"{str_of(task)} has {chunks} chunks on each: too many to be proved"
         note = f"at most {LARGEST} in all are; hierarchical(..) has fewer, and is faster at this size"
         fail("CP0748", message, note)
-    made = program(algorithm, kind, ranks, root=root)
-    return prove(made), count(made)
+    chunked = program(algorithm, kind, ranks, root=root)
+    return prove(chunked), count(chunked)
 
 
 def _no_cost(kind: Kind, ranks: int) -> Counted:
@@ -66,7 +66,7 @@ def prove_algorithm(algorithm: str, kind: Kind, ranks: int, root: int = 0) -> Pr
         return Proof((), (NATIVE,), _no_cost(kind, ranks), ())
     task = Task(algorithm, kind, ranks, root)
     wrong, counted = prove_task(task)
-    return Proof((task,), (), counted, tuple((str_of(task), one) for one in wrong))
+    return Proof((task,), (), counted, tuple((str_of(task), example) for example in wrong))
 
 
 def prove_sliced(algorithm: str, kind: Kind, ranks: int, root: int, slices: int) -> Proof:
@@ -77,11 +77,11 @@ def prove_sliced(algorithm: str, kind: Kind, ranks: int, root: int, slices: int)
     known = prove_algorithm(algorithm, kind, ranks, root)
     if algorithm == NATIVE or known.wrong:
         return known
-    made = program(algorithm, kind, ranks, root=root, slices=slices)
-    if made.chunks * ranks > LARGEST:
-        fail("CP0748", f"{str_of(known.tasks[0])} has {made.chunks} chunks on each: too many to be proved")
-    wrong = tuple((str_of(known.tasks[0]), one) for one in prove(made))
-    return Proof(known.tasks, (), count(made), wrong)
+    sliced = program(algorithm, kind, ranks, root=root, slices=slices)
+    if sliced.chunks * ranks > LARGEST:
+        fail("CP0748", f"{str_of(known.tasks[0])} has {sliced.chunks} chunks on each: too many to be proved")
+    wrong = tuple((str_of(known.tasks[0]), example) for example in prove(sliced))
+    return Proof(known.tasks, (), count(sliced), wrong)
 
 
 @functools.lru_cache(maxsize=1 << 10)

@@ -79,27 +79,26 @@ def _step(
     levels: Levels, places: Mapping[int, int], known: list[Known], number: int, stage: Stage
 ) -> Counterexample | None:
     """Whether what `stage` needs is known."""
-    what = f"stage {number}, {stage.kind} at level {stage.level},"
+    subject = f"stage {number}, {stage.kind} at level {stage.level},"
     needs, _ = HOLDERS[stage.kind]
     now = known[stage.level]
     if now.holds is not needs:
-        return _wrong(what, needs.value, now.holds.value)
+        return _wrong(subject, needs.value, now.holds.value)
     if stage.kind in REDUCING and now.summed:
-        return _wrong(what, "every contribution once", f"the sums of level {stage.level} once more")
+        return _wrong(subject, "every contribution once", f"the sums of level {stage.level} once more")
     if stage.kind in ROOTED and stage.root != places[stage.level]:
-        return _wrong(what, f"root {places[stage.level]}", f"root {stage.root}")
+        return _wrong(subject, f"root {places[stage.level]}", f"root {stage.root}")
     others = [level for level, (_, ranks) in enumerate(levels) if ranks > 1 and level != stage.level]
     fixed = [level for level in others if known[level].holds is Holders.ROOT]
     if fixed != sorted(set(stage.fixed) & set(others)):
-        return _wrong(what, f"groups at the root's place of levels {fixed}", f"levels {list(stage.fixed)}")
+        return _wrong(subject, f"groups at the root's place of levels {fixed}", f"levels {list(stage.fixed)}")
     owned = [level for level in others if known[level].holds is Holders.OWN]
     share = Fraction(1, math.prod(levels[level][1] for level in owned))
     if share != stage.share:
-        return _wrong(what, f"{share} of the buffer", f"{stage.share}")
+        return _wrong(subject, f"{share} of the buffer", f"{stage.share}")
     return None
 
 
-def _wrong(what: str, expected: str, found: str, when: str = "") -> Counterexample:
-    return Counterexample(
-        "wrong", (), (), None, expected, found, f"{when}{what} needs {expected}, and has {found}"
-    )
+def _wrong(subject: str, expected: str, actual: str, when: str = "") -> Counterexample:
+    message = f"{when}{subject} needs {expected}, and has {actual}"
+    return Counterexample("wrong", (), (), None, expected, actual, message)

@@ -72,6 +72,6 @@ def terms(counts: dict[int, int]) -> str:
     """The contributions in a slot in words: rank -> how often it is in it."""
     once = sorted(rank for rank, count in counts.items() if count == 1)
     more = sorted((rank, count) for rank, count in counts.items() if count > 1)
-    said = [f"rank{'s' if len(once) > 1 else ''} {spans(once)}"] if once else []
-    said += [f"rank {rank} {'twice' if count == 2 else f'{count} times'}" for rank, count in more[:12]]
-    return ", ".join(said) or "nothing"
+    words = [f"rank{'s' if len(once) > 1 else ''} {spans(once)}"] if once else []
+    words += [f"rank {rank} {'twice' if count == 2 else f'{count} times'}" for rank, count in more[:12]]
+    return ", ".join(words) or "nothing"

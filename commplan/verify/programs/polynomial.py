@@ -126,10 +126,10 @@ class Term:
         (less, _), (more, _) = floors
         if len(less) != 1 or len(more) != 1:
             return False
-        one, other = less[0], more[0]
-        if not isinstance(one, Floor) or not isinstance(other, Floor):
+        first, second = less[0], more[0]
+        if not isinstance(first, Floor) or not isinstance(second, Floor):
             return False
-        return one.by.same(other.by) and (other.of - one.of).natural()
+        return first.by.same(second.by) and (second.of - first.of).natural()
 
     def __lt__(self, other: Term | int) -> bool:
         return _decided(term(other) - self - 1)

@@ -50,13 +50,11 @@ def unfit(program: Program) -> Counterexample | None:
     blocked = program.kind in IN_BLOCKS
     if n >= 1 and chunks >= 1 and 0 <= root < n and not (blocked and chunks % n):
         return None
-    wanted = (
-        f"a multiple of {n} chunks"
-        if blocked and chunks % max(n, 1)
-        else "a rank, a chunk and a root among the ranks"
-    )
-    found = f"{n} ranks, {chunks} chunks, root {root}"
-    return Counterexample("range", (), (), None, wanted, found, f"there is no {program.kind} with {found}")
+    wanted = "a rank, a chunk and a root among the ranks"
+    if blocked and chunks % max(n, 1):
+        wanted = f"a multiple of {n} chunks"
+    actual = f"{n} ranks, {chunks} chunks, root {root}"
+    return Counterexample("range", (), (), None, wanted, actual, f"there is no {program.kind} with {actual}")
 
 
 def _out_of_range(program: Program, transfers: Transfers) -> Counterexample | None:
