@@ -55,13 +55,8 @@ class _Parser:
                 self._read()
                 self._check_header()
         end = end_of(self.text)
-        tree = ast.File(
-            span=Span(1, 1, end[0], end[1]),
-            file=self.file,
-            text=self.text,
-            name=self.name,
-            items=tuple(self.items),
-        )
+        span, items = Span(1, 1, *end), tuple(self.items)
+        tree = ast.File(span=span, file=self.file, text=self.text, name=self.name, items=items)
         return tree, tuple(sorted(self.found, key=_place))
 
     def _report(self, diagnostic: Diagnostic) -> None:

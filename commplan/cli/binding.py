@@ -55,17 +55,12 @@ def compiled(
     plan = checked(path, console)
     plan = adapt(plan) if adapt else plan
     shapes = read_shapes(arguments.shapes, console) if arguments.shapes else {}
+    sizes, mapping = _once(arguments.axis, "--axis"), _once(arguments.map, "--map") or None
+    leaves = {name: shapes_of(tree) for name, tree in shapes.items()}
+    names = ("topology", "oversubscribe", "backend", "calibration")
+    flags = {name: getattr(arguments, name) for name in names}
     schedule = compile_plan(
-        plan,
-        _once(arguments.axis, "--axis"),
-        {name: shapes_of(tree) for name, tree in shapes.items()},
-        topology=arguments.topology,
-        mapping=_once(arguments.map, "--map") or None,
-        pipeline=arguments.passes,
-        observer=observer,
-        oversubscribe=arguments.oversubscribe,
-        backend=arguments.backend,
-        calibration=arguments.calibration,
+        plan, sizes, leaves, mapping=mapping, pipeline=arguments.passes, observer=observer, **flags
     )
     check_complete(schedule)
     note_levels(schedule, console)

@@ -55,15 +55,12 @@ def _report(
     if console.human:
         console.show(lambda screen: print_tables(screen, done, costs, served, processes), 120)
         return 0
+    sizes = {axis.name: axis.size for axis in done.schedule.axes}
+    phases, servers = msgspec.to_builtins(costs), msgspec.to_builtins(served)
     console.document(
-        plan=done.plan.name,
-        steps=arguments.steps,
-        axes={axis.name: axis.size for axis in done.schedule.axes},
-        mapping=done.mapping,
-        processes=processes,
-        phases=msgspec.to_builtins(costs),
-        servers=msgspec.to_builtins(served),
-    )
+        plan=done.plan.name, steps=arguments.steps, axes=sizes, mapping=done.mapping,
+        processes=processes, phases=phases, servers=servers,
+    )  # fmt: skip
     return 0
 
 

@@ -87,13 +87,12 @@ def _says_over(ctx: Context, word: ast.Name, message: str) -> bool:
 def _clocks_allow(ctx: Context, scope: Scope, names: Sequence[ast.Name]) -> bool:
     for name in names:
         if name.text in scope.clocks:
-            ctx.error(
-                "CP0419",
-                f"members of `{name.text}` have their own clocks here and never meet",
-                name.span,
-                Note("each member loads at its own rate", scope.clocks[name.text]),
-                f"`{scope.title}` may hold no collective over `{name.text}`: they would wait for each other",
+            message = f"members of `{name.text}` have their own clocks here and never meet"
+            rate = Note("each member loads at its own rate", scope.clocks[name.text])
+            note = (
+                f"`{scope.title}` may hold no collective over `{name.text}`: they would wait for each other"
             )
+            ctx.error("CP0419", message, name.span, rate, note)
             return False
     return True
 

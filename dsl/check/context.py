@@ -80,11 +80,9 @@ class Context:
             self.error(code, broken.message, span, *notes, *broken.notes, fix=fix)
         return broken is not None
 
-    def fail(
-        self, code: str, message: str, span: Span, *notes: Remark | None, fix: Fix | None = None
-    ) -> NoReturn:
+    def fail(self, code: str, message: str, span: Span, *notes: Remark | None) -> NoReturn:
         """Record a mistake that ends the check of its statement."""
-        self.error(code, message, span, *notes, fix=fix)
+        self.error(code, message, span, *notes)
         raise MistakeError
 
     def require(self, code: str, broken: Violation | None, span: Span, *notes: Remark | None) -> None:

@@ -84,12 +84,9 @@ def declared_placement(
                 ctx.error("CP0310", message, name.span, note)
             elif item.kind in ("partial", "split") and ctx.axes[axis].kind is AxisKind.ENSEMBLE:
                 sound = False
-                ctx.error(
-                    "CP0312",
-                    f"a value cannot be {item.kind} over the ensemble `{axis}`",
-                    name.span,
-                    "members are networks of their own: a value is the same for all of them, or `per` member",
-                )
+                message = f"a value cannot be {item.kind} over the ensemble `{axis}`"
+                note = "a value is the same for all of them, or `per` member"
+                ctx.error("CP0312", message, name.span, f"members are networks of their own: {note}")
             placed[axis] = item.kind
     bare = next((item for item in items if item.kind == "same" and not item.axes), None)
     if bare is not None and len(items) > 1:

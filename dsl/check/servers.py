@@ -61,17 +61,8 @@ def check_exchange(
     for name, state in zip(statement.targets, states, strict=True):
         per = ctx.ordered((*reduced.per, *(axis for s in states for axis in s.placement.per)))
         results.append(scope.bind(name, state.type, Placement(per, server=server)))
-    return Exchange(
-        results=tuple(results),
-        gradient=gradient.id,
-        states=tuple(state.id for state in states),
-        fn=fn.name,
-        axes=over,
-        op=by.op,
-        span=statement.span,
-        via=via,
-        hints=options,
-    )
+    refs, span = tuple(state.id for state in states), statement.span
+    return Exchange(tuple(results), gradient.id, refs, fn.name, over, by.op, span, via=via, hints=options)
 
 
 def _states(ctx: Context, scope: Scope, names: Sequence[ast.Name]) -> tuple[Value, ...] | None:
@@ -117,17 +108,14 @@ def _check_terms(ctx: Context, expr: ast.ExchangeExpr, gradient: Value, over: tu
     check_on_workers(ctx, expr.gradient, gradient, "exchange")
     why = "`exchange` adds terms that are partial over it"
     _check_lies(ctx, expr.gradient, gradient, expr.over, "partial", why)
-    left = [axis for axis in (*gradient.placement.partial, *gradient.placement.split) if axis not in over]
-    if left:
-        ctx.fail(
-            "CP0303" if left[0] in gradient.placement.partial else "CP0314",
-            f"`{expr.gradient.text}` would stay {status(gradient.placement, left[0])} over `{left[0]}`",
-            expr.gradient.span,
-            gradient,
-            f"the update needs whole values: add `{left[0]}` to the axes of the exchange"
-            if left[0] in gradient.placement.partial
-            else "the update needs whole values: gather it first",
-        )
+    partial, split = gradient.placement.partial, gradient.placement.split
+    left = next((axis for axis in (*partial, *split) if axis not in over), None)
+    if left is not None:
+        code, way = "CP0314", "gather it first"
+        if left in partial:
+            code, way = "CP0303", f"add `{left}` to the axes of the exchange"
+        message = f"`{expr.gradient.text}` would stay {status(gradient.placement, left)} over `{left}`"
+        ctx.fail(code, message, expr.gradient.span, gradient, f"the update needs whole values: {way}")
 
 
 def _check_states(
