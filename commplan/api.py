@@ -191,14 +191,10 @@ class Program:
             fail("CP1009", f"{place} cannot be read: {error.strerror or error}", file=str(place))
         schedule = load_schedule(data, str(place))
         if plan is not None and not is_of(schedule, plan.graph):
-            fail(
-                "CP1007",
-                f"{place} was compiled from another plan than `{plan.name}`",
-                f"the schedule's plan `{schedule.plan}` has the digest {schedule.plan_digest}",
-                f"`{plan.name}` has the digest {plan.digest}",
-                "compile the plan again",
-                file=str(place),
-            )
+            message = f"{place} was compiled from another plan than `{plan.name}`"
+            theirs = f"the schedule's plan `{schedule.plan}` has the digest {schedule.plan_digest}"
+            ours = f"`{plan.name}` has the digest {plan.digest}"
+            fail("CP1007", message, theirs, ours, "compile the plan again", file=str(place))
         return cls(schedule)
 
     def bind(
@@ -318,12 +314,8 @@ def check_binding(schedule: Schedule, digest: str, mesh: Any) -> None:
     ours = schedule.mesh_sizes
     shape: Any = getattr(mesh, "shape", {})
     if not hasattr(shape, "items"):
-        fail(
-            "CP0801",
-            f"a {type(mesh).__name__} is no mesh",
-            "expected a jax.sharding.Mesh, or an mpi4py communicator",
-            file=schedule.file,
-        )
+        message = f"a {type(mesh).__name__} is no mesh"
+        fail("CP0801", message, "expected a jax.sharding.Mesh, or an mpi4py communicator", file=schedule.file)
     if schedule.backend == "mpi":
         fail(
             "CP0841",
@@ -334,14 +326,10 @@ def check_binding(schedule: Schedule, digest: str, mesh: Any) -> None:
     theirs = {str(name): int(size) for name, size in dict(shape).items()}
     if any(name not in theirs for name in ours) or all(theirs[name] == size for name, size in ours.items()):
         return
-    fail(
-        "CP1006",
-        f"program `{schedule.plan}` was compiled for another mesh",
-        f"compiled for {_sizes(ours)} (schedule {digest})",
-        f"found {_sizes(theirs)}",
-        "bind to the mesh that it was compiled for, or compile again with this one",
-        file=schedule.file,
-    )
+    message = f"program `{schedule.plan}` was compiled for another mesh"
+    expected = f"compiled for {_sizes(ours)} (schedule {digest})"
+    fix = "bind to the mesh that it was compiled for, or compile again with this one"
+    fail("CP1006", message, expected, f"found {_sizes(theirs)}", fix, file=schedule.file)
 
 
 def _sizes(sizes: Mapping[str, int]) -> str:

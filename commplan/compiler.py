@@ -117,11 +117,9 @@ def _measured(
     if content.links is None:  # the input alone: that is the same on every topology and for every backend
         return content
     if topology is None and content.input is None:
-        fail(
-            "CP0727",
-            "a calibration is given, but no topology",
-            "it measures the levels of a machine: give the topology that it was made with",
-        )
+        message = "a calibration is given, but no topology"
+        note = "it measures the levels of a machine: give the topology that it was made with"
+        fail("CP0727", message, note)
     if topology is not None:
         content.check_backend(backend, str(calibration) if isinstance(calibration, str | Path) else "")
     return content
@@ -138,15 +136,8 @@ def _check_order(plan: Plan, order: Mapping[str, Sequence[str]]) -> None:
     for name, paths in order.items():
         listed = not isinstance(paths, str) and isinstance(paths, Sequence)  # pyright: ignore[reportUnnecessaryIsInstance]
         if not listed or not all(isinstance(path, str) for path in paths):  # pyright: ignore[reportUnnecessaryIsInstance]
-            fail(
-                "CP0711",
-                f"the order given for `{name}` is {paths!r}: a list of paths was expected",
-                f'such as order={{{name!r}: ["b", "w"]}}',
-                file=plan.file,
-            )
+            message = f"the order given for `{name}` is {paths!r}: a list of paths was expected"
+            fail("CP0711", message, f'such as order={{{name!r}: ["b", "w"]}}', file=plan.file)
         if name not in names:
-            fail(
-                "CP0711",
-                f"an order is given for `{name}`, which plan `{plan.name}` does not have",
-                file=plan.file,
-            )
+            message = f"an order is given for `{name}`, which plan `{plan.name}` does not have"
+            fail("CP0711", message, file=plan.file)

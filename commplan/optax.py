@@ -38,20 +38,13 @@ def reduce(run: Run, name: str, *, phase: str = "step") -> optax.GradientTransfo
         fail("CP0820", f"the plan has no phase `{phase}`", f"it has: {', '.join(run.phases)}", file=file)
     outputs = [binding.name for binding in call.lowered.outputs]
     if name not in call.lowered.arguments or name not in outputs:
-        fail(
-            "CP0820",
-            f"phase `{phase}` does not turn an input `{name}` into an output `{name}`",
-            f"it takes: {', '.join(call.lowered.arguments) or 'nothing'}",
-            f"it returns: {', '.join(outputs) or 'nothing'}",
-            file=file,
-        )
+        message = f"phase `{phase}` does not turn an input `{name}` into an output `{name}`"
+        note = f"it takes: {', '.join(call.lowered.arguments) or 'nothing'}"
+        fail("CP0820", message, note, f"it returns: {', '.join(outputs) or 'nothing'}", file=file)
     if run.init_names:
-        fail(
-            "CP0820",
-            f"the plan has states ({', '.join(run.init_names)}), which optax cannot pass on",
-            f"call run.{phase}(state, {name}=...) yourself, before the optimiser",
-            file=file,
-        )
+        message = f"the plan has states ({', '.join(run.init_names)}), which optax cannot pass on"
+        note = f"call run.{phase}(state, {name}=...) yourself, before the optimiser"
+        fail("CP0820", message, note, file=file)
     others = [argument for argument in call.lowered.arguments if argument != name]
 
     def init(params: Any) -> optax.EmptyState:

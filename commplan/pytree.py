@@ -31,7 +31,7 @@ def flatten(tree: Any) -> tuple[list[tuple[str, Any]], Rebuild]:
     {'a': None, 'b': [10, 20]}
     """
     leaves: list[tuple[str, Any]] = []
-    build = _walk(tree, None, leaves, _never)
+    build = _walk(tree, None, leaves, lambda _: False)
     return leaves, lambda values: build(_counted(values, len(leaves)))
 
 
@@ -69,12 +69,9 @@ def leaf_of(path: str, leaf: Any) -> Leaf:
     known_dtype = DType.of(name)
     if known_dtype is None:
         known = ", ".join(t.numpy_name for t in DType)
-        fail(
-            "CP0703",
-            f"leaf `{path}` has dtype {name}, which plans do not know",
-            f"known: {known}",
-            "convert the leaf, or leave it out of the tree that the plan sees",
-        )
+        message = f"leaf `{path}` has dtype {name}, which plans do not know"
+        note = "convert the leaf, or leave it out of the tree that the plan sees"
+        fail("CP0703", message, f"known: {known}", note)
     return Leaf(path, shape, known_dtype)
 
 
@@ -117,11 +114,9 @@ def _shape_and_dtype(path: str, leaf: Any) -> tuple[tuple[int, ...], Any]:
     else:
         shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
     if shape is None or dtype is None:
-        fail(
-            "CP0720",
-            f"leaf `{path}` is a {_kind(leaf)}, which has no shape and dtype",
-            'leaves are arrays, jax.ShapeDtypeStruct, numbers or objects `{"shape": [..], "dtype": ".."}`',
-        )
+        message = f"leaf `{path}` is a {_kind(leaf)}, which has no shape and dtype"
+        note = 'leaves are arrays, jax.ShapeDtypeStruct, numbers or objects `{"shape": [..], "dtype": ".."}`'
+        fail("CP0720", message, note)
     if not isinstance(shape, list | tuple) or not all(_is_dim(d) for d in cast("list[Any]", shape)):
         fail("CP0720", f"leaf `{path}` has the shape {shape!r}: a list of whole numbers >= 0 was expected")
     return tuple(int(d) for d in cast("list[Any]", shape)), dtype
@@ -149,10 +144,6 @@ def _is_like_spec(node: Any) -> bool:
     return set(spec) == {"shape", "dtype"} or (set(spec) == {"dtype"} and isinstance(spec["dtype"], str))
 
 
-def _never(_: Any) -> bool:
-    return False
-
-
 def _counted(values: Sequence[Any], expected: int) -> Iterator[Any]:
     if len(values) != expected:
         raise ValueError(f"{expected} leaves were expected, {len(values)} given")
@@ -173,7 +164,7 @@ def _walk(
     node: Any, path: str | None, leaves: list[tuple[str, Any]], is_leaf: Callable[[Any], bool]
 ) -> _Build:
     if node is None:
-        return _nothing
+        return lambda _: None
     if is_leaf(node):
         leaves.append((path or "", node))
         return next
@@ -207,10 +198,6 @@ def _ordered(node: dict[Any, Any], path: str | None) -> list[Any]:
         kinds = ", ".join(sorted({_kind(key) for key in node}))
         where = f"of `{path}`" if path else "of the tree"
         return fail("CP0720", f"the keys {where} have no order: they are {kinds}", "use keys of one kind")
-
-
-def _nothing(_: Iterator[Any]) -> None:
-    return None
 
 
 def _maker(make: Callable[[list[Any]], Any], parts: Sequence[_Build]) -> _Build:

@@ -111,7 +111,7 @@ def _compile(verb: Any) -> None:
 
 
 def _explain(verb: Any) -> None:
-    verb.add_argument("what", metavar="FILE|CODE", help=f"{_PLAN}; or a code such as CP0412")
+    verb.add_argument("what", metavar="FILE|CODE", help=f"{_PLAN}; a code such as CP0412; or CP04, a list")
     _binding(verb)
 
 

@@ -12,7 +12,7 @@ import msgspec
 
 from commplan.cli.console import Console
 from commplan.diagnostics import fail
-from commplan.render.machine import page
+from commplan.errors import RANGES, page, titles
 
 if TYPE_CHECKING:
     from commplan.cost import Predictor
@@ -20,18 +20,35 @@ if TYPE_CHECKING:
 
 
 def run(arguments: Namespace, console: Console) -> int:
-    """Explain a plan or a code. Raises CP1102 for a code without a page."""
+    """Explain a plan, a code or a range of codes. Raises CP1102 for a code without a page."""
     subject = arguments.what
-    if re.fullmatch(r"CP\d{4}", subject, re.IGNORECASE) and not Path(subject).exists():
-        return _code(subject.upper(), console)
+    if re.fullmatch(r"CP(\d\d){0,2}", subject, re.IGNORECASE) and not Path(subject).exists():
+        return _code(subject.upper(), console) if len(subject) == 6 else _codes(subject.upper(), console)
     return _plan(arguments, console)
+
+
+def _codes(prefix: str, console: Console) -> int:
+    """List the codes that begin with `prefix`, range by range."""
+    codes = {code: title for code, title in titles().items() if code.startswith(prefix)}
+    if not codes:
+        ranges = (f"{start}..: {subject}" for start, subject in RANGES.items())
+        fail("CP1102", f"there is no error {prefix}..", *ranges)
+    if not console.human:
+        console.document(codes=codes)
+        return 0
+    for start, subject in RANGES.items():
+        own = [f"  {code}  {title}" for code, title in codes.items() if code.startswith(start)]
+        console.put("\n".join([f"{start}  {subject}", *own, ""]) if own else "")
+    return 0
 
 
 def _code(code: str, console: Console) -> int:
     text = page(code)
     if text is None:
-        message = f"there is no error {code}"
-        fail("CP1102", message, "codes are listed in the manual, and printed with every error")
+        alike = [known for known in titles() if known[:4] == code[:4]] or list(titles())
+        near = sorted(alike, key=lambda known: abs(int(known[2:]) - int(code[2:])))[:3]
+        notes = (f"{known}: {titles()[known]}" for known in sorted(near))
+        fail("CP1102", f"there is no error {code}", *notes, "`commplan explain CP` lists all codes")
     if console.human and console.color(sys.stdout):
         from rich.markdown import Markdown
 

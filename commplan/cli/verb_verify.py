@@ -284,7 +284,7 @@ def _named(arguments: Namespace) -> tuple[str, Proof]:
         fail("CP0748", "a hierarchy is proved by its levels, whatever the slices", "leave --slices out")
     levels = _levels(hierarchy[1], arguments)
     sizes = " x ".join(str(size) for _, size in levels)
-    return f"{arguments.algorithm} for {kind} over {sizes} ranks", prove_levels(levels, kind, root)
+    return f"{arguments.algorithm} for {kind} over {sizes} ranks", prove_levels(tuple(levels), kind, root)
 
 
 def _levels(text: str, arguments: Namespace) -> list[tuple[str, int]]:

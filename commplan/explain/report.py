@@ -251,7 +251,7 @@ def _charge(kind: str, over: tuple[str, ...], nbytes: int, ranks: int) -> Traffi
     match kind:
         case "all_reduce":
             sent, formula = 2 * (ranks - 1) * nbytes / ranks, "2(n-1)/n S"
-        case "reduce_scatter" | "all_to_all":
+        case "reduce_scatter" | "all_to_all" | "swap":
             sent, formula = (ranks - 1) * nbytes / ranks, "(n-1)/n S"
         case "all_gather":
             sent, formula = (ranks - 1) * nbytes, "(n-1) S"

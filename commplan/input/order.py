@@ -150,11 +150,8 @@ class _Streams(threading.local):
 
 
 _STREAMS = _Streams()
-
-
-@functools.cache
-def _folded_once(number: int) -> int:
-    return folded(number)
+_NOTHING = np.zeros(4, np.uint64)
+_folded_once = functools.cache(folded)
 
 
 def generator(seed: int, stage: int, epoch: int, step: int, record: int, member: int) -> np.random.Generator:
@@ -178,6 +175,3 @@ def generator(seed: int, stage: int, epoch: int, step: int, record: int, member:
         "uinteger": 0,
     }
     return np.random.Generator(_STREAMS.philox)
-
-
-_NOTHING = np.zeros(4, np.uint64)

@@ -54,7 +54,7 @@ class Rates:
     def lag(self) -> int:
         """The most records that one member was given more than another while they keep pace: the largest b_i
         - gcd(b_i, b_j). It is reached when i begins a batch and j is one divisor short of beginning one."""
-        return max(one - math.gcd(one, other) for one in set(self.batches) for other in set(self.batches))
+        return self.kept(held=0)
 
     def kept(self, ahead: int = 0, held: int = 1) -> int:
         """Records that must be kept at once so that members who keep pace never wait for room.

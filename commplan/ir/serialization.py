@@ -76,12 +76,8 @@ def decode(data: bytes, file: str = "<schedule>", verify: Verifier | None = None
     if head.format != FORMAT:
         fail("CP1001", f"this is a `{head.format}` file, not a `{FORMAT}`", file=file)
     if head.schema not in (OLD, SCHEMA_VERSION):
-        fail(
-            "CP1002",
-            f"the file has schema version {head.schema}, this commplan reads {OLD} and {SCHEMA_VERSION}",
-            "compile the plan again",
-            file=file,
-        )
+        message = f"the file has schema version {head.schema}, this commplan reads {OLD} and {SCHEMA_VERSION}"
+        fail("CP1002", message, "compile the plan again", file=file)
     written = _schedule(head, file)
     schedule = retyped(written) if head.schema == OLD else written
     problems = verify(schedule) if verify is not None else ()

@@ -164,13 +164,9 @@ class _Survey:
         several = [axis.name for axis in self.schedule.mesh_axes if axis.size > 1]
         left = [name for name in several if name not in (*op.axes, *state.placement.per)]
         if left:
-            fail(
-                "CP0729",
-                f"workers along `{left[0]}` hold the same, and each would send it to the servers",
-                f"name `{left[0]}` after `over` too, or make it an ensemble with states `per {left[0]}`",
-                span=op.span,
-                file=self.schedule.file,
-            )
+            message = f"workers along `{left[0]}` hold the same, and each would send it to the servers"
+            note = f"name `{left[0]}` after `over` too, or make it an ensemble with states `per {left[0]}`"
+            fail("CP0729", message, note, span=op.span, file=self.schedule.file)
 
     def _data(
         self, layout: Layout, flats: Sequence[Flat], dtypes: Iterable[DType], value: Ref, slot: int = 0

@@ -62,8 +62,8 @@ def _prove(schedule: Schedule, op: Collective) -> Proof:
     if op.algorithm.name != HIERARCHICAL:
         return prove_algorithm(op.algorithm.name, kind, schedule.size(op.axes), root)
     sizes = _sizes(schedule, op)
-    levels = [(algorithm.name, sizes[name]) for name, algorithm in op.algorithm.levels]
-    return prove_levels(levels, kind, _root(op, sizes))
+    levels = ((algorithm.name, sizes[name]) for name, algorithm in op.algorithm.levels)
+    return prove_levels(tuple(levels), kind, _root(op, sizes))
 
 
 def _sizes(schedule: Schedule, op: Collective) -> dict[str, int]:

@@ -251,11 +251,8 @@ def _check_phase(
     ):
         names, expected_names = [b.name for b in found], [b.name for b in wanted]
         if names != expected_names:
-            report.add(
-                "CP0766",
-                f"phase `{phase.name}` has the {kind}s {names}, and in the plan {expected_names}",
-                phase.span,
-            )
+            message = f"phase `{phase.name}` has the {kind}s {names}, and in the plan {expected_names}"
+            report.add("CP0766", message, phase.span)
             continue
         for binding, original in zip(found, wanted, strict=True):
             shard = shards.get(states[binding.name]) if kind == "state" else None

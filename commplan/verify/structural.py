@@ -227,11 +227,8 @@ def _bindings(scope: Scope) -> None:
     inside = {value.id for value in phase.values} | {*phase.inputs, *phase.states}
     for binding in (*phase.outputs, *phase.updates, *phase.takes):
         if binding.value not in inside:
-            report.add(
-                "CP0730",
-                f"`{binding.name}` stands for `{binding.value}`, which the phase does not have",
-                phase.span,
-            )
+            message = f"`{binding.name}` stands for `{binding.value}`, which the phase does not have"
+            report.add("CP0730", message, phase.span)
     for binding in phase.outputs:
         value = scope.values.get(binding.value)
         if value is not None and value.placement.partial:

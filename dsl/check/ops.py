@@ -14,7 +14,7 @@ from commplan.dsl.check.numbers import written
 from commplan.dsl.check.scope import Scope
 from commplan.ir.plan import Reduction, Value
 from commplan.ir.stages import rules
-from commplan.ir.types import ArrayType, DType
+from commplan.ir.types import ArrayType, DType, TreeType
 
 OpName = Literal["sum", "mean", "max", "min"]
 OPS: tuple[OpName, ...] = get_args(OpName)
@@ -127,3 +127,8 @@ def check_scalar(
             f"{role} is `{scalar.name}`, which varies over {listed(more)}, where `{operand.name}` does not"
         )
         ctx.fail(code, message, span, scalar, operand)
+    cut = [axis for axis in scalar.placement.varying if axis in operand.placement.split]
+    if cut and isinstance(operand.type, TreeType):
+        where = f"which varies over {listed(cut)}, where `{operand.name}` is split"
+        note = f"scalars of a tree are not split: they must stay the same over {listed(cut)}"
+        ctx.fail(code, f"{role} is `{scalar.name}`, {where}", span, scalar, operand, note)

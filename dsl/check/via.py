@@ -13,18 +13,19 @@ from commplan.ir.stages import rules
 from commplan.ir.types import ArrayType
 
 BROADCAST, REDUCE, SCATTER, GATHER = "broadcast", "reduce", "scatter", "gather"
-SYNC = "elastic sync"
+SYNC, SWAP = "elastic sync", "swap"
 
 # The chunk programs, and what they can carry out. An elastic `sync` is an all-reduce of its pull.
 COLLECTIVES: dict[str, tuple[str, ...]] = {
-    "native": (BROADCAST, REDUCE, SCATTER, GATHER, SYNC),
+    "native": (BROADCAST, REDUCE, SCATTER, GATHER, SYNC, SWAP),
     "ring": (BROADCAST, REDUCE, SCATTER, GATHER, SYNC),
     "recursive_doubling": (REDUCE, GATHER, SYNC),
     "halving_doubling": (REDUCE, SCATTER, GATHER, SYNC),
     "binomial_tree": (BROADCAST, REDUCE, SYNC),
     "double_tree": (BROADCAST, REDUCE, SYNC),
     "torus": (BROADCAST, REDUCE, SCATTER, GATHER, SYNC),
-    "bruck": (SCATTER, GATHER),
+    "bruck": (SCATTER, GATHER, SWAP),
+    "pairwise": (SWAP,),
     "chain": (BROADCAST, REDUCE, SYNC),
     "scatter_gather": (BROADCAST,),
     "hierarchical": (BROADCAST, REDUCE, SCATTER, GATHER, SYNC),
@@ -33,7 +34,7 @@ DESIGNS = ("duplicate", "all_shared", "single_broadcast", "multi_broadcast")
 ALGORITHMS: dict[str, tuple[str, ...]] = (
     COLLECTIVES | {"parameter_server": ("exchange",)} | dict.fromkeys(DESIGNS, ("share",))
 )
-STAGES_WITH_VIA = (BROADCAST, "share", REDUCE, SCATTER, GATHER, "exchange", SYNC)
+STAGES_WITH_VIA = (BROADCAST, "share", REDUCE, SCATTER, GATHER, "exchange", SYNC, SWAP)
 # The arguments by key that an algorithm takes.
 KEYS: dict[str, tuple[str, ...]] = {
     "single_broadcast": ("readers",),

@@ -128,11 +128,11 @@ class LaxBackend:
 
     def _differentiated(self, move: Callable[[Array], Array], flat: Array, op: Collective) -> Array:
         """`move(flat)`, typed as the schedule says, its derivative that of the native collective."""
-        scattered = op.kind in ("reduce_scatter", "reduce")
+        varies = op.kind in ("reduce_scatter", "reduce", "swap")
 
         def typed(flat: Array) -> Array:
             result = move(flat)
-            return result if scattered else _compat.assume_same(result, op.axes)
+            return result if varies else _compat.assume_same(result, op.axes)
 
         def derivative(flat: Array) -> Array:
             if op.op in ("max", "min"):

@@ -47,8 +47,9 @@ def run(program: Program, x: Array, team: Team, op: str = "sum", *, on_cpu: bool
     """What this rank holds after `program`, given what it holds before; one-dimensional.
 
     all_reduce, reduce, broadcast: [S] in and out. reduce_scatter and scatter: [n*k] in, this rank's [k] out.
-    all_gather and gather: [k] in, [n*k] out. `x` must vary over the axes of `team`. Of what a rank holds that
-    the collective promises nothing to (all but the root after `reduce` and `gather`), nothing is said.
+    all_gather and gather: [k] in, [n*k] out. swap: [n*k] in and out. `x` must vary over the axes of
+    `team`. Of what a rank holds that the collective promises nothing to (all but the root after `reduce`
+    and `gather`), nothing is said.
     op: sum, max or min; booleans: or, or, and.
 
     Sums are made in the type of `x`. On CPUs 16-bit floats travel as integers, which XLA would widen else.
@@ -62,6 +63,8 @@ def run(program: Program, x: Array, team: Team, op: str = "sum", *, on_cpu: bool
     steps, last = steps_of(program, x.shape[0]), None
     for rounds in stretches(steps):
         x, last = rank.round(x, last, rounds[0]) if len(rounds) == 1 else rank.rounds(x, last, rounds)
+    if program.kind == "swap":
+        return blocks(x, program.arrivals, rank.place)
     if program.kind not in ("reduce_scatter", "scatter"):
         return x
     if steps and not steps[-1].stores:
@@ -71,11 +74,19 @@ def run(program: Program, x: Array, team: Team, op: str = "sum", *, on_cpu: bool
 
 
 def slots(program: Program, x: Array, place: Any) -> Array:
-    """What the rank at `place` begins with: where blocks are gathered its own, between zeros."""
+    """What the rank at `place` begins with: where blocks are gathered its own, between zeros; where they are
+    swapped all, in the order of their slots."""
+    if program.kind == "swap":
+        return blocks(x, program.targets, place)
     if program.kind not in ("all_gather", "gather"):
         return x
     empty = jnp.zeros_like(x, shape=(program.ranks * x.shape[0],))
     return lax.dynamic_update_slice(empty, x, (place * x.shape[0],))
+
+
+def blocks(x: Array, order: Ints, place: Any) -> Array:
+    """The equal blocks of `x` in the order of row `place` of `order`."""
+    return x.reshape(len(order), -1)[jnp.asarray(_narrow(order))[place]].reshape(-1)
 
 
 class _Row(NamedTuple):

@@ -126,7 +126,7 @@ class MpiBackend:
     def _spec(self, op: Collective) -> Spec:
         levels = self.spread.get(op.axes[0], ()) if len(op.axes) == 1 else ()
         return Spec(
-            "all_to_all" if op.kind == "swap" else op.kind,
+            op.kind,
             axes=op.axes,
             op=op.op or "sum",
             root=op.root or 0,

@@ -20,7 +20,7 @@ import numpy as np
 from commplan.collectives.program import REDUCING
 from commplan.diagnostics import CommplanError, fail
 from commplan.ir.schedule import ReduceOp
-from commplan.lowering.jax.backend import BufferLayout
+from commplan.lowering.jax.backend import BufferLayout, Run
 from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.mpi import build, primitives, rounds
 from commplan.lowering.mpi.drain import at_exit, drain
@@ -97,8 +97,9 @@ class Channel:
 
         all_reduce, broadcast, reduce: the shape of `x`. reduce_scatter, scatter, all_gather, gather: the
         leading dimension is divided, or multiplied, by the number of ranks, a scalar gathered as [ranks].
-        all_to_all: the leading dimension is cut into a row for each rank. Away from the root `reduce` and
-        `gather` give what their rounds left behind. Raises CP0831 for what cannot be: axis, shape or dtype.
+        all_to_all, swap: the leading dimension is cut into a row for each rank. Away from the root `reduce`
+        and `gather` give what their rounds left behind. Raises CP0831 for what cannot be: axis, shape or
+        dtype.
         """
         shape = self._result(x, spec)
         if self._nothing(x, spec):
@@ -177,12 +178,12 @@ class Channel:
         ranks, shape = len(self.groups.along(self._axes(spec))), tuple(x.shape)
         if spec.kind in ("all_gather", "gather"):
             return (ranks * shape[0], *shape[1:]) if shape else (ranks,)
-        if spec.kind not in ("reduce_scatter", "scatter", "all_to_all"):
+        if spec.kind not in ("reduce_scatter", "scatter", "all_to_all", "swap"):
             return shape
         if not shape or shape[0] % ranks:
             described = f"a leading dimension of {shape[0]}" if shape else "a scalar"
             fail("CP0831", f"{spec.kind} over {ranks} ranks cannot cut {described}", "pad it to a multiple")
-        return shape if spec.kind == "all_to_all" else (shape[0] // ranks, *shape[1:])
+        return shape if spec.kind in ("all_to_all", "swap") else (shape[0] // ranks, *shape[1:])
 
     def _number(self, x: Array, spec: Spec) -> int:
         """The engine's number for this collective of an array like `x`, made where there is none yet."""
@@ -213,15 +214,22 @@ class Channel:
         if choose is None:
             return self._make_native(spec, size, dtype)
         program = instructions(choose.program, self.groups.index(axes), whole, dtype.itemsize, choose.piece)
-        return self._make_list(program, self.groups.along(axes), spec, dtype)
+        number = self._make_list(program, self.groups.along(axes), spec, dtype)
+        if spec.kind != "swap":
+            return number
+        orders = choose.program.targets, choose.program.sources
+        taken, given = (_in_slots(order[self.groups.index(axes)].tolist(), size) for order in orders)
+        return self._packed(number, taken, given, dtype.itemsize)
 
     def _make_native(self, spec: Spec, size: int, dtype: np.dtype[Any]) -> int:
         group = self.groups.native(spec.axes or ())
-        parts = group.Get_size() if spec.kind in ("reduce_scatter", "scatter", "all_to_all") else 1
+        in_parts = spec.kind in ("reduce_scatter", "scatter", "all_to_all", "swap")
+        parts = group.Get_size() if in_parts else 1
         code, count = dtype.name, size // parts
         if code not in _DTYPES:
             code, count = "uint8", count * dtype.itemsize
-        kind, dtype_code, op = KINDS.index(spec.kind), _DTYPES.index(code), _OPS.index(spec.op)
+        kind = KINDS.index("all_to_all" if spec.kind == "swap" else spec.kind)
+        dtype_code, op = _DTYPES.index(code), _OPS.index(spec.op)
         table = _numbers((kind, group.py2f(), count, spec.root, dtype_code, op), np.int64)
         return self._library.commplan_native(self._channel, table.ctypes.data, spec.where.encode())
 
@@ -254,6 +262,13 @@ class Channel:
 def _started(xs: Sequence[Array], results: Sequence[Any], number: int, token: Array) -> tuple[Pending, Array]:
     pending, handle, after = primitives.start(xs, token, results, number)
     return Pending(xs, pending, handle, number), after
+
+
+def _in_slots(blocks: Sequence[int], size: int) -> BufferLayout:
+    """Slots that hold these equal blocks of one array of `size` elements."""
+    own = size // len(blocks)
+    runs = tuple(Run(slot * own, 0, block * own, own) for slot, block in enumerate(blocks))
+    return BufferLayout(size, runs, ((size,),))
 
 
 def _layout(lay: BufferLayout, itemsize: int) -> Any:

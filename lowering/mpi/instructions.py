@@ -135,17 +135,19 @@ class _Builder:
         # Slots that are no part of the result lie in scratch memory, if there are such slots.
         self.home = SCRATCH if program.kind in ("reduce_scatter", "scatter") else OUTPUT
         self.place: list[int | None] = [None] * units
-        self.shift = {INPUT: 0, self.home: 0}
+        self.shift = {INPUT: 0, SCRATCH: 0, self.home: 0}
         first, last = self.unit[own[0]], self.unit[own[1]]
         if program.kind in ("all_gather", "gather"):
             self.place[first:last] = [INPUT] * (last - first)
             self.shift[INPUT] = own[0]
-        elif rank == program.root or program.kind in ("all_reduce", "reduce", "reduce_scatter"):
+        elif rank == program.root or program.kind in ("all_reduce", "reduce", "reduce_scatter", "swap"):
             self.place = [INPUT] * units
         if self.home == SCRATCH:
             self.shift[OUTPUT] = own[0]
         self.writer = [-1] * units
-        self.readers: list[list[int]] = [[] for _ in range(units)]
+        self.readers: list[list[tuple[int, int]]] = [
+            [] for _ in range(units)
+        ]  # instruction, and where it reads
         self.code: list[Instruction] = []
         self.waits: list[tuple[int, ...]] = []
         self.peers: dict[int, int] = {}
@@ -202,11 +204,13 @@ class _Builder:
         i = self._add(SEND, t.lo, t.hi, t, src=place)
         if place != INPUT:
             for u in self._units(t.lo, t.hi):
-                self.readers[u].append(i)
+                self.readers[u].append((i, place))
 
     def _receive(self, t: Transfer, final: dict[int, Transfer]) -> None:
         units = self._units(t.lo, t.hi)
         to = OUTPUT if all(final.get(u) is t for u in units) else self.home
+        if self.kind == "swap" and OUTPUT in {self.place[u] for u in units}:
+            to = SCRATCH  # what the slots held is sent in this round: to wait for that could be for ever
         if t.reduce:
             self._add(RECEIVE_REDUCE, t.lo, t.hi, t, src=self._together(t.lo, t.hi), dst=to)
         else:
@@ -251,8 +255,9 @@ class _Builder:
         if dst >= 0:
             for u in units:
                 before.add(self.writer[u])
-                before.update(self.readers[u])
-                self.writer[u], self.readers[u], self.place[u] = i, [], dst
+                before.update(reader for reader, place in self.readers[u] if place == dst)
+                self.readers[u] = [each for each in self.readers[u] if each[1] != dst]
+                self.writer[u], self.place[u] = i, dst
         before.discard(-1)
         peer = self.peers.setdefault(t.peer, len(self.peers)) if t else 0
         at = INPUT if src is None else src

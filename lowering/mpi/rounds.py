@@ -13,7 +13,7 @@ from typing import Any
 from commplan.collectives.layout import bounds
 from commplan.collectives.program import Program
 from commplan.lowering.jax.bitcast import from_bits, to_bits
-from commplan.lowering.jax.programs import slots
+from commplan.lowering.jax.programs import blocks, slots
 from commplan.lowering.jax.typing_shim import jnp
 from commplan.lowering.mpi.tuning import Spec
 from commplan.lowering.mpi.typing_shim import MPI, mpi4jax
@@ -46,6 +46,8 @@ def run(program: Program, x: Array, rank: int, op: str, comm: Any) -> Array:
         before = x
         for group in message_groups(sends, edges):
             x = _exchange(x, before, group, rank, op, comm)
+    if program.kind == "swap":
+        return blocks(x, program.arrivals, rank)
     if program.kind in ("reduce_scatter", "scatter"):
         own = block // program.ranks
         return x[rank * own : (rank + 1) * own]
@@ -107,7 +109,7 @@ def native(x: Array, spec: Spec, rank: int, comm: Any) -> Array:
             return _fold(rows, spec.op)
         case "all_gather" | "gather":
             return _carried(mpi4jax.allgather, flat, comm=comm).reshape(-1)
-        case "all_to_all":
+        case "all_to_all" | "swap":
             return _carried(mpi4jax.alltoall, flat.reshape(ranks, -1), comm=comm).reshape(-1)
         case "broadcast":
             return _carried(mpi4jax.bcast, flat, root=spec.root, comm=comm)

@@ -61,11 +61,13 @@ def test_the_gradient_of_a_shift_is_a_shift_back(by: int, dtype: Any) -> None:
     np.testing.assert_array_equal(found[:, 0], np.roll(np.arange(1, 9), -by))
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_the_gradient_of_a_swap_is_a_swap(dtype: Any) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "via"), [(jnp.float32, ""), (jnp.bfloat16, ""), (jnp.float32, " via bruck")]
+)
+def test_the_gradient_of_a_swap_is_a_swap(dtype: Any, via: str) -> None:
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     shapes = {"x": {"a": jax.ShapeDtypeStruct((16,), dtype)}}
-    run = commplan.loads(PLAN.format(stage="swap x over data")).compile(mesh, shapes=shapes).bind(mesh)
+    run = commplan.loads(PLAN.format(stage=f"swap x over data{via}")).compile(mesh, shapes=shapes).bind(mesh)
     scale = jnp.asarray(np.random.default_rng(0).integers(-9, 9, (8, 16)), dtype)
 
     def weighted(x: Any) -> Any:

@@ -35,7 +35,7 @@ RANKS, RANK = comm.Get_size(), comm.Get_rank()
 NUMPY = {"bfloat16": ml_dtypes.bfloat16}
 NAMES = {dtype.numpy_name: dtype for dtype in DType}
 ROOTED = ("broadcast", "reduce", "scatter", "gather")
-CUT = ("reduce_scatter", "scatter", "all_to_all")
+CUT = ("reduce_scatter", "scatter", "all_to_all", "swap")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,8 +68,11 @@ def operand(case: Case, rank: int) -> Any:
 def expected(case: Case, xs: list[Any], channel: Channel) -> list[Any] | None:
     """What each rank must hold; None for native sums of floats, which MPI adds in an order of its own."""
     spec, ranks = case.spec, len(xs)
+    rows = np.stack(xs)
     if spec.kind == "shift":
-        return list(np.roll(np.stack(xs), spec.root, 0))
+        return list(np.roll(rows, spec.root, 0))
+    if spec.kind in ("swap", "all_to_all"):
+        return list(rows.reshape(ranks, ranks, -1).swapaxes(0, 1).reshape(ranks, -1))
     whole = case.size * ranks if spec.kind in ("all_gather", "gather") else case.size
     own = dataclasses.replace(spec, axes=spec.axes or tuple(channel.groups.sizes))
     made = choice(own, channel.groups, whole, xs[0].dtype.itemsize)
@@ -78,7 +81,6 @@ def expected(case: Case, xs: list[Any], channel: Channel) -> list[Any] | None:
         return [np.asarray(x).astype(xs[0].dtype) for x in wide]
     if made is not None:
         return [np.asarray(x) for x in execute(made.program, xs, spec.op)]
-    rows = np.stack(xs)
 
     def how(one: Any, other: Any) -> Any:
         return combine(spec.op, one, other, NAMES[case.dtype])
@@ -95,10 +97,8 @@ def expected(case: Case, xs: list[Any], channel: Channel) -> list[Any] | None:
             return [rows.reshape(-1)] * ranks
         case "broadcast":
             return [rows[spec.root]] * ranks
-        case "scatter":
-            return list(rows[spec.root].reshape(ranks, -1))
         case _:
-            return list(rows.reshape(ranks, ranks, -1).swapaxes(0, 1).reshape(ranks, -1))
+            return list(rows[spec.root].reshape(ranks, -1))
 
 
 def kinds(ranks: int) -> Iterator[tuple[Any, int, int]]:
@@ -126,9 +126,10 @@ def by_dtype(form: Any) -> Iterator[Case]:
                     yield Case(Spec(kind, op=op, algorithm=algorithm, form=form), 9 * RANKS, dtype)  # pyright: ignore[reportArgumentType]
             butterfly = Spec("all_reduce", op=op, algorithm=Algorithm("recursive_doubling"), form=form)  # pyright: ignore[reportArgumentType]
             yield Case(butterfly, 9 * RANKS, dtype)
-        for kind in ("broadcast", "all_gather", "all_to_all", "shift"):
+        for kind in ("broadcast", "all_gather", "all_to_all", "shift", "swap"):
             yield Case(Spec(kind, form=form), 2 * RANKS, dtype)
         yield Case(Spec("all_gather", algorithm=Algorithm("bruck"), form=form), 5, dtype)
+        yield Case(Spec("swap", algorithm=Algorithm("bruck"), form=form), 5 * RANKS, dtype)
 
 
 def large() -> Iterator[Case]:
@@ -245,6 +246,8 @@ def grid() -> tuple[Channel, list[Case]]:
             for levels in (both, (Arg("gpu"), Arg("node"))):
                 algorithm = Algorithm("hierarchical", levels)
                 cases.append(Case(Spec("all_reduce", axes, algorithm=algorithm, chunk=chunk), 301))
+            algorithm = Algorithm("hierarchical", (Arg("bruck", "gpu"), Arg("pairwise", "node")))
+            cases.append(Case(Spec("swap", axes, algorithm=algorithm, chunk=chunk), 60 * RANKS))
     return channel, cases
 
 

@@ -138,6 +138,7 @@ class Writer:
         weights = [
             v for v in self.values
             if v.is_scalar and not v.partial and v.varying <= x.varying
+            and not (x.type == "tree" and v.varying & set(x.split))
         ]  # fmt: skip
         if op == "mean" and weights and self.rng.random() < 0.5:
             op = f"mean(weight = {self.rng.choice(weights).name})"
@@ -179,7 +180,8 @@ class Writer:
         if x.split or x.type == "tree" or x.is_scalar or int(rows) % self.sizes[axis]:
             return
         y = dataclasses.replace(x, name=self.fresh("y"))
-        self.bind(f"{y.name} = swap {x.name} over {axis}{self.maybe(' { bucket = 4096 }')}", y)
+        how = self.maybe(" via bruck") + self.maybe(" { bucket = 4096 }")
+        self.bind(f"{y.name} = swap {x.name} over {axis}{how}", y)
 
     def scatter(self, x: Var) -> None:
         axis = self.rng.choice(sorted(x.partial))

@@ -314,7 +314,7 @@ class _Writer:
             ops += ["max", "min"]
         if var.floats_only:
             ops += ["mean", "mean(weight = count)"]
-        ops = [op for op in ops if "weight" not in op or frozenset(self.axes) <= var.varying]
+        ops = [op for op in ops if "weight" not in op or self.takes_weights(var)]
         if not ops:
             return None
         op = self.random.choice(ops)
@@ -391,14 +391,19 @@ class _Writer:
         made = dataclasses.replace(var, name=self.fresh())
         wires = [wire for wire in ("bf16", "f16") if wire in self.dtypes and var.floats_only]
         options = ["", " { bucket = 64 }", *(f" {{ wire = {wire} }}" for wire in wires)]
-        return f"{made.name} = swap {var.name} over {even[0]}{self.random.choice(options)}", made
+        via = self.random.choice(("", " via bruck", " via pairwise"))
+        return f"{made.name} = swap {var.name} over {even[0]}{via}{self.random.choice(options)}", made
+
+    def takes_weights(self, var: Var) -> bool:
+        """Of counts, which vary over all axes: so must the terms, scalars of a tree included."""
+        return frozenset(self.axes) <= var.varying and not (var.is_tree and var.split)
 
     def scatter(self, var: Var, _: list[Var]) -> tuple[str, Var] | None:
         axes = self.named(var.partial - self.ensembles)
         if not axes or not var.can_be_cut:
             return None
         ops = ["sum", "mean"] if var.floats_only else ["sum"]
-        if var.floats_only and frozenset(self.axes) <= var.varying:
+        if var.floats_only and self.takes_weights(var):
             ops.append("mean(weight = count)")
         op = self.random.choice(ops)
         made = dataclasses.replace(

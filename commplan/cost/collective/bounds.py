@@ -73,7 +73,7 @@ def _of_level(kind: str, layout: Layout, network: Network, level: int, root: int
             return max(2 * evenly, _most(member, wide))
         case "reduce_scatter" | "all_gather":
             return max(evenly, _most(member, others) * share)
-        case "all_to_all":
+        case "all_to_all" | "swap":
             return _most(member, held * others) * share
         case "scatter" | "gather":
             at_root = member == where[group, root]

@@ -32,7 +32,9 @@ from commplan.ir.schedule import Backend, Form
 EXACT = 200  # messages; more are priced step by step
 COMPOSED = 64  # ranks; larger hierarchies are priced stage by stage
 ROUND_BY_ROUND = 512  # ranks; larger groups are priced by the formulas of the algorithms
-NATIVE = ("ring", "halving_doubling", "recursive_doubling", "bruck", "binomial_tree", "scatter_gather")
+NATIVE = (
+    "ring", "halving_doubling", "recursive_doubling", "bruck", "pairwise", "binomial_tree", "scatter_gather",
+)  # fmt: skip
 NEIGHBOURS = ("ring", "chain", "torus")
 USUAL_FORM: dict[Backend, Form] = {"jax": "rounds", "mpi": "call"}
 

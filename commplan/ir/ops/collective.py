@@ -108,28 +108,31 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
             yield "CP0734", f"`{self.operand}` is {placement}: what was cut last is gathered first"
 
     def transfer(self, types: ValueTypes) -> Results:
-        operand, ways = types.values[self.operand], types.ranks(self.axes)
-        left = operand.placement.without(self.axes)
+        operand, result = types.values[self.operand], self.result
+        placement = operand.placement.without(self.axes)
         match self.kind:
-            case "shift" | "swap":
-                made = placed(operand, self.result)
-            case "all_reduce" | "broadcast":
-                made = placed(operand, self.result, left)
-            case "reduce":
-                made = placed(operand, self.result, types.per(left, self.axes))
-            case "all_to_all":
-                stacked = msgspec.structs.replace(left, stacked=(*left.stacked, *self.axes))
-                made = placed(operand, self.result, stacked)
             case "reduce_scatter":
-                made = types.part(operand, self.result, self.axes)
+                return (types.part(operand, result, self.axes),)
             case "all_gather" if operand.kind in ("flat", "records"):
+                ways = types.ranks(self.axes)
                 leaves = tuple(leaf.rows(ways) for leaf in operand.leaves)
-                kind = "flat" if operand.kind == "flat" else types.values[self.result].kind
-                made = Value(self.result, kind, leaves, left)
+                kind = "flat" if operand.kind == "flat" else types.values[result].kind
+                return (Value(result, kind, leaves, placement),)
             case "all_gather":
-                leaves = cut_all(operand.kind, operand.whole, [types.sizes[axis] for axis in left.split])
-                made = Value(self.result, operand.kind, leaves, left, operand.whole if left.split else ())
-        return (made,)
+                ways = [types.sizes[axis] for axis in placement.split]
+                leaves = cut_all(operand.kind, operand.whole, ways)
+                whole = operand.whole if placement.split else ()
+                return (Value(result, operand.kind, leaves, placement, whole),)
+            case "shift" | "swap":
+                placement = operand.placement
+            case "reduce":
+                placement = types.per(placement, self.axes)
+            case "all_to_all":
+                stacked = (*placement.stacked, *self.axes)
+                placement = msgspec.structs.replace(placement, stacked=stacked)
+            case "all_reduce" | "broadcast":
+                pass
+        return (placed(operand, result, placement),)
 
     def meaning(self, env: Interpretation) -> None:
         operand, value = env.of(self.operand), env.values[self.result]

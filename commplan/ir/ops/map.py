@@ -1,32 +1,21 @@
 from collections.abc import Container, Mapping
 
-from commplan.diagnostics import Span
 from commplan.ir.hints import Hints
 from commplan.ir.ops.base import BaseOp, Ranks, Work
 from commplan.ir.roles import Ref
-from commplan.ir.symbolic import steps
-from commplan.ir.symbolic.interpretation import Interpretation
+from commplan.ir.stages.map import Call
 from commplan.ir.transfer import Results, ValueTypes, Violations, placed, shown
-from commplan.ir.types import ArrayType, AxisKind, Refs
+from commplan.ir.types import ArrayType, AxisKind
 from commplan.ir.values import Value
 
 
-class Map(BaseOp, frozen=True, tag="map", gc=False):
+class Map(Call, BaseOp, frozen=True, tag="map", gc=False):
     """Apply a bound function. `per_record` on the device means `vmap` over the leading dimension.
 
     `per`: the ensembles between whose members a random function differs. `hints.overlap`: it is an update
     that may run in pieces, each beside the sums that others wait for.
     """
 
-    READS = ("operands",)
-    WRITES = ("results",)
-
-    results: Refs
-    fn: str
-    operands: tuple[Ref, ...]
-    span: Span
-    per: tuple[str, ...] = ()
-    per_record: bool = False
     random: bool = False
     hints: Hints = Hints()
     after: tuple[Ref, ...] = ()
@@ -64,9 +53,6 @@ class Map(BaseOp, frozen=True, tag="map", gc=False):
         joined = types.join(types.values[ref].placement for ref in self.operands)
         placement = types.per(joined, self.per) if self.per else joined
         return tuple(placed(types.values[ref], ref, placement) for ref in self.results)
-
-    def meaning(self, env: Interpretation) -> None:
-        steps.called(env, self.fn, self.operands, self.results, self.per, by_record=self.per_record)
 
     def detail(self, values: Mapping[Ref, Value]) -> str:
         return f"{self.fn}, record by record" if self.per_record else self.fn

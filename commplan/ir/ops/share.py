@@ -44,8 +44,7 @@ class Share(BaseOp, frozen=True, tag="share", gc=False):
         return (placed(types.values[self.operand], self.result),)
 
     def meaning(self, env: Interpretation) -> None:
-        held = env.of(self.operand)
-        env.put(self.result, held.renamed(env.algebra, env.values[self.result], {}))
+        env.rename(self.result, env.of(self.operand), {})
 
     def detail(self, values: Mapping[Ref, Value]) -> str:
         readers = f", {self.readers} readers" if self.readers else ""

@@ -64,5 +64,4 @@ class Unpack(BaseOp, frozen=True, tag="unpack", gc=False):
         return (placed(result, self.result, placement),)
 
     def meaning(self, env: Interpretation) -> None:
-        parts = [(part.value, part.leaf, part.start, part.size, part.offset) for part in self.parts]
-        env.put(self.result, env.unpacked(parts, self.ways, env.values[self.result]))
+        env.put(self.result, env.unpacked(self.parts, self.ways, env.values[self.result]))

@@ -49,15 +49,9 @@ class BaseStage(msgspec.Struct, frozen=True):
     def called(self) -> tuple[str, tuple[Ref, ...], tuple[Ref, ...]] | None:
         """The function that it calls, what with, and what that makes."""
 
-    def written(self) -> tuple[str, ...]:
-        """Close to how it is written, without its results and hints."""
-        (operand,) = getter(type(self), ("operand",))(self)
-        verb, axes = self.said()
-        return (f"{verb} {name_of(operand)}", axes)
-
-    def said(self) -> tuple[str, ...]:
-        """What it does, then where: for drawings, which show in arrows what goes in and comes out."""
-        return (str(self.__struct_config__.tag), over(getattr(self, "axes", ())))
+    @property
+    def verb(self) -> str:
+        return str(self.__struct_config__.tag)
 
     def violation(self, ranks: Ranks) -> Violation | None:
         """The first rule of the stage that does not hold, axes having as many ranks as `ranks` says."""
@@ -81,6 +75,21 @@ class StageOverAxes(BaseStage, frozen=True):
     result: Ref
     operand: Ref
     axes: Over
+
+    def how(self) -> str:
+        """What is written of it behind its axes, such as `by sum`."""
+        return ""
+
+    def where(self) -> str:
+        return over(self.axes)
+
+    def written(self) -> tuple[str, ...]:
+        """Close to how it is written, without its results and hints."""
+        return (f"{self.verb} {name_of(self.operand)}", self.where(), self.how())
+
+    def said(self) -> tuple[str, ...]:
+        """What it does, then where: for drawings, which show in arrows what goes in and comes out."""
+        return (f"{self.verb} {self.how()}".rstrip(), self.where())
 
     def rank(self, ranks: Ranks) -> int | None:
         """The rank, counted row-major over the axes, that its collective singles out, if it does."""

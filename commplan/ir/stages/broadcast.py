@@ -1,7 +1,6 @@
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Algorithm, Hints
-from commplan.ir.roles import name_of
-from commplan.ir.stages.base import Number, StageOverAxes, over
+from commplan.ir.stages.base import Number, StageOverAxes
 from commplan.ir.stages.rules import Ranks, Violation, root
 from commplan.ir.symbolic.deferred import Interpretation, steps
 
@@ -31,12 +30,7 @@ class Broadcast(StageOverAxes, frozen=True, tag="broadcast"):
 
     def meaning(self, env: Interpretation) -> None:
         held = steps.moved(env, env.of(self.operand), self.hints)
-        env.put(
-            self.result, held.renamed(env.algebra, env.values[self.result], env.root(self.axes, self.root))
-        )
+        env.rename(self.result, held, env.root(self.axes, self.root))
 
-    def written(self) -> tuple[str, ...]:
-        return (f"broadcast {name_of(self.operand)}", over(self.axes), f"from {self.root}")
-
-    def said(self) -> tuple[str, ...]:
-        return (f"broadcast from {self.root}", over(self.axes))
+    def how(self) -> str:
+        return f"from {self.root}"

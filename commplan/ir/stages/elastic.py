@@ -36,10 +36,8 @@ class Elastic(BaseStage, frozen=True, tag="elastic"):
         return coefficients(self.eta, self.rho) or stable(self.mode, self.eta, self.rho, self.axes, ranks)
 
     def meaning(self, env: Interpretation) -> None:
-        steps.elastic(
-            env, self.pull, self.result, self.operand, self.center, self.eta, self.rho, self.mode, self.axes,
-            self.hints,
-        )  # fmt: skip
+        operands, factors = (self.operand, self.center), (self.eta, self.rho)
+        steps.elastic(env, self.pull, self.result, operands, factors, self.mode, self.axes, self.hints)
 
     def written(self) -> tuple[str, ...]:
         both = f"elastic {name_of(self.operand)} with {name_of(self.center)}"

@@ -32,8 +32,17 @@ class Batches(msgspec.Struct, frozen=True):
     hints: Hints = NO_HINTS
 
     def meaning(self, env: Interpretation) -> None:
-        said = (self.batch, self.visit, self.seed, self.tail, self.hints.on_error, self.hints.on_failure)
-        steps.loaded(env, self.result, self.count, self.source, said, self.split, self.per, self.clock)
+        """Which records of the source these are follows from all that is said of the load."""
+        hints, clock = self.hints, self.clock
+        contract = (self.batch, self.visit, self.seed, self.tail, hints.on_error, hints.on_failure)
+        words = ", ".join(map(str, (*contract, "per", *self.per, "by", clock)))
+        label = f"{self.source}({steps.base_name(self.result)}; {words})"
+        own = (*self.per, *((clock,) if clock and clock not in self.per else ()))
+        env.put(self.result, env.own_elements(label, env.values[self.result], own, self.split))
+        if self.count is not None:
+            value = env.values[self.count]
+            number = env.own_elements(f"the number of {label}", value, (*own, *self.split), ())
+            env.put(self.count, number)
 
 
 class Load(Batches, BaseStage, frozen=True, tag="load"):

@@ -1,6 +1,5 @@
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Algorithm, Hints, Reduction
-from commplan.ir.roles import name_of
 from commplan.ir.stages.base import StageOverAxes, over
 from commplan.ir.symbolic.deferred import Interpretation, steps
 
@@ -25,9 +24,8 @@ class Reduce(StageOverAxes, frozen=True, tag="reduce"):
         held = steps.averaged(env, env.of(self.operand), value, self.axes, op.name, op.weight, self.hints)
         env.put(self.result, held)
 
-    def written(self) -> tuple[str, ...]:
-        axes = over(self.axes, "across" if self.across else "over")
-        return (f"reduce {name_of(self.operand)}", axes, f"by {self.op.text()}")
+    def how(self) -> str:
+        return f"by {self.op.text()}"
 
-    def said(self) -> tuple[str, ...]:
-        return (f"reduce by {self.op.text()}", over(self.axes, "across" if self.across else "over"))
+    def where(self) -> str:
+        return over(self.axes, "across" if self.across else "over")

@@ -20,5 +20,4 @@ class Share(StageOverAxes, frozen=True, tag="share"):
         return chosen("readers", self.via.get("readers"), self.axes, ranks)
 
     def meaning(self, env: Interpretation) -> None:
-        held = env.of(self.operand)
-        env.put(self.result, held.renamed(env.algebra, env.values[self.result], {}))
+        env.rename(self.result, env.of(self.operand), {})

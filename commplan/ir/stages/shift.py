@@ -1,7 +1,6 @@
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Hints
-from commplan.ir.roles import name_of
-from commplan.ir.stages.base import Number, StageOverAxes, over
+from commplan.ir.stages.base import Number, StageOverAxes
 from commplan.ir.stages.rules import Ranks
 from commplan.ir.symbolic.deferred import Interpretation, steps
 
@@ -29,13 +28,8 @@ class Shift(StageOverAxes, frozen=True, tag="shift"):
         return self.by % (ranks(self.axes) or 1)
 
     def meaning(self, env: Interpretation) -> None:
-        held, algebra = steps.moved(env, env.of(self.operand), self.hints), env.algebra
-        env.put(
-            self.result, held.renamed(algebra, env.values[self.result], algebra.shift(self.axes, self.by))
-        )
+        held = steps.moved(env, env.of(self.operand), self.hints)
+        env.rename(self.result, held, env.algebra.shift(self.axes, self.by))
 
-    def written(self) -> tuple[str, ...]:
-        return (f"shift {name_of(self.operand)}", over(self.axes), f"by {self.by}")
-
-    def said(self) -> tuple[str, ...]:
-        return (f"shift by {self.by}", over(self.axes))
+    def how(self) -> str:
+        return f"by {self.by}"

@@ -1,7 +1,7 @@
 from collections.abc import Sequence
 
 from commplan.diagnostics import Span, listed, plural
-from commplan.ir.hints import NO_HINTS, Hints
+from commplan.ir.hints import NO_HINTS, Algorithm, Hints
 from commplan.ir.stages.base import StageOverAxes
 from commplan.ir.stages.rules import Ranks, Violation
 from commplan.ir.symbolic.deferred import Interpretation, steps
@@ -12,14 +12,14 @@ class Swap(StageOverAxes, frozen=True, tag="swap"):
     """per -> per: all-to-all. Block j of the leading dimension goes to rank j, where it becomes the block of
     the rank that it comes from."""
 
-    FORM = "y = swap x over AXIS [{ OPTIONS }]"
+    FORM = "y = swap x over AXIS [via ALGORITHM] [{ OPTIONS }]"
     TAKES = ("per",)
     MAKES = "kept"
     WHOLE = True
     COLLECTIVE = "swap"
-    via = None
 
     span: Span
+    via: Algorithm | None = None
     hints: Hints = NO_HINTS
 
     def misfit(self, leaves: Sequence[tuple[str, Leaf]], ranks: Ranks) -> Violation | None:

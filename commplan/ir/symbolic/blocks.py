@@ -62,33 +62,25 @@ class Run(NamedTuple):
 
 
 Slot = tuple[Chain, Term | None]  # no term of a frozen leaf: its own slots have them
+Rows = tuple[tuple[int, str | None], ...]  # (count, the axis along which such rows were gathered)
 
 
 class Block(NamedTuple):
-    rows: tuple[tuple[int, str | None], ...]  # (count, the axis along which such rows were gathered)
+    rows: Rows
     columns: int
     runs: tuple[Run, ...]
     slots: tuple[Slot, ...]
 
     @property
     def size(self) -> int:
-        return math.prod(count for count, _ in self.rows) * self.columns
+        return _count(self.rows) * self.columns
 
 
-class Frozen:
+class Frozen(NamedTuple):
     """A block of one row that stands where a leaf does. Row digits in its slots are those of the block
     around it."""
 
-    __slots__ = ("block",)
-
-    def __init__(self, block: Block) -> None:
-        self.block = block
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Frozen) and self.block == other.block
-
-    def __hash__(self) -> int:
-        return hash(self.block)
+    block: Block
 
 
 EMPTY = Block((), 0, (), ())
@@ -146,7 +138,7 @@ class Builder:
         self.runs: list[Run] = []
         self.slots: dict[Slot, int] = {}
 
-    def block(self, rows: tuple[tuple[int, str | None], ...], columns: int) -> Block:
+    def block(self, rows: Rows, columns: int) -> Block:
         """The runs so far as a block; those that continue each other become one."""
         self.runs.sort(key=lambda run: run.at)
         made: list[Run] = []
@@ -275,7 +267,7 @@ def _depends_on_row(block: Block) -> bool:
     return any(symbol[0] == "row" for symbols in free for symbol in symbols)
 
 
-def _count(rows: Sequence[tuple[int, str | None]]) -> int:
+def _count(rows: Rows) -> int:
     return math.prod(count for count, _ in rows)
 
 

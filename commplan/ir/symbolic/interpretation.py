@@ -15,7 +15,7 @@ from commplan.ir.optimizer_leaf_match import LeafMatch
 from commplan.ir.roles import Ref, name_of
 from commplan.ir.shard_shapes import row_size
 from commplan.ir.symbolic import blocks, moves
-from commplan.ir.symbolic.blocks import Block, Builder, LeafShape
+from commplan.ir.symbolic.blocks import Block, Builder, LeafShape, Rows
 from commplan.ir.symbolic.terms import (
     Algebra,
     Argument,
@@ -39,7 +39,7 @@ from commplan.ir.symbolic.values import (
     uniform_if_whole,
 )
 from commplan.ir.types import DType
-from commplan.ir.values import Leaf, Value
+from commplan.ir.values import Leaf, Part, Value
 
 Paths = tuple[tuple[str, ...], ...]
 
@@ -87,6 +87,10 @@ class Interpretation:
 
     def put(self, ref: Ref, held: SymbolicValue) -> None:
         self.held[ref] = held
+
+    def rename(self, ref: Ref, held: SymbolicValue, symbols: Symbols) -> None:
+        """`ref` is what is `held` with symbols replaced."""
+        self.held[ref] = held.renamed(self.algebra, self.values[ref], symbols)
 
     def sizes(self, axes: Sequence[str]) -> list[int]:
         return [self.algebra.sizes[axis] for axis in axes]
@@ -352,44 +356,37 @@ class Interpretation:
 
     # Buffers
 
-    def packed(
-        self, parts: Sequence[tuple[Ref, int, int, int, int]], ways: int, value: Value
-    ) -> SymbolicValue:
-        """A flat buffer of `ways` rows from (value, leaf, first column, columns, offset) of leaves."""
+    def packed(self, parts: Sequence[Part], ways: int, value: Value) -> SymbolicValue:
+        """A flat buffer of `ways` rows from `parts` of leaves."""
         builder = Builder()
         known: dict[tuple[Ref, int], Block] = {}
-        rows: tuple[tuple[int, str | None], ...] = ()
-        for ref, leaf, start, size, offset in parts:
-            held = self.held[ref]
+        rows: Rows = ()
+        for part in parts:
+            held, leaf, column = self.held[part.value], part.leaf, part.start
+            block = known.get((part.value, leaf), held.blocks[leaf])
             if ways == 1:
-                block, column = blocks.row_of(self.algebra, held.blocks[leaf], start, size)
-                builder.take(block, column, size, offset)
-                continue
-            if (ref, leaf) not in known:
+                block, column = blocks.row_of(self.algebra, block, column, part.size)
+            elif (part.value, leaf) not in known:
                 width = row_size(held.value.kind, held.value.leaves[leaf], ways)
-                known[ref, leaf] = blocks.in_rows(held.blocks[leaf], ways, width, rows_of(held.value, leaf))
-            block = known[ref, leaf]
-            rows = _same_rows(rows, block.rows)
-            builder.take(block, start, size, offset)
+                block = blocks.in_rows(block, ways, width, rows_of(held.value, leaf))
+                known[part.value, leaf] = block
+                rows = _same_rows(rows, block.rows)
+            builder.take(block, column, part.size, part.offset)
         rows = rows or (((ways, None),) if ways > 1 else ())
         return SymbolicValue(value, None, [builder.block(rows, value.leaves[0].size // ways)])
 
-    def unpacked(
-        self, parts: Sequence[tuple[Ref, int, int, int, int]], ways: int, value: Value
-    ) -> SymbolicValue:
-        """The leaves of `value` from (buffer, leaf, first column, columns, offset) of buffers of `ways`
-        rows."""
+    def unpacked(self, parts: Sequence[Part], ways: int, value: Value) -> SymbolicValue:
+        """The leaves of `value` from `parts` of buffers of `ways` rows."""
         builders = [Builder() for _ in value.leaves]
-        rows: list[tuple[tuple[int, str | None], ...]] = [() for _ in value.leaves]
-        for ref, leaf, start, size, offset in parts:
-            (buffer,) = self.held[ref].blocks
-            column = offset
+        rows: list[Rows] = [() for _ in value.leaves]
+        for part in parts:
+            (buffer,), column = self.held[part.value].blocks, part.offset
             if ways == 1:
-                buffer, column = blocks.row_of(self.algebra, buffer, offset, size)
+                buffer, column = blocks.row_of(self.algebra, buffer, column, part.size)
             else:
                 buffer = blocks.in_rows(buffer, ways, buffer.size // ways)
-                rows[leaf] = _same_rows(rows[leaf], buffer.rows)
-            builders[leaf].take(buffer, column, size, start)
+                rows[part.leaf] = _same_rows(rows[part.leaf], buffer.rows)
+            builders[part.leaf].take(buffer, column, part.size, part.start)
         found: list[Block] = []
         for index, leaf in enumerate(value.leaves):
             block = builders[index].block(rows[index], row_size(value.kind, leaf, ways))
@@ -418,9 +415,7 @@ class Interpretation:
         return uniform_if_whole(value, list(map(part, range(len(leaves)), operand.blocks, leaves)))
 
 
-def _same_rows(
-    first: tuple[tuple[int, str | None], ...], second: tuple[tuple[int, str | None], ...]
-) -> tuple[tuple[int, str | None], ...]:
+def _same_rows(first: Rows, second: Rows) -> Rows:
     if first and second and first != second:
         raise UnsayableError("rows of different ranks are put side by side")
     return first or second

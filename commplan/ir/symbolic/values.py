@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from commplan.ir.symbolic import blocks
-from commplan.ir.symbolic.blocks import Block, Builder, LeafShape, Run
+from commplan.ir.symbolic.blocks import Block, Builder, LeafShape, Rows, Run
 from commplan.ir.symbolic.terms import Algebra, Argument, Chain, Symbols, Term, UnsayableError, substituted
 from commplan.ir.types import DType
 from commplan.ir.values import Value
@@ -128,7 +128,7 @@ class Place(NamedTuple):
     chain: Chain
     column: int
     term: Term
-    rows: tuple[tuple[int, str | None], ...] = ()
+    rows: Rows = ()
 
     def argument(self, operand: int, leaf: tuple[int, tuple[int, ...]]) -> Argument:
         of = (*leaf, self.rows)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from commplan.collectives.postcondition import promise
+from commplan.collectives.postcondition import promise, sources
 from commplan.collectives.program import REDUCING, ROOTED, Bools, Ints, Program, Send
 from commplan.collectives.transform import singles
 from commplan.verify.programs.counterexample import Counterexample, terms
@@ -177,7 +177,7 @@ class _Run:
         self.sums = Sums(program.ranks)
         starts, ends = promise(program.kind, program.ranks, program.chunks, program.root)
         rank = np.arange(1, program.ranks + 1, dtype=np.int64)[:, None]
-        source = SUM if program.kind in REDUCING else starts.argmax(axis=0)[None, :] + 1
+        source = SUM if program.kind in REDUCING else sources(program) + 1
         self.holds = np.where(starts, rank, NOTHING).ravel()
         wanted = np.where(ends, source, ANY)
         wanted[:, few:] = ANY
