@@ -295,6 +295,5 @@ def _place(diagnostic: Diagnostic) -> tuple[int, int]:
 def _not_text(text: str, offset: int) -> Diagnostic:
     line, column = end_of(text[:offset])
     message = f"this is not a text file: found the control character U+{ord(text[offset]):04X}"
-    return Diagnostic(
-        "CP0002", message, Span(line, column, line, column + 1), (Note("a plan is text in UTF-8"),)
-    )
+    notes = (Note("a plan is text in UTF-8"),)
+    return Diagnostic("CP0002", message, Span(line, column, line, column + 1), notes)

@@ -291,11 +291,9 @@ def _levels(text: str, args: Namespace) -> list[tuple[str, int]]:
     """Algorithm and ranks of each level, as --algorithm lists them. Raises CP0748 where they do not fit."""
     parts = [_LEVEL.fullmatch(part) for part in text.split(",")]
     if isinstance(args.ranks, int) or None in parts:
-        fail(
-            "CP0748",
-            f"`{args.algorithm}` over {args.ranks} ranks: the levels and their sizes are not clear",
-            'write --algorithm "hierarchical(gpu = ring, node = chain)" --ranks gpu=8,node=4',
-        )
+        message = f"`{args.algorithm}` over {args.ranks} ranks: the levels and their sizes are not clear"
+        note = 'write --algorithm "hierarchical(gpu = ring, node = chain)" --ranks gpu=8,node=4'
+        fail("CP0748", message, note)
     sizes = dict(args.ranks)
     names = [(part[1], part[2] or "native") for part in parts if part is not None]
     if sorted(sizes) != sorted(name for name, _ in names):

@@ -16,6 +16,7 @@ from commplan.ir.types import Placement, Type
 
 T = TypeVar("T")
 Word = TypeVar("Word", bound=str)
+Axes = tuple[str, ...]  # their names
 Remark = Note | str | Value | Axis | Fn
 MOST_ERRORS = 1000
 MOST_GUESSES = 100
@@ -109,7 +110,7 @@ class Context:
             total *= axis.size
         return total
 
-    def ordered(self, axes: Iterable[str]) -> tuple[str, ...]:
+    def ordered(self, axes: Iterable[str]) -> Axes:
         """`axes` without repetitions in the order in which the plan declares them."""
         wanted = frozenset(axes)
         return tuple(name for name in self.axes if name in wanted)

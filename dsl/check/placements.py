@@ -7,7 +7,7 @@ from typing import Literal
 
 from commplan.diagnostics import Span, listed
 from commplan.dsl import ast
-from commplan.dsl.check.context import KIND_WORDS, Context, is_scalar
+from commplan.dsl.check.context import KIND_WORDS, Axes, Context, is_scalar
 from commplan.ir.plan import AxisKind
 from commplan.ir.types import Placement, Type
 
@@ -25,7 +25,7 @@ def status(placement: Placement, axis: str) -> Status:
 
 def resolve_axes(
     ctx: Context, names: Sequence[ast.Name], kinds: Iterable[AxisKind], role: str
-) -> tuple[str, ...] | None:
+) -> Axes | None:
     """The axes that were named, in the order written, or None with the errors reported.
 
     `role` ends the sentence "... is what `NAME` should be": "an axis to split over".

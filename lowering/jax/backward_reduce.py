@@ -98,10 +98,8 @@ def recipe(lowered: Lowered, name: str, like: Sequence[Array]) -> Recipe:
     dtypes = dict.fromkeys(str(leaf.dtype) for leaf in map(jnp.asarray, like) if _has_gradient(leaf))
     other = [dtype for dtype in dtypes if dtype not in flat]
     if packs and other:
-        known = " and ".join(flat)
-        _cannot(
-            lowered, name, f"the parameters have a leaf of {other[0]}, and `{name}` was compiled for {known}"
-        )
+        why = f"the parameters have a leaf of {other[0]}, and `{name}` was compiled for {' and '.join(flat)}"
+        _cannot(lowered, name, why)
     return Recipe(value.placement.partial, flat, after if packs else tree, lowered.backend)
 
 
