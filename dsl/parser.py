@@ -55,13 +55,8 @@ class _Parser:
                 self._read()
                 self._check_header()
         end = end_of(self.text)
-        tree = ast.File(
-            span=Span(1, 1, end[0], end[1]),
-            file=self.file,
-            text=self.text,
-            name=self.name,
-            items=tuple(self.items),
-        )
+        span, items = Span(1, 1, *end), tuple(self.items)
+        tree = ast.File(span=span, file=self.file, text=self.text, name=self.name, items=items)
         return tree, tuple(sorted(self.found, key=_place))
 
     def _report(self, diagnostic: Diagnostic) -> None:
@@ -300,6 +295,5 @@ def _place(diagnostic: Diagnostic) -> tuple[int, int]:
 def _not_text(text: str, offset: int) -> Diagnostic:
     line, column = end_of(text[:offset])
     message = f"this is not a text file: found the control character U+{ord(text[offset]):04X}"
-    return Diagnostic(
-        "CP0002", message, Span(line, column, line, column + 1), (Note("a plan is text in UTF-8"),)
-    )
+    notes = (Note("a plan is text in UTF-8"),)
+    return Diagnostic("CP0002", message, Span(line, column, line, column + 1), notes)

@@ -299,11 +299,8 @@ class _Splitter:
             note = Note(f"this `{before.text}` comes first", before.span)
         else:
             note = Note(f"`{before.text}` begins something new here", before.span)
-        self.report(
-            Diagnostic(
-                "CP0006", f"`{opener.text}` is never closed: expected `{closer}`", opener.span, (note,)
-            )
-        )
+        message = f"`{opener.text}` is never closed: expected `{closer}`"
+        self.report(Diagnostic("CP0006", message, opener.span, (note,)))
 
     def _stray(self, closer: Token) -> None:
         self.report(Diagnostic("CP0007", f"`{closer.text}` closes nothing", closer.span))

@@ -91,9 +91,8 @@ def unexpected(start: Start, tokens: Sequence[Token], error: Unexpected) -> Diag
     span = token.span if token else _end(tokens)
     word = _keyword_as_name(start, tokens, error)
     if word:
-        return Diagnostic(
-            "CP0010", f"`{word.text}` is a word of the language: it cannot be a name", word.span
-        )
+        message = f"`{word.text}` is a word of the language: it cannot be a name"
+        return Diagnostic("CP0010", message, word.span)
     if token and token.is_word and tokens[index - 1].type in ("INT", "FLOAT") and "COMMA" in accepted:
         return bad_unit(tokens[index - 1], token)
     if token and accepted >= VERBS:

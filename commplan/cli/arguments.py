@@ -23,9 +23,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     if not argv:
         root.print_help(sys.stderr)
         raise SystemExit(2)
-    arguments = root.parse_args(argv)
-    _one_subject(root, arguments)
-    return arguments
+    args = root.parse_args(argv)
+    _one_subject(root, args)
+    return args
 
 
 def parser() -> argparse.ArgumentParser:
@@ -128,20 +128,20 @@ def _verify(verb: Any) -> None:
     _binding(verb)
 
 
-def _one_subject(root: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+def _one_subject(root: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     """`verify` takes a file, or all of what names one algorithm."""
-    if arguments.verb != "verb_verify":
+    if args.verb != "verb_verify":
         return
-    named = (arguments.algorithm, arguments.collective, arguments.ranks)
-    if arguments.whole and not arguments.protocol:
+    named = (args.algorithm, args.collective, args.ranks)
+    if args.whole and not args.protocol:
         root.error("verify: --whole belongs to --protocol")
-    if arguments.protocol:
-        if arguments.file is not None or (*named, arguments.root) != (None,) * 4:
+    if args.protocol:
+        if args.file is not None or (*named, args.root) != (None,) * 4:
             root.error("verify: --protocol stands alone: without it, a plan's own servers are explored")
         return
-    if arguments.file is None and None in named:
+    if args.file is None and None in named:
         root.error("verify: give a plan or a schedule, or --algorithm, --collective and --ranks")
-    if arguments.file is not None and (*named, arguments.root) != (None,) * 4:
+    if args.file is not None and (*named, args.root) != (None,) * 4:
         root.error("verify: give a file or --algorithm, not both")
 
 

@@ -43,7 +43,7 @@ def checked(path: str, console: Console) -> Plan:
 
 def compiled(
     path: str,
-    arguments: Namespace,
+    args: Namespace,
     console: Console,
     observer: Observer | None = None,
     adapt: Callable[[Plan], Plan] | None = None,
@@ -54,18 +54,13 @@ def compiled(
     """
     plan = checked(path, console)
     plan = adapt(plan) if adapt else plan
-    shapes = read_shapes(arguments.shapes, console) if arguments.shapes else {}
+    shapes = read_shapes(args.shapes, console) if args.shapes else {}
+    sizes, mapping = _once(args.axis, "--axis"), _once(args.map, "--map") or None
+    leaves = {name: shapes_of(tree) for name, tree in shapes.items()}
+    names = ("topology", "oversubscribe", "backend", "calibration")
+    flags = {name: getattr(args, name) for name in names}
     schedule = compile_plan(
-        plan,
-        _once(arguments.axis, "--axis"),
-        {name: shapes_of(tree) for name, tree in shapes.items()},
-        topology=arguments.topology,
-        mapping=_once(arguments.map, "--map") or None,
-        pipeline=arguments.passes,
-        observer=observer,
-        oversubscribe=arguments.oversubscribe,
-        backend=arguments.backend,
-        calibration=arguments.calibration,
+        plan, sizes, leaves, mapping=mapping, pipeline=args.passes, observer=observer, **flags
     )
     check_complete(schedule)
     note_levels(schedule, console)

@@ -21,12 +21,12 @@ def run(argv: Sequence[str] | None = None) -> int:
     """Run the command with `argv` (default: the process's arguments) and return its exit code."""
     _print_anything()
     try:
-        arguments = parse(sys.argv[1:] if argv is None else argv)
+        args = parse(sys.argv[1:] if argv is None else argv)
     except SystemExit as leaving:  # argparse has said why, or printed the help: more than stdout may take
         code = leaving.code if isinstance(leaving.code, int) else FAILURE
         return _finished(lambda console: code, Console())
-    verb = import_module(f"commplan.cli.{arguments.verb}")
-    return _finished(lambda console: verb.run(arguments, console), Console(arguments.color, arguments.format))
+    verb = import_module(f"commplan.cli.{args.verb}")
+    return _finished(lambda console: verb.run(args, console), Console(args.color, args.format))
 
 
 def _finished(work: Callable[[Console], int], console: Console) -> int:

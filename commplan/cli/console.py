@@ -187,10 +187,6 @@ def name_of(path: str) -> str:
 
 def _not_utf8(data: bytes, start: int, name: str) -> Diagnostic:
     line, column = end_of(data[:start].decode("utf-8"))
-    return Diagnostic(
-        "CP0002",
-        f"this is not UTF-8 text: byte 0x{data[start]:02x} at offset {start}",
-        Span(line, column, line, column + 1),
-        (Note("a plan is text in UTF-8; save it in that encoding"),),
-        file=name,
-    )
+    message = f"this is not UTF-8 text: byte 0x{data[start]:02x} at offset {start}"
+    notes = (Note("a plan is text in UTF-8; save it in that encoding"),)
+    return Diagnostic("CP0002", message, Span(line, column, line, column + 1), notes, file=name)

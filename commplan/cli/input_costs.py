@@ -24,7 +24,7 @@ from commplan.ir.types import sized, timed
 SECONDS = 20  # about how long the input is measured
 
 
-def run(arguments: Namespace, console: Console) -> int:
+def run(args: Namespace, console: Console) -> int:
     """Measure, put the result into the file, and say what it is.
 
     Raises CP0770 for a call without plan or source, CP0751 for a file that is there and cannot be read,
@@ -32,18 +32,18 @@ def run(arguments: Namespace, console: Console) -> int:
     """
     if any(os.environ.get(name, "0") != "0" for name in RANKS):
         return 0  # one measures for all
-    if arguments.file is None or not arguments.source:
+    if args.file is None or not args.source:
         message = "the input of a plan is measured with the plan and its sources"
         fail("CP0770", message, "commplan calibrate PLAN --source NAME=PATH --fn NAME=MODULE:FUNCTION -o OUT")
-    exists = arguments.output != STDIN and Path(arguments.output).exists()
+    exists = args.output != STDIN and Path(args.output).exists()
     # Its links stay: CP0751 rather than lose them.
-    old = load_calibration(arguments.output) if exists else None
-    plan = checked(arguments.file, console)
-    measured = _measured(plan, arguments, console)
+    old = load_calibration(args.output) if exists else None
+    plan = checked(args.file, console)
+    measured = _measured(plan, args, console)
     calibration = only_input(measured.date, measured)
     if old is not None:
         calibration = replace(old, input=merged(old.input, measured))
-    deliver(calibration, lines(measured), arguments.output, console)
+    deliver(calibration, lines(measured), args.output, console)
     return 0
 
 
@@ -59,18 +59,18 @@ def deliver(calibration: Calibration, lines: Sequence[str], output: str, console
 
 
 @user_code()
-def _measured(plan: Plan, arguments: Namespace, console: Console) -> InputCosts:
+def _measured(plan: Plan, args: Namespace, console: Console) -> InputCosts:
     need("jax", "'commplan[jax]'")
     from commplan.runtime.calibrate.input import Given, calibrate_input, needed
 
-    functions = {name: function_at(name, where) for name, where in arguments.fn}
-    sources = {name: source_at(name, path) for name, path in arguments.source}
-    given = Given(plan, sources, functions, dict(arguments.axis))
-    consumer = function_at("consumer", arguments.consumer) if arguments.consumer else None
+    functions = {name: function_at(name, where) for name, where in args.fn}
+    sources = {name: source_at(name, path) for name, path in args.source}
+    given = Given(plan, sources, functions, dict(args.axis))
+    consumer = function_at("consumer", args.consumer) if args.consumer else None
     _check(given.plan, *needed(given), sources, functions)
-    seconds = arguments.seconds or SECONDS
+    seconds = args.seconds or SECONDS
     console.note(f"measuring {', '.join((*sources, *functions))}, about {seconds} seconds")
-    return calibrate_input(given, seconds=seconds, consumer=consumer, step_seconds=arguments.step_seconds)
+    return calibrate_input(given, seconds=seconds, consumer=consumer, step_seconds=args.step_seconds)
 
 
 def _check(

@@ -44,14 +44,14 @@ def user_code() -> Generator[None]:
 
 
 @user_code()
-def bind(done: Compiled, arguments: Namespace, *, sources: bool, world: World | None = None) -> Run:
+def bind(done: Compiled, args: Namespace, *, sources: bool, world: World | None = None) -> Run:
     """A run of the compiled plan on CPU devices, one per rank, or on the ranks of `world`.
 
     `sources`: whether its data is needed too. Raises CP1107 for too many ranks or no JAX, CP1108 for
     functions and sources that are not given, CP1109 for functions that cannot be found, CP1110 for data.
     """
-    functions = {name: function_at(name, where) for name, where in arguments.fn}
-    data = {name: source_at(name, path) for name, path in arguments.source} if sources else {}
+    functions = {name: function_at(name, where) for name, where in args.fn}
+    data = {name: source_at(name, path) for name, path in args.source} if sources else {}
     _check_given(done.schedule, functions, data if sources else None)
     if world is not None:
         world.agree()
@@ -62,17 +62,17 @@ def bind(done: Compiled, arguments: Namespace, *, sources: bool, world: World | 
 
     mesh = mesh_for(done.schedule) if world is None else world.comm
     program = Program(done.schedule, done.shapes)
-    return program.bind(mesh, sources=data, functions=functions, seed=getattr(arguments, "seed", 0))
+    return program.bind(mesh, sources=data, functions=functions, seed=getattr(args, "seed", 0))
 
 
 @user_code()
-def program_text(done: Compiled, arguments: Namespace, console: Console) -> str:
+def program_text(done: Compiled, args: Namespace, console: Console) -> str:
     """The lowered phases, for --emit jaxpr and hlo."""
-    run = bind(done, arguments, sources=False)
+    run = bind(done, args, sources=False)
     from commplan.runtime.rehearse import rehearse
 
     console.note(f"lowering {len(run.phases)} phases for this machine's CPUs")
-    return rehearse.program_text(run, arguments.emit)
+    return rehearse.program_text(run, args.emit)
 
 
 def _use_cpus(schedule: ir.Schedule) -> None:

@@ -82,19 +82,12 @@ def costs_of(done: Compiled, times: Sequence[Sequence[PhaseTimes]]) -> list[Phas
         inputs = [summary.input for summary in same if summary.input is not None]
         usage = by_line(merged(inputs).lines if inputs else ())
         waited = max(inputs, key=lambda cost: cost.wait_s, default=None)
-        costs.append(
-            PhaseCost(
-                first.name,
-                phase.title,
-                first.calls,
-                _most(cost.first_s for cost in same),
-                _most(cost.call_s for cost in same),
-                waited.batches if waited else 0,
-                waited.wait_s if waited else 0.0,
-                tuple(_line(line, usage.get(line.line), first.calls) for line in phase.lines),
-                tuple(_rank(cost) for cost in inputs),
-            )
-        )
+        batches, wait_s = (waited.batches, waited.wait_s) if waited else (0, 0.0)
+        first_s, call_s = (_most(getattr(cost, name) for cost in same) for name in ("first_s", "call_s"))
+        lines = tuple(_line(line, usage.get(line.line), first.calls) for line in phase.lines)
+        named = (first.name, phase.title, first.calls)
+        ranks = tuple(map(_rank, inputs))
+        costs.append(PhaseCost(*named, first_s, call_s, batches, wait_s, lines, ranks))
     return costs
 
 
@@ -241,15 +234,10 @@ def _of_ranks(ranks: Sequence[RankCost]) -> Table:
     table = _table(("rank", "batches", "CPU s", *waited, "ready: mean", "least"))
     for summary in ranks:
         queue = summary.queue
-        table.add_row(
-            str(summary.rank),
-            str(summary.batches),
-            f"{summary.cpu_s:.3f}",
-            f"{sum(line.wait_s or 0.0 for line in summary.lines):.3f}",
-            f"{summary.wait_s:.3f}",
-            f"{queue.mean:.2f}" if queue else "",
-            str(queue.least) if queue else "",
-        )
+        ready = (f"{queue.mean:.2f}", str(queue.least)) if queue else ("", "")
+        seconds = (summary.cpu_s, sum(line.wait_s or 0.0 for line in summary.lines), summary.wait_s)
+        spent = (f"{each:.3f}" for each in seconds)
+        table.add_row(str(summary.rank), str(summary.batches), *spent, *ready)
     return table
 
 

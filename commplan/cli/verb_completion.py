@@ -24,10 +24,10 @@ class _Verb(NamedTuple):
     files: bool
 
 
-def run(arguments: argparse.Namespace, console: Console) -> int:
-    """Print the script for `arguments.shell`."""
+def run(args: argparse.Namespace, console: Console) -> int:
+    """Print the script for `args.shell`."""
     verbs = _verbs()
-    match arguments.shell:
+    match args.shell:
         case "bash":
             console.put(_bash(verbs))
         case "zsh":

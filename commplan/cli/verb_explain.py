@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from commplan.ir.schedule import Schedule
 
 
-def run(arguments: Namespace, console: Console) -> int:
+def run(args: Namespace, console: Console) -> int:
     """Explain a plan, a code or a range of codes. Raises CP1102 for a code without a page."""
-    subject = arguments.what
+    subject = args.what
     if re.fullmatch(r"CP(\d\d){0,2}", subject, re.IGNORECASE) and not Path(subject).exists():
         return _code(subject.upper(), console) if len(subject) == 6 else _codes(subject.upper(), console)
-    return _plan(arguments, console)
+    return _plan(args, console)
 
 
 def _codes(prefix: str, console: Console) -> int:
@@ -61,12 +61,12 @@ def _code(code: str, console: Console) -> int:
     return 0
 
 
-def _plan(arguments: Namespace, console: Console) -> int:
+def _plan(args: Namespace, console: Console) -> int:
     from commplan.cli.binding import compiled
     from commplan.explain.report import explain_plan
 
-    done = compiled(arguments.what, arguments, console)
-    explanation = explain_plan(done.plan, done.schedule, _predictor(arguments, done.schedule))
+    done = compiled(args.what, args, console)
+    explanation = explain_plan(done.plan, done.schedule, _predictor(args, done.schedule))
     if console.human:
         console.put(explanation.text())
     else:
@@ -74,13 +74,13 @@ def _plan(arguments: Namespace, console: Console) -> int:
     return 0
 
 
-def _predictor(arguments: Namespace, schedule: Schedule) -> Predictor | None:
+def _predictor(args: Namespace, schedule: Schedule) -> Predictor | None:
     """Of the topology that is given, with what was measured there."""
-    if not arguments.topology:
+    if not args.topology:
         return None
     from commplan.cost import Predictor, load_calibration
     from commplan.topology import load_topology
 
-    measured = load_calibration(arguments.calibration).links if arguments.calibration else None
-    topology = load_topology(arguments.topology)
+    measured = load_calibration(args.calibration).links if args.calibration else None
+    topology = load_topology(args.topology)
     return Predictor(topology, schedule.axes, calibration=measured, backend=schedule.backend)

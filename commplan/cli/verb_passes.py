@@ -12,7 +12,7 @@ from commplan.cli.console import Console, fold_table
 from commplan.passes.pipeline.registry import DEFAULT, PASSES
 
 
-def run(arguments: Namespace, console: Console) -> int:
+def run(args: Namespace, console: Console) -> int:
     """List the passes in their usual order."""
     listed = [_described(name) for name in PASSES]
     if not console.human:

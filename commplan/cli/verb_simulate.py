@@ -26,45 +26,45 @@ from commplan.topology import Topology, load_topology, place
 SHOWN = 40  # rows of a table; the rest is summed
 
 
-def run(arguments: Namespace, console: Console) -> int:
+def run(args: Namespace, console: Console) -> int:
     """Simulate, print, and write the trace. Raises CP0752 without a topology, and what compiling raises."""
-    if not arguments.topology:
+    if not args.topology:
         fail("CP0752", "there is no topology to simulate on", "give one with --topology FILE")
-    calibration = load_calibration(arguments.calibration) if arguments.calibration else None
-    topology = load_topology(arguments.topology)
-    schedule, lines = _schedule(arguments, topology, console)
+    calibration = load_calibration(args.calibration) if args.calibration else None
+    topology = load_topology(args.topology)
+    schedule, lines = _schedule(args, topology, console)
     if calibration is not None:
-        calibration.check_backend(schedule.backend, arguments.calibration or "")
+        calibration.check_backend(schedule.backend, args.calibration or "")
     links = calibration.links if calibration else None
     predictor = Predictor(topology, schedule.axes, calibration=links, backend=schedule.backend)
     measured = calibration.input if calibration else None
-    simulation = simulate(schedule, predictor, dict(arguments.cost), measured)
-    if arguments.trace:
+    simulation = simulate(schedule, predictor, dict(args.cost), measured)
+    if args.trace:
         from commplan.cost.schedule.trace import trace
 
-        console.write(arguments.trace, trace(simulation) + b"\n")
-        if arguments.trace != STDIN:
-            console.note(f"wrote {arguments.trace}: open it at https://ui.perfetto.dev")
-    more = _Servers(schedule, predictor, simulation, arguments.step_seconds)
-    if console.human and arguments.trace != STDIN:
+        console.write(args.trace, trace(simulation) + b"\n")
+        if args.trace != STDIN:
+            console.note(f"wrote {args.trace}: open it at https://ui.perfetto.dev")
+    more = _Servers(schedule, predictor, simulation, args.step_seconds)
+    if console.human and args.trace != STDIN:
         console.show(lambda rich: _print(rich, simulation, lines, more), 110)
     elif not console.human:
         console.document(**_data(simulation, schedule), modes=more.data())
     return 0
 
 
-def _schedule(arguments: Namespace, topology: Topology, console: Console) -> tuple[Schedule, list[str]]:
+def _schedule(args: Namespace, topology: Topology, console: Console) -> tuple[Schedule, list[str]]:
     """The schedule, and the lines of the plan where there is one."""
-    text = console.read(arguments.file)
-    name = name_of(arguments.file)
-    if is_saved(arguments.file, text):
-        return _saved(text, name, arguments, topology, console), []
+    text = console.read(args.file)
+    name = name_of(args.file)
+    if is_saved(args.file, text):
+        return _saved(text, name, args, topology, console), []
     from commplan.cli.binding import compiled
 
     def adapt(plan: Plan) -> Plan:
-        return _scaled(plan, arguments.ranks, arguments.axis) if arguments.ranks else plan
+        return _scaled(plan, args.ranks, args.axis) if args.ranks else plan
 
-    done = compiled(arguments.file, arguments, console, adapt=adapt)
+    done = compiled(args.file, args, console, adapt=adapt)
     return done.schedule, text.splitlines()
 
 
@@ -87,20 +87,20 @@ def _scaled(plan: Plan, ranks: int, sizes: Iterable[tuple[str, int]]) -> Plan:
     return replace(plan, axes=tuple(longer if a is first else a for a in plan.axes))
 
 
-def _saved(text: str, name: str, arguments: Namespace, topology: Topology, console: Console) -> Schedule:
+def _saved(text: str, name: str, args: Namespace, topology: Topology, console: Console) -> Schedule:
     """A saved schedule, its axes placed as the flags say, else as it was compiled, else by name."""
     from commplan.cli.binding import note_levels
     from commplan.verify import verify
 
-    if arguments.ranks:
+    if args.ranks:
         fail("CP0754", "--ranks resizes plans, and a saved schedule has its sizes", "give the .plan file")
     schedule = read_saved(text, name, verify)
-    mapping = dict(arguments.map)
+    mapping = dict(args.map)
     levels = {level.name for level in topology.levels}
     known = all({spread.level for spread in axis.levels} <= levels for axis in schedule.axes)
     placed = all(axis.levels or axis.size == 1 for axis in schedule.mesh_axes)
     if mapping or not (known and placed):
-        axes = place(schedule.axes, topology, mapping, oversubscribe=arguments.oversubscribe)
+        axes = place(schedule.axes, topology, mapping, oversubscribe=args.oversubscribe)
         schedule = replace(schedule, axes=axes)
     note_levels(schedule, console)
     return schedule

@@ -28,22 +28,22 @@ from commplan.verify.programs.counterexample import Counterexample
 from commplan.verify.programs.proof import Counted
 
 
-def run(arguments: Namespace, console: Console) -> int:
+def run(args: Namespace, console: Console) -> int:
     """Prove, and say what was proved; 1 where there is a counter-example."""
-    if arguments.protocol:
+    if args.protocol:
         from commplan.cli.verify_servers import protocol
 
-        return protocol(console, whole=arguments.whole)
-    if arguments.file is None:
-        return _algorithm(arguments, console)
-    text = console.read(arguments.file)
-    if is_saved(arguments.file, text):
-        schedule, diagnostics = _saved(text, name_of(arguments.file), console)
+        return protocol(console, whole=args.whole)
+    if args.file is None:
+        return _algorithm(args, console)
+    text = console.read(args.file)
+    if is_saved(args.file, text):
+        schedule, diagnostics = _saved(text, name_of(args.file), console)
     else:
         from commplan.cli.binding import compiled
 
         # Compiling proves after every pass, and refuses with the counter-examples where one does not hold.
-        schedule, diagnostics = compiled(arguments.file, arguments, console).schedule, []
+        schedule, diagnostics = compiled(args.file, args, console).schedule, []
     served = Served(schedule) if not diagnostics else None
     diagnostics += served.wrong if served else []
     facts = _Facts(schedule, diagnostics)
@@ -246,16 +246,16 @@ def _size(nbytes: int) -> str:
     return in_bytes(nbytes, ".1f")
 
 
-def _algorithm(arguments: Namespace, console: Console) -> int:
+def _algorithm(args: Namespace, console: Console) -> int:
     """One algorithm, or one hierarchy of them."""
-    subject, proof = _named(arguments)
+    subject, proof = _named(args)
     diagnostics = [wrong.diagnostic(subject) for subject, wrong in proof.wrong]
-    ranks = arguments.ranks
+    ranks = args.ranks
     return console.conclude(
         diagnostics, lambda: _praise(subject, proof),
-        algorithm=arguments.algorithm, collective=arguments.collective,
+        algorithm=args.algorithm, collective=args.collective,
         ranks=ranks if isinstance(ranks, int) else dict(ranks),
-        root=arguments.root or 0, slices=arguments.slices, proved=not diagnostics, **_proved(proof),
+        root=args.root or 0, slices=args.slices, proved=not diagnostics, **_proved(proof),
         **{name: float(share) for name, share in _shares(proof.cost).items()},
         counterexamples=[_as_data(counterexample) for _, counterexample in proof.wrong],
     )  # fmt: skip
@@ -270,33 +270,31 @@ _HIERARCHY = re.compile(r"hierarchical\s*\((.*)\)\s*", re.DOTALL)
 _LEVEL = re.compile(r"\s*(\w+)\s*(?:=\s*(\w+)\s*)?")
 
 
-def _named(arguments: Namespace) -> tuple[str, Proof]:
-    root, kind = arguments.root or 0, arguments.collective
-    hierarchy = _HIERARCHY.fullmatch(arguments.algorithm)
+def _named(args: Namespace) -> tuple[str, Proof]:
+    root, kind = args.root or 0, args.collective
+    hierarchy = _HIERARCHY.fullmatch(args.algorithm)
     if hierarchy is None:
-        if not isinstance(arguments.ranks, int):
-            fail("CP0748", f"`{arguments.algorithm}` has no levels", "give a number: --ranks 13")
-        subject = f"{arguments.algorithm} for {kind} over {arguments.ranks} ranks"
-        if arguments.slices > 1:
-            return subject, prove_sliced(arguments.algorithm, kind, arguments.ranks, root, arguments.slices)
-        return subject, prove_algorithm(arguments.algorithm, kind, arguments.ranks, root)
-    if arguments.slices > 1:
+        if not isinstance(args.ranks, int):
+            fail("CP0748", f"`{args.algorithm}` has no levels", "give a number: --ranks 13")
+        subject = f"{args.algorithm} for {kind} over {args.ranks} ranks"
+        if args.slices > 1:
+            return subject, prove_sliced(args.algorithm, kind, args.ranks, root, args.slices)
+        return subject, prove_algorithm(args.algorithm, kind, args.ranks, root)
+    if args.slices > 1:
         fail("CP0748", "a hierarchy is proved by its levels, whatever the slices", "leave --slices out")
-    levels = _levels(hierarchy[1], arguments)
+    levels = _levels(hierarchy[1], args)
     sizes = " x ".join(str(size) for _, size in levels)
-    return f"{arguments.algorithm} for {kind} over {sizes} ranks", prove_levels(tuple(levels), kind, root)
+    return f"{args.algorithm} for {kind} over {sizes} ranks", prove_levels(tuple(levels), kind, root)
 
 
-def _levels(text: str, arguments: Namespace) -> list[tuple[str, int]]:
+def _levels(text: str, args: Namespace) -> list[tuple[str, int]]:
     """Algorithm and ranks of each level, as --algorithm lists them. Raises CP0748 where they do not fit."""
     parts = [_LEVEL.fullmatch(part) for part in text.split(",")]
-    if isinstance(arguments.ranks, int) or None in parts:
-        fail(
-            "CP0748",
-            f"`{arguments.algorithm}` over {arguments.ranks} ranks: the levels and their sizes are not clear",
-            'write --algorithm "hierarchical(gpu = ring, node = chain)" --ranks gpu=8,node=4',
-        )
-    sizes = dict(arguments.ranks)
+    if isinstance(args.ranks, int) or None in parts:
+        message = f"`{args.algorithm}` over {args.ranks} ranks: the levels and their sizes are not clear"
+        note = 'write --algorithm "hierarchical(gpu = ring, node = chain)" --ranks gpu=8,node=4'
+        fail("CP0748", message, note)
+    sizes = dict(args.ranks)
     names = [(part[1], part[2] or "native") for part in parts if part is not None]
     if sorted(sizes) != sorted(name for name, _ in names):
         message = (

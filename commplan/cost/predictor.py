@@ -83,17 +83,9 @@ class Predictor:
         layout = self.layout(axes, native=algorithm.name == "native")
         whole = nbytes * layout.ranks if kind in ("all_gather", "gather") else nbytes
         return predict(
-            algorithm,
-            kind,
-            layout,
-            whole,
-            self.network,
-            calibration=self.calibration,
-            backend=self.backend,
-            form=form,
-            chunk=chunk,
-            root=root,
-        )
+            algorithm, kind, layout, whole, self.network, calibration=self.calibration,
+            backend=self.backend, form=form, chunk=chunk, root=root,
+        )  # fmt: skip
 
     def query(self, work: Work) -> Prediction | None:
         """The prediction for a collective that an op asks for."""

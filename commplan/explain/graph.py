@@ -49,9 +49,8 @@ def drawing(plan: Plan) -> Drawing:
     Sources, inputs and states stand outside the phases, once each, and states that servers hold in a box of
     the servers; every other node belongs to its phase.
     """
-    roots = [
-        Node(f"source{i}", "source", (f"source {s.name}", str(s.type))) for i, s in enumerate(plan.sources)
-    ]
+    named = ((f"source {source.name}", str(source.type)) for source in plan.sources)
+    roots = [Node(f"source{i}", "source", lines) for i, lines in enumerate(named)]
     sources = {source.name: node.id for source, node in zip(plan.sources, roots, strict=True)}
     entry: dict[Ref, str] = {}
     servers = [axis for axis in plan.axes if axis.kind is AxisKind.SERVER]

@@ -11,8 +11,7 @@ factors. A hierarchy is charged level by level.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -23,12 +22,11 @@ from commplan.explain.servers import Said, ServerText, server_lines
 from commplan.explain.stages import levels_text, phase_title, stage_text, table_lines
 from commplan.ir import plan as graph
 from commplan.ir import schedule as ir
+from commplan.ir.grouping import grouped
 from commplan.ir.remark import Alternative, Choice, SharingCost
 from commplan.ir.server_ops import sent
 from commplan.ir.types import DType, sized, timed
 from commplan.verify.claims import Claims, claims
-
-Placed = TypeVar("Placed", bound=ir.Op | Choice)
 
 
 class Traffic(msgspec.Struct, frozen=True):
@@ -152,7 +150,8 @@ def explain_plan(plan: graph.Plan, schedule: ir.Schedule, predictor: Predictor |
     have their predicted times beside those of other ways.
     """
     spans = {stage.span for phase in plan.phases for stage in phase.stages}
-    tellings, chosen = server_lines(schedule, predictor), _by_span(schedule.choices)
+    tellings = server_lines(schedule, predictor)
+    chosen = grouped(schedule.choices, lambda choice: choice.span)
     return Explanation(
         plan=plan.name,
         axes={axis.name: axis.size for axis in schedule.axes},
@@ -166,64 +165,32 @@ def explain_plan(plan: graph.Plan, schedule: ir.Schedule, predictor: Predictor |
     )
 
 
-def _by_span(items: Iterable[Placed]) -> dict[Span | None, list[Placed]]:
-    groups: dict[Span | None, list[Placed]] = {}
-    for item in items:
-        groups.setdefault(item.span, []).append(item)
-    return groups
-
-
 def _phase(
     phase: graph.Phase, schedule: ir.Schedule, tellings: Said, chosen: Mapping[Span | None, Sequence[Choice]]
 ) -> PhaseLines:
     compiled = schedule.phase(phase.name)
     values = {value.id: value for value in (*schedule.entry, *compiled.values)}
-    ops = _by_span(compiled.ops)
-    lines = list(_asked(phase, compiled, values, schedule, tellings))
+    ops, spans = grouped(compiled.ops, lambda op: op.span), {stage.span for stage in phase.stages}
+    lines: list[Line] = []
+    # What a phase gets from servers without a stage that says so: states that it puts out as they are.
+    for op in (op for op in compiled.ops if op.span not in spans):
+        step, telling = _step(op, values, schedule), tellings.get((phase.name, op.span), ServerText())
+        stage, made = f"{step.kind} {step.detail}", ir.results(op)
+        lines.append(Line(op.span.line, stage, made, (step,), (), (), (), telling.lines, telling.sent))
     for stage in phase.stages:
         telling = tellings.get((phase.name, stage.span), ServerText())
-        steps = [(op, _step(op, values, schedule)) for op in ops.get(stage.span, ())]
-        lines.append(_stage(stage, steps, values, chosen.get(stage.span, ()), telling))
+        own = ops.get(stage.span, [])
+        steps = tuple(_step(op, values, schedule) for op in own)
+        line = Line(
+            stage.span.line, stage_text(stage), graph.results(stage), steps,
+            buckets=tuple(_bucket(op, values) for op in own if isinstance(op, ir.Pack)),
+            traffic=_sum(entry for step in steps for entry in step.traffic),
+            choices=tuple(chosen.get(stage.span, ())), servers=telling.lines, sent=telling.sent,
+        )  # fmt: skip
+        lines.append(line)
     total = _sum(entry for line in lines for entry in line.traffic)
     outputs = tuple(binding.name for binding in compiled.outputs)
     return PhaseLines(phase.name, phase_title(phase), tuple(lines), total, outputs)
-
-
-def _asked(
-    phase: graph.Phase,
-    compiled: ir.Phase,
-    values: Mapping[str, ir.Value],
-    schedule: ir.Schedule,
-    tellings: Said,
-) -> Iterator[Line]:
-    """What a phase gets from servers without a stage that says so: states that it puts out as they are."""
-    spans = {stage.span for stage in phase.stages}
-    for op in compiled.ops:
-        if op.span in spans:
-            continue
-        step, telling = _step(op, values, schedule), tellings.get((phase.name, op.span), ServerText())
-        stage = f"{step.kind} {step.detail}"
-        yield Line(op.span.line, stage, ir.results(op), (step,), (), (), (), telling.lines, telling.sent)
-
-
-def _stage(
-    stage: graph.Stage,
-    steps: Sequence[tuple[ir.Op, Step]],
-    values: Mapping[str, ir.Value],
-    choices: Sequence[Choice],
-    telling: ServerText,
-) -> Line:
-    return Line(
-        line=stage.span.line,
-        stage=stage_text(stage),
-        results=graph.results(stage),
-        steps=tuple(step for _, step in steps),
-        buckets=tuple(_bucket(op, values) for op, _ in steps if isinstance(op, ir.Pack)),
-        traffic=_sum(entry for _, step in steps for entry in step.traffic),
-        choices=tuple(choices),
-        servers=telling.lines,
-        sent=telling.sent,
-    )
 
 
 def _bucket(op: ir.Pack, values: Mapping[str, ir.Value]) -> Bucket:
@@ -263,7 +230,10 @@ def _levels(op: ir.Collective, schedule: ir.Schedule) -> tuple[Traffic, ...]:
 
     Any other collective moves all its bytes on every level.
     """
-    sizes = level_sizes(op, schedule)
+    spans = {spread.level: spread.count for name in op.axes for spread in schedule.axis(name).levels}
+    axes = {name: schedule.size((name,)) for name in op.axes}
+    # A level is an axis, or one that an axis spans.
+    sizes = {key: axes.get(key) or spans.get(key, 1) for key, _ in op.algorithm.levels}
     outermost = [*sizes][-1]
     whole = op.nbytes * (math.prod(sizes.values()) if op.kind == "all_gather" else 1)
     entries: list[Traffic] = []
@@ -275,14 +245,6 @@ def _levels(op: ir.Collective, schedule: ir.Schedule) -> tuple[Traffic, ...]:
         if op.kind in ("all_reduce", "reduce_scatter", "all_gather"):
             whole = shard
     return _sum(entries)
-
-
-def level_sizes(op: ir.Collective, schedule: ir.Schedule) -> dict[str, int]:
-    """Ranks at each level of a hierarchy, innermost first: a level is an axis, or one that an axis spans."""
-    spans = {spread.level: spread.count for name in op.axes for spread in schedule.axis(name).levels}
-    return {
-        key: schedule.size((key,)) if key in op.axes else spans.get(key, 1) for key, _ in op.algorithm.levels
-    }
 
 
 def _charge(kind: str, over: tuple[str, ...], nbytes: int, ranks: int) -> Traffic:
@@ -315,10 +277,8 @@ def _sum(entries: Iterable[Traffic]) -> tuple[Traffic, ...]:
 
 def _line(line: Line) -> list[str]:
     lines = [f"line {line.line}: {line.stage}"]
-    groups: dict[tuple[str, str, str], list[Step]] = {}
-    for step in line.steps:
-        groups.setdefault((step.kind, step.detail, step.lane), []).append(step)
-    for (kind, detail, lane), steps in groups.items():
+    alike = grouped(line.steps, lambda step: (step.kind, step.detail, step.lane))
+    for (kind, detail, lane), steps in alike.items():
         count = f"{len(steps)} x " if len(steps) > 1 else ""
         nbytes = sum(step.nbytes for step in steps)
         moved = f", {sized(nbytes)}" if nbytes else ""

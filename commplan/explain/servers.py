@@ -27,6 +27,7 @@ from commplan.protocol.sites import Buffer, Held, Site, Sites, nbytes_of
 from commplan.topology import Topology
 
 TENTH = 0.1  # the share of communication that is asked for where no step is given
+_UNKNOWN_STEP = ("10% if steps take", "or, under a step,")
 
 
 class ServerText(msgspec.Struct, frozen=True):
@@ -150,7 +151,8 @@ def mode_lines(modes: Sequence[Exchanged], taken: str, period: int, step: float 
 
     step: seconds of work in a step; None where nobody knows: then how long it has to be.
     """
-    head = ["", "mode", "all at once", "alone", *_heads(step), "way"]
+    shares = ("of the time", "under a step") if step is not None else _UNKNOWN_STEP
+    head = ["", "mode", "all at once", "alone", *shares, "way"]
     return table_lines([head, *(_row(mode, mode.mode == taken, period, step) for mode in modes)])
 
 
@@ -165,12 +167,6 @@ def one_mode(exchange: Exchanged, period: int, step: float | None) -> dict[str, 
         least, most = waiting(exchange, period * step)
         content |= {"share": [least, most], "share_under_a_step": hidden(exchange, period * step, step)}
     return content
-
-
-def _heads(step: float | None) -> tuple[str, str]:
-    if step is None:
-        return "10% if steps take", "or, under a step,"
-    return "of the time", "under a step"
 
 
 def _row(exchange: Exchanged, taken: bool, period: int, step: float | None) -> list[str]:

@@ -68,18 +68,13 @@ def _size(plan: Plan, axis: PlanAxis, given: object) -> int | Diagnostic:
 def check_mesh(plan: Plan, mesh: Mapping[str, int]) -> None:
     """Refuse a mesh that lacks an axis of the plan (CP0707). Servers are no axes of a mesh."""
     sizes = ", ".join(f"{name}={size}" for name, size in mesh.items()) or "no axes"
-    problems = [
-        _problem(
-            plan,
-            "CP0707",
-            f"the mesh has no axis `{axis.name}`",
-            axis.span,
-            f"expected an axis `{axis.name}` of size {axis.size or 'your choice'}, found {sizes}",
-            _mesh_fix(axis.name, axis.kind),
-        )
-        for axis in plan.axes
-        if axis.kind is not AxisKind.SERVER and axis.name not in mesh
-    ]
+    problems: list[Diagnostic] = []
+    for axis in plan.axes:
+        if axis.kind is not AxisKind.SERVER and axis.name not in mesh:
+            message, size = f"the mesh has no axis `{axis.name}`", axis.size or "your choice"
+            expected = f"expected an axis `{axis.name}` of size {size}, found {sizes}"
+            fix = _mesh_fix(axis.name, axis.kind)
+            problems.append(_problem(plan, "CP0707", message, axis.span, expected, fix))
     fail_if(problems)
 
 

@@ -32,14 +32,13 @@ class ShapeReport:
 
     def missing(self, value: graph.Value, kind: str) -> None:
         """CP0701: shapes that nothing gives and nothing implies."""
-        self.add(
-            "CP0701",
-            value.name,
-            f"no shapes are given for `{value.name}`, {kind} of type tree".replace(",,", ","),
-            f"pass shapes={{{value.name!r}: tree}} whose leaves have shape and dtype, or --shapes FILE with "
-            f'{{"{value.name}": {{"w": {{"shape": [3], "dtype": "f32"}}}}}}',
-            value=value,
+        name = value.name
+        message = f"no shapes are given for `{name}`, {kind} of type tree".replace(",,", ",")
+        file = f'{{"{name}": {{"w": {{"shape": [3], "dtype": "f32"}}}}}}'
+        note = (
+            f"pass shapes={{{name!r}: tree}} whose leaves have shape and dtype, or --shapes FILE with {file}"
         )
+        self.add("CP0701", name, message, note, value=value)
 
     def differs(self, value: graph.Value, actual: Leaves, expected: Leaves, who: str) -> None:
         """CP0705: two shapes for one thing; the first difference is shown."""

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from commplan.collectives.program import KINDS
 from commplan.ir.remark import Choice
-from commplan.ir.schedule import Collective, Form, Op, Phase, Schedule
+from commplan.ir.schedule import Collective, Op, Phase, Schedule
 from commplan.ir.types import sized
 from commplan.passes.pipeline.base import Context, Pass
 from commplan.select.algorithm_search import Chooser, Decision
@@ -60,14 +60,11 @@ class SelectPass(Pass, frozen=True):
         hints = op.hints
         if decision.chunk is not None and hints.chunk is None:
             hints = replace(hints, chunk=decision.chunk)
-        form = self._form(op) if chooser.schedule.backend == "mpi" else None
+        form = op.form if chooser.schedule.backend == "mpi" else None
+        if chooser.schedule.backend == "mpi" and form is None and op.kind in KINDS:
+            # One call, or where computation is asked to go on meanwhile a start and a finish.
+            form = "split" if self.split and op.hints.overlap is not None else "call"
         return replace(op, algorithm=decision.algorithm, hints=hints, form=form)
-
-    def _form(self, op: Collective) -> Form | None:
-        """Under MPI: one call, or where computation is asked to go on meanwhile a start and a finish."""
-        if op.form is not None or op.kind not in KINDS:
-            return op.form
-        return "split" if self.split and op.hints.overlap is not None else "call"
 
 
 def _choice(alike: list[tuple[Collective, Decision]]) -> Choice:

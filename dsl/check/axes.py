@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from commplan.diagnostics import Fix, Note, Span, listed
 from commplan.dsl import ast
-from commplan.dsl.check.context import Context
+from commplan.dsl.check.context import Axes, Context
 from commplan.dsl.check.placements import resolve_axes
 from commplan.dsl.check.scope import Scope
 from commplan.ir.plan import AxisKind, Value
@@ -16,7 +16,7 @@ from commplan.ir.types import RecordsType
 _ANY = (AxisKind.REPLICA, AxisKind.ENSEMBLE)
 
 
-def collective_axes(ctx: Context, scope: Scope, expr: ast.StageExpr) -> tuple[str, ...] | None:
+def collective_axes(ctx: Context, scope: Scope, expr: ast.StageExpr) -> Axes | None:
     """The axes of a stage with one operand, as its verb takes them; None with the errors reported."""
     match expr.kind:
         case "reduce":
@@ -30,7 +30,7 @@ def collective_axes(ctx: Context, scope: Scope, expr: ast.StageExpr) -> tuple[st
     return axes if axes and _clocks_allow(ctx, scope, expr.over) else None
 
 
-def _reduce_axes(ctx: Context, expr: ast.StageExpr) -> tuple[str, ...] | None:
+def _reduce_axes(ctx: Context, expr: ast.StageExpr) -> Axes | None:
     """The axes of a `reduce`: axes after `over`, ensembles after `across`, never mixed."""
     axes = resolve_axes(ctx, expr.over, _ANY, "an axis to reduce over")
     if axes is None:
@@ -54,7 +54,7 @@ def _reduce_axes(ctx: Context, expr: ast.StageExpr) -> tuple[str, ...] | None:
     return axes if ensembles or _says_over(ctx, word, f"`across` is for ensembles, and {none}") else None
 
 
-def _worker_axes(ctx: Context, expr: ast.StageExpr) -> tuple[str, ...] | None:
+def _worker_axes(ctx: Context, expr: ast.StageExpr) -> Axes | None:
     """The axes of any other stage: those of a broadcast, and one of what cuts or gathers."""
     axes = stage_axes(ctx, expr.over, expr.kind)
     message = f"`{expr.kind}` goes `over` axes: `across` is for a `reduce` over ensembles"
@@ -68,7 +68,7 @@ def _worker_axes(ctx: Context, expr: ast.StageExpr) -> tuple[str, ...] | None:
     return ctx.error("CP0410", message, ast.span_of(expr.over[1:]), note)
 
 
-def stage_axes(ctx: Context, names: Sequence[ast.Name], stage: str) -> tuple[str, ...] | None:
+def stage_axes(ctx: Context, names: Sequence[ast.Name], stage: str) -> Axes | None:
     """The axes of a stage that may not cross an ensemble."""
     axes = resolve_axes(ctx, names, _ANY, f"an axis to {stage} over")
     for name in names if axes is not None else ():
@@ -87,13 +87,12 @@ def _says_over(ctx: Context, word: ast.Name, message: str) -> bool:
 def _clocks_allow(ctx: Context, scope: Scope, names: Sequence[ast.Name]) -> bool:
     for name in names:
         if name.text in scope.clocks:
-            ctx.error(
-                "CP0419",
-                f"members of `{name.text}` have their own clocks here and never meet",
-                name.span,
-                Note("each member loads at its own rate", scope.clocks[name.text]),
-                f"`{scope.title}` may hold no collective over `{name.text}`: they would wait for each other",
+            message = f"members of `{name.text}` have their own clocks here and never meet"
+            rate = Note("each member loads at its own rate", scope.clocks[name.text])
+            note = (
+                f"`{scope.title}` may hold no collective over `{name.text}`: they would wait for each other"
             )
+            ctx.error("CP0419", message, name.span, rate, note)
             return False
     return True
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from commplan.diagnostics import Note, listed
 from commplan.dsl import ast
 from commplan.dsl.check.axes import axis_span, check_on_workers, collective_axes
-from commplan.dsl.check.context import Context, is_scalar
+from commplan.dsl.check.context import Axes, Context, is_scalar
 from commplan.dsl.check.numbers import integer
 from commplan.dsl.check.ops import WrittenReduction, check_operand, reduction, sum_or_mean
 from commplan.dsl.check.options import hints
@@ -90,7 +90,7 @@ def _reduction(ctx: Context, scope: Scope, expr: ast.StageExpr) -> WrittenReduct
 
 
 def _number(
-    ctx: Context, expr: ast.StageExpr, kind: type[StageOverAxes], over: tuple[str, ...] | None
+    ctx: Context, expr: ast.StageExpr, kind: type[StageOverAxes], over: Axes | None
 ) -> dict[str, int] | None:
     """The number of a stage by its field, nothing without one, or None with the error reported."""
     if kind.NUMBER is None:
@@ -106,7 +106,7 @@ def _number(
     return None if ctx.refuse("CP0409", number.rule(value, over, ctx.size), written.span) else {field: value}
 
 
-def _placed(kind: type[StageOverAxes], placement: Placement, over: tuple[str, ...]) -> Placement:
+def _placed(kind: type[StageOverAxes], placement: Placement, over: Axes) -> Placement:
     """How the result lies."""
     if kind.MAKES == "kept":
         return placement
@@ -149,9 +149,8 @@ def _check_placement(
         message = (
             f"`{expr.operand.text}` is split over `{cut}`, and `{expr.kind}` takes what is whole on a rank"
         )
-        ctx.fail(
-            "CP0314", message, expr.operand.span, operand, f"`gather {expr.operand.text} over {cut}` first"
-        )
+        note = f"`gather {expr.operand.text} over {cut}` first"
+        ctx.fail("CP0314", message, expr.operand.span, operand, note)
     elif (kind.WHOLE or kind.MAKES == "split") and is_scalar(operand.type):
         message = f"a scalar cannot be split, found `{expr.operand.text}`"
         note = "the leading dimension is cut, and a scalar has none" + (
@@ -167,10 +166,8 @@ def _fail_placement(
     name, over = f"`{expr.operand.text}`", f"`{axis.text}`"
     match expr.kind, lies:
         case "slice", _:
-            code, message = (
-                "CP0321",
-                f"{name} is {lies} over {over}, and `slice` takes what is the same over it",
-            )
+            code, takes = "CP0321", "`slice` takes what is the same over it"
+            message = f"{name} is {lies} over {over}, and {takes}"
             remedy = {
                 "per": f"`broadcast` or `reduce` it over {over} first",
                 "partial": f"`scatter` adds the terms and cuts the sum over {over}",
@@ -179,10 +176,8 @@ def _fail_placement(
         case _, "same":
             _fail_same(ctx, scope, expr, operand, axis)
         case "gather", _:
-            code, message = (
-                "CP0316",
-                f"{name} is {lies} over {over}, and `gather` takes what is split over it",
-            )
+            code, takes = "CP0316", "`gather` takes what is split over it"
+            message = f"{name} is {lies} over {over}, and {takes}"
             remedy = "its ranks hold whole values: `reduce` combines them"
             remedy += ", `broadcast` keeps one" * (lies == "per")
         case _, "split":

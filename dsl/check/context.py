@@ -16,6 +16,7 @@ from commplan.ir.types import Placement, Type
 
 T = TypeVar("T")
 Word = TypeVar("Word", bound=str)
+Axes = tuple[str, ...]  # their names
 Remark = Note | str | Value | Axis | Fn
 MOST_ERRORS = 1000
 MOST_GUESSES = 100
@@ -80,11 +81,9 @@ class Context:
             self.error(code, broken.message, span, *notes, *broken.notes, fix=fix)
         return broken is not None
 
-    def fail(
-        self, code: str, message: str, span: Span, *notes: Remark | None, fix: Fix | None = None
-    ) -> NoReturn:
+    def fail(self, code: str, message: str, span: Span, *notes: Remark | None) -> NoReturn:
         """Record a mistake that ends the check of its statement."""
-        self.error(code, message, span, *notes, fix=fix)
+        self.error(code, message, span, *notes)
         raise MistakeError
 
     def require(self, code: str, broken: Violation | None, span: Span, *notes: Remark | None) -> None:
@@ -111,7 +110,7 @@ class Context:
             total *= axis.size
         return total
 
-    def ordered(self, axes: Iterable[str]) -> tuple[str, ...]:
+    def ordered(self, axes: Iterable[str]) -> Axes:
         """`axes` without repetitions in the order in which the plan declares them."""
         wanted = frozenset(axes)
         return tuple(name for name in self.axes if name in wanted)

@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 from commplan.diagnostics import Fix, listed
 from commplan.dsl import ast
-from commplan.dsl.check.context import Context, all_known
+from commplan.dsl.check.context import Axes, Context, all_known
 from commplan.dsl.check.numbers import integer
 from commplan.dsl.check.options import hints
 from commplan.dsl.check.placements import resolve_axes
@@ -36,9 +36,8 @@ def check_load(ctx: Context, scope: Scope, statement: ast.StageStmt, expr: ast.L
     if expr.seed is not None:
         seed = integer(ctx, expr.seed, "a seed", least=0)
     elif expr.visit is not None:
-        ctx.error(
-            "CP0402", "the load has no seed", expr.span, "add `seed N`: the order of records follows from it"
-        )
+        note = "add `seed N`: the order of records follows from it"
+        ctx.error("CP0402", "the load has no seed", expr.span, note)
     given = len(statement.targets)
     if given > 2:
         message = f"`load` gives records and, if wanted, their count, found {given} names"
@@ -61,7 +60,7 @@ def check_load(ctx: Context, scope: Scope, statement: ast.StageStmt, expr: ast.L
     )  # fmt: skip
 
 
-def _split(ctx: Context, expr: ast.LoadExpr) -> tuple[str, ...] | None:
+def _split(ctx: Context, expr: ast.LoadExpr) -> Axes | None:
     """The axes over which records are divided: those named, else the only one, if there is one."""
     if expr.split:
         return resolve_axes(ctx, expr.split, (AxisKind.REPLICA,), "an axis to split over")
@@ -73,7 +72,7 @@ def _split(ctx: Context, expr: ast.LoadExpr) -> tuple[str, ...] | None:
     return ctx.error("CP0416", message, expr.span, note)
 
 
-def _clock(ctx: Context, batch: ast.Batch) -> tuple[str, ...] | None:
+def _clock(ctx: Context, batch: ast.Batch) -> Axes | None:
     """The ensemble of `batch [..] over MEMBER`, in a tuple; empty where all have one clock."""
     if batch.over is None:
         if len(batch.sizes) == 1:
@@ -89,7 +88,7 @@ def _clock(ctx: Context, batch: ast.Batch) -> tuple[str, ...] | None:
     return None if ctx.refuse("CP0417", broken, batch.span, declared) else members
 
 
-def _batch(ctx: Context, expr: ast.LoadExpr, split: tuple[str, ...] | None) -> tuple[int, ...] | None:
+def _batch(ctx: Context, expr: ast.LoadExpr, split: Axes | None) -> tuple[int, ...] | None:
     sizes = all_known([integer(ctx, number, "a batch size") for number in expr.batch.sizes])
     if sizes is None:
         return None
@@ -100,17 +99,13 @@ def _batch(ctx: Context, expr: ast.LoadExpr, split: tuple[str, ...] | None) -> t
 
 def _visit(ctx: Context, expr: ast.LoadExpr) -> Visit | None:
     if expr.visit is None:
-        missing = "how often a record is visited" + ("" if expr.seed else ", nor its seed")
-        return ctx.error(
-            "CP0402", f"the load does not say {missing}", expr.span, f"add `visit {'|'.join(VISITS)} seed N`"
-        )
+        message = "the load does not say how often a record is visited" + ", nor its seed" * (not expr.seed)
+        return ctx.error("CP0402", message, expr.span, f"add `visit {'|'.join(VISITS)} seed N`")
     message = f"a visit is {listed(VISITS, 'or')}, found `{expr.visit.text}`"
     return ctx.choose(expr.visit, VISITS, "CP0411", message)
 
 
-def _tail(
-    ctx: Context, expr: ast.LoadExpr, visit: Visit | None, split: tuple[str, ...] | None
-) -> Tail | None:
+def _tail(ctx: Context, expr: ast.LoadExpr, visit: Visit | None, split: Axes | None) -> Tail | None:
     if expr.tail is None:
         return "pad"
     message = f"a tail is {listed(TAILS, 'or')}, found `{expr.tail.text}`"

@@ -44,15 +44,8 @@ def check_map(ctx: Context, scope: Scope, statement: ast.StageStmt, expr: ast.Ma
     results = tuple(
         scope.bind(name, type_, placement) for name, type_ in zip(statement.targets, types, strict=True)
     )
-    return Map(
-        results=results,
-        fn=fn.name,
-        operands=tuple(value.id for value in operands),
-        span=statement.span,
-        per=ctx.ordered(per),
-        per_record=bool(loaded),
-        hints=options,
-    )
+    refs, members = tuple(value.id for value in operands), ctx.ordered(per)
+    return Map(results, fn.name, refs, statement.span, members, per_record=bool(loaded), hints=options)
 
 
 def find_fn(ctx: Context, name: ast.Name) -> Fn | None:

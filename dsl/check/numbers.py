@@ -26,9 +26,9 @@ def exact(number: ast.Number) -> Fraction:
 
 
 def integer(
-    ctx: Context, number: ast.Number, role: str, *, least: int = 1, most: int = LARGEST, code: str = "CP0112"
+    ctx: Context, number: ast.Number, role: str, *, least: int = 1, code: str = "CP0112"
 ) -> int | None:
-    """A whole number without a unit in `least..most`, or None with the error reported."""
+    """A whole number without a unit from `least` on, or None with the error reported."""
     fix = None
     if number.unit is not None:
         bare = number.text.strip().removesuffix(number.unit).strip()
@@ -38,8 +38,8 @@ def integer(
         expected = "is a whole number"
     elif number.value < least:
         expected = f"is at least {least}"
-    elif number.value > most:
-        expected = f"is at most {most}"
+    elif number.value > LARGEST:
+        expected = f"is at most {LARGEST}"
     else:
         return number.value
     return ctx.error(code, f"{role} {expected}, found `{written(number)}`", number.span, fix=fix)
@@ -52,6 +52,6 @@ def nbytes(ctx: Context, number: ast.Number, role: str, *, code: str) -> int | N
         return ctx.error(code, f"{role} is a size in bytes, found `{written(number)}`", number.span, note)
     size = exact(number) * BYTES.get(number.unit or "", 1) if math.isfinite(number.value) else Fraction(0)
     if size.denominator != 1 or not 0 < size <= LARGEST:
-        ctx.error(code, f"{role} is a positive whole number of bytes, found `{written(number)}`", number.span)
-        return None
+        message = f"{role} is a positive whole number of bytes, found `{written(number)}`"
+        return ctx.error(code, message, number.span)
     return int(size)

@@ -75,15 +75,13 @@ def _weighted(
 ) -> WrittenReduction | None:
     first, *rest = args
     if name != "mean":
-        return ctx.error(
-            "CP0405", f"`{name}` takes no arguments", first.span, "only `mean` does: `mean(weight = n)`"
-        )
+        note = "only `mean` does: `mean(weight = n)`"
+        return ctx.error("CP0405", f"`{name}` takes no arguments", first.span, note)
     if rest or first.key is None or first.key.text != "weight":
         wrong = rest[0] if rest else first
         near = ctx.rename(first.key, ("weight",)) if first.key is not None and not rest else None
-        return ctx.error(
-            "CP0405", "`mean` takes one argument, `weight`", wrong.span, "write `mean(weight = n)`", fix=near
-        )
+        message = "`mean` takes one argument, `weight`"
+        return ctx.error("CP0405", message, wrong.span, "write `mean(weight = n)`", fix=near)
     if isinstance(first.value, ast.Number):
         message = f"the weight is a value, found the number `{written(first.value)}`"
         note = "a weight that is the same for all terms changes nothing: write `mean`"

@@ -7,7 +7,7 @@ from typing import Literal
 
 from commplan.diagnostics import Span, listed
 from commplan.dsl import ast
-from commplan.dsl.check.context import KIND_WORDS, Context, is_scalar
+from commplan.dsl.check.context import KIND_WORDS, Axes, Context, is_scalar
 from commplan.ir.plan import AxisKind
 from commplan.ir.types import Placement, Type
 
@@ -25,7 +25,7 @@ def status(placement: Placement, axis: str) -> Status:
 
 def resolve_axes(
     ctx: Context, names: Sequence[ast.Name], kinds: Iterable[AxisKind], role: str
-) -> tuple[str, ...] | None:
+) -> Axes | None:
     """The axes that were named, in the order written, or None with the errors reported.
 
     `role` ends the sentence "... is what `NAME` should be": "an axis to split over".
@@ -84,12 +84,9 @@ def declared_placement(
                 ctx.error("CP0310", message, name.span, note)
             elif item.kind in ("partial", "split") and ctx.axes[axis].kind is AxisKind.ENSEMBLE:
                 sound = False
-                ctx.error(
-                    "CP0312",
-                    f"a value cannot be {item.kind} over the ensemble `{axis}`",
-                    name.span,
-                    "members are networks of their own: a value is the same for all of them, or `per` member",
-                )
+                message = f"a value cannot be {item.kind} over the ensemble `{axis}`"
+                note = "a value is the same for all of them, or `per` member"
+                ctx.error("CP0312", message, name.span, f"members are networks of their own: {note}")
             placed[axis] = item.kind
     bare = next((item for item in items if item.kind == "same" and not item.axes), None)
     if bare is not None and len(items) > 1:

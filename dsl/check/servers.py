@@ -10,7 +10,7 @@ import msgspec
 from commplan.diagnostics import Note, Span, listed, plural
 from commplan.dsl import ast
 from commplan.dsl.check.axes import check_on_workers, stage_axes
-from commplan.dsl.check.context import Context, is_scalar
+from commplan.dsl.check.context import Axes, Context, is_scalar
 from commplan.dsl.check.maps import check_call, find_fn
 from commplan.dsl.check.numbers import written
 from commplan.dsl.check.ops import check_operand, check_scalar, sum_or_mean, written_call
@@ -61,17 +61,8 @@ def check_exchange(
     for name, state in zip(statement.targets, states, strict=True):
         per = ctx.ordered((*reduced.per, *(axis for s in states for axis in s.placement.per)))
         results.append(scope.bind(name, state.type, Placement(per, server=server)))
-    return Exchange(
-        results=tuple(results),
-        gradient=gradient.id,
-        states=tuple(state.id for state in states),
-        fn=fn.name,
-        axes=over,
-        op=by.op,
-        span=statement.span,
-        via=via,
-        hints=options,
-    )
+    refs, span = tuple(state.id for state in states), statement.span
+    return Exchange(tuple(results), gradient.id, refs, fn.name, over, by.op, span, via=via, hints=options)
 
 
 def _states(ctx: Context, scope: Scope, names: Sequence[ast.Name]) -> tuple[Value, ...] | None:
@@ -112,27 +103,22 @@ def _check_lies(
             ctx.fail(OTHERWISE[actual], message, axis.span, value, *fix)
 
 
-def _check_terms(ctx: Context, expr: ast.ExchangeExpr, gradient: Value, over: tuple[str, ...]) -> None:
+def _check_terms(ctx: Context, expr: ast.ExchangeExpr, gradient: Value, over: Axes) -> None:
     """The gradient must be partial over exactly the axes of the stage, and whole otherwise."""
     check_on_workers(ctx, expr.gradient, gradient, "exchange")
     why = "`exchange` adds terms that are partial over it"
     _check_lies(ctx, expr.gradient, gradient, expr.over, "partial", why)
-    left = [axis for axis in (*gradient.placement.partial, *gradient.placement.split) if axis not in over]
-    if left:
-        ctx.fail(
-            "CP0303" if left[0] in gradient.placement.partial else "CP0314",
-            f"`{expr.gradient.text}` would stay {status(gradient.placement, left[0])} over `{left[0]}`",
-            expr.gradient.span,
-            gradient,
-            f"the update needs whole values: add `{left[0]}` to the axes of the exchange"
-            if left[0] in gradient.placement.partial
-            else "the update needs whole values: gather it first",
-        )
+    partial, split = gradient.placement.partial, gradient.placement.split
+    left = next((axis for axis in (*partial, *split) if axis not in over), None)
+    if left is not None:
+        code, way = "CP0314", "gather it first"
+        if left in partial:
+            code, way = "CP0303", f"add `{left}` to the axes of the exchange"
+        message = f"`{expr.gradient.text}` would stay {status(gradient.placement, left)} over `{left}`"
+        ctx.fail(code, message, expr.gradient.span, gradient, f"the update needs whole values: {way}")
 
 
-def _check_states(
-    ctx: Context, expr: ast.ExchangeExpr, states: Sequence[Value], over: tuple[str, ...]
-) -> None:
+def _check_states(ctx: Context, expr: ast.ExchangeExpr, states: Sequence[Value], over: Axes) -> None:
     """The states live together, and all ranks of the exchange have the same ones."""
     broken = rules.one_home([(state.name, state.placement.server) for state in states])
     if broken is not None:
@@ -256,9 +242,8 @@ def _coefficient(ctx: Context, scope: Scope, value: ast.Name | ast.Number, key: 
     if scalar is None:
         return None
     if not isinstance(scalar.type, ArrayType) or not is_scalar(scalar.type) or not scalar.type.dtype.is_float:
-        return ctx.error(
-            "CP0425", f"`{key}` is a number or a float scalar, found {scalar.type}", value.span, scalar
-        )
+        message = f"`{key}` is a number or a float scalar, found {scalar.type}"
+        return ctx.error("CP0425", message, value.span, scalar)
     return Coefficient(scalar.id, value.span, scalar)
 
 
@@ -275,12 +260,7 @@ def _check_replicas(ctx: Context, expr: ast.ElasticExpr, operand: Value) -> None
 
 
 def _check_center(
-    ctx: Context,
-    expr: ast.ElasticExpr,
-    operand: Value,
-    center: Value,
-    over: tuple[str, ...],
-    mode: Mode | None,
+    ctx: Context, expr: ast.ElasticExpr, operand: Value, center: Value, over: Axes, mode: Mode | None
 ) -> None:
     name = expr.center
     home = rules.center_home(mode, name.text, center.placement.server) if mode else None

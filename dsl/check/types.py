@@ -28,13 +28,10 @@ def element_type(ctx: Context, expr: ast.TypeExpr) -> Element | None:
     """The type that was written, or None with the error reported."""
     name = expr.name.text
     if name not in TYPES:
-        near = FOREIGN.get(name.lower()) or ctx.near(name, TYPES)
+        near, span = FOREIGN.get(name.lower()) or ctx.near(name, TYPES), expr.name.span
+        fix = Fix(f"write `{near}`", span, near) if near else None
         return ctx.error(
-            "CP0201",
-            f"there is no type `{name}`",
-            expr.name.span,
-            f"the types are {listed(TYPES)}",
-            fix=Fix(f"write `{near}`", expr.name.span, near) if near else None,
+            "CP0201", f"there is no type `{name}`", span, f"the types are {listed(TYPES)}", fix=fix
         )
     if name in ("bytes", "tree"):
         if expr.dims is not None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from commplan.diagnostics import listed
 from commplan.dsl import ast
-from commplan.dsl.check.context import Context
+from commplan.dsl.check.context import Axes, Context
 from commplan.dsl.check.numbers import integer, written
 from commplan.ir.plan import Algorithm, Arg, Hints, Value
 from commplan.ir.stages import rules
@@ -44,7 +44,7 @@ KEYS: dict[str, tuple[str, ...]] = {
 
 
 def algorithm(
-    ctx: Context, call: ast.Call | None, stage: str, over: tuple[str, ...] | None, server: str | None = None
+    ctx: Context, call: ast.Call | None, stage: str, over: Axes | None, server: str | None = None
 ) -> Algorithm | None:
     """What stands behind `via`, or None: nothing was written, or it is in error and reported.
 
@@ -121,7 +121,7 @@ def keyed(
     return args
 
 
-def _count(ctx: Context, arg: ast.CallArg, who: str, code: str, over: tuple[str, ...] | None) -> int | None:
+def _count(ctx: Context, arg: ast.CallArg, who: str, code: str, over: Axes | None) -> int | None:
     if not isinstance(arg.value, ast.Number):
         message = f"the number of {who} is a whole number, found `{arg.value.text}`"
         return ctx.error(code, message, arg.value.span)
@@ -131,24 +131,19 @@ def _count(ctx: Context, arg: ast.CallArg, who: str, code: str, over: tuple[str,
 
 
 def _readers(
-    ctx: Context, call: ast.Call, args: dict[str, ast.CallArg], over: tuple[str, ...] | None
+    ctx: Context, call: ast.Call, args: dict[str, ast.CallArg], over: Axes | None
 ) -> Algorithm | None:
     name = call.name.text
     arg = args.get("readers")
     if arg is None:
-        return ctx.error(
-            "CP0604", f"`{name}` needs the number of its readers", call.span, f"write `{name}(readers = 2)`"
-        )
+        message = f"`{name}` needs the number of its readers"
+        return ctx.error("CP0604", message, call.span, f"write `{name}(readers = 2)`")
     readers = _count(ctx, arg, "readers", "CP0607", over)
     return None if readers is None else Algorithm(name, (Arg(readers, "readers"),))
 
 
 def _parameter_server(
-    ctx: Context,
-    call: ast.Call,
-    args: dict[str, ast.CallArg],
-    over: tuple[str, ...] | None,
-    server: str | None,
+    ctx: Context, call: ast.Call, args: dict[str, ast.CallArg], over: Axes | None, server: str | None
 ) -> Algorithm | None:
     arguments: list[Arg] = []
     if "owners" in args:
@@ -173,7 +168,7 @@ def _parameter_server(
     return Algorithm("parameter_server", tuple(arguments))
 
 
-def _hierarchical(ctx: Context, call: ast.Call, stage: str, over: tuple[str, ...] | None) -> Algorithm | None:
+def _hierarchical(ctx: Context, call: ast.Call, stage: str, over: Axes | None) -> Algorithm | None:
     """`hierarchical(gpu, node)`, `hierarchical(gpu = native, node = ring)`: the axes of the stage."""
     levels: list[Arg] = []
     names: list[ast.Name] = []
@@ -202,7 +197,7 @@ def _level(ctx: Context, value: ast.Name | ast.Number, stage: str) -> str | None
     return ctx.error("CP0605", message, value.span, fix=ctx.rename(value, known))
 
 
-def _levels_match(ctx: Context, call: ast.Call, names: Sequence[ast.Name], over: tuple[str, ...]) -> bool:
+def _levels_match(ctx: Context, call: ast.Call, names: Sequence[ast.Name], over: Axes) -> bool:
     written = [name.text for name in names]
     broken = rules.levels(written, over)
     if broken is None:

@@ -187,9 +187,8 @@ class _Moved(NamedTuple):
         permutes: list[Expected] = []
         for stretch in stretches(steps(program, size)):
             for move in stretch[0].moves:
-                pairs = tuple(
-                    (int(group[src]), int(group[dst])) for group in within for src, dst in move.pairs
-                )
+                ends = ((group[src], group[dst]) for group in within for src, dst in move.pairs)
+                pairs = tuple((int(src), int(dst)) for src, dst in ends)
                 count = sum(part.length for part in move.parts)
                 permutes.append(Expected("permute", None, dtype, count, pairs, self.op.axes, self.op.span))
         return permutes

@@ -171,15 +171,11 @@ def _read_instruction(line: str, position: int) -> Instruction | None:
     if opcode is None:
         return None
     close = _end_of_bracket(rest, opcode.end() - 1)
-    return Instruction(
-        name=match.group(2),
-        opcode=opcode.group(1),
-        results=tuple(Tensor(d, _ints(re.sub(r"[<= ]", "", s))) for d, s in _ARRAY.findall(rest[:end])),
-        operands=tuple(_NAME.findall(rest[opcode.end() : close - 1])),
-        attributes=rest[close:].removeprefix(", "),
-        position=position,
-        root=match.group(1) is not None,
-    )
+    shapes = _ARRAY.findall(rest[:end])
+    results = tuple(Tensor(dtype, _ints(re.sub(r"[<= ]", "", dims))) for dtype, dims in shapes)
+    operands = tuple(_NAME.findall(rest[opcode.end() : close - 1]))
+    attributes, root = rest[close:].removeprefix(", "), match.group(1) is not None
+    return Instruction(match.group(2), opcode.group(1), results, operands, attributes, position, root)
 
 
 def _end_of_bracket(text: str, start: int) -> int:

@@ -44,14 +44,9 @@ def audit_text(hlo_text: str) -> CompiledStep:
     module = read_module(hlo_text)
     walk = _Walk(module)
     walk.run(module.computations[module.entry], ())
+    visited = map(tuple, (walk.loops, walk.collectives, walk.products, walk.moves))
     return CompiledStep(
-        entry=module.entry,
-        loops=tuple(walk.loops),
-        collectives=tuple(walk.collectives),
-        products=tuple(walk.products),
-        moves=tuple(walk.moves),
-        ops=tuple(sorted(walk.ops.items())),
-        fused_ops=tuple(sorted(walk.fused.items())),
+        module.entry, *visited, *(tuple(sorted(each.items())) for each in (walk.ops, walk.fused))
     )
 
 
@@ -198,22 +193,13 @@ class _Walk:
         outputs = core.results
         if instruction.opcode.endswith("-start") and len(outputs) >= 2 * len(inputs) > 0:
             outputs = outputs[len(inputs) : 2 * len(inputs)]  # a start names its operands beside its results
-        done = frame.ends.get(instruction.name, instruction.position)
-        return Found(
-            kind=_KINDS[core.opcode],
-            op=self._reduction(reduction) if reduction else None,
-            inputs=inputs,
-            outputs=outputs,
-            groups=groups,
-            channel=int(channel) if channel else None,
-            computation=frame.computation,
-            start=instruction.position,
-            done=done,
-            loops=frame.loops,
-            name=instruction.name,
-            op_name=instruction.op_name or core.op_name,
-            synchronous='"is_sync":true' in instruction.attributes or done == instruction.position,
-        )
+        start, name = instruction.position, instruction.name
+        done = frame.ends.get(name, start)
+        op = self._reduction(reduction) if reduction else None
+        number, source = int(channel) if channel else None, instruction.op_name or core.op_name
+        synchronous = '"is_sync":true' in instruction.attributes or done == start
+        place = (frame.computation, start, done, frame.loops, name, source, synchronous)
+        return Found(_KINDS[core.opcode], op, inputs, outputs, groups, number, *place)
 
     def _reduction(self, name: str) -> str | None:
         root = self.module.computations[name.lstrip("%")].root

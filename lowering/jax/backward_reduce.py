@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from commplan.diagnostics import fail
 from commplan.ir import schedule as ir
 from commplan.ir.def_use import DefUse
+from commplan.ir.grouping import grouped
 from commplan.lowering.jax import ops
 from commplan.lowering.jax.backend import Backend
 from commplan.lowering.jax.phase import Lowered
@@ -34,9 +35,7 @@ class Recipe:
 
     def reduce(self, leaves: list[Array]) -> list[Array]:
         """Reduce gradients as the plan does: packed by dtype, one after another."""
-        groups: dict[str, list[int]] = {}
-        for place, leaf in enumerate(leaves):
-            groups.setdefault(str(leaf.dtype), []).append(place)
+        groups = grouped(range(len(leaves)), lambda place: str(leaves[place].dtype))
         results = list(leaves)
         previous: Array = None
         for dtype, places in groups.items():
@@ -99,10 +98,8 @@ def recipe(lowered: Lowered, name: str, like: Sequence[Array]) -> Recipe:
     dtypes = dict.fromkeys(str(leaf.dtype) for leaf in map(jnp.asarray, like) if _has_gradient(leaf))
     other = [dtype for dtype in dtypes if dtype not in flat]
     if packs and other:
-        known = " and ".join(flat)
-        _cannot(
-            lowered, name, f"the parameters have a leaf of {other[0]}, and `{name}` was compiled for {known}"
-        )
+        why = f"the parameters have a leaf of {other[0]}, and `{name}` was compiled for {' and '.join(flat)}"
+        _cannot(lowered, name, why)
     return Recipe(value.placement.partial, flat, after if packs else tree, lowered.backend)
 
 

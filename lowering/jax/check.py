@@ -111,6 +111,13 @@ def number(given: Any, leaf: Leaf) -> Any:
     return jnp.asarray(given, leaf.dtype.numpy_name) if isinstance(given, _KINDS[kind]) else given
 
 
+_SUMMED_BY_JAX = (
+    "the plan takes each rank's own term; JAX types this value as the same on all ranks, because"
+    " the gradient with respect to parameters that do not vary is summed by JAX itself"
+)
+_TO_VARYING = "differentiate with respect to varying parameters: jax.grad(loss)(run.varying(params), ...)"
+
+
 def types(name: str, value: Value, tree: Tree, backend: Backend, span: Span | None) -> Tree:
     """Check how JAX types what a phase was given inside a shard_map, and mark it varying where it may be.
 
@@ -126,16 +133,9 @@ def types(name: str, value: Value, tree: Tree, backend: Backend, span: Span | No
         where = f" at `{leaf.path}`" if leaf.path else ""
         summed = [axis for axis in placement.partial if axis in axes and axis not in varying_axes]
         if summed:
-            fail(
-                "CP0807",
-                f"`{name}`{where} is already summed over {', '.join(summed)}; reducing it again would"
-                " multiply it by the number of ranks",
-                "the plan takes each rank's own term; JAX types this value as the same on all ranks, because"
-                " the gradient with respect to parameters that do not vary is summed by JAX itself",
-                "differentiate with respect to varying parameters: jax.grad(loss)(run.varying(params), ...)",
-                span=span,
-                file=file,
-            )
+            message = f"`{name}`{where} is already summed over {', '.join(summed)}"
+            message += "; reducing it again would multiply it by the number of ranks"
+            fail("CP0807", message, _SUMMED_BY_JAX, _TO_VARYING, span=span, file=file)
         odd = [axis for axis in axes if axis in varying_axes and axis not in varying(value, leaf)]
         if odd:
             message = f"`{name}`{where} should be the same over {', '.join(odd)}, and JAX types it as varying"

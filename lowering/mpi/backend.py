@@ -18,7 +18,7 @@ from commplan.lowering.jax import _compat
 from commplan.lowering.jax.backend import BufferLayout
 from commplan.lowering.jax.typing_shim import lax
 from commplan.lowering.mpi.collectives import Channel, Pending, Spec
-from commplan.lowering.mpi.service import Service, send_leave
+from commplan.lowering.mpi.service import Service, send_leave, waiting_line
 from commplan.lowering.mpi.tuning import NATIVE
 from commplan.lowering.programs import spreads
 from commplan.protocol.sites import Sites
@@ -134,7 +134,7 @@ class MpiBackend:
             chunk=op.hints.chunk,
             levels=levels,
             form=op.form or "call",
-            where=line(op, self.file),
+            where=waiting_line(op.span, self.file),
         )
 
 
@@ -146,11 +146,6 @@ def _communicator(op: Collective, channel: Channel) -> None:
         channel.groups.blocking(op.axes)
     elif op.algorithm == NATIVE:
         channel.groups.native(op.axes)
-
-
-def line(op: Collective, file: str) -> str:
-    """Where `op` stands in the plan, for errors."""
-    return f"line {op.span.line} of {file or 'the plan'} waits for it"
 
 
 def backend_of(schedule: Schedule, comm: Any, sites: Sites, whole: Any = None) -> MpiBackend:

@@ -121,9 +121,8 @@ def cache() -> Path:
         place = Path(tempfile.gettempdir()) / f"commplan-{os.getuid()}"
         place.mkdir(exist_ok=True, mode=0o700)
         if place.stat().st_uid != os.getuid():
-            fail(
-                "CP0830", f"{place} belongs to another user", "set XDG_CACHE_HOME to a directory of your own"
-            )
+            note = "set XDG_CACHE_HOME to a directory of your own"
+            fail("CP0830", f"{place} belongs to another user", note)
         return place
 
 

@@ -263,18 +263,10 @@ class _Builder:
         at = INPUT if src is None else src
         if SCRATCH in (at, dst):
             self.scratch = max(self.scratch, hi * self.itemsize)
-        self.code.append(
-            Instruction(
-                kind,
-                peer,
-                t.message if t else 0,
-                at,
-                (lo - self.shift[at]) * self.itemsize if src is not None else 0,
-                max(dst, 0),
-                (lo - self.shift[dst]) * self.itemsize if dst >= 0 else 0,
-                (hi - lo) * self.itemsize,
-            )
-        )
+        source = (lo - self.shift[at]) * self.itemsize if src is not None else 0
+        target = (lo - self.shift[dst]) * self.itemsize if dst >= 0 else 0
+        message, nbytes = t.message if t else 0, (hi - lo) * self.itemsize
+        self.code.append(Instruction(kind, peer, message, at, source, max(dst, 0), target, nbytes))
         self.waits.append(tuple(sorted(before)))
         return i
 

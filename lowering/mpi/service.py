@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from commplan.diagnostics import fail
+from commplan.diagnostics import Span, fail
 from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.mpi import primitives
 from commplan.lowering.mpi.drain import drain
@@ -118,7 +118,7 @@ class Service:
         ]
         counter = self._counter(site.states).ctypes.data if site.kind == "put" else None
         number = self._library.commplan_request(
-            self._channel, _line(site, self.file).encode(), peers.ctypes.data,
+            self._channel, waiting_line(site.span, self.file).encode(), peers.ctypes.data,
             (ctypes.c_char_p * len(names))(*names), len(names), table.ctypes.data, len(rows),
             _window(rows), counter,
         )  # fmt: skip
@@ -208,8 +208,9 @@ def _window(rows: Sequence[tuple[int, ...]]) -> int:
     return max(LEAST, min(MOST, IN_FLIGHT // max(1, largest)))
 
 
-def _line(site: Site, file: str) -> str:
-    return f"line {site.span.line} of {file or 'the plan'} waits for it"
+def waiting_line(span: Span, file: str) -> str:
+    """Where what waits stands in the plan, for errors."""
+    return f"line {span.line} of {file or 'the plan'} waits for it"
 
 
 def _ended(request: Any) -> bool:

@@ -106,17 +106,10 @@ def simulate(
     """
     charge = _Charge(schedule, predictor, compute or {}, measured)
     phases = tuple(_phase(phase, charge) for phase in schedule.phases)
-    calibration = predictor.calibration
-    return Simulation(
-        schedule.plan,
-        predictor.network.topology.name,
-        schedule.backend,
-        math.prod(schedule.mesh_sizes.values()),
-        phases,
-        tuple(charge.unknown),
-        calibration.date if calibration else "",
-        tuple(charge.talks),
-    )
+    ranks, machine = math.prod(schedule.mesh_sizes.values()), predictor.network.topology.name
+    date = predictor.calibration.date if predictor.calibration else ""
+    unknown, talks = tuple(charge.unknown), tuple(charge.talks)
+    return Simulation(schedule.plan, machine, schedule.backend, ranks, phases, unknown, date, talks)
 
 
 class _Charge:
@@ -183,16 +176,8 @@ def _phase(phase: Phase, charge: _Charge) -> PhaseTime:
         for level, size in prediction.nbytes if prediction else ():
             total[level] += size
     bound = min(end, _bound(phase.ops, costs, charge))
-    return PhaseTime(
-        phase.name,
-        end,
-        bound,
-        _covered(moving),
-        _covered(working),
-        tuple(total.items()),
-        _critical(ops, played),
-        ops,
-    )
+    busy, nbytes_by_level = (_covered(moving), _covered(working)), tuple(total.items())
+    return PhaseTime(phase.name, end, bound, *busy, nbytes_by_level, _critical(ops, played), ops)
 
 
 def _tasks(ops: Sequence[Op], costs: Sequence[_Cost], charge: _Charge) -> list[Task]:
@@ -227,21 +212,12 @@ def _op_time(op: Op, seconds: float, prediction: Prediction | None, when: TaskTi
     kind = type(op).__name__.lower()
     name = op.kind if isinstance(op, Collective) else op.fn if isinstance(op, Map) else kind
     name = f"elastic {op.mode}" if isinstance(op, Elastic) and op.mode != "sync" else name
-    moved = isinstance(op, Collective)
-    return OpTime(
-        name,
-        ", ".join(results(op)),
-        op.span.line,
-        op.lane,
-        when.start,
-        when.end - when.start,
-        seconds,
-        str(op.algorithm) if moved else "",
-        (op.form or "") if moved else "",
-        prediction.bound if prediction else 0.0,
-        prediction.source if prediction else "",
-        prediction.nbytes if prediction else (),
-    )
+    how = (str(op.algorithm), op.form or "") if isinstance(op, Collective) else ("", "")
+    bound, source, nbytes = 0.0, "", ()
+    if prediction is not None:
+        bound, source, nbytes = prediction.bound, prediction.source, prediction.nbytes
+    made, took = ", ".join(results(op)), when.end - when.start
+    return OpTime(name, made, op.span.line, op.lane, when.start, took, seconds, *how, bound, source, nbytes)
 
 
 def _bound(ops: Sequence[Op], costs: Sequence[_Cost], charge: _Charge) -> float:

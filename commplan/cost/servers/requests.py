@@ -90,19 +90,14 @@ def asked(site: Site, sites: Sites) -> RequestTraffic:
     groups = sites.members(site)
     up, sent = _of(site.up, site.servers)
     down, got = _of(site.down, site.servers)
-    updated = np.array(site.layout.loads, np.float64) * len(groups)
-    return RequestTraffic(
-        up,
-        down,
-        sent,
-        got,
-        max((len(site.layout.owned(server)) for server in range(site.servers)), default=0),
-        tuple(members[0] for members in groups) if site.kind == "put" else None,
-        PASSES.get(site.kind, 0),
-        updated * len(site.states) if site.kind == "exchange" else np.zeros(site.servers),
-        site.kind == "exchange" and bool(site.staleness),
-        bool(site.down),
-    )
+    units = max((len(site.layout.owned(server)) for server in range(site.servers)), default=0)
+    senders = tuple(members[0] for members in groups) if site.kind == "put" else None
+    updated, stale = np.zeros(site.servers), False
+    if site.kind == "exchange":
+        updated = np.array(site.layout.loads, np.float64) * len(groups) * len(site.states)
+        stale = bool(site.staleness)
+    passes = PASSES.get(site.kind, 0)
+    return RequestTraffic(up, down, sent, got, units, senders, passes, updated, stale, bool(site.down))
 
 
 def elastic_load(nbytes: float, servers: int, units: int) -> RequestTraffic:

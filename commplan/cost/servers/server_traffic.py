@@ -94,7 +94,8 @@ def elastic_modes(
     both = cost(traffic, workers, places, network).seconds, alone(traffic, workers, places, network).seconds
     way = f"{servers} server{'s' * (servers != 1)}"
     exchanges = [Exchanged(mode, *both, way) for mode in ("round_robin", "async", "hogwild")]
-    return (*exchanges, fastest_sum(predictor, over, nbytes))
+    seconds, name = _fastest(predictor, "all_reduce", over, nbytes)
+    return (*exchanges, Exchanged("sync", seconds, seconds, f"all-reduce via {name}"))
 
 
 def elastic_of(schedule: Schedule, phase: Phase, op: Elastic, predictor: Predictor) -> tuple[Exchanged, ...]:
@@ -103,12 +104,6 @@ def elastic_of(schedule: Schedule, phase: Phase, op: Elastic, predictor: Predict
     server = values[op.center].placement.server
     count = schedule.axis(server).size if server is not None else 1
     return elastic_modes(predictor, op.axes, values[op.operand].nbytes, count)
-
-
-def fastest_sum(predictor: Predictor, over: tuple[str, ...], nbytes: float) -> Exchanged:
-    """An all-reduce of `nbytes` by the fastest flat algorithm, packed into one buffer."""
-    seconds, name = _fastest(predictor, "all_reduce", over, nbytes)
-    return Exchanged("sync", seconds, seconds, f"all-reduce via {name}")
 
 
 def _fastest(predictor: Predictor, kind: Kind, over: tuple[str, ...], nbytes: float) -> tuple[float, str]:

@@ -57,16 +57,14 @@ class BucketPass(Pass, frozen=True):
             elif op.result in last:
                 group = last[op.result]
                 items = items_of(editor, group, order)
-                if self._whole(group[0]) and not size_model.in_halves(items):
+                update = group[0].hints.overlap == "update" and group[0].hints.bucket is None
+                # In halves where leaves allow that, and in one part where they do not.
+                if update and self.max is None and not size_model.in_halves(items):
                     group = [replace(op, hints=replace(op.hints, overlap=None)) for op in group]
                 size = self._size(chooser, group, items)
                 buckets = pack_collectives(editor, group, items, size.limit)
                 choices.append(_choice(group, buckets, size, order))
         return editor.finish(editor.ops)
-
-    def _whole(self, head: Collective) -> bool:
-        """Whether it travels in halves where leaves allow that, and in one part where they do not."""
-        return head.hints.overlap == "update" and head.hints.bucket is None and self.max is None
 
     def _size(self, chooser: Chooser, group: Sequence[Collective], items: Sequence[LeafSlice]) -> Size:
         """What the stage says, else the option of the pass, else what costs say."""

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from commplan.diagnostics import Span
+from commplan.ir.grouping import grouped
 from commplan.ir.hints import NO_HINTS
 from commplan.ir.plan import Algorithm, Hints, Ref
 from commplan.ir.schedule import Collective, LocalSum, Ownership, Part, Value, network_lane
@@ -123,11 +124,9 @@ def join_parts(
 
 def _by_dtype(value: Value, *, scalars: bool = False) -> Iterable[tuple[DType, list[int]]]:
     """The leaves that are cut, or the scalars, by element type."""
-    groups: dict[DType, list[int]] = {}
-    for index, leaf in enumerate(value.leaves):
-        if bool(leaf.shape) != scalars and leaf.size:
-            groups.setdefault(leaf.dtype, []).append(index)
-    return groups.items()
+    leaves = value.leaves
+    own = (i for i, leaf in enumerate(leaves) if bool(leaf.shape) != scalars and leaf.size)
+    return grouped(own, lambda index: leaves[index].dtype).items()
 
 
 def _run(ref: Ref, leaves: list[int], sizes: list[int]) -> list[Part]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from commplan.ir.def_use import DefUse
+from commplan.ir.grouping import grouped
 from commplan.ir.optimizer_leaf_match import weights_of
 from commplan.ir.plan import Ref, name_of
 from commplan.ir.schedule import Collective, LocalSum, Map, Op, Pack, Part, Scale, Unpack
@@ -78,9 +79,7 @@ def _buckets(uses: DefUse[Op], chain: Sequence[Unpack | Scale]) -> list[tuple[Re
     """The reduced buffers that the unpack of `chain` reads, in the order in which they are made, each with
     its parts, and whether it was scattered; none where one is no reduction, or a leaf comes in two runs."""
     (end,) = (op for op in chain if isinstance(op, Unpack))
-    parts_of: dict[Ref, list[Part]] = {}
-    for part in end.parts:
-        parts_of.setdefault(part.value, []).append(part)
+    parts_of = grouped(end.parts, lambda part: part.value)
     if not all(isinstance(uses.maker(ref), Collective | LocalSum) for ref in parts_of):
         return []
     order = sorted(parts_of, key=lambda ref: uses.places[ref])

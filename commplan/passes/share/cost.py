@@ -128,12 +128,9 @@ class SharingCostModel:
         makers = [
             op.fn if isinstance(op, Map) else "read" for op in before if set(results_of(op)) & set(shared)
         ]
-        return Cut(
-            f"after {', '.join(f'`{maker}`' for maker in dict.fromkeys(makers))}",
-            sum((self._work(op, measured) for op in before), Work()),
-            sum((self._work(op, measured) for op in after), Work()),
-            sum(self.record_size(ref) for ref in asked),
-        )
+        name = f"after {', '.join(f'`{maker}`' for maker in dict.fromkeys(makers))}"
+        joint, own = (sum((self._work(op, measured) for op in ops), Work()) for ops in (before, after))
+        return Cut(name, joint, own, sum(self.record_size(ref) for ref in asked))
 
     def record_size(self, ref: Ref) -> int:
         """Bytes of one record; 0 where they vary."""

@@ -132,9 +132,8 @@ def push_widening(editor: Editor, ops: list[Op], choices: list[Choice], settled:
             after = editor.values[share.result].nbytes
             why = f"{maker.fn} only widens: {sized(after)} a step are moved, not {sized(before)}"
             rejected = (f"after `{maker.fn}`: {sized(before)}",)
-            choices.append(
-                Choice("share", f"`{name}`: shared before `{maker.fn}`", why, share.span, rejected)
-            )
+            text = f"`{name}`: shared before `{maker.fn}`"
+            choices.append(Choice("share", text, why, share.span, rejected))
 
 
 def widens(fn: FnType) -> bool:
