@@ -291,7 +291,7 @@ def _direct(program: HostProgram, exchange: SharedRing | None) -> bool:
     """Whether batches are handed over as they lie in the slots, and nobody waits for this process's
     thread."""
     carrier = exchange.carrier if exchange is not None else None
-    carries = exchange is not None and carrier is not None and exchange.owes() and not carrier.by_caller
+    carries = exchange is not None and carrier is not None and exchange.leads() and not carrier.by_caller
     return exchange is not None and not carries and _lies_ready(program)
 
 

@@ -19,7 +19,7 @@ from commplan.runtime.input.accounting import Meter, Summary, merged
 from commplan.runtime.input.epoch_iterator import EpochIterator
 from commplan.runtime.input.host_batch import FlowState, HostBatch
 from commplan.runtime.input.iterator import PhaseBatches, block_of, called_functions, hints, orders
-from commplan.runtime.input.layout import Array, aligned
+from commplan.runtime.input.layout import Array, aligned, read_only
 from commplan.runtime.input.multirate.schedule import OWN
 from commplan.runtime.input.multirate.stream import MultirateStream, StreamOptions, close_on_gc
 from commplan.runtime.input.program import host_program, identity
@@ -238,9 +238,7 @@ def _join(runs: Sequence[tuple[slice, int, slice]], parts: Sequence[Array]) -> A
     """[1, rows, ...]: rows of units, without a copy where they lie in one."""
     if len(runs) == 1:
         (_, unit, theirs), *_ = runs
-        joined = parts[unit][theirs]
-        joined.flags.writeable = False
-        return joined[None]
+        return read_only(parts[unit][theirs])[None]
     joined = aligned((runs[-1][0].stop, *parts[0].shape[1:]), parts[0].dtype)
     for own, unit, theirs in runs:
         joined[own] = parts[unit][theirs]
