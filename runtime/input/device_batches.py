@@ -23,6 +23,7 @@ from commplan.runtime.input.host_batch import HostBatch
 from commplan.runtime.input.iterator import PhaseBatches
 from commplan.runtime.input.multirate.batches import ClockedBatches
 from commplan.runtime.input.shm.segment import Blame
+from commplan.runtime.machines.machine import Machine, Peers
 from commplan.runtime.observe import metrics
 
 Host = npt.NDArray[Any]
@@ -192,8 +193,21 @@ def shared_group(
     on_failure = "continue" if any(op.hints.on_failure == "continue" for op in reads) else "stop"
     readers = None if first.readers is None else sum(each < first.readers for each in peers.places)
     blame = Blame(f"share {name_of(first.result)} via {first.design}", first.span, context.schedule.file)
-    partition = division(first.design, peers.hosts, readers)
-    carrier = context.machine.carrier(peers, partition, blame=blame, on_failure=on_failure, timeout=timeout)
+    return carried_group(context.machine, peers, first.design, blame, on_failure, timeout, readers)
+
+
+def carried_group(
+    machine: Machine,
+    peers: Peers,
+    design: str,
+    blame: Blame,
+    on_failure: str,
+    timeout: float,
+    readers: int | None = None,
+) -> Group:
+    """The group of `peers`, with what carries rows between their hosts."""
+    partition = division(design, peers.hosts, readers)
+    carrier = machine.carrier(peers, partition, blame=blame, on_failure=on_failure, timeout=timeout)
     run_id, count = f"commplan-{peers.run_id}", len(peers.hosts)
     return group(
         run_id, peers.index, count, timeout=timeout, hosts=peers.hosts, carrier=carrier, readers=readers

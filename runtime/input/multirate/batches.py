@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +16,10 @@ import numpy.typing as npt
 from commplan.diagnostics import CommplanError
 from commplan.ir.plan import Ref
 from commplan.runtime.input.accounting import Meter, Summary, merged
-from commplan.runtime.input.host_batch import FlowState, HostBatch, HostBatches
+from commplan.runtime.input.epoch_iterator import EpochIterator
+from commplan.runtime.input.host_batch import FlowState, HostBatch
 from commplan.runtime.input.iterator import PhaseBatches, block_of, called_functions, hints, orders
-from commplan.runtime.input.layout import Array, aligned
+from commplan.runtime.input.layout import Array, aligned, read_only
 from commplan.runtime.input.multirate.schedule import OWN
 from commplan.runtime.input.multirate.stream import MultirateStream, StreamOptions, close_on_gc
 from commplan.runtime.input.program import host_program, identity
@@ -25,10 +27,8 @@ from commplan.runtime.input.stages.batch_builder import BatchBuilder, BatchFacto
 from commplan.runtime.input.stages.records import stages
 from commplan.runtime.input.visit_check import Checks
 
-_PATIENT = ("CP0946", "CP0947")  # after these a member may go on, once another one has
 
-
-class ClockedBatches(HostBatches):
+class ClockedBatches(EpochIterator):
     """Batches of one member, as `PhaseBatches` gives those of all: one epoch per `iter()`.
 
     Several members of a process are driven in any interleaving, by one thread or by several. local: as for
@@ -38,6 +38,8 @@ class ClockedBatches(HostBatches):
     Errors: as `PhaseBatches`; CP0946 and CP0947 where the others hold this member back and it would never end
     (both may be caught: the place stays), CP0948 where it has batches already.
     """
+
+    _patient = ("CP0946", "CP0947")  # a member may go on, once another one has
 
     def __init__(
         self,
@@ -54,17 +56,13 @@ class ClockedBatches(HostBatches):
         self._local = {**(local or {}), plan.clock: (member,)}
         self._meter, self._lone = (Meter(plan.phase, plan.schedule.plan) for _ in range(2))
         self._private: PhaseBatches | None = self._alone(state)
-        self._steps, place = self._private.steps, self._private.state()
-        # Batches so far, from the start of epoch 0: one number, so that Ctrl-C finds no half of a step.
-        self._place, self._order = place["epoch"] * self._steps + place["step"], place["order"]
-        self._first = self._place
-        self._due: HostBatch | None = None  # the batch at that place, once made
-        self._armed = place["epoch"]
+        steps, place = self._private.steps, self._private.state()
+        self._start(**place, steps=steps)
         self._each = plan.rates.units[member]
-        self._maker, self._threads = self._makes(EpochCursor(place["epoch"], place["step"], self._steps))
+        self._maker, self._threads = self._makes(EpochCursor(place["epoch"], place["step"], steps))
         # What the member is given is checked whole, wherever it comes from; it is counted where it is made.
         self._checks = Checks(
-            self._maker.program, self._maker.orders, self._steps, place["step"], Meter(plan.phase)
+            self._maker.program, self._maker.orders, steps, place["step"], Meter(plan.phase)
         )
         self._ahead: tuple[BatchBuilder, list[Future[None]]] | None = None
         self._hand = clocks.open(member, self._position(self._place), terms or StreamOptions())
@@ -72,45 +70,22 @@ class ClockedBatches(HostBatches):
 
     # --- what `PhaseBatches` has as well ---
 
-    def __iter__(self) -> ClockedBatches:
-        self._armed = self._place // self._steps
+    def __iter__(self) -> Self:
         if self._closing.alive:
             self._clocks.begin(self._hand)
-        return self
+        return super().__iter__()
 
-    def _next(self) -> HostBatch:
-        if self._place // self._steps > self._armed:
-            raise StopIteration
+    def _await_due(self) -> HostBatch:
         self._clocks.begin(self._hand)
-        try:
-            if self._due is None:
-                self._due = self._taken()
-            self._checks.add(self._due)
-        except CommplanError as error:
-            if error.diagnostics[0].code not in _PATIENT:
-                self.close()
-            raise
-        except Exception:
-            self.close()
-            raise
-        after = self._place + 1
-        finished = after // self._steps > self._armed
-        self._clocks.passed(self._hand, self._position(after), finished=finished)
+        if self._due is None:
+            self._due = self._taken()
+        return self._due
+
+    def _pass_on(self, place: int) -> None:
+        finished = place // self._steps > self._armed
+        self._clocks.passed(self._hand, self._position(place), finished=finished)
         if not finished:
-            self._begin_ahead(after)
-        # Whoever is interrupted before this line gets the same batch the next time.
-        batch, self._due, self._place = self._due, None, after
-        return batch
-
-    def state(self) -> dict[str, int]:
-        """Where the next batch stands: integers, the same under any number of processes."""
-        epoch, step = divmod(self._place, self._steps)
-        return {"epoch": epoch, "step": step, "order": self._order}
-
-    @property
-    def steps(self) -> int:
-        """Batches of one epoch of this member."""
-        return self._steps
+            self._begin_ahead(place)
 
     @property
     def meters(self) -> tuple[Meter, ...]:
@@ -263,9 +238,7 @@ def _join(runs: Sequence[tuple[slice, int, slice]], parts: Sequence[Array]) -> A
     """[1, rows, ...]: rows of units, without a copy where they lie in one."""
     if len(runs) == 1:
         (_, unit, theirs), *_ = runs
-        joined = parts[unit][theirs]
-        joined.flags.writeable = False
-        return joined[None]
+        return read_only(parts[unit][theirs])[None]
     joined = aligned((runs[-1][0].stop, *parts[0].shape[1:]), parts[0].dtype)
     for own, unit, theirs in runs:
         joined[own] = parts[unit][theirs]

@@ -7,12 +7,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from commplan.input.work_partition import division
 from commplan.ir import schedule as ir
 from commplan.runtime.context import Context
 from commplan.runtime.input.accounting import Meter, Summary, merged
-from commplan.runtime.input.device_batches import PATIENCE_S, this_host
-from commplan.runtime.input.group import Group, group
+from commplan.runtime.input.device_batches import PATIENCE_S, carried_group, this_host
+from commplan.runtime.input.group import Group
 from commplan.runtime.input.multirate.batches import ClockedBatches
 from commplan.runtime.input.multirate.schedule import ClockPlan, clock_plan, clocked
 from commplan.runtime.input.multirate.stream import MultirateStream, PeerGroup, StreamOptions
@@ -80,14 +79,9 @@ def _peer_group(
     peers = machine.peers("\0".join(facts), host, position * members + member)
     if peers is None:
         return None
-    partition = division("all_shared", peers.hosts)
     read = next(op for op in plan.schedule.phase(plan.phase).ops if isinstance(op, ir.Read) and op.clock)
     blame = Blame(f"load {read.source} over {plan.clock}", read.span, plan.schedule.file)
-    carrier = machine.carrier(
-        peers, partition, blame=blame, on_failure=read.hints.on_failure or "stop", timeout=timeout
-    )
-    run_id, count = f"commplan-{peers.run_id}", len(peers.hosts)
-    joined = group(run_id, peers.index, count, timeout=timeout, hosts=peers.hosts, carrier=carrier)
+    joined = carried_group(machine, peers, "all_shared", blame, read.hints.on_failure or "stop", timeout)
     return PeerGroup(joined, min(peers.places) // members, tuple(place % members for place in peers.places))
 
 

@@ -47,9 +47,6 @@ class PeerGroup:
     members: tuple[int, ...]
 
 
-_Left = tuple[PhaseBatches | None, ThreadPoolExecutor | None, threading.Thread | None]
-
-
 @dataclass(frozen=True)
 class StreamOptions:
     """ask: given the unit that this process would begin with, whom it shares the stream with. timeout:
@@ -144,32 +141,28 @@ class MultirateStream:
             hand.position, hand.holding = position, not finished
             self._advance()
 
-    def leave(self, hand: Consumer) -> None:
-        """The member is closed; with the last one the stream ends."""
-        stream, pool, attendant = self.forget(hand)
-        if stream is not None:
-            stream.close()
-        if pool is not None:
-            pool.shutdown()
-        if attendant is not None and attendant is not threading.current_thread():
-            attendant.join()
-
-    def forget(self, hand: Consumer) -> _Left:
-        """As `leave`, without waiting for anything: what is left to be closed. May be called twice."""
+    def leave(self, hand: Consumer, *, wait: bool = True) -> None:
+        """The member is closed; with the last one the stream ends. wait: for all of it; else it ends when
+        what is left of it is collected. May be called twice."""
         if os.getpid() != self._process:  # forked: the stream is the other's
-            return None, None, None
+            return
         with self._lock:
             if self._hands.get(hand.member) is not hand:
-                return None, None, None
+                return
             del self._hands[hand.member]
             hand.holding = False
             if self._hands:
                 self._advance()
-                return None, None, None
-            left = self._stream, self._pool, self._attendant
+                return
+            stream, pool, attendant = self._stream, self._pool, self._attendant
             self._stream = self._pool = self._attendant = self._company = self._failure = None
             self._changed.notify_all()
-            return left
+        if wait and stream is not None:
+            stream.close()
+        if pool is not None:
+            pool.shutdown(wait=wait)
+        if wait and attendant is not None and attendant is not threading.current_thread():
+            attendant.join()
 
     def pool(self, threads: int) -> ThreadPoolExecutor:
         """Threads for what members do for themselves."""
@@ -407,11 +400,9 @@ class MultirateStream:
 
 
 def close_on_gc(clocks: MultirateStream, hand: Consumer) -> None:
-    """What a finaliser calls: the stream ends when what is left of it is collected."""
+    """What a finaliser calls."""
     with contextlib.suppress(Exception):
-        _, pool, _ = clocks.forget(hand)
-        if pool is not None:
-            pool.shutdown(wait=False)
+        clocks.leave(hand, wait=False)
 
 
 def _attend(reference: weakref.ref[MultirateStream], ring: SharedRing, company: PeerGroup) -> None:

@@ -181,7 +181,7 @@ class Prefetcher:
     def _completed(self, number: int, entry: _Entry, peers: SharedRing) -> HostBatch:
         """The batch, once all have filled it; what went wrong here comes before what peers say of it."""
         try:
-            if (entry.error is None or peers.owes()) and not peers.readable(number):
+            if (entry.error is None or peers.leads()) and not peers.readable(number):
                 raise ClosedError
         except Exception:
             if entry.error is None:
@@ -394,7 +394,7 @@ class Prefetcher:
                 entry.making.publish(entry.error)
                 if self.direct:
                     return
-                if entry.error is None or (self.peers is not None and self.peers.owes()):
+                if entry.error is None or (self.peers is not None and self.peers.leads()):
                     with self._lock:
                         self._to_read.append(number)
                         self._changed.notify_all()

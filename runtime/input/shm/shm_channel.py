@@ -99,7 +99,7 @@ class SharedRing:
     def writable(self, number: int) -> bool:
         """Wait until the slot of batch `number` may be written to; at once where this process writes
         nothing."""
-        if not self._duties and not self._leads():
+        if not self._duties and not self.leads():
             return True
         with self.meter.working(self.key):
             return self._await_turn(self.roster.follows(number)) and self._await_free(number)
@@ -158,10 +158,6 @@ class SharedRing:
             filled = self._carried_so_far() if self.carrier else self.control.least("filled", self._makers)
         return max(0, filled - number)
 
-    def owes(self) -> bool:
-        """Whether batches are waited for even where this process failed: others wait for it to carry them."""
-        return self._leads()
-
     def readable(self, number: int) -> bool:
         """Wait until all have filled their parts of batch `number`; raises what went wrong with one."""
         with self.meter.working(self.key, waits=True):
@@ -175,7 +171,7 @@ class SharedRing:
         carrier = self.carrier
         if carrier is None:
             return self._await_parts(number)
-        if self._leads() and not carrier.by_caller:
+        if self.leads() and not carrier.by_caller:
             return self._carry(number)
         return self._await_carried(number)
 
@@ -204,7 +200,7 @@ class SharedRing:
             for process in self._makers:  # their parts are asked for by the leader; a dead one's may be mine
                 if process != self.index and self.goes_on and not self.control.alive(process):
                     self._look_after(process, "filled", number, until)
-            if self.index != self._leader and not self._leads() and not self.control.alive(self._leader):
+            if self.index != self._leader and not self.leads() and not self.control.alive(self._leader):
                 if not self.goes_on:
                     self.told.lost(self._leader, "died or left")
                 self._gone.add(self._leader)
@@ -224,13 +220,14 @@ class SharedRing:
         if self._failed is not None and number >= self._failed[0]:
             raise self._failed[1]
 
-    def _leads(self) -> bool:
+    def leads(self) -> bool:
+        """Whether this process carries the batches of its host: others wait for it even where it failed."""
         return self.carrier is not None and self.index == self._leader
 
     def _leads_now(self) -> bool:
         """Whether this process became the leader while it waited."""
         carrier = self.carrier
-        return carrier is not None and not carrier.by_caller and self._leads() and self.control.lead()
+        return carrier is not None and not carrier.by_caller and self.leads() and self.control.lead()
 
     def _look_after(self, process: int, name: _control.Name, beyond: int, until: float) -> None:
         """Where waiting for `process` is in vain: raise, or go on without it. Its counter is read again after
@@ -301,7 +298,7 @@ class SharedRing:
     def carry_ahead(self, number: int) -> None:
         """Carry all batches up to `number`, in the caller's thread; nothing where another one does that."""
         carrier = self.carrier
-        if carrier is None or not carrier.by_caller or not self._leads():
+        if carrier is None or not carrier.by_caller or not self.leads():
             return
         with self.meter.working(self.key, waits=True):
             while self._carried_so_far() <= number and self._carry(self._carried_so_far()):
@@ -405,9 +402,7 @@ class SharedRing:
         """Batch `number` is the caller's now: those before it that are still shown, but for `keep`, are its
         own."""
         self.roster.look(number)
-        for old in self.slots.lent():
-            if old <= number - self.keep:
-                self.slots.recall(old)
+        self.recall(number - self.keep + 1)
 
     def recall(self, number: int) -> None:
         """Batches before `number` give back their slots; what is still shown of them is the caller's own."""

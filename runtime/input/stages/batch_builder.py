@@ -17,7 +17,7 @@ from commplan.ir.schedule import Map, Read, Share, operands, results
 from commplan.ir.types import ArrayType
 from commplan.runtime.input.accounting import Meter
 from commplan.runtime.input.host_batch import FlowState, HostBatch, Visit, compact, count, layout
-from commplan.runtime.input.layout import Array, Bools, agrees, aligned, blocks, projected
+from commplan.runtime.input.layout import Array, Bools, agrees, aligned, blocks, read_only
 from commplan.runtime.input.program import Coords, Flow, HostProgram, identity, validity
 from commplan.runtime.input.shm import slot_status
 from commplan.runtime.input.shm.slots import CAN_LEND
@@ -268,7 +268,7 @@ class BatchBuilder:
         computed: dict[Ref, dict[Coords, Sequence[Record]]] = {}
         for ref in () if before else flow.moved:
             computed[ref] = {
-                coords: _rows(self.moved[ref][place, low:high])
+                coords: cast("Sequence[Record]", read_only(self.moved[ref][place, low:high]))
                 for place, coords in enumerate(program.variants(program.copies[ref]))
             }
         targets = {
@@ -418,17 +418,10 @@ def _of(
     program: HostProgram,
 ) -> Sequence[Record]:
     """The variant of an operand that the variant `coords` (along `axes`) of a result is made from."""
-    if set(have) <= set(axes):
-        return columns[projected(axes, coords, have)]
     fixed = dict(zip(axes, coords, strict=True))
+    if set(have) <= set(axes):
+        return columns[tuple(fixed[axis] for axis in have)]
     return next(columns[c] for c in program.variants(have) if agrees(have, c, fixed))
-
-
-def _rows(array: Array) -> Sequence[Record]:
-    """The rows of a slot as records: nobody may write to them."""
-    view = array.view()
-    view.flags.writeable = False
-    return cast("Sequence[Record]", view)
 
 
 def _fill(target: Array, column: Sequence[Any]) -> None:

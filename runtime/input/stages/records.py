@@ -18,6 +18,7 @@ from commplan.ir.plan import Ref
 from commplan.ir.schedule import FnType, Map, Read, Schedule, Share, results
 from commplan.ir.types import ArrayType, BytesType, DType
 from commplan.runtime.input.accounting import Meter, thread_cpu
+from commplan.runtime.input.layout import read_only
 from commplan.runtime.input.program import HostProgram
 from commplan.runtime.input.sources import files
 from commplan.runtime.input.sources.adapters import batched
@@ -288,11 +289,7 @@ def _column(
 
 def _sealed(column: list[Record] | np.ndarray[Any, Any]) -> Sequence[Record]:
     """The column as operands: stages and members share them, so nobody may write to them."""
-    if not isinstance(column, np.ndarray):
-        return column
-    view = column.view()
-    view.flags.writeable = False
-    return cast("Sequence[Record]", view)
+    return cast("Sequence[Record]", read_only(column)) if isinstance(column, np.ndarray) else column
 
 
 def _as_tuple(out: object) -> tuple[object, ...] | None:

@@ -11,7 +11,6 @@ import contextlib
 import multiprocessing
 import os
 import pickle
-import select
 import signal
 import socket
 import subprocess
@@ -20,6 +19,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from multiprocessing import spawn
 from multiprocessing.connection import Connection
 from typing import Any, cast
 
@@ -58,20 +58,6 @@ def environment() -> dict[str, str]:
     return {**_MALLOC, **kept, **dict.fromkeys(_THREADS, "1"), "JAX_PLATFORMS": "cpu"}
 
 
-def _flags() -> list[str]:
-    """The interpreter's options, for one that behaves alike."""
-    flags = sys.flags
-    chosen = {
-        "-I": flags.isolated,
-        "-E": flags.ignore_environment,
-        "-s": flags.no_user_site,
-        "-O": flags.optimize,
-        "-B": flags.dont_write_bytecode,
-    }
-    options = [name for name, count in chosen.items() for _ in range(int(count))]
-    return options + [f"-W{option}" for option in sys.warnoptions]
-
-
 class EndedError(Exception):
     """A worker process is gone."""
 
@@ -88,17 +74,12 @@ class _Process:
         """Send, and wait for the answer. Raises EndedError where the process is gone before that."""
         try:
             self.link.send(message)
-            self._await()
+            while not self.link.poll(_LOOK_S):
+                if self.process.poll() is not None:  # a process of its own may still hold the socket open
+                    raise EndedError
             return self.link.recv()
         except (EOFError, OSError):
             raise EndedError from None
-
-    def _await(self) -> None:
-        poll = select.poll()
-        poll.register(self.link, select.POLLIN)
-        while not poll.poll(_LOOK_S * 1000):
-            if self.process.poll() is not None:  # a process of its own may still hold the socket open
-                raise EOFError
 
     def end(self) -> None:
         """Let it finish its record if that is soon, and make sure that it is gone. The link is closed with
@@ -314,10 +295,12 @@ class Workers:
             f"import sys; sys.path[:] = {sys.path!r}; from commplan.runtime.input.stages.worker import main; "
             f"main({theirs.fileno()}, {os.getpid()})"
         )
+        # Of a command that ends in `-c`, its code and an argument: the interpreter, with options as here.
+        *interpreter, _, _, _ = spawn.get_command_line()
         with theirs:
             try:
                 process = subprocess.Popen(
-                    [sys.executable, *_flags(), "-c", code],
+                    [*interpreter, "-c", code],
                     stdin=subprocess.DEVNULL,
                     env=environment(),
                     pass_fds=(theirs.fileno(), *descriptors),
@@ -450,13 +433,12 @@ def _stored(data: Sequence[Any]) -> tuple[int, list[tuple[int, int]]]:
     descriptor = nameless("commplan-payload")
     pieces: list[tuple[int, int]] = []
     offset = 0
-    for piece in data:
-        view = memoryview(piece).cast("B")
-        written = 0
-        while written < len(view):
-            written += os.pwrite(descriptor, view[written:], offset + written)
-        pieces.append((offset, len(view)))
-        offset = rounded(offset + len(view), 64)
+    with open(descriptor, "wb", closefd=False) as file:
+        for piece in data:
+            file.seek(offset)
+            nbytes = file.write(piece)
+            pieces.append((offset, nbytes))
+            offset = rounded(offset + nbytes, 64)
     return descriptor, pieces
 
 

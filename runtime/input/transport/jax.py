@@ -13,10 +13,12 @@ busy.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, InvalidStateError, wait
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -43,6 +45,7 @@ _NAME = "commplan-carrier"
 
 Array = Any
 Words = npt.NDArray[np.uint32]
+_Errand = tuple[Future[Words], Callable[[], Words]]
 
 
 @dataclass(frozen=True)
@@ -90,8 +93,8 @@ class JaxCarrier:
     _compiled: _Compiled | None = None
     _stopped: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
-    _errand: _Future | None = None
-    _errands: queue.SimpleQueue[_Future | None] = field(default_factory=queue.SimpleQueue["_Future | None"])
+    _future: Future[Words] | None = None
+    _errands: queue.SimpleQueue[_Errand | None] = field(default_factory=queue.SimpleQueue["_Errand | None"])
 
     @property
     def by_caller(self) -> bool:
@@ -110,8 +113,8 @@ class JaxCarrier:
 
     def stop(self) -> None:
         self._stopped.set()
-        if self._errand is not None:
-            self._errand.done.set()
+        if self._future is not None:
+            self._future.cancel()
 
     def close(self) -> None:
         """What is under way ends on its own: a program that was launched cannot be called back."""
@@ -176,12 +179,12 @@ class JaxCarrier:
             # A daemon: what it waits for may never come.
             self._thread = threading.Thread(target=_runner, args=(self._errands,), name=_NAME, daemon=True)
             self._thread.start()
-        self._errand = errand = _Future(work)
-        self._errands.put(errand)
-        came = errand.done.wait(self.timeout)
+        self._future = future = Future[Words]()
+        self._errands.put((future, work))
+        wait([future], self.timeout)
         if self._stopped.is_set():
             raise ClosedError
-        if not came:
+        if not future.done():
             self.blame.fail(
                 "CP0941",
                 f"a host was silent for {self.timeout:g} s: batch {number} of what hosts share did not come",
@@ -189,10 +192,11 @@ class JaxCarrier:
                 "what JAX has launched cannot be called back: end this process, and start again from the last"
                 " saved state",
             )
-        self._errand = None
-        if errand.error is not None:
-            self._lost(number, errand.error)
-        return errand.made
+        self._future = None
+        error = future.exception()
+        if error is not None:
+            self._lost(number, error)
+        return future.result()
 
     def _lost(self, number: int, error: BaseException) -> NoReturn:
         first = str(error).strip().splitlines() or [type(error).__name__]
@@ -277,21 +281,12 @@ def _team(move: Move, hosts: Sequence[int]) -> programs.Team:
     return programs.Team((AXIS,), np.array(places, np.int64), np.array(members, np.int64))
 
 
-@dataclass(eq=False)
-class _Future:
-    """Something that another thread does."""
-
-    work: Callable[[], Words]
-    done: threading.Event = field(default_factory=threading.Event)
-    made: Words = field(default_factory=lambda: np.empty(0, np.uint32))
-    error: BaseException | None = None
-
-
-def _runner(errands: queue.SimpleQueue[_Future | None]) -> None:
+def _runner(errands: queue.SimpleQueue[_Errand | None]) -> None:
     while (errand := errands.get()) is not None:
-        try:
-            errand.made = errand.work()
-        except BaseException as error:  # noqa: BLE001  handed to the caller
-            errand.error = error
-        errand.done.set()
-        del errand  # it holds the program's result
+        future, work = errand
+        with contextlib.suppress(InvalidStateError):  # nobody waits for it any more
+            try:
+                future.set_result(work())
+            except BaseException as error:  # noqa: BLE001  handed to the caller
+                future.set_exception(error)
+        del errand, future, work  # they hold the program's result

@@ -11,9 +11,10 @@ from __future__ import annotations
 import contextlib
 import heapq
 import time
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from graphlib import TopologicalSorter
 from typing import Any
 
 import numpy as np
@@ -59,8 +60,7 @@ class Endpoint:
 
     comm: Any
     ranks: dict[int, int]
-    _sent: dict[int, int] = field(default_factory=dict[int, int])
-    _received: dict[int, int] = field(default_factory=dict[int, int])
+    _counts: Counter[tuple[bool, int]] = field(default_factory=Counter[tuple[bool, int]])
     _tags: int = 0
 
     def __post_init__(self) -> None:
@@ -75,10 +75,10 @@ class Endpoint:
         run = _Run(self, script, arrays)
         try:
             patience = Backoff(look, run.awaited)
-            while run.left:
+            while run.order.is_active():
                 if run.step():
                     patience.moved()
-                elif run.left:
+                else:
                     patience.wait()
         except MPI.Exception:
             run.abandon(failed=True)
@@ -86,14 +86,11 @@ class Endpoint:
         except BaseException:
             run.abandon(failed=False)
             raise
-        for message in script.messages:
-            counts = self._sent if message.outgoing else self._received
-            counts[message.host] = (counts.get(message.host, 0) + 1) % self._tags
+        self._counts.update((message.outgoing, message.host) for message in script.messages)
 
     def post(self, message: Message, buffer: Bytes) -> Any:
         """The request of a message whose bytes lie in `buffer`."""
-        counts = self._sent if message.outgoing else self._received
-        tag = RESERVED + (counts.get(message.host, 0) + message.number) % self._tags
+        tag = RESERVED + (self._counts[message.outgoing, message.host] + message.number) % self._tags
         # A synchronous send ends when its receiver has begun to take it: nothing of it is left in a queue
         # here that only later calls of MPI would empty.
         post = self.comm.Issend if message.outgoing else self.comm.Irecv
@@ -126,21 +123,16 @@ class _Run:
     """One script under way."""
 
     def __init__(self, wire: Endpoint, script: TransferPlan, arrays: Sequence[Bytes]) -> None:
-        self.left = len(script.messages)
         self._wire, self._messages, self._arrays = wire, script.messages, arrays
         self._buffers: dict[int, Bytes] = {}  # of messages whose bytes lie in several windows
-        self._waits = [len(message.waits) for message in script.messages]
-        self._next: list[list[int]] = [[] for _ in script.messages]
-        self._lanes: dict[tuple[int, bool], _Lane] = {}
+        self._lanes: dict[tuple[int, bool], _Lane] = defaultdict(_Lane)
         self._receiving: dict[int, Any] = {}  # requests, by message
         self._sending: dict[int, Any] = {}
         for at, message in enumerate(script.messages):
-            for before in message.waits:
-                self._next[before].append(at)
-            lane = self._lanes.setdefault((message.host, message.outgoing), _Lane())
-            lane.order.append(at)
-            if not message.waits:
-                lane.waiting.append(at)  # in order, so it is a heap
+            self._lane(at).order.append(at)
+        self.order = TopologicalSorter({at: m.waits for at, m in enumerate(script.messages)})
+        self.order.prepare()
+        self._make_ready()
 
     def step(self) -> bool:
         """Look once; whether anything happened."""
@@ -192,15 +184,21 @@ class _Run:
 
     def _finished(self, at: int) -> None:
         message = self._messages[at]
-        self.left -= 1
-        self._lanes[message.host, message.outgoing].under_way -= 1
+        self._lane(at).under_way -= 1
         buffer = self._buffers.pop(at, None)
         if buffer is not None and not message.outgoing:
             _spread(buffer, message.windows, self._arrays)
-        for after in self._next[at]:
-            self._waits[after] -= 1
-            if not self._waits[after]:
-                heapq.heappush(self._lanes[self._messages[after].host, True].waiting, after)
+        self.order.done(at)
+        self._make_ready()
+
+    def _make_ready(self) -> None:
+        """Let those go that wait for nothing any more."""
+        for at in self.order.get_ready():
+            heapq.heappush(self._lane(at).waiting, at)
+
+    def _lane(self, at: int) -> _Lane:
+        message = self._messages[at]
+        return self._lanes[message.host, message.outgoing]
 
     def _buffer(self, at: int) -> Bytes:
         """The memory of a message: in place where that is one window, else a copy."""
