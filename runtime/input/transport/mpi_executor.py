@@ -128,7 +128,7 @@ class _Run:
         self._lanes: dict[tuple[int, bool], _Lane] = defaultdict(_Lane)
         self._receiving: dict[int, Any] = {}  # requests, by message
         self._sending: dict[int, Any] = {}
-        for at, message in enumerate(script.messages):
+        for at in range(len(script.messages)):
             self._lane(at).order.append(at)
         self.order = TopologicalSorter({at: m.waits for at, m in enumerate(script.messages)})
         self.order.prepare()
