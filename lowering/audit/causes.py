@@ -1,0 +1,161 @@
+"""Why a compiled step differs from its plan, by what JAX traced: what the step asks for and XLA changed, and what
+the step asks for itself.
+
+| cause | |
+|---|---|
+| combined | XLA made one collective of several |
+| split | XLA made several of one |
+| folded | XLA removed it |
+| reordered | XLA issues it in another place |
+| loop | XLA issues it inside of another number of loops |
+| retyped, regrouped, replaced | XLA moves another type, among other ranks, by another collective |
+| copied | XLA issues it more than once |
+| absent | the step does not ask for it |
+| recompiled | the step asks for other collectives at this plan line |
+| own | the step's own code asks for it |
+| autodiff | the derivative with respect to a value that is the same on all ranks: a sum over them |
+| partitioner | XLA's partitioner needs it: an operation's operands are sharded otherwise than its result |
+| unknown | the text does not tell |
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+
+from msgspec.structs import replace
+
+from commplan.lowering.audit.compare import Difference, Report, changed
+from commplan.lowering.audit.expect import Expected
+from commplan.lowering.audit.step import CompiledStep, Found, Origin
+
+# The primitives of JAX that communicate.
+_PRIMITIVES = frozenset(
+    {
+        "psum", "pmax", "pmin", "ppermute", "all_gather", "all_to_all", "reduce_scatter", "psum_scatter",
+        "ragged_all_to_all", "pbroadcast", "unreduced_psum", "pgather",
+    }
+)  # fmt: skip
+_FIELDS = {"dtype": "retyped", "groups": "regrouped"}
+_FOLDED = "the step asks for it, and XLA removed it: nothing uses the result, or it is known without it"
+_COPIED = "the step asks for it once, and XLA issues it again: it unrolled or peeled a loop"
+_RECOMPILED = "the step asks for it so: its program was compiled from another plan, or for other shapes"
+_AUTODIFF = (
+    "summed by autodiff: {}: what is differentiated is the same on all ranks, so its gradient is a sum over"
+    " them; differentiate with respect to `run.varying(params)`"
+)
+_PARTITIONER = "inserted by XLA's partitioner for {}: its operands are sharded otherwise than its result"
+
+
+class Causes:
+    """Explains the differences of one step. traced: the same step as JAX hands it to XLA."""
+
+    def __init__(self, report: Report, traced: CompiledStep) -> None:
+        self.report = report
+        self.wanted = Counter(item.scope for item in report.expected)
+        self.traced = defaultdict[tuple[str, int], list[Found]](list)
+        for found in traced.collectives:
+            for scope in found.scopes:
+                self.traced[scope].append(found)
+        self.own = [found for found in traced.collectives if not found.scopes]
+
+    def all(self, beside: Iterable[Found]) -> tuple[Difference, ...]:
+        """Every difference with its cause; `beside` are the collectives without a plan line."""
+        looped = (self._looped(expected, found) for expected, found in self.report.matches)
+        extra = (Difference("extra", f"{found} ({found.name})", (), (found,)) for found in beside)
+        differences = (*self.report.differences, *filter(None, looped), *extra)
+        return tuple(self._with_cause(difference) for difference in differences)
+
+    def _with_cause(self, difference: Difference) -> Difference:
+        match difference.kind:
+            case "missing":
+                cause, reason = self._missing(difference.expected[0])
+            case "extra":
+                cause, reason = self._extra(difference.found[0])
+            case "changed":
+                cause, reason = self._changed(difference.expected[0], difference.found[0])
+            case "merged":
+                cause, reason = "combined", self._merged(difference.expected, difference.found[0])
+            case "split":
+                kinds = ", ".join(found.kind for found in difference.found)
+                cause, reason = "split", f"XLA made {kinds} of it"
+            case "moved":
+                if difference.cause:
+                    return difference
+                cause, reason = (
+                    "reordered",
+                    "XLA issues it in another place of the order than the schedule has",
+                )
+        return replace(difference, cause=cause, reason=reason)
+
+    def _missing(self, expected: Expected) -> tuple[str, str]:
+        traced = len(self.traced[expected.scope])
+        if not traced:
+            call = f"the step does not ask for it: phase `{expected.phase}` is not called"
+            return "absent", f"{call}, or nothing uses what it puts out"
+        return ("recompiled", _RECOMPILED) if traced < self.wanted[expected.scope] else ("folded", _FOLDED)
+
+    def _extra(self, found: Found) -> tuple[str, str]:
+        for phase, line in found.scopes:
+            traced = len(self.traced[phase, line])
+            if traced <= self.wanted[phase, line]:
+                return "copied", _COPIED
+            if self.wanted[phase, line]:
+                return "copied", f"the step asks for it more than once: it calls phase `{phase}` again"
+            return "recompiled", _RECOMPILED
+        origins = [o for o in found.origins if o.op_name] or self._unnamed(found, found.count)
+        if not origins:
+            return "unknown", "XLA gives it no name"
+        names, op_names = _listed(origins), [origin.op_name for origin in origins]
+        if any("transpose(" in name for name in op_names):
+            return "autodiff", _AUTODIFF.format(names)
+        if any(origin.primitive in _PRIMITIVES for origin in origins):
+            return "own", f"issued by the step's own code: {names}"
+        return "partitioner", _PARTITIONER.format(names)
+
+    def _changed(self, expected: Expected, found: Found) -> tuple[str, str]:
+        asked = ((t.kind, t.dtypes, t.count) for t in self.traced[expected.scope])
+        if (found.kind, found.dtypes, found.count) in asked:
+            return "recompiled", _RECOMPILED
+        fields = {name: after for name, _, after in changed(expected, found)}
+        name = next((name for name in ("dtype", "groups") if name in fields), "")
+        words = {
+            "dtype": f"XLA moves {', '.join(found.dtypes)} where the plan moves {expected.dtype}",
+            "groups": "XLA has other ranks take part",
+        }
+        return _FIELDS.get(name, "replaced"), words.get(name, f"XLA made {found} of it")
+
+    def _merged(self, expected: Sequence[Expected], found: Found) -> str:
+        lines = sorted({item.span.line for item in expected})
+        planned = f"those of line{'s' * (len(lines) > 1)} {', '.join(map(str, lines))}"
+        rest = found.count - sum(item.count for item in expected)
+        others = [origin for origin in found.origins if origin.op_name and not origin.scope]
+        names = others or (self._unnamed(found, rest) if rest else [])
+        if rest and names:
+            return f"XLA made one of {planned} and of the step's own {_listed(names)}"
+        return f"XLA made one of {planned}" + (f" and {rest} more elements" if rest else "")
+
+    def _unnamed(self, found: Found, count: int) -> list[Origin]:
+        """The origins of what the step asks for beside the plan, and makes `count` elements in all."""
+        origins: list[Origin] = []
+        for traced in self.own:
+            if (traced.kind, traced.op, traced.dtypes) == (found.kind, found.op, found.dtypes):
+                if traced.count <= count:
+                    count -= traced.count
+                    origins += traced.origins
+        return [] if count else origins
+
+    def _looped(self, expected: Expected, found: Found) -> Difference | None:
+        """Where the match of a planned collective is in more or fewer loops than the step has it in."""
+        depths = {len(traced.loops) for traced in self.traced[expected.scope]}
+        if not depths or len(found.loops) in depths:
+            return None
+        inside = len(found.loops) > max(depths)
+        where = "into a loop" if inside else "out of the loop that the step has it in"
+        text = f"{expected} was moved {where} ({found.name})"
+        return Difference("moved", text, (expected,), (found,), "loop", f"XLA moved it {where}")
+
+
+def _listed(origins: Sequence[Origin]) -> str:
+    counts = Counter(map(str, origins))
+    return ", ".join(name if count == 1 else f"{count} x {name}" for name, count in counts.items())
