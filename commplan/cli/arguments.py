@@ -156,6 +156,18 @@ def _simulate(verb: Any) -> None:
     _binding(verb)
 
 
+def _audit(verb: Any) -> None:
+    verb.add_argument("file", metavar="FILE", help="a .plan file or a saved schedule, or - for stdin")
+    step = "of a mesh: it gives a training step and a tuple of its arguments (default: each phase alone)"
+    _flag(verb, "--step", "MODULE:FUNCTION", step)
+    target = "GPUs to compile for, which need not be there, such as h100:4x8 (default: this machine's CPUs)"
+    _flag(verb, "--target", "NAME:HOSTSxDEVICES", target)
+    _repeatable(verb, "--phase", "NAME", "a phase to look for (repeatable; default: those that run)", str)
+    _switch(verb, "--allow-extra", "what the step's own code communicates beside the plan is no difference")
+    _functions(verb, "a function of the plan, without --step (repeatable)")
+    _binding(verb)
+
+
 def _calibrate(verb: Any) -> None:
     verb.add_argument("file", nargs="?", metavar="FILE", help="the plan whose input is measured")
     verb.add_argument("-o", "--output", metavar="OUT", required=True, help="write NAME.calibration.toml here")
@@ -225,6 +237,12 @@ _VERBS: dict[str, tuple[str, str, tuple[str, ...], Callable[[Any], None]]] = {
         "The topology is that of --topology; FILE may also be a saved schedule.",
         _JSON,
         _simulate,
+    ),
+    "audit": (
+        "compare a compiled training step with its plan",
+        "Nothing runs. What XLA merged, split, moved or added is named, and what is exposed estimated.",
+        _JSON,
+        _audit,
     ),
     "calibrate": (
         "measure what messages and collectives, or the input of a plan, cost on this machine",

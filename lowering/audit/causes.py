@@ -1,5 +1,4 @@
-"""Why a compiled step differs from its plan, by what JAX traced: what the step asks for and XLA changed, and what
-the step asks for itself.
+"""Why a compiled step differs from its plan: what JAX traced tells XLA's changes from what the step asks for.
 
 | cause | |
 |---|---|
@@ -75,7 +74,7 @@ class Causes:
             case "changed":
                 cause, reason = self._changed(difference.expected[0], difference.found[0])
             case "merged":
-                cause, reason = "combined", self._merged(difference.expected, difference.found[0])
+                return self._merged(difference)
             case "split":
                 kinds = ", ".join(found.kind for found in difference.found)
                 cause, reason = "split", f"XLA made {kinds} of it"
@@ -86,7 +85,7 @@ class Causes:
                     "reordered",
                     "XLA issues it in another place of the order than the schedule has",
                 )
-        return replace(difference, cause=cause, reason=reason)
+        return replace(difference, cause=cause, reason=reason, beside=cause in ("own", "partitioner"))
 
     def _missing(self, expected: Expected) -> tuple[str, str]:
         traced = len(self.traced[expected.scope])
@@ -106,8 +105,8 @@ class Causes:
         origins = [o for o in found.origins if o.op_name] or self._unnamed(found, found.count)
         if not origins:
             return "unknown", "XLA gives it no name"
-        names, op_names = _listed(origins), [origin.op_name for origin in origins]
-        if any("transpose(" in name for name in op_names):
+        names = _listed(origins)
+        if _by_autodiff(origins):
             return "autodiff", _AUTODIFF.format(names)
         if any(origin.primitive in _PRIMITIVES for origin in origins):
             return "own", f"issued by the step's own code: {names}"
@@ -125,24 +124,26 @@ class Causes:
         }
         return _FIELDS.get(name, "replaced"), words.get(name, f"XLA made {found} of it")
 
-    def _merged(self, expected: Sequence[Expected], found: Found) -> str:
+    def _merged(self, difference: Difference) -> Difference:
+        expected, found = difference.expected, difference.found[0]
         lines = sorted({item.span.line for item in expected})
-        planned = f"those of line{'s' * (len(lines) > 1)} {', '.join(map(str, lines))}"
+        reason = f"XLA made one of those of line{'s' * (len(lines) > 1)} {', '.join(map(str, lines))}"
         rest = found.count - sum(item.count for item in expected)
-        others = [origin for origin in found.origins if origin.op_name and not origin.scope]
-        names = others or (self._unnamed(found, rest) if rest else [])
-        if rest and names:
-            return f"XLA made one of {planned} and of the step's own {_listed(names)}"
-        return f"XLA made one of {planned}" + (f" and {rest} more elements" if rest else "")
+        named = [origin for origin in found.origins if origin.op_name and not origin.scope]
+        origins = (named or self._unnamed(found, rest)) if rest else []
+        if rest:
+            reason += f" and of the step's own {_listed(origins) or f'{rest} elements'}"
+        beside = len(expected) == 1 and bool(origins) and not _by_autodiff(origins)
+        return replace(difference, cause="combined", reason=reason, beside=beside)
 
     def _unnamed(self, found: Found, count: int) -> list[Origin]:
         """The origins of what the step asks for beside the plan, and makes `count` elements in all."""
         origins: list[Origin] = []
         for traced in self.own:
-            if (traced.kind, traced.op, traced.dtypes) == (found.kind, found.op, found.dtypes):
-                if traced.count <= count:
-                    count -= traced.count
-                    origins += traced.origins
+            alike = (traced.kind, traced.op, traced.dtypes) == (found.kind, found.op, found.dtypes)
+            if alike and traced.count <= count:
+                count -= traced.count
+                origins += traced.origins
         return [] if count else origins
 
     def _looped(self, expected: Expected, found: Found) -> Difference | None:
@@ -154,6 +155,10 @@ class Causes:
         where = "into a loop" if inside else "out of the loop that the step has it in"
         text = f"{expected} was moved {where} ({found.name})"
         return Difference("moved", text, (expected,), (found,), "loop", f"XLA moved it {where}")
+
+
+def _by_autodiff(origins: Iterable[Origin]) -> bool:
+    return any("transpose(" in origin.op_name for origin in origins)
 
 
 def _listed(origins: Sequence[Origin]) -> str:

@@ -16,6 +16,7 @@ class Difference(msgspec.Struct, frozen=True):
     """One thing that is not as planned: what the plan expects, what the compiled step has in its place.
 
     cause: why, in one word (see `causes`); reason: in a sentence. Both are "" until `causes` has looked.
+    beside: all of the plan is there, and this is what the step's own code has beside it.
     """
 
     kind: Literal["missing", "extra", "changed", "moved", "merged", "split"]
@@ -24,13 +25,7 @@ class Difference(msgspec.Struct, frozen=True):
     found: tuple[Found, ...] = ()
     cause: str = ""
     reason: str = ""
-
-    @property
-    def beside(self) -> bool:
-        """Whether all of the plan is there, and this is only what the step has beside it."""
-        if self.kind == "merged":
-            return len(self.expected) == 1
-        return self.kind == "extra" and self.cause in ("own", "partitioner")
+    beside: bool = False
 
 
 class Report(msgspec.Struct, frozen=True):
