@@ -12,6 +12,7 @@ from commplan import __version__
 EMITS = ("schedule", "plan", "jaxpr", "hlo", "dot", "mermaid")
 BACKENDS = ("jax", "mpi")
 SHELLS = ("bash", "zsh", "fish")
+MEASURES = ("slower", "bytes", "memory", "rounds")  # of `diff --fail-on`
 _TIMES = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 _SIZES = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _PLAN = "a .plan file, or - for stdin"
@@ -168,6 +169,14 @@ def _audit(verb: Any) -> None:
     _binding(verb)
 
 
+def _diff(verb: Any) -> None:
+    verb.add_argument("a", metavar="A", help="a .plan file or a saved schedule, or - for stdin")
+    verb.add_argument("b", metavar="B", help="what is compared with it")
+    limit = "exit with 1 where B is worse by more: slower, bytes, memory or rounds (repeatable)"
+    _repeatable(verb, "--fail-on", "MEASURE:N%", limit, _limit)
+    _binding(verb)
+
+
 def _calibrate(verb: Any) -> None:
     verb.add_argument("file", nargs="?", metavar="FILE", help="the plan whose input is measured")
     verb.add_argument("-o", "--output", metavar="OUT", required=True, help="write NAME.calibration.toml here")
@@ -237,6 +246,12 @@ _VERBS: dict[str, tuple[str, str, tuple[str, ...], Callable[[Any], None]]] = {
         "The topology is that of --topology; FILE may also be a saved schedule.",
         _JSON,
         _simulate,
+    ),
+    "diff": (
+        "compare two plans or saved schedules",
+        "The flags hold for both; without --topology there are no times.",
+        _JSON,
+        _diff,
     ),
     "audit": (
         "compare a compiled training step with its plan",
@@ -335,6 +350,15 @@ def _duration(text: str) -> float:
     if not seconds:
         raise argparse.ArgumentTypeError(f"expected a time such as 12ms, found {text!r}")
     return seconds
+
+
+def _limit(text: str) -> tuple[str, float]:
+    measure, _, share = text.partition(":")
+    number = share.removesuffix("%")
+    if measure not in MEASURES or number == share or not _is_number(number.replace(".", "", 1)):
+        expected = f"{', '.join(f'{name}:N%' for name in MEASURES)}"
+        raise argparse.ArgumentTypeError(f"expected one of {expected}, found {text!r}")
+    return measure, float(number) / 100
 
 
 def _nbytes(text: str) -> int:

@@ -101,7 +101,7 @@ def _step(where: str, mesh: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """The step and its arguments, as the user's function gives them. Raises CP1153 where it gives others."""
     given: Any = function_at(f"--step {where}", where)(mesh)
     parts: list[Any] = [*given] if isinstance(given, tuple) else [given]
-    if len(parts) != 2 or not callable(parts[0]) or not isinstance(parts[1], tuple):
+    if [callable(part) for part in parts[:1]] + [type(part) for part in parts[1:]] != [True, tuple]:
         names = ", ".join(type(part).__name__ for part in parts)
         message = f"--step {where} gave {names}: a step and a tuple of its arguments were expected"
         fail("CP1153", message, "return train, (state, params, batch)")
