@@ -9,6 +9,7 @@
 | loop | XLA issues it inside of another number of loops |
 | retyped, regrouped, replaced | XLA moves another type, among other ranks, by another collective |
 | copied | XLA issues it more than once |
+| repeated | the step asks for it more than once |
 | absent | the step does not ask for it |
 | recompiled | the step asks for other collectives at this plan line |
 | own | the step's own code asks for it |
@@ -24,6 +25,7 @@ from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
+from commplan.diagnostics import plural
 from commplan.lowering.audit.compare import Difference, Report, changed
 from commplan.lowering.audit.expect import Expected
 from commplan.lowering.audit.step import CompiledStep, Found, Origin
@@ -92,7 +94,12 @@ class Causes:
         if not traced:
             call = f"the step does not ask for it: phase `{expected.phase}` is not called"
             return "absent", f"{call}, or nothing uses what it puts out"
-        return ("recompiled", _RECOMPILED) if traced < self.wanted[expected.scope] else ("folded", _FOLDED)
+        otherwise = traced < self.wanted[expected.scope] or not self._asks_for(expected)
+        return ("recompiled", _RECOMPILED) if otherwise else ("folded", _FOLDED)
+
+    def _asks_for(self, expected: Expected) -> bool:
+        """Whether the step has a collective of that size at the plan line."""
+        return any(traced.count == expected.count for traced in self.traced[expected.scope])
 
     def _extra(self, found: Found) -> tuple[str, str]:
         for phase, line in found.scopes:
@@ -100,7 +107,7 @@ class Causes:
             if traced <= self.wanted[phase, line]:
                 return "copied", _COPIED
             if self.wanted[phase, line]:
-                return "copied", f"the step asks for it more than once: it calls phase `{phase}` again"
+                return "repeated", f"the step asks for it more than once: it calls phase `{phase}` again"
             return "recompiled", _RECOMPILED
         origins = [o for o in found.origins if o.op_name] or self._unnamed(found, found.count)
         if not origins:
@@ -113,8 +120,9 @@ class Causes:
         return "partitioner", _PARTITIONER.format(names)
 
     def _changed(self, expected: Expected, found: Found) -> tuple[str, str]:
-        asked = ((t.kind, t.dtypes, t.count) for t in self.traced[expected.scope])
-        if (found.kind, found.dtypes, found.count) in asked:
+        asked = ((t.kind, t.dtypes, t.count, t.groups) for t in self.traced[expected.scope])
+        same = (found.kind, found.dtypes, found.count, found.groups) in asked
+        if same or (self.traced[expected.scope] and not self._asks_for(expected)):
             return "recompiled", _RECOMPILED
         fields = {name: after for name, _, after in changed(expected, found)}
         name = next((name for name in ("dtype", "groups") if name in fields), "")
@@ -127,12 +135,13 @@ class Causes:
     def _merged(self, difference: Difference) -> Difference:
         expected, found = difference.expected, difference.found[0]
         lines = sorted({item.span.line for item in expected})
-        reason = f"XLA made one of those of line{'s' * (len(lines) > 1)} {', '.join(map(str, lines))}"
+        count, places = plural(len(expected), "collective"), ", ".join(map(str, lines))
+        reason = f"XLA combined {count} of line{'s' * (len(lines) > 1)} {places}"
         rest = found.count - sum(item.count for item in expected)
         named = [origin for origin in found.origins if origin.op_name and not origin.scope]
         origins = (named or self._unnamed(found, rest)) if rest else []
         if rest:
-            reason += f" and of the step's own {_listed(origins) or f'{rest} elements'}"
+            reason += f" with the step's own {_listed(origins) or f'{rest} elements'}"
         beside = len(expected) == 1 and bool(origins) and not _by_autodiff(origins)
         return replace(difference, cause="combined", reason=reason, beside=beside)
 

@@ -63,6 +63,7 @@ class Audit(msgspec.Struct, frozen=True):
         head = f"plan {self.plan}: {plural(planned, 'collective')} as planned"
         head += f", {plural(len(self.differences), 'difference')}" if self.differences else ""
         lines = [head, *self._table()]
+        lines += [f"  not called: {', '.join(self.skipped)}"] if self.skipped else []
         alike = Counter((d.cause, _subject(d), d.reason) for d in self.differences)
         for (cause, subject, reason), count in alike.items():
             times = f"{count} x " if count > 1 else ""
@@ -162,7 +163,7 @@ def _mesh_in(traced: str, schedule: Schedule) -> dict[str, int] | None:
 
 def _matched(wanted: Mapping[str, Sequence[Expected]], step: CompiledStep) -> Report:
     """Each phase against its own collectives, since nothing orders one phase after another; those that XLA
-    gives no name are looked at with the first phase that misses some."""
+    gives no name are looked at with the first phase that is not as planned."""
     named = [found for found in step.collectives if any(scope[0] in wanted for scope in found.scopes)]
     nameless = [found for found in step.collectives if not any(o.op_name for o in found.origins)]
     mixed = any(len({phase for phase, _ in found.scopes}) > 1 for found in named)
@@ -171,11 +172,11 @@ def _matched(wanted: Mapping[str, Sequence[Expected]], step: CompiledStep) -> Re
     for items in map(tuple, parts):
         scopes = {item.phase for item in items}
         own = [found for found in named if mixed or found.scopes[0][0] in scopes]
-        if len(own) < len(items) or mixed:
-            own += nameless
+        report = match(items, own)
+        if nameless and not report.ok:
+            report = match(items, sorted([*own, *nameless], key=step.collectives.index))
             nameless = []
-        own.sort(key=step.collectives.index)
-        reports.append(match(items, own))
+        reports.append(report)
     return Report(
         tuple(item for report in reports for item in report.expected),
         tuple(item for report in reports for item in report.found),
