@@ -40,7 +40,10 @@ _PRIMITIVES = frozenset(
 _FIELDS = {"dtype": "retyped", "groups": "regrouped"}
 _FOLDED = "the step asks for it, and XLA removed it: nothing uses the result, or it is known without it"
 _COPIED = "the step asks for it once, and XLA issues it again: it unrolled or peeled a loop"
-_RECOMPILED = "the step asks for it so: its program was compiled from another plan, or for other shapes"
+_RECOMPILED = (
+    "the step asks for others here: its program was compiled from another plan or for other shapes, such as"
+    " those of one layer under `tap`"
+)
 _AUTODIFF = (
     "summed by autodiff: {}: what is differentiated is the same on all ranks, so its gradient is a sum over"
     " them; differentiate with respect to `run.varying(params)`"
