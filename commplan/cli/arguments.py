@@ -202,6 +202,16 @@ def _completion(verb: Any) -> None:
     verb.add_argument("shell", choices=SHELLS)
 
 
+def _records(verb: Any) -> None:
+    help_ = "files *.rec that ranks recorded, or folders of them (default: those of this host)"
+    verb.add_argument("records", nargs="*", metavar="REC", help=help_)
+
+
+def _trace(verb: Any) -> None:
+    _records(verb)
+    verb.add_argument("-o", "--output", metavar="OUT.json", required=True, help="write the trace here")
+
+
 _JSON = ("json",)
 # Of each verb its summary, what else its help says, the formats besides `human`, and what adds its arguments.
 _VERBS: dict[str, tuple[str, str, tuple[str, ...], Callable[[Any], None]]] = {
@@ -244,6 +254,13 @@ _VERBS: dict[str, tuple[str, str, tuple[str, ...], Callable[[Any], None]]] = {
         _JSON,
         _run,
     ),
+    "blame": (
+        "say which rank held the others, from what the ranks of a run recorded",
+        "Works while the run hangs and after it has died.",
+        _JSON,
+        _records,
+    ),
+    "trace": ("show what the ranks of a run recorded, as a trace that Perfetto opens", "", _JSON, _trace),
     "passes": ("list the compiler's passes and their options", "", _JSON, lambda verb: None),
     "new": (
         "begin a plan and a training program from a template",
