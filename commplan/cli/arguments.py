@@ -43,6 +43,7 @@ def parser() -> argparse.ArgumentParser:
     _explain(verbs)
     _verify(verbs)
     _simulate(verbs)
+    _report(verbs)
     _calibrate(verbs)
     _run(verbs)
     _verb(verbs, "passes", "list the compiler's passes and their options", "json")
@@ -214,6 +215,19 @@ def _simulate(verbs: Any) -> None:
         "json",
         more="The topology is that of --topology; FILE may also be a saved schedule.",
     )
+    _simulated(verb)
+    verb.add_argument(
+        "--step-seconds",
+        type=_duration,
+        metavar="TIME",
+        help="what a training step takes without communication, such as 120ms: for elastic averaging's share",
+    )
+    verb.add_argument("--trace", metavar="OUT.json", help="write a trace that Perfetto opens")
+    _binding(verb)
+
+
+def _simulated(verb: argparse.ArgumentParser) -> None:
+    """What is simulated, and what is known of its costs."""
     verb.add_argument("file", metavar="FILE", help="a .plan file or a saved schedule, or - for stdin")
     verb.add_argument(
         "--ranks", type=_count, metavar="N", help="as many ranks: the first axis of the plan is resized"
@@ -225,13 +239,23 @@ def _simulate(verbs: Any) -> None:
         "NAME=TIME",
         "what one call of a function or one read of a source takes, such as decode=3ms (repeatable)",
     )
-    verb.add_argument(
-        "--step-seconds",
-        type=_duration,
-        metavar="TIME",
-        help="what a training step takes without communication, such as 120ms: for elastic averaging's share",
+
+
+def _report(verbs: Any) -> None:
+    verb = _verb(
+        verbs,
+        "report",
+        "show a plan on one HTML page: its graph, timeline, choices, proofs and links",
+        "json",
+        more="The page stands alone and needs no network. Times and links need --topology.",
     )
-    verb.add_argument("--trace", metavar="OUT.json", help="write a trace that Perfetto opens")
+    _simulated(verb)
+    verb.add_argument("-o", "--output", metavar="OUT.html", required=True, help="write the page here")
+    verb.add_argument(
+        "--trace",
+        metavar="RUN.json",
+        help="what a run recorded, in Chrome's trace format: shown below the predicted timeline",
+    )
     _binding(verb)
 
 

@@ -31,7 +31,7 @@ def run(arguments: Namespace, console: Console) -> int:
         fail("CP0752", "there is no topology to simulate on", "give one with --topology FILE")
     calibration = load_calibration(arguments.calibration) if arguments.calibration else None
     topology = load_topology(arguments.topology)
-    schedule, lines = _schedule(arguments, topology, console)
+    schedule, lines = schedule_of(arguments, topology, console)
     if calibration is not None:
         calibration.check_backend(schedule.backend, arguments.calibration or "")
     links = calibration.links if calibration else None
@@ -52,8 +52,10 @@ def run(arguments: Namespace, console: Console) -> int:
     return 0
 
 
-def _schedule(arguments: Namespace, topology: Topology, console: Console) -> tuple[Schedule, list[str]]:
-    """The schedule, and the lines of the plan where there is one."""
+def schedule_of(
+    arguments: Namespace, topology: Topology | None, console: Console
+) -> tuple[Schedule, list[str]]:
+    """The schedule, on `topology` if there is one, and the lines of the plan where there is one."""
     text = console.read(arguments.file)
     name = name_of(arguments.file)
     if is_saved(arguments.file, text):
@@ -89,13 +91,17 @@ def _scaled(plan: Plan, ranks: int, sizes: Iterable[tuple[str, int]]) -> Plan:
     return msgspec.structs.replace(plan, axes=tuple(longer if a is first else a for a in plan.axes))
 
 
-def _saved(text: str, name: str, arguments: Namespace, topology: Topology, console: Console) -> Schedule:
+def _saved(
+    text: str, name: str, arguments: Namespace, topology: Topology | None, console: Console
+) -> Schedule:
     """A saved schedule, its axes placed as the flags say, else as it was compiled, else by name."""
     from commplan.verify import verify
 
     if arguments.ranks:
         fail("CP0754", "--ranks resizes plans, and a saved schedule has its sizes", "give the .plan file")
     schedule = read_saved(text, name, verify)
+    if topology is None:
+        return schedule
     mapping = dict(arguments.map)
     levels = {level.name for level in topology.levels}
     known = all({spread.level for spread in axis.levels} <= levels for axis in schedule.axes)

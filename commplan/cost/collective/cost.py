@@ -138,9 +138,7 @@ def _modelled(algorithm: Algorithm, query: _Query) -> _Modelled | None:
     if kind == "all_to_all":
         return _all_to_all(layout, query.nbytes, network)
     if algorithm.name == "native":
-        library = query._replace(form="library", chunk=None)
-        priced = [_flat(name, kind, library) for name in NATIVE if registry.supports(name, kind)]
-        return min(priced, key=lambda each: each[0]) if priced else None
+        return min(_library(kind, query).values(), key=lambda each: each[0], default=None)
     if algorithm.name != "hierarchical":
         return _flat(algorithm.name, kind, query) if registry.supports(algorithm.name, kind) else None
     parts = split_of(algorithm, layout, network)
@@ -155,6 +153,18 @@ def _modelled(algorithm: Algorithm, query: _Query) -> _Modelled | None:
         return _dataflow(composed(parts.levels, kind, query.root, parts.layout, network), query)
     except CommplanError:
         return None
+
+
+def _library(kind: Kind, query: _Query) -> dict[str, _Modelled]:
+    """What each algorithm that a library may take would cost."""
+    library = query._replace(form="library", chunk=None)
+    return {name: _flat(name, kind, library) for name in NATIVE if registry.supports(name, kind)}
+
+
+def library_algorithm(kind: Kind, layout: Layout, nbytes: float, network: Network, root: int = 0) -> str:
+    """The algorithm that `native` is priced as. nbytes: of the whole buffer, as in `predict`."""
+    priced = _library(kind, _Query(kind, layout, nbytes, network, "library", None, root))
+    return min(priced, key=lambda name: priced[name][0])
 
 
 def _flat(name: str, kind: Kind, query: _Query) -> _Modelled:
