@@ -177,11 +177,12 @@ def _phase(
 ) -> PhaseLines:
     compiled = schedule.phase(phase.name)
     values = {value.id: value for value in (*schedule.entry, *compiled.values)}
+    nbytes = {ref: value.nbytes for ref, value in values.items()}
     ops = _by_span(compiled.ops)
-    lines = list(_asked(phase, compiled, values, schedule, said))
+    lines = list(_asked(phase, compiled, values, nbytes, schedule, said))
     for stage in phase.stages:
         told = said.get((phase.name, stage.span), Telling())
-        steps = [(op, _step(op, values, schedule)) for op in ops.get(stage.span, ())]
+        steps = [(op, _step(op, values, nbytes, schedule)) for op in ops.get(stage.span, ())]
         lines.append(_stage(stage, steps, values, chosen.get(stage.span, ()), told))
     total = _sum(entry for line in lines for entry in line.traffic)
     outputs = tuple(binding.name for binding in compiled.outputs)
@@ -192,6 +193,7 @@ def _asked(
     phase: graph.Phase,
     compiled: ir.Phase,
     values: Mapping[str, ir.Value],
+    nbytes: Mapping[str, int],
     schedule: ir.Schedule,
     said: Said,
 ) -> Iterator[Line]:
@@ -200,7 +202,7 @@ def _asked(
     for op in compiled.ops:
         if op.span in spans:
             continue
-        step, told = _step(op, values, schedule), said.get((phase.name, op.span), Telling())
+        step, told = _step(op, values, nbytes, schedule), said.get((phase.name, op.span), Telling())
         stage = f"{step.kind} {step.detail}"
         yield Line(op.span.line, stage, ir.results(op), (step,), (), (), (), told.lines, told.sent)
 
@@ -234,11 +236,13 @@ def _bucket(op: ir.Pack, values: Mapping[str, ir.Value]) -> Bucket:
     return Bucket(op.result, buffer.nbytes, buffer.leaves[0].dtype, tuple(leaves))
 
 
-def _step(op: ir.Op, values: Mapping[str, ir.Value], schedule: ir.Schedule) -> Step:
+def _step(
+    op: ir.Op, values: Mapping[str, ir.Value], nbytes: Mapping[str, int], schedule: ir.Schedule
+) -> Step:
     # States that live on servers stay there, but for what a worker gets of them.
     moved = sent(op) or ir.results(op) if op.asks_servers(values) else ir.operands(op)
-    nbytes = sum(values[ref].nbytes for ref in moved)
-    step = Step(op.title, ir.results(op)[0], op.detail(values), op.lane, nbytes)
+    total = sum(nbytes[ref] for ref in moved)
+    step = Step(op.title, ir.results(op)[0], op.detail(values), op.lane, total)
     if not isinstance(op, ir.Collective):
         return step
     return msgspec.structs.replace(

@@ -62,11 +62,13 @@ def _facts(schedule: Schedule, simulation: Simulation | None) -> list[tuple[str,
     facts = [("ranks", f"{ranks:,}")]
     for axis in schedule.axes:
         where = f" on {levels_text(axis)}" if axis.levels else ""
-        word = "" if axis.kind is AxisKind.REPLICA else f"{axis.kind} "
-        facts.append((f"{word}{axis.name}", f"{axis.size:,}{where}"))
+        word = "axis" if axis.kind is AxisKind.REPLICA else axis.kind
+        facts.append((f"{word} {axis.name}", f"{axis.size:,}{where}"))
     facts.append(("backend", schedule.backend))
     if simulation is not None:
-        measured = f"calibrated {simulation.calibrated}" if simulation.calibrated else "of the topology file"
+        measured = (
+            f"calibrated {simulation.calibrated}" if simulation.calibrated else "topology file, not measured"
+        )
         facts += [("machine", simulation.topology), ("costs", measured)]
     return [*facts, ("passes", schedule.pipeline.replace(",", ", ") or "none")]
 

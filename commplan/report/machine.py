@@ -53,27 +53,45 @@ class _Picture:
 
     def __init__(self, network: Network, loads: Loads, workers: Ints, servers: Ints) -> None:
         self.network, self.loads, self.workers, self.servers = network, loads, workers, servers
-        self.shown = _shown([level.count for level in network.levels])
-        self.hides = self.shown != [level.count for level in network.levels]
+        places = np.unique(np.concatenate([workers, servers]))
+        # The members of each level in which something runs.
+        self.used = [np.unique(network.units(places, level)) for level in range(len(network.levels))]
+        counts = [self._most(level) for level in range(len(network.levels))]
+        self.shown = _shown(counts)
+        self.hides = self.shown != counts
+
+    def _most(self, level: int) -> int:
+        """Used members of `level` inside one of the level outside, at most."""
+        outside = self.used[level] // self.network.levels[level].count
+        return int(np.bincount(outside - outside.min()).max())
 
     def members(self, level: int, first: int) -> tuple[Member, ...]:
-        """Those of `level` from member `first` on that lie in one member of the level outside."""
-        count, shown = self.network.levels[level].count, self.shown[level]
-        if count == shown:
-            return tuple(self._member(level, first + i, 0) for i in range(count))
-        head = [self._member(level, first + i, 0) for i in range(shown - 2)]
-        alike = self._member(level, first + shown - 2, count - shown + 1)
-        return (*head, alike, self._member(level, first + count - 1, 0))
+        """Those of `level` from member `first` on that lie in one member of the level outside.
 
-    def _member(self, level: int, index: int, hidden: int) -> Member:
-        """Member `index`, or the `hidden` ones from there on."""
-        units = slice(index, index + max(1, hidden))
+        Neighbours that are idle stand together, and of many that are used all but the first and the last.
+        """
+        end = first + self.network.levels[level].count
+        used = [int(unit) for unit in self.used[level] if first <= unit < end]
+        alone = used if len(used) <= self.shown[level] else [*used[: self.shown[level] - 2], used[-1]]
+        drawn: list[Member] = []
+        for unit, after in zip([first - 1, *alone], [*alone, end], strict=True):
+            if unit >= first:
+                drawn.append(self._member(level, unit, unit + 1))
+            if unit + 1 < after:
+                drawn.append(self._member(level, unit + 1, after))
+        return tuple(drawn)
+
+    def _member(self, level: int, first: int, end: int) -> Member:
+        """Member `first`, or all from there to before `end`."""
         up = down = None
         if self.loads:
-            up = tuple(float(phase[level][0][units].max()) for phase in self.loads)
-            down = tuple(float(phase[level][1][units].max()) for phase in self.loads)
-        inside = () if hidden or not level else self.members(level - 1, index * self._inside(level))
-        return Member(self._name(level, index), up, down, self._holds(level, units), inside, hidden)
+            up = tuple(float(phase[level][0][first:end].max()) for phase in self.loads)
+            down = tuple(float(phase[level][1][first:end].max()) for phase in self.loads)
+        holds = self._holds(level, first, end)
+        hidden = end - first if end - first > 1 else 0
+        leaf = hidden or not holds or not level
+        inside = () if leaf else self.members(level - 1, first * self._inside(level))
+        return Member(self._name(level, first), up, down, holds, inside, hidden)
 
     def _inside(self, level: int) -> int:
         """How many members of the level below one of `level` has."""
@@ -81,18 +99,16 @@ class _Picture:
 
     def _name(self, level: int, index: int) -> str:
         topology = self.network.topology
-        places = self.network.strides[level]
-        if topology.hosts and places == topology.host_places:
+        if topology.hosts and self.network.strides[level] == topology.host_places:
             return topology.hosts[index]
         return f"{self.network.levels[level].name} {index % self.network.levels[level].count}"
 
-    def _holds(self, level: int, units: slice) -> str:
+    def _holds(self, level: int, first: int, end: int) -> str:
         """`ranks 0 to 3`, `server 1`: what runs in these members."""
         stride = self.network.strides[level]
-        first, last = units.start * stride, units.stop * stride
         parts: list[str] = []
         for word, places in (("rank", self.workers), ("server", self.servers)):
-            inside = np.flatnonzero((places >= first) & (places < last))
+            inside = np.flatnonzero((places >= first * stride) & (places < end * stride))
             if len(inside) == 1:
                 parts.append(f"{word} {inside[0]}")
             elif len(inside):

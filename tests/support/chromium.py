@@ -30,7 +30,7 @@ WAIT_S = 60.0
 
 
 def needs_chromium() -> str:
-    """The program; skips the test where there is none, unless COMMPLAN_CHROMIUM=1 says that there has to be."""
+    """The program. Skips the test where there is none, unless COMMPLAN_CHROMIUM=1: then it fails."""
     found = next(filter(None, map(shutil.which, NAMES)), None)
     if found is None:
         if os.environ.get("COMMPLAN_CHROMIUM") == "1":
@@ -45,7 +45,8 @@ class Browser:
     def __init__(self, program: str, profile: Path) -> None:
         to_chromium, from_chromium = os.pipe(), os.pipe()
         # Above all numbers that the copies take.
-        read_end, write_end = (fcntl.fcntl(fd, fcntl.F_DUPFD, 20) for fd in (to_chromium[0], from_chromium[1]))
+        ends = (to_chromium[0], from_chromium[1])
+        read_end, write_end = (fcntl.fcntl(fd, fcntl.F_DUPFD, 20) for fd in ends)
         quiet = os.open(os.devnull, os.O_RDWR)
         actions = [
             (os.POSIX_SPAWN_DUP2, quiet, 0), (os.POSIX_SPAWN_DUP2, quiet, 1), (os.POSIX_SPAWN_DUP2, quiet, 2),
@@ -53,7 +54,7 @@ class Browser:
         ]  # fmt: skip
         words = [program, *FLAGS, f"--user-data-dir={profile}", "about:blank"]
         self.process = os.posix_spawn(program, words, os.environ, file_actions=actions, setsid=True)
-        for fd in (to_chromium[0], from_chromium[1], read_end, write_end, quiet):
+        for fd in (*ends, read_end, write_end, quiet):
             os.close(fd)
         self._write, self._read = to_chromium[1], from_chromium[0]
         self._rest, self._number, self._session = b"", 0, ""
@@ -134,9 +135,8 @@ class Browser:
         return time.monotonic() - begin
 
     def size(self, width: int, height: int) -> None:
-        self.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
-        )
+        screen = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self.call("Emulation.setDeviceMetricsOverride", **screen)
 
     def media(self, *, dark: bool = False, kind: str = "screen") -> None:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}

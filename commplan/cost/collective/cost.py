@@ -161,6 +161,7 @@ def _library(kind: Kind, query: _Query) -> dict[str, _Modelled]:
     return {name: _flat(name, kind, library) for name in NATIVE if registry.supports(name, kind)}
 
 
+@functools.lru_cache(maxsize=1024)
 def library_algorithm(kind: Kind, layout: Layout, nbytes: float, network: Network, root: int = 0) -> str:
     """The algorithm that `native` is priced as. nbytes: of the whole buffer, as in `predict`."""
     priced = _library(kind, _Query(kind, layout, nbytes, network, "library", None, root))

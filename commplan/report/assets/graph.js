@@ -55,7 +55,7 @@
         width: width + 2 * MARGIN, height: height + 2 * MARGIN,
         viewBox: `${-MARGIN} ${-MARGIN} ${width + 2 * MARGIN} ${height + 2 * MARGIN}`,
       },
-      svg("defs", {}, svg("marker", { id: arrow, viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto" },
+      svg("defs", {}, svg("marker", { id: arrow, viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 7, markerHeight: 7, orient: 90 },
         svg("path", { d: "M0 0L8 4L0 8z", class: "arrowhead" }))),
       drawn,
       boxes,

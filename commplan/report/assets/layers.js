@@ -223,6 +223,7 @@
     const port = ports.get(chain);
     const first = nodes[0];
     const last = nodes[nodes.length - 1];
+    if (nodes.length === 2 && Math.abs(port.out - port.in) < 6) port.out = port.in = (port.out + port.in) / 2;
     const points = [[port.out, first.y + first.height / 2], [port.out, first.band[1]]];
     for (const node of nodes.slice(1, -1)) points.push([node.x, node.band[0]], [node.x, node.band[1]]);
     points.push([port.in, last.band[0]], [port.in, last.y - last.height / 2]);
@@ -231,6 +232,7 @@
     for (let i = 1; i < points.length; i += 1) {
       const [x, y] = points[i];
       const [x0, y0] = points[i - 1];
+      if (x === x0 && y === y0) continue;
       const middle = round((y0 + y) / 2);
       text += x === x0 ? `V${round(y)}` : `C${round(x0)} ${middle} ${round(x)} ${middle} ${round(x)} ${round(y)}`;
     }

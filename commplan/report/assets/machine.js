@@ -10,22 +10,28 @@
 (() => {
   const { html, svg, bytes, seconds } = commplan;
   const FONT = "12px system-ui, sans-serif";
-  const WIDEST = 11; // pixels of the busiest link, each direction
-  const ROW = 96;
+  const ROW = 120;
   const BOX = 34;
 
   commplan.machine = ({ levels, members }) => {
     const picture = svg("svg", { class: "machine", role: "group", "aria-label": "links of the machine" });
     const element = html("div", { class: "machine-frame", tabindex: 0, role: "region", "aria-label": "links of the machine, may scroll" }, picture);
     const places = count(members);
-    const unit = Math.max(30, Math.min(120, 1240 / places));
-    const width = places * unit;
     const height = levels.length * ROW + BOX + 16;
-    picture.setAttribute("viewBox", `0 0 ${width} ${height}`);
-    picture.setAttribute("width", width);
-    picture.setAttribute("height", height);
+    let [unit, width, widest, shown] = [0, 0, 0, 0];
+
+    // Places as wide as there is room for; a picture that needs more scrolls.
+    const fit = (room) => {
+      unit = Math.max(20, Math.min(150, room / places));
+      width = places * unit;
+      widest = Math.min(9, unit / 5); // pixels of the busiest link, each direction
+      picture.setAttribute("viewBox", `0 0 ${width} ${height}`);
+      picture.setAttribute("width", width);
+      picture.setAttribute("height", height);
+    };
 
     const show = (phase) => {
+      shown = phase;
       const load = (member, depth) => member.up
         ? [member.up[phase], member.down[phase]]
         : [levels[depth].nbytes[phase], levels[depth].nbytes[phase]];
@@ -35,30 +41,40 @@
       const longest = Math.max(1e-30, ...loads.flatMap(([each, level]) => each.map((nbytes) => nbytes / level.bandwidth)));
       const links = [];
       const boxes = [];
-      const draw = (list, depth, left, from) => {
+      const draw = (list, depth, left, from, room) => {
         let x = left;
-        for (const member of list) {
+        for (const [number, member] of list.entries()) {
+          const port = from + room * ((number + 1) / (list.length + 1) - 0.5);
           const wide = count([member]) * unit;
           const centre = x + wide / 2;
           const top = (depth + 1) * ROW;
           const carried = load(member, depth);
-          links.push(link(member, levels[depth], carried, most, longest, [from, depth * ROW + BOX], [centre, top]));
-          boxes.push(box(member, centre, top, Math.min(wide - 6, 200), !member.members.length));
-          draw(member.members, depth + 1, x, centre);
+          links.push(link(member, levels[depth], carried, most, longest, [port, depth * ROW + BOX], [centre, top], widest));
+          const own = Math.min(wide - Math.min(6, wide / 6), 200);
+          boxes.push(box(member, centre, top, own, !member.members.length));
+          draw(member.members, depth + 1, x, centre, own);
           x += wide;
         }
       };
       const root = { name: `${levels[0].name} network`, holds: "", members, hidden: 0 };
-      boxes.push(box(root, width / 2, 0, Math.min(240, width - 8), false));
-      draw(members, 0, 0, width / 2);
+      const own = Math.min(240, width - 8);
+      boxes.push(box(root, width / 2, 0, own, false));
+      draw(members, 0, 0, width / 2, own);
       picture.replaceChildren(...links, ...boxes);
     };
+    fit(1300);
     show(0);
+    new ResizeObserver(() => {
+      const room = element.clientWidth;
+      if (!room || Math.abs(places * Math.max(20, Math.min(150, room / places)) - width) < 1) return;
+      fit(room);
+      show(shown);
+    }).observe(element);
     return { element, show };
   };
 
   function count(members) {
-    return members.reduce((sum, member) => sum + (member.members.length ? count(member.members) : 1), 0);
+    return members.reduce((sum, member) => sum + (member.members.length ? count(member.members) : member.hidden ? 2 : 1), 0);
   }
 
   function walk(members, depth, act) {
@@ -68,15 +84,16 @@
     }
   }
 
-  function link(member, level, [up, down], most, longest, [x0, y0], [x1, y1]) {
-    const wide = (nbytes) => (nbytes ? Math.max(1.5, (nbytes / most) * WIDEST) : 1);
+  function link(member, level, [up, down], most, longest, [x0, y0], [x1, y1], widest) {
+    const wide = (nbytes) => (nbytes ? Math.max(1.5, (nbytes / most) * widest) : 1);
     const gap = (wide(up) + wide(down)) / 4 + 1;
-    const middle = (y0 + y1) / 2;
+    const length = Math.hypot(x1 - x0, y1 - y0);
     const one = (nbytes, side) => {
       const busy = nbytes / level.bandwidth / longest;
-      const at = side * gap;
+      const [dx, dy] = [(side * gap * (y1 - y0)) / length, (side * gap * (x0 - x1)) / length];
+      const [ex, ey] = [((x1 - x0) / length) * 8, ((y1 - y0) / length) * 8]; // its ends lie under the boxes
       return svg("path", {
-        d: `M${x0 + at} ${y0}C${x0 + at} ${middle} ${x1 + at} ${middle} ${x1 + at} ${y1}`,
+        d: `M${x0 + dx - ex} ${y0 + dy - ey}L${x1 + dx + ex} ${y1 + dy + ey}`,
         class: nbytes ? (busy > 0.66 ? "link hot" : busy > 0.2 ? "link warm" : "link cool") : "link idle",
         "stroke-width": wide(nbytes),
       });
@@ -98,8 +115,12 @@
 
   function box(member, x, top, width, place) {
     const name = member.hidden > 1 ? `${member.hidden} more` : member.name;
-    const short = commplan.textWidth(name, FONT) > width - 6 ? name.replace(/^.* /, "") : name;
-    const rows = [short, ...(member.holds ? [member.holds] : [])].map((text) => commplan.fitted(text, width - 6, FONT));
+    const whole = [name, ...(member.holds ? [member.holds] : member.hidden ? ["idle"] : [])];
+    // A narrow place has room for the number of its rank alone, a narrow group for how many it stands for.
+    const narrow = whole.some((text) => commplan.textWidth(text, FONT) > width - 6);
+    const short = member.hidden ? `+${member.hidden}` : (member.holds || name.replace(/^.* /, "")).replace(/ranks? /g, "").replace(/servers? /g, "s");
+    const texts = place && narrow ? [commplan.textWidth(short, FONT) > width - 2 ? "" : short] : whole;
+    const rows = texts.map((text) => commplan.fitted(text, width - 2, FONT));
     const height = BOX;
     return svg("g", { class: `member${place ? " place" : ""}${member.hidden > 1 ? " several" : ""}${member.holds ? "" : " empty"}`, role: "img", "aria-label": `${name} ${member.holds}` },
       svg("title", {}, `${name} ${member.holds}`),

@@ -91,12 +91,19 @@
       if (time) row.style.setProperty("--share", percent(time / most));
       return [number, row];
     });
-    selection.listen((line) => rows.forEach(([number, row]) => row.classList.toggle("active", Boolean(line) && number === line)));
+    const frame = html("div", { class: "code-frame", role: "region", "aria-label": "text of the plan" },
+      html("ol", { class: "code" }, rows.map(([, row]) => row)));
+    selection.listen((line) => rows.forEach(([number, row]) => {
+      const active = Boolean(line) && number === line;
+      row.classList.toggle("active", active);
+      if (!active || frame.contains(document.activeElement)) return;
+      const [top, bottom] = [row.offsetTop, row.offsetTop + row.offsetHeight];
+      if (top < frame.scrollTop || bottom > frame.scrollTop + frame.clientHeight) frame.scrollTop = top - frame.clientHeight / 2;
+    }));
     return [
       html("div", { class: "code-head" }, html("h3", {}, report.source.name || report.plan)),
       report.source.whole ? null : remark("The plan's file is not at hand or has changed: its stages, in words."),
-      html("div", { class: "code-frame", role: "region", "aria-label": "text of the plan" },
-        html("ol", { class: "code" }, rows.map(([, row]) => row))),
+      frame,
       leftOut(report.source.left_out),
     ];
   };
@@ -161,8 +168,8 @@
   };
 
   function notes(phase) {
-    const texts = [phase.untimed ? `${plural(phase.untimed, "operation")} without a time of ${phase.untimed === 1 ? "its" : "their"} own` : "", phase.left_out];
-    return texts.some(Boolean) ? html("p", { class: "left-out" }, `Not shown: ${texts.filter(Boolean).join("; ")}.`) : null;
+    const untimed = phase.untimed ? `${plural(phase.untimed, "operation")} without a time of ${phase.untimed === 1 ? "its" : "their"} own not shown` : "";
+    return leftOut([untimed, phase.left_out].filter(Boolean).join("; "));
   }
 
   // Lays a run beside the prediction: both begin at 0, or where the line that is held begins.
@@ -236,8 +243,8 @@
       options.length > 1 ? choice("phase of the links", options, first, show) : null,
       options.length ? null : remark("No phase puts bytes on a link."),
       html("ul", { class: "legend" },
-        html("li", {}, "as wide as its bytes; left up, right down; for how long, against the busiest link:"),
-        [["hot", "most of it"], ["warm", "less"], ["cool", "a fifth at most"], ["idle", "idle"]].map(([kind, text]) => html("li", {}, html("span", { class: `swatch link-${kind}` }), text))),
+        html("li", {}, "Width: bytes, left up, right down. Colour: time busy, of the busiest link's:"),
+        [["hot", "two thirds or more"], ["warm", "a fifth or more"], ["cool", "less"], ["idle", "idle"]].map(([kind, text]) => html("li", {}, html("span", { class: `swatch link-${kind}` }), text))),
       drawn.element, levels, leftOut(machine.left_out),
     ].filter(Boolean);
   };

@@ -50,7 +50,7 @@
       }
       return [least, most > least ? most : least + 1e-6];
     }
-    const scale = (time) => state.label + ((time - state.from) / (state.to - state.from)) * (state.width - state.label);
+    const scale = (time) => state.label + ((time - state.from) / (state.to - state.from)) * (state.width - state.label - 10);
 
     function show(from, to) {
       const [least, most] = whole();
@@ -115,9 +115,9 @@
         const left = Math.max(x, state.label - 2);
         const width = Math.max(1.5, Math.min(right, state.width + 2) - left);
         const y = top + 3 + event.row * ROW;
-        const text = width > 24 ? commplan.fitted(labelOf(event), width - 10, FONT) : "";
+        const text = width > 16 ? labelOf(event, width - 10) : "";
         found.push(svg("g", {
-          class: `bar kind-${event.work}${active ? " active" : ""}${current ? " current" : ""}`,
+          class: `bar kind-${event.work}${active ? " active" : ""}${current ? " current" : ""}${width < 4 ? " thin" : ""}`,
           "data-lane": index, "data-event": number,
         }, svg("rect", { x: left, y, width, height: ROW - 2, rx: width > 6 ? 3 : 0 }),
           text ? svg("text", { x: left + 5, y: y + 15 }, text) : null));
@@ -253,8 +253,13 @@
     };
   };
 
-  function labelOf(event) {
-    return event.line ? `${event.line}  ${event.name}` : event.name;
+  // Line and name; where these do not fit the line alone, or as much of a name without a line as does.
+  function labelOf(event, width) {
+    if (!event.line) return commplan.fitted(event.name, width, FONT);
+    const text = `${event.line}  ${event.name}`;
+    const line = String(event.line);
+    if (commplan.textWidth(text, FONT) <= width) return text;
+    return commplan.textWidth(line, FONT) <= width ? line : "";
   }
 
   // `time` with as many digits as tell it from the next tick.
