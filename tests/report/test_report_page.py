@@ -199,7 +199,7 @@ GEOMETRY = """(graphs) => graphs.flatMap((graph) => {
   });
   for (const edge of element.querySelectorAll('.edge')) {
     for (let at = 0; at <= edge.getTotalLength(); at += 4) {
-      const { x, y } = edge.getPointAtLength(at);
+      const { x, y } = edge.getPointAtLength(at).matrixTransform(edge.transform.baseVal.consolidate().matrix);
       const point = { x0: x - 1, x1: x + 1, y0: y - 1, y1: y + 1 };
       const inner = ({ x0, x1, y0, y1 }) => ({ x0: x0 + 2, x1: x1 - 2, y0: y0 + 2, y1: y1 - 2 });
       for (const box of boxes) if (meet(inner(box), point)) wrong.push(`an edge through ${box.name}`);

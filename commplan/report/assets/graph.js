@@ -15,6 +15,8 @@
   const WIDEST = 220; // pixels of a text before it is wrapped
   const LINE = 17;
   const MARGIN = 10;
+  const ROOM = 760; // pixels after which parts that do not hang together start a new row
+  const APART = 28;
 
   commplan.graph = (graph, { hover = () => {}, pick = () => {} } = {}) => {
     const values = new Map();
@@ -32,14 +34,14 @@
       links.push({ tail: id, head: edge.head, back: edge.back });
     }
     const nodes = [...graph.nodes, ...values.values()].map(measured);
-    const { width, height, at, paths } = commplan.layered(nodes, links);
+    const { width, height, at, paths } = parts(nodes, links);
     const shapes = [];
     const arrow = `arrow-${Math.random().toString(36).slice(2)}`;
     const lines = new Map(nodes.map((node) => [node.id, node.line]));
-    const drawn = paths.map((d, index) => {
+    const drawn = paths.map((place, index) => {
       const { tail, head, back } = links[index];
       const ends = values.has(head) ? {} : { "marker-end": `url(#${arrow})` };
-      const path = svg("path", { d, class: back ? "edge back" : "edge", ...ends });
+      const path = svg("path", { ...place, class: back ? "edge back" : "edge", ...ends });
       shapes.push([lines.get(values.has(head) ? head : tail), path]);
       return path;
     });
@@ -71,6 +73,39 @@
       },
     };
   };
+
+  // Lays out what hangs together, and the parts in rows.
+  function parts(nodes, links) {
+    const near = new Map(nodes.map((node) => [node.id, []]));
+    links.forEach(({ tail, head }) => { near.get(tail).push(head); near.get(head).push(tail); });
+    const part = new Map();
+    let count = 0;
+    for (const { id } of nodes) {
+      if (part.has(id)) continue;
+      const open = [id];
+      part.set(id, count);
+      while (open.length) {
+        for (const other of near.get(open.pop())) {
+          if (!part.has(other)) { part.set(other, count); open.push(other); }
+        }
+      }
+      count += 1;
+    }
+    const whole = { width: 0, height: 0, at: new Map(), paths: new Array(links.length) };
+    let [x, y, tall] = [0, 0, 0];
+    for (let number = 0; number < count; number += 1) {
+      const own = links.flatMap((link, index) => (part.get(link.tail) === number ? [index] : []));
+      const laid = commplan.layered(nodes.filter((node) => part.get(node.id) === number), own.map((index) => links[index]));
+      if (x && x + laid.width > ROOM) [x, y, tall] = [0, y + tall + APART, 0];
+      laid.at.forEach((place, id) => whole.at.set(id, { x: place.x + x, y: place.y + y }));
+      own.forEach((index, i) => { whole.paths[index] = { d: laid.paths[i], transform: `translate(${x} ${y})` }; });
+      whole.width = Math.max(whole.width, x + laid.width);
+      whole.height = Math.max(whole.height, y + laid.height);
+      x += laid.width + APART;
+      tall = Math.max(tall, laid.height);
+    }
+    return whole;
+  }
 
   function wrapped(text, font) {
     const rows = [];

@@ -6,11 +6,21 @@
   const panels = {};
   commplan.panels = panels;
 
+  // The phase that is shown first: the step, else what comes again and again.
+  const mainPhase = (phases, name) =>
+    phases.find((each) => name(each) === "step") || phases.find((each) => name(each) !== "start") || phases[0];
   const percent = (part) => `${Math.round(part * 100)}%`;
   const plural = (number, noun) => `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
   const busiest = (nbytes) => Object.entries(nbytes).filter(([, size]) => size);
   const leftOut = (text) => (text ? html("p", { class: "left-out" }, `${text}.`) : null);
-  const remark = (text) => html("p", { class: "remark" }, text);
+  const remark = (text) => html("p", { class: "remark" }, ticked(text));
+  // What stands between backticks is code.
+  const ticked = (text) => text.split("`").map((part, index) => (index % 2 ? html("code", {}, part) : part));
+  // A list of sentences; those that begin with spaces belong to the one before, columns keep their places.
+  const sentences = (texts, kind) => html("ul", { class: kind }, texts.map((text) => {
+    const columns = /^ .*\S {2,}\S/.test(text);
+    return html("li", { class: `${text.startsWith(" ") ? "inner" : ""}${columns ? " columns" : ""}` }, columns ? text : ticked(text));
+  }));
 
   function table(heads, rows, { label }) {
     return html("div", { class: "table-frame", tabindex: 0, role: "region", "aria-label": label },
@@ -157,7 +167,7 @@
         phase ? notes(phase) : null, phase && phase.critical.length ? critical(phase, report, selection) : null,
       ].filter(Boolean));
     };
-    const first = phases.find((phase) => phase.name === "step") || phases[0];
+    const first = mainPhase(phases, (phase) => phase.name);
     if (phases.length > 1) parts.push(choice("phase", phases.map((phase) => [phase.title, phase]), first, show));
     parts.push(html("p", { class: "hint" }, "Drag to move, Ctrl and the wheel to zoom; with the keyboard: arrows, + and −, 0 for the whole."));
     parts.push(frame, below);
@@ -233,8 +243,7 @@
     const busy = machine.phases.map((_, index) => machine.levels.some((level) => level.nbytes[index] > 0));
     const titles = new Map(report.phases.map((phase) => [phase.name, phase.title]));
     const options = machine.phases.map((name, index) => [titles.get(name) || name, index]).filter(([, index]) => busy[index]);
-    const step = machine.phases.indexOf("step");
-    const first = busy[step] ? step : options.length ? options[0][1] : 0;
+    const first = options.length ? mainPhase(options, ([, index]) => machine.phases[index])[1] : 0;
     show(first);
     const numbers = ["members", "latency", "bandwidth", "busiest link", "busy"].map((text) => ({ text, number: true }));
     const levels = table(["level", ...numbers], [], { label: "levels of the machine" });
@@ -251,7 +260,9 @@
 
   panels.choices = (report, selection) => {
     if (!report.choices.length) return [remark("No pass had anything to choose.")];
-    return [...report.choices.map((choice) => chosen(choice, selection)), leftOut(report.choices_left_out)].filter(Boolean);
+    const line = (choice) => (choice.span ? choice.span.line : Infinity);
+    const byLine = [...report.choices].sort((a, b) => line(a) - line(b) || 0);
+    return [...byLine.map((choice) => chosen(choice, selection)), leftOut(report.choices_left_out)].filter(Boolean);
   };
 
   function chosen(choice, selection) {
@@ -261,18 +272,18 @@
       const most = Math.max(choice.seconds || 0, ...choice.alternatives.map((other) => other.seconds || 0));
       const row = (what, time, why, taken) => html("tr", { class: taken ? "taken" : null },
         cell(taken ? "chosen" : "rejected"), cell(what), cell(time === null ? "not known" : seconds(time), true),
-        html("td", { class: "bar-cell" }, time === null || !most ? null : bar(time / most)), cell(why));
+        html("td", { class: "bar-cell" }, time === null || !most ? null : bar(time / most)), cell(ticked(why)));
       if (choice.seconds !== null) rows.push(row("as above", choice.seconds, choice.source, true));
       rows.push(...choice.alternatives.map((other) =>
         row(other.what, other.seconds, [compared(other.seconds, choice.seconds), other.why].filter(Boolean).join("; "), false)));
     }
     return html("article", { class: "choice" },
-      html("h3", {}, lineButton(line, selection), html("span", { class: "pass" }, choice.by), ` chose ${choice.what}`),
-      html("p", {}, choice.why),
-      choice.seconds !== null && !rows.length ? html("p", { class: "remark" }, `predicted ${seconds(choice.seconds)}${choice.source ? ` (${choice.source})` : ""}`) : null,
+      html("h3", {}, lineButton(line, selection), html("span", { class: "pass" }, choice.by), ticked(` chose ${choice.what}`)),
+      html("p", {}, ticked(choice.why)),
+      choice.seconds !== null && !rows.length ? remark(`predicted ${seconds(choice.seconds)}${choice.source ? ` (${choice.source})` : ""}`) : null,
       rows.length ? table(["", "what", { text: "predicted", number: true }, "", "why"], rows, { label: `alternatives of ${choice.what}` }) : null,
       choice.sharing.length ? sharing(choice) : null,
-      choice.rejected.length ? html("ul", { class: "rejected" }, choice.rejected.map((text) => html("li", {}, html("span", { class: "verdict" }, "rejected "), text))) : null);
+      choice.rejected.length ? html("ul", { class: "rejected" }, choice.rejected.map((text) => html("li", {}, html("span", { class: "verdict" }, "rejected "), ticked(text)))) : null);
   }
 
   const bar = (part) => {
@@ -313,7 +324,7 @@
       const time = line.seconds ? `${seconds(line.seconds)}, ${percent(line.seconds / totals.get(phase))} of its operations' time` : "";
       parts.push(html("details", { class: "became", open: report.lines.length <= 40 },
         html("summary", {}, lineButton(line.line, selection), html("code", {}, line.stage), time ? html("span", { class: "became-time" }, time) : null),
-        html("ul", {}, line.became.map((text) => html("li", { class: text.startsWith(" ") ? "inner" : null }, text)))));
+        sentences(line.became, null)));
     }
     return parts;
   };
@@ -321,7 +332,7 @@
   panels.proofs = (report, selection) => {
     const { proofs } = report;
     const list = (title, kind, texts) => texts.length
-      ? html("div", { class: `claim claim-${kind}` }, html("h3", {}, title), html("ul", {}, texts.map((text) => html("li", {}, text)))) : null;
+      ? html("div", { class: `claim claim-${kind}` }, html("h3", {}, title), sentences(texts, null)) : null;
     const number = (text) => ({ text, number: true });
     const rows = proofs.collectives.map((each) => html("tr", {},
       html("td", {}, lineButton(each.line, selection)), cell(each.count > 1 ? `${each.kind} × ${each.count}` : each.kind),
@@ -331,7 +342,7 @@
     return [
       html("div", { class: "claims" }, list("proved", "proved", [proofs.proved]), list("believed", "believed", proofs.believed), list("not looked at", "unseen", proofs.not_looked_at)),
       rows.length ? table(["line", "collective", "over", "via", number("rounds"), number("busiest rank"), number("at least"), "proof"], rows, { label: "proofs of collectives" }) : null,
-      proofs.facts.length ? html("ul", { class: "sentences" }, proofs.facts.map((text) => html("li", { class: text.startsWith(" ") ? "inner" : null }, text))) : null,
+      proofs.facts.length ? sentences(proofs.facts, "sentences") : null,
     ].filter(Boolean);
   };
 })();

@@ -25,7 +25,7 @@
     const all = lanes.map((lane) => ({ ...lane, group: lane.group || "", events: [...lane.events] }));
     all.forEach(stacked);
     const shifts = new Map();
-    const state = { from: 0, to: 1, lane: -1, event: 0, line: 0, width: 900, label: 130 };
+    const state = { from: 0, to: 1, lane: -1, event: 0, line: 0, width: 900, label: 100 };
     const picture = svg("svg", { class: "timeline", "aria-hidden": "true" });
     const live = html("p", { class: "visually-hidden", "aria-live": "polite" });
     const stage = html("div", {
@@ -39,6 +39,8 @@
       button("whole", "show all", () => show(...whole())));
     const element = html("div", { class: "timeline-frame" }, tools, stage, live);
 
+    const longest = Math.max(...all.map((lane) => commplan.textWidth(lane.name, FONT)), 50) + 24;
+    const labelled = (width) => Math.min(width < 600 ? 110 : 190, longest);
     const start = (lane, event) => event.start + (shifts.get(lane.group) || 0);
     function whole() {
       let [least, most] = [0, seconds];
@@ -235,10 +237,11 @@
       const width = Math.max(320, stage.clientWidth);
       if (width === state.width) return;
       state.width = width;
-      state.label = width < 600 ? 90 : 130;
+      state.label = labelled(width);
       draw();
     }).observe(stage);
     [state.from, state.to] = whole();
+    state.label = labelled(state.width);
     draw();
     return {
       element,
