@@ -16,7 +16,7 @@
   const LINE = 17;
   const MARGIN = 10;
   const ROOM = 760; // pixels after which parts that do not hang together start a new row
-  const APART = 28;
+  const APART = 22;
 
   commplan.graph = (graph, { hover = () => {}, pick = () => {} } = {}) => {
     const values = new Map();
@@ -57,7 +57,7 @@
         width: width + 2 * MARGIN, height: height + 2 * MARGIN,
         viewBox: `${-MARGIN} ${-MARGIN} ${width + 2 * MARGIN} ${height + 2 * MARGIN}`,
       },
-      svg("defs", {}, svg("marker", { id: arrow, viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 7, markerHeight: 7, orient: 90 },
+      svg("defs", {}, svg("marker", { id: arrow, viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 10, markerHeight: 10, markerUnits: "userSpaceOnUse", orient: 90 },
         svg("path", { d: "M0 0L8 4L0 8z", class: "arrowhead" }))),
       drawn,
       boxes,
@@ -110,7 +110,7 @@
   function wrapped(text, font) {
     const rows = [];
     let row = "";
-    for (const word of text.split(" ")) {
+    for (const word of text.replace(/ }$/, "\u00a0}").split(" ")) {
       const longer = row ? `${row} ${word}` : word;
       if (row && textWidth(longer, font) > WIDEST) {
         rows.push(row);

@@ -39,6 +39,10 @@
   fill("proofs", panels.proofs(report, selection));
   fill("foot", [html("p", {}, `Written by commplan ${report.version}. Times are predicted by a model unless they say otherwise.`)]);
 
+  window.addEventListener("beforeprint", () => {
+    document.querySelectorAll("details").forEach((each) => { each.open = true; });
+  });
+
   const themes = ["system", "light", "dark"];
   const button = document.getElementById("theme");
   let theme = "system";
