@@ -61,6 +61,6 @@ def _proofs(schedule: Schedule) -> Proofs:
         )
         for line in facts.lines
     )  # fmt: skip
-    said = facts.claims
+    claims = facts.claims
     sentences = (*facts.sentences(), *served.text().splitlines())
-    return Proofs(said.proved, said.believed, said.not_looked_at, collectives, sentences)
+    return Proofs(claims.proved, claims.believed, claims.not_looked_at, collectives, sentences)

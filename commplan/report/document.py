@@ -138,6 +138,7 @@ class Proofs(msgspec.Struct, frozen=True):
     not_looked_at: tuple[str, ...]
     collectives: tuple[Collective, ...]
     facts: tuple[str, ...]
+    left_out: str = ""
 
 
 class Member(msgspec.Struct, frozen=True):
@@ -194,6 +195,7 @@ class Document(msgspec.Struct, frozen=True):
     source: Source
     graphs: tuple[Graph, ...]
     lines: tuple[Line, ...]
+    lines_left_out: str
     choices: tuple[Choice, ...]
     choices_left_out: str
     phases: tuple[Phase, ...]

@@ -11,13 +11,15 @@ from commplan.explain.stages import levels_text, phase_title, stage_text
 from commplan.ir.plan import AxisKind, Plan
 from commplan.ir.schedule import Schedule
 from commplan.report.choices import choices, lines
+from commplan.report.cut import cut_text, first_of
 from commplan.report.document import Document, Line, Proofs, Source, Trace
 from commplan.report.graph import graphs
 from commplan.report.machine import machine
 from commplan.report.timeline import phases
 
 LINES = 4000  # of the plan's text
-TEXT = 2000  # characters of one of them
+COLLECTIVES, FACTS = 300, 300  # of what is proved
+UNKNOWN = 40  # names of what was charged nothing
 
 
 class Timed(msgspec.Struct, frozen=True):
@@ -37,7 +39,7 @@ def gather(
     times = simulation.phases if simulation else ()
     chosen, left_out = choices(schedule.choices)
     titles = {phase.name: phase_title(phase) for phase in plan.phases} if plan else {}
-    became: tuple[Line, ...] = ()
+    became: tuple[tuple[Line, ...], str] = ((), "")
     if plan is not None:
         became = lines(explain_plan(plan, schedule, timed.predictor if timed else None), times)
     return Document(
@@ -46,14 +48,27 @@ def gather(
         facts=tuple(_facts(schedule, simulation)),
         source=_source(schedule, plan, text),
         graphs=graphs(plan) if plan else (),
-        lines=became,
+        lines=became[0],
+        lines_left_out=became[1],
         choices=chosen,
         choices_left_out=left_out,
         phases=phases(times, titles),
-        unknown=simulation.unknown if simulation else (),
-        proofs=proofs,
+        unknown=simulation.unknown[:UNKNOWN] if simulation else (),
+        proofs=_proofs(proofs),
         machine=machine(schedule, timed.predictor, simulation) if timed and simulation else None,
         trace=trace,
+    )
+
+
+def _proofs(proofs: Proofs) -> Proofs:
+    collectives, left_out = first_of(proofs.collectives, COLLECTIVES, "lines of collectives")
+    facts, more = first_of(proofs.facts, FACTS, "sentences")
+    return msgspec.structs.replace(
+        proofs,
+        collectives=collectives,
+        facts=facts,
+        believed=tuple(map(cut_text, proofs.believed)),
+        left_out="; ".join(filter(None, (left_out, more))),
     )
 
 
@@ -79,7 +94,6 @@ def _source(schedule: Schedule, plan: Plan | None, text: str | None) -> Source:
     else:
         stages = [stage for phase in plan.phases for stage in phase.stages] if plan else []
         written = [(stage.span.line, stage_text(stage)) for stage in stages]
-    more = len(written) - LINES
-    left_out = f"{more:,} of {len(written):,} lines are not shown" if more > 0 else ""
-    shown = tuple((number, line[:TEXT]) for number, line in written[:LINES])
-    return Source(schedule.file, shown, text is not None, left_out)
+    shown, left_out = first_of(written, LINES, "lines")
+    cut = tuple((number, cut_text(line)) for number, line in shown)
+    return Source(schedule.file, cut, text is not None, left_out)

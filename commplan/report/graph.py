@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from commplan.explain.graph import Box, Drawing, drawing
 from commplan.explain.graph import Edge as Arrow
 from commplan.ir.plan import Plan, Value
+from commplan.report.cut import cut_text, first_of
 from commplan.report.document import Edge, Graph, Node
 
 SHOWN = 250  # nodes of a phase
@@ -19,10 +20,10 @@ def graphs(plan: Plan) -> tuple[Graph, ...]:
     """One graph for each phase that does or puts out something."""
     picture = drawing(plan)
     lines = _lines(plan)
-    made = {f"{value.name} : {value.type}": value for value in plan.values}
+    values = {f"{value.name} : {value.type}": value for value in plan.values}
     phases = [box for box in picture.boxes if box.id.startswith("phase")]
     named = zip(plan.phases, phases, strict=True)
-    return tuple(_graph(phase.name, box, picture, lines, made) for phase, box in named if box.nodes)
+    return tuple(_graph(phase.name, box, picture, lines, values) for phase, box in named if box.nodes)
 
 
 def _lines(plan: Plan) -> dict[str, int]:
@@ -38,14 +39,15 @@ def _lines(plan: Plan) -> dict[str, int]:
 
 
 def _graph(
-    phase: str, box: Box, picture: Drawing, lines: Mapping[str, int], made: Mapping[str, Value]
+    phase: str, box: Box, picture: Drawing, lines: Mapping[str, int], values: Mapping[str, Value]
 ) -> Graph:
     outside = {node.id: node for node in picture.nodes}
-    for servers in (other for other in picture.boxes if other.id.startswith("server")):
-        for node in servers.nodes:
+    for servers in picture.boxes:
+        for node in servers.nodes if servers.id.startswith("server") else ():
             held = (*node.lines, f"on {servers.title.removeprefix('server ')}")
             outside[node.id] = type(node)(node.id, node.kind, held)
-    shown = {node.id for node in box.nodes[:SHOWN]}
+    nodes, left_out = first_of(box.nodes, SHOWN, "stages and outputs")
+    shown = {node.id for node in nodes}
     arrows = [edge for edge in picture.edges if (edge.head in shown and not edge.back) or edge.tail in shown]
     arrows = [edge for edge in arrows if all(_is_shown(end, shown) for end in (edge.tail, edge.head))]
     # States that a phase reads stand above it, what becomes of them below.
@@ -56,14 +58,12 @@ def _graph(
         _after(node.id): Node(_after(node.id), node.kind, _cut((*node.lines, "from now on")), lines[node.id])
         for node in sets
     }
-    inside = [Node(node.id, node.kind, _cut(node.lines), lines.get(node.id, 0)) for node in box.nodes[:SHOWN]]
+    inside = [Node(node.id, node.kind, _cut(node.lines), lines.get(node.id, 0)) for node in nodes]
     edges = tuple(
         Edge(edge.tail, _after(edge.head) if edge.back else edge.head, _cut(edge.lines),
-             _line(edge, lines, made), back=edge.back)
+             _line(edge, lines, values), back=edge.back)
         for edge in arrows
     )  # fmt: skip
-    more = len(box.nodes) - SHOWN
-    left_out = f"{more:,} of {len(box.nodes):,} stages and outputs are not drawn" if more > 0 else ""
     return Graph(phase, box.title, (*before.values(), *inside, *after.values()), edges, left_out)
 
 
@@ -75,11 +75,11 @@ def _after(node: str) -> str:
     return f"{node}_after"
 
 
-def _line(edge: Arrow, lines: Mapping[str, int], made: Mapping[str, Value]) -> int:
+def _line(edge: Arrow, lines: Mapping[str, int], values: Mapping[str, Value]) -> int:
     """Where the value of an edge is made: the line of the node that it leaves."""
-    value = made.get(edge.lines[0]) if edge.lines else None
+    value = values.get(edge.lines[0]) if edge.lines else None
     return lines.get(edge.tail, value.span.line if value else 0)
 
 
 def _cut(texts: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(text if len(text) <= TEXT else f"{text[: TEXT - 1]}…" for text in texts)
+    return tuple(cut_text(text, TEXT) for text in texts)

@@ -112,8 +112,8 @@ class _Picture:
             if len(inside) == 1:
                 parts.append(f"{word} {inside[0]}")
             elif len(inside):
-                together = inside[-1] - inside[0] + 1 == len(inside)
-                run = f"{inside[0]} to {inside[-1]}" if together else f"{inside[0]}, {inside[1]}, .."
+                is_run = inside[-1] - inside[0] + 1 == len(inside)
+                run = f"{inside[0]} to {inside[-1]}" if is_run else f"{inside[0]}, {inside[1]}, .."
                 parts.append(f"{word}s {run}")
         return ", ".join(parts)
 

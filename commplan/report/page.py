@@ -13,8 +13,18 @@ import msgspec
 from commplan.report.document import Document
 
 ASSETS = files("commplan.report") / "assets"
-SCRIPTS = ("dom.js", "layers.js", "graph.js", "timeline.js", "machine.js", "panels.js", "main.js")
-STYLES = ("page.css", "panels.css")
+SCRIPTS = (
+    "dom.js",
+    "layers.js",
+    "graph.js",
+    "timeline.js",
+    "machine.js",
+    "parts.js",
+    "panels.js",
+    "reasons.js",
+    "main.js",
+)
+STYLES = ("page.css", "panels.css", "components.css")
 # Where a script or a tag could begin inside the JSON; JSON reads the escapes as the characters.
 ESCAPES = str.maketrans({mark: f"\\u{ord(mark):04x}" for mark in "<>&\u2028\u2029"})
 

@@ -8,6 +8,8 @@ from commplan.cost.schedule.timeline import OpTime, PhaseTime
 from commplan.report.document import Event, Lane, Phase, Stretch, Work
 from commplan.report.lanes import condensed
 
+CRITICAL = 200  # stretches of the critical path
+
 
 def phases(times: tuple[PhaseTime, ...], titles: Mapping[str, str]) -> tuple[Phase, ...]:
     """titles: of phases, by name."""
@@ -37,7 +39,7 @@ def _phase(phase: PhaseTime, title: str) -> Phase:
         phase.network,
         phase.compute,
         dict(phase.nbytes),
-        tuple(Stretch(*key, seconds) for key, seconds in critical.items()),
+        tuple(Stretch(*key, seconds) for key, seconds in critical.items())[:CRITICAL],
         shown,
         sum(op.seconds <= 0 for op in phase.ops),
         left_out,

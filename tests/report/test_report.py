@@ -99,11 +99,11 @@ def test_links_are_told_apart(tmp_path: Path) -> None:
 def test_a_state_stands_above_its_phase_and_below_it(tmp_path: Path) -> None:
     shapes = {"params": SMALL, "grads": SMALL}
     page = report(tmp_path, "parameter_server_dedicated", "--backend", "mpi", shapes=shapes, topology=None)
-    found = document(page)
-    step = next(graph for graph in found["graphs"] if graph["phase"] == "step")
+    content = document(page)
+    step = next(graph for graph in content["graphs"] if graph["phase"] == "step")
     states = [node for node in step["nodes"] if node["kind"] == "state"]
     assert [node["texts"][1:] for node in states] == [["on hub = 2"], ["on hub = 2", "from now on"]]
-    assert found["machine"] is None and found["phases"] == []
+    assert content["machine"] is None and content["phases"] == []
 
 
 def test_a_saved_schedule_is_shown_with_its_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -112,12 +112,12 @@ def test_a_saved_schedule_is_shown_with_its_plan(tmp_path: Path, capsys: pytest.
     (tmp_path / "s.json").write_text(json.dumps({"grads": SMALL}))
     saved = tmp_path / "two_level.schedule.json"
     assert main(["compile", str(plan), "--shapes", str(tmp_path / "s.json"), "-o", str(saved)]) == 0
-    found = document(report(tmp_path, saved))
-    assert found["source"]["whole"] and found["graphs"] and found["phases"]
+    content = document(report(tmp_path, saved))
+    assert content["source"]["whole"] and content["graphs"] and content["phases"]
     plan.unlink()
-    found = document(report(tmp_path, saved))
-    assert not found["source"]["whole"]
-    assert found["source"]["lines"][0][1].startswith("grads = reduce grads over node, gpu by mean")
+    content = document(report(tmp_path, saved))
+    assert not content["source"]["whole"]
+    assert content["source"]["lines"][0][1].startswith("grads = reduce grads over node, gpu by mean")
 
 
 def test_large_machines_are_drawn_in_part(tmp_path: Path) -> None:
@@ -165,9 +165,9 @@ def test_a_run_is_shown_from_its_first_event(tmp_path: Path, wrapped: bool) -> N
     named = {"ph": "M", "name": "process_name", "pid": 7, "args": {"name": "rank 7"}}
     later = COMPLETE | {"ts": 1e6 + 300, "args": {}, "cat": "python"}
     run.write_text(trace(named, later, COMPLETE, {"ph": "B", "ts": 3}, wrapped=wrapped))
-    found = document(report(tmp_path, "data_parallel", "--trace", run, shapes=BOTH))["trace"]
-    assert found["seconds"] == pytest.approx(550e-6)
-    ((lane),) = found["lanes"]
+    recorded = document(report(tmp_path, "data_parallel", "--trace", run, shapes=BOTH))["trace"]
+    assert recorded["seconds"] == pytest.approx(550e-6)
+    (lane,) = recorded["lanes"]
     assert (lane["group"], lane["name"]) == ("rank 7", "thread 2")
     assert [(event["line"], event["work"]) for event in lane["events"]] == [(16, "network"), (0, "other")]
     assert lane["events"][0]["start"] == 0
@@ -204,8 +204,8 @@ def test_mistakes_are_told_as_elsewhere(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_programs_are_told_where_the_page_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = report(tmp_path, "data_parallel", "--format", "json", shapes=BOTH)
-    found = json.loads(capsys.readouterr().out)
-    assert (found["plan"], found["output"], found["nbytes"]) == (
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["plan"], printed["output"], printed["nbytes"]) == (
         "data_parallel",
         str(page),
         page.stat().st_size,
@@ -260,9 +260,9 @@ def test_colours_can_be_read() -> None:
             assert contrast(colours[f"{kind}-edge"], colours["ground"]) >= 3, kind
 
 
-def contrast(one: str, other: str) -> float:
+def contrast(text: str, ground: str) -> float:
     """As WCAG 2.2 defines it."""
-    lights = sorted(map(luminance, (one, other)))
+    lights = sorted(map(luminance, (text, ground)))
     return (lights[1] + 0.05) / (lights[0] + 0.05)
 
 

@@ -45,14 +45,14 @@ def opened(tab: Browser, page: Path) -> Generator[Browser]:
 def active(tab: Browser) -> dict[str, Any]:
     """What is marked: lines of the text, boxes of the graph, events, by number."""
     return tab.run(
-        "({line: [...document.querySelectorAll('.code-line.active')].map((e) => e.value),"
+        "({line: [...document.querySelectorAll('.code-line.active')].map((e) => Number(e.dataset.line)),"
         " nodes: document.querySelectorAll('.node.active:not(.kind-value)').length,"
         " bars: document.querySelectorAll('.bar.active').length})"
     )
 
 
 def test_a_line_marks_its_stage_and_its_events_and_back(opened: Browser) -> None:
-    opened.click(".code-line[value='26']")
+    opened.click(".code-line[data-line='26']")
     opened.point("h1")
     marked = active(opened)
     assert marked["line"] == [26] and marked["nodes"] >= 1 and marked["bars"] >= 4
@@ -68,15 +68,15 @@ def test_a_line_marks_its_stage_and_its_events_and_back(opened: Browser) -> None
 
 
 def test_the_keyboard_does_what_the_pointer_does(opened: Browser) -> None:
-    opened.run("document.querySelector('.code-line[value=\"22\"]').focus()")
+    opened.run("document.querySelector('.code-line[data-line=\"22\"]').focus()")
     assert active(opened)["line"] == [22]
     opened.press("Enter")
     opened.press("Tab")
     opened.run("document.querySelector('.timeline-stage').focus()")
     for key in ("ArrowRight", "ArrowDown", "ArrowRight"):
         opened.press(key)
-    said = opened.run("document.querySelector('.timeline-frame [aria-live]').textContent")
-    assert said.startswith("all_reduce via native, plan line 26") and "lane network:gpu" in said
+    announced = opened.run("document.querySelector('.timeline-frame [aria-live]').textContent")
+    assert announced.startswith("all_reduce via native, plan line 26") and "lane network:gpu" in announced
     ticks = "[...document.querySelectorAll('.tick-text')].map((e) => e.textContent)"
     whole = opened.run(ticks)
     opened.press("+")
@@ -113,7 +113,7 @@ def test_a_run_is_aligned_with_the_prediction(opened: Browser) -> None:
     assert "run: process 7" in opened.run("document.querySelector('.timeline').textContent")
     opened.click(".align button:last-of-type")
     assert "hold a line first" in opened.run("document.querySelector('.align').innerText")
-    opened.click(".code-line[value='26']")
+    opened.click(".code-line[data-line='26']")
     opened.click(".align button:last-of-type")
     assert "is moved by" in opened.run("document.querySelector('.align').innerText")
     opened.click(".align button:first-of-type")

@@ -31,12 +31,12 @@ WAIT_S = 60.0
 
 def needs_chromium() -> str:
     """The program. Skips the test where there is none, unless COMMPLAN_CHROMIUM=1: then it fails."""
-    found = next(filter(None, map(shutil.which, NAMES)), None)
-    if found is None:
+    program = next(filter(None, map(shutil.which, NAMES)), None)
+    if program is None:
         if os.environ.get("COMMPLAN_CHROMIUM") == "1":
             pytest.fail("COMMPLAN_CHROMIUM=1, and Chromium is not installed")
         pytest.skip("Chromium is not installed")
-    return found
+    return program
 
 
 class Browser:

@@ -5,7 +5,7 @@
 //   commplan.svg(tag, attributes, ...children)    the same in SVG
 //   commplan.bytes(n), commplan.seconds(s)        `25 MiB`, `3.2 ms`, as the command prints them
 //   commplan.textWidth(text, font)                pixels
-//   commplan.tooltip                              show(rows, rect), hide(): one floating box, rows [name, text]
+//   commplan.tooltip                              show(rows, rect), hide(): one box, rows [name, text]
 //
 // Children that are null or false are left out; strings become text, never markup.
 const commplan = {};
@@ -19,12 +19,15 @@ const commplan = {};
       if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
       else node.setAttribute(name, value === true ? "" : value);
     }
-    node.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+    node.append(
+      ...children.flat().filter((child) => child !== null && child !== undefined && child !== false),
+    );
     return node;
   }
 
   commplan.html = (tag, attributes, ...children) => filled(document.createElement(tag), attributes, children);
-  commplan.svg = (tag, attributes, ...children) => filled(document.createElementNS(SVG, tag), attributes, children);
+  commplan.svg = (tag, attributes, ...children) =>
+    filled(document.createElementNS(SVG, tag), attributes, children);
 
   function inUnits(number, units) {
     for (const [unit, scale] of units) {
@@ -37,11 +40,27 @@ const commplan = {};
   }
 
   commplan.bytes = (nbytes) =>
-    inUnits(nbytes, [["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]]) || `${Math.round(nbytes)} B`;
+    inUnits(nbytes, [
+      ["GiB", 2 ** 30],
+      ["MiB", 2 ** 20],
+      ["KiB", 2 ** 10],
+    ]) || `${Math.round(nbytes)} B`;
   commplan.seconds = (seconds) =>
-    seconds ? inUnits(seconds, [["s", 1], ["ms", 1e-3], ["us", 1e-6]]) || `${Number((seconds * 1e9).toPrecision(3))} ns` : "0";
+    seconds
+      ? inUnits(seconds, [
+          ["s", 1],
+          ["ms", 1e-3],
+          ["us", 1e-6],
+        ]) || `${Number((seconds * 1e9).toPrecision(3))} ns`
+      : "0";
   commplan.rate = (perSecond) =>
-    `${inUnits(perSecond, [["GB/s", 1e9], ["MB/s", 1e6], ["kB/s", 1e3]]) || `${perSecond} B/s`}`;
+    `${
+      inUnits(perSecond, [
+        ["GB/s", 1e9],
+        ["MB/s", 1e6],
+        ["kB/s", 1e3],
+      ]) || `${perSecond} B/s`
+    }`;
 
   const pen = document.createElement("canvas").getContext("2d");
   const widths = new Map();
@@ -80,8 +99,10 @@ const commplan = {};
       const { html } = commplan;
       box.replaceChildren(
         ...rows.map(([name, text]) =>
-          name ? html("div", { class: "tip-row" }, html("span", {}, name), html("span", {}, text))
-               : html("div", { class: "tip-title" }, text)),
+          name
+            ? html("div", { class: "tip-row" }, html("span", {}, name), html("span", {}, text))
+            : html("div", { class: "tip-title" }, text),
+        ),
       );
       box.hidden = false;
       const { width, height } = box.getBoundingClientRect();

@@ -3,20 +3,23 @@
 //
 //   commplan.layered(nodes, edges, { layerGap, nodeGap })
 //     nodes  [{ id, width, height }]
-//     edges  [{ tail, head }]          ids; edges that close a circle are laid as if they pointed the other way
+//     edges  [{ tail, head }]          ids; those that close a circle are laid as if they pointed the other way
 //     gives  { width, height, at, paths }: at is a Map of id -> { x, y }, centres; paths holds for each edge,
 //            in their order, the text of an SVG path.
 //
-// After Sugiyama, Tagawa and Toda (1981): nodes get layers by their longest path; edges over several layers get
-// a dummy in each; layers are ordered by barycentres; places within a layer are the least squares distance from
-// neighbours that keeps the order (pool adjacent violators). No part of it touches the document.
+// After Sugiyama, Tagawa and Toda (1981): nodes get layers by their longest path; edges over several layers
+// get a dummy in each; layers are ordered by barycentres; places within a layer are the least squares
+// distance from neighbours that keeps the order (pool adjacent violators). No part of it touches the document.
 (() => {
   const SWEEPS = 16;
   const DUMMY = 14; // pixels that an edge takes in the layers that it passes
 
   commplan.layered = (nodes, edges, { layerGap = 34, nodeGap = 22 } = {}) => {
     const byId = new Map(nodes.map((node) => [node.id, { ...node, above: [], below: [] }]));
-    const links = forward(byId, edges.filter((edge) => byId.has(edge.tail) && byId.has(edge.head)));
+    const links = forward(
+      byId,
+      edges.filter((edge) => byId.has(edge.tail) && byId.has(edge.head)),
+    );
     rank(byId, links);
     const { layers, chains } = withDummies(byId, links);
     order(layers);
@@ -55,7 +58,10 @@
       }
     }
     return edges.map((edge) =>
-      turned.has(edge) ? { edge, tail: edge.head, head: edge.tail, turned: true } : { edge, tail: edge.tail, head: edge.head });
+      turned.has(edge)
+        ? { edge, tail: edge.head, head: edge.tail, turned: true }
+        : { edge, tail: edge.tail, head: edge.head },
+    );
   }
 
   function rank(byId, links) {
@@ -67,7 +73,9 @@
     }
     const ready = [...byId.keys()].filter((id) => !waiting.get(id));
     const roots = [...ready];
-    byId.forEach((node) => { node.layer = 0; });
+    byId.forEach((node) => {
+      node.layer = 0;
+    });
     while (ready.length) {
       const id = ready.shift();
       for (const head of out.get(id)) {
@@ -76,7 +84,8 @@
         if (!waiting.get(head)) ready.push(head);
       }
     }
-    for (const id of roots) { // what nothing leads to stands right above its first reader
+    for (const id of roots) {
+      // what nothing leads to stands right above its first reader
       const heads = out.get(id).map((head) => byId.get(head).layer);
       if (heads.length) byId.get(id).layer = Math.min(...heads) - 1;
     }
@@ -84,7 +93,10 @@
 
   function withDummies(byId, links) {
     const layers = [];
-    const add = (node) => { (layers[node.layer] ||= []).push(node); return node; };
+    const add = (node) => {
+      (layers[node.layer] ||= []).push(node);
+      return node;
+    };
     byId.forEach(add);
     for (let i = 0; i < layers.length; i += 1) layers[i] ||= [];
     const chains = links.map((link) => {
@@ -105,7 +117,10 @@
   }
 
   function order(layers) {
-    const number = (layer) => layer.forEach((node, index) => { node.index = index; });
+    const number = (layer) =>
+      layer.forEach((node, index) => {
+        node.index = index;
+      });
     layers.forEach(number);
     const mean = (near, node) =>
       near.length ? near.reduce((sum, other) => sum + other.index, 0) / near.length : node.index;
@@ -137,7 +152,10 @@
         best = layers.map((layer) => [...layer]);
       }
     }
-    best.forEach((layer, index) => { layers[index] = layer; number(layer); });
+    best.forEach((layer, index) => {
+      layers[index] = layer;
+      number(layer);
+    });
   }
 
   function place(layers, gap) {
@@ -151,15 +169,22 @@
     for (let sweep = 0; sweep < SWEEPS; sweep += 1) {
       const down = sweep % 2 === 0;
       for (const layer of down ? layers : [...layers].reverse()) {
-        settle(layer, (node) => {
-          const near = sweep < SWEEPS - 4 ? (down ? node.above : node.below) : [...node.above, ...node.below];
-          return near.length ? near.reduce((sum, other) => sum + other.x, 0) / near.length : node.x;
-        }, gap);
+        settle(
+          layer,
+          (node) => {
+            const near =
+              sweep < SWEEPS - 4 ? (down ? node.above : node.below) : [...node.above, ...node.below];
+            return near.length ? near.reduce((sum, other) => sum + other.x, 0) / near.length : node.x;
+          },
+          gap,
+        );
       }
     }
     const all = layers.flat();
     const left = Math.min(...all.map((node) => node.x - node.width / 2));
-    all.forEach((node) => { node.x -= left; });
+    all.forEach((node) => {
+      node.x -= left;
+    });
     return Math.max(...all.map((node) => node.x + node.width / 2));
   }
 
@@ -202,8 +227,10 @@
   // Where each edge leaves and enters its boxes: side by side, in the order of where they go.
   function spread(chains) {
     const ports = new Map(chains.map((chain) => [chain, {}]));
-    const sides = [["out", (chain) => chain.nodes[0], (chain) => chain.nodes[1]],
-                   ["in", (chain) => chain.nodes[chain.nodes.length - 1], (chain) => chain.nodes[chain.nodes.length - 2]]];
+    const sides = [
+      ["out", (chain) => chain.nodes[0], (chain) => chain.nodes[1]],
+      ["in", (chain) => chain.nodes[chain.nodes.length - 1], (chain) => chain.nodes[chain.nodes.length - 2]],
+    ];
     for (const [side, own, next] of sides) {
       const groups = new Map();
       chains.forEach((chain) => groups.set(own(chain), [...(groups.get(own(chain)) || []), chain]));
@@ -224,7 +251,10 @@
     const first = nodes[0];
     const last = nodes[nodes.length - 1];
     if (nodes.length === 2 && Math.abs(port.out - port.in) < 6) port.out = port.in = (port.out + port.in) / 2;
-    const points = [[port.out, first.y + first.height / 2], [port.out, first.band[1]]];
+    const points = [
+      [port.out, first.y + first.height / 2],
+      [port.out, first.band[1]],
+    ];
     for (const node of nodes.slice(1, -1)) points.push([node.x, node.band[0]], [node.x, node.band[1]]);
     points.push([port.in, last.band[0]], [port.in, last.y - last.height / 2]);
     if (chain.turned) points.reverse();
@@ -234,7 +264,8 @@
       const [x0, y0] = points[i - 1];
       if (x === x0 && y === y0) continue;
       const middle = round((y0 + y) / 2);
-      text += x === x0 ? `V${round(y)}` : `C${round(x0)} ${middle} ${round(x)} ${middle} ${round(x)} ${round(y)}`;
+      text +=
+        x === x0 ? `V${round(y)}` : `C${round(x0)} ${middle} ${round(x)} ${middle} ${round(x)} ${round(y)}`;
     }
     return text;
   }

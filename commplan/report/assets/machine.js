@@ -15,7 +15,16 @@
 
   commplan.machine = ({ levels, members }) => {
     const picture = svg("svg", { class: "machine", role: "group", "aria-label": "links of the machine" });
-    const element = html("div", { class: "machine-frame", tabindex: 0, role: "region", "aria-label": "links of the machine, may scroll" }, picture);
+    const element = html(
+      "div",
+      {
+        class: "machine-frame",
+        tabindex: 0,
+        role: "region",
+        "aria-label": "links of the machine, may scroll",
+      },
+      picture,
+    );
     const places = count(members);
     const height = levels.length * ROW + BOX + 16;
     let [unit, width, widest, shown] = [0, 0, 0, 0];
@@ -32,13 +41,17 @@
 
     const show = (phase) => {
       shown = phase;
-      const load = (member, depth) => member.up
-        ? [member.up[phase], member.down[phase]]
-        : [levels[depth].nbytes[phase], levels[depth].nbytes[phase]];
+      const load = (member, depth) =>
+        member.up
+          ? [member.up[phase], member.down[phase]]
+          : [levels[depth].nbytes[phase], levels[depth].nbytes[phase]];
       const loads = [];
       walk(members, 0, (member, depth) => loads.push([load(member, depth), levels[depth]]));
       const most = Math.max(1, ...loads.flatMap(([each]) => each));
-      const longest = Math.max(1e-30, ...loads.flatMap(([each, level]) => each.map((nbytes) => nbytes / level.bandwidth)));
+      const longest = Math.max(
+        1e-30,
+        ...loads.flatMap(([each, level]) => each.map((nbytes) => nbytes / level.bandwidth)),
+      );
       const links = [];
       const boxes = [];
       const draw = (list, depth, left, from, room) => {
@@ -49,7 +62,18 @@
           const centre = x + wide / 2;
           const top = (depth + 1) * ROW;
           const carried = load(member, depth);
-          links.push(link(member, levels[depth], carried, most, longest, [port, depth * ROW + BOX], [centre, top], widest));
+          links.push(
+            link(
+              member,
+              levels[depth],
+              carried,
+              most,
+              longest,
+              [port, depth * ROW + BOX],
+              [centre, top],
+              widest,
+            ),
+          );
           const own = Math.min(wide - Math.min(6, wide / 6), 200);
           boxes.push(box(member, centre, top, own, !member.members.length));
           draw(member.members, depth + 1, x, centre, own);
@@ -74,7 +98,10 @@
   };
 
   function count(members) {
-    return members.reduce((sum, member) => sum + (member.members.length ? count(member.members) : member.hidden ? 2 : 1), 0);
+    return members.reduce(
+      (sum, member) => sum + (member.members.length ? count(member.members) : member.hidden ? 2 : 1),
+      0,
+    );
   }
 
   function walk(members, depth, act) {
@@ -88,7 +115,7 @@
     const wide = (nbytes) => (nbytes ? Math.max(1.5, (nbytes / most) * widest) : 1);
     const gap = (wide(up) + wide(down)) / 4 + 1;
     const length = Math.hypot(x1 - x0, y1 - y0);
-    const one = (nbytes, side) => {
+    const direction = (nbytes, side) => {
       const busy = nbytes / level.bandwidth / longest;
       const [dx, dy] = [(side * gap * (y1 - y0)) / length, (side * gap * (x0 - x1)) / length];
       const [ex, ey] = [((x1 - x0) / length) * 8, ((y1 - y0) / length) * 8]; // its ends lie under the boxes
@@ -100,17 +127,27 @@
     };
     const rows = [
       [null, `link of ${member.name}${member.hidden > 1 ? ` and ${member.hidden - 1} more` : ""}`],
-      ["up", bytes(up)], ["down", bytes(down)],
-      ["busy", seconds(Math.max(up, down) / level.bandwidth)], ["level", level.name],
+      ["up", bytes(up)],
+      ["down", bytes(down)],
+      ["busy", seconds(Math.max(up, down) / level.bandwidth)],
+      ["level", level.name],
     ];
-    return svg("g", {
-      class: "link-pair", role: "img", tabindex: up || down ? 0 : null,
-      "aria-label": rows.map(([name, text]) => (name ? `${name} ${text}` : text)).join(", "),
-      onmouseenter: (event) => commplan.tooltip.show(rows, event.currentTarget.getBoundingClientRect()),
-      onmouseleave: () => commplan.tooltip.hide(),
-      onfocus: (event) => commplan.tooltip.show(rows, event.currentTarget.getBoundingClientRect()),
-      onblur: () => commplan.tooltip.hide(),
-    }, one(up, -1), one(down, 1), svg("path", { d: `M${x0} ${y0}L${x1} ${y1}`, class: "link-target" }));
+    return svg(
+      "g",
+      {
+        class: "link-pair",
+        role: "img",
+        tabindex: up || down ? 0 : null,
+        "aria-label": rows.map(([name, text]) => (name ? `${name} ${text}` : text)).join(", "),
+        onmouseenter: (event) => commplan.tooltip.show(rows, event.currentTarget.getBoundingClientRect()),
+        onmouseleave: () => commplan.tooltip.hide(),
+        onfocus: (event) => commplan.tooltip.show(rows, event.currentTarget.getBoundingClientRect()),
+        onblur: () => commplan.tooltip.hide(),
+      },
+      direction(up, -1),
+      direction(down, 1),
+      svg("path", { d: `M${x0} ${y0}L${x1} ${y1}`, class: "link-target" }),
+    );
   }
 
   function box(member, x, top, width, place) {
@@ -118,13 +155,28 @@
     const whole = [name, ...(member.holds ? [member.holds] : member.hidden ? ["idle"] : [])];
     // A narrow place has room for the number of its rank alone, a narrow group for how many it stands for.
     const narrow = whole.some((text) => commplan.textWidth(text, FONT) > width - 6);
-    const short = member.hidden ? `+${member.hidden}` : (member.holds || name.replace(/^.* /, "")).replace(/ranks? /g, "").replace(/servers? /g, "s");
+    const short = member.hidden
+      ? `+${member.hidden}`
+      : (member.holds || name.replace(/^.* /, "")).replace(/ranks? /g, "").replace(/servers? /g, "s");
     const texts = place && narrow ? [commplan.textWidth(short, FONT) > width - 2 ? "" : short] : whole;
     const rows = texts.map((text) => commplan.fitted(text, width - 2, FONT));
     const height = BOX;
-    return svg("g", { class: `member${place ? " place" : ""}${member.hidden > 1 ? " several" : ""}${member.holds ? "" : " empty"}`, role: "img", "aria-label": `${name} ${member.holds}` },
+    return svg(
+      "g",
+      {
+        class: `member${place ? " place" : ""}${member.hidden > 1 ? " several" : ""}${member.holds ? "" : " empty"}`,
+        role: "img",
+        "aria-label": `${name} ${member.holds}`,
+      },
       svg("title", {}, `${name} ${member.holds}`),
       svg("rect", { x: x - width / 2, y: top, width, height, rx: 4 }),
-      rows.map((text, index) => svg("text", { x, y: top + height / 2 + (index - (rows.length - 1) / 2) * 14, class: index ? "more" : "first" }, text)));
+      rows.map((text, index) =>
+        svg(
+          "text",
+          { x, y: top + height / 2 + (index - (rows.length - 1) / 2) * 14, class: index ? "more" : "first" },
+          text,
+        ),
+      ),
+    );
   }
 })();

@@ -14,14 +14,19 @@
     listeners.forEach((act) => act(line));
   };
   const selection = {
-    hover(line) { pointed = line; tell(); },
+    hover(line) {
+      pointed = line;
+      tell();
+    },
     pick(line) {
       held = held === line ? 0 : line;
       pointed = 0;
       tell();
     },
     held: () => held,
-    listen(act) { listeners.push(act); },
+    listen(act) {
+      listeners.push(act);
+    },
   };
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape" && held) selection.pick(held);
@@ -37,10 +42,18 @@
   fill("choices", panels.choices(report, selection));
   fill("lines", panels.lines(report, selection));
   fill("proofs", panels.proofs(report, selection));
-  fill("foot", [html("p", {}, `Written by commplan ${report.version}. Times are predicted by a model unless they say otherwise.`)]);
+  fill("foot", [
+    html(
+      "p",
+      {},
+      `Written by commplan ${report.version}. Times are predicted by a model unless they say otherwise.`,
+    ),
+  ]);
 
   window.addEventListener("beforeprint", () => {
-    document.querySelectorAll("details").forEach((each) => { each.open = true; });
+    document.querySelectorAll("details").forEach((each) => {
+      each.open = true;
+    });
   });
 
   const themes = ["system", "light", "dark"];

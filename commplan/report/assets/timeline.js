@@ -2,17 +2,17 @@
 // Events on lanes over time, with zoom, pan, and the keyboard.
 //
 //   commplan.timeline({ title, lanes, seconds, describe, hover, pick })
-//     lanes     [{ name, group, events: [{ name, line, start, seconds, work }] }], times in seconds; lanes with
-//               the same `group` stand together under its name; work: host, device, network or other (a colour)
+//     lanes     [{ name, group, events: [{ name, line, start, seconds, work }] }], times in seconds; lanes
+//               with the same `group` stand together under its name; work: host, device, network or other
 //     seconds   how long the whole is, at least
 //     describe  of an event, the rows of its tooltip: [[name, text], ..], [null, title]
 //     hover     called with an event's line when it is pointed at or chosen by key, and with 0 when that ends
 //     pick      called with its line when it is clicked, or Enter is pressed
-//     gives     { element, highlight(line), shift(group, seconds), first(group, line), redraw() }: shift moves
-//               all events of a group; first is the start of the first event of a line, or null
+//     gives     { element, highlight(line), shift(group, seconds), first(group, line), redraw() }: shift
+//               moves all events of a group; first is the start of the first event of a line, or null
 //
-// Keys: arrows go from event to event and from lane to lane; with Shift, left and right move the view; + and -
-// zoom, 0 shows all. The wheel zooms with Ctrl held, so that the page still scrolls; dragging moves the view.
+// Keys: arrows go from event to event and from lane to lane; with Shift, left and right move the view; +
+// and - zoom, 0 shows all. The wheel zooms with Ctrl held, so that the page still scrolls; dragging moves the view.
 (() => {
   const { html, svg, seconds: timed } = commplan;
   const ROW = 24;
@@ -28,15 +28,28 @@
     const state = { from: 0, to: 1, lane: -1, event: 0, line: 0, width: 900, label: 100 };
     const picture = svg("svg", { class: "timeline", "aria-hidden": "true" });
     const live = html("p", { class: "visually-hidden", "aria-live": "polite" });
-    const stage = html("div", {
-      class: "timeline-stage", tabindex: 0, role: "application", "aria-roledescription": "timeline",
-      "aria-label": `${title}. Arrow keys go from event to event, plus and minus zoom, 0 shows all.`,
-    }, picture);
-    const button = (text, label, act) => html("button", { type: "button", "aria-label": label, onclick: act }, text);
-    const tools = html("div", { class: "timeline-tools", role: "group", "aria-label": "view of the timeline" },
-      button("−", "zoom out", () => zoom(2)), button("+", "zoom in", () => zoom(0.5)),
-      button("◀", "earlier", () => pan(-0.25)), button("▶", "later", () => pan(0.25)),
-      button("whole", "show all", () => show(...whole())));
+    const stage = html(
+      "div",
+      {
+        class: "timeline-stage",
+        tabindex: 0,
+        role: "application",
+        "aria-roledescription": "timeline",
+        "aria-label": `${title}. Arrow keys go from event to event, plus and minus zoom, 0 shows all.`,
+      },
+      picture,
+    );
+    const button = (text, label, act) =>
+      html("button", { type: "button", "aria-label": label, onclick: act }, text);
+    const tools = html(
+      "div",
+      { class: "timeline-tools", role: "group", "aria-label": "view of the timeline" },
+      button("−", "zoom out", () => zoom(2)),
+      button("+", "zoom in", () => zoom(0.5)),
+      button("◀", "earlier", () => pan(-0.25)),
+      button("▶", "later", () => pan(0.25)),
+      button("whole", "show all", () => show(...whole())),
+    );
     const element = html("div", { class: "timeline-frame" }, tools, stage, live);
 
     const longest = Math.max(...all.map((lane) => commplan.textWidth(lane.name, FONT)), 50) + 24;
@@ -52,7 +65,8 @@
       }
       return [least, most > least ? most : least + 1e-6];
     }
-    const scale = (time) => state.label + ((time - state.from) / (state.to - state.from)) * (state.width - state.label - 10);
+    const scale = (time) =>
+      state.label + ((time - state.from) / (state.to - state.from)) * (state.width - state.label - 10);
 
     function show(from, to) {
       const [least, most] = whole();
@@ -78,12 +92,20 @@
         if (lane.group !== group) {
           group = lane.group;
           if (group) {
-            parts.push(svg("text", { x: 4, y: y + 17, class: "group-name" }, commplan.fitted(group, state.width - 8, FONT)));
+            parts.push(
+              svg(
+                "text",
+                { x: 4, y: y + 17, class: "group-name" },
+                commplan.fitted(group, state.width - 8, FONT),
+              ),
+            );
             y += HEAD;
           }
         }
         const height = lane.rows * ROW + 6;
-        parts.push(svg("rect", { x: 0, y, width: state.width, height, class: index % 2 ? "lane odd" : "lane" }));
+        parts.push(
+          svg("rect", { x: 0, y, width: state.width, height, class: index % 2 ? "lane odd" : "lane" }),
+        );
         rows.push([lane, index, y]);
         y += height;
       });
@@ -93,19 +115,32 @@
       ]);
       const bars = rows.flatMap(([lane, index, top]) => barsOf(lane, index, top));
       const names = rows.flatMap(([lane, , top]) => [
-        svg("rect", { x: 0, y: top, width: state.label - 4, height: lane.rows * ROW + 6, class: "lane-label" }),
-        svg("text", { x: 8, y: top + 19, class: "lane-name" }, commplan.fitted(lane.name, state.label - 18, FONT)),
+        svg("rect", {
+          x: 0,
+          y: top,
+          width: state.label - 4,
+          height: lane.rows * ROW + 6,
+          class: "lane-label",
+        }),
+        svg(
+          "text",
+          { x: 8, y: top + 19, class: "lane-name" },
+          commplan.fitted(lane.name, state.label - 18, FONT),
+        ),
       ]);
       picture.setAttribute("width", state.width);
       picture.setAttribute("height", y + 2);
-      picture.classList.toggle("dimmed", all.some((lane) => lane.events.some((event) => state.line && event.line === state.line)));
+      picture.classList.toggle(
+        "dimmed",
+        all.some((lane) => lane.events.some((event) => state.line && event.line === state.line)),
+      );
       picture.replaceChildren(...parts, ...axis, ...bars, ...names);
     }
 
     // Bars narrower than what can be seen are left out where one already stands.
     function barsOf(lane, index, top) {
       const ends = new Array(lane.rows).fill(-1);
-      const found = [];
+      const bars = [];
       lane.events.forEach((event, number) => {
         const x = scale(start(lane, event));
         const right = scale(start(lane, event) + event.seconds);
@@ -118,13 +153,20 @@
         const width = Math.max(1.5, Math.min(right, state.width + 2) - left);
         const y = top + 3 + event.row * ROW;
         const text = width > 16 ? labelOf(event, width - 10) : "";
-        found.push(svg("g", {
-          class: `bar kind-${event.work}${active ? " active" : ""}${current ? " current" : ""}${width < 4 ? " thin" : ""}`,
-          "data-lane": index, "data-event": number,
-        }, svg("rect", { x: left, y, width, height: ROW - 2, rx: width > 6 ? 3 : 0 }),
-          text ? svg("text", { x: left + 5, y: y + 15 }, text) : null));
+        bars.push(
+          svg(
+            "g",
+            {
+              class: `bar kind-${event.work}${active ? " active" : ""}${current ? " current" : ""}${width < 4 ? " thin" : ""}`,
+              "data-lane": index,
+              "data-event": number,
+            },
+            svg("rect", { x: left, y, width, height: ROW - 2, rx: width > 6 ? 3 : 0 }),
+            text ? svg("text", { x: left + 5, y: y + 15 }, text) : null,
+          ),
+        );
       });
-      return found;
+      return bars;
     }
 
     function ticks() {
@@ -133,13 +175,14 @@
       const rough = span / count;
       const power = 10 ** Math.floor(Math.log10(rough));
       const step = [1, 2, 5, 10].map((factor) => factor * power).find((size) => size >= rough);
-      const found = [];
-      for (let i = Math.ceil(state.from / step); i * step <= state.to && found.length < 40; i += 1) {
+      const marks = [];
+      for (let i = Math.ceil(state.from / step); i * step <= state.to && marks.length < 40; i += 1) {
         const time = i * step;
-        const text = Math.abs(time) < step / 1e3 ? "0" : (time < 0 ? "−" : "") + exactly(Math.abs(time), step);
-        found.push([time, text]);
+        const text =
+          Math.abs(time) < step / 1e3 ? "0" : (time < 0 ? "−" : "") + exactly(Math.abs(time), step);
+        marks.push([time, text]);
       }
-      return found;
+      return marks;
     }
 
     function eventOf(target) {
@@ -149,7 +192,11 @@
     function tell(laneIndex, number, bar, aloud) {
       const lane = all[laneIndex];
       const event = lane.events[number];
-      const rows = [...describe(event), ["starts", timed(Math.max(0, start(lane, event)))], ["lane", lane.name]];
+      const rows = [
+        ...describe(event),
+        ["starts", timed(Math.max(0, start(lane, event)))],
+        ["lane", lane.name],
+      ];
       if (bar) commplan.tooltip.show(rows, bar.getBoundingClientRect());
       if (aloud) live.textContent = rows.map(([name, text]) => (name ? `${name} ${text}` : text)).join(", ");
       hover(event.line);
@@ -157,11 +204,14 @@
 
     let dragged = null;
     stage.addEventListener("pointerover", (event) => {
-      const found = eventOf(event.target);
-      if (found && !dragged) tell(...found, false);
+      const pointed = eventOf(event.target);
+      if (pointed && !dragged) tell(...pointed, false);
     });
     stage.addEventListener("pointerout", (event) => {
-      if (eventOf(event.target)) { commplan.tooltip.hide(); hover(0); }
+      if (eventOf(event.target)) {
+        commplan.tooltip.hide();
+        hover(0);
+      }
     });
     stage.addEventListener("pointerdown", (event) => {
       if (event.button === 0) dragged = { x: event.clientX, from: state.from, to: state.to, moved: false };
@@ -176,21 +226,27 @@
       }
     });
     window.addEventListener("pointerup", () => {
-      setTimeout(() => { dragged = null; });
+      setTimeout(() => {
+        dragged = null;
+      });
     });
     stage.addEventListener("click", (event) => {
-      const found = eventOf(event.target);
-      if (!found || (dragged && dragged.moved)) return;
-      [state.lane, state.event] = found;
-      pick(all[found[0]].events[found[1]].line);
+      const clicked = eventOf(event.target);
+      if (!clicked || (dragged && dragged.moved)) return;
+      [state.lane, state.event] = clicked;
+      pick(all[state.lane].events[state.event].line);
     });
-    stage.addEventListener("wheel", (event) => {
-      if (!event.ctrlKey && !event.metaKey) return;
-      event.preventDefault();
-      const x = event.clientX - picture.getBoundingClientRect().left - state.label;
-      const time = state.from + (x / (state.width - state.label)) * (state.to - state.from);
-      zoom(event.deltaY > 0 ? 1.25 : 0.8, time);
-    }, { passive: false });
+    stage.addEventListener(
+      "wheel",
+      (event) => {
+        if (!event.ctrlKey && !event.metaKey) return;
+        event.preventDefault();
+        const x = event.clientX - picture.getBoundingClientRect().left - state.label;
+        const time = state.from + (x / (state.width - state.label)) * (state.to - state.from);
+        zoom(event.deltaY > 0 ? 1.25 : 0.8, time);
+      },
+      { passive: false },
+    );
 
     function go(laneBy, eventBy) {
       if (!all.length) return;
@@ -208,8 +264,10 @@
       const lane = all[state.lane];
       const event = lane.events[state.event];
       const wide = state.to - state.from;
-      if (start(lane, event) < state.from) show(start(lane, event) - wide * 0.1, start(lane, event) + wide * 0.9);
-      if (start(lane, event) > state.to) show(start(lane, event) - wide * 0.5, start(lane, event) + wide * 0.5);
+      if (start(lane, event) < state.from)
+        show(start(lane, event) - wide * 0.1, start(lane, event) + wide * 0.9);
+      if (start(lane, event) > state.to)
+        show(start(lane, event) - wide * 0.5, start(lane, event) + wide * 0.5);
       draw();
       tell(state.lane, state.event, picture.querySelector(".bar.current"), true);
     }
@@ -220,9 +278,11 @@
       ArrowLeft: (event) => (event.shiftKey ? pan(-0.2) : go(0, -1)),
       ArrowDown: () => go(1, 0),
       ArrowUp: () => go(-1, 0),
-      "+": () => zoom(0.5, centre()), "=": () => zoom(0.5, centre()),
+      "+": () => zoom(0.5, centre()),
+      "=": () => zoom(0.5, centre()),
       "-": () => zoom(2, centre()),
-      0: () => show(...whole()), Home: () => show(...whole()),
+      0: () => show(...whole()),
+      Home: () => show(...whole()),
       Enter: () => chosen() && pick(chosen().line),
     };
     stage.addEventListener("keydown", (event) => {
@@ -231,7 +291,11 @@
       keys[event.key](event);
     });
     stage.addEventListener("focus", draw);
-    stage.addEventListener("blur", () => { commplan.tooltip.hide(); hover(0); draw(); });
+    stage.addEventListener("blur", () => {
+      commplan.tooltip.hide();
+      hover(0);
+      draw();
+    });
 
     new ResizeObserver(() => {
       const width = Math.max(320, stage.clientWidth);
@@ -245,10 +309,17 @@
     draw();
     return {
       element,
-      highlight(line) { state.line = line; draw(); },
-      shift(group, by) { shifts.set(group, by); show(...whole()); },
+      highlight(line) {
+        state.line = line;
+        draw();
+      },
+      shift(group, by) {
+        shifts.set(group, by);
+        show(...whole());
+      },
       first(group, line) {
-        const starts = all.filter((lane) => lane.group === group)
+        const starts = all
+          .filter((lane) => lane.group === group)
           .flatMap((lane) => lane.events.filter((event) => event.line === line).map((event) => event.start));
         return starts.length ? Math.min(...starts) : null;
       },
@@ -267,7 +338,12 @@
 
   // `time` with as many digits as tell it from the next tick.
   function exactly(time, step) {
-    const [unit, size] = [["s", 1], ["ms", 1e-3], ["us", 1e-6], ["ns", 1e-9]].find(([, each]) => time >= each) || ["ns", 1e-9];
+    const [unit, size] = [
+      ["s", 1],
+      ["ms", 1e-3],
+      ["us", 1e-6],
+      ["ns", 1e-9],
+    ].find(([, each]) => time >= each) || ["ns", 1e-9];
     const digits = Math.max(0, Math.ceil(-Math.log10(step / size) - 1e-9));
     return `${Number((time / size).toFixed(Math.min(6, digits)))} ${unit}`;
   }
