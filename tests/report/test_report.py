@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -23,8 +25,10 @@ from support.reports import (
     trace,
 )
 
+from commplan import dsl
 from commplan.cli import main
 from commplan.report.document import Event, Lane
+from commplan.report.graph import graphs
 from commplan.report.lanes import LANES, condensed
 
 BOTH = {"params": SMALL, "grads": SMALL}
@@ -134,6 +138,28 @@ def test_many_leaves_make_a_small_page(tmp_path: Path) -> None:
     assert "stand together" in phase["left_out"]
     assert sum(len(lane["events"]) for lane in phase["lanes"]) <= 3000
     assert page.stat().st_size < 5_000_000
+
+
+def test_graphs_of_many_stages_say_what_they_leave_out() -> None:
+    count = 300
+    inputs = "".join(f"input g{i} : f32[4] partial data\n" for i in range(count))
+    stages = "".join(f" g{i} = reduce g{i} over data by sum\n output g{i}\n" for i in range(count))
+    plan, _ = dsl.load(f"plan many\naxis data = 2\n{inputs}each step {{\n{stages}}}\n", "many.plan")
+    assert plan is not None
+    (graph,) = graphs(plan)
+    assert graph.left_out == "350 of 600 stages and outputs are not shown"
+    ids = {node.id for node in graph.nodes}
+    assert all({edge.tail, edge.head} <= ids for edge in graph.edges)
+
+
+def test_stdin_and_stdout(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "plan p\naxis data = 2\ninput g : f32[4] partial data\n"
+    text += "each step {\n g = reduce g over data by sum\n output g\n}\n"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    assert main(["report", "-", "-o", "-"]) == 0
+    page = capsys.readouterr().out
+    assert page.startswith("<!DOCTYPE html>") and page.endswith("</html>\n")
+    assert '"name":"\\u003cstdin\\u003e"' in page and "reduce g over data" in page
 
 
 def lane(name: str, count: int, names: int = 1) -> Lane:
