@@ -31,7 +31,7 @@
 
     // Places as wide as there is room for; a picture that needs more scrolls.
     const fit = (room) => {
-      unit = Math.max(20, Math.min(150, room / places));
+      unit = Math.max(20, Math.min(100, room / places));
       width = places * unit;
       widest = Math.min(9, unit / 5); // pixels of the busiest link, each direction
       picture.setAttribute("viewBox", `0 0 ${width} ${height}`);
@@ -90,7 +90,7 @@
     show(0);
     new ResizeObserver(() => {
       const room = element.clientWidth;
-      if (!room || Math.abs(places * Math.max(20, Math.min(150, room / places)) - width) < 1) return;
+      if (!room || Math.abs(places * Math.max(20, Math.min(100, room / places)) - width) < 1) return;
       fit(room);
       show(shown);
     }).observe(element);
