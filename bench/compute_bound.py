@@ -157,10 +157,7 @@ def text(results: Results) -> str:
         f"{results.members} members on {results.cores} cores; decoding {results.decode_s * 1e3:.3f} ms CPU; "
         f"the accelerator takes {results.step * 1e3:.1f} ms a step"
     )
-    lines = [
-        head,
-        f"  {'':<14}{'step ms':>9}{'slower':>9}{'CPU ms per record and member':>31}",
-    ]
+    lines = [head, f"  {'':<14}{'step ms':>9}{'slower':>9}{'CPU ms per record and member':>31}"]
     for name, title in zip(WAYS, ("ready-made", "duplicated", "shared"), strict=True):
         step, cpu = statistics.median(results.seconds[name]), statistics.median(results.cpu_s[name])
         lines.append(f"  {title:<14}{step * 1e3:>9.2f}{step / alone - 1:>9.2%}{cpu * 1e3:>31.3f}")

@@ -29,14 +29,7 @@ from commplan.verify import structural as schedule_rules
 from tests.support import schedule_bases
 from tests.support.schedule_bases import Base
 from tests.support.schedule_judge import Judge, Verdict
-from tests.support.schedule_mutation import (
-    NAMES,
-    Edit,
-    edits,
-    head_edits,
-    op_edits,
-    phase_edits,
-)
+from tests.support.schedule_mutation import NAMES, Edit, edits, head_edits, op_edits, phase_edits
 from tests.support.schedule_repair import Repair, repaired
 
 _COMPARISON = Path(schedule_rules.__file__).with_name("equivalence.py")

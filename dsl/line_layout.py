@@ -20,11 +20,7 @@ def flat(tokens: Sequence[Token]) -> str:
 
 
 def lay_out(
-    head: str,
-    tokens: Sequence[Token],
-    comments: Mapping[int, Sequence[Token]],
-    column: int,
-    width: int,
+    head: str, tokens: Sequence[Token], comments: Mapping[int, Sequence[Token]], column: int, width: int
 ) -> list[str]:
     """The lines of `head` followed by `tokens`, none longer than `width` if that can be.
 

@@ -250,12 +250,7 @@ def _phase_item(
         )
         return ast.BadStmt(span=span, targets=targets)
     return ast.PhaseDecl(
-        span=span,
-        kind=header.kind,
-        header=words,
-        body=tuple(body),
-        period=header.period,
-        name=header.name,
+        span=span, kind=header.kind, header=words, body=tuple(body), period=header.period, name=header.name
     )
 
 

@@ -15,23 +15,7 @@ from commplan.diagnostics import Diagnostic, Note
 from commplan.dsl.lexer import PUNCTUATION, Token, nearest
 
 CONTINUES = frozenset(
-    {
-        "OVER",
-        "ACROSS",
-        "FROM",
-        "BY",
-        "VIA",
-        "PER",
-        "SPLIT",
-        "PARTIAL",
-        "WITH",
-        "INTO",
-        "VISIT",
-        "SEED",
-        "TAIL",
-        "ON",
-        "LBRACE",
-    }
+    "OVER ACROSS FROM BY VIA PER SPLIT PARTIAL WITH INTO VISIT SEED TAIL ON LBRACE".split()  # noqa: SIM905
 )
 DECLARES = frozenset({"PLAN", "AXIS", "ENSEMBLE", "SERVER", "SOURCE", "FN", "INPUT", "STATE"})
 HEADS = frozenset({"AT", "EACH", "EVERY", "PHASE"})

@@ -197,9 +197,7 @@ class PhaseCall:
 
         counts = {CALLS: PartitionSpec()} if lowered.counts else {}
         call = context.machine.spread(
-            body,
-            (_specs(values), _specs(held), PartitionSpec()),
-            (results.specs, updates.specs, counts),
+            body, (_specs(values), _specs(held), PartitionSpec()), (results.specs, updates.specs, counts)
         )
         leaves = (
             {n: list(t.leaves) for n, t in trees.items()},

@@ -47,12 +47,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "commplan.protocol", "commplan.io",
     ),
 }  # fmt: skip
-JAX = (
-    "commplan.lowering.jax",
-    "commplan.lowering.mpi",
-    "commplan.runtime",
-    "commplan.optax",
-)
+JAX = ("commplan.lowering.jax", "commplan.lowering.mpi", "commplan.runtime", "commplan.optax")
 MPI = ("commplan.lowering.mpi", "commplan.runtime")
 
 

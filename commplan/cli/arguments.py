@@ -146,12 +146,7 @@ def _compile(verbs: Any) -> None:
 
 
 def _explain(verbs: Any) -> None:
-    verb = _verb(
-        verbs,
-        "explain",
-        "say what a plan became and why, or what an error code means",
-        "json",
-    )
+    verb = _verb(verbs, "explain", "say what a plan became and why, or what an error code means", "json")
     verb.add_argument("what", metavar="FILE|CODE", help=f"{_PLAN}; or a code such as CP0412")
     _binding(verb)
 
@@ -181,11 +176,7 @@ def _verify(verbs: Any) -> None:
     )
     group.add_argument("--root", type=_place, default=None, metavar="R", help="the rank that has or gets all")
     group.add_argument(
-        "--slices",
-        type=_count,
-        default=1,
-        metavar="N",
-        help="parts of every chunk, pipelined (default: 1)",
+        "--slices", type=_count, default=1, metavar="N", help="parts of every chunk, pipelined (default: 1)"
     )
     _binding(verb)
 

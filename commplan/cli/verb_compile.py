@@ -78,12 +78,7 @@ def _deliver(text: str, arguments: Namespace, console: Console, **facts: Any) ->
     inline: Any = None
     if not out or out == STDIN:
         inline = msgspec.Raw(text.encode()) if arguments.emit == "schedule" else text
-    console.document(
-        **facts,
-        emit=arguments.emit,
-        output=out if out != STDIN else None,
-        artefact=inline,
-    )
+    console.document(**facts, emit=arguments.emit, output=out if out != STDIN else None, artefact=inline)
 
 
 def _facts(done: Compiled, records: list[Record]) -> dict[str, Any]:

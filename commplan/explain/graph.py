@@ -8,19 +8,7 @@ from typing import Literal
 import msgspec
 
 from commplan.explain.stages import phase_title, stage_lines
-from commplan.ir.plan import (
-    AxisKind,
-    Load,
-    Map,
-    Phase,
-    Plan,
-    Ref,
-    Slice,
-    Stage,
-    name_of,
-    operands,
-    results,
-)
+from commplan.ir.plan import AxisKind, Load, Map, Phase, Plan, Ref, Slice, Stage, name_of, operands, results
 
 Kind = Literal["source", "input", "state", "host", "device", "network", "output"]
 

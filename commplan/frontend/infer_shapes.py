@@ -6,14 +6,7 @@ import math
 from collections.abc import Mapping
 
 from commplan.diagnostics import CommplanError
-from commplan.frontend.shape_errors import (
-    Leaves,
-    ShapeReport,
-    Shapes,
-    check_agreement,
-    check_names,
-    is_tree,
-)
+from commplan.frontend.shape_errors import Leaves, ShapeReport, Shapes, check_agreement, check_names, is_tree
 from commplan.ir import plan as graph
 from commplan.ir.schedule import Leaf, Value
 from commplan.ir.shard_shapes import cut_all

@@ -26,11 +26,7 @@ class Rule(NamedTuple):
 
 NATIVE = (Rule(None, "native"),)
 MPI: dict[CollectiveKind, tuple[Rule, ...]] = {
-    "all_reduce": (
-        Rule(16 * KIB, "native"),
-        Rule(256 * KIB, "halving_doubling"),
-        Rule(None, "ring"),
-    ),
+    "all_reduce": (Rule(16 * KIB, "native"), Rule(256 * KIB, "halving_doubling"), Rule(None, "ring")),
     "reduce_scatter": (Rule(16 * KIB, "native"), Rule(None, "ring")),
     "all_gather": (Rule(16 * KIB, "native"), Rule(None, "ring")),
     "broadcast": (Rule(4 * KIB, "native"), Rule(64 * KIB, "double_tree"), Rule(None, "ring")),

@@ -10,6 +10,6 @@ from commplan.verify.structural import verify as verify
 def load_schedule(data: bytes, file: str = "<schedule>") -> Schedule:
     """The schedule in `data`, as `Program.save` writes it, verified.
 
-    Raises CommplanError: CP1001 to CP1005 (see `ir.serial.decode`).
+    Raises CommplanError: CP1001 to CP1005 (see `ir.serialization.decode`).
     """
     return decode(data, file, verify)

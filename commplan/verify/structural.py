@@ -2,7 +2,7 @@
 
 CP0730 names and definitions, CP0731 types and shapes, CP0732 bytes and dtypes of collectives, CP0733 order
 and dependencies, CP0734 axes and placements, CP0735 values that an op does not permit; CP0760 to CP0762 what
-members are given (`verify.visits`); CP0764 what servers own (`verify.servers`); CP0766 what the plan says
+members are given (`verify.input`); CP0764 what servers own (`verify.servers`); CP0766 what the plan says
 (`verify.equivalence`).
 """
 

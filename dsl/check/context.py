@@ -21,11 +21,7 @@ MOST_GUESSES = 100
 MOST_COMPARED = 500
 LONGEST_GUESS = 64
 
-KIND_WORDS = {
-    AxisKind.REPLICA: "an axis",
-    AxisKind.ENSEMBLE: "an ensemble",
-    AxisKind.SERVER: "a server",
-}
+KIND_WORDS = {AxisKind.REPLICA: "an axis", AxisKind.ENSEMBLE: "an ensemble", AxisKind.SERVER: "a server"}
 
 
 class MistakeError(Exception):

@@ -58,20 +58,11 @@ def check_load(ctx: Context, scope: Scope, statement: ast.StageStmt, expr: ast.L
     if given == 2:
         everywhere = Placement(ctx.ordered((*placement.per, *split)))
         count = scope.bind(targets[1], ArrayType(DType.I32), everywhere)
+    one_clock = clock[0] if clock else None
     return Load(
-        result=result,
-        source=source.name,
-        batch=batch,
-        visit=visit,
-        seed=seed,
-        span=statement.span,
-        count=count,
-        clock=clock[0] if clock else None,
-        split=split,
-        per=ctx.ordered(per),
-        tail=tail,
-        hints=found,
-    )
+        result, source.name, batch, visit, seed, statement.span, count, one_clock, split, ctx.ordered(per),
+        tail, found,
+    )  # fmt: skip
 
 
 def _split(ctx: Context, expr: ast.LoadExpr) -> tuple[str, ...] | None:

@@ -55,12 +55,7 @@ def run(program: Program, x: Array, rank: int, op: str, comm: Any) -> Array:
 
 
 def _exchange(
-    x: Array,
-    before: Array,
-    group: dict[tuple[int, int], list[Transfer]],
-    rank: int,
-    op: str,
-    comm: Any,
+    x: Array, before: Array, group: dict[tuple[int, int], list[Transfer]], rank: int, op: str, comm: Any
 ) -> Array:
     """At most one message from this rank and one to it."""
     given = next(((pair[1], own) for pair, own in group.items() if pair[0] == rank), None)

@@ -102,10 +102,7 @@ class Service:
 
     def _make(self, site: Site) -> int:
         found = self._shared(site)
-        both = (
-            (0, self.up(site), sends(site, first=self._first(site))),
-            (1, site.down, receives(site)),
-        )
+        both = ((0, self.up(site), sends(site, first=self._first(site))), (1, site.down, receives(site)))
         rows: list[tuple[int, ...]] = []
         for answer, buffers, moves in both:
             for m in moves:

@@ -1,6 +1,6 @@
 """What a bound program asks of the machine that it runs on, a mesh of devices or the ranks of a communicator.
 
-`runtime.mesh` and `runtime.ranks` answer; everything else in this room is the same for both.
+`mesh` and `ranks` answer; everything else in this room is the same for both.
 """
 
 from __future__ import annotations

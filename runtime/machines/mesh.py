@@ -115,7 +115,7 @@ def _aligned(piece: Host) -> Host:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MeshMachine:
-    """See `runtime.machine.Machine`. `sizes`: the axes of the mesh that the plan names. `placings`: by what
+    """See `machine.Machine`. `sizes`: the axes of the mesh that the plan names. `placings`: by what
     distinguishes them, how host arrays seen so far go to the devices."""
 
     mesh: Any

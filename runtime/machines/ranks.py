@@ -44,7 +44,7 @@ Array = Any
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Ranks:
-    """See `runtime.machine.Machine`.
+    """See `machine.Machine`.
 
     mesh: the communicator that the program was bound to. own: one of the same ranks without servers, for what
     is said outside of compiled phases.

@@ -14,7 +14,7 @@ from commplan.protocol.sites import Sites
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Serving:
-    """The machine of a server's rank (see `runtime.machine.Machine`): it runs no phase, and says so.
+    """The machine of a server's rank (see `machine.Machine`): it runs no phase, and says so.
 
     mesh: the communicator that the program was bound to. service: a duplicate of it, for what workers and
     servers say to each other; workers are its first ranks.

@@ -11,14 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from commplan.lowering.mpi.shared import (
-    CLOSED,
-    GROUPS,
-    HEADER,
-    PUTS,
-    REQUESTS,
-    offsets,
-)
+from commplan.lowering.mpi.shared import CLOSED, GROUPS, HEADER, PUTS, REQUESTS, offsets
 from commplan.protocol.server import Machine
 from commplan.protocol.sites import Site, Sites
 from commplan.runtime.input.sources.record_convert import numpy_dtype

@@ -49,9 +49,7 @@ def plain(found: Found) -> tuple[object, ...]:
     return found.kind, found.op, found.inputs, found.outputs, found.groups, found.loops
 
 
-def test_the_same_collectives_in_the_same_order(
-    pair: tuple[Schedule, CompiledStep, CompiledStep],
-) -> None:
+def test_the_same_collectives_in_the_same_order(pair: tuple[Schedule, CompiledStep, CompiledStep]) -> None:
     _, planned, by_hand = pair
     assert len(planned.collectives) > 1
     assert list(map(plain, planned.collectives)) == list(map(plain, by_hand.collectives))

@@ -100,8 +100,7 @@ def test_the_ensemble_trains_on_ranks(tmp_path: Path):
     mpirun.needs_mpi()
     place = tmp_path / "results.json"
     said = under_mpirun(
-        "ensemble_mpi.py",
-        *("--epochs", "4", "--records", "128", "--held-out", "150", "--json", str(place)),
+        "ensemble_mpi.py", *("--epochs", "4", "--records", "128", "--held-out", "150", "--json", str(place))
     )
     found = results(place)
     ranks = found["ranks"]

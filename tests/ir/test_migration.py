@@ -61,8 +61,7 @@ def test_all_ops_are_among_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("edit", "by"),
-    [(r'"minor": \["rack"\]', '"minor": ["worker"]'), (r'"axis": "worker"', '"axis": "rack"')],
+    ("edit", "by"), [(r'"minor": \["rack"\]', '"minor": ["worker"]'), (r'"axis": "worker"', '"axis": "rack"')]
 )
 def test_an_edit_is_noticed(edit: str, by: str) -> None:
     text, count = re.subn(edit, by, (FOLDER / "parameter_hub.saved.json").read_text(), count=1)

@@ -21,9 +21,7 @@ needs_grain = pytest.mark.skipif(not HAS_GRAIN, reason="Grain or array_record is
 
 
 def written(path: Path, records: list[bytes]) -> Path:
-    from array_record.python.array_record_module import (  # noqa: PLC0415  # pyright: ignore
-        ArrayRecordWriter,
-    )
+    from array_record.python.array_record_module import ArrayRecordWriter  # noqa: PLC0415  # pyright: ignore
 
     writer: Any = ArrayRecordWriter(str(path), "group_size:1")
     for record in records:

@@ -344,8 +344,7 @@ each step {
 
 
 @pytest.mark.parametrize(
-    "given",
-    [{"sources": [1]}, {"functions": [1]}, {"seed": "x"}, {"seed": 1.5}, {"seed": True}],
+    "given", [{"sources": [1]}, {"functions": [1]}, {"seed": "x"}, {"seed": 1.5}, {"seed": True}]
 )
 def test_what_is_bound_comes_by_name_and_a_seed_is_whole(given: dict[str, Any]) -> None:
     program = commplan.loads(ELASTIC).compile(mesh_of(worker=4), {"params": TREE, "center": TREE})

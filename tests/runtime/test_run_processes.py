@@ -21,10 +21,7 @@ def played(what: str, place: Path) -> None:
     command = [sys.executable, "-W", "error", two_processes.__file__, port]
     started = [
         subprocess.Popen(
-            [*command, str(index), "2", what, str(place)],
-            env=environment,
-            stderr=subprocess.PIPE,
-            text=True,
+            [*command, str(index), "2", what, str(place)], env=environment, stderr=subprocess.PIPE, text=True
         )
         for index in range(2)
     ]

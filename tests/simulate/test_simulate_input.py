@@ -31,11 +31,7 @@ def taken(
 
 @pytest.mark.parametrize(
     ("via", "rows"),
-    [
-        (None, 2),
-        (Algorithm("duplicate"), 8),
-        (Algorithm("multi_broadcast", (Arg(2, "readers"),)), 4),
-    ],
+    [(None, 2), (Algorithm("duplicate"), 8), (Algorithm("multi_broadcast", (Arg(2, "readers"),)), 4)],
 )
 @pytest.mark.parametrize(("topology", "cores"), [(HOST, 0.5), (HOSTS, 2)])
 def test_a_process_makes_its_rows_on_its_part_of_the_cores(

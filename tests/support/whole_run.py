@@ -213,12 +213,7 @@ def main(out: str) -> None:
 
     comm = MPI.COMM_WORLD
     run, decoded = bind(comm)
-    found = train(
-        run,
-        beginning(comm.rank),
-        np.int32(5),
-        lambda name, tree: jax.tree.map(np.asarray, tree),
-    )
+    found = train(run, beginning(comm.rank), np.int32(5), lambda name, tree: jax.tree.map(np.asarray, tree))
     found["decoded"] = sorted(decoded)
     found["place"] = run.place
     flat = comm.Dup()

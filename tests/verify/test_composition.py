@@ -68,19 +68,13 @@ def changed(index: int, **fields: object) -> list[Stage]:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        (
-            changed(0)[:-1],
-            "at the end all_reduce over level 0 needs all places, summed",
-        ),
+        (changed(0)[:-1], "at the end all_reduce over level 0 needs all places, summed"),
         (changed(0)[1:], "1/4"),
         (changed(0)[::-1], "needs the place whose part it is, and has all places"),
         (changed(1, level=0), "needs all places, and has the place whose part it is"),
         (changed(0, kind="all_reduce"), "stage 1, all_reduce at level 1, needs 1 of the buffer, and has 1/4"),
         (changed(1, fixed=(0,)), "needs groups at the root's place of levels [], and has levels [0]"),
-        (
-            [*changed(0), *changed(0)[:1]],
-            "every contribution once, and has the sums of level 0 once more",
-        ),
+        ([*changed(0), *changed(0)[:1]], "every contribution once, and has the sums of level 0 once more"),
     ],
 )
 def test_stages_that_do_not_add_up(wrong: list[Stage], said: str) -> None:

@@ -14,16 +14,7 @@ from commplan.cost.predictor import Predictor
 from commplan.cost.schedule.list_scheduler import Played, Task, chain, play
 from commplan.cost.servers.server_traffic import Talk, talk
 from commplan.input.measured_costs import InputCosts
-from commplan.ir.schedule import (
-    Collective,
-    Elastic,
-    Map,
-    Op,
-    Phase,
-    Schedule,
-    operands,
-    results,
-)
+from commplan.ir.schedule import Collective, Elastic, Map, Op, Phase, Schedule, operands, results
 from commplan.protocol.build_sites import sites
 from commplan.protocol.sites import Site
 

@@ -26,10 +26,7 @@ Bindings = tuple[sched.Binding, ...]
 
 
 def at_servers(
-    building: Building,
-    states: Sequence[Value],
-    outputs: Sequence[Binding],
-    updates: Sequence[Binding],
+    building: Building, states: Sequence[Value], outputs: Sequence[Binding], updates: Sequence[Binding]
 ) -> tuple[Bindings, Bindings]:
     """Add `Get` and `Put` to the ops of a phase; its outputs and updates, bound to what they make.
 

@@ -48,16 +48,9 @@ class Exchange(BaseOp, frozen=True, tag="exchange", gc=False):
 
     def meaning(self, env: Interpretation) -> None:
         steps.exchange(
-            env,
-            self.gradient,
-            self.states,
-            self.results,
-            self.fn,
-            self.axes,
-            self.op,
-            self.weight,
+            env, self.gradient, self.states, self.results, self.fn, self.axes, self.op, self.weight,
             self.hints,
-        )
+        )  # fmt: skip
 
     def detail(self, values: Mapping[Ref, Value]) -> str:
         return f"with {self.fn} by {self.op}"

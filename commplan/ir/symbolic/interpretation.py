@@ -102,12 +102,7 @@ class Interpretation:
         return len(owners), [(len(owners), self.algebra.owner(axes, owners))]
 
     def own_elements(
-        self,
-        name: str,
-        value: Value,
-        own: Sequence[str],
-        split: Sequence[str],
-        owner: Symbol | None = None,
+        self, name: str, value: Value, own: Sequence[str], split: Sequence[str], owner: Symbol | None = None
     ) -> SymbolicValue:
         """`value`, called `name`, of which every element is itself; ranks along `own` have others, and along
         `split` a row each, one cut after another. owner: who alone has it."""

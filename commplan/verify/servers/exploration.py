@@ -2,8 +2,8 @@
 
 The servers are those that the runtime runs, `commplan.protocol.server`; workers are what `protocol.sites`
 says. First each server is explored alone, which proves what is promised of its own doings beside any number
-of others, and that nobody waits for ever (`verify.one_server`). Then all servers of the model are explored
-together (`verify.together`): every state that they can be in at one time, each with an event to come if
+of others, and that nobody waits for ever (`server_model_check`). Then all servers of the model are explored
+together (`product_exploration`): every state that they can be in at one time, each with an event to come if
 somebody waits. With `deaths`, workers may die at any moment, and servers hear of it at different ones.
 """
 

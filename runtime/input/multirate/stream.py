@@ -88,10 +88,7 @@ class Clocks:
     """
 
     def __init__(
-        self,
-        plan: ClockPlan,
-        sources: Mapping[str, object],
-        functions: Mapping[str, Callable[..., Any]],
+        self, plan: ClockPlan, sources: Mapping[str, object], functions: Mapping[str, Callable[..., Any]]
     ) -> None:
         self.plan, self.functions, self._terms = plan, functions, Terms()
         reads = [op.source for op in plan.schedule.phase(plan.phase).ops if isinstance(op, Read)]

@@ -115,11 +115,7 @@ CASES = {
         [("axis data = 8", "axis data = 32"), (", wire = bf16, accumulate = f32", "")],
         ["all_reduce"],
     ),
-    "data_parallel_wire": (
-        {"data": 32},
-        [("axis data = 8", "axis data = 32")],
-        ["all_to_all", "all_gather"],
-    ),
+    "data_parallel_wire": ({"data": 32}, [("axis data = 8", "axis data = 32")], ["all_to_all", "all_gather"]),
     "two_level": ({"node": 4, "gpu": 8}, [], ["reduce_scatter", "all_reduce", "all_gather"]),
 }
 
