@@ -27,7 +27,7 @@
         return html(
           "div",
           { class: "card" },
-          html("h3", {}, phase.title),
+          html("h2", {}, phase.title),
           html("p", { class: "figure" }, seconds(phase.seconds)),
           html("p", {}, times),
           html("p", {}, `communication ${seconds(phase.network)}, other work ${seconds(phase.compute)}`),
@@ -37,7 +37,7 @@
     const proved = html(
       "div",
       { class: "card proved" },
-      html("h3", {}, "proved"),
+      html("h2", {}, "proved"),
       html("p", { class: "figure-text" }, report.proofs.proved),
       html(
         "p",
