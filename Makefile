@@ -5,8 +5,8 @@ VENV    ?= .venv
 PYTHON  ?=
 WORKERS ?= 2
 TESTS   ?=
-OLDEST  ?= tests/lowering tests/runtime/test_run_*.py tests/runtime/test_carry_jax.py tests/runtime/test_data_slots.py \
-	tests/runtime/test_usage_same_bits.py
+OLDEST  ?= tests/lowering tests/runtime/test_run_*.py tests/runtime/input/test_transport_jax.py tests/runtime/input/test_slots.py \
+	tests/runtime/input/test_same_bits.py
 
 PY  := $(VENV)/bin/python
 SET := PYTHON='$(PYTHON)' sh .ci/venv

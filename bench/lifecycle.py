@@ -37,7 +37,7 @@ from commplan.dsl import load
 from commplan.ir.schedule import Schedule
 from commplan.runtime.input import PhaseBatches
 from commplan.runtime.input.group import group
-from commplan.runtime.input.prefetch.prefetch import Ring
+from commplan.runtime.input.prefetch.prefetch import Prefetcher
 from commplan.runtime.input.shm import segment
 from commplan.runtime.input.shm.shm_channel import SharedRing
 
@@ -115,8 +115,8 @@ def die_at(place: str, rng: random.Random) -> None:
         case "taken":
             then(SharedRing.handed, True, SharedRing, "handed", times)
         case _:
-            close: Callable[..., object] = getattr(Ring, "close")  # noqa: B009  of any items
-            then(close, False, Ring, "close", 0)
+            close: Callable[..., object] = getattr(Prefetcher, "close")  # noqa: B009  of any items
+            then(close, False, Prefetcher, "close", 0)
 
 
 def member(start: Start, index: int, seed: int) -> int:

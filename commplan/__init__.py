@@ -25,21 +25,15 @@ __all__ = [
     "loads", "paths", "serial",
 ]  # fmt: skip
 # Where the rest of the face is found. `Run` and `optax` need jax, and `import *` must do without it.
-_HOMES = {
-    "CommplanError": "commplan.diagnostics",
-    "Diagnostic": "commplan.diagnostics",
-    "Plan": "commplan.api",
-    "Program": "commplan.api",
-    "Run": "commplan.runtime.run",
-    "Topology": "commplan.topology",
-    "column": "commplan.runtime.input.sources.adapters",
-    "folder": "commplan.runtime.input.sources.files",
-    "load": "commplan.api",
-    "load_topology": "commplan.topology",
-    "loads": "commplan.api",
-    "paths": "commplan.runtime.input.sources.files",
-    "serial": "commplan.runtime.input.sources.adapters",
+_NAMES = {
+    "commplan.api": ("Plan", "Program", "load", "loads"),
+    "commplan.diagnostics": ("CommplanError", "Diagnostic"),
+    "commplan.runtime.input.sources.adapters": ("column", "serial"),
+    "commplan.runtime.input.sources.files": ("folder", "paths"),
+    "commplan.runtime.run": ("Run",),
+    "commplan.topology": ("Topology", "load_topology"),
 }
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:

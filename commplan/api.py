@@ -80,15 +80,14 @@ class Plan(msgspec.Struct, frozen=True):
 
             sizes = sizes_of(self.graph, mesh, sizes)
         elif mesh is not None:
-            found = mesh_sizes(mesh)
-            check_mesh(self.graph, found)
-            _check_twice(self.graph, sizes, found)
-            sizes |= {axis.name: found[axis.name] for axis in self.graph.axes if axis.name in found}
+            mesh_axes = mesh_sizes(mesh)
+            check_mesh(self.graph, mesh_axes)
+            _check_twice(self.graph, sizes, mesh_axes)
+            sizes |= {axis.name: mesh_axes[axis.name] for axis in self.graph.axes if axis.name in mesh_axes}
         if shapes is not None and not hasattr(shapes, "items"):
             kind = type(shapes).__name__
-            fail(
-                "CP0720", f"shapes is a {kind}: names and their trees were expected", 'shapes={"grads": tree}'
-            )
+            message = f"shapes is a {kind}: names and their trees were expected"
+            fail("CP0720", message, 'shapes={"grads": tree}')
         given = dict(shapes or {})
         leaves = {name: shapes_of(tree) for name, tree in given.items()}
         machine = load_topology(topology) if isinstance(topology, str | Path) else topology
@@ -191,14 +190,10 @@ class Program:
             fail("CP1009", f"{place} cannot be read: {error.strerror or error}", file=str(place))
         schedule = load_schedule(data, str(place))
         if plan is not None and not is_of(schedule, plan.graph):
-            fail(
-                "CP1007",
-                f"{place} was compiled from another plan than `{plan.name}`",
-                f"the schedule's plan `{schedule.plan}` has the digest {schedule.plan_digest}",
-                f"`{plan.name}` has the digest {plan.digest}",
-                "compile the plan again",
-                file=str(place),
-            )
+            message = f"{place} was compiled from another plan than `{plan.name}`"
+            theirs = f"the schedule's plan `{schedule.plan}` has the digest {schedule.plan_digest}"
+            ours = f"`{plan.name}` has the digest {plan.digest}"
+            fail("CP1007", message, theirs, ours, "compile the plan again", file=str(place))
         return cls(schedule)
 
     def bind(
@@ -241,9 +236,8 @@ def loads(text: str, file: str = "<plan>") -> Plan:
 
     if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         kind = type(text).__name__
-        fail(
-            "CP0002", f"a plan is text, and this is of type {kind}", "decode bytes as UTF-8, or `load` a file"
-        )
+        message = f"a plan is text, and this is of type {kind}"
+        fail("CP0002", message, "decode bytes as UTF-8, or `load` a file")
     plan, diagnostics = dsl.load(text, file)
     if plan is None:
         raise CommplanError(*diagnostics)
@@ -256,24 +250,24 @@ def _check_kinds(axes: object, order: object, passes: object) -> None:
     if axes is not None and not isinstance(axes, Mapping):
         fail("CP0722", wrong.format("axes", type(axes).__name__, "sizes by name were"), 'axes={"data": 8}')
     if order is not None and not isinstance(order, Mapping):
-        what = "lists of paths by name were"
-        fail("CP0711", wrong.format("order", type(order).__name__, what), 'order={"grads": ["b", "w"]}')
+        wanted = "lists of paths by name were"
+        fail("CP0711", wrong.format("order", type(order).__name__, wanted), 'order={"grads": ["b", "w"]}')
     if passes is not None and not isinstance(passes, str):
-        what = "a pipeline as text was"
-        fail("CP0717", wrong.format("passes", type(passes).__name__, what), 'passes="share,bucket,overlap"')
+        wanted = "a pipeline as text was"
+        fail("CP0717", wrong.format("passes", type(passes).__name__, wanted), 'passes="share,bucket,overlap"')
 
 
 def _backend(mesh: object, given: Backend | None) -> Backend:
     """What a plan is compiled for. Raises CP0841 where the mesh is of another kind than asked for."""
     if given not in (None, "jax", "mpi"):
         fail("CP0841", f"there is no backend `{given}`", "expected: jax or mpi")
-    found: Backend = "mpi" if is_communicator(mesh) else "jax"
-    tells = found == "mpi" or hasattr(mesh, "devices")  # None and mappings of sizes tell nothing
-    if given is not None and tells and given != found:
-        what = "a communicator" if found == "mpi" else "a mesh"
-        message = f"the plan is compiled with {what}, and for the backend `{given}`"
+    implied: Backend = "mpi" if is_communicator(mesh) else "jax"
+    tells = implied == "mpi" or hasattr(mesh, "devices")  # None and mappings of sizes tell nothing
+    if given is not None and tells and given != implied:
+        kind = "a communicator" if implied == "mpi" else "a mesh"
+        message = f"the plan is compiled with {kind}, and for the backend `{given}`"
         fail("CP0841", message, "leave `backend` out")
-    return given or found
+    return given or implied
 
 
 def _check_twice(plan: graph.Plan, sizes: Mapping[str, int], mesh: Mapping[str, int]) -> None:
@@ -288,13 +282,12 @@ def mesh_sizes(mesh: Any) -> dict[str, int]:
     """Axis name -> size of a mesh, or of a mapping that says the same; sizes as they are given."""
     shape: Any = getattr(mesh, "shape", mesh)
     if not hasattr(shape, "items"):
-        what = "expected a jax.sharding.Mesh, an mpi4py communicator, or axis sizes"
-        fail("CP0722", f"a {type(mesh).__name__} is no mesh", what)
+        expected = "expected a jax.sharding.Mesh, an mpi4py communicator, or axis sizes"
+        fail("CP0722", f"a {type(mesh).__name__} is no mesh", expected)
     for name, size in shape.items():
         if size is None:  # no size would be taken for one that is given elsewhere
-            fail(
-                "CP0708", f"axis `{name}` has no size in the mesh", "a mesh has a whole number for every axis"
-            )
+            message = f"axis `{name}` has no size in the mesh"
+            fail("CP0708", message, "a mesh has a whole number for every axis")
     return {str(name): size for name, size in shape.items()}
 
 
@@ -316,14 +309,10 @@ def check_binding(schedule: Schedule, digest: str, mesh: Any) -> None:
     if is_communicator(mesh):  # which the runtime looks at
         return
     ours = schedule.mesh_sizes
-    found: Any = getattr(mesh, "shape", {})
-    if not hasattr(found, "items"):
-        fail(
-            "CP0801",
-            f"a {type(mesh).__name__} is no mesh",
-            "expected a jax.sharding.Mesh, or an mpi4py communicator",
-            file=schedule.file,
-        )
+    shape: Any = getattr(mesh, "shape", {})
+    if not hasattr(shape, "items"):
+        message = f"a {type(mesh).__name__} is no mesh"
+        fail("CP0801", message, "expected a jax.sharding.Mesh, or an mpi4py communicator", file=schedule.file)
     if schedule.backend == "mpi":
         fail(
             "CP0841",
@@ -331,17 +320,13 @@ def check_binding(schedule: Schedule, digest: str, mesh: Any) -> None:
             "compile it with the mesh: plan.compile(mesh)",
             file=schedule.file,
         )
-    theirs = {str(name): int(size) for name, size in dict(found).items()}
+    theirs = {str(name): int(size) for name, size in dict(shape).items()}
     if any(name not in theirs for name in ours) or all(theirs[name] == size for name, size in ours.items()):
         return
-    fail(
-        "CP1006",
-        f"program `{schedule.plan}` was compiled for another mesh",
-        f"compiled for {_sizes(ours)} (schedule {digest})",
-        f"found {_sizes(theirs)}",
-        "bind to the mesh that it was compiled for, or compile again with this one",
-        file=schedule.file,
-    )
+    message = f"program `{schedule.plan}` was compiled for another mesh"
+    expected = f"compiled for {_sizes(ours)} (schedule {digest})"
+    fix = "bind to the mesh that it was compiled for, or compile again with this one"
+    fail("CP1006", message, expected, f"found {_sizes(theirs)}", fix, file=schedule.file)
 
 
 def _sizes(sizes: Mapping[str, int]) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from commplan.cost.network.rank_placement import spread_as
-from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
+from commplan.diagnostics import CommplanError, Diagnostic, Note, fail, fail_if
 from commplan.frontend.bind_axes import bind_axes
 from commplan.frontend.infer_shapes import infer
 from commplan.frontend.lower.stages import lower
@@ -67,19 +67,15 @@ def compile_plan(
     known = load_topology(topology) if isinstance(topology, str | Path) else topology
     if known is not None:
         axes = place(axes, known, mapping or {}, oversubscribe=oversubscribe)
-        really = spread_as(axes, known, places) if places is not None else None
-        axes, places = (really, None) if really is not None else (axes, places)
+        actual = spread_as(axes, known, places) if places is not None else None
+        axes, places = (axes, places) if actual is None else (actual, None)
     elif mapping:
         fail("CP0714", "axes are mapped to levels, but no topology is given", "give --topology FILE")
     measured = _measured(calibration, known, backend)
     start = time.perf_counter()
     values = infer(plan, {axis.name: axis.size for axis in axes}, shapes)
-    huge = check_sizes(plan, values, math.prod(axis.size for axis in axes))
-    if huge:
-        raise CommplanError(*huge)
-    wrong = check_leaves(plan, values)
-    if wrong:
-        raise CommplanError(*wrong)
+    fail_if(check_sizes(plan, values, math.prod(axis.size for axis in axes)))
+    fail_if(check_leaves(plan, values, {axis.name: axis.size for axis in axes}))
     _check_order(plan, order or {})
     schedule = lower(plan, axes, values, backend, known.hosts if known is not None else ())
     seconds = time.perf_counter() - start
@@ -88,12 +84,10 @@ def compile_plan(
     reference = Reference(schedule.origin, schedule.axes)
     problems = verify(schedule, reference=reference, written_out=False)
     if problems:
-        notes = (
-            *(Note(p.message, p.span) for p in problems),
-            Note(f"after `lower`:\n{print_schedule(schedule)}"),
-        )
+        notes = [Note(problem.message, problem.span) for problem in problems]
+        notes.append(Note(f"after `lower`:\n{print_schedule(schedule)}"))
         message = f"lowering broke the schedule: {problems[0].message}"
-        raise CommplanError(Diagnostic("CP0718", message, problems[0].span, notes, file=plan.file))
+        raise CommplanError(Diagnostic("CP0718", message, problems[0].span, tuple(notes), file=plan.file))
     if observer is not None:
         observer(Record("lower", "lower", seconds, None, schedule))
     given = {name: tuple(paths) for name, paths in (order or {}).items()}
@@ -107,9 +101,7 @@ def check_complete(schedule: Schedule) -> None:
     if not any(map(is_to_be_written_out, schedule.phases)):
         return
     note = Note(f"the passes were `{schedule.pipeline}`: it is `wire` that makes sums in such types")
-    problems = [msgspec.structs.replace(x, notes=(*x.notes, note)) for x in verify(schedule)]
-    if problems:
-        raise CommplanError(*problems)
+    fail_if([msgspec.structs.replace(x, notes=(*x.notes, note)) for x in verify(schedule)])
 
 
 def _measured(
@@ -119,18 +111,16 @@ def _measured(
     of, CP0753 where it is of another backend."""
     if calibration is None:
         return None
-    found = _read(calibration) if isinstance(calibration, str | Path) else calibration
-    if found.links is None:  # the input alone: that is the same on every topology and for every backend
-        return found
-    if topology is None and found.input is None:
-        fail(
-            "CP0727",
-            "a calibration is given, but no topology",
-            "it measures the levels of a machine: give the topology that it was made with",
-        )
+    content = _read(calibration) if isinstance(calibration, str | Path) else calibration
+    if content.links is None:  # the input alone: that is the same on every topology and for every backend
+        return content
+    if topology is None and content.input is None:
+        message = "a calibration is given, but no topology"
+        note = "it measures the levels of a machine: give the topology that it was made with"
+        fail("CP0727", message, note)
     if topology is not None:
-        found.check_backend(backend, str(calibration) if isinstance(calibration, str | Path) else "")
-    return found
+        content.check_backend(backend, str(calibration) if isinstance(calibration, str | Path) else "")
+    return content
 
 
 def _read(path: str | Path) -> Calibration:
@@ -144,15 +134,8 @@ def _check_order(plan: Plan, order: Mapping[str, Sequence[str]]) -> None:
     for name, paths in order.items():
         listed = not isinstance(paths, str) and isinstance(paths, Sequence)  # pyright: ignore[reportUnnecessaryIsInstance]
         if not listed or not all(isinstance(path, str) for path in paths):  # pyright: ignore[reportUnnecessaryIsInstance]
-            fail(
-                "CP0711",
-                f"the order given for `{name}` is {paths!r}: a list of paths was expected",
-                f'such as order={{{name!r}: ["b", "w"]}}',
-                file=plan.file,
-            )
+            message = f"the order given for `{name}` is {paths!r}: a list of paths was expected"
+            fail("CP0711", message, f'such as order={{{name!r}: ["b", "w"]}}', file=plan.file)
         if name not in names:
-            fail(
-                "CP0711",
-                f"an order is given for `{name}`, which plan `{plan.name}` does not have",
-                file=plan.file,
-            )
+            message = f"an order is given for `{name}`, which plan `{plan.name}` does not have"
+            fail("CP0711", message, file=plan.file)

@@ -7,7 +7,7 @@ into text. Every code has a page, `commplan/pages/CODE.md`, that `commplan expla
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import NoReturn
 
 import msgspec
@@ -87,6 +87,12 @@ class CommplanError(Exception):
 def fail(code: str, message: str, *notes: str, span: Span | None = None, file: str = "") -> NoReturn:
     """Raise a `CommplanError` with one diagnostic; each of `notes` becomes a remark."""
     raise CommplanError(Diagnostic(code, message, span, tuple(Note(note) for note in notes), file=file))
+
+
+def fail_if(problems: Sequence[Diagnostic]) -> None:
+    """Raise a `CommplanError` with all of `problems`, where there are any."""
+    if problems:
+        raise CommplanError(*problems)
 
 
 def listed(names: Iterable[str], joint: str = "and") -> str:

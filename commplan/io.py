@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 from collections.abc import Generator
 from pathlib import Path
 from typing import BinaryIO
@@ -35,7 +34,7 @@ def replacing(path: Path) -> Generator[Path]:
 
     A reader of `path` sees all of it or the file as it was before. Raises OSError.
     """
-    new = path.parent / f".{path.name}.{secrets.token_hex(4)}"
+    new = path.parent / f".{path.name}.{os.urandom(4).hex()}"
     os.close(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
     try:
         yield new

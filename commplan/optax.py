@@ -38,21 +38,14 @@ def reduce(run: Run, name: str, *, phase: str = "step") -> optax.GradientTransfo
         fail("CP0820", f"the plan has no phase `{phase}`", f"it has: {', '.join(run.phases)}", file=file)
     outputs = [binding.name for binding in call.lowered.outputs]
     if name not in call.lowered.arguments or name not in outputs:
-        fail(
-            "CP0820",
-            f"phase `{phase}` does not turn an input `{name}` into an output `{name}`",
-            f"it takes: {', '.join(call.lowered.arguments) or 'nothing'}",
-            f"it returns: {', '.join(outputs) or 'nothing'}",
-            file=file,
-        )
+        message = f"phase `{phase}` does not turn an input `{name}` into an output `{name}`"
+        note = f"it takes: {', '.join(call.lowered.arguments) or 'nothing'}"
+        fail("CP0820", message, note, f"it returns: {', '.join(outputs) or 'nothing'}", file=file)
     if run.init_names:
-        fail(
-            "CP0820",
-            f"the plan has states ({', '.join(run.init_names)}), which optax cannot pass on",
-            f"call run.{phase}(state, {name}=...) yourself, before the optimiser",
-            file=file,
-        )
-    others = [one for one in call.lowered.arguments if one != name]
+        message = f"the plan has states ({', '.join(run.init_names)}), which optax cannot pass on"
+        note = f"call run.{phase}(state, {name}=...) yourself, before the optimiser"
+        fail("CP0820", message, note, file=file)
+    others = [argument for argument in call.lowered.arguments if argument != name]
 
     def init(params: Any) -> optax.EmptyState:
         del params
@@ -60,7 +53,7 @@ def reduce(run: Run, name: str, *, phase: str = "step") -> optax.GradientTransfo
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         del params
-        given = {one: extra[one] for one in others if one in extra}
+        given = {argument: extra[argument] for argument in others if argument in extra}
         out, _ = call({}, **{name: updates}, **given)
         return out[name], state
 
@@ -87,7 +80,7 @@ def elastic(run: Run, name: str) -> optax.GradientTransformationExtraArgs:
     communicator.
     """
     call, period, pull = _meeting(run, name)
-    others = [one for one in call.lowered.arguments if one != name]
+    others = [argument for argument in call.lowered.arguments if argument != name]
 
     def init(params: Any) -> ElasticState:
         _, state = run.phases["start"](run.init(), **{name: params})
@@ -96,7 +89,7 @@ def elastic(run: Run, name: str) -> optax.GradientTransformationExtraArgs:
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         if params is None:
             fail("CP0823", "elastic averaging needs the parameters", "call update(grads, state, params)")
-        given = {one: extra[one] for one in others if one in extra}
+        given = {argument: extra[argument] for argument in others if argument in extra}
 
         def meet(plan: Any) -> tuple[Any, Any]:
             out, after = call(plan, **{name: params}, **given)
@@ -106,10 +99,10 @@ def elastic(run: Run, name: str) -> optax.GradientTransformationExtraArgs:
             return jax.tree_util.tree_map(jnp.zeros_like, params), dict(plan)
 
         if period == 1:
-            found, plan = meet(state.plan)
+            handler, plan = meet(state.plan)
         else:
-            found, plan = jax.lax.cond(state.count % period == 0, meet, apart, state.plan)
-        moved = jax.tree_util.tree_map(operator.sub, updates, found)
+            handler, plan = jax.lax.cond(state.count % period == 0, meet, apart, state.plan)
+        moved = jax.tree_util.tree_map(operator.sub, updates, handler)
         return moved, ElasticState(state.count + 1, plan)
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -123,7 +116,7 @@ def _meeting(run: Run, name: str) -> tuple[Any, int, str]:
         for op in phase.ops:
             if not isinstance(op, Elastic) or name_of(op.operand) != name:
                 continue
-            called = next((one.name for one in phase.outputs if one.value == op.pull), None)
+            called = next((binding.name for binding in phase.outputs if binding.value == op.pull), None)
             if called is None or phase.kind not in ("every", "step"):
                 why = f"phase `{phase.name}` does not put out the pull of `{name}` every so many steps"
                 fail("CP0823", why, "write `output` with it", span=op.span, file=file)
@@ -175,7 +168,7 @@ def update(optimizer: optax.GradientTransformation) -> Callable[..., Any]:
         return applied(weights, *rest)
 
     try:
-        found = difference(own.init, applied)
+        mismatch = difference(own.init, applied)
     except Exception as error:  # noqa: BLE001  an optimiser may raise anything
         fail(
             "CP0822",
@@ -183,8 +176,8 @@ def update(optimizer: optax.GradientTransformation) -> Callable[..., Any]:
             "it is called as update(gradients, state, weights), with nothing else, on a tree of its own: the"
             " leaves `matrix`, `vector` and `small`; masks and labels may not name leaves",
         )
-    if found is not None:
-        _refuse(found)
+    if mismatch is not None:
+        _refuse(mismatch)
     return step
 
 
@@ -201,13 +194,15 @@ def _keeps_nothing(state: Any) -> None:
         )
 
 
-def _refuse(found: Difference) -> None:
-    size = "one gradient that is not a number" if found.size is None else f"gradients of size {found.size:g}"
+def _refuse(mismatch: Difference) -> None:
+    size = "one gradient that is not a number"
+    if mismatch.size is not None:
+        size = f"gradients of size {mismatch.size:g}"
     fail(
         "CP0822",
         "the optimiser needs a whole-tree view: a part of the weights is not updated as it is in the whole",
-        f"with {size}, an element of `{found.leaf}` moves by {found.whole:.6g} in the whole tree and by"
-        f" {found.part:.6g} in a third of it",
+        f"with {size}, an element of `{mismatch.leaf}` moves by {mismatch.whole:.6g} in the whole tree and by"
+        f" {mismatch.part:.6g} in a third of it",
         "owners have a part of every leaf: norms of trees and leaves, factored moments and rules that go by a"
         " leaf's shape come out differently there",
         "leave that rule out, or reduce the gradients in the plan and call the optimiser on whole trees",

@@ -15,6 +15,7 @@ from commplan.ir.schedule import Leaf
 from commplan.ir.types import DType
 
 _Build = Callable[[Iterator[Any]], Any]
+_Make = Callable[[Any], Any]
 Rebuild = Callable[[Sequence[Any]], Any]
 
 
@@ -31,7 +32,7 @@ def flatten(tree: Any) -> tuple[list[tuple[str, Any]], Rebuild]:
     {'a': None, 'b': [10, 20]}
     """
     leaves: list[tuple[str, Any]] = []
-    build = _walk(tree, None, leaves, _never)
+    build = _walk(tree, None, leaves, lambda _: False)
     return leaves, lambda values: build(_counted(values, len(leaves)))
 
 
@@ -54,28 +55,25 @@ def is_plain(tree: Any) -> bool:
 
 def leaves_of(pairs: Iterable[tuple[str, Any]]) -> tuple[Leaf, ...]:
     """Paths and leaves (see `shapes_of`) as `Leaf`s. Raises CP0720 where two have one path."""
-    found: dict[str, Leaf] = {}
+    leaves: dict[str, Leaf] = {}
     for path, leaf in pairs:
-        if path in found:
+        if path in leaves:
             fail("CP0720", f"two leaves have the path `{path}`", "a key with a `/` in it needs another name")
-        found[path] = leaf_of(path, leaf)
-    return tuple(found.values())
+        leaves[path] = leaf_of(path, leaf)
+    return tuple(leaves.values())
 
 
 def leaf_of(path: str, leaf: Any) -> Leaf:
     """`leaf` (see `shapes_of`) as a `Leaf` at `path`."""
     shape, dtype = _shape_and_dtype(path, leaf)
     name = str(getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or dtype)
-    found = DType.of(name)
-    if found is None:
+    known_dtype = DType.of(name)
+    if known_dtype is None:
         known = ", ".join(t.numpy_name for t in DType)
-        fail(
-            "CP0703",
-            f"leaf `{path}` has dtype {name}, which plans do not know",
-            f"known: {known}",
-            "convert the leaf, or leave it out of the tree that the plan sees",
-        )
-    return Leaf(path, shape, found)
+        message = f"leaf `{path}` has dtype {name}, which plans do not know"
+        note = "convert the leaf, or leave it out of the tree that the plan sees"
+        fail("CP0703", message, f"known: {known}", note)
+    return Leaf(path, shape, known_dtype)
 
 
 def nest(paths: Sequence[str], values: Sequence[Any]) -> Any:
@@ -117,11 +115,9 @@ def _shape_and_dtype(path: str, leaf: Any) -> tuple[tuple[int, ...], Any]:
     else:
         shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
     if shape is None or dtype is None:
-        fail(
-            "CP0720",
-            f"leaf `{path}` is a {_kind(leaf)}, which has no shape and dtype",
-            'leaves are arrays, jax.ShapeDtypeStruct, numbers or objects `{"shape": [..], "dtype": ".."}`',
-        )
+        message = f"leaf `{path}` is a {_kind(leaf)}, which has no shape and dtype"
+        note = 'leaves are arrays, jax.ShapeDtypeStruct, numbers or objects `{"shape": [..], "dtype": ".."}`'
+        fail("CP0720", message, note)
     if not isinstance(shape, list | tuple) or not all(_is_dim(d) for d in cast("list[Any]", shape)):
         fail("CP0720", f"leaf `{path}` has the shape {shape!r}: a list of whole numbers >= 0 was expected")
     return tuple(int(d) for d in cast("list[Any]", shape)), dtype
@@ -149,10 +145,6 @@ def _is_like_spec(node: Any) -> bool:
     return set(spec) == {"shape", "dtype"} or (set(spec) == {"dtype"} and isinstance(spec["dtype"], str))
 
 
-def _never(_: Any) -> bool:
-    return False
-
-
 def _counted(values: Sequence[Any], expected: int) -> Iterator[Any]:
     if len(values) != expected:
         raise ValueError(f"{expected} leaves were expected, {len(values)} given")
@@ -173,31 +165,30 @@ def _walk(
     node: Any, path: str | None, leaves: list[tuple[str, Any]], is_leaf: Callable[[Any], bool]
 ) -> _Build:
     if node is None:
-        return _nothing
-    if is_leaf(node):
+        return lambda _: None
+    container = None if is_leaf(node) else _container(node, path)
+    if container is None:
         leaves.append((path or "", node))
         return next
+    children, make = container
+    prefix = "" if path is None else f"{path}/"
+    parts = [_walk(child, f"{prefix}{key!s}", leaves, is_leaf) for key, child in children]
+    return lambda values: make([part(values) for part in parts])
+
+
+def _container(node: Any, path: str | None) -> tuple[Iterable[tuple[Any, Any]], _Make] | None:
+    """Keys and children of a container, and the function that makes one like it; None for another node."""
     if isinstance(node, dict):
-        return _walk_dict(cast("dict[Any, Any]", node), path, leaves, is_leaf)
+        items, ordered = cast("dict[Any, Any]", node), isinstance(node, OrderedDict)
+        keys = list(items) if ordered else _ordered(items, path)
+        kind = cast("_Make", OrderedDict if ordered else dict)
+        return [(key, items[key]) for key in keys], lambda new: kind(zip(keys, new, strict=True))
     if isinstance(node, tuple) and hasattr(cast("Any", node), "_fields"):
         named = cast("Any", node)
-        parts = [_walk(getattr(named, f), _join(path, f), leaves, is_leaf) for f in named._fields]
-        return _maker(lambda filled: type(named)(*filled), parts)
+        return zip(named._fields, named, strict=True), lambda new: type(named)(*new)
     if isinstance(node, list | tuple):
-        items = cast("list[Any]", node)
-        parts = [_walk(item, _join(path, str(i)), leaves, is_leaf) for i, item in enumerate(items)]
-        return _maker(list if isinstance(node, list) else tuple, parts)
-    leaves.append((path or "", node))
-    return next
-
-
-def _walk_dict(
-    node: dict[Any, Any], path: str | None, leaves: list[tuple[str, Any]], is_leaf: Callable[[Any], bool]
-) -> _Build:
-    keys = list(node) if isinstance(node, OrderedDict) else _ordered(node, path)
-    parts = [_walk(node[key], _join(path, str(key)), leaves, is_leaf) for key in keys]
-    make = cast("Callable[[Any], Any]", OrderedDict if isinstance(node, OrderedDict) else dict)
-    return _maker(lambda filled: make(zip(keys, filled, strict=True)), parts)
+        return enumerate(cast("list[Any]", node)), list if isinstance(node, list) else tuple
+    return None
 
 
 def _ordered(node: dict[Any, Any], path: str | None) -> list[Any]:
@@ -207,15 +198,3 @@ def _ordered(node: dict[Any, Any], path: str | None) -> list[Any]:
         kinds = ", ".join(sorted({_kind(key) for key in node}))
         where = f"of `{path}`" if path else "of the tree"
         return fail("CP0720", f"the keys {where} have no order: they are {kinds}", "use keys of one kind")
-
-
-def _nothing(_: Iterator[Any]) -> None:
-    return None
-
-
-def _maker(make: Callable[[list[Any]], Any], parts: Sequence[_Build]) -> _Build:
-    return lambda values: make([part(values) for part in parts])
-
-
-def _join(path: str | None, part: str) -> str:
-    return part if path is None else f"{path}/{part}"

@@ -120,14 +120,14 @@ class _Reader:
         for twice in (n for i, n in enumerate(names) if n in names[:i]):
             self.fail(f"two levels are called `{twice}`")
         cores, hosts = self.host(content)
-        made = Topology(name, levels, cores, hosts)
-        if made.places > MOST:
-            what = " x ".join(str(level.count) for level in levels)
-            self.fail(f"the topology has {what} places, and may have {MOST:,}", "give smaller counts")
-        if hosts and made.places % len(hosts):
-            what = f"{len(hosts)} hosts cannot have equally many of the {made.places} places"
-            self.fail(what, "list every host once in `names` of [host], or leave it out")
-        return made
+        result = Topology(name, levels, cores, hosts)
+        if result.places > MOST:
+            counts = " x ".join(str(level.count) for level in levels)
+            self.fail(f"the topology has {counts} places, and may have {MOST:,}", "give smaller counts")
+        if hosts and result.places % len(hosts):
+            counts = f"{len(hosts)} hosts cannot have equally many of the {result.places} places"
+            self.fail(counts, "list every host once in `names` of [host], or leave it out")
+        return result
 
     def host(self, content: dict[str, Any]) -> tuple[int | None, tuple[str, ...]]:
         """Cores of a host, and the names of the hosts."""
@@ -148,49 +148,48 @@ class _Reader:
         return cores, tuple(names)
 
     def level(self, table: Any, index: int) -> Level:
-        what = f"level {index + 1}"
+        label = f"level {index + 1}"
         if not isinstance(table, dict):
-            self.fail(f"{what} is no table", "write [[level]] with name, count, latency, bandwidth")
+            self.fail(f"{label} is no table", "write [[level]] with name, count, latency, bandwidth")
         entries = cast("dict[str, Any]", table)
-        self.known_keys(entries, ("name", "count", "latency", "bandwidth"), what)
-        name = self.want(entries, "name", str, what)
-        what = f"level `{name}`"
-        count = self.positive(self.want(entries, "count", int, what), f"count of {what}")
-        latency = self.quantity(entries, "latency", _TIME, what)
-        bandwidth = self.quantity(entries, "bandwidth", _BANDWIDTH, what)
+        self.known_keys(entries, ("name", "count", "latency", "bandwidth"), label)
+        name = self.want(entries, "name", str, label)
+        label = f"level `{name}`"
+        count = self.positive(self.want(entries, "count", int, label), f"count of {label}")
+        latency = self.quantity(entries, "latency", _TIME, label)
+        bandwidth = self.quantity(entries, "bandwidth", _BANDWIDTH, label)
         if bandwidth <= 0:
-            self.fail(f"the bandwidth of {what} must be above zero")
+            self.fail(f"the bandwidth of {label} must be above zero")
         return Level(name, count, latency, bandwidth)
 
-    def known_keys(self, table: Mapping[str, Any], known: tuple[str, ...], what: str) -> None:
+    def known_keys(self, table: Mapping[str, Any], known: tuple[str, ...], label: str) -> None:
         for key in table:
             if key not in known:
-                self.fail(f"{what} has an unknown key `{key}`", did_you_mean(key, known, "known:"))
+                self.fail(f"{label} has an unknown key `{key}`", did_you_mean(key, known, "known:"))
 
-    def want(self, table: Mapping[str, Any], key: str, kind: type[Any], what: str) -> Any:
+    def want(self, table: Mapping[str, Any], key: str, kind: type[Any], label: str) -> Any:
         if key not in table:
-            self.fail(f"{what} has no `{key}`")
+            self.fail(f"{label} has no `{key}`")
         value = table[key]
         if not isinstance(value, kind) or isinstance(value, bool):
-            self.fail(f"`{key}` of {what} must be of type {kind.__name__}, not {value!r}")
+            self.fail(f"`{key}` of {label} must be of type {kind.__name__}, not {value!r}")
         if kind is str and not value.isprintable():
-            self.fail(f"`{key}` of {what} is {value!r}", "write a text without control characters")
+            self.fail(f"`{key}` of {label} is {value!r}", "write a text without control characters")
         return value
 
-    def positive(self, value: int, what: str) -> int:
+    def positive(self, value: int, label: str) -> int:
         if value < 1:
-            self.fail(f"the {what} is {value}, and must be at least 1")
+            self.fail(f"the {label} is {value}, and must be at least 1")
         if value > MOST:
-            self.fail(f"the {what} is {value:.4g}, and must be at most {MOST:,}")
+            self.fail(f"the {label} is {value:.4g}, and must be at most {MOST:,}")
         return value
 
-    def quantity(self, table: Mapping[str, Any], key: str, units: Mapping[str, float], what: str) -> float:
-        text = self.want(table, key, str, what)
+    def quantity(self, table: Mapping[str, Any], key: str, units: Mapping[str, float], label: str) -> float:
+        text = self.want(table, key, str, label)
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z/]+)\s*", text)
         if match is None or match[2] not in units:
-            self.fail(
-                f"the {key} of {what} is {text!r}", f"expected a number with a unit: {', '.join(units)}"
-            )
+            message = f"the {key} of {label} is {text!r}"
+            self.fail(message, f"expected a number with a unit: {', '.join(units)}")
         return float(match[1]) * units[match[2]]
 
 
@@ -203,11 +202,11 @@ def places_of_hosts(topology: Topology, hosts: Sequence[str]) -> tuple[int, ...]
     names = topology.hosts or tuple(dict.fromkeys(hosts))
     each = max(1, topology.places // len(names)) if names else 1
     taken: dict[str, int] = {}
-    found: list[int] = []
+    places: list[int] = []
     for host in hosts:
         if host not in names:
-            what = f"a rank runs on host `{host}`, which topology `{topology.name}` does not list"
-            fail("CP0755", what, did_you_mean(host, names, "it lists"))
+            message = f"a rank runs on host `{host}`, which topology `{topology.name}` does not list"
+            fail("CP0755", message, did_you_mean(host, names, "it lists"))
         at = taken.get(host, 0)
         if at >= each or names.index(host) * each + at >= topology.places:
             fail(
@@ -216,8 +215,8 @@ def places_of_hosts(topology: Topology, hosts: Sequence[str]) -> tuple[int, ...]
                 "start fewer ranks on each host, or take a topology with more places",
             )
         taken[host] = at + 1
-        found.append(names.index(host) * each + at)
-    return tuple(found)
+        places.append(names.index(host) * each + at)
+    return tuple(places)
 
 
 def place(
@@ -266,19 +265,19 @@ def place(
 
 def _lay_out(names: list[str], room: dict[str, int], size: int) -> tuple[Spread, ...]:
     """Take room for `size` members from the innermost level outward; what does not fit lies on the last."""
-    found: list[Spread] = []
+    spreads: list[Spread] = []
     for name in names:
         if size <= 1:
             break
         taken = min(room[name], size)
         if taken > 1:
-            found.append(Spread(name, taken))
+            spreads.append(Spread(name, taken))
             room[name] //= taken
             size = -(-size // taken)
     if size > 1:
-        last = found.pop().count if found and found[-1].level == names[-1] else 1
-        found.append(Spread(names[-1], last * size))
-    return tuple(found) or (Spread(names[0], 1),)
+        last = spreads.pop().count if spreads and spreads[-1].level == names[-1] else 1
+        spreads.append(Spread(names[-1], last * size))
+    return tuple(spreads) or (Spread(names[0], 1),)
 
 
 def _check_mapping(
@@ -287,8 +286,8 @@ def _check_mapping(
     known = [axis.name for axis in axes]
     for axis, level in mapping.items():
         if axis not in known:
-            what = f"an axis `{axis}` is mapped, which the plan does not have"
-            fail("CP0714", what, did_you_mean(axis, known, "its axes are:"))
+            message = f"an axis `{axis}` is mapped, which the plan does not have"
+            fail("CP0714", message, did_you_mean(axis, known, "its axes are:"))
         if level not in names:
-            what = f"topology `{topology.name}` has no level `{level}`"
-            fail("CP0714", what, did_you_mean(level, names, "its levels are:"))
+            message = f"topology `{topology.name}` has no level `{level}`"
+            fail("CP0714", message, did_you_mean(level, names, "its levels are:"))

@@ -20,8 +20,8 @@ def load(text: str, file: str) -> tuple[Plan | None, tuple[Diagnostic, ...]]:
 
     tree, mistakes = parse(text, file)
     plan, more = check(tree)
-    found = sorted((*mistakes, *more), key=_place)
-    return None if found else plan, tuple(found)
+    diagnostics = sorted((*mistakes, *more), key=_place)
+    return None if diagnostics else plan, tuple(diagnostics)
 
 
 def _place(diagnostic: Diagnostic) -> tuple[int, int, str]:

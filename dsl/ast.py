@@ -6,7 +6,8 @@ not converted, defaults not filled in.
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import msgspec
 
@@ -17,6 +18,12 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     """What every node has: the place where it was written."""
 
     span: Span
+
+
+def span_of(parts: Sequence[Any]) -> Span:
+    """From the first of several nodes or tokens to the last."""
+    first: Span = parts[0].span
+    return first if len(parts) == 1 else first.to(parts[-1].span)
 
 
 class Name(Node, frozen=True):
@@ -143,18 +150,18 @@ class Communication(Node, frozen=True, kw_only=True):
     takes which."""
 
     over: tuple[Name, ...]
-    by: Call | None = None
+    by: Call | Number | None = None
     via: Call | None = None
     options: Options | None = None
 
 
 class StageExpr(Communication, frozen=True):
-    """broadcast, share, reduce, scatter, slice, gather: one operand over some axes.
+    """A stage with one operand over some axes: `kind` is its verb.
 
     `over_word` is the word written, `over` or `across`.
     """
 
-    kind: Literal["broadcast", "share", "reduce", "scatter", "slice", "gather"]
+    kind: str
     operand: Name
     over_word: Name
     root: Number | None = None

@@ -9,7 +9,9 @@ their distance, and where they stood in one column they still do. Blank lines ar
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import groupby, zip_longest
 from typing import Literal, NamedTuple
 
 from commplan.diagnostics import CommplanError
@@ -48,7 +50,7 @@ def format_source(text: str, file: str) -> str:
     _, mistakes = parse(text, file)
     if mistakes:
         raise CommplanError(*mistakes)
-    entries = _spaced(list(_entries(text.removeprefix("\ufeff"))))
+    entries = _spaced(list(_Reader(text.removeprefix("\ufeff")).entries()))
     lines: list[str] = []
     for run in _runs(entries):
         texts = _columns(run)
@@ -60,62 +62,61 @@ def format_source(text: str, file: str) -> str:
     return newline.join([*lines, ""])
 
 
-def _entries(text: str) -> Iterator[_Entry]:
-    """Everything in the text in order, each comment with what it belongs to."""
-    everything = list(tokenize(text))
-    comments = [token for token in everything if token.type == "COMMENT"]
-    code = iter([token for token in everything if token.type != "COMMENT"])
-    indent, last_line, at = 0, 0, 0
+class _Reader:
+    """A text in order: statements, phase headers and braces, each comment with what it belongs to."""
 
-    def entry(kind: Kind, tokens: tuple[Token, ...], after: int) -> _Entry:
-        """Take the comments between the tokens, and the one behind the last."""
-        nonlocal at, last_line
+    def __init__(self, text: str) -> None:
+        tokens = list(tokenize(text))
+        self.comments = deque(token for token in tokens if token.type == "COMMENT")
+        self.pieces = _pieces(iter([token for token in tokens if token.type != "COMMENT"]))
+        self.indent, self.last_line = 0, 0
+
+    def entries(self) -> Iterator[_Entry]:
+        following = [tokens[0] for _, tokens in self.pieces[1:]]
+        for (kind, tokens), after in zip_longest(self.pieces, following):
+            yield from self._above(tokens[0])
+            if kind == "close":
+                self.indent = 0
+            entry = self._entry(kind, tokens, after)
+            if kind != "open":
+                yield entry
+                continue
+            self.indent = 4
+            # Comments before the brace go behind it: the first on its line, the others below.
+            inner = [comment for index in sorted(entry.inner) for comment in entry.inner[index]]
+            inner += [entry.trailing] if entry.trailing else []
+            yield entry._replace(inner={}, trailing=inner[0] if inner else None)
+            for comment in inner[1:]:
+                yield _Entry("comment", (comment,), {}, None, False, self.indent)
+        yield from self._above(None)
+
+    def _entry(self, kind: Kind, tokens: tuple[Token, ...], after: Token | None) -> _Entry:
+        """Take the comments between the tokens, and the one behind the last. after: the next token."""
         inner: dict[int, tuple[Token, ...]] = {}
-        for index in range(len(tokens) - 1):
-            while at < len(comments) and _before(comments[at], tokens[index + 1]):
-                inner[index] = (*inner.get(index, ()), comments[at])
-                at += 1
-        blank = last_line > 0 and tokens[0].line > last_line + 1
-        last_line = tokens[-1].line
+        for index, token in enumerate(tokens[1:]):
+            while self._next_stands_before(token):
+                inner[index] = (*inner.get(index, ()), self.comments.popleft())
+        blank = self._follows_blank(tokens[0])
+        self.last_line = tokens[-1].line
         trailing = None
-        if at < len(comments) and comments[at].line == last_line and not _nearer(after, comments[at]):
-            trailing = comments[at]
-            at += 1
-        return _Entry(kind, tokens, inner, trailing, blank, indent)
+        if self.comments and self.comments[0].line == self.last_line:
+            between = after is not None and after.line == self.last_line and _before(after, self.comments[0])
+            trailing = None if between else self.comments.popleft()
+        return _Entry(kind, tokens, inner, trailing, blank, self.indent)
 
-    def _nearer(after: int, comment: Token) -> bool:
-        """Whether other code stands between on the same line, at column `after`."""
-        return 0 < after < comment.column
-
-    def above(token: Token | None) -> Iterator[_Entry]:
+    def _above(self, token: Token | None) -> Iterator[_Entry]:
         """The comment lines before `token`."""
-        nonlocal at, last_line
-        while at < len(comments) and (token is None or _before(comments[at], token)):
-            comment = comments[at]
-            at += 1
-            blank = last_line > 0 and comment.line > last_line + 1
-            last_line = comment.line
-            yield _Entry("comment", (comment,), {}, None, blank, indent)
+        while self._next_stands_before(token):
+            comment = self.comments.popleft()
+            blank = self._follows_blank(comment)
+            self.last_line = comment.line
+            yield _Entry("comment", (comment,), {}, None, blank, self.indent)
 
-    pieces = _pieces(code)
-    for index, (kind, tokens) in enumerate(pieces):
-        following = pieces[index + 1][1][0] if index + 1 < len(pieces) else None
-        same_line = following.column if following and following.line == tokens[-1].line else 0
-        yield from above(tokens[0])
-        if kind == "close":
-            indent = 0
-        found = entry(kind, tokens, same_line)
-        if kind != "open":
-            yield found
-            continue
-        indent = 4
-        # Comments before the brace go behind it: the first on its line, the others below.
-        inner = [comment for index in sorted(found.inner) for comment in found.inner[index]]
-        inner += [found.trailing] if found.trailing else []
-        yield found._replace(inner={}, trailing=inner[0] if inner else None)
-        for comment in inner[1:]:
-            yield _Entry("comment", (comment,), {}, None, False, indent)
-    yield from above(None)
+    def _next_stands_before(self, token: Token | None) -> bool:
+        return bool(self.comments) and (token is None or _before(self.comments[0], token))
+
+    def _follows_blank(self, token: Token) -> bool:
+        return 0 < self.last_line < token.line - 1
 
 
 def _pieces(code: Iterator[Token]) -> list[tuple[Kind, tuple[Token, ...]]]:
@@ -212,8 +213,8 @@ def _heads(run: Sequence[_Entry]) -> list[tuple[str, tuple[Token, ...]]]:
 def _fn_heads(run: Sequence[_Entry]) -> list[tuple[str, tuple[Token, ...]]]:
     """`fn NAME(TYPES) -> `, in the columns in which they were written, if in any."""
     plain = [entry for entry in run if entry.kind == "fn" and not entry.inner]
-    names_wide = any(_gap(entry, "LPAR") > 0 for entry in plain)
-    arrows_wide = any(_gap(entry, "ARROW") > 1 for entry in plain)
+    names_wide = any(_gap_before(entry, "LPAR") > 0 for entry in plain)
+    arrows_wide = any(_gap_before(entry, "ARROW") > 1 for entry in plain)
     name_width = max((len(entry.tokens[1].text) for entry in plain), default=0) if names_wide else 0
     lefts: list[str] = []
     for entry in run:
@@ -236,40 +237,24 @@ def _index(entry: _Entry, kind: str) -> int:
     return next(i for i, token in enumerate(entry.tokens) if token.type == kind)
 
 
-def _gap(entry: _Entry, kind: str) -> int:
+def _gap_before(entry: _Entry, kind: str) -> int:
     """The number of spaces before the first token of a kind, as written."""
     index = _index(entry, kind)
-    before, token = entry.tokens[index - 1], entry.tokens[index]
+    return _gap(entry.tokens[index - 1], entry.tokens[index])
+
+
+def _gap(before: Token, token: Token) -> int:
     return token.column - before.end_column if token.line == before.line else 0
 
 
 def _with_trailing(run: Sequence[_Entry], written: list[list[str]]) -> list[list[str]]:
     """Put the trailing comments behind their lines. Neighbours that shared a column still do."""
-    index = 0
-    while index < len(run):
-        comment = run[index].trailing
-        if comment is None:
-            index += 1
-            continue
-        end = index + 1
-        while end < len(run) and _same_column(run[end].trailing, comment):
-            end += 1
-        widest = max(len(lines[-1]) for lines in written[index:end])
-        column = widest + max(2, min(_comment_gap(entry) for entry in run[index:end]))
-        for place in range(index, end):
-            trailing = run[place].trailing
-            assert trailing is not None
-            written[place][-1] = f"{written[place][-1]:<{column}}{trailing.text.rstrip()}"
-        index = end
+    triples = [(entry.tokens[-1], entry.trailing, lines) for entry, lines in zip(run, written, strict=True)]
+    for column, group in groupby(triples, key=lambda triple: triple[1].column if triple[1] else None):
+        neighbours = [(last, comment, lines) for last, comment, lines in group if comment]
+        if column is not None:
+            gap = min(_gap(last, comment) for last, comment, _ in neighbours)
+            width = max(len(lines[-1]) for *_, lines in neighbours) + max(2, gap)
+            for _, comment, lines in neighbours:
+                lines[-1] = f"{lines[-1]:<{width}}{comment.text.rstrip()}"
     return written
-
-
-def _comment_gap(entry: _Entry) -> int:
-    """The number of spaces before the trailing comment, as written."""
-    assert entry.trailing is not None
-    last = entry.tokens[-1]
-    return entry.trailing.column - last.end_column if entry.trailing.line == last.line else 0
-
-
-def _same_column(comment: Token | None, other: Token) -> bool:
-    return comment is not None and comment.column == other.column

@@ -5,9 +5,10 @@ The tables are made once per process, when the first statement is parsed (about 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from functools import cache
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple, cast
 
 import lark
@@ -16,6 +17,7 @@ from lark.lexer import Lexer as LarkLexer
 from commplan.diagnostics import Span
 from commplan.dsl import ast
 from commplan.dsl.lexer import SOFT, Token, number_value, split_number
+from commplan.ir.stages import OVER_AXES, VERBS
 
 Start = Literal["header", "declaration", "phase", "statement"]
 
@@ -36,7 +38,7 @@ class PhaseHeader(NamedTuple):
 
 
 class Unexpected(Exception):  # noqa: N818  (it never leaves the parser)
-    """The token at `index` (the end where it is past the last) cannot stand there; what could."""
+    """The token at `index` (past the last one: the end) does not fit; `accepted` are those that would."""
 
     def __init__(self, index: int, accepted: frozenset[str]) -> None:
         super().__init__(index, accepted)
@@ -93,6 +95,7 @@ class _NoLexer(LarkLexer):
 @cache
 def _parser() -> lark.Lark:
     grammar = Path(__file__).with_name("plan.lark").read_text(encoding="utf-8")
+    grammar += f"\n%declare {' '.join(VERBS).upper()}\n_verb: {' | '.join(OVER_AXES).upper()}\n"
     return lark.Lark(
         grammar,
         parser="lalr",
@@ -100,7 +103,7 @@ def _parser() -> lark.Lark:
         start=["header", "declaration", "phase", "statement"],
         maybe_placeholders=False,
         keep_all_tokens=True,
-        transformer=cast(lark.Transformer[lark.Token, Piece], _Build()),
+        transformer=cast(lark.Transformer[lark.Token, Piece], SimpleNamespace(**_BUILD)),
     )
 
 
@@ -119,23 +122,12 @@ class _List(NamedTuple):
     items: tuple[Any, ...]
 
 
-class _Over(NamedTuple):
-    """`over` or `across`, whichever was written, with its axes."""
-
-    word: Token
-    axes: _List
-    span: Span
+_Child = Any  # a Token, a node of the tree, a _Clause or a _List; every one has a span
+_Children = Sequence[_Child]
 
 
-_Child = Any  # a Token, a node of the tree, a _Clause, _Over or _List; every one has a span
-
-
-def _span(children: Sequence[_Child]) -> Span:
-    first, last = cast(Span, children[0].span), cast(Span, children[-1].span)
-    return first if len(children) == 1 else first.to(last)
-
-
-def _name(token: Token) -> ast.Name:
+def name_of(token: Token) -> ast.Name:
+    """The name that a word is."""
     return ast.Name(span=token.span, text=token.text)
 
 
@@ -144,135 +136,109 @@ def _number(token: Token) -> ast.Number:
     return ast.Number(span=token.span, text=digits, value=number_value(digits), unit=unit)
 
 
-def _value(child: _Child) -> ast.Name | ast.Number:
+def _value(child: _Child) -> Any:
+    """A child as the value of a field: a node for a name or number, the items of a list, else its text."""
+    if isinstance(child, _List):
+        return child.items
     if not isinstance(child, Token):
         return child
-    return _name(child) if child.type == "NAME" else _number(child)
+    match child.type:
+        case "NAME" | "OVER" | "ACROSS":  # the checker points at the word of a reduction
+            return name_of(child)
+        case "INT" | "FLOAT" | "QUANTITY":
+            return _number(child)
+        case "QUESTION":
+            return None
+        case _:
+            return child.text
 
 
-def _names_in(children: Sequence[_Child]) -> tuple[ast.Name, ...]:
-    """The names written directly here, in order."""
-    return tuple(_name(c) for c in children if isinstance(c, Token) and c.type == "NAME")
+def _all(kind: type[_Child], children: _Children) -> tuple[Any, ...]:
+    return tuple(child for child in children if isinstance(child, kind))
 
 
-class _Build:
-    """One method per rule of the grammar, called with its children as the parser reduces it."""
-
-    def header(self, c: list[_Child]) -> ast.Name:
-        """What `plan NAME` says."""
-        return _name(c[1])
-
-    def axis(self, c: list[_Child]) -> ast.AxisDecl:
-        size = c[3] if isinstance(c[3], ast.Number) else None
-        return ast.AxisDecl(span=_span(c), kind=c[0].text, name=_name(c[1]), size=size)
-
-    def source(self, c: list[_Child]) -> ast.SourceDecl:
-        return ast.SourceDecl(span=_span(c), name=_name(c[1]), type=c[3])
-
-    def fn(self, c: list[_Child]) -> ast.FnDecl:
-        name, *words = _names_in(c)
-        *operands, results = (child.items for child in c if isinstance(child, _List))
-        return ast.FnDecl(
-            span=_span(c),
-            name=name,
-            operands=operands[0] if operands else (),
-            results=results,
-            where=words[0] if words else None,
-            flags=tuple(words[1:]),
-        )
-
-    def input(self, c: list[_Child]) -> ast.InputDecl:
-        return ast.InputDecl(span=_span(c), name=_name(c[1]), type=c[3], placement=tuple(c[4:]))
-
-    def state(self, c: list[_Child]) -> ast.StateDecl:
-        placement = tuple(child for child in c if isinstance(child, ast.PlacementItem))
-        server = _name(c[-1]) if isinstance(c[-1], Token) else None
-        return ast.StateDecl(span=_span(c), name=_name(c[1]), type=c[3], placement=placement, server=server)
-
-    def type(self, c: list[_Child]) -> ast.TypeExpr:
-        dims = tuple(child for child in c if isinstance(child, ast.Number))
-        return ast.TypeExpr(span=_span(c), name=_name(c[0]), dims=dims if len(c) > 1 else None)
-
-    def types(self, c: list[_Child]) -> _List:
-        return _List(_span(c), tuple(child for child in c if isinstance(child, ast.TypeExpr)))
-
-    def placement(self, c: list[_Child]) -> ast.PlacementItem:
-        axes = c[1].items if len(c) > 1 else ()
-        return ast.PlacementItem(span=_span(c), kind=c[0].text, axes=axes)
-
-    def phase(self, c: list[_Child]) -> PhaseHeader:
-        kind = PHASE_KINDS[c[0].type]
-        name = _name(c[1]) if kind == "named" else None
-        return PhaseHeader(kind, c[1] if kind == "every" else None, name)
-
-    def output(self, c: list[_Child]) -> ast.OutputStmt:
-        return ast.OutputStmt(span=_span(c), names=c[1].items)
-
-    def stage(self, c: list[_Child]) -> ast.StageStmt:
-        return ast.StageStmt(span=_span(c), targets=c[0].items, expr=c[2])
-
-    def load(self, c: list[_Child]) -> ast.LoadExpr:
-        return ast.LoadExpr(span=_span(c), source=_name(c[1]), batch=c[2], **_clauses(c))
-
-    def map(self, c: list[_Child]) -> ast.MapExpr:
-        operands = c[3].items if isinstance(c[3], _List) else ()
-        return ast.MapExpr(span=_span(c), fn=_name(c[1]), operands=operands, **_clauses(c))
-
-    def collective(self, c: list[_Child]) -> ast.StageExpr:
-        over = cast(_Over, c[2])
-        return ast.StageExpr(
-            span=_span(c),
-            kind=c[0].text,
-            operand=_name(c[1]),
-            over_word=_name(over.word),
-            over=over.axes.items,
-            **_clauses(c),
-        )
-
-    def exchange(self, c: list[_Child]) -> ast.ExchangeExpr:
-        return ast.ExchangeExpr(
-            span=_span(c), gradient=_name(c[1]), states=c[3].items, fn=_name(c[5]), **_clauses(c)
-        )
-
-    def elastic(self, c: list[_Child]) -> ast.ElasticExpr:
-        return ast.ElasticExpr(span=_span(c), operand=_name(c[1]), center=_name(c[3]), **_clauses(c))
-
-    def batch(self, c: list[_Child]) -> ast.Batch:
-        sizes = tuple(child for child in c if isinstance(child, ast.Number))
-        over = _names_in(c)
-        return ast.Batch(span=_span(c), sizes=sizes, over=over[0] if over else None)
-
-    def over(self, c: list[_Child]) -> _Over:
-        return _Over(c[0], c[1], _span(c))
-
-    def _clause(self, c: list[_Child]) -> _Clause:
-        value = c[1].items if isinstance(c[1], _List) else _value(c[1])
-        return _Clause("root" if c[0].type == "FROM" else c[0].text, value, _span(c))
-
-    only_over = split = per = visit = tail = seed = root = by = via = _clause
-
-    def call(self, c: list[_Child]) -> ast.Call:
-        args = tuple(child for child in c if isinstance(child, ast.CallArg))
-        return ast.Call(span=_span(c), name=_name(c[0]), args=args if len(c) > 1 else None)
-
-    def argument(self, c: list[_Child]) -> ast.CallArg:
-        return ast.CallArg(span=_span(c), value=_value(c[-1]), key=_name(c[0]) if len(c) > 1 else None)
-
-    def options(self, c: list[_Child]) -> ast.Options:
-        items = tuple(child for child in c if isinstance(child, ast.Option))
-        return ast.Options(span=_span(c), items=items)
-
-    def option(self, c: list[_Child]) -> ast.Option:
-        return ast.Option(span=_span(c), key=_name(c[0]), value=_value(c[2]))
-
-    def names(self, c: list[_Child]) -> _List:
-        return _List(_span(c), _names_in(c))
-
-    def number(self, c: list[_Child]) -> ast.Number:
-        return _number(c[0])
+# The node of a rule, and what fills its fields: a child by its place, all children of a type, or all the
+# items of lists. Clauses and options fill the fields that they are named after.
+_NODES: dict[str, tuple[type[ast.Node], dict[str, int | type[_Child]]]] = {
+    "axis": (ast.AxisDecl, {"kind": 0, "name": 1, "size": 3}),
+    "source": (ast.SourceDecl, {"name": 1, "type": 3}),
+    "input": (ast.InputDecl, {"name": 1, "type": 3, "placement": ast.PlacementItem}),
+    "state": (ast.StateDecl, {"name": 1, "type": 3, "placement": ast.PlacementItem}),
+    "placement": (ast.PlacementItem, {"kind": 0, "axes": _List}),
+    "output": (ast.OutputStmt, {"names": 1}),
+    "stage": (ast.StageStmt, {"targets": 0, "expr": 2}),
+    "load": (ast.LoadExpr, {"source": 1, "batch": 2}),
+    "map": (ast.MapExpr, {"fn": 1, "operands": _List}),
+    "collective": (ast.StageExpr, {"kind": 0, "operand": 1, "over_word": 2, "over": 3}),
+    "exchange": (ast.ExchangeExpr, {"gradient": 1, "states": 3, "fn": 5}),
+    "elastic": (ast.ElasticExpr, {"operand": 1, "center": 3}),
+    "batch": (ast.Batch, {"sizes": ast.Number}),
+    "options": (ast.Options, {"items": ast.Option}),
+    "option": (ast.Option, {"key": 0, "value": 2}),
+}
+_FIELDS = {"FROM": "root", "ON": "server"}  # of clauses that are not named after their field
 
 
-def _clauses(children: Sequence[_Child]) -> dict[str, Any]:
-    """The clauses and the options of a stage, by the fields that they fill."""
-    found = {child.field: child.value for child in children if isinstance(child, _Clause)}
-    return found | ({"options": children[-1]} if isinstance(children[-1], ast.Options) else {})
+def _node(rule: str, children: _Children) -> ast.Node:
+    kind, sources = _NODES[rule]
+    fields = {child.field: child.value for child in _all(_Clause, children)}
+    if isinstance(children[-1], ast.Options):
+        fields["options"] = children[-1]
+    for field, source in sources.items():
+        if isinstance(source, int):
+            fields[field] = _value(children[source])
+        elif source is _List:
+            fields[field] = tuple(item for child in _all(_List, children) for item in child.items)
+        else:
+            fields[field] = _all(source, children)
+    return kind(span=ast.span_of(children), **fields)
+
+
+def _fn(children: _Children) -> ast.FnDecl:
+    name, *words = (name_of(token) for token in _all(Token, children) if token.type == "NAME")
+    *operands, results = (child.items for child in _all(_List, children))
+    types = {"operands": operands[0] if operands else (), "results": results}
+    where, flags = words[0] if words else None, tuple(words[1:])
+    return ast.FnDecl(span=ast.span_of(children), name=name, where=where, flags=flags, **types)
+
+
+def _phase(children: _Children) -> PhaseHeader:
+    kind = PHASE_KINDS[children[0].type]
+    name = name_of(children[1]) if kind == "named" else None
+    return PhaseHeader(kind, children[1] if kind == "every" else None, name)
+
+
+def _bracketed(
+    kind: type[ast.TypeExpr | ast.Call], field: str, item: type[_Child], children: _Children
+) -> _Child:
+    """`NAME` or `NAME(ITEMS)`: without brackets the items are None."""
+    items = _all(item, children) if len(children) > 1 else None
+    return kind(span=ast.span_of(children), name=name_of(children[0]), **{field: items})
+
+
+def _argument(children: _Children) -> ast.CallArg:
+    key = name_of(children[0]) if len(children) > 1 else None
+    return ast.CallArg(span=ast.span_of(children), value=_value(children[-1]), key=key)
+
+
+def _clause(children: _Children) -> _Clause:
+    word: Token = children[0]
+    return _Clause(_FIELDS.get(word.type, word.text), _value(children[1]), ast.span_of(children))
+
+
+_CLAUSES = ("home", "member", "only_over", "split", "per", "visit", "tail", "seed", "root", "by", "via")
+
+# What a rule of the grammar becomes, called with its children as the parser reduces it.
+_BUILD: dict[str, Callable[[_Children], Any]] = {
+    "header": lambda children: name_of(children[1]),
+    "fn": _fn,
+    "phase": _phase,
+    "type": partial(_bracketed, ast.TypeExpr, "dims", ast.Number),
+    "types": lambda children: _List(ast.span_of(children), _all(ast.TypeExpr, children)),
+    "names": lambda children: _List(ast.span_of(children), tuple(map(name_of, children[::2]))),
+    "number": lambda children: _number(children[0]),
+    "call": partial(_bracketed, ast.Call, "args", ast.CallArg),
+    "argument": _argument,
+    **dict.fromkeys(_CLAUSES, _clause),
+    **{rule: partial(_node, rule) for rule in _NODES},
+}

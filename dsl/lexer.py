@@ -12,21 +12,22 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from commplan.diagnostics import Span
+from commplan.ir import stages
 
-# The words of the grammar. A name may not be one of these ...
-KEYWORDS = frozenset(
+# The words of the grammar: those that begin a declaration, a phase or a stage, and those that go on with one.
+DECLARES = frozenset({"PLAN", "AXIS", "ENSEMBLE", "SERVER", "SOURCE", "FN", "INPUT", "STATE"})
+HEADS = frozenset({"AT", "EACH", "EVERY", "PHASE"})
+VERBS = frozenset(verb.upper() for verb in stages.VERBS)
+CLAUSES = frozenset(
     {
-        "plan", "axis", "ensemble", "server", "source", "fn", "input", "state",
-        "at", "each", "every", "phase", "output",
-        "load", "map", "broadcast", "share", "reduce", "scatter", "slice", "gather", "exchange", "elastic",
-        "over", "across", "from", "by", "via", "per", "split", "partial", "with", "into",
-        "visit", "seed", "tail", "on",
+        "OVER", "ACROSS", "FROM", "BY", "VIA", "PER", "SPLIT", "PARTIAL", "WITH", "INTO", "VISIT", "SEED",
+        "TAIL", "ON",
     }
 )  # fmt: skip
-# ... but may be one of these, which mean something in one place only, ...
+# A name may not be one of these ...
+KEYWORDS = frozenset(word.lower() for word in DECLARES | HEADS | VERBS | CLAUSES | {"OUTPUT"})
+# ... but may be one of these, which mean something in one place only.
 SOFT = frozenset({"batch", "start", "step", "steps", "same"})
-# ... nor one of these, kept for stages to come.
-RESERVED = frozenset({"shift", "swap"})
 
 UNITS = ("KiB", "MiB", "GiB", "Mbit/s", "Gbit/s", "GB/s", "us", "ms", "s")
 PUNCTUATION = {
@@ -49,7 +50,7 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE | re.ASCII | re.DOTALL,
 )
-_WELL_FORMED = re.compile(r"\d+(?:_\d+)*(?:\.\d+(?:_\d+)*)?(?:[eE][+-]?\d+)?", re.ASCII)
+_WELL_FORMED = re.compile(r"-?\d+(?:_\d+)*(?:\.\d+(?:_\d+)*)?(?:[eE][+-]?\d+)?", re.ASCII)
 _LONGEST_NUMBER = 40
 
 
@@ -76,15 +77,21 @@ class Token(NamedTuple):
 
 def word_type(text: str) -> str:
     """NAME, or the word in capitals where the grammar has it."""
-    return text.upper() if text in KEYWORDS or text in SOFT else "RESERVED" if text in RESERVED else "NAME"
+    return text.upper() if text in KEYWORDS or text in SOFT else "NAME"
 
 
 def nearest(word: str, known: Sequence[str]) -> str | None:
     """The known word that `word` was probably meant to be, if any is near enough."""
     from difflib import get_close_matches  # noqa: PLC0415  (only mistakes need it)
 
-    found = get_close_matches(word.lower()[:64], known, n=1, cutoff=0.7)
-    return found[0] if found else None
+    matches = get_close_matches(word.lower()[:64], known, n=1, cutoff=0.7)
+    return matches[0] if matches else None
+
+
+def end_of(text: str) -> tuple[int, int]:
+    """Line and column just behind the last character."""
+    line = 1 + text.count("\n") + text.count("\r") - text.count("\r\n")
+    return line, len(text) - max(text.rfind("\n"), text.rfind("\r"))
 
 
 def tokenize(text: str) -> Iterator[Token]:
@@ -98,18 +105,18 @@ def tokenize(text: str) -> Iterator[Token]:
         if group == "newline":
             line, line_start, leads = line + (end - start if text[start] == "\n" else 1), end, True
             continue
-        found = match.group()
+        lexeme = match.group()
         if group == "word":
-            kind = word_type(found)
+            kind = word_type(lexeme)
         elif group == "punctuation":
-            kind = PUNCTUATION[found]
+            kind = PUNCTUATION[lexeme]
         elif group == "comment":
             kind = "COMMENT"
         elif group == "junk":
             kind = "BAD"
         else:
             kind = _number_type(match)
-        yield Token(kind, found, line, start - line_start + 1, end - line_start + 1, leads)
+        yield Token(kind, lexeme, line, start - line_start + 1, end - line_start + 1, leads)
         leads = False
 
 
@@ -121,7 +128,7 @@ def _number_type(match: re.Match[str]) -> str:
         return "BAD"
     if match["unit"]:
         return "QUANTITY"
-    return "INT" if digits.replace("_", "").isdigit() else "FLOAT"
+    return "INT" if isinstance(number_value(digits), int) else "FLOAT"
 
 
 def split_number(text: str) -> tuple[str, str | None]:
@@ -134,7 +141,7 @@ def split_number(text: str) -> tuple[str, str | None]:
 def number_value(digits: str) -> int | float:
     """The value of well-formed digits: an int unless a point or an exponent was written."""
     plain = digits.replace("_", "")
-    return int(plain) if plain.isdigit() else float(plain)
+    return int(plain) if plain.removeprefix("-").isdigit() else float(plain)
 
 
 def number_mistake(text: str) -> tuple[str, str | None]:
@@ -142,8 +149,6 @@ def number_mistake(text: str) -> tuple[str, str | None]:
     match = _TOKEN.match(text)
     assert match and match["digits"], text
     digits, tail = match["digits"], match["tail"]
-    if digits.startswith("-"):
-        return "no number of a plan is negative", None
     if tail:
         near = {unit.lower(): unit for unit in UNITS} | {"kb": "KiB", "mb": "MiB", "gb": "GiB"}
         meant = near.get(tail.lower())

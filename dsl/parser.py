@@ -12,23 +12,13 @@ from contextlib import suppress
 from itertools import pairwise
 from typing import cast
 
-import msgspec
+from msgspec.structs import replace
 
 from commplan.diagnostics import Diagnostic, Note, Span
 from commplan.dsl import ast
-from commplan.dsl.grammar import PhaseHeader, Piece, Start, Unexpected, parse_statement
-from commplan.dsl.lexer import Token, tokenize
-from commplan.dsl.statements import (
-    DECLARES,
-    HEADS,
-    VERBS,
-    GiveUp,
-    PhaseClose,
-    PhaseOpen,
-    Statement,
-    begins_assignment,
-    split,
-)
+from commplan.dsl.grammar import PhaseHeader, Piece, Start, Unexpected, name_of, parse_statement
+from commplan.dsl.lexer import DECLARES, HEADS, VERBS, Token, end_of, tokenize
+from commplan.dsl.statements import GiveUp, PhaseClose, PhaseOpen, Statement, begins_assignment, split
 from commplan.dsl.syntax_errors import PHASES, bad_token, is_declaration_like, unexpected, unknown_statement
 
 MOST_ERRORS = 1000
@@ -64,14 +54,9 @@ class _Parser:
             with suppress(GiveUp):
                 self._read()
                 self._check_header()
-        end = _end_of(self.text)
-        tree = ast.File(
-            span=Span(1, 1, end[0], end[1]),
-            file=self.file,
-            text=self.text,
-            name=self.name,
-            items=tuple(self.items),
-        )
+        end = end_of(self.text)
+        span, items = Span(1, 1, *end), tuple(self.items)
+        tree = ast.File(span=span, file=self.file, text=self.text, name=self.name, items=items)
         return tree, tuple(sorted(self.found, key=_place))
 
     def _report(self, diagnostic: Diagnostic) -> None:
@@ -79,7 +64,7 @@ class _Parser:
             message = f"more than {MOST_ERRORS} errors; the rest of the file is not read"
             self.found.append(Diagnostic("CP0013", message, diagnostic.span, file=self.file))
             raise GiveUp
-        self.found.append(msgspec.structs.replace(diagnostic, file=self.file))
+        self.found.append(replace(diagnostic, file=self.file))
 
     def _error(self, code: str, message: str, span: Span, *notes: Note) -> None:
         self._report(Diagnostic(code, message, span, notes))
@@ -113,16 +98,18 @@ class _Parser:
             self.outside = False
             name = _declared(tokens)
             node = self._parse("declaration", statement)
-            self.items.append(cast(ast.Decl, node) if node else ast.BadStmt(span=_span(tokens), targets=name))
+            self.items.append(
+                cast(ast.Decl, node) if node else ast.BadStmt(span=ast.span_of(tokens), targets=name)
+            )
             return
         targets = _targets(tokens)
-        self.items.append(ast.BadStmt(span=_span(tokens), targets=targets))
+        self.items.append(ast.BadStmt(span=ast.span_of(tokens), targets=targets))
         if statement.bad or self._bad_token(tokens) or self.outside:
             return
         if first == "OUTPUT" or (targets and not is_declaration_like(tokens)):
             self.outside = True
-            what = "a stage" if targets else "`output`"
-            self._error("CP0012", f"{what} must stand inside a phase", _span(tokens), Note(PHASES))
+            subject = "a stage" if targets else "`output`"
+            self._error("CP0012", f"{subject} must stand inside a phase", ast.span_of(tokens), Note(PHASES))
             return
         self._report(unknown_statement(tokens, inside=False))
 
@@ -130,11 +117,11 @@ class _Parser:
         node = self._parse("header", statement)
         if self.header_seen:
             if node:
-                self._error("CP0005", "`plan NAME` is written once in a file", _span(statement.tokens))
+                self._error("CP0005", "`plan NAME` is written once in a file", ast.span_of(statement.tokens))
             return
         self.header_seen = True
         if self.items and node:
-            self._error("CP0005", "`plan NAME` must stand before all else", _span(statement.tokens))
+            self._error("CP0005", "`plan NAME` must stand before all else", ast.span_of(statement.tokens))
         if isinstance(node, ast.Name):
             self.name = node
 
@@ -181,8 +168,8 @@ class _Parser:
         node = self._parse("phase", Statement(tokens, opened.bad, line_end=opened.line_end))
         if node is None:
             return _guess_header(tokens)
-        if opened.brace is None:
-            last = tokens[-1]
+        if opened.brace is None or opened.line_end is not None:
+            last = tokens[: opened.line_end][-1]
             span = Span(last.line, last.end_column, last.line, last.end_column + 1)
             self._error("CP0009", "expected `{`, found the end of the line", span)
         return cast(PhaseHeader, node)
@@ -202,7 +189,7 @@ class _Parser:
 
     def _inside(self, statement: Statement) -> ast.StageStmt | ast.OutputStmt | ast.BadStmt:
         tokens = statement.tokens
-        bad = ast.BadStmt(span=_span(tokens), targets=_targets(tokens))
+        bad = ast.BadStmt(span=ast.span_of(tokens), targets=_targets(tokens))
         if tokens[0].type == "OUTPUT" or begins_assignment(tokens):
             node = self._parse("statement", statement)
             return cast(ast.StageStmt | ast.OutputStmt, node) if node else bad
@@ -241,7 +228,7 @@ def _phase_item(
     end: Token | None,
 ) -> ast.PhaseDecl | ast.BadStmt:
     tokens = opened.tokens or cast(tuple[Token, ...], (opened.brace,))
-    words = _span(tokens)
+    words = ast.span_of(tokens)
     last = end.span if end else body[-1].span if body else opened.brace.span if opened.brace else words
     span = words.to(last)
     if header is None:
@@ -265,7 +252,7 @@ def _guess_header(tokens: Sequence[Token]) -> PhaseHeader | None:
             number = ast.Number(span=tokens[1].span, text=tokens[1].text, value=int(tokens[1].text))
             return PhaseHeader("every", number, None)
         case "PHASE" if len(tokens) > 1 and tokens[1].is_word:
-            return PhaseHeader("named", None, _name(tokens[1]))
+            return PhaseHeader("named", None, name_of(tokens[1]))
         case _:
             return None
 
@@ -276,7 +263,7 @@ def _targets(tokens: Sequence[Token]) -> tuple[ast.Name, ...]:
     if not begins_assignment(tokens):
         return ()
     first = next(index for index, token in enumerate(tokens) if token.type == "EQUAL")
-    names = [_name(token) for token in tokens[:first] if token.is_word]
+    names = [name_of(token) for token in tokens[:first] if token.is_word]
     for index in range(first + 1, len(tokens) - 1):
         if tokens[index].type == "EQUAL" and tokens[index + 1].type in VERBS:
             names += _names_before(tokens, index)
@@ -288,42 +275,25 @@ def _names_before(tokens: Sequence[Token], index: int) -> list[ast.Name]:
     start = index - 1
     while start >= 2 and tokens[start - 1].type == "COMMA" and tokens[start - 2].is_word:
         start -= 2
-    return [_name(token) for token in tokens[max(start, 0) : index] if token.is_word]
+    return [name_of(token) for token in tokens[max(start, 0) : index] if token.is_word]
 
 
 def _declared(tokens: Sequence[Token]) -> tuple[ast.Name, ...]:
     """The name behind each word of a declaration: there are several where lines have run together,
     or the word was written twice."""
     return tuple(
-        _name(after)
+        name_of(after)
         for word, after in pairwise(tokens)
         if word.type in DECLARES and after.is_word and after.type not in DECLARES
     )
-
-
-def _name(token: Token) -> ast.Name:
-    return ast.Name(span=token.span, text=token.text)
-
-
-def _span(tokens: Sequence[Token]) -> Span:
-    return tokens[0].span.to(tokens[-1].span)
 
 
 def _place(diagnostic: Diagnostic) -> tuple[int, int]:
     return (diagnostic.span.line, diagnostic.span.column) if diagnostic.span else (0, 0)
 
 
-def _end_of(text: str) -> tuple[int, int]:
-    """Line and column just behind the last character."""
-    line = 1 + text.count("\n") + text.count("\r") - text.count("\r\n")
-    return line, len(text) - max(text.rfind("\n"), text.rfind("\r"))
-
-
 def _not_text(text: str, offset: int) -> Diagnostic:
-    line, column = _end_of(text[:offset])
-    return Diagnostic(
-        "CP0002",
-        f"this is not a text file: found the control character U+{ord(text[offset]):04X}",
-        Span(line, column, line, column + 1),
-        (Note("a plan is text in UTF-8"),),
-    )
+    line, column = end_of(text[:offset])
+    message = f"this is not a text file: found the control character U+{ord(text[offset]):04X}"
+    notes = (Note("a plan is text in UTF-8"),)
+    return Diagnostic("CP0002", message, Span(line, column, line, column + 1), notes)

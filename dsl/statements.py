@@ -12,16 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from commplan.diagnostics import Diagnostic, Note
-from commplan.dsl.lexer import PUNCTUATION, Token, nearest
+from commplan.dsl.lexer import CLAUSES, DECLARES, HEADS, PUNCTUATION, VERBS, Token, nearest
 
-CONTINUES = frozenset(
-    "OVER ACROSS FROM BY VIA PER SPLIT PARTIAL WITH INTO VISIT SEED TAIL ON LBRACE".split()  # noqa: SIM905
-)
-DECLARES = frozenset({"PLAN", "AXIS", "ENSEMBLE", "SERVER", "SOURCE", "FN", "INPUT", "STATE"})
-HEADS = frozenset({"AT", "EACH", "EVERY", "PHASE"})
-VERBS = frozenset(
-    {"LOAD", "MAP", "BROADCAST", "SHARE", "REDUCE", "SCATTER", "SLICE", "GATHER", "EXCHANGE", "ELASTIC"}
-)
+CONTINUES = CLAUSES | {"LBRACE"}
 
 _CLOSER = {"LPAR": "RPAR", "LSQB": "RSQB", "LBRACE": "RBRACE"}
 _CLOSERS = frozenset(_CLOSER.values())
@@ -139,7 +132,7 @@ class _Splitter:
             yield PhaseClose(None)
 
     def _note_outside(self, event: Statement | PhaseOpen) -> None:
-        """A run of stages after the end of a phase has a `}` of its own, most likely."""
+        """A run of stages after the end of a phase most likely ends with a `}`, which is then forgiven."""
         tokens = event.tokens
         bound = begins_assignment(tokens) and tokens[1].type in ("COMMA", "EQUAL")
         stage = isinstance(event, Statement) and (tokens[0].type == "OUTPUT" or bound)
@@ -306,11 +299,8 @@ class _Splitter:
             note = Note(f"this `{before.text}` comes first", before.span)
         else:
             note = Note(f"`{before.text}` begins something new here", before.span)
-        self.report(
-            Diagnostic(
-                "CP0006", f"`{opener.text}` is never closed: expected `{closer}`", opener.span, (note,)
-            )
-        )
+        message = f"`{opener.text}` is never closed: expected `{closer}`"
+        self.report(Diagnostic("CP0006", message, opener.span, (note,)))
 
     def _stray(self, closer: Token) -> None:
         self.report(Diagnostic("CP0007", f"`{closer.text}` closes nothing", closer.span))

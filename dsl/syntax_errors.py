@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from commplan.diagnostics import Diagnostic, Fix, Note, Span
 from commplan.dsl.grammar import Start, Unexpected, parse_statement
-from commplan.dsl.lexer import PUNCTUATION, Token, nearest, number_mistake, word_type
-from commplan.dsl.statements import DECLARES, HEADS, VERBS
+from commplan.dsl.lexer import DECLARES, HEADS, PUNCTUATION, VERBS, Token, nearest, number_mistake, word_type
+from commplan.ir import stages
 
 _KINDS = {
     "NAME": "a name", "INT": "a whole number", "FLOAT": "a number", "QUANTITY": "a number with a unit",
@@ -30,17 +30,7 @@ FORMS = {
     "EVERY": "every N steps { ... }",
     "PHASE": "phase NAME { ... }",
     "OUTPUT": "output NAMES",
-    "LOAD": "x [, n] = load SOURCE batch N [split AXES] [per MEMBER] visit KIND seed N [tail KIND]",
-    "MAP": "y, ... = map FN(x, ...) [per MEMBER]",
-    "BROADCAST": "y = broadcast x over AXES from ROOT [via ALGORITHM]",
-    "SHARE": "y = share x over MEMBER via DESIGN",
-    "REDUCE": "y = reduce x over AXES by OP [via ALGORITHM] [{ OPTIONS }]",
-    "SCATTER": "y = scatter x over AXIS by OP [via ALGORITHM] [{ OPTIONS }]",
-    "SLICE": "y = slice x over AXIS",
-    "GATHER": "y = gather x over AXIS [via ALGORITHM] [{ OPTIONS }]",
-    "EXCHANGE": "w [, m] = exchange g into w [, m] with FN over AXES by OP [via ALGORITHM]",
-    "ELASTIC": "d, c = elastic w with c over AXES by MODE(eta = .., rho = ..)",
-}
+} | {verb.upper(): stage.FORM for verb, stage in stages.VERBS.items()}
 
 
 def bad_token(token: Token) -> Diagnostic:
@@ -91,9 +81,7 @@ _KNOWN_OUTSIDE = (
     "outside a phase stand axis, ensemble, server, source, fn, input, state and the phases: "
     "at start, each step, every N steps, phase NAME"
 )
-_KNOWN_INSIDE = (
-    "the stages are load, map, broadcast, share, reduce, scatter, slice, gather, exchange, elastic"
-)
+_KNOWN_INSIDE = f"the stages are {', '.join(stages.VERBS)}"
 
 
 def unexpected(start: Start, tokens: Sequence[Token], error: Unexpected) -> Diagnostic:
@@ -101,15 +89,10 @@ def unexpected(start: Start, tokens: Sequence[Token], error: Unexpected) -> Diag
     index, accepted = error.index, error.accepted
     token = tokens[index] if index < len(tokens) else None
     span = token.span if token else _end(tokens)
-    if token and token.type == "RESERVED":
-        return Diagnostic(
-            "CP0011", f"`{token.text}` is reserved for a stage to come; it is not in the language yet", span
-        )
     word = _keyword_as_name(start, tokens, error)
     if word:
-        return Diagnostic(
-            "CP0010", f"`{word.text}` is a word of the language: it cannot be a name", word.span
-        )
+        message = f"`{word.text}` is a word of the language: it cannot be a name"
+        return Diagnostic("CP0010", message, word.span)
     if token and token.is_word and tokens[index - 1].type in ("INT", "FLOAT") and "COMMA" in accepted:
         return bad_unit(tokens[index - 1], token)
     if token and accepted >= VERBS:
@@ -128,7 +111,7 @@ def _no_stage(tokens: Sequence[Token], index: int) -> Diagnostic:
     """After `NAMES =` stands no stage."""
     token = tokens[index]
     message = f"expected a stage, found {_found(tokens, index)}"
-    meant = nearest(token.text, sorted(verb.lower() for verb in VERBS)) if token.is_word else None
+    meant = nearest(token.text, sorted(stages.VERBS)) if token.is_word else None
     if token.type == "NAME" and index + 1 < len(tokens) and tokens[index + 1].type == "LPAR":
         fix = Fix("write `map` before it", token.span, f"map {token.text}")
         note = Note("a function is applied with `map`: y = map FN(x)")

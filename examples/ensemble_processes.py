@@ -81,8 +81,9 @@ def launch(options: Any) -> list[dict[str, Any]]:
         for reader in readers:
             reader.join()
     finally:
-        for one in started:
+        for one in reversed(started):  # the first coordinates: the others would say that it left
             one.kill()
+        for one in started:
             one.wait()
             if one.stdout:
                 one.stdout.close()

@@ -10,10 +10,10 @@ message is passed on as it is, and where nobody reads it from its slot afterward
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,7 +40,7 @@ class Transfer(NamedTuple):
         return self.high - self.low
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Part:
     """A window of `length` elements that each rank sends, and one that each receives.
 
@@ -86,23 +86,23 @@ class Move(NamedTuple):
         return (self.pairs, *(part.form for part in self.parts))
 
 
-@functools.lru_cache(maxsize=64)
+@lru_cache(maxsize=64)
 def moves(program: Program, size: int) -> tuple[tuple[Move, ...], ...]:
     """The ppermutes of each round of `program` on `size` elements in all."""
     edges = bounds(program.kind, program.ranks, program.chunks, size)
-    found = (tuple(_moves_of(each, edges, program.ranks)) for each in program.rounds)
-    return tuple(each for each in found if each)
+    rounds = (tuple(_moves_of(each, edges, program.ranks)) for each in program.rounds)
+    return tuple(each for each in rounds if each)
 
 
 def _moves_of(sends: Round, edges: Ints, ranks: int) -> Iterator[Move]:
     """As few ppermutes as it takes for each rank to send and to receive once."""
-    for group in together(sends, edges):
+    for group in message_groups(sends, edges):
         longest = max(len(message) for message in group.values())
         columns = [[own[i] for own in group.values() if i < len(own)] for i in range(longest)]
         yield Move(tuple(sorted(group)), tuple(_part(column, int(edges[-1]), ranks) for column in columns))
 
 
-def together(sends: Round, edges: Ints) -> list[dict[tuple[int, int], list[Transfer]]]:
+def message_groups(sends: Round, edges: Ints) -> list[dict[tuple[int, int], list[Transfer]]]:
     """The messages of a round, (source, destination) -> what it carries, longest first, in groups in which
     every rank sends once at most and receives once at most; long messages beside long ones.
 
@@ -154,7 +154,7 @@ class Step(NamedTuple):
         return (self.forwards, self.stores, *(move.form for move in self.moves))
 
 
-@functools.lru_cache(maxsize=64)
+@lru_cache(maxsize=64)
 def steps(program: Program, size: int) -> tuple[Step, ...]:
     """The rounds of `program` on `size` elements in all. The last one stores nothing where its arrival is all
     that a rank is to have."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import math
 from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from commplan.collectives import layout, registry
 from commplan.collectives.hierarchical import NATIVE
@@ -62,11 +62,9 @@ def levels(
     if len(axes) == 1 and axes[0] not in names:
         ranks = {each.level: each.count for each in reversed(spread.get(axes[0], ()))}
     if sorted(names) != sorted(ranks) or math.prod(ranks.values()) != ways:
-        fail(
-            "CP0821",
-            f"`via {algorithm}` does not cut the {ways} ranks of {', '.join(axes)} into levels",
-            f"there are: {', '.join(f'{name} of {count}' for name, count in ranks.items()) or 'none'}",
-        )
+        message = f"`via {algorithm}` does not cut the {ways} ranks of {', '.join(axes)} into levels"
+        note = f"there are: {', '.join(f'{name} of {count}' for name, count in ranks.items()) or 'none'}"
+        fail("CP0821", message, note)
     strides = dict[str, int]()
     for name in reversed(ranks):
         strides[name] = math.prod(ranks[later] for later in strides)
@@ -111,7 +109,7 @@ def program_of(
     (CP0740 to CP0749) for a program that does not do what its collective promises, and as `levels` and
     `registry.program` do.
     """
-    if op.kind == "all_to_all" or op.algorithm.name == NATIVE:
+    if op.algorithm.name == NATIVE:
         return None
     ranks = math.prod(sizes[axis] for axis in op.axes)
     with _named_line(op, file):
@@ -131,13 +129,13 @@ def program_at(level: Level, kind: Kind, op: Collective, nbytes: int, file: str 
         return program_named(level.algorithm, kind, level.ranks, root, nbytes, op.hints.chunk)
 
 
-@contextlib.contextmanager
+@contextmanager
 def _named_line(op: Collective, file: str) -> Generator[None]:
     """Whatever is wrong is wrong at the plan line of `op`."""
     try:
         yield
     except CommplanError as error:
-        own = (msgspec.structs.replace(each, span=op.span, file=file) for each in error.diagnostics)
+        own = (replace(each, span=op.span, file=file) for each in error.diagnostics)
         raise CommplanError(*own) from None
 
 
@@ -160,7 +158,7 @@ def members(level: Level, ranks: int) -> Ints:
     return rank[level.place(rank) == 0][:, None] + np.arange(level.ranks) * level.stride
 
 
-@functools.lru_cache(maxsize=256)
+@lru_cache(maxsize=256)
 def _proved(name: str, own: tuple[Level, ...], kind: Kind, ranks: int, root: int, slices: int) -> Program:
     if own:
         # The innermost level counts fastest.
@@ -169,10 +167,10 @@ def _proved(name: str, own: tuple[Level, ...], kind: Kind, ranks: int, root: int
             place += level.place(np.arange(ranks, dtype=np.int64)) * step
             step *= level.ranks
         pairs = [(level.algorithm, level.ranks) for level in own]
-        made = placed(registry.hierarchical(pairs, kind, root=int(place[root]), slices=slices), place)
+        program = placed(registry.hierarchical(pairs, kind, root=int(place[root]), slices=slices), place)
     else:
-        made = registry.program(name, kind, ranks, root=root, slices=slices)
-    wrong = prove(made)
+        program = registry.program(name, kind, ranks, root=root, slices=slices)
+    wrong = prove(program)
     if wrong:
-        raise CommplanError(wrong[0].diagnostic(f"`via {made.name}`, {kind} over {ranks} ranks"))
-    return made
+        raise CommplanError(wrong[0].diagnostic(f"`via {program.name}`, {kind} over {ranks} ranks"))
+    return program

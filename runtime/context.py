@@ -57,8 +57,8 @@ class Context:
     @functools.cached_property
     def states(self) -> dict[str, ir.Value]:
         """The states that workers hold, by name: a phase neither takes nor gives those on servers."""
-        found = {name_of(ref): self.entry(name_of(ref)) for ref in self.schedule.states}
-        return {name: value for name, value in found.items() if value.placement.server is None}
+        states = {name_of(ref): self.entry(name_of(ref)) for ref in self.schedule.states}
+        return {name: value for name, value in states.items() if value.placement.server is None}
 
     @functools.cached_property
     def compiled(self) -> dict[str, Any]:
@@ -91,7 +91,7 @@ class Context:
         takes = [binding.name for phase in self.schedule.phases for binding in phase.takes]
         return list(dict.fromkeys([*outputs, *entry, *takes]))
 
-    def around(self, what: str, span: Span | None = None) -> bool:
+    def around(self, caller: str, span: Span | None = None) -> bool:
         """Whether the code around us sees one rank's arrays: under MPI always, else in a shard_map.
 
         Raises CP0814 where it has only some of them, or of other sizes.
@@ -104,14 +104,14 @@ class Context:
         if missing:
             self.fail(
                 "CP0814",
-                f"{what} inside a shard_map that is manual over {', '.join(present)} only",
+                f"{caller} inside a shard_map that is manual over {', '.join(present)} only",
                 f"the plan needs {', '.join(missing)} too: name every axis of the plan in axis_names",
                 span=span,
             )
         wrong = [axis for axis, size in self.sizes.items() if manual[axis] != size]
         if wrong:
             sizes = ", ".join(f"{axis} = {manual[axis]}, expected {self.sizes[axis]}" for axis in wrong)
-            self.fail("CP0814", f"{what} inside a shard_map whose mesh has other sizes: {sizes}", span=span)
+            self.fail("CP0814", f"{caller} inside a shard_map whose mesh has other sizes: {sizes}", span=span)
         return True
 
     def lead(self, placement: Placement) -> int:

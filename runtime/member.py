@@ -13,10 +13,10 @@ def ensemble(schedule: ir.Schedule, place: int) -> str:
     """The plan's one ensemble. Raises CP0818 where there is none, there are several, or no such member."""
     names = [axis for axis in schedule.axes if axis.kind is AxisKind.ENSEMBLE]
     if len(names) != 1:
-        found = ", ".join(f"`{axis.name}`" for axis in names)
+        known = ", ".join(f"`{axis.name}`" for axis in names)
         fail(
             "CP0818",
-            f"run.member needs a plan with one ensemble, and this one has {found or 'none'}",
+            f"run.member needs a plan with one ensemble, and this one has {known or 'none'}",
             file=schedule.file,
         )
     if not 0 <= place < names[0].size:
@@ -35,19 +35,19 @@ def without(schedule: ir.Schedule, axis: str) -> ir.Schedule:
     Phases with a collective over `axis` are left out: they belong to all members.
     """
 
-    def value(one: ir.Value) -> ir.Value:
-        where = one.placement
+    def value(entry: ir.Value) -> ir.Value:
+        where = entry.placement
         per, partial = (tuple(name for name in names if name != axis) for names in (where.per, where.partial))
-        return replace(one, placement=replace(where, per=per, partial=partial))
+        return replace(entry, placement=replace(where, per=per, partial=partial))
 
     phases = tuple(
-        replace(phase, values=tuple(value(one) for one in phase.values))
+        replace(phase, values=tuple(value(entry) for entry in phase.values))
         for phase in schedule.phases
         if not any(isinstance(op, ir.Collective) and axis in op.axes for op in phase.ops)
     )
     return replace(
         schedule,
-        axes=tuple(one for one in schedule.axes if one.name != axis),
-        entry=tuple(value(one) for one in schedule.entry),
+        axes=tuple(entry for entry in schedule.axes if entry.name != axis),
+        entry=tuple(value(entry) for entry in schedule.entry),
         phases=phases,
     )

@@ -37,9 +37,9 @@ def difference(init: Callable[[Tree], Tree], update: Callable[[Tree, Tree, Tree]
     """
     step = jax.jit(update)
     for size in (*SIZES, None):
-        found = _tried(init, step, size)
-        if found is not None:
-            return found
+        reason = _tried(init, step, size)
+        if reason is not None:
+            return reason
     return None
 
 
@@ -58,9 +58,9 @@ def _tried(init: Callable[[Tree], Tree], step: Callable[..., Any], size: float |
         for number, before in enumerate((whole, *parts)):
             after, states[number] = step(_arrays(before), states[number], _arrays(gradients[number]))
             trees.append({key: np.asarray(after[key]) for key in SHAPES})
-        found = _unlike(whole, trees[0], trees[1:], size)
-        if found is not None:
-            return found
+        reason = _unlike(whole, trees[0], trees[1:], size)
+        if reason is not None:
+            return reason
         whole, *parts = trees
     return None
 
@@ -81,12 +81,12 @@ def _unlike(before: Tree, whole: Tree, parts: list[Tree], size: float | None) ->
 
 def _part(tree: Tree, number: int) -> Tree:
     """One of the parts that owners get: leaves flattened, zero-padded and cut."""
-    found: Tree = {}
+    cut: Tree = {}
     for key, leaf in tree.items():
         flat = leaf.reshape(-1)
         rows = np.pad(flat, (0, -len(flat) % PARTS)).reshape(PARTS, -1)
-        found[key] = rows[number].copy()
-    return found
+        cut[key] = rows[number].copy()
+    return cut
 
 
 def _arrays(tree: Tree) -> Tree:

@@ -11,12 +11,12 @@ from commplan.diagnostics import Span
 from commplan.ir import schedule as ir
 from commplan.ir.plan import name_of
 from commplan.lowering.jax import _compat, check
-from commplan.lowering.jax.functions import Draw, short_seed
+from commplan.lowering.jax.functions import RngContext, short_seed
 from commplan.lowering.jax.layout import leaf_specs
 from commplan.lowering.jax.phase import Lowered
 from commplan.lowering.jax.pytree import Tree
 from commplan.lowering.jax.typing_shim import jax, jnp
-from commplan.lowering.mpi.engine_errors import told
+from commplan.lowering.mpi.engine_errors import as_diagnostics
 from commplan.runtime.context import CALLS, Carried, Context
 
 
@@ -101,7 +101,7 @@ class PhaseCall:
         if self.context.around(f"phase `{self.name}` is called", self._phase.span):
             if _compat.tracing():
                 return self._inline(checked, inputs)
-            with told(self._spans, self.context.schedule.file):
+            with as_diagnostics(self._spans, self.context.schedule.file):
                 return self._jitted(self._alone, "local", checked, given)
         partial = [name for name, value in arguments.items() if value.placement.partial]
         if partial:
@@ -157,7 +157,7 @@ class PhaseCall:
         if not self.lowered.counts:
             return *self.lowered.run(inputs, states, None), {}
         step = jnp.asarray(calls[self.name])
-        draw = Draw.of(short_seed(self.context.seed), step, members=self.context.members)
+        draw = RngContext.of(short_seed(self.context.seed), step, members=self.context.members)
         return *self.lowered.run(inputs, states, draw), {CALLS: dict(calls) | {self.name: step + 1}}
 
     def _checked(
@@ -224,24 +224,24 @@ def _number(value: ir.Value, given: Any) -> Any:
     return check.number(given, value.leaves[0])
 
 
-def check_state(context: Context, state: Any, what: str) -> dict[str, Any]:
+def check_state(context: Context, state: Any, subject: str) -> dict[str, Any]:
     """`state` as a dict that has all of the plan's states. Raises CP0812."""
     expected = [*context.states, *([CALLS] if context.counted else [])]
     if not isinstance(state, Mapping):
         context.fail(
             "CP0812",
-            f"{what} needs the plan's state first, and was given a {type(state).__name__}",
+            f"{subject} needs the plan's state first, and was given a {type(state).__name__}",
             "begin with state = run.init(), and pass on the state that each phase returns",
         )
-    found = dict(cast("Mapping[str, Any]", state))
-    missing = [name for name in expected if name not in found]
-    unknown = [name for name in found if name not in expected]
+    entries = dict(cast("Mapping[str, Any]", state))
+    missing = [name for name in expected if name not in entries]
+    unknown = [name for name in entries if name not in expected]
     if missing or unknown:
         wrong = f"lacks {_named(missing)}" if missing else f"has {_named(unknown)}, which the plan has not"
         context.fail(
             "CP0812",
-            f"the state that {what} was given {wrong}",
+            f"the state that {subject} was given {wrong}",
             f"the plan's states: {_named(expected) or 'none, so the state is {}'}",
             "begin with state = run.init(), and pass on the state that each phase returns",
         )
-    return found
+    return entries

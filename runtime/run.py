@@ -76,7 +76,7 @@ class Bound:
         phases: Mapping[str, PhaseCall] = self.__dict__.get("phases", {})
         if name in phases:
             return phases[name]
-        known = ", ".join(f"`{one}`" for one in phases) or "none"
+        known = ", ".join(f"`{phase}`" for phase in phases) or "none"
         raise UnknownPhaseError(
             Diagnostic("CP0817", f"the plan has no phase `{name}`", None, (Note(f"it has: {known}"),))
         )
@@ -188,8 +188,8 @@ class Bound:
                 phase, state=state, group=group, timeout=timeout, workers=workers
             )
         self._phase(phase)
-        found = next(one for one in self.context.schedule.phases if one.name == phase)
-        missing = [op.source for op in found.ops if isinstance(op, ir.Read) and op.source not in self.sources]
+        own = self.context.schedule.phase(phase)
+        missing = [op.source for op in own.ops if isinstance(op, ir.Read) and op.source not in self.sources]
         if missing:
             self.context.fail(
                 "CP0803",
@@ -197,14 +197,14 @@ class Bound:
                 f"pass it: program.bind(mesh, sources={{{missing[0]!r}: ...}})",
             )
         member = None
-        if clocked(found) and self.context.members:
-            member = self.clocks.member(self.context, found, self.sources, state, group, timeout, workers)
-        made = Batches(
-            self.context, found, self.sources,
+        if clocked(own) and self.context.members:
+            member = self.clocks.member(self.context, own, self.sources, state, group, timeout, workers)
+        batches = Batches(
+            self.context, own, self.sources,
             state=state, among=group, timeout=timeout, clocked=member, workers=workers,
         )  # fmt: skip
-        self.ledger.add(made, made.meters)
-        return made
+        self.ledger.add(batches, batches.meters)
+        return batches
 
     def _phase(self, name: str) -> PhaseCall:
         if name not in self.phases:
@@ -212,11 +212,11 @@ class Bound:
             self.context.fail("CP0817", f"the plan has no phase `{name}`", f"it has: {known}")
         return self.phases[name]
 
-    def _inside(self, what: str) -> None:
-        if not self.context.around(f"{what} is called"):
+    def _inside(self, caller: str) -> None:
+        if not self.context.around(f"{caller} is called"):
             self.context.fail(
                 "CP0816",
-                f"{what} is called outside of a shard_map",
+                f"{caller} is called outside of a shard_map",
                 "it belongs into run.spmd, or into a shard_map of your own over the plan's axes",
             )
 
@@ -227,8 +227,8 @@ class Bound:
         error: a `RuntimeError` or `ValueError` from a compiled function, or from asking for its results.
         """
         spans = [op.span for phase in self.context.schedule.phases for op in phase.ops]
-        found = reason(error, spans, self._file)
-        return None if found is None else CommplanError(found)
+        diagnostic = reason(error, spans, self._file)
+        return None if diagnostic is None else CommplanError(diagnostic)
 
     @property
     def place(self) -> dict[str, int]:
@@ -324,9 +324,9 @@ class Run(Bound):
         period that is none.
         """
         period = checked_period(period_s)
-        found = Metrics(metrics_place(path, *self.context.machine.process()), self.ledger.summaries, period)
-        weakref.finalize(self, close_quietly, found)
-        return found
+        metrics = Metrics(metrics_place(path, *self.context.machine.process()), self.ledger.summaries, period)
+        weakref.finalize(self, close_quietly, metrics)
+        return metrics
 
     def join(self, name: str, parts: Mapping[int, Any]) -> Any:
         """Global arrays of the value `name`, from the parts of members (see `Member.take`).
@@ -391,7 +391,7 @@ def placed(run: Bound, name: str, axis: str | None = None) -> Placement:
     value = run.context.find(name)
     file = run.context.schedule.file
     if value is None:
-        known = ", ".join(f"`{one}`" for one in run.context.names())
+        known = ", ".join(f"`{phase}`" for phase in run.context.names())
         fail("CP0811", f"the plan has no output, state or input `{name}`", f"it has {known}", file=file)
     if axis is not None and axis not in value.placement.per:
         fail("CP0818", f"`{name}` is the same for all members: it is {value.placement}", file=file)
@@ -466,11 +466,11 @@ def _differences(
 
 def known_structures(program: Program) -> dict[tuple[str, ...], Structure]:
     """How to rebuild trees, by the paths of their leaves: from the pytrees that gave the shapes."""
-    found: dict[tuple[str, ...], Structure] = {}
+    structures: dict[tuple[str, ...], Structure] = {}
     for tree in program.structures.values():
         paths, flat = flatten(tree, _is_shape)
-        found[paths] = flat.structure
-    return found
+        structures[paths] = flat.structure
+    return structures
 
 
 def _is_shape(node: Any) -> bool:

@@ -78,13 +78,13 @@ def _check_texts(context: Context, names: Mapping[str, object], returns: object)
             fail("CP0811", message, f'such as @run.spmd({name}="params") or {name}="per data"', file=file)
     many = isinstance(returns, list | tuple)
     listed = list(cast("Sequence[object]", returns)) if many else [] if returns is None else [returns]
-    wrong = [type(one).__name__ for one in listed if not isinstance(one, str)]
+    wrong = [type(text).__name__ for text in listed if not isinstance(text, str)]
     if wrong:
         message = f"`returns` has a {wrong[0]}: a text, or a list of texts, was expected"
         fail("CP0811", message, 'such as returns=["loss", "same"]', file=file)
 
 
-def _placement(context: Context, text: str, what: str) -> Placement:
+def _placement(context: Context, text: str, subject: str) -> Placement:
     """The placement that `text` means: that of the value so called, or written out."""
     value = context.find(text)
     placement = value.placement if value else parse(context, text)
@@ -92,44 +92,44 @@ def _placement(context: Context, text: str, what: str) -> Placement:
         known = ", ".join(f"`{name}`" for name in context.names())
         context.fail(
             "CP0811",
-            f"{what}: the plan has no output, state or input `{text}`",
+            f"{subject}: the plan has no output, state or input `{text}`",
             f"it has {known}",
             'a placement is written as in the plan: "same", "per member, data", "split data"',
         )
     if placement.partial and context.machine.layout == "global":
         context.fail(
             "CP0806",
-            f"{what}: `{text}` is {placement}, which cannot cross the edge of run.spmd",
+            f"{subject}: `{text}` is {placement}, which cannot cross the edge of run.spmd",
             "compute them inside the function, and reduce them by calling the phase there",
         )
     return placement
 
 
-def _result(context: Context, text: str, what: str) -> _Result:
+def _result(context: Context, text: str, subject: str) -> _Result:
     """A result that `returns` lists."""
-    placement, value = _placement(context, text, what), context.find(text)
+    placement, value = _placement(context, text, subject), context.find(text)
     return _Result(placement, leaf_specs(value) if value and placement.split else None)
 
 
 def parse(context: Context, text: str) -> Placement | None:
     """A written placement ("per member split data"), or None where it is none."""
-    found: dict[str, list[str]] = {}
+    clauses: dict[str, list[str]] = {}
     word = ""
     for token in re.findall(r"\w+", text):
         if token in _WORDS:
             word = token
-            found.setdefault(word, [])
+            clauses.setdefault(word, [])
         elif word in ("per", "split", "partial") and token in context.sizes:
-            found[word].append(token)
+            clauses[word].append(token)
         else:
             return None
-    if not found or any(word != "same" and not axes for word, axes in found.items()):
+    if not clauses or any(word != "same" and not axes for word, axes in clauses.items()):
         return None
     plan_order = list(context.sizes)
     return Placement(
-        tuple(sorted(found.get("per", ()), key=plan_order.index)),
-        tuple(sorted(found.get("partial", ()), key=plan_order.index)),
-        tuple(found.get("split", ())),
+        tuple(sorted(clauses.get("per", ()), key=plan_order.index)),
+        tuple(sorted(clauses.get("partial", ()), key=plan_order.index)),
+        tuple(clauses.get("split", ())),
     )
 
 
@@ -250,22 +250,22 @@ class _Step:
 
     def _check_result(self, place: int, tree: Tree, result: _Result) -> Tree:
         """A result that can leave as its placement says. Raises CP0811, CP0813."""
-        what, placement = f"result {place + 1}", result.placement
-        self._check_same(what, tree, placement)
+        subject, placement = f"result {place + 1}", result.placement
+        self._check_same(subject, tree, placement)
         if not placement.split:
             return tree
         own = [spec(placement, scalar=jnp.ndim(leaf) == 0) for leaf in tree.leaves]
         if own != ([spec(placement)] * len(own) if result.specs is None else result.specs):
             self.context.fail(
                 "CP0811",
-                f"{what} of `{self.name}` after the state cannot be put together along"
+                f"{subject} of `{self.name}` after the state cannot be put together along"
                 f" {', '.join(placement.split)}",
                 f"it is placed `{placement}`: every leaf needs a leading dimension, and trees the structure"
                 " of the value that they lie like",
             )
         return tree
 
-    def _check_same(self, what: str, tree: Tree, placement: Placement) -> None:
+    def _check_same(self, subject: str, tree: Tree, placement: Placement) -> None:
         """What should be the same along an axis is typed so by JAX. Raises CP0813."""
         sizes = self.context.sizes
         for leaf in tree.leaves:
@@ -275,16 +275,16 @@ class _Step:
                 over = ", ".join(odd)
                 self.context.fail(
                     "CP0813",
-                    f"{what} of `{self.name}` should be the same over {over}, and JAX types it as varying",
+                    f"{subject} of `{self.name}` should be the same over {over}, and JAX types it as varying",
                     f"it is placed `{placement}`",
                     f'reduce it in a phase of the plan, or say that it differs: returns=("per {over}", ...)',
                 )
 
-    def refuse(self, what: str) -> NoReturn:
+    def refuse(self, message: str) -> NoReturn:
         """Raise CP0811 about a call."""
         self.context.fail(
             "CP0811",
-            f"`{self.name}` {what}",
+            f"`{self.name}` {message}",
             f"it takes the state, then {', '.join(self.placements) or 'nothing'}",
         )
 
@@ -329,7 +329,7 @@ class _Step:
         if isinstance(answer, tuple) and answer:
             state, *rest = cast("tuple[Any, ...]", answer)
         checked = check_state(self.context, state, f"`{self.name}` as the first thing it returns")
-        what = "the state, then its named arguments in order (or fewer of them)"
+        expected = "the state, then its named arguments in order (or fewer of them)"
         if self.listed is not None and len(rest) != wanted:
             self.context.fail(
                 "CP0811",
@@ -340,7 +340,7 @@ class _Step:
                 "CP0811",
                 f"`{self.name}` returned {len(rest)} values after the state, and has {wanted}"
                 " named arguments",
-                f"without returns= it returns {what}",
+                f"without returns= it returns {expected}",
                 'say where the others lie: run.spmd(..., returns=("params", "per member, data"))',
             )
         states: dict[str, Any] = {name: checked[name] for name in checked}

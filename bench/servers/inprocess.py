@@ -63,8 +63,8 @@ class Ends:
 class Silent(Serving):
     """A server that tells nobody what happens."""
 
-    def say(self, what: str) -> None:
-        del what
+    def say(self, event: str) -> None:
+        del event
 
 
 @dataclass

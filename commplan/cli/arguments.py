@@ -23,9 +23,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     if not argv:
         root.print_help(sys.stderr)
         raise SystemExit(2)
-    arguments = root.parse_args(argv)
-    _one_subject(root, arguments)
-    return arguments
+    args = root.parse_args(argv)
+    _one_subject(root, args)
+    return args
 
 
 def parser() -> argparse.ArgumentParser:
@@ -37,326 +37,244 @@ def parser() -> argparse.ArgumentParser:
     )
     root.add_argument("--version", action="version", version=f"commplan {__version__}")
     verbs = root.add_subparsers(dest="verb", metavar="VERB", required=True)
-    _check(verbs)
-    _fmt(verbs)
-    _compile(verbs)
-    _explain(verbs)
-    _verify(verbs)
-    _simulate(verbs)
-    _report(verbs)
-    _calibrate(verbs)
-    _run(verbs)
-    _verb(verbs, "passes", "list the compiler's passes and their options", "json")
-    _new(verbs)
-    _completion(verbs)
+    for name, (summary, more, formats, add) in _VERBS.items():
+        verb = verbs.add_parser(
+            name,
+            help=summary,
+            description=f"{summary[0].upper()}{summary[1:]}. {more}".strip(),
+            allow_abbrev=False,
+        )
+        verb.set_defaults(verb=f"verb_{name}")
+        out = verb.add_argument_group("output")
+        _choice(out, "--format", ("human", *formats), "how to write results and diagnostics (default: human)")
+        _choice(out, "--color", ("auto", "always", "never"), "default: auto, which heeds NO_COLOR")
+        add(verb)
     return root
 
 
-def _verb(verbs: Any, name: str, summary: str, *formats: str, more: str = "") -> argparse.ArgumentParser:
-    verb: argparse.ArgumentParser = verbs.add_parser(
-        name,
-        help=summary,
-        description=f"{summary[0].upper()}{summary[1:]}. {more}".strip(),
-        allow_abbrev=False,
-    )
-    verb.set_defaults(verb=f"verb_{name}")
-    out = verb.add_argument_group("output")
-    out.add_argument(
-        "--format",
-        choices=("human", *formats),
-        default="human",
-        help="how to write results and diagnostics (default: human)",
-    )
-    out.add_argument(
-        "--color",
-        choices=("auto", "always", "never"),
-        default="auto",
-        help="default: auto, which heeds NO_COLOR",
-    )
-    return verb
+def _flag(group: Any, name: str, metavar: str, summary: str, kind: Any = None, default: Any = None) -> None:
+    """A flag with a value. kind: what reads the value of its text."""
+    group.add_argument(name, metavar=metavar, help=summary, type=kind, default=default)
 
 
-def _repeatable(verb: Any, flag: str, kind: Callable[[str], Any], metavar: str, summary: str) -> None:
-    verb.add_argument(flag, action="append", default=[], type=kind, metavar=metavar, help=summary)
+def _repeatable(group: Any, name: str, metavar: str, summary: str, kind: Callable[[str], Any]) -> None:
+    group.add_argument(name, action="append", default=[], type=kind, metavar=metavar, help=summary)
 
 
-def _check(verbs: Any) -> None:
-    verb = _verb(verbs, "check", "report what is wrong with plans", "concise", "json", "github", "sarif")
+def _switch(group: Any, name: str, summary: str) -> None:
+    group.add_argument(name, action="store_true", help=summary)
+
+
+def _choice(group: Any, name: str, choices: Sequence[str], summary: str) -> None:
+    """One of several words, the first by default."""
+    group.add_argument(name, choices=choices, default=choices[0], help=summary)
+
+
+def _files(verb: Any) -> None:
     verb.add_argument("files", nargs="+", metavar="FILE", help=_PLAN)
 
 
-def _fmt(verbs: Any) -> None:
-    verb = _verb(
-        verbs,
-        "fmt",
-        "rewrite plans in their one layout",
-        "json",
-        more="Files are rewritten in place; - reads stdin and writes stdout.",
-    )
-    verb.add_argument("files", nargs="+", metavar="FILE", help=_PLAN)
+def _fmt(verb: Any) -> None:
+    _files(verb)
     how = verb.add_mutually_exclusive_group()
-    how.add_argument(
-        "--check", action="store_true", help="change nothing; exit with 1 if a file would change"
-    )
-    how.add_argument("--diff", action="store_true", help="like --check, and print what would change")
+    _switch(how, "--check", "change nothing; exit with 1 if a file would change")
+    _switch(how, "--diff", "like --check, and print what would change")
 
 
-def _binding(verb: argparse.ArgumentParser) -> None:
+def _binding(verb: Any) -> None:
     """What a plan is compiled for."""
     group = verb.add_argument_group("what the plan is compiled for")
-    group.add_argument(
-        "--shapes",
-        metavar="S.json",
-        help='shapes of trees: name -> nested objects with leaves {"shape": [..], "dtype": ".."}',
-    )
-    group.add_argument("--topology", metavar="T.toml", help="the machine, as levels")
-    _repeatable(group, "--axis", _size, "NAME=N", "the size of an axis (repeatable)")
-    _repeatable(
-        group, "--map", _pair, "AXIS=LEVEL", "the level of the topology that an axis lies on (repeatable)"
-    )
-    group.add_argument(
-        "--oversubscribe", action="store_true", help="allow more ranks than the topology has places"
-    )
-    group.add_argument(
-        "--backend",
-        choices=BACKENDS,
-        default="jax",
-        help="whose collectives the plan uses: XLA's own (NCCL, Gloo), or MPI (default: jax)",
-    )
-    group.add_argument(
-        "--calibration",
-        metavar="C.toml",
-        help="what was measured on the machine of --topology: times are taken from it",
-    )
-    group.add_argument("--passes", metavar="PIPELINE", help='such as "share,bucket{max=25MiB},overlap"')
+    shapes = 'shapes of trees: name -> nested objects with leaves {"shape": [..], "dtype": ".."}'
+    _flag(group, "--shapes", "S.json", shapes)
+    _flag(group, "--topology", "T.toml", "the machine, as levels")
+    _repeatable(group, "--axis", "NAME=N", "the size of an axis (repeatable)", _size)
+    level = "the level of the topology that an axis lies on (repeatable)"
+    _repeatable(group, "--map", "AXIS=LEVEL", level, _pair)
+    _switch(group, "--oversubscribe", "allow more ranks than the topology has places")
+    whose = "whose collectives the plan uses: XLA's own (NCCL, Gloo), or MPI (default: jax)"
+    _choice(group, "--backend", BACKENDS, whose)
+    measured = "what was measured on the machine of --topology: times are taken from it"
+    _flag(group, "--calibration", "C.toml", measured)
+    _flag(group, "--passes", "PIPELINE", 'such as "share,bucket{max=25MiB},overlap"')
 
 
-def _compile(verbs: Any) -> None:
-    verb = _verb(verbs, "compile", "compile a plan to a schedule", "json")
+def _compile(verb: Any) -> None:
     verb.add_argument("file", metavar="FILE", help=_PLAN)
-    verb.add_argument(
-        "-o", "--output", metavar="OUT", help="write here; NAME.schedule.json is what programs load"
-    )
-    verb.add_argument("--emit", choices=EMITS, default="schedule", help="what to write (default: schedule)")
+    output = "write here; NAME.schedule.json is what programs load"
+    verb.add_argument("-o", "--output", metavar="OUT", help=output)
+    _choice(verb, "--emit", EMITS, "what to write (default: schedule)")
     _functions(verb, "a function of the plan, for jaxpr and hlo (repeatable)")
     _binding(verb)
     look = verb.add_argument_group("looking inside")
-    look.add_argument("--dump-passes", metavar="DIR", help="write the schedule after every pass")
-    look.add_argument("--time-passes", action="store_true", help="say how long every pass took")
+    _flag(look, "--dump-passes", "DIR", "write the schedule after every pass")
+    _switch(look, "--time-passes", "say how long every pass took")
 
 
-def _explain(verbs: Any) -> None:
-    verb = _verb(verbs, "explain", "say what a plan became and why, or what an error code means", "json")
-    verb.add_argument("what", metavar="FILE|CODE", help=f"{_PLAN}; or a code such as CP0412")
+def _explain(verb: Any) -> None:
+    verb.add_argument("what", metavar="FILE|CODE", help=f"{_PLAN}; a code such as CP0412; or CP04, a list")
     _binding(verb)
 
 
-def _verify(verbs: Any) -> None:
-    verb = _verb(
-        verbs,
-        "verify",
-        "prove that collectives do what they promise and no rank waits for ever",
-        "json",
-        more="Proves a plan, a saved schedule, or one algorithm; gives counter-examples.",
-    )
+def _verify(verb: Any) -> None:
     verb.add_argument("file", nargs="?", metavar="FILE|SCHEDULE", help=f"{_PLAN}; or what `compile -o` wrote")
     group = verb.add_argument_group("one algorithm instead of a file")
-    group.add_argument(
-        "--algorithm", metavar="NAME", help='such as ring, or "hierarchical(gpu = ring, node = chain)"'
-    )
-    group.add_argument("--collective", metavar="KIND", help="such as all_reduce or broadcast")
-    group.add_argument(
-        "--ranks", type=_ranks, metavar="N|LEVEL=N,..", help="how many ranks, or how many at each level"
-    )
-    group.add_argument(
-        "--protocol", action="store_true", help="the protocol of servers, in every order of messages"
-    )
-    group.add_argument(
-        "--whole", action="store_true", help="with --protocol: up to four workers and two servers (minutes)"
-    )
-    group.add_argument("--root", type=_place, default=None, metavar="R", help="the rank that has or gets all")
-    group.add_argument(
-        "--slices", type=_count, default=1, metavar="N", help="parts of every chunk, pipelined (default: 1)"
-    )
+    _flag(group, "--algorithm", "NAME", 'such as ring, or "hierarchical(gpu = ring, node = chain)"')
+    _flag(group, "--collective", "KIND", "such as all_reduce or broadcast")
+    _flag(group, "--ranks", "N|LEVEL=N,..", "how many ranks, or how many at each level", _ranks)
+    _switch(group, "--protocol", "the protocol of servers, in every order of messages")
+    _switch(group, "--whole", "with --protocol: up to four workers and two servers (minutes)")
+    _flag(group, "--root", "R", "the rank that has or gets all", _place)
+    _flag(group, "--slices", "N", "parts of every chunk, pipelined (default: 1)", _count, 1)
     _binding(verb)
 
 
-def _one_subject(root: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+def _one_subject(root: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     """`verify` takes a file, or all of what names one algorithm."""
-    if arguments.verb != "verb_verify":
+    if args.verb != "verb_verify":
         return
-    named = (arguments.algorithm, arguments.collective, arguments.ranks)
-    if arguments.whole and not arguments.protocol:
+    named = (args.algorithm, args.collective, args.ranks)
+    if args.whole and not args.protocol:
         root.error("verify: --whole belongs to --protocol")
-    if arguments.protocol:
-        if arguments.file is not None or (*named, arguments.root) != (None,) * 4:
+    if args.protocol:
+        if args.file is not None or (*named, args.root) != (None,) * 4:
             root.error("verify: --protocol stands alone: without it, a plan's own servers are explored")
         return
-    if arguments.file is None and None in named:
+    if args.file is None and None in named:
         root.error("verify: give a plan or a schedule, or --algorithm, --collective and --ranks")
-    if arguments.file is not None and (*named, arguments.root) != (None,) * 4:
+    if args.file is not None and (*named, args.root) != (None,) * 4:
         root.error("verify: give a file or --algorithm, not both")
 
 
-def _simulate(verbs: Any) -> None:
-    verb = _verb(
-        verbs,
-        "simulate",
-        "say how long a plan takes on a topology, and why",
-        "json",
-        more="The topology is that of --topology; FILE may also be a saved schedule.",
-    )
-    _simulated(verb)
-    verb.add_argument(
-        "--step-seconds",
-        type=_duration,
-        metavar="TIME",
-        help="what a training step takes without communication, such as 120ms: for elastic averaging's share",
-    )
-    verb.add_argument("--trace", metavar="OUT.json", help="write a trace that Perfetto opens")
-    _binding(verb)
-
-
-def _simulated(verb: argparse.ArgumentParser) -> None:
+def _simulated(verb: Any) -> None:
     """What is simulated, and what is known of its costs."""
     verb.add_argument("file", metavar="FILE", help="a .plan file or a saved schedule, or - for stdin")
-    verb.add_argument(
-        "--ranks", type=_count, metavar="N", help="as many ranks: the first axis of the plan is resized"
-    )
-    _repeatable(
-        verb,
-        "--cost",
-        _seconds,
-        "NAME=TIME",
-        "what one call of a function or one read of a source takes, such as decode=3ms (repeatable)",
-    )
-
-
-def _report(verbs: Any) -> None:
-    verb = _verb(
-        verbs,
-        "report",
-        "show a plan on one HTML page: its graph, timeline, choices, proofs and links",
-        "json",
-        more="The page stands alone and needs no network. Times and links need --topology.",
-    )
-    _simulated(verb)
-    verb.add_argument("-o", "--output", metavar="OUT.html", required=True, help="write the page here")
-    verb.add_argument(
-        "--trace",
-        metavar="RUN.json",
-        help="what a run recorded, in Chrome's trace format: shown below the predicted timeline",
-    )
+    _flag(verb, "--ranks", "N", "as many ranks: the first axis of the plan is resized", _count)
+    cost = "what one call of a function or one read of a source takes, such as decode=3ms (repeatable)"
+    _repeatable(verb, "--cost", "NAME=TIME", cost, _seconds)
     _binding(verb)
 
 
-def _calibrate(verbs: Any) -> None:
-    verb = _verb(
-        verbs,
-        "calibrate",
-        "measure what messages and collectives, or the input of a plan, cost on this machine",
-        "json",
-        more="Start it like the training: under mpirun, or in every process of a JAX job. With a plan and its"
-        " sources the input is measured instead, in one process. What OUT holds of the other kind stays.",
-    )
+def _report(verb: Any) -> None:
+    _simulated(verb)
+    _flag(verb, "--trace", "RUN.json", "a recorded run in Chrome's trace format, shown below the prediction")
+    verb.add_argument("-o", "--output", metavar="OUT.html", required=True, help="write the page here")
+
+
+def _simulate(verb: Any) -> None:
+    _simulated(verb)
+    step = "what a training step takes without communication, such as 120ms: for elastic averaging's share"
+    _flag(verb, "--step-seconds", "TIME", step, _duration)
+    _flag(verb, "--trace", "OUT.json", "write a trace that Perfetto opens")
+
+
+def _calibrate(verb: Any) -> None:
     verb.add_argument("file", nargs="?", metavar="FILE", help="the plan whose input is measured")
     verb.add_argument("-o", "--output", metavar="OUT", required=True, help="write NAME.calibration.toml here")
-    verb.add_argument(
-        "--topology", metavar="T.toml", help="the machine, as levels (default: hosts and ranks)"
-    )
+    _flag(verb, "--topology", "T.toml", "the machine, as levels (default: hosts and ranks)")
     verb.add_argument("--backend", choices=BACKENDS, help="default: mpi under mpirun, else jax")
-    verb.add_argument("--devices", type=_count, metavar="N", help="CPU devices of one JAX process")
-    verb.add_argument(
-        "--largest",
-        type=_nbytes,
-        default=64 * 2**20,
-        metavar="SIZE",
-        help="the largest buffer (default: 64MiB)",
-    )
-    verb.add_argument(
-        "--seconds",
-        type=_count,
-        metavar="N",
-        help="about how long to measure (default: 120, and 20 for the input)",
-    )
+    _flag(verb, "--devices", "N", "CPU devices of one JAX process", _count)
+    _flag(verb, "--largest", "SIZE", "the largest buffer (default: 64MiB)", _nbytes, 64 * 2**20)
+    _flag(verb, "--seconds", "N", "about how long to measure (default: 120, and 20 for the input)", _count)
     given = verb.add_argument_group("the input of a plan")
-    _repeatable(
-        given,
-        "--source",
-        _pair,
-        "NAME=PATH",
-        "a source: a folder (its files are the records) or a .npy file (repeatable)",
-    )
+    source = "a source: a folder (its files are the records) or a .npy file (repeatable)"
+    _repeatable(given, "--source", "NAME=PATH", source, _pair)
     _functions(given, "a host function of the plan (repeatable)")
-    _repeatable(
-        given, "--axis", _size, "NAME=N", "the size of an axis that the batch is split along (repeatable)"
-    )
+    axis = "the size of an axis that the batch is split along (repeatable)"
+    _repeatable(given, "--axis", "NAME=N", axis, _size)
     step = given.add_mutually_exclusive_group()
-    step.add_argument(
-        "--consumer",
-        metavar="MODULE:FUNCTION",
-        help="a jitted step: it is called with one batch of a member, {name: array}, and timed",
-    )
-    step.add_argument(
-        "--step-seconds",
-        type=_duration,
-        metavar="TIME",
-        help="what a step takes without its input, such as 12ms, where it is known",
-    )
+    consumer = "a jitted step: it is called with one batch of a member, {name: array}, and timed"
+    _flag(step, "--consumer", "MODULE:FUNCTION", consumer)
+    seconds = "what a step takes without its input, such as 12ms, where it is known"
+    _flag(step, "--step-seconds", "TIME", seconds, _duration)
 
 
-def _run(verbs: Any) -> None:
-    verb = _verb(
-        verbs,
-        "run",
-        "rehearse a plan on real input, on CPUs",
-        "json",
-        more="Inputs and states are filled with random numbers of their shapes. Under mpirun every rank has a"
-        " process of its own, and the first one reports for all.",
-    )
+def _run(verb: Any) -> None:
     verb.add_argument("file", metavar="FILE", help=_PLAN)
-    _repeatable(
-        verb,
-        "--source",
-        _pair,
-        "NAME=PATH",
-        "a source: a folder (its files are the records) or a .npy file (its rows are; repeatable)",
-    )
+    source = "a source: a folder (its files are the records) or a .npy file (its rows are; repeatable)"
+    _repeatable(verb, "--source", "NAME=PATH", source, _pair)
     _functions(verb, "a function of the plan (repeatable)")
-    verb.add_argument("--steps", type=_count, default=10, metavar="N", help="steps to run (default: 10)")
-    verb.add_argument("--seed", type=int, default=0, metavar="N", help="of the random inputs (default: 0)")
-    verb.add_argument(
-        "--metrics",
-        metavar="FILE",
-        help="keep what the input costs here, in the text format of Prometheus: `{rank}` is the rank",
-    )
+    _flag(verb, "--steps", "N", "steps to run (default: 10)", _count, 10)
+    _flag(verb, "--seed", "N", "of the random inputs (default: 0)", int, 0)
+    metrics = "keep what the input costs here, in the text format of Prometheus: `{rank}` is the rank"
+    _flag(verb, "--metrics", "FILE", metrics)
     _binding(verb)
 
 
-def _functions(verb: Any, summary: str) -> None:
-    _repeatable(verb, "--fn", _pair, "NAME=MODULE:FUNCTION", summary)
+def _functions(group: Any, summary: str) -> None:
+    _repeatable(group, "--fn", "NAME=MODULE:FUNCTION", summary, _pair)
 
 
-def _new(verbs: Any) -> None:
-    verb = _verb(
-        verbs,
-        "new",
-        "begin a plan and a training program from a template",
-        "json",
-        more="Without a template, lists them. Nothing is ever overwritten.",
-    )
+def _new(verb: Any) -> None:
     verb.add_argument("template", nargs="?", metavar="TEMPLATE", help="the name of a template")
-    verb.add_argument("--into", default=".", metavar="DIR", help="where to write (default: here)")
+    _flag(verb, "--into", "DIR", "where to write (default: here)", default=".")
 
 
-def _completion(verbs: Any) -> None:
-    verb = _verb(
-        verbs,
-        "completion",
-        "print completions for a shell",
-        more='For bash: eval "$(commplan completion bash)".',
-    )
+def _completion(verb: Any) -> None:
     verb.add_argument("shell", choices=SHELLS)
+
+
+_JSON = ("json",)
+# Of each verb its summary, what else its help says, the formats besides `human`, and what adds its arguments.
+_VERBS: dict[str, tuple[str, str, tuple[str, ...], Callable[[Any], None]]] = {
+    "check": ("report what is wrong with plans", "", ("concise", "json", "github", "sarif"), _files),
+    "fmt": (
+        "rewrite plans in their one layout",
+        "Files are rewritten in place; - reads stdin and writes stdout.",
+        _JSON,
+        _fmt,
+    ),
+    "compile": ("compile a plan to a schedule", "", _JSON, _compile),
+    "explain": ("say what a plan became and why, or what an error code means", "", _JSON, _explain),
+    "verify": (
+        "prove that collectives do what they promise and no rank waits for ever",
+        "Proves a plan, a saved schedule, or one algorithm; gives counter-examples.",
+        _JSON,
+        _verify,
+    ),
+    "simulate": (
+        "say how long a plan takes on a topology, and why",
+        "The topology is that of --topology; FILE may also be a saved schedule.",
+        _JSON,
+        _simulate,
+    ),
+    "report": (
+        "show a plan on one HTML page: its graph, timeline, choices, proofs and links",
+        "The page stands alone and needs no network. Times and links need --topology.",
+        _JSON,
+        _report,
+    ),
+    "calibrate": (
+        "measure what messages and collectives, or the input of a plan, cost on this machine",
+        (
+            "Start it like the training: under mpirun, or in every process of a JAX job. With a plan and its"
+            " sources the input is measured instead, in one process. What OUT holds of the other kind stays."
+        ),
+        _JSON,
+        _calibrate,
+    ),
+    "run": (
+        "rehearse a plan on real input, on CPUs",
+        (
+            "Inputs and states are filled with random numbers of their shapes. Under mpirun every rank has a"
+            " process of its own, and the first one reports for all."
+        ),
+        _JSON,
+        _run,
+    ),
+    "passes": ("list the compiler's passes and their options", "", _JSON, lambda verb: None),
+    "new": (
+        "begin a plan and a training program from a template",
+        "Without a template, lists them. Nothing is ever overwritten.",
+        _JSON,
+        _new,
+    ),
+    "completion": (
+        "print completions for a shell",
+        'For bash: eval "$(commplan completion bash)".',
+        (),
+        _completion,
+    ),
+}
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -7,7 +7,7 @@ from argparse import Namespace
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import msgspec
+from msgspec.structs import replace
 
 from commplan import dsl
 from commplan.cli.console import Console, name_of
@@ -43,7 +43,7 @@ def checked(path: str, console: Console) -> Plan:
 
 def compiled(
     path: str,
-    arguments: Namespace,
+    args: Namespace,
     console: Console,
     observer: Observer | None = None,
     adapt: Callable[[Plan], Plan] | None = None,
@@ -54,24 +54,24 @@ def compiled(
     """
     plan = checked(path, console)
     plan = adapt(plan) if adapt else plan
-    shapes = read_shapes(arguments.shapes, console) if arguments.shapes else {}
+    shapes = read_shapes(args.shapes, console) if args.shapes else {}
+    sizes, mapping = _once(args.axis, "--axis"), _once(args.map, "--map") or None
+    leaves = {name: shapes_of(tree) for name, tree in shapes.items()}
+    names = ("topology", "oversubscribe", "backend", "calibration")
+    flags = {name: getattr(args, name) for name in names}
     schedule = compile_plan(
-        plan,
-        _once(arguments.axis, "--axis"),
-        {name: shapes_of(tree) for name, tree in shapes.items()},
-        topology=arguments.topology,
-        mapping=_once(arguments.map, "--map") or None,
-        pipeline=arguments.passes,
-        observer=observer,
-        oversubscribe=arguments.oversubscribe,
-        backend=arguments.backend,
-        calibration=arguments.calibration,
+        plan, sizes, leaves, mapping=mapping, pipeline=args.passes, observer=observer, **flags
     )
     check_complete(schedule)
+    note_levels(schedule, console)
+    return Compiled(plan, schedule, shapes)
+
+
+def note_levels(schedule: Schedule, console: Console) -> None:
+    """Say on which levels of the topology each axis lies."""
     for axis in schedule.axes:
         if axis.levels:
             console.note(f"{axis.kind} {axis.name} = {axis.size} on {levels_text(axis)}")
-    return Compiled(plan, schedule, shapes)
 
 
 def read_shapes(path: str, console: Console) -> dict[str, Any]:
@@ -80,18 +80,14 @@ def read_shapes(path: str, console: Console) -> dict[str, Any]:
     try:
         shapes = json.loads(text, object_pairs_hook=_unique)
     except CommplanError as error:
-        raise CommplanError(*(msgspec.structs.replace(d, file=path) for d in error.diagnostics)) from None
+        raise CommplanError(*(replace(d, file=path) for d in error.diagnostics)) from None
     except ValueError as error:
         fail("CP1103", f"the shapes are not JSON: {error}", file=path)
     except RecursionError:
         fail("CP1103", "the shapes are nested too deep", "trees this deep cannot be read", file=path)
     if not isinstance(shapes, dict):
-        fail(
-            "CP1103",
-            f"the shapes are a JSON {_json_kind(shapes)}: expected an object",
-            'such as {"params": {"w": {"shape": [3, 4], "dtype": "f32"}}}',
-            file=path,
-        )
+        message = f"the shapes are a JSON {_json_kind(shapes)}: expected an object"
+        fail("CP1103", message, 'such as {"params": {"w": {"shape": [3, 4], "dtype": "f32"}}}', file=path)
     return {str(name): tree for name, tree in shapes.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
 
 
@@ -106,14 +102,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _json_kind(value: object) -> str:
-    names: dict[type[Any], str] = {
-        list: "array",
-        str: "string",
-        bool: "boolean",
-        int: "number",
-        float: "number",
-    }
-    return names.get(type(value), "null")
+    names = {"list": "array", "str": "string", "bool": "boolean", "int": "number", "float": "number"}
+    return names.get(type(value).__name__, "null")
 
 
 def _once(pairs: Sequence[tuple[str, Any]], flag: str) -> dict[str, Any]:

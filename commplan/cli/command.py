@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import IO
@@ -21,12 +21,18 @@ def run(argv: Sequence[str] | None = None) -> int:
     """Run the command with `argv` (default: the process's arguments) and return its exit code."""
     _print_anything()
     try:
-        arguments = parse(sys.argv[1:] if argv is None else argv)
-    except SystemExit as leaving:  # argparse has said why, or printed the help
-        return _left(leaving.code if isinstance(leaving.code, int) else FAILURE)
-    console = Console(arguments.color, arguments.format)
+        args = parse(sys.argv[1:] if argv is None else argv)
+    except SystemExit as leaving:  # argparse has said why, or printed the help: more than stdout may take
+        code = leaving.code if isinstance(leaving.code, int) else FAILURE
+        return _finished(lambda console: code, Console())
+    verb = import_module(f"commplan.cli.{args.verb}")
+    return _finished(lambda console: verb.run(args, console), Console(args.color, args.format))
+
+
+def _finished(work: Callable[[Console], int], console: Console) -> int:
+    """The exit code of `work`, or of what keeps it or its output from its end."""
     try:
-        code = _verb(arguments.verb, arguments, console)
+        code = work(console)
         console.flush()
     except CommplanError as error:
         return _refused(error, console)
@@ -35,21 +41,6 @@ def run(argv: Sequence[str] | None = None) -> int:
     except Exception as error:  # noqa: BLE001  the last line of defence: say it, never show a user a traceback
         return _internal(error, console)
     return code
-
-
-def _left(code: int) -> int:
-    """The exit code after argparse has had its say, which may be more than stdout takes."""
-    try:
-        Console().flush()
-    except BrokenPipeError:
-        return _reader_gone()
-    except CommplanError as error:
-        return _refused(error, Console())
-    return code
-
-
-def _verb(name: str, arguments: object, console: Console) -> int:
-    return int(import_module(f"commplan.cli.{name}").run(arguments, console))
 
 
 def _refused(error: CommplanError, console: Console) -> int:
@@ -66,13 +57,13 @@ def _refused(error: CommplanError, console: Console) -> int:
 
 
 def _reader_gone() -> int:
-    """Whoever read our output has left. Nothing more is written, at exit neither."""
+    """The reader of our output has closed it: write nothing more, not even at exit."""
     _silence(sys.stdout, sys.stderr)
     return BROKEN_PIPE
 
 
 def _silence(*streams: IO[str]) -> None:
-    """Let nothing more be written to these streams, at exit neither."""
+    """Discard what is still written to these streams, also at exit."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in streams:
         try:
@@ -95,11 +86,9 @@ def _internal(error: Exception, console: Console) -> int:
 
 def _print_anything() -> None:
     """File names and plans may hold characters that the terminal's encoding lacks; streams may be closed."""
-    if sys.stdout is None:  # pyright: ignore[reportUnnecessaryComparison]
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
-    if sys.stderr is None:  # pyright: ignore[reportUnnecessaryComparison]
-        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
-    for stream in (sys.stdout, sys.stderr):
-        reconfigure = getattr(stream, "reconfigure", None)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123
+        reconfigure = getattr(getattr(sys, name), "reconfigure", None)
         if reconfigure:
             reconfigure(errors="backslashreplace")

@@ -1,17 +1,18 @@
-"""What the command writes where: artefacts to stdout, messages to stderr, files as asked."""
+"""The command's output: artefacts to stdout, messages to stderr, files where the flags say."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, get_args
 
 from commplan import io
 from commplan.diagnostics import CommplanError, Diagnostic, Note, Span, fail
+from commplan.dsl.lexer import end_of
 from commplan.render import Style
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class Console:
         self.put(printed(draw, width, color=self.color(sys.stdout)))
 
     def flush(self) -> None:
-        """See that all of stdout is written. Raises CP1101 like `put`."""
+        """Flush stdout. Raises CP1101 like `put`."""
         with _stdout():
             sys.stdout.flush()
 
@@ -82,6 +83,15 @@ class Console:
         write = _to_stderr if self.human else self.put
         write(render(diagnostics, self.texts, self.style, self.human and self.color(sys.stderr)))
 
+    def conclude(self, diagnostics: Sequence[Diagnostic], text: Callable[[], str], **fields: Any) -> int:
+        """Write the outcome of a run, for people what is wrong or else `text`; 1 where something is wrong."""
+        if not self.human:
+            self.document(diagnostics, **fields)
+        else:
+            self.report(diagnostics)
+            self.put("" if diagnostics else text())
+        return int(bool(diagnostics))
+
     def refuse(self, diagnostics: Sequence[Diagnostic]) -> None:
         """Diagnostics that ended the run; in JSON they are its document."""
         if self.style in get_args(Style) and self.style != "json":
@@ -94,7 +104,7 @@ class Console:
 
         Raises CP0001 where it cannot be read or is larger than 64 MiB, and CP0002 where it is not UTF-8.
         """
-        name = "<stdin>" if path == STDIN else path
+        name = name_of(path)
         if path == STDIN and name in self.texts:  # it can be read once only
             return self.texts[name]
         try:
@@ -124,7 +134,7 @@ class Console:
 
 
 def _to_stderr(text: str) -> None:
-    """Write to stderr; a full disk under it leaves nobody to tell."""
+    """Write to stderr; a full disk under it is ignored, as there is nowhere left to report it."""
     try:
         sys.stderr.write(text)
     except BrokenPipeError:
@@ -133,7 +143,7 @@ def _to_stderr(text: str) -> None:
         return
 
 
-@contextlib.contextmanager
+@contextmanager
 def _stdout() -> Generator[None]:
     try:
         yield
@@ -152,19 +162,31 @@ def printed(draw: Callable[[Rich], object], width: int, *, color: bool) -> str:
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
+def fold_table(*titles: str) -> Any:
+    """A table without lines, for rich, whose columns fold long text."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for title in titles:
+        table.add_column(title, overflow="fold")
+    return table
+
+
+def in_bytes(nbytes: float, form: str) -> str:
+    """`12.5 MiB`: a number of bytes in the largest unit that it has one of, formatted as `form` says."""
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if nbytes >= scale:
+            return f"{nbytes / scale:{form}} {unit}"
+    return f"{nbytes:.4g} B"
+
+
 def name_of(path: str) -> str:
     """The name under which diagnostics speak of a file given as `path`."""
     return "<stdin>" if path == STDIN else path
 
 
 def _not_utf8(data: bytes, start: int, name: str) -> Diagnostic:
-    before = data[:start].decode("utf-8")
-    line = 1 + before.count("\n") + before.count("\r") - before.count("\r\n")
-    column = len(before) - max(before.rfind("\n"), before.rfind("\r"))
-    return Diagnostic(
-        "CP0002",
-        f"this is not UTF-8 text: byte 0x{data[start]:02x} at offset {start}",
-        Span(line, column, line, column + 1),
-        (Note("a plan is text in UTF-8; save it in that encoding"),),
-        file=name,
-    )
+    line, column = end_of(data[:start].decode("utf-8"))
+    message = f"this is not UTF-8 text: byte 0x{data[start]:02x} at offset {start}"
+    notes = (Note("a plan is text in UTF-8; save it in that encoding"),)
+    return Diagnostic("CP0002", message, Span(line, column, line, column + 1), notes, file=name)

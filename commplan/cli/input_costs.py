@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from argparse import Namespace
 from collections.abc import Sequence
@@ -10,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from commplan.cli.binding import checked
 from commplan.cli.console import RANKS, STDIN, Console
 from commplan.cli.jax_side import differences, function_at, source_at, user_code
+from commplan.cli.verb_calibrate import need
 from commplan.cost.calibration import Calibration, load_calibration, only_input, write_calibration
-from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
+from commplan.diagnostics import Diagnostic, Note, fail, fail_if
 from commplan.input.measured_costs import InputCosts, merged
 from commplan.ir.plan import Plan
 from commplan.ir.types import sized, timed
@@ -23,7 +24,7 @@ from commplan.ir.types import sized, timed
 SECONDS = 20  # about how long the input is measured
 
 
-def run(arguments: Namespace, console: Console) -> int:
+def run(args: Namespace, console: Console) -> int:
     """Measure, put the result into the file, and say what it is.
 
     Raises CP0770 for a call without plan or source, CP0751 for a file that is there and cannot be read,
@@ -31,22 +32,18 @@ def run(arguments: Namespace, console: Console) -> int:
     """
     if any(os.environ.get(name, "0") != "0" for name in RANKS):
         return 0  # one measures for all
-    if arguments.file is None or not arguments.source:
-        fail(
-            "CP0770",
-            "the input of a plan is measured with the plan and its sources",
-            "commplan calibrate PLAN --source NAME=PATH --fn NAME=MODULE:FUNCTION -o OUT",
-        )
-    exists = arguments.output != STDIN and Path(arguments.output).exists()
-    old = (
-        load_calibration(arguments.output) if exists else None
-    )  # its links stay: CP0751 rather than lose them
-    plan = checked(arguments.file, console)
-    measured = _measured(plan, arguments, console)
+    if args.file is None or not args.source:
+        message = "the input of a plan is measured with the plan and its sources"
+        fail("CP0770", message, "commplan calibrate PLAN --source NAME=PATH --fn NAME=MODULE:FUNCTION -o OUT")
+    exists = args.output != STDIN and Path(args.output).exists()
+    # Its links stay: CP0751 rather than lose them.
+    old = load_calibration(args.output) if exists else None
+    plan = checked(args.file, console)
+    measured = _measured(plan, args, console)
     calibration = only_input(measured.date, measured)
     if old is not None:
-        calibration = msgspec.structs.replace(old, input=merged(old.input, measured))
-    deliver(calibration, lines(measured), arguments.output, console)
+        calibration = replace(old, input=merged(old.input, measured))
+    deliver(calibration, lines(measured), args.output, console)
     return 0
 
 
@@ -62,19 +59,18 @@ def deliver(calibration: Calibration, lines: Sequence[str], output: str, console
 
 
 @user_code()
-def _measured(plan: Plan, arguments: Namespace, console: Console) -> InputCosts:
-    if importlib.util.find_spec("jax") is None:
-        fail("CP1111", "this needs jax, which is not installed", "pip install 'commplan[jax]'")
+def _measured(plan: Plan, args: Namespace, console: Console) -> InputCosts:
+    need("jax", "'commplan[jax]'")
     from commplan.runtime.calibrate.input import Given, calibrate_input, needed
 
-    functions = {name: function_at(name, where) for name, where in arguments.fn}
-    sources = {name: source_at(name, path) for name, path in arguments.source}
-    given = Given(plan, sources, functions, dict(arguments.axis))
-    consumer = function_at("consumer", arguments.consumer) if arguments.consumer else None
+    functions = {name: function_at(name, where) for name, where in args.fn}
+    sources = {name: source_at(name, path) for name, path in args.source}
+    given = Given(plan, sources, functions, dict(args.axis))
+    consumer = function_at("consumer", args.consumer) if args.consumer else None
     _check(given.plan, *needed(given), sources, functions)
-    seconds = arguments.seconds or SECONDS
+    seconds = args.seconds or SECONDS
     console.note(f"measuring {', '.join((*sources, *functions))}, about {seconds} seconds")
-    return calibrate_input(given, seconds=seconds, consumer=consumer, step_seconds=arguments.step_seconds)
+    return calibrate_input(given, seconds=seconds, consumer=consumer, step_seconds=args.step_seconds)
 
 
 def _check(
@@ -89,8 +85,7 @@ def _check(
         for fn in plan.fns
         if fn.name in functions and fn.where == "device"
     ]
-    if wrong:
-        raise CommplanError(*wrong)
+    fail_if(wrong)
 
 
 _DEVICE = "what it costs is a part of the step: give --consumer or --step-seconds"

@@ -11,12 +11,13 @@ import sys
 import traceback
 from argparse import Namespace
 from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from commplan.cli.binding import Compiled
 from commplan.cli.console import Console
-from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
+from commplan.diagnostics import Diagnostic, Note, fail, fail_if
 from commplan.ir import schedule as ir
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 MOST_RANKS = 256
 
 
-@contextlib.contextmanager
+@contextmanager
 def user_code() -> Generator[None]:
     """Around calls of users' functions: what they print goes to stderr, since stdout has the artefact.
 
@@ -37,23 +38,20 @@ def user_code() -> Generator[None]:
             yield
     except SystemExit as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
-        fail(
-            "CP1112",
-            f"a function left the command with SystemExit: {error.code}",
-            f'raised at line {last.lineno} of "{last.filename}", in {last.name}',
-            "a function returns what its line declares, or raises an error that says why it cannot",
-        )
+        message = f"a function left the command with SystemExit: {error.code}"
+        note = "a function returns what its line declares, or raises an error that says why it cannot"
+        fail("CP1112", message, f'raised at line {last.lineno} of "{last.filename}", in {last.name}', note)
 
 
 @user_code()
-def bind(done: Compiled, arguments: Namespace, *, sources: bool, world: World | None = None) -> Run:
+def bind(done: Compiled, args: Namespace, *, sources: bool, world: World | None = None) -> Run:
     """A run of the compiled plan on CPU devices, one per rank, or on the ranks of `world`.
 
     `sources`: whether its data is needed too. Raises CP1107 for too many ranks or no JAX, CP1108 for
     functions and sources that are not given, CP1109 for functions that cannot be found, CP1110 for data.
     """
-    functions = {name: function_at(name, where) for name, where in arguments.fn}
-    data = {name: source_at(name, path) for name, path in arguments.source} if sources else {}
+    functions = {name: function_at(name, where) for name, where in args.fn}
+    data = {name: source_at(name, path) for name, path in args.source} if sources else {}
     _check_given(done.schedule, functions, data if sources else None)
     if world is not None:
         world.agree()
@@ -64,28 +62,25 @@ def bind(done: Compiled, arguments: Namespace, *, sources: bool, world: World | 
 
     mesh = mesh_for(done.schedule) if world is None else world.comm
     program = Program(done.schedule, done.shapes)
-    return program.bind(mesh, sources=data, functions=functions, seed=getattr(arguments, "seed", 0))
+    return program.bind(mesh, sources=data, functions=functions, seed=getattr(args, "seed", 0))
 
 
 @user_code()
-def program_text(done: Compiled, arguments: Namespace, console: Console) -> str:
+def program_text(done: Compiled, args: Namespace, console: Console) -> str:
     """The lowered phases, for --emit jaxpr and hlo."""
-    run = bind(done, arguments, sources=False)
+    run = bind(done, args, sources=False)
     from commplan.runtime.rehearse import rehearse
 
     console.note(f"lowering {len(run.phases)} phases for this machine's CPUs")
-    return rehearse.program_text(run, arguments.emit)
+    return rehearse.program_text(run, args.emit)
 
 
 def _use_cpus(schedule: ir.Schedule) -> None:
     """Ask JAX for as many CPU devices as there are ranks, before it is imported."""
     ranks = math.prod(schedule.mesh_sizes.values())
     if ranks > MOST_RANKS:
-        fail(
-            "CP1107",
-            f"the plan has {ranks} ranks: one machine plays at most {MOST_RANKS}",
-            "declare an axis `?` and give it a smaller size here with --axis NAME=N",
-        )
+        message = f"the plan has {ranks} ranks: one machine plays at most {MOST_RANKS}"
+        fail("CP1107", message, "declare an axis `?` and give it a smaller size here with --axis NAME=N")
     if importlib.util.find_spec("jax") is None:
         fail("CP1107", "this needs JAX, which is not installed", "pip install 'commplan[jax]'")
     if "jax" not in sys.modules:
@@ -104,8 +99,7 @@ def _check_given(schedule: ir.Schedule, functions: dict[str, Any], data: dict[st
     )
     if data is not None:
         wrong += differences("source", "--source {}=DIR", read, [s.name for s in schedule.sources], data)
-    if wrong:
-        raise CommplanError(*wrong)
+    fail_if(wrong)
 
 
 def differences(

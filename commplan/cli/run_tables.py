@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec.structs import replace
+
+from commplan.diagnostics import plural
+from commplan.ir.assemble import assemble
+from commplan.ir.types import sized
 
 if TYPE_CHECKING:
     from rich.console import Console as Rich
@@ -16,9 +21,6 @@ if TYPE_CHECKING:
     from commplan.explain.report import Line
     from commplan.runtime.input.accounting import LineUsage, Queue, Slow, Summary
     from commplan.runtime.rehearse.rehearse import PhaseTimes, ServerWork
-
-
-Cost = TypeVar("Cost", bound=msgspec.Struct)
 
 
 class LineCost(msgspec.Struct, frozen=True):
@@ -79,20 +81,13 @@ def costs_of(done: Compiled, times: Sequence[Sequence[PhaseTimes]]) -> list[Phas
         first, phase = same[0], explained[same[0].name]
         inputs = [summary.input for summary in same if summary.input is not None]
         usage = by_line(merged(inputs).lines if inputs else ())
-        waited = max(inputs, key=lambda one: one.wait_s, default=None)
-        costs.append(
-            PhaseCost(
-                first.name,
-                phase.title,
-                first.calls,
-                _most(one.first_s for one in same),
-                _most(one.call_s for one in same),
-                waited.batches if waited else 0,
-                waited.wait_s if waited else 0.0,
-                tuple(_line(line, usage.get(line.line), first.calls) for line in phase.lines),
-                tuple(_rank(one) for one in inputs),
-            )
-        )
+        waited = max(inputs, key=lambda cost: cost.wait_s, default=None)
+        batches, wait_s = (waited.batches, waited.wait_s) if waited else (0, 0.0)
+        first_s, call_s = (_most(getattr(cost, name) for cost in same) for name in ("first_s", "call_s"))
+        lines = tuple(_line(line, usage.get(line.line), first.calls) for line in phase.lines)
+        named = (first.name, phase.title, first.calls)
+        ranks = tuple(map(_rank, inputs))
+        costs.append(PhaseCost(*named, first_s, call_s, batches, wait_s, lines, ranks))
     return costs
 
 
@@ -106,7 +101,7 @@ def by_line(lines: Iterable[LineUsage]) -> dict[int, LineUsage]:
     for usage in lines:
         before = usage_by_line.setdefault(usage.span.line, usage)
         if before is not usage:
-            usage_by_line[usage.span.line] = msgspec.structs.replace(
+            usage_by_line[usage.span.line] = replace(
                 added(before, usage),
                 records=max(before.records, usage.records),
                 nbytes=max(before.nbytes, usage.nbytes),
@@ -120,27 +115,19 @@ def _most(seconds: Iterable[float | None]) -> float | None:
 
 def _rank(summary: Summary) -> RankCost:
     lines = tuple(_used(line.span.line, line.what, line) for line in summary.lines)
-    return _copied(RankCost, summary, lines=lines)
+    return assemble(RankCost, summary, lines=lines)
 
 
 def _line(line: Line, usage: LineUsage | None, calls: int) -> LineCost:
     once = sum(entry.nbytes for entry in line.traffic) + line.sent
     sent = once * calls if line.traffic or line.sent else None
-    return (
-        LineCost(line.line, line.stage, sent=sent)
-        if usage is None
-        else _used(line.line, line.stage, usage, sent)
-    )
+    if usage is None:
+        return LineCost(line.line, line.stage, sent=sent)
+    return _used(line.line, line.stage, usage, sent)
 
 
 def _used(line: int, stage: str, usage: LineUsage, sent: int | None = None) -> LineCost:
-    return _copied(LineCost, usage, line=line, stage=stage, sent=sent)
-
-
-def _copied(kind: type[Cost], usage: object, **more: Any) -> Cost:
-    """A `kind` with what `usage` has under the same names, and `more`."""
-    fields = (field for field in kind.__struct_fields__ if field not in more)
-    return kind(**{field: getattr(usage, field) for field in fields}, **more)
+    return assemble(LineCost, usage, line=line, stage=stage, sent=sent)
 
 
 # --- for people ---
@@ -172,16 +159,30 @@ def _table(titles: Iterable[str], wide: str = "") -> Table:
     return table
 
 
+# Of each field its title, and how its value is written.
+_COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "records": ("records", str),
+    "skipped": ("skipped", str),
+    "user_s": ("user s", "{:.3f}".format),
+    "system_s": ("system s", "{:.3f}".format),
+    "nbytes": ("bytes", sized),
+    "wait_s": ("waited s", "{:.3f}".format),
+    "sent": ("sent by a rank", sized),
+}
+
+
 def _phase(screen: Rich, cost: PhaseCost) -> None:
     from rich.text import Text
 
     screen.print(f"\n{_headline(cost)}", markup=False)
-    skips = any(line.skipped for line in cost.lines)
-    skipped = ["skipped"] if skips else []
-    measured = ("records", *skipped, "user s", "system s", "bytes", "waited s", "sent by a rank")
-    table = _table(("line", "stage", *measured), "stage")
+    shown = dict(_COLUMNS)
+    if not any(line.skipped for line in cost.lines):
+        del shown["skipped"]
+    table = _table(("line", "stage", *(title for title, _ in shown.values())), "stage")
     for line in cost.lines:
-        table.add_row(str(line.line), Text(line.stage), *_cells(line, skips))
+        cells = ((getattr(line, name), text) for name, (_, text) in shown.items())
+        written = ("" if value is None else text(value) for value, text in cells)
+        table.add_row(str(line.line), Text(line.stage), *written)
     if cost.lines:
         screen.print(table)
     if len(cost.ranks) > 1:
@@ -203,19 +204,12 @@ def _beside(servers: Sequence[ServerWork]) -> str:
 def _serving(screen: Rich, servers: Sequence[ServerWork]) -> None:
     from rich.text import Text
 
-    from commplan.ir.types import sized
-
     screen.print("\nservers")
     asked = ("requests", "in its memory", "received", "sent", "updates", "busy s", "waited s", "CPU s")
     table = _table(("rank", "server", *asked), "server")
     for server in servers:
-        counts = (
-            str(server.requests),
-            str(server.shared),
-            sized(server.nbytes),
-            sized(server.answered),
-            str(server.updates),
-        )
+        requests = (str(server.requests), str(server.shared))
+        counts = (*requests, sized(server.nbytes), sized(server.answered), str(server.updates))
         seconds = (server.busy_s, server.wait_s, server.cpu_s)
         table.add_row(str(server.rank), Text(server.name), *counts, *(f"{each:.3f}" for each in seconds))
     screen.print(table)
@@ -225,7 +219,7 @@ def _serving(screen: Rich, servers: Sequence[ServerWork]) -> None:
 
 
 def _headline(cost: PhaseCost) -> str:
-    parts = [f"{cost.title}: {cost.calls} call{'s' if cost.calls != 1 else ''}"]
+    parts = [f"{cost.title}: {plural(cost.calls, 'call')}"]
     if cost.first_s is not None:
         parts.append(f"first {cost.first_s:.3f} s with compilation")
     if cost.call_s is not None:
@@ -235,34 +229,15 @@ def _headline(cost: PhaseCost) -> str:
     return ", ".join(parts)
 
 
-def _cells(line: LineCost, skips: bool) -> list[str]:
-    from commplan.ir.types import sized
-
-    return [
-        "" if line.records is None else str(line.records),
-        *([("" if line.skipped is None else str(line.skipped))] if skips else []),
-        "" if line.user_s is None else f"{line.user_s:.3f}",
-        "" if line.system_s is None else f"{line.system_s:.3f}",
-        "" if line.nbytes is None else sized(line.nbytes),
-        "" if line.wait_s is None else f"{line.wait_s:.3f}",
-        "" if line.sent is None else sized(line.sent),
-    ]
-
-
 def _of_ranks(ranks: Sequence[RankCost]) -> Table:
     waited = ("waited for peers s", "waited for batches s")
     table = _table(("rank", "batches", "CPU s", *waited, "ready: mean", "least"))
     for summary in ranks:
         queue = summary.queue
-        table.add_row(
-            str(summary.rank),
-            str(summary.batches),
-            f"{summary.cpu_s:.3f}",
-            f"{sum(line.wait_s or 0.0 for line in summary.lines):.3f}",
-            f"{summary.wait_s:.3f}",
-            f"{queue.mean:.2f}" if queue else "",
-            str(queue.least) if queue else "",
-        )
+        ready = (f"{queue.mean:.2f}", str(queue.least)) if queue else ("", "")
+        seconds = (summary.cpu_s, sum(line.wait_s or 0.0 for line in summary.lines), summary.wait_s)
+        spent = (f"{each:.3f}" for each in seconds)
+        table.add_row(str(summary.rank), str(summary.batches), *spent, *ready)
     return table
 
 

@@ -93,16 +93,10 @@ class View:
                 key = (summary.phase, line.span.line, line.what)
                 records, cpu_s = self._before.get(key, (0, 0.0))
                 self._before[key] = (line.records, line.cpu_s)
-                table.add_row(
-                    str(line.span.line),
-                    Text(line.what + (f" ({line.skipped} skipped)" if line.skipped else "")),
-                    str(line.records),
-                    f"{(line.records - records) / passed:.0f}",
-                    f"{line.user_s:.2f}",
-                    f"{line.system_s:.2f}",
-                    f"{(line.cpu_s - cpu_s) / passed:.0%}",
-                    f"{line.wait_s:.2f}",
-                )
+                label = Text(line.what + (f" ({line.skipped} skipped)" if line.skipped else ""))
+                rate, share = (line.records - records) / passed, (line.cpu_s - cpu_s) / passed
+                spent = f"{line.user_s:.2f}", f"{line.system_s:.2f}", f"{share:.0%}", f"{line.wait_s:.2f}"
+                table.add_row(str(line.span.line), label, str(line.records), f"{rate:.0f}", *spent)
             parts += [table, Text(_state(summary))]
         return Group(*parts)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from commplan.diagnostics import CommplanError
+from commplan.diagnostics import fail_if
 
 if TYPE_CHECKING:
     from commplan.ir.schedule import Schedule
@@ -27,8 +27,7 @@ def read_saved(text: str, name: str, verify: Verifier) -> Schedule:
         return decode(text.encode(), name, verify)
     written, digest, schema = parse_saved(text.replace("\r\n", "\n"), name)
     schedule = retyped(written) if schema == OLD else written
-    if problems := verify(schedule):
-        raise CommplanError(*problems)
+    fail_if(verify(schedule))
     compare_digest(written, digest, name, schema)
     return schedule
 

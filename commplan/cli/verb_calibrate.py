@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
+from msgspec.structs import replace
 
 from commplan.cli.console import LAUNCHED, STDIN, Console
 from commplan.cost.calibration import Calibration, load_calibration
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 SECONDS = 120  # about how long links and collectives are measured
 
 
-def run(arguments: Namespace, console: Console) -> int:
+def run(args: Namespace, console: Console) -> int:
     """Measure with all ranks, or with a plan its input; the first rank writes the file.
 
     Raises CP0755, CP0756 and CP1111, and what `input_costs.run` does.
     """
-    if arguments.file is not None or arguments.source or arguments.fn:
+    if args.file is not None or args.source or args.fn:
         from commplan.cli import input_costs
 
-        return input_costs.run(arguments, console)
-    topology = load_topology(arguments.topology) if arguments.topology else None
-    backend = arguments.backend or ("mpi" if under_mpi(os.environ) else "jax")
-    fabric, first = _mpi() if backend == "mpi" else _jax(arguments.devices)
-    return _measure(fabric, first, topology, arguments, console)
+        return input_costs.run(args, console)
+    topology = load_topology(args.topology) if args.topology else None
+    backend = args.backend or ("mpi" if under_mpi(os.environ) else "jax")
+    fabric, first = _mpi() if backend == "mpi" else _jax(args.devices)
+    return _measure(fabric, first, topology, args, console)
 
 
 def under_mpi(environment: Mapping[str, str]) -> bool:
@@ -43,21 +43,21 @@ def under_mpi(environment: Mapping[str, str]) -> bool:
 
 
 def _measure(
-    fabric: Fabric, first: bool, topology: Topology | None, arguments: Namespace, console: Console
+    fabric: Fabric, first: bool, topology: Topology | None, args: Namespace, console: Console
 ) -> int:
     from commplan.runtime.calibrate.calibrate import calibrate
 
-    seconds = arguments.seconds or SECONDS
+    seconds = args.seconds or SECONDS
     if first:
         ranks = len(fabric.hosts)
         console.note(f"measuring {ranks} ranks on {len(set(fabric.hosts))} hosts, about {seconds} seconds")
-    calibration = calibrate(fabric, topology, seconds=seconds, largest=arguments.largest)
+    calibration = calibrate(fabric, topology, seconds=seconds, largest=args.largest)
     if not first:
         return 0
-    calibration = msgspec.structs.replace(calibration, input=_kept(arguments.output))
+    calibration = replace(calibration, input=_kept(args.output))
     from commplan.cli.input_costs import deliver
 
-    deliver(calibration, _lines(calibration), arguments.output, console)
+    deliver(calibration, _lines(calibration), args.output, console)
     return 0
 
 

@@ -9,14 +9,14 @@ from commplan.cli.console import Console, name_of
 from commplan.diagnostics import CommplanError, Diagnostic
 
 
-def run(arguments: Namespace, console: Console) -> int:
+def run(args: Namespace, console: Console) -> int:
     """Check every file; 1 if one has an error."""
     diagnostics: list[Diagnostic] = []
-    for path in arguments.files:
+    for path in args.files:
         diagnostics += _check(path, console)
     console.report(diagnostics)
     if not diagnostics:
-        count = len(arguments.files)
+        count = len(args.files)
         console.note(f"{count} plan{'s' if count > 1 else ''}, no problems")
     return int(bool(diagnostics))
 

@@ -14,23 +14,23 @@ from commplan.diagnostics import fail
 from commplan.passes.pipeline.manager import Observer, Record, both, dump_to
 
 
-def run(arguments: Namespace, console: Console) -> int:
+def run(args: Namespace, console: Console) -> int:
     """Compile, and write what --emit asks for to -o or stdout."""
-    if arguments.emit in ("plan", "dot", "mermaid"):
-        return _without_sizes(arguments, console)
+    if args.emit in ("plan", "dot", "mermaid"):
+        return _without_sizes(args, console)
     records: list[Record] = []
-    observer = both(records.append, _dump(arguments.dump_passes))
-    done = compiled(arguments.file, arguments, console, observer)
-    text = _artefact(done, arguments, console)
-    _say(records, arguments, console)
-    _deliver(text, arguments, console, **_facts(done, records))
+    observer = both(records.append, _dump(args.dump_passes))
+    done = compiled(args.file, args, console, observer)
+    text = _artefact(done, args, console)
+    _say(records, args, console)
+    _deliver(text, args, console, **_facts(done, records))
     return 0
 
 
-def _without_sizes(arguments: Namespace, console: Console) -> int:
+def _without_sizes(args: Namespace, console: Console) -> int:
     """What the plan graph alone shows: neither sizes nor shapes are needed."""
-    plan = checked(arguments.file, console)
-    match arguments.emit:
+    plan = checked(args.file, console)
+    match args.emit:
         case "dot":
             from commplan.explain.graph import dot
 
@@ -43,16 +43,16 @@ def _without_sizes(arguments: Namespace, console: Console) -> int:
             from commplan.ir.text import print_plan
 
             text = print_plan(plan)
-    _deliver(text, arguments, console, plan=plan.name)
+    _deliver(text, args, console, plan=plan.name)
     return 0
 
 
-def _artefact(done: Compiled, arguments: Namespace, console: Console) -> str:
-    if arguments.emit in ("jaxpr", "hlo"):
+def _artefact(done: Compiled, args: Namespace, console: Console) -> str:
+    if args.emit in ("jaxpr", "hlo"):
         from commplan.cli.jax_side import program_text
 
-        return program_text(done, arguments, console)
-    if _as_json(arguments, console):
+        return program_text(done, args, console)
+    if _as_json(args, console):
         from commplan.ir.serialization import encode
 
         return encode(done.schedule).decode()
@@ -61,13 +61,13 @@ def _artefact(done: Compiled, arguments: Namespace, console: Console) -> str:
     return print_saved(done.schedule)
 
 
-def _as_json(arguments: Namespace, console: Console) -> bool:
+def _as_json(args: Namespace, console: Console) -> bool:
     """A schedule is JSON in a file called so, and inside the JSON document; text elsewhere."""
-    return str(arguments.output or "").endswith(".json") or not console.human
+    return str(args.output or "").endswith(".json") or not console.human
 
 
-def _deliver(text: str, arguments: Namespace, console: Console, **facts: Any) -> None:
-    out = arguments.output
+def _deliver(text: str, args: Namespace, console: Console, **facts: Any) -> None:
+    out = args.output
     if out and out != STDIN:
         console.write(out, text.encode())
         console.note(f"wrote {out}")
@@ -77,8 +77,8 @@ def _deliver(text: str, arguments: Namespace, console: Console, **facts: Any) ->
         return
     inline: Any = None
     if not out or out == STDIN:
-        inline = msgspec.Raw(text.encode()) if arguments.emit == "schedule" else text
-    console.document(**facts, emit=arguments.emit, output=out if out != STDIN else None, artefact=inline)
+        inline = msgspec.Raw(text.encode()) if args.emit == "schedule" else text
+    console.document(**facts, emit=args.emit, output=out if out != STDIN else None, artefact=inline)
 
 
 def _facts(done: Compiled, records: list[Record]) -> dict[str, Any]:
@@ -95,14 +95,14 @@ def _facts(done: Compiled, records: list[Record]) -> dict[str, Any]:
     }
 
 
-def _say(records: list[Record], arguments: Namespace, console: Console) -> None:
+def _say(records: list[Record], args: Namespace, console: Console) -> None:
     """For people, on stderr: what the passes took, and where their schedules are."""
-    if arguments.time_passes:
+    if args.time_passes:
         width = max(len(record.name) for record in records)
         for record in records:
             console.note(f"{record.name:<{width}}  {record.seconds * 1e3:9.3f} ms")
-    if arguments.dump_passes:
-        console.note(f"{len(records)} schedules are in {arguments.dump_passes}")
+    if args.dump_passes:
+        console.note(f"{len(records)} schedules are in {args.dump_passes}")
 
 
 def _dump(directory: str | None) -> Observer | None:
@@ -111,8 +111,5 @@ def _dump(directory: str | None) -> Observer | None:
     try:
         return dump_to(Path(directory))
     except (OSError, ValueError) as error:
-        fail(
-            "CP1101",
-            f"cannot write to {directory}: {getattr(error, 'strerror', None) or error}",
-            file=directory,
-        )
+        message = f"cannot write to {directory}: {getattr(error, 'strerror', None) or error}"
+        fail("CP1101", message, file=directory)

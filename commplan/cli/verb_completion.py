@@ -24,10 +24,10 @@ class _Verb(NamedTuple):
     files: bool
 
 
-def run(arguments: argparse.Namespace, console: Console) -> int:
-    """Print the script for `arguments.shell`."""
+def run(args: argparse.Namespace, console: Console) -> int:
+    """Print the script for `args.shell`."""
     verbs = _verbs()
-    match arguments.shell:
+    match args.shell:
         case "bash":
             console.put(_bash(verbs))
         case "zsh":
@@ -109,13 +109,8 @@ def _fish(verbs: list[_Verb]) -> str:
             names = " ".join(
                 f"-l {name[2:]}" if name.startswith("--") else f"-s {name[1:]}" for name in flag.names
             )
-            value = (
-                f" -x -a {_quoted(' '.join(flag.choices))}"
-                if flag.choices
-                else " -r"
-                if flag.takes_value
-                else ""
-            )
+            value = " -r" if flag.takes_value else ""
+            value = f" -x -a {_quoted(' '.join(flag.choices))}" if flag.choices else value
             lines.append(f"complete -c commplan {seen} {names}{value} -d {_quoted(flag.help)}")
     return "\n".join(lines) + "\n"
 

@@ -12,54 +12,61 @@ import msgspec
 
 from commplan.cli.console import Console
 from commplan.diagnostics import fail
-from commplan.render.machine import page
+from commplan.errors import RANGES, page, titles
 
 if TYPE_CHECKING:
     from commplan.cost import Predictor
     from commplan.ir.schedule import Schedule
 
 
-def run(arguments: Namespace, console: Console) -> int:
-    """Explain a plan or a code. Raises CP1102 for a code without a page."""
-    subject = arguments.what
-    if re.fullmatch(r"CP\d{4}", subject, re.IGNORECASE) and not Path(subject).exists():
-        return _code(subject.upper(), console)
-    return _plan(arguments, console)
+def run(args: Namespace, console: Console) -> int:
+    """Explain a plan, a code or a range of codes. Raises CP1102 for a code without a page."""
+    subject = args.what
+    if re.fullmatch(r"CP(\d\d){0,2}", subject, re.IGNORECASE) and not Path(subject).exists():
+        return _code(subject.upper(), console) if len(subject) == 6 else _codes(subject.upper(), console)
+    return _plan(args, console)
+
+
+def _codes(prefix: str, console: Console) -> int:
+    """List the codes that begin with `prefix`, range by range."""
+    codes = {code: title for code, title in titles().items() if code.startswith(prefix)}
+    if not codes:
+        ranges = (f"{start}..: {subject}" for start, subject in RANGES.items())
+        fail("CP1102", f"there is no error {prefix}..", *ranges)
+    if not console.human:
+        console.document(codes=codes)
+        return 0
+    for start, subject in RANGES.items():
+        own = [f"  {code}  {title}" for code, title in codes.items() if code.startswith(start)]
+        console.put("\n".join([f"{start}  {subject}", *own, ""]) if own else "")
+    return 0
 
 
 def _code(code: str, console: Console) -> int:
     text = page(code)
     if text is None:
-        fail(
-            "CP1102",
-            f"there is no error {code}",
-            "codes are listed in the manual, and printed with every error",
-        )
-    if console.human:
-        console.put(_styled(text) if console.color(sys.stdout) else text)
+        alike = [known for known in titles() if known[:4] == code[:4]] or list(titles())
+        near = sorted(alike, key=lambda known: abs(int(known[2:]) - int(code[2:])))[:3]
+        notes = (f"{known}: {titles()[known]}" for known in sorted(near))
+        fail("CP1102", f"there is no error {code}", *notes, "`commplan explain CP` lists all codes")
+    if console.human and console.color(sys.stdout):
+        from rich.markdown import Markdown
+
+        console.show(lambda screen: screen.print(Markdown(text)), 100)
+    elif console.human:
+        console.put(text)
     else:
         title = text.splitlines()[0].partition(": ")[2]
         console.document(code=code, title=title, text=text)
     return 0
 
 
-def _styled(markdown: str) -> str:
-    from io import StringIO
-
-    from rich.console import Console as Rich
-    from rich.markdown import Markdown
-
-    out = StringIO()
-    Rich(file=out, force_terminal=True, width=100).print(Markdown(markdown))
-    return out.getvalue()
-
-
-def _plan(arguments: Namespace, console: Console) -> int:
+def _plan(args: Namespace, console: Console) -> int:
     from commplan.cli.binding import compiled
     from commplan.explain.report import explain_plan
 
-    done = compiled(arguments.what, arguments, console)
-    explanation = explain_plan(done.plan, done.schedule, _predictor(arguments, done.schedule))
+    done = compiled(args.what, args, console)
+    explanation = explain_plan(done.plan, done.schedule, _predictor(args, done.schedule))
     if console.human:
         console.put(explanation.text())
     else:
@@ -67,13 +74,13 @@ def _plan(arguments: Namespace, console: Console) -> int:
     return 0
 
 
-def _predictor(arguments: Namespace, schedule: Schedule) -> Predictor | None:
+def _predictor(args: Namespace, schedule: Schedule) -> Predictor | None:
     """Of the topology that is given, with what was measured there."""
-    if not arguments.topology:
+    if not args.topology:
         return None
     from commplan.cost import Predictor, load_calibration
     from commplan.topology import load_topology
 
-    measured = load_calibration(arguments.calibration).links if arguments.calibration else None
-    topology = load_topology(arguments.topology)
+    measured = load_calibration(args.calibration).links if args.calibration else None
+    topology = load_topology(args.topology)
     return Predictor(topology, schedule.axes, calibration=measured, backend=schedule.backend)

@@ -21,22 +21,22 @@ class _Result(NamedTuple):
         return self.before != self.after
 
 
-def run(arguments: Namespace, console: Console) -> int:
+def run(args: Namespace, console: Console) -> int:
     """Format every file; 1 if one does not parse, or would change under --check or --diff."""
     results: list[_Result] = []
     diagnostics: list[Diagnostic] = []
-    for path in arguments.files:
+    for path in args.files:
         try:
             before = console.read(path)
             results.append(_Result(path, before, format_source(before, name_of(path))))
         except CommplanError as error:
             diagnostics += error.diagnostics
-    looking = arguments.check or arguments.diff
+    looking = args.check or args.diff
     for result in results:
         if not looking:
             _write(result, console)
     if console.human:
-        _say(results, diagnostics, arguments, console)
+        _say(results, diagnostics, args, console)
     else:
         _document(results, diagnostics, console)
     return int(bool(diagnostics) or (looking and any(result.changed for result in results)))
@@ -50,12 +50,10 @@ def _write(result: _Result, console: Console) -> None:
         console.write(result.path, result.after.encode())
 
 
-def _say(
-    results: list[_Result], diagnostics: list[Diagnostic], arguments: Namespace, console: Console
-) -> None:
-    looking = arguments.check or arguments.diff
+def _say(results: list[_Result], diagnostics: list[Diagnostic], args: Namespace, console: Console) -> None:
+    looking = args.check or args.diff
     for result in results:
-        if arguments.diff:
+        if args.diff:
             console.put(_diff(result, console.color(sys.stdout)))
         if result.changed and result.path != STDIN:
             console.say(f"{'would reformat' if looking else 'reformatted'} {name_of(result.path)}")
@@ -64,12 +62,8 @@ def _say(
 
 def _document(results: list[_Result], diagnostics: list[Diagnostic], console: Console) -> None:
     files = [
-        {
-            "file": name_of(result.path),
-            "changed": result.changed,
-            "text": result.after if result.path == STDIN else None,
-        }
-        for result in results
+        {"file": name_of(path), "changed": before != after, "text": after if path == STDIN else None}
+        for path, before, after in results
     ]
     console.document(diagnostics, files=files)
 
@@ -78,12 +72,8 @@ def _diff(result: _Result, color: bool) -> str:
     import difflib
 
     name = name_of(result.path)
-    lines = difflib.unified_diff(
-        result.before.splitlines(keepends=True),
-        result.after.splitlines(keepends=True),
-        name,
-        f"{name} (formatted)",
-    )
+    before, after = (text.splitlines(keepends=True) for text in (result.before, result.after))
+    lines = difflib.unified_diff(before, after, name, f"{name} (formatted)")
     paints = {"+": "\x1b[32m", "-": "\x1b[31m", "@": "\x1b[36m"}
     text = ""
     for line in lines:

@@ -15,26 +15,23 @@ from commplan.dsl.lexer import nearest
 _SUFFIXES = (".plan", ".py")
 
 
-def run(arguments: Namespace, console: Console) -> int:
+def run(args: Namespace, console: Console) -> int:
     """Write a template's files. Raises CP1105 for an unknown one, CP1106 rather than overwrite a file."""
     known = templates()
-    if arguments.template is None:
+    if args.template is None:
         return _list(known, console)
-    name = arguments.template
+    name = args.template
     if name not in known:
         near = nearest(name, list(known))
         hint = f"did you mean `{near}`?" if near else f"there are: {', '.join(known)}"
         fail("CP1105", f"there is no template `{name}`", hint)
-    folder = Path(arguments.into)
+    folder = Path(args.into)
     targets = [folder / f"{name}{suffix}" for suffix in _SUFFIXES]
     existing = [str(target) for target in targets if target.exists()]
     if existing:
         exist = "exists" if len(existing) == 1 else "exist"
-        fail(
-            "CP1106",
-            f"{', '.join(existing)} {exist} already; nothing was written",
-            "choose another directory with --into DIR",
-        )
+        message = f"{', '.join(existing)} {exist} already; nothing was written"
+        fail("CP1106", message, "choose another directory with --into DIR")
     for target in targets:
         _write(target, _template(f"{name}{target.suffix}"))
     if not console.human:

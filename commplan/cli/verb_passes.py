@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
-from commplan.cli.console import Console
+from commplan.cli.console import Console, fold_table
 from commplan.passes.pipeline.registry import DEFAULT, PASSES
 
 
-def run(arguments: Namespace, console: Console) -> int:
+def run(args: Namespace, console: Console) -> int:
     """List the passes in their usual order."""
     listed = [_described(name) for name in PASSES]
     if not console.human:
@@ -27,7 +27,7 @@ def run(arguments: Namespace, console: Console) -> int:
 def _described(name: str) -> dict[str, Any]:
     kind = PASSES[name]
     options = [
-        {"name": field.name, "type": _type(field.type), "default": _default(field.default)}
+        {"name": field.name, "type": _type(field.type), "default": field.default}
         for field in msgspec.structs.fields(kind)
     ]
     return {"name": name, "summary": kind.summary(), "options": options, "after": list(kind.after)}
@@ -38,10 +38,6 @@ def _type(kind: Any) -> str:
     while typing.get_args(kind) and typing.get_origin(kind) is not typing.Literal:
         kind = typing.get_args(kind)[0]
     return str(getattr(kind, "__name__", kind)).replace("typing.", "")
-
-
-def _default(value: Any) -> Any:
-    return value if isinstance(value, str | int | float | bool) or value is None else str(value)
 
 
 def _written(value: Any) -> str:
@@ -55,11 +51,7 @@ def _written(value: Any) -> str:
 
 
 def _table(listed: list[dict[str, Any]]) -> Any:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    for title in ("pass", "what it does", "options"):
-        table.add_column(title, overflow="fold")
+    table = fold_table("pass", "what it does", "options")
     for listed_pass in listed:
         options = ", ".join(
             option["name"] if option["default"] is None else f"{option['name']}={_written(option['default'])}"

@@ -18,34 +18,34 @@ from commplan.report.trace import read_trace
 from commplan.topology import Topology, load_topology
 
 
-def run(arguments: Namespace, console: Console) -> int:
+def run(args: Namespace, console: Console) -> int:
     """Gather, and write the page. Raises what compiling, simulating and verifying raise, and CP1113."""
-    topology = load_topology(arguments.topology) if arguments.topology else None
+    topology = load_topology(args.topology) if args.topology else None
     trace = None
-    if arguments.trace:
-        trace = read_trace(console.read(arguments.trace), name_of(arguments.trace))
-    schedule, lines = schedule_of(arguments, topology, console)
+    if args.trace:
+        trace = read_trace(console.read(args.trace), name_of(args.trace))
+    schedule, lines = schedule_of(args, topology, console)
     if not lines:
         show_lines(schedule, console)
-    timed = _timed(schedule, topology, arguments) if topology else None
+    timed = _timed(schedule, topology, args) if topology else None
     text = console.texts.get(schedule.file) if schedule.file else None
     data = page(gather(schedule, text, _proofs(schedule), timed, trace)).encode()
-    console.write(arguments.output, data)
-    if arguments.output != STDIN:
-        console.note(f"wrote {arguments.output}: {len(data) / 1e6:.2f} MB, open it in a browser")
+    console.write(args.output, data)
+    if args.output != STDIN:
+        console.note(f"wrote {args.output}: {len(data) / 1e6:.2f} MB, open it in a browser")
         if not console.human:
-            console.document(plan=schedule.plan, output=arguments.output, nbytes=len(data))
+            console.document(plan=schedule.plan, output=args.output, nbytes=len(data))
     return 0
 
 
-def _timed(schedule: Schedule, topology: Topology, arguments: Namespace) -> Timed:
-    calibration = load_calibration(arguments.calibration) if arguments.calibration else None
+def _timed(schedule: Schedule, topology: Topology, args: Namespace) -> Timed:
+    calibration = load_calibration(args.calibration) if args.calibration else None
     if calibration is not None:
-        calibration.check_backend(schedule.backend, arguments.calibration)
+        calibration.check_backend(schedule.backend, args.calibration)
     links = calibration.links if calibration else None
     predictor = Predictor(topology, schedule.axes, calibration=links, backend=schedule.backend)
     measured = calibration.input if calibration else None
-    return Timed(predictor, simulate(schedule, predictor, dict(arguments.cost), measured))
+    return Timed(predictor, simulate(schedule, predictor, dict(args.cost), measured))
 
 
 def _proofs(schedule: Schedule) -> Proofs:

@@ -25,49 +25,44 @@ if TYPE_CHECKING:
     from commplan.runtime.rehearse.rehearse import Part
 
 
-def run(arguments: Namespace, console: Console) -> int:
+def run(args: Namespace, console: Console) -> int:
     """Compile, bind, run, and say what every plan line cost."""
     if not under_mpi(os.environ):
-        done = compiled(arguments.file, arguments, console)
-        return _report(done, arguments, console, [_rehearsed(done, arguments, console, None)], 1)
-    return _on_ranks(arguments, console)
+        done = compiled(args.file, args, console)
+        return _report(done, args, console, [_rehearsed(done, args, console, None)], 1)
+    return _on_ranks(args, console)
 
 
-def _rehearsed(done: Compiled, arguments: Namespace, console: Console, world: World | None) -> Part:
+def _rehearsed(done: Compiled, args: Namespace, console: Console, world: World | None) -> Part:
     from commplan.cli.jax_side import bind, user_code
 
-    bound = bind(done, arguments, sources=True, world=world)
+    bound = bind(done, args, sources=True, world=world)
     from commplan.runtime.rehearse.rehearse import part
 
-    kept = bound.metrics(arguments.metrics) if arguments.metrics else nullcontext()
+    kept = bound.metrics(args.metrics) if args.metrics else nullcontext()
     title = "" if world is None or world.size == 1 else f"rank 0 of {world.size}"
     quiet = world is not None and world.rank > 0
     with kept, live(console, bound.ledger.summaries, title, quiet=quiet) as progress, user_code():
-        return part(bound, steps=arguments.steps, seed=arguments.seed, progress=progress)
+        return part(bound, steps=args.steps, seed=args.seed, progress=progress)
 
 
-def _report(
-    done: Compiled, arguments: Namespace, console: Console, parts: Sequence[Part], processes: int
-) -> int:
+def _report(done: Compiled, args: Namespace, console: Console, parts: Sequence[Part], processes: int) -> int:
     """parts: of every rank that lives. processes: how many ranks there were."""
     costs = costs_of(done, [part.phases for part in parts if part.server is None])
     served = [part.server for part in parts if part.server is not None]
     if console.human:
         console.show(lambda screen: print_tables(screen, done, costs, served, processes), 120)
         return 0
+    sizes = {axis.name: axis.size for axis in done.schedule.axes}
+    phases, servers = msgspec.to_builtins(costs), msgspec.to_builtins(served)
     console.document(
-        plan=done.plan.name,
-        steps=arguments.steps,
-        axes={axis.name: axis.size for axis in done.schedule.axes},
-        mapping=done.mapping,
-        processes=processes,
-        phases=msgspec.to_builtins(costs),
-        servers=msgspec.to_builtins(served),
-    )
+        plan=done.plan.name, steps=args.steps, axes=sizes, mapping=done.mapping,
+        processes=processes, phases=phases, servers=servers,
+    )  # fmt: skip
     return 0
 
 
-def _on_ranks(arguments: Namespace, console: Console) -> int:
+def _on_ranks(args: Namespace, console: Console) -> int:
     """Every rank does the same; the first one speaks. A rank that fails alone ends the others."""
     for module in ("jax", "mpi4py", "mpi4jax"):
         need(module, "'commplan[mpi]'", "CP1107", "under mpirun this")
@@ -80,12 +75,12 @@ def _on_ranks(arguments: Namespace, console: Console) -> int:
     world = World()
     own = console if world.rank == 0 else Console("never", "json")
     try:
-        done = compiled(arguments.file, arguments, own, adapt=lambda plan: _sized(plan, arguments, world))
-        mine = _rehearsed(done, arguments, own, world)
+        done = compiled(args.file, args, own, adapt=lambda plan: _sized(plan, args, world))
+        mine = _rehearsed(done, args, own, world)
         if mine.broken_off:  # workers have said why: without a word of this rank's own
             return _failed(CommplanError(), console, world)
         parts = world.gather(mine)
-        return _report(done, arguments, console, parts, world.size) if parts else 0
+        return _report(done, args, console, parts, world.size) if parts else 0
     except CommplanError as error:
         return _failed(error, console, world)
     except BrokenPipeError:
@@ -110,10 +105,10 @@ def outliving(environment: Mapping[str, str]) -> dict[str, str]:
     return {variable: "1"} if asked and variable not in environment else {}
 
 
-def _sized(plan: Plan, arguments: Namespace, world: World) -> Plan:
-    """The plan as it is: under MPI it is compiled for the ranks that there are."""
-    arguments.backend = "mpi"
-    arguments.axis = list(world.sizes(plan, dict(arguments.axis)).items())
+def _sized(plan: Plan, args: Namespace, world: World) -> Plan:
+    """The plan unchanged; the flags are set to compile it for the ranks of MPI."""
+    args.backend = "mpi"
+    args.axis = list(world.sizes(plan, dict(args.axis)).items())
     return plan
 
 

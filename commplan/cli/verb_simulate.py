@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 from argparse import Namespace
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
-from commplan.cli.console import STDIN, Console, name_of
+from commplan.cli.console import STDIN, Console, in_bytes, name_of
 from commplan.cli.saved import is_saved, read_saved
 from commplan.cost import Predictor, Simulation, load_calibration, simulate
-from commplan.cost.schedule.timeline import OpTime, PhaseTime, Stretch
+from commplan.cost.schedule.timeline import OpTime, PhaseTime
 from commplan.cost.servers.server_traffic import elastic_of
 from commplan.diagnostics import fail
 from commplan.explain.servers import every, held_line, mode_lines, one_mode, talk_lines, title
-from commplan.explain.stages import levels_text
 from commplan.ir.plan import AxisKind, Plan
 from commplan.ir.schedule import Elastic, Schedule
 from commplan.protocol.build_sites import sites
@@ -25,52 +26,50 @@ from commplan.topology import Topology, load_topology, place
 SHOWN = 40  # rows of a table; the rest is summed
 
 
-def run(arguments: Namespace, console: Console) -> int:
+def run(args: Namespace, console: Console) -> int:
     """Simulate, print, and write the trace. Raises CP0752 without a topology, and what compiling raises."""
-    if not arguments.topology:
+    if not args.topology:
         fail("CP0752", "there is no topology to simulate on", "give one with --topology FILE")
-    calibration = load_calibration(arguments.calibration) if arguments.calibration else None
-    topology = load_topology(arguments.topology)
-    schedule, lines = schedule_of(arguments, topology, console)
+    calibration = load_calibration(args.calibration) if args.calibration else None
+    topology = load_topology(args.topology)
+    schedule, lines = schedule_of(args, topology, console)
     if calibration is not None:
-        calibration.check_backend(schedule.backend, arguments.calibration or "")
+        calibration.check_backend(schedule.backend, args.calibration or "")
     links = calibration.links if calibration else None
     predictor = Predictor(topology, schedule.axes, calibration=links, backend=schedule.backend)
     measured = calibration.input if calibration else None
-    simulation = simulate(schedule, predictor, dict(arguments.cost), measured)
-    if arguments.trace:
+    simulation = simulate(schedule, predictor, dict(args.cost), measured)
+    if args.trace:
         from commplan.cost.schedule.trace import trace
 
-        console.write(arguments.trace, trace(simulation) + b"\n")
-        if arguments.trace != STDIN:
-            console.note(f"wrote {arguments.trace}: open it at https://ui.perfetto.dev")
-    more = _Servers(schedule, predictor, simulation, arguments.step_seconds)
-    if console.human and arguments.trace != STDIN:
+        console.write(args.trace, trace(simulation) + b"\n")
+        if args.trace != STDIN:
+            console.note(f"wrote {args.trace}: open it at https://ui.perfetto.dev")
+    more = _Servers(schedule, predictor, simulation, args.step_seconds)
+    if console.human and args.trace != STDIN:
         console.show(lambda rich: _print(rich, simulation, lines, more), 110)
     elif not console.human:
         console.document(**_data(simulation, schedule), modes=more.data())
     return 0
 
 
-def schedule_of(
-    arguments: Namespace, topology: Topology | None, console: Console
-) -> tuple[Schedule, list[str]]:
+def schedule_of(args: Namespace, topology: Topology | None, console: Console) -> tuple[Schedule, list[str]]:
     """The schedule, on `topology` if there is one, and the lines of the plan where there is one."""
-    text = console.read(arguments.file)
-    name = name_of(arguments.file)
-    if is_saved(arguments.file, text):
-        return _saved(text, name, arguments, topology, console), []
+    text = console.read(args.file)
+    name = name_of(args.file)
+    if is_saved(args.file, text):
+        return _saved(text, name, args, topology, console), []
     from commplan.cli.binding import compiled
 
     def adapt(plan: Plan) -> Plan:
-        return _scaled(plan, arguments.ranks, arguments.axis) if arguments.ranks else plan
+        return _scaled(plan, args.ranks, args.axis) if args.ranks else plan
 
-    done = compiled(arguments.file, arguments, console, adapt=adapt)
+    done = compiled(args.file, args, console, adapt=adapt)
     return done.schedule, text.splitlines()
 
 
 def _scaled(plan: Plan, ranks: int, sizes: Iterable[tuple[str, int]]) -> Plan:
-    """`plan` with its first axis so long that there are `ranks` ranks. Raises CP0754 where that cannot be."""
+    """`plan` with its first axis resized to give `ranks` ranks. Raises CP0754 where that is impossible."""
     given = dict(sizes)
     ranked = [axis for axis in plan.axes if axis.kind is not AxisKind.SERVER]
     if not ranked:
@@ -81,37 +80,31 @@ def _scaled(plan: Plan, ranks: int, sizes: Iterable[tuple[str, int]]) -> Plan:
         fail("CP0754", "--ranks needs the sizes of all axes but the first", "give them with --axis NAME=N")
     inside = math.prod(size for size in others if size is not None)
     if ranks % inside:
-        fail(
-            "CP0754",
-            f"{ranks} ranks cannot be laid out: the other axes of plan `{plan.name}` have {inside}",
-            f"give a multiple of {inside}, or their sizes with --axis NAME=N",
-            file=plan.file,
-        )
-    longer = msgspec.structs.replace(first, size=ranks // inside)
-    return msgspec.structs.replace(plan, axes=tuple(longer if a is first else a for a in plan.axes))
+        message = f"{ranks} ranks cannot be laid out: the other axes of plan `{plan.name}` have {inside}"
+        note = f"give a multiple of {inside}, or their sizes with --axis NAME=N"
+        fail("CP0754", message, note, file=plan.file)
+    longer = replace(first, size=ranks // inside)
+    return replace(plan, axes=tuple(longer if a is first else a for a in plan.axes))
 
 
-def _saved(
-    text: str, name: str, arguments: Namespace, topology: Topology | None, console: Console
-) -> Schedule:
+def _saved(text: str, name: str, args: Namespace, topology: Topology | None, console: Console) -> Schedule:
     """A saved schedule, its axes placed as the flags say, else as it was compiled, else by name."""
+    from commplan.cli.binding import note_levels
     from commplan.verify import verify
 
-    if arguments.ranks:
+    if args.ranks:
         fail("CP0754", "--ranks resizes plans, and a saved schedule has its sizes", "give the .plan file")
     schedule = read_saved(text, name, verify)
     if topology is None:
         return schedule
-    mapping = dict(arguments.map)
+    mapping = dict(args.map)
     levels = {level.name for level in topology.levels}
     known = all({spread.level for spread in axis.levels} <= levels for axis in schedule.axes)
     placed = all(axis.levels or axis.size == 1 for axis in schedule.mesh_axes)
     if mapping or not (known and placed):
-        axes = place(schedule.axes, topology, mapping, oversubscribe=arguments.oversubscribe)
-        schedule = msgspec.structs.replace(schedule, axes=axes)
-    for axis in schedule.axes:
-        if axis.levels:
-            console.note(f"{axis.kind} {axis.name} = {axis.size} on {levels_text(axis)}")
+        axes = place(schedule.axes, topology, mapping, oversubscribe=args.oversubscribe)
+        schedule = replace(schedule, axes=axes)
+    note_levels(schedule, console)
     return schedule
 
 
@@ -169,11 +162,8 @@ class _Servers:
 
 
 def _print(rich: Any, simulation: Simulation, lines: Sequence[str], servers: _Servers) -> None:
-    source = (
-        f"calibrated {simulation.calibrated}"
-        if simulation.calibrated
-        else "costs of the topology file, not measured"
-    )
+    calibrated = f"calibrated {simulation.calibrated}"
+    source = calibrated if simulation.calibrated else "costs of the topology file, not measured"
     ranks = f"{simulation.ranks} rank{'s' * (simulation.ranks != 1)}{servers.beside}"
     machine = f"{simulation.topology}: {ranks}, {simulation.backend}"
     rich.print(f"{simulation.plan} on {machine}; {source}", markup=False)
@@ -198,16 +188,12 @@ def _phase(rich: Any, phase: PhaseTime, lines: Sequence[str]) -> None:
         rich.print(_table(rows))
     if phase.critical:
         rich.print("  critical path, summed over buckets")
-    for (line, label), seconds in _summed(phase.critical).items():
+    totals = defaultdict[tuple[int, str], float](float)
+    for part in phase.critical:
+        totals[part.line, part.what] += part.seconds
+    for (line, label), seconds in totals.items():
         text = lines[line - 1].strip() if 0 < line <= len(lines) else ""
         rich.print(f"    {time(seconds):>9}  line {line:<4} {label:<32} {text[:50]}", markup=False)
-
-
-def _summed(critical: Sequence[Stretch]) -> dict[tuple[int, str], float]:
-    totals: dict[tuple[int, str], float] = {}
-    for part in critical:
-        totals[part.line, part.what] = totals.get((part.line, part.what), 0.0) + part.seconds
-    return totals
 
 
 class _Row(NamedTuple):
@@ -229,12 +215,9 @@ def _rows(ops: Sequence[OpTime]) -> list[_Row]:
             continue
         form = f" ({op.form})" if op.form else ""
         label = f"{op.op} via {op.algorithm}{form}" if op.algorithm else op.op
-        old = rows.get((op.line, label))
-        if old is None:
-            rows[op.line, label] = _Row(op.line, label, 1, op.start, op.seconds, op.bound, op.source)
-            continue
-        rows[op.line, label] = old._replace(
-            times=old.times + 1, seconds=old.seconds + op.seconds, bound=old.bound + op.bound
+        row = rows.get((op.line, label), _Row(op.line, label, 0, op.start, 0.0, 0.0, op.source))
+        rows[op.line, label] = row._replace(
+            times=row.times + 1, seconds=row.seconds + op.seconds, bound=row.bound + op.bound
         )
     return list(rows.values())
 
@@ -263,15 +246,10 @@ def time(seconds: float) -> str:
     """`3.14 ms`: three digits and a unit."""
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if seconds >= scale:
-            return (
-                f"{seconds / scale:.3g} {unit}" if seconds < 1000 * scale else f"{seconds / scale:.0f} {unit}"
-            )
+            return f"{seconds / scale:{'.3g' if seconds < 1000 * scale else '.0f'}} {unit}"
     return f"{seconds / 1e-9:.3g} ns" if seconds else "0"
 
 
 def size(nbytes: float) -> str:
     """`12.5 MiB`."""
-    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if nbytes >= scale:
-            return f"{nbytes / scale:.4g} {unit}"
-    return f"{nbytes:.4g} B"
+    return in_bytes(nbytes, ".4g")

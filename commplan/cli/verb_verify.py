@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from commplan.cli.console import Console, name_of, printed
+from commplan.cli.console import Console, fold_table, in_bytes, name_of, printed
 from commplan.cli.saved import is_saved, read_saved
 from commplan.cli.verify_input import input_data, input_text
 from commplan.cli.verify_servers import Served
-from commplan.diagnostics import CommplanError, Diagnostic, fail
+from commplan.diagnostics import CommplanError, Diagnostic, fail, plural
 from commplan.ir.schedule import Collective, Schedule
 from commplan.verify.programs.algorithm_proof import (
     Proof,
@@ -28,33 +28,29 @@ from commplan.verify.programs.counterexample import Counterexample
 from commplan.verify.programs.proof import Counted
 
 
-def run(arguments: Namespace, console: Console) -> int:
+def run(args: Namespace, console: Console) -> int:
     """Prove, and say what was proved; 1 where there is a counter-example."""
-    if arguments.protocol:
+    if args.protocol:
         from commplan.cli.verify_servers import protocol
 
-        return protocol(console, whole=arguments.whole)
-    if arguments.file is None:
-        return _algorithm(arguments, console)
-    text = console.read(arguments.file)
-    if is_saved(arguments.file, text):
-        schedule, diagnostics = _saved(text, name_of(arguments.file), console)
+        return protocol(console, whole=args.whole)
+    if args.file is None:
+        return _algorithm(args, console)
+    text = console.read(args.file)
+    if is_saved(args.file, text):
+        schedule, diagnostics = _saved(text, name_of(args.file), console)
     else:
         from commplan.cli.binding import compiled
 
         # Compiling proves after every pass, and refuses with the counter-examples where one does not hold.
-        schedule, diagnostics = compiled(arguments.file, arguments, console).schedule, []
+        schedule, diagnostics = compiled(args.file, args, console).schedule, []
     served = Served(schedule) if not diagnostics else None
     diagnostics += served.wrong if served else []
     facts = Facts(schedule, diagnostics)
-    if console.human:
-        console.report(diagnostics)
-        if not diagnostics:
-            console.put(facts.text(console.color(sys.stdout)) + (served.text() if served else ""))
-    else:
-        server_data = served.data() if served else {}
-        console.document(diagnostics, **facts.data(), servers=server_data, proved=not diagnostics)
-    return int(bool(diagnostics))
+    data = facts.data() | {"servers": served.data() if served else {}, "proved": not diagnostics}
+    return console.conclude(
+        diagnostics, lambda: facts.text(console.color(sys.stdout)) + (served.text() if served else ""), **data
+    )
 
 
 def _saved(text: str, name: str, console: Console) -> tuple[Schedule, list[Diagnostic]]:
@@ -193,7 +189,7 @@ class Facts:
             groups = ", ".join("x".join(axes) for axes in self.communicators)
             out.append(
                 f"communicators: {len(self.communicators)} ({groups}), created and called in one order by all"
-                f" ranks, {_counted('call', len(self.calls))}"
+                f" ranks, {plural(len(self.calls), 'call')}"
             )
         out += input_text(self.visits, self.shares, self.input)
         for memory in self.memory:
@@ -205,14 +201,10 @@ class Facts:
         return out
 
 
-def _counted(noun: str, number: int) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"
-
-
 def _sizes(noun: str, number: int, sizes: dict[str, int]) -> str:
     """How many there are of something, and along which axes."""
     each = ", ".join(f"{name} = {size}" for name, size in sizes.items())
-    return _counted(noun, number) + (f" ({each})" if each else "")
+    return plural(number, noun) + (f" ({each})" if each else "")
 
 
 def _lines(schedule: Schedule) -> list[Line]:
@@ -259,11 +251,7 @@ def _bytes(share: Fraction, nbytes: int) -> int:
 
 
 def _table(lines: list[Line], color: bool) -> str:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    for title in ("line", "collective", "over", "via", "rounds", "busiest rank", "at least", "proof"):
-        table.add_column(title, overflow="fold")
+    table = fold_table("line", "collective", "over", "via", "rounds", "busiest rank", "at least", "proof")
     for line in lines:
         kind = f"{line.kind} x {line.number}" if line.number > 1 else line.kind
         over = f"{', '.join(line.axes)} ({line.ranks})"
@@ -274,29 +262,22 @@ def _table(lines: list[Line], color: bool) -> str:
 
 
 def _size(nbytes: int) -> str:
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if nbytes >= size:
-            return f"{nbytes / size:.1f} {unit}"
-    return f"{nbytes} B"
+    return in_bytes(nbytes, ".1f")
 
 
-def _algorithm(arguments: Namespace, console: Console) -> int:
+def _algorithm(args: Namespace, console: Console) -> int:
     """One algorithm, or one hierarchy of them."""
-    subject, proof = _named(arguments)
+    subject, proof = _named(args)
     diagnostics = [wrong.diagnostic(subject) for subject, wrong in proof.wrong]
-    if not console.human:
-        console.document(
-            diagnostics,
-            algorithm=arguments.algorithm, collective=arguments.collective, ranks=_ranks(arguments),
-            root=arguments.root or 0, slices=arguments.slices, proved=not diagnostics, **_proved(proof),
-            **{name: float(share) for name, share in _shares(proof.cost).items()},
-            counterexamples=[_as_data(counterexample) for _, counterexample in proof.wrong],
-        )  # fmt: skip
-        return int(bool(diagnostics))
-    console.report(diagnostics)
-    if not diagnostics:
-        console.put(_praise(subject, proof))
-    return int(bool(diagnostics))
+    ranks = args.ranks
+    return console.conclude(
+        diagnostics, lambda: _praise(subject, proof),
+        algorithm=args.algorithm, collective=args.collective,
+        ranks=ranks if isinstance(ranks, int) else dict(ranks),
+        root=args.root or 0, slices=args.slices, proved=not diagnostics, **_proved(proof),
+        **{name: float(share) for name, share in _shares(proof.cost).items()},
+        counterexamples=[_as_data(counterexample) for _, counterexample in proof.wrong],
+    )  # fmt: skip
 
 
 def _as_data(wrong: Counterexample) -> dict[str, Any]:
@@ -304,48 +285,41 @@ def _as_data(wrong: Counterexample) -> dict[str, Any]:
     return {name: value for name, value in data.items() if name not in ("span", "others")}
 
 
-def _ranks(arguments: Namespace) -> int | dict[str, int]:
-    return arguments.ranks if isinstance(arguments.ranks, int) else dict(arguments.ranks)
-
-
 _HIERARCHY = re.compile(r"hierarchical\s*\((.*)\)\s*", re.DOTALL)
 _LEVEL = re.compile(r"\s*(\w+)\s*(?:=\s*(\w+)\s*)?")
 
 
-def _named(arguments: Namespace) -> tuple[str, Proof]:
-    root, kind = arguments.root or 0, arguments.collective
-    hierarchy = _HIERARCHY.fullmatch(arguments.algorithm)
+def _named(args: Namespace) -> tuple[str, Proof]:
+    root, kind = args.root or 0, args.collective
+    hierarchy = _HIERARCHY.fullmatch(args.algorithm)
     if hierarchy is None:
-        if not isinstance(arguments.ranks, int):
-            fail("CP0748", f"`{arguments.algorithm}` has no levels", "give a number: --ranks 13")
-        subject = f"{arguments.algorithm} for {kind} over {arguments.ranks} ranks"
-        if arguments.slices > 1:
-            return subject, prove_sliced(arguments.algorithm, kind, arguments.ranks, root, arguments.slices)
-        return subject, prove_algorithm(arguments.algorithm, kind, arguments.ranks, root)
-    if arguments.slices > 1:
+        if not isinstance(args.ranks, int):
+            fail("CP0748", f"`{args.algorithm}` has no levels", "give a number: --ranks 13")
+        subject = f"{args.algorithm} for {kind} over {args.ranks} ranks"
+        if args.slices > 1:
+            return subject, prove_sliced(args.algorithm, kind, args.ranks, root, args.slices)
+        return subject, prove_algorithm(args.algorithm, kind, args.ranks, root)
+    if args.slices > 1:
         fail("CP0748", "a hierarchy is proved by its levels, whatever the slices", "leave --slices out")
-    levels = _levels(hierarchy[1], arguments)
+    levels = _levels(hierarchy[1], args)
     sizes = " x ".join(str(size) for _, size in levels)
-    return f"{arguments.algorithm} for {kind} over {sizes} ranks", prove_levels(levels, kind, root)
+    return f"{args.algorithm} for {kind} over {sizes} ranks", prove_levels(tuple(levels), kind, root)
 
 
-def _levels(text: str, arguments: Namespace) -> list[tuple[str, int]]:
+def _levels(text: str, args: Namespace) -> list[tuple[str, int]]:
     """Algorithm and ranks of each level, as --algorithm lists them. Raises CP0748 where they do not fit."""
     parts = [_LEVEL.fullmatch(part) for part in text.split(",")]
-    if isinstance(arguments.ranks, int) or None in parts:
-        fail(
-            "CP0748",
-            f"`{arguments.algorithm}` over {arguments.ranks} ranks: the levels and their sizes are not clear",
-            'write --algorithm "hierarchical(gpu = ring, node = chain)" --ranks gpu=8,node=4',
-        )
-    sizes = dict(arguments.ranks)
+    if isinstance(args.ranks, int) or None in parts:
+        message = f"`{args.algorithm}` over {args.ranks} ranks: the levels and their sizes are not clear"
+        note = 'write --algorithm "hierarchical(gpu = ring, node = chain)" --ranks gpu=8,node=4'
+        fail("CP0748", message, note)
+    sizes = dict(args.ranks)
     names = [(part[1], part[2] or "native") for part in parts if part is not None]
     if sorted(sizes) != sorted(name for name, _ in names):
-        fail(
-            "CP0748",
-            f"the levels are {', '.join(name for name, _ in names)}, sizes are given of {', '.join(sizes)}",
-            "give one size for each level",
+        message = (
+            f"the levels are {', '.join(name for name, _ in names)}, sizes are given of {', '.join(sizes)}"
         )
+        fail("CP0748", message, "give one size for each level")
     return [(algorithm, sizes[name]) for name, algorithm in names]
 
 

@@ -11,12 +11,6 @@ from commplan.ir.types import sized
 if TYPE_CHECKING:
     from commplan.verify.input.proof import InputMemory, Shared, Visited
 
-_PROMISES = {
-    "exactly_once": "every record exactly once",
-    "at_least_once": "every record at least once",
-    "at_most_once": "every record at most once",
-}
-
 
 def input_text(
     visits: tuple[Visited, ...], shares: tuple[Shared, ...], memory: tuple[InputMemory, ...]
@@ -30,8 +24,8 @@ def input_text(
         sizes = f"[{', '.join(map(str, op.batch))}]" if op.clock else str(op.batch[0])
         cut = f"; split over {', '.join(op.split)}, {load.shards} shards" if op.split else ""
         lines.append(
-            f"line {op.span.line}: an epoch of `{name_of(op.result)}` gives {whose} {_PROMISES[op.visit]},"
-            f" however many there are (batch {sizes}, tail {op.tail}{cut})"
+            f"line {op.span.line}: an epoch of `{name_of(op.result)}` gives {whose} every record"
+            f" {op.visit.replace('_', ' ')}, however many there are (batch {sizes}, tail {op.tail}{cut})"
         )
         if load.rates is not None:
             lines.append(f"line {op.span.line}: {round_text(load.rates)}; {kept_text(load.rates)}")

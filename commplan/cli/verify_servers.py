@@ -80,11 +80,7 @@ def protocol(console: Console, *, whole: bool) -> int:
     """Explore the protocol itself; 1 where there is a counter-example."""
     explored = explore_all(models(WHOLE if whole else QUICK))
     wrong: list[Diagnostic] = [complaint(model) for model in explored if model.wrong]
-    if not console.human:
-        console.document(wrong, explored=[_data(model) for model in explored], proved=not wrong)
-        return int(bool(wrong))
-    console.report(wrong)
-    if not wrong:
-        lines = [f"{model.model}: {model.states:,} states" for model in explored]
-        console.put("\n".join([*lines, "", *_explored(explored)]) + "\n")
-    return int(bool(wrong))
+    lines = [f"{model.model}: {model.states:,} states" for model in explored]
+    text = "\n".join([*lines, "", *_explored(explored), ""])
+    data = [_data(model) for model in explored]
+    return console.conclude(wrong, lambda: text, explored=data, proved=not wrong)

@@ -9,6 +9,7 @@ n1, n2. At each level the ranks that differ in that place alone are a group. `st
     broadcast        scatter inside the root's group, broadcast across on each shard, all_gather inside
     reduce           the reversal: reduce_scatter inside, reduce across, gather inside the root's group
     scatter, gather  scatter inside first; gather inside last
+    swap             inside first: blocks for one place of other groups are collected there and cross together
 
 so the inner ranks share what crosses: each sends or receives there 1/n0 of what one for all of them would.
 Where the algorithm of an inner level has no reduce_scatter (or scatter) and all_gather, one rank of each
@@ -31,6 +32,7 @@ import numpy as np
 from commplan.collectives.postcondition import promise
 from commplan.collectives.program import (
     BLOCKED,
+    IN_BLOCKS,
     ROOTED,
     AlgorithmFile,
     Body,
@@ -91,14 +93,23 @@ def stages(files: Files, levels: Levels, kind: Kind, root: int = 0) -> tuple[Sta
 
 def _stages(files: Files, levels: Levels, kind: Kind, root: int) -> tuple[Stage, ...]:
     if kind in ("reduce", "gather", "all_gather"):
-        way = _stages(files, levels, REVERSAL[kind], root)
-        return tuple(each._replace(kind=REVERSAL[each.kind]) for each in reversed(way))
+        forward = _stages(files, levels, REVERSAL[kind], root)
+        return tuple(stage._replace(kind=REVERSAL[stage.kind]) for stage in reversed(forward))
     used = tuple(index for index, (_, n) in enumerate(levels) if n > 1)
-    places = coordinates(root, reversed(range(len(levels))), {i: n for i, (_, n) in enumerate(levels)})
-    found = (
-        _blocks(levels, kind, used) if kind in BLOCKED else _whole(files, levels, kind, used, Fraction(1), ())
-    )
-    return tuple(each._replace(root=places[each.level]) for each in found)
+    places = places_of(levels, root)
+    if kind == "swap":
+        way = (Stage(index, levels[index][0], kind, 0, Fraction(1)) for index in used)
+    elif kind in BLOCKED:
+        way = _blocks(levels, kind, used)
+    else:
+        way = _whole(files, levels, kind, used, Fraction(1), ())
+    return tuple(stage._replace(root=places[stage.level]) for stage in way)
+
+
+def places_of(levels: Levels, root: int) -> dict[int, int]:
+    """The place of rank `root` at each level."""
+    sizes = {level: size for level, (_, size) in enumerate(levels)}
+    return coordinates(root, reversed(sizes), sizes)
 
 
 def _blocks(levels: Levels, kind: Kind, used: tuple[int, ...]) -> Iterator[Stage]:
@@ -146,11 +157,8 @@ def _checked(files: Files, stage: Stage) -> Stage:
     if carries(files, stage.algorithm, stage.kind):
         return stage
     takes = ", ".join(f"`{name}`" for name in (*files, NATIVE) if carries(files, name, stage.kind))
-    return fail(
-        "CP0739",
-        f"a level of a hierarchy needs {stage.kind}, and `{stage.algorithm}` does not carry it out",
-        f"{stage.kind} takes {takes}",
-    )
+    message = f"a level of a hierarchy needs {stage.kind}, and `{stage.algorithm}` does not carry it out"
+    return fail("CP0739", message, f"{stage.kind} takes {takes}")
 
 
 def composed(files: Files, levels: Levels, kind: Kind, root: int = 0) -> Body:
@@ -169,11 +177,12 @@ def _composed(files: Files, levels: Levels, kind: Kind, root: int, *, backwards:
     plan = stages(files, levels, kind, root)
     bodies = [_program(files, stage, levels[stage.level][1], backwards) for stage in plan]
     space = _Space.of([n for _, n in levels], kind, plan, bodies)
-    rounds = [
-        each for stage, body in zip(plan, bodies, strict=True) for each in space.spread(stage, body, root)
-    ]
+    rounds: list[Round] = []
+    for stage, body in zip(plan, bodies, strict=True):
+        rounds += space.spread(stage, body, root)
     if kind == "broadcast" and any(stage.kind == "scatter" for stage in plan):
-        rounds = pruned(rounds, *promise(kind, space.ranks, space.chunks, root))
+        wanted = promise(kind, space.ranks, space.chunks, root)
+        return Body(space.chunks, pruned(rounds, *wanted))
     return Body(space.chunks, rounds)
 
 
@@ -204,15 +213,11 @@ class _Space(NamedTuple):
     def of(cls, sizes: Sequence[int], kind: Kind, plan: Sequence[Stage], bodies: Sequence[Program]) -> _Space:
         """Blocks are in rank order: the innermost level changes fastest. Else it changes slowest, so that
         what an inner rank owns is one run of chunks."""
-        owned, radix = [kind in BLOCKED] * len(sizes), list(sizes) if kind in BLOCKED else [1] * len(sizes)
+        owned, radix = [kind in BLOCKED] * len(sizes), list(sizes) if kind in IN_BLOCKS else [1] * len(sizes)
         for stage, body in zip(plan, bodies, strict=True):
             owned[stage.level] |= stage.kind in BLOCKED
             radix[stage.level] = math.lcm(radix[stage.level], body.chunks)
-        chunk = np.arange(math.prod(radix), dtype=np.int64)
-        digit = np.zeros((len(sizes), len(chunk)), np.int64)
-        order = range(len(sizes)) if kind in BLOCKED else reversed(range(len(sizes)))
-        for level in order:
-            digit[level], chunk = chunk % radix[level], chunk // radix[level]
+        digit = _digits(radix) if kind in IN_BLOCKS else _digits(radix[::-1])[::-1]
         return cls(tuple(sizes), tuple(radix), digit, tuple(owned))
 
     @property
@@ -226,12 +231,11 @@ class _Space(NamedTuple):
     def spread(self, stage: Stage, body: Program, root: int) -> Iterator[Round]:
         """The rounds of `body`, which is for one group, for all groups of its stage at once."""
         level = stage.level
-        place = self._places()
+        place = _digits(self.sizes)
         inside = [inner for inner in range(level) if self.owned[inner]]
         # A group is named by its first member; `parts` are the chunks of each part of the buffer, by owner.
-        groups = np.flatnonzero(
-            np.all([place[level] == 0, *(place[at] == place[at, root] for at in stage.fixed)], axis=0)
-        )
+        fixed = (place[at] == place[at, root] for at in stage.fixed)
+        groups = np.flatnonzero(np.all([place[level] == 0, *fixed], axis=0))
         step = math.prod(self.sizes[:level])
         part = self.digit[level] * body.chunks // self.radix[level]
         owner, member = np.zeros_like(part), np.zeros(self.ranks, np.int64)
@@ -244,12 +248,11 @@ class _Space(NamedTuple):
         for each in body.rounds:
             yield tuple(_spread(send, groups, step, chunks) for send in each)
 
-    def _places(self) -> Ints:
-        rank = np.arange(self.ranks, dtype=np.int64)
-        places = np.zeros((len(self.sizes), self.ranks), np.int64)
-        for level, n in enumerate(self.sizes):
-            places[level], rank = rank % n, rank // n
-        return places
+
+def _digits(radix: Sequence[int]) -> Ints:
+    """The digits [levels, numbers] of all numbers, of which the first changes fastest."""
+    numbers = np.arange(math.prod(radix), dtype=np.int64)
+    return np.stack(np.unravel_index(numbers, tuple(radix)[::-1]))[::-1]
 
 
 def _spread(send: Send, groups: Ints, step: int, chunks: Ints) -> Send:

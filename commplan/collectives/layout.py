@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from commplan.collectives.program import BLOCKED, Ints, Kind
+from commplan.collectives.program import IN_BLOCKS, Ints, Kind
 from commplan.diagnostics import fail
 
 # Bytes of one message over MPI at most: Open MPI sends up to 64 KiB over TCP, headers included, without
@@ -43,14 +43,12 @@ def bounds(kind: Kind, ranks: int, chunks: int, size: int) -> Ints:
     >>> bounds("all_gather", 2, 4, 6).tolist()
     [0, 1, 3, 4, 6]
     """
-    if kind not in BLOCKED:
+    if kind not in IN_BLOCKS:
         return np.arange(chunks + 1, dtype=np.int64) * size // chunks
     if size % ranks or chunks % ranks:
-        fail(
-            "CP0738",
-            f"{kind} over {ranks} ranks cannot cut {size} elements into {chunks} chunks",
-            f"every rank has a block of its own: both numbers must be multiples of {ranks}",
-        )
+        message = f"{kind} over {ranks} ranks cannot cut {size} elements into {chunks} chunks"
+        note = f"every rank has a block of its own: both numbers must be multiples of {ranks}"
+        fail("CP0738", message, note)
     parts, block = chunks // ranks, size // ranks
     chunk = np.arange(chunks + 1, dtype=np.int64)
     return chunk // parts * block + chunk % parts * block // parts

@@ -1,22 +1,48 @@
 """What each collective promises, as data, and what no program for it can go below.
 
 Before the first round some slots hold a contribution of their rank, all others nothing. After the last round
-some slots must hold every contribution to their chunk, each exactly once; what lies in the others is nobody's
-business. Of the kinds that reduce every rank contributes to every chunk; of the others each chunk has one
-source, and "every contribution" is a copy of it.
+some slots must hold every contribution to their chunk, each exactly once; what lies in the others is not
+defined. Of the kinds that reduce every rank contributes to every chunk; of the others each chunk has one
+source, and "every contribution" is a copy of it. Of a swap every slot of every rank has a source of its own.
 """
 
 from __future__ import annotations
 
+import enum
+import math
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
 
-from commplan.collectives.program import BLOCKED, Bools, Kind, log2_up
+from commplan.collectives.program import BLOCKED, NO_TARGETS, Bools, Ints, Kind, Program, log2_up, ranks
 from commplan.diagnostics import fail
 
 SLOTS = 2**26
+
+
+class Holders(enum.Enum):
+    """Who holds a chunk, of the ranks of a collective or of the places of a level."""
+
+    ALL = "all places"
+    OWN = "the place whose part it is"
+    ROOT = "the place of the root"
+    FOR = "each place what it has for the others"
+    FROM = "each place what the others had for it"
+
+
+# Who must hold a chunk before a collective, and who holds it after.
+HOLDERS: dict[Kind, tuple[Holders, Holders]] = {
+    "all_reduce": (Holders.ALL, Holders.ALL),
+    "reduce_scatter": (Holders.ALL, Holders.OWN),
+    "reduce": (Holders.ALL, Holders.ROOT),
+    "all_gather": (Holders.OWN, Holders.ALL),
+    "gather": (Holders.OWN, Holders.ROOT),
+    "scatter": (Holders.ROOT, Holders.OWN),
+    "broadcast": (Holders.ROOT, Holders.ALL),
+    "swap": (Holders.FOR, Holders.FROM),
+}
 
 
 class Promise(NamedTuple):
@@ -27,38 +53,54 @@ class Promise(NamedTuple):
     ends: Bools
 
 
-def promise(kind: Kind, ranks: int, chunks: int, root: int = 0) -> Promise:
-    """What `kind` promises; `chunks` is a multiple of `ranks` where every rank has a block of its own.
+def promise(kind: Kind, n: int, chunks: int, root: int = 0) -> Promise:
+    """What `kind` promises; `chunks` is a multiple of `n` where every rank has a block of its own.
 
     Raises CP0737 where there are more than `SLOTS` slots.
     """
-    if ranks * chunks > SLOTS:
-        fail(
-            "CP0737",
-            f"{ranks} ranks with {chunks} chunks each are more than can be followed one by one",
-            "a hierarchy is followed level by level, however many ranks it has",
-        )
-    every = np.ones((ranks, chunks), np.bool_)
-    at_root = np.zeros_like(every)
-    at_root[root] = True
-    own = at_root
+    _check_slots(n, chunks)
+    slots = {holders: np.ones((n, chunks), np.bool_) for holders in Holders}
+    slots[Holders.ROOT][np.arange(n) != root] = False
     if kind in BLOCKED:
-        own = np.repeat(np.eye(ranks, dtype=np.bool_), chunks // ranks, axis=1)
-    match kind:
-        case "all_reduce":
-            return Promise(every, every)
-        case "reduce_scatter":
-            return Promise(every, own)
-        case "all_gather":
-            return Promise(own, every)
-        case "broadcast":
-            return Promise(at_root, every)
-        case "reduce":
-            return Promise(every, at_root)
-        case "scatter":
-            return Promise(at_root, own)
-        case "gather":
-            return Promise(own, at_root)
+        slots[Holders.OWN] = np.repeat(np.eye(n, dtype=np.bool_), chunks // n, axis=1)
+    before, after = HOLDERS[kind]
+    return Promise(slots[before], slots[after])
+
+
+def sources(program: Program) -> Ints:
+    """Of a kind that copies, the rank whose contribution a slot must end with where the promise says that it
+    holds one: [ranks, chunks] of a swap, else [1, chunks]."""
+    if program.kind == "swap":
+        return np.repeat(program.sources, program.chunks // program.ranks, axis=1)
+    starts = promise(program.kind, program.ranks, program.chunks, program.root).starts
+    return starts.argmax(axis=0)[None, :]
+
+
+def targets(kind: Kind, sizes: Sequence[int]) -> Ints:
+    """`Program.targets` of ranks that are counted level by level, the innermost first and fastest.
+
+    Raises CP0737 as `promise` does.
+
+    >>> targets("swap", [3]).tolist()
+    [[0, 1, 2], [1, 2, 0], [2, 0, 1]]
+    >>> targets("swap", [2, 2])[1].tolist()
+    [1, 0, 3, 2]
+    """
+    if kind != "swap":
+        return NO_TARGETS
+    _check_slots(math.prod(sizes), math.prod(sizes))
+    rank = distance = ranks(math.prod(sizes))
+    table, step = np.zeros((len(rank), len(rank)), np.int64), 1
+    for size in sizes:
+        table += (rank[:, None] + distance) % size * step
+        rank, distance, step = rank // size, distance // size, step * size
+    return table
+
+
+def _check_slots(n: int, chunks: int) -> None:
+    if n * chunks > SLOTS:
+        message = f"{n} ranks with {chunks} chunks each are more than can be followed one by one"
+        fail("CP0737", message, "a hierarchy is followed level by level, however many ranks it has")
 
 
 def lower_bounds(kind: Kind, n: int) -> tuple[int, Fraction]:

@@ -4,6 +4,10 @@ The buffer of a collective is cut into `chunks` parts, and every rank has a slot
 sequence of rounds; a round is a set of transfers: `src` sends what it held in `chunk` before the round to the
 same slot of `dst`, which takes it over (`copy`) or adds its own to it (`reduce`). Nothing else happens.
 
+Slots of a `swap` (all-to-all) are counted by distance, so that its transfers are of this form, too: slot d of
+rank r begins with r's block for rank r + d and ends with the block of rank r - d. In a hierarchy that sum is
+made level by level; `Program.targets` says whose block each slot begins with.
+
 Within a round a slot takes in at most one transfer. A rank may send to several ranks and receive from
 several; all transfers of a round from one rank to another are one message, of several runs of chunks.
 
@@ -21,15 +25,19 @@ from typing import Literal, NamedTuple, Protocol, get_args
 import numpy as np
 import numpy.typing as npt
 
-Kind = Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "scatter", "gather"]
+Kind = Literal[
+    "all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "scatter", "gather", "swap"
+]  # fmt: skip
 KINDS: tuple[Kind, ...] = get_args(Kind)
 REDUCING: tuple[Kind, ...] = ("all_reduce", "reduce_scatter", "reduce")
 ROOTED: tuple[Kind, ...] = ("broadcast", "reduce", "scatter", "gather")
 # Where every rank has a block of its own: chunks r*c to (r+1)*c - 1 of n*c are the block of rank r.
 BLOCKED: tuple[Kind, ...] = ("reduce_scatter", "all_gather", "scatter", "gather")
+IN_BLOCKS: tuple[Kind, ...] = (*BLOCKED, "swap")  # the buffer is as many equal blocks as there are ranks
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
+NO_TARGETS = np.zeros((0, 0), np.int64)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -53,8 +61,8 @@ Round = tuple[Send, ...]
 class Body(NamedTuple):
     """What an algorithm makes for n ranks, root 0: the number of chunks, and the rounds.
 
-    Of the kinds in `BLOCKED` there are as many chunks as ranks. Nothing is written out before the rounds are
-    iterated over, which may be done once.
+    Of the kinds in `IN_BLOCKS` there are as many chunks as ranks. Nothing is written out before the rounds
+    are iterated over, which may be done once.
     """
 
     chunks: int
@@ -99,7 +107,8 @@ def send(
     where: Bools | None = None,
 ) -> Send:
     """What each rank sends: `to` whom, from which `chunk` on, how many; `where` leaves ranks out."""
-    src, dst, first, many = (np.asarray(x, np.int64) for x in np.broadcast_arrays(rank, to, chunk, count))
+    columns = np.broadcast_arrays(rank, to, chunk, count)
+    src, dst, first, many = (np.asarray(column, np.int64).ravel() for column in columns)
     if where is None:
         return Send(src, dst, first, many, reduce)
     return Send(src[where], dst[where], first[where], many[where], reduce)
@@ -116,7 +125,11 @@ def send_cyclic(rank: Ints, to: Ints, chunk: Ints | int, count: Ints | int, n: i
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Program:
-    """A chunk program for `ranks` ranks. `name` is how a user would write it after `via`."""
+    """A chunk program for `ranks` ranks. `name` is how a user would write it after `via`.
+
+    targets: of a swap, for which rank the block is that each slot of each rank begins with, [ranks, ranks]:
+    a Latin square.
+    """
 
     name: str
     kind: Kind
@@ -124,3 +137,14 @@ class Program:
     chunks: int
     rounds: tuple[Round, ...]
     root: int = 0
+    targets: Ints = dataclasses.field(default_factory=lambda: NO_TARGETS)
+
+    @property
+    def sources(self) -> Ints:
+        """Of a swap, from which rank the block is that each slot of each rank ends with, [ranks, ranks]."""
+        return np.argsort(self.targets, axis=0)
+
+    @property
+    def arrivals(self) -> Ints:
+        """Of a swap the slot of each rank that ends with the block from each rank, [ranks, ranks]."""
+        return np.argsort(self.sources, axis=1)

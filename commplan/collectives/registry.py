@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib
 import math
 import pkgutil
-from collections.abc import Iterable
+from collections.abc import Collection
 from fractions import Fraction
 from typing import cast
 
 from commplan.collectives import algorithms as algorithm_files
 from commplan.collectives.hierarchical import NATIVE, Levels, Stage, composed
 from commplan.collectives.hierarchical import stages as _stages
-from commplan.collectives.program import BLOCKED, KINDS, ROOTED, AlgorithmFile, Kind, Program
+from commplan.collectives.postcondition import targets
+from commplan.collectives.program import IN_BLOCKS, KINDS, ROOTED, AlgorithmFile, Kind, Program
 from commplan.collectives.transform import pipelined, rooted, tidy
-from commplan.diagnostics import fail
+from commplan.diagnostics import did_you_mean, fail
 from commplan.ir.hints import Algorithm
 
 TRANSFERS = 2**25  # 4,096 ranks in a ring; half a gigabyte
@@ -26,10 +26,8 @@ TRANSFERS = 2**25  # 4,096 ranks in a ring; half a gigabyte
 def files() -> dict[str, AlgorithmFile]:
     """Every algorithm by its name, in the order of the names."""
     names = sorted(info.name for info in pkgutil.iter_modules(algorithm_files.__path__))
-    return {
-        name: cast("AlgorithmFile", importlib.import_module(f"{algorithm_files.__name__}.{name}"))
-        for name in names
-    }
+    room = algorithm_files.__name__
+    return {name: cast("AlgorithmFile", importlib.import_module(f"{room}.{name}")) for name in names}
 
 
 def algorithms(kind: Kind | None = None) -> tuple[str, ...]:
@@ -65,7 +63,8 @@ def program(name: str, kind: Kind, n: int, *, root: int = 0, slices: int = 1) ->
     check_numbers(kind, n, root, slices)
     _check_large(name, files()[name].formula(kind, n)[0] * n * slices)
     body = files()[name].PROGRAMS[kind](n)
-    return pipelined(rooted(Program(name, kind, n, body.chunks, tidy(body.rounds)), root), slices)
+    whole = Program(name, kind, n, body.chunks, tidy(body.rounds), targets=targets(kind, [n]))
+    return pipelined(rooted(whole, root), slices)
 
 
 def formula(name: str, kind: Kind, n: int) -> tuple[int, Fraction]:
@@ -91,11 +90,12 @@ def hierarchical(levels: Levels, kind: Kind, *, root: int = 0, slices: int = 1) 
         size = levels[stage.level][1]
         rounds = files()[stage.algorithm].formula(stage.kind, size)[0] if stage.algorithm != NATIVE else 0
         # Blocks of ranks that differ further out lie apart: each is a transfer of its own.
-        apart = math.prod(size for _, size in levels[stage.level + 1 :]) if kind in BLOCKED else 1
+        apart = math.prod(size for _, size in levels[stage.level + 1 :]) if kind in IN_BLOCKS else 1
         many += rounds * n * apart * slices
     _check_large(name, many)
     body = composed(files(), levels, kind, root)
-    return pipelined(Program(name, kind, n, body.chunks, tidy(body.rounds), root), slices)
+    table = targets(kind, [size for _, size in levels])
+    return pipelined(Program(name, kind, n, body.chunks, tidy(body.rounds), root, table), slices)
 
 
 def stages(levels: Levels, kind: Kind, *, root: int = 0) -> tuple[Stage, ...]:
@@ -131,19 +131,14 @@ def check_numbers(kind: Kind, n: int, root: int, slices: int) -> None:
 
 def _check_large(name: str, transfers: int) -> None:
     if transfers > TRANSFERS:
-        fail(
-            "CP0737",
-            f"`{name}` has up to {transfers:,} transfers, and at most {TRANSFERS:,} are written out",
-            "take fewer ranks or slices, or levels of a hierarchy, which are proved one by one",
-        )
+        message = f"`{name}` has up to {transfers:,} transfers, and at most {TRANSFERS:,} are written out"
+        note = "take fewer ranks or slices, or levels of a hierarchy, which are proved one by one"
+        fail("CP0737", message, note)
 
 
-def _known(name: str, known: Iterable[str], code: str, what: str) -> None:
-    if name in (names := list(known)):
-        return
-    near = difflib.get_close_matches(name, names, 1)
-    hint = f"did you mean `{near[0]}`?" if near else f"known: {', '.join(names)}"
-    fail(code, f"there is no {what} `{name}`", hint)
+def _known(name: str, known: Collection[str], code: str, noun: str) -> None:
+    if name not in known:
+        fail(code, f"there is no {noun} `{name}`", did_you_mean(name, known, "known:"))
 
 
 def scalar_algorithm(algorithm: Algorithm) -> Algorithm:

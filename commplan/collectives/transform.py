@@ -8,7 +8,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from commplan.collectives.program import BLOCKED, Body, Bools, Ints, Program, Programs, Round, Send
+from commplan.collectives.program import (
+    BLOCKED,
+    IN_BLOCKS,
+    NO_TARGETS,
+    Body,
+    Bools,
+    Ints,
+    Program,
+    Programs,
+    Round,
+    Send,
+)
 from commplan.diagnostics import fail
 
 
@@ -47,8 +58,9 @@ def placed(program: Program, places: Sequence[int] | Ints) -> Program:
     if position.shape != (n,) or not np.array_equal(np.sort(position), np.arange(n)):
         fail("CP0737", f"the places of {n} ranks must be the numbers 0 to {n - 1}, each once")
     rank = np.argsort(position)
+    targets = rank[program.targets[position]] if program.kind == "swap" else NO_TARGETS
     rounds = (tuple(_renamed(send, program, rank) for send in each) for each in program.rounds)
-    return dataclasses.replace(program, rounds=tuple(rounds), root=int(rank[program.root]))
+    return dataclasses.replace(program, rounds=tuple(rounds), root=int(rank[program.root]), targets=targets)
 
 
 def _renamed(send: Send, program: Program, rank: Ints) -> Send:
@@ -84,7 +96,7 @@ def pipelined(program: Program, slices: int) -> Program:
 
 
 def _slice(send: Send, j: int, slices: int, program: Program) -> Send:
-    if program.kind not in BLOCKED:
+    if program.kind not in IN_BLOCKS:
         return dataclasses.replace(send, chunk=send.chunk + j * program.chunks)
     src, dst, chunk = singles(send)
     return Send(src, dst, chunk * slices + j, np.ones_like(chunk), send.reduce)
@@ -95,8 +107,8 @@ def joined(sends: Iterable[Send], reduce: bool) -> Send:
     of = [send for send in sends if send.reduce == reduce]
     if len(of) == 1:
         return of[0]
-    src, dst = np.concatenate([send.src for send in of]), np.concatenate([send.dst for send in of])
-    chunk, count = np.concatenate([send.chunk for send in of]), np.concatenate([send.count for send in of])
+    columns = zip(*((send.src, send.dst, send.chunk, send.count) for send in of), strict=True)
+    src, dst, chunk, count = map(np.concatenate, columns)
     return Send(src, dst, chunk, count, reduce)
 
 
@@ -149,9 +161,8 @@ def pruned(rounds: Iterable[Round], starts: Bools, ends: Bools) -> tuple[Round, 
     needed, backwards = ends & ~starts, list[Round]()
     for moved in reversed(kept):
         masks = [needed[dst, chunk] for _, dst, chunk in moved]
-        new = [
-            (src[mask], dst[mask], chunk[mask]) for mask, (src, dst, chunk) in zip(masks, moved, strict=True)
-        ]
+        pairs = zip(masks, moved, strict=True)
+        new = [(src[mask], dst[mask], chunk[mask]) for mask, (src, dst, chunk) in pairs]
         for src, _, chunk in new:
             needed[src, chunk] = True
         backwards.append(tuple(runs(*single, False) for single in new))

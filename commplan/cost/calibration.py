@@ -108,12 +108,9 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def check_backend(self, backend: Backend, file: str = "") -> None:
         """Raises CP0753 where links were measured, and of another backend. file: of this calibration."""
         if self.links is not None and self.backend != backend:
-            fail(
-                "CP0753",
-                f"the calibration is of {self.backend}, and the plan is compiled for {backend}",
-                f"compile with --backend {self.backend}, or measure with {backend}",
-                file=file,
-            )
+            message = f"the calibration is of {self.backend}, and the plan is compiled for {backend}"
+            note = f"compile with --backend {self.backend}, or measure with {backend}"
+            fail("CP0753", message, note, file=file)
 
     def curve(
         self, backend: Backend, kind: str, algorithm: str, form: Form, shape: str, chunk: int | None
@@ -122,14 +119,13 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if backend != self.backend:
             return None
         native = algorithm == "native"
-        found = [
+        matches = (
             curve
             for curve in self.curve_list
             if (curve.kind, curve.algorithm, curve.shape) == (kind, algorithm, shape)
-            and (native or curve.form == form)
-            and (native or curve.chunk == (chunk or 0))
-        ]
-        return found[0] if found else None
+            and (native or (curve.form, curve.chunk) == (form, chunk or 0))
+        )
+        return next(matches, None)
 
 
 def load_calibration(path: str | Path) -> Calibration:
@@ -153,49 +149,45 @@ def parse_calibration(text: str, file: str = "<calibration>") -> Calibration:
         fail("CP0751", "the calibration is nested too deep", file=file)
     version = content.get("version")
     if version != VERSION:
-        fail(
-            "CP0751",
-            f"the calibration has version {version!r}, expected {VERSION}",
-            "measure again with `commplan calibrate`",
-            file=file,
-        )
+        message = f"the calibration has version {version!r}, expected {VERSION}"
+        fail("CP0751", message, "measure again with `commplan calibrate`", file=file)
     if "input" in content and not any(key in content for key in (*_LINKS, "level", "curve")):
         content |= {"backend": "jax", "hosts": [], **dict.fromkeys(_LINKS[2:], 0.0)}
     try:
-        found = msgspec.convert(content, Calibration)
+        calibration = msgspec.convert(content, Calibration)
     except msgspec.ValidationError as error:
         fail("CP0751", f"the calibration is malformed: {error}", "see the manual on its keys", file=file)
-    _check(found, file)
-    return found
+    _check(calibration, file)
+    return calibration
 
 
-def _check(found: Calibration, file: str) -> None:
-    numbers = [found.overhead, found.gamma, found.call, found.round]
-    numbers += [n for level in found.levels for n in (level.latency, level.bandwidth)]
-    numbers += [n for curve in found.curve_list for n in (*curve.sizes, *curve.seconds)]
-    numbers += _input_numbers(found.input) if found.input else []
+def _check(calibration: Calibration, file: str) -> None:
+    numbers = [calibration.overhead, calibration.gamma, calibration.call, calibration.round]
+    numbers += [n for level in calibration.levels for n in (level.latency, level.bandwidth)]
+    numbers += [n for curve in calibration.curve_list for n in (*curve.sizes, *curve.seconds)]
+    numbers += _input_numbers(calibration.input) if calibration.input else []
     if not all(map(math.isfinite, numbers)):
         fail("CP0751", "the calibration holds a number that is not finite", file=file)
-    names = [level.name for level in found.levels]
+    names = [level.name for level in calibration.levels]
     for twice in (name for i, name in enumerate(names) if name in names[:i]):
         fail("CP0751", f"level `{twice}` is in the calibration twice", file=file)
-    for curve in found.curve_list:
-        what = f"the curve of {curve.kind} via {curve.algorithm} on {curve.shape}"
+    for curve in calibration.curve_list:
+        label = f"the curve of {curve.kind} via {curve.algorithm} on {curve.shape}"
         if len(curve.sizes) != len(curve.seconds):
-            fail("CP0751", f"{what} has {len(curve.sizes)} sizes and {len(curve.seconds)} times", file=file)
+            fail("CP0751", f"{label} has {len(curve.sizes)} sizes and {len(curve.seconds)} times", file=file)
         if any(a >= b for a, b in itertools.pairwise(curve.sizes)):
-            fail("CP0751", f"the sizes of {what} do not grow", file=file)
+            fail("CP0751", f"the sizes of {label} do not grow", file=file)
 
 
-def _input_numbers(found: InputCosts) -> list[float]:
-    tables = (*found.source, *found.fn, *found.consumer)
-    values = [value for one in (found, *tables) for value in msgspec.structs.asdict(one).values()]
+def _input_numbers(costs: InputCosts) -> list[float]:
+    tables = (*costs.source, *costs.fn, *costs.consumer)
+    values = [value for table in (costs, *tables) for value in msgspec.structs.asdict(table).values()]
     return [value for value in values if isinstance(value, float)]
 
 
-def only_input(date: str, found: InputCosts) -> Calibration:
+def only_input(date: str, costs: InputCosts) -> Calibration:
     """A calibration of the input alone."""
-    return Calibration(date, "jax", (), 0.0, 0.0, 0.0, 0.0, input=found)
+    return Calibration(date, "jax", (), 0.0, 0.0, 0.0, 0.0, input=costs)
 
 
 def write_calibration(calibration: Calibration) -> str:

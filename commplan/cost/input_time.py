@@ -21,7 +21,7 @@ def input_work(schedule: Schedule, phase: Phase, costs: InputCosts, topology: To
     parts = _parts(schedule, phase)
     ranks = math.prod(schedule.mesh_sizes.values())
     cores = (topology.cores or costs.cores) / min(ranks, topology.host_places)
-    found: dict[Ref, float] = {}
+    seconds: dict[Ref, float] = {}
     for op in phase.ops:
         if isinstance(op, Read):
             source = costs.source_named(op.source)
@@ -38,18 +38,18 @@ def input_work(schedule: Schedule, phase: Phase, costs: InputCosts, topology: To
             continue
         threads = op.hints.cores or MOST_THREADS
         first = results(op)[0]
-        found[first] = rows / parts.get(first, 1) * (each[0] / min(threads, cores) + each[1] / threads)
-    return found
+        seconds[first] = rows / parts.get(first, 1) * (each[0] / min(threads, cores) + each[1] / threads)
+    return seconds
 
 
 def _parts(schedule: Schedule, phase: Phase) -> dict[Ref, int]:
     """Among how many processes the work behind each value is divided, where it is shared."""
-    found: dict[Ref, int] = {}
+    parts: dict[Ref, int] = {}
     for op in reversed(phase.ops):
         if isinstance(op, Share) and op.design != "duplicate":
-            found[op.operand] = op.readers or schedule.size(op.axes)
+            parts[op.operand] = op.readers or schedule.size(op.axes)
             continue
-        behind = max((found.get(ref, 1) for ref in results(op)), default=1)
+        behind = max((parts.get(ref, 1) for ref in results(op)), default=1)
         if behind > 1:
-            found.update(dict.fromkeys((results(op)[0], *operands(op)), behind))
-    return found
+            parts.update(dict.fromkeys((results(op)[0], *operands(op)), behind))
+    return parts

@@ -64,8 +64,8 @@ class Predictor:
     def layout(self, over: tuple[str, ...], *, native: bool = False) -> Layout:
         """Where the groups of a collective over `over` lie, as `native` sees them or as programs are laid."""
         if over not in self._layouts:
-            found = lay(self._axes, over, self.workers)
-            self._layouts[over] = (found, found.in_order_of_places() if self._moved else found)
+            layout = lay(self._axes, over, self.workers)
+            self._layouts[over] = (layout, layout.in_order_of_places() if self._moved else layout)
         return self._layouts[over][0 if native else 1]
 
     def predict(
@@ -83,17 +83,9 @@ class Predictor:
         layout = self.layout(axes, native=algorithm.name == "native")
         whole = nbytes * layout.ranks if kind in ("all_gather", "gather") else nbytes
         return predict(
-            algorithm,
-            kind,
-            layout,
-            whole,
-            self.network,
-            calibration=self.calibration,
-            backend=self.backend,
-            form=form,
-            chunk=chunk,
-            root=root,
-        )
+            algorithm, kind, layout, whole, self.network, calibration=self.calibration,
+            backend=self.backend, form=form, chunk=chunk, root=root,
+        )  # fmt: skip
 
     def query(self, work: Work) -> Prediction | None:
         """The prediction for a collective that an op asks for."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -49,9 +49,8 @@ def drawing(plan: Plan) -> Drawing:
     Sources, inputs and states stand outside the phases, once each, and states that servers hold in a box of
     the servers; every other node belongs to its phase.
     """
-    roots = [
-        Node(f"source{i}", "source", (f"source {s.name}", str(s.type))) for i, s in enumerate(plan.sources)
-    ]
+    named = ((f"source {source.name}", str(source.type)) for source in plan.sources)
+    roots = [Node(f"source{i}", "source", lines) for i, lines in enumerate(named)]
     sources = {source.name: node.id for source, node in zip(plan.sources, roots, strict=True)}
     entry: dict[Ref, str] = {}
     servers = [axis for axis in plan.axes if axis.kind is AxisKind.SERVER]
@@ -116,12 +115,23 @@ def _label(plan: Plan, ref: Ref) -> tuple[str, ...]:
     return (f"{value.name} : {value.type}", str(value.placement))
 
 
-_SHAPES: dict[Kind, str] = {
-    "source": 'shape=cylinder, fillcolor="#f2efe6"', "input": 'shape=parallelogram, fillcolor="#e8eef7"',
-    "state": 'shape=box3d, fillcolor="#e8eef7"', "host": 'shape=box, fillcolor="#fdf3d8"',
-    "device": 'shape=box, fillcolor="#e3f4e1"', "network": 'shape=box, fillcolor="#fbe3dd", penwidth=2',
-    "output": 'shape=parallelogram, fillcolor="#ffffff"',
-}  # fmt: skip
+class Look(NamedTuple):
+    """How nodes of a kind are drawn: filled with a colour, in Graphviz's shape, in Mermaid's brackets."""
+
+    fill: str
+    shape: str
+    brackets: tuple[str, str] = ("[", "]")
+
+
+_LOOKS: dict[Kind, Look] = {
+    "source": Look("#f2efe6", "cylinder", ("[(", ")]")),
+    "input": Look("#e8eef7", "parallelogram", ("[/", "/]")),
+    "state": Look("#e8eef7", "box3d", ("[[", "]]")),
+    "host": Look("#fdf3d8", "box"),
+    "device": Look("#e3f4e1", "box"),
+    "network": Look("#fbe3dd", "box"),
+    "output": Look("#ffffff", "parallelogram", ("[/", "/]")),
+}
 
 
 def dot(plan: Plan) -> str:
@@ -149,28 +159,15 @@ def dot(plan: Plan) -> str:
 
 
 def _dot_node(node: Node) -> str:
-    return f"{node.id} [label={_quoted(node.lines)}, {_SHAPES[node.kind]}];"
+    fill, shape, _ = _LOOKS[node.kind]
+    thick = ", penwidth=2" if node.kind == "network" else ""
+    return f'{node.id} [label={_quoted(node.lines)}, shape={shape}, fillcolor="{fill}"{thick}];'
 
 
 def _quoted(lines: Iterable[str]) -> str:
     """A quoted string of DOT; inside it only the quote and the backslash are special."""
     escaped = (line.replace("\\", "\\\\").replace('"', '\\"') for line in lines)
     return '"' + "\\n".join(escaped) + '"'
-
-
-_BRACKETS: dict[Kind, tuple[str, str]] = {
-    "source": ("[(", ")]"), "input": ("[/", "/]"), "state": ("[[", "]]"), "host": ("[", "]"),
-    "device": ("[", "]"), "network": ("[", "]"), "output": ("[/", "/]"),
-}  # fmt: skip
-_CLASSES = (
-    "classDef source fill:#f2efe6,stroke:#555555,color:#222222",
-    "classDef input fill:#e8eef7,stroke:#555555,color:#222222",
-    "classDef state fill:#e8eef7,stroke:#555555,color:#222222",
-    "classDef host fill:#fdf3d8,stroke:#555555,color:#222222",
-    "classDef device fill:#e3f4e1,stroke:#555555,color:#222222",
-    "classDef network fill:#fbe3dd,stroke:#555555,stroke-width:2px,color:#222222",
-    "classDef output fill:#ffffff,stroke:#555555,color:#222222",
-)
 
 
 def mermaid(plan: Plan) -> str:
@@ -191,12 +188,15 @@ def mermaid(plan: Plan) -> str:
         label = f"|{_entities(edge.lines)}|" if edge.lines else ""
         lines.append(f"  {edge.tail} {arrow}{label} {edge.head}")
     used = {node.kind for node in (*picture.nodes, *(n for box in picture.boxes for n in box.nodes))}
-    lines += [f"  {text}" for text in _CLASSES if text.split()[1] in used]
+    for kind, look in _LOOKS.items():
+        thick = "stroke-width:2px," if kind == "network" else ""
+        if kind in used:
+            lines.append(f"  classDef {kind} fill:{look.fill},stroke:#555555,{thick}color:#222222")
     return "\n".join(lines) + "\n"
 
 
 def _mermaid_node(node: Node) -> str:
-    left, right = _BRACKETS[node.kind]
+    left, right = _LOOKS[node.kind].brackets
     return f"{node.id}{left}{_entities(node.lines)}{right}:::{node.kind}"
 
 

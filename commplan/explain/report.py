@@ -11,23 +11,22 @@ factors. A hierarchy is charged level by level.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from commplan.cost import Predictor
 from commplan.diagnostics import Span
-from commplan.explain.servers import Said, Telling, server_lines
-from commplan.explain.stages import levels_text, phase_title, stage_text
+from commplan.explain.servers import Said, ServerText, server_lines
+from commplan.explain.stages import levels_text, phase_title, stage_text, table_lines
 from commplan.ir import plan as graph
 from commplan.ir import schedule as ir
+from commplan.ir.grouping import grouped
 from commplan.ir.remark import Alternative, Choice, SharingCost
 from commplan.ir.server_ops import sent
 from commplan.ir.types import DType, sized, timed
 from commplan.verify.claims import Claims, claims
-
-Placed = TypeVar("Placed", bound=ir.Op | Choice)
 
 
 class Traffic(msgspec.Struct, frozen=True):
@@ -133,15 +132,15 @@ class Explanation(msgspec.Struct, frozen=True):
     def _served(self) -> str:
         """Which ranks serve: the last ones."""
         first = math.prod(size for name, size in self.axes.items() if name not in self.servers)
-        found: list[str] = []
+        ranges: list[str] = []
         for name in self.servers:
             last = first + self.axes[name] - 1
             word = "and" if last == first + 1 else "to"
             where = f"rank {first}" if first == last else f"ranks {first} {word} {last}"
-            found.append(f"{name} = {self.axes[name]} ({where})")
+            ranges.append(f"{name} = {self.axes[name]} ({where})")
             first = last + 1
         where = "" if self.backend == "mpi" else "; they run under MPI alone: `--backend mpi` shows that"
-        return ", ".join(found) + where
+        return ", ".join(ranges) + where
 
 
 def explain_plan(plan: graph.Plan, schedule: ir.Schedule, predictor: Predictor | None = None) -> Explanation:
@@ -151,12 +150,13 @@ def explain_plan(plan: graph.Plan, schedule: ir.Schedule, predictor: Predictor |
     have their predicted times beside those of other ways.
     """
     spans = {stage.span for phase in plan.phases for stage in phase.stages}
-    said, chosen = server_lines(schedule, predictor), _by_span(schedule.choices)
+    tellings = server_lines(schedule, predictor)
+    chosen = grouped(schedule.choices, lambda choice: choice.span)
     return Explanation(
         plan=plan.name,
         axes={axis.name: axis.size for axis in schedule.axes},
         pipeline=schedule.pipeline,
-        phases=tuple(_phase(phase, schedule, said, chosen) for phase in plan.phases),
+        phases=tuple(_phase(phase, schedule, tellings, chosen) for phase in plan.phases),
         choices=tuple(choice for choice in schedule.choices if choice.span not in spans),
         backend=schedule.backend,
         placement={axis.name: levels_text(axis) for axis in schedule.axes if axis.levels},
@@ -165,66 +165,32 @@ def explain_plan(plan: graph.Plan, schedule: ir.Schedule, predictor: Predictor |
     )
 
 
-def _by_span(items: Iterable[Placed]) -> dict[Span | None, list[Placed]]:
-    found: dict[Span | None, list[Placed]] = {}
-    for item in items:
-        found.setdefault(item.span, []).append(item)
-    return found
-
-
 def _phase(
-    phase: graph.Phase, schedule: ir.Schedule, said: Said, chosen: Mapping[Span | None, Sequence[Choice]]
+    phase: graph.Phase, schedule: ir.Schedule, tellings: Said, chosen: Mapping[Span | None, Sequence[Choice]]
 ) -> PhaseLines:
     compiled = schedule.phase(phase.name)
     values = {value.id: value for value in (*schedule.entry, *compiled.values)}
-    nbytes = {ref: value.nbytes for ref, value in values.items()}
-    ops = _by_span(compiled.ops)
-    lines = list(_asked(phase, compiled, values, nbytes, schedule, said))
+    ops, spans = grouped(compiled.ops, lambda op: op.span), {stage.span for stage in phase.stages}
+    lines: list[Line] = []
+    # What a phase gets from servers without a stage that says so: states that it puts out as they are.
+    for op in (op for op in compiled.ops if op.span not in spans):
+        step, telling = _step(op, values, schedule), tellings.get((phase.name, op.span), ServerText())
+        stage, made = f"{step.kind} {step.detail}", ir.results(op)
+        lines.append(Line(op.span.line, stage, made, (step,), (), (), (), telling.lines, telling.sent))
     for stage in phase.stages:
-        told = said.get((phase.name, stage.span), Telling())
-        steps = [(op, _step(op, values, nbytes, schedule)) for op in ops.get(stage.span, ())]
-        lines.append(_stage(stage, steps, values, chosen.get(stage.span, ()), told))
+        telling = tellings.get((phase.name, stage.span), ServerText())
+        own = ops.get(stage.span, [])
+        steps = tuple(_step(op, values, schedule) for op in own)
+        line = Line(
+            stage.span.line, stage_text(stage), graph.results(stage), steps,
+            buckets=tuple(_bucket(op, values) for op in own if isinstance(op, ir.Pack)),
+            traffic=_sum(entry for step in steps for entry in step.traffic),
+            choices=tuple(chosen.get(stage.span, ())), servers=telling.lines, sent=telling.sent,
+        )  # fmt: skip
+        lines.append(line)
     total = _sum(entry for line in lines for entry in line.traffic)
     outputs = tuple(binding.name for binding in compiled.outputs)
     return PhaseLines(phase.name, phase_title(phase), tuple(lines), total, outputs)
-
-
-def _asked(
-    phase: graph.Phase,
-    compiled: ir.Phase,
-    values: Mapping[str, ir.Value],
-    nbytes: Mapping[str, int],
-    schedule: ir.Schedule,
-    said: Said,
-) -> Iterator[Line]:
-    """What a phase gets from servers without a stage that says so: states that it puts out as they are."""
-    spans = {stage.span for stage in phase.stages}
-    for op in compiled.ops:
-        if op.span in spans:
-            continue
-        step, told = _step(op, values, nbytes, schedule), said.get((phase.name, op.span), Telling())
-        stage = f"{step.kind} {step.detail}"
-        yield Line(op.span.line, stage, ir.results(op), (step,), (), (), (), told.lines, told.sent)
-
-
-def _stage(
-    stage: graph.Stage,
-    steps: Sequence[tuple[ir.Op, Step]],
-    values: Mapping[str, ir.Value],
-    choices: Sequence[Choice],
-    told: Telling,
-) -> Line:
-    return Line(
-        line=stage.span.line,
-        stage=stage_text(stage),
-        results=graph.results(stage),
-        steps=tuple(step for _, step in steps),
-        buckets=tuple(_bucket(op, values) for op, _ in steps if isinstance(op, ir.Pack)),
-        traffic=_sum(entry for _, step in steps for entry in step.traffic),
-        choices=tuple(choices),
-        servers=told.lines,
-        sent=told.sent,
-    )
 
 
 def _bucket(op: ir.Pack, values: Mapping[str, ir.Value]) -> Bucket:
@@ -236,16 +202,14 @@ def _bucket(op: ir.Pack, values: Mapping[str, ir.Value]) -> Bucket:
     return Bucket(op.result, buffer.nbytes, buffer.leaves[0].dtype, tuple(leaves))
 
 
-def _step(
-    op: ir.Op, values: Mapping[str, ir.Value], nbytes: Mapping[str, int], schedule: ir.Schedule
-) -> Step:
+def _step(op: ir.Op, values: Mapping[str, ir.Value], schedule: ir.Schedule) -> Step:
     # States that live on servers stay there, but for what a worker gets of them.
     moved = sent(op) or ir.results(op) if op.asks_servers(values) else ir.operands(op)
-    total = sum(nbytes[ref] for ref in moved)
-    step = Step(op.title, ir.results(op)[0], op.detail(values), op.lane, total)
+    nbytes = sum(values[ref].nbytes for ref in moved)
+    step = Step(op.title, ir.results(op)[0], op.detail(values), op.lane, nbytes)
     if not isinstance(op, ir.Collective):
         return step
-    return msgspec.structs.replace(
+    return replace(
         step, dtype=op.dtype, algorithm=str(op.algorithm), nbytes=op.nbytes, traffic=traffic(op, schedule)
     )
 
@@ -266,7 +230,10 @@ def _levels(op: ir.Collective, schedule: ir.Schedule) -> tuple[Traffic, ...]:
 
     Any other collective moves all its bytes on every level.
     """
-    sizes = level_sizes(op, schedule)
+    spans = {spread.level: spread.count for name in op.axes for spread in schedule.axis(name).levels}
+    axes = {name: schedule.size((name,)) for name in op.axes}
+    # A level is an axis, or one that an axis spans.
+    sizes = {key: axes.get(key) or spans.get(key, 1) for key, _ in op.algorithm.levels}
     outermost = [*sizes][-1]
     whole = op.nbytes * (math.prod(sizes.values()) if op.kind == "all_gather" else 1)
     entries: list[Traffic] = []
@@ -280,19 +247,11 @@ def _levels(op: ir.Collective, schedule: ir.Schedule) -> tuple[Traffic, ...]:
     return _sum(entries)
 
 
-def level_sizes(op: ir.Collective, schedule: ir.Schedule) -> dict[str, int]:
-    """Ranks at each level of a hierarchy, innermost first: a level is an axis, or one that an axis spans."""
-    spans = {spread.level: spread.count for name in op.axes for spread in schedule.axis(name).levels}
-    return {
-        key: schedule.size((key,)) if key in op.axes else spans.get(key, 1) for key, _ in op.algorithm.levels
-    }
-
-
 def _charge(kind: str, over: tuple[str, ...], nbytes: int, ranks: int) -> Traffic:
     match kind:
         case "all_reduce":
             sent, formula = 2 * (ranks - 1) * nbytes / ranks, "2(n-1)/n S"
-        case "reduce_scatter" | "all_to_all":
+        case "reduce_scatter" | "all_to_all" | "swap":
             sent, formula = (ranks - 1) * nbytes / ranks, "(n-1)/n S"
         case "all_gather":
             sent, formula = (ranks - 1) * nbytes, "(n-1) S"
@@ -310,7 +269,7 @@ def _sum(entries: Iterable[Traffic]) -> tuple[Traffic, ...]:
             totals[entry.axes] = entry
             continue
         formulas = dict.fromkeys([*before.formula.split(" + "), *entry.formula.split(" + ")])
-        totals[entry.axes] = msgspec.structs.replace(
+        totals[entry.axes] = replace(
             before, nbytes=before.nbytes + entry.nbytes, formula=" + ".join(formulas)
         )
     return tuple(totals.values())
@@ -324,10 +283,8 @@ def _line(line: Line) -> list[str]:
 def line_lines(line: Line) -> list[str]:
     """What a line became and moves, ops of one kind on one line."""
     lines: list[str] = []
-    groups: dict[tuple[str, str, str], list[Step]] = {}
-    for step in line.steps:
-        groups.setdefault((step.kind, step.detail, step.lane), []).append(step)
-    for (kind, detail, lane), steps in groups.items():
+    alike = grouped(line.steps, lambda step: (step.kind, step.detail, step.lane))
+    for (kind, detail, lane), steps in alike.items():
         count = f"{len(steps)} x " if len(steps) > 1 else ""
         nbytes = sum(step.nbytes for step in steps)
         moved = f", {sized(nbytes)}" if nbytes else ""
@@ -375,37 +332,34 @@ def sharing_table(rows: Sequence[SharingCost]) -> list[str]:
     """
     if not rows:
         return []
-    cells = [_HEAD, *map(_sharing_row, rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(_HEAD))]
-    lines = ["  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)) for row in cells]
     limit = f"physical limit: {timed(rows[0].limit)} of CPU per record and member"
-    return [limit, *(line.rstrip() for line in lines)]
+    return [limit, *table_lines([_HEAD, *map(_sharing_row, rows)])]
 
 
-def _sharing_row(one: SharingCost) -> tuple[str, ...]:
-    readers = f"(readers = {one.readers})" if one.readers else ""
+def _sharing_row(cost: SharingCost) -> tuple[str, ...]:
+    readers = f"(readers = {cost.readers})" if cost.readers else ""
     return (
-        ">" if one.taken else "",
-        f"{one.design}{readers}",
-        one.cut or "before reading",
-        timed(one.cpu),
-        f"{one.distance:.2f} x",
-        timed(one.wall),
-        one.waits_for,
-        sized(round(one.nbytes)),
-        sized(round(one.memory)),
+        ">" if cost.taken else "",
+        f"{cost.design}{readers}",
+        cost.cut or "before reading",
+        timed(cost.cpu),
+        f"{cost.distance:.2f} x",
+        timed(cost.wall),
+        cost.waits_for,
+        sized(round(cost.nbytes)),
+        sized(round(cost.memory)),
     )
 
 
-def _alternative(other: Alternative, choice: Choice, width: int) -> str:
+def _alternative(alternative: Alternative, choice: Choice, width: int) -> str:
     """An alternative, its predicted time, how much longer that is, and what else speaks against it."""
-    if other.seconds is None:
-        return f"{other.what}: {other.why or 'without a topology its time is not known'}"
-    told = [f"{timed(other.seconds):>8}"]
+    if alternative.seconds is None:
+        return f"{alternative.what}: {alternative.why or 'without a topology its time is not known'}"
+    parts = [f"{timed(alternative.seconds):>8}"]
     if choice.seconds:
-        told.append(_compared(other.seconds / choice.seconds))
-    why = f"; {other.why}" if other.why else ""
-    return f"{other.what:<{width}}  {', '.join(told)}{why}"
+        parts.append(_compared(alternative.seconds / choice.seconds))
+    why = f"; {alternative.why}" if alternative.why else ""
+    return f"{alternative.what:<{width}}  {', '.join(parts)}{why}"
 
 
 def _compared(longer: float) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -10,7 +10,7 @@ import msgspec
 from commplan.cost import Predictor
 from commplan.cost.servers.server_traffic import (
     Exchanged,
-    Talk,
+    ServerTiming,
     elastic_of,
     hidden,
     instead,
@@ -19,6 +19,7 @@ from commplan.cost.servers.server_traffic import (
     waiting,
 )
 from commplan.diagnostics import Span
+from commplan.explain.stages import table_lines
 from commplan.ir.schedule import Elastic, Schedule
 from commplan.ir.types import sized, timed
 from commplan.protocol.build_sites import sites
@@ -26,9 +27,10 @@ from commplan.protocol.sites import Buffer, Held, Site, Sites, nbytes_of
 from commplan.topology import Topology
 
 TENTH = 0.1  # the share of communication that is asked for where no step is given
+_UNKNOWN_STEP = ("10% if steps take", "or, under a step,")
 
 
-class Telling(msgspec.Struct, frozen=True):
+class ServerText(msgspec.Struct, frozen=True):
     """What is said of one plan line. sent: bytes that go to servers from the worker that sends most; nothing
     where workers may find the servers' memory on their own host.
     """
@@ -37,75 +39,75 @@ class Telling(msgspec.Struct, frozen=True):
     sent: int = 0
 
 
-Said = dict[tuple[str, Span], Telling]
+Said = dict[tuple[str, Span], ServerText]
 
 
 def server_lines(schedule: Schedule, predictor: Predictor | None) -> Said:
     """What is said of servers and of elastic averaging, by phase and plan line."""
-    surveyed, found = sites(schedule), dict[tuple[str, Span], Telling]()
+    surveyed, texts = sites(schedule), dict[tuple[str, Span], ServerText]()
     periods = {phase.name: phase.period for phase in schedule.phases}
 
     def add(where: tuple[str, Span], lines: Sequence[str], sent: int = 0) -> None:
-        before = found.get(where, Telling())
-        found[where] = Telling((*before.lines, *lines), before.sent + sent)
+        before = texts.get(where, ServerText())
+        texts[where] = ServerText((*before.lines, *lines), before.sent + sent)
 
     for site in surveyed.all:
         lines = [f"{title(site)}:", *(f"  {line}" for line in site_lines(site, surveyed))]
         if predictor is not None:
-            one, _ = talk(site, surveyed, predictor, periods[site.phase])
-            lines += [f"  {line}" for line in talk_lines(one, predictor.network.topology)]
+            timing, _ = talk(site, surveyed, predictor, periods[site.phase])
+            lines += [f"  {line}" for line in talk_lines(timing, predictor.network.topology)]
             others = instead(predictor, site, surveyed)
-            lines += [f"  instead: {what}: {timed(seconds)}" for what, seconds in others]
+            lines += [f"  instead: {way}: {timed(seconds)}" for way, seconds in others]
         add((site.phase, site.span), lines, 0 if site.mode == "hogwild" else nbytes_of(site.up))
     if predictor is None:
-        return found
+        return texts
     for phase in schedule.phases:
         for op in (op for op in phase.ops if isinstance(op, Elastic)):
             modes = elastic_of(schedule, phase, op, predictor)
             head = f"modes of elastic averaging, {every(phase.period)}:"
             lines = mode_lines(modes, op.mode, phase.period, None)
             add((phase.name, op.span), [head, *(f"  {line}" for line in lines)])
-    return found
+    return texts
 
 
 def title(site: Site) -> str:
     """`exchange with hub`, `async with master`."""
-    what = f"elastic {site.mode}" if site.kind == "elastic" else site.kind
-    return f"{what} {'from' if site.kind == 'get' else 'on' if site.kind == 'put' else 'with'} {site.server}"
+    kind = f"elastic {site.mode}" if site.kind == "elastic" else site.kind
+    return f"{kind} {'from' if site.kind == 'get' else 'on' if site.kind == 'put' else 'with'} {site.server}"
 
 
 def site_lines(site: Site, sites: Sites) -> list[str]:
     """Where the states of a site lie, and what goes back and forth."""
-    found = [held_line(one) for one in site.held]
+    lines = [held_line(held) for held in site.held]
     up, down = _counted(site.up), _counted(site.down)
     who = "the first worker of each group" if site.kind == "put" and site.per else "each worker"
     who = "the first worker" if site.kind == "put" and not site.per else who
-    found.append(f"{who} sends {up} and " + (f"gets {down}" if site.down else "waits for nothing"))
+    lines.append(f"{who} sends {up} and " + (f"gets {down}" if site.down else "waits for nothing"))
     if site.token:
         others = sites.workers - len(sites.members(site))
         if others == 1:
-            found.append(f"the other worker sends {_counted(site.token)}")
+            lines.append(f"the other worker sends {_counted(site.token)}")
         elif others:
-            found.append(f"each of the other {others} workers sends {_counted(site.token)}")
+            lines.append(f"each of the other {others} workers sends {_counted(site.token)}")
     if site.kind == "exchange":
         late = site.staleness or 0
-        found.append(
+        lines.append(
             "each waits for the terms of all workers"
             if not late
             else f"each runs ahead of the slowest by at most {late} exchange{'s' * (late != 1)}"
         )
-    return found
+    return lines
 
 
-def held_line(one: Held) -> str:
+def held_line(held: Held) -> str:
     """`weights`: how many units on how many servers, and how even."""
-    most, least, units = max(one.nbytes), min(one.nbytes), f"{one.units} unit{'s' * (one.units != 1)}"
-    if len(one.nbytes) == 1:
-        return f"`{one.state}`: {units} on 1 server, {sized(most)}"
+    most, least, units = max(held.nbytes), min(held.nbytes), f"{held.units} unit{'s' * (held.units != 1)}"
+    if len(held.nbytes) == 1:
+        return f"`{held.state}`: {units} on 1 server, {sized(most)}"
     spread = " to ".join(dict.fromkeys((sized(least), sized(most))))
     return (
-        f"`{one.state}`: {units} on {len(one.nbytes)} servers, {spread} on each"
-        f" (largest / mean {one.balance:.3f})"
+        f"`{held.state}`: {units} on {len(held.nbytes)} servers, {spread} on each"
+        f" (largest / mean {held.balance:.3f})"
     )
 
 
@@ -116,21 +118,21 @@ def _counted(buffers: Sequence[Buffer]) -> str:
     return f"{count} messages of {sized(nbytes_of(buffers))} in all"
 
 
-def talk_lines(one: Talk, topology: Topology) -> list[str]:
+def talk_lines(timing: ServerTiming, topology: Topology) -> list[str]:
     """What a request takes on a topology."""
-    where = ", ".join(dict.fromkeys(_place(place, topology) for place in one.places))
-    asked = f"all {one.workers} workers at once" if one.kind != "put" else "to arrive"
-    times = one.seconds / one.bound if one.bound else 1.0
-    bound = f"{times:.2f} times the bound of {timed(one.bound)}"
-    goes_by = f"{'on the' if one.limit.startswith('links') else 'in'} {one.limit}"
-    found = [
-        f"server{'s' * (one.servers != 1)} on {where}",
-        f"{asked} {timed(one.seconds)}, {bound}; most of it {goes_by}",
+    where = ", ".join(dict.fromkeys(_place(place, topology) for place in timing.places))
+    asked = f"all {timing.workers} workers at once" if timing.kind != "put" else "to arrive"
+    times = timing.seconds / timing.bound if timing.bound else 1.0
+    bound = f"{times:.2f} times the bound of {timed(timing.bound)}"
+    goes_by = f"{'on the' if timing.limit.startswith('links') else 'in'} {timing.limit}"
+    lines = [
+        f"server{'s' * (timing.servers != 1)} on {where}",
+        f"{asked} {timed(timing.seconds)}, {bound}; most of it {goes_by}",
     ]
-    if one.kind in ("exchange", "elastic"):
-        busy = f"the busiest server computes {timed(one.busy)}"
-        found.append(f"one worker alone {timed(one.alone)}; {busy}")
-    return found
+    if timing.kind in ("exchange", "elastic"):
+        busy = f"the busiest server computes {timed(timing.busy)}"
+        lines.append(f"one worker alone {timed(timing.alone)}; {busy}")
+    return lines
 
 
 def _place(place: int, topology: Topology) -> str:
@@ -144,44 +146,36 @@ def _place(place: int, topology: Topology) -> str:
     return " of ".join(names)
 
 
-def mode_lines(modes: Sequence[Exchanged], taken: str, period: int, step: float | None) -> Iterator[str]:
+def mode_lines(modes: Sequence[Exchanged], taken: str, period: int, step: float | None) -> list[str]:
     """What each mode of elastic averaging would take, and the share of the time that is communication.
 
     step: seconds of work in a step; None where nobody knows: then how long it has to be.
     """
-    head = ["", "mode", "all at once", "alone", *_heads(step), "way"]
-    rows = [head, *(_row(one, one.mode == taken, period, step) for one in modes)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
-    for row in rows:
-        yield "  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)).rstrip()
+    shares = ("of the time", "under a step") if step is not None else _UNKNOWN_STEP
+    head = ["", "mode", "all at once", "alone", *shares, "way"]
+    return table_lines([head, *(_row(mode, mode.mode == taken, period, step) for mode in modes)])
 
 
 def every(period: int) -> str:
     return "every step" if period == 1 else f"every {period} steps"
 
 
-def one_mode(one: Exchanged, period: int, step: float | None) -> dict[str, Any]:
+def one_mode(exchange: Exchanged, period: int, step: float | None) -> dict[str, Any]:
     """The same as data: shares of the time, where the seconds of a step are known."""
-    found: dict[str, Any] = msgspec.structs.asdict(one)
+    content: dict[str, Any] = msgspec.structs.asdict(exchange)
     if step is not None:
-        least, most = waiting(one, period * step)
-        found |= {"share": [least, most], "share_under_a_step": hidden(one, period * step, step)}
-    return found
+        least, most = waiting(exchange, period * step)
+        content |= {"share": [least, most], "share_under_a_step": hidden(exchange, period * step, step)}
+    return content
 
 
-def _heads(step: float | None) -> tuple[str, str]:
+def _row(exchange: Exchanged, taken: bool, period: int, step: float | None) -> list[str]:
+    alone = timed(exchange.alone) if exchange.mode != "sync" else ""
+    cells = [">" if taken else "", exchange.mode, timed(exchange.seconds), alone]
     if step is None:
-        return "10% if steps take", "or, under a step,"
-    return "of the time", "under a step"
-
-
-def _row(one: Exchanged, taken: bool, period: int, step: float | None) -> list[str]:
-    alone = timed(one.alone) if one.mode != "sync" else ""
-    cells = [">" if taken else "", one.mode, timed(one.seconds), alone]
-    if step is None:
-        waits = least_compute(one, TENTH) / period
-        under = one.seconds / (1 + period * TENTH / (1 - TENTH))
-        return [*cells, timed(waits), timed(under), one.way]
-    least, most = waiting(one, period * step)
+        waits = least_compute(exchange, TENTH) / period
+        under = exchange.seconds / (1 + period * TENTH / (1 - TENTH))
+        return [*cells, timed(waits), timed(under), exchange.way]
+    least, most = waiting(exchange, period * step)
     share = f"{most:.0%}" if round(least, 2) == round(most, 2) else f"{least:.0%} to {most:.0%}"
-    return [*cells, share, f"{hidden(one, period * step, step):.0%}", one.way]
+    return [*cells, share, f"{hidden(exchange, period * step, step):.0%}", exchange.way]

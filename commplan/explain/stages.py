@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from commplan.ir.hints import NO_HINTS
@@ -49,6 +51,13 @@ def hints_text(hints: Hints) -> str:
         if (value := getattr(hints, field)) is not None
     ]
     return f"{{ {', '.join(given)} }}" if given else ""
+
+
+def table_lines(rows: Sequence[Sequence[str]]) -> list[str]:
+    """`rows` with their cells in columns, the first row among them."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(map(str.ljust, row, widths)) for row in rows)
+    return [line.rstrip() for line in lines]
 
 
 def levels_text(axis: ScheduledAxis) -> str:

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Mapping
 from typing import SupportsIndex
 
-from commplan.diagnostics import CommplanError, Diagnostic, Note, Span, did_you_mean
+from commplan.diagnostics import Diagnostic, Note, Span, did_you_mean, fail_if
 from commplan.ir.plan import Axis as PlanAxis
 from commplan.ir.plan import AxisKind, Plan
 from commplan.ir.schedule import Axis
@@ -30,15 +30,13 @@ def bind_axes(plan: Plan, sizes: Mapping[str, int]) -> tuple[Axis, ...]:
             problems.append(size)
         else:
             bound.append(Axis(axis.name, axis.kind, size))
-    if problems:
-        raise CommplanError(*problems)
+    fail_if(problems)
     counts = {axis.name: axis.size for axis in bound}
     for stage in (stage for phase in plan.phases for stage in phase.stages):
         broken = stage.violation(lambda names: math.prod(counts[name] for name in names))
         if broken is not None:
             problems.append(broken.diagnostic("CP0710", stage.span, plan.file))
-    if problems:
-        raise CommplanError(*problems)
+    fail_if(problems)
     return tuple(bound)
 
 
@@ -57,14 +55,9 @@ def _size(plan: Plan, axis: PlanAxis, given: object) -> int | Diagnostic:
         return _problem(plan, "CP0706", message, axis.span, how)
     if size < 1 or (axis.size is not None and size != axis.size):
         declared = "at least 1" if axis.size is None else str(axis.size)
-        return _problem(
-            plan,
-            "CP0708",
-            f"axis `{axis.name}` has size {size}, but the plan declares {declared}",
-            axis.span,
-            f"expected {declared}, found {size}",
-            f"use a mesh whose axis `{axis.name}` has that size, or declare `{axis.name} = ?`",
-        )
+        message = f"axis `{axis.name}` has size {size}, but the plan declares {declared}"
+        remedy = f"use a mesh whose axis `{axis.name}` has that size, or declare `{axis.name} = ?`"
+        return _problem(plan, "CP0708", message, axis.span, f"expected {declared}, found {size}", remedy)
     most = MOST_SERVERS if axis.kind is AxisKind.SERVER else LARGEST
     if size > most:
         message = f"axis `{axis.name}` has size {size}, and no machine has so many ranks"
@@ -75,20 +68,14 @@ def _size(plan: Plan, axis: PlanAxis, given: object) -> int | Diagnostic:
 def check_mesh(plan: Plan, mesh: Mapping[str, int]) -> None:
     """Refuse a mesh that lacks an axis of the plan (CP0707). Servers are no axes of a mesh."""
     sizes = ", ".join(f"{name}={size}" for name, size in mesh.items()) or "no axes"
-    problems = [
-        _problem(
-            plan,
-            "CP0707",
-            f"the mesh has no axis `{axis.name}`",
-            axis.span,
-            f"expected an axis `{axis.name}` of size {axis.size or 'your choice'}, found {sizes}",
-            _mesh_fix(axis.name, axis.kind),
-        )
-        for axis in plan.axes
-        if axis.kind is not AxisKind.SERVER and axis.name not in mesh
-    ]
-    if problems:
-        raise CommplanError(*problems)
+    problems: list[Diagnostic] = []
+    for axis in plan.axes:
+        if axis.kind is not AxisKind.SERVER and axis.name not in mesh:
+            message, size = f"the mesh has no axis `{axis.name}`", axis.size or "your choice"
+            expected = f"expected an axis `{axis.name}` of size {size}, found {sizes}"
+            fix = _mesh_fix(axis.name, axis.kind)
+            problems.append(_problem(plan, "CP0707", message, axis.span, expected, fix))
+    fail_if(problems)
 
 
 def _whole(size: object) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from commplan.diagnostics import CommplanError
+from commplan.diagnostics import fail_if
 from commplan.frontend.shape_errors import Leaves, ShapeReport, Shapes, check_agreement, check_names, is_tree
 from commplan.ir import plan as graph
 from commplan.ir.schedule import Leaf, Value
@@ -25,8 +25,7 @@ def infer(plan: graph.Plan, sizes: Mapping[str, int], shapes: Shapes) -> dict[gr
     shaper = _Shaper(plan, sizes, shapes, report)
     known = {value.id: shaper.whole(value.id) for value in plan.values}
     check_agreement(plan, shapes, known, report)
-    if report.problems:
-        raise CommplanError(*report.problems)
+    fail_if(report.problems)
     return {value.id: shaper.local(value) for value in plan.values}
 
 
@@ -68,8 +67,8 @@ class _Shaper:
             return None
         kinds = (self._values[operand].type for operand in maker.operands)
         records = next((kind for kind in kinds if isinstance(kind, RecordsType)), None)
-        made = isinstance(self._values[ref].type, RecordsType)
-        return None if made or records is None else max(records.batch)
+        are_records = isinstance(self._values[ref].type, RecordsType)
+        return None if are_records or records is None else max(records.batch)
 
     def whole(self, ref: graph.Ref) -> Leaves | None:
         """The leaves of `ref` before any cut (of one record, for records)."""
@@ -92,10 +91,10 @@ class _Shaper:
                     return self._report.missing(value, f"records of source `{maker.source}`")
                 return given
             case graph.Map():
-                found, batch = self._mapped(value, maker), self._batched(value.id)
-                if found is None or batch is None:
-                    return found
-                return tuple(Leaf(leaf.path, (batch, *leaf.shape), leaf.dtype) for leaf in found)
+                leaves, batch = self._mapped(value, maker), self._batched(value.id)
+                if leaves is None or batch is None:
+                    return leaves
+                return tuple(Leaf(leaf.path, (batch, *leaf.shape), leaf.dtype) for leaf in leaves)
             case graph.Exchange():
                 return self.whole(maker.states[maker.results.index(value.id)])
             case graph.Elastic():

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from commplan.diagnostics import Diagnostic, Note, did_you_mean
 from commplan.ir import plan as graph
 from commplan.ir.schedule import Leaf, Value
-from commplan.ir.stages import rules
+from commplan.ir.stages import StageOverAxes, rules
 from commplan.ir.types import LARGEST, ArrayType, RecordsType, TreeType
 
 Leaves = tuple[Leaf, ...]
@@ -29,23 +30,22 @@ class ShapeReport:
         remarks = tuple(Note(note) for note in notes)
         self.problems.append(Diagnostic(code, message, value and value.span, remarks, file=self.file))
 
-    def missing(self, value: graph.Value, what: str) -> None:
+    def missing(self, value: graph.Value, kind: str) -> None:
         """CP0701: shapes that nothing gives and nothing implies."""
-        self.add(
-            "CP0701",
-            value.name,
-            f"no shapes are given for `{value.name}`, {what} of type tree".replace(",,", ","),
-            f"pass shapes={{{value.name!r}: tree}} whose leaves have shape and dtype, or --shapes FILE with "
-            f'{{"{value.name}": {{"w": {{"shape": [3], "dtype": "f32"}}}}}}',
-            value=value,
+        name = value.name
+        message = f"no shapes are given for `{name}`, {kind} of type tree".replace(",,", ",")
+        file = f'{{"{name}": {{"w": {{"shape": [3], "dtype": "f32"}}}}}}'
+        note = (
+            f"pass shapes={{{name!r}: tree}} whose leaves have shape and dtype, or --shapes FILE with {file}"
         )
+        self.add("CP0701", name, message, note, value=value)
 
-    def differs(self, value: graph.Value, found: Leaves, expected: Leaves, who: str) -> None:
+    def differs(self, value: graph.Value, actual: Leaves, expected: Leaves, who: str) -> None:
         """CP0705: two shapes for one thing; the first difference is shown."""
-        pairs = zip(found, expected, strict=False)
+        pairs = zip(actual, expected, strict=False)
         first = next(
             (f"expected {_show(b)}, found {_show(a)}" for a, b in pairs if a != b),
-            f"expected {len(expected)} leaves, found {len(found)}",
+            f"expected {len(expected)} leaves, found {len(actual)}",
         )
         message = f"`{value.name}` has other shapes than {who}"
         self.add("CP0705", value.name, message, first, "give one set of shapes, or another name", value=value)
@@ -68,10 +68,10 @@ def check_agreement(
     values = {value.id: value for value in plan.values}
     states = {values[ref].name: ref for ref in plan.states}
 
-    def agree(ref: graph.Ref, other: graph.Ref, who: str) -> None:
-        found, expected = known[ref], known[other]
-        if found is not None and expected is not None and found != expected:
-            report.differs(values[ref], found, expected, who)
+    def agree(ref: graph.Ref, like: graph.Ref, who: str) -> None:
+        actual, expected = known[ref], known[like]
+        if actual is not None and expected is not None and actual != expected:
+            report.differs(values[ref], actual, expected, who)
 
     for phase in plan.phases:
         for binding in phase.updates:
@@ -92,19 +92,27 @@ def _given_for_results(
     open_ = {*plan.inputs, *plan.states, *mapped}
     free = {value.name for value in plan.values if value.id in open_ and is_tree(value)}
     for value in plan.values:
-        given, found = shapes.get(value.name), known[value.id]
-        if given is None or found is None or value.name in free:
+        given, inferred = shapes.get(value.name), known[value.id]
+        if given is None or inferred is None or value.name in free:
             continue
-        if given != found:
+        if given != inferred:
             who = "the plan implies" if is_tree(value) else "the plan declares"
-            report.differs(value, given, found, who)
+            report.differs(value, given, inferred, who)
 
 
-def check_leaves(plan: graph.Plan, values: Mapping[graph.Ref, Value]) -> list[Diagnostic]:
+def check_leaves(
+    plan: graph.Plan, values: Mapping[graph.Ref, Value], sizes: Mapping[str, int]
+) -> list[Diagnostic]:
     """Means and elastic pulls need float leaves (CP0704); truth values have no sum (CP0721); a sum of the
-    backend's own is as wide as what travels (CP0606); what each part draws is no scalar of all (CP0758)."""
-    found: list[Diagnostic] = []
+    backend's own is as wide as what travels (CP0606); what each part draws is no scalar of all (CP0758); and
+    the rules of the stages themselves (CP0429)."""
+    problems: list[Diagnostic] = []
     for stage in (stage for phase in plan.phases for stage in phase.stages):
+        if isinstance(stage, StageOverAxes):
+            leaves = [(leaf.label(stage.operand), leaf) for leaf in values[stage.operand].leaves]
+            misfit = stage.misfit(leaves, lambda axes: math.prod(sizes[axis] for axis in axes))
+            if misfit is not None:
+                problems.append(misfit.diagnostic("CP0429", stage.span, plan.file))
         match stage:
             case graph.Reduce() | graph.Scatter():
                 operand, how = stage.operand, stage.op.name
@@ -114,42 +122,44 @@ def check_leaves(plan: graph.Plan, values: Mapping[graph.Ref, Value]) -> list[Di
                 operand, how = stage.operand, "elastic"
             case graph.Map() if plan.fn(stage.fn).random and not stage.per_record:
                 cut = [values[ref] for ref in stage.results if values[ref].placement.split]
-                for what in (
+                for label in (
                     leaf.label(value.id) for value in cut for leaf in value.leaves if not leaf.shape
                 ):
-                    message = f"{what} is a scalar, of which each part of what is cut would draw its own"
-                    found.append(Diagnostic("CP0758", message, stage.span, file=plan.file))
+                    message = f"{label} is a scalar, of which each part of what is cut would draw its own"
+                    problems.append(Diagnostic("CP0758", message, stage.span, file=plan.file))
                 continue
             case _:
                 continue
         wrong: dict[str, Diagnostic] = {}
         for leaf in values[operand].leaves:
-            dtype, what = leaf.dtype, leaf.label(operand)
+            dtype, label = leaf.dtype, leaf.label(operand)
             for code, broken in (
-                ("CP0721", rules.numbers(how, dtype, what)),
-                ("CP0704", rules.floats(how, dtype, what)),
-                ("CP0606", rules.native_sum(how, stage.via, stage.hints, dtype, what)),
+                ("CP0721", rules.numbers(how, dtype, label)),
+                ("CP0704", rules.floats(how, dtype, label)),
+                ("CP0606", rules.native_sum(how, stage.via, stage.hints, dtype, label)),
             ):
                 if broken is not None:
                     wrong.setdefault(code, broken.diagnostic(code, stage.span, plan.file))
                     break
-        found += wrong.values()
-    return found
+        problems += wrong.values()
+    return problems
 
 
 def check_sizes(plan: graph.Plan, values: Mapping[graph.Ref, Value], ranks: int) -> list[Diagnostic]:
     """No value has more bytes, over all ranks, than can be counted (CP0725)."""
-    found: dict[str, Diagnostic] = {}  # by name: once for all the values that follow from it
+    wide: dict[str, Diagnostic] = {}  # by name: once for all the values that follow from it
     for value in plan.values:
         leaves = values[value.id].uncut
         wrong = next((leaf for leaf in leaves if leaf.size * leaf.dtype.nbytes * ranks > LARGEST), None)
         if wrong is not None:
-            what = wrong.label(value.id)
-            message = f"{what} has {wrong.size:,} elements: too many bytes over {ranks:,} ranks to be counted"
+            label = wrong.label(value.id)
+            message = (
+                f"{label} has {wrong.size:,} elements: too many bytes over {ranks:,} ranks to be counted"
+            )
             notes = (Note(f"its shape is {_show(wrong)}; {LARGEST:,} bytes are the most"),)
             problem = Diagnostic("CP0725", message, value.span, notes, file=plan.file)
-            found.setdefault(value.name, problem)
-    return list(found.values())
+            wide.setdefault(value.name, problem)
+    return list(wide.values())
 
 
 def is_tree(value: graph.Value) -> bool:

@@ -51,9 +51,8 @@ class Work:
     steps: int = 0
 
     def __add__(self, other: Work) -> Work:
-        return Work(
-            self.cpu + other.cpu, self.serial + other.serial, self.wait + other.wait, self.steps + other.steps
-        )
+        cpu, serial = self.cpu + other.cpu, self.serial + other.serial
+        return Work(cpu, serial, self.wait + other.wait, self.steps + other.steps)
 
 
 @dataclass(frozen=True)
@@ -102,11 +101,11 @@ class Setting:
     @functools.cached_property
     def patterns(self) -> dict[tuple[int, ...], list[tuple[int, ...]]]:
         """Groups whose members lie alike on hosts, under the numbers of hosts in order of appearance."""
-        found: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
+        patterns: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
         for group in self.groups:
             order = {host: place for place, host in enumerate(dict.fromkeys(group))}
-            found.setdefault(tuple(order[host] for host in group), []).append(group)
-        return found
+            patterns.setdefault(tuple(order[host] for host in group), []).append(group)
+        return patterns
 
 
 @dataclass(frozen=True)
@@ -151,28 +150,27 @@ def predict(
 ) -> Predicted:
     """What `design` would cost at `cut`. bound: the physical limit. links: None inside one host."""
     load: defaultdict[int, float] = defaultdict(float)
-    slowest = arrived = 0.0
-    moving = 0.0
+    slowest = arrived = moving = 0.0
     divided = {pattern: division(design, pattern, readers) for pattern in setting.patterns}
     crowded = _crowded(setting, divided)
     for pattern, groups in setting.patterns.items():
-        found = divided[pattern]
-        made = [_rows(found, member, setting.rows) for member in range(setting.members)]
-        sent, got = _crossed(found, setting.rows, cut.nbytes)
+        share = divided[pattern]
+        rows = [_rows(share, member, setting.rows) for member in range(setting.members)]
+        sent, got = _crossed(share, setting.rows, cut.nbytes)
         for member, host in enumerate(pattern):
-            making = _seconds(cut.shared, setting) * made[member]
+            making = _seconds(cut.shared, setting) * rows[member]
             cpu = making + _seconds(cut.own, setting) * setting.rows + setting.batch
-            if found.leader(host) == member:
+            if share.leader(host) == member:
                 cpu += setting.crossing * (sent[host] + got[host])
             colder = cpu + setting.cold * making
             for group in groups:
                 load[group[member]] += colder if group[member] in crowded else cpu
             most = colder if any(group[member] in crowded for group in groups) else cpu
-            slowest = max(slowest, _process(setting, cut, made[member], most))
+            slowest = max(slowest, _process(setting, cut, rows[member], most))
         arrived += sum(got.values()) * len(groups)
         if links is not None:
-            leaders = {host: found.leader(host) for host in set(pattern)}
-            moving = max(moving, _moving(found, setting.rows, cut.nbytes, leaders, links))
+            leaders = {host: share.leader(host) for host in set(pattern)}
+            moving = max(moving, _moving(share, setting.rows, cut.nbytes, leaders, links))
     busy = Counter(host for group in setting.groups for host in group)
     working = max(load[host] + busy[host] * setting.step_cpu for host in busy) / setting.cores
     consumer = setting.step + (moving if setting.by_caller else 0.0)
@@ -184,63 +182,55 @@ def predict(
     }
     waits_for = max(times, key=lambda name: times[name])
     ranks = setting.members * len(setting.groups)
-    return Predicted(
-        design,
-        readers,
-        cut,
-        sum(load.values()) / (ranks * setting.rows),
-        times[waits_for],
-        waits_for,
-        arrived,
-        _memory(setting, cut, design),
-        bound,
-    )
+    cpu = sum(load.values()) / (ranks * setting.rows)
+    memory = _memory(setting, cut, design)
+    return Predicted(design, readers, cut, cpu, times[waits_for], waits_for, arrived, memory, bound)
 
 
 def _crowded(setting: Setting, divided: Mapping[tuple[int, ...], Division]) -> set[int]:
     """The hosts on which more processes make records than there are cores."""
     makers: Counter[int] = Counter()
     for pattern, groups in setting.patterns.items():
-        found = divided[pattern]
-        making = range(setting.members) if found.design == "duplicate" else set(found.readers)
+        share = divided[pattern]
+        making = range(setting.members) if share.design == "duplicate" else set(share.readers)
         for group in groups:
             makers.update(group[place] for place in making)
     return {host for host, count in makers.items() if count > setting.cores}
 
 
-def _rows(found: Division, member: int, rows: int) -> int:
+def _rows(share: Division, member: int, rows: int) -> int:
     """Records of a batch that `member` makes."""
-    return sum(high - low for low, high in (found.part(rows, number) for number in found.of(member)))
+    return sum(high - low for low, high in (share.part(rows, number) for number in share.of(member)))
 
 
 def _seconds(work: Work, setting: Setting) -> float:
     return work.cpu + work.steps * setting.record
 
 
-def _process(setting: Setting, cut: Cut, made: int, cpu: float) -> float:
+def _process(setting: Setting, cut: Cut, records: int, cpu: float) -> float:
     """Seconds of one process a step: what holds the lock is serial, the rest is spread over its threads,
     which wait for the disk side by side."""
     rows = setting.rows
     threads = max(1, min(setting.threads, setting.cores))
-    serial = 0.0 if setting.processes else cut.shared.serial * made + cut.own.serial * rows
-    steps = cut.shared.steps * made + cut.own.steps * rows
+    serial = 0.0 if setting.processes else cut.shared.serial * records + cut.own.serial * rows
+    steps = cut.shared.steps * records + cut.own.steps * rows
     serial += steps * setting.record + setting.batch  # the pipeline itself is Python
-    waiting = cut.shared.wait * made + cut.own.wait * rows
+    waiting = cut.shared.wait * records + cut.own.wait * rows
     return min(serial, cpu) + max(0.0, cpu - serial) / threads + waiting / max(1, setting.threads)
 
 
-def _sizes(found: Division, move: Move, rows: int, nbytes: int) -> list[int]:
+def _sizes(share: Division, move: Move, rows: int, nbytes: int) -> list[int]:
     """Bytes of each run of `move`."""
-    ends = [(found.part(rows, low)[0], found.part(rows, high - 1)[1]) for low, high in move.runs]
+    ends = [(share.part(rows, low)[0], share.part(rows, high - 1)[1]) for low, high in move.runs]
     return [(end - begin) * nbytes for begin, end in ends]
 
 
-def _crossed(found: Division, rows: int, nbytes: int) -> tuple[Counter[int], Counter[int]]:
+def _crossed(share: Division, rows: int, nbytes: int) -> tuple[Counter[int], Counter[int]]:
     """Bytes that each host sends and gets in a batch, in moves that carry every byte once to every host."""
     sent: Counter[int] = Counter()
     got: Counter[int] = Counter()
-    for move in found.moves():
-        sizes = _sizes(found, move, rows, nbytes)
+    for move in share.moves():
+        sizes = _sizes(share, move, rows, nbytes)
         if move.kind == "broadcast":  # along a chain
             for host in move.hosts[:-1]:
                 sent[host] += sizes[0]
@@ -254,15 +244,14 @@ def _crossed(found: Division, rows: int, nbytes: int) -> tuple[Counter[int], Cou
     return sent, got
 
 
-def _moving(found: Division, rows: int, nbytes: int, leaders: dict[int, int], links: Links) -> float:
+def _moving(share: Division, rows: int, nbytes: int, leaders: dict[int, int], links: Links) -> float:
     """Seconds of the moves of a batch, one after another."""
     total = 0.0
-    for move in found.moves():
-        sizes = _sizes(found, move, rows, nbytes)
+    for move in share.moves():
+        sizes = _sizes(share, move, rows, nbytes)
         whole = float(sum(sizes))
-        if (
-            move.kind == "all_gather"
-        ):  # uneven parts: as if all were such that the busiest link carries as much
+        # Uneven parts: as if all were such that the busiest link carries as much.
+        if move.kind == "all_gather":
             whole = (whole - min(sizes)) * len(sizes) / (len(sizes) - 1)
         if whole > 0:
             total += links(tuple(leaders[host] for host in move.hosts), move, whole)
@@ -283,15 +272,15 @@ def candidates(setting: Setting, cuts: Sequence[Cut], links: Links | None = None
     cuts: the one after the longest prefix first. Not sharing is `duplicate`, which knows no cut.
     """
     bound = limit(setting, cuts)
-    found = [predict(setting, cuts[0], "duplicate", None, links, bound)]
+    costs = [predict(setting, cuts[0], "duplicate", None, links, bound)]
     if setting.members == 1:
-        return found
+        return costs
     for cut in cuts:
-        found.append(predict(setting, cut, "all_shared", None, links, bound))
+        costs.append(predict(setting, cut, "all_shared", None, links, bound))
     for design in ("single_broadcast", "multi_broadcast"):
         for readers in reader_counts(setting):
-            found += [predict(setting, cut, design, readers, links, bound) for cut in cuts]
-    return found
+            costs += [predict(setting, cut, design, readers, links, bound) for cut in cuts]
+    return costs
 
 
 def reader_counts(setting: Setting) -> list[int]:
@@ -304,35 +293,35 @@ def reader_counts(setting: Setting) -> list[int]:
     return sorted(powers | {len(set(setting.groups[0])), members})
 
 
-def best(found: Sequence[Predicted], prefer: Prefer = "time") -> Predicted:
+def best(costs: Sequence[Predicted], prefer: Prefer = "time") -> Predicted:
     """The one to take.
 
     1. Steps within `TIE` of the shortest are alike. Where not sharing is among them, preprocessing is not
        the bottleneck, and members are left to themselves: sharing would make them wait for one another and
        gain no time. With `prefer="cpu"` this rule is left out.
     2. Of those the least CPU time; within `CLOSE` of it the fewest bytes between hosts; then the shortest
-       step, and the simplest, as `found` stands.
+       step, and the simplest, as `costs` stand.
     """
-    shortest = min(one.wall for one in found)
-    left = [one for one in found if one.wall <= shortest * (1 + TIE)]
-    alone = next((one for one in left if one.design == "duplicate"), None)
+    shortest = min(cost.wall for cost in costs)
+    left = [cost for cost in costs if cost.wall <= shortest * (1 + TIE)]
+    alone = next((cost for cost in left if cost.design == "duplicate"), None)
     if alone is not None and prefer == "time":
         return alone
-    for cost in map(attrgetter, ("cpu", "nbytes", "wall")):
-        least = min(map(cost, left))
-        left = [one for one in left if cost(one) <= least * (1 + CLOSE)]
+    for quantity in map(attrgetter, ("cpu", "nbytes", "wall")):
+        least = min(map(quantity, left))
+        left = [cost for cost in left if quantity(cost) <= least * (1 + CLOSE)]
     return left[0]
 
 
-def of_each_design(found: Sequence[Predicted], taken: Predicted, prefer: Prefer = "time") -> list[Predicted]:
+def of_each_design(costs: Sequence[Predicted], taken: Predicted, prefer: Prefer = "time") -> list[Predicted]:
     """The best of each design, and `taken`'s design at its other cuts: the table that `explain` shows."""
     shown: list[Predicted] = []
     for design in DESIGNS:
-        of_it = [one for one in found if one.design == design]
+        of_it = [cost for cost in costs if cost.design == design]
         if not of_it:
             continue
         chosen = taken if taken.design == design else best(of_it, prefer if design != "duplicate" else "cpu")
         shown.append(chosen)
         if taken.design == design:
-            shown += [one for one in of_it if one.readers == taken.readers and one.cut is not taken.cut]
+            shown += [cost for cost in of_it if cost.readers == taken.readers and cost.cut is not taken.cut]
     return shown

@@ -92,13 +92,13 @@ class InputCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return WIRE_COPIES * self.copy if self.wire is None else self.wire
 
     def source_named(self, name: str) -> SourceCost | None:
-        return next((one for one in self.source if one.name == name), None)
+        return next((cost for cost in self.source if cost.name == name), None)
 
     def fn_named(self, name: str) -> FnCost | None:
-        return next((one for one in self.fn if one.name == name), None)
+        return next((cost for cost in self.fn if cost.name == name), None)
 
     def consumer_of(self, plan: str, phase: str) -> ConsumerCost | None:
-        return next((one for one in self.consumer if (one.plan, one.phase) == (plan, phase)), None)
+        return next((cost for cost in self.consumer if (cost.plan, cost.phase) == (plan, phase)), None)
 
 
 def merged(old: InputCosts | None, new: InputCosts) -> InputCosts:
@@ -108,9 +108,9 @@ def merged(old: InputCosts | None, new: InputCosts) -> InputCosts:
     """
     if old is None or (old.host, old.cores) != (new.host, new.cores):
         return new
-    sources = {one.name: one for one in (*old.source, *new.source)}
-    fns = {one.name: one for one in (*old.fn, *new.fn)}
-    consumers = {(one.plan, one.phase): one for one in (*old.consumer, *new.consumer)}
+    sources = {cost.name: cost for cost in (*old.source, *new.source)}
+    fns = {cost.name: cost for cost in (*old.fn, *new.fn)}
+    consumers = {(cost.plan, cost.phase): cost for cost in (*old.consumer, *new.consumer)}
     return msgspec.structs.replace(
         new,
         wire=old.wire if new.wire is None else new.wire,

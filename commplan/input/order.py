@@ -136,9 +136,9 @@ class Order:
         result = np.empty_like(positions)
         numbers = positions // _WINDOW
         for number in dict.fromkeys(numbers.tolist()):
-            here = numbers == number
+            inside = numbers == number
             window = _window(number, self.length, self.seed, epoch, member)
-            result[here] = window[positions[here] - number * _WINDOW]
+            result[inside] = window[positions[inside] - number * _WINDOW]
         return result
 
 
@@ -150,11 +150,8 @@ class _Streams(threading.local):
 
 
 _STREAMS = _Streams()
-
-
-@functools.cache
-def _folded_once(number: int) -> int:
-    return folded(number)
+_NOTHING = np.zeros(4, np.uint64)
+_folded_once = functools.cache(folded)
 
 
 def generator(seed: int, stage: int, epoch: int, step: int, record: int, member: int) -> np.random.Generator:
@@ -178,6 +175,3 @@ def generator(seed: int, stage: int, epoch: int, step: int, record: int, member:
         "uinteger": 0,
     }
     return np.random.Generator(_STREAMS.philox)
-
-
-_NOTHING = np.zeros(4, np.uint64)

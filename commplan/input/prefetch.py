@@ -16,15 +16,15 @@ CARRIED = 1  # one more under way between hosts, where the caller's thread carri
 def prefetch(ops: Iterable[Op]) -> int:
     """Batches that are in the making or wait for the caller, at most: the largest `prefetch` of loads and
     maps."""
-    found = (op.hints.prefetch for op in ops if isinstance(op, Read | Map))
-    return max((number for number in found if number and number > 0), default=PREFETCH)
+    depths = (op.hints.prefetch for op in ops if isinstance(op, Read | Map))
+    return max((number for number in depths if number and number > 0), default=PREFETCH)
 
 
 def threads(ops: Iterable[Op], cores: int) -> int:
     """Threads of a process that reads and maps records: the most `cores` of loads and maps; where none says,
     as many as the `cores` that it may run on, up to `MOST_THREADS`."""
-    found = (op.hints.cores for op in ops if isinstance(op, Read | Map))
-    return max((number for number in found if number), default=min(cores, MOST_THREADS))
+    counts = (op.hints.cores for op in ops if isinstance(op, Read | Map))
+    return max((number for number in counts if number), default=min(cores, MOST_THREADS))
 
 
 def slots(ahead: int, *, by_caller: bool = False) -> int:

@@ -54,7 +54,7 @@ class Rates:
     def lag(self) -> int:
         """The most records that one member was given more than another while they keep pace: the largest b_i
         - gcd(b_i, b_j). It is reached when i begins a batch and j is one divisor short of beginning one."""
-        return max(one - math.gcd(one, other) for one in set(self.batches) for other in set(self.batches))
+        return self.kept(held=0)
 
     def kept(self, ahead: int = 0, held: int = 1) -> int:
         """Records that must be kept at once so that members who keep pace never wait for room.
@@ -121,20 +121,20 @@ def rates(batches: Sequence[int], prefetch: int = PREFETCH) -> Rates:
     return Rates(tuple(batches), prefetch)
 
 
-def round_text(found: Rates) -> str:
+def round_text(rates: Rates) -> str:
     """The round in words: `a round of 64 records (2 steps of batch 32, 1 of 64)`."""
-    steps = [f"{found.round // batch} of {batch}" for batch in dict.fromkeys(found.batches)]
-    first = steps[0].replace(" of ", f" step{'s' if found.round > found.batches[0] else ''} of batch ", 1)
-    return f"a round of {found.round} records ({', '.join([first, *steps[1:]])})"
+    steps = [f"{rates.round // batch} of {batch}" for batch in dict.fromkeys(rates.batches)]
+    first = steps[0].replace(" of ", f" step{'s' if rates.round > rates.batches[0] else ''} of batch ", 1)
+    return f"a round of {rates.round} records ({', '.join([first, *steps[1:]])})"
 
 
-def kept_text(found: Rates, record_nbytes: int = 0) -> str:
+def kept_text(rates: Rates, record_nbytes: int = 0) -> str:
     """What is kept and how far members part, in words. record_nbytes: of what is kept; 0 where it is not
     known."""
-    nbytes = f" ({sized(found.bound * record_nbytes)})" if record_nbytes else ""
-    most = found.lead(found.batches.index(min(found.batches)))
-    ahead = f"in units of {found.unit}, {found.prefetch} batches ahead"
+    nbytes = f" ({sized(rates.bound * record_nbytes)})" if record_nbytes else ""
+    most = rates.lead(rates.batches.index(min(rates.batches)))
+    ahead = f"in units of {rates.unit}, {rates.prefetch} batches ahead"
     return (
-        f"at most {found.bound} records are kept{nbytes}, {ahead}; members that keep pace are {found.lag}"
+        f"at most {rates.bound} records are kept{nbytes}, {ahead}; members that keep pace are {rates.lag}"
         f" records apart at most, and none gets more than {most} ahead of another"
     )

@@ -135,13 +135,13 @@ def _less(whole: Sums, part: Sums, order: Order) -> Sums:
 def _shards(
     order: Order, epoch: int, member: int | None, steps: range, shards: Sequence[int], ways: int
 ) -> Sums:
-    found = Sums()
+    total = Sums()
     for step in steps:
         ids, counted = order.records(epoch, step, member), order.counted(step)
         each = len(ids) // ways
         for shard in shards:
-            found += sums(ids[shard * each : max(shard * each, min((shard + 1) * each, counted))])
-    return found
+            total += sums(ids[shard * each : max(shard * each, min((shard + 1) * each, counted))])
+    return total
 
 
 @dataclass(frozen=True)
@@ -157,25 +157,25 @@ class Told:
     file: str = ""
 
 
-def check(found: Tally, promise: Sums, told: Told, length: int) -> None:
+def check(tally: Tally, promise: Sums, context: Told, length: int) -> None:
     """Raise CP0763 where the records of an epoch were not those that were promised.
 
     length: records of the source. The message says how many are missing or too many, and names the record
     where one alone is.
     """
-    if found.sums.same(promise):
+    if tally.sums.same(promise):
         return
-    whose = f" for {told.member}" if told.member else ""
-    message = f"epoch {told.epoch} of `{told.what}`{whose} was not visited {told.visit}"
+    whose = f" for {context.member}" if context.member else ""
+    message = f"epoch {context.epoch} of `{context.what}`{whose} was not visited {context.visit}"
     notes = (
         f"expected {_words(promise)}",
-        f"found {_words(found.sums)}" + (f", {found.skipped} of them skipped" if found.skipped else ""),
-        *_culprit(found.sums, promise, length),
+        f"found {_words(tally.sums)}" + (f", {tally.skipped} of them skipped" if tally.skipped else ""),
+        *_culprit(tally.sums, promise, length),
         "what was trained on is not what the plan promises",
         "the length and the records of a source must not change while it is read",
     )
     raise CommplanError(
-        Diagnostic("CP0763", message, told.span, tuple(Note(note) for note in notes), file=told.file)
+        Diagnostic("CP0763", message, context.span, tuple(Note(note) for note in notes), file=context.file)
     )
 
 
@@ -185,12 +185,12 @@ def _words(given: Sums) -> str:
     return f"{given.count} records from {given.low} to {given.high}, checksum {given.total:016x}"
 
 
-def _culprit(found: Sums, promise: Sums, length: int) -> tuple[str, ...]:
+def _culprit(given: Sums, promise: Sums, length: int) -> tuple[str, ...]:
     """What is known of the records that are missing or too many."""
-    more, gap = found.count - promise.count, found.plain - promise.plain
-    mixed = (found.total - promise.total) & _MASK
-    if found.high >= length:
-        return (f"record {found.high} does not exist: the source has {length}",)
+    more, gap = given.count - promise.count, given.plain - promise.plain
+    mixed = (given.total - promise.total) & _MASK
+    if given.high >= length:
+        return (f"record {given.high} does not exist: the source has {length}",)
     if more == 1 and 0 <= gap < length and sums(np.array([gap])).total == mixed:
         return (f"record {gap} was given once too often",)
     if more == -1 and 0 <= -gap < length and -sums(np.array([-gap])).total & _MASK == mixed:
@@ -208,9 +208,9 @@ def _swapped(gap: int, mixed: int, length: int) -> int | None:
     low, high = max(0, -gap), min(length, length - gap)
     if high - low > _SEARCHED:
         return None
-    for here in _blocks(low, high):
-        there = mixed_array((here + gap).astype(np.uint64)) - mixed_array(here.astype(np.uint64))
-        at = np.flatnonzero(there == np.uint64(mixed))
+    for records in _blocks(low, high):
+        gaps = mixed_array((records + gap).astype(np.uint64)) - mixed_array(records.astype(np.uint64))
+        at = np.flatnonzero(gaps == np.uint64(mixed))
         if at.size:
-            return int(here[at[0]])
+            return int(records[at[0]])
     return None

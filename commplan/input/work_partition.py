@@ -138,10 +138,10 @@ class Turns:
 
     @functools.cached_property
     def _divisions(self) -> tuple[Division, ...]:
-        found, count = self.division, self.division.parts
+        whole, count = self.division, self.division.parts
         firsts = range(0, math.lcm(count, self.width), self.width)
-        chosen = (tuple(found.readers[(at + turn) % count] for turn in range(self.width)) for at in firsts)
-        return tuple(Division(found.design, readers, found.hosts) for readers in chosen)
+        chosen = (tuple(whole.readers[(at + turn) % count] for turn in range(self.width)) for at in firsts)
+        return tuple(Division(whole.design, readers, whole.hosts) for readers in chosen)
 
 
 def width(readers: int, cores: int, ahead: int) -> int:
@@ -173,7 +173,7 @@ def division(design: Design, hosts: Sequence[int], readers: int | None = None) -
     return Division(design, tuple(chosen), tuple(hosts))
 
 
-def adopted(found: Division, alive: Collection[int]) -> Division:
+def adopted(whole: Division, alive: Collection[int]) -> Division:
     """The division that holds when only `alive` processes are left: the same parts, and those of the dead are
     made by others besides their own.
 
@@ -183,21 +183,21 @@ def adopted(found: Division, alive: Collection[int]) -> Division:
     """
     if not alive:
         raise ValueError("no process is left")
-    makers = tuple(_maker(found, part, alive) for part in range(found.parts))
-    return Division(found.design, makers, found.hosts)
+    makers = tuple(_maker(whole, part, alive) for part in range(whole.parts))
+    return Division(whole.design, makers, whole.hosts)
 
 
-def _maker(found: Division, part: int, alive: Collection[int]) -> int:
-    reader = found.readers[part]
+def _maker(whole: Division, part: int, alive: Collection[int]) -> int:
+    reader = whole.readers[part]
     if reader in alive:
         return reader
-    heir = found.heir(reader, alive)
+    heir = whole.heir(reader, alive)
     if heir is not None:
         return heir
-    host = found.hosts[reader]
-    turn = sum(found.hosts[other] == host for other in found.readers[:part])
-    for candidates in (found.readers, range(len(found.hosts))):
-        others = [other for other in candidates if found.hosts[other] != host]
+    host = whole.hosts[reader]
+    turn = sum(whole.hosts[other] == host for other in whole.readers[:part])
+    for candidates in (whole.readers, range(len(whole.hosts))):
+        others = [other for other in candidates if whole.hosts[other] != host]
         chosen = next((other for other in (*others[turn:], *others[:turn]) if other in alive), None)
         if chosen is not None:
             return chosen

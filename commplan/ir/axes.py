@@ -13,10 +13,10 @@ def coordinates(rank: int, axes: Iterable[Axis], sizes: Mapping[Axis, int]) -> d
     >>> coordinates(5, ("rack", "worker"), {"rack": 2, "worker": 4})
     {'worker': 1, 'rack': 1}
     """
-    found: dict[Axis, int] = {}
+    place: dict[Axis, int] = {}
     for axis in reversed(tuple(axes)):
-        rank, found[axis] = divmod(rank, sizes[axis])
-    return found
+        rank, place[axis] = divmod(rank, sizes[axis])
+    return place
 
 
 def position(place: Mapping[Axis, int], axes: Iterable[Axis], sizes: Mapping[Axis, int]) -> int:

@@ -22,11 +22,11 @@ class DefUse(Generic[AnyOp]):
 
     @cached_property
     def _readers(self) -> dict[Ref, list[AnyOp]]:
-        found: dict[Ref, list[AnyOp]] = {}
+        readers: dict[Ref, list[AnyOp]] = {}
         for op in self.ops:
             for ref in dict.fromkeys(operands(op)):
-                found.setdefault(ref, []).append(op)
-        return found
+                readers.setdefault(ref, []).append(op)
+        return readers
 
     def maker(self, ref: Ref) -> AnyOp | None:
         """The op that makes `ref`; None where none of them does."""
@@ -49,13 +49,13 @@ class DefUse(Generic[AnyOp]):
 
     def sources(self, refs: Iterable[Ref], ends: Container[Ref]) -> list[Ref]:
         """The first values in `ends` on all ways back from `refs`, in the order of these."""
-        found: dict[Ref, None] = {}
+        sources: dict[Ref, None] = {}
         pending, seen = list(refs)[::-1], set[Ref]()
         while pending:
             ref = pending.pop()
             if ref in ends:
-                found[ref] = None
+                sources[ref] = None
             elif ref in self.places and ref not in seen:
                 seen.add(ref)
                 pending += reversed(operands(self.ops[self.places[ref]]))
-        return list(found)
+        return list(sources)

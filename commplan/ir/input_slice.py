@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
 
 import msgspec
 
-from commplan.ir.plan import Ref, name_of
-from commplan.ir.schedule import Binding, Op, Phase, operands, results
-
-AnyOp = TypeVar("AnyOp", bound=Op)
+from commplan.ir.ops import AnyOp, operands, results
+from commplan.ir.roles import Ref, name_of
+from commplan.ir.schedule import Binding, Phase
 
 
 def source_only(phase: Phase) -> frozenset[str]:
     """Values of `phase` that are read, or mapped per record (or on the host) from such values only."""
-    found: set[str] = set()
+    known: set[str] = set()
     for op in phase.ops:
-        if op.runs_ahead(found):
-            found.update(results(op))
-    return frozenset(found)
+        if op.runs_ahead(known):
+            known.update(results(op))
+    return frozenset(known)
 
 
 def connected(ops: Sequence[AnyOp]) -> list[list[AnyOp]]:
@@ -34,8 +32,8 @@ def connected(ops: Sequence[AnyOp]) -> list[list[AnyOp]]:
     seen: dict[Ref, int] = {}
     for place, op in enumerate(ops):
         for ref in (*operands(op), *results(op)):
-            one, other = first(place), first(seen.setdefault(ref, place))
-            parents[max(one, other)] = min(one, other)
+            root, own = first(place), first(seen.setdefault(ref, place))
+            parents[max(root, own)] = min(root, own)
     groups: dict[int, list[AnyOp]] = {}
     for place, op in enumerate(ops):
         groups.setdefault(first(place), []).append(op)
@@ -52,9 +50,8 @@ def bind_sources(phase: Phase) -> Phase:
     outputs = tuple(msgspec.structs.replace(b, source_only=b.value in known) for b in phase.outputs)
     updates = tuple(msgspec.structs.replace(b, source_only=b.value in known) for b in phase.updates)
     rest = [op for op in phase.ops if not op.runs_ahead(known)]
-    needed = {ref for op in rest for ref in operands(op)} & known | {
-        b.value for b in updates if b.source_only
-    }
+    needed = {ref for op in rest for ref in operands(op)} & known
+    needed |= {binding.value for binding in updates if binding.source_only}
     names = {b.name for b in outputs} | {name_of(ref) for ref in (*phase.inputs, *phase.states)}
     called = {b.value: b.name for b in reversed(outputs)}
     takes: list[Binding] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import msgspec
@@ -18,11 +19,20 @@ OLD = 2
 def upgraded(plain: Any) -> Any:
     """The plain values of a schedule or plan of schema 2 as schema 3 has them: `over`, or `axis` and `minor`,
     become `axes`. What has another form than schema 2 is left as it is, for the reader to refuse."""
-    if isinstance(plain, list):
-        return [upgraded(item) for item in cast("list[Any]", plain)]
+    return _rewritten(plain, _newer)
+
+
+def _rewritten(plain: Any, rewrite: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    """`plain` with `rewrite` applied to its dicts, the inner ones first."""
+    if isinstance(plain, list | tuple):
+        return [_rewritten(item, rewrite) for item in cast("list[Any]", plain)]
     if not isinstance(plain, dict):
         return plain
-    fields = {key: upgraded(item) for key, item in cast("dict[str, Any]", plain).items()}
+    fields = cast("dict[str, Any]", plain)
+    return rewrite({key: _rewritten(item, rewrite) for key, item in fields.items()})
+
+
+def _newer(fields: dict[str, Any]) -> dict[str, Any]:
     kind = fields.get("type")
     if kind in _OVER + _OVER_ONE and "over" in fields and "axes" not in fields:
         over = fields.pop("over")
@@ -48,9 +58,8 @@ def retyped(schedule: Schedule) -> Schedule:
                         values[value.id] = types.with_whole(value)
         except (LookupError, ArithmeticError, ValueError):
             return schedule
-        phases.append(
-            msgspec.structs.replace(phase, values=tuple(values[value.id] for value in phase.values))
-        )
+        own = tuple(values[value.id] for value in phase.values)
+        phases.append(msgspec.structs.replace(phase, values=own))
     return msgspec.structs.replace(schedule, phases=tuple(phases))
 
 
@@ -59,7 +68,7 @@ def downgraded(plain: dict[str, Any]) -> dict[str, Any]:
 
     What schemas say beside that since is left out here.
     """
-    plain = _without_stacked(plain)
+    plain = _rewritten(plain, _without_stacked)
     phases: list[dict[str, Any]] = []
     for phase in plain["phases"]:
         room = "ops" if "ops" in phase else "stages"
@@ -74,14 +83,9 @@ def has_new(schedule: Schedule) -> bool:
     return stacked or schedule.origin is not None or bool(schedule.state_shards)
 
 
-def _without_stacked(plain: Any) -> Any:
-    """`plain` whose placements do not say `stacked`, which schema 2 had no word for."""
-    if isinstance(plain, list | tuple):
-        return [_without_stacked(item) for item in cast("list[Any]", plain)]
-    if not isinstance(plain, dict):
-        return plain
-    fields = cast("dict[str, Any]", plain)
-    return {key: _without_stacked(item) for key, item in fields.items() if key != "stacked"}
+def _without_stacked(fields: dict[str, Any]) -> dict[str, Any]:
+    """Placements without `stacked`, which schema 2 had no word for."""
+    return {key: item for key, item in fields.items() if key != "stacked"}
 
 
 def _older(fields: dict[str, Any], room: str) -> dict[str, Any]:

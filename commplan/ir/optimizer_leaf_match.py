@@ -9,15 +9,6 @@ from typing import NamedTuple
 from commplan.ir.values import Leaf
 
 
-def ends_with(path: str, end: str) -> bool:
-    """Whether the keys of `path` end with those of `end`; every path ends with none at all.
-
-    >>> ends_with("0/mu/dense/w", "dense/w"), ends_with("0/mu/bw", "w"), ends_with("0/mu", "")
-    (True, False, True)
-    """
-    return not end or f"/{path}".endswith(f"/{end}")
-
-
 def weights_of(kept: Sequence[Leaf], weights: Sequence[Leaf]) -> tuple[int | None, ...]:
     """Of each leaf of `kept` the weight that it belongs to, by its index; None where there is none.
 
@@ -69,20 +60,18 @@ def leaf_match(operands: Sequence[Sequence[Leaf]], results: Sequence[Sequence[Le
                 members.setdefault(owner, []).append((operand, index))
             elif not leaves[index].shape:
                 scalars.append((operand, index))
-    groups = tuple(
-        tuple(
-            tuple(members.get(owner, ())) if owner is not None else None if leaf.shape else ()
-            for leaf, owner in zip(leaves, weights_of(leaves, weights), strict=True)
-        )
-        for leaves in results
-    )
+
+    def group(leaf: Leaf, owner: int | None) -> tuple[tuple[int, int], ...] | None:
+        if owner is None:
+            return None if leaf.shape else ()
+        return tuple(members.get(owner, ()))
+
+    groups = tuple(tuple(map(group, leaves, weights_of(leaves, weights))) for leaves in results)
     alone = {operand for operand, _ in scalars}
     own = [operand for operand, leaves in enumerate(operands) if leaves and operand not in alone]
-    straight = all(
-        group == tuple((operand, index) for operand in own)
-        for each in groups
-        for index, group in enumerate(each)
+    straight = all(len(operands[operand]) == 1 for operand in alone) and all(
+        each == tuple((operand, index) for operand in own)
+        for result in groups
+        for index, each in enumerate(result)
     )
-    return LeafMatch(
-        groups, tuple(scalars), straight and all(len(operands[operand]) == 1 for operand in alone)
-    )
+    return LeafMatch(groups, tuple(scalars), straight)

@@ -52,8 +52,8 @@ def _values(kind: Any) -> Callable[[Any], Iterable[Ref]]:
         return tuple
     if get_origin(kind) is tuple:
         (name,) = get_args(kind)[0].READS
-        one: Callable[[Any], Ref] = attrgetter(name)
-        return lambda items: dict.fromkeys(map(one, items))
+        get: Callable[[Any], Ref] = attrgetter(name)
+        return lambda items: dict.fromkeys(map(get, items))
     if hasattr(kind, "READS"):
         return getter(kind, kind.READS)
     return _optional
@@ -67,5 +67,5 @@ def _renamed(item: Any, names: Mapping[Ref, Ref]) -> Any:
     if isinstance(item, str):
         return names.get(item, item)
     if isinstance(item, tuple):
-        return tuple(_renamed(one, names) for one in item)  # pyright: ignore[reportUnknownVariableType]
+        return tuple(_renamed(inner, names) for inner in item)  # pyright: ignore[reportUnknownVariableType]
     return substitute(item, names, item.READS) if hasattr(item, "READS") else item

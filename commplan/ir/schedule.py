@@ -46,7 +46,6 @@ from commplan.ir.remark import Choice
 from commplan.ir.roles import Ref
 from commplan.ir.transfer import ValueTypes
 from commplan.ir.types import ArrayType, AxisKind, BytesType, Digest, EntryRef, Name, Over, Printed, TreeType
-from commplan.ir.values import Kind as Kind
 from commplan.ir.values import Leaf as Leaf
 from commplan.ir.values import Part as Part
 from commplan.ir.values import Value as Value
@@ -220,9 +219,8 @@ class Schedule(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def values(self) -> dict[Ref, Value]:
         """The values on entry and those of all phases by name; of several of one name the last."""
-        return {
-            value.id: value for at in (self.entry, *(phase.values for phase in self.phases)) for value in at
-        }
+        rooms = (self.entry, *(phase.values for phase in self.phases))
+        return {value.id: value for room in rooms for value in room}
 
 
 def network_lane(axes: Sequence[Axis], over: Iterable[str]) -> str:

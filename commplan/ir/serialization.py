@@ -50,12 +50,8 @@ def schedule_digest(schedule: Schedule) -> str:
 
 def encode(schedule: Schedule) -> bytes:
     """`schedule` as canonical JSON, UTF-8, ending in a newline."""
-    content = {
-        "format": FORMAT,
-        "schema": schedule.schema,
-        "digest": schedule_digest(schedule),
-        "schedule": schedule,
-    }
+    digest = schedule_digest(schedule)
+    content = {"format": FORMAT, "schema": schedule.schema, "digest": digest, "schedule": schedule}
     return msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n"
 
 
@@ -76,12 +72,8 @@ def decode(data: bytes, file: str = "<schedule>", verify: Verifier | None = None
     if head.format != FORMAT:
         fail("CP1001", f"this is a `{head.format}` file, not a `{FORMAT}`", file=file)
     if head.schema not in (OLD, SCHEMA_VERSION):
-        fail(
-            "CP1002",
-            f"the file has schema version {head.schema}, this commplan reads {OLD} and {SCHEMA_VERSION}",
-            "compile the plan again",
-            file=file,
-        )
+        message = f"the file has schema version {head.schema}, this commplan reads {OLD} and {SCHEMA_VERSION}"
+        fail("CP1002", message, "compile the plan again", file=file)
     written = _schedule(head, file)
     schedule = retyped(written) if head.schema == OLD else written
     problems = verify(schedule) if verify is not None else ()
@@ -93,25 +85,21 @@ def decode(data: bytes, file: str = "<schedule>", verify: Verifier | None = None
     return schedule
 
 
-def compare_digest(schedule: Schedule, said: str | None, file: str, schema: int = SCHEMA_VERSION) -> None:
-    """Raises CP1004 where `said`, the digest in a file of `schema`, is not that of what the file says, CP1003
-    where the file lacks a plan or, of the older schema, has what the digest there does not cover."""
+def compare_digest(schedule: Schedule, recorded: str | None, file: str, schema: int = SCHEMA_VERSION) -> None:
+    """Raises CP1004 where `recorded`, the digest in a file of `schema`, is not that of what the file says,
+    CP1003 where the file lacks a plan or, of the older schema, has what the digest there does not cover."""
     if schema != OLD and schedule.origin is None:
         fail("CP1003", "a field of the schedule is wrong: `origin`, its plan, is missing", file=file)
     if schema == OLD and has_new(schedule):
         fail("CP1003", f"schema {OLD} has no `origin`, `state_shards` or `stacked`", file=file)
-    found = _older_digest(schedule) if schema == OLD else schedule_digest(schedule)
-    if found != said:
-        fail(
-            "CP1004",
-            "the schedule was changed after it was compiled" if said else "the schedule has no digest",
-            f"its digest is {found}",
-            f"the file says {said}"
-            if said
-            else "it ends with one, in the line `# digest ..`, when it is compiled",
-            "compile the plan again",
-            file=file,
-        )
+    digest = _older_digest(schedule) if schema == OLD else schedule_digest(schedule)
+    if digest == recorded:
+        return
+    message, written = "the schedule was changed after it was compiled", f"the file says {recorded}"
+    if not recorded:
+        message = "the schedule has no digest"
+        written = "it ends with one, in the line `# digest ..`, when it is compiled"
+    fail("CP1004", message, f"its digest is {digest}", written, "compile the plan again", file=file)
 
 
 def is_of(schedule: Schedule, plan: Plan) -> bool:
@@ -134,10 +122,10 @@ def _schedule(head: _File, file: str) -> Schedule:
     return schedule
 
 
-def _difference(found: Any, known: Any, path: str) -> str | None:
-    """The first thing in `found` that is not in `known`, which was decoded from it."""
-    if isinstance(found, dict) and isinstance(known, dict):
-        ours, theirs = cast("dict[str, Any]", known), cast("dict[str, Any]", found)
+def _difference(plain: Any, known: Any, path: str) -> str | None:
+    """The first thing in `plain` that is not in `known`, which was decoded from it."""
+    if isinstance(plain, dict) and isinstance(known, dict):
+        ours, theirs = cast("dict[str, Any]", known), cast("dict[str, Any]", plain)
         for key, item in theirs.items():
             if key not in ours:
                 return f"Object contains unknown field `{key}` - at `{path}`"
@@ -145,8 +133,8 @@ def _difference(found: Any, known: Any, path: str) -> str | None:
             if inner is not None:
                 return inner
         return None
-    if isinstance(found, list) and isinstance(known, list):
-        pairs = zip(cast("list[Any]", found), cast("list[Any]", known), strict=True)
+    if isinstance(plain, list) and isinstance(known, list):
+        pairs = zip(cast("list[Any]", plain), cast("list[Any]", known), strict=True)
         inner = (_difference(a, b, f"{path}[{i}]") for i, (a, b) in enumerate(pairs))
         return next((text for text in inner if text is not None), None)
     return None

@@ -24,7 +24,8 @@ _TOKEN = re.compile(
     r"|(?P<mark>[][{}()<>=,:;])"
 )
 _PLAIN = re.compile(_WORD)
-_RESERVED = {"none", "true", "false"}
+_RESERVED = {"none": None, "true": True, "false": False}
+_END = "the end"
 
 
 class TextError(Exception):
@@ -52,18 +53,16 @@ _fields = functools.cache(msgspec.structs.fields)
 
 def _changed(value: msgspec.Struct) -> list[tuple[str, Any]]:
     """Fields of `value` that differ from their default, and always the schema: a file says what it is of."""
-    found: list[tuple[str, Any]] = []
+    changed: list[tuple[str, Any]] = []
     for field in _fields(type(value)):
         item = getattr(value, field.name)
         if field.required or item != field.default or field.name == "schema":
-            found.append((field.name, item))
-    return found
+            changed.append((field.name, item))
+    return changed
 
 
 def _structs(item: Any) -> bool:
-    return isinstance(item, tuple) and any(
-        isinstance(x, msgspec.Struct) for x in cast("tuple[Any, ...]", item)
-    )
+    return isinstance(item, tuple) and isinstance((*cast("tuple[Any, ...]", item), None)[0], msgspec.Struct)
 
 
 def write_struct(value: msgspec.Struct, depth: int) -> list[str]:
@@ -76,8 +75,8 @@ def write_struct(value: msgspec.Struct, depth: int) -> list[str]:
             lines += [f"{pad}{name} is {{", *write_struct(item, depth + 1), f"{pad}}}"]
         elif _structs(item):
             lines.append(f"{pad}{name} {{")
-            for one in item:
-                lines += _element(one, depth + 1)
+            for element in item:
+                lines += _element(element, depth + 1)
             lines.append(f"{pad}}}")
         else:
             lines.append(f"{pad}{name} = {write(item)}")
@@ -118,7 +117,7 @@ def write(item: Any) -> str:
         case int() | float():
             return repr(item)
         case tuple():
-            return f"[{', '.join(write(one) for one in cast('tuple[Any, ...]', item))}]"
+            return f"[{', '.join(write(inner) for inner in cast('tuple[Any, ...]', item))}]"
         case Span():
             return f"@{item}"
         case ArrayType():
@@ -130,7 +129,7 @@ def write(item: Any) -> str:
         case Placement():
             return f"<{'; '.join(item.words(write))}>"
         case _:
-            return f"{head(item)}({', '.join(_field(name, one) for name, one in _changed(item))})"
+            return f"{head(item)}({', '.join(_field(name, inner) for name, inner in _changed(item))})"
 
 
 class Reader:
@@ -150,11 +149,11 @@ class Reader:
             position = match.end()
             if kind == "newline":
                 line, begin = line + 1, position
-        self.tokens.append(("end", "the end", line, position - begin + 1))
+        self.tokens.append(("end", _END, line, position - begin + 1))
 
     def plain(self) -> dict[str, Any]:
         """The rest of the text as plain values."""
-        return self._block("end")
+        return self._block(_END)
 
     def word(self, expected: str) -> None:
         self._skip_lines()
@@ -164,31 +163,18 @@ class Reader:
         fields: dict[str, Any] = {}
         while True:
             self._skip_lines()
-            kind, text, _, _ = self.tokens[self.at]
-            if kind == closing or (text == "}" and closing == "}"):
+            if self.tokens[self.at][1] == closing:
                 self.at += 1
                 return fields
-            if kind == "span":
-                fields["span"] = self._value()
-                continue
-            name = self._take("word")
-            if self._accepts("{"):
-                fields[name] = self._elements()
-            elif self.tokens[self.at][:2] == ("word", "is"):
-                self.at += 1
-                self._take("mark", "{")
-                fields[name] = self._block("}")
-            else:
-                self._take("mark", "=")
-                fields[name] = self._value()
+            self._one_field(fields, blocks=True)
 
     def _elements(self) -> list[Any]:
-        found: list[Any] = []
-        while True:
+        elements: list[Any] = []
+        self._skip_lines()
+        while not self._accepts("}"):
+            elements.append(self._element())
             self._skip_lines()
-            if self._accepts("}"):
-                return found
-            found.append(self._element())
+        return elements
 
     def _element(self) -> dict[str, Any]:
         left = self._left()
@@ -224,13 +210,20 @@ class Reader:
             raise self._wrong(f"`{name}` makes {len(wanted)} values, not {len(left)}")
         fields.update(zip(wanted, left, strict=False))
 
-    def _one_field(self, fields: dict[str, Any]) -> None:
+    def _one_field(self, fields: dict[str, Any], *, blocks: bool = False) -> None:
         if self.tokens[self.at][0] == "span":
             fields["span"] = self._value()
             return
         name = self._take("word")
-        self._take("mark", "=")
-        fields[name] = self._value()
+        if blocks and self._accepts("{"):
+            fields[name] = self._elements()
+        elif blocks and self.tokens[self.at][:2] == ("word", "is"):
+            self.at += 1
+            self._take("mark", "{")
+            fields[name] = self._block("}")
+        else:
+            self._take("mark", "=")
+            fields[name] = self._value()
 
     def _value(self) -> Any:
         kind, text, _, _ = self.tokens[self.at]
@@ -259,7 +252,7 @@ class Reader:
         if self._accepts("["):
             return {"type": "array", "dtype": text, "shape": self._list()}
         if text in _RESERVED:
-            return {"none": None, "true": True, "false": False}[text]
+            return _RESERVED[text]
         return self._after_name(text)
 
     def _after_name(self, text: str) -> Any:
@@ -316,11 +309,11 @@ class Reader:
             self.at += 1
 
     def _take(self, kind: str, text: str | None = None) -> str:
-        found, what, _, _ = self.tokens[self.at]
-        if found != kind or (text is not None and what != text):
+        actual, word, _, _ = self.tokens[self.at]
+        if actual != kind or (text is not None and word != text):
             raise self._wrong(f"`{text}` was expected" if text else f"a {kind} was expected")
         self.at += 1
-        return what
+        return word
 
     def _wrong(self, message: str) -> TextError:
         _, text, line, column = self.tokens[self.at]

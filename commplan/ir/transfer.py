@@ -61,30 +61,27 @@ class ValueTypes:
     def join(self, placements: Iterable[Placement]) -> Placement:
         """How a value lies that is made of values that lie so: cut, or stacked, where all agree."""
         joined: Placement | None = None
-        for one in dict.fromkeys(placements):
-            joined = one if joined is None else self._both(joined, one)
+        for placement in dict.fromkeys(placements):
+            joined = placement if joined is None else self._both(joined, placement)
         return joined or SAME
 
-    def _both(self, one: Placement, other: Placement) -> Placement:
-        mixed = [*one.per, *other.per]
-        for mine, theirs in ((one.split, other.split), (one.stacked, other.stacked)):
+    def _both(self, left: Placement, right: Placement) -> Placement:
+        mixed = [*left.per, *right.per]
+        for mine, theirs in ((left.split, right.split), (left.stacked, right.stacked)):
             mixed += [*mine, *theirs] if mine and theirs and mine != theirs else []
-        both = msgspec.structs.replace(
-            one,
-            partial=self.ordered((*one.partial, *other.partial)),
-            split=one.split or other.split,
-            stacked=one.stacked or other.stacked,
-        )
+        partial = self.ordered((*left.partial, *right.partial))
+        split, stacked = left.split or right.split, left.stacked or right.stacked
+        both = msgspec.structs.replace(left, partial=partial, split=split, stacked=stacked)
         return self.per(both, mixed)
 
     def check_terms(self, refs: Iterable[Ref]) -> Violations:
         """Terms of a sum go with terms of the same sum."""
         refs = tuple(dict.fromkeys(refs))
-        found = {frozenset(self.values[ref].placement.partial): ref for ref in refs}
-        if len(found) > 1:
-            (first, one), (other, two) = list(found.items())[:2]
-            message = f"one is a term of a sum over `{min(first ^ other)}`, the other is not"
-            yield "CP0734", f"of `{one}` and `{two}` {message}"
+        sums = {frozenset(self.values[ref].placement.partial): ref for ref in refs}
+        if len(sums) > 1:
+            (first, left), (second, right) = list(sums.items())[:2]
+            message = f"one is a term of a sum over `{min(first ^ second)}`, the other is not"
+            yield "CP0734", f"of `{left}` and `{right}` {message}"
 
     def check_axes(self, axes: Sequence[str], kind: AxisKind | None = None) -> Violations:
         """`axes` are known, no servers, named once, and of `kind` where one is wanted."""
@@ -114,8 +111,8 @@ class ValueTypes:
 
     def check_leaves(self, ref: Ref, wanted: tuple[Leaf, ...]) -> Violations:
         if self.values[ref].leaves != wanted:
-            found = shown(self.values[ref].leaves)
-            yield "CP0731", f"`{ref}` has the leaves {found}, {shown(wanted)} were expected"
+            actual = shown(self.values[ref].leaves)
+            yield "CP0731", f"`{ref}` has the leaves {actual}, {shown(wanted)} were expected"
 
     def check_scalar(self, ref: object) -> Violations:
         if isinstance(ref, str) and [leaf.shape for leaf in self.values[ref].leaves] != [()]:
@@ -170,5 +167,5 @@ def placed(value: Value, ref: Ref, placement: Placement | None = None) -> Value:
 
 def shown(leaves: tuple[Leaf, ...]) -> str:
     """Leaves in a message."""
-    found = [f"{leaf.path or 'array'} {leaf.dtype}{list(leaf.shape)}" for leaf in leaves[:3]]
-    return ", ".join([*found, "..."] if len(leaves) > 3 else found) or "none"
+    words = [f"{leaf.path or 'array'} {leaf.dtype}{list(leaf.shape)}" for leaf in leaves[:3]]
+    return ", ".join([*words, "..."] if len(leaves) > 3 else words) or "none"

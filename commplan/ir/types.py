@@ -170,11 +170,9 @@ class Placement(msgspec.Struct, frozen=True, gc=False):
         gone = frozenset(axes)
         if gone.isdisjoint(self.varying):
             return self
-        left = [
-            tuple(a for a in item if a not in gone)
-            for item in (self.per, self.partial, self.split, self.stacked)
-        ]
-        return Placement(left[0], left[1], left[2], self.server, left[3])
+        fields = (self.per, self.partial, self.split, self.stacked)
+        per, partial, split, stacked = (tuple(a for a in axes if a not in gone) for axes in fields)
+        return Placement(per, partial, split, self.server, stacked)
 
 
 SAME = Placement()

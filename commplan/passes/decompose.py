@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterable
 from typing import ClassVar
 
-import msgspec
+from msgspec.structs import replace
 
 from commplan.collectives.hierarchical import NATIVE_KINDS
+from commplan.collectives.program import KINDS
 from commplan.ir.axes import coordinates
 from commplan.ir.plan import Algorithm, Arg, Ref
 from commplan.ir.remark import Alternative, Choice
@@ -16,7 +17,7 @@ from commplan.ir.schedule import Collective, CollectiveKind, Op, Phase, Schedule
 from commplan.passes.bucket.packing import rewrite_flat
 from commplan.passes.pipeline.base import Context, Pass
 from commplan.passes.rewrite import Editor, padded, round_up, trimmed
-from commplan.select.algorithm_search import EVENLY, Chooser, Way, rounded, saves
+from commplan.select.algorithm_search import HIERARCHY_MARGIN, Candidate, Chooser, is_worthwhile, rounded
 from commplan.select.options import as_one, travels_narrow
 
 Levels = tuple[tuple[str, Algorithm], ...]  # axis and algorithm, innermost first
@@ -52,47 +53,49 @@ def _layered(chooser: Chooser, phase: Phase, choices: list[Choice]) -> Phase:
     seen: dict[tuple[object, ...], Algorithm] = {}
     ops: list[Op] = []
     for op in phase.ops:
-        if not isinstance(op, Collective) or op.pinned or op.algorithm.levels or op.kind == "all_to_all":
+        if not isinstance(op, Collective) or op.pinned or op.algorithm.levels or op.kind not in KINDS:
             ops.append(op)
             continue
         key = (op.kind, op.axes, op.nbytes, op.op, op.hints, op.root, op.span)
         if key not in seen:
             seen[key] = _best(chooser, op, choices)
-        ops.append(msgspec.structs.replace(op, algorithm=seen[key]))
-    return msgspec.structs.replace(phase, ops=tuple(ops))
+        ops.append(replace(op, algorithm=seen[key]))
+    return replace(phase, ops=tuple(ops))
 
 
 def _best(chooser: Chooser, op: Collective, choices: list[Choice]) -> Algorithm:
     ways, levels = chooser.flat(op), chooser.hierarchies(op)
     if not ways or not levels:
         return op.algorithm
-    one, many = chooser.fastest(ways), chooser.fastest(levels)
-    keys = tuple(Arg(key) for key, _ in many.algorithm.levels)
+    single, layered = chooser.fastest(ways), chooser.fastest(levels)
+    keys = tuple(Arg(key) for key, _ in layered.algorithm.levels)
     left_open = Algorithm("hierarchical", keys)
     # No backend's own does a level of a sum for one rank: its algorithms are named at once.
-    written = left_open if op.kind in NATIVE_KINDS else many.algorithm
+    written = left_open if op.kind in NATIVE_KINDS else layered.algorithm
     if travels_narrow(op) and any(arg.value not in op.axes for arg in keys):
         return op.algorithm  # what travels narrower than it is added goes axis by axis
     if travels_narrow(op) and op.kind == "all_reduce" and op.op == "sum":
-        levels = [(key,) for key, _ in many.algorithm.levels]
+        levels = [(key,) for key, _ in layered.algorithm.levels]
         flat, stepped = chooser.in_wire(op, [op.axes]), chooser.in_wire(op, levels)
         if flat is None or stepped is None:
             return op.algorithm
-        one, many = one._replace(seconds=flat), many._replace(seconds=stepped)
-    enough = many.seconds < one.seconds * (1 - EVENLY) if chooser.jax else saves(many, one)
-    if not enough:
+        single, layered = single._replace(seconds=flat), layered._replace(seconds=stepped)
+    saves = layered.seconds < single.seconds * (1 - HIERARCHY_MARGIN)
+    if not (saves if chooser.jax else is_worthwhile(layered, single)):
         return op.algorithm  # `select` lists what was not taken
-    choices.append(_chosen(op, one, many, written))
+    choices.append(_chosen(op, single, layered, written))
     return written
 
 
-def _chosen(op: Collective, one: Way, many: Way, written: Algorithm) -> Choice:
+def _chosen(op: Collective, single: Candidate, layered: Candidate, written: Algorithm) -> Choice:
     levels = ", ".join(key for key, _ in written.levels)
-    what = f"`{op.result}`: level by level ({levels})"
+    text = f"`{op.result}`: level by level ({levels})"
     why = "each level moves only what the one inside has not settled"
-    other = f"one {op.kind} over {', '.join(op.axes)}, via {one.algorithm}"
-    alternative = Alternative(other, rounded(one.seconds))
-    return Choice("decompose", what, why, op.span, (), rounded(many.seconds), one.source, (alternative,))
+    name = f"one {op.kind} over {', '.join(op.axes)}, via {single.algorithm}"
+    alternative = Alternative(name, rounded(single.seconds))
+    return Choice(
+        "decompose", text, why, op.span, (), rounded(layered.seconds), single.source, (alternative,)
+    )
 
 
 def _stays(op: Collective, schedule: Schedule) -> bool:
@@ -103,23 +106,21 @@ def _stays(op: Collective, schedule: Schedule) -> bool:
     return len(op.algorithm.levels) > 1 and as_one(op.kind, op.algorithm, schedule.backend, op)
 
 
-def _expand(editor: Editor, ops: list[Op], op: Collective, loose: bool, choices: list[Choice]) -> None:
-    """Append to `ops` what `op` becomes. `loose`: its readers do not mind padding behind the result."""
+def _expand(editor: Editor, op: Collective, loose: bool, choices: list[Choice]) -> None:
+    """Emit what `op` becomes. `loose`: its readers do not mind padding behind the result."""
     steps = op.algorithm.levels
     if len(steps) == 1:
         named = op.algorithm.args[0].key is not None
-        ops.append(msgspec.structs.replace(op, algorithm=steps[0][1], pinned=named))
+        editor.ops.append(replace(op, algorithm=steps[0][1], pinned=named))
         return
-    if op.op == "sum" and not _by_axis(op):
-        what = _sum(editor, ops, op, steps, loose)
-    else:
-        what = _one_by_one(editor, ops, op)
+    sums = op.op == "sum" and not _by_axis(op)
+    text = _sum(editor, op, steps, loose) if sums else _one_by_one(editor, op)
     if op.pinned:
         why = f"the plan says via {op.algorithm}"
-        choices.append(Choice("decompose", f"`{op.result}`: {what}", why, op.span))
+        choices.append(Choice("decompose", f"`{op.result}`: {text}", why, op.span))
 
 
-def _sum(editor: Editor, ops: list[Op], op: Collective, steps: Levels, loose: bool) -> str:
+def _sum(editor: Editor, op: Collective, steps: Levels, loose: bool) -> str:
     """all_reduce(gpu, node)  -->  reduce_scatter(gpu); all_reduce(node); all_gather(gpu)
 
     The buffer is padded to whole shards. Each level outside moves a part of the bytes.
@@ -128,15 +129,15 @@ def _sum(editor: Editor, ops: list[Op], op: Collective, steps: Levels, loose: bo
     multiple = math.prod(editor.size((axis,)) for axis, _ in (steps if travels_narrow(op) else inner))
     size = round_up(editor.leaf(op.operand).size, multiple)
     grown = size != editor.leaf(op.operand).size
-    current = padded(editor, ops, op.operand, size)
+    current = padded(editor, op.operand, size)
     for axis, algorithm in inner:
-        current = _step(editor, ops, op, current, axis, algorithm, "reduce_scatter")
-    current = _step(editor, ops, op, current, outer, outermost, "all_reduce")
+        current = _step(editor, op, current, axis, algorithm, "reduce_scatter")
+    current = _step(editor, op, current, outer, outermost, "all_reduce")
     for index in range(len(inner) - 1, -1, -1):
         direct = index == 0 and (loose or not grown)
-        current = _step(editor, ops, op, current, *inner[index], "all_gather", last=direct)
+        current = _step(editor, op, current, *inner[index], "all_gather", last=direct)
     if current != op.result:
-        trimmed(editor, ops, current, op)
+        trimmed(editor, current, op)
     return ", ".join(
         [f"reduce_scatter {axis}" for axis, _ in inner]
         + [f"all_reduce {outer}"]
@@ -151,7 +152,7 @@ def _by_axis(op: Collective) -> bool:
     return op.kind in ("reduce_scatter", "all_gather") and keys == op.axes
 
 
-def _one_by_one(editor: Editor, ops: list[Op], op: Collective) -> str:
+def _one_by_one(editor: Editor, op: Collective) -> str:
     """all_reduce max(gpu, node)  -->  all_reduce max(gpu); all_reduce max(node)
     reduce_scatter(gpu, node)  -->  reduce_scatter(gpu); reduce_scatter(node)
     all_gather(gpu, node)      -->  all_gather(node); all_gather(gpu)
@@ -166,7 +167,7 @@ def _one_by_one(editor: Editor, ops: list[Op], op: Collective) -> str:
     current = op.operand
     for index, (axis, algorithm) in enumerate(steps):
         last = index == len(steps) - 1
-        current = _step(editor, ops, op, current, axis, algorithm, op.kind, last=last, root=roots.get(axis))
+        current = _step(editor, op, current, axis, algorithm, op.kind, last=last, root=roots.get(axis))
     return ", ".join(
         f"{op.kind} {axis}" + (f" from {roots[axis]}" if axis in roots else "") for axis, _ in steps
     )
@@ -174,7 +175,6 @@ def _one_by_one(editor: Editor, ops: list[Op], op: Collective) -> str:
 
 def _step(
     editor: Editor,
-    ops: list[Op],
     op: Collective,
     operand: Ref,
     axis: str,
@@ -186,7 +186,7 @@ def _step(
 ) -> Ref:
     """One level of `op`: a collective of `kind` over `axis`; the `last` one makes its result."""
     return editor.move(
-        ops, op, operand, None if last else f"{op.result}/{kind}_{axis}", kind=kind, axes=(axis,), root=root,
+        op, operand, None if last else f"{op.result}/{kind}_{axis}", kind=kind, axes=(axis,), root=root,
         op=op.op if kind in ("all_reduce", "reduce_scatter") else None, algorithm=algorithm, form=None,
         lane=network_lane(editor.schedule.axes, (axis,)),
         pinned=any(arg.key == axis for arg in op.algorithm.args),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
-import msgspec
+from msgspec.structs import replace
 
 from commplan.ir.def_use import DefUse
 from commplan.ir.plan import Ref
@@ -32,23 +32,22 @@ class OverlapPass(Pass, frozen=True):
         return [self._phase(phase, choices) for phase in schedule.phases]
 
     def _phase(self, phase: Phase, choices: list[Choice]) -> Phase:
-        count = sum(isinstance(op, Collective) for op in phase.ops)
-        if not count:
+        written = [op.result for op in phase.ops if isinstance(op, Collective)]
+        count = len(written)
+        if not written:
             return phase
         issued = issue_order(phase.ops)
-        moved = [op.result for op in issued if isinstance(op, Collective)] != [
-            op.result for op in phase.ops if isinstance(op, Collective)
-        ]
+        moved = written != [op.result for op in issued if isinstance(op, Collective)]
         if self.chain:
             issued = chained(issued)
-        made = {value.id: value for value in phase.values}
-        values = tuple(made[ref] for op in issued for ref in results_of(op))
+        values_of = {value.id: value for value in phase.values}
+        values = tuple(values_of[ref] for op in issued for ref in results_of(op))
         why = "reductions as their buckets become ready, the rest as their results are needed"
-        what = f"phase {phase.name}: {count} collective{'s' * (count != 1)}"
-        what += ", reordered" if moved else ", in the order written"
-        what += ", each after the one before" if self.chain else ""
-        choices.append(Choice("overlap", what, why, phase.span))
-        return msgspec.structs.replace(phase, ops=tuple(issued), values=values)
+        text = f"phase {phase.name}: {count} collective{'s' * (count != 1)}"
+        text += ", reordered" if moved else ", in the order written"
+        text += ", each after the one before" if self.chain else ""
+        choices.append(Choice("overlap", text, why, phase.span))
+        return replace(phase, ops=tuple(issued), values=values)
 
 
 def issue_order(ops: Sequence[Op]) -> list[Op]:
@@ -129,6 +128,6 @@ def chained(ops: Sequence[Op]) -> list[Op]:
         if not isinstance(op, Collective):
             result.append(op)
             continue
-        result.append(msgspec.structs.replace(op, after=(before,) if before else ()))
+        result.append(replace(op, after=(before,) if before else ()))
         before = op.result
     return result

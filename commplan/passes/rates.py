@@ -30,27 +30,27 @@ class RatesPass(Pass, frozen=True):
 
 
 def _choice(schedule: Schedule, phase: Phase, op: Read) -> Choice:
-    found = rates(op.batch, prefetch(phase.ops))
+    timing = rates(op.batch, prefetch(phase.ops))
     nbytes = sum(
         _record(phase, ref, max(op.batch) // schedule.size(op.split)) for ref in _kept(schedule, phase, op)
     )
-    what = f"`{name_of(op.result)}` of {phase.name} by the clocks of `{op.clock}`: {round_text(found)}"
-    return Choice("rates", what, kept_text(found, nbytes), op.span)
+    text = f"`{name_of(op.result)}` of {phase.name} by the clocks of `{op.clock}`: {round_text(timing)}"
+    return Choice("rates", text, kept_text(timing, nbytes), op.span)
 
 
-def _kept(schedule: Schedule, phase: Phase, op: Read) -> list[Ref]:
+def _kept(schedule: Schedule, phase: Phase, load: Read) -> list[Ref]:
     """Where the work ends that is the same for all members, record by record: its values that are read by
     something else or leave the phase."""
-    if op.per:
+    if load.per:
         return []
-    alike = {op.result}
-    for one in phase.ops:
-        same = isinstance(one, Map) and schedule.fn(one.fn).where == "host" and not one.random and not one.per
-        if same and alike.issuperset(operands(one)):
-            alike.update(results(one))
+    alike = {load.result}
+    for op in phase.ops:
+        same = isinstance(op, Map) and schedule.fn(op.fn).where == "host" and not op.random and not op.per
+        if same and alike.issuperset(operands(op)):
+            alike.update(results(op))
     bound = {binding.value for binding in (*phase.outputs, *phase.takes)}
-    read = {ref for one in phase.ops if not alike.issuperset(results(one)) for ref in operands(one)}
-    return [ref for one in phase.ops for ref in results(one) if ref in alike and ref in bound | read]
+    read = {ref for op in phase.ops if not alike.issuperset(results(op)) for ref in operands(op)}
+    return [ref for op in phase.ops for ref in results(op) if ref in alike and ref in bound | read]
 
 
 def _record(phase: Phase, ref: Ref, rows: int) -> int:

@@ -9,7 +9,7 @@ from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from commplan.diagnostics import Span
 from commplan.ir.def_use import DefUse
@@ -35,12 +35,13 @@ from commplan.ir.types import SAME
 
 
 class Editor:
-    """One phase while a pass rewrites it: values may be added and replaced, ops are given back whole."""
+    """One phase while a pass rewrites it: values may be added and replaced, and `ops` are those so far."""
 
     def __init__(self, schedule: Schedule, phase: Phase) -> None:
         self.schedule, self.phase = schedule, phase
         self.values = {value.id: value for value in (*schedule.entry, *phase.values)}
         self._declared = frozenset(self.values)
+        self.ops: list[Op] = []
         self.types = ValueTypes(schedule.axes, self.values, schedule.fn_types, schedule.sources)
 
     @property
@@ -67,38 +68,35 @@ class Editor:
         self.values[value.id] = value
         return value.id
 
-    def emit(self, ops: list[Op], op: Op, name: Ref | None = None) -> Ref:
+    def take(self) -> list[Op]:
+        """The ops so far, and begin anew."""
+        ops, self.ops = self.ops, []
+        return ops
+
+    def emit(self, op: Op, name: Ref | None = None) -> Ref:
         """Append `op`, and add its result as the op says it is, under a new name like `name` if one is given.
         Gives back its name."""
         if name is not None:
             (old,) = results_of(op)
             op = rename_results(op, {old: self.fresh(name)})
         add_results(op, self.types, self.values, self._declared)
-        ops.append(op)
+        self.ops.append(op)
         return results_of(op)[0]
 
     def pack(
-        self,
-        ops: list[Op],
-        parts: Sequence[Part],
-        span: Span,
-        name: Ref,
-        ways: int = 1,
-        size: int | None = None,
+        self, parts: Sequence[Part], span: Span, name: Ref, ways: int = 1, size: int | None = None
     ) -> Ref:
         """A new buffer of `parts`; of `size` elements, where that is said, with room behind them."""
         leaf = self.values[parts[0].value].leaves[parts[0].leaf]
         size = size or ways * max(part.offset + part.size for part in parts)
-        made = self.add(flat(self.fresh(name), size, leaf.dtype, SAME))
-        return self.emit(ops, Pack(made, tuple(parts), span, ways))
+        buffer = self.add(flat(self.fresh(name), size, leaf.dtype, SAME))
+        return self.emit(Pack(buffer, tuple(parts), span, ways))
 
-    def move(
-        self, ops: list[Op], like: Collective, operand: Ref, name: Ref | None = None, **changes: Any
-    ) -> Ref:
+    def move(self, like: Collective, operand: Ref, name: Ref | None = None, **changes: Any) -> Ref:
         """Append the collective `like` on another `operand`, with `changes`."""
         value = self.values[operand]
         changes |= {"operand": operand, "dtype": widest(value.leaves), "nbytes": value.nbytes, "after": ()}
-        return self.emit(ops, msgspec.structs.replace(like, **changes), name)
+        return self.emit(replace(like, **changes), name)
 
     def leaf(self, ref: Ref) -> Leaf:
         """The one leaf of a flat value."""
@@ -108,7 +106,7 @@ class Editor:
         """The phase with `ops` put in order, its values in the order in which they are made."""
         ordered = in_order(ops)
         values = tuple(self.values[ref] for op in ordered for ref in results_of(op))
-        return msgspec.structs.replace(self.phase, ops=ordered, values=values)
+        return replace(self.phase, ops=ordered, values=values)
 
 
 def in_order(ops: Sequence[Op]) -> tuple[Op, ...]:
@@ -142,11 +140,11 @@ def in_order(ops: Sequence[Op]) -> tuple[Op, ...]:
 
 def laid_out(parts: Iterable[Part]) -> list[Part]:
     """`parts` one after another in a buffer."""
-    found, at = list[Part](), 0
+    laid, at = list[Part](), 0
     for part in parts:
-        found.append(Part(part.value, part.leaf, part.start, part.size, at))
+        laid.append(Part(part.value, part.leaf, part.start, part.size, at))
         at += part.size
-    return found
+    return laid
 
 
 def unpack(result: Ref, parts: Iterable[Part], span: Span, ways: int = 1) -> Unpack:
@@ -161,7 +159,7 @@ def in_whole(parts: Iterable[Part], owner: int, rows: Value, whole: Value) -> li
         start = owner * rows.leaves[part.leaf].size + part.start
         size = min(part.size, whole.leaves[part.leaf].size - start)
         if size > 0:
-            placed.append(msgspec.structs.replace(part, start=start, size=size))
+            placed.append(replace(part, start=start, size=size))
     return placed
 
 
@@ -170,7 +168,7 @@ def round_up(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 
 
-def padded(editor: Editor, ops: list[Op], ref: Ref, size: int) -> Ref:
+def padded(editor: Editor, ref: Ref, size: int) -> Ref:
     """A buffer of `size` elements that begins with `ref`, the rest zero.
 
     x = pack(..)  -->  x = pack(..) with room behind it     where `x` has one reader
@@ -179,19 +177,19 @@ def padded(editor: Editor, ops: list[Op], ref: Ref, size: int) -> Ref:
     leaf = editor.leaf(ref)
     if leaf.size == size:
         return ref
-    maker = next((op for op in reversed(ops) if ref in results_of(op)), None)  # most often the last
+    maker = next((op for op in reversed(editor.ops) if ref in results_of(op)), None)  # most often the last
     if isinstance(maker, Pack) and maker.ways == 1:
-        grown = msgspec.structs.replace(editor.values[ref], leaves=(Leaf("", (size,), leaf.dtype),))
+        grown = replace(editor.values[ref], leaves=(Leaf("", (size,), leaf.dtype),))
         editor.values[ref] = grown
         return ref
     span = maker.span if maker is not None else editor.phase.span
-    return editor.pack(ops, (Part(ref, 0, 0, leaf.size, 0),), span, f"{ref}/padded", size=size)
+    return editor.pack((Part(ref, 0, 0, leaf.size, 0),), span, f"{ref}/padded", size=size)
 
 
-def trimmed(editor: Editor, ops: list[Op], ref: Ref, like: Collective) -> None:
+def trimmed(editor: Editor, ref: Ref, like: Collective) -> None:
     """Make the first elements of buffer `ref` the result of `like`."""
     size = editor.leaf(like.result).size
-    editor.emit(ops, Pack(like.result, (Part(ref, 0, 0, size, 0),), like.span))
+    editor.emit(Pack(like.result, (Part(ref, 0, 0, size, 0),), like.span))
 
 
 def read_by_parts(ops: Sequence[Op]) -> frozenset[Ref]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar
 
-import msgspec
+from msgspec.structs import replace
 
+from commplan.collectives.program import KINDS
 from commplan.ir.remark import Choice
-from commplan.ir.schedule import Collective, Form, Op, Phase, Schedule
+from commplan.ir.schedule import Collective, Op, Phase, Schedule
 from commplan.ir.types import sized
 from commplan.passes.pipeline.base import Context, Pass
 from commplan.select.algorithm_search import Chooser, Decision
@@ -40,46 +41,43 @@ class SelectPass(Pass, frozen=True):
             if not isinstance(op, Collective):
                 ops.append(op)
                 continue
-            what = (op.span, op.kind, op.op, op.axes)
-            key = (*what, op.nbytes, op.root, op.algorithm, op.hints, op.pinned)
+            stage = (op.span, op.kind, op.op, op.axes)
+            key = (*stage, op.nbytes, op.root, op.algorithm, op.hints, op.pinned)
             decision = decided[key] if key in decided else chooser.decide(op)
             decided[key] = decision
             chosen = self._chosen(op, decision, chooser)
             ops.append(chosen)
-            group = (*what, chosen.algorithm, chosen.hints.chunk, decision.why)
+            group = (*stage, chosen.algorithm, chosen.hints.chunk, decision.why)
             alike.setdefault(group, []).append((chosen, decision))
         for group in alike.values():
-            told = group[0][1].seconds is not None or chooser.schedule.backend == "mpi"
-            if told and group[0][0].kind != "all_to_all":
+            is_timed = group[0][1].seconds is not None or chooser.schedule.backend == "mpi"
+            if is_timed and group[0][0].kind in KINDS:
                 choices.append(_choice(group))
-        return msgspec.structs.replace(phase, ops=tuple(ops))
+        return replace(phase, ops=tuple(ops))
 
     def _chosen(self, op: Collective, decision: Decision, chooser: Chooser) -> Collective:
         """y = all_reduce(x)  -->  y = all_reduce(x) via ring, in messages of 32 KiB, split"""
         hints = op.hints
         if decision.chunk is not None and hints.chunk is None:
-            hints = msgspec.structs.replace(hints, chunk=decision.chunk)
-        form = self._form(op) if chooser.schedule.backend == "mpi" else None
-        return msgspec.structs.replace(op, algorithm=decision.algorithm, hints=hints, form=form)
-
-    def _form(self, op: Collective) -> Form | None:
-        """Under MPI: one call, or where computation is asked to go on meanwhile a start and a finish."""
-        if op.form is not None or op.kind == "all_to_all":
-            return op.form
-        return "split" if self.split and op.hints.overlap is not None else "call"
+            hints = replace(hints, chunk=decision.chunk)
+        form = op.form if chooser.schedule.backend == "mpi" else None
+        if chooser.schedule.backend == "mpi" and form is None and op.kind in KINDS:
+            # One call, or where computation is asked to go on meanwhile a start and a finish.
+            form = "split" if self.split and op.hints.overlap is not None else "call"
+        return replace(op, algorithm=decision.algorithm, hints=hints, form=form)
 
 
 def _choice(alike: list[tuple[Collective, Decision]]) -> Choice:
     """What was decided alike for several collectives of a stage; the times are those of the largest."""
-    op, decision = max(alike, key=lambda one: one[0].nbytes)
-    sizes = {one.nbytes for one, _ in alike}
+    op, decision = max(alike, key=lambda pair: pair[0].nbytes)
+    sizes = {pair.nbytes for pair, _ in alike}
     count = f"{len(alike)} x " if len(alike) > 1 else ""
     most = "up to " if len(sizes) > 1 else ""
-    what = f"{op.algorithm} for {count}{op.kind} of {most}{sized(op.nbytes)} over {', '.join(op.axes)}"
+    text = f"{op.algorithm} for {count}{op.kind} of {most}{sized(op.nbytes)} over {', '.join(op.axes)}"
     if op.hints.chunk is not None and op.algorithm != NATIVE:
-        what += f", in messages of {sized(op.hints.chunk)}"
+        text += f", in messages of {sized(op.hints.chunk)}"
     if op.form == "split":
-        what += ", started and finished apart"
+        text += ", started and finished apart"
     return Choice(
-        "select", what, decision.why, op.span, (), decision.seconds, decision.source, decision.alternatives
+        "select", text, decision.why, op.span, (), decision.seconds, decision.source, decision.alternatives
     )  # fmt: skip

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar
 
-import msgspec
+from msgspec.structs import replace
 
 from commplan.ir.plan import Ref
 from commplan.ir.remark import Choice
-from commplan.ir.schedule import Cast, Collective, LocalSum, Op, Phase, Schedule
+from commplan.ir.schedule import Cast, Collective, LocalSum, Phase, Schedule
 from commplan.ir.types import DType
 from commplan.passes.bucket.packing import rewrite_flat
 from commplan.passes.pipeline.base import Context, Pass
@@ -28,50 +28,50 @@ class WirePass(Pass, frozen=True):
             yield rewrite_flat(schedule, phase, context.order, travels_narrow, _rewrite, choices)
 
 
-def _rewrite(editor: Editor, ops: list[Op], op: Collective, loose: bool, choices: list[Choice]) -> None:
-    """Append to `ops` what `op` becomes. `loose`: its readers do not mind padding behind the result."""
+def _rewrite(editor: Editor, op: Collective, loose: bool, choices: list[Choice]) -> None:
+    """Emit what `op` becomes. `loose`: its readers do not mind padding behind the result."""
     dtype = editor.leaf(op.operand).dtype
     wire, accumulate = op.hints.wire_types(dtype)
-    bare = msgspec.structs.replace(op, hints=msgspec.structs.replace(op.hints, wire=None, accumulate=None))
+    bare = replace(op, hints=replace(op.hints, wire=None, accumulate=None))
     adds = op.op == "sum"
     if wire == dtype and (not adds or accumulate == wire):
-        ops.append(bare)
+        editor.ops.append(bare)
         return
     if not adds or accumulate == wire:
-        _cast_around(editor, ops, bare, wire)
+        _cast_around(editor, bare, wire)
         why = "nothing is added" if not adds else f"sums are wanted in {accumulate} too"
         choices.append(Choice("wire", f"`{op.result}`: {op.kind} in {wire}", why, op.span))
         return
     if op.kind == "reduce_scatter":
-        _scatter(editor, ops, bare, wire, accumulate)
+        _scatter(editor, bare, wire, accumulate)
     else:
-        _sum(editor, ops, bare, wire, accumulate, loose)
-    what = f"`{op.result}`: sent in {wire}, added in {accumulate}"
+        _sum(editor, bare, wire, accumulate, loose)
+    text = f"`{op.result}`: sent in {wire}, added in {accumulate}"
     why = f"a backend's own {op.kind} of {wire} would add in {wire}"
     rejected = (
         f"{op.kind} in {wire}: it would add in {wire}",
         f"{op.kind} in {dtype}: more bytes or a narrower sum",
     )
-    choices.append(Choice("wire", what, why, op.span, rejected))
+    choices.append(Choice("wire", text, why, op.span, rejected))
 
 
-def _cast_around(editor: Editor, ops: list[Op], op: Collective, wire: DType) -> None:
+def _cast_around(editor: Editor, op: Collective, wire: DType) -> None:
     """y = broadcast(x)  -->  y = cast(broadcast(cast(x, wire)), dtype of x)"""
-    narrow = _cast(editor, ops, op, op.operand, wire, f"{op.result}/{wire}")
-    moved = editor.move(ops, op, narrow, f"{op.result}/moved")
-    editor.emit(ops, Cast(op.result, moved, editor.leaf(op.operand).dtype, op.span))
+    narrow = _cast(editor, op, op.operand, wire, f"{op.result}/{wire}")
+    moved = editor.move(op, narrow, f"{op.result}/moved")
+    editor.emit(Cast(op.result, moved, editor.leaf(op.operand).dtype, op.span))
 
 
-def _scatter(editor: Editor, ops: list[Op], op: Collective, wire: DType, accumulate: DType) -> None:
+def _scatter(editor: Editor, op: Collective, wire: DType, accumulate: DType) -> None:
     """y = reduce_scatter(x)  -->  y = cast(local_sum(cast(all_to_all(cast(x, wire)), accumulate)))"""
     dtype = editor.leaf(op.result).dtype
     done = accumulate == dtype
-    total = _shard_sum(editor, ops, op, op.operand, wire, accumulate, None if done else f"{op.result}/shard")
+    total = _shard_sum(editor, op, op.operand, wire, accumulate, None if done else f"{op.result}/shard")
     if not done:
-        editor.emit(ops, Cast(op.result, total, dtype, op.span))
+        editor.emit(Cast(op.result, total, dtype, op.span))
 
 
-def _sum(editor: Editor, ops: list[Op], op: Collective, wire: DType, accumulate: DType, loose: bool) -> None:
+def _sum(editor: Editor, op: Collective, wire: DType, accumulate: DType, loose: bool) -> None:
     """y = all_reduce(x)  -->  s = local_sum(cast(all_to_all(cast(x, wire)), accumulate));
     y = cast(all_gather(cast(s, wire)))
 
@@ -79,38 +79,28 @@ def _sum(editor: Editor, ops: list[Op], op: Collective, wire: DType, accumulate:
     """
     dtype, before = editor.leaf(op.operand).dtype, editor.leaf(op.operand).size
     size = round_up(before, editor.size(op.axes))
-    operand = padded(editor, ops, op.operand, size)
-    total = _shard_sum(editor, ops, op, operand, wire, accumulate, f"{op.result}/shard")
-    narrow = _cast(editor, ops, op, total, wire, f"{op.result}/shard_{wire}")
-    gathered = editor.move(
-        ops, op, narrow, f"{op.result}/gathered", kind="all_gather", op=None, algorithm=NATIVE
-    )
+    operand = padded(editor, op.operand, size)
+    total = _shard_sum(editor, op, operand, wire, accumulate, f"{op.result}/shard")
+    narrow = _cast(editor, op, total, wire, f"{op.result}/shard_{wire}")
+    gathered = editor.move(op, narrow, f"{op.result}/gathered", kind="all_gather", op=None, algorithm=NATIVE)
     if size == before or loose:
-        editor.emit(ops, Cast(op.result, gathered, dtype, op.span))
+        editor.emit(Cast(op.result, gathered, dtype, op.span))
         return
-    trimmed(editor, ops, _cast(editor, ops, op, gathered, dtype, f"{op.result}/padded"), op)
+    trimmed(editor, _cast(editor, op, gathered, dtype, f"{op.result}/padded"), op)
 
 
 def _shard_sum(
-    editor: Editor,
-    ops: list[Op],
-    op: Collective,
-    operand: Ref,
-    wire: DType,
-    accumulate: DType,
-    name: Ref | None,
+    editor: Editor, op: Collective, operand: Ref, wire: DType, accumulate: DType, name: Ref | None
 ) -> Ref:
     """This rank's shard of the sum, in `accumulate`, called `name`; without one it is the result of `op`."""
-    narrow = _cast(editor, ops, op, operand, wire, f"{op.result}/{wire}")
-    swapped = editor.move(
-        ops, op, narrow, f"{op.result}/swapped", kind="all_to_all", op=None, algorithm=NATIVE
-    )
-    wide = _cast(editor, ops, op, swapped, accumulate, f"{op.result}/{accumulate}")
-    return editor.emit(ops, LocalSum(op.result, wide, editor.size(op.axes), op.span), name)
+    narrow = _cast(editor, op, operand, wire, f"{op.result}/{wire}")
+    swapped = editor.move(op, narrow, f"{op.result}/swapped", kind="all_to_all", op=None, algorithm=NATIVE)
+    wide = _cast(editor, op, swapped, accumulate, f"{op.result}/{accumulate}")
+    return editor.emit(LocalSum(op.result, wide, editor.size(op.axes), op.span), name)
 
 
-def _cast(editor: Editor, ops: list[Op], op: Collective, operand: Ref, dtype: DType, name: Ref) -> Ref:
+def _cast(editor: Editor, op: Collective, operand: Ref, dtype: DType, name: Ref) -> Ref:
     """`operand` in `dtype`, called `name`; nothing to do where it is so already."""
     if editor.leaf(operand).dtype == dtype:
         return operand
-    return editor.emit(ops, Cast(op.result, operand, dtype, op.span), name)
+    return editor.emit(Cast(op.result, operand, dtype, op.span), name)

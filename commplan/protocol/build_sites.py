@@ -15,6 +15,9 @@ from commplan.ir.types import DType
 from commplan.protocol.sites import FIRST_TAG, Buffer, Chunk, Kind, Site, Sites
 from commplan.protocol.units import Flat, Layout, beside, weights
 
+# The states of a request, what a worker sends, and what it gets.
+_Request = tuple[tuple[Value, ...], tuple[Buffer, ...], tuple[Buffer, ...]]
+
 
 def sites(schedule: Schedule) -> Sites:
     """The sites of `schedule`; none where no state lives on a server.
@@ -42,16 +45,16 @@ class _Survey:
         self.read: dict[str, set[Ref]] = {}  # by phase: what its workers need, in their ops or as outputs
 
     def sites(self) -> Sites:
-        found: list[Site] = []
+        calls: list[Site] = []
         if self.servers:
             ops = list(self._ops())
             for _, op, values in ops:  # layouts follow from exchanges wherever these stand
                 if isinstance(op, Exchange | Elastic):
                     self._lay(op, values)
             for number, (phase, op, values) in enumerate(ops):
-                found.append(self._site(number, phase, op, values))
+                calls.append(self._site(number, phase, op, values))
         axes = tuple((axis.name, axis.size) for axis in self.schedule.mesh_axes)
-        return Sites(tuple(found), axes, self.servers)
+        return Sites(tuple(calls), axes, self.servers)
 
     def _ops(self) -> Iterator[tuple[Phase, ServerOp, dict[Ref, Value]]]:
         for phase in self.schedule.phases:
@@ -76,20 +79,15 @@ class _Survey:
         for state in others:
             like = self.layouts[name_of(center)]
             self._use(name_of(state), f"{how} beside {name_of(center)}", op.span)
-            self.layouts[name_of(state)] = beside(
-                values[state].leaves, leaves, like, op.span, self.schedule.file
-            )
+            kept_leaves, file = values[state].leaves, self.schedule.file
+            self.layouts[name_of(state)] = beside(kept_leaves, leaves, like, op.span, file)
 
     def _use(self, name: str, how: str, span: Span) -> None:
-        before = self.used.setdefault(name, (how, span))
-        if before[0] != how:
-            fail(
-                "CP0767",
-                f"the state `{name}` is used by `{how}` here, and by `{before[0]}` on line {before[1].line}",
-                "what servers do with a state is one thing: give each of the two a state of its own",
-                span=span,
-                file=self.schedule.file,
-            )
+        before, place = self.used.setdefault(name, (how, span))
+        if before != how:
+            message = f"the state `{name}` is used by `{how}` here, and by `{before}` on line {place.line}"
+            fix = "what servers do with a state is one thing: give each of the two a state of its own"
+            fail("CP0767", message, fix, span=span, file=self.schedule.file)
 
     def _count(self, value: Value) -> int:
         assert value.placement.server is not None
@@ -103,36 +101,25 @@ class _Survey:
         return self.layouts[name]
 
     def _site(self, number: int, phase: Phase, op: ServerOp, values: dict[Ref, Value]) -> Site:
+        more: dict[str, Any] = {}
         match op:
             case Exchange():
-                more = {"staleness": op.hints.staleness or 0, "mean": op.op == "mean"}
-                return self._meeting(number, phase, op, values, **more, fn=op.fn, weight=op.weight)
+                states, up, down = self._meeting(phase, op, values)
+                more |= {"staleness": op.hints.staleness or 0, "mean": op.op == "mean"}
+                more |= {"fn": op.fn, "weight": op.weight}
             case Elastic():
-                more = {"staleness": op.hints.staleness, "mode": op.mode}
-                return self._meeting(number, phase, op, values, **more, eta=op.eta, rho=op.rho)
+                states, up, down = self._meeting(phase, op, values)
+                more |= {"staleness": op.hints.staleness, "mode": op.mode, "eta": op.eta, "rho": op.rho}
             case Put():
-                state = values[name_of(op.result) + ".0"]
-                layout = self._layout(state)
-                up = self._whole(layout, op.operand, values[state.id], down=False)
-                token = (self._each("token", DType.I32, layout),)
-                return self._of(number, phase, op, (state,), up, (), token=token)
+                states, down = (values[name_of(op.result) + ".0"],), ()
+                layout = self._layout(states[0])
+                up = self._whole(layout, op.operand, states[0], down=False)
+                more["token"] = (self._each("token", DType.I32, layout),)
             case Get():
-                state = values[name_of(op.operand) + ".0"]
-                layout = self._layout(state)
+                states = (values[name_of(op.operand) + ".0"],)
+                layout = self._layout(states[0])
                 up = (self._each("token", DType.I32, layout),)
-                down = self._whole(layout, op.result, state, down=True)
-                return self._of(number, phase, op, (state,), up, down)
-
-    def _of(
-        self,
-        number: int,
-        phase: Phase,
-        op: ServerOp,
-        states: tuple[Value, ...],
-        up: tuple[Buffer, ...],
-        down: tuple[Buffer, ...],
-        **more: Any,
-    ) -> Site:
+                down = self._whole(layout, op.result, states[0], down=True)
         placement, kind = states[0].placement, cast("Kind", op.__struct_config__.tag)
         assert placement.server is not None
         names, layouts = tuple(name_of(state.id) for state in states), tuple(map(self._layout, states))
@@ -142,13 +129,11 @@ class _Survey:
             **more,
         )  # fmt: skip
 
-    def _meeting(
-        self, number: int, phase: Phase, op: Exchange | Elastic, values: dict[Ref, Value], **more: Any
-    ) -> Site:
+    def _meeting(self, phase: Phase, op: Exchange | Elastic, values: dict[Ref, Value]) -> _Request:
         """Workers send a gradient, or their weights, and get the state as their servers then have it."""
         (operand, *scalars), answer = sent(op), results(op)[0]
         states, wire = tuple(values[ref] for ref in kept(op)), op.hints.wire
-        self._meet(op, states[0])
+        self._check_apart(op, states[0])
         layout, leaves = self._layout(states[0]), values[operand].leaves
         up = [self._each("scalar", values[ref].leaves[0].dtype, layout, ref, (0,)) for ref in scalars]
         dtypes = [_wire(leaves[part.leaves[0]].dtype, wire) for part in layout.parts]
@@ -158,19 +143,15 @@ class _Survey:
             down = self._data(layout, layout.parts, dtypes, answer)
         else:
             down = (self._each("token", DType.I32, layout, down=True),)
-        return self._of(number, phase, op, states, tuple(up), down, **more)
+        return states, tuple(up), down
 
-    def _meet(self, op: Exchange | Elastic, state: Value) -> None:
+    def _check_apart(self, op: Exchange | Elastic, state: Value) -> None:
         several = [axis.name for axis in self.schedule.mesh_axes if axis.size > 1]
         left = [name for name in several if name not in (*op.axes, *state.placement.per)]
         if left:
-            fail(
-                "CP0729",
-                f"workers along `{left[0]}` hold the same, and each would send it to the servers",
-                f"name `{left[0]}` after `over` too, or make it an ensemble with states `per {left[0]}`",
-                span=op.span,
-                file=self.schedule.file,
-            )
+            message = f"workers along `{left[0]}` hold the same, and each would send it to the servers"
+            note = f"name `{left[0]}` after `over` too, or make it an ensemble with states `per {left[0]}`"
+            fail("CP0729", message, note, span=op.span, file=self.schedule.file)
 
     def _data(
         self, layout: Layout, flats: Sequence[Flat], dtypes: Iterable[DType], value: Ref, slot: int = 0
@@ -184,19 +165,19 @@ class _Survey:
 
     def _whole(self, layout: Layout, value: Ref, state: Value, *, down: bool) -> tuple[Buffer, ...]:
         """A whole state: its scalars, and all of its slots."""
-        found = [
-            self._each("scalar", state.leaves[place].dtype, layout, value, (place,), down=down)
-            for place in layout.scalars
-        ]
+        buffers: list[Buffer] = []
+        for place in layout.scalars:
+            dtype = state.leaves[place].dtype
+            buffers.append(self._each("scalar", dtype, layout, value, (place,), down=down))
         for slot, flats in enumerate(layout.slots):
-            found += self._data(layout, flats, [flat.dtype for flat in flats], value, slot)
-        if not found and not down:  # of a state without leaves it is told that it is there
+            buffers += self._data(layout, flats, [flat.dtype for flat in flats], value, slot)
+        if not buffers and not down:  # of a state without leaves it is told that it is there
             return (self._each("token", DType.I32, layout),)
-        return tuple(found)
+        return tuple(buffers)
 
     def _each(
         self,
-        what: Literal["scalar", "token"],
+        kind: Literal["scalar", "token"],
         dtype: DType,
         layout: Layout,
         value: Ref = "",
@@ -207,7 +188,7 @@ class _Survey:
         """One element to or from every server that owns a part; a small state may leave some without."""
         servers = sorted({unit.server for unit in layout.units})
         chunks = tuple(Chunk(j, i if down else 0, 1, next(self.tags)) for i, j in enumerate(servers))
-        return Buffer(what, dtype, len(chunks) if down else 1, chunks, value, leaves)
+        return Buffer(kind, dtype, len(chunks) if down else 1, chunks, value, leaves)
 
 
 def _wire(dtype: DType, wire: DType | None) -> DType:

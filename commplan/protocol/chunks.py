@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Sequence
 
 LEAST = 4 * 1024  # bytes of a chunk that nobody asked for
@@ -18,8 +19,8 @@ def usual(nbytes: int, owners: int) -> int:
 def cut(size: int, most: int) -> tuple[tuple[int, int], ...]:
     """`size` elements in as few runs (start, length) of at most `most` as there can be, all nearly alike."""
     count = -(-size // max(1, most))
-    edges = [size * i // count for i in range(count)] + [size]
-    return tuple((edges[i], edges[i + 1] - edges[i]) for i in range(count))
+    edges = [*(size * part // count for part in range(count)), size]
+    return tuple((start, stop - start) for start, stop in itertools.pairwise(edges))
 
 
 def assign(nbytes: Sequence[int], owners: int) -> tuple[int, ...]:
@@ -28,9 +29,9 @@ def assign(nbytes: Sequence[int], owners: int) -> tuple[int, ...]:
     No owner gets more than the mean and one chunk. The same numbers give the same answer everywhere.
     """
     loads = [(0, owner) for owner in range(owners)]
-    found: list[int] = []
+    chosen: list[int] = []
     for size in nbytes:
         load, owner = loads[0]
         heapq.heapreplace(loads, (load + size, owner))
-        found.append(owner)
-    return tuple(found)
+        chosen.append(owner)
+    return tuple(chosen)

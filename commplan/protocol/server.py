@@ -18,6 +18,7 @@ things come. Since updates are elementwise, unit by unit gives what whole by who
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
@@ -152,16 +153,15 @@ class Machine:
 
     def copy(self) -> Machine:
         """Another machine in the same state."""
-        made = Machine.__new__(Machine)
-        vars(made).update(vars(self))
-        made.gone, made.counts, made._touched = set(self.gone), dict(self.counts), []
-        made.backlog = {worker: list(tags) for worker, tags in self.backlog.items()}
-        made.cells = {name: cell.copy() for name, cell in self.cells.items()}
-        return made
+        machine = copy.copy(self)
+        machine.gone, machine.counts, machine._touched = set(self.gone), dict(self.counts), []
+        machine.backlog = {worker: list(tags) for worker, tags in self.backlog.items()}
+        machine.cells = {name: cell.copy() for name, cell in self.cells.items()}
+        return machine
 
     def key(self) -> tuple[object, ...]:
         """Equal for machines that will do the same."""
-        backlog = tuple(tuple(tags) for tags in self.backlog.values())
+        backlog = tuple(map(tuple, self.backlog.values()))
         cells = tuple(cell.key(self.gone) for cell in self.cells.values())
         counts = tuple(sorted(item for item in self.counts.items() if item[0][1] not in self.gone))
         return tuple(sorted(self.gone)), backlog, counts, cells, self.failed
@@ -191,13 +191,12 @@ class Machine:
             for unit in cell.units.values():
                 if worker not in unit.queue:
                     continue
-                owed = [(site, number) for w, site, number in unit.asked if w == worker]
                 unit.queue[worker] = [
-                    one  # a stale answer has acknowledged it already
-                    for one in unit.queue[worker]
-                    if self.sites.all[one[0]].kind == "exchange" and one not in owed
+                    (site, number)  # else a stale answer has acknowledged it already
+                    for site, number in unit.queue[worker]
+                    if self.sites.all[site].kind == "exchange" and (worker, site, number) not in unit.asked
                 ]
-                unit.asked = [one for one in unit.asked if one[0] != worker]
+                unit.asked = [owed for owed in unit.asked if owed[0] != worker]
         self._leave(worker)
         return list(self._go_on([worker]))
 
@@ -319,13 +318,13 @@ class Machine:
     def _step(self, cell: Cell, number: int) -> Iterator[Effect] | None:
         """The next thing that a unit does, None if there is none."""
         unit = cell.units[number]
-        owed = next((one for one in unit.asked if self._due(unit, one)), None)
-        if owed is not None:
-            return self._answer(cell, number, owed)
+        for owed in unit.asked:
+            if self._due(unit, owed):
+                return self._answer(cell, number, owed)
         if unit.added and not self._missing(cell, unit):
-            return iter((self._apply(number, unit),))
+            return self._apply(number, unit)
         worker = self._next(cell, unit)
-        return None if worker is None else self._one(cell, number, worker)
+        return None if worker is None else self._meet(cell, number, worker)
 
     def _missing(self, cell: Cell, unit: Unit) -> list[int]:
         """Whose terms the present update of an exchange still waits for, in rank order."""
@@ -354,7 +353,7 @@ class Machine:
             unit.turn += 1
         return None
 
-    def _one(self, cell: Cell, number: int, worker: int) -> Iterator[Effect]:
+    def _meet(self, cell: Cell, number: int, worker: int) -> Iterator[Effect]:
         """The oldest request of a worker for a unit: a term, or the whole meeting with the centre."""
         unit = cell.units[number]
         site, request = unit.queue[worker].pop(0)
@@ -366,22 +365,20 @@ class Machine:
             yield Effect("pull", site, number, worker, request)
             return
         if unit.added and site != unit.site:
-            lines = sorted(self.sites.all[one].span.line for one in (site, unit.site))
-            yield self._fail(
-                f"workers {unit.added[0]} and {worker} have come to different exchanges of one state, of "
-                f"lines {lines[0]} and {lines[1]}"
-            )
+            lines = sorted(self.sites.all[number].span.line for number in (site, unit.site))
+            meet = f"workers {unit.added[0]} and {worker} have come to different exchanges of one state"
+            yield self._fail(f"{meet}, of lines {lines[0]} and {lines[1]}")
             return
         unit.site = site
         unit.added.append(worker)
         yield Effect("add", site, number, worker, request)
 
-    def _apply(self, number: int, unit: Unit) -> Effect:
+    def _apply(self, number: int, unit: Unit) -> Iterator[Effect]:
         """All terms are there."""
         workers, unit.added = tuple(unit.added), []
         request = unit.applied.get(unit.site, 0)
         unit.applied[unit.site] = request + 1
-        return Effect("apply", unit.site, number, workers[0], request, workers=workers)
+        yield Effect("apply", unit.site, number, workers[0], request, workers=workers)
 
     def _due(self, unit: Unit, owed: tuple[int, int, int]) -> bool:
         _, site, request = owed
@@ -400,21 +397,18 @@ class Machine:
         """What can never go on: a put whose sender is gone, or waits for what only its put will bring."""
         for (name, _), cell in self.cells.items():
             first = cell.members[0]
-            if first not in self.gone:
-                place = self._following(first)
-                asks = place is not None and place.site.kind != "put" and name in place.site.states
-                if asks and not cell.puts:
-                    yield self._fail(
-                        f"worker {first} asks for `{name}`, which is not set: call run.start first"
-                    )
-                    return
-                continue
-            for worker in self._living(cell):
+            lives = first not in self.gone
+            for worker in [first] if lives else self._living(cell):
                 place = self._following(worker)
-                if place is None or name not in place.site.states or self._may(worker, place):
+                if place is None or name not in place.site.states:
                     continue
-                if place.site.kind == "put" or not cell.puts:
-                    yield self._fail(f"worker {cell.members[0]}, which sets `{name}`, is gone")
+                puts = place.site.kind == "put"
+                if lives and not puts and not cell.puts:
+                    reason = f"asks for `{name}`, which is not set: call run.start first"
+                    yield self._fail(f"worker {first} {reason}")
+                    return
+                if not lives and (puts or not cell.puts) and not self._may(worker, place):
+                    yield self._fail(f"worker {first}, which sets `{name}`, is gone")
                     return
 
     def _fail(self, text: str) -> Effect:

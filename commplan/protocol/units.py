@@ -72,11 +72,11 @@ class Layout(msgspec.Struct, frozen=True):
         return self._nbytes(self.slots[:1])
 
     def _nbytes(self, slots: Sequence[tuple[Flat, ...]]) -> tuple[int, ...]:
-        found = [0] * self.servers
+        totals = [0] * self.servers
         for slot in slots:
             for unit in self.units:
-                found[unit.server] += unit.size * slot[unit.part].dtype.nbytes
-        return tuple(found)
+                totals[unit.server] += unit.size * slot[unit.part].dtype.nbytes
+        return tuple(totals)
 
 
 def weights(leaves: Sequence[Leaf], keys: Sequence[object], servers: int, chunk: int | None) -> Layout:
@@ -84,14 +84,12 @@ def weights(leaves: Sequence[Leaf], keys: Sequence[object], servers: int, chunk:
 
     chunk: bytes of a unit at most, rounded down to elements; the usual size if None.
     """
-    groups: dict[object, list[int]] = {}  # in the order of first appearance
+    groups: dict[object, Flat] = {}  # in the order of first appearance
     for place, (leaf, key) in enumerate(zip(leaves, keys, strict=True)):
         if leaf.size:
-            groups.setdefault(key, []).append(place)
-    parts = tuple(
-        Flat(leaves[places[0]].dtype, tuple(places), sum(leaves[place].size for place in places))
-        for places in groups.values()
-    )
+            flat = groups.get(key, Flat(leaf.dtype, (), 0))
+            groups[key] = Flat(flat.dtype, (*flat.leaves, place), flat.size + leaf.size)
+    parts = tuple(groups.values())
     total = sum(part.size * part.dtype.nbytes for part in parts)
     most = chunk or chunks.usual(total, servers)
     runs = [
@@ -99,8 +97,9 @@ def weights(leaves: Sequence[Leaf], keys: Sequence[object], servers: int, chunk:
         for number, part in enumerate(parts)
         for start, size in chunks.cut(part.size, max(1, most // part.dtype.nbytes))
     ]
-    owner = chunks.assign([size * parts[number].dtype.nbytes for number, _, size in runs], servers)
-    units = tuple(Unit(i, number, start, size, owner[i]) for i, (number, start, size) in enumerate(runs))
+    owners = chunks.assign([size * parts[number].dtype.nbytes for number, _, size in runs], servers)
+    numbered = enumerate(zip(runs, owners, strict=True))
+    units = tuple(Unit(number, *run, owner) for number, (run, owner) in numbered)
     return Layout(servers, (parts,), (), units)
 
 

@@ -30,8 +30,6 @@ class _Paint(NamedTuple):
 
 def human(diagnostics: Sequence[Diagnostic], texts: Mapping[str, str], color: bool) -> str:
     """Every diagnostic with an excerpt of its file, and how many there were."""
-    if not diagnostics:
-        return ""
     lines = {file: _NEWLINE.split(text.removeprefix("\ufeff")) for file, text in texts.items()}
     paint = _Paint(color)
     blocks = [_block(diagnostic, lines.get(diagnostic.file), paint) for diagnostic in diagnostics]
@@ -146,13 +144,6 @@ def _shown(text: str) -> str:
 
 def _width(text: str) -> int:
     """The columns of a terminal that `text` takes."""
-    return sum(
-        4
-        if c == "\t"
-        else 0
-        if unicodedata.combining(c)
-        else 2
-        if unicodedata.east_asian_width(c) in "WF"
-        else 1
-        for c in text
-    )
+    marks = sum(unicodedata.combining(c) > 0 for c in text)
+    wide = sum(unicodedata.east_asian_width(c) in "WF" and not unicodedata.combining(c) for c in text)
+    return len(text) + 3 * text.count("\t") + wide - marks

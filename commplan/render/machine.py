@@ -9,16 +9,9 @@ from typing import Any
 import msgspec
 
 from commplan.diagnostics import Diagnostic, Severity, Span
+from commplan.errors import page
 
 FORMAT_VERSION = 1
-
-
-def page(code: str) -> str | None:
-    """The manual's page on an error code, in Markdown, if there is one."""
-    from importlib.resources import files
-
-    place = files("commplan").joinpath("pages", f"{code}.md")
-    return place.read_text(encoding="utf-8") if place.is_file() else None
 
 
 def concise(diagnostics: Sequence[Diagnostic]) -> str:
@@ -178,3 +171,6 @@ def _uri(file: str) -> str:
 
     path = Path(file)
     return path.as_uri() if path.is_absolute() else quote(path.as_posix())
+
+
+STYLES = {"concise": concise, "json": json_document, "github": github, "sarif": sarif}

@@ -1,9 +1,9 @@
 """The search that `bucket`, `decompose` and `select` share: what carries out a collective fastest.
 
-Every candidate has a predicted time (`costs`); the fastest is taken, and of those within `TIE` of it the
-simplest, so that small errors of the model decide nothing. Under JAX a chunk program is many operations where
-the backend has one: it is a candidate only where the machine was measured, and must win by `CLEARLY`. A
-hierarchy in levels of the backend's own must win by `EVENLY`.
+Every candidate has a predicted time (`costs`); the fastest is taken, and of those within `TIE_MARGIN` of it
+the simplest, so that small errors of the model decide nothing. Under JAX a chunk program is many operations
+where the backend has one: it is a candidate only where the machine was measured, and must win by
+`GUESS_MARGIN`. A hierarchy in levels of the backend's own must win by `HIERARCHY_MARGIN`.
 """
 
 from __future__ import annotations
@@ -11,23 +11,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from commplan.collectives.program import KINDS
 from commplan.ir.ops.base import Work
 from commplan.ir.plan import Algorithm
 from commplan.ir.remark import Alternative
-from commplan.ir.schedule import Collective, CollectiveKind, Schedule
+from commplan.ir.schedule import Collective, Schedule
 from commplan.select import options
 from commplan.select.cost_model import Costs, Prediction
-from commplan.select.options import MOST_RANKS, NATIVE, PIECES, Rung
+from commplan.select.options import MOST_RANKS, NATIVE, PIECES, Level
 from commplan.select.size_thresholds import rule
 from commplan.topology import Topology
 
 SHOWN = 6  # alternatives that a schedule keeps of one decision, the fastest; and the backend's own
-TIE = 0.04  # a simpler way that is slower by no more is taken: calibrations do not repeat to less
-EVENLY = 0.05  # a hierarchy of collectives of the backend's own, under JAX, must save so much
-CLEARLY = 0.20  # a chunk program, under JAX, must save so much; so must a guess, beside what was measured
+TIE_MARGIN = 0.04  # a simpler way that is slower by no more is taken: calibrations do not repeat to less
+HIERARCHY_MARGIN = 0.05  # a hierarchy of collectives of the backend's own, under JAX, must save so much
+GUESS_MARGIN = 0.20  # a chunk program must save so much under JAX, a guess beside what was measured
 
 
-class Way(NamedTuple):
+class Candidate(NamedTuple):
     """One way to carry out a collective, and its predicted time in seconds."""
 
     algorithm: Algorithm
@@ -46,20 +47,20 @@ class Way(NamedTuple):
         return self.source.startswith("measured")
 
 
-def saves(way: Way, than: Way) -> bool:
+def is_worthwhile(way: Candidate, than: Candidate) -> bool:
     """Whether `way` is so much faster that it is worth taking."""
-    needed = CLEARLY if than.is_measured and not way.is_measured else TIE
+    needed = GUESS_MARGIN if than.is_measured and not way.is_measured else TIE_MARGIN
     return way.seconds < than.seconds * (1 - needed)
 
 
-def simplest(ways: Sequence[Way]) -> Way:
+def tie_break(ways: Sequence[Candidate]) -> Candidate:
     """The first of the fastest. Beside a way that was measured, what the model leaves out of another would
-    look like a gain: that one must save `CLEARLY`."""
+    look like a gain: that one must save `GUESS_MARGIN`."""
     measured = [way.seconds for way in ways if way.is_measured]
-    limit = (1 - CLEARLY) * min(measured) if measured else float("inf")
+    limit = (1 - GUESS_MARGIN) * min(measured) if measured else float("inf")
     known = [way for way in ways if way.is_measured or way.seconds < limit]
     least = min(way.seconds for way in known)
-    return next(way for way in known if way.seconds <= least * (1 + TIE))
+    return next(way for way in known if way.seconds <= least * (1 + TIE_MARGIN))
 
 
 class Decision(NamedTuple):
@@ -83,7 +84,7 @@ class Chooser:
     def decide(self, op: Collective) -> Decision:
         """The algorithm and the messages of `op`, where the plan and earlier passes leave them open."""
         ranks = self.schedule.size(op.axes)
-        if ranks == 1 or op.kind == "all_to_all":
+        if ranks == 1 or op.kind not in KINDS:
             return Decision(op.algorithm, None, "one rank" if ranks == 1 else "only the backend has it")
         if self.costs is None:
             return self._by_rule(op)
@@ -95,7 +96,7 @@ class Chooser:
             return Decision(op.algorithm, None, "nothing is known of other ways")
         return self._decision(self.fastest(ways), [*ways, *others])
 
-    def about(self, op: Collective) -> Way | None:
+    def about(self, op: Collective) -> Candidate | None:
         """`op` carried out about as well as can be; None where nothing tells times."""
         if self.costs is None or self.schedule.size(op.axes) == 1:
             return None
@@ -107,8 +108,8 @@ class Chooser:
 
     def _by_rule(self, op: Collective) -> Decision:
         if op.algorithm.levels:
-            ladder = options.pinned_rungs(op, self.schedule)
-            names = options.usual(options.menus(op.kind, ladder))
+            ladder = options.pinned_levels(op, self.schedule)
+            names = options.default_per_level(options.menus(op.kind, ladder))
             algorithm = options.hierarchy(ladder, names) if names else op.algorithm
             return Decision(algorithm, None, "the plan writes these levels")
         if op.pinned:
@@ -124,40 +125,40 @@ class Chooser:
         way = self._way(op, op.algorithm)
         if way is None:
             return Decision(op.algorithm, None, "the plan writes it so")
-        made = self._decision(way, [*self.flat(op), *self.hierarchies(op)])
-        return made._replace(why="the plan writes it so")
+        decision = self._decision(way, [*self.flat(op), *self.hierarchies(op)])
+        return decision._replace(why="the plan writes it so")
 
-    def _decision(self, taken: Way, ways: list[Way]) -> Decision:
+    def _decision(self, taken: Candidate, ways: list[Candidate]) -> Decision:
         rest = sorted((w for w in ways if w.algorithm != taken.algorithm), key=lambda way: way.seconds)
         faster = any(way.seconds < taken.seconds for way in rest)
         why = "the fastest" if rest else "the backend's own: programs are tried where a calibration is given"
         if faster:
             why = self._why_slower(taken, rest)
         shown = rest[:SHOWN] + [way for way in rest[SHOWN:] if way.algorithm == NATIVE]
-        others = tuple(Alternative(str(way.algorithm), rounded(way.seconds)) for way in shown)
+        alternatives = tuple(Alternative(str(way.algorithm), rounded(way.seconds)) for way in shown)
         return Decision(
-            taken.algorithm, taken.chunk, why, rounded(taken.seconds), taken.source, others
+            taken.algorithm, taken.chunk, why, rounded(taken.seconds), taken.source, alternatives
         )  # fmt: skip
 
-    def _why_slower(self, taken: Way, rest: list[Way]) -> str:
+    def _why_slower(self, taken: Candidate, rest: list[Candidate]) -> str:
         least = min(way.seconds for way in rest)
-        if taken.seconds <= least * (1 + TIE):
-            return f"within {TIE:.0%} of the fastest, and simpler"
+        if taken.seconds <= least * (1 + TIE_MARGIN):
+            return f"within {TIE_MARGIN:.0%} of the fastest, and simpler"
         if taken.is_measured:
-            return f"the fastest of what was measured: a guess must save {CLEARLY:.0%}"
+            return f"the fastest of what was measured: a guess must save {GUESS_MARGIN:.0%}"
         return "under JAX many operations must save much more than one"
 
-    def fastest(self, ways: Sequence[Way]) -> Way:
-        """The `simplest` of `ways`: they stand in order of simplicity.
+    def fastest(self, ways: Sequence[Candidate]) -> Candidate:
+        """The `tie_break` of `ways`: they stand in order of simplicity.
 
-        Under JAX a program must be faster than the backend's own by `CLEARLY`.
+        Under JAX a program must be faster than the backend's own by `GUESS_MARGIN`.
         """
         native = next((way.seconds for way in ways if way.algorithm == NATIVE), None)
         if self.jax and native is not None:
-            ways = [way for way in ways if way.is_native or way.seconds < (1 - CLEARLY) * native]
-        return simplest(ways)
+            ways = [way for way in ways if way.is_native or way.seconds < (1 - GUESS_MARGIN) * native]
+        return tie_break(ways)
 
-    def flat(self, op: Collective, *, few: bool = False) -> list[Way]:
+    def flat(self, op: Collective, *, few: bool = False) -> list[Candidate]:
         """The ways that know of no levels, simplest first.
 
         That is `native`; but an MPI library's own gets slower than its best algorithm as messages grow, so
@@ -165,21 +166,21 @@ class Chooser:
         """
         programs = not self.jax or (self.costs is not None and self.costs.measured)
         algorithms = options.flat(op.kind, self.schedule.size(op.axes), programs=programs)
-        found = [way for algorithm in algorithms if (way := self._way(op, algorithm, few=few))]
+        ways = [way for algorithm in algorithms if (way := self._way(op, algorithm, few=few))]
         small = self.jax or rule("mpi", op.kind, self.whole(op)).algorithm == "native"
-        return found if small else sorted(found, key=lambda way: way.algorithm == NATIVE)
+        return ways if small else sorted(ways, key=lambda way: way.algorithm == NATIVE)
 
     def whole(self, op: Collective) -> int:
         """Bytes of the buffer that all ranks of `op` together make."""
         return op.nbytes * (self.schedule.size(op.axes) if op.kind == "all_gather" else 1)
 
-    def hierarchies(self, op: Collective, *, few: bool = False) -> list[Way]:
+    def hierarchies(self, op: Collective, *, few: bool = False) -> list[Candidate]:
         """The best hierarchies over the levels that `op` crosses, or over those that are written."""
         if op.algorithm.levels:
-            ladder = options.pinned_rungs(op, self.schedule)
+            ladder = options.pinned_levels(op, self.schedule)
         else:
-            ladder = options.rungs(op, self.schedule, self.topology)
-        if len(ladder) < 2:
+            ladder = options.crossed_levels(op, self.schedule, self.topology)
+        if len(ladder) < 2 or op.kind not in KINDS:
             return []
         if self.jax and op.kind in ("all_reduce", "broadcast") and all(r.key in op.axes for r in ladder):
             return self._stepwise(op, ladder)
@@ -187,12 +188,12 @@ class Chooser:
             return []
         return self._greedy(op, ladder, few=few)
 
-    def _greedy(self, op: Collective, ladder: tuple[Rung, ...], *, few: bool) -> list[Way]:
+    def _greedy(self, op: Collective, ladder: tuple[Level, ...], *, few: bool) -> list[Candidate]:
         """Begin with one algorithm everywhere, then change level by level what makes it faster."""
         menus = options.menus(op.kind, ladder)
         if not all(menus):
             return []
-        names = list(options.usual(menus))
+        names = list(options.default_per_level(menus))
         if few:
             best = self._way(op, options.hierarchy(ladder, tuple(names)), few=True)
             return [best] if best is not None else []
@@ -201,30 +202,26 @@ class Chooser:
             for name in (names[index], *(n for n in menus[index] if n != names[index])):
                 tried = [*names[:index], name, *names[index + 1 :]]
                 way = self._way(op, options.hierarchy(ladder, tuple(tried)), few=True)
-                if way is not None and (best is None or saves(way, best)):
+                if way is not None and (best is None or is_worthwhile(way, best)):
                     best, names = way, tried
         best = self._way(op, best.algorithm) if best is not None else None
         return [best] if best is not None else []
 
-    def _stepwise(self, op: Collective, ladder: tuple[Rung, ...]) -> list[Way]:
+    def _stepwise(self, op: Collective, ladder: tuple[Level, ...]) -> list[Candidate]:
         """One collective of the backend's own for each level: the sum of their times."""
         if op.kind == "all_reduce" and op.op != "sum":
             return []
-        total, source, nbytes = 0.0, "", op.nbytes
-        parts: list[tuple[CollectiveKind, str, int]] = []
+        nbytes = op.nbytes
+        parts: list[Work] = []
         for rung in ladder[:-1] if op.kind == "all_reduce" else ():
-            parts.append(("reduce_scatter", rung.key, nbytes))
+            parts.append(Work("reduce_scatter", "", nbytes, (rung.key,)))
             nbytes = -(-nbytes // rung.ranks)
-            parts.append(("all_gather", rung.key, nbytes))
+            parts.append(Work("all_gather", "", nbytes, (rung.key,)))
         for rung in ladder[-1:] if op.kind == "all_reduce" else ladder:
-            parts.append((op.kind, rung.key, nbytes))
-        for kind, axis, size in parts:
-            told = self._ask(Work(kind, "", size, (axis,)))
-            if told is None:
-                return []
-            total, source = total + told.seconds, told.source
+            parts.append(Work(op.kind, "", nbytes, (rung.key,)))
+        total = self._in_turn(parts)
         names = tuple(rung.pinned or "native" for rung in ladder)
-        return [Way(options.hierarchy(ladder, names), None, total, source)]
+        return [Candidate(options.hierarchy(ladder, names), None, *total)] if total is not None else []
 
     def in_wire(self, op: Collective, levels: Sequence[tuple[str, ...]]) -> float | None:
         """Seconds of the all-reduce `op` over the axes of each level, innermost first, in its wire type.
@@ -232,23 +229,30 @@ class Chooser:
         What is added in a wider type than it travels in is an all-to-all and an all-gather (the pass `wire`).
         """
         wire, accumulate = op.hints.wire_types(op.dtype)
-        nbytes, total = op.nbytes * wire.nbytes // op.dtype.nbytes, 0.0
+        nbytes = op.nbytes * wire.nbytes // op.dtype.nbytes
+        parts: list[Work] = []
         for axes in levels:
             shard = -(-nbytes // self.schedule.size(axes))
-            parts: list[tuple[CollectiveKind, int]] = [("all_to_all", nbytes), ("all_gather", shard)]
-            if accumulate == wire:
-                parts[0] = ("reduce_scatter", nbytes)
             if accumulate == wire and axes == levels[-1]:
-                parts = [("all_reduce", nbytes)]
-            for kind, size in parts:
-                predicted = self._ask(Work(kind, "", size, axes))
-                if predicted is None:
-                    return None
-                total += predicted.seconds
+                parts.append(Work("all_reduce", "", nbytes, axes))
+            else:
+                scatter = "reduce_scatter" if accumulate == wire else "all_to_all"
+                parts += [Work(scatter, "", nbytes, axes), Work("all_gather", "", shard, axes)]
             nbytes = shard
-        return total
+        total = self._in_turn(parts)
+        return total.seconds if total is not None else None
 
-    def _way(self, op: Collective, algorithm: Algorithm, *, few: bool = False) -> Way | None:
+    def _in_turn(self, parts: Sequence[Work]) -> Prediction | None:
+        """The seconds of `parts`, one after another; None where one of them is not known."""
+        total, source = 0.0, ""
+        for part in parts:
+            prediction = self._ask(part)
+            if prediction is None:
+                return None
+            total, source = total + prediction.seconds, prediction.source
+        return Prediction(total, source)
+
+    def _way(self, op: Collective, algorithm: Algorithm, *, few: bool = False) -> Candidate | None:
         """`algorithm` whole, or cut into messages of the best of several sizes."""
         sizes: list[int | None] = [None]
         if op.hints.chunk is not None and algorithm != NATIVE:
@@ -257,13 +261,13 @@ class Chooser:
             whole = self.whole(op)
             pieces = PIECES[1::3] if few else PIECES
             sizes += [size for size in pieces if whole // 1024 < size < whole]
-        found: list[Way] = []
+        ways: list[Candidate] = []
         form = "rounds" if self.jax else "call"
         for size in sizes:
-            told = self._ask(Work(op.kind, "", op.nbytes, op.axes, algorithm, size, op.root or 0, form))
-            if told is not None:
-                found.append(Way(algorithm, size, told.seconds, told.source))
-        return simplest(found) if found else None
+            prediction = self._ask(Work(op.kind, "", op.nbytes, op.axes, algorithm, size, op.root or 0, form))
+            if prediction is not None:
+                ways.append(Candidate(algorithm, size, prediction.seconds, prediction.source))
+        return tie_break(ways) if ways else None
 
     def _ask(self, work: Work) -> Prediction | None:
         return self.costs.predict(work) if self.costs is not None else None

@@ -38,14 +38,16 @@ class Costs:
     def predict(self, work: Work) -> Prediction | None:
         """None where nothing is known of `work`: an algorithm that does not exist for it."""
         if work not in self._known:
-            told = self._predictor.query(work)
-            self._known[work] = Prediction(told.seconds, self._source(told.source)) if told else None
+            prediction = self._predictor.query(work)
+            self._known[work] = (
+                Prediction(prediction.seconds, self._source(prediction.source)) if prediction else None
+            )
         return self._known[work]
 
-    def _source(self, told: str) -> str:
+    def _source(self, source: str) -> str:
         """Where a number comes from, in words: a model is one of a topology, measured or not."""
-        if told != "model":
-            return told
+        if source != "model":
+            return source
         calibration, topology = self._predictor.calibration, self._predictor.network.topology
         if calibration is None:
             return f"model of topology `{topology.name}`, nothing measured"

@@ -6,6 +6,7 @@ import math
 from typing import NamedTuple
 
 from commplan.collectives import registry
+from commplan.collectives.program import KINDS
 from commplan.ir.plan import Algorithm, Arg
 from commplan.ir.schedule import Axis, Backend, Collective, CollectiveKind, Schedule
 from commplan.topology import Topology
@@ -17,7 +18,7 @@ SIMPLICITY = ("ring", "recursive_doubling", "halving_doubling", "bruck", "binomi
 PIECES = (16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 1 << 20)  # bytes of a message, where it is cut
 
 
-class Rung(NamedTuple):
+class Level(NamedTuple):
     """One level of a hierarchy: its key (an axis, or a level that one axis spans), ranks, and the algorithm
     that the plan pins there, if any."""
 
@@ -28,14 +29,14 @@ class Rung(NamedTuple):
 
 def flat(kind: CollectiveKind, ranks: int, *, programs: bool) -> tuple[Algorithm, ...]:
     """`native`, and with `programs` all chunk programs for `kind`, the simplest first."""
-    if kind == "all_to_all" or not programs or not 1 < ranks <= MOST_RANKS:
+    if kind not in KINDS or not programs or not 1 < ranks <= MOST_RANKS:
         return (NATIVE,)
     known = registry.algorithms(kind)
     names = sorted(known, key=lambda name: SIMPLICITY.index(name) if name in SIMPLICITY else len(SIMPLICITY))
     return (NATIVE, *map(Algorithm, names))
 
 
-def rungs(op: Collective, schedule: Schedule, topology: Topology | None) -> tuple[Rung, ...]:
+def crossed_levels(op: Collective, schedule: Schedule, topology: Topology | None) -> tuple[Level, ...]:
     """The levels that `op` crosses, innermost first; none where it lies on one, or lies unevenly.
 
     Several axes: one for each axis, where each lies on a level of its own. One axis: one for each level that
@@ -50,55 +51,56 @@ def rungs(op: Collective, schedule: Schedule, topology: Topology | None) -> tupl
         return ()
     order = [level.name for level in topology.levels]
     inner_first = sorted(axes, key=lambda axis: order.index(axis.level or ""))
-    return tuple(Rung(axis.name, axis.size) for axis in inner_first)
+    return tuple(Level(axis.name, axis.size) for axis in inner_first)
 
 
-def _within(axis: Axis, topology: Topology) -> tuple[Rung, ...]:
+def _within(axis: Axis, topology: Topology) -> tuple[Level, ...]:
     """The levels that one axis is spread over, where it fills them; in whatever order it counts."""
     order = [level.name for level in topology.levels]
     spreads = sorted((s for s in axis.levels if s.count > 1), key=lambda spread: order.index(spread.level))
     full = math.prod(spread.count for spread in spreads) == axis.size
     once = len({spread.level for spread in spreads}) == len(spreads)
-    found = tuple(Rung(spread.level, spread.count) for spread in spreads)
-    return found if len(found) > 1 and full and once else ()
+    crossed_levels = tuple(Level(spread.level, spread.count) for spread in spreads)
+    return crossed_levels if len(crossed_levels) > 1 and full and once else ()
 
 
-def pinned_rungs(op: Collective, schedule: Schedule) -> tuple[Rung, ...]:
+def pinned_levels(op: Collective, schedule: Schedule) -> tuple[Level, ...]:
     """The levels that the plan or an earlier pass has written, with the algorithms written there."""
     axes = {axis.name: axis.size for axis in schedule.axes}
     spreads = {s.level: s.count for axis in schedule.axes if axis.name in op.axes for s in axis.levels}
-    found: list[Rung] = []
+    crossed_levels: list[Level] = []
     for arg in op.algorithm.args:
         key = arg.key or str(arg.value)
         ranks = axes[key] if key in op.axes else spreads.get(key, 1)
-        found.append(Rung(key, ranks, str(arg.value) if arg.key else None))
-    return tuple(found)
+        crossed_levels.append(Level(key, ranks, str(arg.value) if arg.key else None))
+    return tuple(crossed_levels)
 
 
-def menus(kind: CollectiveKind, ladder: tuple[Rung, ...]) -> tuple[tuple[str, ...], ...]:
+def menus(kind: CollectiveKind, ladder: tuple[Level, ...]) -> tuple[tuple[str, ...], ...]:
     """For each level the programs that may carry it out.
 
     Of an all-reduce the levels inside scatter and gather, and only the outermost reduces at once.
     """
-    found: list[tuple[str, ...]] = []
+    result: list[tuple[str, ...]] = []
     for index, rung in enumerate(ladder):
         if rung.pinned is not None:
-            found.append((rung.pinned,))
+            result.append((rung.pinned,))
             continue
         inside = kind == "all_reduce" and index < len(ladder) - 1
-        names = () if kind == "all_to_all" else registry.algorithms("reduce_scatter" if inside else kind)
+        part = "reduce_scatter" if inside else kind
+        names = registry.algorithms(part) if part in KINDS else ()
         if inside:
             names = tuple(name for name in names if registry.supports(name, "all_gather"))
-        found.append(names if rung.ranks <= MOST_RANKS else ())
-    return tuple(found)
+        result.append(names if rung.ranks <= MOST_RANKS else ())
+    return tuple(result)
 
 
-def usual(menus: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
+def default_per_level(menus: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
     """Rings where they may be, else the first of each menu; () where a level has none."""
     return tuple("ring" if "ring" in menu else menu[0] for menu in menus) if all(menus) else ()
 
 
-def hierarchy(ladder: tuple[Rung, ...], names: tuple[str, ...]) -> Algorithm:
+def hierarchy(ladder: tuple[Level, ...], names: tuple[str, ...]) -> Algorithm:
     """`hierarchical(gpu = ring, node = halving_doubling)`."""
     levels = zip(ladder, names, strict=True)
     return Algorithm("hierarchical", tuple(Arg(name, rung.key) for rung, name in levels))
@@ -115,7 +117,7 @@ def as_one(kind: CollectiveKind, algorithm: Algorithm, backend: Backend, op: Col
     if any(key not in op.axes for key in keys):
         return True
     native = any(arg.key is not None and arg.value == "native" for arg in algorithm.args)
-    return backend == "mpi" and kind != "all_to_all" and not travels_narrow(op) and not native
+    return backend == "mpi" and kind in KINDS and not travels_narrow(op) and not native
 
 
 def travels_narrow(op: Collective) -> bool:

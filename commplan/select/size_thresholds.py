@@ -31,11 +31,10 @@ MPI: dict[CollectiveKind, tuple[Rule, ...]] = {
     "all_gather": (Rule(16 * KIB, "native"), Rule(None, "ring")),
     "broadcast": (Rule(4 * KIB, "native"), Rule(64 * KIB, "double_tree"), Rule(None, "ring")),
     "reduce": (Rule(4 * KIB, "native"), Rule(64 * KIB, "double_tree"), Rule(None, "ring")),
-    "all_to_all": NATIVE,
 }
 
 
 def rule(backend: Backend, kind: CollectiveKind, whole: int) -> Rule:
     """What is taken for `whole` bytes, the size of the buffer that all ranks together make."""
-    rows = MPI[kind] if backend == "mpi" else NATIVE
+    rows = MPI.get(kind, NATIVE) if backend == "mpi" else NATIVE
     return next(row for row in rows if row.upto is None or whole <= row.upto)

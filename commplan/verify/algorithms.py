@@ -62,8 +62,8 @@ def _prove(schedule: Schedule, op: Collective) -> Proof:
     if op.algorithm.name != HIERARCHICAL:
         return prove_algorithm(op.algorithm.name, kind, schedule.size(op.axes), root)
     sizes = _sizes(schedule, op)
-    levels = [(algorithm.name, sizes[name]) for name, algorithm in op.algorithm.levels]
-    return prove_levels(levels, kind, _root(op, sizes))
+    levels = ((algorithm.name, sizes[name]) for name, algorithm in op.algorithm.levels)
+    return prove_levels(tuple(levels), kind, _root(op, sizes))
 
 
 def _sizes(schedule: Schedule, op: Collective) -> dict[str, int]:
@@ -79,8 +79,8 @@ def _sizes(schedule: Schedule, op: Collective) -> dict[str, int]:
     # An axis may count through its levels in another order than from the inside out.
     if sorted(names) != sorted(wanted) or len(set(wanted)) < len(wanted):
         lies = f"lies on {', '.join(wanted)}" if wanted else "has no levels without a topology"
-        said = f"does not list the axes {', '.join(op.axes)}"
-        fail("CP0735", f"{op.algorithm} {said}, nor their levels: `{axis.name}` {lies}")
+        lists = f"does not list the axes {', '.join(op.axes)}"
+        fail("CP0735", f"{op.algorithm} {lists}, nor their levels: `{axis.name}` {lies}")
     counts = [spread.count for spread in axis.levels]
     if min(counts) < 1 or math.prod(counts) != axis.size:
         product = " x ".join(map(str, counts))

@@ -20,12 +20,8 @@ class Claims(msgspec.Struct, frozen=True):
 
     def lines(self) -> list[str]:
         """One line for each of the three that has something to say."""
-        said = (
-            ("proved", (self.proved,)),
-            ("believed", self.believed),
-            ("not looked at", self.not_looked_at),
-        )
-        return [f"{word}: {'; '.join(texts)}" for word, texts in said if texts]
+        words = {"proved": (self.proved,), "believed": self.believed, "not looked at": self.not_looked_at}
+        return [f"{word}: {'; '.join(texts)}" for word, texts in words.items() if texts]
 
 
 def claims(schedule: Schedule) -> Claims:
@@ -49,7 +45,7 @@ def _believed(schedule: Schedule) -> Iterator[str]:
         if "native" in (op.algorithm.name, *(how.name for _, how in op.algorithm.levels)):
             native.setdefault(f"{op.kind} over {', '.join(op.axes)}", {})[op.span.line] = None
     if native:
-        lines = (f"{what} (line {', '.join(map(str, at))})" for what, at in native.items())
+        lines = (f"{title} (line {', '.join(map(str, at))})" for title, at in native.items())
         yield f"the backend's own collectives: {', '.join(lines)}"
     named = {op.fn for op in ops if isinstance(op, Map | Exchange)}
     called = [fn for fn in schedule.fns if fn.name in named]

@@ -11,7 +11,7 @@ what the plan calls them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -58,14 +58,14 @@ class Reference:
 
     def phase(self, phase: graph.Phase) -> Interpretation:
         """The values of a phase of the plan."""
-        found = self._phases.get(phase.name)
-        if found is None:
-            found = self._phases[phase.name] = self.interpretation(self.values)
+        interpretation = self._phases.get(phase.name)
+        if interpretation is None:
+            interpretation = self._phases[phase.name] = self.interpretation(self.values)
             for ref in (*self.origin.plan.inputs, *self.origin.plan.states):
-                found.put(ref, self.entry(self.values[ref]))
+                interpretation.put(ref, self.entry(self.values[ref]))
             for stage in phase.stages:
-                _carry_out(found, stage, graph.results(stage))
-        return found
+                _carry_out(interpretation, stage, graph.results(stage))
+        return interpretation
 
     def interpretation(self, values: dict[Ref, Value], *, written_out: bool = False) -> Interpretation:
         fns, algebra = self.origin.plan.fns, self.algebra
@@ -93,7 +93,7 @@ class Reference:
 
 def _matches(origin: Origin, values: dict[Ref, Value]) -> dict[tuple[str, Paths], LeafMatch]:
     """For the elementwise functions of a plan which leaves go with which, from the shapes of whole values."""
-    found: dict[tuple[str, Paths], LeafMatch] = {}
+    matches: dict[tuple[str, Paths], LeafMatch] = {}
     elementwise = {fn.name for fn in origin.plan.fns if fn.elementwise}
     for stage in (stage for phase in origin.plan.phases for stage in phase.stages):
         fn, operands, results = stage.called() or ("", (), ())
@@ -101,16 +101,16 @@ def _matches(origin: Origin, values: dict[Ref, Value]) -> dict[tuple[str, Paths]
             continue
         whole = [values[ref].uncut for ref in (*operands, *results)]
         paths: Paths = tuple(tuple(leaf.path for leaf in leaves) for leaves in whole)
-        found[fn, paths] = leaf_match(whole[: len(operands)], whole[len(operands) :])
-    return found
+        matches[fn, paths] = leaf_match(whole[: len(operands)], whole[len(operands) :])
+    return matches
 
 
-def _carry_out(interpretation: Interpretation, step: object, made: Sequence[Ref]) -> None:
+def _carry_out(interpretation: Interpretation, step: object, refs: Sequence[Ref]) -> None:
     """One stage or op. What cannot be said of elements one by one is undefined, with the reason."""
     try:
         step.meaning(interpretation)  # type: ignore[attr-defined]
     except UnsayableError as error:
-        for ref in made:
+        for ref in refs:
             term = interpretation.algebra.undefined(str(error))
             interpretation.put(ref, SymbolicValue(interpretation.values[ref], ((), term)))
 
@@ -146,8 +146,8 @@ def check_equivalence(
     for phase, planned in zip(schedule.phases, reference.origin.plan.phases, strict=True):
         if id(phase) not in known or (written_out and is_to_be_written_out(phase)):
             values = {value.id: value for value in (*schedule.entry, *phase.values)}
-            made = reference.interpretation(values, written_out=written_out)
-            _check_phase(schedule, phase, planned, reference, made, report)
+            interpretation = reference.interpretation(values, written_out=written_out)
+            _check_phase(schedule, phase, planned, reference, interpretation, report)
 
 
 def is_to_be_written_out(phase: Phase) -> bool:
@@ -195,11 +195,10 @@ def _check_head(schedule: Schedule, reference: Reference, report: Report) -> Non
         ("states", schedule.states, plan.states),
         ("phases", *map(_frames, (schedule.phases, plan.phases))),
     ]
-    for what, found, expected in pairs:
-        if found != expected:
-            report.add(
-                "CP0766", f"the {what} of the schedule are not those of its plan: {found}, not {expected}"
-            )
+    for noun, actual, expected in pairs:
+        if actual != expected:
+            message = f"the {noun} of the schedule are not those of its plan"
+            report.add("CP0766", f"{message}: {actual}, not {expected}")
     if len(report.found):
         return
     shards = {shard.state: shard.ownership for shard in schedule.state_shards}
@@ -216,9 +215,8 @@ def _check_head(schedule: Schedule, reference: Reference, report: Report) -> Non
         if shard is not None:
             expected = shard.part_of(expected, schedule.axes)
         if value != expected:
-            report.add(
-                "CP0766", f"`{value.id}` enters as {_shape(value)}, and in the plan as {_shape(expected)}"
-            )
+            message = f"enters as {_shape(value)}, and in the plan as {_shape(expected)}"
+            report.add("CP0766", f"`{value.id}` {message}")
 
 
 def _frames(phases: Sequence[Phase | graph.Phase]) -> list[tuple[str, str, int]]:
@@ -235,38 +233,35 @@ def _check_phase(
     phase: Phase,
     planned: graph.Phase,
     reference: Reference,
-    made: Interpretation,
+    actual: Interpretation,
     report: Report,
 ) -> None:
     expected = reference.phase(planned)
     shards = {shard.state: shard.ownership for shard in schedule.state_shards}
     for value in schedule.entry:
-        made.put(value.id, reference.entry(value, shards.get(value.id)))
+        actual.put(value.id, reference.entry(value, shards.get(value.id)))
     for op in phase.ops:
-        _carry_out(made, op, results(op))
+        _carry_out(actual, op, results(op))
     states = {name_of(ref): ref for ref in schedule.states}
-    for kind, found, wanted in (
+    for kind, bindings, wanted in (
         ("output", phase.outputs, planned.outputs),
         ("state", phase.updates, planned.updates),
     ):
-        names, expected_names = [b.name for b in found], [b.name for b in wanted]
+        names, expected_names = [b.name for b in bindings], [b.name for b in wanted]
         if names != expected_names:
-            report.add(
-                "CP0766",
-                f"phase `{phase.name}` has the {kind}s {names}, and in the plan {expected_names}",
-                phase.span,
-            )
+            message = f"phase `{phase.name}` has the {kind}s {names}, and in the plan {expected_names}"
+            report.add("CP0766", message, phase.span)
             continue
-        for binding, original in zip(found, wanted, strict=True):
+        for binding, original in zip(bindings, wanted, strict=True):
             shard = shards.get(states[binding.name]) if kind == "state" else None
-            value, whole = made.values[binding.value], reference.values[original.value]
+            value, whole = actual.values[binding.value], reference.values[original.value]
             shape = whole if shard is None else shard.part_of(whole, schedule.axes)
             where = f"{kind} `{binding.name}` of phase `{phase.name}`"
             if msgspec.structs.replace(value, id=shape.id) != shape:
                 span = reference.line(original.value)
                 report.add("CP0766", f"{where} is {_shape(value)}, and in the plan {_shape(shape)}", span)
                 continue
-            difference = _difference(reference, made.of(binding.value), expected.of(original.value), shard)
+            difference = _difference(reference, actual.of(binding.value), expected.of(original.value), shard)
             if difference is None:
                 continue
             path = f", leaf `{shape.leaves[difference.leaf].path}`" if len(shape.leaves) > 1 else ""
@@ -276,37 +271,37 @@ def _check_phase(
 
 
 def _difference(
-    reference: Reference, found: SymbolicValue, expected: SymbolicValue, shard: Ownership | None
+    reference: Reference, actual: SymbolicValue, expected: SymbolicValue, shard: Ownership | None
 ) -> Difference | None:
     """The first element in which two values differ; of a state that some ranks keep, what these keep
     counts."""
     if shard is None:
-        return _first(reference, found, expected)
+        return _first(reference, actual, expected)
     blank = reference.interpretation({})
-    part = blank.sliced(expected, found.value, *blank.row(shard.axes, shard.owners))
+    part = blank.sliced(expected, actual.value, *blank.row(shard.axes, shard.owners))
     if not shard.owners:
-        return _first(reference, found, part)
+        return _first(reference, actual, part)
     for owner in shard.owners:
         root = blank.root(shard.axes, owner)
-        here = [held.renamed(reference.algebra, found.value, root) for held in (found, part)]
-        difference = _first(reference, *here)
+        pair = [held.renamed(reference.algebra, actual.value, root) for held in (actual, part)]
+        difference = _first(reference, *pair)
         if difference is not None:
             return difference
     return None
 
 
-def _first(reference: Reference, found: SymbolicValue, expected: SymbolicValue) -> Difference | None:
+def _first(reference: Reference, actual: SymbolicValue, expected: SymbolicValue) -> Difference | None:
     compare = reference.comparison
-    one, other = found.uniform, expected.uniform
-    if one is not None and other is not None and one[0] == other[0] and compare(one[1], other[1]):
+    left, right = actual.uniform, expected.uniform
+    if left is not None and right is not None and left[0] == right[0] and compare(left[1], right[1]):
         return None
-    if not found.value.leaves and one is not None and other is not None:  # records of bytes
-        return Difference(0, 0, term(other[1]), term(one[1]))
-    for index, leaf in enumerate(found.value.leaves):
+    if not actual.value.leaves and left is not None and right is not None:  # records of bytes
+        return Difference(0, 0, term(right[1]), term(left[1]))
+    for index, leaf in enumerate(actual.value.leaves):
         path = leaf.path
-        mine, wanted = found.blocks[index], expected.blocks[index]
+        mine, wanted = actual.blocks[index], expected.blocks[index]
         try:
-            sides = _side_by_side(mine, wanted)
+            sides = [*_side_by_side(mine, wanted)]
         except UnsayableError:  # of what a rank holds it is not said which elements these are
             return Difference(index, 0, *(block_in_words(block, path) for block in (wanted, mine)))
         for at, one_run, other_run in sides:
@@ -318,22 +313,16 @@ def _first(reference: Reference, found: SymbolicValue, expected: SymbolicValue) 
     return None
 
 
-def _same(compare: Comparison, found: Place | None, expected: Place | None) -> bool:
-    if found is None or expected is None:
-        return (found is None or not found.term.parts) and (expected is None or not expected.term.parts)
-    if not found.term.parts and not expected.term.parts:
-        return True
-    alike = found[2:5] == expected[2:5] and found.rows == expected.rows
-    return alike and compare(found.term, expected.term)
+def _same(compare: Comparison, actual: Place | None, expected: Place | None) -> bool:
+    zero = [side is None or not side.term.parts for side in (actual, expected)]
+    if actual is None or expected is None or all(zero):
+        return all(zero)
+    alike = actual[2:5] == expected[2:5] and actual.rows == expected.rows
+    return alike and compare(actual.term, expected.term)
 
 
-def _side_by_side(found: Block, expected: Block) -> list[tuple[int, Place | None, Place | None]]:
+def _side_by_side(mine: Block, wanted: Block) -> Iterator[tuple[int, Place | None, Place | None]]:
     """The runs of two leaves, cut where either has an edge."""
-    return [
-        (
-            at,
-            None if run is None else place(found, run, at),
-            None if wanted is None else place(expected, wanted, at),
-        )
-        for at, _, (run, wanted) in aligned((found, expected))
-    ]
+    for at, _, runs in aligned((mine, wanted)):
+        left, right = (run and place(block, run, at) for block, run in zip((mine, wanted), runs, strict=True))
+        yield at, left, right

@@ -35,12 +35,12 @@ def memory(schedule: Schedule) -> tuple[Memory, ...]:
 def _phase(schedule: Schedule, phase: Phase) -> Memory:
     size = {value.id: value.nbytes for value in (*schedule.entry, *phase.values)}
     given = {value.id for value in schedule.entry if value.placement.server is None}
-    made = {value.id for value in phase.values}
+    local = {value.id for value in phase.values}
     first, last = _lives(phase)
     staged = [op.staged(size) for op in phase.ops]
     end = [0] * (len(phase.ops) + 1)  # bytes that are free after each op
     for ref, index in last.items():
-        if ref not in given and ref in made:
+        if ref not in given and ref in local:
             end[index] += size[ref]
     for index, op in enumerate(phase.ops):
         end[first.get(results(op)[0], index) if op.is_split else index] += staged[index]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from commplan.ir.plan import Load, Plan, Stage, Value, operands, results
 from commplan.ir.roles import Ref, getter
-from commplan.ir.stages import rules
+from commplan.ir.stages import StageOverAxes, rules
 from commplan.ir.transfer import ValueTypes, Violations, broken
 from commplan.ir.types import ArrayType, RecordsType
 from commplan.ir.values import Leaf
@@ -24,17 +24,17 @@ def check_plan(plan: Plan, types: ValueTypes, report: Report) -> None:
     for value in plan.values:
         if not _fits(value, types):
             report.add("CP0731", f"`{value.id}` of the schedule's plan is no {value.type}", value.span)
-    made: set[Ref] = {*plan.inputs, *plan.states}
-    for ref in sorted(made - types.values.keys()):
+    defined: set[Ref] = {*plan.inputs, *plan.states}
+    for ref in sorted(defined - types.values.keys()):
         report.add("CP0730", f"`{ref}` enters the schedule's plan, but is not declared")
     for phase in plan.phases if not report.found else ():
         known = {*plan.inputs, *plan.states}
         for stage in phase.stages:
-            for code, message in _wrong(stage, plan, types, known, made):
-                what = f"`{stage.__struct_config__.tag}` of the schedule's plan"
-                report.add(code, f"{what}: {message}", stage.span)
+            for code, message in _wrong(stage, plan, types, known, defined):
+                subject = f"`{stage.__struct_config__.tag}` of the schedule's plan"
+                report.add(code, f"{subject}: {message}", stage.span)
             known.update(results(stage))
-            made.update(results(stage))
+            defined.update(results(stage))
         for binding in (*phase.outputs, *phase.updates):
             if binding.value not in known:
                 message = f"`{binding.name}` stands for `{binding.value}`, which the phase does not have"
@@ -64,13 +64,16 @@ def _uncut(value: Value, types: ValueTypes) -> tuple[Leaf, ...]:
     return tuple(leaf.rows(types.ranks(value.placement.split)) for leaf in held.leaves)
 
 
-def _wrong(stage: Stage, plan: Plan, types: ValueTypes, known: set[Ref], made: set[Ref]) -> Violations:
-    """What is wrong with a stage where the values `known` can be read, and those in `made` are there."""
-    names = [*_names(stage, types, known, made)]
+def _wrong(stage: Stage, plan: Plan, types: ValueTypes, known: set[Ref], defined: set[Ref]) -> Violations:
+    """What is wrong with a stage where the values `known` can be read, and those in `defined` are there."""
+    names = [*_names(stage, types, known, defined)]
     yield from names
     if names:
         return
     yield from broken("CP0735", stage.violation(types.ranks))
+    if isinstance(stage, StageOverAxes):
+        leaves = [(leaf.label(stage.operand), leaf) for leaf in types.values[stage.operand].leaves]
+        yield from broken("CP0735", stage.misfit(leaves, types.ranks))
     for ref in getter(type(stage), stage.SCALARS)(stage):
         yield from types.check_scalar(ref)
     for group in stage.alike():
@@ -78,13 +81,13 @@ def _wrong(stage: Stage, plan: Plan, types: ValueTypes, known: set[Ref], made: s
             yield "CP0731", f"{', '.join(f'`{ref}`' for ref in group)} have different shapes"
 
 
-def _names(stage: Stage, types: ValueTypes, known: set[Ref], made: set[Ref]) -> Violations:
+def _names(stage: Stage, types: ValueTypes, known: set[Ref], defined: set[Ref]) -> Violations:
     for ref in operands(stage):
         if ref not in known:
             yield "CP0730", f"it reads `{ref}`, which the phase does not have"
     makes = results(stage)
     for ref in makes:
-        if ref in made or makes.count(ref) > 1:
+        if ref in defined or makes.count(ref) > 1:
             yield "CP0730", f"`{ref}` is made twice"
         elif ref not in types.values:
             yield "CP0730", f"`{ref}` is made but not declared"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from commplan.diagnostics import Diagnostic, Span
@@ -22,12 +23,12 @@ class Report:
     def add(self, code: str, message: str, span: Span | None = None) -> None:
         self.found.append(Diagnostic(code, message, span, file=self.file))
 
-    def unique(self, what: str, names: Iterable[str]) -> None:
+    def unique(self, noun: str, names: Iterable[str]) -> None:
         """Say of every name that comes twice that it does."""
         seen: set[str] = set()
         for name in names:
             if name in seen:
-                self.add("CP0730", f"two {what} are called `{name}`")
+                self.add("CP0730", f"two {noun} are called `{name}`")
             seen.add(name)
 
     def refuse(self, code: str, broken: Violation | None, span: Span | None = None) -> bool:
@@ -74,13 +75,10 @@ class Scope:
 
     def has_seen_op(self, op: Op) -> bool:
         """Whether this very op, on the very same values, was found sound before."""
-        made = results(op)
-        if not made or self._ops.get(made[0]) is not op:
+        refs = results(op)
+        if not refs or self._ops.get(refs[0]) is not op:
             return False
-        return all(self._values.get(ref) is self.values[ref] for ref in (*made, *operands(op)))
+        return all(self._values.get(ref) is self.values[ref] for ref in (*refs, *operands(op)))
 
     def ranks(self, axes: Iterable[str]) -> int:
-        count = 1
-        for axis in axes:
-            count *= self.sizes.get(axis, 1)
-        return count
+        return math.prod(self.sizes.get(axis, 1) for axis in axes)

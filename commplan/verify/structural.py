@@ -83,9 +83,8 @@ def verify(
     for value in schedule.entry:
         check_value(value, axes, report)
         if value.kind not in ("tree", "array"):
-            report.add(
-                "CP0731", f"`{value.id}` enters the plan as {value.kind}: a tree or an array was expected"
-            )
+            message = f"`{value.id}` enters the plan as {value.kind}: a tree or an array was expected"
+            report.add("CP0731", message)
     before = {phase.name: phase for phase in sound.phases} if sound and _same_head(schedule, sound) else {}
     for phase in schedule.phases:
         _verify_phase(Scope(schedule, phase, axes, report, before.get(phase.name)))
@@ -100,10 +99,10 @@ def verify(
     return tuple(report.found)
 
 
-def _same_head(one: Schedule, other: Schedule) -> bool:
+def _same_head(left: Schedule, right: Schedule) -> bool:
     """Whether axes, sources, functions and entry, which every phase sees, are alike."""
-    return (one.axes, one.sources, one.fns, one.inputs, one.states, one.entry) == (
-        other.axes, other.sources, other.fns, other.inputs, other.states, other.entry,
+    return (left.axes, left.sources, left.fns, left.inputs, left.states, left.entry) == (
+        right.axes, right.sources, right.fns, right.inputs, right.states, right.entry,
     )  # fmt: skip
 
 
@@ -128,37 +127,37 @@ def _verify_phase(scope: Scope) -> None:
     _clocks(scope)
     bound = bind_sources(phase)
     if bound != phase:
-        report.add(
-            "CP0730", f"phase `{phase.name}` does not say rightly what depends on sources alone", phase.span
-        )
+        message = f"phase `{phase.name}` does not say rightly what depends on sources alone"
+        report.add("CP0730", message, phase.span)
 
 
 def _check_op(scope: Scope, op: Op) -> None:
     """Its own rules, and that its results are what its operands make them."""
-    found = [*op.check(scope.types)]
+    wrong = [*op.check(scope.types)]
     if not _LANES.fullmatch(op.lane):
-        found.append(("CP0735", f"there is no lane `{op.lane}`"))
-    if not found:
-        for made in op.transfer(scope.types):
-            found += _differences(scope.values[made.id], made)
-    for code, message in found:
+        wrong.append(("CP0735", f"there is no lane `{op.lane}`"))
+    if not wrong:
+        for result in op.transfer(scope.types):
+            wrong += _differences(scope.values[result.id], result)
+    for code, message in wrong:
         scope.report.add(code, message, op.span)
     if isinstance(op, Elastic | Exchange | Put | Get):
         check_server_op(scope, op)
-    elif isinstance(op, Collective) and not found:
+    elif isinstance(op, Collective) and not wrong:
         check_algorithm(scope, op)
 
 
-def _differences(declared: Value, made: Value) -> Iterator[tuple[str, str]]:
-    if declared.kind != made.kind:
-        yield "CP0731", f"`{declared.id}` is {declared.kind}, {made.kind} was expected"
-    if declared.leaves != made.leaves:
-        message = f"has the leaves {shown(declared.leaves)}, {shown(made.leaves)} were expected"
+def _differences(declared: Value, value: Value) -> Iterator[tuple[str, str]]:
+    if declared.kind != value.kind:
+        yield "CP0731", f"`{declared.id}` is {declared.kind}, {value.kind} was expected"
+    if declared.leaves != value.leaves:
+        message = f"has the leaves {shown(declared.leaves)}, {shown(value.leaves)} were expected"
         yield "CP0731", f"`{declared.id}` {message}"
-    elif declared.whole != made.whole:
-        message = f"is cut from {shown(declared.whole)}, {shown(made.whole)} was expected"
+    elif declared.whole != value.whole:
+        message = f"is cut from {shown(declared.whole)}, {shown(value.whole)} was expected"
         yield "CP0731", f"`{declared.id}` {message}"
-    wanted = msgspec.structs.replace(made.placement, server=declared.placement.server)  # as the plan says
+    server = declared.placement.server  # as the plan says
+    wanted = msgspec.structs.replace(value.placement, server=server)
     if declared.placement != wanted:
         yield "CP0734", f"`{declared.id}` is {declared.placement}, {wanted} was expected"
 
@@ -170,10 +169,9 @@ def _clocks(scope: Scope) -> None:
         return
     for op in (op for op in scope.phase.ops if isinstance(op, Collective)):
         for axis in (axis for axis in op.axes if axis in clocks):
-            message = (
-                f"`{op.result}` meets all of `{axis}`, whose members run phase `{scope.phase.name}` by clocks"
-                f" of their own (line {clocks[axis].span.line}): who has more steps waits for ever"
-            )
+            clocks_own = f"by clocks of their own (line {clocks[axis].span.line})"
+            whose = f"`{axis}`, whose members run phase `{scope.phase.name}` {clocks_own}"
+            message = f"`{op.result}` meets all of {whose}: who has more steps waits for ever"
             scope.report.add("CP0747", message, op.span)
 
 
@@ -192,12 +190,12 @@ def _definitions(scope: Scope) -> None:
     for ref in sorted(declared - set(makers)):
         report.add("CP0730", f"`{ref}` is declared but nothing makes it", phase.span)
     entering, schedule = {*phase.inputs, *phase.states}, scope.schedule
-    for what, refs, known in (
+    for noun, refs, known in (
         ("input", phase.inputs, {*schedule.inputs}),
         ("state", phase.states, {*schedule.states}),
     ):
         for ref in (ref for ref in refs if ref not in known):
-            report.add("CP0730", f"phase `{phase.name}` reads `{ref}`, which is no {what}", phase.span)
+            report.add("CP0730", f"phase `{phase.name}` reads `{ref}`, which is no {noun}", phase.span)
     for index, op in enumerate(phase.ops):
         for ref in operands(op):
             if ref not in entering:
@@ -207,17 +205,16 @@ def _definitions(scope: Scope) -> None:
 
 
 def _before(scope: Scope, op: Op, index: int, ref: Ref, makers: dict[Ref, int], verb: str) -> None:
-    what = f"`{results(op)[0]}`" if results(op) else "an op without results"
+    subject = f"`{results(op)[0]}`" if results(op) else "an op without results"
     if ref not in makers:
         hint = difflib.get_close_matches(ref, [*makers, *scope.phase.inputs, *scope.phase.states], 1)
         near = f", did you mean `{hint[0]}`?" if hint else ""
-        scope.report.add("CP0730", f"{what} {verb} `{ref}`, which the phase does not have{near}", op.span)
+        scope.report.add("CP0730", f"{subject} {verb} `{ref}`, which the phase does not have{near}", op.span)
     elif makers[ref] == index:
-        scope.report.add("CP0733", f"{what} {verb} itself: a cycle", op.span)
+        scope.report.add("CP0733", f"{subject} {verb} itself: a cycle", op.span)
     elif makers[ref] > index:
-        scope.report.add(
-            "CP0733", f"{what} {verb} `{ref}`, which is made later: a cycle or a wrong order", op.span
-        )
+        message = f"{subject} {verb} `{ref}`, which is made later: a cycle or a wrong order"
+        scope.report.add("CP0733", message, op.span)
 
 
 def _bindings(scope: Scope) -> None:
@@ -227,11 +224,8 @@ def _bindings(scope: Scope) -> None:
     inside = {value.id for value in phase.values} | {*phase.inputs, *phase.states}
     for binding in (*phase.outputs, *phase.updates, *phase.takes):
         if binding.value not in inside:
-            report.add(
-                "CP0730",
-                f"`{binding.name}` stands for `{binding.value}`, which the phase does not have",
-                phase.span,
-            )
+            message = f"`{binding.name}` stands for `{binding.value}`, which the phase does not have"
+            report.add("CP0730", message, phase.span)
     for binding in phase.outputs:
         value = scope.values.get(binding.value)
         if value is not None and value.placement.partial:
@@ -242,9 +236,8 @@ def _bindings(scope: Scope) -> None:
         if state is None:
             report.add("CP0730", f"`{binding.name}` is updated, which is no state", phase.span)
         elif value is not None and (value.kind, value.leaves) != (state.kind, state.leaves):
-            report.add(
-                "CP0731", f"state `{binding.name}` is updated with a value of other shapes", phase.span
-            )
+            message = f"state `{binding.name}` is updated with a value of other shapes"
+            report.add("CP0731", message, phase.span)
 
 
 def check_value(value: Value, axes: Axes, report: Report) -> None:

@@ -34,15 +34,7 @@ def check(tree: ast.File) -> tuple[Plan | None, tuple[Diagnostic, ...]]:
         check_states(ctx, tree.items)
     if tree.name is None or ctx.diagnostics:
         return None, tuple(ctx.diagnostics)
-    plan = Plan(
-        name=tree.name.text,
-        axes=tuple(ctx.axes.values()),
-        sources=tuple(ctx.sources.values()),
-        fns=tuple(ctx.fns.values()),
-        inputs=tuple(value.id for value in ctx.inputs.values()),
-        states=tuple(value.id for value in ctx.states.values()),
-        values=tuple(ctx.values),
-        phases=phases,
-        file=tree.file,
-    )
-    return plan, ()
+    inputs, states = (tuple(v.id for v in known.values()) for known in (ctx.inputs, ctx.states))
+    axes, sources, fns = (tuple(known.values()) for known in (ctx.axes, ctx.sources, ctx.fns))
+    values, name = tuple(ctx.values), tree.name.text
+    return Plan(name, axes, sources, fns, inputs, states, values, phases, tree.file), ()

@@ -6,16 +6,17 @@ from collections.abc import Sequence
 
 from commplan.diagnostics import Fix, Note, Span, listed
 from commplan.dsl import ast
-from commplan.dsl.check.context import Context, described
+from commplan.dsl.check.context import Axes, Context
 from commplan.dsl.check.placements import resolve_axes
 from commplan.dsl.check.scope import Scope
 from commplan.ir.plan import AxisKind, Value
+from commplan.ir.stages import OVER_AXES
 from commplan.ir.types import RecordsType
 
 _ANY = (AxisKind.REPLICA, AxisKind.ENSEMBLE)
 
 
-def collective_axes(ctx: Context, scope: Scope, expr: ast.StageExpr) -> tuple[str, ...] | None:
+def collective_axes(ctx: Context, scope: Scope, expr: ast.StageExpr) -> Axes | None:
     """The axes of a stage with one operand, as its verb takes them; None with the errors reported."""
     match expr.kind:
         case "reduce":
@@ -29,7 +30,7 @@ def collective_axes(ctx: Context, scope: Scope, expr: ast.StageExpr) -> tuple[st
     return axes if axes and _clocks_allow(ctx, scope, expr.over) else None
 
 
-def _reduce_axes(ctx: Context, expr: ast.StageExpr) -> tuple[str, ...] | None:
+def _reduce_axes(ctx: Context, expr: ast.StageExpr) -> Axes | None:
     """The axes of a `reduce`: axes after `over`, ensembles after `across`, never mixed."""
     axes = resolve_axes(ctx, expr.over, _ANY, "an axis to reduce over")
     if axes is None:
@@ -37,28 +38,23 @@ def _reduce_axes(ctx: Context, expr: ast.StageExpr) -> tuple[str, ...] | None:
     ensembles = [axis for axis in axes if ctx.axes[axis].kind is AxisKind.ENSEMBLE]
     word = expr.over_word
     if ensembles and len(ensembles) < len(axes):
-        ctx.error(
-            "CP0308",
+        message = (
             f"one `reduce` cannot mix the ensemble {listed(ensembles)} with "
-            f"{listed(axis for axis in axes if axis not in ensembles)}",
-            word.span.to(expr.over[-1].span),
-            "write two stages: one `over` the axes, one `across` the ensemble",
+            f"{listed(axis for axis in axes if axis not in ensembles)}"
         )
-        return None
+        note = "write two stages: one `over` the axes, one `across` the ensemble"
+        return ctx.error("CP0308", message, word.span.to(expr.over[-1].span), note)
     if ensembles and word.text == "over":
-        ctx.error(
-            "CP0307",
-            f"this would combine the members of {listed(ensembles)}, which are networks of their own",
-            word.span,
-            "gradients of different members have nothing to do with each other; if it is meant, say `across`",
-            fix=Fix("write `across`", word.span, "across"),
+        message = f"this would combine the members of {listed(ensembles)}, which are networks of their own"
+        note = (
+            "gradients of different members have nothing to do with each other; if it is meant, say `across`"
         )
-        return None
+        return ctx.error("CP0307", message, word.span, note, fix=Fix("write `across`", word.span, "across"))
     none = f"{listed(axes)} {'is none' if len(axes) == 1 else 'are none'}"
     return axes if ensembles or _says_over(ctx, word, f"`across` is for ensembles, and {none}") else None
 
 
-def _worker_axes(ctx: Context, expr: ast.StageExpr) -> tuple[str, ...] | None:
+def _worker_axes(ctx: Context, expr: ast.StageExpr) -> Axes | None:
     """The axes of any other stage: those of a broadcast, and one of what cuts or gathers."""
     axes = stage_axes(ctx, expr.over, expr.kind)
     message = f"`{expr.kind}` goes `over` axes: `across` is for a `reduce` over ensembles"
@@ -66,27 +62,19 @@ def _worker_axes(ctx: Context, expr: ast.StageExpr) -> tuple[str, ...] | None:
         return None
     if len(axes) == 1 or expr.kind == "broadcast":
         return axes
-    ctx.error(
-        "CP0410",
-        f"`{expr.kind}` takes one axis, found {len(axes)}",
-        expr.over[1].span.to(expr.over[-1].span),
-        f"write one `{expr.kind}` for each axis, in the order in which they cut",
-    )
-    return None
+    message = f"`{expr.kind}` takes one axis, found {len(axes)}"
+    cuts = "split" in (OVER_AXES[expr.kind].MAKES, *OVER_AXES[expr.kind].TAKES)
+    note = f"write one `{expr.kind}` for each axis" + ", in the order in which they cut" * cuts
+    return ctx.error("CP0410", message, ast.span_of(expr.over[1:]), note)
 
 
-def stage_axes(ctx: Context, names: Sequence[ast.Name], stage: str) -> tuple[str, ...] | None:
+def stage_axes(ctx: Context, names: Sequence[ast.Name], stage: str) -> Axes | None:
     """The axes of a stage that may not cross an ensemble."""
     axes = resolve_axes(ctx, names, _ANY, f"an axis to {stage} over")
     for name in names if axes is not None else ():
         if ctx.axes[name.text].kind is AxisKind.ENSEMBLE:
-            ctx.error(
-                "CP0309",
-                f"`{stage}` cannot cross the ensemble `{name.text}`",
-                name.span,
-                "members are networks of their own: only `reduce ... across` and `share` cross an ensemble",
-            )
-            return None
+            note = "members are networks of their own: only `reduce ... across` and `share` cross an ensemble"
+            return ctx.error("CP0309", f"`{stage}` cannot cross the ensemble `{name.text}`", name.span, note)
     return axes
 
 
@@ -99,13 +87,12 @@ def _says_over(ctx: Context, word: ast.Name, message: str) -> bool:
 def _clocks_allow(ctx: Context, scope: Scope, names: Sequence[ast.Name]) -> bool:
     for name in names:
         if name.text in scope.clocks:
-            ctx.error(
-                "CP0419",
-                f"members of `{name.text}` have their own clocks here and never meet",
-                name.span,
-                Note("each member loads at its own rate", scope.clocks[name.text]),
-                f"`{scope.title}` may hold no collective over `{name.text}`: they would wait for each other",
+            message = f"members of `{name.text}` have their own clocks here and never meet"
+            rate = Note("each member loads at its own rate", scope.clocks[name.text])
+            note = (
+                f"`{scope.title}` may hold no collective over `{name.text}`: they would wait for each other"
             )
+            ctx.error("CP0419", message, name.span, rate, note)
             return False
     return True
 
@@ -113,21 +100,15 @@ def _clocks_allow(ctx: Context, scope: Scope, names: Sequence[ast.Name]) -> bool
 def check_on_workers(ctx: Context, name: ast.Name, value: Value, stage: str) -> None:
     """A collective takes what is on the workers' devices: not loaded, not on a server."""
     if isinstance(value.type, RecordsType):
-        ctx.fail(
-            "CP0320",
-            f"`{stage}` cannot take loaded records, found `{name.text}`",
-            name.span,
-            described(value),
-            "records are on the host: `map`, `share` and `output` take them; a fn on the device makes arrays",
+        message = f"`{stage}` cannot take loaded records, found `{name.text}`"
+        note = (
+            "records are on the host: `map`, `share` and `output` take them; a fn on the device makes arrays"
         )
+        ctx.fail("CP0320", message, name.span, value, note)
     if value.placement.server is not None:
-        ctx.fail(
-            "CP0318",
-            f"`{name.text}` lives on `{value.placement.server}`, out of reach of `{stage}`",
-            name.span,
-            described(value),
-            "only `exchange` and `elastic` bring servers and workers together",
-        )
+        message = f"`{name.text}` lives on `{value.placement.server}`, out of reach of `{stage}`"
+        note = "only `exchange` and `elastic` bring servers and workers together"
+        ctx.fail("CP0318", message, name.span, value, note)
 
 
 def axis_span(expr_axes: Sequence[ast.Name], axis: str) -> Span:

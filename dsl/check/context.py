@@ -1,4 +1,4 @@
-"""What is known of a plan while it is checked, and what was found wrong with it."""
+"""The state of a check: declarations, values so far, and diagnostics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NoReturn, TypeVar
 
 from commplan.diagnostics import Diagnostic, Fix, Note, Span, listed
 from commplan.dsl import ast
-from commplan.dsl.check.recovery_bindings import Unread
+from commplan.dsl.check.recovery_bindings import RecoveryBindings
 from commplan.dsl.statements import GiveUp
 from commplan.ir.plan import Axis, AxisKind, Fn, Ref, Source, Value
 from commplan.ir.stages.rules import Violation
@@ -16,6 +16,8 @@ from commplan.ir.types import Placement, Type
 
 T = TypeVar("T")
 Word = TypeVar("Word", bound=str)
+Axes = tuple[str, ...]  # their names
+Remark = Note | str | Value | Axis | Fn
 MOST_ERRORS = 1000
 MOST_GUESSES = 100
 MOST_COMPARED = 500
@@ -25,7 +27,7 @@ KIND_WORDS = {AxisKind.REPLICA: "an axis", AxisKind.ENSEMBLE: "an ensemble", Axi
 
 
 class MistakeError(Exception):
-    """The rest of a statement is not worth checking; the reason was reported."""
+    """Ends the check of a statement; the reason was reported."""
 
 
 class Context:
@@ -49,7 +51,7 @@ class Context:
         self.bound: dict[str, tuple[str, Span]] = {}
         self.set_states: set[str] = set()
         self.updated_states: set[str] = set()
-        self.unread = Unread(text)
+        self.unread = RecoveryBindings(text)
         self.nameless = False  # a declaration that could not be read, not even its name
         self.misspelt_states: set[str] = set()  # reported where their name is used
         self.doubtful_states: set[str] = set()  # bound to something else than was declared
@@ -58,37 +60,33 @@ class Context:
         self._guesses = MOST_GUESSES
 
     def error(
-        self, code: str, message: str, span: Span, *notes: Note | str | None, fix: Fix | None = None
+        self, code: str, message: str, span: Span, *notes: Remark | None, fix: Fix | None = None
     ) -> None:
-        """Record one mistake; each of `notes` is a remark, with its place where it has one."""
+        """Record one mistake; None, so that a check which makes a value can end with it.
+
+        notes: remarks, in words or with their place. A value is described; a fn or an axis is pointed at.
+        """
         if len(self.diagnostics) >= MOST_ERRORS:
             message = f"more than {MOST_ERRORS} errors; the rest of the plan is not checked"
             self.diagnostics.append(Diagnostic("CP0013", message, span, file=self.file))
             raise GiveUp
-        remarks = tuple(Note(note) if isinstance(note, str) else note for note in notes if note)
+        remarks = tuple(_note(note) for note in notes if note)
         self.diagnostics.append(Diagnostic(code, message, span, remarks, fix, file=self.file))
 
     def refuse(
-        self,
-        code: str,
-        broken: Violation | None,
-        span: Span,
-        *notes: Note | str | None,
-        fix: Fix | None = None,
+        self, code: str, broken: Violation | None, span: Span, *notes: Remark | None, fix: Fix | None = None
     ) -> bool:
         """Whether a rule is broken; then that is reported, `notes` before its own remarks."""
         if broken is not None:
             self.error(code, broken.message, span, *notes, *broken.notes, fix=fix)
         return broken is not None
 
-    def fail(
-        self, code: str, message: str, span: Span, *notes: Note | str | None, fix: Fix | None = None
-    ) -> NoReturn:
+    def fail(self, code: str, message: str, span: Span, *notes: Remark | None) -> NoReturn:
         """Record a mistake that ends the check of its statement."""
-        self.error(code, message, span, *notes, fix=fix)
+        self.error(code, message, span, *notes)
         raise MistakeError
 
-    def require(self, code: str, broken: Violation | None, span: Span, *notes: Note | str | None) -> None:
+    def require(self, code: str, broken: Violation | None, span: Span, *notes: Remark | None) -> None:
         """End the check of a statement where a rule is broken; see `refuse`."""
         if self.refuse(code, broken, span, *notes):
             raise MistakeError
@@ -112,7 +110,7 @@ class Context:
             total *= axis.size
         return total
 
-    def ordered(self, axes: Iterable[str]) -> tuple[str, ...]:
+    def ordered(self, axes: Iterable[str]) -> Axes:
         """`axes` without repetitions in the order in which the plan declares them."""
         wanted = frozenset(axes)
         return tuple(name for name in self.axes if name in wanted)
@@ -121,6 +119,10 @@ class Context:
         """What `name` was declared as, in words with an article; None if nowhere."""
         entry = self.declared.get(name)
         return entry[0] if entry else None
+
+    def declaration(self, name: str) -> Note:
+        """A remark that points at where `name` was declared."""
+        return Note(f"`{name}` is declared here", self.declared[name][1])
 
     def is_settled(self, name: str) -> bool:
         """Whether nothing is to be said of a name that stands for nothing: its mistake is reported.
@@ -145,46 +147,54 @@ class Context:
         from difflib import get_close_matches  # noqa: PLC0415  (only mistakes need it)
 
         short = list(islice((other for other in known if len(other) <= LONGEST_GUESS), MOST_COMPARED))
-        found = get_close_matches(name, short, 1, 0.7) or get_close_matches(name.lower(), short, 1, 0.7)
-        return found[0] if found else None
+        matches = get_close_matches(name, short, 1, 0.7) or get_close_matches(name.lower(), short, 1, 0.7)
+        return matches[0] if matches else None
 
-    def look_up(self, name: ast.Name, known: Mapping[str, T], code: str, what: str, how: str) -> T | None:
+    def look_up(self, name: ast.Name, known: Mapping[str, T], code: str, noun: str, how: str) -> T | None:
         """What `name` was declared to be, or None with the error reported (none for a wrong declaration)."""
         if name.text in self.unknown or name.text in known:
             return known.get(name.text)
         kind = self.kind_of(name.text)
         if kind is None and self.is_settled(name.text):
             return None
-        self.error(
-            code,
-            f"`{name.text}` is {kind}, expected a {what}" if kind else f"there is no {what} `{name.text}`",
-            name.span,
-            f"declared: {listed(known)}" if known else how,
-            fix=None if kind else self.rename(name, known),
+        message = (
+            f"`{name.text}` is {kind}, expected a {noun}" if kind else f"there is no {noun} `{name.text}`"
         )
+        note = f"declared: {listed(known)}" if known else how
+        self.error(code, message, name.span, note, fix=None if kind else self.rename(name, known))
         return None
 
     def choose(
         self, name: ast.Name, known: Sequence[Word], code: str, message: str, *notes: str
     ) -> Word | None:
         """The word of `known` that `name` is, or None with the error reported."""
-        found = next((word for word in known if word == name.text), None)
-        if found is None:
+        choice = next((word for word in known if word == name.text), None)
+        if choice is None:
             self.error(code, message, name.span, *notes, fix=self.rename(name, known))
-        return found
+        return choice
 
     def rename(self, name: ast.Name | ast.Number, known: Iterable[str]) -> Fix | None:
         """The repair of a misspelt name: certain enough where one known name is near; a number has none."""
         near = self.near(name.text, known) if isinstance(name, ast.Name) else None
         return Fix(f"write `{near}`", name.span, near) if near else None
 
-    def replica_axes(self) -> tuple[str, ...]:
-        return tuple(axis.name for axis in self.axes.values() if axis.kind is AxisKind.REPLICA)
+
+def _note(remark: Remark) -> Note:
+    match remark:
+        case Value():
+            return Note(f"`{remark.name}` is {remark.type}, {remark.placement}", remark.span)
+        case Axis() | Fn():
+            return Note(f"`{remark.name}` is declared here", remark.span)
+        case str():
+            return Note(remark)
+        case Note():
+            return remark
 
 
-def described(value: Value) -> Note:
-    """A remark that says what a value is, at the place where it was made."""
-    return Note(f"`{value.name}` is {value.type}, {value.placement}", value.span)
+def all_known(items: Sequence[T | None]) -> tuple[T, ...] | None:
+    """The items, or None where one of them is in error."""
+    known = tuple(item for item in items if item is not None)
+    return known if len(known) == len(items) else None
 
 
 def is_scalar(type_: Type) -> bool:

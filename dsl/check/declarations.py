@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from commplan.diagnostics import Note, listed
 from commplan.dsl import ast
-from commplan.dsl.check.context import KIND_WORDS, Context
+from commplan.dsl.check.context import KIND_WORDS, Context, T
 from commplan.dsl.check.numbers import integer
 from commplan.dsl.check.placements import declared_placement
 from commplan.dsl.check.types import declare_fn, element_type
@@ -28,13 +28,11 @@ def declare_all(ctx: Context, items: tuple[ast.Decl, ...]) -> None:
     for item in items:
         match item:
             case ast.SourceDecl():
-                _declare_source(ctx, item)
+                type_ = element_type(ctx, item.type)
+                source = Source(item.name.text, type_, item.name.span) if type_ else None
+                _declare(ctx, item.name, ctx.sources, source)
             case ast.FnDecl():
-                fn = declare_fn(ctx, item)
-                if fn is None:
-                    ctx.unknown.add(item.name.text)
-                elif item.name.text not in ctx.unknown:
-                    ctx.fns[fn.name] = fn
+                _declare(ctx, item.name, ctx.fns, declare_fn(ctx, item))
             case ast.InputDecl() | ast.StateDecl():
                 _declare_value(ctx, item)
             case _:
@@ -55,12 +53,8 @@ def _declare_name(ctx: Context, item: ast.Decl) -> None:
         ctx.declared[name.text] = (kind, name.span)
         return
     first, span = ctx.declared[name.text]
-    ctx.error(
-        "CP0101",
-        f"`{name.text}` is declared twice",
-        name.span,
-        Note(f"`{name.text}` is already {first}, declared here", span),
-    )
+    message = f"`{name.text}` is declared twice"
+    ctx.error("CP0101", message, name.span, Note(f"`{name.text}` is already {first}, declared here", span))
     ctx.unknown.add(name.text)
 
 
@@ -74,12 +68,12 @@ def _declare_axis(ctx: Context, decl: ast.AxisDecl) -> None:
     ctx.axes[name] = Axis(name, _KINDS[decl.kind], size, decl.name.span)
 
 
-def _declare_source(ctx: Context, decl: ast.SourceDecl) -> None:
-    type_ = element_type(ctx, decl.type)
-    if type_ is None:
-        ctx.unknown.add(decl.name.text)
-    elif decl.name.text not in ctx.unknown:
-        ctx.sources[decl.name.text] = Source(decl.name.text, type_, decl.name.span)
+def _declare(ctx: Context, name: ast.Name, known: dict[str, T], declared: T | None) -> None:
+    """Add what was declared to what is known of its kind; None where it is in error."""
+    if declared is None:
+        ctx.unknown.add(name.text)
+    elif name.text not in ctx.unknown:
+        known[name.text] = declared
 
 
 def _declare_value(ctx: Context, decl: ast.InputDecl | ast.StateDecl) -> None:
@@ -87,12 +81,9 @@ def _declare_value(ctx: Context, decl: ast.InputDecl | ast.StateDecl) -> None:
     is_state = isinstance(decl, ast.StateDecl)
     type_: Type | None = element_type(ctx, decl.type)
     if isinstance(type_, BytesType):
-        ctx.error(
-            "CP0206",
-            f"{'a state' if is_state else 'an input'} cannot be `bytes`",
-            decl.type.span,
-            "records of variable length come from a source, and a fn on the host turns them into arrays",
-        )
+        message = f"{'a state' if is_state else 'an input'} cannot be `bytes`"
+        note = "records of variable length come from a source, and a fn on the host turns them into arrays"
+        ctx.error("CP0206", message, decl.type.span, note)
         type_ = None
     placement = declared_placement(ctx, decl.placement, type_, decl.type.span)
     if isinstance(decl, ast.StateDecl) and placement is not None:
@@ -109,13 +100,8 @@ def _declare_value(ctx: Context, decl: ast.InputDecl | ast.StateDecl) -> None:
 def _state_placement(ctx: Context, decl: ast.StateDecl, placement: Placement) -> Placement | None:
     if placement.partial:
         item = next(item for item in decl.placement if item.kind == "partial")
-        ctx.error(
-            "CP0511",
-            f"the state `{decl.name.text}` cannot be partial",
-            item.span,
-            "a state outlives its phase, and an unreduced term may not: reduce it first",
-        )
-        return None
+        note = "a state outlives its phase, and an unreduced term may not: reduce it first"
+        return ctx.error("CP0511", f"the state `{decl.name.text}` cannot be partial", item.span, note)
     if decl.server is None:
         return placement
     servers = {name: name for name, axis in ctx.axes.items() if axis.kind is AxisKind.SERVER}
@@ -125,12 +111,10 @@ def _state_placement(ctx: Context, decl: ast.StateDecl, placement: Placement) ->
     spread = (*placement.split, *(a for a in placement.per if ctx.axes[a].kind is AxisKind.REPLICA))
     if spread:
         item = next(i for i in decl.placement for name in i.axes if name.text in spread)
-        ctx.error(
-            "CP0512",
+        message = (
             f"the state `{decl.name.text}` lives on `{server}` and cannot be {item.kind} "
-            f"over {listed(spread)}",
-            item.span,
-            "a server holds one copy for all ranks, apart from one `per` member of an ensemble",
+            f"over {listed(spread)}"
         )
-        return None
+        note = "a server holds one copy for all ranks, apart from one `per` member of an ensemble"
+        return ctx.error("CP0512", message, item.span, note)
     return Placement(placement.per, server=server)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-from commplan.diagnostics import Fix, Note, listed
+from commplan.diagnostics import Fix, listed
 from commplan.dsl import ast
-from commplan.dsl.check.context import Context
+from commplan.dsl.check.context import Axes, Context, all_known
 from commplan.dsl.check.numbers import integer
 from commplan.dsl.check.options import hints
 from commplan.dsl.check.placements import resolve_axes
@@ -23,7 +23,7 @@ TAILS: tuple[Tail, ...] = get_args(Tail)
 
 def check_load(ctx: Context, scope: Scope, statement: ast.StageStmt, expr: ast.LoadExpr) -> Load | None:
     """`x [, n] = load SOURCE batch N [split AXES] [per MEMBER] visit KIND seed N [tail KIND]`."""
-    found = hints(ctx, expr.options, "load")
+    options = hints(ctx, expr.options, "load")
     how = "declare one: `source NAME : TYPE`"
     source = ctx.look_up(expr.source, ctx.sources, "CP0105", "source", how)
     split = _split(ctx, expr)
@@ -36,17 +36,12 @@ def check_load(ctx: Context, scope: Scope, statement: ast.StageStmt, expr: ast.L
     if expr.seed is not None:
         seed = integer(ctx, expr.seed, "a seed", least=0)
     elif expr.visit is not None:
-        ctx.error(
-            "CP0402", "the load has no seed", expr.span, "add `seed N`: the order of records follows from it"
-        )
+        note = "add `seed N`: the order of records follows from it"
+        ctx.error("CP0402", "the load has no seed", expr.span, note)
     given = len(statement.targets)
     if given > 2:
-        ctx.fail(
-            "CP0401",
-            f"`load` gives records and, if wanted, their count, found {given} names",
-            statement.targets[2].span,
-            "write `x = load ...` or `x, n = load ...`",
-        )
+        message = f"`load` gives records and, if wanted, their count, found {given} names"
+        ctx.fail("CP0401", message, statement.targets[2].span, "write `x = load ...` or `x, n = load ...`")
     if source is None or split is None or per is None or clock is None or batch is None:
         return None
     if visit is None or tail is None or seed is None:
@@ -58,73 +53,59 @@ def check_load(ctx: Context, scope: Scope, statement: ast.StageStmt, expr: ast.L
     if given == 2:
         everywhere = Placement(ctx.ordered((*placement.per, *split)))
         count = scope.bind(targets[1], ArrayType(DType.I32), everywhere)
-    one_clock = clock[0] if clock else None
+    member = clock[0] if clock else None
     return Load(
-        result, source.name, batch, visit, seed, statement.span, count, one_clock, split, ctx.ordered(per),
-        tail, found,
+        result, source.name, batch, visit, seed, statement.span, count, member, split, ctx.ordered(per),
+        tail, options,
     )  # fmt: skip
 
 
-def _split(ctx: Context, expr: ast.LoadExpr) -> tuple[str, ...] | None:
+def _split(ctx: Context, expr: ast.LoadExpr) -> Axes | None:
     """The axes over which records are divided: those named, else the only one, if there is one."""
     if expr.split:
         return resolve_axes(ctx, expr.split, (AxisKind.REPLICA,), "an axis to split over")
-    axes = ctx.replica_axes()
+    axes = tuple(axis.name for axis in ctx.axes.values() if axis.kind is AxisKind.REPLICA)
     if len(axes) <= 1:
         return axes
-    ctx.error(
-        "CP0416",
-        f"the load does not say over which of {listed(axes)} its records are split",
-        expr.span,
-        f"add `split {', '.join(axes)}`, major first, or a part of it",
-    )
-    return None
+    message = f"the load does not say over which of {listed(axes)} its records are split"
+    note = f"add `split {', '.join(axes)}`, major first, or a part of it"
+    return ctx.error("CP0416", message, expr.span, note)
 
 
-def _clock(ctx: Context, batch: ast.Batch) -> tuple[str, ...] | None:
+def _clock(ctx: Context, batch: ast.Batch) -> Axes | None:
     """The ensemble of `batch [..] over MEMBER`, in a tuple; empty where all have one clock."""
     if batch.over is None:
         if len(batch.sizes) == 1:
             return ()
-        ctx.error(
-            "CP0417",
-            "several batch sizes, but no ensemble whose members they belong to",
-            batch.span,
-            "write `batch [32, 64] over MEMBER`, one size per member, or one size for all",
-        )
-        return None
+        message = "several batch sizes, but no ensemble whose members they belong to"
+        note = "write `batch [32, 64] over MEMBER`, one size per member, or one size for all"
+        return ctx.error("CP0417", message, batch.span, note)
     members = resolve_axes(ctx, (batch.over,), (AxisKind.ENSEMBLE,), "an ensemble")
     if members is None:
         return None
-    declared = Note(f"`{members[0]}` is declared here", ctx.axes[members[0]].span)
+    declared = ctx.axes[members[0]]
     broken = rules.member_batches(batch.sizes, members[0], ctx.size)
     return None if ctx.refuse("CP0417", broken, batch.span, declared) else members
 
 
-def _batch(ctx: Context, expr: ast.LoadExpr, split: tuple[str, ...] | None) -> tuple[int, ...] | None:
-    sizes = [integer(ctx, number, "a batch size") for number in expr.batch.sizes]
-    known = tuple(size for size in sizes if size is not None)
-    if len(known) != len(sizes):
+def _batch(ctx: Context, expr: ast.LoadExpr, split: Axes | None) -> tuple[int, ...] | None:
+    sizes = all_known([integer(ctx, number, "a batch size") for number in expr.batch.sizes])
+    if sizes is None:
         return None
-    broken = rules.even_batch(known, split or (), ctx.size)
+    broken = rules.even_batch(sizes, split or (), ctx.size)
     span = expr.batch.sizes[broken.at].span if broken else expr.batch.span
-    return None if ctx.refuse("CP0415", broken, span) else known
+    return None if ctx.refuse("CP0415", broken, span) else sizes
 
 
 def _visit(ctx: Context, expr: ast.LoadExpr) -> Visit | None:
     if expr.visit is None:
-        what = "how often a record is visited" + ("" if expr.seed else ", nor its seed")
-        ctx.error(
-            "CP0402", f"the load does not say {what}", expr.span, f"add `visit {'|'.join(VISITS)} seed N`"
-        )
-        return None
+        message = "the load does not say how often a record is visited" + ", nor its seed" * (not expr.seed)
+        return ctx.error("CP0402", message, expr.span, f"add `visit {'|'.join(VISITS)} seed N`")
     message = f"a visit is {listed(VISITS, 'or')}, found `{expr.visit.text}`"
     return ctx.choose(expr.visit, VISITS, "CP0411", message)
 
 
-def _tail(
-    ctx: Context, expr: ast.LoadExpr, visit: Visit | None, split: tuple[str, ...] | None
-) -> Tail | None:
+def _tail(ctx: Context, expr: ast.LoadExpr, visit: Visit | None, split: Axes | None) -> Tail | None:
     if expr.tail is None:
         return "pad"
     message = f"a tail is {listed(TAILS, 'or')}, found `{expr.tail.text}`"

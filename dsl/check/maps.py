@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NoReturn
 
-from commplan.diagnostics import Note, listed
+from msgspec.structs import replace
+
+from commplan.diagnostics import Note, Span, listed
 from commplan.dsl import ast
-from commplan.dsl.check.context import Context, described, is_scalar
+from commplan.dsl.check.context import Context, is_scalar
 from commplan.dsl.check.options import hints
 from commplan.dsl.check.placements import resolve_axes, status
 from commplan.dsl.check.scope import Scope
@@ -21,18 +23,16 @@ def check_map(ctx: Context, scope: Scope, statement: ast.StageStmt, expr: ast.Ma
     operands = scope.operands(expr.operands)
     per = resolve_axes(ctx, expr.per, (AxisKind.ENSEMBLE,), "an ensemble")
     fn = find_fn(ctx, expr.fn)
-    found = hints(ctx, expr.options, "host map" if fn is None or fn.where == "host" else "map")
+    options = hints(ctx, expr.options, "host map" if fn is None or fn.where == "host" else "map")
     if fn is None:
         return None
-    _check_arity(ctx, statement, expr, fn)
+    check_call(
+        ctx, fn, len(expr.operands), len(statement.targets), expr.fn.span, ast.span_of(statement.targets)
+    )
     if per and not fn.random:
-        ctx.fail(
-            "CP0213",
-            f"`{fn.name}` is not random, so it differs between members only where its operands do",
-            expr.per[0].span,
-            Note(f"`{fn.name}` is declared here", fn.span),
-            "leave `per` out, or declare the fn `random` if it draws numbers",
-        )
+        message = f"`{fn.name}` is not random, so it differs between members only where its operands do"
+        note = "leave `per` out, or declare the fn `random` if it draws numbers"
+        ctx.fail("CP0213", message, expr.per[0].span, fn, note)
     if operands is None or per is None or not _types_match(ctx, expr.operands, operands, fn):
         return None
     loaded = [value for value in operands if isinstance(value.type, RecordsType)]
@@ -40,21 +40,12 @@ def check_map(ctx: Context, scope: Scope, statement: ast.StageStmt, expr: ast.Ma
     placement = _combined(ctx, fn, expr.operands, operands)
     types = _results(ctx, statement, fn, loaded[0].type if loaded else None)
     # The placement is that of one rank's result: every result of one call lies alike.
-    placement = Placement(
-        ctx.ordered((*placement.per, *per)), placement.partial, placement.split, placement.server
-    )
+    placement = replace(placement, per=ctx.ordered((*placement.per, *per)))
     results = tuple(
         scope.bind(name, type_, placement) for name, type_ in zip(statement.targets, types, strict=True)
     )
-    return Map(
-        results=results,
-        fn=fn.name,
-        operands=tuple(value.id for value in operands),
-        span=statement.span,
-        per=ctx.ordered(per),
-        per_record=bool(loaded),
-        hints=found,
-    )
+    refs, members = tuple(value.id for value in operands), ctx.ordered(per)
+    return Map(results, fn.name, refs, statement.span, members, per_record=bool(loaded), hints=options)
 
 
 def find_fn(ctx: Context, name: ast.Name) -> Fn | None:
@@ -63,13 +54,12 @@ def find_fn(ctx: Context, name: ast.Name) -> Fn | None:
     return ctx.look_up(name, ctx.fns, "CP0106", "fn", how)
 
 
-def _check_arity(ctx: Context, statement: ast.StageStmt, expr: ast.MapExpr, fn: Fn) -> None:
-    declared = Note(f"`{fn.name}` is declared here", fn.span)
-    taken = rules.takes(fn.name, len(fn.operands), len(expr.operands))
-    given = rules.gives(fn.name, len(fn.results), len(statement.targets))
-    names = statement.targets[0].span.to(statement.targets[-1].span)
-    ctx.require("CP0207", taken, expr.fn.span, declared)
-    ctx.require("CP0208", given, names, declared)
+def check_call(
+    ctx: Context, fn: Fn, operands: int, results: int, call: Span, names: Span, *notes: Note
+) -> None:
+    """A fn is called with as many values as it takes, for as many names as it gives values."""
+    ctx.require("CP0207", rules.takes(fn.name, len(fn.operands), operands), call, fn, *notes)
+    ctx.require("CP0208", rules.gives(fn.name, len(fn.results), results), names, fn)
 
 
 def _types_match(ctx: Context, names: Sequence[ast.Name], operands: Sequence[Value], fn: Fn) -> bool:
@@ -77,24 +67,14 @@ def _types_match(ctx: Context, names: Sequence[ast.Name], operands: Sequence[Val
     for name, value, expected in zip(names, operands, fn.operands, strict=True):
         type_ = value.type
         if fn.where == "host" and not isinstance(type_, RecordsType):
-            ctx.error(
-                "CP0210",
-                f"`{fn.name}` runs on the host and takes loaded values only, found `{name.text}`",
-                name.span,
-                described(value),
-                "a value is loaded from its `load` on, through host fns and `share`",
-            )
+            message = f"`{fn.name}` runs on the host and takes loaded values only, found `{name.text}`"
+            note = "a value is loaded from its `load` on, through host fns and `share`"
+            ctx.error("CP0210", message, name.span, value, note)
             sound = False
             continue
         element = type_.element if isinstance(type_, RecordsType) else type_
         if element != expected:
-            ctx.error(
-                "CP0209",
-                f"`{fn.name}` takes {expected} here, found {element}",
-                name.span,
-                described(value),
-                Note(f"`{fn.name}` is declared here", fn.span),
-            )
+            ctx.error("CP0209", f"`{fn.name}` takes {expected} here, found {element}", name.span, value, fn)
             sound = False
     return sound
 
@@ -107,14 +87,9 @@ def _check_batches(ctx: Context, expr: ast.MapExpr, operands: Sequence[Value]) -
         if first is None:
             first = value
         elif isinstance(first.type, RecordsType) and value.type.batch != first.type.batch:
-            ctx.fail(
-                "CP0211",
-                f"`{name.text}` and `{first.name}` are batches of different sizes",
-                name.span,
-                described(value),
-                described(first),
-                "a fn on loaded values is applied record by record",
-            )
+            message = f"`{name.text}` and `{first.name}` are batches of different sizes"
+            note = "a fn on loaded values is applied record by record"
+            ctx.fail("CP0211", message, name.span, value, first, note)
 
 
 def _results(ctx: Context, statement: ast.StageStmt, fn: Fn, loaded: Type | None) -> tuple[Type, ...]:
@@ -124,13 +99,9 @@ def _results(ctx: Context, statement: ast.StageStmt, fn: Fn, loaded: Type | None
     if fn.where == "host":
         return tuple(RecordsType(loaded.batch, result) for result in fn.results)
     if len(frozenset(loaded.batch)) > 1:
-        ctx.fail(
-            "CP0212",
-            f"`{fn.name}` runs on the device, and the members' batches differ in size",
-            statement.expr.span,
-            f"the operand is {loaded}: its result would have another shape for every member",
-            "use a fn on the host here",
-        )
+        message = f"`{fn.name}` runs on the device, and the members' batches differ in size"
+        note = f"the operand is {loaded}: its result would have another shape for every member"
+        ctx.fail("CP0212", message, statement.expr.span, note, "use a fn on the host here")
     batch = loaded.batch[0]
     return tuple(
         ArrayType(result.dtype, (batch, *result.shape)) if isinstance(result, ArrayType) else TreeType()
@@ -148,13 +119,9 @@ def _combined(ctx: Context, fn: Fn, names: Sequence[ast.Name], operands: Sequenc
     for name, value in pairs:
         both = [axis for axis in split if axis in value.placement.per]
         if both:
-            ctx.fail(
-                "CP0319",
-                f"`{name.text}` differs over {listed(both)}, where another operand is split",
-                name.span,
-                described(value),
-                "each shard would be computed with another value, and would be a shard of nothing",
-            )
+            message = f"`{name.text}` differs over {listed(both)}, where another operand is split"
+            note = "each shard would be computed with another value, and would be a shard of nothing"
+            ctx.fail("CP0319", message, name.span, value, note)
     per = ctx.ordered(axis for value in operands for axis in value.placement.per)
     partial = operands[0].placement.partial if operands else ()
     server = operands[0].placement.server if operands else None
@@ -170,29 +137,23 @@ def _check_partial(ctx: Context, fn: Fn, pairs: Pairs) -> None:
         return
     name, value = partial
     if not fn.linear:
-        ctx.fail(
-            "CP0303",
-            f"`{name.text}` is partial over {listed(value.placement.partial)}, and `{fn.name}` is not linear",
-            name.span,
-            described(value),
-            Note(f"`{fn.name}` is declared here", fn.span),
-            "reduce the value first; a fn that commutes with the sum can be declared `linear`",
+        message = (
+            f"`{name.text}` is partial over {listed(value.placement.partial)}, and `{fn.name}` is not linear"
         )
+        note = "reduce the value first; a fn that commutes with the sum can be declared `linear`"
+        ctx.fail("CP0303", message, name.span, value, fn, note)
     for other_name, other in pairs:
         for axis in ctx.ordered((*value.placement.partial, *other.placement.partial)):
             if axis in value.placement.partial and axis in other.placement.partial:
                 continue
             lacks = other_name if axis not in other.placement.partial else name
-            found = other if lacks is other_name else value
-            ctx.fail(
-                "CP0304",
-                f"`{lacks.text}` is {status(found.placement, axis)} over `{axis}`, where another "
-                "operand is partial",
-                lacks.span,
-                described(value),
-                described(other),
-                "terms of a sum combine with terms of the same sum only: reduce first",
+            lacking = other if lacks is other_name else value
+            message = (
+                f"`{lacks.text}` is {status(lacking.placement, axis)} over `{axis}`, where another "
+                "operand is partial"
             )
+            note = "terms of a sum combine with terms of the same sum only: reduce first"
+            ctx.fail("CP0304", message, lacks.span, value, other, note)
 
 
 def _check_split(ctx: Context, fn: Fn, pairs: Pairs) -> None:
@@ -202,16 +163,14 @@ def _check_split(ctx: Context, fn: Fn, pairs: Pairs) -> None:
     cut = next((pair for pair in whole if pair[1].placement.split), None)
     if cut is not None and not loaded and not fn.elementwise:
         name, value = cut
-        ctx.fail(
-            "CP0305",
-            f"`{name.text}` is split over {listed(value.placement.split)}, and `{fn.name}` is not "
-            "elementwise",
-            name.span,
-            described(value),
-            Note(f"`{fn.name}` is declared here", fn.span),
-            "a shard would give another result than the whole (a norm, for one): gather it first, or "
-            "declare the fn `elementwise` if it works on each element for itself",
+        message = (
+            f"`{name.text}` is split over {listed(value.placement.split)}, and `{fn.name}` is not elementwise"
         )
+        note = (
+            "a shard would give another result than the whole (a norm, for one): gather it first, or "
+            "declare the fn `elementwise` if it works on each element for itself"
+        )
+        ctx.fail("CP0305", message, name.span, value, fn, note)
     alike = loaded if loaded else whole
     for name, value in alike[1:]:
         if value.placement.split != alike[0][1].placement.split:
@@ -221,26 +180,18 @@ def _check_split(ctx: Context, fn: Fn, pairs: Pairs) -> None:
 
 
 def _fail_lists(ctx: Context, name: ast.Name, value: Value, other: Value, *, whole: bool = False) -> NoReturn:
-    ctx.fail(
-        "CP0306",
-        f"`{name.text}` and `{other.name}` are not cut alike",
-        name.span,
-        described(value),
-        described(other),
+    note = (
         f"`{other.name}` is records and `{name.text}` is a whole value: gather it first"
         if whole
-        else "operands of one fn are split over the same axes in the same order, scalars apart",
+        else "operands of one fn are split over the same axes in the same order, scalars apart"
     )
+    ctx.fail("CP0306", f"`{name.text}` and `{other.name}` are not cut alike", name.span, value, other, note)
 
 
 def _check_place(ctx: Context, pairs: Pairs) -> None:
     for name, value in pairs[1:]:
         if value.placement.server != pairs[0][1].placement.server:
-            found, other = (name, value) if value.placement.server else pairs[0]
-            ctx.fail(
-                "CP0318",
-                f"`{found.text}` lives on `{other.placement.server}`, and the other operands do not",
-                found.span,
-                described(other),
-                "only `exchange` and `elastic` bring servers and workers together",
-            )
+            misplaced, other = (name, value) if value.placement.server else pairs[0]
+            message = f"`{misplaced.text}` lives on `{other.placement.server}`, and the other operands do not"
+            note = "only `exchange` and `elastic` bring servers and workers together"
+            ctx.fail("CP0318", message, misplaced.span, other, note)

@@ -26,9 +26,9 @@ def exact(number: ast.Number) -> Fraction:
 
 
 def integer(
-    ctx: Context, number: ast.Number, what: str, *, least: int = 1, most: int = LARGEST, code: str = "CP0112"
+    ctx: Context, number: ast.Number, role: str, *, least: int = 1, code: str = "CP0112"
 ) -> int | None:
-    """A whole number without a unit in `least..most`, or None with the error reported."""
+    """A whole number without a unit from `least` on, or None with the error reported."""
     fix = None
     if number.unit is not None:
         bare = number.text.strip().removesuffix(number.unit).strip()
@@ -38,26 +38,20 @@ def integer(
         expected = "is a whole number"
     elif number.value < least:
         expected = f"is at least {least}"
-    elif number.value > most:
-        expected = f"is at most {most}"
+    elif number.value > LARGEST:
+        expected = f"is at most {LARGEST}"
     else:
         return number.value
-    ctx.error(code, f"{what} {expected}, found `{written(number)}`", number.span, fix=fix)
-    return None
+    return ctx.error(code, f"{role} {expected}, found `{written(number)}`", number.span, fix=fix)
 
 
-def nbytes(ctx: Context, number: ast.Number, what: str, *, code: str) -> int | None:
+def nbytes(ctx: Context, number: ast.Number, role: str, *, code: str) -> int | None:
     """A positive number of bytes: plain, or in KiB, MiB or GiB. None with the error reported."""
     if number.unit is not None and number.unit not in BYTES:
-        ctx.error(
-            code,
-            f"{what} is a size in bytes, found `{written(number)}`",
-            number.span,
-            "its units are KiB, MiB and GiB; without a unit it counts bytes",
-        )
-        return None
+        note = "its units are KiB, MiB and GiB; without a unit it counts bytes"
+        return ctx.error(code, f"{role} is a size in bytes, found `{written(number)}`", number.span, note)
     size = exact(number) * BYTES.get(number.unit or "", 1) if math.isfinite(number.value) else Fraction(0)
     if size.denominator != 1 or not 0 < size <= LARGEST:
-        ctx.error(code, f"{what} is a positive whole number of bytes, found `{written(number)}`", number.span)
-        return None
+        message = f"{role} is a positive whole number of bytes, found `{written(number)}`"
+        return ctx.error(code, message, number.span)
     return int(size)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 import msgspec
 
 from commplan.diagnostics import Span, listed
 from commplan.dsl import ast
-from commplan.dsl.check.context import Context, described, is_scalar
+from commplan.dsl.check.context import Context, is_scalar
 from commplan.dsl.check.numbers import written
 from commplan.dsl.check.scope import Scope
 from commplan.ir.plan import Reduction, Value
 from commplan.ir.stages import rules
-from commplan.ir.types import ArrayType, DType, Type
+from commplan.ir.types import ArrayType, DType, TreeType
 
 OpName = Literal["sum", "mean", "max", "min"]
 OPS: tuple[OpName, ...] = get_args(OpName)
@@ -27,15 +28,27 @@ class WrittenReduction(msgspec.Struct, frozen=True):
     weight: Value | None = None
 
 
-def reduction(ctx: Context, scope: Scope, call: ast.Call | None, span: Span) -> WrittenReduction | None:
+def written_call(
+    ctx: Context, by: ast.Call | ast.Number | None, what: str, known: Sequence[str]
+) -> ast.Call | None:
+    """What stands behind `by`, or None: nothing was written, or a number, which is reported. what: what
+    stands there, in a word, one of `known`."""
+    if isinstance(by, ast.Number):
+        message = f"there is no {what} `{written(by)}`"
+        ctx.error("CP0404", message, by.span, f"the {what}s are {listed(known)}")
+        return None
+    return by
+
+
+def reduction(
+    ctx: Context, scope: Scope, by: ast.Call | ast.Number | None, span: Span
+) -> WrittenReduction | None:
     """The operator behind `by`, or None with the error reported. `span` is the stage's."""
+    if by is None:
+        message = "the stage does not say how terms are combined"
+        return ctx.error("CP0402", message, span, f"add `by` with {listed(OPS, 'or')}")
+    call = written_call(ctx, by, "operator", OPS)
     if call is None:
-        ctx.error(
-            "CP0402",
-            "the stage does not say how terms are combined",
-            span,
-            f"add `by` with {listed(OPS, 'or')}",
-        )
         return None
     message = f"there is no operator `{call.name.text}`"
     name = ctx.choose(call.name, OPS, "CP0404", message, f"the operators are {listed(OPS)}")
@@ -47,15 +60,14 @@ def reduction(ctx: Context, scope: Scope, call: ast.Call | None, span: Span) -> 
 
 
 def sum_or_mean(
-    ctx: Context, scope: Scope, call: ast.Call | None, span: Span, stage: str
+    ctx: Context, scope: Scope, by: ast.Call | ast.Number | None, span: Span, stage: str
 ) -> WrittenReduction | None:
     """The operator of a stage that adds terms of a sum, or None with the error reported."""
-    by = reduction(ctx, scope, call, span)
-    if by is None or by.op.name in ("sum", "mean"):
-        return by
-    message = f"`{stage}` adds terms of a sum, and `{by.op.name}` does not"
-    ctx.error("CP0317", message, by.span, "use `sum` or `mean`")
-    return None
+    made = reduction(ctx, scope, by, span)
+    if made is None or made.op.name in ("sum", "mean"):
+        return made
+    message = f"`{stage}` adds terms of a sum, and `{made.op.name}` does not"
+    return ctx.error("CP0317", message, made.span, "use `sum` or `mean`")
 
 
 def _weighted(
@@ -63,80 +75,58 @@ def _weighted(
 ) -> WrittenReduction | None:
     first, *rest = args
     if name != "mean":
-        ctx.error(
-            "CP0405", f"`{name}` takes no arguments", first.span, "only `mean` does: `mean(weight = n)`"
-        )
-        return None
+        note = "only `mean` does: `mean(weight = n)`"
+        return ctx.error("CP0405", f"`{name}` takes no arguments", first.span, note)
     if rest or first.key is None or first.key.text != "weight":
         wrong = rest[0] if rest else first
         near = ctx.rename(first.key, ("weight",)) if first.key is not None and not rest else None
-        ctx.error(
-            "CP0405", "`mean` takes one argument, `weight`", wrong.span, "write `mean(weight = n)`", fix=near
-        )
-        return None
+        message = "`mean` takes one argument, `weight`"
+        return ctx.error("CP0405", message, wrong.span, "write `mean(weight = n)`", fix=near)
     if isinstance(first.value, ast.Number):
-        ctx.error(
-            "CP0407", f"the weight is a value, found the number `{written(first.value)}`", first.value.span,
-            "a weight that is the same for all terms changes nothing: write `mean`",
-        )  # fmt: skip
-        return None
+        message = f"the weight is a value, found the number `{written(first.value)}`"
+        note = "a weight that is the same for all terms changes nothing: write `mean`"
+        return ctx.error("CP0407", message, first.value.span, note)
     weight = scope.operand(first.value)
     if weight is None:
         return None
-    if not _is_number(weight.type):
-        ctx.error(
-            "CP0407",
-            f"the weight is a numeric scalar, found {weight.type}",
-            first.value.span,
-            described(weight),
-        )
-        return None
-    if isinstance(weight.type, ArrayType) and weight.type.dtype is DType.U8:
-        ctx.error(
-            "CP0407",
-            "the weights are added, and a sum of u8 wraps around at 256",
-            first.value.span,
-            described(weight),
-            "declare it i32 or f32",
-        )
-        return None
+    kind = weight.type
+    if not isinstance(kind, ArrayType) or not is_scalar(kind) or kind.dtype is DType.BOOL:
+        message = f"the weight is a numeric scalar, found {kind}"
+        return ctx.error("CP0407", message, first.value.span, weight)
+    if kind.dtype is DType.U8:
+        message = "the weights are added, and a sum of u8 wraps around at 256"
+        return ctx.error("CP0407", message, first.value.span, weight, "declare it i32 or f32")
     return WrittenReduction(Reduction("mean", weight.id), call.span, weight)
 
 
-def _is_number(type_: Type) -> bool:
-    return isinstance(type_, ArrayType) and is_scalar(type_) and type_.dtype is not DType.BOOL
-
-
-def check_operand(ctx: Context, found: WrittenReduction, operand: Value) -> None:
+def check_operand(ctx: Context, by: WrittenReduction, operand: Value) -> None:
     """The operand's type and placement suit the operator."""
     if isinstance(operand.type, ArrayType):
-        dtype, what, note = operand.type.dtype, f"`{operand.name}`", described(operand)
-        ctx.require("CP0408", rules.numbers(found.op.name, dtype, what), found.span, note)
-        ctx.require("CP0406", rules.floats(found.op.name, dtype, what), found.span, note)
-    if found.weight is not None:
-        check_scalar(ctx, found.weight, operand, found.span, "the weight")
+        dtype, name, note = operand.type.dtype, f"`{operand.name}`", operand
+        ctx.require("CP0408", rules.numbers(by.op.name, dtype, name), by.span, note)
+        ctx.require("CP0406", rules.floats(by.op.name, dtype, name), by.span, note)
+    if by.weight is not None:
+        check_scalar(ctx, by.weight, operand, by.span, "the weight")
 
 
 def check_scalar(
-    ctx: Context, scalar: Value, operand: Value, span: Span, what: str, code: str = "CP0407"
+    ctx: Context, scalar: Value, operand: Value, span: Span, role: str, code: str = "CP0407"
 ) -> None:
     """A scalar varies at most where the operand does, and is no unreduced term."""
     if scalar.placement.partial:
-        ctx.fail(
-            code,
-            f"{what} is `{scalar.name}`, partial over {listed(scalar.placement.partial)}",
-            span,
-            described(scalar),
-            "reduce it first, or declare it `per` if it is each rank's own number",
-        )
+        message = f"{role} is `{scalar.name}`, partial over {listed(scalar.placement.partial)}"
+        note = "reduce it first, or declare it `per` if it is each rank's own number"
+        ctx.fail(code, message, span, scalar, note)
     if scalar.placement.server is not None:
-        ctx.fail(code, f"{what} is `{scalar.name}`, which lives on a server", span, described(scalar))
+        ctx.fail(code, f"{role} is `{scalar.name}`, which lives on a server", span, scalar)
     more = [axis for axis in scalar.placement.varying if not operand.placement.varies(axis)]
     if more:
-        ctx.fail(
-            code,
-            f"{what} is `{scalar.name}`, which varies over {listed(more)}, where `{operand.name}` does not",
-            span,
-            described(scalar),
-            described(operand),
+        message = (
+            f"{role} is `{scalar.name}`, which varies over {listed(more)}, where `{operand.name}` does not"
         )
+        ctx.fail(code, message, span, scalar, operand)
+    cut = [axis for axis in scalar.placement.varying if axis in operand.placement.split]
+    if cut and isinstance(operand.type, TreeType):
+        where = f"which varies over {listed(cut)}, where `{operand.name}` is split"
+        note = f"scalars of a tree are not split: they must stay the same over {listed(cut)}"
+        ctx.fail(code, f"{role} is `{scalar.name}`, {where}", span, scalar, operand, note)

@@ -11,6 +11,7 @@ from commplan.dsl import ast
 from commplan.dsl.check.context import Context
 from commplan.dsl.check.numbers import integer, nbytes, written
 from commplan.ir.plan import Hints
+from commplan.ir.stages import OVER_AXES
 from commplan.ir.types import ArrayType, DType, Type
 
 
@@ -27,7 +28,7 @@ class Rule(msgspec.Struct, frozen=True):
     words: tuple[str, ...] = ()
 
 
-COLLECTIVES = ("broadcast", "reduce", "scatter", "gather")
+COLLECTIVES = tuple(verb for verb, stage in OVER_AXES.items() if stage.COLLECTIVE is not None)
 SUMS = ("reduce", "scatter", "exchange", "elastic sync")
 ASYNC = ("elastic round_robin", "elastic async", "elastic hogwild")
 
@@ -52,37 +53,27 @@ def hints(ctx: Context, options: ast.Options | None, stage: str, type_: Type | N
     `stage` is a name as in `Rule.stages`; `type_` the type of what is sent, where it is known.
     """
     takes = f"`{stage}` takes {listed(taken_by(stage)) or 'none'}"
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     seen: dict[str, Span] = {}
     for option in options.items if options else ():
         key = option.key.text
         rule = OPTIONS.get(key)
         if rule is None:
-            ctx.error(
-                "CP0609",
-                f"there is no option `{key}`",
-                option.key.span,
-                takes,
-                fix=ctx.rename(option.key, OPTIONS),
-            )
+            message = f"there is no option `{key}`"
+            ctx.error("CP0609", message, option.key.span, takes, fix=ctx.rename(option.key, OPTIONS))
             continue
         if key in seen:
             ctx.error("CP0611", f"`{key}` is said twice", option.key.span, Note("first here", seen[key]))
             continue
         seen[key] = option.key.span
         if stage not in rule.stages:
-            ctx.error(
-                "CP0610",
-                f"`{key}` is no option of `{stage}`",
-                option.key.span,
-                f"it belongs to {listed(rule.stages, 'or')}",
-                takes,
-            )
+            message = f"`{key}` is no option of `{stage}`"
+            ctx.error("CP0610", message, option.key.span, f"it belongs to {listed(rule.stages, 'or')}", takes)
             continue
         value = _value(ctx, option, rule)
         if value is not None and _suits(ctx, option, type_):
-            found[key] = value
-    return Hints(**found)
+            values[key] = value
+    return Hints(**values)
 
 
 def taken_by(stage: str) -> tuple[str, ...]:
@@ -123,10 +114,6 @@ def _suits(ctx: Context, option: ast.Option, type_: Type | None) -> bool:
         return True
     if not isinstance(type_, ArrayType) or type_.dtype.is_float:
         return True
-    ctx.error(
-        "CP0613",
-        f"`{option.key.text}` is for float values, found {type_}",
-        option.key.span,
-        "integers are sent and added as they are",
-    )
+    message = f"`{option.key.text}` is for float values, found {type_}"
+    ctx.error("CP0613", message, option.key.span, "integers are sent and added as they are")
     return False

@@ -63,12 +63,10 @@ def _header(ctx: Context, decl: ast.PhaseDecl) -> tuple[str, str]:
             name = decl.name
             assert name is not None
             if name.text in TAKEN or re.fullmatch(r"every_\d+", name.text):
-                ctx.error(
-                    "CP0510",
-                    f"a phase cannot be called `{name.text}`",
-                    name.span,
-                    "a phase is called by its name on the bound plan, which has something else of that name",
+                note = (
+                    "a phase is called by its name on the bound plan, which has something else of that name"
                 )
+                ctx.error("CP0510", f"a phase cannot be called `{name.text}`", name.span, note)
             return f"phase {name.text}", name.text
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from commplan.diagnostics import Note, Span, listed
+from commplan.diagnostics import Span, listed
 from commplan.dsl import ast
-from commplan.dsl.check.context import KIND_WORDS, Context, is_scalar
+from commplan.dsl.check.context import KIND_WORDS, Axes, Context, is_scalar
 from commplan.ir.plan import AxisKind
 from commplan.ir.types import Placement, Type
 
@@ -25,7 +25,7 @@ def status(placement: Placement, axis: str) -> Status:
 
 def resolve_axes(
     ctx: Context, names: Sequence[ast.Name], kinds: Iterable[AxisKind], role: str
-) -> tuple[str, ...] | None:
+) -> Axes | None:
     """The axes that were named, in the order written, or None with the errors reported.
 
     `role` ends the sentence "... is what `NAME` should be": "an axis to split over".
@@ -44,12 +44,7 @@ def resolve_axes(
         axis = ctx.axes[name.text]
         if axis.kind not in allowed:
             sound = False
-            ctx.error(
-                "CP0113",
-                f"`{name.text}` is {KIND_WORDS[axis.kind]}, expected {role}",
-                name.span,
-                Note(f"`{name.text}` is declared here", axis.span),
-            )
+            ctx.error("CP0113", f"`{name.text}` is {KIND_WORDS[axis.kind]}, expected {role}", name.span, axis)
         elif name.text in seen:
             sound = False
             ctx.error("CP0109", f"`{name.text}` is named twice", name.span)
@@ -65,13 +60,9 @@ def _not_an_axis(ctx: Context, name: ast.Name, kinds: Sequence[AxisKind], role: 
     if ctx.is_settled(name.text):
         return
     known = [axis.name for axis in ctx.axes.values() if axis.kind in kinds]
-    ctx.error(
-        "CP0104",
-        f"there is no axis `{name.text}`, expected {role}",
-        name.span,
-        f"declared: {listed(known)}" if known else "the plan declares none",
-        fix=ctx.rename(name, known),
-    )
+    message = f"there is no axis `{name.text}`, expected {role}"
+    note = f"declared: {listed(known)}" if known else "the plan declares none"
+    ctx.error("CP0104", message, name.span, note, fix=ctx.rename(name, known))
 
 
 def declared_placement(
@@ -80,7 +71,6 @@ def declared_placement(
     """The placement of an input or state as written, or None with the errors reported."""
     placed: dict[str, Status] = {}
     sound = True
-    lists: dict[str, list[str]] = {"same": [], "per": [], "partial": [], "split": []}
     for item in items:
         axes = resolve_axes(ctx, item.axes, (AxisKind.REPLICA, AxisKind.ENSEMBLE), "an axis or an ensemble")
         if axes is None:
@@ -89,35 +79,26 @@ def declared_placement(
         for name, axis in zip(item.axes, axes, strict=True):
             if axis in placed:
                 sound = False
-                ctx.error(
-                    "CP0310",
-                    f"`{axis}` has two placements, `{placed[axis]}` and `{item.kind}`",
-                    name.span,
-                    "along one axis a value is same, per, partial or split",
-                )
+                message = f"`{axis}` has two placements, `{placed[axis]}` and `{item.kind}`"
+                note = "along one axis a value is same, per, partial or split"
+                ctx.error("CP0310", message, name.span, note)
             elif item.kind in ("partial", "split") and ctx.axes[axis].kind is AxisKind.ENSEMBLE:
                 sound = False
-                ctx.error(
-                    "CP0312",
-                    f"a value cannot be {item.kind} over the ensemble `{axis}`",
-                    name.span,
-                    "members are networks of their own: a value is the same for all of them, or `per` member",
-                )
+                message = f"a value cannot be {item.kind} over the ensemble `{axis}`"
+                note = "a value is the same for all of them, or `per` member"
+                ctx.error("CP0312", message, name.span, f"members are networks of their own: {note}")
             placed[axis] = item.kind
-            lists[item.kind].append(axis)
     bare = next((item for item in items if item.kind == "same" and not item.axes), None)
     if bare is not None and len(items) > 1:
-        ctx.error(
-            "CP0310", "`same` stands beside another placement", bare.span,
-            "`same` is the default of every axis that is not named: leave it out",
-        )  # fmt: skip
+        note = "`same` is the default of every axis that is not named: leave it out"
+        ctx.error("CP0310", "`same` stands beside another placement", bare.span, note)
         sound = False
     if not sound:
         return None
-    if lists["split"] and type_ is not None and is_scalar(type_):
-        ctx.error(
-            "CP0311", f"a scalar cannot be split, found `{type_}`", span,
-            "`split` cuts the leading dimension, and a scalar has none",
-        )  # fmt: skip
-        return None
-    return Placement(ctx.ordered(lists["per"]), ctx.ordered(lists["partial"]), tuple(lists["split"]))
+    per, partial, split = (
+        [axis for axis in placed if placed[axis] == kind] for kind in ("per", "partial", "split")
+    )
+    if split and type_ is not None and is_scalar(type_):
+        message = f"a scalar cannot be split, found `{type_}`"
+        return ctx.error("CP0311", message, span, "`split` cuts the leading dimension, and a scalar has none")
+    return Placement(ctx.ordered(per), ctx.ordered(partial), tuple(split))

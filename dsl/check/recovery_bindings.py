@@ -10,17 +10,16 @@ import re
 
 from commplan.diagnostics import Span
 from commplan.dsl import ast
-from commplan.dsl.lexer import KEYWORDS
+from commplan.dsl.lexer import KEYWORDS, VERBS
 
-_VERBS = "load|map|broadcast|share|reduce|scatter|slice|gather|exchange|elastic"
 _WORD = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _NAMES = re.compile(r"\s*[A-Za-z_]\w*(\s*,\s*[A-Za-z_]\w*)*\s*", re.ASCII)
 _DECLARED = re.compile(r"[=:({\[]|->")
-_ASSIGNED = re.compile(rf"=|\b(?:{_VERBS})\b")
+_ASSIGNED = re.compile(rf"=|\b(?:{'|'.join(sorted(VERBS)).lower()})\b")
 _LINE_END = re.compile(r"\r\n|\r|\n")
 
 
-class Unread:
+class RecoveryBindings:
     """The text of a file, by the places of its statements."""
 
     def __init__(self, text: str) -> None:

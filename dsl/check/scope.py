@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
+
+from msgspec.structs import replace
 
 from commplan.diagnostics import Fix, Note, Span, listed
 from commplan.dsl import ast
-from commplan.dsl.check.context import Context, described
+from commplan.dsl.check.context import Context, all_known
 from commplan.ir.plan import AxisKind, Binding, Ref, Stage, Value
 from commplan.ir.types import BytesType, Placement, RecordsType, Type
 
@@ -52,61 +54,51 @@ class Scope:
         self.env[text] = BAD
         return BAD
 
-    def _visible(self) -> Iterator[str]:
-        """Every name that stands for a value here, or may come to."""
-        return chain(self.env, self.ctx.inputs, self.ctx.states)
-
     def operands(self, names: Sequence[ast.Name]) -> tuple[Value, ...] | None:
         """The values of all `names`, or None where one is in error."""
-        values = [self.operand(name) for name in names]
-        known = tuple(value for value in values if value is not None)
-        return known if len(known) == len(values) else None
+        return all_known([self.operand(name) for name in names])
 
     def _report_unbound(self, name: ast.Name) -> None:
-        text = name.text
-        if text in self.ctx.states:
-            self.ctx.unset_states.add(text)
-            near = self.ctx.near(text, (name for name in self.env if name not in self.ctx.declared))
-            meant = self.ctx.bound.get(near or "")
-            self.ctx.error(
-                "CP0504",
-                f"the state `{text}` is read before it is set",
-                name.span,
-                Note(f"`{text}` has no value when `at start` begins", self.ctx.states[text].span),
-                "a state gets its first value in `at start`: bind its name there first",
-                Note(f"`{near}` is bound here: was `{text}` meant?", meant[1]) if meant else None,
-            )
-            return
-        kind = self.ctx.kind_of(text)
-        if kind is not None:
-            span = self.ctx.declared[text][1]
-            self.ctx.error(
-                "CP0103",
-                f"`{text}` is {kind}, expected a value",
-                name.span,
-                Note(f"`{text}` is declared here", span),
-                f"`load {text} ...` makes values of it" if kind == "a source" else None,
-            )
-            return
-        if self.ctx.is_settled(text):
-            return
-        notes: list[Note | str] = []
-        near = self.ctx.near(text, self._visible())
-        fix = None
-        later = self._later.get(text)
-        if later is not None:
+        ctx, text = self.ctx, name.text
+        kind = ctx.kind_of(text)
+        if text in ctx.states:
+            self._report_unset(name)
+        elif kind is not None:
+            message = f"`{text}` is {kind}, expected a value"
+            hint = f"`load {text} ...` makes values of it" if kind == "a source" else None
+            ctx.error("CP0103", message, name.span, ctx.declaration(text), hint)
+        elif not ctx.is_settled(text):
+            self._report_unknown(name)
+
+    def _report_unset(self, name: ast.Name) -> None:
+        """A state that is read in `at start` before it is bound there."""
+        ctx, text = self.ctx, name.text
+        ctx.unset_states.add(text)
+        near = ctx.near(text, (name for name in self.env if name not in ctx.declared))
+        meant = ctx.bound.get(near or "")
+        message = f"the state `{text}` is read before it is set"
+        unset = Note(f"`{text}` has no value when `at start` begins", ctx.states[text].span)
+        remedy = "a state gets its first value in `at start`: bind its name there first"
+        misspelt = Note(f"`{near}` is bound here: was `{text}` meant?", meant[1]) if meant else None
+        ctx.error("CP0504", message, name.span, unset, remedy, misspelt)
+
+    def _report_unknown(self, name: ast.Name) -> None:
+        """A name that is neither declared nor bound in this phase so far."""
+        ctx, text = self.ctx, name.text
+        near, fix = ctx.near(text, chain(self.env, ctx.inputs, ctx.states)), None
+        notes: list[Note] = []
+        if later := self._later.get(text):
             notes.append(Note(f"`{text}` is bound only here, further down", later))
-        elif text in self.ctx.bound:
-            title, span = self.ctx.bound[text]
-            notes.append(
-                Note(f"`{text}` is bound in `{title}`: only states carry over to other phases", span)
-            )
-        if near in self.ctx.states and text not in self.ctx.declared:
-            self.ctx.misspelt_states.add(near)
-            notes.append(Note(f"the state `{near}` is declared here", self.ctx.states[near].span))
+        elif text in ctx.bound:
+            title, span = ctx.bound[text]
+            message = f"`{text}` is bound in `{title}`: only states carry over to other phases"
+            notes.append(Note(message, span))
+        if near in ctx.states:
+            ctx.misspelt_states.add(near)
+            notes.append(Note(f"the state `{near}` is declared here", ctx.states[near].span))
         elif near is not None and not notes:
             fix = Fix(f"write `{near}`", name.span, near)
-        self.ctx.error("CP0102", f"there is no value `{text}` here", name.span, *notes, fix=fix)
+        ctx.error("CP0102", f"there is no value `{text}` here", name.span, *notes, fix=fix)
 
     def check_targets(self, targets: Sequence[ast.Name]) -> None:
         """Report targets that are bound twice or are names of something that is no value."""
@@ -116,23 +108,18 @@ class Scope:
             if name.text in seen:
                 self.ctx.error("CP0111", f"`{name.text}` is bound twice in one statement", name.span)
             elif kind is not None and kind not in ("an input", "a state"):
-                self.ctx.error(
-                    "CP0103",
-                    f"`{name.text}` is {kind}: a value needs another name",
-                    name.span,
-                    Note(f"`{name.text}` is declared here", self.ctx.declared[name.text][1]),
-                )
+                message = f"`{name.text}` is {kind}: a value needs another name"
+                self.ctx.error("CP0103", message, name.span, self.ctx.declaration(name.text))
             seen.add(name.text)
 
     def bind(self, name: ast.Name, type_: Type, placement: Placement) -> Ref:
         """Bind `name` to a new value; a state must keep its declared type and placement."""
         state = self.ctx.states.get(name.text)
-        if state is None or not self._fits(name, state, type_, placement):
-            value = self.ctx.new_value(name, type_, placement)
-            self.env[name.text] = value if state is None else BAD
-        else:
-            value = self.ctx.new_value(name, state.type, state.placement)
-            self.env[name.text] = value
+        fits = state is not None and self._fits(name, state, type_, placement)
+        if state is not None and fits:
+            type_, placement = state.type, state.placement
+        value = self.ctx.new_value(name, type_, placement)
+        self.env[name.text] = value if state is None or fits else BAD
         self._note_bound(name.text, name.span)
         return value.id
 
@@ -172,30 +159,26 @@ class Scope:
         if name.text in self.ctx.doubtful_states:
             return False  # reported: the declaration or the first new value is wrong
         # What is the same everywhere can be stored on a server; nothing moves by itself the other way.
-        stored = Placement(placement.per, placement.partial, placement.split, state.placement.server)
+        stored = replace(placement, server=state.placement.server)
         if type_ != state.type:
-            code, what = "CP0505", "type"
-            found = f"is {state.type}, found a new value of type {type_}"
+            code, aspect = "CP0505", "type"
+            mismatch = f"is {state.type}, found a new value of type {type_}"
         elif placement == state.placement or (placement.server is None and stored == state.placement):
             return True
         else:
-            code, what = "CP0506", "placement"
-            found = f"is placed `{state.placement}`, found a new value placed `{placement}`"
+            code, aspect = "CP0506", "placement"
+            mismatch = f"is placed `{state.placement}`, found a new value placed `{placement}`"
         self.ctx.doubtful_states.add(name.text)
-        note = Note(f"`{name.text}` is declared here: its {what} never changes", state.span)
-        self.ctx.error(code, f"the state `{name.text}` {found}", name.span, note)
+        note = Note(f"`{name.text}` is declared here: its {aspect} never changes", state.span)
+        self.ctx.error(code, f"the state `{name.text}` {mismatch}", name.span, note)
         return False
 
     def output(self, statement: ast.OutputStmt) -> None:
         """Check the names of one `output` line."""
         for name in statement.names:
             if name.text in self.output_spans:
-                self.ctx.error(
-                    "CP0509",
-                    f"`{name.text}` is an output already",
-                    name.span,
-                    Note("first here", self.output_spans[name.text]),
-                )
+                message = f"`{name.text}` is an output already"
+                self.ctx.error("CP0509", message, name.span, Note("first here", self.output_spans[name.text]))
                 continue
             self.output_spans[name.text] = name.span
             value = self.operand(name)
@@ -204,30 +187,21 @@ class Scope:
 
     def _may_leave(self, name: ast.Name, value: Value) -> bool:
         if value.placement.partial:
-            self.ctx.error(
-                "CP0507",
-                f"the output `{name.text}` is still partial over {listed(value.placement.partial)}",
-                name.span,
-                described(value),
-                "reduce it first: outside its phase an unreduced term means nothing",
-            )
+            message = f"the output `{name.text}` is still partial over {listed(value.placement.partial)}"
+            note = "reduce it first: outside its phase an unreduced term means nothing"
+            self.ctx.error("CP0507", message, name.span, value, note)
             return False
         if isinstance(value.type, RecordsType) and isinstance(value.type.element, BytesType):
-            self.ctx.error(
-                "CP0508",
-                f"the output `{name.text}` is `bytes`",
-                name.span,
-                described(value),
-                "records of variable length have no shape: decode them with a fn on the host first",
-            )
+            note = "records of variable length have no shape: decode them with a fn on the host first"
+            self.ctx.error("CP0508", f"the output `{name.text}` is `bytes`", name.span, value, note)
             return False
         return True
 
 
 def _targets(decl: ast.PhaseDecl) -> dict[str, Span]:
-    found: dict[str, Span] = {}
+    spans: dict[str, Span] = {}
     for statement in decl.body:
         if isinstance(statement, ast.StageStmt | ast.BadStmt):
             for name in statement.targets:
-                found.setdefault(name.text, name.span)
-    return found
+                spans.setdefault(name.text, name.span)
+    return spans

@@ -10,10 +10,10 @@ import msgspec
 from commplan.diagnostics import Note, Span, listed, plural
 from commplan.dsl import ast
 from commplan.dsl.check.axes import check_on_workers, stage_axes
-from commplan.dsl.check.context import Context, described, is_scalar
-from commplan.dsl.check.maps import find_fn
+from commplan.dsl.check.context import Axes, Context, is_scalar
+from commplan.dsl.check.maps import check_call, find_fn
 from commplan.dsl.check.numbers import written
-from commplan.dsl.check.ops import check_operand, check_scalar, sum_or_mean
+from commplan.dsl.check.ops import check_operand, check_scalar, sum_or_mean, written_call
 from commplan.dsl.check.options import hints
 from commplan.dsl.check.placements import Status, status
 from commplan.dsl.check.scope import Scope
@@ -38,12 +38,11 @@ def check_exchange(
     by = sum_or_mean(ctx, scope, expr.by, expr.span, "exchange")
     server = states[0].placement.server if states else None
     via = algorithm(ctx, expr.via, "exchange", over, server)
-    found = hints(ctx, expr.options, "exchange", gradient.type if gradient else None)
+    options = hints(ctx, expr.options, "exchange", gradient.type if gradient else None)
     if len(expr.states) > 2:
-        ctx.fail(
-            "CP0422", f"`exchange` updates one or two states, found {len(expr.states)}", expr.states[2].span,
-            "`w, m`: what the optimiser keeps beside the weights is one tree",
-        )  # fmt: skip
+        message = f"`exchange` updates one or two states, found {len(expr.states)}"
+        note = "`w, m`: what the optimiser keeps beside the weights is one tree"
+        ctx.fail("CP0422", message, expr.states[2].span, note)
     if states is None:
         return None
     _check_targets(ctx, statement.targets, expr.states)
@@ -62,17 +61,8 @@ def check_exchange(
     for name, state in zip(statement.targets, states, strict=True):
         per = ctx.ordered((*reduced.per, *(axis for s in states for axis in s.placement.per)))
         results.append(scope.bind(name, state.type, Placement(per, server=server)))
-    return Exchange(
-        results=tuple(results),
-        gradient=gradient.id,
-        states=tuple(state.id for state in states),
-        fn=fn.name,
-        axes=over,
-        op=by.op,
-        span=statement.span,
-        via=via,
-        hints=found,
-    )
+    refs, span = tuple(state.id for state in states), statement.span
+    return Exchange(tuple(results), gradient.id, refs, fn.name, over, by.op, span, via=via, hints=options)
 
 
 def _states(ctx: Context, scope: Scope, names: Sequence[ast.Name]) -> tuple[Value, ...] | None:
@@ -86,10 +76,9 @@ def _states(ctx: Context, scope: Scope, names: Sequence[ast.Name]) -> tuple[Valu
         sound = False
         if value is None:
             continue  # reported, here or before
-        ctx.error(
-            "CP0422", f"`{name.text}` is {kind or 'a value of this phase'}, expected a state", name.span,
-            "what a stage updates must carry over to the next step: declare it `state`",
-        )  # fmt: skip
+        message = f"`{name.text}` is {kind or 'a value of this phase'}, expected a state"
+        note = "what a stage updates must carry over to the next step: declare it `state`"
+        ctx.error("CP0422", message, name.span, note)
     return scope.operands(names) if sound else None
 
 
@@ -98,12 +87,8 @@ def _check_targets(ctx: Context, targets: Sequence[ast.Name], states: Sequence[a
     if [name.text for name in targets] == wanted:
         return
     wrong = next((t for t, s in zip(targets, wanted, strict=False) if t.text != s), targets[-1])
-    ctx.fail(
-        "CP0423",
-        f"`exchange` gives back the states it takes: {listed(wanted)}",
-        wrong.span,
-        f"found {listed(name.text for name in targets)}; write `{', '.join(wanted)} = exchange ...`",
-    )
+    note = f"found {listed(name.text for name in targets)}; write `{', '.join(wanted)} = exchange ...`"
+    ctx.fail("CP0423", f"`exchange` gives back the states it takes: {listed(wanted)}", wrong.span, note)
 
 
 def _check_lies(
@@ -111,73 +96,56 @@ def _check_lies(
 ) -> None:
     """A value is `wanted` along all of `over`. why: what the message says otherwise, then remarks."""
     for axis in over:
-        found = status(value.placement, axis.text)
-        if found != wanted:
+        actual = status(value.placement, axis.text)
+        if actual != wanted:
             reason, *fix = (text.format(axis.text) for text in why)
-            message = f"`{name.text}` is {found} over `{axis.text}`, and {reason}"
-            ctx.fail(OTHERWISE[found], message, axis.span, described(value), *fix)
+            message = f"`{name.text}` is {actual} over `{axis.text}`, and {reason}"
+            ctx.fail(OTHERWISE[actual], message, axis.span, value, *fix)
 
 
-def _check_terms(ctx: Context, expr: ast.ExchangeExpr, gradient: Value, over: tuple[str, ...]) -> None:
+def _check_terms(ctx: Context, expr: ast.ExchangeExpr, gradient: Value, over: Axes) -> None:
     """The gradient must be partial over exactly the axes of the stage, and whole otherwise."""
     check_on_workers(ctx, expr.gradient, gradient, "exchange")
     why = "`exchange` adds terms that are partial over it"
     _check_lies(ctx, expr.gradient, gradient, expr.over, "partial", why)
-    left = [axis for axis in (*gradient.placement.partial, *gradient.placement.split) if axis not in over]
-    if left:
-        ctx.fail(
-            "CP0303" if left[0] in gradient.placement.partial else "CP0314",
-            f"`{expr.gradient.text}` would stay {status(gradient.placement, left[0])} over `{left[0]}`",
-            expr.gradient.span,
-            described(gradient),
-            f"the update needs whole values: add `{left[0]}` to the axes of the exchange"
-            if left[0] in gradient.placement.partial
-            else "the update needs whole values: gather it first",
-        )
+    partial, split = gradient.placement.partial, gradient.placement.split
+    left = next((axis for axis in (*partial, *split) if axis not in over), None)
+    if left is not None:
+        code, way = "CP0314", "gather it first"
+        if left in partial:
+            code, way = "CP0303", f"add `{left}` to the axes of the exchange"
+        message = f"`{expr.gradient.text}` would stay {status(gradient.placement, left)} over `{left}`"
+        ctx.fail(code, message, expr.gradient.span, gradient, f"the update needs whole values: {way}")
 
 
-def _check_states(
-    ctx: Context, expr: ast.ExchangeExpr, states: Sequence[Value], over: tuple[str, ...]
-) -> None:
+def _check_states(ctx: Context, expr: ast.ExchangeExpr, states: Sequence[Value], over: Axes) -> None:
     """The states live together, and all ranks of the exchange have the same ones."""
     broken = rules.one_home([(state.name, state.placement.server) for state in states])
     if broken is not None:
         index = broken.at
-        notes = described(states[index]), described(states[0])
+        notes = states[index], states[0]
         ctx.require("CP0424", broken, expr.states[index].span, *notes)
     for name, state in zip(expr.states, states, strict=True):
         spread = [axis for axis in state.placement.varying if axis in over] or [*state.placement.split]
         if spread:
-            ctx.fail(
-                "CP0424",
+            message = (
                 f"`{name.text}` is {status(state.placement, spread[0])} over `{spread[0]}`, and all ranks "
-                "of an exchange get the same state",
-                name.span,
-                described(state),
-                f"declare it without `{spread[0]}`: the compiler divides the work among owners by itself",
+                "of an exchange get the same state"
             )
+            note = f"declare it without `{spread[0]}`: the compiler divides the work among owners by itself"
+            ctx.fail("CP0424", message, name.span, state, note)
 
 
 def _check_fn(ctx: Context, expr: ast.ExchangeExpr, fn: Fn, states: Sequence[Value], gradient: Value) -> None:
     """`FN(w [, m], g) -> w [, m]`, elementwise and on the device."""
-    declared = Note(f"`{fn.name}` is declared here", fn.span)
     values = (*states, gradient)
     known = Note(f"the exchange gives {listed(value.name for value in values)}")
-    taken = rules.takes(fn.name, len(fn.operands), len(values))
-    ctx.require("CP0207", taken, expr.fn.span, declared, known)
-    given = rules.gives(fn.name, len(fn.results), len(states))
-    ctx.require("CP0208", given, expr.fn.span, declared)
+    check_call(ctx, fn, len(values), len(states), expr.fn.span, expr.fn.span, known)
     update = rules.update(fn.name, fn.where, elementwise=fn.elementwise, random=fn.random)
-    ctx.require("CP0214", update, expr.fn.span, declared)
+    ctx.require("CP0214", update, expr.fn.span, fn)
     for name, value, type_ in zip((*expr.states, expr.gradient), values, fn.operands, strict=True):
         if value.type != type_:
-            ctx.fail(
-                "CP0209",
-                f"`{fn.name}` takes {type_} here, found {value.type}",
-                name.span,
-                described(value),
-                declared,
-            )
+            ctx.fail("CP0209", f"`{fn.name}` takes {type_} here, found {value.type}", name.span, value, fn)
 
 
 class Coefficient(msgspec.Struct, frozen=True):
@@ -195,18 +163,19 @@ def check_elastic(
     operand = scope.operand(expr.operand)
     centers = _states(ctx, scope, (expr.center,))
     over = stage_axes(ctx, expr.over, "elastic")
-    mode = _mode(ctx, expr)
-    coefficients = _coefficients(ctx, scope, expr, mode) if mode else None
+    by = written_call(ctx, expr.by, "mode", MODES)
+    mode = _mode(ctx, expr, by)
+    coefficients = _coefficients(ctx, scope, by, mode) if by and mode else None
     stage = f"elastic {mode}" if mode else "elastic sync"
     type_ = operand.type if operand else None
     # With an unknown mode it is not known either what may stand in `via` and braces.
     via = algorithm(ctx, expr.via if mode else None, stage, over)
-    found = hints(ctx, expr.options if mode else None, stage, type_)
-    check_accumulation(ctx, expr.via, "elastic", via, found, operand)
-    if expr.by and mode and coefficients and over:
+    options = hints(ctx, expr.options if mode else None, stage, type_)
+    check_accumulation(ctx, expr.via, "elastic", via, options, operand)
+    if by and mode and coefficients and over:
         eta, rho = (coefficient.given for coefficient in coefficients)
-        if not ctx.refuse("CP0425", rules.coefficients(eta, rho), expr.by.span):
-            ctx.refuse("CP0426", rules.stable(mode, eta, rho, over, ctx.size), expr.by.span)
+        if not ctx.refuse("CP0425", rules.coefficients(eta, rho), by.span):
+            ctx.refuse("CP0426", rules.stable(mode, eta, rho, over, ctx.size), by.span)
     if centers is None:
         return None
     _check_pull_and_center(ctx, statement, expr)
@@ -217,117 +186,93 @@ def check_elastic(
     _check_center(ctx, expr, operand, center, over, mode)
     if mode is None or coefficients is None:
         return None
-    for what, coefficient in zip(("eta", "rho"), coefficients, strict=True):
+    for key, coefficient in zip(("eta", "rho"), coefficients, strict=True):
         if coefficient.value:
-            check_scalar(ctx, coefficient.value, operand, coefficient.span, f"`{what}`", "CP0425")
+            check_scalar(ctx, coefficient.value, operand, coefficient.span, f"`{key}`", "CP0425")
     pull = scope.bind(statement.targets[0], operand.type, operand.placement)
     result = scope.bind(statement.targets[1], center.type, center.placement)
     eta, rho = (coefficient.given for coefficient in coefficients)
-    return Elastic(pull, result, operand.id, center.id, over, mode, eta, rho, statement.span, via, found)
+    return Elastic(pull, result, operand.id, center.id, over, mode, eta, rho, statement.span, via, options)
 
 
 def _check_pull_and_center(ctx: Context, statement: ast.StageStmt, expr: ast.ElasticExpr) -> None:
     targets = statement.targets
     if len(targets) != 2:
-        ctx.fail(
-            "CP0401", f"`elastic` gives the pull and the new centre, found {plural(len(targets), 'name')}",
-            targets[0].span.to(targets[-1].span), f"write `pull, {expr.center.text} = elastic ...`",
-        )  # fmt: skip
+        message = f"`elastic` gives the pull and the new centre, found {plural(len(targets), 'name')}"
+        ctx.fail("CP0401", message, ast.span_of(targets), f"write `pull, {expr.center.text} = elastic ...`")
     if targets[1].text != expr.center.text:
-        ctx.fail(
-            "CP0423", f"`elastic` gives back the centre it takes, `{expr.center.text}`", targets[1].span,
-            f"write `{targets[0].text}, {expr.center.text} = elastic ...`",
-        )  # fmt: skip
+        message = f"`elastic` gives back the centre it takes, `{expr.center.text}`"
+        note = f"write `{targets[0].text}, {expr.center.text} = elastic ...`"
+        ctx.fail("CP0423", message, targets[1].span, note)
 
 
-def _mode(ctx: Context, expr: ast.ElasticExpr) -> Mode | None:
+def _mode(ctx: Context, expr: ast.ElasticExpr, by: ast.Call | None) -> Mode | None:
     if expr.by is None:
-        ctx.error(
-            "CP0402", "the stage does not say how workers and centre meet", expr.span,
-            f"add `by` with {listed(MODES, 'or')}",
-        )  # fmt: skip
+        message = "the stage does not say how workers and centre meet"
+        return ctx.error("CP0402", message, expr.span, f"add `by` with {listed(MODES, 'or')}")
+    if by is None:
         return None
-    message = f"there is no mode `{expr.by.name.text}`"
-    return ctx.choose(expr.by.name, MODES, "CP0404", message, f"the modes are {listed(MODES)}")
+    message = f"there is no mode `{by.name.text}`"
+    return ctx.choose(by.name, MODES, "CP0404", message, f"the modes are {listed(MODES)}")
 
 
 def _coefficients(
-    ctx: Context, scope: Scope, expr: ast.ElasticExpr, mode: Mode
+    ctx: Context, scope: Scope, by: ast.Call, mode: Mode
 ) -> tuple[Coefficient, Coefficient] | None:
-    assert expr.by is not None
-    given = keyed(ctx, expr.by, ("eta", "rho"), "CP0405")
+    given = keyed(ctx, by, ("eta", "rho"), "CP0405")
     if given is None:
         return None
     missing = [key for key in ("eta", "rho") if key not in given]
     if missing:
         usage = f"write `{mode}(eta = .., rho = ..)`"
-        ctx.error("CP0405", f"`{mode}` needs {listed(missing)}", expr.by.span, usage)
-        return None
+        return ctx.error("CP0405", f"`{mode}` needs {listed(missing)}", by.span, usage)
     eta = _coefficient(ctx, scope, given["eta"].value, "eta")
     rho = _coefficient(ctx, scope, given["rho"].value, "rho")
     return (eta, rho) if eta and rho else None
 
 
-def _coefficient(ctx: Context, scope: Scope, value: ast.Name | ast.Number, what: str) -> Coefficient | None:
+def _coefficient(ctx: Context, scope: Scope, value: ast.Name | ast.Number, key: str) -> Coefficient | None:
     if isinstance(value, ast.Number):
         if value.unit is not None:
-            ctx.error("CP0425", f"`{what}` is a positive number, found `{written(value)}`", value.span)
-            return None
-        if ctx.refuse("CP0425", rules.coefficient(what, value.value), value.span):
+            return ctx.error("CP0425", f"`{key}` is a positive number, found `{written(value)}`", value.span)
+        if ctx.refuse("CP0425", rules.coefficient(key, value.value), value.span):
             return None
         return Coefficient(float(value.value), value.span)
-    found = scope.operand(value)
-    if found is None:
+    scalar = scope.operand(value)
+    if scalar is None:
         return None
-    if not isinstance(found.type, ArrayType) or not is_scalar(found.type) or not found.type.dtype.is_float:
-        ctx.error(
-            "CP0425",
-            f"`{what}` is a number or a float scalar, found {found.type}",
-            value.span,
-            described(found),
-        )
-        return None
-    return Coefficient(found.id, value.span, found)
+    if not isinstance(scalar.type, ArrayType) or not is_scalar(scalar.type) or not scalar.type.dtype.is_float:
+        message = f"`{key}` is a number or a float scalar, found {scalar.type}"
+        return ctx.error("CP0425", message, value.span, scalar)
+    return Coefficient(scalar.id, value.span, scalar)
 
 
 def _check_replicas(ctx: Context, expr: ast.ElasticExpr, operand: Value) -> None:
     check_on_workers(ctx, expr.operand, operand, "elastic")
     if isinstance(operand.type, ArrayType):
         broken = rules.floats("elastic", operand.type.dtype, f"`{operand.name}`")
-        ctx.require("CP0406", broken, expr.operand.span, described(operand))
+        ctx.require("CP0406", broken, expr.operand.span, operand)
     why = "elastic averaging is for workers that have weights of their own"
     _check_lies(ctx, expr.operand, operand, expr.over, "per", why, "declare it `per {}`")
     if operand.placement.partial:
-        ctx.fail(
-            "CP0303", f"`{expr.operand.text}` is partial over {listed(operand.placement.partial)}",
-            expr.operand.span, described(operand), "reduce it first",
-        )  # fmt: skip
+        message = f"`{expr.operand.text}` is partial over {listed(operand.placement.partial)}"
+        ctx.fail("CP0303", message, expr.operand.span, operand, "reduce it first")
 
 
 def _check_center(
-    ctx: Context,
-    expr: ast.ElasticExpr,
-    operand: Value,
-    center: Value,
-    over: tuple[str, ...],
-    mode: Mode | None,
+    ctx: Context, expr: ast.ElasticExpr, operand: Value, center: Value, over: Axes, mode: Mode | None
 ) -> None:
     name = expr.center
     home = rules.center_home(mode, name.text, center.placement.server) if mode else None
-    ctx.require("CP0427", home, name.span, described(center))
+    ctx.require("CP0427", home, name.span, center)
     if center.type != operand.type:
-        ctx.fail(
-            "CP0428", f"the centre is {center.type}, and `{expr.operand.text}` is {operand.type}", name.span,
-            described(center), described(operand),
-        )  # fmt: skip
+        message = f"the centre is {center.type}, and `{expr.operand.text}` is {operand.type}"
+        ctx.fail("CP0428", message, name.span, center, operand)
     expected = operand.placement.same_over(over)
-    found = Placement(center.placement.per, center.placement.partial, center.placement.split)
-    if found != expected:
-        ctx.fail(
-            "CP0428",
-            f"the centre is placed `{found}`, expected `{expected}`: as `{expr.operand.text}`, but the same "
-            f"over {listed(over)}",
-            name.span,
-            described(center),
-            described(operand),
+    given = Placement(center.placement.per, center.placement.partial, center.placement.split)
+    if given != expected:
+        message = (
+            f"the centre is placed `{given}`, expected `{expected}`: as `{expr.operand.text}`, but the same "
+            f"over {listed(over)}"
         )
+        ctx.fail("CP0428", message, name.span, center, operand)

@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 from commplan.diagnostics import Fix, listed
 from commplan.dsl import ast
-from commplan.dsl.check.context import Context
+from commplan.dsl.check.context import Context, all_known
 from commplan.dsl.check.numbers import integer
 from commplan.ir.plan import Fn
 from commplan.ir.types import ArrayType, BytesType, DType, Element, TreeType
@@ -28,56 +28,39 @@ def element_type(ctx: Context, expr: ast.TypeExpr) -> Element | None:
     """The type that was written, or None with the error reported."""
     name = expr.name.text
     if name not in TYPES:
-        near = FOREIGN.get(name.lower()) or ctx.near(name, TYPES)
-        ctx.error(
-            "CP0201",
-            f"there is no type `{name}`",
-            expr.name.span,
-            f"the types are {listed(TYPES)}",
-            fix=Fix(f"write `{near}`", expr.name.span, near) if near else None,
+        near, span = FOREIGN.get(name.lower()) or ctx.near(name, TYPES), expr.name.span
+        fix = Fix(f"write `{near}`", span, near) if near else None
+        return ctx.error(
+            "CP0201", f"there is no type `{name}`", span, f"the types are {listed(TYPES)}", fix=fix
         )
-        return None
     if name in ("bytes", "tree"):
         if expr.dims is not None:
-            ctx.error("CP0202", f"`{name}` has no dimensions", expr.span, "only arrays have")
-            return None
+            return ctx.error("CP0202", f"`{name}` has no dimensions", expr.span, "only arrays have")
         return BytesType() if name == "bytes" else TreeType()
-    dims = [integer(ctx, dim, "a dimension", code="CP0202") for dim in expr.dims or ()]
-    known = tuple(dim for dim in dims if dim is not None)
-    return ArrayType(DType(name), known) if len(known) == len(dims) else None
+    dims = all_known([integer(ctx, dim, "a dimension", code="CP0202") for dim in expr.dims or ()])
+    return None if dims is None else ArrayType(DType(name), dims)
 
 
 def declare_fn(ctx: Context, decl: ast.FnDecl) -> Fn | None:
     """The function that was declared, or None with the errors reported."""
     where = _where(ctx, decl)
     flags = _flags(ctx, decl)
-    operands = [element_type(ctx, expr) for expr in decl.operands]
-    results = [element_type(ctx, expr) for expr in decl.results]
-    known_operands = tuple(type_ for type_ in operands if type_ is not None)
-    known_results = tuple(type_ for type_ in results if type_ is not None)
-    whole = len(known_operands) == len(operands) and len(known_results) == len(results)
-    if where is None or flags is None or not whole:
+    operands = all_known([element_type(ctx, expr) for expr in decl.operands])
+    results = all_known([element_type(ctx, expr) for expr in decl.results])
+    if where is None or flags is None or operands is None or results is None:
         return None
-    fn = Fn(decl.name.text, known_operands, known_results, where, decl.name.span, *flags)
+    fn = Fn(decl.name.text, operands, results, where, decl.name.span, *flags)
     sound = _bytes_stay_on_host(ctx, decl, fn) and _elementwise_shapes(ctx, decl, fn)
     if where == "host" and not decl.operands:
-        ctx.error(
-            "CP0215",
-            f"`{fn.name}` runs on the host and takes nothing",
-            decl.name.span,
-            "a host fn is applied record by record: its operands are the record's parts",
-        )
-        return None
+        note = "a host fn is applied record by record: its operands are the record's parts"
+        return ctx.error("CP0215", f"`{fn.name}` runs on the host and takes nothing", decl.name.span, note)
     return fn if sound else None
 
 
 def _where(ctx: Context, decl: ast.FnDecl) -> Place | None:
     if decl.where is None:
-        ctx.error(
-            "CP0203", f"`fn {decl.name.text}` does not say where it runs", decl.name.span,
-            "end its declaration with `on host` or `on device`",
-        )  # fmt: skip
-        return None
+        note = "end its declaration with `on host` or `on device`"
+        return ctx.error("CP0203", f"`fn {decl.name.text}` does not say where it runs", decl.name.span, note)
     message = f"a fn runs on `host` or on `device`, found `{decl.where.text}`"
     return ctx.choose(decl.where, PLACES, "CP0203", message)
 
@@ -101,12 +84,9 @@ def _bytes_stay_on_host(ctx: Context, decl: ast.FnDecl, fn: Fn) -> bool:
     pairs = zip((*decl.operands, *decl.results), (*fn.operands, *fn.results), strict=True)
     for expr, type_ in pairs:
         if isinstance(type_, BytesType):
-            ctx.error(
-                "CP0206",
-                f"`{fn.name}` runs on the device, where there are no `bytes`",
-                expr.span,
-                "a record of variable length has no shape: turn it into an array with a fn on the host",
-            )
+            message = f"`{fn.name}` runs on the device, where there are no `bytes`"
+            note = "a record of variable length has no shape: turn it into an array with a fn on the host"
+            ctx.error("CP0206", message, expr.span, note)
             return False
     return True
 
@@ -121,13 +101,11 @@ def _elementwise_shapes(ctx: Context, decl: ast.FnDecl, fn: Fn) -> bool:
     results = [(expr, _shape(type_)) for expr, type_ in zip(decl.results, fn.results, strict=True)]
     for expr, shape in (*whole, *results):
         if shape is None or shape != expected:
-            ctx.error(
-                "CP0205",
-                f"`{fn.name}` cannot be elementwise with `{_text(expr)}`",
-                expr.span,
+            note = (
                 "an elementwise fn works on each element for itself: operands that are no scalars, "
-                "and all results, have one shape",
+                "and all results, have one shape"
             )
+            ctx.error("CP0205", f"`{fn.name}` cannot be elementwise with `{_text(expr)}`", expr.span, note)
             return False
     return True
 

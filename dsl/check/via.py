@@ -6,25 +6,26 @@ from collections.abc import Sequence
 
 from commplan.diagnostics import listed
 from commplan.dsl import ast
-from commplan.dsl.check.context import Context
+from commplan.dsl.check.context import Axes, Context
 from commplan.dsl.check.numbers import integer, written
 from commplan.ir.plan import Algorithm, Arg, Hints, Value
 from commplan.ir.stages import rules
 from commplan.ir.types import ArrayType
 
 BROADCAST, REDUCE, SCATTER, GATHER = "broadcast", "reduce", "scatter", "gather"
-SYNC = "elastic sync"
+SYNC, SWAP = "elastic sync", "swap"
 
 # The chunk programs, and what they can carry out. An elastic `sync` is an all-reduce of its pull.
 COLLECTIVES: dict[str, tuple[str, ...]] = {
-    "native": (BROADCAST, REDUCE, SCATTER, GATHER, SYNC),
+    "native": (BROADCAST, REDUCE, SCATTER, GATHER, SYNC, SWAP),
     "ring": (BROADCAST, REDUCE, SCATTER, GATHER, SYNC),
     "recursive_doubling": (REDUCE, GATHER, SYNC),
     "halving_doubling": (REDUCE, SCATTER, GATHER, SYNC),
     "binomial_tree": (BROADCAST, REDUCE, SYNC),
     "double_tree": (BROADCAST, REDUCE, SYNC),
     "torus": (BROADCAST, REDUCE, SCATTER, GATHER, SYNC),
-    "bruck": (SCATTER, GATHER),
+    "bruck": (SCATTER, GATHER, SWAP),
+    "pairwise": (SWAP,),
     "chain": (BROADCAST, REDUCE, SYNC),
     "scatter_gather": (BROADCAST,),
     "hierarchical": (BROADCAST, REDUCE, SCATTER, GATHER, SYNC),
@@ -33,7 +34,7 @@ DESIGNS = ("duplicate", "all_shared", "single_broadcast", "multi_broadcast")
 ALGORITHMS: dict[str, tuple[str, ...]] = (
     COLLECTIVES | {"parameter_server": ("exchange",)} | dict.fromkeys(DESIGNS, ("share",))
 )
-STAGES_WITH_VIA = (BROADCAST, "share", REDUCE, SCATTER, GATHER, "exchange", SYNC)
+STAGES_WITH_VIA = (BROADCAST, "share", REDUCE, SCATTER, GATHER, "exchange", SYNC, SWAP)
 # The arguments by key that an algorithm takes.
 KEYS: dict[str, tuple[str, ...]] = {
     "single_broadcast": ("readers",),
@@ -43,7 +44,7 @@ KEYS: dict[str, tuple[str, ...]] = {
 
 
 def algorithm(
-    ctx: Context, call: ast.Call | None, stage: str, over: tuple[str, ...] | None, server: str | None = None
+    ctx: Context, call: ast.Call | None, stage: str, over: Axes | None, server: str | None = None
 ) -> Algorithm | None:
     """What stands behind `via`, or None: nothing was written, or it is in error and reported.
 
@@ -53,32 +54,17 @@ def algorithm(
     if call is None:
         return None
     if stage not in STAGES_WITH_VIA:
-        ctx.error(
-            "CP0602",
-            f"`{stage}` takes no `via`",
-            call.span,
-            f"`via` chooses how {listed(STAGES_WITH_VIA, 'or')} is carried out",
-        )
-        return None
+        note = f"`via` chooses how {listed(STAGES_WITH_VIA, 'or')} is carried out"
+        return ctx.error("CP0602", f"`{stage}` takes no `via`", call.span, note)
     name = call.name.text
     if name not in ALGORITHMS:
         known = carrying(stage)
-        ctx.error(
-            "CP0601",
-            f"there is no algorithm `{name}`",
-            call.name.span,
-            f"`{stage}` takes {listed(known)}",
-            fix=ctx.rename(call.name, known),
-        )
-        return None
+        message = f"there is no algorithm `{name}`"
+        note = f"`{stage}` takes {listed(known)}"
+        return ctx.error("CP0601", message, call.name.span, note, fix=ctx.rename(call.name, known))
     if stage not in ALGORITHMS[name]:
-        ctx.error(
-            "CP0603",
-            f"`{name}` does not carry out `{stage}`",
-            call.name.span,
-            f"`{stage}` takes {listed(carrying(stage))}",
-        )
-        return None
+        message = f"`{name}` does not carry out `{stage}`"
+        return ctx.error("CP0603", message, call.name.span, f"`{stage}` takes {listed(carrying(stage))}")
     if name == "hierarchical":
         return _hierarchical(ctx, call, stage, over)
     args = keyed(ctx, call, KEYS.get(name, ()))
@@ -117,10 +103,10 @@ def keyed(
     """The arguments by key, each one of `keys` and written once."""
     name = call.name.text
     usage = f"write `{name}({', '.join(f'{key} = ..' for key in keys)})`" if keys else f"write `{name}`"
-    found: dict[str, ast.CallArg] = {}
+    args: dict[str, ast.CallArg] = {}
     for arg in call.args or ():
-        if arg.key is not None and arg.key.text in keys and arg.key.text not in found:
-            found[arg.key.text] = arg
+        if arg.key is not None and arg.key.text in keys and arg.key.text not in args:
+            args[arg.key.text] = arg
             continue
         if not keys:
             message, fix = f"`{name}` takes no arguments", None
@@ -129,94 +115,78 @@ def keyed(
         elif arg.key.text in keys:
             message, fix = f"`{arg.key.text}` is given twice", None
         else:
-            near = ctx.rename(arg.key, [key for key in keys if key not in found])
+            near = ctx.rename(arg.key, [key for key in keys if key not in args])
             message, fix = f"`{name}` has no argument `{arg.key.text}`", near
-        ctx.error(code, message, arg.span, usage, fix=fix)
-        return None
-    return found
+        return ctx.error(code, message, arg.span, usage, fix=fix)
+    return args
 
 
-def _count(ctx: Context, arg: ast.CallArg, who: str, code: str, over: tuple[str, ...] | None) -> int | None:
+def _count(ctx: Context, arg: ast.CallArg, who: str, code: str, over: Axes | None) -> int | None:
     if not isinstance(arg.value, ast.Number):
         message = f"the number of {who} is a whole number, found `{arg.value.text}`"
-        ctx.error(code, message, arg.value.span)
-        return None
+        return ctx.error(code, message, arg.value.span)
     count = integer(ctx, arg.value, f"the number of {who}", code=code)
     broken = rules.chosen(who, count, over, ctx.size) if over else None
     return None if ctx.refuse(code, broken, arg.value.span) else count
 
 
 def _readers(
-    ctx: Context, call: ast.Call, args: dict[str, ast.CallArg], over: tuple[str, ...] | None
+    ctx: Context, call: ast.Call, args: dict[str, ast.CallArg], over: Axes | None
 ) -> Algorithm | None:
     name = call.name.text
     arg = args.get("readers")
     if arg is None:
-        ctx.error(
-            "CP0604", f"`{name}` needs the number of its readers", call.span, f"write `{name}(readers = 2)`"
-        )
-        return None
+        message = f"`{name}` needs the number of its readers"
+        return ctx.error("CP0604", message, call.span, f"write `{name}(readers = 2)`")
     readers = _count(ctx, arg, "readers", "CP0607", over)
     return None if readers is None else Algorithm(name, (Arg(readers, "readers"),))
 
 
 def _parameter_server(
-    ctx: Context,
-    call: ast.Call,
-    args: dict[str, ast.CallArg],
-    over: tuple[str, ...] | None,
-    server: str | None,
+    ctx: Context, call: ast.Call, args: dict[str, ast.CallArg], over: Axes | None, server: str | None
 ) -> Algorithm | None:
-    found: list[Arg] = []
+    arguments: list[Arg] = []
     if "owners" in args:
         arg = args["owners"]
         if server is not None:
-            ctx.error(
-                "CP0608", f"the states live on `{server}`, so there are no `owners` to choose", arg.span,
-                "owners are workers that hold a share of the states",
-            )  # fmt: skip
-            return None
+            message = f"the states live on `{server}`, so there are no `owners` to choose"
+            note = "owners are workers that hold a share of the states"
+            return ctx.error("CP0608", message, arg.span, note)
         owners = _count(ctx, arg, "owners", "CP0608", over)
         if owners is None:
             return None
-        found.append(Arg(owners, "owners"))
+        arguments.append(Arg(owners, "owners"))
     if "within" in args:
         value = args["within"].value
         if over is None:
             return None
         if not isinstance(value, ast.Name) or value.text not in over:
-            ctx.error(
-                "CP0608",
-                f"`within` is an axis of this exchange, found `{written(value)}`",
-                value.span,
-                f"it runs over {listed(over)}",
-                fix=ctx.rename(value, over),
-            )
-            return None
-        found.append(Arg(value.text, "within"))
-    return Algorithm("parameter_server", tuple(found))
+            message = f"`within` is an axis of this exchange, found `{written(value)}`"
+            note = f"it runs over {listed(over)}"
+            return ctx.error("CP0608", message, value.span, note, fix=ctx.rename(value, over))
+        arguments.append(Arg(value.text, "within"))
+    return Algorithm("parameter_server", tuple(arguments))
 
 
-def _hierarchical(ctx: Context, call: ast.Call, stage: str, over: tuple[str, ...] | None) -> Algorithm | None:
+def _hierarchical(ctx: Context, call: ast.Call, stage: str, over: Axes | None) -> Algorithm | None:
     """`hierarchical(gpu, node)`, `hierarchical(gpu = native, node = ring)`: the axes of the stage."""
-    found: list[Arg] = []
+    levels: list[Arg] = []
     names: list[ast.Name] = []
     for arg in call.args or ():
         axis = arg.key if arg.key is not None else arg.value
         if not isinstance(axis, ast.Name):
-            ctx.error("CP0605", f"a level is an axis, found `{written(axis)}`", axis.span)
-            return None
+            return ctx.error("CP0605", f"a level is an axis, found `{written(axis)}`", axis.span)
         names.append(axis)
         if arg.key is None:
-            found.append(Arg(axis.text))
+            levels.append(Arg(axis.text))
             continue
         level = _level(ctx, arg.value, stage)
         if level is None:
             return None
-        found.append(Arg(level, axis.text))
+        levels.append(Arg(level, axis.text))
     if over is None:
         return None
-    return Algorithm("hierarchical", tuple(found)) if _levels_match(ctx, call, names, over) else None
+    return Algorithm("hierarchical", tuple(levels)) if _levels_match(ctx, call, names, over) else None
 
 
 def _level(ctx: Context, value: ast.Name | ast.Number, stage: str) -> str | None:
@@ -224,11 +194,10 @@ def _level(ctx: Context, value: ast.Name | ast.Number, stage: str) -> str | None
     if isinstance(value, ast.Name) and value.text in known:
         return value.text
     message = f"a level of `{stage}` is carried out by one of {listed(known, 'or')}, found `{written(value)}`"
-    ctx.error("CP0605", message, value.span, fix=ctx.rename(value, known))
-    return None
+    return ctx.error("CP0605", message, value.span, fix=ctx.rename(value, known))
 
 
-def _levels_match(ctx: Context, call: ast.Call, names: Sequence[ast.Name], over: tuple[str, ...]) -> bool:
+def _levels_match(ctx: Context, call: ast.Call, names: Sequence[ast.Name], over: Axes) -> bool:
     written = [name.text for name in names]
     broken = rules.levels(written, over)
     if broken is None:

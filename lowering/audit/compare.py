@@ -43,13 +43,13 @@ def compare(wanted: Sequence[Expected], step: CompiledStep, *, scope: str = "") 
 
     `scope`: look only at the collectives whose `op_name` contains it (all of them by default).
     """
-    found = tuple(item for item in step.collectives if scope in item.op_name)
-    left, right = [_key_of(item) for item in wanted], [_key_found(item) for item in found]
+    actual = tuple(item for item in step.collectives if scope in item.op_name)
+    left, right = [_key_of(item) for item in wanted], [_key_found(item) for item in actual]
     differences: list[Difference] = []
     for tag, i, j, k, m in SequenceMatcher(None, left, right, autojunk=False).get_opcodes():
         if tag != "equal":
-            differences += _explain(tuple(wanted[i:j]), found[k:m])
-    return Report(tuple(wanted), found, _with_moves(tuple(differences)))
+            differences += _explain(tuple(wanted[i:j]), actual[k:m])
+    return Report(tuple(wanted), actual, _with_moves(tuple(differences)))
 
 
 def _key_of(item: Expected) -> tuple[object, ...]:
@@ -67,24 +67,24 @@ def _plain(kind: str, groups: Groups) -> Groups:
     return tuple(sorted(tuple(sorted(group)) if kind == "all_reduce" else group for group in groups))
 
 
-def _explain(wanted: tuple[Expected, ...], found: tuple[Found, ...]) -> list[Difference]:
+def _explain(wanted: tuple[Expected, ...], actual: tuple[Found, ...]) -> list[Difference]:
     """Differences of one stretch in which the two sequences do not agree."""
-    if len(wanted) > len(found) > 0 and sum(len(item.inputs) for item in found) == len(wanted):
-        text = f"{len(wanted)} collectives became {len(found)}: {'; '.join(map(str, found))}"
-        return [Difference("merged", text, wanted, found)]
-    if len(wanted) == len(found):
-        pairs = zip(wanted, found, strict=True)
+    if len(wanted) > len(actual) > 0 and sum(len(item.inputs) for item in actual) == len(wanted):
+        text = f"{len(wanted)} collectives became {len(actual)}: {'; '.join(map(str, actual))}"
+        return [Difference("merged", text, wanted, actual)]
+    if len(wanted) == len(actual):
+        pairs = zip(wanted, actual, strict=True)
         if all(w.kind == f.kind for w, f in pairs):
-            return [_changed(w, f) for w, f in zip(wanted, found, strict=True)]
+            return [_changed(w, f) for w, f in zip(wanted, actual, strict=True)]
     missing = [Difference("missing", f"{item}", (item,)) for item in wanted]
-    return missing + [Difference("extra", f"{item} ({item.name})", (), (item,)) for item in found]
+    return missing + [Difference("extra", f"{item} ({item.name})", (), (item,)) for item in actual]
 
 
-def _changed(wanted: Expected, found: Found) -> Difference:
+def _changed(wanted: Expected, actual: Found) -> Difference:
     names = ("kind", "operation", "dtype", "elements", "groups", "arrays")
-    pairs = zip(names, _key_of(wanted), _key_found(found), strict=True)
-    what = ", ".join(f"{name} {_short(f)} instead of {_short(w)}" for name, w, f in pairs if w != f)
-    return Difference("changed", f"{wanted}: {what}", (wanted,), (found,))
+    pairs = zip(names, _key_of(wanted), _key_found(actual), strict=True)
+    changes = ", ".join(f"{name} {_short(f)} instead of {_short(w)}" for name, w, f in pairs if w != f)
+    return Difference("changed", f"{wanted}: {changes}", (wanted,), (actual,))
 
 
 def _short(value: object) -> str:

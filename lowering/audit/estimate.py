@@ -1,4 +1,4 @@
-"""How long a compiled step would take on a machine that is not there: a rough guess from its schedule.
+"""A rough estimate of how long a compiled step takes on a machine that is not at hand.
 
 One stream computes and one communicates, in the order of the HLO schedule. A product takes its
 operations over the peak, or its bytes over the memory's bandwidth if that is more; anything else its
@@ -41,12 +41,12 @@ def estimate(step: CompiledStep, machine: Machine) -> Estimate:
     return Estimate(total, clock.computing, clock.communicating, total - clock.computing, clock.last)
 
 
-def seconds_of(found: Found, machine: Machine) -> float:
+def seconds_of(collective: Found, machine: Machine) -> float:
     """Of one collective alone: start + bytes that cross each rank's link, over the bus bandwidth."""
-    ranks = max(len(found.groups[0]), 1)
+    ranks = max(len(collective.groups[0]), 1)
     share = (ranks - 1) / ranks
     factor = {"all_reduce": 2 * share, "all_gather": ranks - 1.0, "broadcast": 1.0, "permute": 1.0}
-    return machine.start + found.nbytes * factor.get(found.kind, share) / machine.bus
+    return machine.start + collective.nbytes * factor.get(collective.kind, share) / machine.bus
 
 
 class _Clock:
@@ -62,9 +62,9 @@ class _Clock:
         events += [(p.position, p) for p in step.products if p.computation == computation]
         events += [(m.position, m) for m in step.moves if m.computation == computation]
         events += [(loop.position, loop) for loop in step.loops if loop.computation == computation]
-        for found in step.collectives:
-            if found.computation == computation:
-                events += [(found.start, found), (found.done, found.name)]
+        for collective in step.collectives:
+            if collective.computation == computation:
+                events += [(collective.start, collective), (collective.done, collective.name)]
         ends: dict[str, float] = {}
         for _, event in sorted(events, key=lambda item: item[0]):
             match event:

@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from commplan.collectives.program import Ints, Kind, Program
 from commplan.collectives.registry import scalar_algorithm
@@ -68,8 +69,8 @@ class Expected(msgspec.Struct, frozen=True):
         return Tensor(self.dtype, (self.count,)).nbytes
 
     def __str__(self) -> str:
-        what = f"{self.kind}({self.op})" if self.op else self.kind
-        return f"{what} {self.dtype}[{self.count}] over {', '.join(self.axes)} (line {self.span.line})"
+        operation = f"{self.kind}({self.op})" if self.op else self.kind
+        return f"{operation} {self.dtype}[{self.count}] over {', '.join(self.axes)} (line {self.span.line})"
 
 
 def groups_of(axes: Sequence[str], mesh: MeshLike) -> Groups:
@@ -89,13 +90,15 @@ def expected(
     outputs = [binding for binding in body.outputs if not binding.source_only]
     wanted = [binding.value for binding in (*outputs, *body.updates)]
     taken = {binding.value for binding in body.takes}
-    found: list[Expected] = []
+    collectives: list[Expected] = []
     for op in DefUse(body.ops).behind(wanted, taken):  # what a call computes
         if isinstance(op, Collective):
             value = values[op.operand]
             for leaf in value.leaves:
-                found += _Moved(op, leaf, mesh, spreads(schedule), platform).whole(value.kind == "array")
-    return tuple(item for item in found if len(item.groups[0]) > 1 and item.count)
+                collectives += _Moved(op, leaf, mesh, spreads(schedule), platform).whole(
+                    value.kind == "array"
+                )
+    return tuple(item for item in collectives if len(item.groups[0]) > 1 and item.count)
 
 
 class _Moved(NamedTuple):
@@ -118,7 +121,7 @@ class _Moved(NamedTuple):
         if not leaf.shape and op.kind == "all_gather":
             return []  # a scalar leaf of a split tree was never cut
         if not leaf.shape and op.kind == "reduce_scatter":
-            whole = msgspec.structs.replace(op, kind="all_reduce", algorithm=scalar_algorithm(op.algorithm))
+            whole = replace(op, kind="all_reduce", algorithm=scalar_algorithm(op.algorithm))
             return self._replace(op=whole).array(leaf.size)
         if op.kind != "reduce_scatter":
             return self.array(leaf.size)
@@ -144,14 +147,14 @@ class _Moved(NamedTuple):
         if op.kind == "all_reduce" and op.op == "sum":
             inner = math.prod(level.ranks for level in own[:-1])
             count = -(-count // inner) * inner
-        made: list[Expected] = []
+        collectives: list[Expected] = []
         for kind, level in by_level(op, own):
-            made += self.level(kind, count, level)
+            collectives += self.level(kind, count, level)
             if kind == "reduce_scatter":
                 count //= level.ranks
             elif kind == "all_gather":
                 count *= level.ranks
-        return made
+        return collectives
 
     def level(self, kind: Kind, count: int, level: Level) -> list[Expected]:
         """One level's part, where each rank gives `count` elements."""
@@ -173,7 +176,7 @@ class _Moved(NamedTuple):
         if kind == "all_reduce":
             return [*down, *up]
         bits = f"u{8 * self.leaf.dtype.nbytes}" if self.leaf.dtype.is_float else down[0].dtype
-        return [msgspec.structs.replace(each, op=each.op and "sum", dtype=bits) for each in (*down, *up)]
+        return [replace(each, op=each.op and "sum", dtype=bits) for each in (*down, *up)]
 
     def permutes(self, program: Program, size: int, groups: Ints) -> list[Expected]:
         """The permutes of a program on `size` elements within each of `groups`; a loop has them once."""
@@ -181,25 +184,30 @@ class _Moved(NamedTuple):
         if self.leaf.dtype is DType.BOOL:
             dtype = "u8"  # in which they are combined
         within = [group for ranks in groups_of(self.op.axes, self.mesh) for group in np.array(ranks)[groups]]
-        made: list[Expected] = []
+        permutes: list[Expected] = []
         for stretch in stretches(steps(program, size)):
             for move in stretch[0].moves:
-                pairs = tuple(
-                    (int(group[src]), int(group[dst])) for group in within for src, dst in move.pairs
-                )
+                ends = ((group[src], group[dst]) for group in within for src, dst in move.pairs)
+                pairs = tuple((int(src), int(dst)) for src, dst in ends)
                 count = sum(part.length for part in move.parts)
-                made.append(Expected("permute", None, dtype, count, pairs, self.op.axes, self.op.span))
-        return made
+                permutes.append(Expected("permute", None, dtype, count, pairs, self.op.axes, self.op.span))
+        return permutes
 
     def native(
         self, kind: str, count: int, axes: tuple[str, ...], groups: Ints, root: int = 0
     ) -> list[Expected]:
         """XLA's own collective within each of `groups` of the ranks over `axes`."""
-        found = groups_of(axes, self.mesh)
-        within = tuple(tuple(int(r) for r in np.array(ranks)[group]) for ranks in found for group in groups)
+        communicators = groups_of(axes, self.mesh)
+        within = tuple(
+            tuple(int(r) for r in np.array(ranks)[group]) for ranks in communicators for group in groups
+        )
         operation = self.op.op if kind in ("all_reduce", "reduce_scatter") else None
         dtype = _dtype(kind, self.leaf.dtype, self.platform)
-        if kind == "broadcast" and self.platform != "gpu":
+        kind = "all_to_all" if kind == "swap" else kind
+        if kind == "shift":
+            pairs = ((g[r - root], g[r]) for g in within for r in range(len(g)))
+            kind, within = "permute", tuple(sorted(pairs))
+        elif kind == "broadcast" and self.platform != "gpu":
             kind, operation = "all_reduce", "sum"
         elif kind == "broadcast":
             within = tuple((g[root], *g[:root], *g[root + 1 :]) for g in within)

@@ -64,10 +64,10 @@ class Instruction(msgspec.Struct, frozen=True):
 
     def attribute(self, key: str) -> str | None:
         """The text of attribute `key` up to the comma that ends it, or None."""
-        found = re.search(rf"(?:^|, ){re.escape(key)}=", self.attributes)
-        if found is None:
+        match = re.search(rf"(?:^|, ){re.escape(key)}=", self.attributes)
+        if match is None:
             return None
-        return self.attributes[found.end() : _end_of_item(self.attributes, found.end())]
+        return self.attributes[match.end() : _end_of_item(self.attributes, match.end())]
 
     @property
     def nbytes(self) -> int:
@@ -86,8 +86,8 @@ class Instruction(msgspec.Struct, frozen=True):
     @property
     def op_name(self) -> str:
         """Where JAX says that it comes from: the path of `jit` and `named_scope` names."""
-        found = re.search(r'op_name="((?:[^"\\]|\\.)*)"', self.attributes)
-        return found.group(1) if found else ""
+        match = re.search(r'op_name="((?:[^"\\]|\\.)*)"', self.attributes)
+        return match.group(1) if match else ""
 
 
 class Computation(msgspec.Struct, frozen=True):
@@ -161,25 +161,21 @@ def _ints(text: str) -> tuple[int, ...]:
 
 
 def _read_instruction(line: str, position: int) -> Instruction | None:
-    found = _INSTRUCTION.match(line)
-    if found is None:
+    match = _INSTRUCTION.match(line)
+    if match is None:
         return None
-    rest = found.group(3)
+    rest = match.group(3)
     # The result's shape is a tuple in brackets or one word; layouts may hold brackets of their own.
     end = _end_of_bracket(rest, 0) if rest.startswith("(") else len(rest.partition(" ")[0])
     opcode = _OPCODE.match(rest, end)
     if opcode is None:
         return None
     close = _end_of_bracket(rest, opcode.end() - 1)
-    return Instruction(
-        name=found.group(2),
-        opcode=opcode.group(1),
-        results=tuple(Tensor(d, _ints(re.sub(r"[<= ]", "", s))) for d, s in _ARRAY.findall(rest[:end])),
-        operands=tuple(_NAME.findall(rest[opcode.end() : close - 1])),
-        attributes=rest[close:].removeprefix(", "),
-        position=position,
-        root=found.group(1) is not None,
-    )
+    shapes = _ARRAY.findall(rest[:end])
+    results = tuple(Tensor(dtype, _ints(re.sub(r"[<= ]", "", dims))) for dtype, dims in shapes)
+    operands = tuple(_NAME.findall(rest[opcode.end() : close - 1]))
+    attributes, root = rest[close:].removeprefix(", "), match.group(1) is not None
+    return Instruction(match.group(2), opcode.group(1), results, operands, attributes, position, root)
 
 
 def _end_of_bracket(text: str, start: int) -> int:
@@ -207,8 +203,8 @@ def _end_of_item(text: str, start: int) -> int:
         if text[index] in _OPEN:
             index = _end_of_bracket(text, index)
         elif text[index] == '"':
-            found = _STRING.match(text, index)
-            index = found.end() if found else len(text)
+            string = _STRING.match(text, index)
+            index = string.end() if string else len(text)
         else:
             index += 1
     return index

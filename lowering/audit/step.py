@@ -45,10 +45,10 @@ class Found(msgspec.Struct, frozen=True):
         return sum(tensor.nbytes for tensor in self.inputs)
 
     def __str__(self) -> str:
-        what = f"{self.kind}({self.op})" if self.op else self.kind
+        operation = f"{self.kind}({self.op})" if self.op else self.kind
         shapes = ", ".join(map(str, self.inputs))
         ranks = f"{len(self.groups)} x {len(self.groups[0]) if self.groups else 0} ranks"
-        return f"{what} {shapes} over {ranks}" + (f" in loop {self.loops[-1]}" if self.loops else "")
+        return f"{operation} {shapes} over {ranks}" + (f" in loop {self.loops[-1]}" if self.loops else "")
 
 
 class Product(msgspec.Struct, frozen=True):
@@ -86,7 +86,7 @@ class Move(msgspec.Struct, frozen=True):
 
 
 class Loop(msgspec.Struct, frozen=True):
-    """A loop that runs: its body's name, where it stands in which computation, and how often it goes round.
+    """A loop: the name of its body, its position in which computation, and its trip count.
 
     `trips` is None where the text does not tell.
     """
@@ -110,24 +110,27 @@ class CompiledStep(msgspec.Struct, frozen=True):
     fused_ops: tuple[tuple[str, int], ...]
     """The same with the instructions inside fusions in place of the fusions."""
 
-    def hidden(self, found: Found) -> tuple[Product, ...]:
+    def hidden(self, collective: Found) -> tuple[Product, ...]:
         """The products that are issued between the start and the done of `found`."""
         return tuple(
             product
             for product in self.products
-            if product.computation == found.computation and found.start < product.position < found.done
+            if product.computation == collective.computation
+            and collective.start < product.position < collective.done
         )
 
     @property
     def covered(self) -> float:
         """The share of all bytes given to collectives that has a product between start and done."""
-        total = sum(found.nbytes for found in self.collectives)
-        under = sum(found.nbytes for found in self.collectives if self.hidden(found))
+        total = sum(collective.nbytes for collective in self.collectives)
+        under = sum(collective.nbytes for collective in self.collectives if self.hidden(collective))
         return under / total if total else 0.0
 
-    def before(self, found: Found) -> int:
+    def before(self, collective: Found) -> int:
         """How many products of its computation are issued before `found` starts."""
-        return sum(p.computation == found.computation and p.position < found.start for p in self.products)
+        return sum(
+            p.computation == collective.computation and p.position < collective.start for p in self.products
+        )
 
     def copies_of(self, nbytes: int) -> tuple[Move, ...]:
         """The moves that write at least `nbytes` bytes into one array."""
@@ -142,14 +145,14 @@ class CompiledStep(msgspec.Struct, frozen=True):
 
     def _timeline(self, computation: str) -> str:
         marks = [(p.position, "P") for p in self.products if p.computation == computation]
-        for found in self.collectives:
-            if found.computation != computation:
+        for collective in self.collectives:
+            if collective.computation != computation:
                 continue
-            short = "".join(word[0] for word in found.kind.split("_")).upper()
-            if found.start == found.done:
-                marks.append((found.start, short))
+            short = "".join(word[0] for word in collective.kind.split("_")).upper()
+            if collective.start == collective.done:
+                marks.append((collective.start, short))
             else:
-                marks += [(found.start, f"{short}>"), (found.done, f"<{short}")]
+                marks += [(collective.start, f"{short}>"), (collective.done, f"<{short}")]
         for loop in self.loops:
             inside = self._timeline(loop.body) if loop.computation == computation else ""
             if inside:

@@ -1,4 +1,4 @@
-"""Machines to compile for that need not be there: what XLA must know of them, as text.
+"""Machines to compile for without having them: what XLA must know of them, as text.
 
 The text is a `GpuTargetConfigProto` in text form. The figures are the vendor's: registers, shared
 memory and threads from the CUDA programming guide's table of compute capabilities, memory and
@@ -77,10 +77,10 @@ def target(text: str) -> Target:
 
     Raises `CommplanError` CP1150 if there is no such machine or the text has another form.
     """
-    found = re.fullmatch(r"(\w+)(?::([1-9]\d{0,5})x([1-9]\d{0,5}))?", text.strip().lower())
-    gpu = _GPUS.get(found.group(1)) if found else None
-    if found is None or gpu is None:
+    match = re.fullmatch(r"(\w+)(?::([1-9]\d{0,5})x([1-9]\d{0,5}))?", text.strip().lower())
+    gpu = _GPUS.get(match.group(1)) if match else None
+    if match is None or gpu is None:
         fail("CP1150", f"`{text}` is no target to compile for",
              "targets are a100 and h100, with hosts x devices per host: `h100:4x8`")  # fmt: skip
     config = _CONFIG.format(gpu=gpu, fpus=128 if gpu.capability[0] == 9 else 64)
-    return Target(found.group(1), "cuda", int(found.group(2) or 1), int(found.group(3) or 1), config)
+    return Target(match.group(1), "cuda", int(match.group(2) or 1), int(match.group(3) or 1), config)

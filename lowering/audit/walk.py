@@ -6,8 +6,9 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
-import msgspec
+from msgspec.structs import replace
 
 from commplan.lowering.audit.hlo import Computation, Instruction, Module, Tensor, read_groups, read_module
 from commplan.lowering.audit.step import CompiledStep, Found, Loop, Move, Product
@@ -43,14 +44,9 @@ def audit_text(hlo_text: str) -> CompiledStep:
     module = read_module(hlo_text)
     walk = _Walk(module)
     walk.run(module.computations[module.entry], ())
+    visited = map(tuple, (walk.loops, walk.collectives, walk.products, walk.moves))
     return CompiledStep(
-        entry=module.entry,
-        loops=tuple(walk.loops),
-        collectives=tuple(walk.collectives),
-        products=tuple(walk.products),
-        moves=tuple(walk.moves),
-        ops=tuple(sorted(walk.ops.items())),
-        fused_ops=tuple(sorted(walk.fused.items())),
+        module.entry, *visited, *(tuple(sorted(each.items())) for each in (walk.ops, walk.fused))
     )
 
 
@@ -72,17 +68,28 @@ def _ends(computation: Computation) -> dict[str, int]:
 def _flops(instruction: Instruction, shapes: _Shapes) -> int:
     """Twice the multiplications of a dot, a convolution or a call of a matrix library; 0 for the rest."""
     tensors = [tensor for name in instruction.operands for tensor in shapes.get(name, ())[:1]]
-    made = math.prod(instruction.results[0].shape) if instruction.results else 0
+    size = math.prod(instruction.results[0].shape) if instruction.results else 0
     if instruction.opcode == "convolution" and len(tensors) > 1:
         labels = (instruction.attribute("dim_labels") or "").replace("->", "_").split("_")
         kernel = labels[1] if len(labels) > 1 else ""
         features = tensors[1].shape[kernel.index("o")] if "o" in kernel else 1
-        return 2 * made * tensors[1].size // features
+        return 2 * size * tensors[1].size // features
     if instruction.opcode not in ("dot", "custom-call") or len(tensors) < 2:
         return 0
-    found = _CONTRACTED.search(instruction.attributes)
-    dims = [int(text) for text in re.findall(r"\d+", found.group(1) or found.group(2))] if found else []
-    return 2 * made * math.prod(tensors[0].shape[dim] for dim in dims) if dims else 0
+    contracted = _CONTRACTED.search(instruction.attributes)
+    if contracted is None:
+        return 0
+    dims = [int(text) for text in re.findall(r"\d+", contracted.group(1) or contracted.group(2))]
+    return 2 * size * math.prod(tensors[0].shape[dim] for dim in dims) if dims else 0
+
+
+class _Frame(NamedTuple):
+    """A computation while it is visited: the loops around it, and by name what it makes and where it ends."""
+
+    computation: str
+    loops: tuple[str, ...]
+    shapes: _Shapes
+    ends: Mapping[str, int]
 
 
 class _Walk:
@@ -99,18 +106,11 @@ class _Walk:
 
     def run(self, computation: Computation, loops: tuple[str, ...]) -> None:
         shapes = {i.name: i.results for i in computation.instructions}
-        done = _ends(computation)
+        frame = _Frame(computation.name, loops, shapes, _ends(computation))
         for instruction in computation.instructions:
-            self._visit(instruction, computation, loops, shapes, done)
+            self._visit(instruction, frame)
 
-    def _visit(
-        self,
-        instruction: Instruction,
-        computation: Computation,
-        loops: tuple[str, ...],
-        shapes: _Shapes,
-        done: dict[str, int],
-    ) -> None:
+    def _visit(self, instruction: Instruction, frame: _Frame) -> None:
         opcode = instruction.opcode
         if opcode in _NAMES_ONLY or opcode.endswith("-done"):
             return
@@ -118,22 +118,21 @@ class _Walk:
             body = (instruction.attribute("body") or "").lstrip("%")
             trips = _TRIPS.search(instruction.attributes)
             times = int(trips.group(1)) if trips else None
-            self.loops.append(Loop(body, computation.name, instruction.position, times))
-            self.run(self.module.computations[body], (*loops, instruction.name))
+            self.loops.append(Loop(body, frame.computation, instruction.position, times))
+            self.run(self.module.computations[body], (*frame.loops, instruction.name))
             return
         if opcode in ("call", "conditional"):
             for name in instruction.calls:
-                self.run(self.module.computations[name], loops)
+                self.run(self.module.computations[name], frame.loops)
             return
         self.ops[opcode] += 1
-        inputs = tuple(tensor for name in instruction.operands for tensor in shapes.get(name, ()))
-        core, fused = self._core(instruction), list(self._inner(instruction, shapes))
+        inputs = tuple(tensor for name in instruction.operands for tensor in frame.shapes.get(name, ()))
+        core, fused = self._core(instruction), list(self._inner(instruction, frame.shapes))
         self.fused.update(inner.opcode for inner, _ in fused if inner.opcode not in _NAMES_ONLY)
         if core.opcode in _KINDS:
-            end = done.get(instruction.name, instruction.position)
-            self.collectives.append(self._collective(instruction, core, computation.name, inputs, end, loops))
+            self.collectives.append(self._collective(instruction, core, inputs, frame))
             return
-        place = (instruction.name, computation.name, instruction.position)
+        place = (instruction.name, frame.computation, instruction.position)
         target = instruction.attribute("custom_call_target") if opcode == "custom-call" else None
         dots = any(inner.opcode in ("dot", "convolution") for inner, _ in fused)
         if dots or _PRODUCTS.search(target or ""):
@@ -141,7 +140,7 @@ class _Walk:
             self.products.append(Product(*place, inputs, instruction.results, flops))
             return
         kind = self.module.computations[instruction.calls[0]].root.opcode if opcode == "fusion" else opcode
-        self.moves.append(Move(kind, *place, instruction.results, self._reads(instruction, shapes)))
+        self.moves.append(Move(kind, *place, instruction.results, self._reads(instruction, frame.shapes)))
 
     def _inner(self, instruction: Instruction, shapes: _Shapes) -> Iterator[tuple[Instruction, _Shapes]]:
         """The instructions of a fusion, or the instruction itself, with the shapes of what each may name."""
@@ -182,16 +181,10 @@ class _Walk:
         """The operation behind an asynchronous start, under the opcode of its synchronous form."""
         if instruction.opcode == "async-start":
             return self.module.computations[instruction.calls[0]].root
-        return msgspec.structs.replace(instruction, opcode=instruction.opcode.removesuffix("-start"))
+        return replace(instruction, opcode=instruction.opcode.removesuffix("-start"))
 
     def _collective(
-        self,
-        instruction: Instruction,
-        core: Instruction,
-        computation: str,
-        inputs: tuple[Tensor, ...],
-        done: int,
-        loops: tuple[str, ...],
+        self, instruction: Instruction, core: Instruction, inputs: tuple[Tensor, ...], frame: _Frame
     ) -> Found:
         pairs = core.attribute("source_target_pairs")
         groups = read_groups(pairs or core.attribute("replica_groups") or "{}", self.module.partitions)
@@ -200,21 +193,13 @@ class _Walk:
         outputs = core.results
         if instruction.opcode.endswith("-start") and len(outputs) >= 2 * len(inputs) > 0:
             outputs = outputs[len(inputs) : 2 * len(inputs)]  # a start names its operands beside its results
-        return Found(
-            kind=_KINDS[core.opcode],
-            op=self._reduction(reduction) if reduction else None,
-            inputs=inputs,
-            outputs=outputs,
-            groups=groups,
-            channel=int(channel) if channel else None,
-            computation=computation,
-            start=instruction.position,
-            done=done,
-            loops=loops,
-            name=instruction.name,
-            op_name=instruction.op_name or core.op_name,
-            synchronous='"is_sync":true' in instruction.attributes or done == instruction.position,
-        )
+        start, name = instruction.position, instruction.name
+        done = frame.ends.get(name, start)
+        op = self._reduction(reduction) if reduction else None
+        number, source = int(channel) if channel else None, instruction.op_name or core.op_name
+        synchronous = '"is_sync":true' in instruction.attributes or done == start
+        place = (frame.computation, start, done, frame.loops, name, source, synchronous)
+        return Found(_KINDS[core.opcode], op, inputs, outputs, groups, number, *place)
 
     def _reduction(self, name: str) -> str | None:
         root = self.module.computations[name.lstrip("%")].root

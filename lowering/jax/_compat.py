@@ -56,18 +56,18 @@ def manual_axes() -> dict[str, int]:
     return {name: int(sizes[name]) for name in mesh.manual_axes}
 
 
-def said_by_all(key: str, mine: str, processes: Sequence[int], timeout_s: float) -> dict[int, str]:
-    """What each of `processes` of `jax.distributed` says under `key`, used once; all of them call this alike.
+def all_gather_text(key: str, mine: str, processes: Sequence[int], timeout_s: float) -> dict[int, str]:
+    """The text of each of `processes` of `jax.distributed`. All call this alike, once for a `key`.
 
-    Nothing runs on devices: what is under way there neither waits nor is waited for. Raises what `meet` does.
+    Nothing runs on devices: what is under way neither waits nor is waited for. Raises what `barrier` does.
     """
     client = cast("Any", _distributed).global_state.client
     client.key_value_set(f"{key}/{jax.process_index()}", mine)
-    meet(key, processes, timeout_s)
-    return {int(name.rpartition("/")[2]): said for name, said in client.key_value_dir_get(key)}
+    barrier(key, processes, timeout_s)
+    return {int(name.rpartition("/")[2]): answer for name, answer in client.key_value_dir_get(key)}
 
 
-def meet(key: str, processes: Sequence[int], timeout_s: float) -> None:
+def barrier(key: str, processes: Sequence[int], timeout_s: float) -> None:
     """Wait for all of `processes`. Raises a JaxRuntimeError on those that come, where one is not in time."""
     cast("Any", _distributed).global_state.client.wait_at_barrier(key, int(timeout_s * 1e3), list(processes))
 
@@ -89,7 +89,7 @@ def recording() -> Any:
 
 
 def is_traced(x: Array) -> bool:
-    """Whether `x` stands for an array that is not there yet."""
+    """Whether `x` is a tracer."""
     return isinstance(x, _core.Tracer)
 
 
@@ -126,7 +126,7 @@ def put(kind: Any, sharding: Any, pieces: Sequence[Any], devices: Sequence[Any])
 
 
 def assume_same(x: Array, axes: Sequence[str]) -> Array:
-    """`x`, typed as the same over `axes`: only for what a proof says about it. No operation at all."""
+    """`x`, typed as the same over `axes`: only for what was proved. Compiles to nothing."""
     dropped = tuple(axis for axis in axes if axis in varying_axes(x))
     return _same.bind(x, axes=dropped) if dropped else x
 
@@ -141,7 +141,6 @@ def _same_type(aval: Any, *, axes: tuple[str, ...]) -> Any:
 
 
 def _same_lowering(ctx: Any, x: Any, *, axes: tuple[str, ...]) -> list[Any]:
-    del ctx, axes
     return [x]
 
 
@@ -150,7 +149,6 @@ def _same_batch(args: Sequence[Any], dims: Sequence[Any], *, axes: tuple[str, ..
 
 
 def _same_transpose(cotangent: Any, x: Any, *, axes: tuple[str, ...]) -> list[Any]:
-    del x
     return [cotangent if type(cotangent) is ad.Zero else as_varying(cotangent, axes)]
 
 

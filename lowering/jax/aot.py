@@ -1,4 +1,4 @@
-"""Devices of a machine that is not there, to compile for: XLA's ahead-of-time compiler for GPUs.
+"""Devices to compile for ahead of time, on a machine without GPUs.
 
 It needs no GPU, driver or CUDA library: the wheels `jax-cuda12-plugin` and `jax-cuda12-pjrt` of
 JAX's own version (installed with `--no-deps`) and `nvidia-cuda-nvcc-cu12` are enough. There is no
@@ -27,14 +27,11 @@ def devices(target: Target) -> Devices:
     Raises `CommplanError` CP0850 where the compiler for GPUs is not installed.
     """
     if importlib.util.find_spec("jax_cuda12_plugin") is None:
-        fail(
-            "CP0850",
-            f"compiling for {target.name} needs JAX's compiler for GPUs, which is not installed",
-            "a GPU, a driver or CUDA is not needed: pip install --no-deps jax-cuda12-plugin jax-cuda12-pjrt "
-            "nvidia-cuda-nvcc-cu12, the first two of the same version as jax",
-        )
+        message = f"compiling for {target.name} needs JAX's compiler for GPUs, which is not installed"
+        note = "a GPU, a driver or CUDA is not needed: pip install --no-deps jax-cuda12-plugin "
+        note += "jax-cuda12-pjrt nvidia-cuda-nvcc-cu12, the first two of the same version as jax"
+        fail("CP0850", message, note)
     describe = cast("Callable[..., Any]", topologies.get_topology_desc)  # pyright: ignore[reportUnknownMemberType]
-    topology = describe(
-        target.name, platform=target.platform, topology=target.topology, target_config=target.config
-    )
+    how = {"platform": target.platform, "topology": target.topology, "target_config": target.config}
+    topology = describe(target.name, **how)
     return np.array(topology.devices).reshape(target.hosts, target.per_host)

@@ -6,8 +6,8 @@ the ranks of a communicator, where a program runs on one device.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from commplan.ir.schedule import Collective
@@ -25,8 +25,8 @@ class Run(NamedTuple):
     size: int
 
 
-@dataclasses.dataclass(frozen=True)
-class Lay:
+@dataclass(frozen=True)
+class BufferLayout:
     """How arrays of `shapes` lie in a buffer of `size` elements: `runs`, in the order of their offsets.
 
     What no run covers is zero in what a collective takes, and dropped of what it gives.
@@ -92,8 +92,8 @@ class Backend(Protocol):
         """
         ...
 
-    def together(
-        self, xs: Sequence[Array], op: Collective, taken: Lay, given: Lay
+    def start_packed(
+        self, xs: Sequence[Array], op: Collective, taken: BufferLayout, given: BufferLayout
     ) -> Callable[[], Sequence[Array]] | None:
         """The collective of a buffer in which arrays of one dtype lie as `taken` says, without making it;
         what comes is cut as `given` says. As `start`, or done already where `op` is carried out in one. None

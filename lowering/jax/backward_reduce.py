@@ -3,13 +3,14 @@ would overlap nothing."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from commplan.diagnostics import fail
 from commplan.ir import schedule as ir
 from commplan.ir.def_use import DefUse
+from commplan.ir.grouping import grouped
 from commplan.lowering.jax import ops
 from commplan.lowering.jax.backend import Backend
 from commplan.lowering.jax.phase import Lowered
@@ -19,7 +20,7 @@ Step = ir.Cast | ir.Collective | ir.LocalSum | ir.Scale
 Array = Any
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Recipe:
     """How a plan reduces one input: what happens to a buffer of each dtype, then to the tree.
 
@@ -34,9 +35,7 @@ class Recipe:
 
     def reduce(self, leaves: list[Array]) -> list[Array]:
         """Reduce gradients as the plan does: packed by dtype, one after another."""
-        groups: dict[str, list[int]] = {}
-        for place, leaf in enumerate(leaves):
-            groups.setdefault(str(leaf.dtype), []).append(place)
+        groups = grouped(range(len(leaves)), lambda place: str(leaves[place].dtype))
         results = list(leaves)
         previous: Array = None
         for dtype, places in groups.items():
@@ -99,10 +98,8 @@ def recipe(lowered: Lowered, name: str, like: Sequence[Array]) -> Recipe:
     dtypes = dict.fromkeys(str(leaf.dtype) for leaf in map(jnp.asarray, like) if _has_gradient(leaf))
     other = [dtype for dtype in dtypes if dtype not in flat]
     if packs and other:
-        known = " and ".join(flat)
-        _cannot(
-            lowered, name, f"the parameters have a leaf of {other[0]}, and `{name}` was compiled for {known}"
-        )
+        why = f"the parameters have a leaf of {other[0]}, and `{name}` was compiled for {' and '.join(flat)}"
+        _cannot(lowered, name, why)
     return Recipe(value.placement.partial, flat, after if packs else tree, lowered.backend)
 
 
@@ -123,13 +120,9 @@ def _follow(ref: str, uses: DefUse[ir.Op]) -> tuple[tuple[Step, ...], str]:
 
 
 def _cannot(lowered: Lowered, name: str, why: str) -> NoReturn:
-    fail(
-        "CP0815",
-        f"run.tap cannot reduce like `{name}`: {why}",
-        "call the phase after the gradient instead",
-        span=lowered.phase.span,
-        file=lowered.schedule.file,
-    )
+    message = f"run.tap cannot reduce like `{name}`: {why}"
+    note = "call the phase after the gradient instead"
+    fail("CP0815", message, note, span=lowered.phase.span, file=lowered.schedule.file)
 
 
 def tap(how: Recipe, tree: Any) -> Any:

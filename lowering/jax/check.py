@@ -6,8 +6,8 @@ that should be the same and that JAX types as varying.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
 import numpy as np
@@ -25,7 +25,7 @@ Layout = Literal["local", "global"]
 _KINDS = {"b": bool, "i": int, "u": int, "f": (int, float)}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Check:
     """What is passed to a phase, against what the plan was compiled for. sizes: of the axes. span, file: of
     the phase. Errors: CP0805."""
@@ -35,7 +35,7 @@ class Check:
     span: Span | None
     file: str
 
-    def value(self, what: str, value: Value, tree: Any) -> Tree:
+    def value(self, role: str, value: Value, tree: Any) -> Tree:
         """`tree` as a `Tree`, after checking it against `value`. `what` names it: "input `grads`".
 
         Python numbers stand for scalars.
@@ -43,42 +43,39 @@ class Check:
         paths, flat = flatten(tree)
         expected = tuple(leaf.path for leaf in value.leaves)
         if paths != expected:
-            self._structure(what, expected, paths)
+            self._structure(role, expected, paths)
         pairs = zip(value.leaves, flat.leaves, strict=True)
-        return flat.like([self._leaf(what, value, leaf, array) for leaf, array in pairs])
+        return flat.like([self._leaf(role, value, leaf, array) for leaf, array in pairs])
 
-    def _structure(self, what: str, expected: Sequence[str], found: Sequence[str]) -> None:
-        missing = [path for path in expected if path not in set(found)]
-        extra = [path for path in found if path not in set(expected)]
+    def _structure(self, role: str, expected: Sequence[str], paths: Sequence[str]) -> None:
+        missing = [path for path in expected if path not in set(paths)]
+        extra = [path for path in paths if path not in set(expected)]
         notes = [f"it lacks {_some(missing)}"] if missing else []
         notes += [f"it has {_some(extra)}, which the compiled shapes do not"] if extra else []
         notes += (
-            [] if notes else [f"the leaves stand in another order: {_some(found)}, not {_some(expected)}"]
+            [] if notes else [f"the leaves stand in another order: {_some(paths)}, not {_some(expected)}"]
         )
-        self._fail(
-            f"{what} has another structure than the one that the plan was compiled for",
-            *notes,
-            "compile the plan with the shapes of what you pass: plan.compile(mesh, shapes={...})",
-        )
+        note = "compile the plan with the shapes of what you pass: plan.compile(mesh, shapes={...})"
+        self._fail(f"{role} has another structure than the one that the plan was compiled for", *notes, note)
 
-    def _leaf(self, what: str, value: Value, leaf: Leaf, given: Any) -> Any:
-        what += f" at `{leaf.path}`" if leaf.path else ""
+    def _leaf(self, role: str, value: Value, leaf: Leaf, given: Any) -> Any:
+        role += f" at `{leaf.path}`" if leaf.path else ""
         array: Any = given
         wanted = leaf.shape if self.layout == "local" else global_shape(value, leaf, self.sizes)
         if isinstance(array, bool | int | float):
             array = number(array, leaf)
         if not (hasattr(array, "shape") and hasattr(array, "dtype")):
-            self._fail(f"{what} is a {type(array).__name__}, not an array")
+            self._fail(f"{role} is a {type(array).__name__}, not an array")
         shape = tuple(array.shape)
         if shape != wanted:
-            message = f"{what} has the shape {list(shape)}, expected {list(wanted)}"
+            message = f"{role} has the shape {list(shape)}, expected {list(wanted)}"
             self._fail(message, *self._why(value, leaf, shape))
-        found = jnp.result_type(array) if type(array).__module__ == "numpy" else array.dtype
-        if str(found) != leaf.dtype.numpy_name:
+        dtype = jnp.result_type(array) if type(array).__module__ == "numpy" else array.dtype
+        if str(dtype) != leaf.dtype.numpy_name:
             note = f"cast it: {leaf.path or 'x'}.astype('{leaf.dtype.numpy_name}')"
             if leaf.dtype in (DType.F64, DType.I64):
                 note = "64-bit types need jax.config.update('jax_enable_x64', True)"
-            self._fail(f"{what} has the dtype {found}, expected {leaf.dtype.numpy_name}", note)
+            self._fail(f"{role} has the dtype {dtype}, expected {leaf.dtype.numpy_name}", note)
         return array
 
     def _why(self, value: Value, leaf: Leaf, shape: tuple[int, ...]) -> list[str]:
@@ -114,6 +111,13 @@ def number(given: Any, leaf: Leaf) -> Any:
     return jnp.asarray(given, leaf.dtype.numpy_name) if isinstance(given, _KINDS[kind]) else given
 
 
+_SUMMED_BY_JAX = (
+    "the plan takes each rank's own term; JAX types this value as the same on all ranks, because"
+    " the gradient with respect to parameters that do not vary is summed by JAX itself"
+)
+_TO_VARYING = "differentiate with respect to varying parameters: jax.grad(loss)(run.varying(params), ...)"
+
+
 def types(name: str, value: Value, tree: Tree, backend: Backend, span: Span | None) -> Tree:
     """Check how JAX types what a phase was given inside a shard_map, and mark it varying where it may be.
 
@@ -125,29 +129,17 @@ def types(name: str, value: Value, tree: Tree, backend: Backend, span: Span | No
     axes, file = [axis for axis, size in backend.sizes.items() if size > 1], backend.file
     placement = value.placement
     for leaf, array in zip(value.leaves, tree.leaves, strict=True):
-        found = _compat.varying_axes(array)
+        varying_axes = _compat.varying_axes(array)
         where = f" at `{leaf.path}`" if leaf.path else ""
-        summed = [axis for axis in placement.partial if axis in axes and axis not in found]
+        summed = [axis for axis in placement.partial if axis in axes and axis not in varying_axes]
         if summed:
-            fail(
-                "CP0807",
-                f"`{name}`{where} is already summed over {', '.join(summed)}; reducing it again would"
-                " multiply it by the number of ranks",
-                "the plan takes each rank's own term; JAX types this value as the same on all ranks, because"
-                " the gradient with respect to parameters that do not vary is summed by JAX itself",
-                "differentiate with respect to varying parameters: jax.grad(loss)(run.varying(params), ...)",
-                span=span,
-                file=file,
-            )
-        odd = [axis for axis in axes if axis in found and axis not in varying(value, leaf)]
+            message = f"`{name}`{where} is already summed over {', '.join(summed)}"
+            message += "; reducing it again would multiply it by the number of ranks"
+            fail("CP0807", message, _SUMMED_BY_JAX, _TO_VARYING, span=span, file=file)
+        odd = [axis for axis in axes if axis in varying_axes and axis not in varying(value, leaf)]
         if odd:
-            fail(
-                "CP0813",
-                f"`{name}`{where} should be the same over {', '.join(odd)}, and JAX types it as varying",
-                f"its placement in the plan is `{placement}`",
-                "pass the value itself, not run.varying(...) of it; or declare it `per` and broadcast it",
-                span=span,
-                file=file,
-            )
+            message = f"`{name}`{where} should be the same over {', '.join(odd)}, and JAX types it as varying"
+            note = "pass the value itself, not run.varying(...) of it; or declare it `per` and broadcast it"
+            fail("CP0813", message, f"its placement in the plan is `{placement}`", note, span=span, file=file)
     pairs = zip(tree.leaves, value.leaves, strict=True)
     return tree.like([backend.varying(x, varying(value, leaf)) for x, leaf in pairs])

@@ -6,14 +6,14 @@ of what is native, by their proof of what programs make.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from commplan.ir.schedule import Collective, Spread
 from commplan.lowering.jax import _compat, hierarchical, order, programs
-from commplan.lowering.jax.backend import Lay
+from commplan.lowering.jax.backend import BufferLayout
 from commplan.lowering.jax.bitcast import as_bits, with_derivative
 from commplan.lowering.jax.typing_shim import jnp, lax
 from commplan.lowering.programs import levels as levels_of
@@ -22,7 +22,7 @@ from commplan.lowering.programs import program_of
 Array = Any
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class LaxBackend:
     """The devices of a mesh, seen from inside a shard_map over its axes: see `backend.Backend`.
 
@@ -32,7 +32,7 @@ class LaxBackend:
     platform: str
     sizes: Mapping[str, int]
     file: str = ""
-    spread: Mapping[str, tuple[Spread, ...]] = dataclasses.field(default_factory=dict[str, Any])
+    spread: Mapping[str, tuple[Spread, ...]] = field(default_factory=dict[str, Any])
 
     @property
     def service(self) -> None:
@@ -73,33 +73,33 @@ class LaxBackend:
             def rounds(flat: Array) -> Array:
                 return programs.run(program, flat, team, how, on_cpu=self.on_cpu)
 
-            made = self._differentiated(rounds, x.reshape(-1), op)
+            result = self._differentiated(rounds, x.reshape(-1), op)
         else:
             own = levels_of(op.algorithm, op.axes, self.sizes, self.spread)
-            stairs = hierarchical.Stairs(op, own, ways, self.platform, self.file)
+            stairs = hierarchical.HierarchicalCollective(op, own, ways, self.platform, self.file)
             if len(own) < 2 or op.kind == "reduce" or (op.kind == "all_reduce" and stairs.is_one_for(x)):
                 return self._native(x, op)
             if stairs.is_plain and op.kind in ("all_reduce", "broadcast"):
                 return stairs.run(x.reshape(-1)).reshape(x.shape)
-            made = self._differentiated(stairs.run, x.reshape(-1), op)
+            result = self._differentiated(stairs.run, x.reshape(-1), op)
         if gathers:
-            return made.reshape(ways * x.shape[0], *x.shape[1:])
-        return made.reshape(x.shape if op.kind != "reduce_scatter" else (x.shape[0] // ways, *x.shape[1:]))
+            return result.reshape(ways * x.shape[0], *x.shape[1:])
+        return result.reshape(x.shape if op.kind != "reduce_scatter" else (x.shape[0] // ways, *x.shape[1:]))
 
-    def together(self, xs: Sequence[Array], op: Collective, taken: Lay, given: Lay) -> None:
+    def start_packed(
+        self, xs: Sequence[Array], op: Collective, taken: BufferLayout, given: BufferLayout
+    ) -> None:
         """XLA fuses what makes a buffer with what makes its parts."""
-        del xs, op, taken, given
 
     def start(self, x: Array, op: Collective) -> None:
         """XLA makes its collectives asynchronous itself."""
-        del x, op
 
     def _native(self, x: Array, op: Collective) -> Array:
         """XLA's own collective, or what comes nearest; as integers where XLA would widen what is only
         carried about."""
         if op.kind == "broadcast":
             return hierarchical.broadcast(x, op.axes, op.root or 0, self.platform)
-        if op.kind in ("all_gather", "all_to_all") and self.on_cpu:
+        if op.op is None and self.on_cpu:
             return as_bits(lambda moved: self._linear(moved, op), x)
         return self._linear(x, op)
 
@@ -110,8 +110,11 @@ class LaxBackend:
                 return lax.psum_scatter(x, op.axes, tiled=True)
             case "all_gather":
                 return _compat.all_gather_same(x, op.axes)
-            case "all_to_all":
+            case "all_to_all" | "swap":
                 return lax.all_to_all(x, op.axes, 0, 0, tiled=True)
+            case "shift":
+                ranks = self.ways(op.axes)
+                return lax.ppermute(x, op.axes, [(r, (r + (op.root or 0)) % ranks) for r in range(ranks)])
             case "broadcast":
                 return hierarchical.sum_from(x, op.axes, op.root or 0)
             case _:  # XLA has no reduction to one rank: all get the result
@@ -125,11 +128,11 @@ class LaxBackend:
 
     def _differentiated(self, move: Callable[[Array], Array], flat: Array, op: Collective) -> Array:
         """`move(flat)`, typed as the schedule says, its derivative that of the native collective."""
-        scattered = op.kind in ("reduce_scatter", "reduce")
+        varies = op.kind in ("reduce_scatter", "reduce", "swap")
 
         def typed(flat: Array) -> Array:
-            made = move(flat)
-            return made if scattered else _compat.assume_same(made, op.axes)
+            result = move(flat)
+            return result if varies else _compat.assume_same(result, op.axes)
 
         def derivative(flat: Array) -> Array:
             if op.op in ("max", "min"):

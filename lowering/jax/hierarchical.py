@@ -6,8 +6,8 @@ axis' ranks; `lax` gathers and scatters within groups, and so an all-reduce is m
 
 from __future__ import annotations
 
-import dataclasses
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,15 +16,15 @@ from commplan.collectives.program import Kind
 from commplan.ir.schedule import Collective
 from commplan.lowering.jax import _compat, programs
 from commplan.lowering.jax.bitcast import as_bits
-from commplan.lowering.jax.ops import pad
+from commplan.lowering.jax.ops import mask_to_root, pad
 from commplan.lowering.jax.typing_shim import jnp, lax
 from commplan.lowering.programs import NATIVE, Level, by_level, members, program_at
 
 Array = Any
 
 
-@dataclasses.dataclass(frozen=True)
-class Stairs:
+@dataclass(frozen=True)
+class HierarchicalCollective:
     """The levels of the collective `op` over `ranks` ranks, innermost first."""
 
     op: Collective
@@ -103,10 +103,10 @@ class Stairs:
         root = level.place(self.op.root or 0)
         if groups is None:
             return broadcast(flat, axes, root, self.platform)
-        size, here = flat.shape[0], level.place(lax.axis_index(self.op.axes)) == root
+        size, is_root = flat.shape[0], level.place(lax.axis_index(self.op.axes)) == root
 
         def from_root(moved: Array) -> Array:
-            sent = pad(jnp.where(here, moved, jnp.zeros_like(moved)), level.ranks)
+            sent = pad(mask_to_root(moved, is_root), level.ranks)
             mine = lax.psum_scatter(sent, axes, tiled=True, axis_index_groups=groups)
             return lax.all_gather(mine, axes, tiled=True, axis_index_groups=groups)[:size]
 
@@ -120,9 +120,9 @@ class Stairs:
         if level.axis is None:
             places = level.place(np.arange(self.ranks, dtype=np.int64))
             team = programs.Team(axes, places, members(level, self.ranks))
-        made = programs.run(program, flat, team, self.op.op or "sum", on_cpu=self.platform == "cpu")
+        result = programs.run(program, flat, team, self.op.op or "sum", on_cpu=self.platform == "cpu")
         scattered = kind == "reduce_scatter" or level.axis is None
-        return made if scattered else _compat.assume_same(made, axes)
+        return result if scattered else _compat.assume_same(result, axes)
 
     def _groups(self, level: Level) -> tuple[tuple[str, ...], list[list[int]] | None]:
         if level.axis is not None:
@@ -143,4 +143,4 @@ def broadcast(x: Array, axes: tuple[str, ...], root: int, platform: str) -> Arra
 
 def sum_from(x: Array, axes: tuple[str, ...], root: int) -> Array:
     """The sum of `x` of rank `root` and zeros."""
-    return lax.psum(jnp.where(lax.axis_index(axes) == root, x, jnp.zeros_like(x)), axes)
+    return lax.psum(mask_to_root(x, lax.axis_index(axes) == root), axes)

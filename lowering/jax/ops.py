@@ -88,8 +88,8 @@ def _whole(
     parts = [part for part in parts if part.size]
     if len(parts) != 1 or parts[0].value not in arrived:
         return None
-    found = arrived[parts[0].value][parts[0].offset]
-    return found if found.shape == leaf.shape else None
+    array = arrived[parts[0].value][parts[0].offset]
+    return array if array.shape == leaf.shape else None
 
 
 def _columns(table: Array, start: int, size: int) -> Array:
@@ -110,7 +110,7 @@ def _join(pieces: Sequence[Array], ways: int, dtype: DType) -> Array:
     return jnp.concatenate(pieces, axis=1)
 
 
-def cut(leaf: Array, place: Any, ways: int, *, array: bool) -> Array:
+def shard(leaf: Array, place: Any, ways: int, *, array: bool) -> Array:
     """Rows `place` of `ways` of a leaf. A leaf of a tree is flattened first; a scalar stays whole."""
     if leaf.ndim == 0:
         return leaf
@@ -124,12 +124,12 @@ def number(place: Any, owners: Sequence[int]) -> Any:
     return sum(jnp.where(jnp.equal(place, rank), index, 0) for index, rank in enumerate(owners))
 
 
-def only(leaf: Array, here: Any) -> Array:
+def mask_to_root(leaf: Array, keep: Any) -> Array:
     """`leaf` where `here` is true, else zeros."""
-    return jnp.where(here, leaf, jnp.zeros_like(leaf))
+    return jnp.where(keep, leaf, jnp.zeros_like(leaf))
 
 
-def uncut(flat: Array, leaf: ir.Leaf) -> Array:
+def unshard(flat: Array, leaf: ir.Leaf) -> Array:
     """The way back from all ranks' cuts one after another: padding dropped, shape restored."""
     return _head(flat.reshape(-1), leaf.size).reshape(leaf.shape)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from commplan.ir import schedule as ir
 from commplan.ir.def_use import DefUse
@@ -48,7 +48,7 @@ def without_implied(sequence: Iterable[ir.Op], values: Mapping[str, ir.Value]) -
     for op in uses.ops:
         if isinstance(op, ir.Collective) and op.after:
             implied = set(_line_of(op.operand, uses, values))
-            op = msgspec.structs.replace(op, after=tuple(r for r in op.after if r not in implied))  # noqa: PLW2901
+            op = replace(op, after=tuple(r for r in op.after if r not in implied))  # noqa: PLW2901
         yield op
 
 

@@ -1,23 +1,23 @@
-"""Buffers that are never made: where a collective takes, or gives, the arrays that lie in its buffer."""
+"""Pack elision: collectives that read from, or write to, the arrays that would be packed into a buffer."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from commplan.ir import schedule as ir
 from commplan.ir.def_use import DefUse
 from commplan.ir.shard_shapes import row_size
 from commplan.lowering.jax import ops
-from commplan.lowering.jax.backend import Array, Backend, Lay, Run
+from commplan.lowering.jax.backend import Array, Backend, BufferLayout, Run
 from commplan.lowering.jax.pytree import LEAF, Tree
 
 KINDS = ("all_reduce", "broadcast", "reduce_scatter", "all_gather")
 Env = dict[str, Tree]
 
 
-@dataclasses.dataclass
-class Loose:
+@dataclass
+class PackElision:
     """Of a phase while it runs: buffers that are packed for one collective alone, or only unpacked after one.
 
     packs: by buffer what it would be packed of. parts: by buffer what is unpacked of it, by offset. arrived:
@@ -28,7 +28,7 @@ class Loose:
     values: Mapping[str, ir.Value]
     packs: Mapping[str, ir.Pack]
     parts: Mapping[str, tuple[tuple[ir.Unpack, ir.Part], ...]]
-    arrived: dict[str, dict[int, Array]] = dataclasses.field(default_factory=dict[str, dict[int, Array]])
+    arrived: dict[str, dict[int, Array]] = field(default_factory=dict[str, dict[int, Array]])
 
     def defers(self, op: ir.Op, env: Env) -> bool:
         """Whether `op` is a pack that is left to its collective."""
@@ -48,22 +48,22 @@ class Loose:
         else:
             xs, taken = _leaves(pack, env), _taken(pack, self.values)
         given = _flat(self.values[op.result]) if parts is None else _given(op, parts, self.values)
-        going = self.backend.together(xs, op, taken, given)
+        going = self.backend.start_packed(xs, op, taken, given)
         if going is None:
             if pack is not None:
                 env[op.operand] = ops.pack(pack, self.values, env)
             return None
 
         def finished() -> Env:
-            found = going()
+            results = going()
             if parts is not None:
-                self.arrived[op.result] = dict(zip((part.offset for _, part in parts), found, strict=True))
-            return {op.result: Tree(tuple(found), LEAF)}
+                self.arrived[op.result] = dict(zip((part.offset for _, part in parts), results, strict=True))
+            return {op.result: Tree(tuple(results), LEAF)}
 
         return finished
 
 
-def loose(chosen: Sequence[ir.Op], values: Mapping[str, ir.Value], backend: Backend) -> Loose:
+def pack_elision(chosen: Sequence[ir.Op], values: Mapping[str, ir.Value], backend: Backend) -> PackElision:
     """What of `chosen` needs no buffers."""
     uses = DefUse(chosen)
     packs: dict[str, ir.Pack] = {}
@@ -77,7 +77,7 @@ def loose(chosen: Sequence[ir.Op], values: Mapping[str, ir.Value], backend: Back
         taken = _unpacked(op.result, uses.readers(op.result))
         if taken:
             parts[op.result] = taken
-    return Loose(backend, values, packs, parts)
+    return PackElision(backend, values, packs, parts)
 
 
 def _unpacked(buffer: str, readers: Sequence[ir.Op]) -> tuple[tuple[ir.Unpack, ir.Part], ...]:
@@ -85,11 +85,11 @@ def _unpacked(buffer: str, readers: Sequence[ir.Op]) -> tuple[tuple[ir.Unpack, i
     unpacks = [op for op in readers if isinstance(op, ir.Unpack)]
     if len(unpacks) < len(readers) or len({op.ways for op in unpacks}) != 1:
         return ()
-    found = [(op, part) for op in unpacks for part in op.parts if part.value == buffer and part.size]
-    found.sort(key=lambda one: one[1].offset)
-    ends = [part.offset + part.size for _, part in found]
-    apart = all(end <= part.offset for end, (_, part) in zip(ends, found[1:], strict=False))
-    return tuple(found) if apart else ()
+    parts = [(op, part) for op in unpacks for part in op.parts if part.value == buffer and part.size]
+    parts.sort(key=lambda pair: pair[1].offset)
+    ends = [part.offset + part.size for _, part in parts]
+    apart = all(end <= part.offset for end, (_, part) in zip(ends, parts[1:], strict=False))
+    return tuple(parts) if apart else ()
 
 
 def _sources(pack: ir.Pack) -> dict[tuple[str, int], int]:
@@ -102,12 +102,12 @@ def _leaves(pack: ir.Pack, env: Mapping[str, Tree]) -> tuple[Array, ...]:
     return tuple(env[value].leaves[leaf] for value, leaf in _sources(pack))
 
 
-def _flat(value: ir.Value) -> Lay:
+def _flat(value: ir.Value) -> BufferLayout:
     (leaf,) = value.leaves
-    return Lay(leaf.size, (Run(0, 0, 0, leaf.size),), (leaf.shape,))
+    return BufferLayout(leaf.size, (Run(0, 0, 0, leaf.size),), (leaf.shape,))
 
 
-def _taken(pack: ir.Pack, values: Mapping[str, ir.Value]) -> Lay:
+def _taken(pack: ir.Pack, values: Mapping[str, ir.Value]) -> BufferLayout:
     """How leaves lie in the buffer of `pack`: row by row, as `ops.pack` has them."""
     size, sources = values[pack.result].leaves[0].size, _sources(pack)
     width, runs = size // pack.ways, list[Run]()
@@ -121,22 +121,22 @@ def _taken(pack: ir.Pack, values: Mapping[str, ir.Value]) -> Lay:
             if count > 0:
                 runs.append(Run(number * width + part.offset, sources[part.value, part.leaf], low, count))
     shapes = tuple(values[value].leaves[leaf].shape for value, leaf in sources)
-    return Lay(size, tuple(sorted(runs)), shapes)
+    return BufferLayout(size, tuple(sorted(runs)), shapes)
 
 
 def _given(
     op: ir.Collective, parts: Sequence[tuple[ir.Unpack, ir.Part]], values: Mapping[str, ir.Value]
-) -> Lay:
+) -> BufferLayout:
     """An array for each part: the leaf itself where it is one part, else its rows."""
     size, ways = values[op.result].leaves[0].size, parts[0][0].ways
     width, runs, shapes = size // ways, list[Run](), list[tuple[int, ...]]()
     for array, (unpack, part) in enumerate(parts):
         leaf = values[unpack.result].leaves[part.leaf]
-        alone = sum(one.leaf == part.leaf and one.size > 0 for one in unpack.parts) == 1
+        alone = sum(sibling.leaf == part.leaf and sibling.size > 0 for sibling in unpack.parts) == 1
         most = min(leaf.size, part.size * ways) if alone else part.size * ways
         shapes.append(leaf.shape if alone and most == leaf.size else (most,))
         for number in range(ways):
             count = min(part.size, most - number * part.size)
             if count > 0:
                 runs.append(Run(number * width + part.offset, array, number * part.size, count))
-    return Lay(size, tuple(sorted(runs)), tuple(shapes))
+    return BufferLayout(size, tuple(sorted(runs)), tuple(shapes))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from commplan.collectives.registry import scalar_algorithm
 from commplan.diagnostics import fail
@@ -17,7 +17,7 @@ from commplan.ir.plan import name_of
 from commplan.ir.server_ops import ServerOp, sent, server_op
 from commplan.lowering.jax import ops, order, packing, servers
 from commplan.lowering.jax.backend import Backend
-from commplan.lowering.jax.functions import Draw, call
+from commplan.lowering.jax.functions import RngContext, apply_function
 from commplan.lowering.jax.layout import varying
 from commplan.lowering.jax.pytree import LEAF, Structure, Tree, structure_by
 from commplan.lowering.jax.typing_shim import jax
@@ -42,7 +42,7 @@ def origin(phase: ir.Phase, op: ir.Unpack) -> str | None:
     return None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Lowered:
     """Phase `phase` of `schedule`, lowered. Build it once, call `run` while tracing.
 
@@ -55,21 +55,19 @@ class Lowered:
     phase: ir.Phase
     functions: Mapping[str, Callable[..., Any]]
     backend: Backend
-    structures: Mapping[tuple[str, ...], Structure] = dataclasses.field(
-        default_factory=dict[tuple[str, ...], Any]
-    )
+    structures: Mapping[tuple[str, ...], Structure] = field(default_factory=dict[tuple[str, ...], Any])
 
-    @functools.cached_property
+    @cached_property
     def outputs(self) -> tuple[ir.Binding, ...]:
         """The outputs that the phase returns: those that need more than sources."""
         return tuple(binding for binding in self.phase.outputs if not binding.source_only)
 
-    @functools.cached_property
+    @cached_property
     def values(self) -> Mapping[str, ir.Value]:
         """Every value that the phase knows, by id."""
         return {value.id: value for value in (*self.schedule.entry, *self.phase.values)}
 
-    @functools.cached_property
+    @cached_property
     def arguments(self) -> dict[str, ir.Value]:
         """What the phase is called with, by name: inputs of the plan, and source-only values."""
         values = self.values
@@ -77,41 +75,41 @@ class Lowered:
         refs |= {binding.name: binding.value for binding in self.phase.takes}
         return {name: values[ref] for name, ref in refs.items()}
 
-    @functools.cached_property
+    @cached_property
     def elsewhere(self) -> frozenset[str]:
         """The states that live on servers, as on entry."""
         entry = self.schedule.entry
         return frozenset(value.id for value in entry if value.placement.server is not None)
 
-    @functools.cached_property
+    @cached_property
     def ops(self) -> tuple[ir.Op, ...]:
-        """The ops that run on devices when the phase is called."""
+        """The ops that run on the device when the phase is called."""
         known = [*self.phase.inputs, *self.phase.states, *(binding.value for binding in self.phase.takes)]
         wanted = [binding.value for binding in (*self.outputs, *self.phase.updates)]
         return DefUse(self.phase.ops).behind(wanted, frozenset(known))
 
-    @functools.cached_property
+    @cached_property
     def counts(self) -> bool:
         """Whether its calls must be counted: a random function runs in it."""
         return any(isinstance(op, ir.Map) and op.random for op in self.ops)
 
     def run(
-        self, inputs: Mapping[str, Tree], state: Mapping[str, Tree], draw: Draw | None
+        self, inputs: Mapping[str, Tree], state: Mapping[str, Tree], rng: RngContext | None
     ) -> tuple[Env, Env]:
         """Outputs and new states by name, from inputs and states by name; one rank's arrays.
 
-        `draw`: where random functions get their keys; None where nothing is random.
+        `rng`: where random functions get their keys; None where nothing is random.
         """
         env: Env = {ref: inputs[name_of(ref)] for ref in self.phase.inputs}
         env |= {ref: state[name_of(ref)] for ref in self.phase.states if ref not in self.elsewhere}
         env |= {binding.value: inputs[binding.name] for binding in self.phase.takes}
-        self.apply(self.ops, env, draw)
+        self.apply(self.ops, env, rng)
         results = {binding.name: self._leave(binding.value, env) for binding in self.outputs}
-        there = {name_of(ref) for ref in self.elsewhere}
-        kept = [binding for binding in self.phase.updates if binding.name not in there]
+        on_servers = {name_of(ref) for ref in self.elsewhere}
+        kept = [binding for binding in self.phase.updates if binding.name not in on_servers]
         return results, {binding.name: self._leave(binding.value, env) for binding in kept}
 
-    def apply(self, chosen: Iterable[ir.Op], env: Env, draw: Draw | None) -> None:
+    def apply(self, chosen: Iterable[ir.Op], env: Env, rng: RngContext | None) -> None:
         """Run the ops `chosen`, in order; their results join `env`.
 
         Collectives and requests to servers that are begun and completed later are begun at their place, and
@@ -119,7 +117,7 @@ class Lowered:
         order of the schedule. HLO and profiles name ops `commplan/PHASE/lineN` after their plan line.
         """
         chosen = tuple(chosen)
-        loose = packing.loose(chosen, self.values, self.backend)
+        elision = packing.pack_elision(chosen, self.values, self.backend)
         chained = {ref for op in chosen for ref in op.after}
         begun: dict[str, tuple[ir.Op, Callable[[], Env]]] = {}
         left = list(order.without_implied(chosen, self.values))
@@ -128,15 +126,15 @@ class Lowered:
             for op in left:
                 asking = server_op(op, self.values)
                 needs = ir.operands(op) if asking is None else sent(asking)
-                after = asking is not None and any(server_op(one, self.values) for one in blocked)
+                after = asking is not None and any(server_op(earlier, self.values) for earlier in blocked)
                 if begun and (after or not all(ref in env for ref in needs)):
                     blocked.append(op)
                     continue
                 with self._scope(op):
-                    finish = loose.begin(op, env) or self._begin(op, env)
+                    finish = elision.begin(op, env) or self._begin(op, env)
                     if finish is None:
-                        if not loose.defers(op, env):
-                            self._run(op, env, chained, draw, loose.arrived)
+                        if not elision.defers(op, env):
+                            self._run(op, env, chained, rng, elision.arrived)
                     elif isinstance(op, ir.Collective) and op.form != "split":
                         env |= finish()
                     else:
@@ -151,7 +149,7 @@ class Lowered:
         return jax.named_scope(f"commplan/{self.phase.name}/line{op.span.line}")
 
     def _begin(self, op: ir.Op, env: Env) -> Callable[[], Env] | None:
-        """Begin a collective that is carried out in two parts, or a request; None for every other op."""
+        """Start a split collective or a request to servers; None for every other op."""
         asking = server_op(op, self.values)
         if asking is not None:
             return self._ask(asking, env)
@@ -166,7 +164,7 @@ class Lowered:
             begun = self.backend.start(self._operand(op, x, source.kind == "array"), op)
             if begun is None:  # the backend does it in one
                 return None
-            parts.append(functools.partial(self._completed, op, begun, leaf))
+            parts.append(partial(self._completed, op, begun, leaf))
         return lambda: {op.result: env[op.operand].like([part() for part in parts])}
 
     def _ask(self, op: ServerOp, env: Env) -> Callable[[], Env]:
@@ -193,13 +191,13 @@ class Lowered:
 
     def _completed(self, op: ir.Collective, begun: Callable[[], Any], target: ir.Leaf) -> Any:
         moved = self._at_root(op, begun())
-        return ops.uncut(moved, target) if op.kind == "all_gather" else moved
+        return ops.unshard(moved, target) if op.kind == "all_gather" else moved
 
     def _at_root(self, op: ir.Collective, moved: Any) -> Any:
-        """What a reduction to one rank leaves on the others is nobody's business: zeros."""
+        """Only the root's result of a reduction to one rank is defined; the other ranks hold zeros."""
         if op.kind != "reduce":
             return moved
-        return ops.only(moved, self.backend.index(op.axes) == op.root)
+        return ops.mask_to_root(moved, self.backend.index(op.axes) == op.root)
 
     def _operand(self, op: ir.Collective, x: Any, array: bool) -> Any:
         """A leaf with the shape that the collective wants."""
@@ -217,7 +215,7 @@ class Lowered:
         op: ir.Op,
         env: Env,
         chained: set[str],
-        draw: Draw | None,
+        rng: RngContext | None,
         arrived: Mapping[str, Mapping[int, Any]],
     ) -> None:
         values = self.values
@@ -246,14 +244,14 @@ class Lowered:
                 if op.owners:
                     place = ops.number(place, op.owners)
                 tree = env[op.operand]
-                env[op.result] = tree.like([ops.cut(x, place, ways, array=array) for x in tree.leaves])
+                env[op.result] = tree.like([ops.shard(x, place, ways, array=array) for x in tree.leaves])
             case ir.Elastic() if op.mode == "sync":
                 env[op.pull] = self._elastic(op, env)
             case ir.Update():
                 pairs = zip(env[op.operand].leaves, env[op.delta].leaves, strict=True)
                 env[op.result] = env[op.operand].like([x + delta for x, delta in pairs])
             case ir.Map():
-                env |= call(op, self, env, draw)
+                env |= apply_function(op, self, env, rng)
             case ir.Share():
                 env[op.result] = env[op.operand]
             case ir.Put() | ir.Get():
@@ -264,18 +262,14 @@ class Lowered:
     def _refuse(self, op: ir.Read | ir.Elastic | ir.Exchange) -> None:
         match op:
             case ir.Elastic():
-                what = f"`elastic ... by {op.mode}`"
+                stage = f"`elastic ... by {op.mode}`"
             case ir.Exchange():
-                what = "`exchange`"
+                stage = "`exchange`"
             case ir.Read():
-                what = f"reading source `{op.source}` inside a compiled phase"
-        fail(
-            "CP0808",
-            f"{what} is not lowered yet: phase `{self.phase.name}` cannot run",
-            "use `reduce` and an optimiser of your own, or `elastic ... by sync`",
-            span=op.span,
-            file=self.schedule.file,
-        )
+                stage = f"reading source `{op.source}` inside a compiled phase"
+        message = f"{stage} is not lowered yet: phase `{self.phase.name}` cannot run"
+        note = "use `reduce` and an optimiser of your own, or `elastic ... by sync`"
+        fail("CP0808", message, note, span=op.span, file=self.schedule.file)
 
     def _elastic(self, op: ir.Elastic, env: Env) -> Tree:
         eta, rho = (env[x].leaves[0] if isinstance(x, str) else x for x in (op.eta, op.rho))
@@ -295,10 +289,10 @@ class Lowered:
 
     def _alike(self, ref: str, value: ir.Value) -> bool:
         """Whether the value `ref` has the kind, and the leaves, of `value`."""
-        one = self.values[ref]
-        if one.kind != value.kind or len(one.leaves) != len(value.leaves):
+        candidate = self.values[ref]
+        if candidate.kind != value.kind or len(candidate.leaves) != len(value.leaves):
             return False
-        return all(a.path == b.path for a, b in zip(one.leaves, value.leaves, strict=True))
+        return all(a.path == b.path for a, b in zip(candidate.leaves, value.leaves, strict=True))
 
     def _collective(self, op: ir.Collective, env: Env, chained: bool) -> Tree:
         """Leaf by leaf. Ordered after what `op.after` names, and leaf after leaf where order counts."""
@@ -318,12 +312,12 @@ class Lowered:
         backend = self.backend
         if x.size == 0:  # nothing to move, and XLA refuses to scatter it
             empty = x.reshape(target.shape)
-            scattered = op.kind in ("reduce_scatter", "all_to_all", "reduce")
-            return empty if scattered else backend.same(empty, op.axes)
+            placement = self.values[op.result].placement
+            return backend.same(empty, tuple(axis for axis in op.axes if not placement.varies(axis)))
         if op.kind == "reduce_scatter" and x.ndim == 0:
             whole = scalar_algorithm(op.algorithm)
-            return backend.move(x, msgspec.structs.replace(op, kind="all_reduce", algorithm=whole))
+            return backend.move(x, replace(op, kind="all_reduce", algorithm=whole))
         if op.kind == "all_gather" and x.ndim == 0:  # a scalar of a split tree, never cut: the same already
             return backend.same(x, op.axes)
         moved = self._at_root(op, backend.move(self._operand(op, x, array), op))
-        return ops.uncut(moved, target) if op.kind == "all_gather" else moved
+        return ops.unshard(moved, target) if op.kind == "all_gather" else moved

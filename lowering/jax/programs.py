@@ -47,8 +47,9 @@ def run(program: Program, x: Array, team: Team, op: str = "sum", *, on_cpu: bool
     """What this rank holds after `program`, given what it holds before; one-dimensional.
 
     all_reduce, reduce, broadcast: [S] in and out. reduce_scatter and scatter: [n*k] in, this rank's [k] out.
-    all_gather and gather: [k] in, [n*k] out. `x` must vary over the axes of `team`. Of what a rank holds that
-    the collective promises nothing to (all but the root after `reduce` and `gather`), nothing is said.
+    all_gather and gather: [k] in, [n*k] out. swap: [n*k] in and out. `x` must vary over the axes of
+    `team`. Of what a rank holds that the collective promises nothing to (all but the root after `reduce`
+    and `gather`), nothing is said.
     op: sum, max or min; booleans: or, or, and.
 
     Sums are made in the type of `x`. On CPUs 16-bit floats travel as integers, which XLA would widen else.
@@ -58,19 +59,34 @@ def run(program: Program, x: Array, team: Team, op: str = "sum", *, on_cpu: bool
     if on_cpu and program.kind not in REDUCING and to_bits(x).dtype != x.dtype:
         return as_bits(lambda moved: run(program, moved, team, op, on_cpu=on_cpu), x)
     rank = _Rank(team, op, on_cpu=on_cpu)
-    block = x.shape[0]
-    if program.kind in ("all_gather", "gather"):
-        empty = jnp.zeros_like(x, shape=(program.ranks * block,))
-        x = lax.dynamic_update_slice(empty, x, (rank.place * block,))
+    block, x = x.shape[0], slots(program, x, rank.place)
     steps, last = steps_of(program, x.shape[0]), None
     for rounds in stretches(steps):
         x, last = rank.round(x, last, rounds[0]) if len(rounds) == 1 else rank.rounds(x, last, rounds)
+    if program.kind == "swap":
+        return blocks(x, program.arrivals, rank.place)
     if program.kind not in ("reduce_scatter", "scatter"):
         return x
     if steps and not steps[-1].stores:
         return last
     own = block // program.ranks
     return lax.dynamic_slice(x, (rank.place * own,), (own,))
+
+
+def slots(program: Program, x: Array, place: Any) -> Array:
+    """What the rank at `place` begins with: where blocks are gathered its own, between zeros; where they are
+    swapped all, in the order of their slots."""
+    if program.kind == "swap":
+        return blocks(x, program.targets, place)
+    if program.kind not in ("all_gather", "gather"):
+        return x
+    empty = jnp.zeros_like(x, shape=(program.ranks * x.shape[0],))
+    return lax.dynamic_update_slice(empty, x, (place * x.shape[0],))
+
+
+def blocks(x: Array, order: Ints, place: Any) -> Array:
+    """The equal blocks of `x` in the order of row `place` of `order`."""
+    return x.reshape(len(order), -1)[jnp.asarray(_narrow(order))[place]].reshape(-1)
 
 
 class _Row(NamedTuple):
@@ -175,13 +191,8 @@ class _Rank:
         return new
 
     def _combine(self, old: Array, new: Array) -> Array:
-        match self.op:
-            case "max":
-                return jnp.maximum(old, new)
-            case "min":
-                return jnp.minimum(old, new)
-            case _:
-                return _rounded(old + new)
+        extreme = {"max": jnp.maximum, "min": jnp.minimum}.get(self.op)
+        return _rounded(old + new) if extreme is None else extreme(old, new)
 
 
 def _rounded(total: Array) -> Array:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from commplan.lowering.jax.typing_shim import jax
@@ -13,7 +13,7 @@ Array = Any
 Structure = Any  # a PyTreeDef
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Tree:
     """A value while a phase runs: its leaves in JAX's flattening order, and its structure."""
 

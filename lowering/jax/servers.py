@@ -62,12 +62,12 @@ def unpacked(
 ) -> dict[str, tuple[Array, ...]]:
     """The leaves, by value, of what came in `buffers`, of the values `given` at least; empty ones, which are
     never sent, besides."""
-    found: dict[str, list[Array | None]] = {ref: [None] * len(values[ref].leaves) for ref in given}
+    leaves_of: dict[str, list[Array | None]] = {ref: [None] * len(values[ref].leaves) for ref in given}
     for buffer, array in zip(buffers, arrays, strict=True):
         if buffer.what == "token":
             continue
         leaves = values[buffer.value].leaves
-        own = found.setdefault(buffer.value, [None] * len(leaves))
+        own = leaves_of.setdefault(buffer.value, [None] * len(leaves))
         at = 0
         for place in buffer.leaves:
             leaf = leaves[place]
@@ -78,17 +78,15 @@ def unpacked(
             jnp.zeros(leaf.shape, ops.jax_dtype(leaf.dtype)) if x is None else x
             for x, leaf in zip(own, values[ref].leaves, strict=True)
         )
-        for ref, own in found.items()
+        for ref, own in leaves_of.items()
     }
 
 
 def refuse(span: Span, file: str) -> NoReturn:
     """Raises CP0851: on a mesh of devices there are no servers."""
-    fail(
-        "CP0851",
-        "the plan keeps states on servers, which are processes of their own, and a mesh has none",
-        "bind it to an mpi4py communicator, under mpirun: the workers' ranks first, then one for each server",
-        "or declare the states without `on`: the devices of the mesh then keep them, in shards",
-        span=span,
-        file=file,
+    message = "the plan keeps states on servers, which are processes of their own, and a mesh has none"
+    note = (
+        "bind it to an mpi4py communicator, under mpirun: the workers' ranks first, then one for each server"
     )
+    remedy = "or declare the states without `on`: the devices of the mesh then keep them, in shards"
+    fail("CP0851", message, note, remedy, span=span, file=file)

@@ -6,19 +6,19 @@ the same and what differs was proved when the plan was compiled.
 
 from __future__ import annotations
 
-import dataclasses
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from commplan.diagnostics import fail
 from commplan.ir.plan import AxisKind
 from commplan.ir.schedule import Collective, Schedule, Spread
 from commplan.lowering.jax import _compat
-from commplan.lowering.jax.backend import Lay
+from commplan.lowering.jax.backend import BufferLayout
 from commplan.lowering.jax.typing_shim import lax
 from commplan.lowering.mpi.collectives import Channel, Pending, Spec
-from commplan.lowering.mpi.service import Service, goodbye
+from commplan.lowering.mpi.service import Service, send_leave, waiting_line
 from commplan.lowering.mpi.tuning import NATIVE
 from commplan.lowering.programs import spreads
 from commplan.protocol.sites import Sites
@@ -54,7 +54,7 @@ class Order:
             self._last = weakref.ref(trace), weakref.ref(token)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class MpiBackend:
     """One rank of a communicator: see `lowering.jax.backend.Backend`.
 
@@ -67,7 +67,7 @@ class MpiBackend:
     spread: Mapping[str, tuple[Spread, ...]]
     file: str = ""
     typed: bool = False
-    order: Order = dataclasses.field(default_factory=Order)
+    order: Order = field(default_factory=Order)
     service: Service | None = None
 
     def ways(self, axes: tuple[str, ...]) -> int:
@@ -82,20 +82,17 @@ class MpiBackend:
         return {axis: self.index(axis) for axis in self.sizes}
 
     def varying(self, x: Array, axes: tuple[str, ...]) -> Array:
-        del axes
         return x
 
     def same(self, x: Array, axes: tuple[str, ...]) -> Array:
-        del axes
         return x
 
     def tie(self, x: Array, previous: Array, axes: tuple[str, ...]) -> Array:
         """All operations are ordered, one after another, whatever their operands."""
-        del previous, axes
         return x
 
-    def together(
-        self, xs: Sequence[Array], op: Collective, taken: Lay, given: Lay
+    def start_packed(
+        self, xs: Sequence[Array], op: Collective, taken: BufferLayout, given: BufferLayout
     ) -> Callable[[], Sequence[Array]] | None:
         spec = self._spec(op)
         if not self.channel.takes_lists(spec, taken.size):
@@ -137,30 +134,25 @@ class MpiBackend:
             chunk=op.hints.chunk,
             levels=levels,
             form=op.form or "call",
-            where=line(op, self.file),
+            where=waiting_line(op.span, self.file),
         )
 
 
 def _communicator(op: Collective, channel: Channel) -> None:
-    """Make it here, where all ranks are: one may come to its collectives while others compile theirs."""
+    """Create the communicator of `op` now: it takes all ranks, which later compile at their own pace."""
     if channel.groups.ways(op.axes) == 1:
         return
     if channel.engine is None or op.form == "rounds":
         channel.groups.blocking(op.axes)
-    elif op.algorithm == NATIVE or op.kind == "all_to_all":
+    elif op.algorithm == NATIVE:
         channel.groups.native(op.axes)
 
 
-def line(op: Collective, file: str) -> str:
-    """Where `op` stands in the plan, for errors."""
-    return f"line {op.span.line} of {file or 'the plan'} waits for it"
-
-
-def backend_of(schedule: Schedule, comm: Any, found: Sites, whole: Any = None) -> MpiBackend:
+def backend_of(schedule: Schedule, comm: Any, sites: Sites, whole: Any = None) -> MpiBackend:
     """The backend of a worker. Every rank of `comm`, the workers', calls it alike: it makes communicators.
 
-    found: the schedule's sites. whole: a communicator of workers and servers for what they say to each other,
-    if the plan has servers. Raises CP0830 where there are servers and the engine cannot be had.
+    sites: the schedule's. whole: a communicator of workers and servers for what they say to each other,
+    if the plan has servers. Raises CP0830 where there are servers and no engine.
     """
     sizes, order, file = schedule.mesh_sizes, Order(), schedule.file
     channel, service = Channel(comm, sizes), None
@@ -168,20 +160,20 @@ def backend_of(schedule: Schedule, comm: Any, found: Sites, whole: Any = None) -
         for op in phase.ops:
             if isinstance(op, Collective):
                 _communicator(op, channel)
-    if found.servers:
+    if sites.servers:
         if channel.engine is None:
-            goodbye(whole, found)
+            send_leave(whole, sites)
             fail("CP0830", "servers are asked by the MPI engine, which cannot be had", file=file)
-        service = Service(channel.engine, whole, found, server_names(schedule), order, file)
+        service = Service(channel.engine, whole, sites, server_names(schedule), order, file)
     return MpiBackend(sizes, channel, spreads(schedule), file, order=order, service=service)
 
 
 def server_names(schedule: Schedule) -> tuple[str, ...]:
     """Every server of the plan, as errors name it."""
-    found: list[str] = []
+    labels: list[str] = []
     for axis in schedule.axes:
         if axis.kind is AxisKind.SERVER:
             alone = axis.size == 1
             names = (f"server {i} of `{axis.name}`" for i in range(axis.size))
-            found += [f"server `{axis.name}`"] if alone else names
-    return tuple(found)
+            labels += [f"server `{axis.name}`"] if alone else names
+    return tuple(labels)

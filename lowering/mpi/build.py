@@ -34,7 +34,7 @@ _SECONDS = 300  # more than any compiler needs
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The engine, loaded into this process. Raises CP0830 where it cannot be had."""
+    """The engine, loaded into this process. Raises CP0830 where it cannot be compiled or loaded."""
     try:
         path = _cached(_compiler(), mpi_library())
     except OSError as error:  # a compiler that cannot be started, a full disk
@@ -46,12 +46,9 @@ def library() -> ctypes.CDLL:
     loaded.commplan_library.restype = _TEXT
     used, ours = Path(os.fsdecode(loaded.commplan_library())), mpi_library()
     if used.resolve() != ours.resolve():
-        fail(
-            "CP0830",
-            f"the compiler wrapper on the path belongs to another MPI: {used}",
-            f"mpi4py uses {ours}",
-            "put the `mpicxx` of that MPI first in PATH, or name it in MPICXX",
-        )
+        message = f"the compiler wrapper on the path belongs to another MPI: {used}"
+        note = "put the `mpicxx` of that MPI first in PATH, or name it in MPICXX"
+        fail("CP0830", message, f"mpi4py uses {ours}", note)
     _declare(loaded)
     return loaded
 
@@ -90,26 +87,26 @@ def mpi_library() -> Path:
     paths = dict.fromkeys(line.split(maxsplit=5)[5] for line in lines if "/libmpi" in line)
     names = [Path(path) for path in paths if Path(path).name.startswith(("libmpi.", "libmpich."))]
     if len({path.resolve() for path in names}) != 1:
-        found = ", ".join(map(str, names)) or "none"
-        fail("CP0830", f"the MPI library of this process is not to be found: {found}", _FIX)
+        known = ", ".join(map(str, names)) or "none"
+        fail("CP0830", f"the MPI library of this process is not to be found: {known}", _FIX)
     return names[0]
 
 
 def _compiler() -> tuple[str, ...]:
     """The command that compiles C++ against the MPI in use: its own wrapper."""
     named = os.environ.get("MPICXX")
-    beside = [mpi_library().parent.parent / "bin", Path(sys.prefix) / "bin"]
-    places = os.pathsep.join([*map(str, beside), os.environ.get("PATH", os.defpath)])
+    prefixes = [mpi_library().parent.parent / "bin", Path(sys.prefix) / "bin"]
+    places = os.pathsep.join([*map(str, prefixes), os.environ.get("PATH", os.defpath)])
     for name in [named] if named else ["mpicxx", "mpic++", "mpiCC"]:
-        if found := shutil.which(name, path=places):
-            return (found,)
+        if compiler := shutil.which(name, path=places):
+            return (compiler,)
     if not named and (wrapper := shutil.which("mpicc", path=places)):
         shown = subprocess.run([wrapper, "--showme"], capture_output=True, text=True, check=False)
         cxx = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
         if cxx and shown.returncode == 0:
             return (cxx, *shown.stdout.split()[1:])
-    what = f"`{named}` (from MPICXX) is not there" if named else "there is no mpicxx"
-    return fail("CP0830", f"the MPI engine cannot be compiled: {what}", _FIX)
+    problem = f"`{named}` (from MPICXX) is not there" if named else "there is no mpicxx"
+    return fail("CP0830", f"the MPI engine cannot be compiled: {problem}", _FIX)
 
 
 def cache() -> Path:
@@ -124,9 +121,8 @@ def cache() -> Path:
         place = Path(tempfile.gettempdir()) / f"commplan-{os.getuid()}"
         place.mkdir(exist_ok=True, mode=0o700)
         if place.stat().st_uid != os.getuid():
-            fail(
-                "CP0830", f"{place} belongs to another user", "set XDG_CACHE_HOME to a directory of your own"
-            )
+            note = "set XDG_CACHE_HOME to a directory of your own"
+            fail("CP0830", f"{place} belongs to another user", note)
         return place
 
 
@@ -164,11 +160,11 @@ def _processor() -> str:
 
 
 def _compile(compiler: Sequence[str], sources: Sequence[Path], path: Path) -> None:
-    """Whoever sees `path` sees all of it, on other hosts too, and after a machine has stopped."""
+    """Compile to `path`, which appears atomically and complete, on other hosts and after a crash too."""
     include, named = f"-I{jax.ffi.include_dir()}", [str(source) for source in sources]
-    with replacing(path) as made:
+    with replacing(path) as temp:
         for tuning in (["-march=native"], []):  # not every compiler knows its processor
-            command = [compiler[0], *_OPTIONS, *tuning, include, *named, *compiler[1:], "-o", made, "-ldl"]
+            command = [compiler[0], *_OPTIONS, *tuning, include, *named, *compiler[1:], "-o", temp, "-ldl"]
             try:
                 done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_SECONDS)
             except subprocess.TimeoutExpired:
@@ -177,6 +173,6 @@ def _compile(compiler: Sequence[str], sources: Sequence[Path], path: Path) -> No
                 return
             if "march" not in done.stderr:
                 break
-        said = done.stderr[-500:] or f"{compiler[0]} ends with exit code {done.returncode}"
-        errors = [line for line in done.stderr.splitlines() if "error" in line] or [said]
+        output = done.stderr[-500:] or f"{compiler[0]} ends with exit code {done.returncode}"
+        errors = [line for line in done.stderr.splitlines() if "error" in line] or [output]
         fail("CP0830", f"the MPI engine does not compile: {errors[0].strip()}", _FIX)

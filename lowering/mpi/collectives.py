@@ -10,9 +10,9 @@ are tied together by their tokens.
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ import numpy as np
 from commplan.collectives.program import REDUCING
 from commplan.diagnostics import CommplanError, fail
 from commplan.ir.schedule import ReduceOp
-from commplan.lowering.jax.backend import Lay
+from commplan.lowering.jax.backend import BufferLayout, Run
 from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.mpi import build, primitives, rounds
 from commplan.lowering.mpi.drain import at_exit, drain
@@ -97,8 +97,9 @@ class Channel:
 
         all_reduce, broadcast, reduce: the shape of `x`. reduce_scatter, scatter, all_gather, gather: the
         leading dimension is divided, or multiplied, by the number of ranks, a scalar gathered as [ranks].
-        all_to_all: the leading dimension is cut into a row for each rank. Away from the root `reduce` and
-        `gather` give what their rounds left behind. Raises CP0831 for what cannot be: axis, shape or dtype.
+        all_to_all, swap: the leading dimension is cut into a row for each rank. Away from the root `reduce`
+        and `gather` give what their rounds left behind. Raises CP0831 for what cannot be: axis, shape or
+        dtype.
         """
         shape = self._result(x, spec)
         if self._nothing(x, spec):
@@ -120,7 +121,7 @@ class Channel:
         return self._library is not None and spec.form != "rounds" and moves and threads
 
     def begin(
-        self, xs: Sequence[Array], spec: Spec, taken: Lay, given: Lay, token: Array
+        self, xs: Sequence[Array], spec: Spec, taken: BufferLayout, given: BufferLayout, token: Array
     ) -> tuple[Pending, Array]:
         """The collective of a buffer in which `xs`, of one dtype, lie as `taken` says; what comes is cut as
         `given` says. Of form `split` it is only begun; of form `call` it is done, and has no handle."""
@@ -136,7 +137,7 @@ class Channel:
     def start(self, x: Array, spec: Spec, token: Array) -> tuple[Pending, Array]:
         """Begin the collective of `x`; a thread of this process moves it on meanwhile."""
         if self._nothing(x, spec) or self._library is None:
-            y, token = self.run(x, dataclasses.replace(spec, form="call"), token)
+            y, token = self.run(x, replace(spec, form="call"), token)
             return Pending((x,), [y], None, -1), token
         if not self.groups.concurrent:
             fail("CP0833", "this MPI may be called by one thread at a time, and form `split` needs two")
@@ -154,7 +155,7 @@ class Channel:
 
     def _rounds(self, x: Array, spec: Spec) -> Array:
         axes = self._axes(spec)
-        own = dataclasses.replace(spec, axes=axes)
+        own = replace(spec, axes=axes)
         rank, comm = self.groups.index(axes), self.groups.blocking(axes)
         choose = choice(own, self.groups, self._whole(x.size, own), x.dtype.itemsize)
         if choose is None:
@@ -177,23 +178,23 @@ class Channel:
         ranks, shape = len(self.groups.along(self._axes(spec))), tuple(x.shape)
         if spec.kind in ("all_gather", "gather"):
             return (ranks * shape[0], *shape[1:]) if shape else (ranks,)
-        if spec.kind not in ("reduce_scatter", "scatter", "all_to_all"):
+        if spec.kind not in ("reduce_scatter", "scatter", "all_to_all", "swap"):
             return shape
         if not shape or shape[0] % ranks:
-            what = f"a leading dimension of {shape[0]}" if shape else "a scalar"
-            fail("CP0831", f"{spec.kind} over {ranks} ranks cannot cut {what}", "pad it to a multiple")
-        return shape if spec.kind == "all_to_all" else (shape[0] // ranks, *shape[1:])
+            described = f"a leading dimension of {shape[0]}" if shape else "a scalar"
+            fail("CP0831", f"{spec.kind} over {ranks} ranks cannot cut {described}", "pad it to a multiple")
+        return shape if spec.kind in ("all_to_all", "swap") else (shape[0] // ranks, *shape[1:])
 
     def _number(self, x: Array, spec: Spec) -> int:
         """The engine's number for this collective of an array like `x`, made where there is none yet."""
         if self._channel is None:
             fail("CP0832", "this channel is closed")
-        key = (dataclasses.replace(spec, axes=self._axes(spec), form="call"), x.size, str(x.dtype))
+        key = (replace(spec, axes=self._axes(spec), form="call"), x.size, str(x.dtype))
         if key not in self._numbers:
             self._numbers[key] = self._make(key[0], x.size, np.dtype(x.dtype))
         return self._numbers[key]
 
-    def _packed(self, number: int, taken: Lay, given: Lay, itemsize: int) -> int:
+    def _packed(self, number: int, taken: BufferLayout, given: BufferLayout, itemsize: int) -> int:
         """The engine's number for `number` on arrays that lie so in its buffers."""
         key = (number, taken, given)
         if key not in self._numbers:
@@ -212,40 +213,49 @@ class Channel:
         choose = choice(spec, self.groups, whole, dtype.itemsize)
         if choose is None:
             return self._make_native(spec, size, dtype)
-        made = instructions(choose.program, self.groups.index(axes), whole, dtype.itemsize, choose.piece)
-        return self._make_list(made, self.groups.along(axes), spec, dtype)
+        program = instructions(choose.program, self.groups.index(axes), whole, dtype.itemsize, choose.piece)
+        number = self._make_list(program, self.groups.along(axes), spec, dtype)
+        if spec.kind != "swap":
+            return number
+        orders = choose.program.targets, choose.program.sources
+        taken, given = (_in_slots(order[self.groups.index(axes)].tolist(), size) for order in orders)
+        return self._packed(number, taken, given, dtype.itemsize)
 
     def _make_native(self, spec: Spec, size: int, dtype: np.dtype[Any]) -> int:
         group = self.groups.native(spec.axes or ())
-        parts = group.Get_size() if spec.kind in ("reduce_scatter", "scatter", "all_to_all") else 1
+        in_parts = spec.kind in ("reduce_scatter", "scatter", "all_to_all", "swap")
+        parts = group.Get_size() if in_parts else 1
         code, count = dtype.name, size // parts
         if code not in _DTYPES:
             code, count = "uint8", count * dtype.itemsize
-        kind, dtype_code, op = KINDS.index(spec.kind), _DTYPES.index(code), _OPS.index(spec.op)
+        kind = KINDS.index("all_to_all" if spec.kind == "swap" else spec.kind)
+        dtype_code, op = _DTYPES.index(code), _OPS.index(spec.op)
         table = _numbers((kind, group.py2f(), count, spec.root, dtype_code, op), np.int64)
         return self._library.commplan_native(self._channel, table.ctypes.data, spec.where.encode())
 
-    def _make_list(self, made: Instructions, ranks: tuple[int, ...], spec: Spec, dtype: np.dtype[Any]) -> int:
-        awaited: list[list[int]] = [[] for _ in made.code]
-        for i, before in enumerate(made.waits):
+    def _make_list(
+        self, program: Instructions, ranks: tuple[int, ...], spec: Spec, dtype: np.dtype[Any]
+    ) -> int:
+        awaited: list[list[int]] = [[] for _ in program.code]
+        for i, before in enumerate(program.waits):
             for j in before:
                 awaited[j].append(i)
-        table = np.array(made.code, np.int64).reshape(len(made.code), -1)
-        waits = _numbers([len(before) for before in made.waits], np.int32)
+        table = np.array(program.code, np.int64).reshape(len(program.code), -1)
+        waits = _numbers([len(before) for before in program.waits], np.int32)
         begins = _numbers(np.cumsum([0, *map(len, awaited)]), np.int64)
         after = _numbers([i for each in awaited for i in each], np.int32)
-        peers = _numbers([ranks[peer] for peer in made.peers], np.int32)
-        messages = max((row.message + 1 for row in made.code), default=0)
-        reducing = any(row.what == RECEIVE_REDUCE for row in made.code)
+        peers = _numbers([ranks[peer] for peer in program.peers], np.int32)
+        messages = max((row.message + 1 for row in program.code), default=0)
+        reducing = any(row.what == RECEIVE_REDUCE for row in program.code)
         code, op = _DTYPES.index(dtype.name) if reducing else 0, _OPS.index(spec.op)
-        settings = _numbers((made.scratch, WINDOW, messages > WINDOW, code, op), np.int64)
+        settings = _numbers((program.scratch, WINDOW, messages > WINDOW, code, op), np.int64)
         arrays = (waits, begins, after, peers)
         pointers = [array.ctypes.data for array in arrays]
         number = self._library.commplan_list(
-            self._channel, table.ctypes.data, len(made.code), *pointers, len(peers), settings.ctypes.data,
+            self._channel, table.ctypes.data, len(program.code), *pointers, len(peers), settings.ctypes.data,
             spec.where.encode(),
         )  # fmt: skip
-        self._ends[number] = made.last, made.late
+        self._ends[number] = program.last, program.late
         return number
 
 
@@ -254,7 +264,14 @@ def _started(xs: Sequence[Array], results: Sequence[Any], number: int, token: Ar
     return Pending(xs, pending, handle, number), after
 
 
-def _layout(lay: Lay, itemsize: int) -> Any:
+def _in_slots(blocks: Sequence[int], size: int) -> BufferLayout:
+    """Slots that hold these equal blocks of one array of `size` elements."""
+    own = size // len(blocks)
+    runs = tuple(Run(slot * own, 0, block * own, own) for slot, block in enumerate(blocks))
+    return BufferLayout(size, runs, ((size,),))
+
+
+def _layout(lay: BufferLayout, itemsize: int) -> Any:
     """The bytes of the buffer, and its runs as the engine's rows."""
     rows = np.array(lay.runs, np.int64).reshape(-1, 4) * (itemsize, 1, itemsize, itemsize)
     return _numbers(np.concatenate(([lay.size * itemsize], rows.reshape(-1))), np.int64)

@@ -1,4 +1,4 @@
-"""Programs that XLA has been given and has not ended: before MPI ends they are waited for."""
+"""Waits for programs that XLA is still running before MPI is finalized."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def at_exit() -> None:
 
 @atexit.register
 def _drain() -> None:
-    """Before JAX and mpi4py end. Nobody else would say that a step failed whose result nobody has awaited."""
+    """Runs before JAX and mpi4py shut down: reports the failure of a step whose result was never awaited."""
     if os.getpid() not in _processes or MPI.Is_finalized():
         return
     try:
@@ -48,6 +48,6 @@ def _drain() -> None:
     except KeyboardInterrupt:
         MPI.COMM_WORLD.Abort(130)
         raise
-    if error is not None and (found := reason(error)) is not None:
-        why = "; ".join((found.message, *(note.text for note in found.notes)))
+    if error is not None and (parsed := reason(error)) is not None:
+        why = "; ".join((parsed.message, *(note.text for note in parsed.notes)))
         sys.stderr.write(f"commplan: when this process ended a step was under way, and failed: {why}\n")

@@ -1,4 +1,4 @@
-"""What the engine could not carry out, as a diagnostic: XLA hands on its text, in an exception of JAX's."""
+"""Failures of the engine as diagnostics. XLA passes on their text in an exception of JAX."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ def reason(error: BaseException, spans: Sequence[Span] = (), file: str = "") -> 
 
     error: what JAX raised when a result was asked for. spans: those of the plan's ops.
     """
-    said = _SAID.search(str(error)) if isinstance(error, ValueError | RuntimeError) else None
-    if said is None:
+    match = _SAID.search(str(error)) if isinstance(error, ValueError | RuntimeError) else None
+    if match is None:
         return None
-    what, notes = said["what"].strip(), list[Note]()
-    where = _WHERE.search(what)
+    message, notes = match["what"].strip(), list[Note]()
+    where = _WHERE.search(message)
     span = None
     if where is not None:
-        what = what[: where.start()]
+        message = message[: where.start()]
         notes.append(Note(where["text"]))
-        span = next((one for one in spans if one.line == int(where["line"])), None)
-    first, *others = what.splitlines() or ["an operation failed"]
+        span = next((candidate for candidate in spans if candidate.line == int(where["line"])), None)
+    first, *others = message.splitlines() or ["an operation failed"]
     notes += [Note(line.strip().removeprefix(_NOTE)) for line in others if line.strip()]
     return Diagnostic("CP0834", first, span, tuple(notes), file=file)
 
 
 def once(error: BaseException) -> None:
-    """Leave out of the engine's error what XLA puts before it for every step that was begun meanwhile."""
+    """Drop the prefixes of an engine's error, which XLA adds once for every step started meanwhile."""
     text = str(error)
     if isinstance(error, ValueError | RuntimeError) and (shorter := _AGAIN.sub("", text)) != text:
         error.__init__(shorter)  # JAX's says what it was made with, whatever its `args` are
 
 
 @contextmanager
-def told(spans: Sequence[Span] = (), file: str = "") -> Generator[None]:
-    """Raises CP0834 in place of what JAX raises where the engine could not carry something out."""
+def as_diagnostics(spans: Sequence[Span] = (), file: str = "") -> Generator[None]:
+    """Raises CP0834 in place of the JAX exception for a failure of the engine."""
     try:
         yield
     except (ValueError, RuntimeError) as error:
-        found = reason(error, spans, file)
-        if found is None:
+        diagnostic = reason(error, spans, file)
+        if diagnostic is None:
             raise
-        raise CommplanError(found) from error
+        raise CommplanError(diagnostic) from error

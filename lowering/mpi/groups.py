@@ -25,8 +25,8 @@ class Groups:
         self.sizes = dict(sizes) if sizes is not None else {"ranks": comm.Get_size()}
         count = math.prod(self.sizes.values())
         if count != comm.Get_size():
-            found = " x ".join(f"{name} = {size}" for name, size in self.sizes.items())
-            fail("CP0831", f"{found} makes {count} ranks, and the communicator has {comm.Get_size()}")
+            mesh = " x ".join(f"{name} = {size}" for name, size in self.sizes.items())
+            fail("CP0831", f"{mesh} makes {count} ranks, and the communicator has {comm.Get_size()}")
         self.own = comm.Dup()
         self.rank: int = self.own.Get_rank()
         self.place = coordinates(self.rank, self.sizes, self.sizes)
@@ -56,7 +56,7 @@ class Groups:
         return self._made("native", axes)
 
     def blocking(self, axes: tuple[str, ...]) -> Any:
-        """The same for mpi4jax, which shares its communicators with nobody."""
+        """The same for mpi4jax, which needs a communicator of its own."""
         return self._made("blocking", axes)
 
     def _made(self, use: str, axes: tuple[str, ...]) -> Any:

@@ -11,8 +11,8 @@ changed yet is read from the operand, and what arrives to be kept goes to its fi
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -45,7 +45,7 @@ class Instruction(NamedTuple):
     nbytes: int
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Instructions:
     """The list of one rank. waits[i]: instructions that must be done before i; always earlier ones.
 
@@ -135,17 +135,19 @@ class _Builder:
         # Slots that are no part of the result lie in scratch memory, if there are such slots.
         self.home = SCRATCH if program.kind in ("reduce_scatter", "scatter") else OUTPUT
         self.place: list[int | None] = [None] * units
-        self.shift = {INPUT: 0, self.home: 0}
+        self.shift = {INPUT: 0, SCRATCH: 0, self.home: 0}
         first, last = self.unit[own[0]], self.unit[own[1]]
         if program.kind in ("all_gather", "gather"):
             self.place[first:last] = [INPUT] * (last - first)
             self.shift[INPUT] = own[0]
-        elif rank == program.root or program.kind in ("all_reduce", "reduce", "reduce_scatter"):
+        elif rank == program.root or program.kind in ("all_reduce", "reduce", "reduce_scatter", "swap"):
             self.place = [INPUT] * units
         if self.home == SCRATCH:
             self.shift[OUTPUT] = own[0]
         self.writer = [-1] * units
-        self.readers: list[list[int]] = [[] for _ in range(units)]
+        self.readers: list[list[tuple[int, int]]] = [
+            [] for _ in range(units)
+        ]  # instruction, and where it reads
         self.code: list[Instruction] = []
         self.waits: list[tuple[int, ...]] = []
         self.peers: dict[int, int] = {}
@@ -202,11 +204,13 @@ class _Builder:
         i = self._add(SEND, t.lo, t.hi, t, src=place)
         if place != INPUT:
             for u in self._units(t.lo, t.hi):
-                self.readers[u].append(i)
+                self.readers[u].append((i, place))
 
     def _receive(self, t: Transfer, final: dict[int, Transfer]) -> None:
         units = self._units(t.lo, t.hi)
         to = OUTPUT if all(final.get(u) is t for u in units) else self.home
+        if self.kind == "swap" and OUTPUT in {self.place[u] for u in units}:
+            to = SCRATCH  # what the slots held is sent in this round: to wait for that could be for ever
         if t.reduce:
             self._add(RECEIVE_REDUCE, t.lo, t.hi, t, src=self._together(t.lo, t.hi), dst=to)
         else:
@@ -229,19 +233,19 @@ class _Builder:
     def _runs(self, units: Iterable[int], place: int | None) -> list[tuple[int, int]]:
         """The runs of units that lie in `place`, as elements, cut to what is copied at a time."""
         most = max(1, _LOCAL_PIECE // self.itemsize)
-        found: list[tuple[int, int]] = []
+        runs: list[tuple[int, int]] = []
         for u in units:
             if self.place[u] != place:
                 continue
             lo, hi = self.edges[u], self.edges[u + 1]
-            if found and found[-1][1] == lo and hi - found[-1][0] <= most:
-                found[-1] = (found[-1][0], hi)
+            if runs and runs[-1][1] == lo and hi - runs[-1][0] <= most:
+                runs[-1] = (runs[-1][0], hi)
             else:
-                found.append((lo, hi))
-        return found
+                runs.append((lo, hi))
+        return runs
 
     def _add(
-        self, what: int, lo: int, hi: int, t: Transfer | None = None, *, src: int | None = None, dst: int = -1
+        self, kind: int, lo: int, hi: int, t: Transfer | None = None, *, src: int | None = None, dst: int = -1
     ) -> int:
         """One more instruction on elements lo to hi; it waits for what its operands were made by."""
         i, units = len(self.code), self._units(lo, hi)
@@ -251,25 +255,18 @@ class _Builder:
         if dst >= 0:
             for u in units:
                 before.add(self.writer[u])
-                before.update(self.readers[u])
-                self.writer[u], self.readers[u], self.place[u] = i, [], dst
+                before.update(reader for reader, place in self.readers[u] if place == dst)
+                self.readers[u] = [each for each in self.readers[u] if each[1] != dst]
+                self.writer[u], self.place[u] = i, dst
         before.discard(-1)
         peer = self.peers.setdefault(t.peer, len(self.peers)) if t else 0
         at = INPUT if src is None else src
         if SCRATCH in (at, dst):
             self.scratch = max(self.scratch, hi * self.itemsize)
-        self.code.append(
-            Instruction(
-                what,
-                peer,
-                t.message if t else 0,
-                at,
-                (lo - self.shift[at]) * self.itemsize if src is not None else 0,
-                max(dst, 0),
-                (lo - self.shift[dst]) * self.itemsize if dst >= 0 else 0,
-                (hi - lo) * self.itemsize,
-            )
-        )
+        source = (lo - self.shift[at]) * self.itemsize if src is not None else 0
+        target = (lo - self.shift[dst]) * self.itemsize if dst >= 0 else 0
+        message, nbytes = t.message if t else 0, (hi - lo) * self.itemsize
+        self.code.append(Instruction(kind, peer, message, at, source, max(dst, 0), target, nbytes))
         self.waits.append(tuple(sorted(before)))
         return i
 

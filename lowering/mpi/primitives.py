@@ -1,14 +1,14 @@
-"""The engine's doors as JAX primitives.
+"""The engine's entry points as JAX primitives.
 
 XLA is told that the calls have side effects and drops none. JAX is not: it calls a function with effects from
 Python each time, which takes 30 us longer than its fast way. A rule of their own makes it keep them all the
-same, so that a rank that makes nothing of a result, or does not compile, issues what the others do.
+same, so that a rank that ignores a result, or does not compile, issues what the others do.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, NoReturn, cast
 
 import numpy as np
@@ -31,11 +31,9 @@ def _declare(name: str, aliases: dict[int, int]) -> Any:
     rule = jax.ffi.ffi_lowering(target, has_side_effect=True, operand_output_aliases=aliases)
 
     def abstract(*operands: Any, results: tuple[tuple[tuple[int, ...], Any], ...], program: int) -> list[Any]:
-        del operands, program
         return [ShapedArray(shape, dtype) for shape, dtype in results]
 
     def lowering(ctx: Any, *operands: Any, results: Any, program: int) -> Any:
-        del results
         return rule(ctx, *operands, program=np.int64(program))
 
     compiled = jax.jit(primitive.bind, static_argnames=("results", "program"))
@@ -54,30 +52,23 @@ def _declare(name: str, aliases: dict[int, int]) -> Any:
 
 
 def _needed(used: list[bool], equation: Any) -> tuple[list[bool], Any]:
-    """How JAX is told to keep an equation, and what it takes, whatever of its results is used."""
-    del used
+    """The rule of dead code elimination that keeps an equation and its operands, used or not."""
     return [True] * len(equation.invars), equation
 
 
 def _no_batches(*_: object, **__: object) -> NoReturn:
-    fail(
-        "CP0848",
-        "a collective over MPI is batched by jax.vmap",
-        "one call moves one value: give the phase the whole batch, declared with its leading dimension",
-        "or take `jax.vmap` of what stands around the phase",
-    )
+    message = "a collective over MPI is batched by jax.vmap"
+    note = "one call moves one value: give the phase the whole batch, declared with its leading dimension"
+    fail("CP0848", message, note, "or take `jax.vmap` of what stands around the phase")
 
 
 def _no_derivative(*_: object, **__: object) -> NoReturn:
-    fail(
-        "CP0847",
-        "a collective over MPI is differentiated",
-        "phases have no derivative under MPI: take the gradient first, and call the phase on it",
-        "run.tap(params) reduces inside the backward pass",
-    )
+    message = "a collective over MPI is differentiated"
+    note = "phases have no derivative under MPI: take the gradient first, and call the phase on it"
+    fail("CP0847", message, note, "run.tap(params) reduces inside the backward pass")
 
 
-@functools.cache
+@cache
 def _primitive(name: str, inputs: int, outputs: int) -> Any:
     """`call`, `start` or `finish` of what has so many operands and results, the token not counted."""
     if name == "call":

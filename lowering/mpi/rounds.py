@@ -13,10 +13,11 @@ from typing import Any
 from commplan.collectives.layout import bounds
 from commplan.collectives.program import Program
 from commplan.lowering.jax.bitcast import from_bits, to_bits
-from commplan.lowering.jax.typing_shim import jnp, lax
+from commplan.lowering.jax.programs import blocks, slots
+from commplan.lowering.jax.typing_shim import jnp
 from commplan.lowering.mpi.tuning import Spec
 from commplan.lowering.mpi.typing_shim import MPI, mpi4jax
-from commplan.lowering.permutes import Transfer, together
+from commplan.lowering.permutes import Transfer, message_groups
 
 Array = Any
 
@@ -39,15 +40,14 @@ def run(program: Program, x: Array, rank: int, op: str, comm: Any) -> Array:
     """
     if x.dtype == jnp.bool_:
         return run(program, x.astype(jnp.uint8), rank, "min" if op == "min" else "max", comm) != 0
-    block = x.shape[0]
-    if program.kind in ("all_gather", "gather"):
-        empty = jnp.zeros_like(x, shape=(program.ranks * block,))
-        x = lax.dynamic_update_slice(empty, x, (rank * block,))
+    block, x = x.shape[0], slots(program, x, rank)
     edges = bounds(program.kind, program.ranks, program.chunks, x.shape[0])
     for sends in program.rounds:
         before = x
-        for group in together(sends, edges):
+        for group in message_groups(sends, edges):
             x = _exchange(x, before, group, rank, op, comm)
+    if program.kind == "swap":
+        return blocks(x, program.arrivals, rank)
     if program.kind in ("reduce_scatter", "scatter"):
         own = block // program.ranks
         return x[rank * own : (rank + 1) * own]
@@ -109,7 +109,7 @@ def native(x: Array, spec: Spec, rank: int, comm: Any) -> Array:
             return _fold(rows, spec.op)
         case "all_gather" | "gather":
             return _carried(mpi4jax.allgather, flat, comm=comm).reshape(-1)
-        case "all_to_all":
+        case "all_to_all" | "swap":
             return _carried(mpi4jax.alltoall, flat.reshape(ranks, -1), comm=comm).reshape(-1)
         case "broadcast":
             return _carried(mpi4jax.bcast, flat, root=spec.root, comm=comm)

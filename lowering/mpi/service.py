@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from commplan.diagnostics import fail
+from commplan.diagnostics import Span, fail
 from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.mpi import primitives
 from commplan.lowering.mpi.drain import drain
@@ -65,8 +65,8 @@ class Service:
         tags = max((chunk.tag for buffer in buffers for chunk in buffer.chunks), default=0)
         most = int(comm.Get_attr(MPI.TAG_UB) or 32767)
         if tags > most:
-            what = f"{tags} messages, and this MPI tells {most} apart"
-            fail("CP0831", what, "give the stage larger chunks: { chunk = 1 MiB }", file=file)
+            problem = f"{tags} messages, and this MPI tells {most} apart"
+            fail("CP0831", problem, "give the stage larger chunks: { chunk = 1 MiB }", file=file)
 
     # --- requests ---
 
@@ -101,13 +101,13 @@ class Service:
         return self._numbers[site.number]
 
     def _make(self, site: Site) -> int:
-        found = self._shared(site)
+        mapped = self._shared(site)
         both = ((0, self.up(site), sends(site, first=self._first(site))), (1, site.down, receives(site)))
         rows: list[tuple[int, ...]] = []
         for answer, buffers, moves in both:
             for m in moves:
                 width = buffers[m.buffer].dtype.nbytes
-                if m.server not in found:
+                if m.server not in mapped:
                     rows.append((answer, m.server, m.tag, m.buffer, m.start * width, m.size * width))
         table = np.array(rows, np.int64).reshape(len(rows), 6)
         first = self.sites.workers + site.first
@@ -116,15 +116,15 @@ class Service:
             f"{name} (rank {rank})".encode()
             for name, rank in zip(self.names[site.first : site.first + site.servers], peers, strict=True)
         ]
-        told = self._counter(site.states).ctypes.data if site.kind == "put" else None
+        counter = self._counter(site.states).ctypes.data if site.kind == "put" else None
         number = self._library.commplan_request(
-            self._channel, _line(site, self.file).encode(), peers.ctypes.data,
+            self._channel, waiting_line(site.span, self.file).encode(), peers.ctypes.data,
             (ctypes.c_char_p * len(names))(*names), len(names), table.ctypes.data, len(rows),
-            _window(rows), told,
+            _window(rows), counter,
         )  # fmt: skip
-        if found:
+        if mapped:
             count = self._counter(site.states)
-            shares(self._library, number, site, found, self.sites.group(site, self.rank), count)
+            shares(self._library, number, site, mapped, self.sites.group(site, self.rank), count)
         return number
 
     def _counter(self, states: tuple[str, ...]) -> Any:
@@ -141,8 +141,8 @@ class Service:
             ranks = range(self.sites.workers, self.sites.workers + self.sites.servers)
             self._regions = {rank: regions(self.comm, rank, self.names[i]) for i, rank in enumerate(ranks)}
         first = self.sites.workers + site.first
-        found = {j: self._regions[first + j].get(site.states[0]) for j in range(site.servers)}
-        return {j: region for j, region in found.items() if region is not None}
+        mapped = {j: self._regions[first + j].get(site.states[0]) for j in range(site.servers)}
+        return {j: region for j, region in mapped.items() if region is not None}
 
     # --- the end ---
 
@@ -172,7 +172,7 @@ def _end(library: Any, channel: int, comm: Any, sites: Sites, why: str) -> None:
     until = time.monotonic() + _LAST_S
     while library.commplan_channel_busy(channel) and time.monotonic() < until:
         time.sleep(1e-3)
-    goodbye(comm, sites, why)
+    send_leave(comm, sites, why)
     library.commplan_channel_close(channel)
 
 
@@ -186,7 +186,7 @@ def _depart(mark: list[bool], library: Any, channel: int, comm: Any, sites: Site
         mark.append(True)
 
 
-def goodbye(comm: Any, sites: Sites, why: str = "") -> None:
+def send_leave(comm: Any, sites: Sites, why: str = "") -> None:
     """Tell every server that nothing more comes from this worker, and why if that is a failure."""
     if MPI.Is_finalized():
         return
@@ -208,8 +208,9 @@ def _window(rows: Sequence[tuple[int, ...]]) -> int:
     return max(LEAST, min(MOST, IN_FLIGHT // max(1, largest)))
 
 
-def _line(site: Site, file: str) -> str:
-    return f"line {site.span.line} of {file or 'the plan'} waits for it"
+def waiting_line(span: Span, file: str) -> str:
+    """Where what waits stands in the plan, for errors."""
+    return f"line {span.line} of {file or 'the plan'} waits for it"
 
 
 def _ended(request: Any) -> bool:
@@ -220,7 +221,7 @@ def _ended(request: Any) -> bool:
 
 
 def why_ending() -> str:
-    """What ends this process, where that is an exception that nobody caught."""
+    """The uncaught exception that ends this process, or an empty text."""
     error = getattr(sys, "last_value", None)
     return f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else ""
 

@@ -46,27 +46,27 @@ class Region(NamedTuple):
 
 def offsets(layout: Layout) -> tuple[int, ...]:
     """Where each part of a group's block begins, and where the block ends."""
-    found = [0]
+    ends = [0]
     for part in layout.parts:
         nbytes = part.size * part.dtype.nbytes
-        found.append(found[-1] + -(-nbytes // ALIGNED) * ALIGNED)
-    return tuple(found)
+        ends.append(ends[-1] + -(-nbytes // ALIGNED) * ALIGNED)
+    return tuple(ends)
 
 
 def regions(comm: Any, rank: int, name: str) -> dict[str, Region]:
-    """What server `rank` of `comm` offers to this process, by state. Waits for it to begin to serve.
+    """The memory that server `rank` of `comm` shares with this process, by state. Waits until it serves.
 
     Raises CP0852 where it has died.
     """
-    said = json.loads(_hear(comm, rank, name))
-    if said["host"] != socket.gethostname():
+    offer = json.loads(_hear(comm, rank, name))
+    if offer["host"] != socket.gethostname():
         return {}
-    found: dict[str, Region] = {}
-    for state, one in said["shared"].items():
-        region = _mapped(Path(one["path"]), int(one["token"]))
+    mapped: dict[str, Region] = {}
+    for state, file in offer["shared"].items():
+        region = _mapped(Path(file["path"]), int(file["token"]))
         if region is not None:
-            found[state] = region
-    return found
+            mapped[state] = region
+    return mapped
 
 
 def _hear(comm: Any, rank: int, name: str) -> bytes:
@@ -95,16 +95,18 @@ def _mapped(path: Path, token: int) -> Region | None:
     return Region(whole, held)
 
 
-def shares(library: Any, number: int, site: Site, found: Mapping[int, Region], group: int, told: Any) -> None:
+def shares(
+    library: Any, number: int, site: Site, mapped: Mapping[int, Region], group: int, counter: Any
+) -> None:
     """Let request `number` of the engine meet the units of the servers in `found` where they lie."""
     begins = offsets(site.layout)
     headers: list[tuple[int, ...]] = []
     meetings: list[tuple[int, ...]] = []
     ups = {b.part: place for place, b in enumerate(site.up) if b.what == "data"}
     downs = {b.part: place for place, b in enumerate(site.down) if b.what == "data"}
-    for state, (server, region) in enumerate(sorted(found.items())):
+    for state, (server, region) in enumerate(sorted(mapped.items())):
         counters = [region.address + 8 * at for at in (READY, PUTS + group, REQUESTS, CLOSED)]
-        headers.append((server, *counters, told.ctypes.data))
+        headers.append((server, *counters, counter.ctypes.data))
         block = region.address + HEADER + group * begins[-1]
         for unit in site.layout.owned(server):
             dtype = _DTYPES.index(site.layout.parts[unit.part].dtype.numpy_name)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
+import numpy as np
+
 from commplan.collectives.layout import message
-from commplan.collectives.program import BLOCKED, Program
+from commplan.collectives.program import IN_BLOCKS, Program, Send
 from commplan.diagnostics import fail
 from commplan.ir.plan import Algorithm
 from commplan.ir.schedule import Form, ReduceOp, Spread
@@ -14,15 +16,16 @@ from commplan.lowering import programs
 from commplan.lowering.mpi.groups import Groups
 
 Kind = Literal[
-    "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "scatter", "gather"
-]
-KINDS: tuple[Kind, ...] = get_args(Kind)  # in the order of the engine's enum
+    "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "scatter", "gather",
+    "shift", "swap",
+]  # fmt: skip
+KINDS: tuple[Kind, ...] = get_args(Kind)  # in the order of the engine's enum; it has none of the last two
 NATIVE = Algorithm("native")
 WINDOW = 4  # messages between two ranks that are in flight one way
 COUNTED = 2**31 - 1  # MPI counts what goes to each rank in 32 bits
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Spec:
     """One collective.
 
@@ -44,7 +47,7 @@ class Spec:
     where: str = ""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Choice:
     """program: for the ranks along the axes. piece: bytes of a message."""
 
@@ -55,17 +58,19 @@ class Choice:
 def choice(spec: Spec, groups: Groups, size: int, itemsize: int) -> Choice | None:
     """How `spec` is carried out for slots of `size` elements; None: MPI's own collective.
 
-    Blocks of 2 GiB and more take a ring in place of MPI's own. Raises what `lowering.programs.program_of`
-    raises, and CP0831 for such blocks in an all-to-all.
+    Blocks of 2 GiB and more take a ring (of a swap pairwise exchange) in place of MPI's own. Raises what
+    `lowering.programs.program_of` raises, and CP0831 for such blocks in an all-to-all.
     """
     nbytes, kind = size * itemsize, spec.kind
+    if kind == "shift":
+        return Choice(_shift(groups.ways(spec.axes or ()), spec.root), message(nbytes, spec.chunk))
     if spec.algorithm.name == NATIVE.name or kind == "all_to_all":
-        blocked = kind in BLOCKED or kind == "all_to_all"  # all others are handed to MPI in parts
-        if not blocked or nbytes // groups.ways(spec.axes or ()) <= COUNTED:
+        in_blocks = kind in IN_BLOCKS or kind == "all_to_all"  # all others are handed to MPI in parts
+        if not in_blocks or nbytes // groups.ways(spec.axes or ()) <= COUNTED:
             return None
         if kind == "all_to_all":
             fail("CP0831", f"all_to_all of {nbytes} bytes", f"at most {COUNTED} bytes may go to each rank")
-        spec = dataclasses.replace(spec, algorithm=Algorithm("ring"))
+        spec = replace(spec, algorithm=Algorithm("pairwise" if kind == "swap" else "ring"))
     axes = spec.axes or ()
     own = programs.levels(spec.algorithm, axes, groups.sizes, dict.fromkeys(axes, spec.levels))
     own = tuple(_without_native(level, kind) for level in own)
@@ -82,3 +87,13 @@ def _without_native(level: programs.Level, kind: Kind) -> programs.Level:
     """
     usual = "binomial_tree" if kind in ("broadcast", "reduce") else "ring"
     return level._replace(algorithm=usual) if level.algorithm == NATIVE.name else level
+
+
+def _shift(ranks: int, distance: int) -> Program:
+    """One round in which each rank sends all it has to the one `distance` further, and takes what comes. Of
+    its slots it is an all-reduce: every rank begins and ends with all of them."""
+    src = np.arange(ranks, dtype=np.int64)
+    one, rounds = np.ones_like(src), ()
+    if distance % ranks:
+        rounds = ((Send(src, (src + distance) % ranks, 0 * src, one, False),),)
+    return Program("shift", "all_reduce", ranks, 1, rounds)

@@ -1,4 +1,4 @@
-"""MPI as a strict type checker can bear it."""
+"""mpi4py and mpi4jax, typed as `Any` for the strict type checker."""
 
 from __future__ import annotations
 

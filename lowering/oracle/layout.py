@@ -82,20 +82,20 @@ def spread(grid: Grid, value: Value, leaves: Sequence[Array]) -> Held:
             fail("CP0805", f"`{value.id}`{where} has the shape {wanted}, not {np.shape(array)}",
                  f"its placement is `{value.placement}`: one leading dimension for each `per` or"
                  " `partial` axis, and `split` leaves as one padded array")  # fmt: skip
-    own = leading(grid, value)
-    split = value.placement.split
-    held: Held = {}
-    for rank in grid.ranks:
-        index = tuple(rank[grid.names.index(name)] for name in own)
-        place = grid.position(rank, split)
-        mine: list[Array] = []
-        for leaf, array in zip(value.leaves, leaves, strict=True):
-            part = array[index]
-            if split and leaf.shape:
-                part = part[place * leaf.shape[0] : (place + 1) * leaf.shape[0]]
-            mine.append(np.asarray(part))
-        held[rank] = tuple(mine)
-    return held
+    pairs = list(zip(value.leaves, leaves, strict=True))
+    return {
+        rank: tuple(np.asarray(array[_part(grid, value, leaf, rank)]) for leaf, array in pairs)
+        for rank in grid.ranks
+    }
+
+
+def _part(grid: Grid, value: Value, leaf: Leaf, rank: Rank) -> tuple[int | slice, ...]:
+    """Where the part of `rank` lies in `leaf` in the global layout."""
+    index = tuple(rank[grid.names.index(name)] for name in leading(grid, value))
+    if not value.placement.split or not leaf.shape:
+        return index
+    place, rows = grid.position(rank, value.placement.split), leaf.shape[0]
+    return (*index, slice(place * rows, (place + 1) * rows))
 
 
 def collect(grid: Grid, value: Value, held: Held) -> list[Array]:
@@ -103,26 +103,17 @@ def collect(grid: Grid, value: Value, held: Held) -> list[Array]:
 
     Raises CP0891 where ranks along an axis that the placement calls `same` hold different data.
     """
-    own = leading(grid, value)
-    split = value.placement.split
     answer: list[Array] = []
     for number, leaf in enumerate(value.leaves):
-        cut = bool(split and leaf.shape)
         whole = np.zeros(global_shape(grid, value, leaf), held[grid.ranks[0]][number].dtype)
-        seen: dict[tuple[int, ...], Array] = {}
+        seen: dict[str, Array] = {}
         for rank in grid.ranks:
-            index = tuple(rank[grid.names.index(name)] for name in own)
-            place = grid.position(rank, split) if cut else 0
-            array = held[rank][number]
-            first = seen.setdefault((*index, place), array)
+            part, array = _part(grid, value, leaf, rank), held[rank][number]
+            first = seen.setdefault(str(part), array)
             if first.tobytes() != array.tobytes():
                 fail("CP0891", f"`{value.id}` is placed `{value.placement}`, but rank {rank} holds other"
                      " data than a rank that should have the same")  # fmt: skip
-            target = whole[index] if index else whole
-            if cut:
-                target[place * leaf.shape[0] : (place + 1) * leaf.shape[0]] = array
-            else:
-                whole[index] = array
+            whole[part] = array
         answer.append(whole)
     return answer
 

@@ -6,7 +6,7 @@ rounds after each operation, to nearest, ties to even, as the hardware does.
 
 from __future__ import annotations
 
-import functools
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -17,7 +17,7 @@ from commplan.ir.types import DType
 Array = npt.NDArray[Any]
 
 
-@functools.cache
+@cache
 def storage(dtype: DType) -> np.dtype[Any]:
     """The NumPy type that holds `dtype`: its own, or float32 for bfloat16 without `ml_dtypes`."""
     if dtype is not DType.BF16:
@@ -54,12 +54,12 @@ def combine(op: Literal["sum", "max", "min"], left: Array, right: Array, dtype: 
     """
     function = {"sum": np.add, "max": np.maximum, "min": np.minimum}[op]
     with np.errstate(all="ignore"):
-        found = function(left, right)
+        combined = function(left, right)
         if op != "sum" and dtype.is_float:
             # Of two zeros NumPy gives either. Their sum is -0 only where both are, as is their maximum.
             zeros = left + right if op == "max" else -(-left - right)
-            found = np.where((left == 0) & (right == 0), zeros, found)
-        return convert(found, dtype)
+            combined = np.where((left == 0) & (right == 0), zeros, combined)
+        return convert(combined, dtype)
 
 
 def multiply(array: Array, factor: npt.ArrayLike, dtype: DType) -> Array:

@@ -6,11 +6,13 @@ operand.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from commplan.collectives.registry import scalar_algorithm
 from commplan.ir import schedule as ir
@@ -24,17 +26,35 @@ Values = Mapping[str, ir.Value]
 Env = Mapping[str, Held]
 
 
-def pack(op: ir.Pack, values: Values, env: Env, grid: Grid) -> Held:
+@dataclass(frozen=True)
+class View:
+    """What one rank sees: the leaves that it holds of a value, and its place."""
+
+    values: Values
+    env: Env
+    grid: Grid
+    rank: Rank
+
+    def __getitem__(self, ref: str) -> tuple[Array, ...]:
+        return self.env[ref][self.rank]
+
+    def leaves(self, ref: str) -> Sequence[ir.Leaf]:
+        """What the schedule says of the leaves of a value."""
+        return self.values[ref].leaves
+
+    def number(self, by: str | float) -> Any:
+        """A number, or this rank's own scalar."""
+        return self[by][0] if isinstance(by, str) else by
+
+
+def pack(op: ir.Pack, own: View) -> tuple[Array, ...]:
     """`ways` rows; in each, the runs of columns that the parts name. Zero where no part lies."""
-    leaf = values[op.result].leaves[0]
-    held: Held = {}
-    for rank in grid.ranks:
-        buffer = np.zeros(leaf.size, storage(leaf.dtype)).reshape(op.ways, -1)
-        for part in op.parts:
-            rows = _rows(env[part.value][rank][part.leaf], op.ways, values[part.value])
-            buffer[:, part.offset : part.offset + part.size] = rows[:, part.start : part.start + part.size]
-        held[rank] = (buffer.reshape(-1),)
-    return held
+    leaf = own.leaves(op.result)[0]
+    buffer = np.zeros(leaf.size, storage(leaf.dtype)).reshape(op.ways, -1)
+    for part in op.parts:
+        rows = _rows(own[part.value][part.leaf], op.ways, own.values[part.value])
+        buffer[:, part.offset : part.offset + part.size] = rows[:, part.start : part.start + part.size]
+    return (buffer.reshape(-1),)
 
 
 def _rows(array: Array, ways: int, value: ir.Value) -> Array:
@@ -44,92 +64,63 @@ def _rows(array: Array, ways: int, value: ir.Value) -> Array:
     return pad_rows(array.reshape(-1), ways).reshape(ways, -1)
 
 
-def unpack(op: ir.Unpack, values: Values, env: Env, grid: Grid) -> Held:
+def unpack(op: ir.Unpack, own: View) -> tuple[Array, ...]:
     """Leaves from the runs of columns of buffers: padding dropped, shapes restored."""
-    value = values[op.result]
-    held: Held = {}
-    for rank in grid.ranks:
-        mine: list[Array] = []
-        for number, leaf in enumerate(value.leaves):
-            width = _rows(np.zeros(leaf.shape, np.bool_), op.ways, value).shape[1]
-            rows = np.zeros((op.ways, width), storage(leaf.dtype))
-            for part in op.parts:
-                if part.leaf == number:
-                    buffer = env[part.value][rank][0].reshape(op.ways, -1)
-                    rows[:, part.start : part.start + part.size] = buffer[
-                        :, part.offset : part.offset + part.size
-                    ]
-            mine.append(rows.reshape(-1)[: leaf.size].reshape(leaf.shape))
-        held[rank] = tuple(mine)
-    return held
+    leaves: list[Array] = []
+    for number, leaf in enumerate(own.leaves(op.result)):
+        width = _rows(np.zeros(leaf.shape, np.bool_), op.ways, own.values[op.result]).shape[1]
+        rows = np.zeros((op.ways, width), storage(leaf.dtype))
+        for part in op.parts:
+            if part.leaf == number:
+                buffer = own[part.value][0].reshape(op.ways, -1)
+                columns = buffer[:, part.offset : part.offset + part.size]
+                rows[:, part.start : part.start + part.size] = columns
+        leaves.append(rows.reshape(-1)[: leaf.size].reshape(leaf.shape))
+    return tuple(leaves)
 
 
-def cast(op: ir.Cast, values: Values, env: Env, grid: Grid) -> Held:
+def cast(op: ir.Cast, own: View) -> tuple[Array, ...]:
     """Every leaf converted to `op.dtype`, rounded to nearest even where that is narrower."""
-    del values
-    return {rank: tuple(convert(leaf, op.dtype) for leaf in env[op.operand][rank]) for rank in grid.ranks}
+    return tuple(convert(leaf, op.dtype) for leaf in own[op.operand])
 
 
-def local_sum(op: ir.LocalSum, values: Values, env: Env, grid: Grid) -> Held:
+def local_sum(op: ir.LocalSum, own: View) -> tuple[Array, ...]:
     """The `ways` rows of a flat buffer, added from first to last."""
-    dtype = values[op.operand].leaves[0].dtype
-    held: Held = {}
-    for rank in grid.ranks:
-        rows = env[op.operand][rank][0].reshape(op.ways, -1)
-        held[rank] = (_fold("sum", list(rows), dtype),)
-    return held
+    rows = own[op.operand][0].reshape(op.ways, -1)
+    return (_fold("sum", list(rows), own.leaves(op.operand)[0].dtype),)
 
 
-def scale(op: ir.Scale, values: Values, env: Env, grid: Grid) -> Held:
+def scale(op: ir.Scale, own: View) -> tuple[Array, ...]:
     """Every leaf times or divided by a number, or by each rank's own scalar; in the leaf's dtype."""
-    change = multiply if op.how == "mul" else divide
-    leaves = values[op.operand].leaves
-    held: Held = {}
-    for rank in grid.ranks:
-        by = env[op.by][rank][0] if isinstance(op.by, str) else op.by
-        held[rank] = tuple(
-            change(array, by, leaf.dtype) for leaf, array in zip(leaves, env[op.operand][rank], strict=True)
-        )
-    return held
+    change, by = multiply if op.how == "mul" else divide, own.number(op.by)
+    pairs = zip(own.leaves(op.operand), own[op.operand], strict=True)
+    return tuple(change(array, by, leaf.dtype) for leaf, array in pairs)
 
 
-def slice_(op: ir.Slice, values: Values, env: Env, grid: Grid) -> Held:
-    """Each rank keeps the cut that its place along the axes names (see `layout.cut`)."""
-    tree = values[op.operand].kind == "tree"
-    ways = len(op.owners) or grid.size(op.axes)
-    held: Held = {}
-    for rank in grid.ranks:
-        place = grid.position(rank, op.axes)
-        if op.owners:
-            place = op.owners.index(place) if place in op.owners else 0
-        held[rank] = tuple(cut(leaf, ways, place, tree=tree) for leaf in env[op.operand][rank])
-    return held
+def slice_(op: ir.Slice, own: View) -> tuple[Array, ...]:
+    """The rank keeps the cut that its place along the axes names (see `layout.cut`)."""
+    tree = own.values[op.operand].kind == "tree"
+    ways = len(op.owners) or own.grid.size(op.axes)
+    place = own.grid.position(own.rank, op.axes)
+    if op.owners:
+        place = op.owners.index(place) if place in op.owners else 0
+    return tuple(cut(leaf, ways, place, tree=tree) for leaf in own[op.operand])
 
 
-def elastic(op: ir.Elastic, values: Values, env: Env, grid: Grid) -> Held:
+def elastic(op: ir.Elastic, own: View) -> tuple[Array, ...]:
     """pull = eta rho (W - C), the pull towards the centre of Zhang, Choromanska and LeCun (2015)."""
-    leaves = values[op.operand].leaves
-    held: Held = {}
-    for rank in grid.ranks:
-        eta, rho = (env[x][rank][0] if isinstance(x, str) else x for x in (op.eta, op.rho))
-        pulls: list[Array] = []
-        for leaf, own, center in zip(leaves, env[op.operand][rank], env[op.center][rank], strict=True):
-            factor = multiply(convert(eta, leaf.dtype), rho, leaf.dtype)
-            pulls.append(multiply(convert(np.subtract(own, center), leaf.dtype), factor, leaf.dtype))
-        held[rank] = tuple(pulls)
-    return held
+    eta, rho = own.number(op.eta), own.number(op.rho)
+    pulls: list[Array] = []
+    for leaf, array, center in zip(own.leaves(op.operand), own[op.operand], own[op.center], strict=True):
+        factor = multiply(convert(eta, leaf.dtype), rho, leaf.dtype)
+        pulls.append(multiply(convert(np.subtract(array, center), leaf.dtype), factor, leaf.dtype))
+    return tuple(pulls)
 
 
-def update(op: ir.Update, values: Values, env: Env, grid: Grid) -> Held:
+def update(op: ir.Update, own: View) -> tuple[Array, ...]:
     """The new centre: operand + delta, leaf by leaf, rounded once to the leaf's dtype."""
-    leaves = values[op.operand].leaves
-    return {
-        rank: tuple(
-            combine("sum", own, delta, leaf.dtype)
-            for leaf, own, delta in zip(leaves, env[op.operand][rank], env[op.delta][rank], strict=True)
-        )
-        for rank in grid.ranks
-    }
+    leaves = zip(own.leaves(op.operand), own[op.operand], own[op.delta], strict=True)
+    return tuple(combine("sum", array, delta, leaf.dtype) for leaf, array, delta in leaves)
 
 
 def collective(op: ir.Collective, values: Values, env: Env, grid: Grid) -> Held:
@@ -155,7 +146,7 @@ def _exchange(
     if op.kind == "all_gather" and not leaf.shape:  # a scalar of a split tree was never cut
         return [join(arrays, target)] * len(arrays)
     if op.kind == "reduce_scatter" and not leaf.shape:
-        op = msgspec.structs.replace(op, kind="all_reduce", algorithm=scalar_algorithm(op.algorithm))
+        op = replace(op, kind="all_reduce", algorithm=scalar_algorithm(op.algorithm))
     flat = _flat(op, arrays, tree=tree)
     whole = len(flat[0]) * leaf.dtype.nbytes * (len(arrays) if op.kind == "all_gather" else 1)
     program = program_of(op, grid.sizes, grid.spreads, whole, grid.file)
@@ -173,11 +164,16 @@ def _exchange(
             return [cut(total, ways, place, tree=tree) for place in range(ways)]
         case "all_gather":
             return [join(arrays, target)] * ways
+        case "swap":
+            blocks = [np.split(array.reshape(target.shape), ways) for array in arrays]
+            return [np.concatenate([block[place] for block in blocks]) for place in range(ways)]
         case "all_to_all":
             rows = [array.reshape(ways, -1) for array in arrays]
             return [np.concatenate([row[place] for row in rows]) for place in range(ways)]
         case "broadcast":
             return [arrays[op.root or 0]] * ways
+        case "shift":
+            return [arrays[place - (op.root or 0)] for place in range(ways)]
         case "reduce":
             return _at(op.root or 0, [_fold(op.op, arrays, leaf.dtype)] * ways)
 
@@ -196,21 +192,14 @@ def _flat(op: ir.Collective, arrays: list[Array], *, tree: bool) -> list[Array]:
 
 
 def _fold(op: str | None, arrays: Sequence[Array], dtype: DType) -> Array:
-    total = arrays[0]
-    for array in arrays[1:]:
-        match op:
-            case "max" | "min":
-                total = combine(op, total, array, dtype)
-            case _:
-                total = combine("sum", total, array, dtype)
-    return total
+    how = op if op == "max" or op == "min" else "sum"
+    return functools.reduce(lambda total, array: combine(how, total, array, dtype), arrays)
 
 
-OPS: Mapping[type[ir.Op], Callable[[Any, Values, Env, Grid], Held]] = {
+LOCAL: Mapping[type[ir.Op], Callable[[Any, View], tuple[Array, ...]]] = {
     ir.Pack: pack,
     ir.Unpack: unpack,
     ir.Cast: cast,
-    ir.Collective: collective,
     ir.LocalSum: local_sum,
     ir.Scale: scale,
     ir.Slice: slice_,

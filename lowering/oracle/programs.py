@@ -25,8 +25,9 @@ def execute(
     """What every rank holds after `program`, given what it holds before; one-dimensional, in rank order.
 
     all_reduce, reduce, broadcast: [S] in and out. reduce_scatter and scatter: [n*k] in, this rank's [k] out.
-    all_gather and gather: [k] in, [n*k] out. S need not be divisible by anything. Of what a rank holds that
-    the collective promises nothing to (all but the root after `reduce` and `gather`), nothing is said.
+    all_gather and gather: [k] in, [n*k] out. swap: [n*k] in and out. S need not be divisible by anything.
+    Of what a rank holds that the collective promises nothing to (all but the root after `reduce` and
+    `gather`), nothing is said.
 
     `dtype`: the element type, where that of the arrays does not say it (bfloat16 held as float32).
     """
@@ -38,6 +39,8 @@ def execute(
         before = held.copy()
         for send in sends:
             _transfer(send, edges, before, held, op, kind)
+    if program.kind == "swap":
+        return [_blocks(row, slots) for row, slots in zip(held, program.arrivals, strict=True)]
     if program.kind not in ("reduce_scatter", "scatter"):
         return list(held)
     own = held.shape[1] // n
@@ -45,7 +48,10 @@ def execute(
 
 
 def _enter(program: Program, buffers: Sequence[Array]) -> Array:
-    """The slots of all ranks, one row for each: own blocks in their places where blocks are gathered."""
+    """The slots of all ranks, one row for each: own blocks in their places where blocks are gathered, and in
+    the order of their slots where they are swapped."""
+    if program.kind == "swap":
+        return np.stack([_blocks(x, order) for x, order in zip(buffers, program.targets, strict=True)])
     if program.kind not in ("all_gather", "gather"):
         return np.stack(buffers)
     own = len(buffers[0])
@@ -53,6 +59,11 @@ def _enter(program: Program, buffers: Sequence[Array]) -> Array:
     for rank, block in enumerate(buffers):
         held[rank, rank * own : (rank + 1) * own] = block
     return held
+
+
+def _blocks(x: Array, order: Ints) -> Array:
+    """The equal blocks of `x` in another order."""
+    return x.reshape(len(order), -1)[order].reshape(-1)
 
 
 def _transfer(send: Send, edges: Ints, before: Array, held: Array, op: ReduceOp, dtype: DType) -> None:

@@ -126,10 +126,13 @@ class Oracle:
             return self._map(op, values, env, place)
         if isinstance(op, ir.Share):  # it pins how sameness is made, and changes no value
             return {op.result: env[op.operand]}
-        run = ops.OPS.get(type(op))
+        if isinstance(op, ir.Collective):
+            return {op.result: ops.collective(op, values, env, self.grid)}
+        run = ops.LOCAL.get(type(op))
         if run is None or (isinstance(op, ir.Elastic) and op.mode != "sync"):
             self._refuse(op)
-        return {ir.results(op)[0]: run(op, values, env, self.grid)}
+        held = {rank: run(op, ops.View(values, env, self.grid, rank)) for rank in self.grid.ranks}
+        return {ir.results(op)[0]: held}
 
     def _refuse(self, op: ir.Op) -> NoReturn:
         if isinstance(op, ir.Read):
@@ -137,8 +140,8 @@ class Oracle:
                 f"source `{op.source}` is read by the data runtime: the oracle takes loaded values as inputs"
             )
             fail("CP0808", message, span=op.span, file=self.schedule.file)
-        what = f"elastic by {op.mode}" if isinstance(op, ir.Elastic) else "exchange"
-        message = f"`{what}` needs the exchange runtime: the oracle runs synchronous stages only"
+        stage = f"elastic by {op.mode}" if isinstance(op, ir.Elastic) else "exchange"
+        message = f"`{stage}` needs the exchange runtime: the oracle runs synchronous stages only"
         fail("CP0808", message, span=op.span, file=self.schedule.file)
 
     def _map(
@@ -209,11 +212,11 @@ def by_record(
     count = len(flat[list(batched).index(True)][0][0][1])
     answers: list[Any] = []
     for record in range(count):
-        one = [
+        result = [
             rebuild([leaf[record] if split else leaf for _, leaf in pairs])
             for (pairs, rebuild), split in zip(flat, batched, strict=True)
         ]
-        answers.append(call(function, one, None if key is None else [*key, first + record]))
+        answers.append(call(function, result, None if key is None else [*key, first + record]))
     stacked = [flatten(answer) for answer in answers]
     columns = zip(*([leaf for _, leaf in pairs] for pairs, _ in stacked), strict=True)
     return stacked[0][1]([np.stack(column) for column in columns])

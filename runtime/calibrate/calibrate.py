@@ -254,13 +254,13 @@ def _candidates(fabric: Fabric, kind: CollectiveKind, axis: Axis) -> list[_Candi
         for name in registry.algorithms(cast("Kind", kind))
         if name != "torus" or min(torus.shape(axis.size)) > 1  # of a prime it is the ring
     ]
-    found = [_Candidate(Algorithm("native"), fabric.forms[0])]
+    candidates = [_Candidate(Algorithm("native"), fabric.forms[0])]
     for form in fabric.forms:
-        found += [_Candidate(Algorithm(name), form) for name in names]
+        candidates += [_Candidate(Algorithm(name), form) for name in names]
         if len(axis.levels) > 1:
             args = tuple(Arg("ring", spread.level) for spread in axis.levels)
-            found.append(_Candidate(Algorithm("hierarchical", args), form))
-    return found
+            candidates.append(_Candidate(Algorithm("hierarchical", args), form))
+    return candidates
 
 
 def _at_size(
@@ -304,10 +304,10 @@ def _at_size(
 
 
 def _hopeless(way: _Candidate, ways: Sequence[_Candidate]) -> bool:
-    last = max(one.sizes[-1] for one in ways if one.sizes)
+    last = max(curve.sizes[-1] for curve in ways if curve.sizes)
     if last < LARGE:
         return False
-    at_last = [one.seconds[-1] for one in ways if one.sizes and one.sizes[-1] == last]
+    at_last = [curve.seconds[-1] for curve in ways if curve.sizes and curve.sizes[-1] == last]
     behind = way.sizes[-1] != last or way.seconds[-1] > HOPELESS * min(at_last)
     return behind and way.algorithm.name != "native"
 
@@ -338,13 +338,13 @@ def _spread(topology: Topology, places: Sequence[int]) -> tuple[Spread, ...]:
     network = Network.of(topology)
     array = np.asarray(places, np.int64)
     counts = [len(set(network.units(array, index).tolist())) for index in range(len(network.levels))]
-    found: list[Spread] = []
+    spreads: list[Spread] = []
     inner = len(places)
     for index, level in enumerate(network.levels):
         outer = counts[index + 1] if index + 1 < len(counts) else 1
         if inner % outer:
             return ()
         if inner // outer > 1:
-            found.append(Spread(level.name, inner // outer))
+            spreads.append(Spread(level.name, inner // outer))
         inner = outer
-    return tuple(found)
+    return tuple(spreads)

@@ -251,9 +251,11 @@ class _Bound:
             values = (value,) if len(self.elements) == 1 else _as_tuple(value)
             if len(values) != len(self.elements):
                 self._mismatch(row, f"{len(self.elements)} results", f"{len(values)}")
-            for column, element, dtype, one in zip(columns, self.elements, dtypes, values, strict=True):
+            for column, element, dtype, values_of_column in zip(
+                columns, self.elements, dtypes, values, strict=True
+            ):
                 try:
-                    column.append(checked(one, element, dtype))
+                    column.append(checked(values_of_column, element, dtype))
                 except UnlikeError as found:
                     self._mismatch(row, str(element), str(found))
         return columns
@@ -286,10 +288,10 @@ class _Bound:
         message = f"{verb}{self._what(row)} raised {type(error).__name__}: {error}"
         fail(code, message, "nothing was written", span=self.op.span, file=self.file)
 
-    def _mismatch(self, row: tuple[Any, ...], expected: str, found: str) -> NoReturn:
+    def _mismatch(self, row: tuple[Any, ...], expected: str, actual: str) -> NoReturn:
         code = "CP0905" if isinstance(self.op, Load) else "CP0907"
         message = f"{self._what(row)} is of another type than the plan says"
-        fail(code, message, f"expected: {expected}", f"found: {found}", span=self.op.span, file=self.file)
+        fail(code, message, f"expected: {expected}", f"found: {actual}", span=self.op.span, file=self.file)
 
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:

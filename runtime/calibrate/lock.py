@@ -28,7 +28,7 @@ def held_shares(calls_of: Mapping[str, Calls], seconds: float) -> dict[str, floa
     times the work of one, and the share is (k/s - 1)/(k - 1): Amdahl's law (1967), solved for the serial
     part. The median of several rounds.
     """
-    found: dict[str, float] = {}
+    shares: dict[str, float] = {}
     each = min(0.2, seconds / max(1, len(calls_of) * ROUNDS))
     usual = sys.getswitchinterval()
     sys.setswitchinterval(1.0)  # who waits for the lock sleeps until it is let go, and never waits for a CPU
@@ -37,10 +37,10 @@ def held_shares(calls_of: Mapping[str, Calls], seconds: float) -> dict[str, floa
             asleep = [part for _ in range(ROUNDS) if (part := _asleep(calls, each)) is not None]
             if asleep:
                 speedup = max(1.0, THREADS * (1 - float(np.median(asleep))))
-                found[name] = round((THREADS / speedup - 1) / (THREADS - 1), 3)
+                shares[name] = round((THREADS / speedup - 1) / (THREADS - 1), 3)
     finally:
         sys.setswitchinterval(usual)
-    return found
+    return shares
 
 
 def _asleep(calls: Calls, seconds: float) -> float | None:

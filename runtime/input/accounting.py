@@ -141,42 +141,42 @@ def merged(summaries: Iterable[Summary]) -> Summary:
     return functools.reduce(_both, summaries)
 
 
-def _both(one: Summary, two: Summary) -> Summary:
-    lines = {(line.what, line.span): line for line in one.lines}
-    for line in two.lines:
+def _both(first: Summary, second: Summary) -> Summary:
+    lines = {(line.what, line.span): line for line in first.lines}
+    for line in second.lines:
         before = lines.get((line.what, line.span))
         lines[line.what, line.span] = line if before is None else added(before, line)
-    batches = one.batches + two.batches
-    asked = one.ready_mean * one.batches + two.ready_mean * two.batches
+    batches = first.batches + second.batches
+    asked = first.ready_mean * first.batches + second.ready_mean * second.batches
     mean = asked / batches if batches else 0.0
     return replace(
-        one,
+        first,
         lines=tuple(lines.values()),
         batches=batches,
-        wait_s=one.wait_s + two.wait_s,
+        wait_s=first.wait_s + second.wait_s,
         ready_mean=mean,
-        queue=_emptier(one, two, mean),
-        checked=one.checked + two.checked,
-        slow=max((s for s in (one.slow, two.slow) if s), key=lambda slow: slow.wait_s, default=None),
-        rank=min(one.rank, two.rank),
-        ranks=one.ranks + two.ranks if one.rank != two.rank else max(one.ranks, two.ranks),
-        workers=", ".join(dict.fromkeys(workers for workers in (one.workers, two.workers) if workers)),
-        restarts=one.restarts + two.restarts,
+        queue=_emptier(first, second, mean),
+        checked=first.checked + second.checked,
+        slow=max((s for s in (first.slow, second.slow) if s), key=lambda slow: slow.wait_s, default=None),
+        rank=min(first.rank, second.rank),
+        ranks=first.ranks + second.ranks if first.rank != second.rank else max(first.ranks, second.ranks),
+        workers=", ".join(dict.fromkeys(workers for workers in (first.workers, second.workers) if workers)),
+        restarts=first.restarts + second.restarts,
     )
 
 
-def added(one: LineUsage, two: LineUsage) -> LineUsage:
+def added(first: LineUsage, second: LineUsage) -> LineUsage:
     """The work of two processes, or of two runs over the same stage, together."""
-    return _more(one, {name: getattr(two, name) for name in _COSTS})
+    return _more(first, {name: getattr(second, name) for name in _COSTS})
 
 
 def _more(line: LineUsage, costs: Mapping[str, float]) -> LineUsage:
     return replace(line, **{name: getattr(line, name) + cost for name, cost in costs.items()})
 
 
-def _emptier(one: Summary, two: Summary, mean: float) -> Queue:
-    asked = [summary.queue for summary in (one, two) if summary.batches] or [one.queue]
-    live = [summary.queue for summary in (one, two) if summary.queue.depth] or asked
+def _emptier(first: Summary, second: Summary, mean: float) -> Queue:
+    asked = [summary.queue for summary in (first, second) if summary.batches] or [first.queue]
+    live = [summary.queue for summary in (first, second) if summary.queue.depth] or asked
     return Queue(
         min(queue.ready for queue in live),
         mean,
@@ -205,9 +205,9 @@ class Meter:
     _workers: str = ""
     _restarts: int = 0
 
-    def line(self, key: str, what: str, span: Span) -> None:
+    def line(self, key: str, label: str, span: Span) -> None:
         """Name the line that later reports call `key`."""
-        self._lines[key] = LineUsage(what, span)
+        self._lines[key] = LineUsage(label, span)
 
     def add(self, key: str, **costs: float) -> None:
         """Add to line `key` what `LineUsage` calls `costs`; `system_s` is a part of `cpu_s`."""
@@ -240,10 +240,10 @@ class Meter:
         with self._lock:
             self._checked += records
 
-    def workers(self, what: str) -> None:
+    def workers(self, label: str) -> None:
         """What works on the input, for people: `2 threads`."""
         with self._lock:
-            self._workers = what
+            self._workers = label
 
     def restarted(self) -> None:
         """A worker process died and was replaced."""

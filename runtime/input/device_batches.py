@@ -23,6 +23,7 @@ from commplan.runtime.input.host_batch import HostBatch
 from commplan.runtime.input.iterator import PhaseBatches
 from commplan.runtime.input.multirate.batches import ClockedBatches
 from commplan.runtime.input.shm.segment import Blame
+from commplan.runtime.machines.machine import Machine, Peers
 from commplan.runtime.observe import metrics
 
 Host = npt.NDArray[Any]
@@ -104,10 +105,10 @@ class Batches(Iterator[dict[str, Any]]):
 
     def state(self) -> dict[str, int]:
         """Where the next batch stands: integers, the same under any number of ranks."""
-        found = self._host.state()
+        state = self._host.state()
         for batch in self._kept:
-            found |= {"epoch": batch.epoch, "step": batch.step}
-        return found
+            state |= {"epoch": batch.epoch, "step": batch.step}
+        return state
 
     @property
     def steps(self) -> int:
@@ -184,19 +185,32 @@ def shared_group(
     for axis in over:
         place = place * context.sizes[axis] + min(local[axis])
     key = "\0".join((context.schedule.plan_digest, phase.name, others))
-    found = context.machine.peers(key, host or this_host(), place)
-    if found is None:
+    peers = context.machine.peers(key, host or this_host(), place)
+    if peers is None:
         return None
     first = shares[0]
     reads = [op for op in phase.ops if isinstance(op, ir.Read)]
     on_failure = "continue" if any(op.hints.on_failure == "continue" for op in reads) else "stop"
-    readers = None if first.readers is None else sum(each < first.readers for each in found.places)
+    readers = None if first.readers is None else sum(each < first.readers for each in peers.places)
     blame = Blame(f"share {name_of(first.result)} via {first.design}", first.span, context.schedule.file)
-    made = division(first.design, found.hosts, readers)
-    carrier = context.machine.carrier(found, made, blame=blame, on_failure=on_failure, timeout=timeout)
-    run_id, count = f"commplan-{found.run_id}", len(found.hosts)
+    return carried_group(context.machine, peers, first.design, blame, on_failure, timeout, readers)
+
+
+def carried_group(
+    machine: Machine,
+    peers: Peers,
+    design: str,
+    blame: Blame,
+    on_failure: str,
+    timeout: float,
+    readers: int | None = None,
+) -> Group:
+    """The group of `peers`, with what carries rows between their hosts."""
+    partition = division(design, peers.hosts, readers)
+    carrier = machine.carrier(peers, partition, blame=blame, on_failure=on_failure, timeout=timeout)
+    run_id, count = f"commplan-{peers.run_id}", len(peers.hosts)
     return group(
-        run_id, found.index, count, timeout=timeout, hosts=found.hosts, carrier=carrier, readers=readers
+        run_id, peers.index, count, timeout=timeout, hosts=peers.hosts, carrier=carrier, readers=readers
     )
 
 

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 from commplan.ir import schedule as ir
 from commplan.ir.def_use import DefUse
 from commplan.ir.plan import Ref
-from commplan.lowering.jax.functions import Draw, loaded_by, short_seed
+from commplan.lowering.jax.functions import RngContext, loaded_by, short_seed
 from commplan.lowering.jax.layout import spec
 from commplan.lowering.jax.pytree import LEAF, Tree
 from commplan.lowering.jax.typing_shim import jax
@@ -27,13 +27,15 @@ class DeviceMaps:
     given: the values that it takes, of those. loads: the loads whose records its random functions draw by.
     """
 
-    def __init__(self, context: Context, phase: ir.Phase, wanted: Sequence[Ref], made: Sequence[Ref]) -> None:
+    def __init__(
+        self, context: Context, phase: ir.Phase, wanted: Sequence[Ref], computed: Sequence[Ref]
+    ) -> None:
         self._context, self._phase = context, phase
         self._values = {value.id: value for value in phase.values}
-        self._wanted = tuple(ref for ref in wanted if ref not in made)
-        self._ops = DefUse(phase.ops).behind(self._wanted, made)
+        self._wanted = tuple(ref for ref in wanted if ref not in computed)
+        self._ops = DefUse(phase.ops).behind(self._wanted, computed)
         used = {ref for op in self._ops for ref in ir.operands(op)}
-        self.given = tuple(ref for ref in made if ref in used)
+        self.given = tuple(ref for ref in computed if ref in used)
         random = [op for op in self._ops if isinstance(op, ir.Map) and op.random]
         drawn = dict.fromkeys(loaded_by(phase, ref) for op in random for ref in ir.operands(op))
         self.loads = tuple(load for load in drawn if load)
@@ -68,11 +70,13 @@ class DeviceMaps:
                 draw = None
                 if isinstance(op, ir.Map) and op.random:
                     place = 2 + self.loads.index(loaded_by(self._phase, op.operands[0]))
-                    key = Draw.of(numbers[place], numbers[0], numbers[1]).key
-                    draw = Draw(key, mine, context.members)
+                    key = RngContext.of(numbers[place], numbers[0], numbers[1]).key
+                    draw = RngContext(key, mine, context.members)
                 lowered.apply([op], env, draw)
             return carried.leave({ref: env[ref] for ref in self._wanted})
 
         specs = tuple({ref: spec(placements[ref]) for ref in refs} for refs in (given, records))
-        made = context.machine.spread(body, (*specs, PartitionSpec()), carried.specs)(given, records, numbers)
-        return carried.build(made)
+        result = context.machine.spread(body, (*specs, PartitionSpec()), carried.specs)(
+            given, records, numbers
+        )
+        return carried.build(result)

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import threading
-import weakref
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from commplan.diagnostics import fail
 from commplan.ir.plan import Ref
 from commplan.ir.schedule import Read
 from commplan.runtime.input.layout import Array, Bools, agrees, aligned, compacted
@@ -56,41 +50,6 @@ class HostBatch:
     step: int
     number: int = 0
     visits: tuple[Visit, ...] = ()
-
-
-class HostBatches(Iterator[HostBatch]):
-    """Batches of a phase, for one caller at a time, in the process that made them, until they are closed."""
-
-    _closing: weakref.finalize[..., Any]  # alive until then
-
-    def __init__(self, phase: str) -> None:
-        self._phase, self._process, self._turn = phase, os.getpid(), threading.RLock()
-
-    def __next__(self) -> HostBatch:
-        if os.getpid() != self._process:
-            message = f"the batches of phase `{self._phase}` belong to process {self._process}"
-            fail(
-                "CP0916", message, "this one was forked from it, without its threads: make batches here, anew"
-            )
-        with self._turn:  # whichever thread asks next gets the next batch
-            if not self._closing.alive:
-                self._refuse_closed()
-            return self._next()
-
-    def _next(self) -> HostBatch:
-        raise NotImplementedError
-
-    def close(self) -> None:
-        raise NotImplementedError
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _refuse_closed(self) -> NoReturn:
-        fail("CP0916", f"the batches of phase `{self._phase}` were closed", "make them anew")
 
 
 @dataclass(eq=False)
@@ -154,9 +113,9 @@ def count(program: HostProgram, state: FlowState, read: Read, ref: Ref) -> npt.N
     for at, coords in zip(np.ndindex(result.shape), program.variants(per), strict=True):
         named = dict(zip(per, coords, strict=True))
         shard = shards.index(program.member(state.flow.split, named)) if state.flow.split else 0
-        here = slice(shard * each, (shard + 1) * each)
+        rows = slice(shard * each, (shard + 1) * each)
         variants = program.variants(state.flow.per)
         chosen = [p for p, v in enumerate(variants) if agrees(state.flow.per, v, named)]
-        valid: Bools = np.asarray(state.valid[chosen, here].all(0))
-        result[at] = np.count_nonzero(valid & state.counts[read.result][here])
+        valid: Bools = np.asarray(state.valid[chosen, rows].all(0))
+        result[at] = np.count_nonzero(valid & state.counts[read.result][rows])
     return result

@@ -15,9 +15,10 @@ from commplan.input.prefetch import prefetch as prefetched
 from commplan.ir.plan import Ref
 from commplan.ir.schedule import Map, Schedule
 from commplan.runtime.input.accounting import Meter, Queue, Summary
+from commplan.runtime.input.epoch_iterator import EpochIterator
 from commplan.runtime.input.group import Group
-from commplan.runtime.input.host_batch import HostBatch, HostBatches
-from commplan.runtime.input.prefetch.prefetch import ClosedError, Ring
+from commplan.runtime.input.host_batch import HostBatch
+from commplan.runtime.input.prefetch.prefetch import ClosedError, Prefetcher
 from commplan.runtime.input.prefetch.zero_copy import Direct
 from commplan.runtime.input.program import HostProgram, host_program
 from commplan.runtime.input.shm.rendezvous import join
@@ -26,7 +27,7 @@ from commplan.runtime.input.shm.shm_control import cores_of
 from commplan.runtime.input.shm.slots import CAN_LEND
 from commplan.runtime.input.sources import adapters as _adapters
 from commplan.runtime.input.sources import files as _sources
-from commplan.runtime.input.stages.batch_builder import BLOCK, BatchInTheMaking, Course, Maker, Pace
+from commplan.runtime.input.stages.batch_builder import BLOCK, BatchBuilder, BatchFactory, EpochCursor, Pace
 from commplan.runtime.input.stages.records import checked_functions, stages
 from commplan.runtime.input.stages.workers import Workers
 from commplan.runtime.input.visit_check import Checks
@@ -36,15 +37,15 @@ from commplan.runtime.input.visit_check import Checks
 class _Cursor:
     """Which batches are started ahead: up to the end of epoch `until`."""
 
-    make: Callable[[int], BatchInTheMaking]
-    course: Course
+    make: Callable[[int], BatchBuilder]
+    course: EpochCursor
     until: int
 
-    def start(self, number: int) -> BatchInTheMaking | None:
+    def start(self, number: int) -> BatchBuilder | None:
         return None if self.course.at(number)[0] > self.until else self.make(number)
 
 
-class PhaseBatches(HostBatches):
+class PhaseBatches(EpochIterator):
     """Batches of one phase, one epoch per `iter()`.
 
     `for batch in batches` runs to the end of the epoch that it stands in; the next `for` runs the next
@@ -87,49 +88,46 @@ class PhaseBatches(HostBatches):
         apart = group is not None and group.count > 1
         program = host_program(schedule, phase, local, apart=apart)
         read = [read.source for flow in program.flows for read in flow.reads]
-        found = _sources.bound(schedule, sources, read)
+        bound_sources = _sources.bound(schedule, sources, read)
         chosen = called_functions(program, functions)
-        self._orders = orders(program, found)
+        self._orders = orders(program, bound_sources)
         self._program = program
-        self._steps = pace.steps if pace is not None else _steps(program, self._orders)
-        self._course = course = pace or Course(*self._restored(state), self._steps)
-        self._armed, self._handed = course.epoch, 0
-        self._due: HostBatch | None = None  # the batch at that place, once it has come
+        steps, order = pace.steps if pace else _steps(program, self._orders), self._fingerprint()
+        self._course = course = pace or EpochCursor(*self._restored(state, steps, order), steps)
+        self._start(course.epoch, course.step, steps, order)
         self._meter = meter or Meter(phase, schedule.plan)
-        made = stages(program, found, chosen, self._meter)
+        stage_of = stages(program, bound_sources, chosen, self._meter)
         prefetch, cores = hints(program)
         prefetch = prefetch if pace is None else pace.slots
         block = block_of(program, cores)
-        crew = _crew(workers, cores, program, found, chosen, block, self._meter)
+        crew = _crew(workers, cores, program, bound_sources, chosen, block, self._meter)
         by_caller = group is not None and group.carrier is not None and group.carrier.by_caller
         ahead = prefetch + (CARRIED if by_caller else 0)
         exchange = None
         if apart and group is not None and any(flow.moved for flow in program.flows):
-            at = (course.epoch, course.step, self._fingerprint())
+            at = (course.epoch, course.step, order)
             room, keep = (slots(prefetch, by_caller=by_caller), KEEP) if pace is None else (pace.slots,) * 2
             exchange = join(
                 group, program, at, slots=room, meter=self._meter, keep=keep, leaving=pace is not None,
                 ahead=ahead if pace is None and _lies_ready(program) else None,
             )  # fmt: skip
         self._exchange, self._prefetch, self._by_caller = exchange, prefetch, by_caller
-        maker = Maker(
-            program, self._orders, made, self._meter, block, exchange, pace is not None,
-            crew, _adapters.together(found), course, self._fingerprint(),
+        maker = BatchFactory(
+            program, self._orders, stage_of, self._meter, block, exchange, pace is not None,
+            crew, _adapters.together(bound_sources), course, order,
         )  # fmt: skip
         if exchange is not None:
             exchange.works = maker
             if crew is not None:
                 crew.share(exchange.slots)
         # At a pace of its own a batch is but a part of what a member gets; its taker checks.
-        self._checks = (
-            Checks(program, self._orders, self._steps, course.step, self._meter) if not pace else None
-        )
+        self._checks = Checks(program, self._orders, steps, course.step, self._meter) if not pace else None
         self._cursor = _Cursor(maker.batch, course, self._armed)
         name = f"commplan-{schedule.plan}-{phase}"
         direct = pace is None and _direct(program, exchange)
         if direct and exchange is not None:
             self._cursor.make = Direct(maker, exchange).batch
-        self._ring = Ring(self._cursor.start, ahead, cores, name, exchange, crew, direct)
+        self._ring = Prefetcher(self._cursor.start, ahead, cores, name, exchange, crew, direct)
         self._closing = weakref.finalize(self, self._ring.end)
 
     @property
@@ -137,38 +135,19 @@ class PhaseBatches(HostBatches):
         """What adds up the costs; they may be kept when the batches are gone."""
         return (self._meter,)
 
-    @property
-    def steps(self) -> int:
-        """Batches of one epoch; the same for every rank, design and restart."""
-        return self._steps
-
-    def __iter__(self) -> PhaseBatches:
-        self._armed, _ = self._course.at(self._handed)
-        return self
-
-    def _next(self) -> HostBatch:
-        epoch, step = self._course.at(self._handed)
-        if epoch > self._armed:
-            raise StopIteration
+    def _await_due(self) -> HostBatch:
         self._cursor.until = self._armed
-        try:
-            if self._due is None:
-                self._carry_ahead(step)
-                self._due, ready, waited = self._ring.look()
-                self._meter.handed_out(ready, waited, first=step == 0)
-            if self._exchange is not None:
-                self._exchange.handed(self._due.number)
-            if self._checks is not None:
-                self._checks.add(self._due)
-        except ClosedError:
-            self._refuse_closed()
-        except Exception:
-            self.close()  # the place stays: `.state()` names the batch that failed
-            raise
-        self._ring.pass_on(self._handed + 1)
-        # Whoever is interrupted before this line gets the same batch the next time.
-        batch, self._due, self._handed = self._due, None, self._handed + 1
-        return batch
+        if self._due is None:
+            step = self._place % self._steps
+            self._carry_ahead(step)
+            self._due, ready, waited = self._ring.look()
+            self._meter.handed_out(ready, waited, first=step == 0)
+        if self._exchange is not None:
+            self._exchange.handed(self._due.number)
+        return self._due
+
+    def _pass_on(self, place: int) -> None:
+        self._ring.pass_on(place - self._first)
 
     # --- where a pace was given; units are counted from the first ---
 
@@ -205,20 +184,12 @@ class PhaseBatches(HostBatches):
         if self._by_caller and self._exchange is not None:
             self._ring.admit()
             left = self._steps - step  # of this epoch, this batch included
-            self._exchange.carry_ahead(self._handed + min(self._prefetch, left) - 1)
+            self._exchange.carry_ahead(self._place - self._first + min(self._prefetch, left) - 1)
 
     @property
     def exchange(self) -> SharedRing | None:
         """This process's side of the slots, where processes share them."""
         return self._exchange
-
-    def state(self) -> dict[str, int]:
-        """Where the next batch stands: integers, fit for JSON; the same under any number of ranks.
-
-        `order` is a checksum of what the order depends on: lengths, batch sizes, visits, seeds.
-        """
-        epoch, step = self._course.at(self._handed)
-        return {"epoch": epoch, "step": step, "order": self._fingerprint()}
 
     def summary(self) -> Summary:
         """What the input work cost so far, per plan line, in this process."""
@@ -242,17 +213,17 @@ class PhaseBatches(HostBatches):
         ]
         return zlib.crc32(repr(facts).encode())
 
-    def _restored(self, state: Mapping[str, int] | None) -> tuple[int, int]:
+    def _restored(self, state: Mapping[str, int] | None, steps: int, order: int) -> tuple[int, int]:
         if state is None:
             return 0, 0
         phase = self._program.phase
         keys = ("epoch", "step", "order")
         if not isinstance(state, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-            found, fix = f"found a {type(state).__name__}", "pass what `.state()` of batches returned"
-            fail("CP0910", "this is no state of batches", found, fix, span=phase.span)
+            actual, fix = f"found a {type(state).__name__}", "pass what `.state()` of batches returned"
+            fail("CP0910", "this is no state of batches", actual, fix, span=phase.span)
         if set(state) != set(keys) or not all(type(state[key]) is int and state[key] >= 0 for key in keys):
             fail("CP0910", "this is no state of batches", f"found: {dict(state)}", span=phase.span)
-        if state["order"] != self._fingerprint() or state["step"] >= self._steps:
+        if state["order"] != order or state["step"] >= steps:
             reads = [
                 f"`{read.source}`: {order.length} records, batch {order.batch}, {order.visit}, "
                 f"tail {order.tail}, seed {order.seed}"
@@ -283,8 +254,8 @@ def _crew(
     """The worker processes, None where threads do the work. Errors: CP0952, CP0955."""
     if workers not in ("threads", "processes"):
         fail("CP0955", f"workers are 'threads' or 'processes', not {workers!r}", span=program.phase.span)
-    one = {"threads": "thread", "processes": "process"}[workers]
-    meter.workers(f"1 {one}" if cores == 1 else f"{cores} {workers}")
+    singular = {"threads": "thread", "processes": "process"}[workers]
+    meter.workers(f"1 {singular}" if cores == 1 else f"{cores} {workers}")
     return None if workers == "threads" else Workers(program, sources, functions, block, cores, meter)
 
 
@@ -320,7 +291,7 @@ def _direct(program: HostProgram, exchange: SharedRing | None) -> bool:
     """Whether batches are handed over as they lie in the slots, and nobody waits for this process's
     thread."""
     carrier = exchange.carrier if exchange is not None else None
-    carries = exchange is not None and carrier is not None and exchange.owes() and not carrier.by_caller
+    carries = exchange is not None and carrier is not None and exchange.leads() and not carrier.by_caller
     return exchange is not None and not carries and _lies_ready(program)
 
 

@@ -43,15 +43,16 @@ def blocks(
     return np.ndarray((*leading, *inner), dtype, memory, 0, strides)
 
 
+def read_only(array: Array) -> Array:
+    """A view that nobody may write to."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
 def rounded(nbytes: int, to: int = ALIGNMENT) -> int:
     """The next multiple of `to`."""
     return -(-nbytes // to) * to
-
-
-def projected(axes: Sequence[str], coords: Sequence[int], onto: Sequence[str]) -> tuple[int, ...]:
-    """Of coordinates along `axes`, those along `onto` (all of them among `axes`)."""
-    named = dict(zip(axes, coords, strict=True))
-    return tuple(named[axis] for axis in onto)
 
 
 def agrees(axes: Sequence[str], coords: Sequence[int], fixed: Mapping[str, int]) -> bool:
@@ -68,10 +69,10 @@ def compacted(counted: Bools, usable: Bools, shards: int) -> npt.NDArray[np.int6
     taken = np.full(len(counted), -1, np.int64)
     each = len(counted) // shards
     for start in range(0, each * shards, each or 1):
-        here = slice(start, start + each)
-        rows = start + np.flatnonzero(counted[here] & usable[here])
+        local = slice(start, start + each)
+        rows = start + np.flatnonzero(counted[local] & usable[local])
         if not rows.size:
-            rows = start + np.flatnonzero(usable[here])
+            rows = start + np.flatnonzero(usable[local])
         if rows.size:
-            taken[here] = np.resize(rows, each)
+            taken[local] = np.resize(rows, each)
     return taken

@@ -175,14 +175,14 @@ def _flow(
     shares = [op for op in ops if isinstance(op, Share) and op.design != "duplicate"] if apart else []
     _agree(shares, file)
     before = DefUse(ops).behind(op.result for op in shares)
-    made = {ref for op in before for ref in results(op)} & set(elements)
+    computed = {ref for op in before for ref in results(op)} & set(elements)
     after = [op for op in ops if op not in before]
     asked = set(roots).union(*(operands(op) for op in after))
     moved: list[Ref] = []
     again: list[HostOp] = []
     for op in before:
         for ref in results(op):
-            if ref not in made or ref not in asked:
+            if ref not in computed or ref not in asked:
                 continue
             if not isinstance(elements[ref], BytesType):
                 moved.append(ref)

@@ -29,7 +29,7 @@ _SCHEDSTAT = Path("/proc/thread-self/schedstat")
 
 
 @dataclass
-class Roster:
+class TurnSchedule:
     """local: the processes of this host. makers: those that make parts, by the place of their note in a slot.
     ahead: batches that are in the making at a time, at most; None: all readers make each. slots: of the
     memory that is shared.
@@ -88,8 +88,8 @@ class Roster:
     def _begin(self, since: int) -> None:
         """Everybody comes to the same, from the cores that all said before they joined."""
         cores = self.control.cores(self.local)
-        for flow, found in self.divisions.items():
-            self._turns[flow] = Turns(found, width(found.parts, cores, self.ahead or 1))
+        for flow, partition in self.divisions.items():
+            self._turns[flow] = Turns(partition, width(partition.parts, cores, self.ahead or 1))
         widest = max(turns.width for turns in self._turns.values())
         self._at_once = -(-cores // widest) + self.control.spare.value
         period = math.lcm(*(turns.period for turns in self._turns.values()))
@@ -100,8 +100,8 @@ class Roster:
             ]
             self._coming[process] = tuple(n - turn for turn, n in enumerate(coming))
         for turn in range(period):
-            here = {reader for turns in self._turns.values() for reader in turns.at(turn).readers}
-            self._heard.append(tuple(one for one in self._all if one[1] in here))
+            readers = {reader for turns in self._turns.values() for reader in turns.at(turn).readers}
+            self._heard.append(tuple(maker for maker in self._all if maker[1] in readers))
         self._since = since
 
     # --- whether making waits ---
@@ -121,9 +121,9 @@ class Roster:
         spent, waited = after[0] - before[0], max(0, after[1] - before[1])
         index, first = self.control.index, number % _EVERY == _LOOKED_AT.start
         words = self.control.word(index, "spent"), self.control.word(index, "waited")
-        for word, found in zip(words, (spent, waited), strict=True):
+        for word, clock in zip(words, (spent, waited), strict=True):
             kept = 0 if first else word.value
-            word.value = min(kept + found, 0xFFFFFFFF)
+            word.value = min(kept + clock, 0xFFFFFFFF)
 
     def look(self, number: int) -> None:
         """The first process of the host decides, once all have made batch `number`, from when on they take

@@ -38,9 +38,9 @@ class _Account:
     def settle(self) -> None:
         if not self.waiting:
             return
-        told = self.waiting.values()
+        reports = self.waiting.values()
         tally = copy.copy(self.tally)
-        tally.add(np.concatenate([ids for ids, _ in told]), sum(skipped for _, skipped in told))
+        tally.add(np.concatenate([ids for ids, _ in reports]), sum(skipped for _, skipped in reports))
         upto = max(self.waiting)
         self.tally, self.upto, self.waiting = tally, upto, {}
 
@@ -87,6 +87,6 @@ class Checks:
                         shards=program.shards(flow.split), ways=program.schedule.size(flow.split),
                     )  # fmt: skip
                     whose = " and ".join(f"{axis} {place}" for axis, place in named.items())
-                    told = Told(read.source, read.visit, epoch, whose, read.span, program.schedule.file)
-                    check(account.tally, promise, told, order.length)
+                    context = Told(read.source, read.visit, epoch, whose, read.span, program.schedule.file)
+                    check(account.tally, promise, context, order.length)
         self._accounts, self.start, self._finished = {}, 0, epoch

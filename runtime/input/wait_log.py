@@ -9,7 +9,7 @@ TELL_S = 5.0  # a wait as long as this is told about, and again when it has last
 START_S = 30.0  # the same where others have yet to start, which takes some longer than others
 
 
-class Lasting:
+class WaitReporter:
     """One wait. first: seconds after which it is told about, TELL_S if None."""
 
     def __init__(self, first: float | None = None) -> None:

@@ -158,24 +158,26 @@ def agree(who: str, mine: Binding, exchange: Callable[[Said], Mapping[int, Said]
         with contextlib.suppress(CommplanError):
             exchange(Said(wrong=_reason(error)))
         raise
-    said = exchange(Said(f"plan `{mine.schedule.plan}`, schedule {mine.program}", seed))
-    failed = [f"{who} {n} cannot bind the program: {said[n].wrong}" for n in sorted(said) if said[n].wrong]
+    answers = exchange(Said(f"plan `{mine.schedule.plan}`, schedule {mine.program}", seed))
+    failed = [
+        f"{who} {n} cannot bind the program: {answers[n].wrong}" for n in sorted(answers) if answers[n].wrong
+    ]
     if failed:
         fail("CP0845", *failed[:4], file=file)
     same = f"every {who} must compile the same plan, for the same shapes and sizes"
-    _alike(who, "the same program", {n: one.program for n, one in said.items()}, same, file)
+    _alike(who, "the same program", {n: answer.program for n, answer in answers.items()}, same, file)
     same = f"random functions draw from it: give every {who} the same one"
-    _alike(who, "with the same seed", {n: one.seed for n, one in said.items()}, same, file)
+    _alike(who, "with the same seed", {n: answer.seed for n, answer in answers.items()}, same, file)
 
 
-def _alike(who: str, what: str, said: Mapping[int, str], fix: str, file: str) -> None:
-    first = min(said)
-    other = [number for number in sorted(said) if said[number] != said[first]]
+def _alike(who: str, subject: str, answers: Mapping[int, str], fix: str, file: str) -> None:
+    first = min(answers)
+    other = [number for number in sorted(answers) if answers[number] != answers[first]]
     if other:
         fail(
             "CP0845",
-            f"not every {who} binds {what}: {who} {other[0]} another one than {who} {first}",
-            *(f"{who} {number}: {said[number]}" for number in (first, *other[:3])),
+            f"not every {who} binds {subject}: {who} {other[0]} another one than {who} {first}",
+            *(f"{who} {number}: {answers[number]}" for number in (first, *other[:3])),
             fix,
             file=file,
         )

@@ -80,23 +80,23 @@ def _first_placed(
     """
     indices: dict[Any, Cut] = sharding.addressable_devices_indices_map(shape)
     keys = [_key(index, shape) for index in indices.values()]
-    found = dict(zip(keys, indices.values(), strict=True))
-    cuts = tuple(cut(index) for index in found.values())
-    pieces = dict(zip(found, _pieces_of(host, cuts, on_cpu=on_cpu), strict=True))
+    index_of_key = dict(zip(keys, indices.values(), strict=True))
+    cuts = tuple(cut(index) for index in index_of_key.values())
+    pieces = dict(zip(index_of_key, _pieces_of(host, cuts, on_cpu=on_cpu), strict=True))
 
     def part(index: Cut) -> Host:
         return pieces[_key(index, shape)]
 
-    made = jax.make_array_from_callback(shape, sharding, part)
-    if made.dtype != host.dtype:
-        return made, None
-    which = tuple(list(found).index(key) for key in keys)
-    return made, Placing(sharding, tuple(indices), cuts, which, on_cpu, made.aval)
+    array = jax.make_array_from_callback(shape, sharding, part)
+    if array.dtype != host.dtype:
+        return array, None
+    which = tuple(list(index_of_key).index(key) for key in keys)
+    return array, Placing(sharding, tuple(indices), cuts, which, on_cpu, array.aval)
 
 
 def _key(index: Cut, shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
     """Where an index begins and ends, along each dimension: slices cannot be looked up."""
-    return tuple(one.indices(size)[:2] for one, size in zip(index, shape, strict=True))
+    return tuple(piece.indices(size)[:2] for piece, size in zip(index, shape, strict=True))
 
 
 def _pieces_of(host: Host, cuts: tuple[Cut, ...], *, on_cpu: bool) -> list[Host]:
@@ -108,9 +108,9 @@ def _aligned(piece: Host) -> Host:
     """`piece` as JAX on CPUs takes it without a copy; itself a copy where it does not lie so."""
     if piece.flags.c_contiguous and piece.__array_interface__["data"][0] % ALIGNMENT == 0:
         return piece
-    made = aligned(piece.shape, piece.dtype)
-    np.copyto(made, piece)
-    return made
+    copy = aligned(piece.shape, piece.dtype)
+    np.copyto(copy, piece)
+    return copy
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -188,10 +188,10 @@ class MeshMachine:
         known = self.placings.get(kind)
         if known is not None:
             return known.put(host)
-        made, found = self._first(host, placement, local)
-        if found is not None:
-            self.placings[kind] = found
-        return made
+        array, placing = self._first(host, placement, local)
+        if placing is not None:
+            self.placings[kind] = placing
+        return array
 
     def _first(self, host: Host, placement: Placement, local: Local) -> tuple[Array, Placing | None]:
         per = len(placement.per)
@@ -208,8 +208,8 @@ class MeshMachine:
 
         def cut(index: tuple[slice, ...]) -> tuple[slice, ...]:
             at: list[slice] = []
-            for axis, one in enumerate(index[:per]):
-                start, stop, _ = one.indices(shape[axis])
+            for axis, piece in enumerate(index[:per]):
+                start, stop, _ = piece.indices(shape[axis])
                 places = [mine[axis].index(i) for i in range(start, stop)]
                 at.append(slice(places[0], places[-1] + 1))
             if shards:
@@ -231,9 +231,9 @@ class MeshMachine:
             return None
         from jax.experimental import multihost_utils  # noqa: PLC0415  only jobs of several processes need it
 
-        said = digest(key) + digest(host) + place.to_bytes(8, "little") + secrets.token_bytes(8)
+        hello = digest(key) + digest(host) + place.to_bytes(8, "little") + secrets.token_bytes(8)
         gather: Any = multihost_utils.process_allgather
-        rows: npt.NDArray[np.uint8] = np.asarray(gather(np.frombuffer(said, np.uint8)))
+        rows: npt.NDArray[np.uint8] = np.asarray(gather(np.frombuffer(hello, np.uint8)))
         fields = [row.tobytes() for row in rows]
         return peers_of(
             jax.process_index(),
@@ -316,18 +316,18 @@ def machine_of(schedule: ir.Schedule, mesh: Any) -> MeshMachine:
 
 def _without(whole: PartitionSpec, at: int | None) -> PartitionSpec:
     entries: list[Any] = list(whole)
-    return PartitionSpec(*(one for i, one in enumerate(entries) if i != at))
+    return PartitionSpec(*(entry for i, entry in enumerate(entries) if i != at))
 
 
 def check_mesh(schedule: ir.Schedule, mesh: Any) -> None:
     """Raises CP0801 for a mesh without the plan's axes, CP0802 for one with Explicit axes."""
     sizes = schedule.mesh_sizes
     shape: dict[str, int] = {str(k): int(v) for k, v in dict(getattr(mesh, "shape", {})).items()}
-    found = _sizes(shape)
+    actual = _sizes(shape)
 
-    def refuse(what: str, *notes: str) -> NoReturn:
+    def refuse(message: str, *notes: str) -> NoReturn:
         ours = f"the plan was compiled for {_sizes(sizes)}"
-        fail("CP0801", what, f"the mesh has {found}", ours, *notes, file=schedule.file)
+        fail("CP0801", message, f"the mesh has {actual}", ours, *notes, file=schedule.file)
 
     if isinstance(mesh, AbstractMesh) or not hasattr(mesh, "devices"):
         refuse(f"a {type(mesh).__name__} is no mesh of devices", "expected a jax.sharding.Mesh")
@@ -367,7 +367,7 @@ def check_processes(binding: Binding, mesh: Any) -> None:
     def exchange(mine: Said) -> dict[int, Said]:
         text = msgspec.json.encode(mine).decode()
         try:
-            said = _compat.said_by_all(key, text, processes, BIND_TIMEOUT_S)
+            answers = _compat.all_gather_text(key, text, processes, BIND_TIMEOUT_S)
         except jax.errors.JaxRuntimeError as error:
             fail(
                 "CP0849",
@@ -377,10 +377,10 @@ def check_processes(binding: Binding, mesh: Any) -> None:
                 "every process that holds devices of the mesh binds the same programs in the same order",
                 file=schedule.file,
             )
-        if len({*said.values()}) > 1:
+        if len({*answers.values()}) > 1:
             with contextlib.suppress(jax.errors.JaxRuntimeError):  # the first to end takes all this with it
-                _compat.meet(f"{key}/read", processes, _READ_TIMEOUT_S)
-        return {number: msgspec.json.decode(one, type=Said) for number, one in said.items()}
+                _compat.barrier(f"{key}/read", processes, _READ_TIMEOUT_S)
+        return {number: msgspec.json.decode(answer, type=Said) for number, answer in answers.items()}
 
     agree("process", binding, exchange)
 

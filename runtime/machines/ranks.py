@@ -82,8 +82,8 @@ class Ranks:
         return jax.device_put(host.reshape(host.shape[len(placement.per) :]))
 
     def peers(self, key: str, host: str, place: int) -> Peers | None:
-        said = (digest(key), digest(host), place, secrets.token_hex(8))
-        seen: list[tuple[bytes, bytes, int, str]] = self.own.allgather(said)
+        hello = (digest(key), digest(host), place, secrets.token_hex(8))
+        seen: list[tuple[bytes, bytes, int, str]] = self.own.allgather(hello)
         return peers_of(self.own.Get_rank(), seen)
 
     def carrier(
@@ -116,16 +116,16 @@ class Ranks:
     def join(self, parts: Mapping[int, Any], placement: Placement, axis: str) -> Any:
         """Raises CP0842 for parts of other members."""
         del placement
-        here = self.backend.place[axis]
-        if list(parts) != [here]:
-            found = ", ".join(map(str, parts)) or "none"
+        place = self.backend.place[axis]
+        if list(parts) != [place]:
+            owners = ", ".join(map(str, parts)) or "none"
             fail(
                 "CP0842",
-                f"this rank belongs to member {here} of `{axis}`, and was given the parts of members {found}",
-                f"under MPI a rank has the arrays of its own member alone: {{{here}: part}}",
+                f"this rank belongs to member {place} of `{axis}`, and got the parts of members {owners}",
+                f"under MPI a rank has the arrays of its own member alone: {{{place}: part}}",
                 file=self.file,
             )
-        return parts[here]
+        return parts[place]
 
 
 def ranks(binding: Binding, comm: Any) -> Ranks | Serving:
@@ -171,19 +171,19 @@ def check_backend(schedule: ir.Schedule) -> None:
 
 def _bound(binding: Binding, comm: Any) -> Ranks | Serving:
     schedule, own = binding.schedule, comm.Dup()
-    said = cast("Callable[[Said], list[Said]]", own.allgather)
-    agree("rank", binding, lambda mine: dict(enumerate(said(mine))))
-    found = sites(schedule)
-    watch(schedule, serves=int(own.Get_rank()) >= found.workers > 0)
-    if not found.servers:
-        return Ranks(comm, own, backend_of(schedule, own, found), schedule.file)
+    exchange = cast("Callable[[Said], list[Said]]", own.allgather)
+    agree("rank", binding, lambda mine: dict(enumerate(exchange(mine))))
+    roles = sites(schedule)
+    watch(schedule, serves=int(own.Get_rank()) >= roles.workers > 0)
+    if not roles.servers:
+        return Ranks(comm, own, backend_of(schedule, own, roles), schedule.file)
     rank = int(own.Get_rank())
-    server = rank - found.workers
+    server = rank - roles.workers
     part = own.Split(int(server >= 0), rank)
     if server < 0:
-        return Ranks(comm, part, backend_of(schedule, part, found, own), schedule.file)
-    expect(own, found)
-    return Serving(comm, own, found, server, server_names(schedule)[server], schedule.file)
+        return Ranks(comm, part, backend_of(schedule, part, roles, own), schedule.file)
+    expect(own, roles)
+    return Serving(comm, own, roles, server, server_names(schedule)[server], schedule.file)
 
 
 @contextlib.contextmanager
@@ -192,10 +192,10 @@ def deaths(comm: Any, file: str = "") -> Generator[None]:
     try:
         yield
     except MPI.Exception as error:
-        found = death(comm, error, file)
-        if found is None:
+        diagnostic = death(comm, error, file)
+        if diagnostic is None:
             raise
-        raise CommplanError(found) from error
+        raise CommplanError(diagnostic) from error
 
 
 def death(comm: Any, error: Any, file: str = "") -> Diagnostic | None:
@@ -211,14 +211,14 @@ def death(comm: Any, error: Any, file: str = "") -> Diagnostic | None:
 
 def check_communicator(comm: Any, file: str) -> None:
     """Raises CP0843 for a communicator that is no more or has two sides, CP0844 for too few threads."""
-    what = "expected a communicator such as mpi4py.MPI.COMM_WORLD"
+    expected = "expected a communicator such as mpi4py.MPI.COMM_WORLD"
     if MPI.Is_finalized() or not MPI.Is_initialized():
         state = "has been finalized" if MPI.Is_finalized() else "is not initialized"
         fail("CP0843", f"MPI {state}", "bind programs between MPI's beginning and its end", file=file)
     if comm == MPI.COMM_NULL:
-        fail("CP0843", "the communicator is null: it was freed, or never made", what, file=file)
+        fail("CP0843", "the communicator is null: it was freed, or never made", expected, file=file)
     if comm.Is_inter():
-        fail("CP0843", "an inter-communicator has two groups of ranks", what, file=file)
+        fail("CP0843", "an inter-communicator has two groups of ranks", expected, file=file)
     level = MPI.Query_thread()
     if level < MPI.THREAD_MULTIPLE:
         names = {
@@ -236,15 +236,15 @@ def check_communicator(comm: Any, file: str) -> None:
 
 def check_size(schedule: ir.Schedule, comm: Any) -> None:
     """Raises CP0840 where `comm` has another number of ranks than the plan's axes and servers make."""
-    sizes, found = schedule.mesh_sizes, comm.Get_size()
+    sizes, actual = schedule.mesh_sizes, comm.Get_size()
     servers = {axis.name: axis.size for axis in schedule.axes if axis.kind is AxisKind.SERVER}
     wanted = math.prod(sizes.values()) + sum(servers.values())
-    if wanted == found:
+    if wanted == actual:
         return
     workers = str(math.prod(sizes.values()))
     fail(
         "CP0840",
-        f"the plan has {wanted} ranks, and the communicator {found}",
+        f"the plan has {wanted} ranks, and the communicator {actual}",
         *_made_of(workers, sizes, servers, "no axes"),
         f"start it with mpirun -n {wanted}, or split the communicator",
         file=schedule.file,
@@ -287,19 +287,19 @@ def sizes_of(plan: Plan, comm: Any, given: Mapping[str, int]) -> dict[str, int]:
     whole = all(type(size) is int and size > 0 for size in known.values())
     if len(unknown) > 1 or not whole:
         return sizes  # which the compiler names, axis by axis
-    product, beside = math.prod(known.values()), sum(servers.values())
-    workers = count - beside
+    product, serving = math.prod(known.values()), sum(servers.values())
+    workers = count - serving
     if unknown and workers > 0 and workers % product == 0:
         return sizes | {unknown[0]: workers // product}
     if product != workers or unknown:
-        more = f" and {beside} for servers" if beside and unknown else ""
-        wanted = f"a multiple of {product}" if unknown else str(product + beside)
+        more = f" and {serving} for servers" if serving and unknown else ""
+        wanted = f"a multiple of {product}" if unknown else str(product + serving)
         many = f"a multiple of {product}" if unknown else f"{product}"
         fail(
             "CP0840",
             f"the plan needs {wanted} ranks{more}, and the communicator has {count}",
             *_made_of(many, known, servers, "no axes of known size"),
-            f"start {wanted}{more}: mpirun -n {product + beside}; or split the communicator",
+            f"start {wanted}{more}: mpirun -n {product + serving}; or split the communicator",
             file=plan.file,
         )
     return sizes

@@ -50,6 +50,6 @@ class Serving:
 
 def check_servers(schedule: Schedule) -> None:
     """Raises CP0851 for a plan whose states live on servers: a mesh of devices has none."""
-    found = sites(schedule)
-    if found.all:
-        refuse(found.all[0].span, schedule.file)
+    roles = sites(schedule)
+    if roles.all:
+        refuse(roles.all[0].span, schedule.file)

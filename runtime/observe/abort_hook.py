@@ -72,11 +72,11 @@ class _Exit(SystemExit):
 
     @property
     def code(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
-        found = self.args[0] if self.args else None
+        status = self.args[0] if self.args else None
         frame = inspect.currentframe()
         if frame is not None and frame.f_back is None:
-            _exiting(self, found)
-        return found
+            _exiting(self, status)
+        return status
 
     @code.setter
     def code(self, value: Any) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]

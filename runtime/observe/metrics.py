@@ -58,23 +58,23 @@ class Ledger:
         """One summary for each phase that had batches, in the order in which they were first asked for."""
         with self._lock:
             ended: list[Summary] = []
-            found = dict(self._past)
+            summaries = dict(self._past)
             for key, entry in list(self._entries.items()):
-                live = [one.summary().queue for user in entry.users if (one := user()) is not None]
+                live = [source.summary().queue for user in entry.users if (source := user()) is not None]
                 queue = min(live, key=lambda queue: queue.ready, default=None)
                 summary = entry.meter.summary(queue)
-                _count(found, summary)
+                _count(summaries, summary)
                 if not live:
                     ended.append(summary)
                     del self._entries[key]
             for summary in ended:
                 _count(self._past, summary)
-            return list(found.values())
+            return list(summaries.values())
 
 
-def _count(found: dict[str, Summary], summary: Summary) -> None:
-    before = found.get(summary.phase)
-    found[summary.phase] = summary if before is None else merged((before, summary))
+def _count(summaries: dict[str, Summary], summary: Summary) -> None:
+    before = summaries.get(summary.phase)
+    summaries[summary.phase] = summary if before is None else merged((before, summary))
 
 
 class Metrics:
@@ -140,8 +140,8 @@ def place(path: str | os.PathLike[str], rank: int, ranks: int) -> Path:
     wanted = os.fspath(path)
     if "{rank}" in wanted:
         return Path(wanted.replace("{rank}", str(rank)))
-    found = Path(wanted)
-    return found.with_name(f"{found.stem}.rank{rank}{found.suffix}") if ranks > 1 else found
+    target = Path(wanted)
+    return target.with_name(f"{target.stem}.rank{rank}{target.suffix}") if ranks > 1 else target
 
 
 def write(path: Path, content: str) -> None:

@@ -120,16 +120,16 @@ class Keep:
         """
         best: dict[tuple[str, int, int], list[Found]] = {}
         for cell, kept in self.store:
-            found = sorted(self._both(cell, kept), key=lambda one: one.version, reverse=True)
-            best[cell.name, cell.group, kept.unit.number] = found
+            copies = sorted(self._both(cell, kept), key=lambda one: one.version, reverse=True)
+            best[cell.name, cell.group, kept.unit.number] = copies
         for first, second in pairs:
-            for (name, group, unit), found in best.items():
+            for (name, group, unit), copies in best.items():
                 other = best.get((second, group, unit))
-                if name == first and found and other:
-                    updates = min(found[0].updates, other[0].updates)
-                    for places in (found, other):
+                if name == first and copies and other:
+                    updates = min(copies[0].updates, other[0].updates)
+                    for places in (copies, other):
                         places.sort(key=lambda one: one.updates != updates)
-                    if found[0].updates != other[0].updates:
+                    if copies[0].updates != other[0].updates:
                         self._refuse(
                             f"is damaged: unit {unit} of `{first}` is not of the time of `{second}`", _OTHER
                         )
@@ -193,10 +193,10 @@ class Keep:
                 self._refuse("holds no states of a server")
             line = file.readline()
         try:
-            found = msgspec.json.decode(line, type=About)
+            header = msgspec.json.decode(line, type=About)
         except msgspec.DecodeError:
             self._refuse("is damaged")
-        if found == self.about:
+        if header == self.about:
             size = os.fstat(self._file).st_size
             if size != self._size:
                 self._refuse(f"is damaged: it has {size} bytes, expected {self._size}", _OTHER)
@@ -204,7 +204,7 @@ class Keep:
         fail(
             "CP0973",
             f"the checkpoint {str(self.path)!r} is one of another plan, of other shapes or another server",
-            f"it holds {_told(found)}",
+            f"it holds {_told(header)}",
             f"expected {_told(self.about)}",
             "bind the program that it was made with, or give an empty folder",
         )
@@ -212,8 +212,8 @@ class Keep:
     def _both(self, cell: Cell, kept: Kept) -> list[Found]:
         """Of a unit's places those that are whole."""
         places = self._places[cell.name, cell.group, kept.unit.number]
-        found = [self._place(at, places.nbytes) for at in (places.first, places.second)]
-        whole = [one for one in found if one is not None]
+        copies = [self._place(at, places.nbytes) for at in (places.first, places.second)]
+        whole = [copy for copy in copies if copy is not None]
         if not whole and all(self._version(at) for at in (places.first, places.second)):
             self._refuse(f"is damaged: no copy of unit {kept.unit.number} of `{cell.name}` is whole", _OTHER)
         return whole
@@ -226,9 +226,9 @@ class Keep:
         version, updates, size, crc = _HEAD.unpack_from(os.pread(self._file, _PLACE, at).ljust(_PLACE, b"\0"))
         if not version or size != nbytes:
             return None
-        found = Found(version, updates, aligned((nbytes,), np.dtype(np.uint8)))
-        got = os.preadv(self._file, [_view(found.data)], at + _PLACE)
-        return found if got == nbytes and _crc(found, [_view(found.data)]) == crc else None
+        copy = Found(version, updates, aligned((nbytes,), np.dtype(np.uint8)))
+        got = os.preadv(self._file, [_view(copy.data)], at + _PLACE)
+        return copy if got == nbytes and _crc(copy, [_view(copy.data)]) == crc else None
 
     def _write(self, pieces: Sequence[memoryview], at: int) -> None:
         wanted = sum(len(piece) for piece in pieces)
@@ -245,8 +245,10 @@ class Keep:
             except OSError as error:  # told at the next thing that is to be kept
                 self._trouble = f"cannot be forced to the disk: {error.strerror}"
 
-    def _refuse(self, what: str, fix: str = "give a folder that can be written, and is not full") -> NoReturn:
-        fail("CP0974", f"the checkpoint {str(self.path)!r} {what}", fix)
+    def _refuse(
+        self, message: str, fix: str = "give a folder that can be written, and is not full"
+    ) -> NoReturn:
+        fail("CP0974", f"the checkpoint {str(self.path)!r} {message}", fix)
 
 
 def check_prompt(sites: Sites, file: str) -> None:
@@ -267,8 +269,8 @@ def _view(array: Any) -> memoryview:
     return memoryview(array)
 
 
-def _told(what: About) -> str:
-    return f"{', '.join(what.states) or 'nothing'} of server {what.server}, digest {what.digest[:12]}"
+def _told(header: About) -> str:
+    return f"{', '.join(header.states) or 'nothing'} of server {header.server}, digest {header.digest[:12]}"
 
 
 def _nbytes(kept: Kept) -> int:
@@ -277,10 +279,10 @@ def _nbytes(kept: Kept) -> int:
 
 
 def _crc(of: Kept | Found, arrays: Sequence[memoryview]) -> int:
-    found = (of.version + 31 * of.updates) & 0xFFFFFFFF
+    crc = (of.version + 31 * of.updates) & 0xFFFFFFFF
     for array in arrays:
-        found = zlib.crc32(array, found)
-    return found
+        crc = zlib.crc32(array, crc)
+    return crc
 
 
 def _unpack(kept: Kept, data: Array) -> None:

@@ -116,10 +116,10 @@ class Driver:
         seen.nbytes[worker] = seen.nbytes.get(worker, 0) + buffer.size
         wanted = -1
         if desk is not None:
-            what, chunk = desk.up[tag]
-            wanted = chunk.size * what.dtype.nbytes
+            part, chunk = desk.up[tag]
+            wanted = chunk.size * part.dtype.nbytes
             seen.requests[worker] = seen.requests.get(worker, 0) + (tag in desk.last)
-            if buffer.size == wanted and what.what == "token":
+            if buffer.size == wanted and part.what == "token":
                 self.pool.give(buffer)
                 return
         if desk is None or buffer.size != wanted:
@@ -207,20 +207,20 @@ class Driver:
         g = total.take(len(effect.workers), mean=desk.site.mean)
         kept = cell.units[effect.unit]
         second = self._cell(effect, 1) if len(desk.site.states) > 1 else None
-        beside = second.units[effect.unit] if second is not None else None
+        momentum = second.units[effect.unit] if second is not None else None
         assert desk.update is not None
-        slots, scalars = ([], []) if beside is None else (beside.slots, beside.scalars)
-        made = desk.update(kept.weights(), [x for x in slots if x is not None],
+        slots, scalars = ([], []) if momentum is None else (momentum.slots, momentum.scalars)
+        updated = desk.update(kept.weights(), [x for x in slots if x is not None],
                            [x for x in scalars if x is not None], g)  # fmt: skip
-        kept.slots[0] = made[0]
+        kept.slots[0] = updated[0]
         for buffer in buffers:
             self.pool.give(buffer)
         self.seen.updates += 1
         kept.updates += 1
-        if second is not None and beside is not None:
-            beside.updates = kept.updates
-            beside.slots, beside.scalars = list(made[1]), list(made[2])
-            self._changed(second, beside)
+        if second is not None and momentum is not None:
+            momentum.updates = kept.updates
+            momentum.slots, momentum.scalars = list(updated[1]), list(updated[2])
+            self._changed(second, momentum)
         self._changed(cell, kept)
 
     def _pull(self, effect: Effect) -> None:
@@ -229,15 +229,15 @@ class Driver:
         kept = cell.units[effect.unit]
         term = self._take(effect.worker, desk.data[effect.unit])
         dtype = kept.dtypes[0]
-        eta, rho = (self._factor(effect, one, dtype) for one in (desk.eta, desk.rho))
+        eta, rho = (self._factor(effect, factor, dtype) for factor in (desk.eta, desk.rho))
         buffer, chunk = desk.down[effect.unit]
-        found = pulled(term.data, kept.weights(), eta, rho, buffer.dtype)
+        reply = pulled(term.data, kept.weights(), eta, rho, buffer.dtype)
         self.pool.give(term.buffer)
         self._scalars_used(desk, effect)
         self.seen.updates += 1
         kept.updates += 1
         self._changed(cell, kept)
-        self._send(effect.worker, chunk.tag, found)
+        self._send(effect.worker, chunk.tag, reply)
 
     def _answer(self, effect: Effect) -> None:
         desk = self.desks.all[effect.site]
@@ -286,8 +286,8 @@ def _copied(cell: Cell, buffer: Buffer, chunk: Chunk) -> Array:
     """A part of a state for a `get`; later changes do not show in it."""
     if buffer.what == "scalar":
         number = cell.layout.scalars.index(buffer.leaves[0])
-        found = next(iter(cell.units.values())).scalars[number]
+        scalar = next(iter(cell.units.values())).scalars[number]
     else:
-        found = cell.units[chunk.unit].slots[buffer.slot]
-    assert found is not None, "asked for before it was set"
-    return np.atleast_1d(found).copy()
+        scalar = cell.units[chunk.unit].slots[buffer.slot]
+    assert scalar is not None, "asked for before it was set"
+    return np.atleast_1d(scalar).copy()

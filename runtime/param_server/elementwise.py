@@ -35,35 +35,35 @@ def why_not(traced: Any, longer: Any) -> str:
     traced, longer: closed jaxprs of the function for arrays of two lengths, both more than 1. Scalars may be
     computed from scalars in any way that is the same for both.
     """
-    found = _constants(traced.consts) or _search(traced.jaxpr)
-    if found:
-        return found
-    for (name, one), (_, other) in zip(_numbers(traced), _numbers(longer), strict=False):
-        if one != other:
-            return f"`{name}` is given {one} or {other} by the length of the arrays; a chunk has another"
+    reason = _constants(traced.consts) or _search(traced.jaxpr)
+    if reason:
+        return reason
+    for (name, number), (_, other) in zip(_numbers(traced), _numbers(longer), strict=False):
+        if number != other:
+            return f"`{name}` is given {number} or {other} by the length of the arrays; a chunk has another"
     return ""
 
 
 def _search(jaxpr: Any) -> str:
-    return next((found for equation in jaxpr.eqns if (found := _equation(equation))), "")
+    return next((reason for equation in jaxpr.eqns if (reason := _equation(equation))), "")
 
 
 def _equation(equation: Any) -> str:
     name = str(equation.primitive.name)
-    found = _constants(one.val for one in equation.invars if hasattr(one, "val"))
+    reason = _constants(operand.val for operand in equation.invars if hasattr(operand, "val"))
     for inner, consts in _inner(equation.params):
-        found = found or _constants(consts) or _search(inner)
-    if found:
-        return found
-    takes = [one.aval for one in equation.invars if getattr(one.aval, "ndim", 0)]
-    makes = [one.aval for one in equation.outvars if getattr(one.aval, "ndim", 0)]
+        reason = reason or _constants(consts) or _search(inner)
+    if reason:
+        return reason
+    takes = [operand.aval for operand in equation.invars if getattr(operand.aval, "ndim", 0)]
+    makes = [operand.aval for operand in equation.outvars if getattr(operand.aval, "ndim", 0)]
     if not makes and (not takes or not equation.outvars or name in _INNER):
         return ""
-    if name == "broadcast_in_dim" and all(one.size == 1 for one in takes):
+    if name == "broadcast_in_dim" and all(operand.size == 1 for operand in takes):
         return ""
     if name in _INNER:
         return _looped(equation) if name == "scan" else ""
-    sizes = {int(one.size) for one in (*takes, *makes)}
+    sizes = {int(operand.size) for operand in (*takes, *makes)}
     if takes and name in _ELEMENT | _SHAPED and len(sizes) == 1:
         return ""
     if not takes:
@@ -103,7 +103,7 @@ def _numbers(closed: Any) -> Iterator[tuple[str, str]]:
 def _in_equations(jaxpr: Any) -> Iterator[tuple[str, str]]:
     for equation in jaxpr.eqns:
         name = str(equation.primitive.name)
-        yield from ((name, _text(one.val)) for one in equation.invars if hasattr(one, "val"))
+        yield from ((name, _text(operand.val)) for operand in equation.invars if hasattr(operand, "val"))
         for key, value in equation.params.items():
             if isinstance(value, bool | int | float | str) and key != "name":
                 yield name, f"{key} = {value}"
@@ -121,10 +121,10 @@ def _text(value: Any) -> str:
 def _inner(params: Any) -> list[tuple[Any, Sequence[Any]]]:
     """The jaxprs among the parameters of an operation, of a branch, a body, a function that it calls, with
     their constants."""
-    found: list[tuple[Any, Sequence[Any]]] = []
+    bodies: list[tuple[Any, Sequence[Any]]] = []
     for value in params.values():
-        for one in cast("Sequence[Any]", value) if isinstance(value, tuple | list) else (value,):
-            inner = getattr(one, "jaxpr", one)
+        for entry in cast("Sequence[Any]", value) if isinstance(value, tuple | list) else (value,):
+            inner = getattr(entry, "jaxpr", entry)
             if hasattr(inner, "eqns"):
-                found.append((inner, getattr(one, "consts", ())))
-    return found
+                bodies.append((inner, getattr(entry, "consts", ())))
+    return bodies

@@ -48,11 +48,11 @@ def about(sites: Sites, server: int) -> About:
 class Recorder:
     """Writes a recording. Raises CP0976 where it cannot be written."""
 
-    def __init__(self, path: Path, what: About) -> None:
+    def __init__(self, path: Path, header: About) -> None:
         self.path, self._events = path, array("Q")
         try:
             self._file = path.open("wb")
-            self._file.write(_MAGIC + msgspec.json.encode(what) + b"\n")
+            self._file.write(_MAGIC + msgspec.json.encode(header) + b"\n")
             self._file.flush()
         except OSError as error:
             _refuse(path, f"cannot be written: {error.strerror}")
@@ -79,7 +79,7 @@ class Recorder:
         self._file.close()
 
 
-def recorded(path: Path, what: About) -> Iterator[tuple[int, int]]:
+def recorded(path: Path, expected: About) -> Iterator[tuple[int, int]]:
     """The events of a recording, (worker, tag), as far as it was written. Raises CP0976."""
     try:
         data = path.read_bytes()
@@ -89,12 +89,12 @@ def recorded(path: Path, what: About) -> Iterator[tuple[int, int]]:
     if not data.startswith(_MAGIC) or end < 0:
         _refuse(path, "is no recording")
     try:
-        found = msgspec.json.decode(data[len(_MAGIC) : end], type=About)
+        header = msgspec.json.decode(data[len(_MAGIC) : end], type=About)
     except msgspec.DecodeError:
         _refuse(path, "is no recording")
-    if found != what:
+    if header != expected:
         _refuse(path, "is one of another plan, other shapes, another server or another number of workers")
-    return _events(path, data, end + 1, what.workers)
+    return _events(path, data, end + 1, expected.workers)
 
 
 def _events(path: Path, data: bytes, at: int, workers: int) -> Iterator[tuple[int, int]]:
@@ -113,8 +113,12 @@ def _events(path: Path, data: bytes, at: int, workers: int) -> Iterator[tuple[in
         at += _HEAD.size + nbytes
 
 
-def _refuse(path: Path, what: str) -> NoReturn:
-    fail("CP0976", f"the recording {str(path)!r} {what}", "record and replay the same plan on the same ranks")
+def _refuse(path: Path, message: str) -> NoReturn:
+    fail(
+        "CP0976",
+        f"the recording {str(path)!r} {message}",
+        "record and replay the same plan on the same ranks",
+    )
 
 
 class Replay:
@@ -168,14 +172,14 @@ class Replay:
             while early:
                 tag, buffer = early.popleft()
                 if tag != LEAVE:
-                    what = f"the recording ends after {self.count} messages, and worker {worker} goes on"
-                    fail("CP0977", what, "replay as many steps as were recorded")
+                    message = f"the recording ends after {self.count} messages, and worker {worker} goes on"
+                    fail("CP0977", message, "replay as many steps as were recorded")
                 self._hear(worker, tag, buffer)
 
-    def _differs(self, worker: int, tag: int, found: int) -> None:
-        said = {LEAVE: "leaves", LOST: "has died"}.get(found, f"sends a message with tag {found}")
+    def _differs(self, worker: int, tag: int, actual: int) -> None:
+        event = {LEAVE: "leaves", LOST: "has died"}.get(actual, f"sends a message with tag {actual}")
         fail(
             "CP0977",
-            f"worker {worker} {said}, and its message {self.count} of the recording has tag {tag}",
+            f"worker {worker} {event}, and its message {self.count} of the recording has tag {tag}",
             "a replay needs the same program on the same ranks, step by step",
         )

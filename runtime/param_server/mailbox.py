@@ -47,16 +47,16 @@ class Post:
     def poll(self) -> list[Mail]:
         """What has come since, of each worker in its order."""
         self._probe()
-        found: list[Mail] = []
+        mail: list[Mail] = []
         for worker in list(self._coming):
             line = self._coming[worker]
             while line and self._done(line[0][0], worker):
                 _, tag, buffer = line.popleft()
-                found.append(Mail(worker, tag, buffer))
+                mail.append(Mail(worker, tag, buffer))
             if not line or worker in self._dead:
                 self._coming.pop(worker, None)
         self._send_on()
-        return found
+        return mail
 
     def send(self, worker: int, tag: int, array: Array) -> None:
         """Begin to send `array`, which must not change any more, after what was sent to the worker before."""
@@ -67,8 +67,8 @@ class Post:
 
     def take_lost(self) -> list[int]:
         """Workers that have died since; all that they had sent has been given out by `poll`, or is lost."""
-        found, self._fresh = self._fresh, []
-        return found
+        lost, self._fresh = self._fresh, []
+        return lost
 
     def _probe(self) -> None:
         for _ in range(_PROBES):

@@ -42,15 +42,15 @@ class Sum:
         total, weights = self.total, self.weights
         assert total is not None, "a sum without terms"
         self.total, self.weights = None, []
-        found = converted(total, self.dtype)
+        result = converted(total, self.dtype)
         if not mean:
-            return found
+            return result
         divisor = _added(weights) if weights else np.asarray(terms)
         by = converted(np.asarray(divisor), self.dtype)
         if not by:  # a weighted mean of no records
-            return np.zeros_like(found)
+            return np.zeros_like(result)
         with np.errstate(all="ignore"):
-            return np.divide(found, by, out=found)
+            return np.divide(result, by, out=result)
 
 
 def _added(weights: Sequence[Array]) -> Array:

@@ -48,23 +48,23 @@ class Desk:
 
 def desk(site: Site, own: int) -> Desk:
     """The messages of `site` to and from its server `own`."""
-    made = Desk(site)
+    result = Desk(site)
     ends: list[int] = []
     for buffers in (site.up, site.token):
         tags = [(b, c) for b in buffers for c in b.chunks if c.server == own]
-        made.up |= {chunk.tag: (buffer, chunk) for buffer, chunk in tags}
+        result.up |= {chunk.tag: (buffer, chunk) for buffer, chunk in tags}
         ends += [chunk.tag for _, chunk in tags[-1:]]
-    made.last = frozenset(ends)
-    made.data = {chunk.unit: tag for tag, (buffer, chunk) in made.up.items() if buffer.what == "data"}
+    result.last = frozenset(ends)
+    result.data = {chunk.unit: tag for tag, (buffer, chunk) in result.up.items() if buffer.what == "data"}
     if site.kind in ("exchange", "elastic"):
-        made.scalars = tuple(tag for tag, (buffer, _) in made.up.items() if buffer.what == "scalar")
+        result.scalars = tuple(tag for tag, (buffer, _) in result.up.items() if buffer.what == "scalar")
     down = [(b, c) for b in site.down for c in b.chunks if c.server == own]
-    made.token = next((chunk.tag for buffer, chunk in down if buffer.what == "token"), None)
+    result.token = next((chunk.tag for buffer, chunk in down if buffer.what == "token"), None)
     if site.kind == "get":
-        made.whole = tuple(down)
+        result.whole = tuple(down)
     else:
-        made.down = {chunk.unit: (buffer, chunk) for buffer, chunk in down if buffer.what == "data"}
-    return made
+        result.down = {chunk.unit: (buffer, chunk) for buffer, chunk in down if buffer.what == "data"}
+    return result
 
 
 class Desks:
@@ -85,7 +85,7 @@ class Desks:
             own = server - site.first
             if 0 <= own < site.servers:
                 self.all[site.number] = self._desk(site, own)
-        self.of_tag = {tag: made for made in self.all.values() for tag in made.up}
+        self.of_tag = {tag: entry for entry in self.all.values() for tag in entry.up}
 
     @property
     def leaves(self) -> dict[str, tuple[ir.Leaf, ...]]:
@@ -93,39 +93,39 @@ class Desks:
         return {name: value.leaves for name, value in self.entry.items()}
 
     def _desk(self, site: Site, own: int) -> Desk:
-        made = desk(site, own)
+        entry = desk(site, own)
         if site.kind == "elastic":
-            made.eta, made.rho = self._factor(made, site.eta), self._factor(made, site.rho)
+            entry.eta, entry.rho = self._factor(entry, site.eta), self._factor(entry, site.rho)
         if site.kind == "exchange":
-            self._exchange(made)
-        return made
+            self._exchange(entry)
+        return entry
 
-    def _factor(self, made: Desk, given: float | str) -> Scalars:
+    def _factor(self, entry: Desk, given: float | str) -> Scalars:
         if not isinstance(given, str):
             return Scalars(given)
-        for tag in made.scalars:
-            if made.up[tag][0].value == given:
-                return Scalars(tag=tag, dtype=made.up[tag][0].dtype)
+        for tag in entry.scalars:
+            if entry.up[tag][0].value == given:
+                return Scalars(tag=tag, dtype=entry.up[tag][0].dtype)
         return Scalars()  # a server that owns nothing of a small state is not asked
 
-    def _exchange(self, made: Desk) -> None:
-        site = made.site
+    def _exchange(self, entry: Desk) -> None:
+        site = entry.site
         phase = next(phase for phase in self.schedule.phases if phase.name == site.phase)
         values = _entry(self.schedule) | {value.id: value for value in phase.values}
         op = next(o for o in phase.ops if isinstance(o, ir.Exchange) and o.results[0] == site.result)
         gradient = values[op.gradient].leaves
-        made.gradients = tuple(gradient[part.leaves[0]].dtype for part in site.layout.parts)
-        wanted = [op.hints.accumulate or dtype for dtype in made.gradients]
-        wires = [self._wire(made, number) for number in range(len(wanted))]
+        entry.gradients = tuple(gradient[part.leaves[0]].dtype for part in site.layout.parts)
+        wanted = [op.hints.accumulate or dtype for dtype in entry.gradients]
+        wires = [self._wire(entry, number) for number in range(len(wanted))]
         # Adding in less than what travels would lose what was paid for.
-        made.accumulate = tuple(a if a.nbytes >= w.nbytes else w for a, w in zip(wanted, wires, strict=True))
-        made.update = Update(
-            site.fn, self.functions[site.fn], site.layout, made.gradients, self._beside(site), site.span,
+        entry.accumulate = tuple(a if a.nbytes >= w.nbytes else w for a, w in zip(wanted, wires, strict=True))
+        entry.update = Update(
+            site.fn, self.functions[site.fn], site.layout, entry.gradients, self._beside(site), site.span,
             self.schedule.file,
         )  # fmt: skip
 
-    def _wire(self, made: Desk, part: int) -> DType:
-        return next(b.dtype for b in made.site.up if b.what == "data" and b.part == part)
+    def _wire(self, entry: Desk, part: int) -> DType:
+        return next(b.dtype for b in entry.site.up if b.what == "data" and b.part == part)
 
     def _beside(self, site: Site) -> Beside | None:
         if len(site.states) == 1:

@@ -158,8 +158,8 @@ def _check(checkpoint: object, every_s: float | None, record: object, replay: ob
     if record is not None and replay is not None:
         fail("CP0980", "a run is recorded or replayed, not both", "a replay has the order of its recording")
     if every_s is not None and (checkpoint is None or not every_s > 0):
-        what = "there is no checkpoint" if checkpoint is None else "seconds are more than 0"
-        fail("CP0980", f"every_s is {every_s!r}, and {what}", "such as checkpoint=FOLDER, every_s=60")
+        message = "there is no checkpoint" if checkpoint is None else "seconds are more than 0"
+        fail("CP0980", f"every_s is {every_s!r}, and {message}", "such as checkpoint=FOLDER, every_s=60")
 
 
 def _numbered(path: Path, server: Server) -> Path:
@@ -235,11 +235,11 @@ class Awaited:
         if now - self._looked < min(_LOOK_S, self._timeout):
             return ""
         self._looked = now
-        found = self._driver.machine.awaited()
-        if found is None:
+        awaited = self._driver.machine.awaited()
+        if awaited is None:
             self._since.clear()
             return ""
-        site, workers = found
+        site, workers = awaited
         key = (site.number, tuple(workers))
         if key not in self._since:
             self._since, self._said = {key: now}, False
@@ -347,8 +347,8 @@ class Serving:
                 self.recorder.flush()
             time.sleep(nap)
         self.waiting += now - since
-        for one in mail:
-            self._deal(one)
+        for letter in mail:
+            self._deal(letter)
         for worker in lost:
             if self._replay is not None:
                 self._replay.died(worker)
@@ -385,7 +385,7 @@ class Serving:
             self.say("without `mpirun --mca async_mpi_finalize 1` the job may wait for the dead when it ends")
         self.driver.lost(worker)
 
-    def say(self, what: str) -> None:
+    def say(self, event: str) -> None:
         """One line to whoever watches the job."""
-        text = f"commplan: {self.name}: {what} ({time.monotonic() - self._began:.1f} s)\n"
+        text = f"commplan: {self.name}: {event} ({time.monotonic() - self._began:.1f} s)\n"
         os.write(2, text.encode())  # in one piece, among those of other ranks

@@ -22,13 +22,13 @@ def expect(comm: Any, sites: Sites) -> None:
 
 def attended(comm: Any, name: str) -> None:
     """The server begins to serve. Raises CP0978 where every worker has left it."""
-    if any(one is comm for one in _over):
+    if any(entry is comm for entry in _over):
         fail(
             "CP0978",
             f"{name} has served, and every worker has left",
             "run.serve() returns once; bind the program again for another job of the same ranks",
         )
-    _expected[:] = [one for one in _expected if one[0] is not comm]
+    _expected[:] = [entry for entry in _expected if entry[0] is not comm]
 
 
 def left(comm: Any) -> None:

@@ -56,8 +56,8 @@ class Update:
         self, w: Array, slots: Sequence[Array], scalars: Sequence[Array], g: Array
     ) -> tuple[Array, list[Array], list[Array]]:
         """New weights, slots and scalars; read-only arrays, none of which shares memory with `g`."""
-        found = self._compiled(w, tuple(slots), tuple(scalars), g)
-        arrays = [_own(np.asarray(one), g) for one in (found[0], *found[1], *found[2])]
+        updated = self._compiled(w, tuple(slots), tuple(scalars), g)
+        arrays = [_own(np.asarray(array), g) for array in (updated[0], *updated[1], *updated[2])]
         count = 1 + len(slots)
         return arrays[0], arrays[1:count], arrays[count:]
 
@@ -73,26 +73,26 @@ class Update:
         nodes, structure = jax.tree_util.tree_flatten(kept)
         if structure != self.beside.structure:
             self._wrong("returned what is beside the weights in another structure than it came")
-        made: tuple[list[Any], list[Any]] = ([None] * len(slots), [None] * len(scalars))
+        places: tuple[list[Any], list[Any]] = ([None] * len(slots), [None] * len(scalars))
         for (is_scalar, which), node in zip(self.beside.roles, nodes, strict=True):
             like = (scalars if is_scalar else slots)[which]
-            made[is_scalar][which] = self._array(node, like.shape, like.dtype, "what is beside the weights")
-        return self._array(new, w.shape, w.dtype, "weights"), tuple(made[0]), tuple(made[1])
+            places[is_scalar][which] = self._array(node, like.shape, like.dtype, "what is beside the weights")
+        return self._array(new, w.shape, w.dtype, "weights"), tuple(places[0]), tuple(places[1])
 
-    def _array(self, found: Any, shape: tuple[int, ...], dtype: Any, what: str) -> Any:
-        if jax.tree_util.tree_structure(found) != LEAF:
-            self._wrong(f"returned a {type(found).__name__} for the flat array of {what}")
-        weak = isinstance(found, bool | int | float) or bool(getattr(found, "weak_type", False))
-        x = jnp.asarray(found, dtype) if weak else jnp.asarray(found)
+    def _array(self, value: Any, shape: tuple[int, ...], dtype: Any, subject: str) -> Any:
+        if jax.tree_util.tree_structure(value) != LEAF:
+            self._wrong(f"returned a {type(value).__name__} for the flat array of {subject}")
+        weak = isinstance(value, bool | int | float) or bool(getattr(value, "weak_type", False))
+        x = jnp.asarray(value, dtype) if weak else jnp.asarray(value)
         if x.shape != shape or x.dtype != dtype:
             got, wanted = f"{x.dtype}{list(x.shape)}", f"{np.dtype(dtype)}{list(shape)}"
-            self._wrong(f"returned {got} for {wanted} of {what}")
+            self._wrong(f"returned {got} for {wanted} of {subject}")
         return x
 
-    def _wrong(self, what: str) -> NoReturn:
+    def _wrong(self, subject: str) -> NoReturn:
         fail(
             "CP0971",
-            f"function `{self.name}` {what}",
+            f"function `{self.name}` {subject}",
             "owners of chunks give it flat arrays of their elements, and keep what it returns in their place",
             span=self.span,
             file=self.file,
@@ -101,9 +101,9 @@ class Update:
     def _check(self, part: int, size: int) -> None:
         """Trace the function for a chunk of `size` elements, and for a longer one."""
         length = max(size, 4)  # where every array has one element nothing shows
-        found = why_not(self._traced(part, length), self._traced(part, length + 3))
-        if found:
-            self._refuse("is not elementwise", found)
+        reason = why_not(self._traced(part, length), self._traced(part, length + 3))
+        if reason:
+            self._refuse("is not elementwise", reason)
 
     def _traced(self, part: int, size: int) -> Any:
         def shaped(dtype: DType, *shape: int) -> Any:
@@ -122,10 +122,10 @@ class Update:
             reason = f"{type(error).__name__}: {error}".splitlines()[0][:300]
             self._refuse("fails on flat arrays", reason)
 
-    def _refuse(self, what: str, reason: str) -> NoReturn:
+    def _refuse(self, subject: str, reason: str) -> NoReturn:
         fail(
             "CP0970",
-            f"function `{self.name}` updates chunks on their owners, and {what}",
+            f"function `{self.name}` updates chunks on their owners, and {subject}",
             reason,
             "each element of what it returns must depend on the same element of what it is given alone",
             "write it with jax.tree.map over w and g, without names of leaves; an optimiser that needs a view"
@@ -179,6 +179,6 @@ class Beside:
         return jax.tree_util.tree_unflatten(self.structure, nodes)
 
 
-def _own(found: Array, g: Array) -> Array:
+def _own(array: Array, g: Array) -> Array:
     """What a function returns as it came is the memory that it came in."""
-    return found.copy() if np.may_share_memory(found, g) else found
+    return array.copy() if np.may_share_memory(array, g) else array

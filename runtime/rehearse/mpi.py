@@ -57,8 +57,10 @@ class World:
         are, or with nothing. Raises what is wrong anywhere, on all of them."""
         self._agreed = True  # or some are not there any more
         with deaths(self.comm):
-            said: list[Said] = self._own.allgather(list(mine))
-        self._known = together({rank: one for rank, one in enumerate(said) if one}, self.size)
+            answers: list[Said] = self._own.allgather(list(mine))
+        self._known = together(
+            {rank: problems for rank, problems in enumerate(answers) if problems}, self.size
+        )
         if self._known:
             raise CommplanError(*self._known)
 
@@ -102,21 +104,21 @@ class World:
         self._own.Abort(code)
 
     def _hear(self, mine: Said, living: Sequence[int]) -> tuple[Said, bool]:
-        said: dict[int, Said] = {self.rank: mine}
+        answers: dict[int, Said] = {self.rank: mine}
         until = time.monotonic() + PATIENCE_S
-        while len(said) < len(living) and time.monotonic() < until:
+        while len(answers) < len(living) and time.monotonic() < until:
             if self._own.Iprobe(source=MPI.ANY_SOURCE, tag=_ERRORS):
                 status = MPI.Status()
-                found: Said = self._own.recv(source=MPI.ANY_SOURCE, tag=_ERRORS, status=status)
-                said[int(status.Get_source())] = found
+                answer: Said = self._own.recv(source=MPI.ANY_SOURCE, tag=_ERRORS, status=status)
+                answers[int(status.Get_source())] = answer
             else:
                 time.sleep(_LOOK_S)
-        everyone = len(said) == len(living)
-        for rank in said:
+        everyone = len(answers) == len(living)
+        for rank in answers:
             if rank != self.rank:
                 self._own.send(everyone, dest=rank, tag=_VERDICT)
-        silent = sum(not one for one in said.values())  # they were told what is wrong by others
-        return together(said, len(living) - silent), everyone
+        silent = sum(not problems for problems in answers.values())  # they were told what is wrong by others
+        return together(answers, len(living) - silent), everyone
 
     def _tell(self, mine: Said, first: int) -> tuple[Said, bool]:
         request = self._own.issend(
@@ -134,19 +136,21 @@ class World:
         return [], False
 
 
-def together(said: Mapping[int, Said], size: int) -> Said:
+def together(answers: Mapping[int, Said], size: int) -> Said:
     """What several ranks say, each thing once and with those that say it unless all do; what peers say of a
     rank that failed is left out where that rank has spoken."""
-    found: dict[tuple[str, str], tuple[Diagnostic, list[int]]] = {}
-    for rank in sorted(said):
-        for one in said[rank]:
-            _, ranks = found.setdefault((one.code, one.message), (one, []))
+    ranks_of: dict[tuple[str, str], tuple[Diagnostic, list[int]]] = {}
+    for rank in sorted(answers):
+        for problem in answers[rank]:
+            _, ranks = ranks_of.setdefault((problem.code, problem.message), (problem, []))
             ranks.append(rank)
-    first = [entry for entry in found.values() if entry[0].code not in _SECONDARY] or list(found.values())
-    return [one if len(ranks) == size else _with(one, ranks) for one, ranks in first]
+    first = [entry for entry in ranks_of.values() if entry[0].code not in _SECONDARY] or list(
+        ranks_of.values()
+    )
+    return [problem if len(ranks) == size else _with(problem, ranks) for problem, ranks in first]
 
 
-def _with(one: Diagnostic, ranks: Sequence[int]) -> Diagnostic:
+def _with(problem: Diagnostic, ranks: Sequence[int]) -> Diagnostic:
     named = ", ".join(str(rank) for rank in ranks)
     note = Note(f"on rank {named}" if len(ranks) == 1 else f"on ranks {named}")
-    return msgspec.structs.replace(one, notes=(*one.notes, note))
+    return msgspec.structs.replace(problem, notes=(*problem.notes, note))

@@ -19,7 +19,7 @@ from commplan.ir.types import DType, Placement
 from commplan.lowering.jax.layout import global_shape, leaf_specs, varying
 from commplan.lowering.jax.pytree import build
 from commplan.lowering.jax.typing_shim import jax
-from commplan.lowering.mpi.engine_errors import told
+from commplan.lowering.mpi.engine_errors import as_diagnostics
 from commplan.runtime.input.multirate.run_batches import batches_of
 from commplan.runtime.input.multirate.schedule import clocked
 
@@ -168,8 +168,8 @@ class _Stage:
         self.call_: PhaseCall = run.phases[name]
         self.takes = {binding.name for binding in self.phase.takes}
         self.made = {
-            one: _random(run, value, (seed, number))
-            for number, (one, value) in enumerate(self._arguments(taken=False).items())
+            argument: _random(run, value, (seed, number))
+            for number, (argument, value) in enumerate(self._arguments(taken=False).items())
         }
         self.outputs = [binding for binding in self.phase.outputs if not binding.source_only]
         # A phase that takes what members read by their own clocks is called by each member: never as a whole.
@@ -213,7 +213,7 @@ class _Stage:
             return state
         begun = time.perf_counter()
         taken = [item[name] for name in self._arguments(taken=True)]
-        with told([op.span for op in self.phase.ops], self.run.context.schedule.file):
+        with as_diagnostics([op.span for op in self.phase.ops], self.run.context.schedule.file):
             answer = jax.block_until_ready(self.function(state, *self.made.values(), *taken))
         self.seconds.append(time.perf_counter() - begun)
         return answer[0] if self.outputs else answer

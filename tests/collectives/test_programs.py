@@ -15,8 +15,8 @@ import pytest
 from support.rounds import counted, expressions, keeps_its_promise, transfers
 
 import commplan.collectives
-from commplan.collectives.postcondition import lower_bounds, promise
-from commplan.collectives.program import BLOCKED, KINDS, REDUCING, ROOTED, Kind, Program
+from commplan.collectives.postcondition import lower_bounds, promise, sources
+from commplan.collectives.program import IN_BLOCKS, KINDS, REDUCING, ROOTED, Kind, Program
 from commplan.collectives.registry import algorithms, formula, program
 from commplan.dsl.check.via import COLLECTIVES
 
@@ -30,7 +30,7 @@ def roots(kind: Kind, n: int) -> set[int]:
 
 def sizes(kind: Kind, n: int) -> tuple[int, ...]:
     """Of buffers: some elements per chunk with a rest, fewer elements than chunks, none."""
-    return (5 * n, 2 * n, n, 0) if kind in BLOCKED else (7 * n + 3, n + 1, 2, 0)
+    return (5 * n, 2 * n, n, 0) if kind in IN_BLOCKS else (7 * n + 3, n + 1, 2, 0)
 
 
 def test_the_algorithms_are_those_of_the_language():
@@ -40,6 +40,7 @@ def test_the_algorithms_are_those_of_the_language():
         "elastic sync": "all_reduce",
         "scatter": "reduce_scatter",
         "gather": "all_gather",
+        "swap": "swap",
     }
     for name, stages in COLLECTIVES.items():
         if name not in ("native", "hierarchical"):
@@ -76,7 +77,8 @@ def contributions(made: Program) -> None:
         for (dst, chunk), content in new.items():
             holds[dst][chunk] = content
     for r, c in np.argwhere(ends):
-        assert holds[r][c] == set(np.flatnonzero(starts[:, c]))
+        whole = {sources(made)[r, c]} if made.kind == "swap" else set(np.flatnonzero(starts[:, c]))
+        assert holds[r][c] == whole
     needed = ends.copy()
     for each in reversed(made.rounds):
         kept = needed.copy()
@@ -146,6 +148,7 @@ ROUNDS_OPTIMAL = {
     ("binomial_tree", "scatter"),
     ("binomial_tree", "gather"),
     ("double_tree", "broadcast"),
+    ("bruck", "swap"),
 }
 MORE_BYTES = {
     ("recursive_doubling", "all_reduce"),
@@ -158,6 +161,7 @@ MORE_BYTES = {
     ("scatter_gather", "reduce"),
     ("torus", "broadcast"),
     ("torus", "reduce"),
+    ("bruck", "swap"),
 }
 
 

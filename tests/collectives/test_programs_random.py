@@ -12,7 +12,7 @@ from test_programs import contributions
 
 from commplan.collectives.layout import bounds
 from commplan.collectives.postcondition import promise
-from commplan.collectives.program import BLOCKED, KINDS, REDUCING, ROOTED, Kind, Program
+from commplan.collectives.program import IN_BLOCKS, KINDS, REDUCING, ROOTED, Kind, Program
 from commplan.collectives.registry import algorithms, hierarchical, program, stages
 from commplan.collectives.transform import placed
 from commplan.diagnostics import CommplanError
@@ -40,13 +40,13 @@ def hierarchies(draw: st.DrawFn) -> Program:
     try:
         stages(levels, kind)
     except CommplanError:
-        levels = [("ring", n) for n in shape]
+        levels = [("bruck" if kind == "swap" else "ring", n) for n in shape]
     made = hierarchical(levels, kind, root=root, slices=draw(st.integers(1, 3)))
     return placed(made, draw(st.permutations(range(made.ranks)))) if draw(st.booleans()) else made
 
 
 def right(made: Program, size: int) -> None:
-    assert keeps_its_promise(made, size * made.ranks if made.kind in BLOCKED else size)
+    assert keeps_its_promise(made, size * made.ranks if made.kind in IN_BLOCKS else size)
     contributions(made)
     if made.kind in REDUCING:
         ends = promise(made.kind, made.ranks, made.chunks, made.root).ends
@@ -80,10 +80,10 @@ def test_places_are_names_alone(made: Program, data: st.DataObject):
 @settings(max_examples=100)
 @given(kinds, st.integers(1, 9), st.integers(1, 9), st.integers(0, 300))
 def test_chunks_are_near_equal_and_in_order(kind: Kind, ranks: int, parts: int, size: int):
-    if kind in BLOCKED:
+    if kind in IN_BLOCKS:
         size *= ranks
     at = bounds(kind, ranks, ranks * parts, size)
     assert at[0] == 0 and at[-1] == size
     assert np.ptp(np.diff(at)) <= 1
-    if kind in BLOCKED:
+    if kind in IN_BLOCKS:
         assert at[::parts].tolist() == [r * (size // ranks) for r in range(ranks + 1)]

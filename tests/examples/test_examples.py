@@ -59,6 +59,20 @@ def test_data_parallel_training_gives_the_weights_of_one_device():
     assert 0 < gap <= 1e-5
 
 
+@pytest.mark.parametrize("micro", [1, 8])
+def test_a_pipeline_gives_the_weights_of_one_device(micro: int):
+    said = start("pipeline.py", "--steps", "6", "--micro", str(micro))
+    assert "2 stages through the plan" in said
+    assert 0 <= float(said.partition("between the weights: ")[2].split()[0]) <= 1e-5
+
+
+@pytest.mark.parametrize("room", [2, 8])
+def test_a_mixture_of_experts_gives_the_weights_of_one_device(room: int):
+    said = start("mixture_of_experts.py", "--steps", "6", "--room", str(room))
+    assert "4 experts through the plan" in said
+    assert 0 <= float(said.partition("between the weights: ")[2].split()[0]) <= 1e-5
+
+
 def test_each_process_of_the_ensemble_decodes_its_part(tmp_path: Path):
     place = tmp_path / "results.json"
     said = start("ensemble_processes.py", "--epochs", "2", "--records", "128", "--json", str(place))

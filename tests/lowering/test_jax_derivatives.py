@@ -47,6 +47,38 @@ def test_the_gradient_of_a_broadcast_is_that_of_its_root(dtype: Any) -> None:
     np.testing.assert_array_equal(gradient(run, jnp.ones((8, 3), dtype)), expected)
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("by", [1, -3, 8, 17])
+def test_the_gradient_of_a_shift_is_a_shift_back(by: int, dtype: Any) -> None:
+    run = bound(f"shift x over data by {by}", dtype)
+    scale = jnp.arange(1, 9, dtype=dtype)[:, None]
+
+    def weighted(x: Any) -> Any:
+        out, _ = run.step(run.init(), x={"a": x})
+        return (out.x["a"] * scale).sum()
+
+    found = np.asarray(jax.grad(weighted)(jnp.ones((8, 3), dtype)), np.float32)
+    np.testing.assert_array_equal(found[:, 0], np.roll(np.arange(1, 9), -by))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "via"), [(jnp.float32, ""), (jnp.bfloat16, ""), (jnp.float32, " via bruck")]
+)
+def test_the_gradient_of_a_swap_is_a_swap(dtype: Any, via: str) -> None:
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    shapes = {"x": {"a": jax.ShapeDtypeStruct((16,), dtype)}}
+    run = commplan.loads(PLAN.format(stage=f"swap x over data{via}")).compile(mesh, shapes=shapes).bind(mesh)
+    scale = jnp.asarray(np.random.default_rng(0).integers(-9, 9, (8, 16)), dtype)
+
+    def weighted(x: Any) -> Any:
+        out, _ = run.step(run.init(), x={"a": x})
+        return (out.x["a"] * scale).sum()
+
+    found = np.asarray(jax.grad(weighted)(jnp.ones((8, 16), dtype)), np.float32)
+    blocks = np.asarray(scale, np.float32).reshape(8, 8, 2)
+    np.testing.assert_array_equal(found, blocks.swapaxes(0, 1).reshape(8, 16))
+
+
 def test_the_gradient_of_a_mean_passes_a_narrow_wire() -> None:
     run = bound("reduce x over data by mean { wire = bf16, accumulate = f32 }")
     expected = np.tile(np.array([1, 2, 3], np.float32) / 8, (8, 1))

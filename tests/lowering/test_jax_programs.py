@@ -32,7 +32,7 @@ class Trial(NamedTuple):
 def numbers(program: Program, dtype: str, size: int) -> np.ndarray[Any, Any]:
     """Whole numbers of all sizes that wrap around, or floats whose sums are rounded."""
     random = np.random.default_rng([program.ranks, size])
-    length = program.ranks * size if program.kind in ("reduce_scatter", "scatter") else size
+    length = program.ranks * size if program.kind in ("reduce_scatter", "scatter", "swap") else size
     if dtype == "bool":
         return random.integers(0, 2, (program.ranks, length)) > 0
     if dtype == "int32":

@@ -138,6 +138,25 @@ def test_plans_give_bit_by_bit_what_the_oracle_gives(
             assert np.asarray(one).tobytes() == np.asarray(other).tobytes(), name
 
 
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        Algorithm("pairwise"),
+        Algorithm("bruck"),
+        over_levels(host="bruck", rack="pairwise"),
+        over_levels(host="pairwise", rack="bruck"),
+    ],
+    ids=str,
+)
+def test_a_swap_over_the_levels_of_an_axis(algorithm: Algorithm):
+    spread = {"a": (ir.Spread("host", 4), ir.Spread("rack", 2))}
+    backend = LaxBackend("cpu", {"a": 8}, spread=spread)
+    op = collective("swap", algorithm, ("a",), op=None)
+    x = np.random.default_rng(0).integers(-99, 99, (8, 24, 3)).astype(np.int32)
+    found = on_ranks({"a": 8}, backend, lambda x: backend.move(x, op))(x)
+    np.testing.assert_array_equal(found, x.reshape(8, 8, 9).swapaxes(0, 1).reshape(x.shape))
+
+
 @pytest.mark.parametrize("via", ["ring", "hierarchical(b = ring, a = native)", "binomial_tree"])
 def test_derivatives_are_those_of_the_native_collective(via: str):
     text = """plan p

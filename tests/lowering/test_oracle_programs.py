@@ -21,7 +21,7 @@ MOST = 16
 
 def entering(kind: Kind, ranks: int, size: int, numbers: np.random.Generator) -> list[Array]:
     """What each rank holds before; `size` elements, or blocks of that size."""
-    length = ranks * size if kind in ("reduce_scatter", "scatter") else size
+    length = ranks * size if kind in ("reduce_scatter", "scatter", "swap") else size
     return list(numbers.integers(-(2**31), 2**31, (ranks, length)).astype(np.int32))
 
 
@@ -42,6 +42,8 @@ def leaving(kind: Kind, held: Sequence[Array], root: int, op: Op) -> list[Array 
             return [total if rank == root else None for rank in range(ranks)]
         case "scatter":
             return list(held[root].reshape(ranks, -1))
+        case "swap":
+            return list(np.stack(held).reshape(ranks, ranks, -1).swapaxes(0, 1).reshape(ranks, -1))
         case "gather":
             return [np.concatenate(held) if rank == root else None for rank in range(ranks)]
 

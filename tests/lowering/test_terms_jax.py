@@ -135,8 +135,8 @@ def windows_shifted(patch: pytest.MonkeyPatch) -> None:
 
 
 def the_other_cut(patch: pytest.MonkeyPatch) -> None:
-    right = ops.cut
-    patch.setattr(ops, "cut", lambda x, place, ways, *, array: right(x, ways - 1 - place, ways, array=array))
+    right = ops.shard
+    patch.setattr(ops, "shard", lambda x, place, ways, **how: right(x, ways - 1 - place, ways, **how))
 
 
 def least_for_most(patch: pytest.MonkeyPatch) -> None:

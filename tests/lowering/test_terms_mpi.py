@@ -15,7 +15,7 @@ from support.terms_cases import EXAMPLES, PIPELINES, case_of
 from support.under_mpi_terms import check_mpi
 
 from commplan.lowering.jax import phase
-from commplan.lowering.jax.backend import Lay
+from commplan.lowering.jax.backend import BufferLayout
 from commplan.lowering.mpi import backend, collectives
 from commplan.lowering.mpi.groups import Groups
 
@@ -116,7 +116,7 @@ def leaves_exchanged(patch: pytest.MonkeyPatch) -> None:
     """The runs of a buffer are put together in another order than they are taken apart."""
     right = collectives._layout
 
-    def wrong(lay: Lay, itemsize: int) -> Any:
+    def wrong(lay: BufferLayout, itemsize: int) -> Any:
         runs, at = list[Any](), 0
         for run in reversed(lay.runs) if len(lay.runs) > 1 else lay.runs:
             runs.append(run._replace(offset=at))

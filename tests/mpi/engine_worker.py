@@ -18,10 +18,11 @@ import ml_dtypes
 import numpy as np
 
 from commplan.collectives import registry
+from commplan.collectives.program import KINDS as PROGRAMMED
 from commplan.diagnostics import CommplanError
 from commplan.ir.plan import Algorithm, Arg
 from commplan.ir.types import DType
-from commplan.lowering.jax.backend import Lay, Run
+from commplan.lowering.jax.backend import BufferLayout, Run
 from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.mpi.collectives import Channel
 from commplan.lowering.mpi.tuning import KINDS, NATIVE, Spec, choice
@@ -34,7 +35,7 @@ RANKS, RANK = comm.Get_size(), comm.Get_rank()
 NUMPY = {"bfloat16": ml_dtypes.bfloat16}
 NAMES = {dtype.numpy_name: dtype for dtype in DType}
 ROOTED = ("broadcast", "reduce", "scatter", "gather")
-CUT = ("reduce_scatter", "scatter", "all_to_all")
+CUT = ("reduce_scatter", "scatter", "all_to_all", "swap")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +68,11 @@ def operand(case: Case, rank: int) -> Any:
 def expected(case: Case, xs: list[Any], channel: Channel) -> list[Any] | None:
     """What each rank must hold; None for native sums of floats, which MPI adds in an order of its own."""
     spec, ranks = case.spec, len(xs)
+    rows = np.stack(xs)
+    if spec.kind == "shift":
+        return list(np.roll(rows, spec.root, 0))
+    if spec.kind in ("swap", "all_to_all"):
+        return list(rows.reshape(ranks, ranks, -1).swapaxes(0, 1).reshape(ranks, -1))
     whole = case.size * ranks if spec.kind in ("all_gather", "gather") else case.size
     own = dataclasses.replace(spec, axes=spec.axes or tuple(channel.groups.sizes))
     made = choice(own, channel.groups, whole, xs[0].dtype.itemsize)
@@ -75,7 +81,6 @@ def expected(case: Case, xs: list[Any], channel: Channel) -> list[Any] | None:
         return [np.asarray(x).astype(xs[0].dtype) for x in wide]
     if made is not None:
         return [np.asarray(x) for x in execute(made.program, xs, spec.op)]
-    rows = np.stack(xs)
 
     def how(one: Any, other: Any) -> Any:
         return combine(spec.op, one, other, NAMES[case.dtype])
@@ -92,21 +97,19 @@ def expected(case: Case, xs: list[Any], channel: Channel) -> list[Any] | None:
             return [rows.reshape(-1)] * ranks
         case "broadcast":
             return [rows[spec.root]] * ranks
-        case "scatter":
-            return list(rows[spec.root].reshape(ranks, -1))
         case _:
-            return list(rows.reshape(ranks, ranks, -1).swapaxes(0, 1).reshape(ranks, -1))
+            return list(rows[spec.root].reshape(ranks, -1))
 
 
 def kinds(ranks: int) -> Iterator[tuple[Any, int, int]]:
     """Kind, root, and what the size of its operand is a multiple of."""
     for kind in KINDS:
-        yield kind, (ranks - 1 if kind in ROOTED else 0), (ranks if kind in CUT else 1)
+        yield kind, (ranks - 1 if kind in (*ROOTED, "shift") else 0), (ranks if kind in CUT else 1)
 
 
 def by_algorithm(sizes: tuple[int, ...], chunks: tuple[int | None, ...], form: Any) -> Iterator[Case]:
     for kind, root, ways in kinds(RANKS):
-        names = ("native", *(registry.algorithms(kind) if kind != "all_to_all" else ()))
+        names = ("native", *(registry.algorithms(kind) if kind in PROGRAMMED else ()))
         for name in names:
             for size in sizes:
                 for chunk in chunks if name != "native" else (None,):
@@ -123,15 +126,16 @@ def by_dtype(form: Any) -> Iterator[Case]:
                     yield Case(Spec(kind, op=op, algorithm=algorithm, form=form), 9 * RANKS, dtype)  # pyright: ignore[reportArgumentType]
             butterfly = Spec("all_reduce", op=op, algorithm=Algorithm("recursive_doubling"), form=form)  # pyright: ignore[reportArgumentType]
             yield Case(butterfly, 9 * RANKS, dtype)
-        for kind in ("broadcast", "all_gather", "all_to_all"):
+        for kind in ("broadcast", "all_gather", "all_to_all", "shift", "swap"):
             yield Case(Spec(kind, form=form), 2 * RANKS, dtype)
         yield Case(Spec("all_gather", algorithm=Algorithm("bruck"), form=form), 5, dtype)
+        yield Case(Spec("swap", algorithm=Algorithm("bruck"), form=form), 5 * RANKS, dtype)
 
 
 def large() -> Iterator[Case]:
     """More than one message between two ranks, more than a window of them."""
     for kind, root, _ in kinds(RANKS):
-        for name in registry.algorithms(kind) if kind != "all_to_all" else ():
+        for name in registry.algorithms(kind) if kind in PROGRAMMED else ("native",) * (kind == "shift"):
             for chunk in (None, 30_000):
                 spec = Spec(kind, root=root, algorithm=Algorithm(name), chunk=chunk)
                 yield Case(spec, 25_001 * RANKS)
@@ -156,7 +160,7 @@ def together() -> Iterator[Case]:
                         yield Case(spec, size, "uint8", cuts=cuts, gap=gap)
 
 
-def laid(cuts: tuple[int, ...], gap: int, rows: int) -> Lay:
+def laid(cuts: tuple[int, ...], gap: int, rows: int) -> BufferLayout:
     """`rows` rows of arrays, each array's rows one after another, and a gap at the end of each row."""
     width = sum(cuts) + gap
     begins = np.cumsum([0, *cuts]).tolist()
@@ -165,7 +169,7 @@ def laid(cuts: tuple[int, ...], gap: int, rows: int) -> Lay:
         for row in range(rows)
         for i, size in enumerate(cuts)
     ]
-    return Lay(rows * width, tuple(runs), tuple((1, rows * size) for size in cuts))
+    return BufferLayout(rows * width, tuple(runs), tuple((1, rows * size) for size in cuts))
 
 
 def apart(x: Any, case: Case, rows: int) -> list[Any]:
@@ -242,6 +246,8 @@ def grid() -> tuple[Channel, list[Case]]:
             for levels in (both, (Arg("gpu"), Arg("node"))):
                 algorithm = Algorithm("hierarchical", levels)
                 cases.append(Case(Spec("all_reduce", axes, algorithm=algorithm, chunk=chunk), 301))
+            algorithm = Algorithm("hierarchical", (Arg("bruck", "gpu"), Arg("pairwise", "node")))
+            cases.append(Case(Spec("swap", axes, algorithm=algorithm, chunk=chunk), 60 * RANKS))
     return channel, cases
 
 

@@ -23,7 +23,7 @@ from commplan.input.work_partition import Division, division
 from commplan.runtime.input.prefetch.prefetch import ClosedError
 from commplan.runtime.input.shm.segment import Blame
 from commplan.runtime.input.transport.mpi import MpiCarrier
-from commplan.runtime.input.transport.transport import Parcel, RegroupedError
+from commplan.runtime.input.transport.transport import RegroupedError, RowSlices
 
 BLAME = Blame("share pixels via all_shared", Span(7, 5, 7, 40), "input.plan")
 SIZES = ((1, 150_000), (2, 3000), (1, 4), (3, 1))  # copies, bytes of a row
@@ -42,7 +42,7 @@ class Slot:
         bounds = (*tuple(found.part(used, part)[0] for part in range(found.parts)), used)
         self.used = used
         self.parcels = [
-            Parcel(np.zeros((copies, rows, nbytes), np.uint8), bounds) for copies, nbytes in SIZES
+            RowSlices(np.zeros((copies, rows, nbytes), np.uint8), bounds) for copies, nbytes in SIZES
         ]
 
     def fill(self, found: Division, host: int) -> None:

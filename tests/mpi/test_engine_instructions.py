@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from commplan.collectives import registry
-from commplan.collectives.program import KINDS, ROOTED, Kind, Program
+from commplan.collectives.program import IN_BLOCKS, KINDS, ROOTED, Kind, Program
 from commplan.lowering.mpi import instructions as lists
 from commplan.lowering.mpi.instructions import Instructions, instructions
 from commplan.lowering.oracle.programs import execute
@@ -64,6 +64,8 @@ class Rank:
 
 
 def run(program: Program, given: list[Floats], whole: int, piece: int, seed: int) -> list[Floats]:
+    if program.kind == "swap":
+        given = [blocks(x, order) for x, order in zip(given, program.targets, strict=True)]
     chance = random.Random(seed)
     size = whole // program.ranks if program.kind in ("reduce_scatter", "scatter") else whole
     ranks = [
@@ -87,7 +89,14 @@ def run(program: Program, given: list[Floats], whole: int, piece: int, seed: int
                 part = slice(offset // ITEM, (offset + nbytes) // ITEM)
                 one.early[part] = one.buffers[lists.OUTPUT][part]
             assert one.early.tobytes() == one.buffers[lists.OUTPUT].tobytes()
-    return [one.buffers[lists.OUTPUT] for one in ranks]
+    results = [one.buffers[lists.OUTPUT] for one in ranks]
+    if program.kind == "swap":
+        return [blocks(x, order) for x, order in zip(results, program.arrivals, strict=True)]
+    return results
+
+
+def blocks(x: Floats, order: Floats) -> Floats:
+    return x.reshape(len(order), -1)[order].reshape(-1)
 
 
 def cases() -> list[tuple[Kind, str, int]]:
@@ -98,7 +107,7 @@ def cases() -> list[tuple[Kind, str, int]]:
 
 @pytest.mark.parametrize(("kind", "name", "n"), cases())
 def test_any_order_that_the_waits_allow(kind: Kind, name: str, n: int):
-    blocked = kind in ("reduce_scatter", "all_gather", "scatter", "gather")
+    blocked = kind in IN_BLOCKS
     root = n - 1 if kind in ROOTED else 0
     for slices, unit, piece in itertools.product((1, 3), (1, 11), (8, 1 << 16)):
         program = registry.program(name, kind, n, root=root, slices=slices)
@@ -109,6 +118,35 @@ def test_any_order_that_the_waits_allow(kind: Kind, name: str, n: int):
         wanted = execute(program, given)
         for rank in [root] if kind in ("reduce", "gather") else range(n):
             assert found[rank].tobytes() == np.asarray(wanted[rank]).tobytes()
+
+
+@pytest.mark.parametrize("name", registry.algorithms("swap"))
+def test_a_swap_ends_where_sends_wait_for_their_receives(name: str):
+    """A slot is sent and received in one round: were its receive posted after its send is done, ranks around
+    a circle would wait for each other."""
+    for n, slices, piece in itertools.product((2, 3, 5, 8, 13), (1, 3), (8, 1 << 16)):
+        program = registry.program(name, "swap", n, slices=slices)
+        made = [instructions(program, rank, 6 * n, ITEM, piece) for rank in range(n)]
+        done: list[set[int]] = [set() for _ in made]
+        while any(len(of) < len(own.code) for of, own in zip(done, made, strict=True)):
+            ready = [
+                {i for i, waits in enumerate(own.waits) if i not in of and of.issuperset(waits)}
+                for of, own in zip(done, made, strict=True)
+            ]
+            posted = {
+                (own.peers[own.code[i].peer], rank, own.code[i].message, own.code[i].what == lists.SEND)
+                for rank, own in enumerate(made)
+                for i in ready[rank]
+                if own.code[i].what in (lists.SEND, lists.RECEIVE)
+            }
+            before = sum(map(len, done))
+            for rank, own in enumerate(made):
+                for i in ready[rank]:
+                    row = own.code[i]
+                    sends, local = row.what == lists.SEND, row.what in (lists.COPY, lists.ZERO)
+                    if local or (rank, own.peers[row.peer], row.message, not sends) in posted:
+                        done[rank].add(i)
+            assert sum(map(len, done)) > before, f"{n} ranks, {slices} slices: all wait"
 
 
 def test_what_has_not_changed_is_sent_from_the_operand():

@@ -13,7 +13,6 @@ from commplan.diagnostics import Diagnostic, Fix, Note, Severity, Span
 from commplan.dsl import load
 from commplan.render import Style, render
 from commplan.render.human import human
-from commplan.render.machine import page
 
 TEXT = """plan example
 
@@ -160,8 +159,3 @@ def test_sarif_names_rules_and_quotes_paths() -> None:
     assert first["relatedLocations"][0]["message"]["text"] == "far"
     assert first["fixes"][0]["artifactChanges"][0]["replacements"][0]["insertedContent"] == {"text": "it"}
     assert second["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == "file:///abs/b.plan"
-
-
-def test_pages_are_found_by_code() -> None:
-    assert (page("CP0006") or "").startswith("# CP0006: ")
-    assert page("CP9999") is None

@@ -16,7 +16,7 @@ from commplan.diagnostics import CommplanError, Span
 from commplan.input.work_partition import Division, division
 from commplan.runtime.input.shm.segment import Blame
 from commplan.runtime.input.transport.jax import JaxCarrier, cpu_devices
-from commplan.runtime.input.transport.transport import Parcel
+from commplan.runtime.input.transport.transport import RowSlices
 
 BLAME = Blame("share x via all_shared", Span(7, 5, 7, 9), "tested.plan")
 ROWS = 13
@@ -42,20 +42,20 @@ def leads(found: Division, index: int) -> bool:
     return found.leader(found.hosts[index]) == index
 
 
-def batch(found: Division, number: int, rows: int) -> list[Parcel]:
+def batch(found: Division, number: int, rows: int) -> list[RowSlices]:
     """A slot as everybody should have it in the end, notes of the parts too; it has room for ROWS rows."""
     random = np.random.default_rng(number)
     bounds = (*(found.part(rows, part)[0] for part in range(found.parts)), rows)
     whole = [
-        Parcel(random.integers(0, 256, (copies, ROWS, nbytes), np.uint8), bounds)
+        RowSlices(random.integers(0, 256, (copies, ROWS, nbytes), np.uint8), bounds)
         for copies, nbytes in WIDTHS.values()
     ]
     notes = random.integers(0, 256, (1, found.parts, 50), np.uint8)
-    whole.append(Parcel(notes, tuple(range(found.parts + 1))))
+    whole.append(RowSlices(notes, tuple(range(found.parts + 1))))
     return whole
 
 
-def own(found: Division, index: int, whole: list[Parcel]) -> list[Parcel]:
+def own(found: Division, index: int, whole: list[RowSlices]) -> list[RowSlices]:
     """What the process's host has of it: its parts, and nothing else."""
     low, high = found.run(found.hosts[index])
     parcels = []
@@ -63,7 +63,7 @@ def own(found: Division, index: int, whole: list[Parcel]) -> list[Parcel]:
         cells = np.full_like(parcel.cells, 99)
         here = slice(parcel.bounds[low], parcel.bounds[high])
         cells[:, here] = parcel.cells[:, here]
-        parcels.append(Parcel(cells, parcel.bounds))
+        parcels.append(RowSlices(cells, parcel.bounds))
     return parcels
 
 

@@ -14,9 +14,9 @@ import jax
 import numpy as np
 from mpi4py import MPI
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "runtime" / "input"))
 
-from data_plans import Counting, decode, flip, images
+from input_plans import Counting, decode, flip, images
 
 import commplan
 from commplan.runtime.input.multirate import run_batches

@@ -19,6 +19,7 @@ TREE = {
     "dense": {"kernel": Spec((13, 7), "float32"), "bias": Spec((7,), "float32")},
     "half": [Spec((5, 3), "bfloat16"), Spec((), "float32")],
 }
+BLOCKS = {"x": Spec((12, 3), "float32"), "gate": Spec((12,), "bfloat16")}  # for 2, 3 or 4 experts
 AXES: Mapping[str, Mapping[str, int]] = {
     "data_parallel": {"data": 8},
     "two_level": {"node": 4, "gpu": 8},
@@ -26,6 +27,8 @@ AXES: Mapping[str, Mapping[str, int]] = {
     "weighted_mean": {"member": 2, "data": 4},
     "easgd_sync": {"worker": 8},
     "ensemble_training": {"member": 2, "data": 4},
+    "pipeline": {"stage": 2},
+    "mixture_of_experts": {"expert": 4},
 }
 VARYING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "data_parallel": {"params": ("data",), "grads": ("data",)},
@@ -35,6 +38,8 @@ VARYING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "easgd_sync": {"params": ("worker",), "eta": ()},
     "ensemble_training": dict.fromkeys(("params", "grads"), ("member", "data")),
     "parameter_hub": dict.fromkeys(("params", "grads"), ("rack", "worker")),
+    "pipeline": dict.fromkeys(("activation", "loss"), ("stage",)),
+    "mixture_of_experts": dict.fromkeys(("tokens", "answers", "router", "loss"), ("expert",)),
 }
 
 
@@ -64,6 +69,7 @@ def example(name: str, sizes: Mapping[str, int] | None = None) -> Case:
     import ml_dtypes  # noqa: PLC0415 - it comes with jax
 
     sizes, varying = sizes or AXES[name], VARYING[name]
+    tree: Any = BLOCKS if name == "mixture_of_experts" else TREE
     numbers = np.random.default_rng(17)
 
     def draw(spec: Spec, axes: tuple[str, ...], low: int) -> Any:
@@ -76,9 +82,9 @@ def example(name: str, sizes: Mapping[str, int] | None = None) -> Case:
         if key in ("count", "loss", "eta"):
             inputs[key] = np.float32(0.5) if key == "eta" else draw(Spec((), "float32"), axes, 0)
             continue
-        pairs, rebuild = flatten(TREE)
+        pairs, rebuild = flatten(tree)
         inputs[key] = rebuild([draw(spec, axes, -4) for _, spec in pairs])
-    trees = {key: TREE for key in varying if key not in ("count", "loss", "eta")}
+    trees = {key: tree for key in varying if key not in ("count", "loss", "eta")}
     functions = {"adam_init": zeros, "adam_update": momentum} if name == "sharded_update" else {}
     if name == "parameter_hub":
         functions = {"zeros": zeros, "sgd": descent}

@@ -16,6 +16,7 @@ import numpy as np
 
 from commplan.ir import plan as graph
 from commplan.ir.plan import operands
+from commplan.ir.stages import Shift, Swap
 from commplan.pytree import flatten
 
 Array = np.ndarray[Any, Any]
@@ -83,6 +84,15 @@ class Judge:
                 return dict(zip(stage.results, self._map(stage, env), strict=True))
             case graph.Broadcast():
                 return {stage.result: self._broadcast(env[stage.operand], stage.axes, stage.root)}
+            case Shift():
+                (dim,) = self._dims(stage.axes)
+                value = env[stage.operand]
+                moved = [np.roll(leaf, stage.by, dim) for leaf in value.leaves]
+                return {stage.result: value.with_leaves(moved)}
+            case Swap():
+                (dim,) = self._dims(stage.axes)
+                value = env[stage.operand]
+                return {stage.result: value.with_leaves([self._swapped(leaf, dim) for leaf in value.leaves])}
             case graph.Share() | graph.Slice() | graph.Gather():
                 return {stage.result: env[stage.operand]}
             case graph.Reduce():
@@ -120,6 +130,12 @@ class Judge:
 
     def _all(self, leaf: Array) -> Array:
         return np.broadcast_to(leaf, (*self.sizes, *leaf.shape[len(self.sizes) :]))
+
+    def _swapped(self, leaf: Array, dim: int) -> Array:
+        """Block j of the dimension behind those of the axes goes to rank j along `dim`."""
+        ranks, rows = self.sizes[dim], len(self.sizes)
+        blocks = np.stack(np.split(leaf, ranks, rows), rows)  # a dimension of its own for the block
+        return np.swapaxes(blocks, dim, rows).reshape(leaf.shape)
 
     def _broadcast(self, value: Meaning, over: Sequence[str], root: int) -> Meaning:
         places = np.unravel_index(root, [self.sizes[dim] for dim in self._dims(over)])

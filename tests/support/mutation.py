@@ -46,7 +46,7 @@ class Draft:
     def projection(self) -> Projection:
         of = self.program
         sends, receives = (_posts([end for end in ends if end]) for ends in (self.sends, self.receives))
-        return Projection(of.name, of.kind, of.ranks, of.chunks, sends, receives, of.root)
+        return Projection(of.name, of.kind, of.ranks, of.chunks, sends, receives, of.root, of.targets)
 
     def changed(self) -> Program | None:
         """The program that it is now; None where the two ends of a message differ, which no program says."""

@@ -138,6 +138,7 @@ class Writer:
         weights = [
             v for v in self.values
             if v.is_scalar and not v.partial and v.varying <= x.varying
+            and not (x.type == "tree" and v.varying & set(x.split))
         ]  # fmt: skip
         if op == "mean" and weights and self.rng.random() < 0.5:
             op = f"mean(weight = {self.rng.choice(weights).name})"
@@ -166,6 +167,21 @@ class Writer:
         via = self.maybe(f" via {self.rng.choice(ROOT_ALGORITHMS)}")
         y = dataclasses.replace(x, name=self.fresh("y"), per=x.per - set(axes))
         self.bind(f"{y.name} = broadcast {x.name} over {', '.join(axes)} from {root}{via}", y)
+
+    def shift(self, x: Var) -> None:
+        axis = self.rng.choice(sorted(x.per & self.sizes.keys()))
+        y = dataclasses.replace(x, name=self.fresh("y"))
+        wire = self.maybe(" { wire = bf16 }") if x.is_float else ""
+        self.bind(f"{y.name} = shift {x.name} over {axis} by {self.rng.randint(-5, 5)}{wire}", y)
+
+    def swap(self, x: Var) -> None:
+        axis = self.rng.choice(sorted(x.per & self.sizes.keys()))
+        rows = x.type.partition("[")[2].rstrip("]").split(",")[0] or "0"
+        if x.split or x.type == "tree" or x.is_scalar or int(rows) % self.sizes[axis]:
+            return
+        y = dataclasses.replace(x, name=self.fresh("y"))
+        how = self.maybe(" via bruck") + self.maybe(" { bucket = 4096 }")
+        self.bind(f"{y.name} = swap {x.name} over {axis}{how}", y)
 
     def scatter(self, x: Var) -> None:
         axis = self.rng.choice(sorted(x.partial))
@@ -290,7 +306,7 @@ class Writer:
         if x.per & replicas or x.partial:
             steps.append(self.reduce)
         if x.per & replicas:
-            steps.append(self.broadcast)
+            steps += [self.broadcast, self.shift, self.swap]
         if x.partial and not x.is_scalar:
             steps.append(self.scatter)
         if replicas - x.varying and not x.is_scalar:

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from commplan.collectives.postcondition import promise
+from commplan.collectives.postcondition import promise, sources
 from commplan.collectives.program import Ints
-from commplan.verify.programs.counterexample import Counterexample, Failure, terms
+from commplan.verify.programs.counterexample import Counterexample, terms
 
 from .projection import Posts, Projection
 
@@ -247,13 +247,17 @@ def correct(projection: Projection) -> bool:
 
 def _promised(projection: Projection) -> tuple[Any, Any]:
     starts, ends = promise(projection.kind, projection.ranks, projection.chunks, projection.root)
-    return starts.T.astype(np.int64), ends  # [chunks, ranks] counts that are wanted; [ranks, chunks] where
+    if projection.kind == "swap":
+        return np.eye(projection.ranks, dtype=np.int64)[sources(projection.head)], ends
+    return starts.T.astype(np.int64), ends  # [(ranks,) chunks, ranks] counts wanted; [ranks, chunks] where
 
 
 def _kept(projection: Projection, done: Execution) -> bool:
     wanted, ends = _promised(projection)
     if not np.array_equal(done.counts[ends], np.broadcast_to(wanted, done.counts.shape)[ends]):
         return False
+    if projection.kind == "swap":
+        return True  # nothing is the same on two ranks
     digests = np.where(ends, done.digests, 0)
     return bool((~ends | (digests == digests.max(axis=0))).all())
 
@@ -372,7 +376,7 @@ def _useless(projection: Projection, claim: Counterexample) -> bool:
     return write in done.written and _same(done, execute(projection, without=write), projection)
 
 
-_SHOWN: dict[Failure, Callable[[Projection, Counterexample], bool]] = {
+_SHOWN: dict[str, Callable[[Projection, Counterexample], bool]] = {
     "range": _range,
     "mismatch": _mismatch,
     "hang": _hang,

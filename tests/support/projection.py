@@ -12,7 +12,7 @@ import dataclasses
 
 import numpy as np
 
-from commplan.collectives.program import Bools, Ints, Kind, Program
+from commplan.collectives.program import NO_TARGETS, Bools, Ints, Kind, Program
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -45,7 +45,7 @@ class Posts:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Projection:
-    """The sends and the receives of all ranks. `name` and `root` as in `Program`."""
+    """The sends and the receives of all ranks. `name`, `root` and `targets` as in `Program`."""
 
     name: str
     kind: Kind
@@ -54,11 +54,12 @@ class Projection:
     sends: Posts
     receives: Posts
     root: int = 0
+    targets: Ints = dataclasses.field(default_factory=lambda: NO_TARGETS)
 
     @property
     def head(self) -> Program:
         """Its numbers, as a program without rounds."""
-        return Program(self.name, self.kind, self.ranks, self.chunks, (), self.root)
+        return Program(self.name, self.kind, self.ranks, self.chunks, (), self.root, self.targets)
 
 
 def project(program: Program) -> Projection:
@@ -81,6 +82,7 @@ def project(program: Program) -> Projection:
         Posts(src, time, dst, chunk, size, nothing).ordered(),
         Posts(dst, time, src, chunk, size, reduce).ordered(),
         program.root,
+        program.targets,
     )
 
 

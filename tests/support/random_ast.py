@@ -20,7 +20,7 @@ MAY_CONTINUE = (
     "over", "across", "from", "by", "via", "per", "split", "partial", "with", "into", "visit", "seed", "tail",
     "on", "{",
 )  # fmt: skip
-KINDS = ("broadcast", "share", "reduce", "scatter", "slice", "gather")
+KINDS = ("broadcast", "share", "reduce", "scatter", "slice", "gather", "shift", "swap")
 
 
 def bare(node: Any) -> Any:
@@ -49,7 +49,7 @@ class Trees:
         return tuple(self.name() for _ in range(self.rng.randint(1, most)))
 
     def whole(self) -> ast.Number:
-        text = self.rng.choice(["0", "8", "64", "1_000", "32", "007"])
+        text = self.rng.choice(["0", "8", "64", "1_000", "32", "007", "-3"])
         return ast.Number(span=NOWHERE, text=text, value=int(text.replace("_", "")))
 
     def number(self) -> ast.Number:
@@ -159,7 +159,8 @@ class Trees:
                 word = ast.Name(span=NOWHERE, text=self.rng.choice(["over", "across"]))
                 return ast.StageExpr(
                     span=NOWHERE, kind=self.rng.choice(KINDS), operand=self.name(), over_word=word,
-                    over=self.names(), root=self.maybe(self.whole), by=self.maybe(self.call),
+                    over=self.names(), root=self.maybe(self.whole),
+                    by=self.maybe(self.call) or self.maybe(self.whole),
                     via=self.maybe(self.call), options=self.maybe(self.options),
                 )  # fmt: skip
 
@@ -309,9 +310,11 @@ def _declaration(node: Any) -> list[str]:
             return ["state", node.name.text, ":", *_type(node.type), *_placement(node.placement), *server]
 
 
-def _call(word: str, call: ast.Call | None) -> list[str]:
+def _call(word: str, call: ast.Call | ast.Number | None) -> list[str]:
     if call is None:
         return []
+    if isinstance(call, ast.Number):
+        return [word, call.text]
     if call.args is None:
         return [word, call.name.text]
     args = [[*([arg.key.text, "="] if arg.key else []), _value(arg.value)] for arg in call.args]

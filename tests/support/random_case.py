@@ -271,8 +271,8 @@ class _Writer:
     def stage(self, live: list[Var]) -> list[str] | None:
         """One random stage on a random value; None where the draw fits no stage."""
         var = self.random.choice([v for v in live if v.name[0] != "s"] or live)
-        kinds = [self.reduce, self.reduce, self.broadcast, self.scatter, self.slice, self.gather,
-                 self.unary, self.binary, self.elastic]  # fmt: skip
+        kinds = [self.reduce, self.reduce, self.broadcast, self.scatter, self.slice, self.gather, self.shift,
+                 self.swap, self.unary, self.binary, self.elastic]  # fmt: skip
         self.random.shuffle(kinds)
         kinds.sort(key=lambda kind: kind != self.elastic)  # it seldom fits
         for kind in kinds:
@@ -314,7 +314,7 @@ class _Writer:
             ops += ["max", "min"]
         if var.floats_only:
             ops += ["mean", "mean(weight = count)"]
-        ops = [op for op in ops if "weight" not in op or frozenset(self.axes) <= var.varying]
+        ops = [op for op in ops if "weight" not in op or self.takes_weights(var)]
         if not ops:
             return None
         op = self.random.choice(ops)
@@ -369,12 +369,41 @@ class _Writer:
         how = self.via(over, "broadcast") + hints
         return f"{made.name} = broadcast {var.name} over {', '.join(over)} from {root}{how}", made
 
+    def shift(self, var: Var, _: list[Var]) -> tuple[str, Var] | None:
+        over = self.named(var.per - self.ensembles)
+        if not over:
+            return None
+        made, ranks = dataclasses.replace(var, name=self.fresh()), self.axes[over[0]]
+        by = self.random.randint(-ranks - 1, 2 * ranks)
+        wires = [wire for wire in ("bf16", "f16") if wire in self.dtypes and var.floats_only]
+        options = ["", " { bucket = 64 }", *(f" {{ wire = {wire} }}" for wire in wires)]
+        return f"{made.name} = shift {var.name} over {over[0]} by {by}{self.random.choice(options)}", made
+
+    def swap(self, var: Var, _: list[Var]) -> tuple[str, Var] | None:
+        even = [
+            axis
+            for axis in self.named(var.per - self.ensembles)
+            if not var.split
+            and all(spec.shape and spec.shape[0] % self.axes[axis] == 0 for spec in var.specs)
+        ]
+        if not even:
+            return None
+        made = dataclasses.replace(var, name=self.fresh())
+        wires = [wire for wire in ("bf16", "f16") if wire in self.dtypes and var.floats_only]
+        options = ["", " { bucket = 64 }", *(f" {{ wire = {wire} }}" for wire in wires)]
+        via = self.random.choice(("", " via bruck", " via pairwise"))
+        return f"{made.name} = swap {var.name} over {even[0]}{via}{self.random.choice(options)}", made
+
+    def takes_weights(self, var: Var) -> bool:
+        """Of counts, which vary over all axes: so must the terms, scalars of a tree included."""
+        return frozenset(self.axes) <= var.varying and not (var.is_tree and var.split)
+
     def scatter(self, var: Var, _: list[Var]) -> tuple[str, Var] | None:
         axes = self.named(var.partial - self.ensembles)
         if not axes or not var.can_be_cut:
             return None
         ops = ["sum", "mean"] if var.floats_only else ["sum"]
-        if var.floats_only and frozenset(self.axes) <= var.varying:
+        if var.floats_only and self.takes_weights(var):
             ops.append("mean(weight = count)")
         op = self.random.choice(ops)
         made = dataclasses.replace(

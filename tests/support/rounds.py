@@ -8,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 
 from commplan.collectives.layout import bounds
-from commplan.collectives.postcondition import promise
+from commplan.collectives.postcondition import promise, sources
 from commplan.collectives.program import REDUCING, Program, Round
 
 SLOTS = list[list[np.ndarray]]  # by rank and chunk
@@ -42,6 +42,10 @@ def keeps_its_promise(program: Program, size: int, seed: int = 0) -> bool:
     sums = [
         sum(slots[r][c] for r in range(program.ranks) if told.starts[r, c]) for c in range(program.chunks)
     ]
+    if program.kind == "swap":
+        source = sources(program)
+        after = execute(program, [list(rank) for rank in slots], np.add)
+        return all(np.array_equal(after[r][c], slots[source[r, c]][c]) for r, c in np.argwhere(told.ends))
     after = execute(program, [list(rank) for rank in slots], np.add)
     assert program.kind in REDUCING or told.starts.sum() == program.chunks  # one source each
     return all(np.array_equal(after[r][c], sums[c]) for r, c in np.argwhere(told.ends))

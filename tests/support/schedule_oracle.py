@@ -20,7 +20,6 @@ from unittest import mock
 import numpy as np
 
 from commplan.ir import schedule as ir
-from commplan.ir.optimizer_leaf_match import ends_with
 from commplan.ir.plan import name_of
 from commplan.ir.types import DType
 from commplan.lowering.oracle import Oracle, numbers
@@ -132,6 +131,11 @@ def _shaped(mixed: Array, dtype: DType, scale: float) -> Array:
 def _bent(mixed: Array, scale: float) -> Array:
     """Neither linear nor affine, and never steep."""
     return mixed + 0.3 * np.sqrt(scale * scale + mixed * mixed)
+
+
+def ends_with(path: str, end: str) -> bool:
+    """Whether the keys of `path` end with those of `end`; every path ends with none at all."""
+    return not end or f"/{path}".endswith(f"/{end}")
 
 
 def _beside(leaf: ir.Leaf, other: ir.Leaf, shape: tuple[int, ...]) -> bool:

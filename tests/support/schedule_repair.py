@@ -17,7 +17,7 @@ from commplan.ir.plan import Algorithm
 from commplan.ir.shard_shapes import cut_all
 from commplan.ir.types import Placement
 
-REDUCES, ROOTED = ("all_reduce", "reduce_scatter", "reduce"), ("broadcast", "reduce")
+REDUCES, ROOTED = ("all_reduce", "reduce_scatter", "reduce"), ("broadcast", "reduce", "shift")
 Repair = Literal["", "types", "placements"]  # as it is; as the rules want it; as it really is
 
 
@@ -78,7 +78,7 @@ def ordered(phase: ir.Phase) -> ir.Phase:
 def _as_wanted(op: ir.Collective, values: dict[str, ir.Value], entering: set[str]) -> None:
     """Placements that a collective's kind and axes want, whatever is true: the operand differs over its axes,
     the result does so where it should."""
-    left = op.kind in ("reduce_scatter", "all_to_all", "reduce")
+    left = op.kind in ("reduce_scatter", "all_to_all", "reduce", "shift", "swap")
     for ref, varies in ((op.operand, True), (op.result, left)):
         placement = values[ref].placement
         if ref in entering:
@@ -176,4 +176,4 @@ def _collected(
         return joined if flat else tuple(
             replace(leaf, dtype=own.dtype) for leaf, own in zip(result.leaves, leaves, strict=True)
         ), placement  # fmt: skip
-    return leaves, operand.placement if op.kind in ("all_to_all", "reduce") else placement
+    return leaves, operand.placement if op.kind in ("all_to_all", "reduce", "shift", "swap") else placement

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any, Self
 
 SHARED = Path("/dev/shm")
-RUNTIME = Path(__file__).resolve().parent.parent / "runtime"
+INPUT = Path(__file__).resolve().parent.parent / "runtime" / "input"
 
 
 class Processes:
-    """Processes of `script`, in the folder of tests of the runtime, each with orders of its own."""
+    """Processes of `script`, in the folder of tests of the input, each with orders of its own."""
 
     def __init__(self, script: str) -> None:
-        self.script, self.run = RUNTIME / script, f"test-{uuid.uuid4().hex[:12]}"
+        self.script, self.run = INPUT / script, f"test-{uuid.uuid4().hex[:12]}"
         self.processes: list[subprocess.Popen[str]] = []
 
     def begin(self, orders: Iterable[Mapping[str, Any]]) -> None:

@@ -16,6 +16,8 @@ EXAMPLES = [
     ("easgd_sync", {"worker": 3}),
     ("ensemble_training", {"member": 2, "data": 2}),
     ("parameter_hub", {"rack": 2, "worker": 2}),
+    ("pipeline", {"stage": 2}),
+    ("mixture_of_experts", {"expert": 3}),
 ]
 PIPELINES = [
     None,

@@ -53,13 +53,12 @@ def _down(m: int, first: int, *, staggered: bool) -> Iterator[Round]:
     parent, right = _tree(m)
     at = _turns(parent, right if staggered else 0 * right)
     place = ranks(m)
-    other = m - 1 - place if m % 2 == 0 else (place + 1) % m  # the rank at this place of the second tree
+    second = m - 1 - place if m % 2 == 0 else (place + 1) % m  # the rank at this place of the second tree
     for step in range(int(at.max(initial=-1)) + 1):
         now = (at == step) & ((parent > 0) | (first > 0))
-        yield tuple(
-            send(np.where(parent > 0, rank[parent - 1], 0), rank, chunk, where=now)
-            for chunk, rank in enumerate((place + first, other + first))
-        )
+        trees = enumerate((place + first, second + first))
+        sources = ((chunk, rank, np.where(parent > 0, rank[parent - 1], 0)) for chunk, rank in trees)
+        yield tuple(send(source, rank, chunk, where=now) for chunk, rank, source in sources)
 
 
 def _up(m: int, first: int) -> Iterator[Round]:

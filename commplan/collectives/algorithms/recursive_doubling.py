@@ -34,12 +34,9 @@ def _all_reduce(n: int) -> Iterator[Round]:
         place, is_lower = r - low, r - low < lower
         pair = (is_lower & (place < upper)) | ~is_lower
         twice = (place == lower) & (lower > upper) & (size > 1)
-        rounds.append(
-            (
-                send(r, np.where(is_lower, r + lower, r - lower), 0, reduce=True, where=pair),
-                send(r, r - 1, 0, reduce=True, where=twice),
-            )
-        )
+        peer = np.where(is_lower, r + lower, r - lower)
+        exchange = send(r, peer, 0, reduce=True, where=pair)
+        rounds.append((exchange, send(r, r - 1, 0, reduce=True, where=twice)))
         low, size = np.where(is_lower, low, low + lower), np.where(is_lower, lower, upper)
     yield from reversed(rounds)
 

@@ -23,7 +23,7 @@ from fractions import Fraction
 
 from commplan.collectives.algorithms import ring
 from commplan.collectives.hierarchical import composed
-from commplan.collectives.program import KINDS, Body, Kind, Programs, Round
+from commplan.collectives.program import Body, Kind, Programs, Round
 
 
 def shape(n: int) -> tuple[int, int]:
@@ -52,4 +52,4 @@ def formula(kind: Kind, n: int) -> tuple[int, Fraction]:
             return once, Fraction(n - 1, n)
 
 
-PROGRAMS: Programs = {kind: lambda n, kind=kind: Body(n, _rounds(kind, n)) for kind in KINDS}
+PROGRAMS: Programs = {kind: lambda n, kind=kind: Body(n, _rounds(kind, n)) for kind in ring.PROGRAMS}

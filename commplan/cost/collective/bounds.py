@@ -9,8 +9,8 @@ in the LogP model" (1993).
 
 from __future__ import annotations
 
-import functools
 import math
+from functools import lru_cache
 
 import numpy as np
 
@@ -34,7 +34,7 @@ def lower_bound(kind: str, nbytes: float, layout: Layout, network: Network, *, r
     return max(moved, _words(min(layout.ranks, PARTNERS), network.overhead, least))
 
 
-@functools.lru_cache(maxsize=1024)
+@lru_cache(maxsize=1024)
 def _busiest(kind: str, layout: Layout, network: Network, root: int) -> Floats:
     """Of one byte."""
     return np.array([_of_level(kind, layout, network, level, root) for level in range(len(network.levels))])
@@ -45,7 +45,7 @@ def busiest_bytes(kind: str, nbytes: float, layout: Layout, network: Network, *,
     return _busiest(kind, layout, network, root) * nbytes
 
 
-@functools.lru_cache(maxsize=1024)
+@lru_cache(maxsize=1024)
 def _spread(layout: Layout, network: Network, level: int) -> bool:
     units = network.units(layout.groups[:1], level)
     return bool((units != units[:, :1]).any())
@@ -73,8 +73,10 @@ def _of_level(kind: str, layout: Layout, network: Network, level: int, root: int
             return max(2 * evenly, _most(member, wide))
         case "reduce_scatter" | "all_gather":
             return max(evenly, _most(member, others) * share)
-        case "all_to_all":
+        case "all_to_all" | "swap":
             return _most(member, held * others) * share
+        case "shift":  # to the rank `root` further along
+            return float(np.bincount(units[units != np.roll(units, -root, axis=1)], minlength=1).max())
         case "scatter" | "gather":
             at_root = member == where[group, root]
             return _most(member, np.where(at_root, others, 0)) * share
@@ -88,17 +90,17 @@ def _most(member: Ints, amounts: Ints | Bools) -> float:
     return float(np.bincount(member, weights=amounts).max())
 
 
-@functools.lru_cache(maxsize=256)
+@lru_cache(maxsize=256)
 def _words(ranks: int, overhead: float, latency: float) -> float:
     """The earliest time at which one rank's word has reached all, each sending one message after another."""
     if ranks < 2 or overhead * 1000 < latency:
         return latency if ranks > 1 else 0.0
-    told = [1]  # newly told in each tick of one overhead
+    informed = [1]  # newly told in each tick of one overhead
     delay = math.floor((2 * overhead + latency) / overhead)  # whole ticks only: never above the truth
     knowing = 1
     while knowing < ranks:
-        tick = len(told)
-        fresh = sum(told[: tick - delay + 1]) if tick >= delay else 0
-        told.append(fresh)
+        tick = len(informed)
+        fresh = sum(informed[: tick - delay + 1]) if tick >= delay else 0
+        informed.append(fresh)
         knowing += fresh
-    return (len(told) - 1) * overhead
+    return (len(informed) - 1) * overhead

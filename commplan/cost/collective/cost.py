@@ -8,8 +8,8 @@ library that takes the best flat algorithm in rank order.
 
 from __future__ import annotations
 
-import functools
 import math
+from functools import lru_cache
 from typing import Literal, NamedTuple, cast
 
 import msgspec
@@ -17,7 +17,7 @@ import numpy as np
 
 from commplan.collectives import registry
 from commplan.collectives.layout import message
-from commplan.collectives.program import Kind
+from commplan.collectives.program import KINDS, Kind
 from commplan.cost.calibration import Calibration
 from commplan.cost.collective import step_model
 from commplan.cost.collective.bounds import busiest_bytes, lower_bound
@@ -32,12 +32,14 @@ from commplan.ir.schedule import Backend, Form
 EXACT = 200  # messages; more are priced step by step
 COMPOSED = 64  # ranks; larger hierarchies are priced stage by stage
 ROUND_BY_ROUND = 512  # ranks; larger groups are priced by the formulas of the algorithms
-NATIVE = ("ring", "halving_doubling", "recursive_doubling", "bruck", "binomial_tree", "scatter_gather")
+NATIVE = (
+    "ring", "halving_doubling", "recursive_doubling", "bruck", "pairwise", "binomial_tree", "scatter_gather",
+)  # fmt: skip
 NEIGHBOURS = ("ring", "chain", "torus")
 USUAL_FORM: dict[Backend, Form] = {"jax": "rounds", "mpi": "call"}
 
 Way = Form | Literal["library"]  # a library's own: dataflow, whole messages
-CostKind = Kind | Literal["all_to_all"]
+CostKind = Kind | Literal["all_to_all", "shift"]
 
 
 class Prediction(msgspec.Struct, frozen=True):
@@ -128,15 +130,15 @@ def _alone(layout: Layout, network: Network) -> bool:
     """Whether no two groups share a link: what was measured on one group holds for all."""
     if len(layout.groups) == 1:
         return True
-    one = Layout(layout.groups[:1])
-    shared, own = (busiest_bytes("all_gather", 1.0, each, network) for each in (layout, one))
+    first = Layout(layout.groups[:1])
+    shared, own = (busiest_bytes("all_gather", 1.0, each, network) for each in (layout, first))
     return bool(np.allclose(shared, own))
 
 
 def _modelled(algorithm: Algorithm, query: _Query) -> _Modelled | None:
+    if query.kind not in KINDS:
+        return _of_library(query)
     kind, layout, network = query.kind, query.layout, query.network
-    if kind == "all_to_all":
-        return _all_to_all(layout, query.nbytes, network)
     if algorithm.name == "native":
         return min(_library(kind, query).values(), key=lambda each: each[0], default=None)
     if algorithm.name != "hierarchical":
@@ -161,7 +163,7 @@ def _library(kind: Kind, query: _Query) -> dict[str, _Modelled]:
     return {name: _flat(name, kind, library) for name in NATIVE if registry.supports(name, kind)}
 
 
-@functools.lru_cache(maxsize=1024)
+@lru_cache(maxsize=1024)
 def library_algorithm(kind: Kind, layout: Layout, nbytes: float, network: Network, root: int = 0) -> str:
     """The algorithm that `native` is priced as. nbytes: of the whole buffer, as in `predict`."""
     priced = _library(kind, _Query(kind, layout, nbytes, network, "library", None, root))
@@ -188,17 +190,17 @@ def _dataflow(pattern: Pattern, query: _Query) -> _Modelled:
     return seconds + network.call, pattern.load * of_chunk
 
 
-@functools.lru_cache(maxsize=1024)
+@lru_cache(maxsize=1024)
 def laid(name: str, kind: Kind, root: int, layout: Layout, network: Network) -> Pattern:
     """The pattern of a program, laid out once."""
     return lay_out(registry.program(name, kind, layout.ranks, root=root), layout, network)
 
 
-_formula = functools.lru_cache(maxsize=256)(registry.formula)
-split_of = functools.lru_cache(maxsize=256)(split)
+_formula = lru_cache(maxsize=256)(registry.formula)
+split_of = lru_cache(maxsize=256)(split)
 
 
-@functools.lru_cache(maxsize=256)
+@lru_cache(maxsize=256)
 def stages_of(
     algorithm: Algorithm, kind: Kind, layout: Layout, network: Network, root: int
 ) -> tuple[Stage, ...] | None:
@@ -207,7 +209,7 @@ def stages_of(
     return None if parts is None else stages(parts, kind, root)
 
 
-@functools.lru_cache(maxsize=256)
+@lru_cache(maxsize=256)
 def composed(
     levels: tuple[tuple[str, int], ...], kind: Kind, root: int, layout: Layout, network: Network
 ) -> Pattern:
@@ -227,7 +229,7 @@ def _by_formula(name: str, kind: Kind, query: _Query) -> _Modelled:
     return rounds * each + busy + network.call, moved
 
 
-@functools.lru_cache(maxsize=256)
+@lru_cache(maxsize=256)
 def _shifted(layout: Layout, network: Network, distance: int) -> tuple[Floats, float]:
     """Messages on the busiest link of each level, every rank sending one `distance` on; the mean latency."""
     to = np.roll(layout.groups, -distance, axis=1)
@@ -242,30 +244,33 @@ def _shifted(layout: Layout, network: Network, distance: int) -> tuple[Floats, f
     return load, float(latency.mean())
 
 
-def _all_to_all(layout: Layout, nbytes: float, network: Network) -> _Modelled:
-    """Every rank sends a row to every other at once: links are busy from the first to the last byte."""
-    load = busiest_bytes("all_to_all", nbytes, layout, network)
+def _of_library(query: _Query) -> _Modelled:
+    """A collective that only libraries have: every rank sends to all others, or to one, at once, and links
+    are busy from the first to the last byte."""
+    layout, network = query.layout, query.network
+    load = busiest_bytes(query.kind, query.nbytes, layout, network, root=query.root)
     reached = np.flatnonzero(load)
     busy = float((load / network.bandwidths).max())
     latency = network.levels[int(reached[-1])].latency if len(reached) else 0.0
-    return network.call + (layout.ranks - 1) * network.overhead + latency + network.overhead + busy, load
+    messages = layout.ranks - 1 if query.kind == "all_to_all" else 1
+    return network.call + messages * network.overhead + latency + network.overhead + busy, load
 
 
-def _staged(found: tuple[Stage, ...], query: _Query) -> _Modelled | None:
+def _staged(stages: tuple[Stage, ...], query: _Query) -> _Modelled | None:
     """The stages of a hierarchy one after another; in calls, slices of them overlap."""
     network = query.network
-    whole = [_of_stage(stage, query) for stage in found]
+    whole = [_of_stage(stage, query) for stage in stages]
     done = [each for each in whole if each is not None]
-    if len(done) < len(found):
+    if len(done) < len(stages):
         return None
     total = cast("Floats", np.sum([load for _, load in done], axis=0))
-    calls = network.call * (len(found) - 1)  # one call does all stages, or one jitted function
+    calls = network.call * (len(stages) - 1)  # one call does all stages, or one jitted function
     after_another = sum(seconds for seconds, _ in done) - calls
     if query.form == "rounds" or not query.chunk:
         return after_another, total
     # One slice goes through all stages, the others follow as fast as the busiest link lets them.
-    parts = max(1.0, query.nbytes * found[0].share / found[0].layout.ranks / query.chunk)
-    first = [_of_stage(stage, query._replace(nbytes=query.nbytes / parts)) for stage in found]
+    parts = max(1.0, query.nbytes * stages[0].share / stages[0].layout.ranks / query.chunk)
+    first = [_of_stage(stage, query._replace(nbytes=query.nbytes / parts)) for stage in stages]
     fill = sum(each[0] for each in first if each is not None) - calls
     busy = float((total / network.bandwidths).max())
     return min(after_another, fill + busy * (1 - 1 / parts)), total

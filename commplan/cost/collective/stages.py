@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from commplan.ir.axes import coordinates
 from commplan.ir.plan import Algorithm
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Stage:
     """A collective of one level. share: the bytes of the whole buffer of one of its groups, as a share of
     those of the hierarchy."""
@@ -27,7 +27,7 @@ class Stage:
     root: int
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Split:
     """The ranks of a layout by level. levels: algorithm and size, innermost first. places: of the ranks,
     [groups, outermost, .., innermost]."""
@@ -60,7 +60,7 @@ def split(algorithm: Algorithm, layout: Layout, network: Network) -> Split | Non
             return None
         sizes = spans
         places = np.sort(layout.groups, axis=1).reshape(-1, *reversed(sizes))
-    names = [one.name for _, one in algorithm.levels]
+    names = [level.name for _, level in algorithm.levels]
     return Split(tuple(zip(names, sizes, strict=True)), places)
 
 
@@ -86,12 +86,14 @@ def stages(parts: Split, kind: Kind, root: int) -> tuple[Stage, ...] | None:
     except CommplanError:
         return None
     at = coordinates(root, reversed(range(len(sizes))), dict(enumerate(sizes)))
-    found: list[Stage] = []
-    for one in plan:
+    result: list[Stage] = []
+    for stage in plan:
         groups = parts.places
-        for level in one.fixed:  # of the others, only what stands where the root does
+        for level in stage.fixed:  # of the others, only what stands where the root does
             groups = np.take(groups, [at[level]], axis=groups.ndim - 1 - level)
-        groups = np.moveaxis(groups, groups.ndim - 1 - one.level, -1).reshape(-1, sizes[one.level])
+        groups = np.moveaxis(groups, groups.ndim - 1 - stage.level, -1).reshape(-1, sizes[stage.level])
         layout = Layout(np.ascontiguousarray(groups))
-        found.append(Stage(one.kind, Algorithm(one.algorithm), layout, float(one.share), one.own_root))
-    return tuple(found)
+        result.append(
+            Stage(stage.kind, Algorithm(stage.algorithm), layout, float(stage.share), stage.own_root)
+        )
+    return tuple(result)

@@ -71,13 +71,13 @@ _Scalars = tuple[list[tuple[int, float]], float, float]
 def _all_scalars(pattern: Pattern, network: Network, piece: float) -> list[_Scalars]:
     """Of each round; many rounds are the same but for the chunks."""
     seen: dict[tuple[int, int], _Scalars] = {}
-    found: list[_Scalars] = []
+    scalars: list[_Scalars] = []
     for step in pattern.steps:
         key = (id(step.lanes), int(step.reduced[0]))
         if key not in seen:
             seen[key] = _scalars(step, network, piece)
-        found.append(seen[key])
-    return found
+        scalars.append(seen[key])
+    return scalars
 
 
 def _scalars(step: Step, network: Network, piece: float) -> _Scalars:
@@ -151,10 +151,10 @@ def _unlike(pattern: Pattern, network: Network, piece: float, slices: int) -> fl
     free, cpu = np.zeros(len(pattern.level_of)), np.zeros(pattern.ranks)
     for step in range(last + slices - 1):
         for index in range(max(0, step - last + 1), min(step + 1, slices)):
-            one = follow[step - index]
-            issue = one.issue(one.data(ready[index]), cpu, network.overhead)
-            when = one.finish(issue, free) + one.after
-            one.arrive(ready[index], when)
+            follower = follow[step - index]
+            issue = follower.issue(follower.data(ready[index]), cpu, network.overhead)
+            when = follower.finish(issue, free) + follower.after
+            follower.arrive(ready[index], when)
             end = max(end, float(when.max()))
     return end
 
@@ -168,10 +168,10 @@ def _blocking(pattern: Pattern, network: Network, piece: float, slices: int) -> 
         return slices * (len(rounds) * each + sum(once))
     follow = [_Follow(step, pattern, network, piece) for step in pattern.steps]
     now, free = np.zeros(pattern.ranks), np.zeros(len(pattern.level_of))
-    for one in follow:
-        step = one.step
-        issue = one.issue(now[step.src] + network.round, now + network.round, network.overhead)
-        sent = one.finish(issue, free)
+    for follower in follow:
+        step = follower.step
+        issue = follower.issue(now[step.src] + network.round, now + network.round, network.overhead)
+        sent = follower.finish(issue, free)
         np.maximum.at(now, step.src, sent)
-        np.maximum.at(now, step.dst, sent + one.after)
+        np.maximum.at(now, step.dst, sent + follower.after)
     return float(now.max()) * slices

@@ -6,8 +6,8 @@ followed; what the other groups put on its links is in the loads, which is exact
 
 from __future__ import annotations
 
-import dataclasses
-import functools
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from commplan.collectives.program import Bools, Ints, Program, Round
 from commplan.cost.network.network import Floats, Layout, Network
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Lanes:
     """Where the transfers of one round run. Shared by all rounds with the same partners and sizes.
 
@@ -37,7 +37,7 @@ class Lanes:
     alike: bool
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Step:
     """One round: its messages between the ranks of the first group.
 
@@ -56,7 +56,7 @@ class Step:
     begins: Ints
     lanes: Lanes
 
-    @functools.cached_property
+    @cached_property
     def users(self) -> tuple[Ints, Ints]:
         """The messages on each link of the round in turn, and where each link's begin."""
         link = self.lanes.link
@@ -66,7 +66,7 @@ class Step:
         order = np.argsort(flat[real], kind="stable")
         return message[real][order], np.searchsorted(flat[real][order], np.arange(len(self.lanes.used)))
 
-    @functools.cached_property
+    @cached_property
     def turn(self) -> Floats:
         """The place of each message among those of its sender, from 1 [t]."""
         # Messages are in order of senders.
@@ -74,7 +74,7 @@ class Step:
         return np.arange(1.0, len(self.src) + 1) - begins
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Pattern:
     """A program on a layout. level_of [links]: the level of each link that the first group uses, which are
     what `Lanes.used` counts. load: chunks on the busiest link of each level, over the whole program. own:
@@ -87,12 +87,12 @@ class Pattern:
     load: Floats
     own: bool
 
-    @functools.cached_property
+    @cached_property
     def even(self) -> bool:
         """Whether every link of a level is as busy as any other, in every round."""
         return all(step.lanes.even for step in self.steps)
 
-    @functools.cached_property
+    @cached_property
     def alike(self) -> bool:
         """Whether all ranks do the same in every round, so that one stands for all."""
         return all(step.lanes.alike for step in self.steps)
@@ -102,13 +102,13 @@ def lay_out(program: Program, layout: Layout, network: Network) -> Pattern:
     """The pattern of `program`, rank r of group g at place `layout.groups[g, r]`."""
     first = _first_links(network)
     seen: dict[tuple[bytes, ...], Lanes] = {}
-    found = [step for one in program.rounds if (step := _step(one, program, layout, network, first, seen))]
+    laid = [
+        step for round_ in program.rounds if (step := _step(round_, program, layout, network, first, seen))
+    ]
     used = np.unique(np.concatenate([np.zeros(0, np.int64), *(lanes.used for lanes in seen.values())]))
     for key, lanes in seen.items():
-        seen[key] = dataclasses.replace(lanes, used=np.searchsorted(used, lanes.used))
-    steps = tuple(
-        dataclasses.replace(step, lanes=seen[_key(step.src, step.dst, step.size)]) for step in found
-    )
+        seen[key] = replace(lanes, used=np.searchsorted(used, lanes.used))
+    steps = tuple(replace(step, lanes=seen[_key(step.src, step.dst, step.size)]) for step in laid)
     level_of = np.searchsorted(first, used, "right") - 1
     total, load = np.zeros(len(used)), np.zeros(len(network.levels))
     for step in steps:
@@ -128,14 +128,14 @@ def _first_links(network: Network) -> Ints:
 
 
 def _step(
-    one: Round,
+    transfers: Round,
     program: Program,
     layout: Layout,
     network: Network,
     first: Ints,
     seen: dict[tuple[bytes, ...], Lanes],
 ) -> Step | None:
-    parts = [part for part in one if len(part.src)]
+    parts = [part for part in transfers if len(part.src)]
     if not parts:
         return None
     src, dst, chunk, count = (
@@ -193,7 +193,7 @@ def _lanes(src: Ints, dst: Ints, size: Floats, layout: Layout, network: Network,
     return Lanes(level, compact, used, load, per_level, most, even, alike)
 
 
-@functools.lru_cache(maxsize=1024)
+@lru_cache(maxsize=1024)
 def _sharing(layout: Layout, network: Network, level: int) -> tuple[Ints, int]:
     """The members of `level` that hold the ranks, for the groups that share links with the first [g, n].
 

@@ -7,9 +7,9 @@ It takes a millisecond for some dozens of messages, and more than in proportion 
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import heapq
+from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from commplan.cost.network.network import Network
 LEFT = 1e-6  # bytes: a message with less than this left is through
 
 
-@dataclasses.dataclass
+@dataclass
 class _Message:
     src: int
     dst: int
@@ -29,7 +29,7 @@ class _Message:
     links: tuple[int, ...]
     after: float  # seconds from its last byte sent to its data usable
     waits: int = 0  # messages that must have arrived before
-    frees: list[int] = dataclasses.field(default_factory=list[int])
+    frees: list[int] = field(default_factory=list[int])
 
 
 def seconds(pattern: Pattern, network: Network, chunk: float, slices: int) -> float:
@@ -43,31 +43,33 @@ def seconds(pattern: Pattern, network: Network, chunk: float, slices: int) -> fl
 
 def _messages(pattern: Pattern, network: Network, piece: float, slices: int) -> list[_Message]:
     """All messages in the order in which they are issued, with what each waits for."""
-    found: list[_Message] = []
+    messages: list[_Message] = []
     writers: list[dict[int, list[int]]] = [{} for _ in range(slices)]
     last = len(pattern.steps)
     for step in range(last + slices - 1):
         for index in range(max(0, step - last + 1), min(step + 1, slices)):
-            one = pattern.steps[step - index]
-            slots, begin = writers[index], len(found)
-            for t in range(len(one.src)):
-                level, used = int(one.lanes.level[t]), one.lanes.used
-                links = tuple(int(used[x]) for x in one.lanes.link[t] if x < len(used))
+            batch = pattern.steps[step - index]
+            slots, begin = writers[index], len(messages)
+            for t in range(len(batch.src)):
+                level, used = int(batch.lanes.level[t]), batch.lanes.used
+                links = tuple(int(used[x]) for x in batch.lanes.link[t] if x < len(used))
                 latency = network.levels[level].latency if level >= 0 else 0.0
-                after = latency + network.overhead + float(one.reduced[t]) * piece * network.gamma
-                message = _Message(int(one.src[t]), int(one.dst[t]), float(one.size[t]) * piece, links, after)
-                needs = {before for slot in _slots(one.takes, one, t) for before in slots.get(slot, ())}
+                after = latency + network.overhead + float(batch.reduced[t]) * piece * network.gamma
+                message = _Message(
+                    int(batch.src[t]), int(batch.dst[t]), float(batch.size[t]) * piece, links, after
+                )
+                needs = {before for slot in _slots(batch.takes, batch, t) for before in slots.get(slot, ())}
                 message.waits = len(needs)
-                found.append(message)
+                messages.append(message)
                 for before in needs:
-                    found[before].frees.append(len(found) - 1)
-            for t in range(len(one.src)):
-                for slot in _slots(one.gives, one, t):
+                    messages[before].frees.append(len(messages) - 1)
+            for t in range(len(batch.src)):
+                for slot in _slots(batch.gives, batch, t):
                     slots.setdefault(slot, []).append(begin + t)
-    return found
+    return messages
 
 
-@functools.lru_cache(maxsize=1 << 12)
+@lru_cache(maxsize=1 << 12)
 def _shared(
     links: tuple[tuple[int, ...], ...], capacity: tuple[float, ...], gamma: float
 ) -> tuple[float, ...]:

@@ -9,10 +9,11 @@ destination's, and has that level's latency. Members of level 0 are the places t
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import msgspec
 import numpy as np
@@ -33,7 +34,7 @@ CALL = 5e-6  # seconds: one call into the backend
 GAMMA = 1 / 20e9  # seconds for each byte reduced, and never slower than the innermost link times four
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Network:
     """A topology with costs.
 
@@ -60,26 +61,26 @@ class Network:
             return cls(topology, topology.levels, OVERHEAD * first.latency, gamma, CALL, CALL)
         measured = {level.name: level for level in calibration.levels}
         levels = tuple(
-            msgspec.structs.replace(level, latency=found.latency, bandwidth=found.bandwidth)
-            if (found := measured.get(level.name))
+            msgspec.structs.replace(level, latency=known.latency, bandwidth=known.bandwidth)
+            if (known := measured.get(level.name))
             else level
             for level in topology.levels
         )
-        found = calibration
-        return cls(topology, levels, found.overhead, found.gamma, found.call, found.round, measured=True)
+        costs = calibration
+        return cls(topology, levels, costs.overhead, costs.gamma, costs.call, costs.round, measured=True)
 
-    @functools.cached_property
+    @cached_property
     def strides(self) -> tuple[int, ...]:
         """How many places a member of each level holds."""
         counts = [level.count for level in self.levels]
         return tuple(math.prod(counts[:i]) for i in range(len(counts)))
 
-    @functools.cached_property
+    @cached_property
     def latencies(self) -> Floats:
         """Of each level, [levels]."""
         return np.array([level.latency for level in self.levels])
 
-    @functools.cached_property
+    @cached_property
     def bandwidths(self) -> Floats:
         """Of each level, [levels]."""
         return np.array([level.bandwidth for level in self.levels])
@@ -97,7 +98,7 @@ class Network:
         return places // self.strides[level]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Layout:
     """Where the ranks of a collective lie.
 
@@ -112,7 +113,7 @@ class Layout:
     def ranks(self) -> int:
         return int(self.groups.shape[1])
 
-    @functools.cached_property
+    @cached_property
     def key(self) -> str:
         """Equal for layouts that lie alike."""
         shape = "x".join(map(str, self.groups.shape))
@@ -161,7 +162,7 @@ def lay(axes: Sequence[Axis], over: Sequence[str], places: Ints) -> Layout:
 def _offsets(network: Network, axes: Sequence[Axis]) -> list[Ints]:
     """What each axis adds to the place, for each position along it; the last axis of a level is innermost."""
     room = {level.name: stride for level, stride in zip(network.levels, network.strides, strict=True)}
-    found: list[Ints] = []
+    offsets: list[Ints] = []
     for axis in reversed(axes):
         position, offset = np.arange(axis.size, dtype=np.int64), np.zeros(axis.size, np.int64)
         for index, spread in enumerate(axis.levels):
@@ -173,18 +174,17 @@ def _offsets(network: Network, axes: Sequence[Axis]) -> list[Ints]:
             room[spread.level] *= spread.count
         if axis.size > 1 and not axis.levels:
             _unplaced(axis, network)
-        found.append(offset)
-    return found[::-1]
+        offsets.append(offset)
+    return offsets[::-1]
 
 
 def _unplaced(axis: Axis, network: Network) -> None:
-    fail(
-        "CP0750",
-        f"axis `{axis.name}` does not lie on topology `{network.topology.name}`",
+    note = (
         f"its levels: {', '.join(spread.level for spread in axis.levels) or 'none'}; those of the topology: "
-        f"{', '.join(level.name for level in network.levels)}",
-        "compile the plan for this topology, or place its axes with --map AXIS=LEVEL",
+        f"{', '.join(level.name for level in network.levels)}"
     )
+    remedy = "compile the plan for this topology, or place its axes with --map AXIS=LEVEL"
+    fail("CP0750", f"axis `{axis.name}` does not lie on topology `{network.topology.name}`", note, remedy)
 
 
 def shape_of(layout: Layout, network: Network) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from commplan.cost.network.network import Network, places_of
 from commplan.ir.axes import coordinates
@@ -27,22 +27,22 @@ def spread_as(axes: tuple[Axis, ...], topology: Topology, places: Sequence[int])
     if math.prod(sizes) != len(places):
         return None
     grid = np.asarray(places, np.int64).reshape(sizes)
-    found: dict[str, tuple[Spread, ...]] = {}
+    spreads: dict[str, tuple[Spread, ...]] = {}
     for index, axis in enumerate(ranked):
         line = grid[tuple(slice(None) if i == index else 0 for i in range(len(sizes)))]
         digits = _digits([int(place) for place in line], topology)
         if digits is None:
             return None
-        found[axis.name] = digits
-    made = tuple(msgspec.structs.replace(axis, levels=found.get(axis.name, ())) for axis in axes)
-    standing = places_of(Network.of(topology), [axis for axis in made if axis.name in found])
+        spreads[axis.name] = digits
+    placed = tuple(replace(axis, levels=spreads.get(axis.name, ())) for axis in axes)
+    standing = places_of(Network.of(topology), [axis for axis in placed if axis.name in spreads])
     same = np.array_equal(np.asarray(standing).ravel() - standing.ravel()[0], grid.ravel() - grid.ravel()[0])
-    return made if same else None
+    return placed if same else None
 
 
 def _digits(line: list[int], topology: Topology) -> tuple[Spread, ...] | None:
     """How the places in `line` count through the levels, the fastest first."""
-    found: list[Spread] = []
+    spreads: list[Spread] = []
     step = 1
     while step < len(line):
         change = _moved(line[0], line[step], topology)
@@ -56,9 +56,9 @@ def _digits(line: list[int], topology: Topology) -> tuple[Spread, ...] | None:
             count += 1
         if len(line) % (step * count):
             return None
-        found.append(Spread(level, count))
+        spreads.append(Spread(level, count))
         step *= count
-    return tuple(found) or (Spread(topology.levels[0].name, 1),)
+    return tuple(spreads) or (Spread(topology.levels[0].name, 1),)
 
 
 def _moved(start: int, end: int, topology: Topology) -> dict[str, int]:

@@ -90,8 +90,8 @@ def _split(
     """The flat collectives that one is carried out as, a hierarchy's level by level."""
     if layout.ranks == 1:
         return
-    if kind == "all_to_all":
-        yield _Flat("", kind, layout, nbytes, 0)
+    if kind in ("all_to_all", "shift"):
+        yield _Flat("", kind, layout, nbytes, root)
     elif algorithm.name == "hierarchical":
         for stage in stages_of(algorithm, kind, layout, network, root) or ():
             size = nbytes * stage.share
@@ -107,6 +107,8 @@ def _loads(flat: _Flat, nbytes: float, network: Network) -> Iterator[Ways]:
     ranks = flat.layout.ranks
     if flat.kind == "all_to_all":
         shares = np.full((ranks, ranks), 1 / ranks)
+    elif flat.kind == "shift":
+        shares = np.roll(np.eye(ranks), flat.root, axis=1)
     else:
         shares = _shares(flat.algorithm, flat.kind, ranks, flat.root)
     moved = shares * nbytes

@@ -7,9 +7,9 @@ that run at the same time share links max-min fairly.
 
 from __future__ import annotations
 
-import dataclasses
 import heapq
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from commplan.cost.network.network import Floats
 TINY = 1e-15  # of a second
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Task:
     """needs: tasks that must be over; begun: those that must have begun. seconds: of the task alone. use: the
     share of each group of links that it takes then; empty for what uses no links."""
@@ -31,8 +31,8 @@ class Task:
     begun: tuple[int, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True)
-class Played:
+@dataclass(frozen=True)
+class TaskTiming:
     """When a task ran, and the task that it waited for last; None where it could start at once."""
 
     start: float
@@ -40,7 +40,7 @@ class Played:
     cause: int | None
 
 
-def play(tasks: Sequence[Task]) -> tuple[Played, ...]:
+def play(tasks: Sequence[Task]) -> tuple[TaskTiming, ...]:
     """When each task runs. Tasks come in an order in which each could run after those before it."""
     return _Stage(tasks).run()
 
@@ -67,12 +67,12 @@ class _Stage:
         self.fixed: list[tuple[float, int]] = []
         self.flows: dict[int, float] = {}  # running on links --> seconds left, alone
 
-    def run(self) -> tuple[Played, ...]:
+    def run(self) -> tuple[TaskTiming, ...]:
         self._begin([index for index, count in enumerate(self.open) if count == 0], None)
         while self.fixed or self.flows:
             self._advance()
         return tuple(
-            Played(start or 0.0, end or 0.0, cause)
+            TaskTiming(start or 0.0, end or 0.0, cause)
             for start, end, cause in zip(self.start, self.end, self.cause, strict=True)
         )
 
@@ -133,13 +133,13 @@ class _Stage:
         self._begin(ready, index)
 
 
-def chain(played: Sequence[Played]) -> list[int]:
+def chain(played: Sequence[TaskTiming]) -> list[int]:
     """The critical path: the task that ended last, what it waited for, and so on; in order of time."""
     if not played:
         return []
     last: int | None = max(range(len(played)), key=lambda index: (played[index].end, -index))
-    found: list[int] = []
+    path: list[int] = []
     while last is not None:
-        found.append(last)
+        path.append(last)
         last = played[last].cause
-    return found[::-1]
+    return path[::-1]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import compress
+from operator import not_
 
 import msgspec
 import numpy as np
@@ -11,14 +13,15 @@ import numpy as np
 from commplan.cost.collective.cost import Prediction
 from commplan.cost.input_time import input_work
 from commplan.cost.predictor import Predictor
-from commplan.cost.schedule.list_scheduler import Played, Task, chain, play
-from commplan.cost.servers.server_traffic import Talk, talk
+from commplan.cost.schedule.list_scheduler import Task, TaskTiming, chain, play
+from commplan.cost.servers.server_traffic import ServerTiming, talk
 from commplan.input.measured_costs import InputCosts
 from commplan.ir.schedule import Collective, Elastic, Map, Op, Phase, Schedule, operands, results
 from commplan.protocol.build_sites import sites
 from commplan.protocol.sites import Site
 
 DEVICE = "device"
+_Cost = tuple[float, Prediction | None]  # seconds alone, and the prediction behind them
 
 
 class OpTime(msgspec.Struct, frozen=True):
@@ -86,7 +89,7 @@ class Simulation(msgspec.Struct, frozen=True):
     phases: tuple[PhaseTime, ...]
     unknown: tuple[str, ...] = ()
     calibrated: str = ""  # the date of the calibration, "" for the model alone
-    talks: tuple[Talk, ...] = ()
+    talks: tuple[ServerTiming, ...] = ()
 
 
 def simulate(
@@ -103,29 +106,19 @@ def simulate(
     """
     charge = _Charge(schedule, predictor, compute or {}, measured)
     phases = tuple(_phase(phase, charge) for phase in schedule.phases)
-    calibration = predictor.calibration
-    return Simulation(
-        schedule.plan,
-        predictor.network.topology.name,
-        schedule.backend,
-        math.prod(schedule.mesh_sizes.values()),
-        phases,
-        tuple(charge.unknown),
-        calibration.date if calibration else "",
-        tuple(charge.talks),
-    )
+    ranks, machine = math.prod(schedule.mesh_sizes.values()), predictor.network.topology.name
+    date = predictor.calibration.date if predictor.calibration else ""
+    unknown, talks = tuple(charge.unknown), tuple(charge.talks)
+    return Simulation(schedule.plan, machine, schedule.backend, ranks, phases, unknown, date, talks)
 
 
 class _Charge:
     """What an op costs alone."""
 
     def __init__(
-        self,
-        schedule: Schedule,
-        predictor: Predictor,
-        compute: Mapping[str, float],
-        measured: InputCosts | None = None,
-    ) -> None:
+        self, schedule: Schedule, predictor: Predictor, compute: Mapping[str, float],
+        measured: InputCosts | None,
+    ) -> None:  # fmt: skip
         self.schedule, self.predictor, self.compute = schedule, predictor, compute
         self.measured, self.input = measured, dict[str, float]()
         self.unknown: dict[str, None] = {}
@@ -133,7 +126,7 @@ class _Charge:
         self.sites = sites(schedule)
         self.here: dict[str, Site] = {}
         self.period = 1
-        self.talks: list[Talk] = []
+        self.talks: list[ServerTiming] = []
 
     def enter(self, phase: Phase) -> None:
         """Look up what the input of `phase` was measured to cost, and where it talks with servers."""
@@ -143,24 +136,24 @@ class _Charge:
             topology = self.predictor.network.topology
             self.input = input_work(self.schedule, phase, self.measured, topology)
 
-    def of(self, op: Op, nbytes: Mapping[str, int]) -> tuple[float, Prediction | None]:
+    def of(self, op: Op, nbytes: Mapping[str, int]) -> _Cost:
         """Seconds, and the prediction behind them for what communicates. nbytes: of the phase's values."""
         first = next(iter(results(op)), "")
         if first in self.here:
-            traffic, found = talk(self.here[first], self.sites, self.predictor, self.period)
+            traffic, prediction = talk(self.here[first], self.sites, self.predictor, self.period)
             self.talks.append(traffic)
-            return found.seconds, found
+            return prediction.seconds, prediction
         work = op.work(nbytes, lambda axes: self.predictor.layout(axes).ranks)
         if work.kind == "copy":
             return work.nbytes * self.predictor.network.gamma, None
         if work.kind == "call":
-            found, known = None, self.compute.get(work.name, self.input.get(first))
+            prediction, known = None, self.compute.get(work.name, self.input.get(first))
         else:
-            found = self.predictor.query(work)
-            known = found.seconds if found else None
+            prediction = self.predictor.query(work)
+            known = prediction.seconds if prediction else None
         if known is None:
             self.unknown[work.what] = None
-        return known or 0.0, found
+        return known or 0.0, prediction
 
 
 def _phase(phase: Phase, charge: _Charge) -> PhaseTime:
@@ -170,99 +163,80 @@ def _phase(phase: Phase, charge: _Charge) -> PhaseTime:
     tasks = _tasks(phase.ops, costs, charge)
     played = play(tasks)
     ops = tuple(
-        _op_time(op, seconds, found, when)
-        for op, (seconds, found), when in zip(phase.ops, costs, played, strict=True)
+        _op_time(op, seconds, prediction, when)
+        for op, (seconds, prediction), when in zip(phase.ops, costs, played, strict=True)
     )
     end = max((when.end for when in played), default=0.0)
-    moving = [(when.start, when.end) for when, (_, found) in zip(played, costs, strict=True) if found]
-    working = [(when.start, when.end) for when, (_, found) in zip(played, costs, strict=True) if not found]
+    spans = [(when.start, when.end) for when in played]
+    moves = [prediction is not None for _, prediction in costs]
+    moving, working = compress(spans, moves), compress(spans, map(not_, moves))
     levels = [level.name for level in charge.predictor.network.levels]
     total = dict.fromkeys(levels, 0.0)
-    for _, found in costs:
-        for level, size in found.nbytes if found else ():
+    for _, prediction in costs:
+        for level, size in prediction.nbytes if prediction else ():
             total[level] += size
     bound = min(end, _bound(phase.ops, costs, charge))
-    return PhaseTime(
-        phase.name,
-        end,
-        bound,
-        _covered(moving),
-        _covered(working),
-        tuple(total.items()),
-        _critical(ops, played),
-        ops,
-    )
+    busy, nbytes_by_level = (_covered(moving), _covered(working)), tuple(total.items())
+    return PhaseTime(phase.name, end, bound, *busy, nbytes_by_level, _critical(ops, played), ops)
 
 
-def _tasks(
-    ops: Sequence[Op], costs: Sequence[tuple[float, Prediction | None]], charge: _Charge
-) -> list[Task]:
+def _tasks(ops: Sequence[Op], costs: Sequence[_Cost], charge: _Charge) -> list[Task]:
     """One task for each op. A split collective leaves the device free, a blocking one under MPI does not."""
     maker: dict[str, int] = {}
     split = {index for index, op in enumerate(ops) if op.is_split}
     blocking = charge.schedule.backend == "mpi"
     tasks: list[Task] = []
-    for index, (op, (seconds, found)) in enumerate(zip(ops, costs, strict=True)):
+    for index, (op, (seconds, prediction)) in enumerate(zip(ops, costs, strict=True)):
         reads = [maker[ref] for ref in operands(op) if ref in maker]
         after = [maker[ref] for ref in op.after if ref in maker]
-        lanes = [op.lane]
-        if blocking and isinstance(op, Collective) and index not in split:
-            lanes.append(DEVICE)
-        begun = tuple(other for other in after if other in split)
-        needs = (*reads, *(other for other in after if other not in split))
-        tasks.append(Task(tuple(lanes), needs, seconds, _use(seconds, found, charge), begun))
+        blocks = blocking and isinstance(op, Collective) and index not in split
+        lanes = (op.lane, DEVICE) if blocks else (op.lane,)
+        begun = tuple(before for before in after if before in split)
+        needs = (*reads, *(before for before in after if before not in split))
+        tasks.append(Task(lanes, needs, seconds, _use(seconds, prediction, charge), begun))
         for ref in results(op):
             maker[ref] = index
     return tasks
 
 
-def _use(seconds: float, found: Prediction | None, charge: _Charge) -> tuple[float, ...]:
+def _use(seconds: float, prediction: Prediction | None, charge: _Charge) -> tuple[float, ...]:
     """How busy the busiest link of each level is while the op runs alone."""
-    if found is None or seconds <= 0:
+    if prediction is None or seconds <= 0:
         return ()
     bandwidths: list[float] = charge.predictor.network.bandwidths.tolist()
-    pairs = zip(found.nbytes, bandwidths, strict=True)
+    pairs = zip(prediction.nbytes, bandwidths, strict=True)
     return tuple(min(1.0, size / bandwidth / seconds) for (_, size), bandwidth in pairs)
 
 
-def _op_time(op: Op, seconds: float, found: Prediction | None, when: Played) -> OpTime:
+def _op_time(op: Op, seconds: float, prediction: Prediction | None, when: TaskTiming) -> OpTime:
     kind = type(op).__name__.lower()
     name = op.kind if isinstance(op, Collective) else op.fn if isinstance(op, Map) else kind
     name = f"elastic {op.mode}" if isinstance(op, Elastic) and op.mode != "sync" else name
-    moved = isinstance(op, Collective)
-    return OpTime(
-        name,
-        ", ".join(results(op)),
-        op.span.line,
-        op.lane,
-        when.start,
-        when.end - when.start,
-        seconds,
-        str(op.algorithm) if moved else "",
-        (op.form or "") if moved else "",
-        found.bound if found else 0.0,
-        found.source if found else "",
-        found.nbytes if found else (),
-    )
+    how = (str(op.algorithm), op.form or "") if isinstance(op, Collective) else ("", "")
+    bound, source, nbytes = 0.0, "", ()
+    if prediction is not None:
+        bound, source, nbytes = prediction.bound, prediction.source, prediction.nbytes
+    made, took = ", ".join(results(op)), when.end - when.start
+    return OpTime(name, made, op.span.line, op.lane, when.start, took, seconds, *how, bound, source, nbytes)
 
 
-def _bound(ops: Sequence[Op], costs: Sequence[tuple[float, Prediction | None]], charge: _Charge) -> float:
+def _bound(ops: Sequence[Op], costs: Sequence[_Cost], charge: _Charge) -> float:
     """No collective is faster than its own bound, and links of a level carry what all of them must."""
     network = charge.predictor.network
     links = np.zeros(len(network.levels))
     lanes: dict[str, float] = {}
     alone: list[float] = []
-    for op, (seconds, found) in zip(ops, costs, strict=True):
-        if found is None:
+    for op, (seconds, prediction) in zip(ops, costs, strict=True):
+        if prediction is None:
             lanes[op.lane] = lanes.get(op.lane, 0.0) + seconds
             continue
-        alone.append(found.bound)
+        alone.append(prediction.bound)
         if isinstance(op, Collective) and op.kind != "broadcast":  # roots differ, so do the busiest links
             links += charge.predictor.least_bytes(op) / network.bandwidths
     return max([*lanes.values(), *alone, *links.tolist()])
 
 
-def _covered(spans: Sequence[tuple[float, float]]) -> float:
+def _covered(spans: Iterable[tuple[float, float]]) -> float:
     """The length of the union of intervals."""
     total = last = 0.0
     for start, end in sorted(spans):
@@ -271,15 +245,15 @@ def _covered(spans: Sequence[tuple[float, float]]) -> float:
     return total
 
 
-def _critical(ops: Sequence[OpTime], played: Sequence[Played]) -> tuple[Stretch, ...]:
-    found: list[Stretch] = []
+def _critical(ops: Sequence[OpTime], played: Sequence[TaskTiming]) -> tuple[Stretch, ...]:
+    stretches: list[Stretch] = []
     for index in chain(played):
         op = ops[index]
-        what = f"{op.op} via {op.algorithm}" if op.algorithm else op.op
+        label = f"{op.op} via {op.algorithm}" if op.algorithm else op.op
         if op.seconds <= 0:
             continue
-        if found and (found[-1].line, found[-1].what) == (op.line, what):
-            found[-1] = Stretch(op.line, what, found[-1].seconds + op.seconds)
+        if stretches and (stretches[-1].line, stretches[-1].what) == (op.line, label):
+            stretches[-1] = Stretch(op.line, label, stretches[-1].seconds + op.seconds)
         else:
-            found.append(Stretch(op.line, what, op.seconds))
-    return tuple(found)
+            stretches.append(Stretch(op.line, label, op.seconds))
+    return tuple(stretches)

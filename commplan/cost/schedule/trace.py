@@ -40,8 +40,8 @@ def _lanes(phase: PhaseTime) -> dict[str, int]:
 
 
 def _names(process: int, phase: PhaseTime) -> list[dict[str, Any]]:
-    found = [_meta("process_name", process, 0, f"phase {phase.name}")]
-    return found + [_meta("thread_name", process, thread, lane) for lane, thread in _lanes(phase).items()]
+    events = [_meta("process_name", process, 0, f"phase {phase.name}")]
+    return events + [_meta("thread_name", process, thread, lane) for lane, thread in _lanes(phase).items()]
 
 
 def _meta(name: str, process: int, thread: int, text: str) -> dict[str, Any]:
@@ -49,13 +49,13 @@ def _meta(name: str, process: int, thread: int, text: str) -> dict[str, Any]:
 
 
 def _event(op: OpTime, process: int, thread: int, colour: str) -> dict[str, Any]:
-    what = f"{op.op} via {op.algorithm}" if op.algorithm else op.op
+    label = f"{op.op} via {op.algorithm}" if op.algorithm else op.op
     args: dict[str, Any] = {"result": op.result, "line": op.line, "seconds alone": op.alone}
     if op.source:
         args |= {"lower bound": op.bound, "from": op.source, "bytes": dict(op.nbytes)}
     return {
         "ph": "X",
-        "name": f"line {op.line}: {what}",
+        "name": f"line {op.line}: {label}",
         "cat": op.lane,
         "pid": process,
         "tid": thread,

@@ -30,7 +30,7 @@ from commplan.protocol.sites import Buffer, Site, Sites
 PASSES = {"exchange": 1, "elastic": 3}  # over the bytes that arrive: a sum; a difference, a product, a sum
 
 
-class Asked(NamedTuple):
+class RequestTraffic(NamedTuple):
     """What every worker sends to, and gets from, each server: bytes and messages [servers].
 
     units: of the server that has most. senders: the workers that send `up`, None for all.
@@ -59,7 +59,7 @@ def places_of_servers(network: Network, axes: Sequence[Axis], workers: Ints) -> 
     free = [int(place) for place in np.setdiff1d(np.arange(network.places), workers)]
     last = int(workers.max(initial=-1))
     free.sort(key=lambda place: place < last)
-    found: list[int] = []
+    places: list[int] = []
     crowded: list[int] = []
     for axis in (axis for axis in axes if axis.kind is AxisKind.SERVER):
         index = next(
@@ -72,43 +72,38 @@ def places_of_servers(network: Network, axes: Sequence[Axis], workers: Ints) -> 
                 member = number % (network.places // stride)
                 inside = [place for place in free if place // stride == member]
                 if not inside:
-                    found.append((member + 1) * stride - 1)
+                    places.append((member + 1) * stride - 1)
                     continue
             if inside:
-                found.append(inside[0])
+                places.append(inside[0])
                 free.remove(inside[0])
             else:
-                crowded.append(len(found))
-                found.append(-1)
+                crowded.append(len(places))
+                places.append(-1)
     for number, where in enumerate(crowded):
-        found[where] = (network.places - len(crowded) + number) % network.places
-    return np.array(found, np.int64)
+        places[where] = (network.places - len(crowded) + number) % network.places
+    return np.array(places, np.int64)
 
 
-def asked(site: Site, sites: Sites) -> Asked:
+def asked(site: Site, sites: Sites) -> RequestTraffic:
     """What `site` moves."""
     groups = sites.members(site)
     up, sent = _of(site.up, site.servers)
     down, got = _of(site.down, site.servers)
-    made = np.array(site.layout.loads, np.float64) * len(groups)
-    return Asked(
-        up,
-        down,
-        sent,
-        got,
-        max((len(site.layout.owned(server)) for server in range(site.servers)), default=0),
-        tuple(members[0] for members in groups) if site.kind == "put" else None,
-        PASSES.get(site.kind, 0),
-        made * len(site.states) if site.kind == "exchange" else np.zeros(site.servers),
-        site.kind == "exchange" and bool(site.staleness),
-        bool(site.down),
-    )
+    units = max((len(site.layout.owned(server)) for server in range(site.servers)), default=0)
+    senders = tuple(members[0] for members in groups) if site.kind == "put" else None
+    updated, stale = np.zeros(site.servers), False
+    if site.kind == "exchange":
+        updated = np.array(site.layout.loads, np.float64) * len(groups) * len(site.states)
+        stale = bool(site.staleness)
+    passes = PASSES.get(site.kind, 0)
+    return RequestTraffic(up, down, sent, got, units, senders, passes, updated, stale, bool(site.down))
 
 
-def elastic_load(nbytes: float, servers: int, units: int) -> Asked:
+def elastic_load(nbytes: float, servers: int, units: int) -> RequestTraffic:
     """An elastic exchange of `nbytes` with a centre that is divided evenly, where there is no site for it."""
     each, messages = np.full(servers, nbytes / servers), np.full(servers, float(units))
-    return Asked(each, each, messages, messages, units, None, PASSES["elastic"], np.zeros(servers))
+    return RequestTraffic(each, each, messages, messages, units, None, PASSES["elastic"], np.zeros(servers))
 
 
 def _of(buffers: Sequence[Buffer], servers: int) -> tuple[Floats, Floats]:
@@ -135,24 +130,24 @@ class Cost(NamedTuple):
         return Prediction.of(self.seconds, self.loads, self.bound, network, source)
 
 
-def cost(what: Asked, workers: Ints, servers: Ints, network: Network) -> Cost:
+def cost(traffic: RequestTraffic, workers: Ints, servers: Ints, network: Network) -> Cost:
     """What a request of all `workers` takes. workers, servers: their places."""
-    senders = workers if what.senders is None else workers[list(what.senders)]
-    push, pull = _traffic(network, senders, workers, servers, what.up, what.down)
+    senders = workers if traffic.senders is None else workers[list(traffic.senders)]
+    push, pull = _traffic(network, senders, workers, servers, traffic.up, traffic.down)
     joint = np.array([_most(*ways) for ways in zip(push, pull, strict=True)])
     a, c, j = (
-        float((np.array([_most(one) for one in push]) / network.bandwidths).max()),
-        float((np.array([_most(one) for one in pull]) / network.bandwidths).max()),
+        float((np.array([_most(pair) for pair in push]) / network.bandwidths).max()),
+        float((np.array([_most(pair) for pair in pull]) / network.bandwidths).max()),
         float((joint / network.bandwidths).max()),
     )
-    messages = len(senders) * what.sent + len(workers) * what.got
-    work = (len(senders) * what.up * what.passes + what.updated) * network.gamma
+    messages = len(senders) * traffic.sent + len(workers) * traffic.got
+    work = (len(senders) * traffic.up * traffic.passes + traffic.updated) * network.gamma
     b = float((messages * network.call + work).max(initial=0.0))
-    own = float(what.sent.sum() + what.got.sum()) * network.overhead
-    latency = _latency(network, workers, servers) * (2 if what.answered else 1)
-    units, most = max(1, what.units), max(a, b, c, j, own)
-    fill = 0.0 if what.stale else (a + b + c - most) / units if units > 1 else a + b + c - most
-    least = _least(what, senders, workers, servers, network) + latency
+    own = float(traffic.sent.sum() + traffic.got.sum()) * network.overhead
+    latency = _latency(network, workers, servers) * (2 if traffic.answered else 1)
+    units, most = max(1, traffic.units), max(a, b, c, j, own)
+    fill = 0.0 if traffic.stale else (a + b + c - most) / units if units > 1 else a + b + c - most
+    least = _least(traffic, senders, workers, servers, network) + latency
     limit = f"links of level {network.levels[int((joint / network.bandwidths).argmax())].name}"
     if most > j:
         limit = "the servers' processors" if most == b else "messages of a worker"
@@ -160,7 +155,7 @@ def cost(what: Asked, workers: Ints, servers: Ints, network: Network) -> Cost:
     return Cost(seconds, min(least, seconds), b, limit, joint)
 
 
-def alone(what: Asked, workers: Ints, servers: Ints, network: Network) -> Cost:
+def alone(traffic: RequestTraffic, workers: Ints, servers: Ints, network: Network) -> Cost:
     """The same of one worker, the one furthest away, while no other asks."""
     reached = np.zeros(len(workers))
     for index, level in enumerate(network.levels):
@@ -168,16 +163,16 @@ def alone(what: Asked, workers: Ints, servers: Ints, network: Network) -> Cost:
         away = (own[:, None] != others[None, :]).any(axis=1)
         reached[away] = np.maximum(reached[away], level.latency)
     far = int(reached.argmax())
-    return cost(what._replace(senders=None), workers[far : far + 1], servers, network)
+    return cost(traffic._replace(senders=None), workers[far : far + 1], servers, network)
 
 
 Ways = tuple[Floats, Floats]  # bytes on the up and on the down link of each member of a level
 
 
-def link_bytes(what: Asked, workers: Ints, servers: Ints, network: Network) -> list[Ways]:
+def link_bytes(traffic: RequestTraffic, workers: Ints, servers: Ints, network: Network) -> list[Ways]:
     """What a request of all `workers`, answer included, puts on the links of each level."""
-    senders = workers if what.senders is None else workers[list(what.senders)]
-    both = zip(*_traffic(network, senders, workers, servers, what.up, what.down), strict=True)
+    senders = workers if traffic.senders is None else workers[list(traffic.senders)]
+    both = zip(*_traffic(network, senders, workers, servers, traffic.up, traffic.down), strict=True)
     return [(push[0] + pull[0], push[1] + pull[1]) for push, pull in both]
 
 
@@ -192,7 +187,7 @@ def _traffic(
 
 def _links(network: Network, sources: Ints, sinks: Ints, nbytes: Floats) -> list[Ways]:
     """nbytes [sources, sinks]: what each sends to each."""
-    found: list[Ways] = []
+    links: list[Ways] = []
     for level in range(len(network.levels)):
         source, sink = network.units(sources, level), network.units(sinks, level)
         members = network.places // network.strides[level]
@@ -201,8 +196,8 @@ def _links(network: Network, sources: Ints, sinks: Ints, nbytes: Floats) -> list
         down: Floats = np.zeros(members)
         np.add.at(up, source, moved.sum(axis=1))
         np.add.at(down, sink, moved.sum(axis=0))
-        found.append((up, down))
-    return found
+        links.append((up, down))
+    return links
 
 
 def _most(*ways: Ways) -> float:
@@ -222,9 +217,9 @@ def _latency(network: Network, workers: Ints, servers: Ints) -> float:
     return max(crossed, default=0.0)
 
 
-def _least(what: Asked, senders: Ints, workers: Ints, servers: Ints, network: Network) -> float:
+def _least(traffic: RequestTraffic, senders: Ints, workers: Ints, servers: Ints, network: Network) -> float:
     """Seconds that the bytes take at least, with the state divided evenly among these servers."""
-    up, down = (np.full(len(servers), one.sum() / len(servers)) for one in (what.up, what.down))
+    up, down = (np.full(len(servers), total.sum() / len(servers)) for total in (traffic.up, traffic.down))
     push, pull = _traffic(network, senders, workers, servers, up, down)
     joint = [_most(*ways) for ways in zip(push, pull, strict=True)]
     return max(nbytes / level.bandwidth for nbytes, level in zip(joint, network.levels, strict=True))

@@ -12,6 +12,7 @@ from commplan.collectives.program import Kind
 from commplan.cost.collective.cost import Prediction
 from commplan.cost.predictor import Predictor
 from commplan.cost.servers.requests import alone, asked, cost, elastic_load, places_of_servers
+from commplan.ir.assemble import assemble
 from commplan.ir.plan import Algorithm, AxisKind
 from commplan.ir.schedule import Axis, Elastic, Phase, Schedule
 from commplan.protocol.chunks import usual
@@ -22,7 +23,7 @@ Mode = Literal["round_robin", "async", "hogwild", "sync"]
 SLICE = 64 * 1024  # bytes of a message where an all-reduce is cut
 
 
-class Talk(msgspec.Struct, frozen=True):
+class ServerTiming(msgspec.Struct, frozen=True):
     """One op that talks with servers, in time and bytes.
 
     period: steps from one to the next. places: of the servers. Messages and bytes are those of one worker.
@@ -63,35 +64,20 @@ class Exchanged(msgspec.Struct, frozen=True):
     way: str
 
 
-def talk(site: Site, sites: Sites, predictor: Predictor, period: int) -> tuple[Talk, Prediction]:
+def talk(site: Site, sites: Sites, predictor: Predictor, period: int) -> tuple[ServerTiming, Prediction]:
     """What the op of `site` takes. period: steps from one to the next."""
-    what, network = asked(site, sites), predictor.network
+    traffic, network = asked(site, sites), predictor.network
     places = predictor.servers[site.first : site.first + site.servers]
-    found = cost(what, predictor.workers, places, network)
-    one = alone(what, predictor.workers, places, network)
-    told = Talk(
-        phase=site.phase,
-        line=site.span.line,
-        kind=site.kind,
-        mode=site.mode or "",
-        staleness=site.staleness,
-        server=site.server,
-        workers=sites.workers,
-        servers=site.servers,
-        places=tuple(map(int, places)),
-        period=period,
-        held=site.held,
-        messages_up=int(what.sent.sum()),
-        messages_down=int(what.got.sum()),
-        nbytes_up=int(what.up.sum()),
-        nbytes_down=int(what.down.sum()),
-        seconds=found.seconds,
-        alone=one.seconds,
-        bound=found.bound,
-        busy=found.busy,
-        limit=found.limit,
-    )
-    return told, found.prediction(network)
+    joint = cost(traffic, predictor.workers, places, network)
+    single = alone(traffic, predictor.workers, places, network)
+    timing = assemble(
+        ServerTiming, site, joint,
+        line=site.span.line, mode=site.mode or "", workers=sites.workers, period=period,
+        places=tuple(map(int, places)), alone=single.seconds,
+        messages_up=int(traffic.sent.sum()), messages_down=int(traffic.got.sum()),
+        nbytes_up=int(traffic.up.sum()), nbytes_down=int(traffic.down.sum()),
+    )  # fmt: skip
+    return timing, joint.prediction(network)
 
 
 def elastic_modes(
@@ -101,14 +87,15 @@ def elastic_modes(
     fastest flat all-reduce."""
     network, workers = predictor.network, predictor.workers
     units = max(1, math.ceil(nbytes / servers / usual(int(nbytes), servers)))
-    what = elastic_load(nbytes, servers, units)
+    traffic = elastic_load(nbytes, servers, units)
     places = predictor.servers[:servers]
     if len(places) < servers:  # the plan has none
         places = places_of_servers(network, (Axis("center", AxisKind.SERVER, servers),), workers)
-    both = cost(what, workers, places, network).seconds, alone(what, workers, places, network).seconds
+    both = cost(traffic, workers, places, network).seconds, alone(traffic, workers, places, network).seconds
     way = f"{servers} server{'s' * (servers != 1)}"
-    found = [Exchanged(mode, *both, way) for mode in ("round_robin", "async", "hogwild")]
-    return (*found, fastest_sum(predictor, over, nbytes))
+    exchanges = [Exchanged(mode, *both, way) for mode in ("round_robin", "async", "hogwild")]
+    seconds, name = _fastest(predictor, "all_reduce", over, nbytes)
+    return (*exchanges, Exchanged("sync", seconds, seconds, f"all-reduce via {name}"))
 
 
 def elastic_of(schedule: Schedule, phase: Phase, op: Elastic, predictor: Predictor) -> tuple[Exchanged, ...]:
@@ -119,20 +106,14 @@ def elastic_of(schedule: Schedule, phase: Phase, op: Elastic, predictor: Predict
     return elastic_modes(predictor, op.axes, values[op.operand].nbytes, count)
 
 
-def fastest_sum(predictor: Predictor, over: tuple[str, ...], nbytes: float) -> Exchanged:
-    """An all-reduce of `nbytes` by the fastest flat algorithm, packed into one buffer."""
-    seconds, name = _fastest(predictor, "all_reduce", over, nbytes)
-    return Exchanged("sync", seconds, seconds, f"all-reduce via {name}")
-
-
 def _fastest(predictor: Predictor, kind: Kind, over: tuple[str, ...], nbytes: float) -> tuple[float, str]:
     """nbytes: of one rank's operand."""
     tried: list[tuple[float, str]] = []
     for name in ("native", *registry.algorithms(kind)):
         for chunk in (None, SLICE):
-            one = predictor.predict(kind, Algorithm(name), over, nbytes, chunk=chunk)
-            if one is not None:
-                tried.append((one.seconds, name))
+            timing = predictor.predict(kind, Algorithm(name), over, nbytes, chunk=chunk)
+            if timing is not None:
+                tried.append((timing.seconds, name))
     return min(tried)
 
 
@@ -143,39 +124,39 @@ def instead(predictor: Predictor, site: Site, sites: Sites) -> tuple[tuple[str, 
         return ()
     nbytes = float(sum(site.layout.loads))
     ranks = predictor.layout(over).ranks
-    scatter, one = _fastest(predictor, "reduce_scatter", over, nbytes)
-    gather, two = _fastest(predictor, "all_gather", over, nbytes / ranks)
-    both, three = _fastest(predictor, "all_reduce", over, nbytes)
-    shared = f"states with the workers, which own them in parts: scatter via {one}, gather via {two}"
+    scatter, scatter_name = _fastest(predictor, "reduce_scatter", over, nbytes)
+    gather, gather_name = _fastest(predictor, "all_gather", over, nbytes / ranks)
+    both, reduce_name = _fastest(predictor, "all_reduce", over, nbytes)
+    parts = f"scatter via {scatter_name}, gather via {gather_name}"
     return (
-        (shared, scatter + gather),
-        (f"states with the workers, which all update them: all-reduce via {three}", both),
+        (f"states with the workers, which own them in parts: {parts}", scatter + gather),
+        (f"states with the workers, which all update them: all-reduce via {reduce_name}", both),
     )
 
 
-def waiting(one: Exchanged, compute: float) -> tuple[float, float]:
+def waiting(exchange: Exchanged, compute: float) -> tuple[float, float]:
     """The share of the time that a worker communicates, between two exchanges `compute` seconds of work: at
     least, and at most.
 
     Workers that meet a server one by one spread over time until each finds it free, or it is never idle;
     where all come at once, each waits for all. In `round_robin` and `sync` each always waits for all.
     """
-    most = one.seconds / (one.seconds + compute)
-    if one.mode in ("round_robin", "sync"):
+    most = exchange.seconds / (exchange.seconds + compute)
+    if exchange.mode in ("round_robin", "sync"):
         return most, most
-    period = max(compute + one.alone, one.seconds)
+    period = max(compute + exchange.alone, exchange.seconds)
     return min(most, 1 - compute / period), most
 
 
-def least_compute(one: Exchanged, share: float) -> float:
+def least_compute(exchange: Exchanged, share: float) -> float:
     """Seconds of work between two exchanges from which on communication takes at most `share` of the time, at
     its best."""
-    if one.mode in ("round_robin", "sync"):
-        return one.seconds * (1 - share) / share
-    return max(one.alone * (1 - share) / share, one.seconds * (1 - share))
+    if exchange.mode in ("round_robin", "sync"):
+        return exchange.seconds * (1 - share) / share
+    return max(exchange.alone * (1 - share) / share, exchange.seconds * (1 - share))
 
 
-def hidden(one: Exchanged, compute: float, step: float) -> float:
+def hidden(exchange: Exchanged, compute: float, step: float) -> float:
     """The share that is left where an exchange runs under one step of `step` seconds."""
-    left = max(0.0, one.seconds - step)
+    left = max(0.0, exchange.seconds - step)
     return left / (left + compute) if left else 0.0

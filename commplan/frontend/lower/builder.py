@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-import msgspec
+from typing import Protocol
+
+from msgspec.structs import replace
 
 from commplan.collectives.registry import scalar_algorithm
+from commplan.diagnostics import Span
 from commplan.ir import plan as graph
 from commplan.ir import schedule as sched
 from commplan.ir.ops import add_results
 from commplan.ir.transfer import ValueTypes
 
-Stage = graph.Broadcast | graph.Reduce | graph.Scatter | graph.Gather | graph.Elastic
+
+class Sending(Protocol):
+    """A stage that becomes collectives: where it is written, and how it is to be carried out."""
+
+    @property
+    def span(self) -> Span: ...
+    @property
+    def via(self) -> graph.Algorithm | None: ...
+    @property
+    def hints(self) -> graph.Hints: ...
 
 
-class Building:
+class Builder:
     """Ops so far, and every value by name.
 
     weights: sums of weights that the phase has made already, by weight and axes.
@@ -37,7 +49,7 @@ class Building:
         result: graph.Ref,
         operand: graph.Ref,
         over: tuple[str, ...],
-        stage: Stage,
+        stage: Sending,
         op: sched.ReduceOp | None = None,
         root: int | None = None,
     ) -> None:
@@ -53,7 +65,7 @@ class Building:
         )  # fmt: skip
 
 
-def reduction(building: Building, kind: sched.CollectiveKind, stage: graph.Reduce | graph.Scatter) -> None:
+def reduction(building: Builder, kind: sched.CollectiveKind, stage: graph.Reduce | graph.Scatter) -> None:
     """Lower a reduce or scatter.
 
     max, min, sum      -->  one collective
@@ -76,7 +88,7 @@ def reduction(building: Building, kind: sched.CollectiveKind, stage: graph.Reduc
     building.emit(sched.Scale(stage.result, total, "div", divisor, stage.span))
 
 
-def total_weight(building: Building, weight: graph.Ref, stage: graph.Reduce | graph.Scatter) -> graph.Ref:
+def total_weight(building: Builder, weight: graph.Ref, stage: graph.Reduce | graph.Scatter) -> graph.Ref:
     """The sum of `weight` over the axes of `stage`, made once a phase; along axes where it is the same, a
     product."""
     over = stage.axes
@@ -89,9 +101,9 @@ def total_weight(building: Building, weight: graph.Ref, stage: graph.Reduce | gr
     if varying:
         total = f"{stage.result}/weights"
         # A count is no gradient: it is neither sent nor added in a narrower type.
-        hints = msgspec.structs.replace(stage.hints, wire=None, accumulate=None)
+        hints = replace(stage.hints, wire=None, accumulate=None)
         via = scalar_algorithm(stage.via) if stage.via is not None and varying == over else None
-        bare = msgspec.structs.replace(stage, hints=hints, via=via)
+        bare = replace(stage, hints=hints, via=via)
         building.collective("all_reduce", total, weight, varying, bare, op="sum")
     if same > 1:
         scaled = sched.Scale(f"{stage.result}/all_weights", total, "mul", float(same), stage.span)

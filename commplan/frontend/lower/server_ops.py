@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from commplan.diagnostics import Span
-from commplan.frontend.lower.builder import Building
+from commplan.frontend.lower.builder import Builder
 from commplan.ir import schedule as sched
 from commplan.ir.def_use import DefUse
 from commplan.ir.ops import add_results
@@ -25,27 +25,27 @@ from commplan.ir.transfer import placed
 Bindings = tuple[sched.Binding, ...]
 
 
-def at_servers(
-    building: Building, states: Sequence[Value], outputs: Sequence[Binding], updates: Sequence[Binding]
+def lower_server_ops(
+    building: Builder, states: Sequence[Value], outputs: Sequence[Binding], updates: Sequence[Binding]
 ) -> tuple[Bindings, Bindings]:
     """Add `Get` and `Put` to the ops of a phase; its outputs and updates, bound to what they make.
 
     states: all states of the plan.
     """
-    there = {state.name: state for state in states if state.placement.server is not None}
-    getting = _Getting(building, {state.id: state.span for state in there.values()})
+    on_servers = {state.name: state for state in states if state.placement.server is not None}
+    getting = _Getting(building, {state.id: state.span for state in on_servers.values()})
     for op in building.ops:
         getting.add(op)
-    made = tuple(sched.Binding(b.name, getting.get(b.value)) for b in outputs)
+    bound = tuple(sched.Binding(b.name, getting.get(b.value)) for b in outputs)
     building.ops = getting.ops
     kept = {b.value for b in outputs}
-    return made, _put(building, [(b, there.get(b.name)) for b in updates], kept)
+    return bound, _put(building, [(b, on_servers.get(b.name)) for b in updates], kept)
 
 
 class _Getting:
     """The ops so far, and what lies on servers: each value with the place in the plan that it comes from."""
 
-    def __init__(self, building: Building, held: dict[Ref, Span]) -> None:
+    def __init__(self, building: Builder, held: dict[Ref, Span]) -> None:
         self.building, self.held = building, held
         self.ops: list[sched.Op] = []
         self.got: dict[Ref, Ref] = {}
@@ -70,7 +70,7 @@ class _Getting:
 
 
 def _put(
-    building: Building, updates: Sequence[tuple[Binding, Value | None]], kept: set[Ref]
+    building: Builder, updates: Sequence[tuple[Binding, Value | None]], kept: set[Ref]
 ) -> tuple[sched.Binding, ...]:
     """The updates, each with its state where that lies on a server: new values that were not made there are
     put there. kept: what the phase puts out.

@@ -7,14 +7,14 @@ order them. `reduce by mean` --> all_reduce sum, then a division.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
-from commplan.frontend.lower.builder import Building, reduction
-from commplan.frontend.lower.server_ops import at_servers
+from commplan.frontend.lower.builder import Builder, reduction
+from commplan.frontend.lower.server_ops import lower_server_ops
 from commplan.ir import plan as graph
 from commplan.ir import schedule as sched
+from commplan.ir.assemble import assemble
 from commplan.ir.input_slice import bind_sources
-from commplan.ir.ops import AnyOp
 from commplan.ir.serialization import plan_digest
 
 
@@ -49,7 +49,7 @@ def lower(
     )
 
 
-class Lowering(Building):
+class Lowering(Builder):
     """Lowers the stages of one phase after another, collecting ops and the values they make."""
 
     def __init__(
@@ -61,9 +61,9 @@ class Lowering(Building):
     def phase(self, phase: graph.Phase) -> sched.Phase:
         self.ops, self.weights = [], {}
         for stage in phase.stages:
-            _STAGES[type(stage)](self, stage)
+            _STAGES.get(type(stage), Lowering.over_axes)(self, stage)
         states = [self.plan.value(ref) for ref in self.plan.states]
-        outputs, updates = at_servers(self, states, phase.outputs, phase.updates)
+        outputs, updates = lower_server_ops(self, states, phase.outputs, phase.updates)
         read = {ref for op in self.ops for ref in sched.operands(op)}
         read |= {binding.value for binding in (*outputs, *updates)}
         lowered = sched.Phase(
@@ -80,64 +80,44 @@ class Lowering(Building):
         )
         return bind_sources(lowered)
 
-    def load(self, stage: graph.Load) -> None:
-        self.ops.append(_op(sched.Read, stage))
-
     def map(self, stage: graph.Map) -> None:
         fn = self.plan.fn(stage.fn)
         lane = "host_compute" if fn.where == "host" else "device"
-        self.ops.append(_op(sched.Map, stage, random=fn.random, lane=lane))
+        self.ops.append(assemble(sched.Map, stage, random=fn.random, lane=lane))
 
     def share(self, stage: graph.Share) -> None:
         asked = stage.via.get("readers")
         readers = int(asked) if asked is not None else None
-        self.ops.append(_op(sched.Share, stage, design=stage.via.name, readers=readers))
+        self.ops.append(assemble(sched.Share, stage, design=stage.via.name, readers=readers))
 
-    def broadcast(self, stage: graph.Broadcast) -> None:
-        self.collective("broadcast", stage.result, stage.operand, stage.axes, stage, root=stage.root)
-
-    def reduce(self, stage: graph.Reduce) -> None:
-        reduction(self, "all_reduce", stage)
-
-    def scatter(self, stage: graph.Scatter) -> None:
-        reduction(self, "reduce_scatter", stage)
-
-    def gather(self, stage: graph.Gather) -> None:
-        self.collective("all_gather", stage.result, stage.operand, stage.axes, stage)
-
-    def slice(self, stage: graph.Slice) -> None:
-        self.ops.append(_op(sched.Slice, stage))
+    def over_axes(self, stage: Any) -> None:
+        """One operand becomes one collective."""
+        kind, root = cast("sched.CollectiveKind", stage.COLLECTIVE), stage.rank(self.types.ranks)
+        self.collective(kind, stage.result, stage.operand, stage.axes, stage, root=root)
 
     def elastic(self, stage: graph.Elastic) -> None:
         """sync --> pull, its sum, the centre moved by the sum; otherwise the whole exchange is one op."""
         if stage.mode != "sync":
-            self.ops.append(_op(sched.Elastic, stage, lane="network"))
+            self.ops.append(assemble(sched.Elastic, stage, lane="network"))
             return
-        self.ops.append(_op(sched.Elastic, stage, result=None))
+        self.ops.append(assemble(sched.Elastic, stage, result=None))
         total = f"{stage.result}/sum"
         self.collective("all_reduce", total, stage.pull, stage.axes, stage, op="sum")
         self.ops.append(sched.Update(stage.result, stage.center, total, stage.span))
 
     def exchange(self, stage: graph.Exchange) -> None:
         name = "mean" if stage.op.name == "mean" else "sum"
-        self.ops.append(_op(sched.Exchange, stage, op=name, weight=stage.op.weight, algorithm=stage.via))
-
-
-def _op(kind: type[AnyOp], stage: graph.Stage, **others: Any) -> AnyOp:
-    """An op of `kind` with the fields of `stage` that it has too, and `others`."""
-    same = {name: getattr(stage, name) for name in kind.__struct_fields__ if hasattr(stage, name)}
-    return kind(**(same | others))
+        op = assemble(sched.Exchange, stage, op=name, weight=stage.op.weight, algorithm=stage.via)
+        self.ops.append(op)
 
 
 _STAGES: dict[type, Callable[[Lowering, Any], None]] = {
-    graph.Load: Lowering.load,
+    graph.Load: lambda building, stage: building.ops.append(assemble(sched.Read, stage)),
     graph.Map: Lowering.map,
     graph.Share: Lowering.share,
-    graph.Broadcast: Lowering.broadcast,
-    graph.Reduce: Lowering.reduce,
-    graph.Scatter: Lowering.scatter,
-    graph.Gather: Lowering.gather,
-    graph.Slice: Lowering.slice,
+    graph.Reduce: lambda building, stage: reduction(building, "all_reduce", stage),
+    graph.Scatter: lambda building, stage: reduction(building, "reduce_scatter", stage),
+    graph.Slice: lambda building, stage: building.ops.append(assemble(sched.Slice, stage)),
     graph.Elastic: Lowering.elastic,
     graph.Exchange: Lowering.exchange,
 }

@@ -73,8 +73,8 @@ class BaseOp(msgspec.Struct, frozen=True, gc=False):
 
     def work(self, nbytes: Mapping[Ref, int], ranks: Ranks) -> Work:
         """What a cost model is asked for: of the compiler's own ops a copy of what they make."""
-        made = getter(type(self), self.WRITES)(self)
-        return Work("copy", self.title, sum(nbytes.get(ref, 0) for ref in made))
+        results = getter(type(self), self.WRITES)(self)
+        return Work("copy", self.title, sum(nbytes.get(ref, 0) for ref in results))
 
     def check(self, types: ValueTypes) -> Violations:
         """The rules that this op breaks, on its fields and its operands; with none broken, `transfer` says

@@ -4,6 +4,7 @@ from commplan.diagnostics import Span
 from commplan.ir.ops.base import BaseOp
 from commplan.ir.roles import Ref
 from commplan.ir.symbolic.interpretation import Interpretation
+from commplan.ir.symbolic.terms import Term
 from commplan.ir.transfer import Results, ValueTypes
 from commplan.ir.types import DType
 from commplan.ir.values import Leaf, Value
@@ -22,18 +23,18 @@ class Cast(BaseOp, frozen=True, tag="cast", gc=False):
     lane: str = "device"
 
     def transfer(self, types: ValueTypes) -> Results:
+        def converted(leaves: tuple[Leaf, ...]) -> tuple[Leaf, ...]:
+            return tuple(Leaf(leaf.path, leaf.shape, self.dtype) for leaf in leaves)
+
         value = types.values[self.operand]
-        leaves, whole = (
-            tuple(Leaf(leaf.path, leaf.shape, self.dtype) for leaf in found)
-            for found in (value.leaves, value.whole)
-        )
+        leaves, whole = converted(value.leaves), converted(value.whole)
         return (Value(self.result, value.kind, leaves, value.placement, whole),)
 
     def meaning(self, env: Interpretation) -> None:
-        made = env.of(self.operand).like(
-            env.values[self.result], lambda term, dtype: env.algebra.cast(term, dtype, self.dtype)
-        )
-        env.put(self.result, made)
+        def cast(term: Term, dtype: DType) -> Term:
+            return env.algebra.cast(term, dtype, self.dtype)
+
+        env.put(self.result, env.of(self.operand).like(env.values[self.result], cast))
 
     def detail(self, values: Mapping[Ref, Value]) -> str:
         return f"to {self.dtype}"

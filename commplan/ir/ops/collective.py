@@ -17,8 +17,11 @@ from commplan.ir.types import DType, Over
 from commplan.ir.values import Value
 
 CollectiveKind = Literal[
-    "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce"
+    "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "shift", "swap"
 ]  # fmt: skip
+# Kinds whose flat buffers have a row for each rank before, and after.
+ROWS_IN: tuple[CollectiveKind, ...] = ("reduce_scatter", "all_to_all", "swap")
+ROWS_OUT: tuple[CollectiveKind, ...] = ("all_gather", "all_to_all", "swap")
 ReduceOp = Literal["sum", "max", "min"]
 # How a backend carries out a chunk program: one operation of its own for each round (`lax.ppermute`,
 # `mpi4jax.sendrecv`), the whole program in one call, or a call that starts it and one that finishes it.
@@ -34,7 +37,8 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
     all_reduce: same shape out. reduce_scatter: a flat [n*k] in, this rank's [k] out.
     all_gather: [k] in, [n*k] out in rank order. all_to_all: flat [n*k] in and out, row i to rank
     i. broadcast: from `root`, counted row-major over `axes`, first major. reduce: the result on `root`, and
-    zeros elsewhere.
+    zeros elsewhere. shift: from each rank to the one `root` places further along the axis. swap: as
+    all_to_all, of what each rank has of its own, by rows of the leading dimension or of a flat buffer.
     """
 
     kind: CollectiveKind
@@ -61,10 +65,15 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
         yield from wrong
         if wrong:
             return
+        if self.kind in ("shift", "swap") and len(self.axes) > 1:
+            yield "CP0734", f"a {self.kind} goes along one axis"
+            return
+        if any(size is not None and size < 1 for size in (self.hints.chunk, self.hints.bucket)):
+            yield "CP0735", "a message and a bucket have at least one byte"
         ranks, operand = types.ranks(self.axes), types.values[self.operand]
         if (self.kind in ("all_reduce", "reduce_scatter", "reduce")) != (self.op is not None):
             yield "CP0735", f"{self.kind} and op {self.op} do not go together"
-        if (self.kind in ("broadcast", "reduce")) != (self.root is not None):
+        if (self.kind in ("broadcast", "reduce", "shift")) != (self.root is not None):
             yield "CP0735", f"{self.kind} and root {self.root} do not go together"
         elif self.root is not None:
             yield from broken("CP0735", rules.root(self.root, self.axes, types.ranks))
@@ -77,6 +86,8 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
         if self.kind == "all_to_all" and operand.kind != "flat":
             yield "CP0731", f"`{self.operand}` is {operand.kind}: an all_to_all moves flat buffers"
         size = operand.leaves[0].size if operand.kind == "flat" else 0
+        if self.kind == "swap" and any((*leaf.shape, 1)[0] % ranks for leaf in operand.leaves):
+            yield "CP0731", f"a leading dimension of `{self.operand}` is no {ranks} equal blocks"
         if self.kind in ("reduce_scatter", "all_to_all") and size % ranks:
             yield "CP0731", f"{size} elements of `{self.operand}` are no {ranks} equal rows"
         yield from self._check_placement(operand)
@@ -88,35 +99,38 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
             if not placement.varies(axis):
                 yield "CP0734", f"`{self.operand}` is the same over `{axis}` already"
             elif self.kind != "all_gather" and axis in (*cut, *placement.stacked):
-                yield (
-                    "CP0734",
-                    f"`{self.operand}` is {placement}: there are no terms or copies along `{axis}`",
-                )
+                message = f"is {placement}: there are no terms or copies along `{axis}`"
+                yield "CP0734", f"`{self.operand}` {message}"
         ordered = placement.split[-len(self.axes) :] == self.axes
         if self.kind == "all_gather" and (cut or operand.kind != "flat") and not ordered:
             yield "CP0734", f"`{self.operand}` is {placement}: what was cut last is gathered first"
 
     def transfer(self, types: ValueTypes) -> Results:
-        operand, ways = types.values[self.operand], types.ranks(self.axes)
-        left = operand.placement.without(self.axes)
+        operand, result = types.values[self.operand], self.result
+        placement = operand.placement.without(self.axes)
         match self.kind:
-            case "all_reduce" | "broadcast":
-                made = placed(operand, self.result, left)
-            case "reduce":
-                made = placed(operand, self.result, types.per(left, self.axes))
-            case "all_to_all":
-                stacked = msgspec.structs.replace(left, stacked=(*left.stacked, *self.axes))
-                made = placed(operand, self.result, stacked)
             case "reduce_scatter":
-                made = types.part(operand, self.result, self.axes)
+                return (types.part(operand, result, self.axes),)
             case "all_gather" if operand.kind in ("flat", "records"):
+                ways = types.ranks(self.axes)
                 leaves = tuple(leaf.rows(ways) for leaf in operand.leaves)
-                kind = "flat" if operand.kind == "flat" else types.values[self.result].kind
-                made = Value(self.result, kind, leaves, left)
+                kind = "flat" if operand.kind == "flat" else types.values[result].kind
+                return (Value(result, kind, leaves, placement),)
             case "all_gather":
-                leaves = cut_all(operand.kind, operand.whole, [types.sizes[axis] for axis in left.split])
-                made = Value(self.result, operand.kind, leaves, left, operand.whole if left.split else ())
-        return (made,)
+                ways = [types.sizes[axis] for axis in placement.split]
+                leaves = cut_all(operand.kind, operand.whole, ways)
+                whole = operand.whole if placement.split else ()
+                return (Value(result, operand.kind, leaves, placement, whole),)
+            case "shift" | "swap":
+                placement = operand.placement
+            case "reduce":
+                placement = types.per(placement, self.axes)
+            case "all_to_all":
+                stacked = (*placement.stacked, *self.axes)
+                placement = msgspec.structs.replace(placement, stacked=stacked)
+            case "all_reduce" | "broadcast":
+                pass
+        return (placed(operand, result, placement),)
 
     def meaning(self, env: Interpretation) -> None:
         operand, value = env.of(self.operand), env.values[self.result]
@@ -137,8 +151,12 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
                 return env.sliced(held, value, *env.row(self.axes))
             case "all_gather":
                 return env.gathered(held, value, self.axes)
+            case "swap":
+                return env.swapped(held, value, self.axes)
             case "all_to_all":
                 return held.each(value, lambda block: moves.exchanged(algebra, block, self.axes))
+            case "shift":
+                return held.renamed(algebra, value, algebra.shift(self.axes, self.root or 0))
             case "broadcast":
                 return held.renamed(algebra, value, env.root(self.axes, self.root or 0))
             case "reduce":
@@ -166,5 +184,6 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
         return nbytes[self.operand] + nbytes[self.result] + self.staged(nbytes)
 
     def work(self, nbytes: Mapping[Ref, int], ranks: Ranks) -> Work:
-        what, chunk = f"{self.kind} via {self.algorithm}", self.hints.chunk
-        return Work(self.kind, what, self.nbytes, self.axes, self.algorithm, chunk, self.root or 0, self.form)
+        how, root = self.algorithm, self.root or 0
+        title, chunk = f"{self.kind} via {how}", self.hints.chunk
+        return Work(self.kind, title, self.nbytes, self.axes, how, chunk, root, self.form)

@@ -51,10 +51,8 @@ class Elastic(BaseOp, frozen=True, tag="elastic", gc=False):
         return (pull,) if self.result is None else (pull, placed(types.values[self.center], self.result))
 
     def meaning(self, env: Interpretation) -> None:
-        steps.elastic(
-            env, self.pull, self.result, self.operand, self.center, self.eta, self.rho, self.mode, self.axes,
-            self.hints,
-        )  # fmt: skip
+        operands, factors = (self.operand, self.center), (self.eta, self.rho)
+        steps.elastic(env, self.pull, self.result, operands, factors, self.mode, self.axes, self.hints)
 
     def detail(self, values: Mapping[Ref, Value]) -> str:
         return self.mode

@@ -6,25 +6,18 @@ from commplan.ir.hints import Algorithm, Hints
 from commplan.ir.ops.base import BaseOp, Ranks, Work
 from commplan.ir.roles import Ref
 from commplan.ir.stages import rules
-from commplan.ir.symbolic import steps
+from commplan.ir.stages.exchange import ServerStep
 from commplan.ir.symbolic.interpretation import Interpretation
 from commplan.ir.transfer import Results, ValueTypes, Violations, broken, placed
-from commplan.ir.types import Over, Refs
 from commplan.ir.values import Value
 
 
-class Exchange(BaseOp, frozen=True, tag="exchange", gc=False):
+class Exchange(ServerStep, BaseOp, frozen=True, tag="exchange", gc=False):
     """A parameter-server step, run by the exchange runtime: results = fn(states, mean gradient)."""
 
     READS = ("gradient", "states", "weight")
-    WRITES = ("results",)
     KEPT = ("states",)
 
-    results: Refs
-    gradient: Ref
-    states: Refs
-    fn: str
-    axes: Over
     op: Literal["sum", "mean"]
     span: Span
     weight: Ref | None = None
@@ -47,10 +40,7 @@ class Exchange(BaseOp, frozen=True, tag="exchange", gc=False):
         return tuple(placed(types.values[state], result) for state, result in pairs)
 
     def meaning(self, env: Interpretation) -> None:
-        steps.exchange(
-            env, self.gradient, self.states, self.results, self.fn, self.axes, self.op, self.weight,
-            self.hints,
-        )  # fmt: skip
+        self.exchanged(env, self.op, self.weight, self.hints)
 
     def detail(self, values: Mapping[Ref, Value]) -> str:
         return f"with {self.fn} by {self.op}"

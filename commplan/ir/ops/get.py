@@ -24,8 +24,7 @@ class Get(BaseOp, frozen=True, tag="get", gc=False):
 
     def meaning(self, env: Interpretation) -> None:
         env.check_current(self.operand)
-        held = env.of(self.operand)
-        env.put(self.result, held.renamed(env.algebra, env.values[self.result], {}))
+        env.rename(self.result, env.of(self.operand), {})
 
     def detail(self, values: Mapping[Ref, Value]) -> str:
         return f"{name_of(self.operand)} from {values[self.operand].placement.server}"

@@ -6,6 +6,7 @@ from commplan.diagnostics import Span
 from commplan.ir.ops.base import BaseOp
 from commplan.ir.roles import Ref
 from commplan.ir.symbolic import moves
+from commplan.ir.symbolic.blocks import Block
 from commplan.ir.symbolic.interpretation import Interpretation
 from commplan.ir.transfer import Results, ValueTypes, Violations, flat
 from commplan.ir.values import Value
@@ -36,10 +37,10 @@ class LocalSum(BaseOp, frozen=True, tag="local_sum", gc=False):
         return (flat(self.result, leaf.size // self.ways, leaf.dtype, placement),)
 
     def meaning(self, env: Interpretation) -> None:
-        made = env.of(self.operand).each(
-            env.values[self.result], lambda block: moves.rows_summed(env.algebra, block, self.ways)
-        )
-        env.put(self.result, made)
+        def summed(block: Block) -> Block:
+            return moves.rows_summed(env.algebra, block, self.ways)
+
+        env.put(self.result, env.of(self.operand).each(env.values[self.result], summed))
 
     def detail(self, values: Mapping[Ref, Value]) -> str:
         return f"{self.ways} rows in {values[self.operand].leaves[0].dtype}"

@@ -1,32 +1,21 @@
 from collections.abc import Container, Mapping
 
-from commplan.diagnostics import Span
 from commplan.ir.hints import Hints
 from commplan.ir.ops.base import BaseOp, Ranks, Work
 from commplan.ir.roles import Ref
-from commplan.ir.symbolic import steps
-from commplan.ir.symbolic.interpretation import Interpretation
+from commplan.ir.stages.map import Call
 from commplan.ir.transfer import Results, ValueTypes, Violations, placed, shown
-from commplan.ir.types import ArrayType, AxisKind, Refs
+from commplan.ir.types import ArrayType, AxisKind
 from commplan.ir.values import Value
 
 
-class Map(BaseOp, frozen=True, tag="map", gc=False):
+class Map(Call, BaseOp, frozen=True, tag="map", gc=False):
     """Apply a bound function. `per_record` on the device means `vmap` over the leading dimension.
 
     `per`: the ensembles between whose members a random function differs. `hints.overlap`: it is an update
     that may run in pieces, each beside the sums that others wait for.
     """
 
-    READS = ("operands",)
-    WRITES = ("results",)
-
-    results: Refs
-    fn: str
-    operands: tuple[Ref, ...]
-    span: Span
-    per: tuple[str, ...] = ()
-    per_record: bool = False
     random: bool = False
     hints: Hints = Hints()
     after: tuple[Ref, ...] = ()
@@ -37,12 +26,12 @@ class Map(BaseOp, frozen=True, tag="map", gc=False):
         if fn is None:
             yield "CP0730", f"there is no function `{self.fn}`"
             return
-        for what, found, wanted in (
+        for noun, count, wanted in (
             ("operands", len(self.operands), len(fn.operands)),
             ("results", len(self.results), len(fn.results)),
         ):
-            if found != wanted:
-                yield "CP0731", f"`{self.fn}` has {wanted} {what}, {found} are written"
+            if count != wanted:
+                yield "CP0731", f"`{self.fn}` has {wanted} {noun}, {count} are written"
                 return
         if self.lane != ("host_compute" if fn.where == "host" else "device") or self.random != fn.random:
             yield "CP0735", f"`{self.fn}` is a {fn.where} function, but runs on lane {self.lane}"
@@ -52,7 +41,7 @@ class Map(BaseOp, frozen=True, tag="map", gc=False):
         for index, (ref, kind) in enumerate(kinds):
             value = types.values[ref]
             by_record = self.per_record and (value.kind == "records" or index >= len(self.operands))
-            if not isinstance(kind, ArrayType) or not value.leaves:
+            if not isinstance(kind, ArrayType):
                 continue
             if len(value.leaves) != 1 or value.leaves[0].dtype != kind.dtype:
                 yield "CP0731", f"`{ref}` is {shown(value.leaves)}, `{self.fn}` wants {kind}"
@@ -64,9 +53,6 @@ class Map(BaseOp, frozen=True, tag="map", gc=False):
         joined = types.join(types.values[ref].placement for ref in self.operands)
         placement = types.per(joined, self.per) if self.per else joined
         return tuple(placed(types.values[ref], ref, placement) for ref in self.results)
-
-    def meaning(self, env: Interpretation) -> None:
-        steps.called(env, self.fn, self.operands, self.results, self.per, by_record=self.per_record)
 
     def detail(self, values: Mapping[Ref, Value]) -> str:
         return f"{self.fn}, record by record" if self.per_record else self.fn

@@ -61,10 +61,8 @@ class Pack(BaseOp, frozen=True, tag="pack", gc=False):
         return (placed(types.values[self.result], self.result, types.join(placements)),)
 
     def meaning(self, env: Interpretation) -> None:
-        parts = [(part.value, part.leaf, part.start, part.size, part.offset) for part in self.parts]
-        env.put(self.result, env.packed(parts, self.ways, env.values[self.result]))
+        env.put(self.result, env.packed(self.parts, self.ways, env.values[self.result]))
 
     def detail(self, values: Mapping[Ref, Value]) -> str:
-        return f"into {values[self.result].leaves[0].dtype}" + (
-            f", {self.ways} rows" if self.ways > 1 else ""
-        )
+        rows = f", {self.ways} rows" if self.ways > 1 else ""
+        return f"into {values[self.result].leaves[0].dtype}{rows}"

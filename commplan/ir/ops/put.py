@@ -3,7 +3,6 @@ from collections.abc import Mapping
 from commplan.diagnostics import Span
 from commplan.ir.ops.base import BaseOp
 from commplan.ir.roles import Ref, name_of
-from commplan.ir.symbolic import steps
 from commplan.ir.symbolic.interpretation import Interpretation
 from commplan.ir.transfer import Results, ValueTypes, placed
 from commplan.ir.values import Value
@@ -26,10 +25,10 @@ class Put(BaseOp, frozen=True, tag="put", gc=False):
         return (placed(types.values[self.operand], self.result, types.values[self.result].placement),)
 
     def meaning(self, env: Interpretation) -> None:
-        value = env.values[self.result]
         env.set_current(self.result)
-        same = [axis for axis in env.algebra.sizes if not value.placement.varies(axis)]
-        env.put(self.result, steps.at_first(env, env.of(self.operand), value, same))
+        placement = env.values[self.result].placement
+        same = [axis for axis in env.algebra.sizes if not placement.varies(axis)]
+        env.rename(self.result, env.of(self.operand), env.root(same, 0))
 
     def detail(self, values: Mapping[Ref, Value]) -> str:
         return f"{name_of(self.result)} on {values[self.result].placement.server}"

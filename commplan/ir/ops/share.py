@@ -44,8 +44,7 @@ class Share(BaseOp, frozen=True, tag="share", gc=False):
         return (placed(types.values[self.operand], self.result),)
 
     def meaning(self, env: Interpretation) -> None:
-        held = env.of(self.operand)
-        env.put(self.result, held.renamed(env.algebra, env.values[self.result], {}))
+        env.rename(self.result, env.of(self.operand), {})
 
     def detail(self, values: Mapping[Ref, Value]) -> str:
         readers = f", {self.readers} readers" if self.readers else ""
@@ -56,11 +55,11 @@ class Share(BaseOp, frozen=True, tag="share", gc=False):
 
     def work(self, nbytes: Mapping[Ref, int], ranks: Ranks) -> Work:
         """Every process makes a part and all get all; or what readers made is sent to the others."""
-        what, size = f"sharing `{self.result}` by {self.design}", nbytes.get(self.result, 0)
+        title, size = f"sharing `{self.result}` by {self.design}", nbytes.get(self.result, 0)
         match self.design:
             case "duplicate":
-                return Work("copy", what, 0)
+                return Work("copy", title, 0)
             case "all_shared":
-                return Work("all_gather", what, size / ranks(self.axes), self.axes)
+                return Work("all_gather", title, size / ranks(self.axes), self.axes)
             case _:
-                return Work("broadcast", what, size, self.axes)
+                return Work("broadcast", title, size, self.axes)

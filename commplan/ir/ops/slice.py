@@ -37,8 +37,8 @@ class Slice(BaseOp, frozen=True, tag="slice", gc=False):
         return (types.part(types.values[self.operand], self.result, self.axes, self.owners),)
 
     def meaning(self, env: Interpretation) -> None:
-        ways, digits = env.row(self.axes, self.owners)
-        env.put(self.result, env.sliced(env.of(self.operand), env.values[self.result], ways, digits))
+        row = env.row(self.axes, self.owners)
+        env.put(self.result, env.sliced(env.of(self.operand), env.values[self.result], *row))
 
     def detail(self, values: Mapping[Ref, Value]) -> str:
         return f"along {', '.join(self.axes)}"

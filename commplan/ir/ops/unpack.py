@@ -43,9 +43,9 @@ class Unpack(BaseOp, frozen=True, tag="unpack", gc=False):
             if buffer[0].dtype != dtype:
                 yield "CP0732", f"a leaf of {dtype} is unpacked from {buffer[0].dtype}"
             runs[part.leaf].add((part.start, part.start + part.size))
-        for leaf, found in zip(result.leaves, runs, strict=True):
+        for leaf, spans in zip(result.leaves, runs, strict=True):
             end = 0
-            for start, stop in sorted(found):
+            for start, stop in sorted(spans):
                 end = stop if start == end else -1
             if end != row_size(result.kind, leaf, self.ways):
                 yield "CP0731", f"leaf `{leaf.path}` of `{self.result}` is not unpacked exactly once"
@@ -64,5 +64,4 @@ class Unpack(BaseOp, frozen=True, tag="unpack", gc=False):
         return (placed(result, self.result, placement),)
 
     def meaning(self, env: Interpretation) -> None:
-        parts = [(part.value, part.leaf, part.start, part.size, part.offset) for part in self.parts]
-        env.put(self.result, env.unpacked(parts, self.ways, env.values[self.result]))
+        env.put(self.result, env.unpacked(self.parts, self.ways, env.values[self.result]))

@@ -3,6 +3,7 @@
 from typing import get_args
 
 from commplan.ir.roles import Ref, getter
+from commplan.ir.stages.base import StageOverAxes as StageOverAxes
 from commplan.ir.stages.broadcast import Broadcast as Broadcast
 from commplan.ir.stages.elastic import Elastic as Elastic
 from commplan.ir.stages.exchange import Exchange as Exchange
@@ -12,9 +13,14 @@ from commplan.ir.stages.map import Map as Map
 from commplan.ir.stages.reduce import Reduce as Reduce
 from commplan.ir.stages.scatter import Scatter as Scatter
 from commplan.ir.stages.share import Share as Share
+from commplan.ir.stages.shift import Shift as Shift
 from commplan.ir.stages.slice import Slice as Slice
+from commplan.ir.stages.swap import Swap as Swap
 
-Stage = Load | Map | Broadcast | Share | Reduce | Scatter | Slice | Gather | Exchange | Elastic
+Stage = Load | Map | Broadcast | Share | Reduce | Scatter | Slice | Gather | Shift | Swap | Exchange | Elastic
+
+VERBS: dict[str, type[Stage]] = {str(kind.__struct_config__.tag): kind for kind in get_args(Stage)}
+OVER_AXES = {verb: kind for verb, kind in VERBS.items() if issubclass(kind, StageOverAxes)}
 
 _OPERANDS = {kind: getter(kind, kind.READS) for kind in get_args(Stage)}
 _RESULTS = {kind: getter(kind, kind.WRITES) for kind in get_args(Stage)}

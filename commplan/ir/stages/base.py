@@ -1,22 +1,40 @@
-from typing import ClassVar
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Literal, NamedTuple
 
 import msgspec
 
 from commplan.ir.roles import Ref, getter, name_of
 from commplan.ir.stages.rules import Ranks, Violation
+from commplan.ir.types import Over
+from commplan.ir.values import Leaf
 
 
 def over(axes: tuple[str, ...], word: str = "over") -> str:
     return f"{word} {', '.join(axes)}"
 
 
+class Number(NamedTuple):
+    """The number that a stage is written with, behind a word: `from 0`. least: the smallest that may be
+    written. missing: what is wrong without it, and how it is put right. rule: what the number must keep to,
+    of the axes and their ranks."""
+
+    word: Literal["from", "by"]
+    what: str
+    least: int
+    missing: tuple[str, str]
+    rule: Callable[[int, tuple[str, ...], Ranks], Violation | None] | None = None
+
+
 class BaseStage(msgspec.Struct, frozen=True):
     """What every stage says of itself beside its fields.
+
+    FORM: how it is written.
 
     READS, WRITES: the fields that name the values that it reads and makes, in the order in which `operands`
     and `results` give them. SCALARS: those of READS that name scalars. AXES: the fields that name axes.
     """
 
+    FORM: ClassVar[str]
     READS: ClassVar[tuple[str, ...]] = ("operand",)
     WRITES: ClassVar[tuple[str, ...]] = ("result",)
     SCALARS: ClassVar[tuple[str, ...]] = ()
@@ -31,15 +49,52 @@ class BaseStage(msgspec.Struct, frozen=True):
     def called(self) -> tuple[str, tuple[Ref, ...], tuple[Ref, ...]] | None:
         """The function that it calls, what with, and what that makes."""
 
-    def written(self) -> tuple[str, ...]:
-        """Close to how it is written, without its results and hints."""
-        (operand,) = getter(type(self), ("operand",))(self)
-        verb, axes = self.said()
-        return (f"{verb} {name_of(operand)}", axes)
-
-    def said(self) -> tuple[str, ...]:
-        """What it does, then where: for drawings, which show in arrows what goes in and comes out."""
-        return (str(self.__struct_config__.tag), over(getattr(self, "axes", ())))
+    @property
+    def verb(self) -> str:
+        return str(self.__struct_config__.tag)
 
     def violation(self, ranks: Ranks) -> Violation | None:
         """The first rule of the stage that does not hold, axes having as many ranks as `ranks` says."""
+
+
+class StageOverAxes(BaseStage, frozen=True):
+    """`y = VERB x over AXES ..`: one operand over some axes.
+
+    TAKES: how the operand may lie along them. MAKES: how the result does, the same on all ranks, cut, or as
+    the operand. WHOLE: the operand has a leading dimension and may not be cut. NUMBER: the field that is a
+    number, and how that is written. COLLECTIVE: the kind of collective that it becomes; none where nothing is
+    sent, or the compiler decides how.
+    """
+
+    TAKES: ClassVar[tuple[Literal["same", "per", "partial", "split"], ...]]
+    MAKES: ClassVar[Literal["same", "split", "kept"]] = "same"
+    WHOLE: ClassVar[bool] = False
+    NUMBER: ClassVar[tuple[str, Number] | None] = None
+    COLLECTIVE: ClassVar[str | None] = None
+
+    result: Ref
+    operand: Ref
+    axes: Over
+
+    def how(self) -> str:
+        """What is written of it behind its axes, such as `by sum`."""
+        return ""
+
+    def where(self) -> str:
+        return over(self.axes)
+
+    def written(self) -> tuple[str, ...]:
+        """Close to how it is written, without its results and hints."""
+        return (f"{self.verb} {name_of(self.operand)}", self.where(), self.how())
+
+    def said(self) -> tuple[str, ...]:
+        """What it does, then where: for drawings, which show in arrows what goes in and comes out."""
+        return (f"{self.verb} {self.how()}".rstrip(), self.where())
+
+    def rank(self, ranks: Ranks) -> int | None:
+        """The rank, counted row-major over the axes, that its collective singles out, if it does."""
+        return None
+
+    def misfit(self, leaves: Sequence[tuple[str, Leaf]], ranks: Ranks) -> Violation | None:
+        """The first rule that the operand's leaves, each with what it is called, break."""
+        return None

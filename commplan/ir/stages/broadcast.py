@@ -1,35 +1,36 @@
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Algorithm, Hints
-from commplan.ir.roles import Ref, name_of
-from commplan.ir.stages.base import BaseStage, over
+from commplan.ir.stages.base import Number, StageOverAxes
 from commplan.ir.stages.rules import Ranks, Violation, root
-from commplan.ir.symbolic import steps
-from commplan.ir.symbolic.interpretation import Interpretation
-from commplan.ir.types import Over
+from commplan.ir.symbolic.deferred import Interpretation, steps
+
+ROOT = Number(
+    "from", "a root", 0, ("the broadcast has no root", "add `from 0`: the rank whose value is kept"), root
+)
 
 
-class Broadcast(BaseStage, frozen=True, tag="broadcast"):
+class Broadcast(StageOverAxes, frozen=True, tag="broadcast"):
     """per -> same. `root` counts the `over` axes row-major, first named major."""
 
-    result: Ref
-    operand: Ref
-    axes: Over
+    FORM = "y = broadcast x over AXES from ROOT [via ALGORITHM]"
+    TAKES = ("per",)
+    NUMBER = ("root", ROOT)
+    COLLECTIVE = "broadcast"
+
     root: int
     span: Span
     via: Algorithm | None = None
     hints: Hints = NO_HINTS
+
+    def rank(self, ranks: Ranks) -> int:
+        return self.root
 
     def violation(self, ranks: Ranks) -> Violation | None:
         return root(self.root, self.axes, ranks)
 
     def meaning(self, env: Interpretation) -> None:
         held = steps.moved(env, env.of(self.operand), self.hints)
-        env.put(
-            self.result, held.renamed(env.algebra, env.values[self.result], env.root(self.axes, self.root))
-        )
+        env.rename(self.result, held, env.root(self.axes, self.root))
 
-    def written(self) -> tuple[str, ...]:
-        return (f"broadcast {name_of(self.operand)}", over(self.axes), f"from {self.root}")
-
-    def said(self) -> tuple[str, ...]:
-        return (f"broadcast from {self.root}", over(self.axes))
+    def how(self) -> str:
+        return f"from {self.root}"

@@ -5,14 +5,14 @@ from commplan.ir.hints import NO_HINTS, Algorithm, Hints
 from commplan.ir.roles import Ref, name_of
 from commplan.ir.stages.base import BaseStage, over
 from commplan.ir.stages.rules import Ranks, Violation, coefficients, stable
-from commplan.ir.symbolic import steps
-from commplan.ir.symbolic.interpretation import Interpretation
+from commplan.ir.symbolic.deferred import Interpretation, steps
 from commplan.ir.types import Over
 
 
 class Elastic(BaseStage, frozen=True, tag="elastic"):
     """Elastic averaging of `operand` with `center`. `eta` and `rho` are numbers or scalar values."""
 
+    FORM = "d, c = elastic w with c over AXES by MODE(eta = .., rho = ..)"
     READS = ("operand", "center", "eta", "rho")
     WRITES = ("pull", "result")
     SCALARS = ("eta", "rho")
@@ -36,10 +36,8 @@ class Elastic(BaseStage, frozen=True, tag="elastic"):
         return coefficients(self.eta, self.rho) or stable(self.mode, self.eta, self.rho, self.axes, ranks)
 
     def meaning(self, env: Interpretation) -> None:
-        steps.elastic(
-            env, self.pull, self.result, self.operand, self.center, self.eta, self.rho, self.mode, self.axes,
-            self.hints,
-        )  # fmt: skip
+        operands, factors = (self.operand, self.center), (self.eta, self.rho)
+        steps.elastic(env, self.pull, self.result, operands, factors, self.mode, self.axes, self.hints)
 
     def written(self) -> tuple[str, ...]:
         both = f"elastic {name_of(self.operand)} with {name_of(self.center)}"

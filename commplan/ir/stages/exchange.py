@@ -1,25 +1,51 @@
+import msgspec
+
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Algorithm, Hints, Reduction
 from commplan.ir.roles import Ref, name_of
 from commplan.ir.stages.base import BaseStage, over
 from commplan.ir.stages.rules import Ranks, Violation, chosen, one_each
-from commplan.ir.symbolic import steps
-from commplan.ir.symbolic.interpretation import Interpretation
+from commplan.ir.symbolic.deferred import Interpretation, steps
 from commplan.ir.types import Over, Refs
 
 
-class Exchange(BaseStage, frozen=True, tag="exchange"):
-    """A parameter server: `results = fn(states, reduced gradient)`, one result per state."""
+class ServerStep(msgspec.Struct, frozen=True):
+    """What an `exchange` of a plan and one of a schedule say alike."""
 
-    READS = ("gradient", "states", "op")
     WRITES = ("results",)
-    SCALARS = ("op",)
 
     results: Refs
     gradient: Ref
     states: Refs
     fn: str
     axes: Over
+
+    def exchanged(
+        self, env: Interpretation, op: "steps.ReductionName", weight: Ref | None, hints: Hints
+    ) -> None:
+        """results = fn(states, reduced gradient); on servers what comes back depends on what others have
+        sent, so that it is a function of everything that is said of it."""
+        gradient = env.of(self.gradient)
+        if env.values[self.states[0]].placement.server is None:
+            total = steps.averaged(env, gradient, gradient.value, self.axes, op, weight, hints, again=False)
+            env.call(self.fn, [*env.each(self.states), total], self.results)
+            return
+        for state, result in zip(self.states, self.results, strict=True):
+            env.check_current(state)
+            env.set_current(result)
+        marks = ("exchange over", *self.axes, op, *steps.answered(hints))
+        scalars = (weight,) if weight else ()
+        sent = [gradient, *env.each((*self.states, *scalars))]
+        env.call(self.fn, sent, self.results, marks, served=True)
+
+
+class Exchange(ServerStep, BaseStage, frozen=True, tag="exchange"):
+    """A parameter server: `results = fn(states, reduced gradient)`, one result per state."""
+
+    FORM = "w [, m] = exchange g into w [, m] with FN over AXES by OP [via ALGORITHM]"
+    READS = ("gradient", "states", "op")
+    SCALARS = ("op",)
+
     op: Reduction
     span: Span
     via: Algorithm | None = None
@@ -32,15 +58,11 @@ class Exchange(BaseStage, frozen=True, tag="exchange"):
         return self.fn, (*self.states, self.gradient), self.results
 
     def violation(self, ranks: Ranks) -> Violation | None:
-        return one_each(self.states, self.results) or chosen(
-            "owners", self.via and self.via.get("owners"), self.axes, ranks
-        )
+        owners = self.via and self.via.get("owners")
+        return one_each(self.states, self.results) or chosen("owners", owners, self.axes, ranks)
 
     def meaning(self, env: Interpretation) -> None:
-        steps.exchange(
-            env, self.gradient, self.states, self.results, self.fn, self.axes, self.op.name, self.op.weight,
-            self.hints,
-        )  # fmt: skip
+        self.exchanged(env, self.op.name, self.op.weight, self.hints)
 
     def written(self) -> tuple[str, ...]:
         states = ", ".join(map(name_of, self.states))

@@ -1,18 +1,16 @@
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Algorithm, Hints
-from commplan.ir.roles import Ref
-from commplan.ir.stages.base import BaseStage
-from commplan.ir.symbolic import steps
-from commplan.ir.symbolic.interpretation import Interpretation
-from commplan.ir.types import Over
+from commplan.ir.stages.base import StageOverAxes
+from commplan.ir.symbolic.deferred import Interpretation, steps
 
 
-class Gather(BaseStage, frozen=True, tag="gather"):
+class Gather(StageOverAxes, frozen=True, tag="gather"):
     """split -> same: all-gather."""
 
-    result: Ref
-    operand: Ref
-    axes: Over
+    FORM = "y = gather x over AXIS [via ALGORITHM] [{ OPTIONS }]"
+    TAKES = ("split",)
+    COLLECTIVE = "all_gather"
+
     span: Span
     via: Algorithm | None = None
     hints: Hints = NO_HINTS

@@ -7,8 +7,7 @@ from commplan.ir.hints import NO_HINTS, Hints
 from commplan.ir.roles import Ref
 from commplan.ir.stages.base import BaseStage
 from commplan.ir.stages.rules import Ranks, Violation, dropped_tail, even_batch, member_batches, short_tail
-from commplan.ir.symbolic import steps
-from commplan.ir.symbolic.interpretation import Interpretation
+from commplan.ir.symbolic.deferred import Interpretation, steps
 from commplan.ir.types import Batch
 
 
@@ -33,12 +32,23 @@ class Batches(msgspec.Struct, frozen=True):
     hints: Hints = NO_HINTS
 
     def meaning(self, env: Interpretation) -> None:
-        said = (self.batch, self.visit, self.seed, self.tail, self.hints.on_error, self.hints.on_failure)
-        steps.loaded(env, self.result, self.count, self.source, said, self.split, self.per, self.clock)
+        """Which records of the source these are follows from all that is said of the load."""
+        hints, clock = self.hints, self.clock
+        contract = (self.batch, self.visit, self.seed, self.tail, hints.on_error, hints.on_failure)
+        words = ", ".join(map(str, (*contract, "per", *self.per, "by", clock)))
+        label = f"{self.source}({steps.base_name(self.result)}; {words})"
+        own = (*self.per, *((clock,) if clock and clock not in self.per else ()))
+        env.put(self.result, env.own_elements(label, env.values[self.result], own, self.split))
+        if self.count is not None:
+            value = env.values[self.count]
+            number = env.own_elements(f"the number of {label}", value, (*own, *self.split), ())
+            env.put(self.count, number)
 
 
 class Load(Batches, BaseStage, frozen=True, tag="load"):
     """`result [, count] = load source batch N ...`."""
+
+    FORM = "x [, n] = load SOURCE batch N [split AXES] [per MEMBER] visit KIND seed N [tail KIND]"
 
     def alike(self) -> tuple[tuple[Ref, ...], ...]:
         return ()

@@ -1,14 +1,15 @@
+import msgspec
+
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Hints
 from commplan.ir.roles import Ref, name_of
 from commplan.ir.stages.base import BaseStage
-from commplan.ir.symbolic import steps
-from commplan.ir.symbolic.interpretation import Interpretation
+from commplan.ir.symbolic.deferred import Interpretation, steps
 from commplan.ir.types import Refs
 
 
-class Map(BaseStage, frozen=True, tag="map"):
-    """`results = map fn(operands) [per MEMBER]`."""
+class Call(msgspec.Struct, frozen=True):
+    """What a `map` of a plan and one of a schedule say alike."""
 
     READS = ("operands",)
     WRITES = ("results",)
@@ -20,6 +21,33 @@ class Map(BaseStage, frozen=True, tag="map"):
     span: Span
     per: tuple[str, ...] = ()
     per_record: bool = False  # applied record by record: on the host, or vmapped on the device
+
+    def meaning(self, env: Interpretation) -> None:
+        """A random function draws other numbers in every call, on the device for every name of a result,
+        along `per` and, of whole values, for each part and each shape of what it is given."""
+        fn, operands, by_record = self.fn, env.each(self.operands), self.per_record
+        if fn not in env.random:
+            env.call(fn, operands, self.results, by_record=by_record)
+            return
+        first = self.results[0]
+        name = first if env.random[fn] == "device" else steps.base_name(first)
+        env.draws[name] += 1
+        marks, differing = ("drawn for", name, env.draws[name]), self.per
+        if not by_record:
+            split = operands[0].value.placement.split if operands else ()
+            shapes = (tuple(leaf.shape for leaf in held.value.leaves) for held in operands)
+            marks = (*marks, *split, *shapes)
+            if fn not in env.elementwise:  # else where an element stands says of which part it is
+                differing += split
+        drawn = [steps.drawn(env, differing)]
+        env.call(fn, operands, self.results, marks, by_record=by_record, drawn=drawn)
+
+
+class Map(Call, BaseStage, frozen=True, tag="map"):
+    """`results = map fn(operands) [per MEMBER]`."""
+
+    FORM = "y, ... = map FN(x, ...) [per MEMBER]"
+
     hints: Hints = NO_HINTS
 
     def alike(self) -> tuple[tuple[Ref, ...], ...]:
@@ -27,9 +55,6 @@ class Map(BaseStage, frozen=True, tag="map"):
 
     def called(self) -> tuple[str, tuple[Ref, ...], tuple[Ref, ...]]:
         return self.fn, self.operands, self.results
-
-    def meaning(self, env: Interpretation) -> None:
-        steps.called(env, self.fn, self.operands, self.results, self.per, by_record=self.per_record)
 
     def written(self) -> tuple[str, ...]:
         operands = ", ".join(map(name_of, self.operands))

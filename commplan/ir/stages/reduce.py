@@ -1,21 +1,18 @@
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Algorithm, Hints, Reduction
-from commplan.ir.roles import Ref, name_of
-from commplan.ir.stages.base import BaseStage, over
-from commplan.ir.symbolic import steps
-from commplan.ir.symbolic.interpretation import Interpretation
-from commplan.ir.types import Over
+from commplan.ir.stages.base import StageOverAxes, over
+from commplan.ir.symbolic.deferred import Interpretation, steps
 
 
-class Reduce(BaseStage, frozen=True, tag="reduce"):
+class Reduce(StageOverAxes, frozen=True, tag="reduce"):
     """partial or per -> same. `across` is set where the axes are ensembles."""
 
+    FORM = "y = reduce x over AXES by OP [via ALGORITHM] [{ OPTIONS }]"
+    TAKES = ("partial", "per")
+    COLLECTIVE = "all_reduce"
     READS = ("operand", "op")
     SCALARS = ("op",)
 
-    result: Ref
-    operand: Ref
-    axes: Over
     op: Reduction
     span: Span
     across: bool = False
@@ -27,9 +24,8 @@ class Reduce(BaseStage, frozen=True, tag="reduce"):
         held = steps.averaged(env, env.of(self.operand), value, self.axes, op.name, op.weight, self.hints)
         env.put(self.result, held)
 
-    def written(self) -> tuple[str, ...]:
-        axes = over(self.axes, "across" if self.across else "over")
-        return (f"reduce {name_of(self.operand)}", axes, f"by {self.op.text()}")
+    def how(self) -> str:
+        return f"by {self.op.text()}"
 
-    def said(self) -> tuple[str, ...]:
-        return (f"reduce by {self.op.text()}", over(self.axes, "across" if self.across else "over"))
+    def where(self) -> str:
+        return over(self.axes, "across" if self.across else "over")

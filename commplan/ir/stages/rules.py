@@ -66,12 +66,10 @@ def even_batch(batch: Sequence[int], split: tuple[str, ...], ranks: Ranks) -> Vi
         if size % ways:
             lower, upper = size // ways * ways, (size // ways + 1) * ways
             nearest = f"the nearest that can are {lower} and {upper}"
+            fix = nearest if lower else f"the smallest that can is {upper}"
             over = f"the {ways} ranks of {listed(split)}"
-            return Violation(
-                f"a batch of {size} records cannot be split evenly over {over}",
-                (nearest if lower else f"the smallest that can is {upper}",),
-                index,
-            )
+            message = f"a batch of {size} records cannot be split evenly over {over}"
+            return Violation(message, (fix,), index)
     return None
 
 
@@ -80,14 +78,14 @@ def even_batch(batch: Sequence[int], split: tuple[str, ...], ranks: Ranks) -> Vi
 
 def takes(fn: str, operands: int, given: int) -> Violation | None:
     """A function is called with as many values as it has operands."""
-    found = f"`{fn}` takes {plural(operands, 'value')}, found {given}"
-    return Violation(found) if operands != given else None
+    message = f"`{fn}` takes {plural(operands, 'value')}, found {given}"
+    return Violation(message) if operands != given else None
 
 
 def gives(fn: str, results: int, names: int) -> Violation | None:
     """What a function gives has a name each."""
-    found = f"`{fn}` gives {plural(results, 'value')}, found {plural(names, 'name')} for them"
-    return Violation(found) if results != names else None
+    message = f"`{fn}` gives {plural(results, 'value')}, found {plural(names, 'name')} for them"
+    return Violation(message) if results != names else None
 
 
 # --- broadcast, share, exchange ---
@@ -106,10 +104,10 @@ def root(rank: int, axes: tuple[str, ...], ranks: Ranks) -> Violation | None:
 def chosen(who: str, count: object, axes: tuple[str, ...], ranks: Ranks) -> Violation | None:
     """Readers are members, and owners are workers: no more than there are. count: a number, where one is
     written."""
-    there, of = ranks(axes), {"readers": "member", "owners": "worker"}[who]
-    if not isinstance(count, int) or there is None or 1 <= count <= there:
+    most, of = ranks(axes), {"readers": "member", "owners": "worker"}[who]
+    if not isinstance(count, int) or most is None or 1 <= count <= most:
         return None
-    wrong = f"more than the {plural(there, of)} of {listed(axes)}" if count > there else "too few"
+    wrong = f"more than the {plural(most, of)} of {listed(axes)}" if count > most else "too few"
     return Violation(f"{count} {who} are {wrong}", (f"{who} are {of}s: at least 1, at most all of them",))
 
 
@@ -209,46 +207,42 @@ def stable(
     if moved < 1:
         return None
     factors, known = ("eta * rho * p", f", with p = {workers} workers") if workers else ("eta * rho", "")
-    return Violation(
-        f"`{mode}` is unstable: {factors} = {float(moved):.6g}, and it must be below 1{known}",
-        (
-            f"the centre would keep {float(1 - moved):.6g} of itself at every exchange",
-            "the bound is that of Zhang, Choromanska and LeCun (2015), beta = p * eta * rho < 1",
-        ),
-    )
+    message = f"`{mode}` is unstable: {factors} = {float(moved):.6g}, and it must be below 1{known}"
+    why = f"the centre would keep {float(1 - moved):.6g} of itself at every exchange"
+    bound = "the bound is that of Zhang, Choromanska and LeCun (2015), beta = p * eta * rho < 1"
+    return Violation(message, (why, bound))
 
 
 # --- sums ---
 
 
-def numbers(how: str, dtype: DType, what: str) -> Violation | None:
-    """Truth values are not added. how: an operator, or `elastic`; what: the values, in words."""
+def numbers(how: str, dtype: DType, subject: str) -> Violation | None:
+    """Truth values are not added. how: an operator, or `elastic`; subject: the values, in words."""
     if how not in ("sum", "mean") or dtype is not DType.BOOL:
         return None
     fix = "`by max` tells whether any is true, `by min` whether all are; convert to i32 to count"
-    return Violation(f"{what} is bool, and truth values have no {how}", (fix,))
+    return Violation(f"{subject} is bool, and truth values have no {how}", (fix,))
 
 
-def floats(how: str, dtype: DType, what: str) -> Violation | None:
+def floats(how: str, dtype: DType, noun: str) -> Violation | None:
     """A mean, and a step towards a centre, are fractions."""
     if how not in ("mean", "elastic") or dtype.is_float:
         return None
-    subject, fix = {
-        "mean": ("a mean", "a mean of integers is no integer: use `sum`, or convert with a fn first"),
-        "elastic": ("elastic averaging", "convert it, or keep it out of what is averaged"),
-    }[how]
-    return Violation(f"{subject} needs a float type, and {what} is {dtype}", (fix,))
+    subject, fix = "a mean", "a mean of integers is no integer: use `sum`, or convert with a fn first"
+    if how == "elastic":
+        subject, fix = "elastic averaging", "convert it, or keep it out of what is averaged"
+    return Violation(f"{subject} needs a float type, and {noun} is {dtype}", (fix,))
 
 
 def summable(how: str, leaves: Iterable[Leaf], ref: Ref) -> Violation | None:
     """Every leaf of the value `ref` is made of numbers, or of floats where `how` needs them."""
     named = [(leaf.dtype, leaf.label(ref)) for leaf in leaves]
-    found = (numbers(how, dtype, what) or floats(how, dtype, what) for dtype, what in named)
-    return next(filter(None, found), None)
+    broken = (numbers(how, dtype, name) or floats(how, dtype, name) for dtype, name in named)
+    return next(filter(None, broken), None)
 
 
 def native_sum(
-    how: str, via: Algorithm | None, hints: Hints, dtype: DType | None, what: str
+    how: str, via: Algorithm | None, hints: Hints, dtype: DType | None, subject: str
 ) -> Violation | None:
     """`via native` adds in the type that it sends: a wider sum cannot be asked of it, nor of a level.
 
@@ -265,7 +259,7 @@ def native_sum(
     notes = (f"{why}: leave `via` out, or write `accumulate = {wire}`",)
     wanted = f"{accumulate} is asked for"
     if hints.accumulate is None:
-        wanted = f"{what} is {dtype}"
+        wanted = f"{subject} is {dtype}"
         notes = ("where `accumulate` is left out, values are added in their own type", *notes)
     return Violation(f"`native` adds in the wire type {wire}, but {wanted}", notes)
 

@@ -1,18 +1,17 @@
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Algorithm, Hints
-from commplan.ir.roles import Ref
-from commplan.ir.stages.base import BaseStage
+from commplan.ir.stages.base import StageOverAxes
 from commplan.ir.stages.rules import Ranks, Violation, chosen
-from commplan.ir.symbolic.interpretation import Interpretation
-from commplan.ir.types import Over
+from commplan.ir.symbolic.deferred import Interpretation
 
 
-class Share(BaseStage, frozen=True, tag="share"):
+class Share(StageOverAxes, frozen=True, tag="share"):
     """same -> same: pins how sameness over `over` is made."""
 
-    result: Ref
-    operand: Ref
-    axes: Over
+    FORM = "y = share x over MEMBER via DESIGN"
+    TAKES = ("same",)
+    MAKES = "kept"
+
     via: Algorithm
     span: Span
     hints: Hints = NO_HINTS
@@ -21,5 +20,4 @@ class Share(BaseStage, frozen=True, tag="share"):
         return chosen("readers", self.via.get("readers"), self.axes, ranks)
 
     def meaning(self, env: Interpretation) -> None:
-        held = env.of(self.operand)
-        env.put(self.result, held.renamed(env.algebra, env.values[self.result], {}))
+        env.rename(self.result, env.of(self.operand), {})

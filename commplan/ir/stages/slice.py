@@ -1,16 +1,15 @@
 from commplan.diagnostics import Span
-from commplan.ir.roles import Ref
-from commplan.ir.stages.base import BaseStage
-from commplan.ir.symbolic.interpretation import Interpretation
-from commplan.ir.types import Over
+from commplan.ir.stages.base import StageOverAxes
+from commplan.ir.symbolic.deferred import Interpretation
 
 
-class Slice(BaseStage, frozen=True, tag="slice"):
+class Slice(StageOverAxes, frozen=True, tag="slice"):
     """same -> split, without communication."""
 
-    result: Ref
-    operand: Ref
-    axes: Over
+    FORM = "y = slice x over AXIS"
+    TAKES = ("same",)
+    MAKES = "split"
+
     span: Span
 
     def meaning(self, env: Interpretation) -> None:

@@ -62,33 +62,25 @@ class Run(NamedTuple):
 
 
 Slot = tuple[Chain, Term | None]  # no term of a frozen leaf: its own slots have them
+Rows = tuple[tuple[int, str | None], ...]  # (count, the axis along which such rows were gathered)
 
 
 class Block(NamedTuple):
-    rows: tuple[tuple[int, str | None], ...]  # (count, the axis along which such rows were gathered)
+    rows: Rows
     columns: int
     runs: tuple[Run, ...]
     slots: tuple[Slot, ...]
 
     @property
     def size(self) -> int:
-        return math.prod(count for count, _ in self.rows) * self.columns
+        return _count(self.rows) * self.columns
 
 
-class Frozen:
+class Frozen(NamedTuple):
     """A block of one row that stands where a leaf does. Row digits in its slots are those of the block
     around it."""
 
-    __slots__ = ("block",)
-
-    def __init__(self, block: Block) -> None:
-        self.block = block
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Frozen) and self.block == other.block
-
-    def __hash__(self) -> int:
-        return hash(self.block)
+    block: Block
 
 
 EMPTY = Block((), 0, (), ())
@@ -122,12 +114,8 @@ def renamed(algebra: Algebra, block: Block, symbols: Symbols) -> Block:
             slots.append(((), algebra.undefined("the part of a rank that owns none")))
         else:
             slots.append((positions, None if term is None else algebra.substitute(term, symbols)))
-    return Block(
-        block.rows,
-        block.columns,
-        _inside(block.runs, lambda inner: renamed(algebra, inner, symbols)),
-        tuple(slots),
-    )
+    runs = _inside(block.runs, lambda inner: renamed(algebra, inner, symbols))
+    return Block(block.rows, block.columns, runs, tuple(slots))
 
 
 def _inside(runs: tuple[Run, ...], function: Callable[[Block], Block]) -> tuple[Run, ...]:
@@ -146,12 +134,12 @@ class Builder:
         self.runs: list[Run] = []
         self.slots: dict[Slot, int] = {}
 
-    def block(self, rows: tuple[tuple[int, str | None], ...], columns: int) -> Block:
+    def block(self, rows: Rows, columns: int) -> Block:
         """The runs so far as a block; those that continue each other become one."""
         self.runs.sort(key=lambda run: run.at)
-        made: list[Run] = []
+        runs: list[Run] = []
         for run in self.runs:
-            last = made[-1] if made else None
+            last = runs[-1] if runs else None
             if last is not None and last.at + last.size > run.at:
                 raise UnsayableError("two runs of elements are put in one place")
             if (
@@ -161,13 +149,14 @@ class Builder:
                 and last.column + last.size == run.column
                 and (last.leaf is run.leaf or last.leaf == run.leaf)
             ):
-                made[-1] = last._replace(size=last.size + run.size)
+                runs[-1] = last._replace(size=last.size + run.size)
             elif run.size:
-                made.append(run)
-        return Block(rows, columns, tuple(made), tuple(self.slots))
+                runs.append(run)
+        return Block(rows, columns, tuple(runs), tuple(self.slots))
 
-    def put(self, at: int, size: int, leaf: Any, column: int, slot: Slot) -> None:
-        self.runs.append(Run(at, size, leaf, column, self.slots.setdefault(slot, len(self.slots))))
+    def put(self, at: int, size: int, leaf: Any, column: int, chain: Chain, term: Term | None) -> None:
+        slot = self.slots.setdefault((chain, term), len(self.slots))
+        self.runs.append(Run(at, size, leaf, column, slot))
 
     def take(self, source: Block, start: int, size: int, offset: int) -> None:
         """Columns `start` to `start + size` of `source`, from `offset` on."""
@@ -209,9 +198,9 @@ def in_rows(block: Block, ways: int, width: int, leaf: LeafShape | None = None) 
             of = of if chain else leaf._replace(number=of.number)
             if of.width(parts) != width:
                 raise UnsayableError(f"rows of {width} elements are no rows of leaf {of.number}")
-        builder.put(0, width, of, 0, (parts, term))
+        builder.put(0, width, of, 0, parts, term)
     elif block.runs:
-        builder.put(0, width, Frozen(block), 0, (cut((), ways, digits), None))
+        builder.put(0, width, Frozen(block), 0, cut((), ways, digits), None)
     return builder.block(((ways, None),), width)
 
 
@@ -275,7 +264,7 @@ def _depends_on_row(block: Block) -> bool:
     return any(symbol[0] == "row" for symbols in free for symbol in symbols)
 
 
-def _count(rows: Sequence[tuple[int, str | None]]) -> int:
+def _count(rows: Rows) -> int:
     return math.prod(count for count, _ in rows)
 
 
@@ -332,20 +321,18 @@ def combined(algebra: Algebra, blocks: Sequence[Block], function: Callable[[Sequ
     """Blocks put together element by element; each must hold the same elements in the same order."""
     builder = Builder()
     for begin, end, runs in aligned(blocks):
-        slots = [
-            ((), None) if run is None else b.slots[run.slot] for b, run in zip(blocks, runs, strict=True)
-        ]
-        places = {
-            (run.leaf, run.column + begin - run.at, chain)
-            for run, (chain, _) in zip(runs, slots, strict=True)
-            if run is not None
-        }
-        if len(places) > 1 or any(run and not slot[1] for run, slot in zip(runs, slots, strict=True)):
+        places: set[tuple[Any, int, Chain]] = set()
+        terms: list[Term | None] = []
+        for block, run in zip(blocks, runs, strict=True):
+            chain, term = ((), algebra.zero) if run is None else block.slots[run.slot]
+            terms.append(term)
+            if run is not None:
+                places.add((run.leaf, run.column + begin - run.at, chain))
+        known = [term for term in terms if term is not None]
+        if len(places) > 1 or len(known) < len(terms):
             raise UnsayableError("different elements are put together")
         if places:
-            leaf, column, chain = places.pop()
-            term = function([term or algebra.zero for _, term in slots])
-            builder.put(begin, end - begin, leaf, column, (chain, term))
+            builder.put(begin, end - begin, *places.pop(), function(known))
     return builder.block(blocks[0].rows, blocks[0].columns)
 
 
@@ -354,11 +341,11 @@ def aligned(blocks: Sequence[Block]) -> Iterable[tuple[int, int, list[Run | None
     edges = sorted({edge for block in blocks for run in block.runs for edge in (run.at, run.at + run.size)})
     places = [0] * len(blocks)
     for begin, end in itertools.pairwise(edges):
-        found: list[Run | None] = []
+        current: list[Run | None] = []
         for index, block in enumerate(blocks):
             runs = block.runs
             while places[index] < len(runs) and runs[places[index]].at + runs[places[index]].size <= begin:
                 places[index] += 1
-            here = runs[places[index]] if places[index] < len(runs) else None
-            found.append(here if here is not None and here.at <= begin else None)
-        yield begin, end, found
+            run = runs[places[index]] if places[index] < len(runs) else None
+            current.append(run if run is not None and run.at <= begin else None)
+        yield begin, end, current

@@ -9,23 +9,23 @@ from commplan.ir.symbolic.terms import Algebra, Argument, Atom, Contribution, Te
 
 
 class Comparison:
-    """`comparison(found, expected)`: the same contributions, and each rounded as the plan allows, no
+    """`comparison(actual, expected)`: the same contributions, and each rounded as the plan allows, no
     further."""
 
     def __init__(self, algebra: Algebra) -> None:
         self.algebra = algebra
         self._known: dict[tuple[int, int], bool] = {}
 
-    def __call__(self, found: Term, expected: Term) -> bool:
-        if not found.defined:
+    def __call__(self, actual: Term, expected: Term) -> bool:
+        if not actual.defined:
             return False
-        if found is expected:
+        if actual is expected:
             return True
-        if found.skeleton is not expected.skeleton:
+        if actual.skeleton is not expected.skeleton:
             return False
-        key = (found.number, expected.number)
+        key = (actual.number, expected.number)
         if key not in self._known:
-            self._known[key] = all(self._allowed(part, expected.parts) for part in found.parts)
+            self._known[key] = all(self._allowed(part, expected.parts) for part in actual.parts)
         return self._known[key]
 
     def _allowed(self, part: Contribution, expected: Sequence[Contribution]) -> bool:
@@ -35,23 +35,23 @@ class Comparison:
             if other.sums == part.sums and other.atom.skeleton is part.atom.skeleton
         )
 
-    def _atoms(self, found: Atom, expected: Atom) -> bool:
-        if found is expected:
+    def _atoms(self, actual: Atom, expected: Atom) -> bool:
+        if actual is expected:
             return True
-        match found.kind:
+        match actual.kind:
             case "call":
-                return self._arguments(found.content[1], expected.content[1])
+                return self._arguments(actual.content[1], expected.content[1])
             case "extreme":
-                return self(found.content[2], expected.content[2])
+                return self(actual.content[2], expected.content[2])
             case "only":
-                return self(found.content[1], expected.content[1])
+                return self(actual.content[1], expected.content[1])
             case _:
                 return False
 
-    def _arguments(self, found: Sequence[Argument], expected: Sequence[Argument]) -> bool:
+    def _arguments(self, actual: Sequence[Argument], expected: Sequence[Argument]) -> bool:
         """Runs of whole values may be cut otherwise; that they cover the same is known of the skeletons."""
         place = 0
-        for argument in found:
+        for argument in actual:
             if argument.size is None:
                 if not self(argument.term, expected[place].term):
                     return False
@@ -67,7 +67,12 @@ class Comparison:
         return True
 
 
-def _overlap(one: Argument, other: Argument) -> bool:
-    if one.operand != other.operand or one.size is None or other.size is None or one.leaf[0] != other.leaf[0]:
+def _overlap(left: Argument, right: Argument) -> bool:
+    if (
+        left.operand != right.operand
+        or left.size is None
+        or right.size is None
+        or left.leaf[0] != right.leaf[0]
+    ):
         return False
-    return one.leaf[1] < other.leaf[1] + other.size and other.leaf[1] < one.leaf[1] + one.size
+    return left.leaf[1] < right.leaf[1] + right.size and right.leaf[1] < left.leaf[1] + left.size

@@ -7,18 +7,21 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from types import MappingProxyType
+from typing import NamedTuple
 
 from commplan.ir.axes import coordinates
 from commplan.ir.optimizer_leaf_match import LeafMatch
 from commplan.ir.roles import Ref, name_of
 from commplan.ir.shard_shapes import row_size
 from commplan.ir.symbolic import blocks, moves
-from commplan.ir.symbolic.blocks import Block, Builder, LeafShape
+from commplan.ir.symbolic.blocks import Block, Builder, LeafShape, Rows
 from commplan.ir.symbolic.terms import (
     Algebra,
     Argument,
     Chain,
+    Contribution,
     Symbol,
     Symbols,
     Term,
@@ -37,9 +40,17 @@ from commplan.ir.symbolic.values import (
     uniform_if_whole,
 )
 from commplan.ir.types import DType
-from commplan.ir.values import Leaf, Value
+from commplan.ir.values import Leaf, Part, Value
 
 Paths = tuple[tuple[str, ...], ...]
+
+
+class _Call(NamedTuple):
+    """See `Interpretation.call`."""
+
+    name: str
+    given: Sequence[SymbolicValue]
+    drawn: Sequence[Argument]
 
 
 class Interpretation:
@@ -85,6 +96,10 @@ class Interpretation:
 
     def put(self, ref: Ref, held: SymbolicValue) -> None:
         self.held[ref] = held
+
+    def rename(self, ref: Ref, held: SymbolicValue, symbols: Symbols) -> None:
+        """`ref` is what is `held` with symbols replaced."""
+        self.held[ref] = held.renamed(self.algebra, self.values[ref], symbols)
 
     def sizes(self, axes: Sequence[str]) -> list[int]:
         return [self.algebra.sizes[axis] for axis in axes]
@@ -136,27 +151,26 @@ class Interpretation:
         paths: Paths = tuple(tuple(leaf.path for leaf in each) for each in leaves)
         known = fn in self.elementwise and not by_record and not served
         match = self.matches.get((fn, paths)) if known else None
+        called = " ".join(map(str, (fn, *marks)))
         for number, ref in enumerate(results):
+            call = _Call(f"{called}#{number}" if number else called, given, drawn)
             value = self.values[ref]
-            name = f"{fn}{''.join(f' {mark}' for mark in marks)}" + (f"#{number}" if number else "")
-            made = self._elementwise(name, given, value, match, number, drawn) if match is not None else None
+            held = None if match is None else self._elementwise(call, value, match, number)
             if by_record:
-                made = self._by_record(f"{name} by record", given, value, drawn)
-            self.held[ref] = self._opaque(name, given, value, drawn) if made is None else made
+                held = self._by_record(call, value)
+            self.held[ref] = held or self._opaque(call, value)
 
-    def _opaque(
-        self, name: str, given: Sequence[SymbolicValue], value: Value, drawn: Sequence[Argument]
-    ) -> SymbolicValue:
+    def _opaque(self, call: _Call, value: Value) -> SymbolicValue:
         """Every element of the result depends on all of every operand."""
-        arguments = [argument for number, held in enumerate(given) for argument in arguments_of(number, held)]
-        return SymbolicValue(value, ((), self.algebra.call(name, [*drawn, *arguments])))
+        arguments = [*call.drawn]
+        for number, held in enumerate(call.given):
+            arguments += arguments_of(number, held)
+        return SymbolicValue(value, ((), self.algebra.call(call.name, arguments)))
 
-    def _by_record(
-        self, name: str, given: Sequence[SymbolicValue], value: Value, drawn: Sequence[Argument]
-    ) -> SymbolicValue:
+    def _by_record(self, call: _Call, value: Value) -> SymbolicValue:
         """Every record of the result depends on the same record of the operands that are records, and on all
         of the others."""
-        arguments: list[Argument] = [*drawn]
+        given, arguments = call.given, [*call.drawn]
         chains: set[Chain] = set()
         for number, held in enumerate(given):
             if held.value.kind != "records":
@@ -169,66 +183,57 @@ class Interpretation:
         loaded = [leaf for held in given if held.value.kind == "records" for leaf in held.value.leaves]
         if len({leaf.shape[:1] for leaf in (*loaded, *value.leaves)}) > 1 or len(chains) > 1:
             raise UnsayableError("different records are put together")
-        return SymbolicValue(value, (chains.pop() if chains else (), self.algebra.call(name, arguments)))
+        term = self.algebra.call(f"{call.name} by record", arguments)
+        return SymbolicValue(value, (chains.pop() if chains else (), term))
 
-    def _elementwise(
-        self,
-        name: str,
-        given: Sequence[SymbolicValue],
-        value: Value,
-        match: LeafMatch,
-        number: int,
-        drawn: Sequence[Argument],
-    ) -> SymbolicValue | None:
+    def _elementwise(self, call: _Call, value: Value, match: LeafMatch, number: int) -> SymbolicValue | None:
         """Every element of the result depends on the same element of the leaves that go with its own, and on
         scalars."""
-        for leaf, uncut, group in zip(value.leaves, value.uncut, match.groups[number], strict=True):
-            held = [(given[operand].value, other) for operand, other in group or ()]
-            shapes = {(one.leaves[other].shape, one.uncut[other].shape) for one, other in held}
-            if not shapes <= {(leaf.shape, uncut.shape)}:
-                raise UnsayableError(f"leaf `{leaf.path}` is {list(leaf.shape)}, what it is made of is not")
-        scalars = [
-            *drawn,
-            *(Argument(scalar_of(given[operand], index), operand, index) for operand, index in match.scalars),
-        ]
-        if (
-            match.straight
-            and len({held.uniform[0] if held.uniform else None for held in given if has_arrays(held)}) == 1
-        ):
-            made = self._straight(name, given, value, match, scalars)
-            if made is not None:
-                return made
-        found: list[Block] = []
-        for index, (leaf, group) in enumerate(zip(value.leaves, match.groups[number], strict=True)):
-            if group is None and leaf.size:
-                return None
-            partners = [(operand, other, given[operand].blocks[other]) for operand, other in group or ()]
+        name, given, groups = call.name, call.given, match.groups[number]
+        for leaf, uncut, group in zip(value.leaves, value.uncut, groups, strict=True):
+            for operand, index in group or ():
+                other = given[operand].value
+                if (other.leaves[index].shape, other.uncut[index].shape) != (leaf.shape, uncut.shape):
+                    shape = list(leaf.shape)
+                    raise UnsayableError(f"leaf `{leaf.path}` is {shape}, what it is made of is not")
+        scalars = [*call.drawn]
+        for operand, index in match.scalars:
+            scalars.append(Argument(scalar_of(given[operand], index), operand, index))
+        chains = {held.uniform and held.uniform[0] for held in given if has_arrays(held)}
+        if match.straight and len(chains) == 1:
+            held = self._straight(call, value, match, scalars)
+            if held is not None:
+                return held
+        leaves: list[Block] = []
+        for index, (leaf, group) in enumerate(zip(value.leaves, groups, strict=True)):
             if not leaf.size:
-                found.append(blocks.EMPTY)
-            elif not partners:
-                shape = leaf_shape(value, index, ())
-                found.append(blocks.whole(shape, leaf.size, (), self.algebra.call(name, scalars)))
+                leaves.append(blocks.EMPTY)
+            elif group is None:
+                return None
+            elif group:
+                partners = [(operand, other, given[operand].blocks[other]) for operand, other in group]
+                leaves.append(self._zipped(name, value, index, partners, scalars))
             else:
-                found.append(self._zipped(name, value, index, partners, scalars))
-        return uniform_if_whole(value, found)
+                shape = leaf_shape(value, index, ())
+                leaves.append(blocks.whole(shape, leaf.size, (), self.algebra.call(name, scalars)))
+        return uniform_if_whole(value, leaves)
 
     def _straight(
-        self,
-        name: str,
-        given: Sequence[SymbolicValue],
-        value: Value,
-        match: LeafMatch,
-        scalars: list[Argument],
+        self, call: _Call, value: Value, match: LeafMatch, scalars: list[Argument]
     ) -> SymbolicValue | None:
         """All leaves at once."""
         alone = {operand for operand, _ in match.scalars}
-        operands = [(operand, held) for operand, held in enumerate(given) if operand not in alone]
-        if any(held.uniform is None for _, held in operands):
-            return None
-        said = [(operand, held.uniform) for operand, held in operands if held.uniform is not None]
-        chain = next((uniform[0] for operand, uniform in said if has_arrays(given[operand])), ())
-        arguments = [Argument(uniform[1], operand) for operand, uniform in said]
-        return SymbolicValue(value, (chain, self.algebra.call(name, [*arguments, *scalars])))
+        arguments: list[Argument] = []
+        chain: Chain = ()
+        for operand, held in enumerate(call.given):
+            if operand in alone:
+                continue
+            if held.uniform is None:
+                return None
+            arguments.append(Argument(held.uniform[1], operand))
+            if has_arrays(held):
+                chain = held.uniform[0]  # that of all
+        return SymbolicValue(value, (chain, self.algebra.call(call.name, [*arguments, *scalars])))
 
     def _zipped(
         self,
@@ -260,7 +265,7 @@ class Interpretation:
             if places:
                 chain, column, shape = places.pop()
                 term = self.algebra.call(name, [*arguments, *scalars])
-                builder.put(begin, end - begin, shape, column, (chain, term))
+                builder.put(begin, end - begin, shape, column, chain, term)
         return builder.block((), leaf.size)
 
     # Collectives
@@ -277,11 +282,11 @@ class Interpretation:
             moves.check_rows((operand.uniform[0],), axes)
             return operand.like(value, function)
         cached = functools.cache(function)
-        found = [
+        leaves = [
             moves.summed(self.algebra, block, axes, lambda term, dtype=leaf.dtype: cached(term, dtype))
             for block, leaf in zip(operand.blocks, operand.value.leaves, strict=True)
         ]
-        return uniform_if_whole(value, found)
+        return uniform_if_whole(value, leaves)
 
     def gathered(self, operand: SymbolicValue, value: Value, axes: Sequence[str]) -> SymbolicValue:
         """The rows of all ranks along `axes` of every leaf; a scalar as the first rank has it."""
@@ -290,76 +295,98 @@ class Interpretation:
             last = blocks.cut((), *self.row(axes))
             if not any(term.varies(axis) for axis in axes) and chain[len(chain) - len(last) :] == last:
                 return SymbolicValue(value, (chain[: len(chain) - len(last)], term))
-        first = self.root(axes, 0)
-        found: list[Block] = []
-        for block, leaf in zip(operand.blocks, value.leaves, strict=True):
-            if leaf.shape:
-                is_leaf = value.kind != "flat"
-                found.append(moves.gathered(self.algebra, block, axes, leaf.size, leaf=is_leaf))
-            else:
-                found.append(blocks.renamed(self.algebra, block, first))
-        return uniform_if_whole(value, found)
+        first, is_leaf = self.root(axes, 0), value.kind != "flat"
+        leaves = [
+            moves.gathered(self.algebra, block, axes, leaf.size, leaf=is_leaf)
+            if leaf.shape
+            else blocks.renamed(self.algebra, block, first)
+            for block, leaf in zip(operand.blocks, value.leaves, strict=True)
+        ]
+        return uniform_if_whole(value, leaves)
+
+    def swapped(self, operand: SymbolicValue, value: Value, axes: Sequence[str]) -> SymbolicValue:
+        """All-to-all: each element is what it was, at another place of its leaf and on another rank. Where
+        that is, is not followed: it is the same function of the element and of the block in which it comes.
+
+        A flat buffer has a row of every leaf in each of its rows.
+        """
+        several = [axis for axis in axes if self.algebra.sizes[axis] > 1]
+        if not several:
+            return operand.renamed(self.algebra, value, {})
+        ways, flat = math.prod(self.sizes(several)), value.kind == "flat"
+        own_rows = blocks.cut((), ways, ((ways, blocks.row(0)),))
+        for index, block in enumerate(operand.blocks):
+            if flat and block.rows != ((ways, None),):
+                raise UnsayableError(f"a buffer without {ways} rows of its own is swapped")
+            for run in block.runs:
+                chain = block.slots[run.slot][0]
+                own = run.column == run.at and isinstance(run.leaf, LeafShape) and run.leaf.number == index
+                if chain[-1:] != own_rows if flat else chain or not own:
+                    raise UnsayableError("what is swapped is not cut into the blocks of its leaves")
+        symbols = {rank(axis): ("from", axis) for axis in several}
+        block = Argument(self.algebra.value("the block in which it comes", several), 1)
+
+        def moved(term: Term, _: DType) -> Term:
+            parts: list[Contribution] = []
+            for part in term.parts:
+                bare = self.algebra.term([part._replace(trace=(), coefficient=Fraction(1))])
+                bound = Argument(self.algebra.substitute(bare, symbols), 0)
+                (called,) = self.algebra.call(f"swap over {', '.join(several)}", (bound, block)).parts
+                parts.append(called._replace(trace=part.trace, coefficient=part.coefficient))
+            return self.algebra.term(parts)
+
+        return operand.like(value, moved)
 
     def combined(
         self, operands: Sequence[SymbolicValue], value: Value, function: Callable[[Sequence[Term]], Term]
     ) -> SymbolicValue:
         """Trees put together element by element."""
-        said = [held.uniform for held in operands]
-        if all(uniform is not None and uniform[0] == (said[0] or ((),))[0] for uniform in said):
-            return SymbolicValue(
-                value, ((said[0] or ((),))[0], function([u[1] for u in said if u is not None]))
-            )
-        found = [
-            blocks.combined(self.algebra, [held.blocks[index] for held in operands], function)
-            for index in range(len(value.leaves))
-        ]
-        return uniform_if_whole(value, found)
+        uniform = [held.uniform for held in operands if held.uniform is not None]
+        chains = {chain for chain, _ in uniform}
+        if len(uniform) == len(operands) and len(chains) == 1:
+            return SymbolicValue(value, (chains.pop(), function([term for _, term in uniform])))
+        columns = zip(*(held.blocks for held in operands), strict=True)
+        leaves = [blocks.combined(self.algebra, column, function) for column in columns]
+        return uniform_if_whole(value, leaves)
 
     # Buffers
 
-    def packed(
-        self, parts: Sequence[tuple[Ref, int, int, int, int]], ways: int, value: Value
-    ) -> SymbolicValue:
-        """A flat buffer of `ways` rows from (value, leaf, first column, columns, offset) of leaves."""
+    def packed(self, parts: Sequence[Part], ways: int, value: Value) -> SymbolicValue:
+        """A flat buffer of `ways` rows from `parts` of leaves."""
         builder = Builder()
         known: dict[tuple[Ref, int], Block] = {}
-        rows: tuple[tuple[int, str | None], ...] = ()
-        for ref, leaf, start, size, offset in parts:
-            held = self.held[ref]
+        rows: Rows = ()
+        for part in parts:
+            held, leaf, column = self.held[part.value], part.leaf, part.start
+            block = known.get((part.value, leaf), held.blocks[leaf])
             if ways == 1:
-                block, column = blocks.row_of(self.algebra, held.blocks[leaf], start, size)
-                builder.take(block, column, size, offset)
-                continue
-            if (ref, leaf) not in known:
+                block, column = blocks.row_of(self.algebra, block, column, part.size)
+            elif (part.value, leaf) not in known:
                 width = row_size(held.value.kind, held.value.leaves[leaf], ways)
-                known[ref, leaf] = blocks.in_rows(held.blocks[leaf], ways, width, rows_of(held.value, leaf))
-            block = known[ref, leaf]
-            rows = _same_rows(rows, block.rows)
-            builder.take(block, start, size, offset)
+                block = blocks.in_rows(block, ways, width, rows_of(held.value, leaf))
+                known[part.value, leaf] = block
+                rows = _same_rows(rows, block.rows)
+            builder.take(block, column, part.size, part.offset)
         rows = rows or (((ways, None),) if ways > 1 else ())
         return SymbolicValue(value, None, [builder.block(rows, value.leaves[0].size // ways)])
 
-    def unpacked(
-        self, parts: Sequence[tuple[Ref, int, int, int, int]], ways: int, value: Value
-    ) -> SymbolicValue:
-        """The leaves of `value` from (buffer, leaf, first column, columns, offset) of buffers of `ways`
-        rows."""
+    def unpacked(self, parts: Sequence[Part], ways: int, value: Value) -> SymbolicValue:
+        """The leaves of `value` from `parts` of buffers of `ways` rows."""
         builders = [Builder() for _ in value.leaves]
-        rows: list[tuple[tuple[int, str | None], ...]] = [() for _ in value.leaves]
-        for ref, leaf, start, size, offset in parts:
-            (buffer,) = self.held[ref].blocks
-            column = offset
+        rows: list[Rows] = [() for _ in value.leaves]
+        for part in parts:
+            (buffer,), column = self.held[part.value].blocks, part.offset
             if ways == 1:
-                buffer, column = blocks.row_of(self.algebra, buffer, offset, size)
+                buffer, column = blocks.row_of(self.algebra, buffer, column, part.size)
             else:
                 buffer = blocks.in_rows(buffer, ways, buffer.size // ways)
-                rows[leaf] = _same_rows(rows[leaf], buffer.rows)
-            builders[leaf].take(buffer, column, size, start)
-        found: list[Block] = []
+                rows[part.leaf] = _same_rows(rows[part.leaf], buffer.rows)
+            builders[part.leaf].take(buffer, column, part.size, part.start)
+        leaves: list[Block] = []
         for index, leaf in enumerate(value.leaves):
             block = builders[index].block(rows[index], row_size(value.kind, leaf, ways))
-            found.append(placed(blocks.collapsed(block, leaf.size, leaf=True)))
-        return uniform_if_whole(value, found)
+            leaves.append(placed(blocks.collapsed(block, leaf.size, leaf=True)))
+        return uniform_if_whole(value, leaves)
 
     def sliced(
         self, operand: SymbolicValue, value: Value, ways: int, digits: Sequence[tuple[int, Symbol]]
@@ -376,16 +403,14 @@ class Interpretation:
                 return block
             width = row_size(operand.value.kind, leaf, ways)
             rows = blocks.in_rows(block, ways, width, rows_of(operand.value, index))
-            made = blocks.leading(rows, [count for count, _ in digits])
-            return blocks.renamed(self.algebra, made, symbols)._replace(rows=())
+            split = blocks.leading(rows, [count for count, _ in digits])
+            return blocks.renamed(self.algebra, split, symbols)._replace(rows=())
 
         leaves = operand.value.leaves
         return uniform_if_whole(value, list(map(part, range(len(leaves)), operand.blocks, leaves)))
 
 
-def _same_rows(
-    first: tuple[tuple[int, str | None], ...], second: tuple[tuple[int, str | None], ...]
-) -> tuple[tuple[int, str | None], ...]:
+def _same_rows(first: Rows, second: Rows) -> Rows:
     if first and second and first != second:
         raise UnsayableError("rows of different ranks are put side by side")
     return first or second

@@ -67,9 +67,9 @@ def gathered(algebra: Algebra, block: Block, axes: Sequence[str], size: int, *, 
     axes = [axis for axis in axes if algebra.sizes[axis] > 1]
     symbols = {rank(axis): row(index) for index, axis in enumerate(axes)}
     symbols |= {row(index): row(index + len(axes)) for index in range(len(block.rows))}
-    made = renamed(algebra, block, symbols)
     rows = (*((algebra.sizes[axis], axis) for axis in axes), *block.rows)
-    return collapsed(made._replace(rows=rows), size, leaf=leaf)
+    block = renamed(algebra, block, symbols)._replace(rows=rows)
+    return collapsed(block, size, leaf=leaf)
 
 
 def exchanged(algebra: Algebra, block: Block, axes: Sequence[str]) -> Block:
@@ -79,9 +79,8 @@ def exchanged(algebra: Algebra, block: Block, axes: Sequence[str]) -> Block:
     symbols: dict[Symbol, Symbol] = {}
     for index, axis in enumerate(axes):
         symbols |= {row(index): rank(axis), rank(axis): row(index)}
-    rows = tuple(
-        (count, axes[index] if index < len(axes) else axis) for index, (count, axis) in enumerate(block.rows)
-    )
+    counts = (count for count, _ in block.rows)
+    rows = (*zip(counts, axes, strict=False), *block.rows[len(axes) :])
     return renamed(algebra, block, symbols)._replace(rows=rows)
 
 
@@ -100,19 +99,19 @@ def rows_summed(algebra: Algebra, block: Block, ways: int) -> Block:
     digits = dict(enumerate(block.rows[:taken]))
     if any(row(digit) in free_in(chain) for chain in _chains(block) for digit in digits):
         raise UnsayableError("rows of one rank, which hold different elements, are added")
-    made = with_terms(block, functools.cache(functools.partial(algebra.summed_rows, digits=digits)))
+    add = functools.cache(functools.partial(algebra.summed_rows, digits=digits))
     symbols = {row(index): row(index - taken) for index in range(taken, len(block.rows))}
-    return renamed(algebra, made, symbols)._replace(rows=block.rows[taken:])
+    return renamed(algebra, with_terms(block, add), symbols)._replace(rows=block.rows[taken:])
 
 
 def _explicit_rows(block: Block, ways: int) -> list[Block]:
     width = block.columns // ways
-    found: list[Block] = []
+    rows: list[Block] = []
     for index in range(ways):
         builder = Builder()
         builder.take(block, index * width, width, 0)
-        found.append(builder.block((), width))
-    return found
+        rows.append(builder.block((), width))
+    return rows
 
 
 def added(algebra: Algebra, blocks: Sequence[Block]) -> Block:
@@ -130,7 +129,7 @@ def _owned_rows(algebra: Algebra, blocks: Sequence[Block]) -> Block | None:
     builder = Builder()
     for runs in zip(*(block.runs for block in blocks), strict=True):
         slots: list[Slot] = [block.slots[run.slot] for block, run in zip(blocks, runs, strict=True)]
-        alone = [found for _, term in slots if (found := _alone(term)) is not None]
+        alone = [pair for pair in (_alone(term) for _, term in slots) if pair is not None]
         heads = {chain[:-1] for chain, _ in slots}
         numbered = [
             bool(chain) and chain[-1].digits == ((len(blocks), at(number)),)
@@ -139,13 +138,13 @@ def _owned_rows(algebra: Algebra, blocks: Sequence[Block]) -> Block | None:
         same = len({run[:4] for run in runs}) == len(heads) == len({term for _, term in alone}) == 1
         if not same or not all(numbered) or len(alone) < len(slots):
             return None
-        conditions = [found for found, _ in alone]
+        conditions = [condition for condition, _ in alone]
         if len({tuple(symbol for symbol, _ in each) for each in conditions}) > 1:
             return None
         symbol = _owners(algebra, conditions)
         chain = (*heads.pop(), Cut(len(blocks), ((len(blocks), symbol),)))
         first = runs[0]
-        builder.put(first.at, first.size, first.leaf, first.column, (chain, alone[0][1]))
+        builder.put(first.at, first.size, first.leaf, first.column, chain, alone[0][1])
     return builder.block((), blocks[0].columns)
 
 

@@ -69,24 +69,26 @@ def cast(trace: Trace, before: DType, after: DType) -> Trace:
     return (*trace, ("cast", before, after))
 
 
-def accepts(made: Trace, allowed: Trace) -> bool:
+def accepts(trace: Trace, allowed: Trace) -> bool:
     """Whether what happened to a contribution is what its plan asks for: casts to the wire type, to the type
     that sums are made in and back, at the sum or move that they are written for, and every sum in its type.
     What is added travels in its wire type; what is only moved may. Factors are those of the plan."""
-    if made == allowed:
+    if trace == allowed:
         return True
-    if _factors(made) != _factors(allowed):
+    if _factors(trace) != _factors(allowed):
         return False
-    made, allowed = (tuple(event for event in trace if event[0] != "scale") for trace in (made, allowed))
     stages: list[_Stage] = []
-    for event in allowed:
+    for event in (event for event in allowed if event[0] != "scale"):
         own: DType = event[4] if event[0] == "allow" else stages[-1].own  # or a sum behind a stage
         wire, accumulate, again = (event[2], event[3], event[5]) if event[0] == "allow" else (own, own, False)
         stages.append(_Stage(set(event[1]), wire, accumulate, own, again))
     place, current = 0, None
     narrow: set[DType] = set()  # the types that it was cast to since the last sum
-    for event in made:
-        around = stages[place : place + 2]
+    for event in (event for event in trace if event[0] != "scale"):
+        end = place + 1
+        while end < len(stages) and not stages[end].adds:
+            end += 1  # what is only moved may travel as it is
+        around = stages[place : end + 1]
         if event[0] == "cast":
             if not any(event[2] in stage.types or holds(event[2], event[1]) for stage in around):
                 return False

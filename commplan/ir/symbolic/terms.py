@@ -15,6 +15,7 @@ are symbols, so that nothing depends on how many ranks there are:
     ("rank", axis)   that of the rank that is looked at        ("row", n)     the n-th row digit of a buffer
     ("all", axis)    summed over                               ("at", k)      k
     ("owner", ((axis, symbol), ..), ranks)    the place among `ranks` of the rank with these coordinates
+    ("before", symbol, k, n)    k places before a coordinate among n, around the end
 
 Sums are sets, so order, buckets, levels and algorithms drop out. Rounding does not: a trace lists casts, the
 sums made between them, and factors, in order; in the term of a plan it lists what the plan allows
@@ -86,6 +87,10 @@ class Contribution(NamedTuple):
     trace: Trace
     coefficient: Fraction
 
+    def traced(self, event: Event | None) -> Contribution:
+        """This one with one more event in its trace."""
+        return self if event is None else self._replace(trace=(*self.trace, event))
+
     def summed(self, axes: Iterable[str], times: int) -> Contribution:
         """This one summed over `axes` too, and counted so many times."""
         return self._replace(sums=_joined(self.sums, axes), coefficient=self.coefficient * times)
@@ -154,10 +159,10 @@ class Algebra:
             key = (atom, sums, trace)
             known = total.get(key)
             total[key] = coefficient if known is None else known + coefficient
-        made = [Contribution(*key, coefficient) for key, coefficient in total.items() if coefficient]
-        if len(made) > 1:
-            made.sort(key=lambda part: (part.atom.number, part.sums, part.trace))
-        contributions = tuple(made)
+        merged = [Contribution(*key, coefficient) for key, coefficient in total.items() if coefficient]
+        if len(merged) > 1:
+            merged.sort(key=lambda part: (part.atom.number, part.sums, part.trace))
+        contributions = tuple(merged)
         term = self._terms.get(contributions)
         if term is None:
             term = self._terms[contributions] = Term(len(self._terms), contributions)
@@ -168,11 +173,11 @@ class Algebra:
 
     def atom(self, kind: str, *content: Any) -> Atom:
         key = (kind, *content)
-        found = self._atoms.get(key)
-        if found is None:
-            found = self._atoms[key] = Atom(len(self._atoms), kind, content)
-            self._describe(found)
-        return found
+        atom = self._atoms.get(key)
+        if atom is None:
+            atom = self._atoms[key] = Atom(len(self._atoms), kind, content)
+            self._describe(atom)
+        return atom
 
     def _describe(self, atom: Atom) -> None:
         content = atom.content
@@ -208,6 +213,12 @@ class Algebra:
         where = tuple((axis, self.sizes[axis], rank(axis)) for axis in several)
         return replaced(("owner", where, numbers), {})
 
+    def shift(self, axes: Sequence[str], by: int) -> Symbols:
+        """For what comes from the rank `by` places before, along one axis: its coordinate, as a
+        substitution."""
+        (axis,) = axes
+        return {rank(axis): _before(rank(axis), by, self.sizes[axis])} if self.sizes[axis] > 1 else {}
+
     # Arithmetic
 
     def add(self, terms: Sequence[Term]) -> Term:
@@ -223,7 +234,7 @@ class Algebra:
 
     def traced(self, term: Term, event: Event) -> Term:
         """`term` with one more event in every trace."""
-        return self.term(part._replace(trace=(*part.trace, event)) for part in term.parts)
+        return self.term(part.traced(event) for part in term.parts)
 
     def cast(self, term: Term, before: DType, after: DType) -> Term:
         """`term` converted from one type to another."""
@@ -238,11 +249,9 @@ class Algebra:
         if len(inner.parts) == 1 and inner.parts[0].atom.kind == "only":
             (part,) = inner.parts
             if not part.sums and not part.trace:
-                merged = (*part.atom.content[0], *wanted.items())
-                made = self.atom(
-                    "only", tuple(sorted(merged)), self.scaled(part.atom.content[1], part.coefficient)
-                )
-                return self.single(made)
+                known, whole = part.atom.content
+                wanted = dict((*known, *wanted.items()))
+                inner = self.scaled(whole, part.coefficient)
         return self.single(self.atom("only", tuple(sorted(wanted.items())), inner))
 
     def total(self, term: Term, axes: Sequence[str], allowed: Event | None = None) -> Term:
@@ -252,8 +261,7 @@ class Algebra:
         parts: list[Contribution] = []
         for part in term.parts:
             event = allowed or (("sum", several) if is_rounded(part.trace) and several else None)
-            traced = part if event is None else part._replace(trace=(*part.trace, event))
-            parts += self._total(traced, axes)
+            parts += self._total(part.traced(event), axes)
         return self.term(parts)
 
     def _total(self, part: Contribution, axes: Sequence[str]) -> Iterator[Contribution]:
@@ -298,11 +306,10 @@ class Algebra:
                 raise UnsayableError("rows are added of which it is not said whose they are")
             same = math.prod(count for digit, (count, _) in digits.items() if digit not in varying)
             event = ("sum", axes) if is_rounded(part.trace) and axes else None
-            traced = part if event is None else part._replace(trace=(*part.trace, event))
             symbols: Symbols = {row(digit): ("all", axis) for digit, axis in varying.items()}
             _check_unbound(part.sums, free, symbols)
             bound = self.substitute_atom(part.atom, symbols)
-            parts += _within(traced.summed(map(str, varying.values()), same), bound)
+            parts += _within(part.traced(event).summed(map(str, varying.values()), same), bound)
         return self.term(parts)
 
     # Substitution
@@ -312,22 +319,22 @@ class Algebra:
         if term.free.isdisjoint(symbols):
             return term
         key = (term.number, True, tuple(symbols.items()))
-        found = self._substituted.get(key)
-        if found is None:
+        result = self._substituted.get(key)
+        if result is None:
             for part in term.parts:
                 _check_unbound(part.sums, part.atom.free, symbols)
             parts = (_within(part, self.substitute_atom(part.atom, symbols)) for part in term.parts)
-            found = self._substituted[key] = self.term(itertools.chain.from_iterable(parts))
-        return found
+            result = self._substituted[key] = self.term(itertools.chain.from_iterable(parts))
+        return result
 
     def substitute_atom(self, atom: Atom, symbols: Symbols) -> Term:
         if atom.free.isdisjoint(symbols):
             return self.single(atom)
         key = (atom.number, False, tuple(symbols.items()))
-        found = self._substituted.get(key)
-        if found is None:
-            found = self._substituted[key] = self._renamed(atom, symbols)
-        return found
+        result = self._substituted.get(key)
+        if result is None:
+            result = self._substituted[key] = self._renamed(atom, symbols)
+        return result
 
     def _renamed(self, atom: Atom, symbols: Symbols) -> Term:
         content = atom.content
@@ -339,13 +346,14 @@ class Algebra:
                 where = tuple(pair for pair in where if pair != ("", at(0)))
                 return self.single(self.atom("value", content[0], where))
             case "call":
-                made: list[Argument] = []
+                arguments: list[Argument] = []
                 for argument in content[1]:
                     chain = substituted(argument.chain, symbols)
                     if chain is None:
                         return self.undefined("the part of a rank that owns none")
-                    made.append(argument._replace(term=self.substitute(argument.term, symbols), chain=chain))
-                return self.call(content[0], made)
+                    term = self.substitute(argument.term, symbols)
+                    arguments.append(argument._replace(term=term, chain=chain))
+                return self.call(content[0], arguments)
             case "extreme":
                 op, axes, inner = content
                 _check_unbound(axes, inner.free, symbols)
@@ -365,25 +373,27 @@ class Algebra:
 
 def _merged(arguments: Iterable[Argument]) -> tuple[Argument, ...]:
     """`arguments` without what rounded them; runs of elements that differed in that alone are one."""
-    made: list[Argument] = []
+    merged: list[Argument] = []
     for argument in (each._replace(term=each.term.skeleton) for each in arguments):
-        last = made[-1] if made else None
+        last = merged[-1] if merged else None
         if last is not None and argument.size is not None and last.size is not None:
             leaf, begin, source = last.leaf
             following = last._replace(leaf=(leaf, begin + last.size, source), column=last.column + last.size)
             if following._replace(size=argument.size) == argument:
-                made[-1] = last._replace(size=last.size + argument.size)
+                merged[-1] = last._replace(size=last.size + argument.size)
                 continue
-        made.append(argument)
-    return tuple(made)
+        merged.append(argument)
+    return tuple(merged)
 
 
 def replaced(symbol: Symbol, symbols: Symbols) -> Symbol:
     """`symbol` after a substitution; of an owner whose coordinates are all numbers its place: ("at", -1) for
     a rank that is none."""
+    if symbol[0] == "before":
+        return _before(replaced(symbol[1], symbols), *symbol[2:])
     if symbol[0] != "owner":
         return symbols.get(symbol, symbol)
-    where = tuple((axis, size, symbols.get(inner, inner)) for axis, size, inner in symbol[1])
+    where = tuple((axis, size, replaced(inner, symbols)) for axis, size, inner in symbol[1])
     if any(inner[0] != "at" for _, _, inner in where):
         return ("owner", where, symbol[2])
     number = 0
@@ -392,12 +402,54 @@ def replaced(symbol: Symbol, symbols: Symbols) -> Symbol:
     return at(symbol[2].index(number) if number in symbol[2] else -1)
 
 
+def coordinate_in_words(axis: str, symbol: Symbol) -> str:
+    """Which rank along `axis` is meant; nothing is said of this rank's own coordinate."""
+    match symbol[0]:
+        case "rank" | "all":
+            return "" if symbol[1] == axis else f"the rank along {axis} that this rank is along {symbol[1]}"
+        case "at":
+            return f"rank {symbol[1]} along {axis}"
+        case "owner":
+            return "its owner"
+        case "before":
+            last = coordinate_in_words(axis, symbol[1]) or "this one"
+            return f"the rank {symbol[2]} before {last} along {axis}"
+        case _:
+            return f"each rank along {axis}"
+
+
+def row_in_words(symbol: Symbol) -> str:
+    """Which row is meant where `symbol` is its number."""
+    match symbol[0]:
+        case "rank":
+            return f"this rank's along {symbol[1]}"
+        case "all":
+            return f"every rank's along {symbol[1]}"
+        case "at":
+            return str(symbol[1])
+        case "owner":
+            return "this owner's"
+        case "before":
+            return f"{row_in_words(symbol[1])} - {symbol[2]}"
+        case _:
+            return "each"
+
+
+def _before(symbol: Symbol, by: int, count: int) -> Symbol:
+    """The coordinate `by` places before `symbol`, of `count` that follow one another around the end."""
+    if symbol[0] == "before" and symbol[3] == count:
+        symbol, by = symbol[1], by + symbol[2]
+    if symbol[0] == "at":
+        return at((symbol[1] - by) % count)
+    return ("before", symbol, by % count, count) if by % count else symbol
+
+
 def substituted(chain: Chain, symbols: Symbols) -> Chain | None:
     """`chain` with symbols replaced; None where it becomes the part of a rank that owns none."""
     if not chain:
         return chain
-    made = tuple(Cut(c.ways, tuple((n, replaced(s, symbols)) for n, s in c.digits)) for c in chain)
-    return None if any(symbol == ("at", -1) for cut in made for _, symbol in cut.digits) else made
+    cuts = tuple(Cut(c.ways, tuple((n, replaced(s, symbols)) for n, s in c.digits)) for c in chain)
+    return None if any(symbol == ("at", -1) for cut in cuts for _, symbol in cut.digits) else cuts
 
 
 def free_in(chain: Chain) -> frozenset[Symbol]:
@@ -406,13 +458,15 @@ def free_in(chain: Chain) -> frozenset[Symbol]:
 
 
 def _free(symbols: Iterable[Symbol]) -> frozenset[Symbol]:
-    found: set[Symbol] = set()
+    free: set[Symbol] = set()
     for symbol in symbols:
-        if symbol[0] == "owner":
-            found.update(inner for _, _, inner in symbol[1] if inner[0] in ("rank", "row"))
+        if symbol[0] == "before":
+            free |= _free(symbol[1:2])
+        elif symbol[0] == "owner":
+            free |= _free(inner for _, _, inner in symbol[1])
         elif symbol[0] in ("rank", "row"):
-            found.add(symbol)
-    return frozenset(found)
+            free.add(symbol)
+    return frozenset(free)
 
 
 def _check_unbound(sums: Sequence[str], free: frozenset[Symbol], symbols: Symbols) -> None:
@@ -429,6 +483,5 @@ def _joined(first: Iterable[str], second: Iterable[str]) -> tuple[str, ...]:
 def _within(outer: Contribution, inner: Term) -> Iterator[Contribution]:
     """What `outer` is where `inner` stands for its atom."""
     for atom, sums, trace, coefficient in inner.parts:
-        yield Contribution(
-            atom, _joined(outer.sums, sums), trace + outer.trace, coefficient * outer.coefficient
-        )
+        both = _joined(outer.sums, sums)
+        yield Contribution(atom, both, trace + outer.trace, coefficient * outer.coefficient)

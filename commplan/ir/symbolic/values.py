@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from commplan.ir.symbolic import blocks
-from commplan.ir.symbolic.blocks import Block, Builder, LeafShape, Run
+from commplan.ir.symbolic.blocks import Block, Builder, LeafShape, Rows, Run
 from commplan.ir.symbolic.terms import Algebra, Argument, Chain, Symbols, Term, UnsayableError, substituted
 from commplan.ir.types import DType
 from commplan.ir.values import Value
@@ -22,25 +22,24 @@ class SymbolicValue:
     __slots__ = ("_blocks", "uniform", "value")
 
     def __init__(
-        self, value: Value, uniform: tuple[Chain, Term] | None = None, found: Sequence[Block] = ()
+        self, value: Value, uniform: tuple[Chain, Term] | None = None, leaves: Sequence[Block] = ()
     ) -> None:
         self.value = value
         cut = value.kind == "records" or any(leaf.shape and leaf.size for leaf in value.leaves)
         if uniform is not None and not cut:
             uniform = ((), uniform[1])
         self.uniform = uniform
-        self._blocks: tuple[Block, ...] | None = tuple(found) if uniform is None else None
+        self._blocks: tuple[Block, ...] | None = tuple(leaves) if uniform is None else None
 
     @property
     def blocks(self) -> tuple[Block, ...]:
         if self._blocks is None:
             assert self.uniform is not None
             chain, term = self.uniform
+            shapes = (leaf_shape(self.value, index, chain) for index in range(len(self.value.leaves)))
             self._blocks = tuple(
-                blocks.whole(
-                    leaf_shape(self.value, index, chain), leaf.size, chain if leaf.shape else (), term
-                )
-                for index, leaf in enumerate(self.value.leaves)
+                blocks.whole(shape, leaf.size, chain if leaf.shape else (), term)
+                for shape, leaf in zip(shapes, self.value.leaves, strict=True)
             )
         return self._blocks
 
@@ -49,14 +48,14 @@ class SymbolicValue:
         dtypes = {leaf.dtype for leaf in self.value.leaves} or {DType.F32}
         if self.uniform is not None:
             chain, term = self.uniform
-            made = {function(term, dtype) for dtype in dtypes}
-            if len(made) == 1:
-                return SymbolicValue(value, (chain, made.pop()))
-        found = [
+            terms = {function(term, dtype) for dtype in dtypes}
+            if len(terms) == 1:
+                return SymbolicValue(value, (chain, terms.pop()))
+        leaves = [
             blocks.with_terms(block, lambda term, dtype=leaf.dtype: function(term, dtype))
             for block, leaf in zip(self.blocks, self.value.leaves, strict=True)
         ]
-        return uniform_if_whole(value, found)
+        return uniform_if_whole(value, leaves)
 
     def each(self, value: Value, function: Callable[[Block], Block]) -> SymbolicValue:
         """`value`, of whose leaves each is `function` of this one's block."""
@@ -73,31 +72,31 @@ class SymbolicValue:
         return SymbolicValue(value, (positions, algebra.substitute(term, symbols)))
 
 
-def uniform_if_whole(value: Value, found: Sequence[Block]) -> SymbolicValue:
+def uniform_if_whole(value: Value, leaves: Sequence[Block]) -> SymbolicValue:
     """`value` with these blocks, said once where they are all alike."""
+    return SymbolicValue(value, _uniform(value, leaves), leaves)
+
+
+def _uniform(value: Value, leaves: Sequence[Block]) -> tuple[Chain, Term] | None:
     chains: set[Chain] = set()
     terms: set[Term] = set()
-    for index, (block, leaf) in enumerate(zip(found, value.leaves, strict=True)):
+    for index, (block, leaf) in enumerate(zip(leaves, value.leaves, strict=True)):
         if not leaf.size:
             continue
-        run = block.runs[0] if len(block.runs) == 1 else None
-        if run is None or block.rows:
-            return SymbolicValue(value, None, found)
+        if len(block.runs) != 1 or block.rows:
+            return None
+        run = block.runs[0]
         chain, term = block.slots[run.slot]
         if term is None or (chain and not leaf.shape):
-            return SymbolicValue(value, None, found)
+            return None
         if run[:4] != (0, leaf.size, leaf_shape(value, index, chain), 0):
-            return SymbolicValue(value, None, found)
+            return None
         terms.add(term)
         if leaf.shape:
             chains.add(chain)
         if len(terms) > 1 or len(chains) > 1:
-            return SymbolicValue(value, None, found)
-    return (
-        SymbolicValue(value, (chains.pop() if chains else (), terms.pop()))
-        if terms
-        else SymbolicValue(value, None, found)
-    )
+            return None
+    return (chains.pop() if chains else (), terms.pop()) if terms else None
 
 
 def leaf_shape(value: Value, index: int, chain: Chain) -> LeafShape:
@@ -128,7 +127,7 @@ class Place(NamedTuple):
     chain: Chain
     column: int
     term: Term
-    rows: tuple[tuple[int, str | None], ...] = ()
+    rows: Rows = ()
 
     def argument(self, operand: int, leaf: tuple[int, tuple[int, ...]]) -> Argument:
         of = (*leaf, self.rows)
@@ -159,10 +158,10 @@ def placed(block: Block) -> Block:
         chain, term = block.slots[run.slot]
         number = _number(chain)
         if number is None or not isinstance(run.leaf, LeafShape):
-            builder.put(run.at, run.size, run.leaf, run.column, (chain, term))
+            builder.put(run.at, run.size, run.leaf, run.column, chain, term)
             continue
         column = number * run.leaf.width(chain) + run.column
-        builder.put(run.at, run.size, run.leaf.uncut(), column, ((), term))
+        builder.put(run.at, run.size, run.leaf.uncut(), column, (), term)
     return builder.block(block.rows, block.columns)
 
 
@@ -194,9 +193,8 @@ def scalar_of(held: SymbolicValue, index: int) -> Term:
     block = held.blocks[index]
     chain, term = block.slots[block.runs[0].slot] if block.runs else ((), None)
     if block.rows or chain or term is None or block.runs[0].leaf != LeafShape(index, 1, 1):
-        raise UnsayableError(
-            f"leaf `{held.value.leaves[index].path}` of `{held.value.id}` is no whole scalar"
-        )
+        path = held.value.leaves[index].path
+        raise UnsayableError(f"leaf `{path}` of `{held.value.id}` is no whole scalar")
     return term
 
 

@@ -7,7 +7,7 @@ from fractions import Fraction
 from commplan.ir.roles import name_of
 from commplan.ir.symbolic.blocks import Block, LeafShape
 from commplan.ir.symbolic.rounding import Trace
-from commplan.ir.symbolic.terms import Atom, Chain, Contribution, Symbol, Term
+from commplan.ir.symbolic.terms import Atom, Chain, Contribution, Term, coordinate_in_words, row_in_words
 from commplan.ir.symbolic.values import Place, whole_runs
 
 MOST = 4  # contributions, and arguments, that are shown
@@ -30,11 +30,9 @@ def block_in_words(block: Block, path: str) -> str:
     terms = [known for _, known in block.slots if known is not None]
     if not block.rows and len(terms) == len(block.slots):
         return element(path, 0, whole_runs(block)[0] if block.runs else None, None)
-    nothing = next(
-        (part.atom for known in terms for part in known.parts if part.atom.kind == "undefined"), None
-    )
-    if nothing is not None:
-        return _atom(nothing, 0)
+    for atom in (part.atom for known in terms for part in known.parts):
+        if atom.kind == "undefined":
+            return _atom(atom, 0)
     if not block.runs or not terms:
         return "rows of several ranks"
     first = block.runs[0]
@@ -43,11 +41,11 @@ def block_in_words(block: Block, path: str) -> str:
     return f"rows of several ranks, the first at {where}: {term(terms[0])}"
 
 
-def term(found: Term, depth: int = 0) -> str:
-    if not found.parts:
+def term(value: Term, depth: int = 0) -> str:
+    if not value.parts:
         return "zero"
-    shown = [_contribution(part, depth) for part in found.parts[:MOST]]
-    return " + ".join([*shown, *([".."] if len(found.parts) > MOST else [])])
+    shown = [_contribution(part, depth) for part in value.parts[:MOST]]
+    return " + ".join([*shown, *([".."] if len(value.parts) > MOST else [])])
 
 
 def _contribution(part: Contribution, depth: int) -> str:
@@ -83,7 +81,7 @@ def _atom(atom: Atom, depth: int) -> str:
     content = atom.content
     match atom.kind:
         case "value":
-            where = [_coordinate(axis, symbol) for axis, symbol in content[1]]
+            where = [coordinate_in_words(axis, symbol) for axis, symbol in content[1]]
             known = ", ".join(word for word in where if word)
             return f"`{name_of(content[0]) or content[0]}`" + (f" of {known}" if known else "")
         case "call":
@@ -101,33 +99,6 @@ def _atom(atom: Atom, depth: int) -> str:
             return f"nothing that is defined: {content[0]}"
 
 
-def _coordinate(axis: str, symbol: Symbol) -> str:
-    match symbol[0]:
-        case "rank" | "all":
-            return "" if symbol[1] == axis else f"the rank along {axis} that this rank is along {symbol[1]}"
-        case "at":
-            return f"rank {symbol[1]} along {axis}"
-        case "owner":
-            return "its owner"
-        case _:
-            return f"each rank along {axis}"
-
-
 def _chain(chain: Chain) -> str:
-    words: list[str] = []
-    for cut in chain:
-        digits: list[str] = []
-        for _, symbol in cut.digits:
-            match symbol[0]:
-                case "rank":
-                    digits.append(f"this rank's along {symbol[1]}")
-                case "all":
-                    digits.append(f"every rank's along {symbol[1]}")
-                case "at":
-                    digits.append(str(symbol[1]))
-                case "owner":
-                    digits.append("this owner's")
-                case _:
-                    digits.append("each")
-        words.append(f" of row {' and '.join(digits)} of {cut.ways}")
-    return "".join(words)
+    rows = (" and ".join(row_in_words(symbol) for _, symbol in cut.digits) for cut in chain)
+    return "".join(f" of row {row} of {cut.ways}" for cut, row in zip(chain, rows, strict=True))

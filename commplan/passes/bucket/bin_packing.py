@@ -14,10 +14,10 @@ from commplan.ir.types import DType
 WHOLE = 4  # a leaf of up to so many limits travels whole
 MOST = 100_000  # buckets that leaves of one stage are cut into, at most
 PIECE = 2  # pieces of one that is larger are of at most so many limits
-Fate = CollectiveKind | None  # what happens to a leaf; None: it is already what the result wants
+LeafCollective = CollectiveKind | None  # what happens to a leaf; None: it is already what the result wants
 
 
-class Item(msgspec.Struct, frozen=True):
+class LeafSlice(msgspec.Struct, frozen=True):
     """A leaf on its way into a buffer: `columns` elements in each of `ways` rows."""
 
     value: Ref
@@ -26,7 +26,7 @@ class Item(msgspec.Struct, frozen=True):
     dtype: DType
     columns: int
     ways: int
-    fate: Fate
+    fate: LeafCollective
     place: int  # in order of readiness
 
     @property
@@ -40,11 +40,11 @@ class Bucket(msgspec.Struct):
 
     dtype: DType
     ways: int
-    fate: Fate
-    runs: list[tuple[Item, int, int]] = msgspec.field(default_factory=list[tuple[Item, int, int]])
+    fate: LeafCollective
+    runs: list[tuple[LeafSlice, int, int]] = msgspec.field(default_factory=list[tuple[LeafSlice, int, int]])
     columns: int = 0
 
-    def add(self, item: Item, start: int, size: int) -> None:
+    def add(self, item: LeafSlice, start: int, size: int) -> None:
         self.runs.append((item, start, size))
         self.columns += size
 
@@ -63,7 +63,7 @@ class Bucket(msgspec.Struct):
         return self.runs[0][2] < self.runs[0][0].columns
 
 
-def fill(items: Sequence[Item], limit: int | None) -> list[Bucket]:
+def fill(items: Sequence[LeafSlice], limit: int | None) -> list[Bucket]:
     """Items into buckets, first come first in; buckets in the order in which they are complete.
 
     A leaf larger than the limit has a bucket of its own and stays whole up to `WHOLE` limits: its
@@ -72,7 +72,7 @@ def fill(items: Sequence[Item], limit: int | None) -> list[Bucket]:
     into equal pieces of at most `PIECE` limits, which bounds the buffers.
     """
     closed: list[Bucket] = []
-    open_: dict[tuple[DType, int, Fate], Bucket] = {}
+    open_: dict[tuple[DType, int, LeafCollective], Bucket] = {}
     for item in items:
         key = (item.dtype, item.ways, item.fate)
         bucket = open_.get(key)
@@ -90,7 +90,7 @@ def fill(items: Sequence[Item], limit: int | None) -> list[Bucket]:
     return sorted([*closed, *open_.values()], key=lambda bucket: bucket.last)
 
 
-def halved(items: Sequence[Item]) -> tuple[int, int]:
+def halved(items: Sequence[LeafSlice]) -> tuple[int, int]:
     """Bytes of the larger and the smaller part where leaves are cut in two as evenly as can be. With the
     first as its limit `fill` makes these two, of leaves of one dtype.
     """
@@ -99,7 +99,7 @@ def halved(items: Sequence[Item]) -> tuple[int, int]:
     return larger, whole - larger
 
 
-def pieces(item: Item, limit: int | None) -> int:
+def pieces(item: LeafSlice, limit: int | None) -> int:
     """How many buckets a leaf is cut into, where no bucket but its own may pass `limit` bytes."""
     row = item.dtype.nbytes * item.ways
     if limit is None or item.columns * row <= WHOLE * limit:
@@ -107,7 +107,7 @@ def pieces(item: Item, limit: int | None) -> int:
     return -(-item.columns // max(1, PIECE * limit // row))
 
 
-def _runs(item: Item, limit: int) -> list[tuple[int, int]]:
+def _runs(item: LeafSlice, limit: int) -> list[tuple[int, int]]:
     """A leaf larger than `limit` bytes as one run, or a giant one as equal runs: (first column, columns)."""
     count = pieces(item, limit)
     step = -(-item.columns // count)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Annotated, ClassVar
 
 import msgspec
+from msgspec.structs import replace
 
 from commplan.ir.plan import Ref, name_of
 from commplan.ir.remark import Choice
@@ -14,7 +15,7 @@ from commplan.ir.schedule import operands as operands_of
 from commplan.ir.schedule import results as results_of
 from commplan.ir.types import sized
 from commplan.passes.bucket import size_model
-from commplan.passes.bucket.bin_packing import WHOLE, Bucket, Item
+from commplan.passes.bucket.bin_packing import WHOLE, Bucket, LeafSlice
 from commplan.passes.bucket.packing import Order, items_of, pack_collectives
 from commplan.passes.bucket.size_model import Size
 from commplan.passes.pipeline.base import Context, Pass
@@ -50,36 +51,28 @@ class BucketPass(Pass, frozen=True):
             return phase
         last = {group[-1].result: group for group in groups}
         inside = {op.result for group in groups for op in group}
-        ops: list[Op] = []
         for op in phase.ops:
             if not isinstance(op, Collective) or op.result not in inside:
-                ops.append(op)
+                editor.ops.append(op)
             elif op.result in last:
                 group = last[op.result]
                 items = items_of(editor, group, order)
-                if self._whole(group[0]) and not size_model.in_halves(items):
-                    group = [_unhidden(one) for one in group]
+                update = group[0].hints.overlap == "update" and group[0].hints.bucket is None
+                # In halves where leaves allow that, and in one part where they do not.
+                if update and self.max is None and not size_model.in_halves(items):
+                    group = [replace(op, hints=replace(op.hints, overlap=None)) for op in group]
                 size = self._size(chooser, group, items)
-                made, buckets = pack_collectives(editor, group, items, size.limit)
-                ops += made
+                buckets = pack_collectives(editor, group, items, size.limit)
                 choices.append(_choice(group, buckets, size, order))
-        return editor.finish(ops)
+        return editor.finish(editor.ops)
 
-    def _whole(self, head: Collective) -> bool:
-        """Whether it travels in halves where leaves allow that, and in one part where they do not."""
-        return head.hints.overlap == "update" and head.hints.bucket is None and self.max is None
-
-    def _size(self, chooser: Chooser, group: Sequence[Collective], items: Sequence[Item]) -> Size:
+    def _size(self, chooser: Chooser, group: Sequence[Collective], items: Sequence[LeafSlice]) -> Size:
         """What the stage says, else the option of the pass, else what costs say."""
         if group[0].hints.bucket is not None:
             return Size(group[0].hints.bucket, f"the stage's limit is {sized(group[0].hints.bucket)}")
         if self.max is not None:
             return Size(self.max, f"the limit of the pass is {sized(self.max)}")
         return size_model.size(chooser, group[0], sum(op.nbytes for op in group), items)
-
-
-def _unhidden(op: Collective) -> Collective:
-    return msgspec.structs.replace(op, hints=msgspec.structs.replace(op.hints, overlap=None))
 
 
 def group_collectives(editor: Editor, ops: Sequence[Op], *, coalesce: bool) -> list[list[Collective]]:
@@ -119,9 +112,9 @@ def _choice(group: Sequence[Collective], buckets: Sequence[Bucket], size: Size, 
     names = ", ".join(f"`{name_of(op.operand)}`" for op in group)
     sent = [bucket for bucket in buckets if bucket.fate is not None]
     sizes = [bucket.nbytes for bucket in sent]
-    what = f"{names}: {len(sent)} bucket{'s' * (len(sent) != 1)}, {sized(sum(sizes))}"
+    text = f"{names}: {len(sent)} bucket{'s' * (len(sent) != 1)}, {sized(sum(sizes))}"
     if sizes:
-        what += f", largest {sized(max(sizes))}"
+        text += f", largest {sized(max(sizes))}"
     why, limit = f"{size.why}; one dtype a bucket; ", size.limit
     if group[0].op is None:
         why += "first leaf first, as the forward pass needs them"
@@ -132,12 +125,12 @@ def _choice(group: Sequence[Collective], buckets: Sequence[Bucket], size: Size, 
     pieces = sum(bucket.is_piece for bucket in sent)
     large = sum(bucket.nbytes > limit and not bucket.is_piece for bucket in sent)
     if large:
-        one = large == 1
-        why += f"; {large} {'leaf' if one else 'leaves'} larger than that "
-        why += f"{'has a bucket of its own' if one else 'have buckets of their own'}, whole: "
+        single = large == 1
+        why += f"; {large} {'leaf' if single else 'leaves'} larger than that "
+        why += f"{'has a bucket of its own' if single else 'have buckets of their own'}, whole: "
         why += "pieces are ready together and have nothing to travel under"
     if pieces:
         why += f"; {pieces} buckets are equal pieces of leaves larger than {sized(WHOLE * limit)}"
     return Choice(
-        "bucket", what, why, group[0].span, (), size.seconds, size.source, size.alternatives
+        "bucket", text, why, group[0].span, (), size.seconds, size.source, size.alternatives
     )  # fmt: skip

@@ -8,28 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-import msgspec
+from msgspec.structs import replace
 
 from commplan.collectives.registry import scalar_algorithm
 from commplan.diagnostics import fail
+from commplan.ir.ops.collective import ROWS_IN, ROWS_OUT
 from commplan.ir.plan import Ref, name_of
 from commplan.ir.remark import Choice
-from commplan.ir.schedule import Collective, Op, Part, Phase, Schedule, Value
+from commplan.ir.schedule import Collective, Part, Phase, Schedule, Value
 from commplan.ir.shard_shapes import row_size
-from commplan.passes.bucket.bin_packing import MOST, Bucket, Fate, Item, fill, pieces
+from commplan.passes.bucket.bin_packing import MOST, Bucket, LeafCollective, LeafSlice, fill, pieces
 from commplan.passes.rewrite import Editor, laid_out, read_by_parts, unpack
 
 Order = Mapping[str, Sequence[str]]
-# Appends to the ops what the collective becomes; the flag says that its readers name parts of the
-# result, so that padding behind it does not show.
-Rewrite = Callable[[Editor, list[Op], Collective, bool, list[Choice]], None]
+# Emits what the collective becomes; the flag says that its readers name parts of the result, so that padding
+# behind it does not show.
+Rewrite = Callable[[Editor, Collective, bool, list[Choice]], None]
 
 
 def pack_collectives(
-    editor: Editor, group: Sequence[Collective], items: Sequence[Item], limit: int | None
-) -> tuple[list[Op], list[Bucket]]:
-    """Ops that replace `group` (same kind, axes, op and placement), of which `items` are, and the buckets
-    they use.
+    editor: Editor, group: Sequence[Collective], items: Sequence[LeafSlice], limit: int | None
+) -> list[Bucket]:
+    """Emit the ops that replace `group` (same kind, axes, op and placement), of which `items` are; the
+    buckets that they use.
 
     y = all_reduce(x)  -->  b0 = pack(x..); r0 = all_reduce(b0); ..; y = unpack(r0..)
 
@@ -39,21 +40,20 @@ def pack_collectives(
     head = group[0]
     _check_count(items, limit, head, editor.schedule.file)
     buckets = fill(items, limit)
-    ops: list[Op] = []
     parts: dict[Ref, list[Part]] = {op.result: [] for op in group}
     for number, bucket in enumerate(buckets):
         runs = laid_out(Part(item.value, item.leaf, start, size, 0) for item, start, size in bucket.runs)
-        buffer = _emit(editor, ops, head, bucket, runs, f"{head.result}/b{number}")
+        buffer = _emit(editor, head, bucket, runs, f"{head.result}/b{number}")
         for (item, _, _), run in zip(bucket.runs, runs, strict=True):
-            parts[item.result].append(msgspec.structs.replace(run, value=buffer))
-    ways = editor.size(head.axes) if head.kind == "all_gather" else 1
-    ops += [unpack(op.result, parts[op.result], op.span, ways) for op in group]
-    return ops, buckets
+            parts[item.result].append(replace(run, value=buffer))
+    ways = editor.size(head.axes) if head.kind in ROWS_OUT else 1
+    editor.ops += [unpack(op.result, parts[op.result], op.span, ways) for op in group]
+    return buckets
 
 
-def items_of(editor: Editor, group: Sequence[Collective], order: Order) -> list[Item]:
+def items_of(editor: Editor, group: Sequence[Collective], order: Order) -> list[LeafSlice]:
     """The leaves of all operands, as they become ready."""
-    items: list[Item] = []
+    items: list[LeafSlice] = []
     for op in group:
         operand, ranks = editor.values[op.operand], editor.size(op.axes)
         for leaf in readiness(operand, op, order):
@@ -61,32 +61,29 @@ def items_of(editor: Editor, group: Sequence[Collective], order: Order) -> list[
             if shape.size:
                 fate, ways = _fate(op, operand, leaf, ranks)
                 columns = row_size(operand.kind, shape, ways)
-                item = Item(op.operand, op.result, leaf, shape.dtype, columns, ways, fate, len(items))
+                item = LeafSlice(op.operand, op.result, leaf, shape.dtype, columns, ways, fate, len(items))
                 items.append(item)
     return items
 
 
-def _check_count(items: Sequence[Item], limit: int | None, head: Collective, file: str) -> None:
+def _check_count(items: Sequence[LeafSlice], limit: int | None, head: Collective, file: str) -> None:
     """Refuse a limit so small, or leaves so large, that there is no end of buckets (CP0724)."""
     counts = [pieces(item, limit) for item in items]
-    made = sum(count for count in counts if count > 1)
-    if limit is None or made <= MOST:
+    total = sum(count for count in counts if count > 1)
+    if limit is None or total <= MOST:
         return
     bytes_ = sum(i.nbytes for i, n in zip(items, counts, strict=True) if n > 1)
     enough = -(-bytes_ // MOST)  # pieces may be twice as large
-    fail(
-        "CP0724",
-        f"`{name_of(head.operand)}` would be cut into {made:,} buckets; a stage has at most {MOST:,}",
-        f"its leaves larger than a bucket have {bytes_:,} bytes, and a bucket {limit:,}",
+    message = f"`{name_of(head.operand)}` would be cut into {total:,} buckets; a stage has at most {MOST:,}"
+    note = f"its leaves larger than a bucket have {bytes_:,} bytes, and a bucket {limit:,}"
+    remedy = (
         f"raise the limit: {{ bucket = {max(1, -(-enough // 1024**2))}MiB }} on the stage, or the option max"
-        " of the pass bucket",
-        "are the shapes what they should be?",
-        span=head.span,
-        file=file,
+        " of the pass bucket"
     )
+    fail("CP0724", message, note, remedy, "are the shapes what they should be?", span=head.span, file=file)
 
 
-def _fate(op: Collective, operand: Value, leaf: int, ranks: int) -> tuple[Fate, int]:
+def _fate(op: Collective, operand: Value, leaf: int, ranks: int) -> tuple[LeafCollective, int]:
     scalar = operand.kind == "tree" and not operand.leaves[leaf].shape
     match op.kind:
         case "reduce_scatter":
@@ -94,7 +91,7 @@ def _fate(op: Collective, operand: Value, leaf: int, ranks: int) -> tuple[Fate, 
         case "all_gather":
             return (None, ranks) if scalar else ("all_gather", 1)
         case _:
-            return op.kind, 1
+            return op.kind, ranks if op.kind in ROWS_IN else 1
 
 
 def readiness(operand: Value, op: Collective, order: Order) -> list[int]:
@@ -112,25 +109,19 @@ def readiness(operand: Value, op: Collective, order: Order) -> list[int]:
     place = {leaf.path: index for index, leaf in enumerate(operand.leaves)}
     wrong = sorted(set(order[name]) ^ set(place))
     if wrong or len(order[name]) != len(place):
-        fail(
-            "CP0711",
-            f"the order given for `{name}` is no order of its leaves",
-            f"every path once; in doubt: {', '.join(wrong[:5]) or 'one is named twice'}",
-            span=op.span,
-        )
+        note = f"every path once; in doubt: {', '.join(wrong[:5]) or 'one is named twice'}"
+        fail("CP0711", f"the order given for `{name}` is no order of its leaves", note, span=op.span)
     return [place[path] for path in order[name]]
 
 
-def _emit(
-    editor: Editor, ops: list[Op], head: Collective, bucket: Bucket, runs: list[Part], name: Ref
-) -> Ref:
+def _emit(editor: Editor, head: Collective, bucket: Bucket, runs: list[Part], name: Ref) -> Ref:
     """The pack of a bucket and its collective; gives back the buffer that the unpack reads."""
-    packed = editor.pack(ops, runs, head.span, f"{name}/pack", bucket.ways)
+    packed = editor.pack(runs, head.span, f"{name}/pack", bucket.ways)
     if bucket.fate is None:
         return packed
     scalars = head.kind == "reduce_scatter" and bucket.fate == "all_reduce"
     algorithm = scalar_algorithm(head.algorithm) if scalars else head.algorithm
-    return editor.move(ops, head, packed, name, kind=bucket.fate, algorithm=algorithm)
+    return editor.move(head, packed, name, kind=bucket.fate, algorithm=algorithm)
 
 
 def rewrite_flat(
@@ -148,16 +139,16 @@ def rewrite_flat(
     if not any(isinstance(op, Collective) and wanted(op) for op in phase.ops):
         return phase
     editor = Editor(schedule, phase)
-    packed: list[Op] = []
     for op in phase.ops:
         if isinstance(op, Collective) and wanted(op) and editor.values[op.operand].kind != "flat":
-            packed += pack_collectives(editor, [op], items_of(editor, [op], order), None)[0]
+            pack_collectives(editor, [op], items_of(editor, [op], order), None)
         else:
-            packed.append(op)
-    ops, loose = list[Op](), read_by_parts(packed)
+            editor.ops.append(op)
+    packed = editor.take()
+    loose = read_by_parts(packed)
     for op in packed:
         if isinstance(op, Collective) and wanted(op):
-            rewrite(editor, ops, op, op.result in loose, choices)
+            rewrite(editor, op, op.result in loose, choices)
         else:
-            ops.append(op)
-    return editor.finish(ops)
+            editor.ops.append(op)
+    return editor.finish(editor.ops)

@@ -18,19 +18,19 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import msgspec
+from msgspec.structs import replace
 
 from commplan.ir.remark import Alternative
 from commplan.ir.schedule import Backend, Collective
 from commplan.ir.types import sized
-from commplan.passes.bucket.bin_packing import Item, halved
+from commplan.passes.bucket.bin_packing import LeafSlice, halved
 from commplan.select.algorithm_search import Chooser, rounded
 
 DEFAULT = 25 * 1024**2
 LEAST = 64 * 1024
 STEP = 4  # sizes that are tried differ by this factor
 FAIR = 4  # the smaller of two parts is at least this part of the whole; else there is one
-NEAR = 0.01  # what leaves no more than this longer exposed is as good
+NEAR_MARGIN = 0.01  # what leaves no more than this longer exposed is as good
 
 
 class Size(NamedTuple):
@@ -43,53 +43,55 @@ class Size(NamedTuple):
     alternatives: tuple[Alternative, ...] = ()
 
 
-def size(chooser: Chooser, head: Collective, nbytes: int, items: Sequence[Item]) -> Size:
+def size(chooser: Chooser, head: Collective, nbytes: int, items: Sequence[LeafSlice]) -> Size:
     """The limit for a stage whose operands have `nbytes`, of which `head` is the first collective."""
     if head.hints.overlap == "update":
         larger, _ = halved(items)
         return Size(larger, "cut nearly in half: one part is updated while another is under way")
-    hidden = hides(head, chooser.schedule.backend)
+    hidden = is_overlappable(head, chooser.schedule.backend)
     if chooser.costs is None or (not hidden and nbytes <= DEFAULT) or nbytes <= LEAST:
         return Size(DEFAULT, f"the default limit is {sized(DEFAULT)}")
-    sizes = tried(nbytes, hidden=hidden)
-    ways = {one: chooser.about(msgspec.structs.replace(head, nbytes=one)) for one in sizes}
+    sizes = candidate_sizes(nbytes, hidden=hidden)
+    ways = {each: chooser.about(replace(head, nbytes=each)) for each in sizes}
     whole = ways[nbytes]
     if whole is None:
         return Size(DEFAULT, f"the default limit is {sized(DEFAULT)}")
     exposed = {
-        one: _exposed(-(-nbytes // one), way.seconds, whole.seconds, hidden=hidden)
-        for one, way in ways.items()
+        each: _exposed(-(-nbytes // each), way.seconds, whole.seconds, hidden=hidden)
+        for each, way in ways.items()
         if way is not None
     }
     least = min(exposed.values())
     # The fewest buckets; of what cannot be hidden the smallest, which need the least memory.
     order = sizes if hidden else sizes[::-1]
-    limit = next(one for one in order if exposed.get(one, math.inf) <= least * (1 + NEAR))
-    others = sorted((seconds, one) for one, seconds in exposed.items() if one != limit)
-    told = tuple(Alternative(f"up to {sized(one)}", rounded(seconds)) for seconds, one in others[:4])
+    limit = next(each for each in order if exposed.get(each, math.inf) <= least * (1 + NEAR_MARGIN))
+    others = sorted((seconds, each) for each, seconds in exposed.items() if each != limit)
+    alternatives = tuple(
+        Alternative(f"up to {sized(each)}", rounded(seconds)) for seconds, each in others[:4]
+    )
     why = f"up to {sized(limit)} in one "
     why += "leaves the least time behind the backward pass" if hidden else "takes the least time"
-    return Size(limit, why, rounded(exposed[limit]), whole.source, told)
+    return Size(limit, why, rounded(exposed[limit]), whole.source, alternatives)
 
 
-def in_halves(items: Sequence[Item]) -> bool:
+def in_halves(items: Sequence[LeafSlice]) -> bool:
     """Whether leaves can be cut in two parts that are halves or nearly so."""
     larger, smaller = halved(items)
     return smaller * FAIR >= larger + smaller
 
 
-def hides(op: Collective, backend: Backend) -> bool:
+def is_overlappable(op: Collective, backend: Backend) -> bool:
     """Whether `op` may run under computation: reductions, in JAX always, under MPI where asked for."""
     return op.op is not None and (backend == "jax" or op.hints.overlap is not None)
 
 
-def tried(nbytes: int, *, hidden: bool) -> Sequence[int]:
+def candidate_sizes(nbytes: int, *, hidden: bool) -> Sequence[int]:
     """Sizes of buckets, largest first: all in one, a quarter of it, and so on."""
     least = LEAST if hidden else DEFAULT
-    found = [nbytes]
-    while found[-1] // STEP >= least:
-        found.append(-(-found[-1] // STEP))
-    return found
+    sizes = [nbytes]
+    while sizes[-1] // STEP >= least:
+        sizes.append(-(-sizes[-1] // STEP))
+    return sizes
 
 
 def _exposed(count: int, each: float, whole: float, *, hidden: bool) -> float:

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-import msgspec
+from msgspec.structs import replace
 
 from commplan.diagnostics import Span
-from commplan.frontend.lower.builder import Building, reduction
+from commplan.frontend.lower.builder import Builder, reduction
 from commplan.ir import plan as graph
 from commplan.ir.def_use import DefUse
 from commplan.ir.plan import Hints, Ref, name_of
@@ -35,19 +35,20 @@ from commplan.passes.rewrite import Editor
 HALVES = 2 * 1024**2  # bytes from which what owners sum and send back travels in two parts
 
 
-class _Building(Building):
+class _Building(Builder):
     """Builds among the values of an editor; a reduce-scatter to some of the ranks goes to each of them."""
 
     def __init__(self, editor: Editor, owners: Owners) -> None:
         super().__init__(editor.schedule.axes, editor.values)
+        self.ops = editor.ops
         self.editor, self.owners = editor, owners
 
     def emit(self, op: Op) -> Ref:
         if not isinstance(op, Collective) or op.kind != "reduce_scatter" or not self.owners.ranks:
             return super().emit(op)
         if self.owners.via is not None:
-            op = msgspec.structs.replace(op, algorithm=self.owners.via, pinned=True)
-        return reduce_rows(self.editor, self.ops, op, self.owners.ranks)
+            op = replace(op, algorithm=self.owners.via, pinned=True)
+        return reduce_rows(self.editor, op, self.owners.ranks)
 
 
 def kept_entry(schedule: Schedule, moved: Mapping[str, Ownership]) -> Schedule:
@@ -58,10 +59,10 @@ def kept_entry(schedule: Schedule, moved: Mapping[str, Ownership]) -> Schedule:
         parts[value.id].part_of(value, schedule.axes) if value.id in parts else value
         for value in schedule.entry
     )
-    return msgspec.structs.replace(schedule, entry=entry, state_shards=shards)
+    return replace(schedule, entry=entry, state_shards=shards)
 
 
-class Relocation:
+class StateSharding:
     """One phase in which exchanges are written out and states have moved to their owners.
 
     editor: the phase, its entry values in parts already. wholes: the moved states as they were. parts: the
@@ -74,25 +75,23 @@ class Relocation:
         self.own: set[Ref] = set()
         self._whole: dict[Ref, Ref] = {}
 
-    def finish(self, ops: list[Op]) -> Phase:
-        """The phase of `ops`, and its bindings, with moves where they are needed.
+    def finish(self) -> Phase:
+        """The phase of the ops so far, and its bindings, with moves where they are needed.
 
         y = map f(m)     -->  whole = all_gather(m); y = map f(whole)
         m = map f(x)     -->  m = map f(slice(x))        where f is elementwise and nothing else reads m
         m = y            -->  m = slice(y)
         """
-        done: list[Op] = []
-        for op in ops:
-            done.append(self._read_whole(done, op) if self.own.isdisjoint(results_of(op)) else op)
+        for op in self.editor.take():
+            reads = self.own.isdisjoint(results_of(op))
+            self.editor.ops.append(self._read_whole(op) if reads else op)
         phase = self.editor.phase
-        outputs = tuple(
-            msgspec.structs.replace(b, value=self._gathered(done, b.value, phase.span)) for b in phase.outputs
-        )
-        updates = tuple(self._update(done, binding) for binding in phase.updates)
-        self.editor.phase = msgspec.structs.replace(phase, outputs=outputs, updates=updates)
-        return self.editor.finish(done)
+        outputs = tuple(replace(b, value=self._gathered(b.value, phase.span)) for b in phase.outputs)
+        updates = tuple(map(self._update, phase.updates))
+        self.editor.phase = replace(phase, outputs=outputs, updates=updates)
+        return self.editor.finish(self.editor.ops)
 
-    def sharded(self, ops: list[Op], op: Exchange, owners: Owners) -> None:
+    def sharded(self, op: Exchange, owners: Owners) -> None:
         """w, m = exchange g into w, m with f
 
         -->  gs = reduce_scatter(g); ws = slice(w); ms = slice(m), or m itself where owners keep it;
@@ -100,30 +99,31 @@ class Relocation:
         """
         values, axes, kept = self.editor.values, self.editor.schedule.axes, owners.kept
         weights, result = op.states[0], op.results[0]
-        gradient = self._reduced(ops, op, owners)
-        states = [self._cut(ops, weights, kept, op.span)]
+        gradient = self._reduced(op, owners)
+        states = [self._cut(weights, kept, op.span)]
         updated = [self._add(kept.part_of(values[result], axes), f"{result}/shard")]
         for ref, new in zip(op.states[1:], op.results[1:], strict=True):
-            states.append(ref if ref in self.parts else self._cut(ops, ref, kept, op.span))
+            states.append(ref if ref in self.parts else self._cut(ref, kept, op.span))
             value = kept.part_of(values[new], axes)
             updated.append(self._add(value, new if owners.moved else f"{new}/shard"))
         # An exchange leaves it open how it is carried out: its update may run beside its sums, in pieces.
-        made = Map(tuple(updated), op.fn, (*states, gradient), op.span, hints=Hints(overlap="backward"))
-        self.own.update(made.results)
-        ops.append(made)
+        update = Map(tuple(updated), op.fn, (*states, gradient), op.span, hints=Hints(overlap="backward"))
+        self.own.update(update.results)
+        self.editor.ops.append(update)
         # What is sent narrow is the gradient: weights that were rounded could not move by less than that.
-        hints = msgspec.structs.replace(self._hints(op, owners), wire=None, accumulate=None)
+        hints = replace(self._hints(op, owners), wire=None, accumulate=None)
         for shard, new in zip(updated, op.results, strict=True):
             if shard == new:
                 self.parts.add(new)
             else:
-                join_parts(self.editor, ops, shard, new, kept, op.span, hints, owners.via)
+                join_parts(self.editor, shard, new, kept, op.span, hints, owners.via)
 
-    def replicated(self, ops: list[Op], op: Exchange, owners: Owners) -> None:
+    def replicated(self, op: Exchange, owners: Owners) -> None:
         """w, m = exchange g into w, m with f  -->  s = all_reduce(g); w, m = map f(w, m, s)"""
-        ops.append(Map(op.results, op.fn, (*op.states, self._reduced(ops, op, owners)), op.span))
+        update = Map(op.results, op.fn, (*op.states, self._reduced(op, owners)), op.span)
+        self.editor.ops.append(update)
 
-    def _reduced(self, ops: list[Op], op: Exchange, owners: Owners) -> Ref:
+    def _reduced(self, op: Exchange, owners: Owners) -> Ref:
         """The gradient, summed or averaged: this rank's part of it, or all of it."""
         sharded, ref = owners.how == "sharded", self.editor.fresh(f"{op.results[0]}/gradient")
         building = _Building(self.editor, owners)
@@ -132,7 +132,6 @@ class Relocation:
             via=None if owners.ranks else owners.via, hints=self._hints(op, owners),
         )  # fmt: skip
         reduction(building, "reduce_scatter" if sharded else "all_reduce", stage)
-        ops += building.ops
         return ref
 
     def _hints(self, op: Exchange, owners: Owners) -> Hints:
@@ -142,56 +141,56 @@ class Relocation:
         hints = hints_of(op, streams=streaming(schedule, owners))
         if hints.overlap or owners.how != "sharded" or schedule.backend != "mpi" or gradient.nbytes < HALVES:
             return hints
-        return msgspec.structs.replace(hints, overlap="update")
+        return replace(hints, overlap="update")
 
     def _add(self, value: Value, name: Ref) -> Ref:
         fresh = name if name == value.id else self.editor.fresh(name)
-        return self.editor.add(msgspec.structs.replace(value, id=fresh))
+        return self.editor.add(replace(value, id=fresh))
 
-    def _cut(self, ops: list[Op], ref: Ref, kept: Ownership, span: Span) -> Ref:
+    def _cut(self, ref: Ref, kept: Ownership, span: Span) -> Ref:
         """This rank's part of `ref`, a slice."""
-        return self.editor.emit(ops, Slice(ref, ref, kept.axes, span, owners=kept.owners), f"{ref}/shard")
+        return self.editor.emit(Slice(ref, ref, kept.axes, span, owners=kept.owners), f"{ref}/shard")
 
-    def _read_whole(self, ops: list[Op], op: Op) -> Op:
+    def _read_whole(self, op: Op) -> Op:
         for ref in operands_of(op):
             if ref in self.parts:
-                op = substitute(op, {ref: self._gathered(ops, ref, op.span)})
+                op = substitute(op, {ref: self._gathered(ref, op.span)})
         return op
 
-    def _gathered(self, ops: list[Op], ref: Ref, span: Span) -> Ref:
+    def _gathered(self, ref: Ref, span: Span) -> Ref:
         if ref not in self.parts or ref in self._whole:
             return self._whole.get(ref, ref)
         name = self._add(self.wholes[name_of(ref)], f"{ref}/whole")
-        join_parts(self.editor, ops, ref, name, self.moved[name_of(ref)], span)
+        join_parts(self.editor, ref, name, self.moved[name_of(ref)], span)
         self._whole[ref] = name
         return name
 
-    def _update(self, ops: list[Op], binding: Binding) -> Binding:
-        span = self.editor.phase.span
+    def _update(self, binding: Binding) -> Binding:
+        span, ops = self.editor.phase.span, self.editor.ops
         if binding.name not in self.moved:
-            return msgspec.structs.replace(binding, value=self._gathered(ops, binding.value, span))
+            return replace(binding, value=self._gathered(binding.value, span))
         if binding.value in self.parts:
             return binding
         kept = self.moved[binding.name]
         maker = DefUse(ops).maker(binding.value)
-        if not isinstance(maker, Map) or not self._may_cut_first(ops, maker, binding, kept):
+        if not isinstance(maker, Map) or not self._may_cut_first(maker, binding, kept):
             where = maker.span if maker is not None else span
-            return msgspec.structs.replace(binding, value=self._cut(ops, binding.value, kept, where))
+            return replace(binding, value=self._cut(binding.value, kept, where))
         self.editor.add(kept.part_of(self.editor.values[binding.value], self.editor.schedule.axes))
-        at, cuts = ops.index(maker), list[Op]()
+        at, end = ops.index(maker), len(ops)
         for ref in dict.fromkeys(maker.operands):
             if any(leaf.shape for leaf in self.editor.values[ref].leaves):
-                maker = substitute(maker, {ref: self._cut(cuts, ref, kept, maker.span)})
-        ops[at : at + 1] = [*cuts, maker]
+                maker = substitute(maker, {ref: self._cut(ref, kept, maker.span)})
+        ops[:] = [*ops[:at], *ops[end:], maker, *ops[at + 1 : end]]
         self.parts.add(binding.value)
         return binding
 
-    def _may_cut_first(self, ops: list[Op], maker: Map, binding: Binding, kept: Ownership) -> bool:
+    def _may_cut_first(self, maker: Map, binding: Binding, kept: Ownership) -> bool:
         """Whether `maker` may work on parts: it is elementwise, and its result is read nowhere else."""
         phase, fn = self.editor.phase, self.editor.schedule.fn(maker.fn)
         if not fn.elementwise or maker.random or maker.per_record or len(maker.results) != 1:
             return False
-        if DefUse(ops).readers(binding.value):
+        if DefUse(self.editor.ops).readers(binding.value):
             return False
         if [b.value for b in (*phase.outputs, *phase.updates)].count(binding.value) != 1:
             return False

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-import msgspec
+from msgspec.structs import replace
 
 from commplan.ir.axes import coordinates, position
 from commplan.ir.optimizer_leaf_match import weights_of
@@ -15,7 +15,7 @@ from commplan.ir.remark import Alternative, Choice
 from commplan.ir.schedule import Collective, CollectiveKind, Exchange, Ownership, Schedule, widest
 from commplan.ir.shard_shapes import row_size
 from commplan.ir.types import sized
-from commplan.select.algorithm_search import CLEARLY, Chooser, rounded
+from commplan.select.algorithm_search import GUESS_MARGIN, Chooser, rounded
 
 CENTRAL = "one owner, who has everything"
 SHARDED, REPLICATED = "each worker owns a part", "all-reduce, and everyone updates everything"
@@ -78,7 +78,7 @@ def levels(axes: tuple[str, ...], within: str | None, *, few: bool) -> Algorithm
 def hints_of(op: Exchange, *, streams: bool = False) -> Hints:
     """What an exchange asks of the collectives that it becomes; streams: see `streaming`."""
     overlap = op.hints.overlap or ("backward" if streams else None)
-    return msgspec.structs.replace(op.hints, staleness=None, overlap=overlap)
+    return replace(op.hints, staleness=None, overlap=overlap)
 
 
 def streaming(schedule: Schedule, owners: Owners) -> bool:
@@ -90,7 +90,7 @@ def streaming(schedule: Schedule, owners: Owners) -> bool:
     return bool(owners.ranks) or sum(max(1, len(schedule.axis(a).levels)) for a in owners.axes) > 1
 
 
-def strange(schedule: Schedule, op: Exchange) -> str | None:
+def unshardable_reason(schedule: Schedule, op: Exchange) -> str | None:
     """What of the states cannot be cut among owners, and why; None: all of it can."""
     weights = schedule.values[op.results[0]]
     if not any(leaf.shape for leaf in weights.leaves):
@@ -118,7 +118,7 @@ class Times(NamedTuple):
     def without_owners(self) -> bool:
         """Whether an all-reduce clearly saves time."""
         sharded, replicated = self.sharded, self.replicated
-        return sharded is not None and replicated is not None and replicated < sharded * (1 - CLEARLY)
+        return sharded is not None and replicated is not None and replicated < sharded * (1 - GUESS_MARGIN)
 
 
 def predicted(chooser: Chooser, op: Exchange, axes: tuple[str, ...]) -> Times:
@@ -145,30 +145,30 @@ def predicted(chooser: Chooser, op: Exchange, axes: tuple[str, ...]) -> Times:
 
 def chosen(chooser: Chooser, op: Exchange, owners: Owners) -> Choice:
     """What was taken, for `explain`, beside what was not."""
-    ways, why_not = chooser.schedule.size(owners.axes), strange(chooser.schedule, op)
+    ways, why_not = chooser.schedule.size(owners.axes), unshardable_reason(chooser.schedule, op)
     times = predicted(chooser, op, owners.axes)
     few = len(owners.ranks)
     if owners.how == "replicated":
-        what, taken = REPLICATED, times.replicated
+        text, taken = REPLICATED, times.replicated
         why = f"owners cannot keep {why_not}" if why_not else "it takes clearly less time"
     elif few:
-        what, taken = _few(chooser, op, owners), times.central if few == 1 else None
+        text, taken = _few(chooser, op, owners), times.central if few == 1 else None
         why = "the plan says so"
     else:
-        what, taken = f"{SHARDED}: {ways} owners along {', '.join(owners.axes)}", times.sharded
+        text, taken = f"{SHARDED}: {ways} owners along {', '.join(owners.axes)}", times.sharded
         why = "the plan says so" if op.algorithm is not None else "every part is updated once"
     if owners.moved:
         kept = ", ".join(f"`{name_of(ref)}`" for ref in op.results[1:])
         why += f"; {kept} is kept by the owners, 1/{few or ways} of it on each"
     others = {SHARDED: times.sharded, CENTRAL: times.central, REPLICATED: times.replicated}
     mine = REPLICATED if owners.how == "replicated" else (CENTRAL if few == 1 else "" if few else SHARDED)
-    told = tuple(
+    alternatives = tuple(
         Alternative(name, rounded(seconds) if seconds is not None else None)
         for name, seconds in others.items()
         if name != mine
     )
-    what = f"`{name_of(op.results[0])}`: {what}"
-    return Choice("place", what, why, op.span, (), taken and rounded(taken), "", told)
+    text = f"`{name_of(op.results[0])}`: {text}"
+    return Choice("place", text, why, op.span, (), taken and rounded(taken), "", alternatives)
 
 
 def _few(chooser: Chooser, op: Exchange, owners: Owners) -> str:
@@ -182,5 +182,5 @@ def _few(chooser: Chooser, op: Exchange, owners: Owners) -> str:
     where = ", ".join(map(str, owners.ranks))
     most, mean = max(held), sum(held) / few
     counted = f"rank {where}" if few == 1 else f"ranks {where}"
-    what = f"{few} owner{'s' * (few != 1)} ({counted} along {', '.join(owners.axes)})"
-    return f"{what}, the fullest with {sized(most)}, {most / max(mean, 1):.3f} of the mean"
+    text = f"{few} owner{'s' * (few != 1)} ({counted} along {', '.join(owners.axes)})"
+    return f"{text}, the fullest with {sized(most)}, {most / max(mean, 1):.3f} of the mean"

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import msgspec
+from msgspec.structs import replace
 
 from commplan.diagnostics import Span
+from commplan.ir.grouping import grouped
 from commplan.ir.hints import NO_HINTS
 from commplan.ir.plan import Algorithm, Hints, Ref
-from commplan.ir.schedule import Collective, LocalSum, Op, Ownership, Part, Value, network_lane
+from commplan.ir.schedule import Collective, LocalSum, Ownership, Part, Value, network_lane
 from commplan.ir.shard_shapes import row_size
 from commplan.ir.types import DType
 from commplan.passes.rewrite import Editor, in_whole, laid_out, unpack
@@ -25,7 +26,7 @@ PIECES = 8  # of all rows together
 LEAST = 256 * 1024  # bytes of a piece, at least
 
 
-def reduce_rows(editor: Editor, ops: list[Op], like: Collective, owners: tuple[int, ...]) -> Ref:
+def reduce_rows(editor: Editor, like: Collective, owners: tuple[int, ...]) -> Ref:
     """The sum of `like`'s operand in rows: each on its owner, zeros on all other ranks; scalars on everyone.
 
     s = sum(g)  -->  b = pack(g, rows); r0 = reduce(row 0 of b) to its owner; ..; s = unpack(r0 + r1 + ..)
@@ -34,25 +35,23 @@ def reduce_rows(editor: Editor, ops: list[Op], like: Collective, owners: tuple[i
     """
     operand, result = like.operand, like.result
     value, ways = editor.values[operand], len(owners)
-    found: list[Part] = []
+    placed: list[Part] = []
     summed: list[tuple[str, list[Ref], list[Part]]] = []
     for dtype, leaves in _by_dtype(value):
         sizes = [row_size(value.kind, value.leaves[leaf], ways) for leaf in leaves]
         for number, parts in enumerate(_pieces(editor, operand, leaves, sizes, ways, dtype)):
             name = f"{result}/{dtype}_p{number}" if number else f"{result}/{dtype}"
-            summed.append((name, _piece_summed(editor, ops, name, parts, owners, like), parts))
+            summed.append((name, _piece_summed(editor, name, parts, owners, like), parts))
     for name, reduced, parts in summed:
-        mine = _one_of(editor, ops, f"{name}/own", reduced, like.span)
-        found += [msgspec.structs.replace(part, value=mine) for part in parts]
+        mine = _one_of(editor, f"{name}/own", reduced, like.span)
+        placed += [replace(part, value=mine) for part in parts]
     for dtype, leaves in _by_dtype(value, scalars=True):
         name = f"{result}/{dtype}_scalars"
-        buffer = editor.pack(ops, _run(operand, leaves, [1] * len(leaves)), like.span, f"{name}/pack")
-        total = editor.move(
-            ops, like, buffer, name, kind="all_reduce", op="sum", algorithm=NATIVE, pinned=False
-        )
-        found += _run(total, leaves, [1] * len(leaves))
+        buffer = editor.pack(_run(operand, leaves, [1] * len(leaves)), like.span, f"{name}/pack")
+        total = editor.move(like, buffer, name, kind="all_reduce", op="sum", algorithm=NATIVE, pinned=False)
+        placed += _run(total, leaves, [1] * len(leaves))
     editor.add(editor.types.part(value, result, like.axes, owners))
-    return editor.emit(ops, unpack(result, found, like.span))
+    return editor.emit(unpack(result, placed, like.span))
 
 
 def _pieces(
@@ -63,34 +62,33 @@ def _pieces(
     if editor.schedule.backend == "mpi":
         count = max(1, min(PIECES // ways, columns * ways * dtype.nbytes // LEAST))
     ends = [columns * (piece + 1) // count for piece in range(count)]
-    found: list[list[Part]] = [[] for _ in ends]
+    pieces: list[list[Part]] = [[] for _ in ends]
     for run in _run(ref, leaves, sizes):
         for piece, (begin, end) in enumerate(zip([0, *ends], ends, strict=False)):
             low, high = max(run.offset, begin), min(run.offset + run.size, end)
             if low < high:
-                found[piece].append(Part(ref, run.leaf, low - run.offset, high - low, low - begin))
-    return found
+                pieces[piece].append(Part(ref, run.leaf, low - run.offset, high - low, low - begin))
+    return pieces
 
 
 def _piece_summed(
-    editor: Editor, ops: list[Op], name: str, parts: list[Part], owners: tuple[int, ...], like: Collective
+    editor: Editor, name: str, parts: list[Part], owners: tuple[int, ...], like: Collective
 ) -> list[Ref]:
     """What is reduced to each owner of a piece."""
     ways, columns = len(owners), sum(part.size for part in parts)
-    buffer = editor.pack(ops, parts, like.span, f"{name}/rows", ways)
+    buffer = editor.pack(parts, like.span, f"{name}/rows", ways)
     reduced: list[Ref] = []
     for number, owner in enumerate(owners):
         row = buffer
         if ways > 1:
             part = Part(buffer, 0, number * columns, columns, 0)
-            row = editor.pack(ops, (part,), like.span, f"{name}_{number}/row")
-        reduced.append(editor.move(ops, like, row, f"{name}_{number}", kind="reduce", op="sum", root=owner))
+            row = editor.pack((part,), like.span, f"{name}_{number}/row")
+        reduced.append(editor.move(like, row, f"{name}_{number}", kind="reduce", op="sum", root=owner))
     return reduced
 
 
 def join_parts(
     editor: Editor,
-    ops: list[Op],
     operand: Ref,
     result: Ref,
     kept: Ownership,
@@ -110,27 +108,25 @@ def join_parts(
         hints=hints, lane=lane, pinned=via is not None,
     )  # fmt: skip
     if not owners:
-        editor.move(ops, like, operand, kind="all_gather")
+        editor.move(like, operand, kind="all_gather")
         return
-    found: list[Part] = []
+    placed: list[Part] = []
     for scalars in (False, True):
         for dtype, leaves in _by_dtype(value, scalars=scalars):
             sizes = [value.leaves[leaf].size for leaf in leaves]
             name = f"{result}/{dtype}{'_scalars' if scalars else ''}"
-            buffer = editor.pack(ops, _run(operand, leaves, sizes), span, f"{name}/pack")
+            buffer = editor.pack(_run(operand, leaves, sizes), span, f"{name}/pack")
             for number, owner in enumerate(owners[:1] if scalars else owners):
-                row = editor.move(ops, like, buffer, f"{name}_{number}", root=owner)
-                found += in_whole(_run(row, leaves, sizes), number, value, whole)
-    ops.append(unpack(result, found, span))
+                row = editor.move(like, buffer, f"{name}_{number}", root=owner)
+                placed += in_whole(_run(row, leaves, sizes), number, value, whole)
+    editor.ops.append(unpack(result, placed, span))
 
 
 def _by_dtype(value: Value, *, scalars: bool = False) -> Iterable[tuple[DType, list[int]]]:
     """The leaves that are cut, or the scalars, by element type."""
-    found: dict[DType, list[int]] = {}
-    for index, leaf in enumerate(value.leaves):
-        if bool(leaf.shape) != scalars and leaf.size:
-            found.setdefault(leaf.dtype, []).append(index)
-    return found.items()
+    leaves = value.leaves
+    own = (i for i, leaf in enumerate(leaves) if bool(leaf.shape) != scalars and leaf.size)
+    return grouped(own, lambda index: leaves[index].dtype).items()
 
 
 def _run(ref: Ref, leaves: list[int], sizes: list[int]) -> list[Part]:
@@ -138,11 +134,11 @@ def _run(ref: Ref, leaves: list[int], sizes: list[int]) -> list[Part]:
     return laid_out(Part(ref, leaf, 0, size, 0) for leaf, size in zip(leaves, sizes, strict=True))
 
 
-def _one_of(editor: Editor, ops: list[Op], name: Ref, reduced: list[Ref], span: Span) -> Ref:
+def _one_of(editor: Editor, name: Ref, reduced: list[Ref], span: Span) -> Ref:
     """Of the rows, of which a rank has at most one and zeros for the others, the one that it has."""
     if len(reduced) == 1:
         return reduced[0]
     size = editor.leaf(reduced[0]).size
     parts = [Part(row, 0, 0, size, index * size) for index, row in enumerate(reduced)]
-    stack = editor.pack(ops, parts, span, f"{name}/all")
-    return editor.emit(ops, LocalSum(name, stack, len(reduced), span), name)
+    stack = editor.pack(parts, span, f"{name}/all")
+    return editor.emit(LocalSum(name, stack, len(reduced), span), name)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-import msgspec
+from msgspec.structs import replace
 
 from commplan.diagnostics import fail
 from commplan.ir.plan import Ref, name_of
-from commplan.ir.schedule import Exchange, Op, Ownership, Phase, Schedule
-from commplan.passes.exchange.lower_exchange import Relocation, colocated, kept_entry
+from commplan.ir.schedule import Exchange, Ownership, Phase, Schedule
+from commplan.passes.exchange.lower_exchange import StateSharding, colocated, kept_entry
 from commplan.passes.exchange.owner_selection import (
     Owners,
     chosen,
@@ -18,7 +18,7 @@ from commplan.passes.exchange.owner_selection import (
     levels,
     predicted,
     spread_out,
-    strange,
+    unshardable_reason,
 )
 from commplan.passes.pipeline.base import Context, Pass
 from commplan.passes.rewrite import Editor
@@ -43,40 +43,33 @@ class PlacePass(Pass, frozen=True):
         chooser = Chooser(schedule, context.costs, context.topology)
         owners = {op.results: self._owners(chooser, op) for op in exchanges}
         moved = _moved(owners)
-        for results, one in owners.items():
-            owners[results] = one._replace(moved=any(name_of(ref) in moved for ref in results[1:]))
+        for results, owner in owners.items():
+            owners[results] = owner._replace(moved=any(name_of(ref) in moved for ref in results[1:]))
         choices = tuple(chosen(chooser, op, owners[op.results]) for op in exchanges)
         wholes = {name_of(value.id): value for value in schedule.entry[len(schedule.inputs) :]}
         schedule = kept_entry(schedule, moved)
         phases = tuple(
-            _phase(Relocation(Editor(schedule, phase), moved, wholes), owners) for phase in schedule.phases
+            _phase(StateSharding(Editor(schedule, phase), moved, wholes), owners) for phase in schedule.phases
         )
-        return msgspec.structs.replace(schedule, phases=phases, choices=(*schedule.choices, *choices))
+        return replace(schedule, phases=phases, choices=(*schedule.choices, *choices))
 
     def _owners(self, chooser: Chooser, op: Exchange) -> Owners:
         schedule, state = chooser.schedule, name_of(op.states[0])
         if op.hints.staleness:
-            fail(
-                "CP0728",
-                f"`staleness = {op.hints.staleness}` needs a server: `{state}` lives with the workers",
-                "all workers take part in every update, so that none can run ahead of another",
-                f"leave `staleness` out, or declare `server hub = 1` and `state {state} : tree on hub`",
-                span=op.span,
-                file=schedule.file,
-            )
+            message = f"`staleness = {op.hints.staleness}` needs a server: `{state}` lives with the workers"
+            note = "all workers take part in every update, so that none can run ahead of another"
+            remedy = f"leave `staleness` out, or declare `server hub = 1` and `state {state} : tree on hub`"
+            fail("CP0728", message, note, remedy, span=op.span, file=schedule.file)
         asked = op.algorithm.get("within") if op.algorithm is not None else None
         within = str(asked) if asked is not None else None
-        axes, why = inner_first(op.axes, within), strange(schedule, op)
+        axes, why = inner_first(op.axes, within), unshardable_reason(schedule, op)
         if op.algorithm is not None and why is not None:
-            fail(
-                "CP0726",
-                f"owners cannot keep {why}",
+            note = (
                 "what is cut among them with the weights: leaves of the same shape whose path ends with a"
-                " weight's path; a scalar is kept by everyone",
-                "leave `via parameter_server` out: then every worker updates everything",
-                span=op.span,
-                file=schedule.file,
+                " weight's path; a scalar is kept by everyone"
             )
+            remedy = "leave `via parameter_server` out: then every worker updates everything"
+            fail("CP0726", f"owners cannot keep {why}", note, remedy, span=op.span, file=schedule.file)
         if op.algorithm is not None:
             few = self._few(schedule, op, axes)
             return Owners("sharded", axes, levels(axes, within, few=bool(few)), ranks=few)
@@ -90,37 +83,34 @@ class PlacePass(Pass, frozen=True):
         asked = op.algorithm.get("owners") if op.algorithm is not None else None
         if asked is None:
             return ()
-        found = spread_out(schedule.mesh_sizes, op.axes, axes, int(asked))
-        if found and (op.hints.wire is not None or op.hints.accumulate is not None):
-            fail(
-                "CP0757",
-                f"gradients on their way to {asked} of the workers cannot travel narrower than they add up",
-                "they are added on the way, so that sums would travel in the wire type too",
-                "leave `wire` and `accumulate` out, or `owners`: then every worker owns a part",
-                span=op.span,
-                file=schedule.file,
+        ranks = spread_out(schedule.mesh_sizes, op.axes, axes, int(asked))
+        if ranks and (op.hints.wire is not None or op.hints.accumulate is not None):
+            message = (
+                f"gradients on their way to {asked} of the workers cannot travel narrower than they add up"
             )
-        return found
+            note = "they are added on the way, so that sums would travel in the wire type too"
+            remedy = "leave `wire` and `accumulate` out, or `owners`: then every worker owns a part"
+            fail("CP0757", message, note, remedy, span=op.span, file=schedule.file)
+        return ranks
 
 
 def _moved(owners: Mapping[tuple[Ref, ...], Owners]) -> dict[str, Ownership]:
     """The states that owners keep, and who they are: those of optimisers, where exchanges cut them alike."""
     weights = {name_of(results[0]) for results in owners}
     ways: dict[str, set[Ownership | None]] = {}
-    for results, one in owners.items():
+    for results, owner in owners.items():
         for ref in results[1:]:
-            ways.setdefault(name_of(ref), set()).add(one.kept if one.how == "sharded" else None)
-    kept = {name: next(iter(found)) for name, found in ways.items() if len(found) == 1}
-    return {name: one for name, one in kept.items() if one is not None and name not in weights}
+            ways.setdefault(name_of(ref), set()).add(owner.kept if owner.how == "sharded" else None)
+    kept = {name: next(iter(ownerships)) for name, ownerships in ways.items() if len(ownerships) == 1}
+    return {name: owner for name, owner in kept.items() if owner is not None and name not in weights}
 
 
-def _phase(relocation: Relocation, owners: Mapping[tuple[Ref, ...], Owners]) -> Phase:
-    ops: list[Op] = []
+def _phase(relocation: StateSharding, owners: Mapping[tuple[Ref, ...], Owners]) -> Phase:
     for op in relocation.editor.phase.ops:
         if not isinstance(op, Exchange) or op.results not in owners:
-            ops.append(op)
+            relocation.editor.ops.append(op)
         elif owners[op.results].how == "sharded":
-            relocation.sharded(ops, op, owners[op.results])
+            relocation.sharded(op, owners[op.results])
         else:
-            relocation.replicated(ops, op, owners[op.results])
-    return relocation.finish(ops)
+            relocation.replicated(op, owners[op.results])
+    return relocation.finish()

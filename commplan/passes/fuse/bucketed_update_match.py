@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from commplan.ir.def_use import DefUse
+from commplan.ir.grouping import grouped
 from commplan.ir.optimizer_leaf_match import weights_of
 from commplan.ir.plan import Ref, name_of
 from commplan.ir.schedule import Collective, LocalSum, Map, Op, Pack, Part, Scale, Unpack
@@ -78,24 +79,22 @@ def _buckets(uses: DefUse[Op], chain: Sequence[Unpack | Scale]) -> list[tuple[Re
     """The reduced buffers that the unpack of `chain` reads, in the order in which they are made, each with
     its parts, and whether it was scattered; none where one is no reduction, or a leaf comes in two runs."""
     (end,) = (op for op in chain if isinstance(op, Unpack))
-    found: dict[Ref, list[Part]] = {}
-    for part in end.parts:
-        found.setdefault(part.value, []).append(part)
-    if not all(isinstance(uses.maker(ref), Collective | LocalSum) for ref in found):
+    parts_of = grouped(end.parts, lambda part: part.value)
+    if not all(isinstance(uses.maker(ref), Collective | LocalSum) for ref in parts_of):
         return []
-    made = sorted(found, key=lambda ref: uses.places[ref])
-    if any(len({part.leaf for part in parts}) < len(parts) for parts in found.values()):
+    order = sorted(parts_of, key=lambda ref: uses.places[ref])
+    if any(len({part.leaf for part in parts}) < len(parts) for parts in parts_of.values()):
         return []
-    kinds = {ref: op.kind if isinstance(op := uses.maker(ref), Collective) else "reduce" for ref in made}
+    kinds = {ref: op.kind if isinstance(op := uses.maker(ref), Collective) else "reduce" for ref in order}
     if not set(kinds.values()) <= {"reduce_scatter", "reduce", "all_reduce"}:
         return []
-    return [(ref, tuple(found[ref]), kinds[ref] != "all_reduce") for ref in made]
+    return [(ref, tuple(parts_of[ref]), kinds[ref] != "all_reduce") for ref in order]
 
 
 def _owners(editor: Editor, op: Map, gradient: Ref) -> dict[Ref, tuple[int | None, ...]] | str:
     """For each tree of `op` the leaves of the gradient that its leaves go with."""
     like = editor.values[gradient]
-    found: dict[Ref, tuple[int | None, ...]] = {}
+    owners: dict[Ref, tuple[int | None, ...]] = {}
     for ref in (*op.operands, *op.results):
         value = editor.values[ref]
         if value.kind == "array" and not value.leaves[0].shape:
@@ -105,13 +104,13 @@ def _owners(editor: Editor, op: Map, gradient: Ref) -> dict[Ref, tuple[int | Non
         leaves = value.uncut  # rows of a few owners: cut alike, and no more is known
         own = weights_of(leaves, like.uncut)
         strange = next(
-            (leaf for leaf, one in zip(leaves, own, strict=True) if one is None and leaf.shape), None
+            (leaf for leaf, weight in zip(leaves, own, strict=True) if weight is None and leaf.shape), None
         )
         if strange is not None:
             shape = f"{strange.dtype}{list(strange.shape)}"
             return f"leaf `{strange.path}` of `{name_of(ref)}`, {shape}, goes with no gradient's"
-        found[ref] = own
-    return found
+        owners[ref] = own
+    return owners
 
 
 def gathered(uses: DefUse[Op], ref: Ref) -> Gathered | None:

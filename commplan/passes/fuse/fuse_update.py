@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar
 
-import msgspec
+from msgspec.structs import replace
 
 from commplan.ir.def_use import DefUse
 from commplan.ir.plan import Ref, name_of
@@ -33,28 +33,22 @@ def _phase(schedule: Schedule, phase: Phase, choices: list[Choice]) -> Phase:
     editor, ops = Editor(schedule, phase), list(phase.ops)
     uses, fused = DefUse(ops), False
     for op in phase.ops:
-        if not isinstance(op, Map) or (_written(op) and schedule.backend == "jax"):
+        # Where the plan itself says `map`, and not `exchange`, a step under JAX stays the one that its text
+        # describes: XLA packs and overlaps as it sees fit, and more operations are a tax. Under MPI pieces
+        # are what lets sums be on their way while others are used.
+        if not isinstance(op, Map) or (op.hints.overlap is None and schedule.backend == "jax"):
             continue
-        found = stream(editor, uses, op)
-        if isinstance(found, str):
-            choices.append(_kept(op, found))
-        elif found is not None:
-            ops = _fused(editor, uses, op, found)
-            choices.append(_choice(op, found))
+        match = stream(editor, uses, op)
+        if isinstance(match, str):
+            choices.append(_kept(op, match))
+        elif match is not None:
+            ops = _fused(editor, uses, op, match)
+            choices.append(_choice(op, match))
             uses, fused = DefUse(ops), True
     return editor.finish(ops) if fused else phase
 
 
-def _written(op: Map) -> bool:
-    """Whether the plan itself says `map`, and not `exchange`: `place` asks updates to run beside their sums.
-
-    Under JAX such a step stays the one that its text describes: XLA packs and overlaps as it sees fit, and
-    more operations are a tax. Under MPI pieces are what lets sums be on their way while others are used.
-    """
-    return op.hints.overlap is None
-
-
-def _fused(editor: Editor, uses: DefUse[Op], op: Map, found: Stream) -> list[Op]:
+def _fused(editor: Editor, uses: DefUse[Op], op: Map, match: Stream) -> list[Op]:
     """y = map f(w, unpack(r0, r1)); z = unpack(all_gather(pack(y)))
 
     -->  y0 = map f(part of w, unpack(r0)); z0 = all_gather(pack(y0));
@@ -63,40 +57,40 @@ def _fused(editor: Editor, uses: DefUse[Op], op: Map, found: Stream) -> list[Op]
     A tree of a piece has all leaves, empty where they are in other buckets; a scalar that is no weight's is
     in all of them, and the same.
     """
-    pieces = _Pieces(editor, op, found)
+    pieces = _Pieces(editor, op, match)
     own = {ref: joined for ref in op.results if (joined := gathered(uses, ref)) is not None}
-    made = pieces.updates()
+    pieces.updates()
     gone = {id(op), *(id(each) for joined in own.values() for each in joined.ops)}
     for ref, joined in own.items():
-        made += pieces.gather(ref, joined)
+        pieces.gather(ref, joined)
     rest = [each for each in uses.ops if id(each) not in gone]
     read = editor.bound.union(*map(operands_of, rest))
     for ref in op.results:
         if ref in read:
-            made += pieces.join(ref)
+            pieces.join(ref)
     place = sum(id(each) not in gone for each in uses.ops[: uses.places[op.results[0]]])
-    return _alive(editor, [*rest[:place], *made, *rest[place:]], found)
+    return _alive(editor, [*rest[:place], *editor.take(), *rest[place:]], match)
 
 
-def _alive(editor: Editor, ops: list[Op], found: Stream) -> list[Op]:
+def _alive(editor: Editor, ops: list[Op], match: Stream) -> list[Op]:
     """`ops` without what the whole gradient was put together with, where nothing reads it any more."""
     bound = editor.bound
-    for op in reversed(found.chain):
-        (made,) = results_of(op)
-        if made not in bound and not DefUse(ops).readers(made):
+    for op in reversed(match.chain):
+        (result,) = results_of(op)
+        if result not in bound and not DefUse(ops).readers(result):
             ops = [each for each in ops if each is not op]
     return ops
 
 
-def _choice(op: Map, found: Stream) -> Choice:
-    what = f"`{name_of(op.results[0])}`: {op.fn} in {len(found.buckets)} pieces, one for each bucket"
+def _choice(op: Map, match: Stream) -> Choice:
+    text = f"`{name_of(op.results[0])}`: {op.fn} in {len(match.buckets)} pieces, one for each bucket"
     why = "each runs as soon as the sum of its bucket is there, while others are on their way"
-    return Choice("fuse_update", what, why, op.span, ("once, when all sums are there",))
+    return Choice("fuse_update", text, why, op.span, ("once, when all sums are there",))
 
 
 def _kept(op: Map, why: str) -> Choice:
-    what = f"`{name_of(op.results[0])}`: {op.fn} once, when all sums are there"
-    return Choice("fuse_update", what, why, op.span, ("in pieces, one for each bucket",))
+    text = f"`{name_of(op.results[0])}`: {op.fn} once, when all sums are there"
+    return Choice("fuse_update", text, why, op.span, ("in pieces, one for each bucket",))
 
 
 class _Pieces:
@@ -107,31 +101,25 @@ class _Pieces:
         self.like = editor.values[stream.operand]
         self.made: list[dict[Ref, Ref]] = []  # of each piece, its part of every result
 
-    def updates(self) -> list[Op]:
+    def updates(self) -> None:
         """The gradient of each bucket scaled, what goes with it taken from the other trees, and the map."""
-        ops: list[Op] = []
         for number, (buffer, parts) in enumerate(self.stream.buckets):
             sizes = {part.leaf: part.size for part in parts}
             operands: list[Ref] = []
             for ref in self.op.operands:
                 if ref == self.stream.operand:
-                    operands.append(self._gradient(ops, buffer, parts, number))
+                    operands.append(self._gradient(buffer, parts, number))
                 elif ref in self.stream.owner:
-                    operands.append(self._taken(ops, ref, parts, number))
+                    operands.append(self._taken(ref, parts, number))
                 else:
                     operands.append(ref)
             results = {ref: self._value(ref, sizes, f"{ref}/u{number}") for ref in self.op.results}
             self.made.append(results)
-            ops.append(
-                msgspec.structs.replace(
-                    self.op, results=tuple(results.values()), operands=tuple(operands), after=()
-                )
-            )
-        return ops
+            made = tuple(results.values())
+            self.editor.ops.append(replace(self.op, results=made, operands=tuple(operands), after=()))
 
-    def gather(self, ref: Ref, joined: Gathered) -> list[Op]:
+    def gather(self, ref: Ref, joined: Gathered) -> None:
         """The parts of result `ref` gathered, each as soon as it is made, and put together."""
-        ops: list[Op] = []
         whole: list[Part] = []
         rows, joint = self.editor.values[ref], self.editor.values[joined.end.result]
         for number, (_, parts) in enumerate(self.stream.buckets):
@@ -140,50 +128,46 @@ class _Pieces:
                 cut = [(leaf, part) for leaf, part in own if rows.leaves[leaf].shape]
                 kept = [(leaf, part) for leaf, part in own if not rows.leaves[leaf].shape]
                 if cut:
-                    buffer = self._pack(ops, self.made[number][ref], cut, f"{name}/pack")
+                    buffer = self._pack(self.made[number][ref], cut, f"{name}/pack")
                     if not joined.owners:
-                        whole += _placed(self.editor.move(ops, joined.like, buffer, name), cut)
+                        whole += _placed(self.editor.move(joined.like, buffer, name), cut)
                     for row, broadcast in enumerate(joined.owners):
-                        moved = self.editor.move(ops, broadcast, buffer, f"{name}_{row}")
+                        moved = self.editor.move(broadcast, buffer, f"{name}_{row}")
                         whole += in_whole(_placed(moved, cut), row, rows, joint)
                 if kept:
-                    buffer = self._pack(ops, self.made[number][ref], kept, f"{name}/kept", joined.end.ways)
+                    buffer = self._pack(self.made[number][ref], kept, f"{name}/kept", joined.end.ways)
                     if joined.owners:
-                        buffer = self.editor.move(ops, joined.owners[0], buffer, f"{name}/scalars")
+                        buffer = self.editor.move(joined.owners[0], buffer, f"{name}/scalars")
                     whole += _placed(buffer, kept)
-        ops.append(unpack(joined.end.result, whole, joined.end.span, joined.end.ways))
-        return ops
+        self.editor.ops.append(unpack(joined.end.result, whole, joined.end.span, joined.end.ways))
 
-    def join(self, ref: Ref) -> list[Op]:
+    def join(self, ref: Ref) -> None:
         """The parts of result `ref` put together again, as one shard."""
-        ops: list[Op] = []
         whole: list[Part] = []
         for number, (_, parts) in enumerate(self.stream.buckets):
             for dtype, own in self._by_dtype(ref, parts, number):
                 name = f"{ref}/joined{number}_{dtype}"
-                buffer = self._pack(ops, self.made[number][ref], own, name)
+                buffer = self._pack(self.made[number][ref], own, name)
                 whole += _placed(buffer, own)
-        ops.append(unpack(ref, whole, self.op.span))
-        return ops
+        self.editor.ops.append(unpack(ref, whole, self.op.span))
 
-    def _gradient(self, ops: list[Op], buffer: Ref, parts: tuple[Part, ...], number: int) -> Ref:
+    def _gradient(self, buffer: Ref, parts: tuple[Part, ...], number: int) -> Ref:
         for scale in self.stream.scales:
-            buffer = self.editor.emit(
-                ops, msgspec.structs.replace(scale, operand=buffer, after=()), f"{scale.result}/u{number}"
-            )
+            scaled = replace(scale, operand=buffer, after=())
+            buffer = self.editor.emit(scaled, f"{scale.result}/u{number}")
         sizes = {part.leaf: part.size for part in parts}
         name = self._value(self.stream.operand, sizes, f"{self.stream.operand}/piece{number}")
-        taken = tuple(msgspec.structs.replace(part, value=buffer, start=0) for part in parts)
-        return self.editor.emit(ops, Unpack(name, taken, self.op.span))
+        taken = tuple(replace(part, value=buffer, start=0) for part in parts)
+        return self.editor.emit(Unpack(name, taken, self.op.span))
 
-    def _taken(self, ops: list[Op], ref: Ref, parts: tuple[Part, ...], number: int) -> Ref:
+    def _taken(self, ref: Ref, parts: tuple[Part, ...], number: int) -> Ref:
         """What of `ref` goes with the bucket."""
         name = self._value(ref, {part.leaf: part.size for part in parts}, f"{ref}/piece{number}")
-        found: list[Part] = []
+        placed: list[Part] = []
         for dtype, own in self._by_dtype(ref, parts, None):
-            buffer = self._pack(ops, ref, own, f"{name}/{dtype}", start=True)
-            found += [msgspec.structs.replace(part, start=0) for part in _placed(buffer, own)]
-        return self.editor.emit(ops, Unpack(name, tuple(found), self.op.span))
+            buffer = self._pack(ref, own, f"{name}/{dtype}", start=True)
+            placed += [replace(part, start=0) for part in _placed(buffer, own)]
+        return self.editor.emit(Unpack(name, tuple(placed), self.op.span))
 
     def _by_dtype(
         self, ref: Ref, parts: tuple[Part, ...], number: int | None
@@ -191,35 +175,28 @@ class _Pieces:
         """The leaves of `ref` that go with `parts`, each with its run, by element type; of a result its own
         scalars go with the first piece."""
         runs = {part.leaf: part for part in parts}
-        found: dict[DType, list[tuple[int, Part]]] = {}
+        groups: dict[DType, list[tuple[int, Part]]] = {}
         for leaf, owner in enumerate(self.stream.owner[ref]):
             shape = self.editor.values[ref].leaves[leaf]
             if owner is None:
                 if not number:
-                    found.setdefault(shape.dtype, []).append((leaf, Part(ref, leaf, 0, 1, 0)))
+                    groups.setdefault(shape.dtype, []).append((leaf, Part(ref, leaf, 0, 1, 0)))
             elif owner in runs:
-                found.setdefault(shape.dtype, []).append((leaf, runs[owner]))
-        return list(found.items())
+                groups.setdefault(shape.dtype, []).append((leaf, runs[owner]))
+        return list(groups.items())
 
     def _pack(
-        self,
-        ops: list[Op],
-        ref: Ref,
-        own: list[tuple[int, Part]],
-        name: Ref,
-        ways: int = 1,
-        *,
-        start: bool = False,
+        self, ref: Ref, own: list[tuple[int, Part]], name: Ref, ways: int = 1, *, start: bool = False
     ) -> Ref:
         """The runs `own` of leaves of `ref` one after another; of the whole tree (`start`) or of a piece."""
         runs = (Part(ref, leaf, run.start if start else 0, run.size, 0) for leaf, run in own)
-        return self.editor.pack(ops, laid_out(runs), self.op.span, name, ways)
+        return self.editor.pack(laid_out(runs), self.op.span, name, ways)
 
     def _value(self, ref: Ref, sizes: dict[int, int], name: Ref) -> Ref:
         """A tree like `ref` of which leaves have only the elements that are in one bucket."""
         value = self.editor.values[ref]
         owner = self.stream.owner[ref]
-        leaves = tuple(_piece(leaf, one, sizes) for leaf, one in zip(value.leaves, owner, strict=True))
+        leaves = tuple(_piece(leaf, weight, sizes) for leaf, weight in zip(value.leaves, owner, strict=True))
         piece = Value(self.editor.fresh(name), value.kind, leaves, value.placement)
         return self.editor.add(self.editor.types.with_whole(piece))
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
+from msgspec.structs import replace
 
 from commplan.diagnostics import did_you_mean, fail
 from commplan.ir.remark import Choice
@@ -48,7 +49,7 @@ class Pass(msgspec.Struct, frozen=True):
         """`schedule` rewritten; choices recorded in it."""
         choices = list(schedule.choices)
         phases = tuple(self.phases(schedule, context, choices))
-        return msgspec.structs.replace(schedule, phases=phases, choices=tuple(choices))
+        return replace(schedule, phases=phases, choices=tuple(choices))
 
     def phases(self, schedule: Schedule, context: Context, choices: list[Choice]) -> Iterable[Phase]:
         """The phases of `schedule` rewritten; what is decided is appended to `choices`."""
@@ -107,7 +108,7 @@ def _print(value: Any) -> str:
     return str(value)
 
 
-def _parse(text: str, kind: Any, what: str) -> Any:
+def _parse(text: str, kind: Any, option: str) -> Any:
     number = re.fullmatch(r"([0-9]+)\s*(KiB|MiB|GiB)?", text)
     plain: Any = text
     if number is not None:
@@ -117,4 +118,4 @@ def _parse(text: str, kind: Any, what: str) -> Any:
     try:
         return msgspec.convert(plain, kind)
     except msgspec.ValidationError as error:
-        return fail("CP0716", f"{what} cannot be `{text}`", str(error).replace(" | null", ""))
+        return fail("CP0716", f"{option} cannot be `{text}`", str(error).replace(" | null", ""))

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.ir.schedule import Schedule
@@ -60,11 +61,12 @@ class Pipeline(msgspec.Struct, frozen=True):
             parts = parts[1:]
         passes = [parse_pass(part, known) for part in parts] if "".join(parts).strip() else []
         seen: list[str] = []
-        for one in passes:
-            late = next((name for name in seen if one.name in known[name].after), None)
+        for pass_ in passes:
+            late = next((name for name in seen if pass_.name in known[name].after), None)
             if late is not None:
-                fail("CP0717", f"pass `{one.name}` cannot run after `{late}`", f"put `{one.name}` before it")
-            seen.append(one.name)
+                message = f"pass `{pass_.name}` cannot run after `{late}`"
+                fail("CP0717", message, f"put `{pass_.name}` before it")
+            seen.append(pass_.name)
         return cls(tuple(passes))
 
     def run(
@@ -81,47 +83,47 @@ class Pipeline(msgspec.Struct, frozen=True):
         schedule before it and the rest of the pipeline to a file (in `reproducers`, else in a new
         temporary directory).
         """
-        around = context or Context()
+        context = context or Context()
         sound: Schedule | None = None
         if reference is None and schedule.origin is not None:
             reference = Reference(schedule.origin, schedule.axes)
-        for index, one in enumerate(self.passes):
+        for index, pass_ in enumerate(self.passes):
             rest = str(Pipeline(self.passes[index:]))
-            keep = partial(write_reproducer, schedule, rest, around, directory=reproducers)
+            keep = partial(write_reproducer, schedule, rest, context, directory=reproducers)
             start = time.perf_counter()
             try:
-                after = one.run(schedule, around)
+                after = pass_.run(schedule, context)
             except CommplanError:
                 raise
             except Exception as error:
-                said = f"{type(error).__name__}: {error}"
-                message = f"pass `{one}` failed: {said}"
+                reason = f"{type(error).__name__}: {error}"
+                message = f"pass `{pass_}` failed: {reason}"
                 raise CommplanError(
-                    Diagnostic("CP0719", message, None, _mistake(keep(said)), file=schedule.file)
+                    Diagnostic("CP0719", message, None, _mistake(keep(reason)), file=schedule.file)
                 ) from error
             seconds = time.perf_counter() - start
-            text = f"{schedule.pipeline},{one}" if schedule.pipeline else str(one)
-            after = msgspec.structs.replace(after, pipeline=text)
+            text = f"{schedule.pipeline},{pass_}" if schedule.pipeline else str(pass_)
+            after = replace(after, pipeline=text)
             problems = verify(after, sound, reference, written_out=False)
             if problems:
-                raise _broken(one, schedule, after, problems, keep(problems[0].message))
+                raise _broken(pass_, schedule, after, problems, keep(problems[0].message))
             sound = after
             if observer is not None:
-                observer(Record(one.name, str(one), seconds, schedule, after))
+                observer(Record(pass_.name, str(pass_), seconds, schedule, after))
             schedule = after
         return schedule
 
 
 def _broken(
-    one: Pass, before: Schedule, after: Schedule, problems: tuple[Diagnostic, ...], reproducer: Path
+    pass_: Pass, before: Schedule, after: Schedule, problems: tuple[Diagnostic, ...], reproducer: Path
 ) -> CommplanError:
     notes = (
         *(Note(f"{problem.code}: {problem.message}", problem.span) for problem in problems),
         *_mistake(reproducer),
-        Note(f"before `{one.name}`:\n{_shown(before)}"),
-        Note(f"after `{one.name}`:\n{_shown(after)}"),
+        Note(f"before `{pass_.name}`:\n{_shown(before)}"),
+        Note(f"after `{pass_.name}`:\n{_shown(after)}"),
     )
-    message = f"pass `{one}` broke the schedule: {problems[0].message}"
+    message = f"pass `{pass_}` broke the schedule: {problems[0].message}"
     return CommplanError(Diagnostic("CP0718", message, problems[0].span, notes, file=before.file))
 
 

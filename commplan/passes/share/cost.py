@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from commplan.diagnostics import Span
 from commplan.input.costs import (
@@ -23,6 +22,7 @@ from commplan.input.costs import (
     predict,
 )
 from commplan.input.measured_costs import InputCosts
+from commplan.ir.assemble import assemble
 from commplan.ir.def_use import DefUse
 from commplan.ir.plan import Ref
 from commplan.ir.remark import Choice, Design, SharingCost
@@ -58,14 +58,14 @@ class Chosen:
         """Whether every process is better off by itself."""
         return self.taken.design == "duplicate"
 
-    def choice(self, what: str, span: Span, *, first: bool, why: str = "") -> Choice:
+    def choice(self, text: str, span: Span, *, first: bool, why: str = "") -> Choice:
         """What is told of one value; the costs of a flow stand with the first of its values."""
         why = why or (self.why if first else "as the values that are made with it")
         table = self.table if first else ()
-        return Choice("share", what, why, span, (), self.seconds, self.source, (), table)
+        return Choice("share", text, why, span, (), self.seconds, self.source, (), table)
 
 
-class Pricer:
+class SharingCostModel:
     """Prices the flows of one phase. None everywhere where nothing was measured of it."""
 
     def __init__(self, editor: Editor, phase: Phase, context: Context) -> None:
@@ -86,17 +86,24 @@ class Pricer:
         for refs in itertools.islice(itertools.product(*flow.ends.values()), MOST_CUTS):
             cuts.setdefault(self._cut(ops, refs, measured), dict(zip(flow.ends, refs, strict=True)))
         setting, links = setting_of(self.editor.schedule, self.phase.name, flow, rows, measured, self.context)
-        found = candidates(setting, list(cuts), links)
+        predictions = candidates(setting, list(cuts), links)
         if settled is None:
-            taken = best(found, prefer)
-            reason = _why(found, taken) + _worker_processes(setting, taken, links)
+            taken = best(predictions, prefer)
+            reason = _why(predictions, taken) + _worker_processes(setting, taken, links)
         else:
             bound, prefer = limit(setting, cuts), "cpu"
             own = [predict(setting, cut, *settled, links, bound) for cut in cuts]
             taken = best(own, prefer)
-            found = [*(other for other in found if (other.design, other.readers) != settled), *own]
-            reason = _why(found, taken)
-        shown = of_each_design(found, taken, prefer)
+            predictions = [
+                *(
+                    prediction
+                    for prediction in predictions
+                    if (prediction.design, prediction.readers) != settled
+                ),
+                *own,
+            ]
+            reason = _why(predictions, taken)
+        shown = of_each_design(predictions, taken, prefer)
         table = tuple(_row(row, taken=row is taken) for row in shown)
         return Chosen(taken, cuts[taken.cut], reason, self._source(measured), table)
 
@@ -121,12 +128,9 @@ class Pricer:
         makers = [
             op.fn if isinstance(op, Map) else "read" for op in before if set(results_of(op)) & set(shared)
         ]
-        return Cut(
-            f"after {', '.join(f'`{maker}`' for maker in dict.fromkeys(makers))}",
-            sum((self._work(op, measured) for op in before), Work()),
-            sum((self._work(op, measured) for op in after), Work()),
-            sum(self.record_size(ref) for ref in asked),
-        )
+        name = f"after {', '.join(f'`{maker}`' for maker in dict.fromkeys(makers))}"
+        joint, own = (sum((self._work(op, measured) for op in ops), Work()) for ops in (before, after))
+        return Cut(name, joint, own, sum(self.record_size(ref) for ref in asked))
 
     def record_size(self, ref: Ref) -> int:
         """Bytes of one record; 0 where they vary."""
@@ -150,12 +154,12 @@ class Pricer:
         return f"input measured {measured.date}{where}{missing}"
 
 
-def _why(found: Sequence[Predicted], taken: Predicted) -> str:
+def _why(predictions: Sequence[Predicted], taken: Predicted) -> str:
     """The reason, in numbers."""
-    alone = next(one for one in found if one.design == "duplicate")
+    alone = next(each for each in predictions if each.design == "duplicate")
     if taken.design == "duplicate":
-        others = [one for one in found if one.design != "duplicate"]
-        least = min((one.cpu for one in others), default=taken.cpu)
+        others = [each for each in predictions if each.design != "duplicate"]
+        least = min((each.cpu for each in others), default=taken.cpu)
         return (
             f"preprocessing is not the bottleneck: a step takes {timed(taken.wall)}, waiting for "
             f"{taken.waits_for}, and sharing would save at most {TIE:.0%} of it, and "
@@ -170,7 +174,7 @@ def _why(found: Sequence[Predicted], taken: Predicted) -> str:
 
 def _worker_processes(setting: Setting, taken: Predicted, links: Links | None) -> str:
     """What worker processes would do for a step that waits for the interpreter's lock."""
-    apart = dataclasses.replace(setting, processes=True)
+    apart = replace(setting, processes=True)
     other = predict(apart, taken.cut, taken.design, taken.readers, links, taken.limit)
     if other.wall * (1 + TIE) >= taken.wall:
         return ""
@@ -178,10 +182,8 @@ def _worker_processes(setting: Setting, taken: Predicted, links: Links | None) -
     return f"; {timed(other.wall)} with worker processes, which do not wait for one lock: {how}"
 
 
-def _row(one: Predicted, *, taken: bool) -> SharingCost:
-    numbers = (one.cpu, one.wall, one.nbytes, one.memory, one.limit, one.distance)
-    cpu, wall, nbytes, memory, least, distance = map(rounded, numbers)
-    cut = "" if one.design == "duplicate" else one.cut.name
-    return SharingCost(
-        one.design, one.readers, cut, cpu, wall, one.waits_for, nbytes, memory, least, distance, taken
-    )
+def _row(prediction: Predicted, *, taken: bool) -> SharingCost:
+    names = ("cpu", "wall", "nbytes", "memory", "limit", "distance")
+    numbers = {name: rounded(getattr(prediction, name)) for name in names}
+    cut = "" if prediction.design == "duplicate" else prediction.cut.name
+    return assemble(SharingCost, prediction, cut=cut, taken=taken, **numbers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-import msgspec
+from msgspec.structs import replace
 
 from commplan.ir.def_use import DefUse
 from commplan.ir.input_slice import connected
@@ -37,15 +37,15 @@ def member_independent(editor: Editor, members: tuple[str, ...]) -> Independent:
 
 def frontier(editor: Editor, independent: Independent) -> list[Ref]:
     """Where such work ends: values of it that something else reads, or that leave the phase."""
-    uses, bound, found = editor.uses, editor.bound, list[Ref]()
+    uses, bound, refs = editor.uses, editor.bound, list[Ref]()
     for ref, axes in independent.items():
         readers = uses.readers(ref)
         if any(isinstance(op, Share) for op in readers):
             continue
         ends = [op for op in readers if any(independent.get(r) != axes for r in results_of(op))]
         if ends or ref in bound:
-            found.append(ref)
-    return found
+            refs.append(ref)
+    return refs
 
 
 def _alike(op: Op, known: Independent) -> tuple[Ref, ...]:
@@ -65,20 +65,22 @@ def cuts_back(editor: Editor, independent: Independent, ref: Ref, *, past_wideni
     only widens.
     """
     uses, bound = editor.uses, editor.bound
-    found = [ref]
+    cuts = [ref]
     while True:
-        here = found[-1]
-        maker = uses.maker(here)
+        cut = cuts[-1]
+        maker = uses.maker(cut)
         if not isinstance(maker, Map) or not _moves_back(maker):
-            return found
+            return cuts
         if not past_widening and widens(editor.schedule.fn(maker.fn)):
-            return found
-        before, axes = maker.operands[0], independent[here]
+            return cuts
+        before, axes = maker.operands[0], independent[cut]
         alone = uses.readers(before) == [maker] and before not in bound
-        goes_on = any(independent.get(made) == axes for op in uses.readers(here) for made in results_of(op))
+        goes_on = any(
+            independent.get(result) == axes for op in uses.readers(cut) for result in results_of(op)
+        )
         if not alone or goes_on or not editor.values[before].leaves or independent.get(before) != axes:
-            return found
-        found.append(before)
+            return cuts
+        cuts.append(before)
 
 
 def _moves_back(maker: Map) -> bool:
@@ -96,10 +98,10 @@ def move_back(editor: Editor, ops: list[Op], share: Share, maker: Map) -> Share:
     wide = map widen(x); y = share wide  -->  narrow = share x; y = map widen(narrow)
     """
     value: Value = editor.values[maker.operands[0]]
-    narrow = editor.add(msgspec.structs.replace(value, id=editor.fresh(f"{share.result}/narrow")))
-    moved = msgspec.structs.replace(share, operand=maker.operands[0], result=narrow)
+    narrow = editor.add(replace(value, id=editor.fresh(f"{share.result}/narrow")))
+    moved = replace(share, operand=maker.operands[0], result=narrow)
     ops[ops.index(share)] = moved
-    ops[ops.index(maker)] = msgspec.structs.replace(maker, operands=(narrow,), results=(share.result,))
+    ops[ops.index(maker)] = replace(maker, operands=(narrow,), results=(share.result,))
     return moved
 
 
@@ -123,16 +125,15 @@ def push_widening(editor: Editor, ops: list[Op], choices: list[Choice], settled:
             ):
                 break
             alone = share.operand not in editor.bound and uses.readers(share.operand) == [share]
-            if not alone or not widens(editor.schedule.fn(maker.fn)):
+            if not alone:
                 break
-            before, what = editor.values[share.operand].nbytes, name_of(share.result)
+            before, name = editor.values[share.operand].nbytes, name_of(share.result)
             share = move_back(editor, ops, share, maker)
             after = editor.values[share.result].nbytes
             why = f"{maker.fn} only widens: {sized(after)} a step are moved, not {sized(before)}"
             rejected = (f"after `{maker.fn}`: {sized(before)}",)
-            choices.append(
-                Choice("share", f"`{what}`: shared before `{maker.fn}`", why, share.span, rejected)
-            )
+            text = f"`{name}`: shared before `{maker.fn}`"
+            choices.append(Choice("share", text, why, share.span, rejected))
 
 
 def widens(fn: FnType) -> bool:
@@ -147,11 +148,11 @@ def widens(fn: FnType) -> bool:
 
 def flows(phase: Phase) -> list[list[Op]]:
     """What the host does, in sets that hang together through their values."""
-    made: set[Ref] = set()
-    found: list[Op] = []
+    produced: set[Ref] = set()
+    members: list[Op] = []
     for op in phase.ops:
         host = isinstance(op, Read) or (isinstance(op, Map) and op.lane == "host_compute")
-        if host or (isinstance(op, Share) and op.operand in made):
-            made.update(results_of(op))
-            found.append(op)
-    return connected(found)
+        if host or (isinstance(op, Share) and op.operand in produced):
+            produced.update(results_of(op))
+            members.append(op)
+    return connected(members)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 from commplan.cost.collective.cost import predict
@@ -73,7 +73,7 @@ def _placed(
     )
     places, network = predictor.layout(over).groups, predictor.network
 
-    @functools.cache
+    @cache
     def links(leaders: tuple[int, ...], move: Move, nbytes: float) -> float:
         layout, native = Layout(places[:, list(leaders)]), Algorithm("native")
         prediction = predict(

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Annotated, ClassVar, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from commplan.ir.def_use import DefUse
 from commplan.ir.plan import AxisKind, Ref, name_of
@@ -16,7 +17,7 @@ from commplan.ir.schedule import results as results_of
 from commplan.ir.types import sized
 from commplan.passes.pipeline.base import Context, Pass
 from commplan.passes.rewrite import Editor
-from commplan.passes.share.cost import Chosen, Pricer
+from commplan.passes.share.cost import Chosen, SharingCostModel
 from commplan.passes.share.frontier import (
     Independent,
     cuts_back,
@@ -52,23 +53,23 @@ class SharePass(Pass, frozen=True):
         if not members or not any(isinstance(op, Read) for op in phase.ops):
             return phase
         editor = Editor(schedule, phase)
-        pricer = Pricer(editor, phase, context)
+        pricer = SharingCostModel(editor, phase, context)
         ops, uses = list(phase.ops), editor.uses
         choices += [_own_clock(op) for op in ops if isinstance(op, Read) and op.clock in members]
         independent = member_independent(editor, members)
         ends = frontier(editor, independent)
         settled: list[Ref] = []
         for flow in flows(phase):
-            made = {ref for op in flow for ref in results_of(op)}
-            own = [ref for ref in ends if ref in made]
+            produced = {ref for op in flow for ref in results_of(op)}
+            own = [ref for ref in ends if ref in produced]
             pinned = [op for op in flow if isinstance(op, Share)]
             choices += [_pinned(op, pricer, flow if len(pinned) == 1 and not own else []) for op in pinned]
             chosen = None if pinned else self._chosen(pricer, flow, own, independent)
             for number, ref in enumerate(own):
                 if self.design == "auto" and chosen is not None and chosen.declines:
                     span = uses.ops[uses.places[ref]].span
-                    what = f"`{name_of(ref)}` of {phase.name} over {', '.join(independent[ref])}: not shared"
-                    choices.append(chosen.choice(what, span, first=number == 0))
+                    text = f"`{name_of(ref)}` of {phase.name} over {', '.join(independent[ref])}: not shared"
+                    choices.append(chosen.choice(text, span, first=number == 0))
                     continue  # members that one process holds still have one value: that is free
                 self._share(editor, ops, ref, independent, choices, chosen, first=number == 0)
                 if chosen is not None:
@@ -79,7 +80,7 @@ class SharePass(Pass, frozen=True):
         return editor.finish(ops)
 
     def _chosen(
-        self, pricer: Pricer, flow: list[Op], ends: list[Ref], independent: Independent
+        self, pricer: SharingCostModel, flow: list[Op], ends: list[Ref], independent: Independent
     ) -> Chosen | None:
         """By costs; None where nothing is known of them, or nothing can be shared."""
         axes = {independent[ref] for ref in ends}
@@ -106,15 +107,15 @@ class SharePass(Pass, frozen=True):
         axes = independent[ref]
         place = DefUse(ops).places[ref]
         maker, value = ops[place], editor.values[ref]
-        what = f"`{name_of(ref)}` of {editor.phase.name} over {', '.join(axes)}"
+        text = f"`{name_of(ref)}` of {editor.phase.name} over {', '.join(axes)}"
         if not value.leaves:
             why = "only reading is the same for all members, and records of variable length have no slot"
-            choices.append(Choice("share", f"{what}: duplicate", why, maker.span))
+            choices.append(Choice("share", f"{text}: duplicate", why, maker.span))
             return
         if self.design == "none":
-            choices.append(Choice("share", f"{what}: not shared", "the pass was told so", maker.span))
+            choices.append(Choice("share", f"{text}: not shared", "the pass was told so", maker.span))
             return
-        own = editor.add(msgspec.structs.replace(value, id=editor.fresh(f"{ref}/own")))
+        own = editor.add(replace(value, id=editor.fresh(f"{ref}/own")))
         ops[place] = rename_results(maker, {ref: own})
         design: Design = "all_shared" if self.design == "auto" else self.design
         readers = self._readers(editor.size(axes))
@@ -129,14 +130,16 @@ class SharePass(Pass, frozen=True):
                 ops[index] = substitute(op, {ref: own})
         share = Share(ref, own, axes, design, maker.span, readers)
         ops.insert(place + 1, share)
-        choices.append(_made(editor, what, share, chosen, told=self.design != "auto", first=first))
+        choices.append(_made(editor, text, share, chosen, by_option=self.design != "auto", first=first))
 
 
-def _made(editor: Editor, what: str, op: Share, chosen: Chosen | None, *, told: bool, first: bool) -> Choice:
+def _made(
+    editor: Editor, text: str, op: Share, chosen: Chosen | None, *, by_option: bool, first: bool
+) -> Choice:
     """What was chosen for one value."""
-    what = f"{what}: {op.design}" + (f"(readers = {op.readers})" if op.readers else "")
+    text = f"{text}: {op.design}" + (f"(readers = {op.readers})" if op.readers else "")
     if chosen is not None:
-        return chosen.choice(what, op.span, first=first, why="the pass was told so" if told else "")
+        return chosen.choice(text, op.span, first=first, why="the pass was told so" if by_option else "")
     nbytes = sized(editor.values[op.result].nbytes)
     why = (
         f"the work that is the same for all members ends here ({nbytes} a step); each process of a host "
@@ -147,9 +150,9 @@ def _made(editor: Editor, what: str, op: Share, chosen: Chosen | None, *, told: 
         f"duplicate: each of {editor.size(op.axes)} members would do all the work",
         f"single_broadcast, multi_broadcast: {others}",
     )
-    if told and op.design != "all_shared":
+    if by_option and op.design != "all_shared":
         why, rejected = "the pass was told so", ()
-    return Choice("share", what, why, op.span, rejected)
+    return Choice("share", text, why, op.span, rejected)
 
 
 def _move_to(editor: Editor, ops: list[Op], ref: Ref, chosen: Chosen) -> None:
@@ -158,19 +161,19 @@ def _move_to(editor: Editor, ops: list[Op], ref: Ref, chosen: Chosen) -> None:
     while isinstance(share, Share) and share.design != "duplicate":
         maker = DefUse(ops).maker(share.operand)
         # Before the first move the operand is the renamed end itself.
-        here = ref if share.result == ref else share.operand
-        if here == chosen.cuts[ref] or not isinstance(maker, Map):
+        current = ref if share.result == ref else share.operand
+        if current == chosen.cuts[ref] or not isinstance(maker, Map):
             return
         share = move_back(editor, ops, share, maker)
 
 
-def _pinned(op: Share, pricer: Pricer, flow: list[Op]) -> Choice:
+def _pinned(op: Share, pricer: SharingCostModel, flow: list[Op]) -> Choice:
     priced = Flow(flow, {op.operand: [op.operand]}, op.axes)
     chosen = pricer.choose(priced, "cpu", (op.design, op.readers)) if flow else None
-    what = f"`{name_of(op.result)}`: {op.design}"
+    text = f"`{name_of(op.result)}`: {op.design}"
     if chosen is None:
-        return Choice("share", what, "the plan says so", op.span)
-    return chosen.choice(what, op.span, first=True, why="the plan says so")
+        return Choice("share", text, "the plan says so", op.span)
+    return chosen.choice(text, op.span, first=True, why="the plan says so")
 
 
 def _own_clock(op: Read) -> Choice:

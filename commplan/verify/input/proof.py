@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from commplan.input.prefetch import KEEP, prefetch, slots
@@ -91,40 +92,24 @@ def prove_share(design: Design, readers: int | None, members: int, rows: int) ->
     are looked at: what a process makes, and where it goes, depends on whether hosts are the same and on the
     order of processes alone. A group that runs has its own division proved when it meets (`prove_division`).
     """
-    wrong = prove_parts()
-    if wrong is not None:
-        return wrong
-    for hosts in _layouts(min(members, _GROUP)):
-        found = division(design, hosts, readers)
-        wrong = prove_division(found, rows) or _left_wrong(found, rows) or _turns_wrong(found, rows)
-        if wrong is not None:
-            return wrong
-    return None
+    count = min(members, _GROUP)
+    everyone = range(count)
+    halves, dealt = (2 * process // count for process in everyone), (process % 2 for process in everyone)
+    layouts = dict.fromkeys(map(tuple, ([0] * count, everyone, halves, dealt)))
+    divisions = (division(design, hosts, readers) for hosts in layouts)
+    proofs = (wrong for work in divisions for wrong in _proofs(work, rows))
+    return prove_parts() or next(filter(None, proofs), None)
 
 
-def _left_wrong(found: Division, rows: int) -> Broken | None:
-    proofs = (prove_division(found, rows, alive) for alive in survivors(found))
-    return next((wrong for wrong in proofs if wrong is not None), None)
-
-
-def _turns_wrong(found: Division, rows: int) -> Broken | None:
-    """On one host readers may take turns, as many at a time as its cores ask for."""
-    if len(set(found.hosts)) > 1 or found.design == "duplicate":
-        return None
-    proofs = (prove_turns(Turns(found, width), rows) for width in range(1, found.parts + 1))
-    return next((wrong for wrong in proofs if wrong is not None), None)
-
-
-def _layouts(count: int) -> tuple[tuple[int, ...], ...]:
-    """The hosts of `count` processes, in each layout."""
-    processes = range(count)
-    found = (
-        tuple(0 for _ in processes),
-        tuple(processes),
-        tuple(2 * process // count for process in processes),
-        tuple(process % 2 for process in processes),
-    )
-    return tuple(dict.fromkeys(found))
+def _proofs(work: Division, rows: int) -> Iterator[Broken | None]:
+    """Of all processes, of whoever is left, and of turns, which readers of one host may take, as many at a
+    time as its cores ask for."""
+    yield prove_division(work, rows)
+    for alive in survivors(work):
+        yield prove_division(work, rows, alive)
+    if len(set(work.hosts)) == 1 and work.design != "duplicate":
+        for width in range(1, work.parts + 1):
+            yield prove_turns(Turns(work, width), rows)
 
 
 # --- what is proved, for people ---

@@ -71,9 +71,8 @@ def _whole_batches(visit: Visit, tail: Tail, orders: Orders) -> str | None:
         length = whole * batch + rest
         order = orders(*cast("tuple[int, int]", (length, batch)), 0, visit, tail)
         last = 1 if rest.positive() else 0
-        wrong = _steps(visit, cast("Any", order.steps), whole, last) or _step(
-            visit, order, k, (k * batch, (k + 1) * batch), length
-        )
+        wrong = _steps(visit, cast("Any", order.steps), whole, last)
+        wrong = wrong or _step(visit, order, k, (k * batch, (k + 1) * batch), length)
         if wrong:
             return wrong
     return None
@@ -96,10 +95,10 @@ def _steps(visit: Visit, steps: Term, whole: Term, last: int) -> str | None:
     return None if _fits(visit, steps, needed) else f"{steps} steps an epoch where {needed} are needed"
 
 
-def _fits(visit: Visit, found: Term, needed: Term) -> bool:
+def _fits(visit: Visit, count: Term, needed: Term) -> bool:
     if visit == "exactly_once":
-        return found == needed
-    return found >= needed if visit == "at_least_once" else found <= needed
+        return count == needed
+    return count >= needed if visit == "at_least_once" else count <= needed
 
 
 def _step(visit: Visit, order: Order, step: Term, own: tuple[Term, Term], length: Term) -> str | None:
@@ -121,9 +120,9 @@ def _broken_visits(visit: Visit, tail: Tail, batch: int, orders: Orders) -> Iter
     for size in dict.fromkeys((*((batch,) if batch <= _LOOKED_AT else ()), 1, 2, 3, 5)):
         lengths = (1, size - 1, size, size + 1, 2 * size - 1, 2 * size, 2 * size + 1, 3 * size + 2)
         for length in dict.fromkeys(n for n in lengths if n > 0):
-            found = _visited_wrongly(orders(length, size, 0, visit, tail), visit)
-            if found is not None:
-                yield found
+            wrong = _visited_wrongly(orders(length, size, 0, visit, tail), visit)
+            if wrong is not None:
+                yield wrong
 
 
 def _visited_wrongly(order: Order, visit: Visit) -> Broken | None:
@@ -139,13 +138,9 @@ def _visited_wrongly(order: Order, visit: Visit) -> Broken | None:
         if times == 1 or (times > 1 and visit == "at_least_once") or (not times and visit == "at_most_once"):
             continue
         where = f"step {last[position]} visits it again" if times else f"none of its {order.steps} steps does"
-        return Broken(
-            "CP0760",
-            f"an epoch of {order.length} records in batches of {order.batch} visits the record at position"
-            f" {position} {_times(times)}",
-            visit.replace("_", " "),
-            f"{_times(times)}: {where}",
-        )
+        epoch = f"an epoch of {order.length} records in batches of {order.batch}"
+        message = f"{epoch} visits the record at position {position} {_times(times)}"
+        return Broken("CP0760", message, visit.replace("_", " "), f"{_times(times)}: {where}")
     return None
 
 
@@ -164,19 +159,15 @@ def prove_parts(kind: type[Division] = Division) -> Broken | None:
     except UndecidedError:
         pass
     for parts in range(1, 9):
-        found = kind("all_shared", tuple(range(parts)), (0,) * parts)
+        work = kind("all_shared", tuple(range(parts)), (0,) * parts)
         for rows in range(3 * parts + 2):
-            made = Counter(row for part in range(parts) for row in range(*found.part(rows, part)))
-            for row in sorted({*range(rows), *made}):
-                if made[row] != (row < rows):
-                    return Broken(
-                        "CP0761",
-                        f"of {rows} rows in {parts} parts row {row} is made {_times(made[row])}",
-                        "every row in one part",
-                        ", ".join(
-                            f"[{low}, {high})" for low, high in (found.part(rows, p) for p in range(parts))
-                        ),
-                    )
+            makers = Counter(row for part in range(parts) for row in range(*work.part(rows, part)))
+            for row in sorted({*range(rows), *makers}):
+                if makers[row] != (row < rows):
+                    message = f"of {rows} rows in {parts} parts row {row} is made {_times(makers[row])}"
+                    cuts = (work.part(rows, part) for part in range(parts))
+                    shown = ", ".join(f"[{low}, {high})" for low, high in cuts)
+                    return Broken("CP0761", message, "every row in one part", shown)
     return Broken("CP0761", "the parts of a batch cannot be proved", "every row in one part", "no proof")
 
 
@@ -199,69 +190,69 @@ def _parts_fit(kind: type[Division]) -> bool:
 
 
 def prove_division(
-    found: Division, rows: int, alive: Collection[int] | None = None, adopter: Adopter = adopted
+    work: Division, rows: int, alive: Collection[int] | None = None, adopter: Adopter = adopted
 ) -> Broken | None:
     """That every part is made once, and that every host with a living process then gets every part once.
 
     rows: of a batch, for the message. alive: who is left; None: all of them. adopter: who says what holds
     then. It is run for this very division: its time grows with the number of hosts times that of parts.
     """
-    living = tuple(range(len(found.hosts))) if alive is None else tuple(sorted(alive))
-    left = found if alive is None else adopter(found, living)
+    living = tuple(range(len(work.hosts))) if alive is None else tuple(sorted(alive))
+    left = work if alive is None else adopter(work, living)
     who = "" if alive is None else f", with only processes {', '.join(map(str, living))} left"
-    if found.design == "duplicate":
-        short = next((process for process in living if left.of(process) != tuple(range(found.parts))), None)
+    if work.design == "duplicate":
+        short = next((process for process in living if left.of(process) != tuple(range(work.parts))), None)
         if short is None:
             return None
-        message = f"process {short} makes parts {list(left.of(short))} for itself, of {found.parts}"
+        message = f"process {short} makes parts {list(left.of(short))} for itself, of {work.parts}"
         return Broken("CP0761", message, "every process to make all rows", "some that are not made")
-    makers: dict[int, list[int]] = {part: [] for part in range(found.parts)}
+    makers: dict[int, list[int]] = {part: [] for part in range(work.parts)}
     for process in living:
         for part in left.of(process):
             makers.setdefault(part, []).append(process)
-    for part, made in makers.items():
-        if len(made) != 1 or part >= found.parts:
-            by = f"processes {', '.join(map(str, made))} make" if made else "nobody makes"
-            message = f"{by} {_part(found, rows, part)}{who}"
-            return Broken("CP0761", message, "one maker of each row", f"{len(made)} makers")
+    for part, processes in makers.items():
+        if len(processes) != 1 or part >= work.parts:
+            by = f"processes {', '.join(map(str, processes))} make" if processes else "nobody makes"
+            message = f"{by} {_part(work, rows, part)}{who}"
+            return Broken("CP0761", message, "one maker of each row", f"{len(processes)} makers")
     return _moved_wrongly(left, rows, living, who)
 
 
-def prove_turns(found: Turns, rows: int) -> Broken | None:
+def prove_turns(turns: Turns, rows: int) -> Broken | None:
     """That every part of every batch is made once, that all readers make as many parts, and that each is told
     its next turn. rows: of a batch, for the message."""
-    made: Counter[int] = Counter()
-    for number in range(found.period):
-        turn = found.at(number)
+    counts: Counter[int] = Counter()
+    for number in range(turns.period):
+        turn = turns.at(number)
         wrong = prove_division(turn, rows)
         if wrong is not None:
-            return wrong._replace(message=f"batch {number} of {found.period}: {wrong.message}")
-        made.update(turn.readers)
-        for reader in found.division.readers:
-            told = found.next(reader, number)
-            if (told == number) != (reader in turn.readers) or told is None or told < number:
+            return wrong._replace(message=f"batch {number} of {turns.period}: {wrong.message}")
+        counts.update(turn.readers)
+        for reader in turns.division.readers:
+            answer = turns.next(reader, number)
+            if (answer == number) != (reader in turn.readers) or answer is None or answer < number:
                 message = f"process {reader} asks at batch {number} for its next turn"
-                return Broken("CP0761", message, "that batch, if it makes a part of it", f"batch {told}")
-    if len(set(made.values())) > 1 or set(made) != set(found.division.readers):
-        message = f"over {found.period} batches readers make unequal numbers of parts"
-        return Broken("CP0761", message, "as many for each", f"{dict(sorted(made.items()))}")
+                return Broken("CP0761", message, "that batch, if it makes a part of it", f"batch {answer}")
+    if len(set(counts.values())) > 1 or set(counts) != set(turns.division.readers):
+        message = f"over {turns.period} batches readers make unequal numbers of parts"
+        return Broken("CP0761", message, "as many for each", f"{dict(sorted(counts.items()))}")
     return None
 
 
-def _part(found: Division, rows: int, part: int) -> str:
-    if part >= found.parts:
-        return f"part {part}, of {found.parts}"
-    low, high = found.part(rows, part)
+def _part(work: Division, rows: int, part: int) -> str:
+    if part >= work.parts:
+        return f"part {part}, of {work.parts}"
+    low, high = work.part(rows, part)
     which = f"row {low}" if high == low + 1 else f"rows {low} to {high - 1}"
-    return f"{which} of {rows} (part {part} of {found.parts})"
+    return f"{which} of {rows} (part {part} of {work.parts})"
 
 
-def _moved_wrongly(found: Division, rows: int, living: tuple[int, ...], who: str) -> Broken | None:
-    held = {found.hosts[process]: Counter[int]() for process in living}
+def _moved_wrongly(work: Division, rows: int, living: tuple[int, ...], who: str) -> Broken | None:
+    held = {work.hosts[process]: Counter[int]() for process in living}
     for process in living:
-        held[found.hosts[process]].update(found.of(process))
-    for number, move in enumerate(found.moves(None if len(living) == len(found.hosts) else living)):
-        wrong = _move_wrong(found, move, held, rows)
+        held[work.hosts[process]].update(work.of(process))
+    for number, move in enumerate(work.moves(None if len(living) == len(work.hosts) else living)):
+        wrong = _move_wrong(work, move, held, rows)
         if wrong is not None:
             return Broken("CP0761", f"move {number} ({move.kind}): {wrong.message}{who}", *wrong[2:])
         brought = [part for parts in move.parts for part in parts]
@@ -271,15 +262,15 @@ def _moved_wrongly(found: Division, rows: int, living: tuple[int, ...], who: str
             held[host].update(brought)
             held[host].subtract(own)
     for host, parts in held.items():
-        for part in sorted({*range(found.parts), *parts}):
-            if parts[part] != 1 or part >= found.parts:
-                message = f"host {host} is given {_part(found, rows, part)} {_times(parts[part])}{who}"
+        for part in sorted({*range(work.parts), *parts}):
+            if parts[part] != 1 or part >= work.parts:
+                message = f"host {host} is given {_part(work, rows, part)} {_times(parts[part])}{who}"
                 given = sorted(parts.elements())
                 return Broken("CP0761", message, "every part once on every host", f"parts {given}")
     return None
 
 
-def _move_wrong(found: Division, move: Move, held: dict[int, Counter[int]], rows: int) -> Broken | None:
+def _move_wrong(work: Division, move: Move, held: dict[int, Counter[int]], rows: int) -> Broken | None:
     """Whether all that take part in a move live, and those that send have what they send."""
     nobody = next((host for host in move.hosts if host not in held), None)
     if nobody is not None:
@@ -288,12 +279,12 @@ def _move_wrong(found: Division, move: Move, held: dict[int, Counter[int]], rows
     for root, parts in zip(roots, move.parts, strict=True):
         absent = next((part for part in parts if not held[root][part]), None)
         if absent is not None:
-            message = f"host {root} is to send {_part(found, rows, absent)}, which it does not have"
+            message = f"host {root} is to send {_part(work, rows, absent)}, which it does not have"
             return Broken("", message, f"host {root} to have parts {list(parts)}", f"{sorted(held[root])}")
     return None
 
 
-def survivors(found: Division, adopter: Adopter = adopted) -> Iterator[tuple[int, ...]]:
+def survivors(work: Division, adopter: Adopter = adopted) -> Iterator[tuple[int, ...]]:
     """Who may be left: everyone but one, one alone, one host alone, all hosts but one; and whoever is left
     while those die who make the first part, the middle one or the last, one after another.
 
@@ -301,15 +292,15 @@ def survivors(found: Division, adopter: Adopter = adopted) -> Iterator[tuple[int
     order of its own (its reader, the others of that host, those elsewhere), which the deaths of its makers
     walk through to the end; what moves depends on which hosts live.
     """
-    everyone = tuple(range(len(found.hosts)))
+    everyone = tuple(range(len(work.hosts)))
     sets = [tuple(p for p in everyone if p != dead) for dead in everyone] + [(p,) for p in everyone]
-    for host in dict.fromkeys(found.hosts):
-        sets.append(tuple(p for p in everyone if found.hosts[p] == host))
-        sets.append(tuple(p for p in everyone if found.hosts[p] != host))
-    for part in (0, found.parts // 2, found.parts - 1):
+    for host in dict.fromkeys(work.hosts):
+        sets.append(tuple(p for p in everyone if work.hosts[p] == host))
+        sets.append(tuple(p for p in everyone if work.hosts[p] != host))
+    for part in (0, work.parts // 2, work.parts - 1):
         alive = everyone
         while len(alive) > 1:
-            maker = adopter(found, alive).readers[part]
+            maker = adopter(work, alive).readers[part]
             if maker not in alive:
                 break  # what is wrong shows with those who are left
             alive = tuple(p for p in alive if p != maker)
@@ -320,69 +311,66 @@ def survivors(found: Division, adopter: Adopter = adopted) -> Iterator[tuple[int
 # --- members by their own clocks ---
 
 
-def prove_rates(found: Rates) -> Broken | None:
+def prove_rates(rates: Rates) -> Broken | None:
     """That a member's step is whole units of the stream, that an epoch has units enough, and that what is
     kept suffices.
 
     The lag and what must be kept are those of an instant, which is computed and looked at: i begins a batch
     when j is one common divisor short of beginning one. No instant asks for more (`commplan.input.rates`).
     """
-    unit, step = found.unit, symbol("k")
-    for member, batch in _first_members(found):
-        low, high = cast("tuple[Term, Term]", found.taken(member, cast("Any", step)))
+    unit, step = rates.unit, symbol("k")
+    for member, batch in _first_members(rates):
+        low, high = cast("tuple[Term, Term]", rates.taken(member, cast("Any", step)))
         if not (low * unit).same(step * batch) or not (high * unit).same((step + 1) * batch):
             message = f"step k of member {member} takes units {low} to {high} of {unit} records"
             return Broken("CP0762", message, f"records k*{batch} to k*{batch} + {batch}", "others")
-    return _epoch_wrong(found) or _kept_wrong(found)
+    return _epoch_wrong(rates) or _kept_wrong(rates)
 
 
-def _first_members(found: Rates) -> list[tuple[int, int]]:
+def _first_members(rates: Rates) -> list[tuple[int, int]]:
     """A member with each batch size: those with the same go alike."""
-    return [(found.batches.index(batch), batch) for batch in dict.fromkeys(found.batches)]
+    return [(rates.batches.index(batch), batch) for batch in dict.fromkeys(rates.batches)]
 
 
-def _epoch_wrong(found: Rates) -> Broken | None:
+def _epoch_wrong(rates: Rates) -> Broken | None:
     """An epoch has the units that each member takes, at the ends of batches and around them."""
-    ends = sorted(
-        {n for size in (found.unit, *found.batches) for n in (size - 1, size, size + 1, 2 * size + 1)}
-    )
+    sizes = (rates.unit, *rates.batches)
+    ends = sorted({n for size in sizes for n in (size - 1, size, size + 1, 2 * size + 1)})
     for tail in ("pad", "short", "drop"):
         for length in (n for n in ends if n > 0):
-            units = found.epoch(length, "exactly_once", tail)
-            for member, _ in _first_members(found):
-                order = found.of(member, length, 0, "exactly_once", tail)
+            units = rates.epoch(length, "exactly_once", tail)
+            for member, _ in _first_members(rates):
+                order = rates.of(member, length, 0, "exactly_once", tail)
                 last = order.span(order.steps - 1)[1] if order.steps else 0
-                if units * found.unit < last:
-                    message = (
-                        f"an epoch of {length} records with tail {tail} ends before member {member} does"
-                    )
-                    return Broken("CP0762", message, f"{last} records", f"{units} units of {found.unit}")
+                if units * rates.unit < last:
+                    epoch = f"an epoch of {length} records with tail {tail}"
+                    message = f"{epoch} ends before member {member} does"
+                    return Broken("CP0762", message, f"{last} records", f"{units} units of {rates.unit}")
     return None
 
 
-def _kept_wrong(found: Rates) -> Broken | None:
-    sizes = sorted(set(found.batches))
+def _kept_wrong(rates: Rates) -> Broken | None:
+    sizes = sorted(set(rates.batches))
     lag = max(_ahead(i, j, 1) - _ahead(j, i, 1, at=_instant(i, j)) for i in sizes for j in sizes)
-    kept = max(_ahead(i, j, found.prefetch + 1) - _instant(i, j) // j * j for i in sizes for j in sizes)
-    if found.lag != lag:
-        return Broken("CP0762", f"the largest lag is {lag} records", f"a lag of {lag}", f"{found.lag}")
-    if found.bound < max(kept, 2 * sizes[-1]) or found.bound % found.unit:
+    kept = max(_ahead(i, j, rates.prefetch + 1) - _instant(i, j) // j * j for i in sizes for j in sizes)
+    if rates.lag != lag:
+        return Broken("CP0762", f"the largest lag is {lag} records", f"a lag of {lag}", f"{rates.lag}")
+    least = max(kept, 2 * sizes[-1])
+    if rates.bound < least or rates.bound % rates.unit:
         message = f"members that keep pace need {kept} records kept, and a batch that is shown one more"
-        return Broken(
-            "CP0762", message, f"{max(kept, 2 * sizes[-1])} records at least, in units", f"{found.bound}"
-        )
+        return Broken("CP0762", message, f"{least} records at least, in units", f"{rates.bound}")
     return None
 
 
-def _instant(one: int, other: int) -> int:
-    """A time, in records, when a batch of `one` begins and a batch of `other` is to begin gcd(one, other)
+def _instant(own: int, peer: int) -> int:
+    """A time, in records, when a batch of `own` begins and a batch of `peer` is to begin gcd(own, peer)
     later."""
-    common = math.gcd(one, other)
-    way = other // common
-    return (-pow(one // common, -1, way) % way if way > 1 else 0) * one
+    common = math.gcd(own, peer)
+    way = peer // common
+    return (-pow(own // common, -1, way) % way if way > 1 else 0) * own
 
 
-def _ahead(one: int, other: int, batches: int, at: int | None = None) -> int:
+def _ahead(own: int, peer: int, batches: int, at: int | None = None) -> int:
     """The end of the `batches`-th batch of a member from the one that it works on at an instant."""
-    now = _instant(one, other) if at is None else at
-    return (now // one + batches) * one
+    now = _instant(own, peer) if at is None else at
+    return (now // own + batches) * own

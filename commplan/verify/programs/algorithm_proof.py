@@ -7,7 +7,7 @@ import math
 from fractions import Fraction
 from typing import NamedTuple
 
-from commplan.collectives.hierarchical import NATIVE, Levels
+from commplan.collectives.hierarchical import NATIVE
 from commplan.collectives.postcondition import lower_bounds
 from commplan.collectives.program import Kind
 from commplan.collectives.registry import files, program, supports
@@ -43,31 +43,30 @@ def prove_task(task: Task) -> tuple[tuple[Counterexample, ...], Counted]:
     """
     algorithm, kind, ranks, root = task
     if ranks > RANKS:
-        fail(
-            "CP0748",
-            f"{str_of(task)} has too many ranks to be proved",
-            f"at most {RANKS}; hierarchical(..) is proved level by level",
-        )
+        message = f"{str_of(task)} has too many ranks to be proved"
+        fail("CP0748", message, f"at most {RANKS}; hierarchical(..) is proved level by level")
     known = supports(algorithm, kind) and ranks > 0
     chunks = files()[algorithm].PROGRAMS[kind](ranks).chunks if known else 1  # before its rounds are made
     if chunks * ranks > LARGEST:
-        fail(
-            "CP0748",
-            f"{str_of(task)} has {chunks} chunks on each: too many to be proved",
-            f"at most {LARGEST} in all are; hierarchical(..) has fewer, and is faster at this size",
-        )
-    made = program(algorithm, kind, ranks, root=root)
-    return prove(made), count(made)
+        message = f"{str_of(task)} has {chunks} chunks on each: too many to be proved"
+        note = f"at most {LARGEST} in all are; hierarchical(..) has fewer, and is faster at this size"
+        fail("CP0748", message, note)
+    chunked = program(algorithm, kind, ranks, root=root)
+    return prove(chunked), count(chunked)
+
+
+def _no_cost(kind: Kind, ranks: int) -> Counted:
+    nothing = Fraction(0)
+    return Counted(0, nothing, nothing, nothing, *lower_bounds(kind, ranks))
 
 
 def prove_algorithm(algorithm: str, kind: Kind, ranks: int, root: int = 0) -> Proof:
     """The proof of `algorithm` over `ranks` ranks. `native` is believed. Raises as `prove_task`."""
     if algorithm == NATIVE:
-        nothing = Fraction(0)
-        return Proof((), (NATIVE,), Counted(0, nothing, nothing, nothing, *lower_bounds(kind, ranks)), ())
+        return Proof((), (NATIVE,), _no_cost(kind, ranks), ())
     task = Task(algorithm, kind, ranks, root)
     wrong, counted = prove_task(task)
-    return Proof((task,), (), counted, tuple((str_of(task), one) for one in wrong))
+    return Proof((task,), (), counted, tuple((str_of(task), example) for example in wrong))
 
 
 def prove_sliced(algorithm: str, kind: Kind, ranks: int, root: int, slices: int) -> Proof:
@@ -78,41 +77,38 @@ def prove_sliced(algorithm: str, kind: Kind, ranks: int, root: int, slices: int)
     known = prove_algorithm(algorithm, kind, ranks, root)
     if algorithm == NATIVE or known.wrong:
         return known
-    made = program(algorithm, kind, ranks, root=root, slices=slices)
-    if made.chunks * ranks > LARGEST:
-        fail("CP0748", f"{str_of(known.tasks[0])} has {made.chunks} chunks on each: too many to be proved")
-    wrong = tuple((str_of(known.tasks[0]), one) for one in prove(made))
-    return Proof(known.tasks, (), count(made), wrong)
+    sliced = program(algorithm, kind, ranks, root=root, slices=slices)
+    if sliced.chunks * ranks > LARGEST:
+        fail("CP0748", f"{str_of(known.tasks[0])} has {sliced.chunks} chunks on each: too many to be proved")
+    wrong = tuple((str_of(known.tasks[0]), example) for example in prove(sliced))
+    return Proof(known.tasks, (), count(sliced), wrong)
 
 
-def prove_levels(levels: Levels, kind: Kind, root: int = 0) -> Proof:
+@functools.lru_cache(maxsize=1 << 10)
+def prove_levels(levels: tuple[tuple[str, int], ...], kind: Kind, root: int = 0) -> Proof:
     """The proof of a hierarchy, algorithm and ranks of each level, innermost first.
 
     Raises as `prove_task`, and what `registry.stages` raises where the levels make no hierarchy.
     """
-    return _levels(tuple(levels), kind, root)
-
-
-@functools.lru_cache(maxsize=1 << 10)
-def _levels(levels: tuple[tuple[str, int], ...], kind: Kind, root: int) -> Proof:
     stages = stages_of(levels, kind, root=root)
     every = dict.fromkeys(task_of(levels, stage) for stage in stages)
-    done = [task for task in every if task.algorithm != NATIVE]
+    proofs = {task: prove_task(task) for task in every if task.algorithm != NATIVE}
     believed = tuple(f"{task.kind} of {task.ranks}" for task in every if task.algorithm == NATIVE)
-    wrong = [(str_of(task), one) for task in done for one in prove_task(task)[0]]
+    wrong = [(str_of(task), example) for task, (examples, _) in proofs.items() for example in examples]
     whole = compose(levels, kind, stages, root)
     if whole is not None:
         wrong.append(("the levels together", whole))
-    costs = [
-        (prove_task(task_of(levels, stage))[1], stage.share) for stage in stages if stage.algorithm != NATIVE
-    ]
-    sent = sum((cost.sent * share for cost, share in costs), Fraction(0))
-    received = sum((cost.received * share for cost, share in costs), Fraction(0))
-    staged = max((cost.staged * share for cost, share in costs), default=Fraction(0))
-    ranks = math.prod(size for _, size in levels)
-    rounds = sum(cost.rounds for cost, _ in costs)
-    cost = Counted(rounds, sent, received, staged, *lower_bounds(kind, ranks))
-    return Proof(tuple(done), believed, cost, tuple(wrong))
+    total = _no_cost(kind, math.prod(size for _, size in levels))
+    for stage in stages:
+        if stage.algorithm != NATIVE:
+            _, cost = proofs[task_of(levels, stage)]
+            total = total._replace(
+                rounds=total.rounds + cost.rounds,
+                sent=total.sent + cost.sent * stage.share,
+                received=total.received + cost.received * stage.share,
+                staged=max(total.staged, cost.staged * stage.share),
+            )
+    return Proof(tuple(proofs), believed, total, tuple(wrong))
 
 
 def str_of(task: Task) -> str:

@@ -1,8 +1,8 @@
 """Hierarchical programs proved from the programs of their levels.
 
 Ranks have a place at every level, chunks a part at every level, and what is known of a moment between two
-stages is the same sentence for each level: who holds a chunk (`Holds`), and whether the contributions of all
-places are in it. A rank holds a chunk if the sentences of all levels are true of it. A stage is one
+stages is the same sentence for each level: who holds a chunk (`Holders`), and whether the contributions of
+all places are in it. A rank holds a chunk if the sentences of all levels are true of it. A stage is one
 collective within all groups of a level; the members of a group differ at that level alone, so that they hold
 the same parts of all others, and what the stage promises within a group, its own proof given, changes the
 sentence of its level and no other. Stages follow each other in every rank, every message has both ends in one
@@ -19,44 +19,25 @@ have copied it, or have added equal values by one program in one order.
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from commplan.collectives.hierarchical import Levels, Stage
-from commplan.collectives.program import REDUCING, Kind
+from commplan.collectives.hierarchical import Levels, Stage, places_of
+from commplan.collectives.postcondition import HOLDERS, Holders
+from commplan.collectives.program import REDUCING, ROOTED, Kind
 from commplan.verify.programs.counterexample import Counterexample
-
-
-class Holds(enum.Enum):
-    """Which places of a level hold a chunk."""
-
-    ALL = "all places"
-    OWN = "the place whose part it is"
-    ROOT = "the place of the root"
 
 
 class Known(NamedTuple):
     """What is known of one level. summed: the contributions of all its places are in."""
 
-    holds: Holds
+    holds: Holders
     summed: bool
 
     def __str__(self) -> str:
         return f"{self.holds.value}{', summed' if self.summed else ''}"
-
-
-# What a collective makes of its level: who must hold a chunk before, and who holds it after.
-RULES: dict[Kind, tuple[Holds, Holds]] = {
-    "all_reduce": (Holds.ALL, Holds.ALL),
-    "reduce_scatter": (Holds.ALL, Holds.OWN),
-    "reduce": (Holds.ALL, Holds.ROOT),
-    "all_gather": (Holds.OWN, Holds.ALL),
-    "gather": (Holds.OWN, Holds.ROOT),
-    "scatter": (Holds.ROOT, Holds.OWN),
-    "broadcast": (Holds.ROOT, Holds.ALL),
-}
 
 
 class Task(NamedTuple):
@@ -78,14 +59,15 @@ def compose(levels: Levels, kind: Kind, stages: Sequence[Stage], root: int = 0) 
 
     levels: algorithm and ranks, innermost first.
     """
-    before, after = RULES[kind]
-    places = _places(levels, root)
+    before, after = HOLDERS[kind]
+    places = places_of(levels, root)
     known = [Known(before, False) for _ in levels]
     for number, stage in enumerate(stages):
         wrong = _step(levels, places, known, number, stage)
         if wrong is not None:
             return wrong
-        known[stage.level] = Known(RULES[stage.kind][1], known[stage.level].summed or stage.kind in REDUCING)
+        summed = known[stage.level].summed or stage.kind in REDUCING
+        known[stage.level] = Known(HOLDERS[stage.kind][1], summed)
     wanted = Known(after, kind in REDUCING)
     for level, (_, ranks) in enumerate(levels):
         if ranks > 1 and known[level] != wanted:
@@ -93,43 +75,30 @@ def compose(levels: Levels, kind: Kind, stages: Sequence[Stage], root: int = 0) 
     return None
 
 
-def _places(levels: Levels, root: int) -> list[int]:
-    places: list[int] = []
-    for _, ranks in levels:
-        places.append(root % ranks)
-        root //= ranks
-    return places
-
-
 def _step(
-    levels: Levels, places: list[int], known: list[Known], number: int, stage: Stage
+    levels: Levels, places: Mapping[int, int], known: list[Known], number: int, stage: Stage
 ) -> Counterexample | None:
     """Whether what `stage` needs is known."""
-    what = f"stage {number}, {stage.kind} at level {stage.level},"
-    needs, _ = RULES[stage.kind]
+    subject = f"stage {number}, {stage.kind} at level {stage.level},"
+    needs, _ = HOLDERS[stage.kind]
     now = known[stage.level]
     if now.holds is not needs:
-        return _wrong(what, needs.value, now.holds.value)
+        return _wrong(subject, needs.value, now.holds.value)
     if stage.kind in REDUCING and now.summed:
-        return _wrong(what, "every contribution once", f"the sums of level {stage.level} once more")
-    if needs is Holds.ROOT and stage.root != places[stage.level]:
-        return _wrong(what, f"root {places[stage.level]}", f"root {stage.root}")
-    if stage.kind in ("reduce", "gather") and stage.root != places[stage.level]:
-        return _wrong(what, f"root {places[stage.level]}", f"root {stage.root}")
+        return _wrong(subject, "every contribution once", f"the sums of level {stage.level} once more")
+    if stage.kind in ROOTED and stage.root != places[stage.level]:
+        return _wrong(subject, f"root {places[stage.level]}", f"root {stage.root}")
     others = [level for level, (_, ranks) in enumerate(levels) if ranks > 1 and level != stage.level]
-    fixed = [level for level in others if known[level].holds is Holds.ROOT]
+    fixed = [level for level in others if known[level].holds is Holders.ROOT]
     if fixed != sorted(set(stage.fixed) & set(others)):
-        return _wrong(what, f"groups at the root's place of levels {fixed}", f"levels {list(stage.fixed)}")
-    share = Fraction(1)
-    for level in others:
-        if known[level].holds is Holds.OWN:
-            share /= levels[level][1]
+        return _wrong(subject, f"groups at the root's place of levels {fixed}", f"levels {list(stage.fixed)}")
+    owned = [level for level in others if known[level].holds is Holders.OWN]
+    share = Fraction(1, math.prod(levels[level][1] for level in owned))
     if share != stage.share:
-        return _wrong(what, f"{share} of the buffer", f"{stage.share}")
+        return _wrong(subject, f"{share} of the buffer", f"{stage.share}")
     return None
 
 
-def _wrong(what: str, expected: str, found: str, when: str = "") -> Counterexample:
-    return Counterexample(
-        "wrong", (), (), None, expected, found, f"{when}{what} needs {expected}, and has {found}"
-    )
+def _wrong(subject: str, expected: str, actual: str, when: str = "") -> Counterexample:
+    message = f"{when}{subject} needs {expected}, and has {actual}"
+    return Counterexample("wrong", (), (), None, expected, actual, message)

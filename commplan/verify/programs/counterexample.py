@@ -3,52 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
 
 import msgspec
 
 from commplan.diagnostics import Diagnostic, Note, Span
 
 # How a program can fail, and the page of the manual on it.
-Failure = Literal[
-    "range",  # a rank or chunk that does not exist
-    "mismatch",  # a send meets a receive of other chunks
-    "hang",  # a rank waits for a message that its peer never posts
-    "deadlock",  # ranks wait for each other in a circle
-    "race",  # two messages into one slot in one round
-    "unset",  # a slot is sent or added to before it holds anything
-    "double",  # a contribution is added twice
-    "wrong",  # at the end a slot does not hold what the collective promises
-    "order",  # ranks that must agree bit by bit have added in different orders
-    "useless",  # a message changes no result
-    "calls",  # ranks of a communicator call different collectives
-    "creation",  # ranks create communicators in different orders
-]
-CODES: dict[Failure, str] = {
-    "range": "CP0742",
-    "mismatch": "CP0742",
-    "hang": "CP0742",
-    "deadlock": "CP0743",
-    "race": "CP0744",
-    "unset": "CP0745",
-    "double": "CP0741",
-    "wrong": "CP0740",
-    "order": "CP0749",
-    "useless": "CP0746",
-    "calls": "CP0747",
-    "creation": "CP0747",
+CODES = {
+    "range": "CP0742",  # a rank or chunk that does not exist
+    "mismatch": "CP0742",  # a send meets a receive of other chunks
+    "hang": "CP0742",  # a rank waits for a message that its peer never posts
+    "deadlock": "CP0743",  # ranks wait for each other in a circle
+    "race": "CP0744",  # two messages into one slot in one round
+    "unset": "CP0745",  # a slot is sent or added to before it holds anything
+    "double": "CP0741",  # a contribution is added twice
+    "wrong": "CP0740",  # at the end a slot does not hold what the collective promises
+    "order": "CP0749",  # ranks that must agree bit by bit have added in different orders
+    "useless": "CP0746",  # a message changes no result
+    "calls": "CP0747",  # ranks of a communicator call different collectives
+    "creation": "CP0747",  # ranks create communicators in different orders
 }
 
 
 class Counterexample(msgspec.Struct, frozen=True):
     """One thing that really happens when the ranks run, and must not.
 
-    ranks: those concerned; of a deadlock each waits for the next, the last for the first. rounds: for each of
-    them the round in which it is, counted from 0. chunk: which slot, where one is concerned. expected, found:
-    in words that `replay` finds again. span: the plan line, where there is one.
+    failure: one of `CODES`. ranks: those concerned; of a deadlock each waits for the next, the last for the
+    first. rounds: for each of them the round in which it is, counted from 0. chunk: which slot, where one is
+    concerned. expected, found: in words that `replay` finds again. span: the plan line, where there is one.
     """
 
-    failure: Failure
+    failure: str
     ranks: tuple[int, ...]
     rounds: tuple[int, ...]
     chunk: int | None
@@ -87,6 +72,6 @@ def terms(counts: dict[int, int]) -> str:
     """The contributions in a slot in words: rank -> how often it is in it."""
     once = sorted(rank for rank, count in counts.items() if count == 1)
     more = sorted((rank, count) for rank, count in counts.items() if count > 1)
-    said = [f"rank{'s' if len(once) > 1 else ''} {spans(once)}"] if once else []
-    said += [f"rank {rank} {'twice' if count == 2 else f'{count} times'}" for rank, count in more[:12]]
-    return ", ".join(said) or "nothing"
+    words = [f"rank{'s' if len(once) > 1 else ''} {spans(once)}"] if once else []
+    words += [f"rank {rank} {'twice' if count == 2 else f'{count} times'}" for rank, count in more[:12]]
+    return ", ".join(words) or "nothing"

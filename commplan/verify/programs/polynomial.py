@@ -8,10 +8,13 @@ known by what it divides.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import NamedTuple
 
 Monomial = tuple["Symbol | Floor", ...]  # sorted by name; a power is written out
+_name = attrgetter("name")
 
 
 class UndecidedError(Exception):
@@ -41,10 +44,9 @@ class Term:
     # --- arithmetic ---
 
     def __add__(self, other: Term | int) -> Term:
-        found = dict(self._terms)
-        for monomial, count in term(other)._terms.items():
-            found[monomial] = found.get(monomial, 0) + count
-        return Term(found)
+        total = Counter(self._terms)
+        total.update(term(other)._terms)
+        return Term(total)
 
     __radd__ = __add__
 
@@ -55,12 +57,11 @@ class Term:
         return self + -term(other)
 
     def __mul__(self, other: Term | int) -> Term:
-        found: dict[Monomial, int] = {}
-        for one, many in self._terms.items():
-            for two, more in term(other)._terms.items():
-                both = tuple(sorted((*one, *two), key=_name))
-                found[both] = found.get(both, 0) + many * more
-        return Term(found)
+        total: Counter[Monomial] = Counter()
+        for left, many in self._terms.items():
+            for right, more in term(other)._terms.items():
+                total[tuple(sorted((*left, *right), key=_name))] += many * more
+        return Term(total)
 
     __rmul__ = __mul__
 
@@ -91,19 +92,17 @@ class Term:
         lead = max(divisor._terms, key=lambda monomial: (len(monomial), tuple(map(_name, monomial))))
         count = divisor._terms[lead]
         quotient, rest = Term({}), self
-        while True:
-            found = next(
-                (
-                    (left, many // count)
-                    for monomial, many in rest._terms.items()
-                    if many % count == 0 and (left := _without(monomial, lead)) is not None
-                ),
-                None,
-            )
-            if found is None:
-                return quotient, rest
-            part = Term({found[0]: found[1]})
+        while (part := rest._part(lead, count)) is not None:
             quotient, rest = quotient + part, rest - divisor * part
+        return quotient, rest
+
+    def _part(self, lead: Monomial, count: int) -> Term | None:
+        """The first term that `count` times `lead` divides, over that."""
+        for monomial, many in self._terms.items():
+            left = _without(monomial, lead)
+            if many % count == 0 and left is not None:
+                return Term({left: many // count})
+        return None
 
     # --- comparing ---
 
@@ -127,10 +126,10 @@ class Term:
         (less, _), (more, _) = floors
         if len(less) != 1 or len(more) != 1:
             return False
-        one, other = less[0], more[0]
-        if not isinstance(one, Floor) or not isinstance(other, Floor):
+        first, second = less[0], more[0]
+        if not isinstance(first, Floor) or not isinstance(second, Floor):
             return False
-        return one.by.same(other.by) and (other.of - one.of).natural()
+        return first.by.same(second.by) and (second.of - first.of).natural()
 
     def __lt__(self, other: Term | int) -> bool:
         return _decided(term(other) - self - 1)
@@ -153,9 +152,6 @@ class Term:
         if difference.positive() or (-difference).positive():
             return False
         raise UndecidedError(f"{self} == {other}")
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
 
     def __bool__(self) -> bool:
         return self != 0
@@ -189,10 +185,6 @@ def _decided(difference: Term) -> bool:
     if (-difference).positive():
         return False
     raise UndecidedError(f"{difference} >= 0")
-
-
-def _name(factor: Symbol | Floor) -> str:
-    return factor.name
 
 
 def _without(monomial: Monomial, part: Monomial) -> Monomial | None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from commplan.collectives.postcondition import lower_bounds
-from commplan.collectives.program import BLOCKED, Ints, Program
+from commplan.collectives.program import IN_BLOCKS, Ints, Program
 from commplan.verify.programs.counterexample import Counterexample
 from commplan.verify.programs.symbolic_execution import Transfers, interpret
 
@@ -47,16 +47,14 @@ def prove(program: Program) -> tuple[Counterexample, ...]:
 def unfit(program: Program) -> Counterexample | None:
     """Numbers of ranks, chunks and root that no program can have."""
     n, chunks, root = program.ranks, program.chunks, program.root
-    blocked = program.kind in BLOCKED
+    blocked = program.kind in IN_BLOCKS
     if n >= 1 and chunks >= 1 and 0 <= root < n and not (blocked and chunks % n):
         return None
-    wanted = (
-        f"a multiple of {n} chunks"
-        if blocked and chunks % max(n, 1)
-        else "a rank, a chunk and a root among the ranks"
-    )
-    found = f"{n} ranks, {chunks} chunks, root {root}"
-    return Counterexample("range", (), (), None, wanted, found, f"there is no {program.kind} with {found}")
+    wanted = "a rank, a chunk and a root among the ranks"
+    if blocked and chunks % max(n, 1):
+        wanted = f"a multiple of {n} chunks"
+    actual = f"{n} ranks, {chunks} chunks, root {root}"
+    return Counterexample("range", (), (), None, wanted, actual, f"there is no {program.kind} with {actual}")
 
 
 def _out_of_range(program: Program, transfers: Transfers) -> Counterexample | None:

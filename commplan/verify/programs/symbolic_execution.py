@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from commplan.collectives.postcondition import promise
+from commplan.collectives.postcondition import promise, sources
 from commplan.collectives.program import REDUCING, ROOTED, Bools, Ints, Program, Send
 from commplan.collectives.transform import singles
 from commplan.verify.programs.counterexample import Counterexample, terms
@@ -78,29 +78,28 @@ class Sums:
         self.terms = [0, *(1 << rank for rank in range(ranks))]  # the set of ranks in each, as bits
         self._numbers: dict[int, int] = {}
 
-    def add(self, one: Ints, other: Ints) -> Ints:
+    def add(self, left: Ints, right: Ints) -> Ints:
         """The sums, element by element; -1 where both hold the contribution of the same rank."""
-        keys, places = np.unique(
-            (np.minimum(one, other) << _HALF) | np.maximum(one, other), return_inverse=True
-        )
-        found = [self._number(key) for key in keys.tolist()]
-        return np.array(found, np.int64)[places]
+        keys = (np.minimum(left, right) << _HALF) | np.maximum(left, right)
+        keys, places = np.unique(keys, return_inverse=True)
+        sums = [self._number(key) for key in keys.tolist()]
+        return np.array(sums, np.int64)[places]
 
     def _number(self, key: int) -> int:
         known = self._numbers.get(key)
         if known is not None:
             return known
-        one, other = self.terms[key >> _HALF], self.terms[key & ((1 << _HALF) - 1)]
-        number = -1 if one & other else len(self.terms)
+        left, right = self.terms[key >> _HALF], self.terms[key & ((1 << _HALF) - 1)]
+        number = -1 if left & right else len(self.terms)
         if number > 0:
-            self.terms.append(one | other)
+            self.terms.append(left | right)
         self._numbers[key] = number
         return number
 
     def counts(self, *numbers: int) -> dict[int, int]:
         """Rank -> how often it is in the values `numbers` together."""
         bits = [self.terms[number] for number in numbers]
-        every = (sum((one >> rank) & 1 for one in bits) for rank in range(self.ranks))
+        every = (sum((term >> rank) & 1 for term in bits) for rank in range(self.ranks))
         return {rank: count for rank, count in enumerate(every) if count}
 
 
@@ -156,11 +155,11 @@ def _race(program: Program, units: Units) -> Counterexample | None:
     if not len(same):
         return None
     first = min(same.tolist(), key=lambda place: int(units.write[order[place]]))
-    one, other = int(order[first]), int(order[first + 1])
-    rank, chunk = divmod(int(units.target[one]), program.chunks)
-    peers = [int(units.source[unit]) // program.chunks for unit in (one, other)]
-    hows = ["reduce" if units.reduce[unit] else "copy" for unit in (one, other)]
-    time = int(units.received_in[one])
+    first_unit, second_unit = int(order[first]), int(order[first + 1])
+    rank, chunk = divmod(int(units.target[first_unit]), program.chunks)
+    peers = [int(units.source[unit]) // program.chunks for unit in (first_unit, second_unit)]
+    hows = ["reduce" if units.reduce[unit] else "copy" for unit in (first_unit, second_unit)]
+    time = int(units.received_in[first_unit])
     return Counterexample(
         "race", (rank, *peers), (time,), chunk, "one message into a slot in a round",
         f"{hows[0]} from rank {peers[0]}, {hows[1]} from rank {peers[1]}",
@@ -177,7 +176,7 @@ class _Run:
         self.sums = Sums(program.ranks)
         starts, ends = promise(program.kind, program.ranks, program.chunks, program.root)
         rank = np.arange(1, program.ranks + 1, dtype=np.int64)[:, None]
-        source = SUM if program.kind in REDUCING else starts.argmax(axis=0)[None, :] + 1
+        source = SUM if program.kind in REDUCING else sources(program) + 1
         self.holds = np.where(starts, rank, NOTHING).ravel()
         wanted = np.where(ends, source, ANY)
         wanted[:, few:] = ANY
@@ -187,7 +186,7 @@ class _Run:
         by_read = np.argsort(units.read, kind="stable")
         edges = np.arange(self.last + 2)
         starts = np.searchsorted(units.read[by_read], edges).tolist()
-        self.reads = [by_read[one:other] for one, other in itertools.pairwise(starts)]
+        self.reads = [by_read[start:stop] for start, stop in itertools.pairwise(starts)]
         self.writes: list[int] = np.searchsorted(units.write, edges).tolist()
 
     def forward(self) -> Counterexample | None:
@@ -195,9 +194,9 @@ class _Run:
         units, holds = self.units, self.holds
         carried = np.zeros(len(units.source), np.int64)
         for time in range(self.last + 1):
-            one, other = self.writes[time], self.writes[time + 1]
-            if one < other:
-                wrong = self._write(slice(one, other), carried)
+            start, stop = self.writes[time], self.writes[time + 1]
+            if start < stop:
+                wrong = self._write(slice(start, stop), carried)
                 if wrong is not None:
                     return wrong
             now = self.reads[time]
@@ -239,16 +238,16 @@ class _Run:
 
     def _unset(self, unit: int, *, sends: bool) -> Counterexample:
         rank, peer, time, chunk = self._ends(unit, sends=sends)
-        what = f"sends chunk {chunk} to rank {peer}" if sends else f"adds to chunk {chunk} from rank {peer}"
+        action = f"sends chunk {chunk} to rank {peer}" if sends else f"adds to chunk {chunk} from rank {peer}"
         return Counterexample(
             "unset", (rank, peer), (time,), chunk, "a value in the slot", "nothing",
-            f"rank {rank} {what} in its round {time}, and holds nothing there yet",
+            f"rank {rank} {action} in its round {time}, and holds nothing there yet",
         )  # fmt: skip
 
     def _double(self, unit: int, held: int, coming: int) -> Counterexample:
         rank, peer, time, chunk = self._ends(unit)
         counts = self.sums.counts(held, coming)
-        twice = terms({one: count for one, count in counts.items() if count > 1})
+        twice = terms({source: count for source, count in counts.items() if count > 1})
         return Counterexample(
             "double", (rank, peer), (time,), chunk, "every contribution once", terms(counts),
             f"rank {rank} adds chunk {chunk} from rank {peer} in its round {time}, and then holds {twice}",
@@ -275,18 +274,18 @@ class _Run:
         wanted, n = int(self.wanted[slot]), self.program.ranks
         expected = terms(dict.fromkeys(range(n) if wanted == SUM else [wanted - 1], 1))
         held = int(self.holds[slot])
-        found = terms(self.sums.counts(held))
+        actual = terms(self.sums.counts(held))
         more = f" ({count} slots in all do not hold what is promised)" if count > 1 else ""
-        what = f"sums of chunk {chunk}" if wanted == SUM else f"chunk {chunk}"
+        noun = f"sums of chunk {chunk}" if wanted == SUM else f"chunk {chunk}"
         return Counterexample(
-            "wrong", (rank,), (), chunk, expected, found,
-            f"at the end rank {rank} has as {what} the contribution of {found}, not of {expected}{more}",
+            "wrong", (rank,), (), chunk, expected, actual,
+            f"at the end rank {rank} has as {noun} the contribution of {actual}, not of {expected}{more}",
         )  # fmt: skip
 
-    def _order(self, one: int, other: int, chunk: int) -> Counterexample:
+    def _order(self, left: int, right: int, chunk: int) -> Counterexample:
         return Counterexample(
-            "order", (one, other), (), chunk, "the same sum, bit by bit, on all ranks", "different orders",
-            f"ranks {one} and {other} have added the contributions to chunk {chunk} in different orders:"
+            "order", (left, right), (), chunk, "the same sum, bit by bit, on all ranks", "different orders",
+            f"ranks {left} and {right} have added the contributions to chunk {chunk} in different orders:"
             " their floating-point results differ",
         )  # fmt: skip
 

@@ -64,36 +64,36 @@ def models_of(schedule: Schedule) -> tuple[Model, ...]:
     A worker has two requests or three, and a staleness beyond 1 is explored as 1.
     """
     surveyed = sites(schedule)
-    found: dict[Model, None] = {}
+    models: dict[Model, None] = {}
     for site in surveyed.all:
         if site.kind in ("exchange", "elastic"):
-            found |= dict.fromkeys(_models(site, surveyed))
-    return tuple(found)
+            models |= dict.fromkeys(_models(site, surveyed))
+    return tuple(models)
 
 
 def _models(site: Site, surveyed: Sites) -> Iterator[Model]:
-    read = any(one.kind == "get" for one in surveyed.all)
+    read = any(model.kind == "get" for model in surveyed.all)
     acknowledged = site.kind == "exchange" and all(buffer.what != "data" for buffer in site.down)
     stale = None if site.staleness is None else min(1, site.staleness)
     for workers, servers, units, requests in QUICK:
         kind = "exchange" if site.kind == "exchange" else "elastic"
-        one = Model(kind, site.mode, workers, servers, units, requests, stale, acknowledged, deaths=workers)
-        yield one
+        model = Model(kind, site.mode, workers, servers, units, requests, stale, acknowledged, deaths=workers)
+        yield model
         if workers == 2 and servers == 1 and read:
-            yield dataclasses.replace(one, gets=True)
+            yield dataclasses.replace(model, gets=True)
 
 
 def explore_all(models: Sequence[Model]) -> tuple[Explored, ...]:
     """Every model, up to the first in which something is wrong."""
-    found: list[Explored] = []
+    results: list[Explored] = []
     for model in models:
-        found.append(explore(model))
-        if found[-1].wrong:
+        results.append(explore(model))
+        if results[-1].wrong:
             break
-    return tuple(found)
+    return tuple(results)
 
 
-def complaint(one: Explored, span: Span | None = None, file: str = "") -> Diagnostic:
+def complaint(explored: Explored, span: Span | None = None, file: str = "") -> Diagnostic:
     """What is wrong, with the events that lead there."""
-    events = [Note(f"{number}. {event}") for number, event in enumerate(one.path, 1)]
-    return Diagnostic("CP0765", f"{one.wrong}, in {one.model}", span, tuple(events), file=file)
+    events = [Note(f"{number}. {event}") for number, event in enumerate(explored.path, 1)]
+    return Diagnostic("CP0765", f"{explored.wrong}, in {explored.model}", span, tuple(events), file=file)

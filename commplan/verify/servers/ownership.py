@@ -39,11 +39,11 @@ class Kept(NamedTuple):
 
 def owned(schedule: Schedule) -> tuple[tuple[Site, Held], ...]:
     """Every state on servers, once, with the first site that uses it. Raises what `survey.sites` raises."""
-    found: dict[str, tuple[Site, Held]] = {}
+    owners: dict[str, tuple[Site, Held]] = {}
     for site in sites(schedule).all:
         for held in site.held:
-            found.setdefault(held.state, (site, held))
-    return tuple(found.values())
+            owners.setdefault(held.state, (site, held))
+    return tuple(owners.values())
 
 
 def kept(schedule: Schedule) -> Kept | None:
@@ -99,8 +99,8 @@ def misowned(layout: Layout) -> str:
         end = 0
         for unit in sorted((u for u in layout.units if u.part == number), key=lambda u: u.start):
             if unit.start != end or unit.size < 1:
-                what = "is owned twice" if unit.start < end else "is owned by nobody"
-                return f"element {min(unit.start, end)} of its part {number} ({part.dtype}) {what}"
+                reason = "is owned twice" if unit.start < end else "is owned by nobody"
+                return f"element {min(unit.start, end)} of its part {number} ({part.dtype}) {reason}"
             if not 0 <= unit.server < layout.servers:
                 return f"unit {unit.number} belongs to server {unit.server} of {layout.servers}"
             end += unit.size
@@ -130,12 +130,12 @@ def _tags(surveyed: Sites, report: Report) -> None:
 def _messages(site: Site, report: Report) -> None:
     """What data a site sends or gets of its first state is that state's units, each once."""
     units = {(u.number, u.part, u.start, u.size, u.server) for u in site.layout.units}
-    for what, buffers in (("sent", site.up), ("got", site.down)):
+    for verb, buffers in (("sent", site.up), ("got", site.down)):
         data = [buffer for buffer in buffers if buffer.what == "data" and buffer.slot == 0]
         moved = [(c.unit, b.part, c.start, c.size, c.server) for b in data for c in b.chunks]
         if data and (len(moved) != len(units) or set(moved) != units):
             state = site.states[0]
-            report.add("CP0764", f"what is {what} of `{state}` is not each of its units once", site.span)
+            report.add("CP0764", f"what is {verb} of `{state}` is not each of its units once", site.span)
 
 
 # Single ops.
@@ -157,9 +157,9 @@ def check_server_op(scope: Scope, op: ServerOp) -> None:
 
 
 def _hints(scope: Scope, op: Exchange | Elastic) -> None:
-    for what, number, least in (("staleness", op.hints.staleness, 0), ("chunk", op.hints.chunk, 1)):
+    for name, number, least in (("staleness", op.hints.staleness, 0), ("chunk", op.hints.chunk, 1)):
         if number is not None and number < least:
-            scope.report.add("CP0735", f"{what} = {number} is less than {least}", op.span)
+            scope.report.add("CP0735", f"{name} = {number} is less than {least}", op.span)
     if not op.axes or math.prod(scope.sizes.get(axis, 0) for axis in op.axes) < 1:
         scope.report.add("CP0734", "workers meet over no axis", op.span)
 
@@ -167,14 +167,14 @@ def _hints(scope: Scope, op: Exchange | Elastic) -> None:
 def _on_server(scope: Scope, op: Op, ref: str, how: str) -> None:
     """`ref` is a state, or what a phase makes of one; its state lives on the same server."""
     state = scope.values.get(scope.axes.states.get(name_of(ref).partition("/")[0], ""))
-    here = scope.values[ref].placement.server
-    if here is None:
+    server = scope.values[ref].placement.server
+    if server is None:
         scope.report.add("CP0735", f"`{ref}` lies on no server", op.span)
     elif state is None:
-        scope.report.add("CP0730", f"`{ref}` is {how} server `{here}`, but is no state", op.span)
-    elif state.placement.server != here:
-        there = state.placement.server or "no server"
-        scope.report.add("CP0734", f"`{ref}` is {how} `{here}`, but its state lies on {there}", op.span)
+        scope.report.add("CP0730", f"`{ref}` is {how} server `{server}`, but is no state", op.span)
+    elif state.placement.server != server:
+        home = state.placement.server or "no server"
+        scope.report.add("CP0734", f"`{ref}` is {how} `{server}`, but its state lies on {home}", op.span)
 
 
 def _exchange(scope: Scope, op: Exchange) -> None:

@@ -37,16 +37,15 @@ class Model:
     deaths: int = 0
 
     def __str__(self) -> str:
-        what = f"exchange, staleness {self.staleness or 0}" if self.mode is None else f"{self.mode}"
+        mode = f"exchange, staleness {self.staleness or 0}" if self.mode is None else f"{self.mode}"
         if self.mode is not None and self.staleness is not None:
-            what += f", staleness {self.staleness}"
+            mode += f", staleness {self.staleness}"
         extra = [plural(self.requests, "request"), *(["acknowledged"] if self.acknowledged else [])]
         extra += ["gets"] * self.gets + [f"{self.puts} puts"] * (self.puts > 1)
         extra += [f"up to {plural(self.deaths, 'death')}"] * (self.deaths > 0)
-        size = ", ".join(
-            (plural(self.workers, "worker"), plural(self.servers, "server"), plural(self.units, "unit"))
-        )
-        return f"{what}: {size}, {', '.join(extra)}"
+        counts = {"worker": self.workers, "server": self.servers, "unit": self.units}
+        size = ", ".join(plural(count, word) for word, count in counts.items())
+        return f"{mode}: {size}, {', '.join(extra)}"
 
 
 def sites_of(model: Model) -> Sites:
@@ -76,12 +75,12 @@ def sites_of(model: Model) -> Sites:
 
 def program(model: Model) -> tuple[int, ...]:
     """The sites that a worker comes to: a put, then requests with the other puts between."""
-    found = [0]
+    numbers = [0]
     for number in range(model.requests):
-        found += [1, 2] if model.gets else [1]
+        numbers += [1, 2] if model.gets else [1]
         if number < model.puts - 1:
-            found.append(0)
-    return tuple(found)
+            numbers.append(0)
+    return tuple(numbers)
 
 
 # Workers, servers, units of each server, requests of each worker.
@@ -97,16 +96,16 @@ _MODES: tuple[Mode, ...] = ("round_robin", "async", "hogwild")
 
 def models(sizes: Sequence[Size] = QUICK) -> tuple[Model, ...]:
     """What is explored: every order of service in every size, each with the deaths of up to all workers."""
-    found: list[Model] = []
+    models: list[Model] = []
     for workers, servers, units, requests in sizes:
-        made = Model(workers=workers, servers=servers, units=units, requests=requests, deaths=workers)
+        plain = Model(workers=workers, servers=servers, units=units, requests=requests, deaths=workers)
         for staleness in (0, 1):
-            stale = dataclasses.replace(made, staleness=staleness)
-            found += [stale, dataclasses.replace(stale, acknowledged=True)]
-        found.append(dataclasses.replace(made, gets=True))
+            stale = dataclasses.replace(plain, staleness=staleness)
+            models += [stale, dataclasses.replace(stale, acknowledged=True)]
+        models.append(dataclasses.replace(plain, gets=True))
         for mode in _MODES:
-            one = dataclasses.replace(made, kind="elastic", mode=mode)
-            found += [one, dataclasses.replace(one, staleness=1)]
+            meeting = dataclasses.replace(plain, kind="elastic", mode=mode)
+            models += [meeting, dataclasses.replace(meeting, staleness=1)]
     twice = Model(puts=2, deaths=2)
-    found += [twice, dataclasses.replace(twice, kind="elastic", mode="async", gets=True)]
-    return tuple(found)
+    models += [twice, dataclasses.replace(twice, kind="elastic", mode="async", gets=True)]
+    return tuple(models)

@@ -45,15 +45,15 @@ class _Table(NamedTuple):
 
 
 def _tables(graphs: Sequence[Graph]) -> tuple[_Table, ...]:
-    found: list[_Table] = []
+    tables: list[_Table] = []
     step = 1
     for graph in graphs:
-        columns = (np.array(column) for column in zip(*graph.states, strict=True))
+        columns = map(np.array, zip(*graph.states, strict=True))
         arrived, lost, leg, answered, rank, failed, over = columns
         leg, answered = leg.astype(np.int8), answered.astype(np.int8)
-        found.append(_Table(arrived, lost, leg, answered, rank, failed, over, step))
+        tables.append(_Table(arrived, lost, leg, answered, rank, failed, over, step))
         step *= len(graph.states)
-    return tuple(found)
+    return tuple(tables)
 
 
 def explore_together(model: Model, sites: Sites, graphs: Sequence[Graph], *, most: int) -> tuple[int, str]:
@@ -71,13 +71,13 @@ def explore_together(model: Model, sites: Sites, graphs: Sequence[Graph], *, mos
     tables, states = _tables(graphs), 0
     for first in range(0, len(choices), _CHOICES):
         posted = np.array(choices[first : first + _CHOICES], np.int8)
-        together = _Together(tables, posted, lives)
-        for count in together.ranks():
+        product = _Together(tables, posted, lives)
+        for count in product.ranks():
             states += count
             if states > most:
                 raise ValueError(f"{model} has more than {most} states")
-        if together.stuck:
-            return states, together.stuck
+        if product.stuck:
+            return states, product.stuck
     return states, ""
 
 
@@ -117,9 +117,8 @@ class _Together:
                 for worker in np.flatnonzero(happens.any(axis=0)):
                     who = np.flatnonzero(happens[:, worker])
                     before, then = at[who], after[at[who], worker]
-                    self._add(
-                        rank, table.rank[then] - table.rank[before], codes[who] + (then - before) * table.step
-                    )
+                    more = table.rank[then] - table.rank[before]
+                    self._add(rank, more, codes[who] + (then - before) * table.step)
         if not moved.all():
             self._wait(states, int(np.flatnonzero(~moved)[0]))
 
@@ -129,8 +128,7 @@ class _Together:
 
     def _wait(self, states: Sequence[Codes], which: int) -> None:
         """Nothing can happen any more, and not all workers are gone."""
-        answered = [
-            [int(n) for n in t.answered[at[which]]] for t, at in zip(self.tables, states, strict=True)
-        ]
-        told = "; ".join(f"server {server} has answered {legs}" for server, legs in enumerate(answered))
-        self.stuck = f"a worker waits for ever: of the workers' requests {told}"
+        pairs = zip(self.tables, states, strict=True)
+        answered = (table.answered[at[which]].tolist() for table, at in pairs)
+        words = "; ".join(f"server {server} has answered {legs}" for server, legs in enumerate(answered))
+        self.stuck = f"a worker waits for ever: of the workers' requests {words}"

@@ -30,6 +30,7 @@ the servers share of it is how many legs the worker has posted.
 from __future__ import annotations
 
 import collections
+import copy
 import dataclasses
 from collections.abc import Hashable, Iterator
 from typing import NamedTuple
@@ -74,6 +75,12 @@ class Book(NamedTuple):
     order: tuple[int, ...] = ()
     puts: int = 0
 
+    def counting(self, worker: int, number: int = 1) -> Book:
+        """The book with so many more requests of a worker."""
+        counts = list(self.counts)
+        counts[worker] += number
+        return self._replace(counts=tuple(counts))
+
 
 class BrokenError(Exception):
     """Something that must never happen has happened."""
@@ -81,28 +88,26 @@ class BrokenError(Exception):
 
 def legs(model: Model, sites: Sites) -> tuple[tuple[int, ...], ...]:
     """The sites of a worker's program, cut behind each whose answers it waits for; the last one leaves."""
-    found: list[tuple[int, ...]] = []
-    leg: list[int] = []
+    parts: list[tuple[int, ...]] = [()]
     for number in program(model):
-        leg.append(number)
+        parts[-1] += (number,)
         if receives(sites.all[number]):
-            found.append(tuple(leg))
-            leg = []
-    return (*found, tuple(leg))
+            parts.append(())
+    return tuple(parts)
 
 
 def stream(model: Model, sites: Sites, worker: int, server: int) -> tuple[Message, ...]:
     """All that a worker sends to a server, in its order, if it lives."""
-    found: list[Message] = []
+    messages: list[Message] = []
     parts = legs(model, sites)
     for number, leg in enumerate(parts):
-        for site in (sites.all[one] for one in leg):
+        for site in map(sites.all.__getitem__, leg):
             opens = frozenset(move.tag for move in receives(site) if move.server == server)
             for move in sends(site, first=worker == 0):
                 if move.server == server:
-                    found.append(Message(move.tag, number, opens))
+                    messages.append(Message(move.tag, number, opens))
                     opens = frozenset[int]()
-    return (*found, Message(LEAVE, len(parts) - 1))
+    return (*messages, Message(LEAVE, len(parts) - 1))
 
 
 class Desk:
@@ -125,12 +130,11 @@ class Desk:
         self.failed = False
 
     def copy(self) -> Desk:
-        made = Desk.__new__(Desk)
-        vars(made).update(vars(self))
-        made.machine = self.machine.copy()
-        made.sent, made.answered = list(self.sent), list(self.answered)
-        made.missing, made.books = list(self.missing), dict(self.books)
-        return made
+        server = copy.copy(self)
+        server.machine = self.machine.copy()
+        server.sent, server.answered = list(self.sent), list(self.answered)
+        server.missing, server.books = list(self.missing), dict(self.books)
+        return server
 
     def key(self) -> tuple[Hashable, ...]:
         """Equal for desks at which the same can happen from now on."""
@@ -161,40 +165,39 @@ class Desk:
 
     def after(self, event: Event) -> Desk:
         """The desk after an event. Raises `BrokenError`."""
-        made, worker = self.copy(), event.worker
+        desk, worker = self.copy(), event.worker
         if event.dies:
-            made.heard |= {worker}
-            made.missing[worker] = frozenset()
-            made.books = {  # the order in which units meet workers is that of the living
+            desk.heard |= {worker}
+            desk.missing[worker] = frozenset()
+            desk.books = {  # the order in which units meet workers is that of the living
                 number: book._replace(order=tuple(other for other in book.order if other != worker))
                 for number, book in self.books.items()
             }
-            effects = made.machine.lost(worker)
+            effects = desk.machine.lost(worker)
         else:
             message = self.streams[worker][self.sent[worker]]
-            made.sent[worker] += 1
-            made.missing[worker] |= message.opens
-            effects = made.machine.arrive(worker, message.tag)
+            desk.sent[worker] += 1
+            desk.missing[worker] |= message.opens
+            effects = desk.machine.arrive(worker, message.tag)
         for effect in effects:
-            made._keep(effect)
-        if not made.failed:
-            made._progress()
-            for one in made.heard:
-                made._settle(one)
-        return made
+            desk._keep(effect)
+        if not desk.failed:
+            desk._progress()
+            for dead in desk.heard:
+                desk._settle(dead)
+        return desk
 
     def _settle(self, worker: int) -> None:
         """Forget what a dead worker has sent, when nothing of it is left to be counted."""
-        queued = any(
-            unit.queue[worker] for cell in self.machine.cells.values() for unit in cell.units.values()
-        )
-        if queued or any(worker in book.adding for book in self.books.values()):
+        units = (unit for cell in self.machine.cells.values() for unit in cell.units.values())
+        if any(unit.queue[worker] for unit in units):
+            return
+        if any(worker in book.adding for book in self.books.values()):
             return
         self._counted(worker)
         self.answered[worker] = 0
         for unit, book in self.books.items():
-            counts = tuple(0 if w == worker else n for w, n in enumerate(book.counts))
-            self.books[unit] = book._replace(counts=counts)
+            self.books[unit] = book.counting(worker, -book.counts[worker])
 
     def _counted(self, worker: int) -> None:
         """What a worker that is gone was answered has been applied, and all of it if it lived."""
@@ -207,12 +210,12 @@ class Desk:
 
     def _progress(self) -> None:
         """What all that are here have sent is answered; when nobody is here any more all has counted."""
-        here = [worker for worker in range(self.model.workers) if not self.gone(worker)]
-        shared = 0 if any(map(self._amid, here)) else min(map(self.leg, here), default=0)
-        for worker in here:
+        present = [worker for worker in range(self.model.workers) if not self.gone(worker)]
+        shared = 0 if any(map(self._amid, present)) else min(map(self.leg, present), default=0)
+        for worker in present:
             if self.answered[worker] < shared:
                 raise BrokenError(f"worker {worker} waits for ever for {len(self.missing[worker])} answers")
-        if here:
+        if present:
             return
         if not self.machine.over:
             raise BrokenError(f"server {self.server} does not end after all workers have left")
@@ -242,15 +245,9 @@ class Desk:
             self._answer(effect)
 
     def _applied(self, effect: Effect, book: Book) -> None:
-        absent = [
-            worker
-            for worker in range(self.model.workers)
-            if worker not in effect.workers
-            and worker not in self.heard
-            and book.counts[worker] < self.model.requests
-        ]
-        if absent:
-            raise BrokenError(f"an update is applied without the term of worker {absent[0]}, which lives")
+        for worker in sorted({*range(self.model.workers)} - {*effect.workers} - self.heard):
+            if book.counts[worker] < self.model.requests:
+                raise BrokenError(f"an update is applied without the term of worker {worker}, which lives")
         if effect.workers != book.adding or list(effect.workers) != sorted(set(effect.workers)):
             raise BrokenError(f"an update adds terms of workers {book.adding}, not each once in rank order")
         counts = tuple(n + (w in effect.workers) for w, n in enumerate(book.counts))
@@ -267,20 +264,18 @@ class Desk:
         ahead = book.counts[worker] - min(living)
         if self.model.staleness is not None and ahead > self.model.staleness:
             raise BrokenError(f"worker {worker} is {ahead} requests ahead")
-        counts = tuple(n + (w == worker) for w, n in enumerate(book.counts))
         order = (*book.order, worker) if mode == "async" else ()
-        self.books[effect.unit] = book._replace(counts=counts, order=order)
+        self.books[effect.unit] = book.counting(worker)._replace(order=order)
         self._agree()
 
     def _put(self, effect: Effect, book: Book) -> None:
         """A request meets what was put last before it."""
         sites = [site for leg in self.legs for site in leg if site != 2]
-        request = [place for place, site in enumerate(sites) if site == 1][effect.request]
-        puts = sites[:request].count(0)
+        place = [place for place, site in enumerate(sites) if site == 1][effect.request]
+        puts = sites[:place].count(0)
         if book.puts != puts:
-            raise BrokenError(
-                f"request {effect.request} of worker {effect.worker} meets put {book.puts}, not put {puts}"
-            )
+            request = f"request {effect.request} of worker {effect.worker}"
+            raise BrokenError(f"{request} meets put {book.puts}, not put {puts}")
 
     def _agree(self) -> None:
         """Units of one server meet workers in one order; what all have done already is forgotten."""
@@ -366,21 +361,21 @@ def explore_server(model: Model, sites: Sites, server: int, *, most: int) -> Gra
             except BrokenError as broken:
                 graph.wrong, graph.path = str(broken), _path(ways, number, event, server)
                 return graph
-            found = numbers.setdefault(after.key(), len(ways))
-            if found == len(ways):
+            successor = numbers.setdefault(after.key(), len(ways))
+            if successor == len(ways):
                 ways.append((number, event))
                 graph.states.append(State.of(after))
-                left.append((after, found))
+                left.append((after, successor))
             state = graph.states[number]
-            (state.lost if event.dies else state.arrived)[event.worker] = found
+            (state.lost if event.dies else state.arrived)[event.worker] = successor
         if len(ways) > most:
             raise ValueError(f"{model} has more than {most} states")
     return graph
 
 
 def _path(ways: list[tuple[int, Event] | None], number: int, last: Event, server: int) -> tuple[str, ...]:
-    found = [last.said(server)]
+    events = [last.said(server)]
     while (way := ways[number]) is not None:
         number, event = way
-        found.append(event.said(server))
-    return tuple(reversed(found))
+        events.append(event.said(server))
+    return tuple(reversed(events))

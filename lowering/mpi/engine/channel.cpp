@@ -49,7 +49,7 @@ class Patience {
       }
     }
     exact_.get();
-    doze(pause_);
+    sleep_ns(pause_);
     pause_ = std::min(pause_ * 5 / 4, kLongest);
   }
 
@@ -192,7 +192,7 @@ std::string Channel::explain(int code, const char* call, const std::string& wher
   // Who waited for the living learns from them that someone died, and only then who.
   constexpr int64_t kNews = 3'000'000'000, kLook = 10'000'000;
   std::vector<int> ranks = dead(comm);
-  for (int64_t until = now() + kNews; ranks.empty() && now() < until; ranks = dead(comm)) doze(kLook);
+  for (int64_t until = now() + kNews; ranks.empty() && now() < until; ranks = dead(comm)) sleep_ns(kLook);
   if (ranks.empty() && rank >= 0) ranks.push_back(rank);
   if (ranks.empty()) return "another rank found that one has died" + line;
   std::string named = ranks.size() > 1 ? "ranks " : "rank ";

@@ -110,7 +110,7 @@ struct Shared {
 };
 
 // Elements of such a state that are met in place (shared.cpp).
-struct Meeting {
+struct SharedUpdate {
   int64_t state, input, output, offset, count, dtype;
   char* center;
 };
@@ -125,7 +125,7 @@ struct Request {
   int64_t window = 0;  // messages in flight to one peer
   int64_t* told = nullptr;  // counted up when the request begins
   std::vector<Shared> shared;
-  std::vector<Meeting> meetings;
+  std::vector<SharedUpdate> meetings;
   int64_t factors[2] = {-1, -1}, types[2] = {};  // inputs with eta and rho, and their dtypes; -1: a literal
   double literals[2] = {};
 };
@@ -203,7 +203,7 @@ std::unique_ptr<Operation> run_native(Channel& channel, const Native& native, co
                                       bool blocks);
 std::unique_ptr<Operation> run_request(Channel& channel, const Request& request, std::vector<const void*> inputs,
                                        std::vector<void*> outputs);
-void meet(const Meeting& x, int64_t begin, int64_t end, const void* input, void* output, const double factors[2]);
+void apply(const SharedUpdate& x, int64_t begin, int64_t end, const void* input, void* output, const double factors[2]);
 double number(const void* scalar, DType dtype);
 
 // Deaths (faults.cpp), where MPI lives on after them.
@@ -213,7 +213,7 @@ void revoke(MPI_Comm comm);                   // whoever waits on it, anywhere, 
 bool drain(std::vector<MPI_Request>& requests);  // until nothing more arrives, or false after a while
 int64_t now();                                // nanoseconds
 constexpr int64_t kLook = 100'000'000;        // between two looks at who has left
-void doze(int64_t nanoseconds);
+void sleep_ns(int64_t nanoseconds);
 
 // What all operations of one communicator share. Operations must begin in the same order on every rank, but for
 // requests. `together`: what fails on one rank ends on all of them, and a rank that leaves tells the others how many

@@ -14,7 +14,7 @@ int64_t now() {
   return t.tv_sec * 1'000'000'000LL + t.tv_nsec;
 }
 
-void doze(int64_t nanoseconds) {
+void sleep_ns(int64_t nanoseconds) {
   timespec t{nanoseconds / 1'000'000'000, static_cast<long>(nanoseconds % 1'000'000'000)};
   nanosleep(&t, nullptr);
 }
@@ -59,7 +59,7 @@ bool drain(std::vector<MPI_Request>& requests) {
   constexpr int64_t kLongest = 2'000'000'000, kLook = 1'000'000;
   std::vector<int> indices(requests.size());
   std::vector<MPI_Status> statuses(requests.size());
-  for (int64_t until = now() + kLongest; now() < until; doze(kLook)) {
+  for (int64_t until = now() + kLongest; now() < until; sleep_ns(kLook)) {
     int some = 0;
     MPI_Testsome(static_cast<int>(requests.size()), requests.data(), &some, indices.data(), statuses.data());
     if (some == MPI_UNDEFINED) return true;  // none is left

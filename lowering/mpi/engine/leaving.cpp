@@ -102,7 +102,7 @@ void Channel::await_others() {
     }
     lasts_[own_] = 0;
     if (said && std::count(lasts_.begin(), lasts_.end(), kHere) == 0) return;
-    doze(pause);
+    sleep_ns(pause);
   }
 }
 

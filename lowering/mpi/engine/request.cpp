@@ -111,10 +111,10 @@ class RequestRun final : public Operation {
   }
 
   bool meet_some() {
-    const Meeting& m = x_.meetings[meeting_];
+    const SharedUpdate& m = x_.meetings[meeting_];
     if (met_ == 0 && !ready(x_.shared[m.state])) return false;
     int64_t end = std::min(m.count, met_ + kSlice);
-    meet(m, met_, end, inputs_[m.input], outputs_[m.output], factors_);
+    apply(m, met_, end, inputs_[m.input], outputs_[m.output], factors_);
     met_ = end;
     if (met_ == m.count) {
       ++meeting_;

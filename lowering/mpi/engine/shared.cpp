@@ -18,7 +18,7 @@ T as(double value) {
 }
 
 template <typename T>
-void run(const Meeting& x, int64_t begin, int64_t end, const void* input, void* output, const double factors[2]) {
+void run(const SharedUpdate& x, int64_t begin, int64_t end, const void* input, void* output, const double factors[2]) {
   const T* w = static_cast<const T*>(input) + x.offset;
   T* d = static_cast<T*>(output) + x.offset;
   T* c = reinterpret_cast<T*>(x.center) + x.offset;
@@ -53,7 +53,7 @@ double number(const void* scalar, DType dtype) {
   }
 }
 
-void meet(const Meeting& x, int64_t begin, int64_t end, const void* input, void* output, const double factors[2]) {
+void apply(const SharedUpdate& x, int64_t begin, int64_t end, const void* input, void* output, const double factors[2]) {
   switch (static_cast<DType>(x.dtype)) {
     case kF16: return run<Half>(x, begin, end, input, output, factors);
     case kBF16: return run<BFloat16>(x, begin, end, input, output, factors);

@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -15,20 +16,19 @@ import numpy.typing as npt
 from commplan.diagnostics import CommplanError
 from commplan.ir.plan import Ref
 from commplan.runtime.input.accounting import Meter, Summary, merged
-from commplan.runtime.input.host_batch import FlowState, HostBatch, HostBatches
+from commplan.runtime.input.epoch_iterator import EpochIterator
+from commplan.runtime.input.host_batch import FlowState, HostBatch
 from commplan.runtime.input.iterator import PhaseBatches, block_of, called_functions, hints, orders
-from commplan.runtime.input.layout import Array, aligned
+from commplan.runtime.input.layout import Array, aligned, read_only
 from commplan.runtime.input.multirate.schedule import OWN
-from commplan.runtime.input.multirate.stream import Clocks, Terms, quietly
+from commplan.runtime.input.multirate.stream import MultirateStream, StreamOptions, close_on_gc
 from commplan.runtime.input.program import host_program, identity
-from commplan.runtime.input.stages.batch_builder import BatchInTheMaking, Course, Maker
+from commplan.runtime.input.stages.batch_builder import BatchBuilder, BatchFactory, EpochCursor
 from commplan.runtime.input.stages.records import stages
 from commplan.runtime.input.visit_check import Checks
 
-_PATIENT = ("CP0946", "CP0947")  # after these a member may go on, once another one has
 
-
-class ClockedBatches(HostBatches):
+class ClockedBatches(EpochIterator):
     """Batches of one member, as `PhaseBatches` gives those of all: one epoch per `iter()`.
 
     Several members of a process are driven in any interleaving, by one thread or by several. local: as for
@@ -39,14 +39,16 @@ class ClockedBatches(HostBatches):
     (both may be caught: the place stays), CP0948 where it has batches already.
     """
 
+    _patient = ("CP0946", "CP0947")  # a member may go on, once another one has
+
     def __init__(
         self,
-        clocks: Clocks,
+        clocks: MultirateStream,
         member: int,
         *,
         local: Mapping[str, Sequence[int]] | None = None,
         state: Mapping[str, int] | None = None,
-        terms: Terms | None = None,
+        terms: StreamOptions | None = None,
     ) -> None:
         plan = clocks.plan
         super().__init__(plan.phase)
@@ -54,63 +56,36 @@ class ClockedBatches(HostBatches):
         self._local = {**(local or {}), plan.clock: (member,)}
         self._meter, self._lone = (Meter(plan.phase, plan.schedule.plan) for _ in range(2))
         self._private: PhaseBatches | None = self._alone(state)
-        self._steps, place = self._private.steps, self._private.state()
-        # Batches so far, from the start of epoch 0: one number, so that Ctrl-C finds no half of a step.
-        self._place, self._order = place["epoch"] * self._steps + place["step"], place["order"]
-        self._first = self._place
-        self._due: HostBatch | None = None  # the batch at that place, once made
-        self._armed = place["epoch"]
+        steps, place = self._private.steps, self._private.state()
+        self._start(**place, steps=steps)
         self._each = plan.rates.units[member]
-        self._maker, self._threads = self._makes(Course(place["epoch"], place["step"], self._steps))
+        self._maker, self._threads = self._makes(EpochCursor(place["epoch"], place["step"], steps))
         # What the member is given is checked whole, wherever it comes from; it is counted where it is made.
         self._checks = Checks(
-            self._maker.program, self._maker.orders, self._steps, place["step"], Meter(plan.phase)
+            self._maker.program, self._maker.orders, steps, place["step"], Meter(plan.phase)
         )
-        self._ahead: tuple[BatchInTheMaking, list[Future[None]]] | None = None
-        self._hand = clocks.open(member, self._position(self._place), terms or Terms())
-        self._closing = weakref.finalize(self, quietly, clocks, self._hand)
+        self._ahead: tuple[BatchBuilder, list[Future[None]]] | None = None
+        self._hand = clocks.open(member, self._position(self._place), terms or StreamOptions())
+        self._closing = weakref.finalize(self, close_on_gc, clocks, self._hand)
 
     # --- what `PhaseBatches` has as well ---
 
-    def __iter__(self) -> ClockedBatches:
-        self._armed = self._place // self._steps
+    def __iter__(self) -> Self:
         if self._closing.alive:
             self._clocks.begin(self._hand)
-        return self
+        return super().__iter__()
 
-    def _next(self) -> HostBatch:
-        if self._place // self._steps > self._armed:
-            raise StopIteration
+    def _await_due(self) -> HostBatch:
         self._clocks.begin(self._hand)
-        try:
-            if self._due is None:
-                self._due = self._taken()
-            self._checks.add(self._due)
-        except CommplanError as error:
-            if error.diagnostics[0].code not in _PATIENT:
-                self.close()
-            raise
-        except Exception:
-            self.close()
-            raise
-        after = self._place + 1
-        finished = after // self._steps > self._armed
-        self._clocks.passed(self._hand, self._position(after), finished=finished)
+        if self._due is None:
+            self._due = self._taken()
+        return self._due
+
+    def _pass_on(self, place: int) -> None:
+        finished = place // self._steps > self._armed
+        self._clocks.passed(self._hand, self._position(place), finished=finished)
         if not finished:
-            self._begin_ahead(after)
-        # Whoever is interrupted before this line gets the same batch the next time.
-        batch, self._due, self._place = self._due, None, after
-        return batch
-
-    def state(self) -> dict[str, int]:
-        """Where the next batch stands: integers, the same under any number of processes."""
-        epoch, step = divmod(self._place, self._steps)
-        return {"epoch": epoch, "step": step, "order": self._order}
-
-    @property
-    def steps(self) -> int:
-        """Batches of one epoch of this member."""
-        return self._steps
+            self._begin_ahead(place)
 
     @property
     def meters(self) -> tuple[Meter, ...]:
@@ -146,16 +121,18 @@ class ClockedBatches(HostBatches):
             local=self._local, state=state, meter=self._lone,
         )  # fmt: skip
 
-    def _makes(self, course: Course) -> tuple[Maker, int]:
+    def _makes(self, course: EpochCursor) -> tuple[BatchFactory, int]:
         """What makes batches from units, and how many threads help."""
         clocks, plan = self._clocks, self._clocks.plan
         schedule = plan.member(self.member)
         program = host_program(schedule, plan.phase, self._local, apart=True)
         functions = called_functions(program, clocks.functions)
-        made = stages(program, clocks.sources, functions, self._meter)
+        stage_of = stages(program, clocks.sources, functions, self._meter)
         _, cores = hints(program)
         block = block_of(program, cores)
-        maker = Maker(program, orders(program, clocks.sources), made, self._meter, block, course=course)
+        maker = BatchFactory(
+            program, orders(program, clocks.sources), stage_of, self._meter, block, course=course
+        )
         return maker, cores if any(flow.after for flow in program.flows) else 0
 
     def _taken(self) -> HostBatch:
@@ -205,7 +182,7 @@ class ClockedBatches(HostBatches):
         for task in ahead[1] if ahead else ():
             task.cancel()
 
-    def _begun(self, place: int, *, wait: bool) -> tuple[BatchInTheMaking, list[Future[None]]] | None:
+    def _begun(self, place: int, *, wait: bool) -> tuple[BatchBuilder, list[Future[None]]] | None:
         """The batch at `place` in the making, and what is still to be done for it."""
         end = (place // self._steps + 1) * self._clocks.epoch
         count = min(self._each, end - self._position(place))
@@ -237,12 +214,12 @@ class ClockedBatches(HostBatches):
                 valid = flags[unit]
                 if valid is not None:
                     state.valid[:, own] &= valid[0, theirs]
-        found = {ref: _together(runs, [unit.values[ref] for unit in units]) for ref in flow.moved}
+        moved = {ref: _join(runs, [unit.values[ref] for unit in units]) for ref in flow.moved}
         for read in flow.reads:
             if all(identity(read) in unit.values for unit in units):
-                made = _together(runs, [unit.values[identity(read)][0] for unit in units])
-                state.records[read.result, ()] = made[0]  # as those who made the rows say
-        return found
+                numbers = _join(runs, [unit.values[identity(read)][0] for unit in units])
+                state.records[read.result, ()] = numbers[0]  # as those who made the rows say
+        return moved
 
 
 def _runs(rows: npt.NDArray[np.int64], each: int) -> list[tuple[slice, int, slice]]:
@@ -257,14 +234,12 @@ def _runs(rows: npt.NDArray[np.int64], each: int) -> list[tuple[slice, int, slic
     ]
 
 
-def _together(runs: Sequence[tuple[slice, int, slice]], parts: Sequence[Array]) -> Array:
+def _join(runs: Sequence[tuple[slice, int, slice]], parts: Sequence[Array]) -> Array:
     """[1, rows, ...]: rows of units, without a copy where they lie in one."""
     if len(runs) == 1:
         (_, unit, theirs), *_ = runs
-        made = parts[unit][theirs]
-        made.flags.writeable = False
-        return made[None]
-    made = aligned((runs[-1][0].stop, *parts[0].shape[1:]), parts[0].dtype)
+        return read_only(parts[unit][theirs])[None]
+    joined = aligned((runs[-1][0].stop, *parts[0].shape[1:]), parts[0].dtype)
     for own, unit, theirs in runs:
-        made[own] = parts[unit][theirs]
-    return made[None]
+        joined[own] = parts[unit][theirs]
+    return joined[None]

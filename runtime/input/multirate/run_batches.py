@@ -7,15 +7,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from commplan.input.work_partition import division
 from commplan.ir import schedule as ir
 from commplan.runtime.context import Context
 from commplan.runtime.input.accounting import Meter, Summary, merged
-from commplan.runtime.input.device_batches import PATIENCE_S, this_host
-from commplan.runtime.input.group import Group, group
+from commplan.runtime.input.device_batches import PATIENCE_S, carried_group, this_host
+from commplan.runtime.input.group import Group
 from commplan.runtime.input.multirate.batches import ClockedBatches
 from commplan.runtime.input.multirate.schedule import ClockPlan, clock_plan, clocked
-from commplan.runtime.input.multirate.stream import Clocks, Company, Terms
+from commplan.runtime.input.multirate.stream import MultirateStream, PeerGroup, StreamOptions
 from commplan.runtime.input.shm.segment import Blame
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 class ClockedPhases:
     """The phases of a run with members by their own clocks; those of a process share one stream a phase."""
 
-    _known: dict[str, Clocks] = field(default_factory=dict[str, Clocks])
+    _known: dict[str, MultirateStream] = field(default_factory=dict[str, MultirateStream])
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def member(
@@ -50,21 +49,23 @@ class ClockedPhases:
         with self._lock:
             if phase.name not in self._known:
                 plan = clock_plan(schedule, phase.name)
-                self._known[phase.name] = Clocks(plan, sources, context.functions)
+                self._known[phase.name] = MultirateStream(plan, sources, context.functions)
             clocks = self._known[phase.name]
         place = context.members[clocks.plan.clock]
         patience = PATIENCE_S if timeout is None else timeout
 
-        def ask(position: int) -> Company | None:
+        def ask(position: int) -> PeerGroup | None:
             if among is None:
-                return _company(context, clocks.plan, position, place, patience)
-            return Company(among, position, tuple(range(among.count)))  # one member each, at the same unit
+                return _peer_group(context, clocks.plan, position, place, patience)
+            return PeerGroup(among, position, tuple(range(among.count)))  # one member each, at the same unit
 
-        terms = Terms(ask, patience, workers)
+        terms = StreamOptions(ask, patience, workers)
         return ClockedBatches(clocks, place, local=context.machine.local(), state=state, terms=terms)
 
 
-def _company(context: Context, plan: ClockPlan, position: int, member: int, timeout: float) -> Company | None:
+def _peer_group(
+    context: Context, plan: ClockPlan, position: int, member: int, timeout: float
+) -> PeerGroup | None:
     """The processes that share the stream, found by asking all: those of a host, over MPI those of all hosts.
 
     A mesh of devices shares inside hosts only: its collectives are called by all processes alike, step by
@@ -75,21 +76,16 @@ def _company(context: Context, plan: ClockPlan, position: int, member: int, time
     facts = [plan.schedule.plan_digest, plan.phase, "own clocks"]
     if machine.layout == "global":
         facts.append(host)
-    found = machine.peers("\0".join(facts), host, position * members + member)
-    if found is None:
+    peers = machine.peers("\0".join(facts), host, position * members + member)
+    if peers is None:
         return None
-    made = division("all_shared", found.hosts)
     read = next(op for op in plan.schedule.phase(plan.phase).ops if isinstance(op, ir.Read) and op.clock)
     blame = Blame(f"load {read.source} over {plan.clock}", read.span, plan.schedule.file)
-    carrier = machine.carrier(
-        found, made, blame=blame, on_failure=read.hints.on_failure or "stop", timeout=timeout
-    )
-    run_id, count = f"commplan-{found.run_id}", len(found.hosts)
-    one = group(run_id, found.index, count, timeout=timeout, hosts=found.hosts, carrier=carrier)
-    return Company(one, min(found.places) // members, tuple(place % members for place in found.places))
+    joined = carried_group(machine, peers, "all_shared", blame, read.hints.on_failure or "stop", timeout)
+    return PeerGroup(joined, min(peers.places) // members, tuple(place % members for place in peers.places))
 
 
-class Rounds(Iterator[dict[str, Any]]):
+class MultirateBatches(Iterator[dict[str, Any]]):
     """The batches of all members that this process holds, for who drives them together: an item holds those
     that are due, `{"pixels of member 0": array, ...}`. One epoch per `iter()`, of as many items as the member
     has batches that has most of them; in each the others come as far in their epochs."""
@@ -101,7 +97,7 @@ class Rounds(Iterator[dict[str, Any]]):
         self.steps = max(feed.steps for feed in self._feeds.values())
         self._done = 0
 
-    def __iter__(self) -> Rounds:
+    def __iter__(self) -> MultirateBatches:
         self._done = 0
         for feed in self._feeds.values():
             iter(feed)
@@ -111,12 +107,12 @@ class Rounds(Iterator[dict[str, Any]]):
         if self._done == self.steps:
             raise StopIteration
         self._done += 1
-        found: dict[str, Any] = {}
+        batches: dict[str, Any] = {}
         for member, feed in self._feeds.items():
             # A batch is due once the members that take most have come to where it ends.
             if self._done * feed.steps // self.steps > (self._done - 1) * feed.steps // self.steps:
-                found |= {f"{name} of member {member}": array for name, array in next(feed).items()}
-        return found
+                batches |= {f"{name} of member {member}": array for name, array in next(feed).items()}
+        return batches
 
     @property
     def meters(self) -> tuple[Meter, ...]:
@@ -132,6 +128,6 @@ class Rounds(Iterator[dict[str, Any]]):
             feed.close()
 
 
-def batches_of(run: Run, phase: str) -> Batches | Rounds:
+def batches_of(run: Run, phase: str) -> Batches | MultirateBatches:
     """The batches of a phase; of all members, where each goes by a clock of its own."""
-    return Rounds(run, phase) if clocked(run.context.schedule.phase(phase)) else run.batches(phase)
+    return MultirateBatches(run, phase) if clocked(run.context.schedule.phase(phase)) else run.batches(phase)

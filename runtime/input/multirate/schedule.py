@@ -51,8 +51,8 @@ class ClockPlan:
 
     def member(self, place: int, *, alone: bool = False) -> Schedule:
         """The schedule of member `place`, with its own batch size. alone: it reads everything itself."""
-        found = self.schedule.phase(self.phase)
-        base = found if alone or self.shared is None else self.shared
+        own = self.schedule.phase(self.phase)
+        base = own if alone or self.shared is None else self.shared
         ops = tuple(
             msgspec.structs.replace(op, batch=(batches(op, self.clock, self.schedule)[place],))
             if isinstance(op, Read)
@@ -90,7 +90,7 @@ class ClockPlan:
         )
 
     def _with(self, phase: Phase) -> Schedule:
-        phases = tuple(phase if one.name == phase.name else one for one in self.schedule.phases)
+        phases = tuple(phase if each.name == phase.name else each for each in self.schedule.phases)
         return msgspec.structs.replace(self.schedule, phases=phases)
 
 
@@ -116,9 +116,9 @@ def clock_plan(schedule: Schedule, name: str) -> ClockPlan:
     reads = [op for op in phase.ops if isinstance(op, Read)]
     prefetch = max((op.hints.prefetch for op in phase.ops if isinstance(op, Read | Map) if op.hints.prefetch),
                    default=PREFETCH)  # fmt: skip
-    found = [rates(batches(read, clock, schedule), prefetch) for read in reads]
-    for read, one in zip(reads, found, strict=True):
-        if one.units != found[0].units:
+    costs = [rates(batches(read, clock, schedule), prefetch) for read in reads]
+    for read, cost in zip(reads, costs, strict=True):
+        if cost.units != costs[0].units:
             fail(
                 "CP0945",
                 f"the loads of phase `{name}` run by different clocks",
@@ -131,7 +131,7 @@ def clock_plan(schedule: Schedule, name: str) -> ClockPlan:
                 span=read.span,
                 file=schedule.file,
             )
-    return ClockPlan(schedule, name, clock, found[0], _shared(schedule, phase, clock))
+    return ClockPlan(schedule, name, clock, costs[0], _shared(schedule, phase, clock))
 
 
 def _shared(schedule: Schedule, phase: Phase, clock: str) -> Phase | None:

@@ -30,7 +30,7 @@ from commplan.runtime.input.multirate.schedule import ClockPlan
 from commplan.runtime.input.shm.shm_channel import SharedRing
 from commplan.runtime.input.shm.shm_control import LOOK_S
 from commplan.runtime.input.sources import files as _sources
-from commplan.runtime.input.wait_log import LOG, Lasting
+from commplan.runtime.input.wait_log import LOG, WaitReporter
 
 NOBODY_S = 120.0  # how long a member is waited for that no thread seems to drive
 TIMEOUT_S = 1800.0
@@ -38,7 +38,7 @@ IDLE_S = 0.5  # a member that begins its next epoch sooner than this finds the u
 
 
 @dataclass(frozen=True)
-class Company:
+class PeerGroup:
     """The processes that share a stream. start: the unit that they begin with. members: the first member that
     each of them holds."""
 
@@ -47,22 +47,19 @@ class Company:
     members: tuple[int, ...]
 
 
-_Left = tuple[PhaseBatches | None, ThreadPoolExecutor | None, threading.Thread | None]
-
-
 @dataclass(frozen=True)
-class Terms:
+class StreamOptions:
     """ask: given the unit that this process would begin with, whom it shares the stream with. timeout:
     seconds that members wait for one another. workers: what makes the units, see `PhaseBatches`. The first
     member that opens settles them."""
 
-    ask: Callable[[int], Company | None] = lambda _: None
+    ask: Callable[[int], PeerGroup | None] = lambda _: None
     timeout: float = TIMEOUT_S
     workers: str = "threads"
 
 
 @dataclass
-class Hand:
+class Consumer:
     """One open member. each: units of its batches. position: the first unit that it has not taken. holding:
     it is inside an epoch, so that nobody may run too far ahead of it. driver: the thread that last asked for
     its batches; maker: the one that opened it. waits: it is waiting for other members now."""
@@ -81,7 +78,7 @@ class Hand:
         return self.position - self.each
 
 
-class Clocks:
+class MultirateStream:
     """The members of one phase in this process, and the stream that they take their units from.
 
     sources, functions: as for `PhaseBatches`.
@@ -90,7 +87,7 @@ class Clocks:
     def __init__(
         self, plan: ClockPlan, sources: Mapping[str, object], functions: Mapping[str, Callable[..., Any]]
     ) -> None:
-        self.plan, self.functions, self._terms = plan, functions, Terms()
+        self.plan, self.functions, self._terms = plan, functions, StreamOptions()
         reads = [op.source for op in plan.schedule.phase(plan.phase).ops if isinstance(op, Read)]
         self.sources = _sources.bound(plan.schedule, sources, list(dict.fromkeys(reads)))
         self.epoch = plan.epoch(self.sources)  # units
@@ -100,10 +97,10 @@ class Clocks:
         self._changed = threading.Condition(self._lock)
         self._pulling = threading.Lock()  # held by who makes the stream, or waits for its next unit
         self._process = os.getpid()
-        self._hands: dict[int, Hand] = {}
+        self._hands: dict[int, Consumer] = {}
         # Units from `low` on are kept, those before `next` have come; the stream began with `start`.
         self._low = self._next = self._start = self._asked = 0
-        self._company: Company | None = None
+        self._company: PeerGroup | None = None
         self._attendant: threading.Thread | None = None
         self._stream: PhaseBatches | None = None
         self._failure: Exception | None = None  # to make it
@@ -112,7 +109,7 @@ class Clocks:
 
     # --- coming and going ---
 
-    def open(self, member: int, position: int, terms: Terms) -> Hand:
+    def open(self, member: int, position: int, terms: StreamOptions) -> Consumer:
         """Member `member` is about to take units from `position` on. Errors: CP0948 where it is open."""
         with self._lock:
             if member in self._hands:
@@ -125,11 +122,11 @@ class Clocks:
             if not self._hands:
                 self._terms = terms
                 self._company = terms.ask(position) if self.plan.shared is not None else None
-            hand = self._hands[member] = Hand(member, self.plan.rates.units[member], position)
+            hand = self._hands[member] = Consumer(member, self.plan.rates.units[member], position)
             self._advance()
             return hand
 
-    def begin(self, hand: Hand) -> None:
+    def begin(self, hand: Consumer) -> None:
         """The member begins an epoch, or goes on with it: from now on the others wait for it."""
         with self._lock:
             hand.driver = threading.current_thread()
@@ -138,38 +135,34 @@ class Clocks:
                 self._advance()
                 self._want()
 
-    def passed(self, hand: Hand, position: int, *, finished: bool) -> None:
+    def passed(self, hand: Consumer, position: int, *, finished: bool) -> None:
         """The member has no use for units before `position`; finished: nor for the next ones, for now."""
         with self._lock:
             hand.position, hand.holding = position, not finished
             self._advance()
 
-    def leave(self, hand: Hand) -> None:
-        """The member is closed; with the last one the stream ends."""
-        stream, pool, attendant = self.forget(hand)
-        if stream is not None:
-            stream.close()
-        if pool is not None:
-            pool.shutdown()
-        if attendant is not None and attendant is not threading.current_thread():
-            attendant.join()
-
-    def forget(self, hand: Hand) -> _Left:
-        """As `leave`, without waiting for anything: what is left to be closed. May be called twice."""
+    def leave(self, hand: Consumer, *, wait: bool = True) -> None:
+        """The member is closed; with the last one the stream ends. wait: for all of it; else it ends when
+        what is left of it is collected. May be called twice."""
         if os.getpid() != self._process:  # forked: the stream is the other's
-            return None, None, None
+            return
         with self._lock:
             if self._hands.get(hand.member) is not hand:
-                return None, None, None
+                return
             del self._hands[hand.member]
             hand.holding = False
             if self._hands:
                 self._advance()
-                return None, None, None
-            left = self._stream, self._pool, self._attendant
+                return
+            stream, pool, attendant = self._stream, self._pool, self._attendant
             self._stream = self._pool = self._attendant = self._company = self._failure = None
             self._changed.notify_all()
-            return left
+        if wait and stream is not None:
+            stream.close()
+        if pool is not None:
+            pool.shutdown(wait=wait)
+        if wait and attendant is not None and attendant is not threading.current_thread():
+            attendant.join()
 
     def pool(self, threads: int) -> ThreadPoolExecutor:
         """Threads for what members do for themselves."""
@@ -181,12 +174,12 @@ class Clocks:
 
     # --- taking ---
 
-    def behind(self, hand: Hand) -> bool:
+    def behind(self, hand: Consumer) -> bool:
         """Whether units that the member needs have gone."""
         with self._lock:
             return self.plan.shared is None or (self._stream is not None and hand.position < self._low)
 
-    def take(self, hand: Hand, count: int, *, wait: bool = True) -> list[HostBatch] | None:
+    def take(self, hand: Consumer, count: int, *, wait: bool = True) -> list[HostBatch] | None:
         """The next `count` units of a member; its position stays. None where they would have to be waited for
         and `wait` is not set.
 
@@ -195,7 +188,7 @@ class Clocks:
         """
         high = hand.position + count
         with self._lock:
-            waited, lasting = 0.0, Lasting()
+            waited, lasting = 0.0, WaitReporter()
             while slow := self._slow(hand, high):
                 if not wait:
                     return None
@@ -261,7 +254,7 @@ class Clocks:
             self._want()
         return stream
 
-    def _slow(self, hand: Hand, high: int) -> list[Hand]:
+    def _slow(self, hand: Consumer, high: int) -> list[Consumer]:
         """The members that must come nearer before this one may take units before `high`, the last first."""
         behind = [
             other
@@ -329,7 +322,7 @@ class Clocks:
 
     # --- who waits for whom ---
 
-    def _wait(self, hand: Hand, slow: Sequence[Hand]) -> float:
+    def _wait(self, hand: Consumer, slow: Sequence[Consumer]) -> float:
         """Wait for a change; the seconds that it took (the lock is held). slow: whom for."""
         begun, hand.waits = time.monotonic(), True
         try:
@@ -341,16 +334,18 @@ class Clocks:
             self.meter.slowed(last.member, self._distance(hand, last), waited)
         return waited
 
-    def _check(self, hand: Hand, slow: Sequence[Hand], waited: float, lasting: Lasting) -> None:
+    def _check(self, hand: Consumer, slow: Sequence[Consumer], waited: float, lasting: WaitReporter) -> None:
         """Tell about a wait for `slow` that lasts, and end one that would last for ever.
 
         Threads never wait for each other in a ring without that: let member a_i wait for b_i, which is driven
         by the thread that waits with a_i+1. Then each a_i is out of reach of b_i, and each a_i+1 is within
         reach of b_i, or its thread would be told: added up over the ring, these distances contradict.
         """
-        here, clock, member = threading.current_thread(), self.plan.clock, hand.member
+        caller, clock, member = threading.current_thread(), self.plan.clock, hand.member
         for other in slow:
-            if other.driver is here or (other.driver is None and other.maker is here and self._alone(here)):
+            if other.driver is caller or (
+                other.driver is None and other.maker is caller and self._alone(caller)
+            ):
                 self._fail(
                     "CP0946",
                     f"member {member} of `{clock}` would wait for member {other.member},"
@@ -378,19 +373,19 @@ class Clocks:
                 member, clock, waited, names, self.plan.rates.bound,
             )  # fmt: skip
 
-    def _alone(self, here: threading.Thread) -> bool:
+    def _alone(self, caller: threading.Thread) -> bool:
         """Whether no other thread is there that might come to drive a member."""
         blocked = {hand.driver for hand in self._hands.values() if hand.waits}
         return not any(
-            thread is not here and thread not in blocked and not thread.name.startswith("commplan")
+            thread is not caller and thread not in blocked and not thread.name.startswith("commplan")
             for thread in threading.enumerate()
         )
 
-    def _distance(self, hand: Hand, other: Hand) -> int:
+    def _distance(self, hand: Consumer, other: Consumer) -> int:
         """Records that `other` is behind."""
         return (hand.position - other.position) * self.plan.rates.unit
 
-    def _fail(self, code: str, message: str, hand: Hand, other: Hand, fix: str) -> NoReturn:
+    def _fail(self, code: str, message: str, hand: Consumer, other: Consumer, fix: str) -> NoReturn:
         plan = self.plan
         read = next(op for op in plan.schedule.phase(plan.phase).ops if isinstance(op, Read) and op.clock)
         fail(
@@ -404,19 +399,17 @@ class Clocks:
         )
 
 
-def quietly(clocks: Clocks, hand: Hand) -> None:
-    """What a finaliser calls: the stream ends when what is left of it is collected."""
+def close_on_gc(clocks: MultirateStream, hand: Consumer) -> None:
+    """What a finaliser calls."""
     with contextlib.suppress(Exception):
-        _, pool, _ = clocks.forget(hand)
-        if pool is not None:
-            pool.shutdown(wait=False)
+        clocks.leave(hand, wait=False)
 
 
-def _attend(reference: weakref.ref[Clocks], ring: SharedRing, company: Company) -> None:
+def _attend(reference: weakref.ref[MultirateStream], ring: SharedRing, company: PeerGroup) -> None:
     """Keep a process at its duty until its ring is stopped: its parts are made, and its slots let go, as long
     as a member of any process of its host is inside an epoch. Also tell whom the members here wait for."""
     idle = time.monotonic()  # since when no member here is inside an epoch
-    since, lasting = idle, Lasting()  # of a wait for another process's member
+    since, lasting = idle, WaitReporter()  # of a wait for another process's member
     while not ring.control.stopped:
         clocks = reference()
         if clocks is None:
@@ -427,7 +420,7 @@ def _attend(reference: weakref.ref[Clocks], ring: SharedRing, company: Company) 
         number = clocks.pulling()
         slow = None if number is None else ring.slowest(number)
         if slow is None or number is None:
-            since, lasting = time.monotonic(), Lasting()
+            since, lasting = time.monotonic(), WaitReporter()
         else:
             process, taken = slow
             member, behind = company.members[process], (number - taken) * clocks.plan.rates.unit

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from commplan.runtime.input.host_batch import HostBatch
-from commplan.runtime.input.stages.batch_builder import BatchInTheMaking, Task
+from commplan.runtime.input.stages.batch_builder import BatchBuilder, Task
 
 if TYPE_CHECKING:
     from commplan.runtime.input.shm.shm_channel import SharedRing
@@ -37,7 +37,7 @@ class ClosedError(Exception):
 
 @dataclass
 class _Entry:
-    making: BatchInTheMaking
+    making: BatchBuilder
     todo: int = 0
     error: BaseException | None = None
     error_at: int = 0
@@ -46,7 +46,7 @@ class _Entry:
 
 
 @dataclass
-class Ring:
+class Prefetcher:
     """start: makes batch `number`, counted from 0, or None where the work halts for now: `admit` and `look`
     ask again.
 
@@ -54,7 +54,7 @@ class Ring:
     process. workers: what the threads leave their work to; None: they do it. direct: see above.
     """
 
-    start: Callable[[int], BatchInTheMaking | None]
+    start: Callable[[int], BatchBuilder | None]
     depth: int
     threads: int
     name: str
@@ -102,7 +102,7 @@ class Ring:
                     return
                 self._changed.notify_all()
 
-    def _admit(self, number: int, making: BatchInTheMaking) -> None:
+    def _admit(self, number: int, making: BatchBuilder) -> None:
         """All of it, or by an interruption nothing (the lock is held)."""
         try:
             self._entries[number] = _Entry(making)
@@ -181,7 +181,7 @@ class Ring:
     def _completed(self, number: int, entry: _Entry, peers: SharedRing) -> HostBatch:
         """The batch, once all have filled it; what went wrong here comes before what peers say of it."""
         try:
-            if (entry.error is None or peers.owes()) and not peers.readable(number):
+            if (entry.error is None or peers.leads()) and not peers.readable(number):
                 raise ClosedError
         except Exception:
             if entry.error is None:
@@ -394,7 +394,7 @@ class Ring:
                 entry.making.publish(entry.error)
                 if self.direct:
                     return
-                if entry.error is None or (self.peers is not None and self.peers.owes()):
+                if entry.error is None or (self.peers is not None and self.peers.leads()):
                     with self._lock:
                         self._to_read.append(number)
                         self._changed.notify_all()

@@ -22,7 +22,7 @@ from commplan.runtime.input.layout import Array, Bools
 from commplan.runtime.input.program import Coords, Flow, identity, validity
 from commplan.runtime.input.shm.shm_channel import SharedRing
 from commplan.runtime.input.shm.slot_layout import Room
-from commplan.runtime.input.stages.batch_builder import BatchInTheMaking, Maker, Task
+from commplan.runtime.input.stages.batch_builder import BatchBuilder, BatchFactory, Task
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class _Kept:
 class Direct:
     """Makes the batches of a ring that is direct."""
 
-    maker: Maker
+    maker: BatchFactory
     exchange: SharedRing
     _seeds: dict[Ref, int] = field(default_factory=dict[Ref, int])
     _orders: list[Order] = field(default_factory=list[Order])
@@ -58,15 +58,15 @@ class Direct:
         self._seeds = {read.result: read.seed for read in reads}
         self._orders = [self.maker.orders[read.result] for read in reads]
 
-    def batch(self, number: int) -> BatchInTheMaking:
+    def batch(self, number: int) -> BatchBuilder:
         return DirectBatch(self.maker, number, *self.maker.course.at(number), [], direct=self)
 
     def kept(self, step: int) -> tuple[_Kept, ...] | None:
         """For each flow; None where a value is handed over otherwise than it lies in the slot."""
         key = tuple((order.rows(step), order.counted(step)) for order in self._orders)
         if key not in self._kept:
-            found = [self._of(place, flow, step) for place, flow in enumerate(self.maker.program.flows)]
-            self._kept[key] = tuple(kept for kept in found if kept) if all(found) else None
+            parts = [self._of(place, flow, step) for place, flow in enumerate(self.maker.program.flows)]
+            self._kept[key] = tuple(kept for kept in parts if kept) if all(parts) else None
         return self._kept[key]
 
     def _of(self, place: int, flow: Flow, step: int) -> _Kept | None:
@@ -140,7 +140,7 @@ def _all_valid(memory: Any, flow: _Kept) -> bool:
 
 
 @dataclass
-class DirectBatch(BatchInTheMaking):
+class DirectBatch(BatchBuilder):
     """Its second stage is empty, but for batches from which records were skipped."""
 
     direct: Direct = field(kw_only=True)
@@ -158,9 +158,9 @@ class DirectBatch(BatchInTheMaking):
 
     def finish(self) -> HostBatch:
         kept = self.direct.kept(self.step)
-        found = self.direct.handed(self, kept) if kept is not None else None
-        if found is not None:
-            return found
+        batch = self.direct.handed(self, kept) if kept is not None else None
+        if batch is not None:
+            return batch
         self._states()
         for task in super().second():
             task()

@@ -42,12 +42,20 @@ class Cells(NamedTuple):
         return np.ndarray(self.shape, self.dtype, memory, self.offset, self.strides)
 
 
-def nameless(what: str) -> int:
+def nameless(label: str) -> int:
     """A file in memory that has no name, and lives as long as somebody has it open or mapped."""
     if hasattr(os, "memfd_create"):
-        return os.memfd_create(what)
+        return os.memfd_create(label)
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
+
+
+def allocate(descriptor: int, start: int, nbytes: int) -> None:
+    """Memory that is missing is an error here, not a SIGBUS later, where the system can say so."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, start, nbytes)
+    else:
+        os.ftruncate(descriptor, start + nbytes)
 
 
 class _Region(NamedTuple):
@@ -99,10 +107,7 @@ class Arena:
                 self._free.remove(best)
                 return best
             try:
-                if hasattr(os, "posix_fallocate"):  # what is missing is an error here, and no SIGBUS later
-                    os.posix_fallocate(self.descriptor, self.nbytes, nbytes)
-                else:
-                    os.ftruncate(self.descriptor, self.nbytes + nbytes)
+                allocate(self.descriptor, self.nbytes, nbytes)
                 memory = mmap.mmap(self.descriptor, nbytes, offset=self.nbytes)
             except OSError as error:
                 fail(

@@ -20,21 +20,21 @@ from commplan.runtime.input.shm import futex, segment
 from commplan.runtime.input.shm import shm_control as _control
 from commplan.runtime.input.shm.shm_channel import SharedRing
 from commplan.runtime.input.shm.shm_control import ABSENT, JOINED, LOOK_S, Control, cores_of
-from commplan.runtime.input.shm.slot_layout import rooms
-from commplan.runtime.input.shm.slot_status import Complaints
+from commplan.runtime.input.shm.slot_layout import slot_layout
+from commplan.runtime.input.shm.slot_status import PeerErrors
 from commplan.runtime.input.shm.slots import Slots
-from commplan.runtime.input.turn_schedule import Roster
-from commplan.runtime.input.wait_log import LOG, Lasting
+from commplan.runtime.input.turn_schedule import TurnSchedule
+from commplan.runtime.input.wait_log import LOG, WaitReporter
 from commplan.verify.input.visitation import prove_division
 
 
 @dataclass(frozen=True)
-class _Meeting:
+class _Rendezvous:
     """Of the processes of one host."""
 
     group: Group
     control: Control
-    told: Complaints
+    told: PeerErrors
     wanted: segment.Wanted
 
     def meet(self) -> None:
@@ -54,7 +54,7 @@ class _Meeting:
 
     def _await_joined(self, process: int) -> None:
         word = self.control.word(process, "presence")
-        begun, lasting = time.monotonic(), Lasting(wait_log.START_S)
+        begun, lasting = time.monotonic(), WaitReporter(wait_log.START_S)
         while (seen := word.value) == ABSENT:
             segment.refused(self.control.memory, self.wanted)
             if self.group.index != self.group.local[0] and not self.control.memory.maker_lives():
@@ -121,7 +121,7 @@ def join(
             raise CommplanError(broken.diagnostic(name, share.span, schedule.file))
         divisions[place] = chosen
     share = next(iter(shares.values()))
-    layout = rooms(program, divisions)
+    layout = slot_layout(program, divisions)
     over = {axis for f in program.flows for op in f.before if isinstance(op, Share) for axis in op.axes}
     alike = {axis: indices for axis, indices in program.local.items() if axis not in over}
     epoch, step, order = at
@@ -135,8 +135,8 @@ def join(
         "the indices of other axes": sorted(alike.items()),
     }
     digest = schedule.plan_digest[:12] or hashlib.sha256(schedule.plan.encode()).hexdigest()[:12]
-    what = f"share {share.result.rpartition('.')[0]} via {designed(share)}"
-    blame = segment.Blame(what, share.span, schedule.file)
+    label = f"share {share.result.rpartition('.')[0]} via {designed(share)}"
+    blame = segment.Blame(label, share.span, schedule.file)
     start = _control.nbytes(group.count)
     wanted = segment.Wanted(
         group.folder,
@@ -157,11 +157,11 @@ def join(
         ops = [op for flow in program.flows if flow.shared for op in flow.before]
         hints = [op.hints for op in ops if isinstance(op, Read | Share)]
         goes_on = leaving or any(hint.on_failure == "continue" for hint in hints)
-        told = Complaints(group, blame)
-        roster = Roster(control, divisions, group.local, layout.makers, slots, ahead)
-        ring = SharedRing(group, control, mapped, layout, roster, told, share.result, meter, goes_on, keep)
+        errors = PeerErrors(group, blame)
+        roster = TurnSchedule(control, divisions, group.local, layout.makers, slots, ahead)
+        ring = SharedRing(group, control, mapped, layout, roster, errors, share.result, meter, goes_on, keep)
         with meter.working(share.result, waits=True):
-            _Meeting(group, control, told, wanted).meet()
+            _Rendezvous(group, control, errors, wanted).meet()
     except BaseException:
         if ring is not None:
             ring.leave()

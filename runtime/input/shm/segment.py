@@ -18,16 +18,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
+import numpy as np
+
 from commplan.diagnostics import Span, fail
 from commplan.runtime.input import wait_log
 from commplan.runtime.input.shm import futex
-from commplan.runtime.input.wait_log import LOG, Lasting
+from commplan.runtime.input.shm.arena import allocate
+from commplan.runtime.input.wait_log import LOG, WaitReporter
 
 _MAGIC = b"commplan"
 _VERSION = 3
 SEAL_AT = 64  # a word: 1 once all have joined and the name is gone
 _REFUSED_AT = 68  # a word: the process that will not join, and the facts that it has otherwise, as bits
-_FACTS_AT, _EACH_FACT = 512, 8  # bytes of a digest of each
+_FACTS_AT, _EACH_FACT = 512, 8  # bytes of a digest of each: a word
 _MAKER = 0  # the byte that the maker locks while the file has a name; every process locks another one
 _POLL_FIRST, _POLL_MOST = 0.001, 0.05  # seconds between looks for a file that another process will make
 
@@ -200,13 +203,9 @@ def _digests(facts: Mapping[str, object]) -> bytes:
 
 def _unlike(head: bytes, facts: Mapping[str, object]) -> int:
     """Which of `facts` the maker of a segment has otherwise, a bit for each."""
-    mine = _digests(facts)
-    found = 0
-    for place in range(len(facts)):
-        at = place * _EACH_FACT
-        theirs = head[_FACTS_AT + at : _FACTS_AT + at + _EACH_FACT]
-        found |= (theirs != mine[at : at + _EACH_FACT]) << place
-    return found
+    mine = np.frombuffer(_digests(facts), np.uint64)
+    theirs = np.frombuffer(head, np.uint64, len(mine), _FACTS_AT)
+    return sum(1 << place for place in np.flatnonzero(mine != theirs).tolist())
 
 
 def _told_apart(wanted: Wanted, process: int, unlike: int) -> tuple[str, ...]:
@@ -232,7 +231,7 @@ def _made(wanted: Wanted, path: Path, index: int) -> Segment:
     descriptor, blame = -1, wanted.blame
     try:
         descriptor = _nameless(path)
-        _allocate(descriptor, wanted.nbytes)
+        allocate(descriptor, 0, wanted.nbytes)
         _lock(descriptor, _MAKER)
         _lock(descriptor, 1 + index)
         data = mmap.mmap(descriptor, wanted.control)
@@ -262,14 +261,6 @@ def _made(wanted: Wanted, path: Path, index: int) -> Segment:
     return Segment(data, path, descriptor)
 
 
-def _allocate(descriptor: int, nbytes: int) -> None:
-    """Memory that is missing is an error here, not a SIGBUS later, where the system can say so."""
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(descriptor, 0, nbytes)
-    else:
-        os.ftruncate(descriptor, nbytes)
-
-
 def _nameless(path: Path) -> int:
     """A file that has no name yet, so that nobody finds it half made; a named one where that is not known."""
     flag = getattr(os, "O_TMPFILE", 0)
@@ -286,8 +277,8 @@ def _name(descriptor: int, path: Path) -> None:
 
 
 def _awaited(wanted: Wanted, path: Path, index: int) -> Segment:
-    begun, sleep, lasting = time.monotonic(), _POLL_FIRST, Lasting(wait_log.START_S)
-    while (found := _try(wanted, path, index)) is None:
+    begun, sleep, lasting = time.monotonic(), _POLL_FIRST, WaitReporter(wait_log.START_S)
+    while (segment := _try(wanted, path, index)) is None:
         for other in path.parent.glob(f"{_family(wanted.prefix)}{wanted.name}"):
             if other != path:
                 _try(wanted, other, index)
@@ -299,7 +290,7 @@ def _awaited(wanted: Wanted, path: Path, index: int) -> Segment:
             wanted.blame.fail("CP0921", message)
         time.sleep(sleep)
         sleep = min(2 * sleep, _POLL_MOST)
-    return found
+    return segment
 
 
 def _try(wanted: Wanted, path: Path, index: int) -> Segment | None:

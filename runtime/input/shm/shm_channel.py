@@ -29,14 +29,14 @@ from commplan.runtime.input.layout import Array
 from commplan.runtime.input.shm import futex
 from commplan.runtime.input.shm import shm_control as _control
 from commplan.runtime.input.shm.shm_control import LEFT, Control, fence
-from commplan.runtime.input.shm.slot_layout import Rooms
-from commplan.runtime.input.shm.slot_status import Complaints, hear, write
-from commplan.runtime.input.shm.slots import Returns, Slots
+from commplan.runtime.input.shm.slot_layout import SlotLayout
+from commplan.runtime.input.shm.slot_status import PeerErrors, check_status, write_status
+from commplan.runtime.input.shm.slots import CompletionCounter, Slots
 from commplan.runtime.input.transport.transport import RegroupedError
-from commplan.runtime.input.turn_schedule import Roster
+from commplan.runtime.input.turn_schedule import TurnSchedule
 
 if TYPE_CHECKING:
-    from commplan.runtime.input.stages.batch_builder import Maker
+    from commplan.runtime.input.stages.batch_builder import BatchFactory
 
 
 @dataclass
@@ -52,27 +52,27 @@ class SharedRing:
     group: Group
     control: Control
     slots: Slots
-    rooms: Rooms
-    roster: Roster
-    told: Complaints
+    rooms: SlotLayout
+    roster: TurnSchedule
+    told: PeerErrors
     key: str
     meter: Meter
     goes_on: bool
     keep: int
-    works: Maker | None = None
+    works: BatchFactory | None = None
     _left: bool = False
     _process: int = field(default_factory=os.getpid)
     _gone: set[int] = field(default_factory=set[int])  # of this host, known to be dead or to have left
     _duties: dict[int, int] = field(default_factory=dict[int, int])  # process -> first batch made as planned
     _begun: int = 0
     _failed: tuple[int, BaseException] | None = None
-    _done: dict[int, Returns] = field(default_factory=dict[int, Returns])
-    _returns: Returns = field(init=False)
+    _done: dict[int, CompletionCounter] = field(default_factory=dict[int, CompletionCounter])
+    _returns: CompletionCounter = field(init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         self.index, self.count, self.carrier = self.group.index, self.group.count, self.group.carrier
-        self._returns = Returns(self._let_go)
+        self._returns = CompletionCounter(self._let_go)
         self.slots.returned = self._returns.add
         self._local = self.group.local
         self._makers = [process for process in self.rooms.makers if process in self._local]
@@ -99,7 +99,7 @@ class SharedRing:
     def writable(self, number: int) -> bool:
         """Wait until the slot of batch `number` may be written to; at once where this process writes
         nothing."""
-        if not self._duties and not self._leads():
+        if not self._duties and not self.leads():
             return True
         with self.meter.working(self.key):
             return self._await_turn(self.roster.follows(number)) and self._await_free(number)
@@ -155,12 +155,8 @@ class SharedRing:
         with self._lock:
             if self._left:
                 return 0
-            here = self._carried_so_far() if self.carrier else self.control.least("filled", self._makers)
-        return max(0, here - number)
-
-    def owes(self) -> bool:
-        """Whether batches are waited for even where this process failed: others wait for it to carry them."""
-        return self._leads()
+            filled = self._carried_so_far() if self.carrier else self.control.least("filled", self._makers)
+        return max(0, filled - number)
 
     def readable(self, number: int) -> bool:
         """Wait until all have filled their parts of batch `number`; raises what went wrong with one."""
@@ -175,7 +171,7 @@ class SharedRing:
         carrier = self.carrier
         if carrier is None:
             return self._await_parts(number)
-        if self._leads() and not carrier.by_caller:
+        if self.leads() and not carrier.by_caller:
             return self._carry(number)
         return self._await_carried(number)
 
@@ -204,7 +200,7 @@ class SharedRing:
             for process in self._makers:  # their parts are asked for by the leader; a dead one's may be mine
                 if process != self.index and self.goes_on and not self.control.alive(process):
                     self._look_after(process, "filled", number, until)
-            if self.index != self._leader and not self._leads() and not self.control.alive(self._leader):
+            if self.index != self._leader and not self.leads() and not self.control.alive(self._leader):
                 if not self.goes_on:
                     self.told.lost(self._leader, "died or left")
                 self._gone.add(self._leader)
@@ -224,13 +220,14 @@ class SharedRing:
         if self._failed is not None and number >= self._failed[0]:
             raise self._failed[1]
 
-    def _leads(self) -> bool:
+    def leads(self) -> bool:
+        """Whether this process carries the batches of its host: others wait for it even where it failed."""
         return self.carrier is not None and self.index == self._leader
 
     def _leads_now(self) -> bool:
         """Whether this process became the leader while it waited."""
         carrier = self.carrier
-        return carrier is not None and not carrier.by_caller and self._leads() and self.control.lead()
+        return carrier is not None and not carrier.by_caller and self.leads() and self.control.lead()
 
     def _look_after(self, process: int, name: _control.Name, beyond: int, until: float) -> None:
         """Where waiting for `process` is in vain: raise, or go on without it. Its counter is read again after
@@ -280,7 +277,7 @@ class SharedRing:
         def after(number: int) -> int:
             return self.roster.turn(process, number + 1)
 
-        self._done[process] = Returns(advance, filled, after)
+        self._done[process] = CompletionCounter(advance, filled, after)
         self._duties[process] = begun
 
     def _make_up(self, number: int) -> None:
@@ -301,7 +298,7 @@ class SharedRing:
     def carry_ahead(self, number: int) -> None:
         """Carry all batches up to `number`, in the caller's thread; nothing where another one does that."""
         carrier = self.carrier
-        if carrier is None or not carrier.by_caller or not self._leads():
+        if carrier is None or not carrier.by_caller or not self.leads():
             return
         with self.meter.working(self.key, waits=True):
             while self._carried_so_far() <= number and self._carry(self._carried_so_far()):
@@ -359,7 +356,7 @@ class SharedRing:
     def _write(self, number: int, process: int, error: BaseException | None) -> None:
         if self.works is not None:
             place = self.works.place(number)
-            write(self.slots.memory(number), self.rooms.makers.index(process), place, error)
+            write_status(self.slots.memory(number), self.rooms.makers.index(process), place, error)
 
     def _say(self, number: int, process: int, error: BaseException | None) -> None:
         """The part of `process` in batch `number` is there, or what went wrong with it."""
@@ -370,7 +367,7 @@ class SharedRing:
         """Read what the makers of batch `number` say."""
         if self.works is not None:
             makers = self.roster.heard(number)
-            hear(self.slots.memory(number), makers, self.works.place(number), self.told)
+            check_status(self.slots.memory(number), makers, self.works.place(number), self.told)
 
     # --- doing, for the maker ---
 
@@ -382,8 +379,8 @@ class SharedRing:
         """The processes whose parts this one makes in batch `number`; asked once for each, in order."""
         with self._lock:
             self._begun = max(self._begun, number + 1)
-            found = (process for process, begun in self._duties.items() if begun <= number)
-            mine = tuple(process for process in found if self.roster.turn(process, number) == number)
+            owners = (process for process, begun in self._duties.items() if begun <= number)
+            mine = tuple(process for process in owners if self.roster.turn(process, number) == number)
         self.roster.begun(number)
         return mine
 
@@ -405,9 +402,7 @@ class SharedRing:
         """Batch `number` is the caller's now: those before it that are still shown, but for `keep`, are its
         own."""
         self.roster.look(number)
-        for old in self.slots.lent():
-            if old <= number - self.keep:
-                self.slots.recall(old)
+        self.recall(number - self.keep + 1)
 
     def recall(self, number: int) -> None:
         """Batches before `number` give back their slots; what is still shown of them is the caller's own."""

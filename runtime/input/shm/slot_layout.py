@@ -15,7 +15,7 @@ from commplan.runtime.input.layout import Array, rounded
 from commplan.runtime.input.program import Flow, HostProgram, identity, validity
 from commplan.runtime.input.shm import slot_status
 from commplan.runtime.input.sources.record_convert import numpy_dtype
-from commplan.runtime.input.transport.transport import Parcel
+from commplan.runtime.input.transport.transport import RowSlices
 
 PAGE = 4096
 
@@ -38,7 +38,7 @@ class Room:
 
 
 @dataclass(frozen=True)
-class Rooms:
+class SlotLayout:
     """A slot's layout, each array aligned to 64 bytes. The notes come first, one for each maker.
 
     nbytes: of the slot, a multiple of the page. divisions: of each flow of the program that moves anything.
@@ -53,24 +53,24 @@ class Rooms:
         """The arrays of a slot whose bytes are `root`, which they keep alive."""
         return {ref: room.view(root, writable=writable) for ref, room in self.arrays.items()}
 
-    def parcels(self, root: Any, rows: Mapping[int, int]) -> list[Parcel]:
+    def parcels(self, root: Any, rows: Mapping[int, int]) -> list[RowSlices]:
         """The slot for a carrier: notes, then the arrays. rows: of the batch, for each flow that moves
         anything."""
         count = len(self.makers)
         cells = np.ndarray((1, count, slot_status.ROOM), np.uint8, root, 0)
-        found = [Parcel(cells, tuple(range(count + 1)))]
+        parcels = [RowSlices(cells, tuple(range(count + 1)))]
         for room in self.arrays.values():
             each = int(np.prod(room.shape[2:], dtype=np.int64)) * room.dtype.itemsize
             cells = np.ndarray((*room.shape[:2], each), np.uint8, root, room.offset)
-            division, here = self.divisions[room.flow], rows[room.flow]
-            lows = tuple(division.part(here, part)[0] for part in range(division.parts))
-            found.append(Parcel(cells, (*lows, here)))
-        return found
+            division, local = self.divisions[room.flow], rows[room.flow]
+            lows = tuple(division.part(local, part)[0] for part in range(division.parts))
+            parcels.append(RowSlices(cells, (*lows, local)))
+        return parcels
 
 
-def rooms(program: HostProgram, divisions: Mapping[int, Division]) -> Rooms:
+def slot_layout(program: HostProgram, divisions: Mapping[int, Division]) -> SlotLayout:
     """The layout for `program`, which is the same in every process of the group."""
-    makers = tuple(dict.fromkeys(reader for found in divisions.values() for reader in found.readers))
+    makers = tuple(dict.fromkeys(reader for partition in divisions.values() for reader in partition.readers))
     arrays: dict[Ref, Room] = {}
     offset = rounded(len(makers) * slot_status.ROOM)
     for place, flow in enumerate(program.flows):
@@ -79,19 +79,19 @@ def rooms(program: HostProgram, divisions: Mapping[int, Division]) -> Rooms:
         for ref, shape, dtype in _wanted(program, flow):
             arrays[ref] = Room(offset, shape, dtype, place)
             offset += rounded(int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
-    return Rooms(arrays, makers, divisions, rounded(offset, PAGE))
+    return SlotLayout(arrays, makers, divisions, rounded(offset, PAGE))
 
 
 def _wanted(program: HostProgram, flow: Flow) -> list[tuple[Ref, tuple[int, ...], np.dtype[Any]]]:
     rows = len(program.rows(flow, flow.batch))
-    found: list[tuple[Ref, tuple[int, ...], np.dtype[Any]]] = [
+    wanted: list[tuple[Ref, tuple[int, ...], np.dtype[Any]]] = [
         (validity(flow), (len(program.variants(flow.per)), rows), np.dtype(np.uint8))
     ]
     for read in flow.reads:
-        found.append((identity(read), (len(program.variants(read.per)), rows), np.dtype(np.int64)))
+        wanted.append((identity(read), (len(program.variants(read.per)), rows), np.dtype(np.int64)))
     for ref in flow.moved:
         element = program.elements[ref]
         if isinstance(element, ArrayType):
             shape = (len(program.variants(program.copies[ref])), rows, *element.shape)
-            found.append((ref, shape, numpy_dtype(element.dtype)))
-    return found
+            wanted.append((ref, shape, numpy_dtype(element.dtype)))
+    return wanted

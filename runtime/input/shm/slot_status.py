@@ -40,7 +40,7 @@ def head(place: Place) -> bytes:
 HEAD_NBYTES = _HEAD.size
 
 
-def written(place: Place, error: BaseException | None) -> bytes:
+def encode_status(place: Place, error: BaseException | None) -> bytes:
     """A note of at most ROOM bytes; what is too long is cut."""
     if error is None:
         return head(place)
@@ -72,12 +72,12 @@ def _legible(problem: Diagnostic) -> Diagnostic:
     )
 
 
-def _text(said: str) -> str:
+def _text(message: str) -> str:
     """What JSON can say: names of files may hold bytes that are no text."""
-    return said.encode(errors="backslashreplace").decode()
+    return message.encode(errors="backslashreplace").decode()
 
 
-def read(data: bytes) -> tuple[Place, tuple[Diagnostic, ...], str]:
+def read_status(data: bytes) -> tuple[Place, tuple[Diagnostic, ...], str]:
     """Place, errors, and what else went wrong."""
     length, order, epoch, step = _HEAD.unpack_from(data)
     if not length:
@@ -87,7 +87,7 @@ def read(data: bytes) -> tuple[Place, tuple[Diagnostic, ...], str]:
 
 
 @dataclass(frozen=True)
-class Complaints:
+class PeerErrors:
     """Errors of process `group.index` about its peers. blame: the line that shares."""
 
     group: Group
@@ -105,14 +105,14 @@ class Complaints:
         )
 
 
-def write(memory: Any, place: int, where: Place, error: BaseException | None) -> None:
+def write_status(memory: Any, place: int, where: Place, error: BaseException | None) -> None:
     """Leave the note of the maker at `place` in a slot (see `slot_layout`)."""
-    data = written(where, error)
+    data = encode_status(where, error)
     at = place * ROOM
     memoryview(memory).cast("B")[at : at + len(data)] = data
 
 
-def hear(memory: Any, makers: Sequence[tuple[int, int]], mine: Place, told: Complaints) -> None:
+def check_status(memory: Any, makers: Sequence[tuple[int, int]], mine: Place, peers: PeerErrors) -> None:
     """Read the notes in a slot. makers: of this batch, each behind the place of its note. Raises what a maker
     raised, CP0920 where one stopped, CP0922 where one stands elsewhere than at `mine`."""
     fine, seen = head(mine), memoryview(memory)
@@ -120,14 +120,14 @@ def hear(memory: Any, makers: Sequence[tuple[int, int]], mine: Place, told: Comp
         at = place * ROOM
         if seen[at : at + HEAD_NBYTES].tobytes() == fine:
             continue
-        other, errors, why = read(bytes(seen[at : at + ROOM]))
+        theirs, errors, why = read_status(bytes(seen[at : at + ROOM]))
         if errors:
-            _raise(errors, process, told.group)
+            _raise(errors, process, peers.group)
         if why:
-            told.lost(process, f"stopped: {why}")
-        told.fail(
+            peers.lost(process, f"stopped: {why}")
+        peers.fail(
             "CP0922",
-            f"process {process} of {told.group.count} stands at epoch {other.epoch}, step {other.step}, "
+            f"process {process} of {peers.group.count} stands at epoch {theirs.epoch}, step {theirs.step}, "
             f"this one at epoch {mine.epoch}, step {mine.step}",
         )
 

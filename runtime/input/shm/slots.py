@@ -54,12 +54,12 @@ def _owner(address: int, nbytes: int) -> Root:
     Mapped by the system's own call: Python's `mmap` opens the file a second time, and closing that lets go of
     every lock that the process holds on it.
     """
-    found = (ctypes.c_ubyte * nbytes).from_address(address)
-    weakref.finalize(found, _LIBC.munmap, address, nbytes).atexit = False
-    return found
+    buffer = (ctypes.c_ubyte * nbytes).from_address(address)
+    weakref.finalize(buffer, _LIBC.munmap, address, nbytes).atexit = False
+    return buffer
 
 
-def privatise(address: int, nbytes: int) -> None:
+def copy_on_recall(address: int, nbytes: int) -> None:
     """Exchange the pages at `address` for private ones with the same content.
 
     Readers of the old pages see the same bytes before, meanwhile and after. Raises OSError.
@@ -142,7 +142,7 @@ class Slots:
             return
         root = loan()  # alive until the end of this function: its pages stay where they are
         if root is not None:
-            privatise(ctypes.addressof(loan.owner), self.nbytes)
+            copy_on_recall(ctypes.addressof(loan.owner), self.nbytes)
             self._owners[number % self.count] = self._fresh(number % self.count)
         self.returned(number)
 
@@ -152,12 +152,12 @@ class Slots:
             loan = self._loans.pop(number, None)
             root = loan() if loan is not None else None
             if loan is not None and root is not None:
-                privatise(ctypes.addressof(loan.owner), self.nbytes)
+                copy_on_recall(ctypes.addressof(loan.owner), self.nbytes)
         self._owners = []
 
 
 @dataclass
-class Returns:
+class CompletionCounter:
     """Counts numbers without a gap, from any thread and at any point of it, a collector's run included.
 
     A finaliser may run in a thread that already holds the lock, so none ever waits for it: what it cannot

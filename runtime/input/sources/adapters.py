@@ -48,10 +48,10 @@ def batched(source: object) -> Callable[[list[int]], Sequence[Any]] | None:
     list of records out. That of array_record starts threads for it: 60 microseconds of CPU a record instead
     of 15.
     """
-    found: Any = getattr(source, "__getitems__", None)
-    if not callable(found) or isinstance(source, _array_record()):
+    fetch: Any = getattr(source, "__getitems__", None)
+    if not callable(fetch) or isinstance(source, _array_record()):
         return None
-    return cast("Callable[[list[int]], Sequence[Any]]", found)
+    return cast("Callable[[list[int]], Sequence[Any]]", fetch)
 
 
 def _array_record() -> tuple[type, ...]:
@@ -140,9 +140,9 @@ class Rows:
         return row
 
     def one(self, index: int) -> Any:
-        found = self._kept().pop(index, None)
-        if found is not None:
-            return self._keep(index, found[0], found[1] - 1)
+        row = self._kept().pop(index, None)
+        if row is not None:
+            return self._keep(index, row[0], row[1] - 1)
         return self._keep(index, self.dataset[index], self.columns - 1)
 
     def several(self, indices: list[int]) -> list[Any]:
@@ -318,9 +318,9 @@ def array_record(paths: Sequence[str | os.PathLike[str]]) -> Source:
     names: list[str] = []
     for path in paths:
         name = os.fspath(path)
-        found = sorted(glob.glob(name)) if "*" in name else [name]  # noqa: PTH207  a pattern with its folder
-        names += found
-        missing = not found or not all(Path(one).is_file() for one in found)
+        files = sorted(glob.glob(name)) if "*" in name else [name]  # noqa: PTH207  a pattern with its folder
+        names += files
+        missing = not files or not all(Path(file).is_file() for file in files)
         if missing:
             fail("CP0951", f"there is no array_record file {name!r}", "give the path of a file that exists")
     source_of: Any = None

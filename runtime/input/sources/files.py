@@ -89,16 +89,16 @@ def folder(path: str | os.PathLike[str], recursive: bool = False) -> Folder:
     """
     root = os.fspath(path)
     try:
-        found = list(_names(root, recursive))
+        names = list(_names(root, recursive))
     except OSError as error:
         where = error.filename if isinstance(error.filename, str) else root
         fail("CP0901", f"cannot read the folder {where!r}: {error.strerror}", "give a folder that exists")
-    if not found:
+    if not names:
         hint = (
             [] if recursive else ["files in sub-folders count with `commplan.folder(path, recursive=True)`"]
         )
         fail("CP0901", f"there is no file in the folder {root!r}", "records are the files in it", *hint)
-    return Folder(root, sorted(found, key=lambda name: list(map(os.fsencode, Path(name).parts))))
+    return Folder(root, sorted(names, key=lambda name: list(map(os.fsencode, Path(name).parts))))
 
 
 def _names(root: str, recursive: bool) -> Iterator[str]:
@@ -107,12 +107,12 @@ def _names(root: str, recursive: bool) -> Iterator[str]:
     stack, seen = [""], set[str]()
     while stack:
         inside = stack.pop()
-        here = os.path.join(root, inside)  # noqa: PTH118
-        real = os.path.realpath(here)
+        folder = os.path.join(root, inside)  # noqa: PTH118
+        real = os.path.realpath(folder)
         if real in seen:
             continue
         seen.add(real)
-        with os.scandir(here) as entries:
+        with os.scandir(folder) as entries:
             for entry in entries:
                 name = os.path.join(inside, entry.name)  # noqa: PTH118
                 if entry.name.startswith("."):
@@ -159,8 +159,8 @@ def _bound(schedule: Schedule, name: str, given: Mapping[str, object]) -> Source
         fail(code, message, *notes, span=span, file=schedule.file)
 
     if name not in given:
-        found = ", ".join(sorted(given)) or "none"
-        refuse("CP0900", f"source `{name}` is not bound", f"sources given: {found}")
+        names = ", ".join(sorted(given)) or "none"
+        refuse("CP0900", f"source `{name}` is not bound", f"sources given: {names}")
     wants_bytes = isinstance(next(s.type for s in schedule.sources if s.name == name), BytesType)
     try:
         source = opened(given[name], wants_bytes)
@@ -169,8 +169,8 @@ def _bound(schedule: Schedule, name: str, given: Mapping[str, object]) -> Source
         refuse(first.code, f"source `{name}`: {first.message}", *(n.text for n in first.notes))
     if source is None:
         kind = type(given[name]).__name__
-        what = f"source `{name}` is a {kind}, which has no `__len__` and `__getitem__` by index"
-        refuse("CP0902", what, *_instead(given[name]))
+        problem = f"source `{name}` is a {kind}, which has no `__len__` and `__getitem__` by index"
+        refuse("CP0902", problem, *_instead(given[name]))
     try:
         length = len(source)
     except Exception as error:  # noqa: BLE001  the user's code, or a length that is no number of records
@@ -204,11 +204,11 @@ def bound(
     if names is None:
         read = {op.source for phase in schedule.phases for op in phase.ops if isinstance(op, Read)}
         names = [name for name in types if name in read]
-    found: dict[str, Source] = {}
+    sources_by_name: dict[str, Source] = {}
     problems: list[Diagnostic] = []
     for name in dict.fromkeys(names):
         try:
-            found[name] = _bound(schedule, name, sources)
+            sources_by_name[name] = _bound(schedule, name, sources)
         except CommplanError as error:
             problems += error.diagnostics
     problems += [
@@ -223,7 +223,7 @@ def bound(
     ]
     if problems:
         raise CommplanError(*problems)
-    return adapters.arranged(found)
+    return adapters.arranged(sources_by_name)
 
 
 def nbytes(value: object) -> int:

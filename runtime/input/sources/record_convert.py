@@ -21,8 +21,8 @@ Element = ArrayType | BytesType | TreeType
 class UnlikeError(Exception):
     """A record that is nothing the plan could mean: what was found, and what to do about it."""
 
-    def __init__(self, found: str, *hints: str) -> None:
-        super().__init__(found)
+    def __init__(self, actual: str, *hints: str) -> None:
+        super().__init__(actual)
         self.hints = hints
 
 
@@ -101,9 +101,9 @@ def _of_image(value: Any, element: Element) -> Any:
     if isinstance(element, ArrayType):
         array = np.asarray(value)
         if array.shape != element.shape and value.mode not in ("L", "RGB"):
-            found = f"a PIL image of mode {value.mode}, {value.height} x {value.width}"
+            actual = f"a PIL image of mode {value.mode}, {value.height} x {value.width}"
             raise UnlikeError(
-                found, "convert it to the mode that the plan's type has: `image.convert('RGB')`"
+                actual, "convert it to the mode that the plan's type has: `image.convert('RGB')`"
             )
         return array
     raise UnlikeError(

@@ -17,7 +17,7 @@ from commplan.ir.schedule import Map, Read, Share, operands, results
 from commplan.ir.types import ArrayType
 from commplan.runtime.input.accounting import Meter
 from commplan.runtime.input.host_batch import FlowState, HostBatch, Visit, compact, count, layout
-from commplan.runtime.input.layout import Array, Bools, agrees, aligned, blocks, projected
+from commplan.runtime.input.layout import Array, Bools, agrees, aligned, blocks, read_only
 from commplan.runtime.input.program import Coords, Flow, HostProgram, identity, validity
 from commplan.runtime.input.shm import slot_status
 from commplan.runtime.input.shm.slots import CAN_LEND
@@ -33,7 +33,7 @@ BLOCK = 16  # records of one task, at most: small enough that threads share a ba
 
 
 @dataclass(frozen=True)
-class Course:
+class EpochCursor:
     """Where batches stand that are counted from 0. epoch, step: of the first; steps: of an epoch."""
 
     epoch: int
@@ -47,7 +47,7 @@ class Course:
 
 
 @dataclass(frozen=True)
-class Pace(Course):
+class Pace(EpochCursor):
     """The course of batches that several consumers take apart, each at its own rate.
 
     steps: batches of an epoch, whatever the loads would make of it: positions past the end of a source wrap.
@@ -61,7 +61,7 @@ class Pace(Course):
 
 
 @dataclass(frozen=True)
-class Maker:
+class BatchFactory:
     """Makes the batches of one phase. orders, sources: by the id of the load's result, and by name.
     fingerprint: of the order of records."""
 
@@ -74,18 +74,18 @@ class Maker:
     apart: bool = False  # rows that were skipped stay in their places, and the batch tells which
     workers: Workers | None = None
     together: Sequence[Sequence[str]] = ()  # sources that fetch their records together
-    course: Course = Course(0, 0, 1)
+    course: EpochCursor = EpochCursor(0, 0, 1)
     fingerprint: int = 0
     # What is the same for most batches: the rows of a step and which of them count, what is handed over.
     _known: dict[Any, Any] = field(default_factory=dict[Any, Any], repr=False, compare=False)
 
-    def batch(self, number: int) -> BatchInTheMaking:
+    def batch(self, number: int) -> BatchBuilder:
         epoch, step = self.course.at(number)
         states = [self.state(flow, step) for flow in self.program.flows]
         if self.exchange is None:
             for state in states:
                 self.look_up(state, epoch, step)
-        return BatchInTheMaking(self, number, epoch, step, states)
+        return BatchBuilder(self, number, epoch, step, states)
 
     # --- what `SharedRing` asks ---
 
@@ -117,12 +117,12 @@ class Maker:
         counted = tuple(self.orders[read.result].counted(step) for read in flow.reads)
         key = (flow.reads[0].result, rows, counted)
         if key not in self._known:
-            here = self.program.rows(flow, rows)
-            counts = {read.result: self.orders[read.result].counts(step)[here] for read in flow.reads}
-            valid = np.ones((len(self.program.variants(flow.per)), len(here)), bool)
-            self._known[key] = (here, counts, valid)
-        here, counts, valid = self._known[key]
-        return FlowState(flow, here, {}, counts, {}, valid.copy())
+            owned = self.program.rows(flow, rows)
+            counts = {read.result: self.orders[read.result].counts(step)[owned] for read in flow.reads}
+            valid = np.ones((len(self.program.variants(flow.per)), len(owned)), bool)
+            self._known[key] = (owned, counts, valid)
+        owned, counts, valid = self._known[key]
+        return FlowState(flow, owned, {}, counts, {}, valid.copy())
 
     def look_up(self, state: FlowState, epoch: int, step: int) -> None:
         """The records of the rows, in the order of each load."""
@@ -137,9 +137,9 @@ class Maker:
         """The flow's values that are handed over, counts left out."""
         key = flow.reads[0].result
         if key not in self._known:
-            made = {ref for op in flow.ops for ref in results(op)}
+            computed = {ref for op in flow.ops for ref in results(op)}
             self._known[key] = [
-                ref for ref in self.program.roots if ref in made and ref in self.program.elements
+                ref for ref in self.program.roots if ref in computed and ref in self.program.elements
             ]
         return self._known[key]
 
@@ -153,11 +153,11 @@ class Maker:
 
 
 @dataclass
-class BatchInTheMaking:
+class BatchBuilder:
     """One batch in the making: `first`, a task after another; `publish`; once every process has published
     `second`, and its tasks; `finish`."""
 
-    maker: Maker
+    maker: BatchFactory
     number: int
     epoch: int
     step: int
@@ -265,10 +265,10 @@ class BatchInTheMaking:
     def block(self, state: FlowState, before: bool, low: int, high: int) -> None:
         """Rows low..high of the flow, variant by variant, through what goes before the move or after it."""
         program, flow = self.maker.program, state.flow
-        made: dict[Ref, dict[Coords, Sequence[Record]]] = {}
+        computed: dict[Ref, dict[Coords, Sequence[Record]]] = {}
         for ref in () if before else flow.moved:
-            made[ref] = {
-                coords: _rows(self.moved[ref][place, low:high])
+            computed[ref] = {
+                coords: cast("Sequence[Record]", read_only(self.moved[ref][place, low:high]))
                 for place, coords in enumerate(program.variants(program.copies[ref]))
             }
         targets = {
@@ -278,22 +278,24 @@ class BatchInTheMaking:
         for op in flow.before if before else flow.after:
             names = [ref for ref in results(op) if ref in program.elements]
             axes = program.copies[names[0]]
-            made.update({ref: {} for ref in names})
+            computed.update({ref: {} for ref in names})
             for coords in program.variants(axes):
-                inputs = [_of(made[ref], program.copies[ref], axes, coords, program) for ref in operands(op)]
+                inputs = [
+                    _of(computed[ref], program.copies[ref], axes, coords, program) for ref in operands(op)
+                ]
                 if isinstance(op, Share):
-                    made[op.result][coords] = inputs[0]
+                    computed[op.result][coords] = inputs[0]
                     continue
                 rows = [next((a for c, a in targets.get(ref, ()) if c == coords), None) for ref in names]
                 named = dict(zip(axes, coords, strict=True))
                 columns = self._run(state, op, named, low, high, inputs, rows)
                 for ref, column in zip(names, columns, strict=True):
-                    made[ref][coords] = column
+                    computed[ref][coords] = column
         for ref, copies in targets.items():
             key = next(results(op)[0] for op in flow.ops if ref in results(op))
             with self.maker.meter.working(key):
                 for coords, array in copies:
-                    _fill(array, made[ref][coords])
+                    _fill(array, computed[ref][coords])
 
     def _targets(self, state: FlowState, ref: Ref, before: bool) -> list[tuple[Coords, Array]]:
         """Where the rows of a value go: parts of the shared slot, or of the batch; of each part, which copy
@@ -303,12 +305,12 @@ class BatchInTheMaking:
         if before:
             return list(zip(variants, self.moved[ref], strict=True))
         per, array = program.per(ref), state.arrays[ref]
-        found: list[tuple[Coords, Array]] = []
+        targets: list[tuple[Coords, Array]] = []
         for place, coords in zip(np.ndindex(array.shape[: len(per)]), program.variants(per), strict=True):
             fixed = dict(zip(per, coords, strict=True))
             copy = next(c for c in variants if agrees(program.copies[ref], c, fixed))
-            found.append((copy, array[place]))
-        return found
+            targets.append((copy, array[place]))
+        return targets
 
     def _run(
         self, state: FlowState, op: Read | Map, coords: Mapping[str, int], low: int, high: int,
@@ -361,7 +363,7 @@ class BatchInTheMaking:
 
     def _visits(self, state: FlowState) -> list[Visit]:
         """The records that count here."""
-        found: list[Visit] = []
+        visits: list[Visit] = []
         clean = state.valid.all()
         for read in state.flow.reads:
             counts = state.counts[read.result]
@@ -370,8 +372,8 @@ class BatchInTheMaking:
                 if not clean:
                     valid = state.valid[self._variants(state, dict(zip(read.per, coords, strict=True)))]
                     skipped = int(np.count_nonzero(~valid.all(0) & counts))
-                found.append(Visit(read.result, coords, state.records[read.result, coords][counts], skipped))
-        return found
+                visits.append(Visit(read.result, coords, state.records[read.result, coords][counts], skipped))
+        return visits
 
     def _received(self, state: FlowState) -> None:
         """Account for what others made of shared values."""
@@ -409,24 +411,17 @@ def _in_turn(tasks: Sequence[Task]) -> None:
 
 
 def _of(
-    made: Mapping[Coords, Sequence[Record]],
+    columns: Mapping[Coords, Sequence[Record]],
     have: Sequence[str],
     axes: Sequence[str],
     coords: Coords,
     program: HostProgram,
 ) -> Sequence[Record]:
     """The variant of an operand that the variant `coords` (along `axes`) of a result is made from."""
-    if set(have) <= set(axes):
-        return made[projected(axes, coords, have)]
     fixed = dict(zip(axes, coords, strict=True))
-    return next(made[c] for c in program.variants(have) if agrees(have, c, fixed))
-
-
-def _rows(array: Array) -> Sequence[Record]:
-    """The rows of a slot as records: nobody may write to them."""
-    view = array.view()
-    view.flags.writeable = False
-    return cast("Sequence[Record]", view)
+    if set(have) <= set(axes):
+        return columns[tuple(fixed[axis] for axis in have)]
+    return next(columns[c] for c in program.variants(have) if agrees(have, c, fixed))
 
 
 def _fill(target: Array, column: Sequence[Any]) -> None:

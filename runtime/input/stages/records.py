@@ -18,6 +18,7 @@ from commplan.ir.plan import Ref
 from commplan.ir.schedule import FnType, Map, Read, Schedule, Share, results
 from commplan.ir.types import ArrayType, BytesType, DType
 from commplan.runtime.input.accounting import Meter, thread_cpu
+from commplan.runtime.input.layout import read_only
 from commplan.runtime.input.program import HostProgram
 from commplan.runtime.input.sources import files
 from commplan.runtime.input.sources.adapters import batched
@@ -97,13 +98,13 @@ def checked_functions(
     for fn in schedule.fns:
         if fn.where != "host" or fn.name not in (spans if names is None else names):
             continue
-        found = functions.get(fn.name)
-        problem = _function_problem(fn, found)
+        function = functions.get(fn.name)
+        problem = _function_problem(fn, function)
         if problem:
             notes = (Note(f"expected: {_call(fn)}"),)
             problems.append(Diagnostic("CP0908", problem, spans.get(fn.name), notes, file=schedule.file))
         else:
-            chosen[fn.name] = cast("Callable[..., Any]", found)
+            chosen[fn.name] = cast("Callable[..., Any]", function)
     if problems:
         raise CommplanError(*problems)
     return chosen
@@ -115,13 +116,13 @@ def _call(fn: FnType) -> str:
     return f"{fn.name}({', '.join(arguments)})"
 
 
-def _function_problem(fn: FnType, found: object) -> str | None:
-    if found is None:
+def _function_problem(fn: FnType, function: object) -> str | None:
+    if function is None:
         return f"host function `{fn.name}` is not bound"
-    if not callable(found):
-        return f"`{fn.name}` is a {type(found).__name__}, which cannot be called"
+    if not callable(function):
+        return f"`{fn.name}` is a {type(function).__name__}, which cannot be called"
     try:
-        signature = inspect.signature(found)
+        signature = inspect.signature(function)
     except (TypeError, ValueError):
         return None  # some builtins tell nothing; a wrong call will
     keywords: dict[str, object] = {"rng": None} if fn.random else {}
@@ -209,10 +210,10 @@ class Stage:
         if self.many is None or len(wanted) < 2:
             return {}
         try:
-            found = self.many(wanted)
+            fetched = self.many(wanted)
         except Exception:  # noqa: BLE001  it will be raised again, by the record that it belongs to
             return {}
-        return dict(zip(wanted, found, strict=True)) if len(found) == len(wanted) else {}
+        return dict(zip(wanted, fetched, strict=True)) if len(fetched) == len(wanted) else {}
 
     def _one(self, place: Place, record: int, arguments: list[Record]) -> tuple[Record, ...]:
         out = self._called(place, record, arguments)
@@ -220,8 +221,8 @@ class Stage:
             return (self._checked(record, 0, out),)
         values = _as_tuple(out)
         if values is None or len(values) != len(self.elements):
-            found = f"{len(values)} results" if values is not None else f"{_described(out)}, one result"
-            self._mismatch(record, f"{len(self.elements)} results", found)
+            actual = f"{len(values)} results" if values is not None else f"{_described(out)}, one result"
+            self._mismatch(record, f"{len(self.elements)} results", actual)
         return tuple(self._checked(record, number, value) for number, value in enumerate(values or ()))
 
     def _called(self, place: Place, record: int, arguments: list[Record]) -> object:
@@ -250,28 +251,28 @@ class Stage:
         except Exception as error:  # what looks like an array, and will not be one: a tensor on a device
             raise CommplanError(self._raised(record, error)) from error
 
-    def _mismatch(self, record: int, expected: str, found: str, *hints: str) -> NoReturn:
+    def _mismatch(self, record: int, expected: str, actual: str, *hints: str) -> NoReturn:
         if isinstance(self.op, Read):
             code = "CP0905"
-            what = f"record {record} of source `{self.op.source}` has another type than the plan says"
+            problem = f"record {record} of source `{self.op.source}` has another type than the plan says"
         else:
             code = "CP0907"
-            what = (
+            problem = (
                 f"host function `{self.op.fn}` returned another type than the plan says, for record {record}"
             )
-        notes = (f"expected: {expected}", f"found: {found}", *hints)
-        fail(code, what, *notes, span=self.op.span, file=self.file)
+        notes = (f"expected: {expected}", f"found: {actual}", *hints)
+        fail(code, problem, *notes, span=self.op.span, file=self.file)
 
     def _raised(self, record: int, error: BaseException) -> Diagnostic:
         if isinstance(self.op, Read):
-            code, what = "CP0904", f"reading record {record} of source `{self.op.source}`"
+            code, activity = "CP0904", f"reading record {record} of source `{self.op.source}`"
         else:
-            code, what = "CP0906", f"host function `{self.op.fn}` on record {record}"
+            code, activity = "CP0906", f"host function `{self.op.fn}` on record {record}"
         notes = [Note(_last_line(error))]
-        said = _said(error)
-        if "read-only" in said:
+        reason = _said(error)
+        if "read-only" in reason:
             notes.append(Note("operands are read-only, because members share them: work on `x.copy()`"))
-        message = f"{what} raised {type(error).__name__}: {said}"
+        message = f"{activity} raised {type(error).__name__}: {reason}"
         return Diagnostic(code, message, self.op.span, tuple(notes), file=self.file)
 
 
@@ -288,11 +289,7 @@ def _column(
 
 def _sealed(column: list[Record] | np.ndarray[Any, Any]) -> Sequence[Record]:
     """The column as operands: stages and members share them, so nobody may write to them."""
-    if not isinstance(column, np.ndarray):
-        return column
-    view = column.view()
-    view.flags.writeable = False
-    return cast("Sequence[Record]", view)
+    return cast("Sequence[Record]", read_only(column)) if isinstance(column, np.ndarray) else column
 
 
 def _as_tuple(out: object) -> tuple[object, ...] | None:
@@ -321,12 +318,12 @@ def _numbers(program: HostProgram) -> dict[Ref, int]:
     Uses are counted as the plan writes them: passes move ops, and rename what is shared.
     """
     uses: dict[str, int] = {}
-    found: dict[Ref, int] = {}
+    numbers: dict[Ref, int] = {}
     maps = [op for op in program.phase.ops if isinstance(op, Map)]
     for op in sorted(maps, key=lambda op: op.span):
         uses[op.fn] = uses.get(op.fn, 0) + 1
-        found[op.results[0]] = zlib.crc32(op.fn.encode()) * 65536 + uses[op.fn]
-    return found
+        numbers[op.results[0]] = zlib.crc32(op.fn.encode()) * 65536 + uses[op.fn]
+    return numbers
 
 
 def stages(
@@ -339,7 +336,7 @@ def stages(
 
     Errors: CP0914 where `on_error = skip` stands on a stage that cannot skip.
     """
-    made: dict[Ref, Stage] = {}
+    stage_of: dict[Ref, Stage] = {}
     numbers = _numbers(program)
     file = program.schedule.file
     for flow in program.flows:
@@ -365,11 +362,11 @@ def stages(
             elements = tuple(program.elements[ref] for ref in names)
             dtypes = tuple(numpy_dtype(e.dtype) if isinstance(e, ArrayType) else None for e in elements)
             call = bound[op.source].__getitem__ if isinstance(op, Read) else functions[op.fn]
-            what = f"load {op.source}" if isinstance(op, Read) else f"map {op.fn}"
-            meter.line(key, what, op.span)
-            made[key] = Stage(
+            label = f"load {op.source}" if isinstance(op, Read) else f"map {op.fn}"
+            meter.line(key, label, op.span)
+            stage_of[key] = Stage(
                 op, numbers.get(key, 0), elements, dtypes, call, flow.reads[0].seed, file, meter,
                 (own == "skip" or (own is None and skips)) and may,
                 batched(bound[op.source]) if isinstance(op, Read) else None,
             )  # fmt: skip
-    return made
+    return stage_of

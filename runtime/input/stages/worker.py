@@ -31,7 +31,7 @@ from commplan.runtime.input.accounting import Meter
 from commplan.runtime.input.host_batch import FlowState
 from commplan.runtime.input.program import Coords, HostProgram
 from commplan.runtime.input.shm.arena import Cells
-from commplan.runtime.input.stages.batch_builder import BatchInTheMaking, Maker
+from commplan.runtime.input.stages.batch_builder import BatchBuilder, BatchFactory
 from commplan.runtime.input.stages.records import Place, Stage, stages
 
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG, prctl(2)
@@ -122,7 +122,7 @@ class _Watched(Stage):
         return super()._fetched(records, valid)
 
 
-class Bench:
+class WorkerLoop:
     """Makes blocks from jobs."""
 
     def __init__(self, setup: Setup) -> None:
@@ -136,7 +136,7 @@ class Bench:
         program, sources, functions = pickle.loads(pickled, buffers=buffers)
         self.program: HostProgram = program
         self.tally = Tally(self.program.phase.name)
-        made = stages(self.program, sources, functions, self.tally)
+        stage_of = stages(self.program, sources, functions, self.tally)
         header = memoryview(mmap.mmap(setup.arena, 1 << 16))
         at = setup.number * PROGRESS_NBYTES
         progress = header[at : at + PROGRESS_NBYTES]
@@ -146,10 +146,10 @@ class Bench:
                 progress=progress,
                 at=number,
             )
-            for number, (ref, stage) in enumerate(made.items())
+            for number, (ref, stage) in enumerate(stage_of.items())
         }
         self.progress = progress
-        self.maker = Maker(self.program, {}, watched, self.tally, setup.block)
+        self.maker = BatchFactory(self.program, {}, watched, self.tally, setup.block)
         self._arena, self._arena_nbytes = setup.arena, 0
         self._memories: dict[int, mmap.mmap] = {}
         if setup.slots >= 0:
@@ -161,13 +161,13 @@ class Bench:
         state = self._state(job)
         failure = None
         try:
-            batch = BatchInTheMaking(self.maker, job.number, job.epoch, job.step, [state])
+            batch = BatchBuilder(self.maker, job.number, job.epoch, job.step, [state])
             batch.moved = self._arrays(job.moved)
             batch.block(state, job.before, job.low, job.high)
         except SystemExit:
             raise
         except BaseException as error:  # noqa: BLE001  carried to the process that asked
-            failure = _told(error)
+            failure = _traceback_of(error)
         PROGRESS.pack_into(self.progress, 0, -1, -1)
         seen, self._seen = self._seen, _process_cpu()
         return Done(
@@ -187,7 +187,7 @@ class Bench:
         return FlowState(flow, np.arange(job.rows), records, {}, self._arrays(job.arrays), valid)
 
     def _arrays(self, cells: dict[Ref, Cells]) -> dict[Ref, Any]:
-        return {ref: one.array(self._memory(one)) for ref, one in cells.items()}
+        return {ref: cell.array(self._memory(cell)) for ref, cell in cells.items()}
 
     def _memory(self, cells: Cells) -> mmap.mmap:
         if cells.memory:
@@ -205,7 +205,7 @@ def _process_cpu() -> tuple[float, float]:
     return time.process_time(), times.system
 
 
-def _told(error: BaseException) -> Failure:
+def _traceback_of(error: BaseException) -> Failure:
     diagnostics: tuple[Diagnostic, ...] = getattr(error, "diagnostics", ())
     root = error.__cause__ if diagnostics else error
     cause = b""
@@ -213,8 +213,8 @@ def _told(error: BaseException) -> Failure:
         with contextlib.suppress(Exception):
             cause = pickle.dumps(root)
             pickle.loads(cause)
-    told = "".join(traceback.format_exception(root)) if root is not None else ""
-    return Failure(diagnostics, cause, told)
+    text = "".join(traceback.format_exception(root)) if root is not None else ""
+    return Failure(diagnostics, cause, text)
 
 
 def _import_program(kind: str, which: str, argv: list[str]) -> None:
@@ -251,9 +251,9 @@ def main(descriptor: int, parent: int) -> None:
     with Connection(descriptor) as link, contextlib.suppress(EOFError, ConnectionError):
         setup = link.recv()
         try:
-            bench = Bench(setup)
+            bench = WorkerLoop(setup)
         except Exception as error:  # noqa: BLE001  carried to the process that asked
-            link.send(_told(error))
+            link.send(_traceback_of(error))
             return
         link.send(None)
         while True:

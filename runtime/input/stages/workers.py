@@ -11,7 +11,6 @@ import contextlib
 import multiprocessing
 import os
 import pickle
-import select
 import signal
 import socket
 import subprocess
@@ -20,6 +19,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from multiprocessing import spawn
 from multiprocessing.connection import Connection
 from typing import Any, cast
 
@@ -35,7 +35,7 @@ from commplan.runtime.input.program import HostProgram
 from commplan.runtime.input.shm.arena import HEADER, Arena, Cells, nameless
 from commplan.runtime.input.shm.slots import Slots
 from commplan.runtime.input.stages import worker as _worker
-from commplan.runtime.input.stages.batch_builder import BatchInTheMaking
+from commplan.runtime.input.stages.batch_builder import BatchBuilder
 
 GRACE_S = 0.5  # seconds for a worker to end in, once its socket has ended
 _FATE_S = 10.0  # seconds for a worker that hung up by itself to end in: its libraries may tidy up
@@ -58,20 +58,6 @@ def environment() -> dict[str, str]:
     return {**_MALLOC, **kept, **dict.fromkeys(_THREADS, "1"), "JAX_PLATFORMS": "cpu"}
 
 
-def _flags() -> list[str]:
-    """The interpreter's options, for one that behaves alike."""
-    flags = sys.flags
-    chosen = {
-        "-I": flags.isolated,
-        "-E": flags.ignore_environment,
-        "-s": flags.no_user_site,
-        "-O": flags.optimize,
-        "-B": flags.dont_write_bytecode,
-    }
-    options = [name for name, count in chosen.items() for _ in range(int(count))]
-    return options + [f"-W{option}" for option in sys.warnoptions]
-
-
 class EndedError(Exception):
     """A worker process is gone."""
 
@@ -88,17 +74,12 @@ class _Process:
         """Send, and wait for the answer. Raises EndedError where the process is gone before that."""
         try:
             self.link.send(message)
-            self._await()
+            while not self.link.poll(_LOOK_S):
+                if self.process.poll() is not None:  # a process of its own may still hold the socket open
+                    raise EndedError
             return self.link.recv()
         except (EOFError, OSError):
             raise EndedError from None
-
-    def _await(self) -> None:
-        poll = select.poll()
-        poll.register(self.link, select.POLLIN)
-        while not poll.poll(_LOOK_S * 1000):
-            if self.process.poll() is not None:  # a process of its own may still hold the socket open
-                raise EOFError
 
     def end(self) -> None:
         """Let it finish its record if that is soon, and make sure that it is gone. The link is closed with
@@ -178,7 +159,7 @@ class Workers:
         """An array of a batch, at a multiple of 64 bytes, that workers can fill."""
         return self._arena.fresh(shape, dtype)
 
-    def run(self, batch: BatchInTheMaking, state: FlowState, before: bool, low: int, high: int) -> None:
+    def run(self, batch: BatchBuilder, state: FlowState, before: bool, low: int, high: int) -> None:
         """Have the block made by this thread's worker."""
         job = self._job(batch, state, before, low, high)
         goes_on = any(read.hints.on_failure == "continue" for read in state.flow.reads)
@@ -228,9 +209,7 @@ class Workers:
 
     # --- one block ---
 
-    def _job(
-        self, batch: BatchInTheMaking, state: FlowState, before: bool, low: int, high: int
-    ) -> _worker.Job:
+    def _job(self, batch: BatchBuilder, state: FlowState, before: bool, low: int, high: int) -> _worker.Job:
         return _worker.Job(
             batch.number, batch.epoch, batch.step, self.program.flows.index(state.flow), before, low, high,
             len(state.rows),
@@ -252,11 +231,11 @@ class Workers:
     def _book(self, done: _worker.Done, state: FlowState, before: bool, low: int, high: int) -> None:
         """Take over what the worker found and spent; raise what it raised."""
         state.valid[:, low:high] = np.frombuffer(done.valid, bool).reshape(len(state.valid), high - low)
-        for key, what in done.spent:
-            self.meter.add(key, **what)
+        for key, usage in done.spent:
+            self.meter.add(key, **usage)
         # What a worker does around its stages, on the line of the first.
-        cpu = done.cpu_s - sum(what.get("cpu_s", 0.0) for _, what in done.spent)
-        system = done.system_s - sum(what.get("system_s", 0.0) for _, what in done.spent)
+        cpu = done.cpu_s - sum(usage.get("cpu_s", 0.0) for _, usage in done.spent)
+        system = done.system_s - sum(usage.get("system_s", 0.0) for _, usage in done.spent)
         ops = state.flow.before if before else state.flow.after
         first = next((results(op)[0] for op in ops if not isinstance(op, Share)), None)
         if first is not None:
@@ -266,8 +245,8 @@ class Workers:
 
     def _ended(self, worker: _Process, job: _worker.Job, state: FlowState, times: int) -> CommplanError:
         """What to say of a worker that ended in the middle of `job`."""
-        said = _worker.PROGRESS.unpack_from(self._arena.header, worker.number * _worker.PROGRESS_NBYTES)
-        at, record = int(said[0]), int(said[1])
+        progress = _worker.PROGRESS.unpack_from(self._arena.header, worker.number * _worker.PROGRESS_NBYTES)
+        at, record = int(progress[0]), int(progress[1])
         ops = [op for flow in self.program.flows for op in flow.ops if isinstance(op, Read | Map)]
         op = ops[at] if 0 <= at < len(ops) else state.flow.reads[0]
         doing = f"reading source `{op.source}`" if isinstance(op, Read) else f"host function `{op.fn}`"
@@ -316,10 +295,12 @@ class Workers:
             f"import sys; sys.path[:] = {sys.path!r}; from commplan.runtime.input.stages.worker import main; "
             f"main({theirs.fileno()}, {os.getpid()})"
         )
+        # Of a command that ends in `-c`, its code and an argument: the interpreter, with options as here.
+        *interpreter, _, _, _ = spawn.get_command_line()
         with theirs:
             try:
                 process = subprocess.Popen(
-                    [sys.executable, *_flags(), "-c", code],
+                    [*interpreter, "-c", code],
                     stdin=subprocess.DEVNULL,
                     env=environment(),
                     pass_fds=(theirs.fileno(), *descriptors),
@@ -429,13 +410,13 @@ def _unpicklable(
     ops = [op for flow in program.flows for op in flow.ops]
     spans = {op.source: op.span for op in ops if isinstance(op, Read)}
     spans |= {op.fn: op.span for op in ops if isinstance(op, Map)}
-    found: list[Diagnostic] = []
+    problems: list[Diagnostic] = []
     for kind, group in (("source", sources), ("host function", functions)):
         for name, value in group.items():
             try:
                 pickle.dumps(value, protocol=5)
             except Exception as error:  # noqa: BLE001  whatever the value's own pickling raises
-                found.append(
+                problems.append(
                     Diagnostic(
                         "CP0952",
                         f"{kind} `{name}` cannot go to worker processes: {error}",
@@ -444,7 +425,7 @@ def _unpicklable(
                         file=program.schedule.file,
                     )
                 )
-    return found
+    return problems
 
 
 def _stored(data: Sequence[Any]) -> tuple[int, list[tuple[int, int]]]:
@@ -452,13 +433,12 @@ def _stored(data: Sequence[Any]) -> tuple[int, list[tuple[int, int]]]:
     descriptor = nameless("commplan-payload")
     pieces: list[tuple[int, int]] = []
     offset = 0
-    for piece in data:
-        view = memoryview(piece).cast("B")
-        written = 0
-        while written < len(view):
-            written += os.pwrite(descriptor, view[written:], offset + written)
-        pieces.append((offset, len(view)))
-        offset = rounded(offset + len(view), 64)
+    with open(descriptor, "wb", closefd=False) as file:
+        for piece in data:
+            file.seek(offset)
+            nbytes = file.write(piece)
+            pieces.append((offset, nbytes))
+            offset = rounded(offset + nbytes, 64)
     return descriptor, pieces
 
 

@@ -13,10 +13,12 @@ busy.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, InvalidStateError, wait
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -33,7 +35,7 @@ from commplan.lowering.programs import program_named
 from commplan.runtime.input.layout import aligned, rounded
 from commplan.runtime.input.prefetch.prefetch import ClosedError
 from commplan.runtime.input.shm.segment import Blame
-from commplan.runtime.input.transport.transport import Bytes, Parcel
+from commplan.runtime.input.transport.transport import Bytes, RowSlices
 
 AXIS = "host"
 FILLED = 16  # slices per hop of a chain, at least: filling it takes a sixteenth of the time that bytes take
@@ -43,6 +45,7 @@ _NAME = "commplan-carrier"
 
 Array = Any
 Words = npt.NDArray[np.uint32]
+_Errand = tuple[Future[Words], Callable[[], Words]]
 
 
 @dataclass(frozen=True)
@@ -90,14 +93,14 @@ class JaxCarrier:
     _compiled: _Compiled | None = None
     _stopped: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
-    _errand: _Errand | None = None
+    _future: Future[Words] | None = None
     _errands: queue.SimpleQueue[_Errand | None] = field(default_factory=queue.SimpleQueue["_Errand | None"])
 
     @property
     def by_caller(self) -> bool:
         return True
 
-    def carry(self, number: int, parcels: Sequence[Parcel], before: Sequence[Parcel] = ()) -> None:
+    def carry(self, number: int, parcels: Sequence[RowSlices], before: Sequence[RowSlices] = ()) -> None:
         del before  # no host is ever left behind: all make every collective
         if self._stopped.is_set():
             raise ClosedError
@@ -110,8 +113,8 @@ class JaxCarrier:
 
     def stop(self) -> None:
         self._stopped.set()
-        if self._errand is not None:
-            self._errand.done.set()
+        if self._future is not None:
+            self._future.cancel()
 
     def close(self) -> None:
         """What is under way ends on its own: a program that was launched cannot be called back."""
@@ -120,7 +123,7 @@ class JaxCarrier:
 
     # --- once ---
 
-    def _compile(self, parcels: Sequence[Parcel]) -> _Compiled:
+    def _compile(self, parcels: Sequence[RowSlices]) -> _Compiled:
         boxes: list[_Box] = []
         at = 0
         runs = [self.division.run(host) for host in _makers(self.division)]
@@ -138,7 +141,7 @@ class JaxCarrier:
 
     # --- for every batch ---
 
-    def _pack(self, parcels: Sequence[Parcel], compiled: _Compiled) -> None:
+    def _pack(self, parcels: Sequence[RowSlices], compiled: _Compiled) -> None:
         low, high = self.division.run(self.host)
         for parcel, box in zip(parcels, compiled.boxes, strict=True):
             first, last = parcel.bounds[low], parcel.bounds[high]
@@ -153,15 +156,15 @@ class JaxCarrier:
         mine = jax.device_put(words, self.devices[_hosts(self.division).index(self.host)])
         shape = (len(self.devices), words.shape[1])
         packages = jax.make_array_from_single_device_arrays(shape, compiled.sharding, [mine])
-        made = compiled.run(packages).addressable_shards[0].data
-        return np.asarray(made)[0]
+        received = compiled.run(packages).addressable_shards[0].data
+        return np.asarray(received)[0]
 
-    def _unpack(self, parcels: Sequence[Parcel], compiled: _Compiled, made: Words) -> None:
+    def _unpack(self, parcels: Sequence[RowSlices], compiled: _Compiled, received: Words) -> None:
         for place, host in enumerate(_makers(self.division)):
             if host == self.host:
                 continue
             low, high = self.division.run(host)
-            package = made[place].view(np.uint8)
+            package = received[place].view(np.uint8)
             for parcel, box in zip(parcels, compiled.boxes, strict=True):
                 first, last = parcel.bounds[low], parcel.bounds[high]
                 parcel.cells[:, first:last] = box.of(package)[:, : last - first]
@@ -176,12 +179,12 @@ class JaxCarrier:
             # A daemon: what it waits for may never come.
             self._thread = threading.Thread(target=_runner, args=(self._errands,), name=_NAME, daemon=True)
             self._thread.start()
-        self._errand = errand = _Errand(work)
-        self._errands.put(errand)
-        came = errand.done.wait(self.timeout)
+        self._future = future = Future[Words]()
+        self._errands.put((future, work))
+        wait([future], self.timeout)
         if self._stopped.is_set():
             raise ClosedError
-        if not came:
+        if not future.done():
             self.blame.fail(
                 "CP0941",
                 f"a host was silent for {self.timeout:g} s: batch {number} of what hosts share did not come",
@@ -189,10 +192,11 @@ class JaxCarrier:
                 "what JAX has launched cannot be called back: end this process, and start again from the last"
                 " saved state",
             )
-        self._errand = None
-        if errand.error is not None:
-            self._lost(number, errand.error)
-        return errand.made
+        self._future = None
+        error = future.exception()
+        if error is not None:
+            self._lost(number, error)
+        return future.result()
 
     def _lost(self, number: int, error: BaseException) -> NoReturn:
         first = str(error).strip().splitlines() or [type(error).__name__]
@@ -233,11 +237,11 @@ def _program(
     def body(mine: Array) -> Array:
         own = mine.reshape(-1)
         if division.design == "multi_broadcast":
-            found: list[Array] = []
+            received: list[Array] = []
             for move in division.moves():
-                after = order.tie(own, found[-1], AXIS, on_cpu=True) if found else own
-                found.append(_spread(move, hosts, after))
-            return jnp.stack(found)[None]
+                after = order.tie(own, received[-1], AXIS, on_cpu=True) if received else own
+                received.append(_spread(move, hosts, after))
+            return jnp.stack(received)[None]
         held = own  # of several makers the first move is what brings their packages together
         for move in division.moves():
             held = _gathered(move, hosts, held) if move.kind == "all_gather" else _spread(move, hosts, held)
@@ -277,21 +281,12 @@ def _team(move: Move, hosts: Sequence[int]) -> programs.Team:
     return programs.Team((AXIS,), np.array(places, np.int64), np.array(members, np.int64))
 
 
-@dataclass(eq=False)
-class _Errand:
-    """Something that another thread does."""
-
-    work: Callable[[], Words]
-    done: threading.Event = field(default_factory=threading.Event)
-    made: Words = field(default_factory=lambda: np.empty(0, np.uint32))
-    error: BaseException | None = None
-
-
 def _runner(errands: queue.SimpleQueue[_Errand | None]) -> None:
     while (errand := errands.get()) is not None:
-        try:
-            errand.made = errand.work()
-        except BaseException as error:  # noqa: BLE001  handed to the caller
-            errand.error = error
-        errand.done.set()
-        del errand  # it holds the program's result
+        future, work = errand
+        with contextlib.suppress(InvalidStateError):  # nobody waits for it any more
+            try:
+                future.set_result(work())
+            except BaseException as error:  # noqa: BLE001  handed to the caller
+                future.set_exception(error)
+        del errand, future, work  # they hold the program's result

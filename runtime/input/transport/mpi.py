@@ -26,9 +26,9 @@ from commplan.lowering.mpi.typing_shim import MPI
 from commplan.runtime.input.prefetch.prefetch import ClosedError
 from commplan.runtime.input.shm.segment import Blame
 from commplan.runtime.input.transport.mpi_executor import Awaited
-from commplan.runtime.input.transport.mpi_group import Team, bury, goes_on
-from commplan.runtime.input.transport.transfer_plan import Form, Script, script
-from commplan.runtime.input.transport.transport import Parcel, RegroupedError
+from commplan.runtime.input.transport.mpi_group import Team, free_closed, goes_on
+from commplan.runtime.input.transport.transfer_plan import Form, TransferPlan, script
+from commplan.runtime.input.transport.transport import RegroupedError, RowSlices
 from commplan.runtime.input.transport.ulfm import LOSSES, Survivors
 
 LOOK_S = 0.05  # seconds between two looks at who has died or left
@@ -64,7 +64,7 @@ class MpiCarrier:
         on_failure: str = "stop",
         timeout: float = 1800.0,
     ) -> None:
-        bury()
+        free_closed()
         self.division = self._planned = division
         self.sent = self.received = 0  # bytes, so far
         self._process = int(comm.Get_rank())
@@ -86,14 +86,14 @@ class MpiCarrier:
 
     # --- the calls of the ring ---
 
-    def carry(self, number: int, parcels: Sequence[Parcel], before: Sequence[Parcel] = ()) -> None:
+    def carry(self, number: int, parcels: Sequence[RowSlices], before: Sequence[RowSlices] = ()) -> None:
         with self._busy:
             self._go_on()
             if self._survivors is None:
                 try:
                     self._exchange(self._team, parcels)
                 except MPI.Exception as error:
-                    self._mourn(self._team, error)
+                    self._raise_dead(self._team, error)
             else:
                 self._survive(self._survivors, number, parcels, before)
 
@@ -114,25 +114,25 @@ class MpiCarrier:
 
     # --- one batch ---
 
-    def _exchange(self, team: Team, parcels: Sequence[Parcel]) -> None:
+    def _exchange(self, team: Team, parcels: Sequence[RowSlices]) -> None:
         host = self.division.hosts[self._process]
         self._run(team, _planned(self.division, team.processes, host, _forms(parcels)), parcels)
 
-    def _script(self, move: Move, parcels: Sequence[Parcel]) -> Script:
+    def _script(self, move: Move, parcels: Sequence[RowSlices]) -> TransferPlan:
         return script((move,), self.division.hosts[self._process], _forms(parcels))
 
-    def _run(self, team: Team, found: Script, parcels: Sequence[Parcel]) -> None:
-        if not found.messages:
+    def _run(self, team: Team, plan: TransferPlan, parcels: Sequence[RowSlices]) -> None:
+        if not plan.messages:
             return
         arrays = [parcel.cells.reshape(-1) for parcel in parcels]
-        team.wire.run(found, arrays, self._look)
-        self.sent += found.nbytes(outgoing=True)
-        self.received += found.nbytes(outgoing=False)
+        team.wire.run(plan, arrays, self._look)
+        self.sent += plan.nbytes(outgoing=True)
+        self.received += plan.nbytes(outgoing=False)
 
     # --- the same, whoever dies ---
 
     def _survive(
-        self, survivors: Survivors, number: int, parcels: Sequence[Parcel], before: Sequence[Parcel]
+        self, survivors: Survivors, number: int, parcels: Sequence[RowSlices], before: Sequence[RowSlices]
     ) -> None:
         """Carry a batch, with those that are left."""
         if self._due is not None and self._due.number <= number:
@@ -156,7 +156,9 @@ class MpiCarrier:
                 team.revoke()
             survivors.after(team, self._waits_for_survivors)
 
-    def _settle(self, team: Team, number: int, parcels: Sequence[Parcel], before: Sequence[Parcel]) -> bool:
+    def _settle(
+        self, team: Team, number: int, parcels: Sequence[RowSlices], before: Sequence[RowSlices]
+    ) -> bool:
         """What the speakers of a new team do first: find out which batch each is at, give the last one to
         those that have not got it, and agree on who makes what. True where batch `number` came that way.
 
@@ -190,7 +192,7 @@ class MpiCarrier:
         if makers.issuperset(hosts):
             return
         cells = np.zeros((1, len(hosts), 8), np.uint8)
-        beat = Parcel(cells, tuple(range(len(hosts) + 1)))
+        beat = RowSlices(cells, tuple(range(len(hosts) + 1)))
         move = Move("all_gather", hosts, tuple((place,) for place in range(len(hosts))))
         self._run(team, self._script(move, (beat,)), (beat,))
 
@@ -225,7 +227,7 @@ class MpiCarrier:
             who = ", ".join(f"process {team.speakers[host]} on host {host}" for host in awaited())
             self._fail("CP0937", f"{who or 'another host'} was silent for {self._timeout:g} s")
 
-    def _mourn(self, team: Team, error: Any) -> NoReturn:
+    def _raise_dead(self, team: Team, error: Any) -> NoReturn:
         """MPI refused: say who died, or what it said. The others learn of it by the revocation."""
         if goes_on() and error.Get_error_class() in LOSSES:
             team.revoke()
@@ -261,11 +263,13 @@ class MpiCarrier:
 
 
 @functools.lru_cache(maxsize=16)  # there are two lengths of batches, and few regroupings
-def _planned(division: Division, processes: tuple[int, ...], host: int, forms: tuple[Form, ...]) -> Script:
+def _planned(
+    division: Division, processes: tuple[int, ...], host: int, forms: tuple[Form, ...]
+) -> TransferPlan:
     return script(division.moves(processes), host, forms)
 
 
-def _forms(parcels: Sequence[Parcel]) -> tuple[Form, ...]:
+def _forms(parcels: Sequence[RowSlices]) -> tuple[Form, ...]:
     return tuple(
         Form(copies, rows, row_nbytes, parcel.bounds)
         for parcel in parcels

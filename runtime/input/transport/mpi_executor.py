@@ -11,15 +11,16 @@ from __future__ import annotations
 import contextlib
 import heapq
 import time
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from graphlib import TopologicalSorter
 from typing import Any
 
 import numpy as np
 
 from commplan.lowering.mpi.typing_shim import MPI
-from commplan.runtime.input.transport.transfer_plan import Message, Script, Window
+from commplan.runtime.input.transport.transfer_plan import Message, TransferPlan, Window
 from commplan.runtime.input.transport.transport import Bytes
 
 SENDS, RECEIVES = 64, 128  # messages from, and to, one host that are under way
@@ -33,7 +34,7 @@ Awaited = Callable[[], list[int]]
 Look = Callable[[float, Awaited], None]
 
 
-class Patience:
+class Backoff:
     """Sleeps between looks. look: called after each with the seconds since something moved, and what tells
     the hosts that are waited for; what it raises ends the wait."""
 
@@ -51,7 +52,7 @@ class Patience:
 
 
 @dataclass
-class Wire:
+class Endpoint:
     """Messages between this host's speaker and those of others.
 
     comm: a communicator for this alone. ranks: of the speaker of each host, in it.
@@ -59,26 +60,25 @@ class Wire:
 
     comm: Any
     ranks: dict[int, int]
-    _sent: dict[int, int] = field(default_factory=dict[int, int])
-    _received: dict[int, int] = field(default_factory=dict[int, int])
+    _counts: Counter[tuple[bool, int]] = field(default_factory=Counter[tuple[bool, int]])
     _tags: int = 0
 
     def __post_init__(self) -> None:
         self._tags = int(self.comm.Get_attr(MPI.TAG_UB)) + 1 - RESERVED
 
-    def run(self, script: Script, arrays: Sequence[Bytes], look: Look) -> None:
+    def run(self, script: TransferPlan, arrays: Sequence[Bytes], look: Look) -> None:
         """Carry out `script` on `arrays`, one-dimensional; returns when all is sent and all is there.
 
-        look: see `Patience`. Raises what it raises, and `MPI.Exception` as MPI does; after either this wire
+        look: see `Backoff`. Raises what it raises, and `MPI.Exception` as MPI does; after either this wire
         cannot be used again.
         """
         run = _Run(self, script, arrays)
         try:
-            patience = Patience(look, run.awaited)
-            while run.left:
+            patience = Backoff(look, run.awaited)
+            while run.order.is_active():
                 if run.step():
                     patience.moved()
-                elif run.left:
+                else:
                     patience.wait()
         except MPI.Exception:
             run.abandon(failed=True)
@@ -86,14 +86,11 @@ class Wire:
         except BaseException:
             run.abandon(failed=False)
             raise
-        for message in script.messages:
-            counts = self._sent if message.outgoing else self._received
-            counts[message.host] = (counts.get(message.host, 0) + 1) % self._tags
+        self._counts.update((message.outgoing, message.host) for message in script.messages)
 
     def post(self, message: Message, buffer: Bytes) -> Any:
         """The request of a message whose bytes lie in `buffer`."""
-        counts = self._sent if message.outgoing else self._received
-        tag = RESERVED + (counts.get(message.host, 0) + message.number) % self._tags
+        tag = RESERVED + (self._counts[message.outgoing, message.host] + message.number) % self._tags
         # A synchronous send ends when its receiver has begun to take it: nothing of it is left in a queue
         # here that only later calls of MPI would empty.
         post = self.comm.Issend if message.outgoing else self.comm.Irecv
@@ -125,22 +122,17 @@ class _Lane:
 class _Run:
     """One script under way."""
 
-    def __init__(self, wire: Wire, script: Script, arrays: Sequence[Bytes]) -> None:
-        self.left = len(script.messages)
+    def __init__(self, wire: Endpoint, script: TransferPlan, arrays: Sequence[Bytes]) -> None:
         self._wire, self._messages, self._arrays = wire, script.messages, arrays
         self._buffers: dict[int, Bytes] = {}  # of messages whose bytes lie in several windows
-        self._waits = [len(message.waits) for message in script.messages]
-        self._next: list[list[int]] = [[] for _ in script.messages]
-        self._lanes: dict[tuple[int, bool], _Lane] = {}
+        self._lanes: dict[tuple[int, bool], _Lane] = defaultdict(_Lane)
         self._receiving: dict[int, Any] = {}  # requests, by message
         self._sending: dict[int, Any] = {}
-        for at, message in enumerate(script.messages):
-            for before in message.waits:
-                self._next[before].append(at)
-            lane = self._lanes.setdefault((message.host, message.outgoing), _Lane())
-            lane.order.append(at)
-            if not message.waits:
-                lane.waiting.append(at)  # in order, so it is a heap
+        for at in range(len(script.messages)):
+            self._lane(at).order.append(at)
+        self.order = TopologicalSorter({at: m.waits for at, m in enumerate(script.messages)})
+        self.order.prepare()
+        self._make_ready()
 
     def step(self) -> bool:
         """Look once; whether anything happened."""
@@ -192,15 +184,21 @@ class _Run:
 
     def _finished(self, at: int) -> None:
         message = self._messages[at]
-        self.left -= 1
-        self._lanes[message.host, message.outgoing].under_way -= 1
+        self._lane(at).under_way -= 1
         buffer = self._buffers.pop(at, None)
         if buffer is not None and not message.outgoing:
             _spread(buffer, message.windows, self._arrays)
-        for after in self._next[at]:
-            self._waits[after] -= 1
-            if not self._waits[after]:
-                heapq.heappush(self._lanes[self._messages[after].host, True].waiting, after)
+        self.order.done(at)
+        self._make_ready()
+
+    def _make_ready(self) -> None:
+        """Let those go that wait for nothing any more."""
+        for at in self.order.get_ready():
+            heapq.heappush(self._lane(at).waiting, at)
+
+    def _lane(self, at: int) -> _Lane:
+        message = self._messages[at]
+        return self._lanes[message.host, message.outgoing]
 
     def _buffer(self, at: int) -> Bytes:
         """The memory of a message: in place where that is one window, else a copy."""
@@ -208,11 +206,11 @@ class _Run:
         if len(message.windows) == 1:
             return _of(message.windows[0], self._arrays)
         if message.outgoing:
-            made = np.concatenate([_of(window, self._arrays) for window in message.windows])
+            packed = np.concatenate([_of(window, self._arrays) for window in message.windows])
         else:
-            made = np.empty(message.nbytes, np.uint8)
-        self._buffers[at] = made
-        return made
+            packed = np.empty(message.nbytes, np.uint8)
+        self._buffers[at] = packed
+        return packed
 
     def abandon(self, *, failed: bool) -> None:
         """End what is under way. What cannot be called back keeps its memory: bytes may still arrive in it.
@@ -222,7 +220,7 @@ class _Run:
                 request.Cancel()
                 if request.Test():
                     continue
-            leave_alone(request, self._arrays, self._buffers.get(at))
+            orphan(request, self._arrays, self._buffers.get(at))
         self._receiving.clear()
         self._sending.clear()
 
@@ -239,7 +237,7 @@ def ended(request: Any) -> bool:
     return True
 
 
-def leave_alone(request: Any, *memory: Any) -> None:
+def orphan(request: Any, *memory: Any) -> None:
     """Keep a request that nobody waits for any more, and its memory."""
     _left_alone.append((request, memory))
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from commplan.lowering.mpi.typing_shim import MPI
-from commplan.runtime.input.transport.mpi_executor import Look, Patience, Wire, ended, forget, leave_alone
+from commplan.runtime.input.transport.mpi_executor import Backoff, Endpoint, Look, ended, forget, orphan
 
 _LEFT, _NUMBER = 0, 1  # tags
 _GOODBYE_S = 0.2  # seconds that a last message may take to leave
@@ -24,7 +24,7 @@ def goes_on() -> bool:
     return os.environ.get("OMPI_MCA_mpi_ft_enable", "") in ("1", "true")  # noqa: SIM112  Open MPI's name
 
 
-def poke() -> None:
+def progress() -> None:
     """Let MPI look at what has come: it does nothing while nobody calls it."""
     MPI.COMM_SELF.Iprobe()
 
@@ -40,7 +40,7 @@ class Team:
             self.speakers.setdefault(hosts[process], process)
         ranks = {process: rank for rank, process in enumerate(self.processes)}
         self.ranks = {host: ranks[process] for host, process in self.speakers.items()}
-        self.wire = Wire(comm, self.ranks)
+        self.wire = Endpoint(comm, self.ranks)
         self._me = int(comm.Get_rank())
         self._gone: list[int] = []
         self._farewells: list[Any] = []
@@ -69,7 +69,7 @@ class Team:
         """The processes that are known to have died; none where MPI does not tell."""
         if not goes_on():
             return []
-        poke()
+        progress()
         failed = self.comm.Get_failed()
         ranks: list[int] = failed.Translate_ranks(range(failed.Get_size()), self.comm.Get_group())
         return sorted(self.processes[rank] for rank in ranks)
@@ -80,7 +80,7 @@ class Team:
 
     def revoked(self) -> bool:
         """Whether someone has revoked the communicator."""
-        poke()
+        progress()
         return bool(self.comm.Is_revoked())
 
     def revoke(self) -> None:
@@ -96,7 +96,7 @@ class Team:
         words = {host: np.zeros(1, np.int64) for host in self.others}
         receiving = {h: self.comm.Irecv([w, MPI.INT64_T], self.ranks[h], _NUMBER) for h, w in words.items()}
         sending = {h: self.comm.Issend([mine, MPI.INT64_T], self.ranks[h], _NUMBER) for h in words}
-        patience = Patience(look, lambda: sorted({*receiving, *sending}))
+        patience = Backoff(look, lambda: sorted({*receiving, *sending}))
         try:
             while receiving or sending:
                 receiving = {host: request for host, request in receiving.items() if not request.Test()}
@@ -104,7 +104,7 @@ class Team:
                 patience.wait()
         except BaseException:
             for request in (*receiving.values(), *sending.values()):
-                leave_alone(request, words, mine)
+                orphan(request, words, mine)
             raise
         return {host: int(words[host][0]) if host in words else number for host in self.speakers}
 
@@ -132,7 +132,7 @@ class Team:
         except MPI.Exception:
             return  # of a communicator that has lost someone: it is left as it is
         _open.append(self)
-        bury()
+        free_closed()
 
     def ended(self) -> bool:
         """Whether everyone has left, and knows that this process has."""
@@ -140,7 +140,7 @@ class Team:
         return not self._farewells and len(self.gone()) == len(self.others)
 
 
-def bury() -> None:
+def free_closed() -> None:
     """Free the communicators of teams that all have left."""
     forget()
     for team in list(_open):

@@ -57,7 +57,7 @@ class Message:
 
 
 @dataclass(frozen=True)
-class Script:
+class TransferPlan:
     """What one host does in one batch. Sends are tried in the order in which they stand here."""
 
     messages: tuple[Message, ...]
@@ -69,7 +69,7 @@ class Script:
 
 @dataclass(frozen=True)
 class Form:
-    """The shape of one array, see `carrier.Parcel`: copies, rows, bytes of a row, and where parts begin."""
+    """The shape of one array, see `RowSlices`: copies, rows, bytes of a row, and where parts begin."""
 
     copies: int
     rows: int
@@ -78,7 +78,7 @@ class Form:
 
     def windows(self, array: int, parts: Sequence[int]) -> list[Window]:
         """Where the rows of `parts`, in order, lie in each copy; neighbours are one window."""
-        found: list[Window] = []
+        windows: list[Window] = []
         for copy in range(self.copies):
             for part in parts:
                 low, high = (
@@ -86,11 +86,11 @@ class Form:
                 )
                 if low == high:
                     continue
-                if found and found[-1].high == low:
-                    found[-1] = Window(array, found[-1].low, high)
+                if windows and windows[-1].high == low:
+                    windows[-1] = Window(array, windows[-1].low, high)
                 else:
-                    found.append(Window(array, low, high))
-        return found
+                    windows.append(Window(array, low, high))
+        return windows
 
 
 class _Transfer(NamedTuple):
@@ -102,7 +102,7 @@ class _Transfer(NamedTuple):
     windows: tuple[Window, ...]
 
 
-def script(moves: Sequence[Move], host: int, forms: Sequence[Form], piece: int = MESSAGE) -> Script:
+def script(moves: Sequence[Move], host: int, forms: Sequence[Form], piece: int = MESSAGE) -> TransferPlan:
     """What `host` does to carry out `moves` on arrays of `forms`; messages are of about `piece` bytes at
     most.
 
@@ -124,7 +124,7 @@ def script(moves: Sequence[Move], host: int, forms: Sequence[Form], piece: int =
         numbers[outgoing, peer] = number + 1
         waits = brought.by(windows) if outgoing else ()
         messages.append(Message(outgoing, peer, number, windows, waits))
-    return Script(tuple(messages))
+    return TransferPlan(tuple(messages))
 
 
 class _Brought:
@@ -136,7 +136,7 @@ class _Brought:
 
     def by(self, windows: Sequence[Window]) -> tuple[int, ...]:
         """The messages that bring any of `windows`."""
-        found: set[int] = set()
+        sources: set[int] = set()
         for array, low, high in windows:
             place = max(0, bisect.bisect_left(self._windows, (array, low, low, 0)) - 1)
             while place < len(self._windows):
@@ -144,9 +144,9 @@ class _Brought:
                 if (other, first) >= (array, high):
                     break
                 if other == array and low < end:
-                    found.add(at)
+                    sources.add(at)
                 place += 1
-        return tuple(sorted(found))
+        return tuple(sorted(sources))
 
 
 def _transfers(move: Move, place: int, rank: int, forms: Sequence[Form], piece: int) -> list[_Transfer]:
@@ -156,13 +156,13 @@ def _transfers(move: Move, place: int, rank: int, forms: Sequence[Form], piece: 
     windows = [window for block in blocks for window in block]
     starts = [0, *itertools.accumulate(window.high - window.low for window in windows)]
     bounds = _bounds(lengths, slices)
-    found: list[_Transfer] = []
+    transfers: list[_Transfer] = []
     for number, sends in enumerate(_program(move.kind, len(move.hosts), slices).rounds):
         for send in sends:
             for outgoing, peer, low, high in of_rank(send, rank, bounds):
                 cut = _cut(windows, starts, low, high)
-                found.append(_Transfer((number, place), outgoing, move.hosts[peer], cut))
-    return found
+                transfers.append(_Transfer((number, place), outgoing, move.hosts[peer], cut))
+    return transfers
 
 
 @functools.lru_cache(maxsize=64)
@@ -181,11 +181,11 @@ def _bounds(lengths: Sequence[int], slices: int) -> Ints:
 
 def _cut(windows: Sequence[Window], starts: Sequence[int], low: int, high: int) -> tuple[Window, ...]:
     """Bytes `low` to `high` - 1 of `windows` one behind the other, which begin at `starts`."""
-    found: list[Window] = []
+    pieces: list[Window] = []
     at = bisect.bisect_right(starts, low) - 1
     while low < high:
         array, first, _ = windows[at]
         end = min(high, starts[at + 1])
-        found.append(Window(array, first + low - starts[at], first + end - starts[at]))
+        pieces.append(Window(array, first + low - starts[at], first + end - starts[at]))
         low, at = end, at + 1
-    return tuple(found)
+    return tuple(pieces)

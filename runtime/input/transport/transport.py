@@ -19,7 +19,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
-class Parcel:
+class RowSlices:
     """One array of a slot. cells: u8 [copies, rows, bytes of a row], C-contiguous in the slot; part p of the
     division lies in rows bounds[p] to bounds[p + 1] of every copy."""
 
@@ -51,7 +51,7 @@ class Carrier(Protocol):
         """Whether `carry` must be called from the thread that calls `next()`, one batch a step."""
         ...
 
-    def carry(self, number: int, parcels: Sequence[Parcel], before: Sequence[Parcel] = ()) -> None:
+    def carry(self, number: int, parcels: Sequence[RowSlices], before: Sequence[RowSlices] = ()) -> None:
         """Carry out `division.moves()` on the parcels of batch `number`. Returns when this host has all parts
         and the memory may be read. Waiting costs no CPU. before: the parcels of batch `number` - 1, which
         this host has whole, for hosts that were left behind when one died; none for the first. Raises

@@ -1,0 +1,35 @@
+from commplan.diagnostics import Span
+from commplan.ir.hints import NO_HINTS, Hints
+from commplan.ir.stages.base import Number, StageOverAxes
+from commplan.ir.stages.rules import Ranks
+from commplan.ir.symbolic.deferred import Interpretation, steps
+
+DISTANCE = Number(
+    "by", "a distance", -(1 << 63), ("the shift does not say how far", "add `by 1`: to the next rank")
+)
+
+
+class Shift(StageOverAxes, frozen=True, tag="shift"):
+    """per -> per. What a rank has goes to the one `by` places further along the axis, modulo its ranks."""
+
+    FORM = "y = shift x over AXIS by K [{ OPTIONS }]"
+    TAKES = ("per",)
+    MAKES = "kept"
+    NUMBER = ("by", DISTANCE)
+    COLLECTIVE = "shift"
+    via = None
+
+    by: int
+    span: Span
+    hints: Hints = NO_HINTS
+
+    def rank(self, ranks: Ranks) -> int:
+        """The rank that gets what the first one has."""
+        return self.by % (ranks(self.axes) or 1)
+
+    def meaning(self, env: Interpretation) -> None:
+        held = steps.moved(env, env.of(self.operand), self.hints)
+        env.rename(self.result, held, env.algebra.shift(self.axes, self.by))
+
+    def how(self) -> str:
+        return f"by {self.by}"

@@ -1,0 +1,39 @@
+from collections.abc import Sequence
+
+from commplan.diagnostics import Span, listed, plural
+from commplan.ir.hints import NO_HINTS, Algorithm, Hints
+from commplan.ir.stages.base import StageOverAxes
+from commplan.ir.stages.rules import Ranks, Violation
+from commplan.ir.symbolic.deferred import Interpretation, steps
+from commplan.ir.values import Leaf
+
+
+class Swap(StageOverAxes, frozen=True, tag="swap"):
+    """per -> per: all-to-all. Block j of the leading dimension goes to rank j, where it becomes the block of
+    the rank that it comes from."""
+
+    FORM = "y = swap x over AXIS [via ALGORITHM] [{ OPTIONS }]"
+    TAKES = ("per",)
+    MAKES = "kept"
+    WHOLE = True
+    COLLECTIVE = "swap"
+
+    span: Span
+    via: Algorithm | None = None
+    hints: Hints = NO_HINTS
+
+    def misfit(self, leaves: Sequence[tuple[str, Leaf]], ranks: Ranks) -> Violation | None:
+        """Every rank gets a block of the same size."""
+        ways = ranks(self.axes) or 1
+        for name, leaf in leaves:
+            rows = leaf.shape[0] if leaf.shape else None
+            if rows is None or rows % ways:
+                has = "no leading dimension" if rows is None else f"a leading dimension of {rows}"
+                into = f"{plural(ways, 'rank')} of {listed(self.axes)}"
+                note = "each rank gets a block of the same size, and nothing is padded: pad it to a multiple"
+                return Violation(f"{name} has {has}, which is no {ways} equal blocks for the {into}", (note,))
+        return None
+
+    def meaning(self, env: Interpretation) -> None:
+        held = steps.moved(env, env.of(self.operand), self.hints)
+        env.put(self.result, env.swapped(held, env.values[self.result], self.axes))

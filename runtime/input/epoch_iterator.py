@@ -1,0 +1,99 @@
+"""What all iterators over batches of a phase have in common: epochs, the place in them, and who may ask."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any, NoReturn, Self
+
+from commplan.diagnostics import CommplanError, fail
+from commplan.runtime.input.host_batch import HostBatch
+from commplan.runtime.input.prefetch.prefetch import ClosedError
+from commplan.runtime.input.visit_check import Checks
+
+
+class EpochIterator(Iterator[HostBatch]):
+    """Batches of a phase, one epoch per `iter()`, for one caller at a time, in the process that made them,
+    until they are closed. Several threads may call `next`: each batch goes to one of them."""
+
+    _closing: weakref.finalize[..., Any]  # alive until then
+    _checks: Checks | None
+    _patient: tuple[str, ...] = ()  # errors after which a caller may go on
+
+    def __init__(self, phase: str) -> None:
+        self._phase, self._process, self._turn = phase, os.getpid(), threading.RLock()
+        self._due: HostBatch | None = None  # the batch at `_place`, once it has come
+
+    def _start(self, epoch: int, step: int, steps: int, order: int) -> None:
+        """The first batch stands at `epoch` and `step`. order: a checksum of the order of records."""
+        self._steps, self._order, self._armed = steps, order, epoch
+        # Batches so far, from the start of epoch 0: one number, so that Ctrl-C finds no half of a step.
+        self._place = self._first = epoch * steps + step
+
+    def __iter__(self) -> Self:
+        self._armed = self._place // self._steps
+        return self
+
+    def __next__(self) -> HostBatch:
+        if os.getpid() != self._process:
+            message = f"the batches of phase `{self._phase}` belong to process {self._process}"
+            fail(
+                "CP0916", message, "this one was forked from it, without its threads: make batches here, anew"
+            )
+        with self._turn:  # whichever thread asks next gets the next batch
+            if not self._closing.alive:
+                self._refuse_closed()
+            if self._place // self._steps > self._armed:
+                raise StopIteration
+            return self._next()
+
+    def _next(self) -> HostBatch:
+        try:
+            batch = self._await_due()
+            if self._checks is not None:
+                self._checks.add(batch)
+        except ClosedError:
+            self._refuse_closed()
+        except Exception as error:
+            if not isinstance(error, CommplanError) or error.diagnostics[0].code not in self._patient:
+                self.close()  # the place stays: `.state()` names the batch that failed
+            raise
+        self._pass_on(self._place + 1)
+        # Whoever is interrupted before this line gets the same batch the next time.
+        self._due, self._place = None, self._place + 1
+        return batch
+
+    def _await_due(self) -> HostBatch:
+        """The batch that is due, which is kept in `_due`."""
+        raise NotImplementedError
+
+    def _pass_on(self, place: int) -> None:
+        """The batches before `place` have come."""
+        raise NotImplementedError
+
+    @property
+    def steps(self) -> int:
+        """Batches of one epoch; the same for every rank, design and restart."""
+        return self._steps
+
+    def state(self) -> dict[str, int]:
+        """Where the next batch stands: integers, fit for JSON; the same under any number of ranks.
+
+        `order` is a checksum of what the order depends on: lengths, batch sizes, visits, seeds.
+        """
+        epoch, step = divmod(self._place, self._steps)
+        return {"epoch": epoch, "step": step, "order": self._order}
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _refuse_closed(self) -> NoReturn:
+        fail("CP0916", f"the batches of phase `{self._phase}` were closed", "make them anew")

@@ -1,0 +1,64 @@
+"""A carrier between pretended hosts: what one has, the others read from files."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from commplan.input.work_partition import Division
+from commplan.runtime.input.prefetch.prefetch import ClosedError
+from commplan.runtime.input.transport.transport import RowSlices
+
+
+@dataclass
+class FolderCarrier:
+    """See `carrier.Carrier`. carried: the numbers that `carry` was called with."""
+
+    folder: Path
+    host: int
+    division: Division
+    by_caller: bool = False
+    patience: float = 30.0
+    carried: list[int] = field(default_factory=list[int])
+    closed: int = 0
+    _stopped: bool = False
+
+    def carry(self, number: int, parcels: Sequence[RowSlices], before: Sequence[RowSlices] = ()) -> None:
+        assert bool(before) == (number > 0)
+        self.carried.append(number)
+        for at, move in enumerate(self.division.moves()):
+            if self.host not in move.hosts:
+                continue
+            for place, run in enumerate(move.runs):
+                owner = move.hosts[move.root if move.kind == "broadcast" else place]
+                path = self.folder / f"{number}-{at}-{place}.npz"
+                if owner == self.host:
+                    self._write(path, parcels, run)
+                else:
+                    self._read(path, parcels, run)
+
+    def _write(self, path: Path, parcels: Sequence[RowSlices], run: tuple[int, int]) -> None:
+        arrays = [p.cells[:, p.bounds[run[0]] : p.bounds[run[1]]] for p in parcels]
+        with path.with_suffix(".part").open("wb") as file:
+            np.savez(file, *arrays)
+        path.with_suffix(".part").rename(path)
+
+    def _read(self, path: Path, parcels: Sequence[RowSlices], run: tuple[int, int]) -> None:
+        until = time.monotonic() + self.patience
+        while not path.exists():
+            if self._stopped or time.monotonic() > until:
+                raise ClosedError
+            time.sleep(0.002)
+        with np.load(path) as found:
+            for parcel, name in zip(parcels, found.files, strict=True):
+                parcel.cells[:, parcel.bounds[run[0]] : parcel.bounds[run[1]]] = found[name]
+
+    def stop(self) -> None:
+        self._stopped = True
+
+    def close(self) -> None:
+        self.closed += 1

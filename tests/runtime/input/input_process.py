@@ -1,0 +1,149 @@
+"""One process of a test of several: reads its orders as JSON, prints what it saw as JSON lines."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import threading
+import time
+import zlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from folder_carrier import FolderCarrier
+from input_plans import FUNCTIONS, Counting, decode, ensemble, images, schedule
+
+from commplan.diagnostics import CommplanError
+from commplan.input.work_partition import division
+from commplan.ir.schedule import Schedule
+from commplan.runtime.input.group import group
+from commplan.runtime.input.iterator import PhaseBatches
+
+
+def say(**what: Any) -> None:
+    print(json.dumps(what), flush=True)
+
+
+def again_and_again(made: Schedule, source: object, index: int, count: int, run: str, cycles: int) -> None:
+    """Open and close batches of one run many times; say what was open after the first time and the last."""
+    left: list[list[int]] = []
+    for _ in range(cycles):
+        team = group(run, index, count, timeout=30.0)
+        feed = PhaseBatches(
+            made, "step", {"images": source}, FUNCTIONS, local={"member": (index,)}, group=team
+        )
+        said = [batch.step for batch in feed]
+        feed.close()
+        del feed
+        gc.collect()
+        maps = Path("/proc/self/maps").read_text().count("/dev/shm")
+        left.append([len(said), len(list(Path("/proc/self/fd").iterdir())), maps, threading.active_count()])
+    say(first=left[0], last=left[-1])
+
+
+def carrier_of(orders: dict[str, Any], hosts: list[int]) -> FolderCarrier:
+    kind, _, readers = orders["design"].partition("(readers = ")
+    made = division(kind, hosts, int(readers[:-1]) if readers else None)
+    host = hosts[orders["index"]]
+    return FolderCarrier(Path(orders["carrier"]), host, made, orders.get("by_caller", False))
+
+
+def state_of(orders: dict[str, Any], made: Schedule, source: object) -> dict[str, int] | None:
+    """The state that was ordered, or the place `at`, in the order of this plan."""
+    if "at" not in orders:
+        return orders.get("state")
+    with PhaseBatches(made, "step", {"images": source}, FUNCTIONS) as feed:
+        return {**feed.state(), **orders["at"]}
+
+
+def changed_by_a_fork(feed: PhaseBatches, when: str) -> bool:
+    """Fork a process that drops what it has of the batches, and look whether that changes a batch here."""
+    batch = None if when == "before" else next(feed)
+    if batch is not None:
+        say(step=batch.step)
+    time.sleep(0.3)
+    before = None if batch is None else {ref: array.tobytes() for ref, array in batch.values.items()}
+    child = os.fork()
+    if child == 0:
+        del batch
+        feed.close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    time.sleep(0.8)
+    return batch is not None and before != {ref: array.tobytes() for ref, array in batch.values.items()}
+
+
+def main(orders: dict[str, Any]) -> None:
+    index, count = orders["index"], orders["count"]
+    made = (
+        schedule(orders["body"], orders["axes"], pipeline=orders.get("pipeline", ""))
+        if "body" in orders
+        else ensemble(orders["design"], orders.get("members", count), hints=orders.get("hints", ""))
+    )
+    source = Counting(images(orders.get("records", 40)), delay=orders.get("delay", 0.0))
+    if "cycles" in orders:
+        again_and_again(made, source, index, count, orders["run"], orders["cycles"])
+        return
+    bad = orders.get("bad")
+
+    def broken(record: bytes) -> tuple[np.ndarray[Any, Any], int]:
+        if bad is not None and record[0] in bad:
+            raise ValueError("truncated")
+        return decode(record)
+
+    local = {axis: tuple(indices) for axis, indices in orders.get("local", {"member": [index]}).items()}
+    team, carrier = None, None
+    if orders.get("run"):
+        places = orders.get("hosts", [0] * count)
+        if len(set(places)) > 1:
+            carrier = carrier_of(orders, places)
+        team = group(
+            orders["run"], index, count, timeout=orders.get("timeout", 30.0), hosts=places, carrier=carrier
+        )
+    time.sleep(orders.get("late", 0.0))
+    try:
+        functions = {**FUNCTIONS, "decode": broken}
+        sources = {"images": source}
+        with PhaseBatches(
+            made, "step", sources, functions, local=local, group=team, state=state_of(orders, made, source)
+        ) as feed:
+            if "then_timeout" in orders and feed.exchange is not None:  # now that all have come
+                feed.exchange.group = replace(feed.exchange.group, timeout=orders["then_timeout"])
+            say(joined=os.getpid())
+            if orders.get("forks"):
+                say(changed=changed_by_a_fork(feed, orders["forks"]))
+            for _ in range(orders.get("epochs", 1)):
+                for number, batch in enumerate(feed):
+                    say(
+                        step=batch.step,
+                        epoch=batch.epoch,
+                        sums={ref: zlib.crc32(np.ascontiguousarray(a)) for ref, a in batch.values.items()},
+                        count=[int(n) for ref, a in batch.values.items() if a.ndim == 0 for n in [a]],
+                    )
+                    if number == orders.get("stop_after"):
+                        feed.close()
+                        say(closed=True, state=feed.state())
+                        return
+                    time.sleep(orders.get("pause", 0.0))
+            lines = {line.what: [line.records, line.nbytes] for line in feed.summary().lines}
+            say(read=sorted(source.read), lines=lines, state=feed.state())
+    except CommplanError as error:
+        diagnostic = error.diagnostics[0]
+        notes = [note.text for note in diagnostic.notes]
+        say(
+            code=diagnostic.code,
+            message=diagnostic.message,
+            line=diagnostic.span and diagnostic.span.line,
+            notes=notes,
+        )
+    if carrier is not None:
+        say(carrier=[carrier.carried, carrier.closed])
+    say(threads=[t.name for t in threading.enumerate() if t.name.startswith("commplan")])
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

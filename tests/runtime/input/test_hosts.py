@@ -1,0 +1,122 @@
+"""Batches between hosts: the same bits, errors that reach all, and a carrier that is called as it must be.
+
+The hosts are pretended: processes of one machine that map different memory and exchange their parts in files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.sharing import Processes
+
+from commplan.diagnostics import CommplanError
+from commplan.input.work_partition import division
+from commplan.runtime.input.group import group
+
+DESIGNS = ["all_shared", "single_broadcast(readers = 3)", "multi_broadcast(readers = 2)"]
+
+
+class Hosts(Processes):
+    def __init__(self, folder: Path) -> None:
+        super().__init__("input_process.py")
+        self.folder = folder
+
+    def told(self, hosts: list[int], **orders: Any) -> list[list[dict[str, Any]]]:
+        """What the processes on `hosts` say, each a list."""
+        each = orders.pop("each", {})
+        common = {"count": len(hosts), "hosts": hosts, "carrier": str(self.folder), **orders}
+        self.begin({"index": index, **common, **each.get(index, {})} for index in range(len(hosts)))
+        found = self.ended()
+        assert all(code == 0 for code, _ in found)
+        return [[json.loads(line) for line in lines] for _, lines in found]
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[Hosts]:
+    with Hosts(tmp_path) as made:
+        yield made
+
+
+def steps(said: list[dict[str, Any]]) -> list[Any]:
+    return [(x["epoch"], x["step"], x["sums"], x["count"]) for x in said if "sums" in x]
+
+
+def last(said: list[dict[str, Any]], key: str) -> Any:
+    return next(x[key] for x in reversed(said) if key in x)
+
+
+@pytest.mark.parametrize("by_caller", [False, True], ids=["own thread", "caller"])
+@pytest.mark.parametrize("design", DESIGNS)
+def test_batches_between_hosts_are_the_same_bits(hosts: Hosts, design: str, by_caller: bool) -> None:
+    """Processes 0, 2 and 3 on one host, process 1 on another; the last batch is short."""
+    places = [0, 1, 0, 0]
+    orders = {"design": design, "records": 43, "epochs": 2, "by_caller": by_caller}
+    found = hosts.told(places, **orders, hints="tail short")
+    [alone] = hosts.told([0], design="duplicate", records=43, epochs=2, members=4, hints="tail short", run="")
+    assert len(steps(alone)) == 12
+    for said in found:
+        assert [x for x in said if "code" in x] == []
+        assert [x[:2] + x[3:] for x in steps(said)] == [x[:2] + x[3:] for x in steps(alone)]
+        shared = [ref for ref in steps(said)[0][2] if not ref.startswith("batch")]
+        assert shared
+        for one, other in zip(steps(said), steps(alone), strict=True):
+            assert {r: one[2][r] for r in shared} == {r: other[2][r] for r in shared}
+        assert last(said, "threads") == []
+        assert last(said, "carrier")[1] >= 1, "closed in every process"
+    ahead = [last(said, "carrier")[0] for said in found]
+    assert ahead[0] == ahead[1] == list(range(12)), (
+        "the first process of each host leads, once for each batch"
+    )
+    assert ahead[2] == ahead[3] == []
+    readers = 4 if design == "all_shared" else int(design[-2])
+    assert [len(last(said, "read")) > 0 for said in found] == [i < readers for i in range(4)]
+
+
+@pytest.mark.parametrize("by_caller", [False, True], ids=["own thread", "caller"])
+def test_an_error_on_one_host_is_the_error_of_all(hosts: Hosts, by_caller: bool) -> None:
+    found = hosts.told([0, 0, 1, 1], design="all_shared", bad=[7], by_caller=by_caller)
+    problems = [next(x for x in said if "code" in x) for said in found]
+    assert {p["code"] for p in problems} == {"CP0906"}
+    assert {p["message"] for p in problems} == {
+        "host function `decode` on record 7 raised ValueError: truncated"
+    }
+    assert len({len(steps(said)) for said in found}) == 1
+    assert sum(any("raised in process" in note for note in p["notes"]) for p in problems) == 3
+    ahead = [last(said, "carrier")[0] for said in found]
+    assert ahead[0] == ahead[2] and ahead[1] == ahead[3] == []
+
+
+def test_hosts_that_stand_at_different_places_are_told(hosts: Hosts, tmp_path: Path) -> None:
+    state = {"epoch": 0, "step": 2}
+    found = hosts.told([0, 1], design="all_shared", each={1: {"at": state}})
+    problems = [next(x for x in said if "code" in x) for said in found]
+    assert {p["code"] for p in problems} == {"CP0922"}
+
+
+def test_a_process_that_dies_is_told_to_other_hosts(hosts: Hosts) -> None:
+    found = hosts.told([0, 0, 1], design="all_shared", records=400, each={1: {"stop_after": 2}})
+    for said in (found[0], found[2]):
+        problem = next(x for x in said if "code" in x)
+        assert problem["code"] == "CP0920" and "process 1 of 3 left" in problem["message"]
+
+
+def test_groups_on_several_hosts_need_a_carrier() -> None:
+    with pytest.raises(CommplanError) as error:
+        group("x", 0, 2, hosts=(0, 1))
+    assert error.value.diagnostics[0].code == "CP0924"
+    with pytest.raises(CommplanError) as error:
+        group("x", 0, 2, hosts=(0,))
+    assert error.value.diagnostics[0].code == "CP0924"
+    with pytest.raises(CommplanError) as error:
+        group("x", 0, 2, readers=3)
+    assert error.value.diagnostics[0].code == "CP0924"
+
+
+def test_a_host_is_led_by_its_first_process() -> None:
+    found = division("all_shared", (1, 0, 1, 0))
+    assert [found.leader(host) for host in (0, 1)] == [1, 0]
+    assert found.readers == (0, 2, 1, 3)

@@ -1,0 +1,169 @@
+"""Ctrl-C while batches are made: nothing is left locked, and nobody waits for a record that hangs."""
+
+from __future__ import annotations
+
+import linecache
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
+from typing import Any
+
+import pytest
+from input_plans import FUNCTIONS, ensemble, images
+from multirate_plans import members, rates
+
+from commplan.runtime.input.host_batch import HostBatch
+from commplan.runtime.input.iterator import PhaseBatches
+from commplan.runtime.input.prefetch.prefetch import Prefetcher, Task
+
+
+class One:
+    """A batch of one task."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+
+    def first(self) -> Sequence[Task]:
+        return ()
+
+    def publish(self, error: BaseException | None) -> None:
+        raise AssertionError(error)
+
+    def second(self) -> Sequence[Task]:
+        return (self.task,)
+
+    def finish(self) -> str:
+        return "made"
+
+
+def ring(task: Task = lambda: None) -> Prefetcher[str]:
+    return Prefetcher(lambda number: One(task), depth=2, threads=2, name="interrupted")
+
+
+def interrupting(frame: FrameType, event: str, arg: Any) -> Callable[..., Any] | None:
+    """A trace function: Ctrl-C where a condition has been entered, before `with` knows of it."""
+    if frame.f_code is not threading.Condition.__enter__.__code__ or frame.f_back is None:
+        return None
+    if not frame.f_back.f_code.co_filename.endswith("prefetch/prefetch.py"):
+        return None
+
+    def inside(frame: FrameType, event: str, arg: Any) -> Callable[..., Any]:
+        if event == "return":
+            raise KeyboardInterrupt
+        return inside
+
+    return inside
+
+
+def test_an_interruption_leaves_no_lock_behind():
+    made = ring()
+    before = sys.gettrace()
+    sys.settrace(interrupting)
+    try:
+        made.look()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(before)
+    seen: list[bool] = []
+
+    def elsewhere() -> None:
+        seen.append(made._lock.acquire(timeout=5))
+        if seen[0]:
+            made._lock.release()
+
+    other = threading.Thread(target=elsewhere)
+    other.start()
+    other.join()
+    made.close()
+    assert seen == [True]
+
+
+def test_an_interrupted_wait_is_not_waited_for_again():
+    gate, begun = threading.Event(), threading.Event()
+    giving_up = threading.Timer(30, gate.set)  # so that a mistake fails and does not hang
+    giving_up.daemon = True
+    giving_up.start()
+
+    def hanging() -> None:
+        begun.set()
+        gate.wait()
+
+    def interrupt() -> None:
+        begun.wait()
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    made = ring(hanging)
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        made.look()
+    made.close()
+    still = not gate.is_set()
+    giving_up.cancel()
+    gate.set()
+    assert still
+
+
+class Interrupting:
+    """A trace function: Ctrl-C once at every line of the pipeline's own code, but where all is done and only
+    the way back is left, and where one Ctrl-C is being dealt with."""
+
+    FILES = ("input/iterator.py", "prefetch.py", "stream.py", "multirate/batches.py", "visit_check.py")
+
+    def __init__(self) -> None:
+        self.done: set[tuple[str, int]] = set()
+
+    def __call__(self, frame: FrameType, event: str, arg: Any) -> Callable[..., Any] | None:
+        name = frame.f_code.co_filename
+        if "runtime/input/" not in name or not name.endswith(self.FILES):
+            return None
+        place = (name, frame.f_lineno)
+        tidying = isinstance(sys.exc_info()[1], KeyboardInterrupt)
+        if tidying or linecache.getline(*place).strip() == "return batch":
+            return self
+        if event == "line" and place not in self.done:
+            self.done.add(place)
+            raise KeyboardInterrupt
+        return self
+
+
+def driven(feed: Iterator[HostBatch], ctrl_c: Interrupting) -> HostBatch | None:
+    """The next batch, however often it takes."""
+    while True:
+        sys.settrace(ctrl_c)
+        try:
+            return next(feed)
+        except KeyboardInterrupt:
+            continue
+        except StopIteration:
+            return None
+        finally:
+            sys.settrace(None)
+
+
+def ids(batch: HostBatch) -> list[int]:
+    return next(iter(batch.records.values())).ravel().tolist()
+
+
+def test_no_batch_is_lost_by_an_interruption() -> None:
+    ctrl_c = Interrupting()
+    with PhaseBatches(ensemble("", 1), "step", {"images": images(320)}, FUNCTIONS) as feed:
+        seen = [record for batch in iter(lambda: driven(feed, ctrl_c), None) for record in ids(batch)]
+        assert feed.state()["epoch"] == 1
+    assert sorted(seen) == list(range(320)) and len(ctrl_c.done) > 30
+
+
+def test_no_unit_is_lost_by_an_interruption() -> None:
+    ctrl_c = Interrupting()
+    with members(rates((4, 8)), images(320)) as feeds:
+        for feed in feeds:
+            iter(feed)
+        seen: list[list[int]] = [[], []]
+        for step in range(80):
+            for member in (0, 1) if step % 2 == 0 else (0,):
+                batch = driven(feeds[member], ctrl_c)
+                assert batch is not None
+                seen[member] += ids(batch)
+    assert [sorted(one) for one in seen] == [list(range(320))] * 2 and len(ctrl_c.done) > 60

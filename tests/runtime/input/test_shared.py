@@ -1,0 +1,349 @@
+"""Batches between real processes of one host: the same bits, the work divided, and no hang, whoever dies."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from input_plans import FUNCTIONS, ensemble, images
+from support.asleep import until_asleep
+from support.sharing import SHARED, Processes
+
+from commplan.diagnostics import CommplanError, Span
+from commplan.runtime.input import wait_log
+from commplan.runtime.input.group import group
+from commplan.runtime.input.iterator import PhaseBatches
+from commplan.runtime.input.shm import segment
+
+BLAME = segment.Blame("share pixels via all_shared", Span(1, 1, 1, 2), "tested.plan")
+SLOW_S = 0.05  # between the steps of those that are ended: an epoch takes half a minute
+
+
+class Team(Processes):
+    """Processes of one run; all are gone when the test ends, however it ends."""
+
+    def __init__(self) -> None:
+        super().__init__("input_process.py")
+
+    def start(self, index: int, count: int, **orders: Any) -> subprocess.Popen[str]:
+        return self.one({"design": "all_shared", **orders, "index": index, "count": count})
+
+    def all(self, count: int, **orders: Any) -> list[subprocess.Popen[str]]:
+        return [self.start(index, count, **orders) for index in range(count)]
+
+
+@pytest.fixture
+def team() -> Iterator[Team]:
+    with Team() as made:
+        yield made
+        for process in made.processes:
+            process.wait(timeout=60)
+
+
+def told(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
+    """What a process said, once it has ended by itself."""
+    out, err = process.communicate(timeout=120)
+    assert err == "", err
+    assert process.returncode == 0
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def steps(said: list[dict[str, Any]]) -> list[Any]:
+    return [(x["epoch"], x["step"], x["sums"], x["count"]) for x in said if "sums" in x]
+
+
+def errors(said: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [x for x in said if "code" in x]
+
+
+def last(said: list[dict[str, Any]], key: str) -> Any:
+    return next(x[key] for x in reversed(said) if key in x)
+
+
+DESIGNS = ["all_shared", "single_broadcast(readers = 1)", "multi_broadcast(readers = 2)"]
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("design", DESIGNS)
+def test_shared_and_duplicated_batches_are_the_same_bits(team: Team, count: int, design: str) -> None:
+    shared = [told(p) for p in team.all(count, epochs=2, design=design)]
+    alone = [told(p) for p in team.all(count, epochs=2, design="duplicate", run="")]
+    for one, other in zip(shared, alone, strict=True):
+        assert errors(one) == errors(other) == []
+        assert steps(one) == steps(other) and len(steps(one)) == 10
+        assert last(one, "threads") == []
+        assert last(other, "read") == sorted([*range(40)] * 2)
+    assert sorted(r for said in shared for r in last(said, "read")) == sorted([*range(40)] * 2)
+    assert len({str(steps(said)) for said in shared}) == count, "each member has its own augmentation"
+    readers = count if design == "all_shared" else int(design[-2])
+    assert [len(last(said, "read")) > 0 for said in shared] == [i < readers for i in range(count)]
+
+
+def test_the_accounts_tell_what_was_made_and_what_was_received(team: Team) -> None:
+    for said in [told(p) for p in team.all(2)]:
+        lines = last(said, "lines")
+        assert lines["load images"][0] == lines["map decode"][0] == 20
+        assert lines["share pixels via all_shared"] == [20, 20 * 36]
+        assert lines["map flip"][0] == 40
+
+
+def test_more_members_than_processes_and_the_sharing_pass(team: Team) -> None:
+    """Four members in two processes, and nothing pinned: the pass decides to share pixels and labels."""
+    body = """raw, n = load images batch 8 visit exactly_once seed 17
+        pixels, labels = map decode(raw)
+        batch = map flip(pixels) per member
+        output batch, labels, n"""
+    orders = {"body": body, "axes": "ensemble member = 4", "records": 20}
+    both = [{"member": [0, 1]}, {"member": [2, 3]}]
+    processes = [team.start(i, 2, local=both[i], pipeline="share", **orders) for i in range(2)]
+    shared = [told(p) for p in processes]
+    alone = [told(team.start(i, 2, local=both[i], run="", **orders)) for i in range(2)]
+    for one, other in zip(shared, alone, strict=True):
+        assert [x[3] for x in steps(one)] == [x[3] for x in steps(other)] == [[8], [8], [4]]
+        assert [sorted(x[2].values()) for x in steps(one)] == [sorted(x[2].values()) for x in steps(other)]
+    assert sum(len(last(said, "read")) for said in shared) == 24
+
+
+def test_skipped_records_are_skipped_by_all(team: Team) -> None:
+    orders = {"bad": [3, 11, 12], "hints": "{ on_error = skip }"}
+    shared = [told(p) for p in team.all(3, **orders)]
+    alone = [told(p) for p in team.all(3, run="", **orders)]
+    for one, other in zip(shared, alone, strict=True):
+        assert steps(one) == steps(other)
+        assert sum(x[3][0] for x in steps(one)) == 37
+
+
+def test_a_restored_group_goes_on(team: Team) -> None:
+    whole = steps(told(team.start(0, 1, epochs=2, design="duplicate", run="", members=2)))
+    first = [told(p) for p in team.all(2, stop_after=1)]
+    states = [last(said, "state") for said in first]
+    assert states[0] == states[1]
+    team.run += "b"
+    rest = told(team.all(2, state=states[0], epochs=1)[0])
+    assert steps(rest) == whole[2:5]
+
+
+def test_the_error_of_one_is_the_error_of_all_at_the_same_batch(team: Team) -> None:
+    found = [told(p) for p in team.all(3, bad=[7])]
+    problems = [errors(said)[0] for said in found]
+    assert {p["code"] for p in problems} == {"CP0906"}
+    assert {p["message"] for p in problems} == {
+        "host function `decode` on record 7 raised ValueError: truncated"
+    }
+    assert len({len(steps(said)) for said in found}) == 1
+    assert sum(any("raised in process" in note for note in p["notes"]) for p in problems) == 2
+
+
+def test_when_one_is_killed_the_others_say_so(team: Team) -> None:
+    processes = team.all(3, records=4000, pause=SLOW_S)
+    victim = processes[1]
+    assert victim.stdout is not None
+    pid = json.loads(victim.stdout.readline())["joined"]
+    victim.stdout.readline()
+    os.kill(pid, signal.SIGKILL)
+    victim.wait(60)
+    for process in (processes[0], processes[2]):
+        said = told(process)
+        problem = errors(said)[0]
+        assert problem["code"] == "CP0920"
+        assert (
+            "process 1 of 3 died" in problem["message"] and f"line {problem['line']} " in problem["message"]
+        )
+        assert last(said, "threads") == []
+
+
+def test_when_the_maker_is_killed_nothing_stays(team: Team) -> None:
+    processes = team.all(2, records=4000, pause=SLOW_S)
+    victim = processes[0]
+    assert victim.stdout is not None
+    pid = json.loads(victim.stdout.readline())["joined"]
+    os.kill(pid, signal.SIGKILL)
+    victim.wait(60)
+    assert errors(told(processes[1]))[0]["code"] == "CP0920"
+
+
+def test_when_one_leaves_early_the_others_say_so(team: Team) -> None:
+    processes = [team.start(0, 2, records=400, stop_after=2), team.start(1, 2, records=400)]
+    assert last(told(processes[0]), "closed")
+    problem = errors(told(processes[1]))[0]
+    assert problem["code"] == "CP0920" and "process 0 of 2 left" in problem["message"]
+
+
+def test_a_silent_peer_is_named_in_the_end(team: Team) -> None:
+    slow = {"records": 4000, "pause": SLOW_S, "timeout": 120.0}
+    processes = [team.start(0, 2, **slow), team.start(1, 2, **slow, then_timeout=2.0)]
+    sleeper = processes[0]
+    assert sleeper.stdout is not None
+    pid = json.loads(sleeper.stdout.readline())["joined"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        problem = errors(told(processes[1]))[0]
+        assert problem["code"] == "CP0921" and "process 0 of 2 lives, but was silent" in problem["message"]
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert errors(told(sleeper))[0]["code"] == "CP0920"
+
+
+def test_a_peer_that_never_comes_is_named(team: Team) -> None:
+    problem = errors(told(team.start(0, 2, timeout=1.0)))[0]
+    assert problem["code"] == "CP0921" and "process 1 of 2 did not come" in problem["message"]
+    problem = errors(told(team.start(1, 2, timeout=0.5)))[0]
+    assert problem["code"] == "CP0921" and "process 0 did not make" in problem["message"]
+
+
+def test_peers_that_do_not_do_the_same_are_told(team: Team) -> None:
+    """One of them stands elsewhere in the order: it was restored, the other was not. Both say so at once."""
+    alone = told(team.start(0, 1, run="", design="all_shared", members=2, stop_after=1))
+    processes = [team.start(0, 2, timeout=600.0), team.start(1, 2, state=last(alone, "state"), timeout=600.0)]
+    for problem in [errors(told(process))[0] for process in processes]:
+        assert problem["code"] == "CP0922" and "what differs: the place in the order" in problem["notes"]
+
+
+def test_peers_with_other_plans_are_told(team: Team) -> None:
+    """Their memory has other names: whoever finds no file of its plan looks for those of others."""
+    processes = [team.start(i, 2, timeout=600.0, hints=f"{{ prefetch = {2 + i} }}") for i in range(2)]
+    for problem in [errors(told(process))[0] for process in processes]:
+        assert problem["code"] == "CP0922" and "what differs: the plan" in problem["notes"]
+
+
+def test_who_is_waited_for_is_told(
+    team: Team, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(wait_log, "START_S", 0.02)
+    for index, said in enumerate(("process 1 of 2 to come", "process 0 to begin")):
+        among = group(f"late-{index}", index, 2, timeout=1.0, folder=tmp_path)
+        made = ensemble("all_shared", 2)
+        with pytest.raises(CommplanError), caplog.at_level(logging.WARNING, "commplan.input"):
+            local = {"member": (index,)}
+            PhaseBatches(made, "step", {"images": images(8)}, FUNCTIONS, local=local, group=among)
+        assert said in caplog.text
+
+
+def test_a_late_comer_is_waited_for(team: Team) -> None:
+    processes = [team.start(0, 2, late=1.0), team.start(1, 2)]
+    found = [told(p) for p in processes]
+    assert [len(steps(said)) for said in found] == [5, 5]
+
+
+def test_an_interrupt_ends_a_waiting_process(team: Team) -> None:
+    processes = [team.start(0, 2, records=4000, pause=10 * SLOW_S), team.start(1, 2, records=4000)]
+    assert processes[1].stdout is not None
+    pid = json.loads(processes[1].stdout.readline())["joined"]
+    until_asleep(pid)
+    os.kill(pid, signal.SIGINT)
+    out, err = processes[1].communicate(timeout=60)
+    assert processes[1].returncode != 0 and "KeyboardInterrupt" in err
+    assert "resource_tracker" not in err and "Fatal" not in err, out
+    assert errors(told(processes[0]))[0]["code"] == "CP0920"
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="/proc is Linux's")
+def test_opening_and_closing_leaves_nothing_open(team: Team) -> None:
+    """The same run id over and over: each time the processes meet anew, and let go of everything."""
+    for said in [told(p) for p in team.all(2, cycles=12)]:
+        assert last(said, "first") == last(said, "last")
+        assert last(said, "first")[0] == 5 and last(said, "first")[2:] == [0, 1]
+
+
+# --- the memory itself ---
+
+
+def wanted(folder: Path, prefix: str = "commplan-0-abc-", nbytes: int = 8192) -> segment.Wanted:
+    return segment.Wanted(folder, prefix, "one", 0, nbytes, 4096, {"the plan": ""}, 1.0, BLAME)
+
+
+def test_what_dead_owners_left_is_removed_and_what_lives_is_not(tmp_path: Path) -> None:
+    made = segment.opened(wanted(tmp_path), 0)
+    (tmp_path / "commplan-0-abc-dead").write_bytes(bytes(8192))
+    (tmp_path / "commplan-0-other-plan").write_bytes(bytes(8192))
+    script = (
+        "import sys; from pathlib import Path; from commplan.runtime.input.shm.segment import clean;"
+        "print([p.name for p in clean(Path(sys.argv[1]), 'commplan-0-abc-')])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "['commplan-0-abc-dead']"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["commplan-0-abc-one", "commplan-0-other-plan"]
+    made.unlink()
+    made.close()
+    made.close()
+    assert [p.name for p in tmp_path.iterdir()] == ["commplan-0-other-plan"]
+
+
+def test_a_run_id_in_use_is_refused(tmp_path: Path) -> None:
+    made = segment.opened(wanted(tmp_path), 0)
+    with pytest.raises(CommplanError) as error:
+        segment.opened(wanted(tmp_path), 0)
+    assert error.value.diagnostics[0].code == "CP0921"
+    made.unlink()
+    made.close()
+
+
+def test_memory_that_is_not_there_is_an_error_and_no_crash() -> None:
+    with pytest.raises(CommplanError) as error:
+        segment.opened(wanted(segment.default_folder(), "commplan-0-huge-", 1 << 50), 0)
+    assert error.value.diagnostics[0].code == "CP0923"
+    assert not list(segment.default_folder().glob("commplan-0-huge-*"))
+
+
+@pytest.mark.parametrize("nameless", [True, False])
+@pytest.mark.parametrize("how", ["posix_fallocate", "ftruncate"])
+def test_files_of_other_systems(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nameless: bool, how: str
+) -> None:
+    """Without O_TMPFILE, without posix_fallocate: a segment is made, and one that fails leaves no file."""
+    if not nameless:
+        monkeypatch.delattr(os, "O_TMPFILE")
+    if how == "ftruncate":
+        monkeypatch.delattr(os, "posix_fallocate")
+    made = segment.opened(wanted(tmp_path), 0)
+    assert [(p.name, p.stat().st_size) for p in tmp_path.iterdir()] == [("commplan-0-abc-one", 8192)]
+    with pytest.raises(CommplanError):
+        segment.opened(wanted(tmp_path), 0)
+    assert len(list(tmp_path.iterdir())) == 1, "the file of the run that goes on stays"
+    made.unlink()
+    made.close()
+
+    def none_left(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(os, how, none_left)
+    with pytest.raises(CommplanError) as error:
+        segment.opened(wanted(tmp_path), 0)
+    assert error.value.diagnostics[0].code == "CP0923"
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_group_waits_for_some_time() -> None:
+    with pytest.raises(CommplanError) as error:
+        group("x", 0, 2, timeout=0.0)
+    assert error.value.diagnostics[0].code == "CP0924"
+    with pytest.raises(CommplanError, match="CP0924"):
+        group("x", 0, 2, timeout="5")  # pyright: ignore[reportArgumentType]
+
+
+def test_the_folder_of_a_group_may_be_text() -> None:
+    assert group("x", 0, 2, folder="/tmp").folder == Path("/tmp")
+
+
+@pytest.mark.parametrize(
+    ("run", "index", "count"), [("a/b", 0, 2), ("", 0, 2), ("x", 2, 2), ("x", -1, 2), (5, 0, 2)]
+)
+def test_groups_that_cannot_be(run: Any, index: int, count: int) -> None:
+    with pytest.raises(CommplanError) as error:
+        group(run, index, count)
+    assert error.value.diagnostics[0].code == "CP0924"
+
+
+def test_the_default_folder_is_memory_where_there_is_one() -> None:
+    assert segment.default_folder() == SHARED if SHARED.is_dir() else segment.default_folder().is_dir()

@@ -1,0 +1,22 @@
+"""What processes tell each other about a part that went wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from commplan.diagnostics import CommplanError, Diagnostic, Note
+from commplan.runtime.input.shm import slot_status
+
+PLACE = slot_status.Place(1, 2, 3)
+
+
+@pytest.mark.parametrize("long", [1, 1000])
+def test_what_is_no_text_travels_too(long: int) -> None:
+    """Names of files may hold bytes that stand for no character."""
+    odd = "photo \udcff.jpg" * long
+    error = CommplanError(Diagnostic("CP0906", odd, notes=(Note(odd),), file="odd \udcff.plan"))
+    place, (told,), other = slot_status.read_status(slot_status.encode_status(PLACE, error))
+    assert (place, told.code, other) == (PLACE, "CP0906", "")
+    assert told.message.startswith(r"photo \udcff.jpg") and told.file == r"odd \udcff.plan"
+    _, problems, other = slot_status.read_status(slot_status.encode_status(PLACE, SystemExit(odd)))
+    assert problems == () and other.startswith(r"SystemExit: photo \udcff.jpg")

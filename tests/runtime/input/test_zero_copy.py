@@ -1,0 +1,28 @@
+"""Batches handed over as they lie in a slot, of loads whose last batches differ."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+SCRIPT = Path(__file__).with_name("zero_copy_process.py")
+
+
+def test_loads_of_one_flow_are_counted_each_for_itself() -> None:
+    run = f"test-{uuid.uuid4().hex[:12]}"
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-W", "error", SCRIPT, run, str(index)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(2)
+    ]
+    for process in started:
+        said, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors
+        assert json.loads(said) == [[8, 8], [8, 7]]

@@ -1,0 +1,75 @@
+"""The error codes: each has a page and is raised somewhere, and the examples on the pages are true."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from commplan import errors
+from commplan.dsl import load
+
+ROOT = Path(__file__).parents[1]
+CODES = errors.titles()
+
+
+def _codes(*ranges: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("code", [code for code in CODES if code.startswith(ranges)])
+
+
+def _page(code: str) -> str:
+    text = errors.page(code)
+    assert text is not None
+    return text
+
+
+def _example(page: str, heading: str) -> str:
+    """The indented block under `Wrong:` or `Mended:`."""
+    block = re.search(rf"^{heading}:\n\n((?:    .*\n?|\n)+)", page, re.MULTILINE)
+    assert block, f"no example under {heading}:"
+    return textwrap.dedent(block[1])
+
+
+def test_what_is_raised_has_a_page_and_a_page_is_raised() -> None:
+    rooms = ("commplan", "dsl", "lowering", "runtime", "bench")
+    sources = {path.resolve() for room in rooms for path in (ROOT / room).rglob("*.py")}
+    raised = {code for path in sources for code in re.findall(r"\bCP\d{4}\b", path.read_text("utf-8"))}
+    assert raised == set(CODES)
+    assert errors.page("CP9999") is None
+
+
+def test_codes_are_in_the_ranges() -> None:
+    assert {code[:4] for code in CODES} == set(errors.RANGES)
+
+
+@_codes("CP")
+def test_a_page_begins_with_its_code_and_title(code: str) -> None:
+    assert _page(code).startswith(f"# {code}: {CODES[code]}\n") and CODES[code]
+
+
+@_codes("CP00")
+def test_pages_on_syntax_show_what_they_explain(code: str) -> None:
+    wrong = _example(_page(code), "Wrong")
+    if "plan example" not in wrong:
+        assert "commplan check" in wrong
+        return
+    assert code in {diagnostic.code for diagnostic in load(wrong, "wrong.plan")[1]}
+    assert load(_example(_page(code), "Mended"), "mended.plan")[1] == ()
+
+
+@_codes("CP01", "CP02", "CP03", "CP04", "CP05", "CP06")
+def test_pages_on_plans_show_a_wrong_plan_and_a_mended_one(code: str) -> None:
+    plan, diagnostics = load(_example(_page(code), "Wrong"), "wrong.plan")
+    assert plan is None and [diagnostic.code for diagnostic in diagnostics] == [code]
+    plan, diagnostics = load(_example(_page(code), "Mended"), "mended.plan")
+    assert plan is not None and not diagnostics, "\n".join(map(str, diagnostics))
+
+
+@_codes("CP09")
+def test_pages_on_input_show_the_mistake_and_its_repair(code: str) -> None:
+    pattern = r"^(Wrong|Mended):\n\n```(?:python)?\n(.+?)\n```$"
+    blocks = re.findall(pattern, _page(code), re.MULTILINE | re.DOTALL)
+    assert [name for name, _ in blocks] == ["Wrong", "Mended"]
+    assert blocks[0][1] != blocks[1][1]
