@@ -145,15 +145,26 @@ def _one_subject(root: argparse.ArgumentParser, args: argparse.Namespace) -> Non
         root.error("verify: give a file or --algorithm, not both")
 
 
-def _simulate(verb: Any) -> None:
+def _simulated(verb: Any) -> None:
+    """What is simulated, and what is known of its costs."""
     verb.add_argument("file", metavar="FILE", help="a .plan file or a saved schedule, or - for stdin")
     _flag(verb, "--ranks", "N", "as many ranks: the first axis of the plan is resized", _count)
     cost = "what one call of a function or one read of a source takes, such as decode=3ms (repeatable)"
     _repeatable(verb, "--cost", "NAME=TIME", cost, _seconds)
+    _binding(verb)
+
+
+def _report(verb: Any) -> None:
+    _simulated(verb)
+    _flag(verb, "--trace", "RUN.json", "a recorded run in Chrome's trace format, shown below the prediction")
+    verb.add_argument("-o", "--output", metavar="OUT.html", required=True, help="write the page here")
+
+
+def _simulate(verb: Any) -> None:
+    _simulated(verb)
     step = "what a training step takes without communication, such as 120ms: for elastic averaging's share"
     _flag(verb, "--step-seconds", "TIME", step, _duration)
     _flag(verb, "--trace", "OUT.json", "write a trace that Perfetto opens")
-    _binding(verb)
 
 
 def _calibrate(verb: Any) -> None:
@@ -235,6 +246,12 @@ _VERBS: dict[str, tuple[str, str, tuple[str, ...], Callable[[Any], None]]] = {
         "The topology is that of --topology; FILE may also be a saved schedule.",
         _JSON,
         _simulate,
+    ),
+    "report": (
+        "show a plan on one HTML page: its graph, timeline, choices, proofs and links",
+        "The page stands alone and needs no network. Times and links need --topology.",
+        _JSON,
+        _report,
     ),
     "calibrate": (
         "measure what messages and collectives, or the input of a plan, cost on this machine",
