@@ -28,17 +28,21 @@ _Said = TypeVar("_Said", bound=msgspec.Struct)
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True):
-    """What a rank is about to run: the step's name, its arguments, and its collectives in order."""
+    """What a rank is about to run: the step's name, its arguments, and its collectives in order.
+
+    program: a digest of all that it computes, where that is the same everywhere; else empty.
+    """
 
     name: str
     arguments: tuple[str, ...]
     issues: tuple[Issue, ...]
+    program: str = ""
 
     @property
     def digest(self) -> str:
         """Equal on ranks that issue the same over the same axes: the numbers of ranks are left out."""
         issued = tuple((issue.text, issue.place) for issue in self.issues)
-        return hashlib.sha256(msgspec.json.encode((self.arguments, issued))).hexdigest()
+        return _digest(msgspec.json.encode((self.arguments, issued, self.program)))
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True):
@@ -73,7 +77,8 @@ class Preflight:
             arguments = _arguments(lowered)
             if jax.config.jax_disable_jit and self.who == "process":  # devices would run it op by op
                 arguments = ("jax_disable_jit is set", *arguments)
-            step = Step(jitted.__name__, arguments, self.machine.issues(traced, compiled))
+            issues = self.machine.issues(traced, compiled)
+            step = Step(jitted.__name__, arguments, issues, self._program(lowered))
         except Exception as error:
             with contextlib.suppress(CommplanError):
                 self._exchange(Hello(wrong=reason(error)), _FAILED_S)
@@ -82,6 +87,11 @@ class Preflight:
             self._agree(step)
             self._agreed.add(step.digest)
         self._known.add(executable)
+
+    def _program(self, lowered: Any) -> str:
+        """Devices of one mesh run one program; ranks have their own, and who calls back to Python may too."""
+        text = lowered.as_text() if self.who == "process" else ""
+        return _digest(text.encode()) if text and "callback" not in text else ""
 
     def _agree(self, step: Step) -> None:
         hellos = self._exchange(Hello(step.digest), self.timeout_s)
@@ -111,27 +121,29 @@ class Preflight:
         at = issued_together(steps)
         if any(at[number] < len(step.issues) for number, step in steps.items()):
             self._refuse_order(steps, at)
-        for issues in {step.issues for step in steps.values()}:
-            self._refuse_arguments({n: step.arguments for n, step in steps.items() if step.issues == issues})
+        for group in _by_value({n: step.issues for n, step in steps.items()}).values():
+            self._refuse_arguments({n: steps[n].arguments for n in group})
+            self._refuse_programs({n: steps[n].program for n in group if steps[n].program})
 
     def _refuse_order(self, steps: Mapping[int, Step], at: Mapping[int, int]) -> NoReturn:
         """Ranks are stuck: name a collective in place of which one of its ranks issues another."""
         heads = [step.issues[at[n]] for n, step in steps.items() if at[n] < len(step.issues)]
         rivals = [{n: _next(steps[n], at[n], issue) for n in _members(issue, steps)} for issue in heads]
         rivals += [{n: at[n] for n in _members(issue, steps)} for issue in heads]  # sets of ranks in a circle
-        described = ({n: _described(steps[n], place) for n, place in places.items()} for places in rivals)
-        places, texts = next(
-            (places, texts)
-            for places, texts in zip(rivals, described, strict=True)
-            if len(set(texts.values())) > 1
+        groups = (
+            _by_value({n: steps[n].issues[place : place + 1] for n, place in places.items()})
+            for places in rivals
         )
-        kinds = _by_value(texts)
-        (first, *_), (second, *_) = list(kinds.values())[:2]
+        places, kinds = next((p, group) for p, group in zip(rivals, groups, strict=True) if len(group) > 1)
+        first, second = (group[0] for group in list(kinds.values())[:2])
         fail(
             "CP0854",
             f"{self.who} {second} issues another collective than {self.who} {first} as number"
             f" {places[second] + 1} of its step `{steps[second].name}`",
-            *(f"{_named(self.who, group)}: {text}" for text, group in list(kinds.items())[:_SHOWN]),
+            *(
+                f"{_named(self.who, group)}: {_described(steps[group[0]], places[group[0]])}"
+                for group in list(kinds.values())[:_SHOWN]
+            ),
             f"every {self.who} must issue the same collectives in the same order",
             file=self.file,
         )
@@ -150,6 +162,17 @@ class Preflight:
             f"every {self.who} that issues the same collectives must give the same shapes and types",
             file=self.file,
         )
+
+    def _refuse_programs(self, programs: Mapping[int, str]) -> None:
+        kinds = _by_value(programs)
+        if len(kinds) > 1:
+            first, second = (group[0] for group in list(kinds.values())[:2])
+            fail(
+                "CP0854",
+                f"{self.who} {second} computes something else than {self.who} {first} in the step",
+                "a constant, a static argument or the code differs: devices of one mesh run one program",
+                file=self.file,
+            )
 
 
 def jit(
@@ -199,6 +222,10 @@ def _arguments(lowered: Any) -> tuple[str, ...]:
         f"{list(leaf.shape)}{', donated' if leaf.donated else ''}"
         for path, leaf in jax.tree_util.tree_leaves_with_path(lowered.args_info)
     )
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def _by_value(values: Mapping[int, Any]) -> dict[Any, list[int]]:

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from support import mpirun, preflight_steps
+from support import mpirun, preflight_grid, preflight_steps
 
 mpirun.needs_mpi()
 SCRIPT = Path(preflight_steps.__file__)
-PASSING = ("same", "constant", "without_jit")
+PASSING = ("same", "constant", "prints", "without_jit")
 REFUSED = {
     "phases": (
         "rank 1 issues another collective than rank 0 as number 1 of its step `train`",
@@ -88,3 +88,19 @@ def test_binding_compares_the_options_of_jax():
     )
     assert said[0][0].startswith(message)
     assert "rank 0: False" in said[0][0] and "rank 1: True" in said[0][0]
+
+
+def test_ranks_are_compared_where_they_take_part_in_the_same():
+    """Members may differ in their steps; orders that go round in a circle are refused."""
+    lines = sorted(mpirun.run(4, Path(preflight_grid.__file__)).splitlines())
+    said = {line.partition(": ")[0]: line.partition(": ")[2] for line in lines}
+    assert len(said) == 5 * 4
+    for rank in range(4):
+        assert said[f"members {rank}"] == str([2.0 + 2 * (rank // 2)] * 4)
+        assert said[f"roles {rank}"] == str(7.0 if rank < 2 else 11.0)
+        assert said[f"split {rank}"] == "8.0"
+        assert "rank 1 issues another collective than rank 0 as number 1" in said[f"crossed {rank}"]
+        assert "rank 0: all_reduce(sum) f32[4] over data" in said[f"crossed {rank}"]
+        assert "rank 1: all_reduce(max) f32[3] over member" in said[f"crossed {rank}"]
+        assert "rank 0: mpi4jax.allreduce(sum) f32[4] between ranks [0, 1, 2, 3]" in said[f"wrong {rank}"]
+        assert "rank 1: mpi4jax.allreduce(sum) f32[4] between ranks [0, 1]" in said[f"wrong {rank}"]

@@ -30,6 +30,7 @@ REFUSED = {
     "own": ("process 1: all_reduce(sum) f32[6], f32[3] over data",),  # XLA combines the two
     "own_order": ("f32[6], f32[4], f32[3] over data", "f32[6], f32[3], f32[4] over data"),
     "without_jit": ("process 1: jax_disable_jit is set",),
+    "constant": ("process 1 computes something else than process 0 in the step",),
 }
 
 
@@ -40,7 +41,7 @@ def answers(cases: str, flags: tuple[str, str] = ("", "")) -> dict[str, list[lis
     command = [sys.executable, "-W", "error", preflight_steps.__file__, "jax", cases, port]
     started = [
         subprocess.Popen(
-            [*command, str(index), "2"],
+            [*command, str(index)],
             env={**environment, "XLA_FLAGS": flags[index]},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -64,11 +65,15 @@ def answers(cases: str, flags: tuple[str, str] = ("", "")) -> dict[str, list[lis
 
 @pytest.fixture(scope="module")
 def said() -> dict[str, list[list[str]]]:
-    return answers(",".join(("same", *REFUSED, "untraceable")))
+    return answers(",".join(("same", "prints", *REFUSED, "untraceable")))
 
 
 def test_the_same_step_trains_as_under_jax_jit(said: dict[str, list[list[str]]]):
     assert said["same"] == [["ran"], ["ran"]]
+
+
+def test_one_process_may_print(said: dict[str, list[list[str]]]):
+    assert said["prints"] == [["ran", "ran"], ["ran", "ran"]]
 
 
 @pytest.mark.parametrize("case", REFUSED)

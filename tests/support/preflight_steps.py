@@ -1,6 +1,6 @@
 """Steps that ranks or processes are about to run, not all alike; each prints what became of it.
 
-`mpirun -n 2 python preflight_steps.py mpi CASE,..`, `python preflight_steps.py jax CASE,.. PORT INDEX COUNT`.
+`mpirun -n 2 python preflight_steps.py mpi CASE,..`, `python preflight_steps.py jax CASE,.. PORT INDEX`.
 """
 
 from __future__ import annotations
@@ -41,20 +41,22 @@ Words = list[str]
 class Job:
     """What a rank or a process does: with a run over MPI, or on a mesh of all processes."""
 
-    def __init__(self, mesh: Any, index: int) -> None:
+    def __init__(self, mesh: Any, index: int, *, plan: str = PLAN, size: int = 6, seed: int = 0) -> None:
         self.over_mpi = not hasattr(mesh, "devices")
         self.index, self.mesh = index, mesh
-        tree = {"w": jax.ShapeDtypeStruct((6,), jnp.float32)}
-        self.run = commplan.loads(PLAN).compile(mesh, shapes={"grads": tree}).bind(mesh)
+        self.size, tree = size, {"w": jax.ShapeDtypeStruct((size,), jnp.float32)}
+        self.run = commplan.loads(plan).compile(mesh, shapes={"grads": tree}).bind(mesh, seed=seed)
 
     def step(
         self,
         *,
         norm_first: bool = False,
         extra: str = "",
-        scale: int = 1,
+        scale: float = 1,
+        prints: bool = False,
         accumulate: int = 1,
         bare: bool = False,
+        **options: Any,
     ) -> Callable[..., Any]:
         """A training step. extra: sizes of the user's own collectives, in order. accumulate: reductions."""
 
@@ -74,6 +76,8 @@ class Job:
 
             value, grads = jax.value_and_grad(loss)(self.run.varying(params))
             added = jnp.zeros(())
+            if prints:
+                jax.debug.print("a loss of {}", value)
             if norm_first:
                 norms, state = self.run.norms(state, norm=x[0, :5])
                 value += 0 * norms.norm[0]
@@ -87,11 +91,11 @@ class Job:
             params = jax.tree.map(lambda p, g: p - 0.1 * g, params, out.grads)
             return state, params, out.loss + 0 * added, norms.norm
 
-        return train if bare else self.run.jit(train, timeout=SHORT_S)
+        return train if bare else self.run.jit(train, timeout=SHORT_S, **options)
 
-    def arguments(self, rows: int = 8) -> tuple[Any, Any]:
-        params = {"w": np.linspace(1, 2, 6, dtype=np.float32)}
-        x = np.random.default_rng(3).standard_normal((rows, 6)).astype(np.float32)
+    def arguments(self, rows: int = 8, dtype: str = "float32") -> tuple[Any, Any]:
+        params = {"w": np.linspace(1, 2, self.size, dtype=np.float32)}
+        x = np.random.default_rng(3).standard_normal((rows, self.size)).astype(dtype)
         if self.over_mpi:
             half = rows // 2
             return params, x[self.index * half : (self.index + 1) * half]
@@ -183,6 +187,7 @@ CASES: dict[str, Callable[[Job], Words]] = {
     "accumulated": differing(accumulate=2),
     "own": differing(extra="3"),
     "constant": differing(scale=2),
+    "prints": differing(prints=True),
     "own_order": own_order,
     "untraceable": untraceable,
     "without_jit": without_jit,
@@ -192,14 +197,19 @@ CASES: dict[str, Callable[[Job], Words]] = {
 }
 
 
-def main(backend: str, names: str, port: str = "", index: str = "0", count: str = "1") -> None:
+def mesh_of_job(backend: str, port: int, number: int) -> Any:
+    """What a process binds to: a communicator of all ranks, or a mesh of the devices of two processes."""
     if backend == "mpi":
         from mpi4py import MPI  # noqa: PLC0415
 
-        mesh, number = MPI.COMM_WORLD, int(MPI.COMM_WORLD.Get_rank())
-    else:
-        jax.distributed.initialize(f"localhost:{port}", int(count), int(index))
-        mesh, number = jax.make_mesh((2,), ("data",), (AxisType.Auto,)), int(index)
+        return MPI.COMM_WORLD
+    jax.distributed.initialize(f"localhost:{port}", 2, number)
+    return jax.make_mesh((2,), ("data",), (AxisType.Auto,))
+
+
+def main(backend: str, names: str, port: str = "0", index: str = "0") -> None:
+    mesh = mesh_of_job(backend, int(port), int(index))
+    number = int(index) if backend == "jax" else int(mesh.Get_rank())
     if "x64" in names:
         jax.config.update("jax_enable_x64", number == 1)
     jobs: list[Job] = []
