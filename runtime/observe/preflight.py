@@ -121,7 +121,9 @@ class Preflight:
         at = issued_together(steps)
         if any(at[number] < len(step.issues) for number, step in steps.items()):
             self._refuse_order(steps, at)
-        for group in _by_value({n: step.issues for n, step in steps.items()}).values():
+        for issues, group in _by_value({n: step.issues for n, step in steps.items()}).items():
+            if not issues and self.who == "rank":
+                continue  # each computes for itself
             self._refuse_arguments({n: steps[n].arguments for n in group})
             self._refuse_programs({n: steps[n].program for n in group if steps[n].program})
 
