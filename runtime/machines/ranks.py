@@ -94,8 +94,8 @@ class Ranks:
             if self.own.Get_rank() == ranks[0]:
                 return self._collect(text, ranks, tag, timeout_s)
             _unread.append(self.own.isend(text, ranks[0], tag))
-            for _, answers in self._messages(ranks[0], tag, 2 * timeout_s):
-                return answers
+            for _, ranks_of in self._messages(ranks[0], tag, 2 * timeout_s):
+                return {rank: answer for answer, own in ranks_of.items() for rank in own}
         return dict.fromkeys(ranks[1:], "")
 
     def _collect(self, text: str, ranks: tuple[int, ...], tag: int, timeout_s: float) -> dict[int, str]:
@@ -105,7 +105,10 @@ class Ranks:
                 answers[rank] = answer
                 if len(answers) == len(ranks):
                     break
-        sends = [self.own.isend(answers, rank, tag) for rank in list(answers)[1:]]
+        ranks_of: dict[str, list[int]] = {}  # most say the same, and all are told all of it
+        for rank, answer in answers.items():
+            ranks_of.setdefault(answer, []).append(rank)
+        sends = [self.own.isend(ranks_of, rank, tag) for rank in list(answers)[1:]]
         until = time.monotonic() + timeout_s
         while not MPI.Request.Testall(sends) and time.monotonic() < until:
             time.sleep(_LOOK_S)

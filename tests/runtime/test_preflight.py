@@ -65,11 +65,19 @@ def answers(cases: str, flags: tuple[str, str] = ("", "")) -> dict[str, list[lis
 
 @pytest.fixture(scope="module")
 def said() -> dict[str, list[list[str]]]:
-    return answers(",".join(("same", "prints", *REFUSED, "untraceable")))
+    return answers(",".join(("same", "later", "prints", *REFUSED, "untraceable")))
 
 
 def test_the_same_step_trains_as_under_jax_jit(said: dict[str, list[list[str]]]):
-    assert said["same"] == [["ran"], ["ran"]]
+    # Once for each shape, and again when parameters come from the devices.
+    assert said["same"] == [["ran, compared 4 times"]] * 2
+
+
+def test_a_new_shape_is_compared_again(said: dict[str, list[list[str]]]):
+    assert said["later"][0] == said["later"][1]
+    first, second, third = said["later"][0]
+    assert first == third == "ran"
+    assert "process 0: argument [2]: f32[12, 6]" in second and "process 1: argument [2]: f32[16, 6]" in second
 
 
 def test_one_process_may_print(said: dict[str, list[list[str]]]):
