@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import operator
 import os
 import weakref
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, cast
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
@@ -284,6 +285,7 @@ class Run(Bound):
         sources: Mapping[str, Any] | None = None,
         functions: Mapping[str, Callable[..., Any]] | None = None,
         seed: int = 0,
+        watchdog_s: float | None = None,
     ) -> None:
         schedule = program.schedule
 
@@ -296,7 +298,7 @@ class Run(Bound):
         self.program = program
         context = Context(
             schedule,
-            machine_for(Binding(schedule, program.digest, seed, check), mesh),
+            machine_for(Binding(schedule, program.digest, seed, check, watchdog_s), mesh),
             dict(functions or {}),
             operator.index(seed),
             known_structures(program),
@@ -331,6 +333,17 @@ class Run(Bound):
         """
         if self.role == "worker" and self.context.backend.service is not None:
             self.context.backend.service.close(why)
+
+    @contextlib.contextmanager
+    def late(self) -> Generator[None]:
+        """While this runs, the others' watchdogs expect this process to come late: it evaluates, or writes.
+
+        Without it, ranks that wait for this one longer than `watchdog_s` of `Program.bind` end with CP0834.
+        """
+        from commplan.lowering.mpi.watchdog import expected_late  # noqa: PLC0415  only under MPI
+
+        with expected_late():
+            yield
 
     def metrics(self, path: str | os.PathLike[str], *, period_s: float = PERIOD_S) -> Metrics:
         """Keep a file in the text format of Prometheus that says what the input of this run costs.

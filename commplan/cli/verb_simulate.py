@@ -32,7 +32,7 @@ def run(args: Namespace, console: Console) -> int:
         fail("CP0752", "there is no topology to simulate on", "give one with --topology FILE")
     calibration = load_calibration(args.calibration) if args.calibration else None
     topology = load_topology(args.topology)
-    schedule, lines = _schedule(args, topology, console)
+    schedule, lines = schedule_of(args, topology, console)
     if calibration is not None:
         calibration.check_backend(schedule.backend, args.calibration or "")
     links = calibration.links if calibration else None
@@ -53,8 +53,8 @@ def run(args: Namespace, console: Console) -> int:
     return 0
 
 
-def _schedule(args: Namespace, topology: Topology, console: Console) -> tuple[Schedule, list[str]]:
-    """The schedule, and the lines of the plan where there is one."""
+def schedule_of(args: Namespace, topology: Topology | None, console: Console) -> tuple[Schedule, list[str]]:
+    """The schedule, on `topology` if there is one, and the lines of the plan where there is one."""
     text = console.read(args.file)
     name = name_of(args.file)
     if is_saved(args.file, text):
@@ -87,7 +87,7 @@ def _scaled(plan: Plan, ranks: int, sizes: Iterable[tuple[str, int]]) -> Plan:
     return replace(plan, axes=tuple(longer if a is first else a for a in plan.axes))
 
 
-def _saved(text: str, name: str, args: Namespace, topology: Topology, console: Console) -> Schedule:
+def _saved(text: str, name: str, args: Namespace, topology: Topology | None, console: Console) -> Schedule:
     """A saved schedule, its axes placed as the flags say, else as it was compiled, else by name."""
     from commplan.cli.binding import note_levels
     from commplan.verify import verify
@@ -95,6 +95,8 @@ def _saved(text: str, name: str, args: Namespace, topology: Topology, console: C
     if args.ranks:
         fail("CP0754", "--ranks resizes plans, and a saved schedule has its sizes", "give the .plan file")
     schedule = read_saved(text, name, verify)
+    if topology is None:
+        return schedule
     mapping = dict(args.map)
     levels = {level.name for level in topology.levels}
     known = all({spread.level for spread in axis.levels} <= levels for axis in schedule.axes)

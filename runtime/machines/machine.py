@@ -172,12 +172,14 @@ class Said(NamedTuple):
 
 
 class Binding(NamedTuple):
-    """What a process binds. program: the digest of the schedule. check: raises what is wrong with it here."""
+    """What a process binds. program: the digest of the schedule. check: raises what is wrong with it here.
+    watchdog_s: see `Program.bind`."""
 
     schedule: ir.Schedule
     program: str
     seed: SupportsIndex
     check: Callable[[], None]
+    watchdog_s: float | None = None
 
 
 def agree(who: str, mine: Binding, exchange: Callable[[Said], Mapping[int, Said]]) -> None:

@@ -237,18 +237,18 @@ def check_backend(schedule: ir.Schedule) -> None:
 
 
 def _bound(binding: Binding, comm: Any) -> Ranks | Serving:
-    schedule, own = binding.schedule, comm.Dup()
+    schedule, own, bound_s = binding.schedule, comm.Dup(), binding.watchdog_s
     exchange = cast("Callable[[Said], list[Said]]", own.allgather)
     agree("rank", binding, lambda mine: dict(enumerate(exchange(mine))))
     roles = sites(schedule)
     watch(schedule, serves=int(own.Get_rank()) >= roles.workers > 0)
     if not roles.servers:
-        return Ranks(comm, own, backend_of(schedule, own, roles), schedule.file)
+        return Ranks(comm, own, backend_of(schedule, own, roles, None, bound_s), schedule.file)
     rank = int(own.Get_rank())
     server = rank - roles.workers
     part = own.Split(int(server >= 0), rank)
     if server < 0:
-        return Ranks(comm, part, backend_of(schedule, part, roles, own), schedule.file)
+        return Ranks(comm, part, backend_of(schedule, part, roles, own, bound_s), schedule.file)
     expect(own, roles)
     return Serving(comm, own, roles, server, server_names(schedule)[server], schedule.file)
 
